@@ -1,4 +1,4 @@
-"""``python -m cellmesh`` is the ``cellmesh`` command."""
+"""Runs the ``cellmesh`` command, as ``python -m cellmesh``."""
 
 from .cli.main import main
 

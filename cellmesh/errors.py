@@ -26,7 +26,7 @@ from typing import Any
 
 
 class CellmeshError(Exception):
-    """Base of all errors that cellmesh raises itself."""
+    """Base class of all errors that cellmesh raises itself."""
 
     def _render_traceback_(self) -> list[str]:
         # IPython's hook: the frames of our own machinery tell a notebook's user nothing.
@@ -34,33 +34,33 @@ class CellmeshError(Exception):
 
 
 class MeshUsageError(CellmeshError, ValueError):
-    """The call asked for something that cannot be done as written."""
+    """Raised if a call asks for something that cannot be done as written."""
 
 
 class NoMeshError(MeshUsageError):
-    """There is no running mesh to act on."""
+    """Raised if there is no running mesh to act on."""
 
 
 class UnpicklableError(MeshUsageError, TypeError):
-    """A value cannot be pickled, so it cannot travel between notebook and ranks."""
+    """Raised if a value cannot be pickled, so that it cannot travel between notebook and ranks."""
 
 
 class GroupDown(CellmeshError, RuntimeError):
-    """An operation on a process group that is not connected; says who is missing and what to
-    type.
+    """Raised by operations on a process group that is not connected; says who is missing and what
+    to type.
     """
 
 
 class HostError(CellmeshError):
-    """The host cannot give what a mesh needs (directory, descriptors, memory, processes)."""
+    """Raised if a host cannot give what a mesh needs: directory, descriptors, memory, processes."""
 
 
 class ProtocolError(CellmeshError):
-    """A peer sent what the wire protocol does not allow."""
+    """Raised if a peer sent what the wire protocol does not allow."""
 
 
 class RankDied(CellmeshError):
-    """A rank's process ended.
+    """Raised for a cell or call on a rank whose process ended.
 
     Args:
         rank: the rank that ended.
@@ -99,7 +99,7 @@ class RemoteError(Exception):
 
 
 class RankFailure(CellmeshError, ExceptionGroup[Exception]):
-    """Some ranks did not finish a cell or a call.
+    """Raised in the notebook if some ranks did not finish a cell or a call.
 
     An ``ExceptionGroup``: ``except* ValueError`` finds the ranks' own exceptions. Exceptions that
     are no ``Exception`` (``KeyboardInterrupt``, ``SystemExit``) stand in the group as `RemoteError`
@@ -140,7 +140,7 @@ class RankFailure(CellmeshError, ExceptionGroup[Exception]):
         super().__init__(self.message, self.exceptions)
 
     def derive(self, excs: Sequence[Exception]) -> ExceptionGroup[Exception]:  # type: ignore[override]
-        """A plain group of some of the exceptions, as ``except*`` asks for."""
+        """Return a plain group of some of the exceptions, as ``except*`` asks for."""
         return ExceptionGroup(self.message, list(excs))
 
     def __str__(self) -> str:
@@ -151,7 +151,7 @@ class RankFailure(CellmeshError, ExceptionGroup[Exception]):
 
 
 class RanksInterrupted(KeyboardInterrupt):
-    """The user interrupted the cell; says what each rank was doing.
+    """Raised in the notebook if the user interrupted a cell; says what each rank was doing.
 
     Attributes:
         profile: of a cell that ``mesh.profile`` ran, what was seen until then.

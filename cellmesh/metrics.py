@@ -1,4 +1,4 @@
-"""`log`: numbers that user code reports while it runs, for live plots."""
+"""Lets user code report numbers while it runs (`log`), for live plots."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The IPython extension: a thin layer over `cellmesh.Mesh` that holds no logic of its own."""
+"""The IPython extension: magics as a thin layer over `cellmesh.Mesh`, without logic of its own."""

@@ -23,7 +23,7 @@ _HELP = re.compile(
 
 @dataclass(frozen=True)
 class CellForRanks:
-    """The source of a cell that runs on ranks, and on which ranks.
+    """The source of a cell that runs on ranks, and the ranks that it runs on.
 
     Attributes:
         source: what they run.
@@ -39,7 +39,7 @@ class CellForRanks:
 
 
 def read_cell(code: str, is_auto: bool) -> CellForRanks | None:
-    """Return a cell as the ranks get it; None if it runs in the notebook.
+    """Return a cell as ranks get it; None if it runs in the notebook's own process.
 
     Args:
         code: as typed.
@@ -64,7 +64,7 @@ def read_help(source: str) -> tuple[str, int] | None:
 
 
 def make_transformer(is_on: Callable[[], bool]) -> Callable[[list[str]], list[str]]:
-    """An IPython input transformer (for ``input_transformers_cleanup``).
+    """Return an IPython input transformer that sends plain cells to ranks while auto mode is on.
 
     Args:
         is_on: whether auto mode is on now.
@@ -79,7 +79,7 @@ def make_transformer(is_on: Callable[[], bool]) -> Callable[[list[str]], list[st
 
 
 def stays_here(lines: list[str]) -> bool:
-    """Whether a cell runs in the notebook's own process even in auto mode.
+    """Return whether a cell runs in the notebook's own process even in auto mode.
 
     Those do: empty cells, ``%%dist``, ``%%dist_profile`` and ``%%local``, help for magics
     (``%x?``), searches (``x*?``), and cells that begin with one of our line magics or with what
@@ -99,6 +99,6 @@ def stays_here(lines: list[str]) -> bool:
 
 
 def magics_inside(source: str) -> list[str]:
-    """Return cellmesh's line magics in a cell for the ranks, where these magics do not exist."""
+    """Return cellmesh's line magics in a cell for ranks, where these magics do not exist."""
     words = (line.split()[0] for line in source.splitlines() if line.strip())
     return [word for word in words if word.startswith("%dist_")]

@@ -1,4 +1,4 @@
-"""The magics: each reads its options, calls the mesh, and shows the result."""
+"""Implements the magics: each reads its options, calls the mesh, and shows the result."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .render.tables import Table, memory_table, status_table
 
 
 class Commands:
-    """The magics of one shell, and the mesh that they act on.
+    """The magics of one IPython shell, and the mesh that they act on.
 
     Args:
         shell: the notebook's.
@@ -308,8 +308,8 @@ class Commands:
             self._drop()
 
     def read_cell(self, code: str) -> tuple[CellForRanks, Ranks] | None:
-        """Return a cell that is being written as ranks would get it, with the ranks; None if no
-        rank would.
+        """Return a cell that is being typed as ranks would get it, with the ranks; None if no rank
+        would.
         """
         cell = read_cell(code, self.is_auto)
         if cell is None or self.mesh is None:
@@ -322,7 +322,7 @@ class Commands:
     # ---- inside
 
     def _help(self, source: str, ranks: Ranks) -> bool:
-        """Show help, if a cell asks for nothing else."""
+        """Show help, if a cell for ranks asks for nothing else (``x?``); return whether it did."""
         asked = read_help(source)
         if asked is None:
             return False
@@ -354,8 +354,8 @@ class Commands:
         return chosen
 
     def execution_count(self) -> int:
-        """The ``In[n]`` of the running cell; some versions of IPython count it before the cell,
-        some after.
+        """Return the ``In[n]`` of the running cell; some versions of IPython count it before the
+        cell, some after.
         """
         count = int(self._shell.execution_count)
         history = self._shell.history_manager

@@ -23,7 +23,7 @@ _MESH = ("cellmesh.controller.mesh", "Mesh")
 
 
 class MagicDisplays:
-    """Draws the objects of one shell; a widget's module is imported when it is first needed."""
+    """Draws cellmesh's objects in one shell; imports a widget's module when it is first needed."""
 
     def __init__(self) -> None:
         self._renderers: dict[tuple[str, str], Callable[[Any], None]] = {
@@ -32,13 +32,13 @@ class MagicDisplays:
         }
 
     def register(self, formatter: DisplayFormatter) -> None:
-        """Have a shell show cellmesh's objects as widgets."""
+        """Have an IPython formatter show plots, inspections and meshes as widgets or HTML."""
         for (module, name), show in self._renderers.items():
             formatter.ipython_display_formatter.for_type_by_name(module, name, show)
         formatter.formatters["text/html"].for_type_by_name(*_MESH, _draw_mesh)
 
     def unregister(self, formatter: DisplayFormatter) -> None:
-        """Undo `register`."""
+        """Remove from an IPython formatter the displays that `register` added."""
         own = dict.fromkeys(self._renderers, formatter.ipython_display_formatter)
         for (module, name), printers in {**own, _MESH: formatter.formatters["text/html"]}.items():
             printers.deferred_printers.pop((module, name), None)
@@ -51,7 +51,7 @@ class MagicDisplays:
 
 
 def _draw_mesh(mesh: Any) -> str | None:
-    """Draw the ranks at their coordinates with what each does; None if the mesh has ended."""
+    """Return an HTML table of the ranks at their coordinates, and what each does; None if ended."""
     from .render.tables import doing, mesh_table
 
     states = mesh.states() if mesh.alive else {}
@@ -82,7 +82,7 @@ _CELL_MAGICS = ("dist", "dist_profile", "local")
 
 
 class Extension:
-    """The magics of one shell.
+    """The parts of the extension in one IPython shell: magics, completion, displays, transformer.
 
     Args:
         shell: where they are registered.
@@ -117,7 +117,7 @@ class Extension:
         self._shell.set_custom_exc((RankFailure, CellSyntaxError), _show_failure)  # type: ignore[no-untyped-call]
 
     def unregister(self) -> None:
-        """Undo `register`, and stop the mesh."""
+        """Remove from the shell what `register` added, and stop the mesh."""
         self.commands.close()
         self._completion.remove()
         if self._shell.display_formatter is not None:
@@ -196,7 +196,7 @@ def _show_failure(
 
 
 def load(shell: InteractiveShell) -> None:
-    """Register the magics in a shell; loading twice changes nothing."""
+    """Register the extension in an IPython shell; loading twice changes nothing."""
     if getattr(shell, "cellmesh", None) is None:
         extension = Extension(shell)
         extension.register()
@@ -204,7 +204,7 @@ def load(shell: InteractiveShell) -> None:
 
 
 def unload(shell: InteractiveShell) -> None:
-    """Undo `load`."""
+    """Remove the extension from an IPython shell, and stop its mesh."""
     extension: Extension | None = getattr(shell, "cellmesh", None)
     if extension is not None:
         extension.unregister()

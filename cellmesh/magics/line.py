@@ -1,4 +1,4 @@
-"""The line of a magic: its words, its options by name, its help."""
+"""Reads the line of a magic: its words, its options by name; and formats a magic's help."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Given = dict[str, Any]
 
 
 def describe(name: str, cell: bool) -> str:
-    """A magic's help, as ``%magic?`` shows it."""
+    """Return a magic's help, as ``%magic?`` shows it."""
     command = COMMANDS[name]
     prefix = "%%" if cell else "%"
     with click.Context(command, info_name=f"{prefix}{name}", max_content_width=100) as context:
@@ -47,18 +47,18 @@ def split(line: str) -> list[str]:
 
 
 def unquote(word: str) -> str:
-    """A word without the quotes round it."""
+    """Return a word without the quotes round it."""
     quoted = len(word) > 1 and word[0] == word[-1] and word[0] in "'\""
     return word[1:-1] if quoted else word
 
 
 def wants_help(line: str) -> bool:
-    """Whether a magic's line asks what the magic does."""
+    """Return whether a magic's line is ``--help`` or ``-h``."""
     return line.split() in (["--help"], ["-h"])
 
 
 def parse(name: str, line: str) -> dict[str, Any]:
-    """Read a magic's line.
+    """Read the options and arguments in a magic's line.
 
     Args:
         name: the magic.

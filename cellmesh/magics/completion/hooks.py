@@ -1,5 +1,5 @@
-"""Hooks Tab, Shift+Tab and ``obj?`` of a notebook: cells for ranks ask a rank, lines of
-cellmesh's magics complete their options.
+"""Hooks Tab, Shift+Tab and ``obj?`` of a notebook: cells for ranks ask a rank, lines of cellmesh's
+magics complete their options.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class CellCompletion:
         self._matcher: Any = None
 
     def install(self) -> None:
-        """Replace the shell's completer."""
+        """Replace the completer and the inspector of the shell by this object's."""
         completer = self._shell.Completer
         self._own = completer.completions
         completer.completions = self._completions  # type: ignore[method-assign]
@@ -106,7 +106,7 @@ class CellCompletion:
             self._kernel.do_inspect = self._do_inspect
 
     def remove(self) -> None:
-        """Undo `install`."""
+        """Restore the completer and the inspector that `install` replaced."""
         completer = self._shell.Completer
         _give_back(completer, "completions", self._completions)
         _give_back(self._kernel, "do_complete", self._do_complete)

@@ -1,4 +1,4 @@
-"""Types for click's declarations of the magics, which complete the words of a magic's line."""
+"""Types for click's declarations of the magics' options: how each option's words are completed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_RANKS = 64
 
 
 class Choices(NamedTuple):
-    """The completions of a word.
+    """The completions of a word in a magic's line.
 
     Attributes:
         typed: what of it is there; the choices replace that.
@@ -33,7 +33,7 @@ class Choices(NamedTuple):
 
 @dataclass(frozen=True)
 class NameSources:
-    """Where changing completions are looked up: names on ranks, meshes, metrics.
+    """Where completions that change are looked up: names on ranks, meshes, metrics.
 
     Args:
         num_ranks: of the mesh; 0 if there is none.
@@ -57,7 +57,7 @@ Meaning = Callable[[str, NameSources], Choices]
 
 
 class Text(click.ParamType):  # type: ignore[type-arg]
-    """A text option whose words have completions.
+    """The click type of a text option whose words have completions.
 
     Args:
         means: gives what could stand at the end of such a text.
@@ -71,18 +71,18 @@ class Text(click.ParamType):  # type: ignore[type-arg]
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem[Any]]:
-        """See `click.ParamType`."""
+        """Return the completions of a word in click's form, see `click.ParamType`."""
         found = self._means(incomplete, ctx.obj)
         return [CompletionItem(text, found.kind, typed=found.typed) for text in found.texts]
 
 
 class Rank(IntParamType):
-    """An option that takes the number of a rank."""
+    """The click type of an option that takes the number of a rank."""
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem[Any]]:
-        """See `click.ParamType`."""
+        """Return the numbers of ranks in click's form, see `click.ParamType`."""
         return Text(_rank).shell_complete(ctx, param, incomplete)
 
 
@@ -91,7 +91,7 @@ def _rank(typed: str, sources: NameSources) -> Choices:
 
 
 def words(*texts: str) -> Meaning:
-    """Complete one of these words; other values are refused later."""
+    """Return a completer of these words; the magic refuses others later."""
     return lambda typed, sources: _starting(typed, texts)
 
 
@@ -130,12 +130,12 @@ def expression(typed: str, sources: NameSources) -> Choices:
 
 
 def names(typed: str, sources: NameSources) -> Choices:
-    """Complete a name on ranks."""
+    """Complete the name of a variable on ranks."""
     return sources.on_ranks(typed, True)
 
 
 def names_and_file(typed: str, sources: NameSources) -> Choices:
-    """Complete names on ranks, then a file."""
+    """Complete names of variables on ranks, then a file."""
     files = file(typed, sources)
     if files.typed != typed:  # in a folder, or in quotes
         return files
@@ -143,7 +143,7 @@ def names_and_file(typed: str, sources: NameSources) -> Choices:
 
 
 def notebooks_names(typed: str, sources: NameSources) -> Choices:
-    """Complete a name of the notebook."""
+    """Complete the name of a variable of the notebook."""
     return _starting(typed, sources.in_notebook())
 
 
@@ -153,7 +153,7 @@ def meshes(typed: str, sources: NameSources) -> Choices:
 
 
 def numbers(typed: str, sources: NameSources) -> Choices:
-    """Complete a name under which ranks have logged a metric."""
+    """Complete the name of a metric that ranks have logged."""
     return _starting(typed, sources.numbers())
 
 

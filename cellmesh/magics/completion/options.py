@@ -15,7 +15,7 @@ _LINE = re.compile(r"^\s*(?:\w+\s*=\s*)?%{1,2}(\w+)\s(.*)$", re.DOTALL)
 
 
 def complete_line(text: str, sources: NameSources) -> Choices | None:
-    """Return what could stand at the end of a magic's line.
+    """Return the completions of the last word of a magic's line.
 
     Args:
         text: the line up to the cursor, with the magic and its ``%``.
@@ -51,7 +51,7 @@ def _flags(typed: str, found: list[CompletionItem[str]]) -> Choices | None:
 
 
 def _awaits_value(command: click.Command, words: list[str]) -> bool:
-    """Whether the last word is an option whose value follows."""
+    """Return whether the last word is an option whose value follows."""
     return any(
         isinstance(param, click.Option) and not param.is_flag and words[-1:] == [flag]
         for param in command.params

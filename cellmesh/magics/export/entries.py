@@ -101,5 +101,5 @@ def _restore(held: Held, draft: Draft) -> str:
 
 
 def describe_dims(dims: Mapping[str, int]) -> str:
-    """Write dims as ``%dist_mesh`` takes them."""
+    """Write mesh dims as ``%dist_mesh`` takes them: ``dp=2,tp=4``."""
     return " ".join(f"{name}={size}" for name, size in dims.items())

@@ -1,4 +1,4 @@
-"""The code before and after the cells of an exported script, and names that its parts share.
+"""Writes the code before and after the cells of an exported script, and names that its parts share.
 Pure.
 """
 
@@ -17,7 +17,7 @@ from .rewriting import MAIN, free_name, under
 
 @dataclass
 class Draft:
-    """The helper functions and imports that the script needs, collected while its parts are
+    """The helper functions and imports that an exported script needs, collected while its parts are
     written.
 
     Attributes:
@@ -51,23 +51,23 @@ class Draft:
 
     @property
     def rank(self) -> str:
-        """An expression for this process's rank, even if cells bind `rank`."""
+        """The expression for a process's rank in the script, even if cells bind `rank`."""
         return self.own("rank")
 
     @property
     def show(self) -> str:
-        """The name of the function that prints a value."""
+        """The name of the script's function that prints a value."""
         return free_name("show", self.names)
 
     @property
     def loop(self) -> str:
-        """The name of the asyncio event loop."""
+        """The name of the script's asyncio event loop."""
         return free_name("loop", self.names)
 
 
 @dataclass(frozen=True)
 class PagePart:
-    """A piece of the script, with the numbers of the notebook cells that it is written from.
+    """A piece of the exported script, with the numbers of the cells that it is written from.
 
     Attributes:
         counts: the cells that it comes from.
@@ -82,7 +82,7 @@ class PagePart:
     can_repeat: bool = False
 
     def render(self) -> str:
-        """Return the part as text."""
+        """Return the piece as text."""
         cells = ", ".join(f"In [{count}]" for count in self.counts[:1] + self.counts[1:][-1:])
         if len(self.counts) > 2:
             cells = cells.replace(", ", " to ")
@@ -90,13 +90,13 @@ class PagePart:
 
 
 def condition(draft: Draft, *ranks: int) -> str:
-    """Return the head of an ``if`` that is true on some ranks."""
+    """Return the head of an ``if`` that is true on these ranks."""
     among = f"== {ranks[0]}" if len(ranks) == 1 else f"in ({', '.join(map(str, ranks))})"
     return f"if {draft.rank} {among}"
 
 
 def make_mesh(dims: Mapping[str, int], draft: Draft) -> str:
-    """Return the call that makes a DeviceMesh."""
+    """Return the source of the call that makes a DeviceMesh."""
     names = ", ".join(f'"{name}"' for name in dims)
     kind = f"{draft.own('device')}.type"
     if len(dims) == 1:
@@ -109,7 +109,7 @@ def make_mesh(dims: Mapping[str, int], draft: Draft) -> str:
 
 
 def write_head(beginning: Beginning, filename: str, draft: Draft) -> str:
-    """Write everything before the first cell."""
+    """Write everything in the script that precedes the first cell."""
     num_ranks = math.prod(beginning.dims.values())
     attached = (
         "\nThe ranks were attached to: what others ran on them before is not here.\n"
@@ -191,7 +191,7 @@ sleep(0.5)  # gloo's threads let go of their last tensors: in Python's shutdown,
 
 
 def write_tail(draft: Draft) -> str:
-    """Write everything after the last cell.
+    """Write everything in the script that follows the last cell.
 
     A script that raises does not come here, and need not: its process ends, and torchrun ends the
     others. Taking down a process group in which others wait could hang. Threads of gloo's groups

@@ -1,4 +1,4 @@
-"""Records of what a notebook ran on its mesh, in order, for `%dist_export`."""
+"""Records what a notebook ran on its mesh, in order, for `%dist_export`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MAX_LITERAL = 10_000
 
 
 class Outcome(Protocol):
-    """What the history needs of a run: whether it ended, and which ranks failed
+    """Protocol of what the history needs of a run: whether it ended, and which ranks failed
     (`controller.run.Run` has it).
     """
 
@@ -24,7 +24,7 @@ class Outcome(Protocol):
 
 @dataclass
 class RankCell:
-    """A cell that ran on ranks.
+    """Record of a cell that ran on ranks.
 
     Attributes:
         source: as typed, without the line of ``%%dist``.
@@ -43,7 +43,7 @@ class RankCell:
     argv: tuple[str, ...] | None = None
 
     def settle(self) -> None:
-        """Note how the run has ended, if it has."""
+        """Note how the cell's run has ended, if it has."""
         run = self.run
         if run is not None and run.done():
             self.failed = tuple(run.failed_ranks())
@@ -52,7 +52,7 @@ class RankCell:
 
 @dataclass(frozen=True)
 class PageValue:
-    """A value of the notebook's own process that was sent to ranks.
+    """Record of a value of the notebook's own process that was sent to ranks.
 
     Attributes:
         literal: Python that makes it, "" where there is none.
@@ -67,7 +67,7 @@ class PageValue:
 
 @dataclass(frozen=True)
 class Push:
-    """Values that the notebook pushed to ranks (None: to all)."""
+    """Record of values that the notebook pushed to ranks (None: to all)."""
 
     values: Mapping[str, PageValue]
     ranks: tuple[int, ...] | None = None
@@ -75,14 +75,14 @@ class Push:
 
 @dataclass(frozen=True)
 class Reshape:
-    """The ranks' ``mesh`` got other dims."""
+    """Record of a change of the dims of the ranks' ``mesh``."""
 
     dims: Mapping[str, int]
 
 
 @dataclass(frozen=True)
 class Seed:
-    """The generators were seeded."""
+    """Record of a seeding of the ranks' random generators."""
 
     seed: int
     per_rank: bool
@@ -90,7 +90,7 @@ class Seed:
 
 @dataclass(frozen=True)
 class Held:
-    """What kind of object a name was bound to when it was saved or loaded.
+    """Record of what kind of object a name was bound to when it was saved or loaded.
 
     Attributes:
         name: of the ranks.
@@ -107,7 +107,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Names were saved or loaded."""
+    """Record of a save or load of variables."""
 
     action: Literal["save", "load"]
     items: tuple[Held, ...]
@@ -116,7 +116,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Aside:
-    """A magic that the script leaves out, because it has no counterpart there.
+    """Record of a magic that the exported script leaves out, because it has no counterpart there.
 
     Attributes:
         line: as typed.
@@ -132,7 +132,7 @@ Entry = RankCell | Push | Reshape | Seed | Checkpoint | Aside
 
 @dataclass
 class NotebookCell:
-    """One cell of the notebook.
+    """Record of one cell of the notebook, and of what it did on the mesh.
 
     Attributes:
         count: its ``In [n]``.
@@ -147,13 +147,13 @@ class NotebookCell:
     failed: bool = False
 
     def is_on_ranks(self) -> bool:
-        """Whether the cell ran on ranks, not in the notebook."""
+        """Return whether the cell ran on ranks, not in the notebook."""
         return any(isinstance(entry, RankCell) for entry in self.entries)
 
 
 @dataclass(frozen=True)
 class Beginning:
-    """How the mesh's present ranks were started.
+    """Record of how the mesh's present ranks were started.
 
     Attributes:
         dims: of the DeviceMesh.
@@ -169,7 +169,7 @@ class Beginning:
 
 
 class PageHistory:
-    """The cells of one notebook."""
+    """Records the cells of one notebook, and what each did on the mesh."""
 
     def __init__(self) -> None:
         self.beginning: Beginning | None = None
@@ -177,34 +177,34 @@ class PageHistory:
         self._open: NotebookCell | None = None
 
     def begin(self, beginning: Beginning) -> None:
-        """Forget what earlier ranks ran: the ranks are new and hold nothing of it."""
+        """Drop what earlier ranks ran, as the ranks are new and hold nothing of it."""
         self.beginning = beginning
         self._cells = [cell for cell in self._cells if not cell.is_on_ranks()]
         for cell in (*self._cells, *((self._open,) if self._open else ())):
             cell.entries.clear()
 
     def add(self, count: int, entry: Entry) -> None:
-        """Add an action of the running cell."""
+        """Add a record of what the running cell did on the mesh."""
         if self._open is None:
             self._open = NotebookCell(count)
         self._open.entries.append(entry)
 
     def close(self, count: int, source: str, failed: bool) -> None:
-        """Note that the cell has ended."""
+        """Note that the running cell has ended, its source, and whether it failed."""
         cell = self._open or NotebookCell(count)
         self._open = None
         cell.count, cell.source, cell.failed = count, source, failed
         self._cells.append(cell)
 
     def cells(self) -> Iterator[NotebookCell]:
-        """All cells in order; the running cell is the last, without its source."""
+        """Return all cells' records in order; the running one is the last, without its source."""
         yield from self._cells
         if self._open is not None:
             yield self._open
 
 
 def value_of(value: Any) -> PageValue:
-    """Record a value: its Python literal, or else a description."""
+    """Return a record of a value: its Python literal, or else a description."""
     try:
         literal = _literal(value, depth=0)
     except ValueError:

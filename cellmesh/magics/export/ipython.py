@@ -14,7 +14,7 @@ from .rewriting import parse
 
 @dataclass
 class Plain:
-    """A cell rewritten as Python.
+    """A cell rewritten as Python, without IPython's syntax.
 
     Attributes:
         source: the Python.
@@ -28,7 +28,7 @@ class Plain:
 
 
 def to_python(source: str) -> Plain:
-    """Rewrite a cell without IPython's syntax.
+    """Rewrite a cell with IPython's syntax as Python.
 
     Args:
         source: as typed.
@@ -115,5 +115,5 @@ def _leave_out(plain: Plain, what: str, is_nested: bool) -> str:
 
 
 def _command(command: str) -> str:
-    """Rewrite a shell command as Python; IPython fills in its ``{expressions}``."""
+    """Write a shell command as Python; IPython fills in its ``{expressions}``."""
     return f"f{command!r}" if "{" in command else repr(command)

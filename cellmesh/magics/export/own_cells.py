@@ -1,4 +1,4 @@
-"""Writes cells that ran in the notebook's own process: as comments, or for rank 0. Pure."""
+"""Writes cells of the notebook's own process into a script: as comments, or for rank 0. Pure."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _transform(cell: NotebookCell) -> str:
 
 
 def _dist_magic(statement: ast.stmt) -> tuple[str, str] | None:
-    """Return the name and the line of one of cellmesh's line magics."""
+    """Return the name and the line of cellmesh's line magic that a statement calls."""
     match magic_of(statement.value) if isinstance(statement, ast.Expr) else None:
         case ("run_line_magic", [name, line]) if name.startswith("dist_"):
             return name, line
@@ -128,8 +128,8 @@ def _on_rank_0(source: str, count: int, draft: Draft) -> str:
 
 
 def _read_pull(line: str) -> tuple[str, str, bool]:
-    """Return a pull's expression, its name in the notebook ("": none), and whether it is of all
-    ranks.
+    """Read a `%dist_pull` line: the expression, its name in the notebook ("": none), and whether it
+    is of all ranks.
     """
     options = parse_options("dist_pull", line)
     expression = " ".join(options["expression"])
@@ -138,7 +138,7 @@ def _read_pull(line: str) -> tuple[str, str, bool]:
 
 
 def _pull(line: str) -> str:
-    """Write a pull: every rank evaluates the expression, and rank 0 gets the value or values."""
+    """Write a `%dist_pull`: each rank evaluates the expression, rank 0 gets the value or values."""
     expression, target, of_others = _read_pull(line)
     options = parse_options("dist_pull", line)
     if not target or (target == expression and not of_others):

@@ -1,4 +1,4 @@
-"""Supports cells that make process groups or spawn processes in an exported script. Pure."""
+"""Lets cells that make process groups or spawn processes run in an exported script. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class GroupUse:
 
 
 def find_group_use(sources: Iterable[str]) -> GroupUse:
-    """Find out what cells do with process groups, by the names in them."""
+    """Return what cells do with process groups, by the names in them."""
     text = "\n".join(sources)
     return GroupUse(
         *(pattern.search(text) is not None for pattern in (_MAKES, _NAMES_A_STORE, _SPAWNS))

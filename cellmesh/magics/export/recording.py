@@ -32,7 +32,7 @@ from .history import (
 
 
 def look_at_checkpoint(mesh: Mesh, action: str, words: Sequence[str]) -> Checkpoint:
-    """Record a save or load that has ended; asks the ranks about its names.
+    """Return a record of a save or load that has ended; asks the ranks about its names.
 
     Args:
         mesh: who did it.
@@ -103,7 +103,7 @@ _PASSED_OVER = ("dist_stop", "dist_detach", "dist_auto", "dist_export")
 
 
 class Recorder:
-    """Records one notebook.
+    """Records in a `PageHistory` what the cells and magics of one notebook do.
 
     Args:
         shell: the notebook's.
@@ -122,7 +122,7 @@ class Recorder:
         mesh: Mesh,
         argv: str | None = None,
     ) -> None:
-        """Record a cell that was sent to ranks."""
+        """Record a cell that was sent to ranks as a run."""
         entry = RankCell(source, _unless_all(run.ranks, mesh), quiet, run, argv=read_argv(argv))
         self.history.add(count, entry)
         run.on_end(entry.settle)
@@ -139,7 +139,7 @@ class Recorder:
                 self.history.add(count, entry)
 
     def close_cell(self, result: ExecutionResult | None) -> None:
-        """Handle IPython's event that a cell of the notebook has ended."""
+        """Note that a cell of the notebook has ended, upon IPython's event."""
         info = result.info if result is not None else None
         if (
             result is None
@@ -177,7 +177,7 @@ class Recorder:
 
 
 def _asks_for_help(source: str) -> bool:
-    """Whether a cell only asks for help: ``x?``, ``?x``, ``%magic?``."""
+    """Return whether a cell only asks for help: ``x?``, ``?x``, ``%magic?``."""
     cell = read_cell(source, is_auto=False)
     lines = [line.strip() for line in (cell.source if cell is not None else source).splitlines()]
     told = [line for line in lines if line and not line.startswith("#")]

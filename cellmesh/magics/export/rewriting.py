@@ -1,4 +1,4 @@
-"""Cells rewritten as parts of a script. Pure: source in, source out."""
+"""Rewrites cells as parts of an exported script. Pure: source in, source out."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def without_cellmesh(source: str) -> str:
 
 
 def _stand_in(node: ast.AST) -> str:
-    """Return the replacement of an import; "" if the import stays."""
+    """Return the source that replaces an import of `cellmesh`; "" if the import stays."""
     match node:
         case ast.Import(names) if any(alias.name == "cellmesh" for alias in names):
             others = [alias for alias in names if alias.name != "cellmesh"]
@@ -74,13 +74,13 @@ _STEPPERS = re.compile(r"opt|sched", re.IGNORECASE)
 
 
 class CannotRewriteError(Exception):
-    """A cell contains something that cannot be moved to where the script needs it; the message
-    names it.
+    """Raised if a cell contains code that cannot be moved to where the script needs it; names the
+    code.
     """
 
 
 def parse(source: str) -> ast.Module | None:
-    """Parse a cell, which may await at top level; return None if it is not Python."""
+    """Parse the source of a cell, which may await at top level; return None if it is not Python."""
     try:
         flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST
         tree = compile(source, "cell", "exec", flags, dont_inherit=True)
@@ -91,7 +91,7 @@ def parse(source: str) -> ast.Module | None:
 
 
 def awaits(source: str) -> bool:
-    """Whether a cell awaits at top level."""
+    """Return whether a cell awaits at top level."""
     code = compile(source, "cell", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     return bool(code.co_flags & inspect.CO_COROUTINE)
 
@@ -151,7 +151,7 @@ def without_globals(source: str) -> str:
 
 
 def _passing(source: str, statement: ast.stmt) -> str:
-    """Replace a statement by ``pass``, or remove its lines if they contain nothing else."""
+    """Remove a statement's lines or, where they hold other code too, replace it by ``pass``."""
     begin = offset(source, statement.lineno, statement.col_offset)
     end = offset(source, statement.end_lineno, statement.end_col_offset)
     is_alone = statement.col_offset == 0 and source[end : end + 1] in ("", "\n")
@@ -159,7 +159,7 @@ def _passing(source: str, statement: ast.stmt) -> str:
 
 
 def guard(source: str) -> str:
-    """Guard a cell so that spawned processes, which import the script, run only its definitions.
+    """Put statements of a cell under an ``if``, so that spawned processes run only its definitions.
 
     Raises:
         CannotRewriteError: a part of it cannot stand under an ``if``.
@@ -216,7 +216,7 @@ class _Generators(ast.NodeTransformer):
 
 
 def free_name(wanted: str, taken: Iterable[str]) -> str:
-    """Return a name like the wanted one that is not taken."""
+    """Return a name like the wanted one that is not among the taken ones."""
     taken = set(taken)
     name = wanted
     while name in taken:
@@ -271,7 +271,7 @@ def _tokens(source: str) -> list[tokenize.TokenInfo]:
 
 
 def under(head: str, source: str) -> str:
-    """Return a cell as the body of an ``if`` or a loop.
+    """Return a cell as the body of an ``if`` or a loop with this head.
 
     Raises:
         CannotRewriteError: it cannot be one.
@@ -317,7 +317,7 @@ def _ended(source: str) -> str:
 
 
 def show_last(source: str, show: str) -> str:
-    """Pass a cell's last expression to `show`, if it can have a value and is not ended by ``;``."""
+    """Write a cell so that its last expression is passed to `show`, unless it ends in ``;``."""
     tree = parse(source)
     if tree is None or not tree.body:
         return source
@@ -385,7 +385,7 @@ def split_future(source: str) -> tuple[list[str], str]:
 
 
 def comment(source: str, depth: int = 0) -> str:
-    """Return source as a comment."""
+    """Return source text as a Python comment."""
     return "".join(
         f"#{' ' * (4 * depth + 1)}{line}\n" if line.strip() else "#\n"
         for line in source.strip("\n").splitlines()

@@ -52,7 +52,7 @@ from .rewriting import (
 
 @dataclass(frozen=True)
 class Script:
-    """The text of a script, and remarks on it.
+    """The text of an exported script, and remarks on it for the user.
 
     Attributes:
         text: the script.
@@ -68,7 +68,7 @@ class Script:
 
 
 def export(history: PageHistory, path: Path, with_locals: bool, overwrite: bool) -> str:
-    """Write the script into a file.
+    """Write the script for torchrun into a file.
 
     Args:
         history: of the notebook.
@@ -112,7 +112,7 @@ def export(history: PageHistory, path: Path, with_locals: bool, overwrite: bool)
 
 
 def write_script(history: PageHistory, filename: str, *, with_locals: bool = False) -> Script:
-    """Write the script.
+    """Return the script for torchrun as text, with remarks.
 
     Args:
         history: of a notebook that has, or had, a mesh.

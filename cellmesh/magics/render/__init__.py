@@ -1,1 +1,1 @@
-"""Static tables and pictures, as HTML and text."""
+"""Makes static tables and pictures, as HTML and text."""

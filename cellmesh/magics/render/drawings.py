@@ -41,7 +41,7 @@ def bars_text(counts: Sequence[int], width: int = 24) -> str:
 
 
 def bars_image(counts: Sequence[int], low: float, high: float) -> str:
-    """A histogram as an image."""
+    """Return a histogram as an HTML image."""
     width, height, most = 144, 28, max([*counts, 1])
     step = width / max(len(counts), 1)
     bars = []
@@ -62,7 +62,7 @@ def bars_image(counts: Sequence[int], low: float, high: float) -> str:
 
 @dataclass(frozen=True)
 class TextBlock:
-    """A part of a DTensor, and the ranks that hold it.
+    """A part of a DTensor, and the ranks that hold it, to be drawn.
 
     Attributes:
         ranks: they hold the same part.
@@ -95,8 +95,8 @@ def blocks_of(facts: Mapping[int, TensorSummary]) -> list[TextBlock]:
 
 
 def shards_image(shape: Sequence[int], blocks: Sequence[TextBlock]) -> str:
-    """Draw two dims of a whole DTensor with each rank's part in its place; "" if there is
-    nothing to draw.
+    """Draw two dims of a whole DTensor with each rank's part in its place; "" if there is nothing
+    to draw.
     """
     drawn = [block for block in blocks if block.shape and all(block.shape)][:_MAX_BLOCKS]
     if not drawn or not all(shape):
@@ -142,7 +142,7 @@ def _dims_to_draw(shape: Sequence[int], blocks: Sequence[TextBlock]) -> tuple[in
 
 
 def heatmap_image(pixels: Pixels) -> str:
-    """Draw pixels in colours; "" if there are none."""
+    """Draw a tensor's pixels in colours, as an HTML image; "" if there are none."""
     values = pixels.values
     if not values.size:
         return ""
@@ -156,7 +156,7 @@ def heatmap_image(pixels: Pixels) -> str:
 
 
 def png(colours: npt.NDArray[np.uint8]) -> bytes:
-    """Encode [height, width, 3] (red, green, blue) as PNG."""
+    """Encode an array [height, width, 3] (red, green, blue) as PNG."""
     height, width, _ = colours.shape
     lines = b"".join(
         b"\0" + line.tobytes() for line in colours

@@ -1,5 +1,5 @@
-"""A static view of an inspection: text for terminals, HTML with small pictures for other
-viewers.
+"""Draws an inspected value without a widget: text for terminals, HTML with small pictures
+elsewhere.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SECTION = "margin-top:.6em"
 
 
 def static_of(inspection: Inspection, path: str = "", picture: Pixels | None = None) -> Static:
-    """Return the static view of an inspection.
+    """Return an inspection drawn without a widget, as HTML and text.
 
     Args:
         inspection: what ranks told.
@@ -47,7 +47,7 @@ def static_of(inspection: Inspection, path: str = "", picture: Pixels | None = N
 
 
 def label_of(expression: str, path: str) -> str:
-    """Return how a tensor inside a value is named."""
+    """Return the name under which a tensor inside an inspected value is shown."""
     if not path:
         return expression
     return f"{expression}{path}" if path.startswith("[") else f"{expression}.{path}"
@@ -59,7 +59,7 @@ def torn_note(ranks: Collection[int]) -> str:
 
 
 def items_table(inspection: Inspection) -> Table:
-    """Return a table of a nest's tensors, with the numbers of the first rank that has each."""
+    """Return a table of the tensors in a value, with numbers of the first rank that has each."""
     by_path = inspection.by_path()
     everywhere = set(inspection.found)
     rows = []
@@ -117,7 +117,7 @@ def _item_cells(facts: Mapping[int, TensorSummary], one: TensorSummary) -> tuple
 
 
 def _short(comparison: Comparison) -> str:
-    """Return a word or two on whether replicas are equal."""
+    """Return a word or two that say whether replicas are equal."""
     if comparison.unequal:
         return "differ: " + "; ".join(map(str, comparison.unequal))
     if comparison.unread:
@@ -126,7 +126,7 @@ def _short(comparison: Comparison) -> str:
 
 
 class _One:
-    """The static view of one tensor, or plain value, on all ranks."""
+    """Draws one tensor or plain value on all ranks without a widget."""
 
     def __init__(
         self, inspection: Inspection, path: str, facts: Mapping[int, TensorSummary]

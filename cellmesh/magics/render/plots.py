@@ -1,4 +1,4 @@
-"""A static plot of logged numbers: SVG in an ``<img>``. Pure."""
+"""Draws a plot of logged numbers as SVG in an ``<img>``, without a widget. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LEAST_SHARE, _LEAST_SPAN = 1e-12, 1e-290
 
 
 def draw_html(plot: Plot) -> str:
-    """Draw all panels, one below the other."""
+    """Draw all panels of a plot, one below the other."""
     return "".join(_panel(plot, name) for name in plot.names)
 
 
@@ -37,7 +37,7 @@ def _panel(plot: Plot, name: str) -> str:
 
 
 def draw_svg(name: str, series: Mapping[int, Series], mean: bool) -> str:
-    """Draw one panel on white, because the page's colours are unknown."""
+    """Draw one panel of a plot on white, because the page's colours are unknown."""
     finite = _finite(series)
     low_x, high_x = _widen(min(x for x, _ in finite), max(x for x, _ in finite), 0.0)
     low_y, high_y = _widen(min(y for _, y in finite), max(y for _, y in finite), 0.05)
@@ -137,7 +137,7 @@ def _widen(low: float, high: float, share: float) -> tuple[float, float]:
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:
-    """Return about `count` round numbers from `low` to `high`."""
+    """Return about `count` round numbers from `low` to `high`, for an axis."""
     step = 10 ** math.floor(math.log10((high - low) / count))
     step = next(
         (step * factor for factor in (1, 2, 5) if (high - low) / (step * factor) <= count),

@@ -24,7 +24,7 @@ _LATE_S, _LATE_SHARE = 0.005, 0.1
 
 
 def describe_timings(timings: Mapping[int, Timing]) -> str:
-    """Return a line for each group of ranks with equal times, and one that names the straggler.
+    """Return a line for each group of ranks with equal times, and one that names a slow rank.
 
     Args:
         timings: of each rank.
@@ -83,7 +83,7 @@ _MAX_NAME = 64
 
 @dataclass(frozen=True)
 class ProfileView:
-    """A profile in the notebook; shows itself as HTML or text.
+    """Draws a profile in the notebook; shows itself as HTML or text.
 
     Args:
         profile: what to show.
@@ -121,7 +121,7 @@ class ProfileView:
 
 
 def operator_tables(operators: Sequence[OperatorByRank], num_rows: int) -> list[Table]:
-    """Return a table for each kind of operator, those that took longest first.
+    """Return a table of a profile for each kind of operator, those that took longest first.
 
     Args:
         operators: longest first.
@@ -150,7 +150,7 @@ def operator_tables(operators: Sequence[OperatorByRank], num_rows: int) -> list[
 
 
 def rank_table(profile: Profile) -> Table:
-    """Return a table of where each rank's time went."""
+    """Return a table of where each rank's time went in a profiled cell."""
     lateness = profile.lateness
     rows = []
     for rank, found in sorted(profile.by_rank.items()):

@@ -1,4 +1,4 @@
-"""SVG as text, pictures as ``<img>`` elements with their data in them, and colours."""
+"""Writes SVG and ``<img>`` elements as text, and chooses colours."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def heat_colours(values: npt.NDArray[Any], low: float, high: float) -> npt.NDArr
 
 
 def element(tag: str, /, *children: str, **attributes: object) -> str:
-    """Write an SVG element.
+    """Write an SVG element as text.
 
     Args:
         tag: its name.
@@ -70,7 +70,7 @@ def element(tag: str, /, *children: str, **attributes: object) -> str:
 
 
 def drawing(width: float, height: float, /, *children: str, **attributes: object) -> str:
-    """Write a whole SVG document."""
+    """Write a whole SVG document as text."""
     view = {"xmlns": "http://www.w3.org/2000/svg", "viewBox": f"0 0 {width:g} {height:g}"}
     return element("svg", *children, **view, **attributes)
 

@@ -1,4 +1,4 @@
-"""Tables for notebooks (HTML) and terminals (text)."""
+"""Makes tables for notebooks (HTML) and terminals (text)."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def _change(number: int) -> str:
 
 
 def doing(info: RankInfo, state: RankState | None) -> str:
-    """Say what a rank does, or how it ended."""
+    """Return in words what a rank is doing, or how it ended."""
     if info.phase == "dead":
         return f"dead: {info.ending}"
     if state is None:

@@ -1,4 +1,4 @@
-"""Draws cells over time, a row for each rank, as SVG or text. Pure."""
+"""Draws cells and collectives over time, a row for each rank, as SVG or text. Pure."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _TEXT_COLUMNS = 72
 
 @dataclass(frozen=True)
 class Row:
-    """One rank's row, in nanoseconds from the begin of the drawing; the note stands below its
-    name.
+    """One rank's row of the drawing, in nanoseconds from its begin; the note stands below the
+    rank's name.
     """
 
     rank: int
@@ -56,7 +56,7 @@ class Timeline:
 
     @property
     def names(self) -> list[str]:
-        """The names of the collectives, those with the longest total time first."""
+        """The names of the drawn collectives, those with the longest total time first."""
         totals: Counter[str] = Counter()
         for row in self.rows:
             for bar in row.bars:
@@ -71,7 +71,7 @@ class Timeline:
 
 
 def timeline_of(profile: Profile) -> Timeline:
-    """Return the timeline of a profile."""
+    """Return the timeline of a profile, to be drawn."""
     start = profile.start_ns
     rows = []
     for rank, ours in profile.operations.items():
@@ -82,7 +82,7 @@ def timeline_of(profile: Profile) -> Timeline:
 
 
 def timeline_of_history(history: History) -> Timeline:
-    """Return the timeline of the last cells, without the pauses between them."""
+    """Return the timeline of the last cells, to be drawn without the pauses between them."""
     shifts = {cell.run: cell.shift_ns for cell in history.cells}
     straggler = history.straggler
     rows = []
@@ -148,7 +148,7 @@ def colours_of(names: Sequence[str]) -> dict[str, str]:
 def _legend(
     timeline: Timeline, colours: Mapping[str, str]
 ) -> list[list[tuple[float, str, str, str]]]:
-    """Return the legend's lines; an entry is x, name, colour and opacity."""
+    """Return the entries of the legend, by line; each is x, name, colour and opacity."""
     entries = [
         (timeline.busy_name, _INK, _BUSY),
         *((name, colour, "1") for name, colour in colours.items()),
@@ -177,7 +177,7 @@ def _height(timeline: Timeline) -> float:
 
 
 def _row(timeline: Timeline) -> float:
-    """Return the height of a rank's row; less if there are many ranks."""
+    """Return the height of a rank's row in pixels; less if there are many ranks."""
     return _ROW if len(timeline.rows) <= _MANY else _ROW / 2
 
 
@@ -269,9 +269,7 @@ def _describe(row: Row, bar: Operation) -> str:
 
 
 def _spans(timeline: Timeline, intervals: Iterable[tuple[int, int]]) -> list[tuple[float, float]]:
-    """Return intervals as (x, width) in pixels, widened to be visible and joined where they
-    touch.
-    """
+    """Return intervals as (x, width) in pixels, widened to be visible, joined where they touch."""
     joined: list[list[float]] = []
     for start_ns, end_ns in intervals:
         if end_ns <= start_ns:
@@ -300,7 +298,7 @@ def _x(timeline: Timeline, at_ns: int) -> float:
 
 
 def ticks(length_ns: int) -> list[int]:
-    """Return about six round times from 0 on."""
+    """Return about six round times from 0 on, for the axis."""
     step = 1
     while length_ns / step > _TICKS:
         for factor in (2, 5, 10):

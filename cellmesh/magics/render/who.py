@@ -1,4 +1,4 @@
-"""The view of ``%dist_who``: the ranks' names, a row each, and where ranks differ."""
+"""Makes the table of ``%dist_who``: the variables on ranks, a row each, and where ranks differ."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAX_VARIANTS = 3
 
 
 def names_table(ranks: Ranks, pattern: str) -> Table:
-    """Return the table of the ranks' names.
+    """Ask ranks for their variables, and return them as a table.
 
     Args:
         ranks: who is asked; also busy ones answer.
@@ -29,7 +29,7 @@ def names_table(ranks: Ranks, pattern: str) -> Table:
 
 
 def fold_names(told: Mapping[int, Bound], pattern: str, notes: list[str]) -> Table:
-    """Return a row for each name.
+    """Return a table with a row for each variable, from what each rank answered.
 
     Args:
         told: rank -> its names.
@@ -72,7 +72,7 @@ def _row(name: str, facts: Mapping[int, TensorSummary], ranks: list[int]) -> lis
 
 
 def _fold(facts: Mapping[int, TensorSummary], part: Callable[[TensorSummary], str]) -> str:
-    """Join the ranks' texts, equal ones once."""
+    """Join the texts of ranks about a variable, equal ones once."""
     variants = group_ranks({rank: part(each) for rank, each in facts.items()})
     if len(variants) == 1:
         return next(iter(variants))

@@ -1,3 +1,1 @@
-"""What is drawn in the notebook: one module a widget, its JavaScript beside it under the same
-name.
-"""
+"""The widgets in the notebook: a folder for each, its JavaScript beside it under the same name."""

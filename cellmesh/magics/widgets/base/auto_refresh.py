@@ -1,4 +1,4 @@
-"""Decides when a view is refreshed: after each cell, or each second while one runs."""
+"""Decides when a widget is refreshed: after each cell, or each second while a cell runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def pause_after(took_s: float, period_s: float) -> float:
 
 
 class Worker:
-    """Does jobs one after the other, on a thread that lives only while there are jobs."""
+    """Calls functions one after the other, on a thread that lives only while there are some."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -30,7 +30,7 @@ class Worker:
         self._is_running = False
 
     def do(self, job: Callable[[], None], key: object = None) -> None:
-        """Add a job, in place of a waiting job with the same key."""
+        """Have a function called on the thread, in place of a waiting one with the same key."""
         with self._lock:
             self._jobs[key if key is not None else object()] = job
             if self._is_running:
@@ -58,7 +58,7 @@ class Worker:
 
 
 class AutoRefresh:
-    """Refreshes a view after cells, and while they run.
+    """Refreshes a widget after cells, and while they run.
 
     Args:
         refresh: refreshes the view; given the reason.
@@ -96,7 +96,7 @@ class AutoRefresh:
         self._is_stale = False
 
     def set(self, watches: bool, follows: bool) -> None:
-        """Choose when to refresh. From any thread."""
+        """Choose whether to refresh after cells (`watches`) and in them (`follows`)."""
         self.watches, self.follows = watches, follows
         if self._is_closed.is_set():
             return
@@ -105,34 +105,34 @@ class AutoRefresh:
             self._follow()
 
     def note_seen(self) -> None:
-        """Refresh a view that is visible again, if it has missed a refresh."""
+        """Refresh a widget that is visible again, if it has missed a refresh."""
         if self._is_stale:
             self._do("after")
         if self.follows and self._is_busy():
             self._follow()
 
     def now(self) -> None:
-        """Refresh on another thread, on the user's request."""
+        """Refresh the widget on another thread, on the user's request."""
         self._do("asked")
 
     def pause(self) -> None:
-        """Ignore cells until `set` is called: no page shows the view. From any thread."""
+        """Ignore cells until `set` is called, as no page shows the widget. From any thread."""
         self._register(False)
         self._is_stale = True
 
     def close(self) -> None:
-        """Stop refreshing for good. From any thread."""
+        """Stop refreshing the widget for good. From any thread."""
         self._is_closed.set()
         self._register(False)
 
     def before_cell(self, *_: Any) -> None:
-        """Handle that a cell begins."""
+        """Handle that a cell of the notebook begins."""
         self._cell_runs = True
         if self.follows:
             self._follow()
 
     def after_cell(self, *_: Any) -> None:
-        """Handle that a cell has ended; runs that it began in the background may go on."""
+        """Handle that a cell of the notebook has ended; runs that it began may go on."""
         was_seen_to_begin, self._cell_runs = self._cell_runs, False
         if not was_seen_to_begin:  # it is the one that shows the widget
             return

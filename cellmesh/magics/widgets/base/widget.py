@@ -1,5 +1,4 @@
-"""The base of all widgets: how they are shown, and their static form for viewers without
-widgets.
+"""The base class of widgets: how they are shown, and what viewers without widgets see.
 
 A widget is an `anywidget`: its JavaScript (an ES module) and its CSS are files of this package,
 sent with it, so that it works offline. What is published has three forms: the widget; HTML that
@@ -28,7 +27,7 @@ _VIEW = "application/vnd.jupyter.widget-view+json"
 
 @dataclass(frozen=True)
 class Static:
-    """The static form of a view: HTML and text.
+    """A widget drawn for viewers without widgets: as HTML and text.
 
     Attributes:
         text: for terminals.
@@ -40,7 +39,7 @@ class Static:
 
 
 def load_css(*names: str) -> str:
-    """Return a widget's style sheets behind the shared one.
+    """Return the style sheets of a widget, behind those that all widgets share.
 
     Args:
         names: their paths below `widgets/`, without their suffix, as in ``"plot/plot"``.
@@ -49,7 +48,7 @@ def load_css(*names: str) -> str:
 
 
 def load_js(*names: str) -> str:
-    """Join files to one ES module with one scope; the last file exports.
+    """Join a widget's JavaScript files to one ES module with one scope; the last file exports.
 
     Args:
         names: the files' paths below `widgets/`, without their suffix.
@@ -58,7 +57,7 @@ def load_js(*names: str) -> str:
 
 
 class Widget(anywidget.AnyWidget):
-    """Base of the widgets: the state that all of them have in the front end."""
+    """Base class of the widgets: the state that all of them have in the front end."""
 
     # Why it changes no more, "" while it does.
     ended = traitlets.Unicode("").tag(sync=True)
@@ -77,7 +76,7 @@ class Widget(anywidget.AnyWidget):
 
 
 class LiveView:
-    """A view in the output of a cell: a widget or, without a front end, HTML and text.
+    """A widget in the output of a cell or, without a front end, its HTML and text.
 
     Args:
         widget: what draws.
@@ -97,8 +96,8 @@ class LiveView:
         self.is_attended = is_attended()
 
     def freeze(self, why: str) -> None:
-        """Replace the widget by its static form and a note why it is not updated any more. From
-        any thread.
+        """Replace the widget by its HTML and a note why it is not updated any more. From any
+        thread.
         """
         if self._ended:
             return
@@ -118,12 +117,12 @@ class LiveView:
             self.widget.ended = why
 
     def close(self) -> None:
-        """Drop the widget. From any thread."""
+        """Close the widget's comm. From any thread."""
         with contextlib.suppress(Exception):
             self.widget.close()
 
     def refresh(self) -> None:
-        """Update the static form, for viewers without widgets.
+        """Update the HTML and text in the cell's output, for viewers without widgets.
 
         From any thread; where a program executes the notebook, within a cell: such a program
         listens only to the cell that it runs.

@@ -1,1 +1,1 @@
-"""The mesh dashboard."""
+"""The mesh dashboard: a widget that shows what each rank does."""

@@ -52,14 +52,14 @@ Take = Callable[[Snapshot | None], Snapshot | None]
 
 
 class DashboardWidget(Widget):
-    """Draws the dashboard in the front end."""
+    """The ipywidget that draws the dashboard in the front end."""
 
     _esm = load_js("base/elements", "dashboard/cards", "dashboard/grid", "dashboard/dashboard")
     _css = load_css("dashboard/dashboard")
 
 
 class Dashboard:
-    """One dashboard of a mesh.
+    """One dashboard of a mesh: takes snapshots and sends them to its widget.
 
     Args:
         mesh: which.
@@ -96,7 +96,7 @@ class Dashboard:
     # ---- the front end
 
     def hear(self, message: Mapping[str, Any]) -> None:
-        """Handle a message of the front end, on any thread; malformed messages are ignored."""
+        """Handle a message of the widget in the page, on any thread; malformed ones are ignored."""
         match message:
             case {"kind": "look", "view": str(view), "looks": bool(looks)}:
                 self._hear_look(view, looks)
@@ -111,7 +111,7 @@ class Dashboard:
                     self._open = None
 
     def look(self) -> None:
-        """Take a snapshot and send it to the front end."""
+        """Take a snapshot of all ranks and send it to the front end."""
         snapshot = self._take(self.snapshot)
         if snapshot is None:
             self.end()
@@ -134,7 +134,7 @@ class Dashboard:
         }
 
     def end(self) -> None:
-        """Stop taking snapshots."""
+        """Stop taking snapshots of the mesh."""
         with self._lock:
             self._is_over = True
             self._wake.notify_all()
@@ -240,7 +240,7 @@ class Dashboard:
     # ---- where no widget can be
 
     def static(self) -> Static:
-        """The table of ``%dist_status`` at the last snapshot.
+        """Return the table of ``%dist_status`` at the last snapshot.
 
         A rank that did not answer then is shown by what it said before: its mesh may have been
         ending.

@@ -1,1 +1,1 @@
-"""The tensor inspector."""
+"""The tensor inspector: a widget that shows one value on all ranks."""

@@ -30,7 +30,7 @@ _NOT_THERE = Refusal("LookupError", "it has no such part there")
 
 
 class InspectorWidget(Widget):
-    """Draws the inspector; see `inspector.js`."""
+    """The ipywidget that draws the inspector in the front end; see `inspector.js`."""
 
     _esm = load_js(
         "base/elements",
@@ -59,7 +59,7 @@ class InspectorWidget(Widget):
 
 
 class Inspector:
-    """One value on all ranks, in a widget.
+    """Inspects one value on all ranks for a widget, and answers the widget's questions.
 
     Args:
         source: answers questions about it.
@@ -110,7 +110,7 @@ class Inspector:
     # ---- what is shown
 
     def refresh(self, occasion: Occasion = "asked") -> None:
-        """Inspect the value again. Blocks; on any thread.
+        """Inspect the value again, and show the result. Blocks; on any thread.
 
         Args:
             occasion: unless somebody asked for it, ranks answer beside their main threads, so that
@@ -135,18 +135,18 @@ class Inspector:
         self._source.close()
 
     def static(self) -> Static:
-        """The static form of the inspection."""
+        """Return the inspected value drawn without a widget."""
         still = static_of(self._inspection, self._path, self._pixels)
         return _with_gradients(still, self.widget.gradients) if self.widget.gradients else still
 
     def is_seen(self) -> bool:
-        """Whether a page shows the inspector; true if no page reports it."""
+        """Return whether a page shows the inspector; true if no page reports it."""
         return bool(self._seen) or not self._was_greeted
 
     # ---- questions
 
     def answer(self, content: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
-        """Answer a question of the front end. Blocks; on any thread.
+        """Answer a question of the widget in the page. Blocks; on any thread.
 
         Args:
             content: ``ask`` says what; the rest is of the kind asked for.
@@ -225,7 +225,7 @@ class Inspector:
     # ---- inside; under the lock
 
     def _inspect(self, occasion: Occasion) -> Inspection | None:
-        """Inspect the value; None if the reason why nothing new is shown has been sent."""
+        """Inspect the value again; None if the widget was sent a reason why nothing is new."""
         inspection = self._source.inspect(occasion != "asked")
         needs_code = any(refusal.needs_code for refusal in inspection.refusals.values())
         if occasion == "after" and needs_code and not self._source.is_busy():

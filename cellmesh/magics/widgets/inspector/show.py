@@ -1,4 +1,4 @@
-"""Shows an inspection in the inspector, or in a terminal as text."""
+"""Shows an inspected value in the inspector widget, or in a terminal as text."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def show_inspection(
     watch: bool = False,
     follow: bool = False,
 ) -> Any:
-    """Show an inspection in a widget, which asks these ranks for more until their mesh ends.
+    """Show an inspected value in a widget, which asks these ranks for more until their mesh ends.
 
     Returns:
         What shows itself in the cell; in a terminal, as text.
@@ -57,7 +57,7 @@ def show_inspection(
 
 
 def coordinates_of(dims: Mapping[str, int], ranks: Sequence[int]) -> dict[int, str]:
-    """rank -> its mesh coordinate, as ``--at`` takes it; empty in a mesh of one dim."""
+    """Return each rank's mesh coordinate, as ``--at`` takes it; empty in a mesh of one dim."""
     if len(dims) < 2:
         return {}
     places = itertools.product(
@@ -67,7 +67,7 @@ def coordinates_of(dims: Mapping[str, int], ranks: Sequence[int]) -> dict[int, s
 
 
 class Printed:
-    """Prints an inspection as text in a terminal: once, or after each cell until something else is
+    """Prints an inspected value as text in a terminal: once, or after each cell until another is
     inspected.
 
     Args:
@@ -100,11 +100,11 @@ class Printed:
             events.register("post_run_cell", self.after_cell)
 
     def stop(self) -> None:
-        """Stop printing."""
+        """Stop printing after cells."""
         self._events.unregister("post_run_cell", self.after_cell)
 
     def after_cell(self, *_: Any) -> None:
-        """Print the inspection again after a cell; the first cell that ends is the one with
+        """Print the value again after a cell; the first cell that ends is the one with
         `%dist_inspect` itself, which has printed it.
         """
         if self._is_over():

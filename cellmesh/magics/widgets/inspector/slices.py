@@ -1,4 +1,4 @@
-"""Fetches pictures and single elements for the inspector: of one rank, or the difference of two."""
+"""Gets pictures and elements of a tensor for the inspector: of one rank, or a difference of two."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SMALL = 128
 
 
 def ask_picture(answers: InspectionSource, content: Mapping[str, Any]) -> Pixels | str:
-    """Return the picture that the front end asks for, or why there is none.
+    """Return the picture of a tensor that the front end asks for, or why there is none.
 
     Args:
         answers: who is asked.
@@ -62,7 +62,7 @@ def as_message(pixels: Pixels) -> tuple[dict[str, Any], list[bytes]]:
 
 
 def ask_element(answers: InspectionSource, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one exact element: its ``text``, or the ``error``. `content` as for `ask_picture`."""
+    """Return one exact element of a tensor: its ``text``, or the ``error``."""
     index = tuple(int(at) for at in content["index"])
     found = _of_ranks(answers, Element(answers.expression, str(content["path"]), index), content)
     if isinstance(found, str):
@@ -100,7 +100,7 @@ def small_picture(answers: InspectionSource, path: str, detail: Mapping[str, Any
 
 
 def subtract(texts: Sequence[str]) -> str:
-    """Return two elements with their exact texts, and their difference."""
+    """Return the difference of two elements, given as exact texts, with both texts."""
     one, other = texts
     difference = "equal" if one == other else "not equal"  # bools
     for kind in (int, float, complex):

@@ -1,4 +1,4 @@
-"""The inspector's view model: answers of ranks as JSON, equal ranks together."""
+"""Converts what ranks answer to the JSON that the inspector draws, equal ranks together."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def number(value: float | None) -> float | str | None:
 
 
 def list_items(inspection: Inspection) -> list[dict[str, Any]]:
-    """Return the tensors in a value, a row each."""
+    """Return the tensors in an inspected value as JSON, a row each."""
     num_ranks = len(inspection.found) + len(inspection.refusals)
     rows = []
     for path, facts in inspection.by_path().items():
@@ -136,20 +136,20 @@ def detail(
 
 
 def is_drawable(facts: TensorSummary) -> bool:
-    """Whether a heatmap can be drawn: elements are readable, and no dim is jagged."""
+    """Return whether a tensor can be drawn as a heatmap: readable elements, and no jagged dim."""
     shape = facts.local_shape or ()
     is_read = facts.min is not None or facts.num_nan + facts.num_inf > 0
     return shape != () and all(size > 0 for size in shape) and is_read
 
 
 def coordinate_of(facts: TensorSummary) -> str:
-    """Return the mesh coordinate of a DTensor's part."""
+    """Return the mesh coordinate of a rank's part of a DTensor, in words."""
     named = zip(facts.mesh_dim_names, facts.coordinate, strict=False)
     return ",".join(f"{name}={index}" for name, index in named)
 
 
 def _shared_coordinate(facts: Sequence[TensorSummary]) -> str:
-    """Return the coordinate of several parts in the dims in which they agree."""
+    """Return the coordinate of several parts of a DTensor in the dims in which they agree."""
     first, *others = (coordinate_of(fact).split(",") for fact in facts)
     return ",".join(part for part in first if all(part in other for other in others))
 
@@ -190,7 +190,7 @@ def tabulate(looked: QueryResult, max_rows: int | None = None) -> dict[str, Any]
 
 
 def gradients_table(sheet: Mapping[str, Any]) -> Table:
-    """Return the rows of `tabulate` as a static table."""
+    """Return the gradients that `tabulate` gives as an HTML or text table."""
 
     def text(value: Any) -> str:
         return "" if value is None else value if isinstance(value, str) else f"{value:.4g}"
@@ -278,7 +278,7 @@ def _max_abs(summary: TensorSummary) -> float:
 
 
 def _may_have_gradients(found: ValueSummary) -> bool:
-    """Whether a value is a module or an optimizer, by its class's name and its parameters."""
+    """Return whether a value is a module or optimizer, by its class's name and its parameters."""
     return any(item.requires_grad and item.path for item in found.items) or "optim" in found.kind
 
 

@@ -1,1 +1,1 @@
-"""Live plots of what ranks log."""
+"""Live plots of numbers that ranks log."""

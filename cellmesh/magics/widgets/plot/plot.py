@@ -24,7 +24,7 @@ REFRESH_S = 0.25
 
 
 class PlotWidget(Widget):
-    """Draws lines; its state has the points, so that a saved notebook shows them."""
+    """The ipywidget that draws curves; its state has the points, also in a saved notebook."""
 
     _esm = load_js("vendor/uplot/uplot", "base/elements", "plot/plot")
     _css = load_css("vendor/uplot/uplot", "plot/plot")
@@ -42,7 +42,7 @@ class PlotWidget(Widget):
 
 
 def pack(plot: Plot) -> tuple[list[dict[str, Any]], bytes]:
-    """Return a plot's lines and points as the state of `PlotWidget`."""
+    """Return a plot's curves and points as the state of `PlotWidget`."""
     lines: list[dict[str, Any]] = []
     points = array.array("d")
     for index, name in enumerate(plot.names):
@@ -95,7 +95,7 @@ class LivePlot:
         self._draw()
 
     def _settle(self) -> None:
-        """Update the static form of the plot at the end of a cell."""
+        """Update what viewers without widgets see of the plot, at the end of a cell."""
         if not self._is_stale:
             return
         self._is_stale = False
@@ -128,7 +128,7 @@ class LivePlot:
 
 
 def _at_cells_ends(function: Callable[[], None]) -> Callable[[], None]:
-    """Call a function at the end of each cell of the notebook; return the function that ends
+    """Have a function called at the end of each cell of the notebook; return the function that ends
     this.
     """
     shell = get_ipython()

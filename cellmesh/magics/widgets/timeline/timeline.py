@@ -1,4 +1,4 @@
-"""The timeline of the last cells: a widget with zoom; elsewhere a picture and a table."""
+"""The timeline of the last cells: a widget that zooms; elsewhere a picture and a table."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class TimelineWidget(Widget):
 
 
 class LiveTimeline:
-    """A timeline in a notebook; a button asks the ranks again.
+    """A timeline in a notebook, with a button that asks the ranks again.
 
     Args:
         ranks: of whom.
@@ -107,7 +107,7 @@ class LiveTimeline:
 
 
 def show_timeline(ranks: Ranks, num_cells: int, trace: str | None) -> LiveView:
-    """Show ``%dist_timeline``.
+    """Ask ranks for their last cells, and show ``%dist_timeline``.
 
     Raises:
         NoMeshError: the mesh has ended.
@@ -117,7 +117,7 @@ def show_timeline(ranks: Ranks, num_cells: int, trace: str | None) -> LiveView:
 
 
 def describe_trace(path: Path) -> str:
-    """Say where a trace was written."""
+    """Return a sentence that says where a trace was written."""
     whole = path.expanduser().absolute()
     size = f"{whole.stat().st_size / 1e6:.1f} MB"
     name = str(whole).removeprefix(f"{Path.cwd()}{os.sep}")
@@ -185,7 +185,7 @@ def static_of(history: History, notes: list[str]) -> Static:
 
 
 def pack(history: History, notes: list[str]) -> dict[str, Any]:
-    """Return a history as the state of `TimelineWidget`."""
+    """Return a history of cells as the state of `TimelineWidget`."""
     rows = {rank: row for row, rank in enumerate(history.ranks)}
     cells = {cell.run: index for index, cell in enumerate(history.cells)}
     kinds: dict[tuple[str, str, tuple[int, ...]], int] = {}
