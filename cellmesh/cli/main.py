@@ -6,7 +6,6 @@ import io
 import os
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import click
@@ -17,8 +16,9 @@ from ..controller.options import MAX_RANKS, did_you_mean
 from ..errors import CellmeshError
 from ..wire.marks import end_dead_meshes
 from ..wire.segments import held_bytes
-from ..wire.ticket import find_strange, read_own_file, runtime_root
+from ..wire.ticket import find_strange, runtime_root
 from .doctor.checks import examine
+from .given_ticket import read_given
 from .kill import PATIENCE_S, end, sweep
 from .meshes import Found, find_meshes, find_waiting, memory_bytes
 from .rendering import as_json, echo_findings, echo_meshes, echo_progress
@@ -210,7 +210,8 @@ def _stop(mesh: Found, timeout_s: float) -> None:
     default=None,
     metavar="FILE",
     help="The ticket that %dist_start has written, mode 0600; - for standard input. By default "
-    "the file that $CELLMESH_TICKET names.",
+    "$CELLMESH_TICKET, which has its text or names its file, then standard input; a terminal is "
+    "asked.",
 )
 @click.option("--address", default="", help="This host's address for the notebook and other hosts.")
 @click.option("--interface", default="", help="The network interface, in place of an address.")
@@ -218,17 +219,19 @@ def _stop(mesh: Found, timeout_s: float) -> None:
 def agent(ctx: click.Context, ticket: str | None, address: str, interface: str) -> None:
     """Run this host's part of a mesh on many hosts, until the mesh ends.
 
-    An engine (ssh, srun, kubectl exec) runs this command once on each host.
+    An engine (ssh, srun, torchrun, kubectl exec), or you, run this command once on each host. The
+    ticket is secret: it is never an argument.
+
+    \b
+    Examples:
+      cellmesh agent --ticket ~/cellmesh-train.json
+      cellmesh agent          and paste the ticket when asked
     """
     from ..workers.agent.on_host import run
 
-    ticket = ticket or os.environ.pop("CELLMESH_TICKET", None)
-    if ticket is None:
-        raise click.UsageError("name the ticket: --ticket FILE, or --ticket - for standard input")
-    if ticket == "-":
-        with open(0, "rb", buffering=0, closefd=False) as stdin:
-            ctx.exit(run(stdin.readline(), stdin, address, interface))
-    ctx.exit(run(read_own_file(Path(ticket)), None, address, interface))
+    with open(0, "rb", buffering=0, closefd=False) as stdin:
+        text, has_orders = read_given(ticket, os.environ, stdin)
+        ctx.exit(run(text, stdin if has_orders else None, address, interface))
 
 
 @main.command()

@@ -14,6 +14,8 @@ from ..errors import MeshUsageError
 # OpenSSH's client, with what its user has configured; it asks nothing, as nobody could answer.
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10 {host} {command}"
 _MAX_HOSTS = 256
+# Values of --launch with which hosts announce themselves: nothing is started on them from here.
+INVITING = ("hand", "torchrun")
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,28 @@ class HostEntry:
 
     name: str
     num_ranks: int
+
+
+def awaited_hosts(
+    launch: str, nodes: int | None, num_ranks: int | None, nproc_per_host: int | None
+) -> tuple[HostEntry, ...]:
+    """Return the hosts that are to announce themselves; their names are not known yet.
+
+    Args:
+        launch: one of `INVITING`.
+        nodes: how many.
+        num_ranks: of all of them.
+        nproc_per_host: ranks of each.
+
+    Raises:
+        MeshUsageError: a number is missing, or cannot be.
+    """
+    if nodes is None or isinstance(nodes, bool) or not 1 <= nodes <= _MAX_HOSTS:
+        raise MeshUsageError(
+            f"on how many hosts does --launch {launch} wait for agents? Say it, like --nodes 2 "
+            f"(1 to {_MAX_HOSTS}), not {nodes}"
+        )
+    return parse_hosts([f"host{number}" for number in range(nodes)], num_ranks, nproc_per_host)
 
 
 def parse_hosts(

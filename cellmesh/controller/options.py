@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from ..errors import MeshUsageError
 from .environment import read_environment, read_gpus
-from .host_list import HostEntry, command_for, parse_hosts
+from .host_list import INVITING, HostEntry, awaited_hosts, command_for, parse_hosts
 from .node_request import ENGINES, NodeRequest, check_request, parse_arguments
 
 BACKENDS = ("auto", "gloo", "nccl")
@@ -46,8 +46,10 @@ class Options:
         prestart: whether a notebook has a zygote import torch in the background before the mesh is
             started.
         hosts: on which it runs, with their numbers of ranks; () for this host.
-        launch: the command line that starts an agent on a host; "" for ssh.
+        launch: the command line that starts an agent on a host; "" for ssh; one of `INVITING` where
+            hosts announce themselves.
         interface: the network interface of the hosts; "" for that of the route to this host.
+        address: this host's, or its interface, for agents that connect to it; "" to choose it.
         spares: hosts that may take the place of lost ones.
         request: what Slurm or Ray is asked for; None without. `num_ranks` and `mesh` are checked
             again once the nodes are known.
@@ -70,6 +72,7 @@ class Options:
     hosts: tuple[HostEntry, ...] = ()
     launch: str = ""
     interface: str = ""
+    address: str = ""
     spares: tuple[str, ...] = ()
     request: NodeRequest | None = None
     release_command: tuple[str, ...] = ()
@@ -127,6 +130,7 @@ _OR = {
     "launch": " like `docker exec -i {host} {command}`",
     "interface": "",
     "launch_args": " like '--gres=gpu:4'",
+    "address": "",
 }
 
 
@@ -169,6 +173,7 @@ def make_options(
     nproc_per_host: int | None = None,
     launch: str = "",
     interface: str = "",
+    address: str = "",
     spares: int = 0,
     nodes: int | None = None,
     time_limit: str = "",
@@ -195,10 +200,12 @@ def make_options(
         nproc_per_host: ranks of each host that names no number.
         launch: a command line with ``{host}`` and ``{command}``.
         interface: of the hosts.
+        address: of this host, or its interface.
         spares: how many of the hosts, the last ones, are kept for those that are lost.
         env: as `read_environment` takes it.
         gpus: as `read_gpus` takes it; None for all.
-        nodes: of Slurm or Ray, with `launch` ``slurm`` or ``ray``.
+        nodes: of Slurm or Ray, with `launch` ``slurm`` or ``ray``; or hosts that announce
+            themselves, with one of `INVITING`.
         time_limit, partition: of Slurm.
         launch_args: further options of salloc, or a node's resources of Ray.
         queue_timeout_s: how long nodes may be waited for; None without limit.
@@ -216,6 +223,7 @@ def make_options(
         ("launch", launch, (str,)),
         ("interface", interface, (str,)),
         ("launch_args", launch_args, (str,)),
+        ("address", address, (str,)),
     ):
         if not isinstance(value, kinds):
             raise MeshUsageError(f"{option} must be text{_OR[option]}, not {value!r}")
@@ -246,18 +254,25 @@ def make_options(
             )
         )
         num_ranks = num_ranks or nproc_per_host  # of one node, until the nodes are known
+    elif launch in INVITING:
+        if hosts or spares or time_limit or partition or launch_args or queue_timeout_s is not None:
+            raise MeshUsageError(
+                f"--launch {launch} takes --nodes and --nproc-per-host only: the hosts announce "
+                "themselves"
+            )
     elif nodes is not None or time_limit or partition or launch_args or queue_timeout_s is not None:
         raise MeshUsageError(
             "--nodes, --time, --partition, --launch-args and --queue-timeout are for engines with "
             "nodes of their own: add --launch slurm or --launch ray"
         )
-    entries, kept = (
-        _choose_hosts(hosts, num_ranks, nproc_per_host, launch, spares)
-        if request is None
-        else ((), ())
-    )
+    entries: tuple[HostEntry, ...] = ()
+    kept: tuple[str, ...] = ()
+    if launch in INVITING:
+        entries = awaited_hosts(launch, nodes, num_ranks, nproc_per_host)
+    elif request is None:
+        entries, kept = _choose_hosts(hosts, num_ranks, nproc_per_host, launch, spares)
     chosen_gpus = {} if gpus is None else read_gpus(gpus)
-    if request is None:
+    if request is None and launch not in INVITING:
         _check_gpu_hosts(chosen_gpus, {*kept, *(entry.name for entry in entries)})
     if entries:
         num_ranks = sum(entry.num_ranks for entry in entries)
@@ -300,6 +315,7 @@ def make_options(
         hosts=entries,
         launch=launch,
         interface=interface,
+        address=address,
         spares=kept,
         env=read_environment(env, os.environ),
         gpus=chosen_gpus,

@@ -77,10 +77,15 @@ COMMANDS = {
             click.Option(
                 ["--launch"],
                 metavar="COMMAND",
-                help="What starts an agent on a host, in place of ssh: slurm, ray, or "
-                "'docker exec -i {host} {command}'.",
+                help="What starts an agent on a host, in place of ssh: slurm, ray, torchrun, hand "
+                "(you do), or 'docker exec -i {host} {command}'.",
             ),
-            click.Option(["--nodes"], type=int, metavar="N", help="Nodes to ask Slurm or Ray for."),
+            click.Option(
+                ["--nodes"],
+                type=int,
+                metavar="N",
+                help="Nodes to ask Slurm or Ray for, or hosts that announce themselves.",
+            ),
             click.Option(
                 ["--time", "time_limit"], metavar="TIME", help="Of Slurm's allocation: 2:00:00."
             ),
@@ -117,6 +122,11 @@ COMMANDS = {
                 ["--gpus"],
                 metavar="LIST",
                 help="GPUs that the ranks of each host use: 0,2, or by host a=0,1;b=2, or none.",
+            ),
+            click.Option(
+                ["--address"],
+                metavar="ADDRESS",
+                help="This host's address or interface, for agents that connect to it.",
             ),
             click.Option(
                 ["--lease", "lease_s"],

@@ -8,6 +8,7 @@ import msgspec
 
 from .host import Place
 from .verb import Verb
+from .versions import Versions
 
 # An agent's announcement is the line of its output that begins so; what login scripts print comes
 # before it.
@@ -48,6 +49,8 @@ class HostPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         joins: the mesh is ready, and the agent takes the place of one that is lost: its ranks are
             forked when the controller asks for them.
         release_command: run when the agent has ended; gives the mesh's hosts back after the last.
+        invited_by: public key of the listener that the host has announced itself to; "" where the
+            notebook has started the agent.
     """
 
     index: int
@@ -61,6 +64,7 @@ class HostPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     interface: str = ""
     joins: bool = False
     release_command: tuple[str, ...] = ()
+    invited_by: str = ""
 
 
 class AgentAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -98,9 +102,11 @@ class Announcement(msgspec.Struct, frozen=True):
         address: where it is reached; None with a problem.
         place: host, boot and PID namespace.
         pid: the agent's process.
+        versions: of what the host has installed.
     """
 
     problem: str = ""
     address: AgentAddress | None = None
     place: Place | None = None
     pid: int = 0
+    versions: Versions | None = None

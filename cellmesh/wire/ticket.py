@@ -27,6 +27,7 @@ import msgspec
 from ..errors import HostError
 from .host import Place, own_python, own_torch, own_version, this_place
 from .hosts import AgentAddress, HostPart
+from .rendezvous import Invitation
 
 # sun_path holds 108 bytes; "/agent.sock" and a NUL must still fit.
 _MAX_DIRECTORY_BYTES = 108 - len("/agent.sock") - 1
@@ -76,6 +77,9 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         gpus: which GPUs the ranks use, by host (`environment.gpus_of`); empty for all.
         slurm_job: the job that the hosts are nodes of; "" without Slurm.
         curve_secret: CURVE's secret key of this ticket's owner (Z85): an agent, or controllers.
+        address: the notebook's, for agents that connect to it; "" for the one it chooses.
+        invitation: what hosts are given that announce themselves; None where nobody is invited.
+        invitation_secret: CURVE's secret key of the listener that they connect to (Z85).
     """
 
     name: str
@@ -112,6 +116,9 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     gpus: dict[str, tuple[str, ...]] = {}
     slurm_job: str = ""
     curve_secret: str = ""
+    address: str = ""
+    invitation: Invitation | None = None
+    invitation_secret: str = ""
 
     @property
     def agent_endpoint(self) -> str:

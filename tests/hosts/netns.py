@@ -5,6 +5,7 @@ sshd of its own. Needs root, iproute2, openssh-server and nftables.
 from __future__ import annotations
 
 import contextlib
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -41,6 +42,36 @@ class Host:
     name: str
     address: str
     directory: Path
+
+    def start(
+        self, *command: str, stdin: bytes | None = None, has_terminal: bool = False
+    ) -> subprocess.Popen[bytes]:
+        """Start a command on the host, as a person with ssh does; its output goes into a log.
+
+        Args:
+            command: the words of the command.
+            stdin: what it reads first; None for nothing.
+            has_terminal: its standard input is a terminal.
+        """
+        client = self.directory.parent / "bin/ssh"
+        with open(self.directory / "started.log", "ab") as log:
+            process = subprocess.Popen(
+                [str(client), *(["-tt"] if has_terminal else []), self.name, shlex.join(command)],
+                stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        if stdin is not None:
+            assert process.stdin is not None
+            process.stdin.write(stdin)
+            process.stdin.flush()
+        return process
+
+    def read_log(self) -> str:
+        """Return what `start`ed commands have printed."""
+        path = self.directory / "started.log"
+        return path.read_text(errors="replace") if path.exists() else ""
 
     def inside(self, *command: str) -> str:
         """Run a command in the host's network."""

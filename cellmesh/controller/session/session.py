@@ -343,6 +343,7 @@ class Session:
             self._has_left = True
             self._link.close()
             self.features.end()
+            self._launcher.leave()
 
     def _release(self) -> None:
         """Handle the link's end: drop the exit handler if another controller holds the mesh."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 import os
 import subprocess
 import time
@@ -17,7 +18,7 @@ from ...wire.host import fits, is_process, own_python, this_place
 from ...wire.marks import end_dead_meshes
 from ...wire.modules import loaded
 from ...wire.ticket import Ticket, find_strange, find_tickets, read_ticket, runtime_root
-from ..host_list import parse_hosts
+from ..host_list import INVITING, parse_hosts
 from ..kernel import own_kernel
 from ..mesh import Mesh
 from ..node_request import NodeRequest
@@ -48,6 +49,7 @@ from .session import Session, StartProgress
 # A notebook is restarted now and then, and the ranks are to be there then; a script is over when it
 # ends.
 NOTEBOOK_LEASE_S = 1800.0
+_START_S = 120.0
 _ATTACH_S = 10.0
 _ATTACHED_READY_S = 120.0
 
@@ -67,6 +69,7 @@ def start(
     nproc_per_host: int | None = None,
     launch: str | None = None,
     interface: str | None = None,
+    address: str | None = None,
     spares: int | None = None,
     nodes: int | None = None,
     time_limit: str | None = None,
@@ -75,7 +78,7 @@ def start(
     gpus: str | Mapping[str, Any] | Iterable[int] | int | None = None,
     launch_args: str | None = None,
     queue_timeout_s: float | str | None = None,
-    timeout_s: float = 120.0,
+    timeout_s: float | None = None,
     on_progress: Callable[[StartProgress], None] | None = None,
 ) -> Mesh:
     """Start a mesh on this machine or on other hosts, and wait until every rank is ready.
@@ -102,12 +105,16 @@ def start(
         nproc_per_host: how many ranks run on each host that names no number.
         launch: the command line that starts `cellmesh agent` on a host, such as ``docker exec -i
             {host} {command}``; by default OpenSSH's client. ``slurm`` uses the nodes of this
-            process's allocation, or a new one; ``ray`` nodes of a Ray cluster.
+            process's allocation, or a new one; ``ray`` nodes of a Ray cluster. With ``hand`` and
+            ``torchrun`` hosts announce themselves on which people, or torchrun, start the command
+            that is shown.
         interface: the hosts' network interface for cellmesh, gloo, NCCL and the c10d store; by
             default that of the route to this host.
+        address: this host's, or its interface, for agents that connect to it; by default that of
+            the route to other networks.
         spares: how many of the hosts, the last ones, run nothing until `Mesh.heal` has them replace
             lost ones.
-        nodes: how many nodes Slurm or Ray is asked for.
+        nodes: how many nodes Slurm or Ray is asked for, or hosts announce themselves.
         time_limit: of the allocation, as salloc takes it.
         env: environment variables that the ranks of all hosts get besides those of their host:
             names of variables that are set here, ``["HF_HOME"]``, or names and values.
@@ -120,7 +127,8 @@ def start(
             each rank).
         queue_timeout_s: how long nodes may be waited for, in seconds or like ``1h``; by default as
             long as it takes.
-        timeout_s: how long the start may take, in seconds, once there are nodes.
+        timeout_s: how long the start may take, in seconds, once there are nodes; by default 120,
+            and as long as it takes for hosts that announce themselves.
         on_progress: told how far it has come; called on another thread.
 
     Returns:
@@ -144,6 +152,7 @@ def start(
         "nproc_per_host": nproc_per_host,
         "launch": launch,
         "interface": interface,
+        "address": address,
         "spares": spares,
         "nodes": nodes,
         "time_limit": time_limit,
@@ -164,10 +173,12 @@ def start(
     end_dead_meshes(runtime_root())
     started_at = time.monotonic()
     checked = make_options(**options)
-    ticket, launcher, end = _launch(checked, is_lease_chosen, timeout_s, on_progress)
+    limit_s = _START_S if timeout_s is None else timeout_s
+    patience_s = math.inf if timeout_s is None and checked.launch in INVITING else limit_s
+    ticket, launcher, end = _launch(checked, is_lease_chosen, patience_s, on_progress)
     session = Session(ticket, launcher, end, on_progress=on_progress, started_at=started_at)
     loaded.record()
-    session.wait_until_ready(timeout_s)
+    session.wait_until_ready(limit_s)
     return Mesh(session)
 
 
@@ -186,7 +197,14 @@ def _launch(
     if options.request is not None:
         options = _with_nodes(options, options.request, on_progress)
     if options.hosts:
-        agents = HostAgents(make_ticket(options, is_lease_chosen), options.hosts, timeout_s)
+
+        def show(text: str, stays: bool) -> None:
+            if stays:
+                current_sink().note(text)
+            elif on_progress is not None:
+                on_progress(StartProgress(text, 0, options.num_ranks, 0.0))
+
+        agents = HostAgents(make_ticket(options, is_lease_chosen), options.hosts, timeout_s, show)
         end = agents.start()
         return agents.ticket, agents, end
     can_fork = options.prestart and not changes_import(ranks_environment(options))

@@ -28,7 +28,11 @@ READY = b"ready\n"
 
 
 def main(ticket_path: str, shell: RankShell | None = None) -> int:
-    """Fork the agent, write both process numbers to descriptor 1, and wait for the agent's end."""
+    """Fork the agent, write both process numbers to descriptor 1, and wait for the agent's end.
+
+    Returns:
+        0 if the agent has ended in order.
+    """
     ticket = read_ticket(Path(ticket_path))
     linux_process.become_subreaper()
     agent = os.fork()
@@ -55,11 +59,12 @@ def main(ticket_path: str, shell: RankShell | None = None) -> int:
     os.write(1, b"%d %d\n" % (os.getpid(), agent))
     os.dup2(2, 1)
     linux_process.name_process("cellmesh-guard")
-    while os.wait()[0] != agent:
-        pass
+    pid = status = 0
+    while pid != agent:
+        pid, status = os.wait()
     linux_process.end_descendants()
     remove_own_directory(ticket)
-    return 0
+    return int(status != 0)
 
 
 def _announce(pipe: BinaryIO) -> None:

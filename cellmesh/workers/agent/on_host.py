@@ -18,57 +18,182 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
-from typing import IO
+from dataclasses import dataclass
+from typing import IO, Protocol
 
 import msgspec
 
 from ...errors import HostError
 from ...wire.curve import new_keys
 from ...wire.environment import choose_gpus, gpus_of
-from ...wire.host import fits, own_python, own_torch, own_version, same_release, this_place
+from ...wire.host import is_process, own_python, own_torch, own_version, this_place
 from ...wire.hosts import ANNOUNCEMENT, GO, Announcement, HostPart
 from ...wire.interpreter import absolute, isolated_command
-from ...wire.ticket import Ticket, make_directory, read_ticket, runtime_root, write_ticket
+from ...wire.rendezvous import Invitation, addresses_by_interface, own_facts, parse_invitation
+from ...wire.ticket import (
+    Ticket,
+    find_tickets,
+    make_directory,
+    read_ticket,
+    runtime_root,
+    write_ticket,
+)
+from ...wire.versions import Versions, describe_mismatch, own_versions
 from .guardian import READY
+from .invited import Visit
+
+# How long a host whose agent has ended looks for the notebook: where the mesh has ended, nobody
+# listens.
+_ENDED_S = 10.0
+# What torchrun sets for the processes that it starts, besides TORCHELASTIC_*.
+_ENGINES = {
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
+    *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+}
+
+
+class Notebook(Protocol):
+    """What the agent's launcher in the notebook says and hears, until it lets the agent go."""
+
+    def say(self, announcement: Announcement) -> None:
+        """Send it an announcement."""
+        ...
+
+    def hear(self, agent: int) -> bytes:
+        """Wait for an order; b"" if it has gone, or the agent has ended.
+
+        Args:
+            agent: a descriptor that is readable once the agent has ended.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A launcher that reads this process's standard output.
+
+    Args:
+        stdin: where it gives orders; None if it gives none.
+    """
+
+    stdin: IO[bytes] | None
+
+    def say(self, announcement: Announcement) -> None:
+        """As `Notebook.say`."""
+        sys.stdout.write(ANNOUNCEMENT + msgspec.json.encode(announcement).decode() + "\n")
+        sys.stdout.flush()
+
+    def hear(self, agent: int) -> bytes:
+        """As `Notebook.hear`."""
+        if self.stdin is None:
+            return GO
+        ready, _, _ = select.select([self.stdin.fileno(), agent], [], [])
+        return b"" if agent in ready else self.stdin.readline()
 
 
 def run(text: bytes, stdin: IO[bytes] | None, address: str = "", interface: str = "") -> int:
     """Start the agent of a ticket, and wait for its end.
 
     Args:
-        text: of the ticket.
+        text: of the ticket, or of an invitation.
         stdin: where the launcher says that every host has started; None if nothing is said.
         address: to bind, and for other ranks; "" for that of the interface.
         interface: the network interface; "" for that of the route to the notebook's host.
 
     Returns:
         The exit code.
+
+    Raises:
+        HostError: this host, or what was given, cannot join the mesh.
     """
+    if (invitation := parse_invitation(text)) is not None:
+        return _join(invitation, address, interface)
+    notebook = Lines(stdin)
     try:
-        given = _decode(text)
-        ticket = _own_ticket(given, address, interface)
-        return _supervise(ticket, stdin)
+        return _start(text, notebook, address, interface)
     except HostError as error:
-        _say(Announcement(problem=str(error)))
+        notebook.say(Announcement(problem=str(error)))
         return 1
+
+
+def _join(invitation: Invitation, address: str, interface: str) -> int:
+    """Announce this host until the mesh ends, unless an agent of the mesh lives on it.
+
+    TorchElastic restarts what it has started on every host when one host is lost: agents live on,
+    and what it starts then waits for the end of the one that is there.
+    """
+    facts = own_facts(os.environ)
+    is_elastic = "TORCHELASTIC_RUN_ID" in os.environ
+    for name in [name for name in os.environ if is_engines(name)]:
+        del os.environ[name]  # ranks have their own
+    patience_s = None
+    while True:
+        living = _find_agent(invitation)
+        if living is not None:
+            _print(f"the agent of {living.name} on this host lives (process {living.agent_pid})")
+            _await_end(living)
+        else:
+            visit = Visit(invitation, facts)
+            try:
+                text = visit.receive_ticket(patience_s)
+                if text is None or _start_invited(text, visit, address, interface, is_elastic) == 0:
+                    return 0  # the mesh has ended
+            finally:
+                visit.close()
+        _print("the agent has ended")
+        patience_s = _ENDED_S
+
+
+def _start_invited(
+    text: bytes, visit: Visit, address: str, interface: str, is_elastic: bool
+) -> int:
+    try:
+        return _start(text, visit, address, interface, outlives_this=is_elastic)
+    except HostError as error:
+        visit.say(Announcement(problem=str(error)))
+        raise
+
+
+def is_engines(name: str) -> bool:
+    """Whether an environment variable is torchrun's, of the process that it has started."""
+    return name in _ENGINES or name.startswith("TORCHELASTIC_")
+
+
+def _find_agent(invitation: Invitation) -> Ticket | None:
+    here = this_place()
+    for ticket in find_tickets(runtime_root()):
+        part = ticket.host
+        if (
+            part is not None
+            and part.invited_by == invitation.public_key
+            and ticket.place == here
+            and is_process(ticket.agent_pid, ticket.agent_ticks)
+        ):
+            return ticket
+    return None
+
+
+def _await_end(ticket: Ticket) -> None:
+    try:
+        pidfd = os.pidfd_open(ticket.agent_pid)
+    except ProcessLookupError:
+        return
+    try:
+        if is_process(ticket.agent_pid, ticket.agent_ticks):
+            select.select([pidfd], [], [])
+    finally:
+        os.close(pidfd)
 
 
 def _decode(text: bytes) -> Ticket:
     try:
         content = json.loads(text)
-        versions = {name: str(content.get(name, "")) for name in ("version", "python", "torch")}
+        theirs = Versions(*(str(content.get(name, "")) for name in ("version", "python", "torch")))
     except (ValueError, AttributeError) as error:
         raise HostError(f"what was given is no ticket: {error}") from error
-    for what, theirs, own, agrees in (
-        ("cellmesh", versions["version"], own_version(), versions["version"] == own_version()),
-        ("Python", versions["python"], own_python(), fits(versions["python"], own_python())),
-        ("torch", versions["torch"], own_torch(), same_release(versions["torch"], own_torch())),
-    ):
-        if not agrees:
-            raise HostError(
-                f"{socket.gethostname()} has {what} {own or '(none)'}, and the notebook {theirs}: "
-                f"install the same version on both ({sys.executable})"
-            )
+    by_host = {"the notebook": theirs, socket.gethostname(): own_versions()}
+    if problem := describe_mismatch(by_host):
+        raise HostError(f"{problem} ({sys.executable})")
     try:
         ticket = msgspec.convert(content, Ticket)
     except msgspec.MsgspecError as error:
@@ -83,7 +208,9 @@ def _decode(text: bytes) -> Ticket:
 def _own_ticket(given: Ticket, address: str, interface: str) -> Ticket:
     """Make a directory for the mesh on this host, and write the agent's own ticket there."""
     assert given.host is not None
-    address, interface = choose_address(given.host, address, interface, os.environ)
+    address, interface = choose_address(
+        given.host, address, interface or given.interface, os.environ
+    )
     part = msgspec.structs.replace(given.host, address=address, interface=interface)
     visible = choose_gpus(gpus_of(given.gpus, part.name), os.environ)
     directory = make_directory(runtime_root(), f"{given.name}-h{part.index}")
@@ -120,10 +247,7 @@ def choose_address(
     """
     import psutil  # not for agents of meshes on one host
 
-    by_interface = {
-        name: [each.address for each in addresses if each.family == socket.AF_INET]
-        for name, addresses in psutil.net_if_addrs().items()
-    }
+    by_interface = addresses_by_interface()
     if interface and not address:
         found = by_interface.get(interface, [])
         if not found:
@@ -152,7 +276,21 @@ def _route_to(addresses: tuple[str, ...]) -> str:
     return "127.0.0.1"
 
 
-def _supervise(ticket: Ticket, stdin: IO[bytes] | None) -> int:
+def _start(
+    text: bytes, notebook: Notebook, address: str, interface: str, outlives_this: bool = False
+) -> int:
+    """Start an agent, and wait for its end.
+
+    Args:
+        text: of its ticket.
+        notebook: what lets it go once every host has started.
+        address, interface: as of `run`.
+        outlives_this: whether the agent, once it was let go, goes on when this process is ended.
+
+    Returns:
+        0 if the agent has ended in order.
+    """
+    ticket = _own_ticket(_decode(text), address, interface)
     with open(ticket.logs / "agent.log", "ab") as log:
         guardian = subprocess.Popen(
             isolated_command("cellmesh.workers.agent.guardian", str(ticket.path)),
@@ -167,26 +305,36 @@ def _supervise(ticket: Ticket, stdin: IO[bytes] | None) -> int:
     guardian.stdout.readline()  # the processes' numbers
     if guardian.stdout.readline() != READY:
         guardian.wait()
-        text = (ticket.logs / "agent.log").read_text(errors="replace")[-2000:].strip()
-        raise HostError(f"the agent did not start: {text}")
+        text_ = (ticket.logs / "agent.log").read_text(errors="replace")[-2000:].strip()
+        raise HostError(f"the agent did not start: {text_}")
     signed = read_ticket(ticket.path)
-    _say(
-        Announcement(address=signed.agents[0], place=signed.place, pid=signed.agent_pid),
+    notebook.say(
+        Announcement(
+            address=signed.agents[0],
+            place=signed.place,
+            pid=signed.agent_pid,
+            versions=own_versions(),
+        )
     )
-    if stdin is not None and not _hears_go(stdin, guardian):
+    if not _is_let_go(notebook, guardian):
         _end(guardian)
+    elif outlives_this:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
     status = guardian.wait()
     if ticket.host is not None and ticket.host.release_command:
         subprocess.run(ticket.host.release_command, capture_output=True)
     return status
 
 
-def _hears_go(stdin: IO[bytes], guardian: subprocess.Popen[bytes]) -> bool:
+def _is_let_go(notebook: Notebook, guardian: subprocess.Popen[bytes]) -> bool:
     """Wait until the launcher says that every host has started; False if it ends before."""
     pidfd = os.pidfd_open(guardian.pid)
     try:
-        ready, _, _ = select.select([stdin.fileno(), pidfd], [], [])
-        return pidfd in ready or stdin.readline() == GO
+        while order := notebook.hear(pidfd):
+            if order == GO:
+                return True
+        return bool(select.select([pidfd], [], [], 0)[0])
     finally:
         os.close(pidfd)
 
@@ -197,6 +345,5 @@ def _end(guardian: subprocess.Popen[bytes]) -> None:
         os.killpg(guardian.pid, signal.SIGTERM)
 
 
-def _say(announcement: Announcement) -> None:
-    sys.stdout.write(ANNOUNCEMENT + msgspec.json.encode(announcement).decode() + "\n")
-    sys.stdout.flush()
+def _print(text: str) -> None:
+    print(f"cellmesh agent: {text}", file=sys.stderr, flush=True)

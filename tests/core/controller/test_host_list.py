@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cellmesh.controller.host_list import HostEntry, command_for, parse_hosts
+from cellmesh.controller.host_list import HostEntry, awaited_hosts, command_for, parse_hosts
 from cellmesh.errors import MeshUsageError
 
 A2, B2 = HostEntry("a", 2), HostEntry("b", 2)
@@ -91,3 +91,25 @@ def test_command_stands_where_the_template_says(template: str, expected: list[st
 def test_template_without_a_command_is_refused(template: str, message: str) -> None:
     with pytest.raises(MeshUsageError, match=message):
         command_for(template, "n1", COMMAND)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "num_ranks", "nproc_per_host", "expected"),
+    [(2, None, 4, [4, 4]), (2, 6, None, [3, 3]), (1, 2, 2, [2])],
+)
+def test_hosts_that_announce_themselves_have_equal_numbers(
+    nodes: int, num_ranks: int | None, nproc_per_host: int | None, expected: list[int]
+) -> None:
+    hosts = awaited_hosts("hand", nodes, num_ranks, nproc_per_host)
+    assert [host.num_ranks for host in hosts] == expected
+
+
+@pytest.mark.parametrize(
+    ("nodes", "num_ranks", "message"),
+    [(None, 4, "--nodes 2"), (0, 4, "not 0"), (2, None, "--nproc-per-host"), (2, 3, "equally")],
+)
+def test_hosts_that_announce_themselves_are_counted_before(
+    nodes: int | None, num_ranks: int | None, message: str
+) -> None:
+    with pytest.raises(MeshUsageError, match=message):
+        awaited_hosts("hand", nodes, num_ranks, None)

@@ -40,6 +40,10 @@ class Launcher(Protocol):
         """Send the agent a signal, unless it has ended."""
         ...
 
+    def leave(self) -> None:
+        """Close what this process has open for the agent, which goes on or has ended."""
+        ...
+
     def describe(self) -> str:
         """Where the agent runs, and as which process."""
         ...

@@ -79,6 +79,7 @@ def make_ticket(options: Options, is_lease_chosen: bool) -> Ticket:
         auto_heal=options.auto_heal,
         launch=options.launch,
         interface=options.interface,
+        address=options.address,
         spares=options.spares,
         release_command=options.release_command,
         env=environment,
@@ -196,6 +197,9 @@ class LocalAgent:
                 signal.pidfd_send_signal(pidfd, number)
             finally:
                 os.close(pidfd)
+
+    def leave(self) -> None:
+        """As `Launcher.leave`: nothing is open."""
 
     def describe(self) -> str:
         """Where the agent runs, and as which process."""

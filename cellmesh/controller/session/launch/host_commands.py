@@ -1,0 +1,213 @@
+"""Starts agents on hosts by commands of this process: ssh, srun, or any that runs another there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from ....errors import HostError
+from ....wire.hosts import ANNOUNCEMENT, GO, Announcement, HostPart
+from ....wire.ticket import Ticket
+from ...host_list import command_for
+
+# How long the agents of hosts may take to end after a kill of what started them.
+_KILL_S = 15.0
+
+
+@dataclass(eq=False)
+class _Command:
+    """A command that starts an agent, with what it has printed and nobody has read."""
+
+    name: str
+    argv: Sequence[str]
+    process: subprocess.Popen[bytes]
+    log: Path
+    output: bytes = b""
+
+    def take_announcement(self) -> Announcement | None:
+        """Return the next announcement in the output; what login scripts print is left out."""
+        *lines, rest = self.output.split(b"\n")
+        for number, line in enumerate(lines):
+            if line.startswith(ANNOUNCEMENT.encode()):
+                self.output = b"\n".join([*lines[number + 1 :], rest])
+                return msgspec.json.decode(line[len(ANNOUNCEMENT) :], type=Announcement)
+        return None
+
+    def explain_end(self) -> str:
+        """Say how the command ended, and why."""
+        status = self.process.wait()
+        said = _end_of(self.log) or self.output.decode(errors="replace")[-2000:].strip()
+        return _explain(self.name, self.argv[0], status, said)
+
+
+@dataclass(eq=False)
+class HostCommands:
+    """Runs one command for each host, which stays for as long as the host's agent does."""
+
+    _starting: list[_Command] = field(default_factory=list)
+    _released: list[_Command] = field(default_factory=list)
+
+    def start(
+        self, ticket: Ticket, parts: Sequence[HostPart], timeout_s: float
+    ) -> list[Announcement]:
+        """As `Starter.start`."""
+        command = [sys.executable, "-m", "cellmesh", "agent", "--ticket", "-"]
+        command += ["--interface", ticket.interface] if ticket.interface else []
+        commands = [command_for(ticket.launch, part.name, command) for part in parts]
+        self._starting = []
+        for part, argv in zip(parts, commands, strict=True):
+            sent = msgspec.structs.replace(ticket, host=part, agents=(), spares=(), curve_secret="")
+            log_path = ticket.logs / f"agent{part.index}.log"
+            with open(log_path, "wb") as log:
+                try:
+                    process = subprocess.Popen(
+                        argv,
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        stderr=log,
+                        start_new_session=True,
+                    )
+                except OSError as error:
+                    raise HostError(
+                        f"{part.name}: cannot run {argv[0]}: {error.strerror}"
+                    ) from error
+            self._starting.append(_Command(part.name, argv, process, log_path))
+            _write(process, json.dumps(msgspec.to_builtins(sent)).encode() + b"\n")
+        return self._hear(self._starting, timeout_s)
+
+    def order(self, index: int, line: bytes, timeout_s: float) -> Announcement:
+        """As `Starter.order`."""
+        command = self._starting[index]
+        _write(command.process, line)
+        return self._hear([command], timeout_s)[0]
+
+    def _hear(self, commands: Sequence[_Command], timeout_s: float) -> list[Announcement]:
+        """Wait for an announcement of each command."""
+        deadline = time.monotonic() + timeout_s
+        heard: dict[int, Announcement] = {}
+        with selectors.DefaultSelector() as selector:
+            for index, command in enumerate(commands):
+                assert command.process.stdout is not None
+                selector.register(command.process.stdout, selectors.EVENT_READ, index)
+            while len(heard) < len(commands):
+                ready = selector.select(max(0.0, deadline - time.monotonic()))
+                if not ready:
+                    late = [each for index, each in enumerate(commands) if index not in heard]
+                    raise HostError(
+                        f"{', '.join(each.name for each in late)} did not answer within "
+                        f"{timeout_s:.0f} s: {_end_of(late[0].log)}"
+                    )
+                for key, _ in ready:
+                    command = commands[key.data]
+                    data = os.read(key.fd, 65536)
+                    command.output += data
+                    found = command.take_announcement()
+                    if found is not None:
+                        heard[key.data] = found
+                        selector.unregister(key.fileobj)
+                    elif not data:
+                        raise HostError(command.explain_end())
+                    if found is not None and found.problem:
+                        raise HostError(f"{command.name}: {found.problem}")
+        return [heard[index] for index in range(len(commands))]
+
+    def let_go(self) -> None:
+        """As `Starter.let_go`."""
+        for command in self._starting:
+            process = command.process
+            _write(process, GO)
+            _close(process.stdin)
+            _close(process.stdout)
+            # The mesh may outlive the interest of this process in it.
+            reaper = threading.Thread(target=process.wait, name="cellmesh-reaper", daemon=True)
+            reaper.start()
+        self._released += self._starting
+        self._starting = []
+
+    def end(self) -> None:
+        """As `Starter.end`."""
+        starting, self._starting = self._starting, []
+        for command in starting:
+            _close(command.process.stdin)  # upon which an agent that waits for `GO` ends
+        if not _await(starting, _KILL_S):
+            _signal(starting, signal.SIGKILL)
+            _await(starting, None)
+
+    def poll(self) -> bool:
+        """As `Starter.poll`."""
+        return any(command.process.poll() is None for command in self._released)
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """As `Starter.wait`."""
+        return _await(self._released, timeout_s)
+
+    def signal(self, number: int) -> None:
+        """As `Starter.signal`."""
+        _signal(self._released, number)
+
+    def leave(self) -> None:
+        """As `Starter.leave`: what is open closes with the commands."""
+
+
+def _write(process: subprocess.Popen[bytes], line: bytes) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):  # it has ended: its output says why
+        process.stdin.write(line)
+        process.stdin.flush()
+
+
+def _signal(commands: Sequence[_Command], number: int) -> None:
+    for command in commands:
+        if command.process.poll() is None:
+            command.process.send_signal(number)
+
+
+def _await(commands: Sequence[_Command], timeout_s: float | None) -> bool:
+    """Wait until processes have ended, and close what leads to them; False if they go on."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    for command in commands:
+        try:
+            command.process.wait(
+                None if deadline is None else max(0.0, deadline - time.monotonic())
+            )
+        except subprocess.TimeoutExpired:
+            return False
+    for command in commands:
+        _close(command.process.stdin)
+        _close(command.process.stdout)
+    return True
+
+
+def _explain(name: str, program: str, status: int, said: str) -> str:
+    hint = ""
+    if status == 127 or "No such file" in said or "not found" in said:
+        hint = f" (is cellmesh installed on {name} at {sys.executable}?)"
+    elif "No module named" in said:
+        hint = f" (install it on {name}: `{sys.executable} -m pip install cellmesh`)"
+    return f"{name}: no agent was started ({program} exited with {status}): {said}{hint}"
+
+
+def _end_of(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")[-2000:].strip()
+    except OSError:
+        return ""
+
+
+def _close(file: IO[bytes] | None) -> None:
+    with contextlib.suppress(OSError):
+        if file is not None:
+            file.close()

@@ -1,0 +1,199 @@
+"""Starts agents on hosts that announce themselves, as a person or an engine has started
+``cellmesh agent`` there: ``--launch hand`` and ``--launch torchrun``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from ....errors import HostError
+from ....wire.curve import new_keys, public_of
+from ....wire.hosts import GO, Announcement, HostPart
+from ....wire.rendezvous import Invitation, addresses_by_interface
+from ....wire.ticket import Ticket
+from ....wire.versions import describe_mismatch, own_versions
+from .own_address import choose, route_address
+from .rendezvous import Guest, Rendezvous
+
+# How long a heal waits for a host that has announced itself again.
+_RETURN_S = 10.0
+_FILE = "join.json"
+
+
+class InvitedHosts:
+    """The hosts that announce themselves to this process.
+
+    Args:
+        ticket: the controllers'. With an invitation, the listener is bound where it was.
+        report: shows a line of progress; called with a text and whether the text stays.
+
+    Attributes:
+        ticket: with the invitation.
+
+    Raises:
+        HostError: the listener cannot be bound.
+    """
+
+    def __init__(self, ticket: Ticket, report: Callable[[str, bool], None]) -> None:
+        self._report = report
+        self._starting: list[Guest] = []
+        invitation, secret = ticket.invitation, ticket.invitation_secret
+        if invitation is None:
+            secret, address = new_keys().secret, choose_own_address(ticket.address)
+            invitation = Invitation(
+                ticket.name, f"tcp://{address}:*", public_of(secret), new_keys().secret
+            )
+        self._rendezvous = Rendezvous(invitation.endpoint, secret, public_of(invitation.secret))
+        invitation = msgspec.structs.replace(invitation, endpoint=self._rendezvous.endpoint)
+        self.ticket = msgspec.structs.replace(
+            ticket, invitation=invitation, invitation_secret=secret
+        )
+        self._path = Path(ticket.directory) / _FILE
+        if ticket.invitation is None:
+            write_invitation(self._path, invitation)
+
+    def start(
+        self, ticket: Ticket, parts: Sequence[HostPart], timeout_s: float
+    ) -> list[Announcement]:
+        """As `Starter.start`; hosts are given parts in the order of their engine's numbers."""
+        is_return = any(part.joins for part in parts)
+        if not is_return:
+            self._report(describe_start(ticket.launch, len(parts), self._path), True)
+        until = time.monotonic() + (_RETURN_S if is_return else timeout_s)
+        try:
+            guests = self._rendezvous.gather(
+                len(parts), until, lambda found: self._show(found, len(parts))
+            )
+        except HostError:
+            if not is_return:
+                raise
+            raise HostError(
+                "no host has announced itself in its place: start its agent again ("
+                f"{agent_line(ticket.launch, len(parts), self._path)})"
+            ) from None
+        self._check_versions(guests)
+        self._starting = guests
+        for guest, part in zip(guests, parts, strict=True):
+            key = ticket.invitation.public_key if ticket.invitation is not None else ""
+            named = msgspec.structs.replace(part, name=guest.facts.name, invited_by=key)
+            sent = msgspec.structs.replace(
+                ticket,
+                host=named,
+                agents=(),
+                spares=(),
+                curve_secret="",
+                invitation=None,
+                invitation_secret="",
+            )
+            self._rendezvous.give(guest, json.dumps(msgspec.to_builtins(sent)).encode())
+        deadline = time.monotonic() + (120.0 if math.isinf(timeout_s) else timeout_s)
+        return [self._hear(guest, deadline) for guest in guests]
+
+    def _show(self, found: Sequence[Guest], num_hosts: int) -> None:
+        names = ", ".join(guest.describe() for guest in found)
+        self._report(f"{len(found)} of {num_hosts} hosts have announced themselves: {names}", False)
+
+    def _check_versions(self, guests: Sequence[Guest]) -> None:
+        versions = {"the notebook": msgspec.structs.replace(own_versions(), nccl="")}
+        versions.update((guest.facts.name, guest.facts.versions) for guest in guests)
+        if problem := describe_mismatch(versions):
+            for guest in guests:
+                self._rendezvous.refuse(guest, problem)
+            raise HostError(problem)
+
+    def _hear(self, guest: Guest, deadline: float) -> Announcement:
+        announced = self._rendezvous.hear(guest, deadline)
+        if announced.problem:
+            raise HostError(f"{guest.facts.name}: {announced.problem}")
+        return announced
+
+    def order(self, index: int, line: bytes, timeout_s: float) -> Announcement:
+        """As `Starter.order`."""
+        self._rendezvous.order(self._starting[index], line)
+        return self._hear(self._starting[index], time.monotonic() + timeout_s)
+
+    def let_go(self) -> None:
+        """As `Starter.let_go`."""
+        for guest in self._starting:
+            self._rendezvous.order(guest, GO)
+        self._starting = []
+
+    def end(self) -> None:
+        """As `Starter.end`."""
+        for guest in self._starting:
+            self._rendezvous.refuse(guest, "the mesh was not started: the notebook says why")
+        self._starting = []
+
+    def poll(self) -> bool:
+        """As `Starter.poll`: nothing of this process started them."""
+        return False
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """As `Starter.wait`."""
+        return True
+
+    def signal(self, number: int) -> None:
+        """As `Starter.signal`."""
+
+    def leave(self) -> None:
+        """As `Starter.leave`."""
+        self._rendezvous.close("the mesh has ended, or its notebook has left it")
+
+
+def choose_own_address(wanted: str) -> str:
+    """Choose the address of this host that agents connect to.
+
+    Args:
+        wanted: an address, or an interface; "" for that of the route to other networks.
+
+    Raises:
+        MeshUsageError: this host has no such address, or several and none was chosen.
+    """
+    return choose(wanted, addresses_by_interface(), route_address())
+
+
+def agent_line(launch: str, num_hosts: int, path: Path) -> str:
+    """Return the command line that starts an agent on a host."""
+    copied = f"~/cellmesh-{path.parent.name}.json"
+    if launch == "torchrun":
+        return (
+            f"torchrun --nnodes {num_hosts} --nproc-per-node 1 --max-restarts 100 --rdzv-backend "
+            f"c10d --rdzv-endpoint FIRST_HOST:29400 -m cellmesh agent --ticket {copied}"
+        )
+    return f"{os.path.basename(sys.executable)} -m cellmesh agent --ticket {copied}"
+
+
+def describe_start(launch: str, num_hosts: int, path: Path) -> str:
+    """Say what a person has to do on each host."""
+    copied = f"cellmesh-{path.parent.name}.json"
+    lines = [
+        f"On each of {num_hosts} hosts, start the agent:",
+        f"    {agent_line(launch, num_hosts, path)}",
+        f"The ticket is this file; it is secret, and only its owner may read it (0600): {path}",
+        f"    scp {path} HOST:{copied}",
+    ]
+    if launch != "torchrun":
+        lines.append("Without --ticket, the agent asks for the file's text, which is pasted there.")
+    return "\n".join(lines)
+
+
+def write_invitation(path: Path, invitation: Invitation) -> None:
+    """Write the file that hosts get, mode 0600.
+
+    Raises:
+        HostError: it cannot be written.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(msgspec.json.encode(invitation) + b"\n")
+    except OSError as error:
+        raise HostError(f"cannot write {path}: {error.strerror}") from error

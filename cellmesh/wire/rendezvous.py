@@ -1,0 +1,147 @@
+"""What a host's agent and the notebook say to each other before the agent runs, where an engine, or
+a person, has started ``cellmesh agent`` without a ticket of the host's own.
+
+The host connects to the notebook's listener (`Invitation`) by TCP, with CURVE. Each message is a
+word and a text::
+
+    host -> notebook    arrived    `HostFacts`; once a second until the agent is let go
+                        said       `Announcement`
+    notebook -> host    ticket     the agent's ticket
+                        order      a line, such as `GO`
+                        refused    why, for a person
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from ..errors import HostError
+from .host import Place, host_name, this_place
+from .versions import Versions, own_versions
+
+ARRIVED, SAID, TICKET, ORDER, REFUSED = b"arrived", b"said", b"ticket", b"order", b"refused"
+# How often a host that waits says that it does.
+AGAIN_S = 1.0
+_KEY = r"[0-9A-Za-z.:+=^!/*?&<>()\[\]{}@%$#-]{40}"  # Z85
+# What an engine that numbers its hosts sets: torchrun, Kubernetes (an Indexed Job).
+_NUMBERS = ("GROUP_RANK", "JOB_COMPLETION_INDEX")
+
+
+class Invitation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The ticket by which hosts join a mesh: where they announce themselves, and the keys.
+
+    Whoever has it may take a host's part in the mesh.
+
+    Attributes:
+        mesh: the mesh's name.
+        endpoint: of the notebook's listener, ``tcp://address:port``.
+        public_key: the listener's, of CURVE (Z85).
+        secret: CURVE's secret key of hosts that announce themselves (Z85).
+    """
+
+    mesh: str
+    endpoint: str
+    public_key: str
+    secret: str
+
+
+class HostFacts(msgspec.Struct, frozen=True):
+    """What a host says of itself.
+
+    Attributes:
+        name: its host name.
+        place: host, boot and PID namespace.
+        pid: of the process that announces it.
+        addresses: of its interfaces.
+        gpus: their models.
+        versions: of what it has installed.
+        number: its place among the mesh's hosts, if its engine numbers them; -1 if not.
+    """
+
+    name: str
+    place: Place
+    pid: int
+    addresses: tuple[str, ...]
+    gpus: tuple[str, ...]
+    versions: Versions
+    number: int = -1
+
+
+def parse_invitation(text: bytes) -> Invitation | None:
+    """Read an invitation; None if the text is another kind of ticket.
+
+    Raises:
+        HostError: it is damaged.
+    """
+    try:
+        content = json.loads(text)
+    except ValueError:
+        content = None
+    if not isinstance(content, dict) or "key" in content or "endpoint" not in content:
+        return None
+    try:
+        invitation = msgspec.convert(content, Invitation)
+        for key in (invitation.public_key, invitation.secret):
+            if not re.fullmatch(_KEY, key):
+                raise ValueError("a key is cut or changed")
+        return invitation
+    except ValueError as error:
+        raise HostError(
+            f"the ticket is damaged ({error}): copy all of its file, which is one line"
+        ) from error
+
+
+def own_facts(environment: Mapping[str, str]) -> HostFacts:
+    """Return the facts of this host.
+
+    Args:
+        environment: of this process.
+    """
+    numbers = [environment[name] for name in _NUMBERS if environment.get(name, "").isdecimal()]
+    return HostFacts(
+        host_name(),
+        this_place(),
+        os.getpid(),
+        tuple(own_addresses()),
+        tuple(_own_gpus(environment.get("CUDA_VISIBLE_DEVICES"))),
+        own_versions(),
+        int(numbers[0]) if numbers else -1,
+    )
+
+
+def own_addresses() -> list[str]:
+    """Return this host's IPv4 addresses, but for the loopback's."""
+    return [
+        address
+        for name, addresses in addresses_by_interface().items()
+        for address in addresses
+        if name != "lo"
+    ]
+
+
+def addresses_by_interface() -> dict[str, list[str]]:
+    """Return the IPv4 addresses of each of this host's interfaces."""
+    import psutil  # not for meshes on one host
+
+    return {
+        name: [each.address for each in addresses if each.family == socket.AF_INET]
+        for name, addresses in psutil.net_if_addrs().items()
+    }
+
+
+def _own_gpus(visible: str | None) -> list[str]:
+    """Return the models of GPUs, as the driver lists them: no CUDA is initialised."""
+    models = []
+    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        lines = dict(line.partition(":")[::2] for line in path.read_text().splitlines())
+        models.append(lines.get("Model", "GPU").strip())
+    if visible is not None:
+        models = models[: len([word for word in visible.split(",") if word.strip()])]
+    return models
