@@ -191,8 +191,8 @@ def how_to(name: str) -> str:
 
 
 def thin(series: Series, limit: int = MAX_DRAWN) -> Series:
-    """Return a curve of at most `limit` points (and two) that looks the same: the least and the
-    largest point of each piece.
+    """Return a curve of at most `limit` points (and two) that looks the same: of each stretch, the
+    least and the largest point.
 
     Args:
         series: the line.

@@ -1,6 +1,4 @@
-"""Waits for a run: receives messages meanwhile, asks the user what ranks ask, and handles the stop
-button.
-"""
+"""Waits for a run: receives messages, asks the user what ranks ask, and handles the stop button."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ import msgspec
 
 
 class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What must be equal in two processes so that one can address the other by its process number:
-    host, boot, PID namespace.
+    """Host, boot and PID namespace of a process: what two processes must share for one to address
+    the other by its process number.
 
     Attributes:
         host: the host's name.

@@ -332,8 +332,8 @@ class HistoryQuery(Query, frozen=True):
 
 @dataclass(frozen=True)
 class Refusal:
-    """A rank's answer to a query that it could not answer: the reason; `needs_code`: an answer
-    would have to run user code.
+    """What a rank returns in place of an answer to a query: why there is none; `needs_code`: an
+    answer would have to run user code.
     """
 
     type_name: str

@@ -73,19 +73,17 @@ def read_quota(root: Path, membership: Path) -> Quota:
         root: ``/sys/fs/cgroup``.
         membership: ``/proc/self/cgroup``.
     """
-    memory = _each(root, membership, "memory", _memory)
+    memory = _limits_in(root, membership, "memory", _memory)
     return Quota(
-        cores=min(_each(root, membership, "cpu", _cores), default=None),
+        cores=min(_limits_in(root, membership, "cpu", _cores), default=None),
         memory_bytes=min((limit for limit, _ in memory), default=None),
         free_bytes=min((free for _, free in memory), default=None),
-        free_tasks=min(_each(root, membership, "pids", _free_tasks), default=None),
+        free_tasks=min(_limits_in(root, membership, "pids", _free_tasks), default=None),
     )
 
 
-def _each(root: Path, membership: Path, controller: str, read: Callable[[Path], T]) -> list[T]:
-    """Return the limits that `read` finds in the directory of a control group and in those of its
-    parents.
-    """
+def _limits_in(root: Path, membership: Path, controller: str, read: Callable[[Path], T]) -> list[T]:
+    """Return the limits that `read` finds in a control group's directory and in those above it."""
     found = []
     for directory in _directories(root, membership, controller):
         try:

@@ -33,8 +33,8 @@ def value_of(mark: str, owner: int | None = None) -> str:
 
 
 def claim(mark: str = "", owner: int | None = None) -> None:
-    """Set `VARIABLE` so that processes started from here on are recognised as descendants of this
-    one; in ``/proc``, only if preloaded code left it there.
+    """Set `VARIABLE` so that processes started from now on count as descendants of this one, also
+    in this process's ``/proc/PID/environ`` where it is still in place.
 
     Args:
         mark: of the mesh; "" where the process has it already.

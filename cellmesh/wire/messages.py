@@ -97,7 +97,7 @@ class Kill(Verb, frozen=True):
 
 
 class SetDims(Verb, frozen=True):
-    """Ask the agent to note the DeviceMesh's new dims, for ranks and controllers to come."""
+    """Ask the agent to note new dims of the DeviceMesh, for ranks that start later."""
 
     mesh_dim_names: tuple[str, ...]
     mesh_shape: tuple[int, ...]
@@ -415,7 +415,7 @@ class Ranked(Verb, frozen=True):
 
 
 class LogText(Verb, frozen=True):
-    """Answer to `ReadLog`; `num_dropped_bytes` of the log were rotated away or come before."""
+    """Answer to `ReadLog`; `num_dropped_bytes` of the log were rotated away or precede it."""
 
     request: int
     text: str

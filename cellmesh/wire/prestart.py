@@ -16,8 +16,8 @@ _NAME = "zygote-of-"
 
 
 class StartMesh(msgspec.Struct, frozen=True):
-    """Ask the waiting zygote to fork a mesh's guardian; two descriptors come along: a pipe for its
-    stdout, a log file for its stderr.
+    """Ask the waiting zygote to fork a mesh's guardian; two descriptors are sent with it: a pipe
+    for its stdout, a log file for its stderr.
 
     The request itself is in a third file, as an environment may be larger than a message.
     """

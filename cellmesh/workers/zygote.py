@@ -59,15 +59,15 @@ _SAFE = 512
 
 
 class ForkRanks(msgspec.Struct, frozen=True, tag=True):
-    """Ask the zygote to fork these ranks (msgpack of RankOptions each); DESCRIPTORS_A_RANK
-    descriptors come with each.
+    """Ask the zygote to fork ranks (msgpack of RankOptions each), with DESCRIPTORS_A_RANK
+    descriptors for each.
     """
 
     options: list[msgspec.Raw]
 
 
 class ForkStore(msgspec.Struct, frozen=True, tag=True):
-    """Ask the zygote to fork the c10d store's process; its listening socket comes along."""
+    """Ask the zygote to fork the c10d store's process, given the store's listening socket."""
 
     address: str
     port: int
@@ -287,8 +287,8 @@ def _start_store(order: ForkStore, listener: int) -> None:
 
 
 def _tidy_up(ticket: Ticket) -> None:
-    """Once the agent is dead, end what carries the mesh's mark and remove its directory. Its
-    guardian does that as well, unless it was killed, too.
+    """Wait for the agent's death, then end processes that carry the mesh's mark, and remove its
+    directory. Its guardian does that as well, unless it was killed, too.
     """
     # Somebody else was faster, or it has signed nothing yet.
     with contextlib.suppress(HostError, OSError):

@@ -100,7 +100,7 @@ class CellSink:
             self._status_id = self._redraw(self._status_id, text, final)
 
     def end(self, ranks: Sequence[int]) -> None:
-        """Show the switch to each rank's output, after the run or what was printed later."""
+        """Show the switch to each rank's output, as the run has ended or has printed more since."""
         self._record.keeps_widgets = True
         self._displays.keep(self._record)
         if not (self._has_tabs and self._displays.has_tabs and len(ranks) > 1):

@@ -31,8 +31,8 @@ class Sink(Protocol):
         """Show a remark of cellmesh's own."""
 
     def status(self, text: str, final: bool) -> None:
-        """Show a status line in place of the previous one; a `final` one stays, or removes it if
-        "".
+        """Show a status line in place of the previous one, unless that was `final`; a final ""
+        removes it.
         """
 
 

@@ -343,7 +343,7 @@ class Folder:
             queue.append(_Queued(item, now, display_id))
 
     def _choose(self, now: float, everything: bool) -> Ranks:
-        """Return the ranks whose equal first items are shown next; none if it is better to wait."""
+        """Return the ranks whose queues begin with the item to show next; none if none is due."""
         if not self._queues:
             return ()
         due = everything or now >= min(_show_by(queue[0]) for queue in self._queues.values())

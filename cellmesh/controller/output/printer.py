@@ -140,7 +140,7 @@ class Printer:
     def _place_bars(
         self, bars: BarBoard, blocks: Sequence[Block | Live], now: float, everything: bool
     ) -> list[Block | Live]:
-        """Place progress bars among the other output, and draw those whose redraw time has come."""
+        """Place progress bars among the other output, and draw those that are due for a redraw."""
         shown: list[Block | Live] = []
         ranks = tuple(self._ranks)
         has_new = False

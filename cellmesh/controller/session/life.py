@@ -70,7 +70,7 @@ def _in_brackets(end: End | None) -> str:
 
 @dataclass(frozen=True)
 class StartProgress:
-    """How far a start or restart of a mesh has come.
+    """The stage of a mesh's start or restart, and how many ranks are ready.
 
     Attributes:
         stage: what is being done, in words.

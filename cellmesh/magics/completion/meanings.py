@@ -96,7 +96,7 @@ def words(*texts: str) -> Meaning:
 
 
 def rank_set(typed: str, sources: NameSources) -> Choices:
-    """Complete a set of ranks, ``0,2-3``, by another rank; at its begin also by all."""
+    """Complete a set of ranks, ``0,2-3``, by another rank; at its start also by all ranks."""
     *before, last = typed.split(",")
     low, dash, high = last.partition("-")
     if dash:

@@ -146,11 +146,11 @@ def without_globals(source: str) -> str:
         if isinstance(node, ast.Global):
             found.append(node)
     for statement in sorted(found, key=lambda each: (each.lineno, each.col_offset), reverse=True):
-        source = _passing(source, statement)
+        source = _without(source, statement)
     return source
 
 
-def _passing(source: str, statement: ast.stmt) -> str:
+def _without(source: str, statement: ast.stmt) -> str:
     """Remove a statement's lines or, where they hold other code too, replace it by ``pass``."""
     begin = offset(source, statement.lineno, statement.col_offset)
     end = offset(source, statement.end_lineno, statement.end_col_offset)
@@ -380,7 +380,7 @@ def split_future(source: str) -> tuple[list[str], str]:
     for node in reversed(tree.body if tree is not None else ()):
         if isinstance(node, ast.ImportFrom) and node.module == "__future__":
             features += [alias.name for alias in node.names]
-            source = _passing(source, node)
+            source = _without(source, node)
     return features, source
 
 

@@ -111,11 +111,11 @@ class CheckpointDirectory:
             shutil.rmtree(self._aside, ignore_errors=True)
 
     def mark_written(self, rank: int, data: bytes) -> None:
-        """Leave a mark that this rank has written its files."""
+        """Write a marker file: this rank has written its files of the save."""
         self._mark(f"{_WRITTEN}{rank}", data)
 
     def mark_failed(self, rank: int, text: str) -> None:
-        """Leave a mark that this rank could not write its files."""
+        """Write a marker file: this rank could not write its files of the save."""
         with contextlib.suppress(
             OSError
         ):  # the disk may be full, the directory gone: its death is seen then

@@ -184,8 +184,8 @@ class HealableGroup(ProcessGroup):
         return self._ranks[rank] if self._ranks else rank
 
     def what(self, label: str) -> What:
-        """Return the trace fields (group, ranks, generation, ...) that all operations with one
-        label share on this group until it is reconnected.
+        """Return the trace fields (group, ranks, ...) that all operations of this name (`label`) on
+        this group share until it is reconnected.
         """
         name, generation = str(self._name), self._ledger.generation
         return self.whats.setdefault(

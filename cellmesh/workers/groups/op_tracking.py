@@ -131,7 +131,7 @@ class Ledger:
         self.earlier.clear()
 
     def current(self) -> CollectiveRecord | None:
-        """Return the last operation, if it is in flight; else the oldest one in flight."""
+        """Return the operation begun last, if it is in flight; else the oldest one in flight."""
         last = self.last
         for one in ([last] if last is not None else []) + list(self.earlier):
             if _is_under_way(one):
@@ -140,7 +140,7 @@ class Ledger:
         return None
 
     def last_begun(self) -> CollectiveRecord | None:
-        """Return the last operation, ended or not."""
+        """Return the operation that this rank has begun last, ended or not."""
         if self.last is None:
             return None
         label, group, since, _ = self.last

@@ -90,7 +90,7 @@ class InterruptibleStore(Store):
         self._noted = keys
 
     def forget_keys(self, keys: Iterable[str]) -> None:
-        """Delete keys that are not needed any more."""
+        """Delete keys from the store that no rank needs any more."""
         for key in keys:
             self.delete_key(key)
 

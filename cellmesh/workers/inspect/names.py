@@ -164,9 +164,7 @@ def _text(value: Any) -> tuple[str, bool]:
 
 
 def _bytes_in(value: Any) -> int:
-    """Return how many bytes a value's tensors hold on this rank; 0 if that cannot be told
-    quickly.
-    """
+    """Return how many bytes a value's tensors hold on this rank; 0 if counting would take long."""
     kind = type(value)
     if issubclass(kind, str):
         return str.__len__(value)

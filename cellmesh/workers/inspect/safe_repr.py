@@ -64,7 +64,7 @@ def quiet_text(value: Any) -> str:
 
 
 def shorten(value: Any) -> tuple[str, bool]:
-    """Return a text of a value in at most 80 characters, and whether it says all of the value."""
+    """Return a text of a value in at most 80 characters, and whether that is all of the value."""
     writer = _Writer()
     text = writer.write(value, 0)
     if len(text) > _MAX_CHARS:

@@ -223,7 +223,7 @@ class Meters:
         return True
 
     def _reopen(self, meter: Meter) -> None:
-        """Give a bar that goes on in another run a new number, as a bar of that run."""
+        """Give a bar that continues in another run a new number, as a bar of that run."""
         meter.number, meter.run, meter.state = next(self._numbers), self._current_run(), "open"
         meter.was_sent = False
         self._open[meter.number] = meter

@@ -169,16 +169,16 @@ class ControlThread:
                 run, kind, after_s = self._stops.get()
                 if after_s is None:
                     self._free_if_stuck(run)
-                elif self._is_over(run, after_s):
+                elif self._ends_within(run, after_s):
                     continue
                 else:
                     self._signal(run, kind)
             except BaseException as error:
                 self._take(error)
 
-    def _is_over(self, run: int, after_s: float) -> bool:
-        """Return whether a run has ended, after at most `after_s`; wait for its end."""
-        until = time.monotonic() + after_s
+    def _ends_within(self, run: int, limit_s: float) -> bool:
+        """Wait until a run ends, `limit_s` at most; return whether it has ended."""
+        until = time.monotonic() + limit_s
         while self._interrupts.running == run and time.monotonic() < until:
             time.sleep(_LOOK_S)
         return self._interrupts.running != run
@@ -192,14 +192,14 @@ class ControlThread:
         """
         asked_at = time.monotonic()
         while not (self._waits(look_at_main_thread(self._shell)) and self._groups.release()):
-            if self._is_over(run, _UNWIND_S):
+            if self._ends_within(run, _UNWIND_S):
                 return
             if self._interrupts.is_pending(run):
                 may_take_s = _HANDLER_S if self._interrupts.is_handled_by_user() else 0.0
                 grace_s = _DESCRIBE_S if self._interrupts.is_describing else may_take_s
                 if time.monotonic() - asked_at > grace_s:
                     self._interrupts.insist(run)
-                    if self._is_over(run, _LOOK_S):
+                    if self._ends_within(run, _LOOK_S):
                         return
                 if (
                     self._interrupts.is_pending(run)

@@ -223,7 +223,7 @@ def _join(pieces: Iterable[tuple[int, StreamName, str]]) -> list[tuple[int, Stre
 
 
 class RankStream(io.TextIOBase):
-    """A text stream whose lines go to the notebook, below the cell that printed them."""
+    """A text stream, as `sys.stdout`, whose text appears below the cell that printed it."""
 
     # Takes text that goes elsewhere (into a widget), and says whether it did.
     divert: Callable[[StreamName, str], bool] | None = None

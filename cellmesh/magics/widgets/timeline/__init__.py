@@ -1,1 +1,1 @@
-"""The timeline of the last cells."""
+"""The timeline of the last cells, as a widget."""
