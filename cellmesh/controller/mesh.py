@@ -54,17 +54,17 @@ class Mesh(Ranks):
 
     @property
     def mesh_dim_names(self) -> tuple[str, ...]:
-        """The names of the DeviceMesh's dims; called as DeviceMesh's attribute is."""
+        """The names of the DeviceMesh's dims; named as the attribute of DeviceMesh."""
         return tuple(self.rank_set.session.dims)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The sizes of the DeviceMesh's dims; called as DeviceMesh's attribute is."""
+        """The sizes of the DeviceMesh's dims; named as the attribute of DeviceMesh."""
         return tuple(self.rank_set.session.dims.values())
 
     @property
     def ndim(self) -> int:
-        """The number of the DeviceMesh's dims; called as DeviceMesh's attribute is."""
+        """The number of the DeviceMesh's dims; named as the attribute of DeviceMesh."""
         return len(self.rank_set.session.dims)
 
     def size(self, mesh_dim: int | str | None = None) -> int:
@@ -104,7 +104,7 @@ class Mesh(Ranks):
 
     @property
     def ready_ranks(self) -> Sequence[RankInfo]:
-        """The ranks as they were when the mesh became ready."""
+        """The ranks' processes and devices, as they were when the mesh became ready."""
         return self.rank_set.session.ready_ranks
 
     def log_path(self, rank: int) -> Path:
@@ -127,8 +127,7 @@ class Mesh(Ranks):
         self.rank_set.session.reshaped(shape)
 
     def save(self, *names: str, path: str | os.PathLike[str], wait: bool = True) -> None:
-        """Save names of the ranks' namespace as one checkpoint (``torch.distributed.checkpoint``).
-        Blocks.
+        """Save variables of the ranks as one checkpoint (``torch.distributed.checkpoint``). Blocks.
 
         What was at `path` stays until the new one is whole on disk, and is then replaced in one
         step. An earlier save that is still being written is waited for.

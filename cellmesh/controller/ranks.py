@@ -39,7 +39,7 @@ _STAYS_HERE = (
 
 
 class Ranks:
-    """Some ranks of a mesh, and what users can do with them.
+    """Some ranks of a mesh, with methods that run code on them, move values and inspect.
 
     Args:
         rank_set: the ranks, as features see them.
@@ -187,7 +187,7 @@ class Ranks:
         placements: Sequence[Any] | str | None = None,
         **more: Any,
     ) -> None:
-        """Bind names in the ranks' namespace, and wait.
+        """Send values to the ranks, where they are bound to names of the namespace, and wait.
 
         Args:
             mapping: name -> value; for names such as ``shard`` that the arguments below have.

@@ -51,7 +51,7 @@ class MagicDisplays:
 
 
 def _draw_mesh(mesh: Any) -> str | None:
-    """Return an HTML table of the ranks at their coordinates, and what each does; None if ended."""
+    """Return an HTML table of what each rank of a mesh does; None if the mesh has ended."""
     from .render.tables import doing, mesh_table
 
     states = mesh.states() if mesh.alive else {}

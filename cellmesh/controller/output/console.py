@@ -188,7 +188,7 @@ def is_textual(block: Block) -> bool:
 
 
 def as_remark(block: Block | Live, error: Exception) -> tuple[str, str]:
-    """Return a remark that replaces a block which cannot be shown, in the form of `as_text`."""
+    """Return a remark that replaces a block of output which cannot be shown, as of `as_text`."""
     if isinstance(block, Live):
         ranks, what = tuple(sorted({rank for each, _ in block.lines for rank in each})), "output"
     elif isinstance(block.item, Trace):

@@ -133,7 +133,7 @@ class Rendezvous:
         self._num_open.clear()
 
     def install(self) -> None:
-        """Replace torch's rendezvous handlers by this object's."""
+        """Replace torch's rendezvous handlers (``env://``, ...) by this object's."""
         for scheme in _SCHEMES:
             _rendezvous_handlers[scheme] = self._handler(_rendezvous_handlers[scheme])
         in_torch: Callable[..., Any] = vars(dist)["_create_store_from_options"]
@@ -262,7 +262,7 @@ class Rendezvous:
         return Session(self._last_number, tuple(join.mesh_rank for join in joins), given, [])
 
     def end_session(self) -> None:
-        """Note that the process group of the last session was destroyed."""
+        """Note that the program's process group, which ranks had agreed on, was destroyed."""
         self._forget(self.session)
         self.session = None
 

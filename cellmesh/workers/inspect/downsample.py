@@ -290,6 +290,6 @@ def _sample(
 
 
 def _spread(edges: torch.Tensor, each: int) -> torch.Tensor:
-    """Return row (or column) indices evenly spaced within each pixel: [pixels, indices of each]."""
+    """Return, for each pixel, the indices of rows (or columns) evenly spaced within it."""
     steps = torch.arange(each, dtype=torch.int64, device="cpu")
     return edges[:-1, None] + edges.diff()[:, None] * (2 * steps + 1) // (2 * each)
