@@ -114,7 +114,7 @@ class Mesh(Ranks):
         return self.rank_set.session.log_path(rank)
 
     def reshape(self, dims: Mapping[str, int] | str) -> None:
-        """Give ``mesh`` on every rank other dims. Blocks; waits for what the ranks are running.
+        """Give each rank's DeviceMesh ``mesh`` other dims. Blocks; waits for what the ranks run.
 
         Args:
             dims: name -> size, or ``dp=2,tp=4``; the product is the number of ranks.

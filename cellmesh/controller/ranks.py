@@ -1,4 +1,4 @@
-"""The public `Ranks`: some ranks of a mesh, and what users can do with them.
+"""The public `Ranks`: some ranks of a mesh, with methods that run code, move values and inspect.
 
 ``mesh[0]``, ``mesh[2:4]`` and ``mesh.at(tp=0)`` give parts of a mesh with the same methods. A
 little long, and one class all the same: it is the list of what users can do; what a method does is

@@ -175,7 +175,7 @@ class Comms:
             self._tracker.enter(verb.run)
 
     def _take_over(self) -> None:
-        """Have `comm` make this rank's comms, also through functions that were imported by name."""
+        """Have package `comm` make this rank's comms, also through functions imported by name."""
         import comm
         from comm.base_comm import BaseComm
 

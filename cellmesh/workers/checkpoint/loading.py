@@ -213,7 +213,7 @@ def _target(
 
 
 def _new_target(contents: _Contents, name: str, key: str, namespace: dict[str, Any]) -> _Target:
-    """Return a target for a saved value whose name is not bound yet; a model cannot be made."""
+    """Return what to fill for a saved value whose name is not bound yet; it cannot be a model."""
     if any(len(at) > 1 for at in contents.below(key).values()):
         raise MeshUsageError(
             f"there is no name {name!r} to load into: make it as it was made when it was saved, "
