@@ -255,7 +255,12 @@ class Session:
         if self.life.end is None and settled:
             return
         self._leave()
-        reason = reason_of(self.life.end) or f"its agent did not answer for {timeout_s} s"
+        reason = reason_of(self.life.end)
+        if not reason:
+            reason = (
+                f"no answer of the {self._launcher.describe()} within {timeout_s:.0f} s. Either it "
+                "has ended (`%dist_start` starts another), or this host does not reach it"
+            )
         raise NoMeshError(f"{self.name} cannot be attached: {reason}")
 
     def restart(

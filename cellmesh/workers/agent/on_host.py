@@ -35,6 +35,7 @@ from ...wire.ticket import (
     find_tickets,
     make_directory,
     read_ticket,
+    remove_directory,
     runtime_root,
     write_ticket,
 )
@@ -228,7 +229,11 @@ def _own_ticket(given: Ticket, address: str, interface: str) -> Ticket:
         cwd=given.cwd if os.path.isdir(given.cwd) else os.path.expanduser("~"),
         sys_path=tuple(dict.fromkeys([*theirs, *absolute(sys.path)])),
     )
-    write_ticket(ticket)
+    try:
+        write_ticket(ticket)
+    except HostError:  # the disk is full
+        remove_directory(directory)
+        raise
     return ticket
 
 

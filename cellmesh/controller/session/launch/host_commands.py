@@ -22,6 +22,7 @@ from ....errors import HostError
 from ....wire.hosts import ANNOUNCEMENT, GO, Announcement, HostPart
 from ....wire.ticket import Ticket
 from ...host_list import command_for
+from .host_failure import explain
 
 # How long the agents of hosts may take to end after a kill of what started them.
 _KILL_S = 15.0
@@ -50,7 +51,7 @@ class _Command:
         """Say how the command ended, and why."""
         status = self.process.wait()
         said = _end_of(self.log) or self.output.decode(errors="replace")[-2000:].strip()
-        return _explain(self.name, self.argv[0], status, said)
+        return explain(self.name, self.argv[0], sys.executable, status, said).describe(self.name)
 
 
 @dataclass(eq=False)
@@ -189,15 +190,6 @@ def _await(commands: Sequence[_Command], timeout_s: float | None) -> bool:
         _close(command.process.stdin)
         _close(command.process.stdout)
     return True
-
-
-def _explain(name: str, program: str, status: int, said: str) -> str:
-    hint = ""
-    if status == 127 or "No such file" in said or "not found" in said:
-        hint = f" (is cellmesh installed on {name} at {sys.executable}?)"
-    elif "No module named" in said:
-        hint = f" (install it on {name}: `{sys.executable} -m pip install cellmesh`)"
-    return f"{name}: no agent was started ({program} exited with {status}): {said}{hint}"
 
 
 def _end_of(path: Path) -> str:
