@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 import cellmesh as cm
-from cellmesh.errors import CellmeshError, HostError, MeshUsageError
+from cellmesh.errors import CellmeshError
 from cellmesh.wire.hosts import HOST_LEASE_S
 from tests.faults.watching import wait_until
 
@@ -175,22 +175,3 @@ def test_ssh_connection_that_breaks_costs_nothing(mesh: cm.Mesh, machines: list[
             process.kill()
     assert mesh.pull("kept").list == [5, 6, 7, 8]
     mesh.cell(REDUCE)
-
-
-@pytest.mark.parametrize(
-    ("hosts", "error", "message"),
-    [
-        ("cm1:1,nosuch.invalid:1", HostError, "nosuch.invalid: .*resolve"),
-        (f"cm1:1,cm2:1,{'cm1'}.:1", HostError, "cm1"),
-    ],
-)
-def test_start_that_fails_names_the_host(
-    hosts: str, error: type[Exception], message: str, machines: list[Host], runtime_dir: Path
-) -> None:
-    with pytest.raises(error, match=f"(?s){message}"):
-        cm.start(hosts=hosts)
-
-
-def test_two_names_of_one_host_are_refused(machines: list[Host], runtime_dir: Path) -> None:
-    with pytest.raises(MeshUsageError, match=r"cm1 and 10\.77\.3\.1 are one host"):
-        cm.start(hosts="cm1:1,10.77.3.1:1")
