@@ -12,6 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from .. import __version__
+from ..controller.host_list import parse_hosts
 from ..controller.options import MAX_RANKS, did_you_mean
 from ..errors import CellmeshError
 from ..wire.marks import end_dead_meshes
@@ -246,30 +247,66 @@ def agent(ctx: click.Context, ticket: str | None, address: str, interface: str) 
 @click.option(
     "--no-start", is_flag=True, help="Do not start a mesh of 2 ranks to see that it works."
 )
+@click.option(
+    "--hosts",
+    metavar="A,B",
+    help="Check other hosts and what lies between them, as %dist_start --hosts would use them.",
+)
+@click.option(
+    "--launch",
+    default="",
+    metavar="COMMAND",
+    help="What starts a command on a host, as of %dist_start; by default ssh.",
+)
+@click.option("--interface", default="", help="The hosts' network interface.")
 @click.option("--json", "wants_json", is_flag=True, help="Write findings and facts as JSON.")
 @click.pass_context
-def doctor(ctx: click.Context, num_ranks: int | None, no_start: bool, wants_json: bool) -> None:
-    """Check what this machine can run, and how to mend it.
+def doctor(
+    ctx: click.Context,
+    num_ranks: int | None,
+    no_start: bool,
+    hosts: str | None,
+    launch: str,
+    interface: str,
+    wants_json: bool,
+) -> None:
+    """Check what this machine or other hosts can run, and how to mend it.
 
     Looks for what makes the start of a mesh fail or a mesh slow: packages, torch and its backends,
     GPUs, cores, memory, limits, the runtime directory and the loopback, and starts a mesh of 2
     ranks. Nothing is changed, but that what is left of a mesh whose agent was killed is ended. The
     exit code is 1 if there is a problem, else 0; a warning is no problem.
 
+    With --hosts, it runs on each host by the way agents are started there, looks for the same, and
+    compares: names, versions, interfaces, TCP connections between all hosts, clocks, and the
+    notebook's directory. No mesh is started.
+
     \b
     Examples:
       cellmesh doctor
       cellmesh doctor -n 64           is there enough for 64 ranks?
       cellmesh doctor --json --no-start
+      cellmesh doctor --hosts a,b
+      cellmesh doctor --hosts a:8,b:8 --interface ib0
     """
-    from .doctor.facts import gather
+    from .doctor.facts import Facts, gather
+    from .doctor.host_checks import HostsFacts, examine_hosts
+    from .doctor.hosts import gather_hosts
 
+    if hosts is None and (launch or interface):
+        raise click.UsageError("--launch and --interface are for --hosts: name the hosts")
     end_dead_meshes(runtime_root())
+    facts: Facts | HostsFacts
     try:
-        facts = gather(num_ranks, not no_start, echo_progress)
+        if hosts is None:
+            facts = gather(num_ranks, not no_start, echo_progress)
+            findings = examine(facts)
+        else:
+            entries = parse_hosts(hosts, nproc_per_host=num_ranks or 1)
+            facts = gather_hosts(entries, launch, interface, echo_progress)
+            findings = examine_hosts(facts)
     finally:
         echo_progress("")
-    findings = examine(facts)
     if wants_json:
         click.echo(as_json({"version": __version__, "findings": findings, "facts": facts}))
     else:
