@@ -1,4 +1,4 @@
-"""The errors of cellmesh; the type tells whose fault it is.
+"""The errors of cellmesh; an error's type shows whose fault it is.
 
 ::
 

@@ -23,7 +23,7 @@ def own_shell() -> Any:
 
 
 def own_kernel() -> Any:
-    """Return the Jupyter kernel of this process; None if it is none."""
+    """Return the Jupyter kernel of this process; None if it is not a kernel."""
     return getattr(own_shell(), "kernel", None)
 
 

@@ -153,7 +153,7 @@ class Sample(Query, frozen=True):
 
 
 class Forget(Query, frozen=True):
-    """Release values that the rank keeps for inspections. Answer: None."""
+    """Ask a rank to drop values that it keeps for inspections. Answer: None."""
 
     tokens: tuple[str, ...]
 

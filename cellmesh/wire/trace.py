@@ -129,7 +129,7 @@ class Collective(msgspec.Struct, frozen=True):
 
 
 class RankProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's view of a profiled cell.
+    """What torch.profiler recorded of a cell on one rank.
 
     Attributes:
         start_ns, end_ns: when the cell ran on it, in nanoseconds since 1970.

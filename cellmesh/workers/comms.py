@@ -298,8 +298,8 @@ class Comms:
         return False
 
     def _open_view(self, model_id: str) -> bool:
-        """Open a widget that is about to be displayed; if it was quiet, open all other quiet
-        widgets, too.
+        """Open in the front end a widget that is about to be displayed; if it was not known there,
+        open all others too.
         """
         is_quiet = model_id in self._comms and self._comms[model_id].audience != self._audience
         is_open = self._open_again(model_id)

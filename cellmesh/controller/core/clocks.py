@@ -35,7 +35,7 @@ class ClockOffset:
 
 @dataclass(frozen=True)
 class _Sample:
-    """One exchange: the host's clock was read at some time between two readings of ours."""
+    """One exchange with an agent, which read its host's clock between two readings of ours."""
 
     host_s: float
     offset_s: float
@@ -57,7 +57,7 @@ class ClockComparison:
         self.due_s = math.inf
 
     def begin(self, now: float) -> None:
-        """Begin with exchanges, because the agent is heard; those that there were still count."""
+        """Start exchanges, as the agent is connected; the results of earlier ones still count."""
         self._num_sent, self.due_s = 0, now
 
     def note_sent(self, now: float) -> None:
@@ -66,7 +66,7 @@ class ClockComparison:
         self.due_s = now + (FIRST_INTERVAL_S if self._num_sent < NUM_FIRST else INTERVAL_S)
 
     def add(self, sent_s: float, host_s: float, received_s: float) -> None:
-        """Add an exchange.
+        """Add the result of an exchange: the two readings here, and the other host's between them.
 
         Args:
             sent_s: when the message was sent, by the clock of this host.

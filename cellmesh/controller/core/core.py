@@ -102,7 +102,7 @@ class Core:
 
     @property
     def ranks(self) -> tuple[RankInfo, ...]:
-        """The ranks as they were when the mesh became ready, or were replaced."""
+        """Each rank's process and device, as of the mesh's start or the rank's replacement."""
         return self._mesh.ranks
 
     @property

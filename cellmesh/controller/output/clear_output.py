@@ -23,7 +23,7 @@ MAX_BYTES = 200_000
 
 
 class Pane:
-    """A display that holds the newest output of the ranks `ranks`."""
+    """A display in a cell with the newest output of those ranks that have cleared their output."""
 
     def __init__(self) -> None:
         self.ranks: set[int] = set()

@@ -87,8 +87,8 @@ Item = Line | Rich | Trace | Gap | Mark | Bars
 
 @dataclass(frozen=True)
 class Block:
-    """An item to show, the ranks that it is from and, for a display, the display id of each
-    rank.
+    """An item of output to show, the ranks that it is from and, for a display, the display id of
+    each rank.
     """
 
     ranks: Ranks

@@ -108,7 +108,7 @@ def _is_change(block: Block | Live) -> bool:
 
 
 def _without_replaced(blocks: Sequence[Block | Live]) -> list[Block | Live]:
-    """Return the blocks without those that a later block clears or updates."""
+    """Return blocks of output without those that a later block clears or updates."""
     kept: list[Block | Live] = []
     cleared: set[int] = set()
     updated: set[tuple[int, str]] = set()

@@ -235,7 +235,7 @@ def unpack_bundle(packed: bytes) -> dict[str, Any]:
 
 @dataclass
 class FigureRow:
-    """The figures of one row in the order of arrival, at most one of each rank."""
+    """A row of figures side by side in the order of arrival, at most one of each rank."""
 
     display_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     figures: list[tuple[Ranks, Mapping[str, Any]]] = field(default_factory=list)

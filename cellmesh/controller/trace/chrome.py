@@ -1,4 +1,4 @@
-"""Writes traces in Chrome's format: of the ring's history, and of torch.profiler's. Pure."""
+"""Writes traces in Chrome's format: of the last cells' collectives, and torch.profiler's. Pure."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def gather(
 
 
 def reduce(values: Mapping[int, Any], how: str, name: str) -> Any:
-    """Reduce the values of ranks to one value; nests of tensors element by element.
+    """Reduce the values of ranks to one value; containers of tensors element by element.
 
     Args:
         values: rank -> value.

@@ -1,4 +1,4 @@
-"""Decides which names of a rank can be copied to a new rank, and pickles their values.
+"""Decides which variables of a rank can be copied to a new rank, and pickles their values.
 
 One pickle for all, so that what is shared stays shared: an optimizer holds the parameters of its
 model. What belongs to the rank itself (groups, meshes, its device) travels as a reference that the
@@ -56,7 +56,7 @@ _CANNOT: tuple[tuple[type | tuple[type, ...], str], ...] = (
 
 
 def survey(namespace: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
-    """Return which names can be copied to another rank, and why others cannot.
+    """Return which variables can be copied to another rank, and why others cannot.
 
     Every value is pickled to nowhere; what tensors and arrays hold is not even read.
 

@@ -114,7 +114,7 @@ def subtract(texts: Sequence[str]) -> str:
 def _of_ranks(
     answers: InspectionSource, subject: Picture | Element, content: Mapping[str, Any]
 ) -> list[Any] | str:
-    """Return the answers of the rank and of the rank to subtract, or why there are none."""
+    """Return a query's answers of one rank and of the rank to subtract, or why one is missing."""
     ranks = [int(content["rank"])]
     if content.get("minus") is not None:
         ranks.append(int(content["minus"]))

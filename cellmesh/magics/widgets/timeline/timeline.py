@@ -38,7 +38,7 @@ _RANK_HEADERS = (
 
 
 class TimelineWidget(Widget):
-    """Draws a history; its state has all of it, so that a saved notebook shows it.
+    """The ipywidget that draws a history of cells, all of which is in its state, also when saved.
 
     Times are microseconds, as drawn: what lay between cells is left out.
     """
