@@ -227,7 +227,7 @@ def _size(item: Item | None) -> int:
 
 @dataclass(frozen=True)
 class DisplayPlace:
-    """The notebook's id of a display of ranks, and the lowest of these ranks, which it follows."""
+    """The notebook's id of a display that ranks share, and the lowest rank, which updates it."""
 
     display_id: str
     leader: int
