@@ -11,6 +11,7 @@ from ..wire.messages import Channel, FeatureRequest, Pickled, Request, Work
 from ..wire.segments import MIN_BYTES, SegmentFrame, num_bytes_of
 from .output.cell import current_sink
 from .output.console import Sink, Unremarked
+from .output.fold import HOLD_HOSTS_S, HOLD_S
 from .output.printer import Printer
 from .run import Run
 from .work_item import WorkItem
@@ -76,7 +77,8 @@ class RankSet:
         sink = sink or current_sink(session.features.displays)
         # What a query cannot have is said once, by its answer.
         sink = Unremarked(sink) if kind.is_query else sink
-        printer = Printer(self.ranks, sink, kind.is_user_code)
+        hold_s = HOLD_HOSTS_S if session.has_hosts else HOLD_S
+        printer = Printer(self.ranks, sink, kind.is_user_code, hold_s)
         segment = buffers[0] if buffers and isinstance(buffers[0], SegmentFrame) else None
         if segment is None:
             return session.submission.start_run(item, printer)

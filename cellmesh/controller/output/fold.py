@@ -23,6 +23,8 @@ from .mime_bundle import unpack_bundle
 from .terminal import Canvas, has_controls, moves_up, strip_controls
 
 HOLD_S = 0.1
+# What a rank on another host says may be longer on its way.
+HOLD_HOSTS_S = 0.3
 # How long an unfinished line waits for its end, before it is shown as it is and redrawn.
 OPEN_S = 0.1
 # The value of a last expression ends its rank's cell: it may wait longer for its like.
@@ -113,10 +115,16 @@ class _Queued:
 
 
 class Folder:
-    """Folds the output of one run: joins what its ranks print alike."""
+    """Folds the output of one run: joins what its ranks print alike.
 
-    def __init__(self, ranks: Iterable[int]) -> None:
+    Args:
+        ranks: that execute it.
+        hold_s: how long a rank's line waits for the same line of other ranks.
+    """
+
+    def __init__(self, ranks: Iterable[int], hold_s: float = HOLD_S) -> None:
         self._running = set(ranks)
+        self._hold_s = hold_s
         self._queues: dict[int, collections.deque[_Queued]] = {}
         self._partial: dict[tuple[int, StreamName], str] = {}
         self._partial_since: dict[tuple[int, StreamName], float] = {}
@@ -191,7 +199,7 @@ class Folder:
             return 0.0
         if self._queues and self._all_agree():
             return 0.0
-        times = [_show_by(queue[0]) for queue in self._queues.values()]
+        times = [_show_by(queue[0], self._hold_s) for queue in self._queues.values()]
         times += [
             since + OPEN_S for key, since in self._partial_since.items() if self._may_open(key)
         ]
@@ -346,7 +354,8 @@ class Folder:
         """Return the ranks whose queues begin with the item to show next; none if none is due."""
         if not self._queues:
             return ()
-        due = everything or now >= min(_show_by(queue[0]) for queue in self._queues.values())
+        times = (_show_by(queue[0], self._hold_s) for queue in self._queues.values())
+        due = everything or now >= min(times)
         if not due and not self._all_agree():
             return ()
         groups = group_ranks({rank: queue[0].item for rank, queue in self._queues.items()})
@@ -379,12 +388,12 @@ def _began_before(item: Item, other: Item) -> bool:
     return isinstance(item, Mark) and isinstance(other, Mark) and item.group < other.group
 
 
-def _show_by(queued: _Queued) -> float:
+def _show_by(queued: _Queued, hold_s: float) -> float:
     item = queued.item
     if isinstance(item, WidgetView) or (isinstance(item, Rich) and item.kind == "result"):
         return queued.arrived_at + HOLD_RESULT_S
     is_drawn = isinstance(item, Rich) and item.kind == "display"
-    return queued.arrived_at + (HOLD_DISPLAY_S if is_drawn else HOLD_S)
+    return queued.arrived_at + (HOLD_DISPLAY_S if is_drawn else hold_s)
 
 
 def _rich(kind: DisplayKind, bundle: bytes) -> Rich:

@@ -12,7 +12,7 @@ from ...wire.ranks import describe_ranks
 from ..progress.bars import BarBoard, Mark
 from .cell import CellSink
 from .console import Sink
-from .fold import Block, Folder, Live, Ranks
+from .fold import HOLD_S, Block, Folder, Live, Ranks
 from .live_lines import Frames
 
 # What is printed after a run's end is in the switch between ranks a second later, then two, four,
@@ -29,10 +29,18 @@ class Printer:
         ranks: who runs it.
         sink: where the output goes.
         shows_traces: whether exceptions are shown as they come, or only raised in the end.
+        hold_s: as of `Folder`.
     """
 
-    def __init__(self, ranks: Sequence[int], sink: Sink, shows_traces: bool = True) -> None:
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        sink: Sink,
+        shows_traces: bool = True,
+        hold_s: float = HOLD_S,
+    ) -> None:
         self._shows_traces = shows_traces
+        self._hold_s = hold_s
         self._ranks = ranks
         self._left: list[int] = []
         self._folder: Folder | None = None  # most calls print nothing
@@ -157,6 +165,6 @@ class Printer:
 
     def _need_folder(self, now: float) -> Folder:
         if self._folder is None:
-            self._folder = Folder(self._ranks)
+            self._folder = Folder(self._ranks, self._hold_s)
             self._folder.leave(self._left, now)
         return self._folder

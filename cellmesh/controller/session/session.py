@@ -53,6 +53,10 @@ class Session:
         started_at: when it was asked for; None for now.
         is_found: the mesh was there before: it is left, not ended, where waiting for it is given
             up.
+
+    Attributes:
+        num_ranks: of the mesh.
+        has_hosts: the mesh was started on hosts by their names: messages travel over a network.
     """
 
     def __init__(
@@ -71,6 +75,7 @@ class Session:
         self._ticket = ticket
         self._launcher = launcher
         self.num_ranks = ticket.num_ranks
+        self.has_hosts = bool(ticket.agents)
         self.dims: Mapping[str, int] = dict(
             zip(ticket.mesh_dim_names, ticket.mesh_shape, strict=True)
         )
@@ -114,11 +119,6 @@ class Session:
         self._link.start()  # last, as the agent's first message may need all of the above
 
     # ---- what there is to know
-
-    @property
-    def has_hosts(self) -> bool:
-        """Whether the mesh was started on hosts by their names: values travel over a network."""
-        return bool(self._ticket.agents)
 
     @property
     def name(self) -> str:
