@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .figures import Figures
-from .units import MEGABYTES, MILLISECONDS, TIMES, Unit
+from .units import MEGABYTES, MILLISECONDS, SECONDS, TIMES, Unit
 
 
 @dataclass(frozen=True)
@@ -166,5 +166,29 @@ TRAINING_TARGETS = (
         _own("edit_ratio", "edit"),
         "least",
         20,
+    ),
+)
+
+# Of `benchmarks.hosts`.
+_HOSTS_START = ("hosts", "start_s")
+HOSTS_TARGETS = (
+    Target(
+        "start of 2 x 4 by ssh / one `import torch`",
+        _ratio(_HOSTS_START, ("hosts", "import_s")),
+        "most",
+        2.5,
+    ),
+    Target(
+        "no-op call over TCP with CURVE / over ipc",
+        _ratio(("hosts", "call_s"), ("hosts", "local_call_s")),
+        "most",
+        1.5,
+    ),
+    Target("cut host reported after", _own("silent_s", "hosts"), "most", 3.0, SECONDS),
+    Target(
+        "heal with a new host / start of 2 x 4",
+        _ratio(("hosts", "heal_s"), _HOSTS_START),
+        "most",
+        2,
     ),
 )
