@@ -1,4 +1,4 @@
-"""Segments between hosts: cut into chunks on one side, put together on the other.
+"""Transfers segments between hosts: cut into chunks on one side, put together on the other.
 
 The message that names a segment travels first, and waits at its destination until the segment has
 arrived whole; the chunks follow, no more at a time than arrive within a fraction of a second, so
@@ -31,18 +31,18 @@ _LATE_S, _LATER_S = 0.1, 0.2
 
 
 class Window:
-    """How many bytes of chunks may be under way, so that what is sent behind them arrives soon: as
-    many as raise the time until they are acknowledged by a tenth of a second.
+    """Bounds how many bytes of chunks may be in flight: as many as delay what is sent behind them
+    by a tenth of a second.
 
     Attributes:
-        num_bytes: that many.
+        num_bytes: the bound.
     """
 
     def __init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:
-        """Begin anew: nothing is under way, and the link may have changed."""
+        """Start over after a reconnect: no bytes are in flight, and the link may have changed."""
         self.num_bytes = MIN_WINDOW_BYTES
         self._least_s = math.inf
 
@@ -83,7 +83,7 @@ class Sender:
 
     @property
     def num_bytes(self) -> int:
-        """How much is still to be sent."""
+        """How many bytes of segments are still to be sent."""
         return sum(transfer.num_left for transfer in self._transfers.values())
 
     @property
@@ -92,7 +92,7 @@ class Sender:
         return frozenset(rank for each in self._transfers.values() for rank in each.ranks)
 
     def add(self, frame: SegmentFrame, ranks: tuple[int, ...]) -> None:
-        """Send a segment.
+        """Queue a segment, to be sent in chunks.
 
         Args:
             frame: of the segment, which is kept open.
@@ -109,7 +109,7 @@ class Sender:
         )
 
     def next(self, now: float) -> Parcel[Chunk] | None:
-        """Return the next chunk to send; None if enough is under way, or nothing is left."""
+        """Return the next chunk to send; None if enough bytes are in flight, or none is left."""
         if not self._transfers or self._num_under_way >= self._window.num_bytes:
             return None
         if not self._under_way:
@@ -128,7 +128,7 @@ class Sender:
         return Parcel(Chunk(loan, at, transfer.num_left), (transfer.memory[at:end],))
 
     def acked(self, parcels: Sequence[Parcel[Any]], now: float) -> None:
-        """Note that the other side has these messages, which may be chunks."""
+        """Note that the other side has received these messages, some of which may be chunks."""
         for verb, _ in parcels:
             if type(verb) is Chunk and (verb.loan, verb.at) in self._under_way:
                 num_bytes, sent_at = self._under_way.pop((verb.loan, verb.at))
@@ -136,12 +136,12 @@ class Sender:
                 self._window.note(num_bytes, now - sent_at)
 
     def drop(self, loan: int) -> None:
-        """Send nothing more of a segment."""
+        """Send no more chunks of a segment."""
         self._transfers.pop(loan, None)
 
 
 def needed_by(frame: SegmentFrame, ranks: Iterable[int]) -> list[tuple[int, int]]:
-    """Return the ranges of a segment that some ranks read: in order, and apart."""
+    """Return the ranges of a segment's bytes that these ranks read, in order and disjoint."""
     if not frame.needed:
         return [(0, frame.num_bytes)]
     joined: list[tuple[int, int]] = []
@@ -170,7 +170,7 @@ class _Arriving:
 
 
 class Arrivals:
-    """Puts segments from another host together, and keeps each rank's messages in order meanwhile.
+    """Puts segments from another host together, and holds back each rank's messages until then.
 
     Args:
         why_interrupted: why a segment is missing whose run was interrupted.
@@ -189,7 +189,7 @@ class Arrivals:
     def admit(
         self, parcel: Parcel[Any], ranks: Collection[int], run: int = -1, has_segment: bool = False
     ) -> list[Parcel[Any]]:
-        """Add a message.
+        """Add a message, which is held back while its segment, or an earlier one's, is missing.
 
         Args:
             parcel: the message.
@@ -215,7 +215,7 @@ class Arrivals:
         return self._pop()
 
     def take(self, verb: Chunk, data: Frame) -> list[Parcel[Any]] | None:
-        """Add a chunk; return the messages that wait no more, or None if nothing waits for it."""
+        """Add a chunk; return messages that need no further one, or None if no message needs it."""
         if verb.loan not in self._arriving:
             return None
         arriving = self._arriving[verb.loan]
@@ -235,19 +235,19 @@ class Arrivals:
         return self._pop()
 
     def interrupt(self, frames: Sequence[Frame]) -> list[Parcel[Any]]:
-        """End the wait of the runs that a message for control threads interrupts or releases, and
-        return the messages that wait no more.
+        """Give up waiting for segments of the runs that a message for control threads interrupts or
+        releases; return the messages that are held back no more.
         """
         verbs = [verb for verb, _ in self._control.decode(frames)]
         runs = {verb.run for verb in verbs if isinstance(verb, Interrupt | Release)}
         return self._abandon([item for item in self._items if item.run in runs], "")
 
     def abandon(self, why: str) -> list[Parcel[Any]]:
-        """End the wait for all segments, as they will not arrive."""
+        """Give up waiting for all segments, as they will not arrive."""
         return self._abandon(list(self._items), why)
 
     def forget(self, rank: int) -> list[Parcel[Any]]:
-        """Drop what waits for a rank whose process has ended; return what waits no more."""
+        """Drop messages for a rank whose process has ended; return those held back no more."""
         for item in self._items:
             item.ranks.discard(rank)
             if not item.ranks and item.loan is not None:
@@ -269,7 +269,7 @@ class Arrivals:
         _finish(item, msgspec.msgpack.encode(missing))
 
     def _pop(self) -> list[Parcel[Any]]:
-        """Remove and return the messages that wait for nothing, in order."""
+        """Remove and return, in order, the messages that are held back no more."""
         blocked: set[int] = set()
         waiting: list[_Item] = []
         ready: list[Parcel[Any]] = []
@@ -289,7 +289,7 @@ def _finish(item: _Item, frame: Frame) -> None:
 
 
 def _why_not(num_bytes: int) -> str:
-    """Return why a value of so many bytes is not received; "" if it is."""
+    """Return why a value of so many bytes is not accepted; "" if it is."""
     if num_bytes < limits.CHECKED_BYTES or num_bytes <= (free := limits.free_bytes()):
         return ""
     return (

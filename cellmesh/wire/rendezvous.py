@@ -53,7 +53,7 @@ class Invitation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HostFacts(msgspec.Struct, frozen=True):
-    """What a host says of itself.
+    """What a host reports of itself when it joins: its addresses, GPUs, versions.
 
     Attributes:
         name: its host name.
@@ -99,7 +99,7 @@ def parse_invitation(text: bytes) -> Invitation | None:
 
 
 def own_facts(environment: Mapping[str, str]) -> HostFacts:
-    """Return the facts of this host.
+    """Return the facts that this host reports of itself.
 
     Args:
         environment: of this process.

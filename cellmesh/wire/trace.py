@@ -19,7 +19,7 @@ _Time = TypeVar("_Time", int, float)
 
 
 def read_epoch_ns() -> int:
-    """Return what the system clock is ahead of the monotonic one, in nanoseconds."""
+    """Return how far the system clock is ahead of the monotonic one, in nanoseconds."""
     read = []
     for _ in range(5):  # a process that is stopped between two readings spoils one of them
         before = time.monotonic_ns()

@@ -190,7 +190,7 @@ class Freed(Verb, frozen=True):
 
 
 class Chunk(Verb, frozen=True):
-    """Carries a piece of a segment to a process on another host, which puts it together.
+    """A part of a segment's bytes, sent to a process on another host, which joins the parts.
 
     The frame that follows goes `at` this offset into the segment of the `loan`; so many bytes of
     the segment are sent after it.
@@ -204,7 +204,7 @@ class Chunk(Verb, frozen=True):
 
 
 class Unwanted(Verb, frozen=True):
-    """Says that the other side need not send the rest of a segment: nothing waits for it."""
+    """Says that the rest of a segment need not be sent, as no message needs it any more."""
 
     loan: int
 

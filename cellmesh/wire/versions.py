@@ -1,4 +1,4 @@
-"""Compares what hosts have installed: a mesh needs the same on all of them."""
+"""Compares the versions that hosts have installed: a mesh needs the same on all of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NCCL = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
 
 
 class Versions(msgspec.Struct, frozen=True):
-    """What a host has installed.
+    """The versions of cellmesh, Python, torch and NCCL that a host has installed.
 
     Attributes:
         cellmesh, python, torch: their versions; torch's is "" without torch.
@@ -27,12 +27,12 @@ class Versions(msgspec.Struct, frozen=True):
 
 
 def own_versions() -> Versions:
-    """Return what this process would import; imports none of it."""
+    """Return the versions that this process would import, without importing anything."""
     return Versions(own_version(), own_python(), own_torch(), _own_nccl())
 
 
 def describe_mismatch(by_host: Mapping[str, Versions]) -> str:
-    """Name hosts and versions where hosts do not fit together; "" if they do.
+    """Describe which hosts have which versions, where these do not fit; "" if they do.
 
     Args:
         by_host: the versions by the host's name.

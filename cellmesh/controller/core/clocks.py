@@ -61,7 +61,7 @@ class ClockComparison:
         self._num_sent, self.due_s = 0, now
 
     def note_sent(self, now: float) -> None:
-        """Note that an exchange begins, or that none can; `due_s` is when the next one should."""
+        """Note that an exchange begins, or that none can; set when the next should (`due_s`)."""
         self._num_sent += 1
         self.due_s = now + (FIRST_INTERVAL_S if self._num_sent < NUM_FIRST else INTERVAL_S)
 
@@ -78,7 +78,7 @@ class ClockComparison:
         self._samples = (*self._samples[1 - _MAX_SAMPLES :], sample)
 
     def over(self, host: str, begin_s: float, end_s: float) -> ClockOffset | None:
-        """Return the offset for a span of time, from the exchange that knows it best.
+        """Return the offset over a span of time, by the exchange with the least error for it.
 
         Args:
             host: its name.

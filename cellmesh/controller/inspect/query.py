@@ -165,7 +165,7 @@ def look(
     takes_turn: bool = False,
     timeout_s: float | None = None,
 ) -> QueryResult:
-    """Ask ranks a query. Blocks until each has answered or is known not to.
+    """Ask ranks a query. Blocks until each has answered, or will not answer.
 
     Args:
         ranks: who is asked; those that are dead are told of as such.
@@ -221,8 +221,8 @@ def look(
 
 
 def look_at_one(ranks: RankSet, subject: Query, timeout_s: float) -> Any | None:
-    """Ask one rank a query, without waiting for its turn: the lowest idle rank, else the lowest
-    busy one.
+    """Ask one rank a query that does not wait for the rank's runs: the lowest idle rank, else the
+    lowest busy one.
 
     Args:
         ranks: who may be asked.

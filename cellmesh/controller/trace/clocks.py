@@ -64,7 +64,7 @@ def spans_of_profiles(profiles: Mapping[int, RankProfile]) -> dict[int, tuple[fl
 def epoch_offsets(
     profiles: Mapping[int, RankProfile], clocks: Mapping[int, ClockOffset], epoch_ns: int
 ) -> dict[int, ClockOffset]:
-    """Return the offsets of system clocks, from those of monotonic clocks.
+    """Return the offsets of hosts' system clocks, from those of their monotonic clocks.
 
     Args:
         profiles: of ranks.

@@ -47,7 +47,7 @@ def find_needed(
 
 
 def span_of(box: Box, shape: Sequence[int], num_bytes: int) -> tuple[int, int]:
-    """The range of bytes from the first to the last element of a box, of a whole in C order."""
+    """Return the range of bytes from a box's first element to its last, in an array in C order."""
     num_elements = math.prod(shape)
     if not num_elements or not all(length for _, length in box):
         return 0, 0
@@ -77,7 +77,7 @@ def _place_of(leaf: Any) -> _Place:
 
 
 def _inside(places: Sequence[_Place], buffer: Frame) -> list[_Place]:
-    """Return the leaves whose memory the buffer has, or has a part of."""
+    """Return the tensors and arrays whose memory overlaps a buffer."""
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         low = numpy.frombuffer(buffer, "u1").ctypes.data

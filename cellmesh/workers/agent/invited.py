@@ -30,7 +30,7 @@ _LINGER_MS = 500
 
 
 class Visit:
-    """A connection to the notebook's listener.
+    """A connection from a host to the listener in the notebook, by which the host joins a mesh.
 
     Args:
         invitation: says where it is.
@@ -50,7 +50,7 @@ class Visit:
         self._is_connected = False
 
     def receive_ticket(self, patience_s: float | None = None) -> bytes | None:
-        """Wait for the agent's ticket.
+        """Wait until the notebook sends the ticket of this host's agent.
 
         Args:
             patience_s: how long to wait for the listener; None for as long as it takes.
@@ -75,11 +75,11 @@ class Visit:
         return found[1]
 
     def say(self, announcement: Announcement) -> None:
-        """Send the notebook what the agent announces."""
+        """Send the notebook the agent's announcement."""
         self._send(SAID, msgspec.json.encode(announcement))
 
     def hear(self, agent: int) -> bytes:
-        """Wait for an order; b"" if the notebook has gone, or the agent has ended.
+        """Wait for an order of the notebook; b"" if the notebook has gone, or the agent has ended.
 
         Args:
             agent: a descriptor that is readable once the agent has ended.
@@ -103,7 +103,7 @@ class Visit:
         self._context.term()
 
     def _next(self, *watched: int) -> tuple[bytes, bytes] | None:
-        """Return what has been said within a second, if anything; says that this host waits."""
+        """Return what the notebook has sent within a second, if anything; say that we wait."""
         self._hear_connection()
         if self._is_connected:
             self._send(ARRIVED, self._facts)

@@ -392,7 +392,7 @@ class Family:
             print(f"the zygote could not be replaced: {error}", file=sys.stderr)
 
     def make_store(self) -> None:
-        """Fork the c10d store, now or once the zygote can: the host of the last one is lost."""
+        """Fork the c10d store here, now or once the zygote can, as the old one's host is lost."""
         part = self._ticket.host
         assert part is not None
         self.store_address, self._supervisor.owns_store = part.address, True

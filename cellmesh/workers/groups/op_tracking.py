@@ -238,7 +238,7 @@ def _begin(
 
 
 def _is_of_join(method: types.FrameType) -> bool:
-    """Return whether torch's ``Join`` began an operation for DDP, which keeps only its C++ part."""
+    """Return whether torch's ``Join`` began an operation for DDP, which keeps only the C++ Work."""
     function = method.f_back  # dist.all_reduce; round it the wrapper that logs its errors
     wrapper = function and function.f_back
     caller = wrapper and wrapper.f_back

@@ -93,7 +93,7 @@ def parameters_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _held_tensors(module: nn.Module, part: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of a module's attribute dict and of its submodules."""
+    """Yield the tensors in a dict of a module (as ``_parameters``) and of its submodules."""
     seen: set[int] = set()
     waiting = [("", module)]
     while waiting:

@@ -161,8 +161,8 @@ class ControlThread:
             self._stops.put((run, kind, None))
 
     def _see_to_stops(self) -> None:
-        """Signal the main thread for interrupts and releases of runs that go on after their
-        collective has raised, and free runs that ignore the signal.
+        """Signal the main thread if a stopped run goes on after its collective has raised, and free
+        a main thread that does not handle the signal.
         """
         while True:
             try:
@@ -209,7 +209,7 @@ class ControlThread:
                     return
 
     def _waits(self, seen: Activity) -> Waited | None:
-        """Return the collective that the main thread waits in; None if it does not wait in one."""
+        """Return the collective that the main thread waits in; None if it waits in none."""
         operation = self._groups.ledger.current()
         if operation is not None and (seen.collective or (seen.may_wait and main_thread_sleeps())):
             name = operation.name if seen.collective in ("", "wait") else seen.collective

@@ -221,7 +221,7 @@ def _widened(values: torch.Tensor) -> torch.Tensor:
 
 
 def _largest_gap(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> float:
-    """Return the largest distance of two widened tensors; `dtype` is what they had before."""
+    """Return the largest distance of two tensors that `_widened` has converted from `dtype`."""
     if a.is_complex() or a.is_floating_point():
         return float((a - b).abs().max().item())
     # float64 has too few bits for 64-bit integers. Their difference may wrap around; read as

@@ -210,7 +210,7 @@ class _Reducer:
     # ---- what is the rank's own
 
     def _reduce_function(self, function: types.FunctionType) -> Any:
-        """Reduce a function of a cell: its globals are the new rank's namespace."""
+        """Return how pickle is to reduce a cell's function: its globals are the namespace there."""
         if function.__globals__ is not self._namespace:
             return NotImplemented
         cells = function.__closure__ or ()
@@ -254,7 +254,7 @@ class _Reducer:
         return arriving.find_group, (group.group_name,)
 
     def _reduce_sampler(self, sampler: DistributedSampler[Any]) -> Any:
-        """Reduce a sampler so that it gets the new rank's number wherever it has this rank's."""
+        """Return how pickle is to reduce a sampler, with the new rank's number for this rank's."""
         dim = self._dim_of_sampler(sampler)
         return (
             arriving.make_sampler,
@@ -309,8 +309,8 @@ def _refuse_fsdp(module: torch.nn.Module) -> Any:
 
 
 def _reduce_ddp(module: DistributedDataParallel) -> Any:
-    """Reduce a DDP module with its group, which need not be the default one; the new rank makes
-    the reducer without a collective.
+    """Return how pickle is to reduce a DDP module with its group, which need not be the default
+    one; the new rank makes the reducer without a collective.
     """
     if module.mixed_precision is not None:
         raise UnpicklableError(
