@@ -197,7 +197,7 @@ class PageHistory:
         self._cells.append(cell)
 
     def cells(self) -> Iterator[NotebookCell]:
-        """Return all cells' records in order; the running one is the last, without its source."""
+        """Yield all cells' records in order; the running one is the last, without its source."""
         yield from self._cells
         if self._open is not None:
             yield self._open

@@ -65,7 +65,7 @@ def names_in(code: str, cursor: int, namespace: Mapping[str, Any]) -> tuple[dict
 
 
 def _bindings(tree: ast.AST, line: int) -> tuple[dict[str, str], dict[str, ast.AST]]:
-    """Yield the names that code binds, the kind of each, and the expression bound to it."""
+    """Return the names that code binds, the kind of each, and the expression bound to it."""
     kinds: dict[str, str] = {}
     values: dict[str, ast.AST] = {}
 

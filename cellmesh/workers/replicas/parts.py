@@ -235,7 +235,7 @@ class Walk:
 
 
 def rng_parts(why_differs: str = _OWN_NUMBERS) -> Iterator[ModelPart]:
-    """Return the states of this process's random generators.
+    """Yield the states of this process's random generators.
 
     Args:
         why_differs: why they may differ.

@@ -320,7 +320,7 @@ def add_up(events: Sequence[Event]) -> tuple[OperatorTime, ...]:
 
 
 def self_times(events: Iterable[Event]) -> list[tuple[Event, int]]:
-    """Yield a profile's operators with their self time (without operators that they called).
+    """Return a profile's operators with their self time (without operators that they called).
 
     Regions that were named are left out, except for collectives under way. What is in no thread's
     stack (GPU, collectives under way) counts whole.
