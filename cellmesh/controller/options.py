@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import MeshUsageError
+from ..wire.hosts import HOST_LEASE_S
 from .environment import read_environment, read_gpus
 from .host_list import INVITING, HostEntry, awaited_hosts, command_for, parse_hosts
 from .node_request import ENGINES, NodeRequest, check_request, parse_arguments
@@ -20,6 +21,7 @@ BACKENDS = ("auto", "gloo", "nccl")
 MAX_RANKS = 1024
 DEFAULT_DIM = "dp"
 _MAX_SPAN_S = 365 * 86400.0
+_HOST_LEASES_S = 1.0, 3600.0
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -51,6 +53,8 @@ class Options:
         interface: the network interface of the hosts; "" for that of the route to this host.
         address: this host's, or its interface, for agents that connect to it; "" to choose it.
         spares: hosts that may take the place of lost ones.
+        host_lease_s: how long a host may be without a connection before its ranks count as lost, in
+            seconds.
         request: what Slurm or Ray is asked for; None without. `num_ranks` and `mesh` are checked
             again once the nodes are known.
         release_command: what gives an allocation back once the mesh has ended.
@@ -74,6 +78,7 @@ class Options:
     interface: str = ""
     address: str = ""
     spares: tuple[str, ...] = ()
+    host_lease_s: float = HOST_LEASE_S
     request: NodeRequest | None = None
     release_command: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict, repr=False)  # may have secrets
@@ -175,6 +180,7 @@ def make_options(
     interface: str = "",
     address: str = "",
     spares: int = 0,
+    host_lease_s: float | str = HOST_LEASE_S,
     nodes: int | None = None,
     time_limit: str = "",
     partition: str = "",
@@ -202,6 +208,7 @@ def make_options(
         interface: of the hosts.
         address: of this host, or its interface.
         spares: how many of the hosts, the last ones, are kept for those that are lost.
+        host_lease_s: seconds, or text like ``30s``.
         env: as `read_environment` takes it.
         gpus: as `read_gpus` takes it; None for all.
         nodes: of Slurm or Ray, with `launch` ``slurm`` or ``ray``; or hosts that announce
@@ -317,6 +324,7 @@ def make_options(
         interface=interface,
         address=address,
         spares=kept,
+        host_lease_s=_check_host_lease(host_lease_s),
         env=read_environment(env, os.environ),
         gpus=chosen_gpus,
         request=request,
@@ -368,6 +376,16 @@ def _check_duration(option: str, value: Any) -> float:
             f"{value!r}"
         )
     return float(seconds)
+
+
+def _check_host_lease(value: Any) -> float:
+    least_s, most_s = _HOST_LEASES_S
+    if not least_s <= (lease_s := _check_duration("host_lease_s", value)) <= most_s:
+        raise MeshUsageError(
+            f"--host-lease must be {least_s:.0f} s to {most_s:.0f} s, not {value!r}: a host that "
+            "is not heard for so long counts as lost"
+        )
+    return lease_s
 
 
 def read_project_options(start: Path) -> dict[str, Any]:

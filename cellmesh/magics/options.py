@@ -108,6 +108,12 @@ COMMANDS = {
                 help="Keep the last N of the hosts for %dist_heal --replace.",
             ),
             click.Option(
+                ["--host-lease", "host_lease_s"],
+                metavar="TIME",
+                help="How long a host may be without a connection before its ranks count as lost "
+                "(10s).",
+            ),
+            click.Option(
                 ["--interface"],
                 metavar="NAME",
                 help="The hosts' network interface, for the wire, gloo, NCCL and the store.",

@@ -15,8 +15,12 @@ from .versions import Versions
 ANNOUNCEMENT = "cellmesh-agent: "
 # What the launcher writes to an agent's standard input once every host has announced itself.
 GO = b"go\n"
-# A peer that is not heard this long is reported, and one that is not heard for the lease is lost.
-SILENT_S = 2.5
+# Both ends of a connection send a heartbeat this often, and each closes the connection when it has
+# received nothing for `SILENT_S`: a loss is reported within the sum, and once more the interval
+# where heartbeats still arrive from a host that hears none.
+HEARTBEAT_S = 0.4
+SILENT_S = 2.0
+# How long a host may then be without a connection before its ranks count as lost.
 HOST_LEASE_S = 10.0
 
 
@@ -48,6 +52,7 @@ class HostPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         interface: the network interface that has the address.
         joins: the mesh is ready, and the agent takes the place of one that is lost: its ranks are
             forked when the controller asks for them.
+        replaces: an agent of the mesh that is still there, and is not heard, is ended.
         release_command: run when the agent has ended; gives the mesh's hosts back after the last.
         invited_by: public key of the listener that the host has announced itself to; "" where the
             notebook has started the agent.
@@ -63,6 +68,7 @@ class HostPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     address: str = ""
     interface: str = ""
     joins: bool = False
+    replaces: bool = False
     release_command: tuple[str, ...] = ()
     invited_by: str = ""
 

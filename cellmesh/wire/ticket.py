@@ -26,7 +26,7 @@ import msgspec
 
 from ..errors import HostError
 from .host import Place, own_python, own_torch, own_version, this_place
-from .hosts import AgentAddress, HostPart
+from .hosts import HOST_LEASE_S, AgentAddress, HostPart
 from .rendezvous import Invitation
 
 # sun_path holds 108 bytes; "/agent.sock" and a NUL must still fit.
@@ -72,6 +72,8 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         launch: the command line that starts agents on other hosts; "" for ssh.
         interface: the hosts' network interface; "" for that of the route to the notebook's host.
         spares: hosts that may take the place of lost ones.
+        host_lease_s: how long a host may be without a connection before it counts as lost.
+        replaced: agents that others have replaced, and that may not have learned it yet.
         release_command: what gives an allocation back that was made for the mesh.
         env: environment variables that the ranks get besides those of their host.
         gpus: which GPUs the ranks use, by host (`environment.gpus_of`); empty for all.
@@ -111,6 +113,8 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     launch: str = ""
     interface: str = ""
     spares: tuple[str, ...] = ()
+    host_lease_s: float = HOST_LEASE_S
+    replaced: tuple[AgentAddress, ...] = ()
     release_command: tuple[str, ...] = ()
     env: dict[str, str] = {}
     gpus: dict[str, tuple[str, ...]] = {}

@@ -17,7 +17,7 @@ import zmq
 from ..errors import HostError
 from .codec import MAX_FRAME_BYTES, Frame
 from .curve import KeyPair, serve_curve, use_curve
-from .hosts import SILENT_S
+from .hosts import HEARTBEAT_S, SILENT_S
 
 # Larger buffers are handed to ZeroMQ without a copy; smaller ones are cheaper copied.
 ZERO_COPY_BYTES = 256 * 1024
@@ -41,7 +41,7 @@ def _configure(socket: Socket) -> Socket:
 
 def _watch_peers(socket: Socket) -> Socket:
     """Have ZeroMQ close TCP connections on which nothing was heard for `SILENT_S`."""
-    socket.setsockopt(zmq.HEARTBEAT_IVL, 500)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, int(HEARTBEAT_S * 1000))
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(SILENT_S * 1000))
     socket.setsockopt(zmq.CONNECT_TIMEOUT, 2000)
     return socket

@@ -17,7 +17,6 @@ import pytest
 import zmq
 
 import cellmesh as cm
-from cellmesh.controller.session.hosts import connections
 from cellmesh.errors import CellmeshError, HostError, MeshUsageError, RankFailure
 from cellmesh.wire.curve import new_keys, use_curve
 from cellmesh.wire.ticket import Ticket, find_tickets
@@ -26,6 +25,8 @@ from tests.faults.watching import wait_until
 
 WAIT_S = 60.0
 HERE = "{command}"  # the engine that starts an agent on "another host"
+# A host counts as lost soon; the networks of these tests lose nothing.
+SHORT_LEASE_S = 1.0
 REDUCE = "import torch, torch.distributed as dist\nx = torch.ones(1) * rank; dist.all_reduce(x)"
 
 
@@ -204,12 +205,6 @@ def test_secrets_are_in_no_command_line_and_no_environment(mesh: cm.Mesh, direct
     assert not any(secret in str(environment) for secret in secrets)
 
 
-@pytest.fixture
-def short_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host counts as lost soon; the networks of these tests lose nothing."""
-    monkeypatch.setattr(connections, "HOST_LEASE_S", 0.5)
-
-
 def lose(mesh: cm.Mesh, ranks: set[int], number: signal.Signals) -> psutil.Process:
     """Signal the agent of some ranks, and wait until the ranks count as lost."""
     agent = agent_of(mesh, min(ranks))
@@ -218,10 +213,9 @@ def lose(mesh: cm.Mesh, ranks: set[int], number: signal.Signals) -> psutil.Proce
     return agent
 
 
-@pytest.mark.usefixtures("short_lease")
 def test_lost_host_takes_its_ranks_and_no_others() -> None:
     with own_runtime_dir() as directory:
-        with start("a:2,b:1") as mesh:
+        with start("a:2,b:1", host_lease_s=SHORT_LEASE_S) as mesh:
             mesh.cell("kept = rank + 5")
             lose(mesh, {2}, signal.SIGKILL)
             assert mesh[[0, 1]].pull("kept").list == [5, 6]
@@ -231,12 +225,11 @@ def test_lost_host_takes_its_ranks_and_no_others() -> None:
         check_nothing_left(directory)
 
 
-@pytest.mark.usefixtures("short_lease")
 @pytest.mark.parametrize(("lost", "living"), [({2, 3}, [0, 1]), ({0, 1}, [2, 3])])
 def test_lost_host_is_started_again(lost: set[int], living: list[int]) -> None:
     """Also the first one, whose store the other host takes over."""
     with own_runtime_dir() as directory:
-        with start() as mesh:
+        with start(host_lease_s=SHORT_LEASE_S) as mesh:
             mesh.cell("kept = rank + 5\ng = dist.new_group([0, 2])")
             lose(mesh, lost, signal.SIGKILL)
             report = mesh.heal(living[0])
@@ -255,11 +248,10 @@ def test_lost_host_is_started_again(lost: set[int], living: list[int]) -> None:
         check_nothing_left(directory)
 
 
-@pytest.mark.usefixtures("short_lease")
 @pytest.mark.parametrize("step", [None, "time.sleep(0.01)", "dist.all_reduce(torch.ones(2))"])
 def test_host_that_is_heard_again_is_taken_back_with_all_that_it_holds(step: str | None) -> None:
     with own_runtime_dir() as directory:
-        with start() as mesh:
+        with start(host_lease_s=SHORT_LEASE_S) as mesh:
             mesh.cell("kept = rank + 5; import time")
             if step is not None:
                 mesh.submit_cell(f"while True: {step}")
@@ -277,10 +269,9 @@ def test_host_that_is_heard_again_is_taken_back_with_all_that_it_holds(step: str
         check_nothing_left(directory)
 
 
-@pytest.mark.usefixtures("short_lease")
 def test_spare_takes_the_place_of_a_lost_host() -> None:
     with own_runtime_dir() as directory:
-        with start("a:2,b:2,c:2", spares=1) as mesh:
+        with start("a:2,b:2,c:2", spares=1, host_lease_s=SHORT_LEASE_S) as mesh:
             assert mesh.size() == 4
             mesh.cell("kept = rank + 5")
             lose(mesh, {2, 3}, signal.SIGKILL)
@@ -293,7 +284,27 @@ def test_spare_takes_the_place_of_a_lost_host() -> None:
         check_nothing_left(directory)
 
 
-@pytest.mark.usefixtures("short_lease")
+@pytest.mark.parametrize("spares", [0, 1])
+def test_replaced_agent_that_wakes_ends_and_takes_part_in_nothing(spares: int) -> None:
+    with own_runtime_dir() as directory:
+        with start("a:2,b:1,c:1"[: 7 + 4 * spares], spares=spares, host_lease_s=1.0) as mesh:
+            mesh.cell("kept = rank + 5")
+            agent = lose(mesh, {2}, signal.SIGSTOP)
+            (old,) = [each for each in agent.children(recursive=True) if "r2" in each.name()]
+            if not spares:
+                with pytest.raises(HostError, match=r"process \d+\) lives there.*heal --replace"):
+                    mesh.heal()
+            assert mesh.heal(0, replace=True).respawned == (2,)
+            assert old.is_running() == bool(spares)  # one on the same host has been ended
+            with contextlib.suppress(psutil.NoSuchProcess):
+                agent.send_signal(signal.SIGCONT)
+            mesh.cell(f"{REDUCE}\ng = dist.new_group([0, 2])")
+            _, left = psutil.wait_procs([agent, old], timeout=WAIT_S)
+            assert not left
+            assert mesh.pull("float(x)").list == [3.0] * 3
+        check_nothing_left(directory)
+
+
 def test_host_that_cannot_be_started_again_costs_nothing_more(tmp_path: Path) -> None:
     switch = tmp_path / "is_up"
     switch.touch()
@@ -301,7 +312,9 @@ def test_host_that_cannot_be_started_again_costs_nothing_more(tmp_path: Path) ->
         f"sh -c 'if [ -e {switch} ] || [ $0 != b ]; then exec {{command}}; fi; exit 9' {{host}}"
     )
     with own_runtime_dir() as directory:
-        with cm.start(hosts="a:2,b:1,c:1", launch=engine, spares=1, lease_s=60) as mesh:
+        with cm.start(
+            hosts="a:2,b:1,c:1", launch=engine, spares=1, lease_s=60, host_lease_s=SHORT_LEASE_S
+        ) as mesh:
             mesh.cell("kept = rank + 5")
             lose(mesh, {2}, signal.SIGKILL)
             switch.unlink()

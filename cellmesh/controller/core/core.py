@@ -8,7 +8,7 @@ brings the mesh back after a failure is `recovery.Recovery`.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -49,7 +49,7 @@ from .effects import Send as Send
 from .effects import State as State
 from .effects import Waiting as Waiting
 from .effects import Watch as Watch
-from .mesh_state import FIRST_HEAL, MeshState, Returned
+from .mesh_state import FIRST_HEAL, HostLost, MeshState, Returned
 from .recovery import Recovery
 from .requests import ANSWER_S as ANSWER_S
 from .requests import Questions, control
@@ -267,8 +267,11 @@ class Core:
         match verb:
             case Ranked():
                 return self._from_ranks(verb.ranks, Parcel(verb.verb, parcel.buffers), now)
-            case Died():
-                return self._rank_died(parcel, now)
+            case Died(rank):
+                return self._ranks_died((rank,), parcel, now)
+            case HostLost(host, ranks, reason):
+                died = Parcel(Died(min(ranks), f"was on {host}, which is lost: {reason}", ""))
+                return [Change(self.state, verb), *self._ranks_died(ranks, died, now)]
             case LogText() | HostReport():
                 return [Answer(verb.request, verb)]
             case Welcome():
@@ -385,18 +388,22 @@ class Core:
         has_begun = type(verb) is Done or verb != interrupted_unbegun(verb.run)
         return self._runs.settle(verb.run, ranks, parcel, now, has_begun)
 
-    def _rank_died(self, parcel: Parcel[Died], now: float) -> list[Effect]:
-        rank = parcel.verb.rank
-        is_news = rank not in self.dead and self.state == "ready"
-        self._mesh.dead[rank] = parcel.verb
-        self._mesh.held.pop(rank, None)
-        self._mesh.asking.pop(rank, None)
-        effects: list[Effect] = [Change(self.state, parcel.verb)]
-        if is_news:
+    def _ranks_died(self, ranks: Sequence[int], parcel: Parcel[Died], now: float) -> list[Effect]:
+        """Handle that ranks have died together."""
+        is_ready = self.state == "ready"
+        news = [rank for rank in ranks if rank not in self.dead and is_ready]
+        effects: list[Effect] = []
+        for rank in ranks:
+            died = self._mesh.dead[rank] = msgspec.structs.replace(parcel.verb, rank=rank)
+            self._mesh.held.pop(rank, None)
+            self._mesh.asking.pop(rank, None)
+            effects.append(Change(self.state, died))
+        for rank in news:
             self._recovery.rank_died(rank)
-        effects += self._runs.rank_died(rank, parcel, now)
-        effects += self._questions.forget_rank(rank, now)
-        return [*effects, *self._recovery.after_death(rank, now)] if is_news else effects
+        effects += self._runs.ranks_died(ranks, parcel, now)
+        for rank in ranks:
+            effects += self._questions.forget_rank(rank, now)
+        return [*effects, *self._recovery.after_deaths(news, now)] if news else effects
 
     # ---- inside: ends and questions
 

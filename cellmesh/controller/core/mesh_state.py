@@ -117,6 +117,24 @@ class Returned(msgspec.Struct, frozen=True):
     ranks: tuple[RankInfo, ...]
 
 
+class HostLost(msgspec.Struct, frozen=True):
+    """A host counts as lost, and its living ranks with it; said to the core by the connections to
+    many hosts.
+    """
+
+    host: str
+    ranks: tuple[int, ...]
+    reason: str
+
+    def describe(self) -> str:
+        """Say to the user what is lost and how it comes back."""
+        return (
+            f"{self.host} ({describe_ranks(self.ranks)}) is lost: {self.reason}. The other ranks "
+            "keep what they hold; `%dist_heal` takes the host back if it is heard again, else "
+            "starts it again, and `%dist_heal --replace` uses a spare"
+        )
+
+
 @dataclass
 class MeshState:
     """The state of one mesh, as the core knows it from messages.

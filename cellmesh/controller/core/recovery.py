@@ -142,7 +142,7 @@ class Recovery:
         return []
 
     def rank_died(self, rank: int) -> None:
-        """Note that a rank's process has ended; its runs end next, then `after_death` is called."""
+        """Note that a rank's process has ended; its runs end next, then `after_deaths` follows."""
         self._must_heal = True
         self.tally.forget([rank])
         self._mesh.news.forget([rank])
@@ -154,9 +154,9 @@ class Recovery:
             self.to_replace.ask_for([rank])
         self._again = self.phase != "calm"
 
-    def after_death(self, rank: int, now: float) -> list[Effect]:
-        """Handle a rank's death, once its runs have ended on it: begin a recovery."""
-        if self.phase != "calm" or self._mesh.in_failed_run({rank}):
+    def after_deaths(self, ranks: Collection[int], now: float) -> list[Effect]:
+        """Handle the deaths of ranks, once their runs have ended on them: begin a recovery."""
+        if self.phase != "calm" or self._mesh.in_failed_run(set(ranks)):
             return []
         return self.begin(now)
 

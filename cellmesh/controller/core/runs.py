@@ -5,7 +5,7 @@ Pure, as `core.Core`. `transitions.RUN` says what each event does to a run.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Literal
 
 from ...wire.codec import Parcel
@@ -197,13 +197,16 @@ class Runs:
         self._settling.clear()
         return effects
 
-    def rank_died(self, rank: int, parcel: Parcel[Died], now: float) -> list[Effect]:
-        """End, on a rank that has died, all runs that the rank had not ended."""
+    def ranks_died(self, ranks: Collection[int], parcel: Parcel[Died], now: float) -> list[Effect]:
+        """End, on ranks that have died together, all runs that they had not ended."""
         effects: list[Effect] = []
-        runs = [run for run, pending in self._mesh.pending.items() if rank in pending.ranks]
-        begun = {run for run in runs if rank in self._mesh.runs_first(run)}
-        for run in runs:
-            effects += self.settle(run, (rank,), parcel, now, run in begun)
+        left = {
+            run: pending.ranks.intersection(ranks) for run, pending in self._mesh.pending.items()
+        }
+        begun = {run: some & self._mesh.runs_first(run) for run, some in left.items() if some}
+        for run, first in begun.items():
+            for some, has_begun in ((first, True), (left[run] - first, False)):
+                effects += self.settle(run, tuple(sorted(some)), parcel, now, has_begun)
         return effects
 
     def tick(self, now: float) -> list[Effect]:

@@ -66,7 +66,6 @@ class Connection:
             package=own_package(),
             torch=own_torch(),
         )
-        self._endpoint = endpoint
         self._context: zmq.Context[transport.Socket] = zmq.Context()
         # A routing id must not begin with a zero.
         self._socket, self._monitor = transport.connect_dealer(
@@ -232,14 +231,6 @@ class Connection:
         self._hello = msgspec.structs.replace(self._hello, link=os.urandom(16), steal=True)
         self._begin()
         self._is_open = self._was_welcomed = False
-
-    def move(self, endpoint: str, server_key: str) -> None:
-        """Connect to another agent in place of the present one."""
-        self.renew()
-        self._socket.disconnect(self._endpoint)
-        self._socket.setsockopt(zmq.CURVE_SERVERKEY, server_key.encode())
-        self._endpoint, self.lost_at = endpoint, None
-        self._socket.connect(endpoint)
 
     def _hear_aside(self, frames: Sequence[Frame]) -> Iterator[Parcel[Any]]:
         for parcel in self._codec.decode(frames):

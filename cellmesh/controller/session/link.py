@@ -21,6 +21,7 @@ from ...wire.faults import Faults
 from ...wire.messages import AgentFault, Died, Done, Failed
 from ...wire.stdin import InputCancelled, InputRequest
 from ..core.core import Answer, Change, Core, Deliver, Effect, Finish, Note, Send, Waiting, Watch
+from ..core.mesh_state import HostLost
 from ..output.printer import Printer
 from ..run import Run
 from . import features
@@ -284,6 +285,8 @@ class Link:
                     if type(parcel.verb) is AgentFault:
                         _warn(parcel.verb.text)
                     else:
+                        if type(parcel.verb) is HostLost:
+                            _warn(parcel.verb.describe())
                         effects += self._core.receive(parcel, now)
                 except Exception as error:
                     self._faults.take(error)

@@ -71,6 +71,7 @@ def start(
     interface: str | None = None,
     address: str | None = None,
     spares: int | None = None,
+    host_lease_s: float | str | None = None,
     nodes: int | None = None,
     time_limit: str | None = None,
     partition: str | None = None,
@@ -114,6 +115,8 @@ def start(
             the route to other networks.
         spares: how many of the hosts, the last ones, run nothing until `Mesh.heal` has them replace
             lost ones.
+        host_lease_s: how long a host may be without a connection before its ranks count as lost:
+            seconds, or text like ``30s`` (10).
         nodes: how many nodes Slurm or Ray is asked for, or hosts announce themselves.
         time_limit: of the allocation, as salloc takes it.
         env: environment variables that the ranks of all hosts get besides those of their host:
@@ -154,6 +157,7 @@ def start(
         "interface": interface,
         "address": address,
         "spares": spares,
+        "host_lease_s": host_lease_s,
         "nodes": nodes,
         "time_limit": time_limit,
         "partition": partition,

@@ -30,7 +30,6 @@ from ...wire.host import (
     own_version,
     same_release,
 )
-from ...wire.hosts import HOST_LEASE_S
 from ...wire.limits import MAX_ANSWER_BYTES
 from ...wire.messages import PROTOCOL, Died, Relay
 from ...wire.reliable import Reliable
@@ -313,7 +312,7 @@ class Attachment:
         self._left()
 
     def _connection_changed(self, is_connected: bool) -> None:
-        self._lost_at = None if is_connected else time.monotonic() + HOST_LEASE_S
+        self._lost_at = None if is_connected else time.monotonic() + self._ticket.host_lease_s
 
     def _watch(self, pid: int) -> None:
         if pid not in self._watched:  # it may have left and attached again

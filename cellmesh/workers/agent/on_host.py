@@ -17,8 +17,10 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Protocol
 
 import msgspec
@@ -29,6 +31,7 @@ from ...wire.environment import choose_gpus, gpus_of
 from ...wire.host import is_process, own_python, own_torch, own_version, this_place
 from ...wire.hosts import ANNOUNCEMENT, GO, Announcement, HostPart
 from ...wire.interpreter import absolute, isolated_command
+from ...wire.marks import end_carriers, is_dead, value_of
 from ...wire.rendezvous import Invitation, addresses_by_interface, own_facts, parse_invitation
 from ...wire.ticket import (
     Ticket,
@@ -36,6 +39,7 @@ from ...wire.ticket import (
     make_directory,
     read_ticket,
     remove_directory,
+    remove_own_directory,
     runtime_root,
     write_ticket,
 )
@@ -90,6 +94,10 @@ class Lines:
             return GO
         ready, _, _ = select.select([self.stdin.fileno(), agent], [], [])
         return b"" if agent in ready else self.stdin.readline()
+
+
+# How long the guardian of an agent that was killed may take to remove what is left.
+_END_S, _LOOK_S = 5.0, 0.02
 
 
 def run(text: bytes, stdin: IO[bytes] | None, address: str = "", interface: str = "") -> int:
@@ -214,7 +222,11 @@ def _own_ticket(given: Ticket, address: str, interface: str) -> Ticket:
     )
     part = msgspec.structs.replace(given.host, address=address, interface=interface)
     visible = choose_gpus(gpus_of(given.gpus, part.name), os.environ)
-    directory = make_directory(runtime_root(), f"{given.name}-h{part.index}")
+    name = f"{given.name}-h{part.index}"
+    while part.joins and (runtime_root() / name).exists():
+        if not _make_way(given, runtime_root() / name / "ticket.json", part):
+            name += "r"  # it is of the lost host, on a file system that hosts share
+    directory = make_directory(runtime_root(), name)
     theirs = [path for path in absolute(given.sys_path) if os.path.isdir(path)]
     ticket = msgspec.structs.replace(
         given,
@@ -235,6 +247,34 @@ def _own_ticket(given: Ticket, address: str, interface: str) -> Ticket:
         remove_directory(directory)
         raise
     return ticket
+
+
+def _make_way(given: Ticket, path: Path, part: HostPart) -> bool:
+    """Remove what is left of the mesh's last agent on this host; False if the ticket is not of one.
+
+    Raises:
+        HostError: the agent lives, and is not to be replaced.
+    """
+    try:
+        old = read_ticket(path)
+    except HostError:
+        return False
+    is_here = old.host is not None and old.host.name == part.name and old.place == this_place()
+    if old.key != given.key or not is_here:
+        return False
+    if not is_dead(old):
+        if not part.replaces:
+            raise HostError(
+                f"its agent (process {old.agent_pid}) lives there, and is not heard. `%dist_heal` "
+                "takes its ranks back once it is heard; `%dist_heal --replace` gives them up"
+            )
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(old.agent_pid, signal.SIGKILL)
+    end_carriers(value_of(old.mark))
+    deadline = time.monotonic() + _END_S
+    while path.exists() and time.monotonic() < deadline:  # its guardian removes it
+        time.sleep(_LOOK_S)
+    return remove_own_directory(old) or not path.exists()
 
 
 def choose_address(

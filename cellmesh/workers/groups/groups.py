@@ -137,6 +137,9 @@ class Groups:
             # Names differ from those of the mesh's groups, and of an earlier program's.
             count = session.number * _GROUPS_A_PROGRAM
             asked["group_name"], c10d._world.group_count = c10d.GroupName(str(count)), count + 1
+        # A rank that was replaced while its host was cut off meets nobody: it knows no heal since.
+        generation = f"generation{self.ledger.generation:x}"
+        asked["store"] = PrefixStore(generation, asked["store"])
         try:
             made, store, sockets = self._maker.make(asked)
         except BaseException:

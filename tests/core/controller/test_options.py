@@ -105,6 +105,14 @@ def test_invalid_durations_are_refused_with_an_example(text: str) -> None:
         parse_duration(text)
 
 
+def test_host_lease_is_seconds_or_text_within_bounds() -> None:
+    assert make_options(2).host_lease_s == 10.0
+    assert make_options(2, host_lease_s="2m").host_lease_s == 120.0
+    for value in (0, 0.5, "2h", -1, True):
+        with pytest.raises(MeshUsageError, match=r"host.lease"):
+            make_options(2, host_lease_s=value)  # type: ignore[arg-type]
+
+
 def test_leases_and_patience_are_seconds_or_text() -> None:
     options = make_options(2, lease_s="30m", settle_s=2, on_error="wait", auto_heal=True)
     assert (options.lease_s, options.settle_s, options.on_error, options.auto_heal) == (

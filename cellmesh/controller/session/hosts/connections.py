@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import select
 import time as clock
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ....wire.attach import Welcome
+from ....wire.attach import Refused, Welcome
 from ....wire.codec import Parcel
-from ....wire.hosts import HOST_LEASE_S, AgentAddress, ClockReading, ReadClock
-from ....wire.messages import AgentFault, Stopped
+from ....wire.hosts import SILENT_S, AgentAddress, ClockReading, ReadClock
+from ....wire.messages import AgentFault, Stop, Stopped
 from ....wire.ticket import Ticket
 from ...core.clocks import ClockComparison, ClockOffset
 from ..connection import Connection, Message
@@ -19,62 +20,55 @@ from .loss_inquiry import ASK_S, LossInquiry, asker_of
 
 def connect(ticket: Ticket, steal: bool) -> AnyConnection:
     """Connect to a mesh's agent, or to its agents on all hosts."""
-    key = bytes.fromhex(ticket.key)
     if not ticket.agents:
-        return Connection(ticket.agent_endpoint, key, steal)
-    return HostConnections(
-        ticket.agents,
-        [
-            Connection(agent.endpoint, key, steal, (ticket.curve_secret, agent.public_key))
-            for agent in ticket.agents
-        ],
-        LossInquiry(asker_of(ticket)),
-    )
+        return Connection(ticket.agent_endpoint, bytes.fromhex(ticket.key), steal)
+    return HostConnections(ticket, steal)
 
 
 class HostConnections:
     """The controller's ends of the connections to the agents of all hosts.
 
-    A host that is not heard for a while is reported; one that is not heard for `HOST_LEASE_S` is
-    lost, and with it its ranks.
+    A host without a connection is reported; one that has none for the ticket's `host_lease_s` is
+    lost, and with it its ranks. An agent that was replaced is ended as soon as it is heard: until
+    then nothing of what it says is taken in.
 
     Args:
-        agents: one a host.
-        connections: to them, in the same order.
-        inquiry: finds out why a host's agent has gone.
+        ticket: of the mesh, with the agents' addresses.
+        steal: whether to take the mesh from a controller that holds it.
     """
 
-    def __init__(
-        self,
-        agents: tuple[AgentAddress, ...],
-        connections: list[Connection],
-        inquiry: LossInquiry,
-    ) -> None:
-        self._fan = Fan(agents)
-        self._all = connections
-        self._of = {
-            number: connection for connection in connections for number in connection.descriptors()
-        }
+    def __init__(self, ticket: Ticket, steal: bool) -> None:
+        self._ticket = ticket
+        self._lease_s = ticket.host_lease_s
+        self._fan = Fan(ticket.agents)
+        self._inquiry, self._heard_at = LossInquiry(asker_of(ticket)), 0.0
+        # Connections come and go, and the link polls what it was given at first.
+        self._poll = select.epoll()
+        self._of: dict[int, Connection] = {}
+        self._all = [self._connect_to(agent, steal) for agent in ticket.agents]
+        self._replaced: dict[Connection, float] = {}  # until when they are called
+        for agent in ticket.replaced:
+            self._dismiss(self._connect_to(agent, True))
         self._up: list[Parcel[Any]] = []
         self._reported: set[int] = set()
-        self._clocks = [ClockComparison() for _ in agents]
-        self._inquiry, self._heard_at = inquiry, 0.0
+        self._clocks = [ClockComparison() for _ in ticket.agents]
 
     def descriptors(self) -> tuple[int, ...]:
         """As `Connection.descriptors`."""
-        return tuple(self._of)
+        return (self._poll.fileno(),)
 
     def note_ready(self, number: int) -> None:
         """As `Connection.note_ready`."""
-        self._of[number].note_ready(number)
+        for ready, _ in self._poll.poll(0):
+            self._of[ready].note_ready(ready)
 
     def has_news(self) -> bool:
         """As `Connection.has_news`."""
-        return bool(self._up) or any(each.has_news() for each in self._all)
+        return bool(self._up) or any(each.has_news() for each in self._each())
 
     def is_readable(self) -> bool:
         """As `Connection.is_readable`."""
-        return bool(self._up) or any(each.is_readable() for each in self._all)
+        return bool(self._up) or any(each.is_readable() for each in self._each())
 
     def send(self, parcels: Message) -> None:
         """Send each agent what concerns it, now or once there is a connection."""
@@ -101,6 +95,8 @@ class HostConnections:
                     self._clocks[index].begin(now)
                 if not self._is_held(index, parcel.verb):
                     yield from self._route(self._fan.join(index, parcel))
+        for connection in list(self._replaced):
+            self._end_replaced(connection, now)
         self._heard_at = now
         for index, reason in self._inquiry.answers():
             if reason:
@@ -111,19 +107,20 @@ class HostConnections:
                 if index in self._reported:
                     self._reported.discard(index)
                     yield Parcel(AgentFault(f"{self._fan.describe(index)} is heard again"))
-            elif now >= lost_at + HOST_LEASE_S:
-                reason = f"not heard for {HOST_LEASE_S:.0f} s"
-                yield from self._route(self._fan.lose(index, reason))
+                continue
+            since = clock.strftime("%H:%M:%S", clock.localtime(clock.time() - now + lost_at))
+            if now >= lost_at + self._lease_s:
+                yield from self._route(self._fan.lose(index, f"without a connection since {since}"))
                 self._reported.discard(index)
                 self._all[index].renew()
             elif index not in self._reported:
                 self._reported.add(index)
                 self._inquiry.begin(index, self._fan.name_of(index))
-                since = clock.strftime("%H:%M:%S")
                 yield Parcel(
                     AgentFault(
-                        f"{self._fan.describe(index)} is not heard since {since}: its ranks count "
-                        f"as lost after {HOST_LEASE_S:.0f} s"
+                        f"{self._fan.describe(index)} is not heard: without a connection since "
+                        f"{since}, and silent for up to {SILENT_S:.0f} s before. Its ranks count "
+                        f"as lost after {self._lease_s:.0f} s (--host-lease)"
                     )
                 )
 
@@ -150,9 +147,19 @@ class HostConnections:
         """Use a lost host that is heard again; in the link's loop."""
         self._up += list(self._route(self._fan.take_back(index)))
 
-    def replace(self, index: int, agent: AgentAddress) -> None:
-        """Use another agent in place of a lost one; in the link's loop."""
-        self._all[index].move(agent.endpoint, agent.public_key)
+    def replace(self, index: int, agent: AgentAddress, is_gone: bool) -> None:
+        """Use another agent in place of a lost one; in the link's loop.
+
+        Args:
+            index: the lost host.
+            agent: the new one.
+            is_gone: whether the lost one has certainly ended.
+        """
+        old, self._all[index] = self._all[index], self._connect_to(agent, True)
+        if is_gone:
+            self._drop(old)
+        else:
+            self._dismiss(old)
         self._clocks[index] = ClockComparison()
         self._up += list(self._route(self._fan.replace(index, agent)))
 
@@ -174,6 +181,39 @@ class HostConnections:
                 found.update(dict.fromkeys(ranks, offset))
         return found
 
+    def _connect_to(self, agent: AgentAddress, steal: bool) -> Connection:
+        keys = self._ticket.curve_secret, agent.public_key
+        connection = Connection(agent.endpoint, bytes.fromhex(self._ticket.key), steal, keys)
+        for number in connection.descriptors():
+            self._of[number] = connection
+            self._poll.register(number, select.EPOLLIN)
+        return connection
+
+    def _dismiss(self, connection: Connection) -> None:
+        """End an agent that was replaced, once it is heard; keep calling as long as it may live."""
+        connection.send([Parcel(Stop())])
+        self._replaced[connection] = (
+            clock.monotonic() + self._ticket.lease_s + 2 * self._ticket.host_lease_s
+        )
+
+    def _end_replaced(self, connection: Connection, now: float) -> None:
+        is_over = now >= self._replaced[connection]
+        for parcel in connection.hear(now):
+            is_over |= isinstance(parcel.verb, Stopped | Refused)
+        if is_over:
+            del self._replaced[connection]
+            self._drop(connection)
+
+    def _drop(self, connection: Connection) -> None:
+        for number in connection.descriptors():
+            self._poll.unregister(number)
+            del self._of[number]
+        connection.close()
+
+    def _each(self) -> Iterator[Connection]:
+        yield from self._all
+        yield from self._replaced
+
     def _route(self, routed: Routed) -> Iterator[Parcel[Any]]:
         for index, parcel in routed.down:
             self._all[index].send([parcel])
@@ -181,7 +221,7 @@ class HostConnections:
 
     def tick(self, now: float) -> None:
         """As `Connection.tick`."""
-        for connection in self._all:
+        for connection in self._each():
             connection.tick(now)
         for index in self._fan.hosts:
             if now >= self._clocks[index].due_s:
@@ -191,10 +231,11 @@ class HostConnections:
 
     def deadline(self) -> float | None:
         """As `Connection.deadline`; also when a host that is not heard counts as lost."""
-        due = [connection.deadline() for connection in self._all]
+        due = [connection.deadline() for connection in self._each()]
+        due += self._replaced.values()
         for index in self._fan.hosts:
             lost_at = self._all[index].lost_at
-            due.append(None if lost_at is None else lost_at + HOST_LEASE_S)
+            due.append(None if lost_at is None else lost_at + self._lease_s)
             due.append(self._clocks[index].due_s)
         if self._inquiry.is_open:
             due.append(self._heard_at + ASK_S)
@@ -202,8 +243,9 @@ class HostConnections:
 
     def close(self) -> None:
         """As `Connection.close`."""
-        for connection in self._all:
+        for connection in self._each():
             connection.close()
+        self._poll.close()
 
 
 AnyConnection = Connection | HostConnections

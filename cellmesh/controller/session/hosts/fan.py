@@ -36,7 +36,7 @@ from ....wire.messages import (
 )
 from ....wire.ranks import describe_ranks
 from ....wire.status import HostReport, RankInfo, ReadHost
-from ...core.mesh_state import Returned
+from ...core.mesh_state import HostLost, Returned
 from ...core.requests import control
 
 # The stages of a start, in their order.
@@ -114,6 +114,8 @@ class Fan:
                 self._dead.clear()
             case Stop():
                 self._is_stopping = True
+                returned = [(index, parcel) for index in sorted(self._returned)]
+                return Routed(down=[*self._to(self._hosts, parcel).down, *returned])
         return self._to(self._hosts, parcel)
 
     def _respawn(self, parcel: Parcel[Respawn]) -> Routed:
@@ -251,8 +253,7 @@ class Fan:
         agent = self._agents[index]
         living = [rank for rank in agent.ranks if rank not in self._dead]
         self._dead.update(living)
-        why = f"was on {agent.host}, which is lost: {reason}"
-        routed = Routed(up=[Parcel(Died(rank, why, "")) for rank in living])
+        routed = Routed(up=[Parcel(HostLost(agent.host, tuple(living), reason))] if living else [])
         if not self._ready.keys() >= self._hosts:
             text = f"{agent.host} is lost while the mesh starts: {reason}"
             self._has_failed = True

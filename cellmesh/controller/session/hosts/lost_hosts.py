@@ -39,7 +39,7 @@ def bring_back(
         spare = launcher.ticket.spares[0] if may_replace and launcher.ticket.spares else ""
         lost = launcher.ticket.agents[index].host
         try:
-            launcher.start_again(index, spare)
+            launcher.start_again(index, spare, replaces=may_replace)
         except HostError as error:
             more = ""
             if launcher.ticket.spares and not may_replace:
@@ -48,7 +48,8 @@ def bring_back(
                 f"{lost} is lost, and no agent could be started: {error}.{more}"
             ) from None
         agent = launcher.ticket.agents[index]
-        _call(post, lambda index=index, agent=agent: hosts.replace(index, agent))  # type: ignore[misc]
+        is_gone = agent.host == lost
+        _call(post, lambda i=index, a=agent, gone=is_gone: hosts.replace(i, a, gone))  # type: ignore[misc]
 
 
 def _call(post: Callable[[Callable[[], None]], None], action: Callable[[], None]) -> None:

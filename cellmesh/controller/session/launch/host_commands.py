@@ -70,7 +70,9 @@ class HostCommands:
         commands = [command_for(ticket.launch, part.name, command) for part in parts]
         self._starting = []
         for part, argv in zip(parts, commands, strict=True):
-            sent = msgspec.structs.replace(ticket, host=part, agents=(), spares=(), curve_secret="")
+            sent = msgspec.structs.replace(
+                ticket, host=part, agents=(), spares=(), replaced=(), curve_secret=""
+            )
             log_path = ticket.logs / f"agent{part.index}.log"
             with open(log_path, "wb") as log:
                 try:

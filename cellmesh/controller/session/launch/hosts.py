@@ -106,12 +106,13 @@ class HostAgents:
                 self._starter = HostCommands()
         return self._starter
 
-    def start_again(self, index: int, name: str = "") -> None:
+    def start_again(self, index: int, name: str = "", replaces: bool = False) -> None:
         """Start an agent in place of a lost one, and put its address into `ticket`. Blocks.
 
         Args:
             index: the host that is lost.
             name: the host to start it on; "" for the same one.
+            replaces: whether an agent that lives there, and is not heard, is ended.
 
         Raises:
             HostError: it could not be started there.
@@ -122,6 +123,7 @@ class HostAgents:
                 index, len(self.ticket.agents), name or lost.host, lost.first_rank, lost.num_ranks
             ),
             joins=True,
+            replaces=replaces,
         )
         starter = self._begin()
         try:
@@ -134,7 +136,11 @@ class HostAgents:
         agents = list(self.ticket.agents)
         agents[index] = announced.address
         spares = tuple(spare for spare in self.ticket.spares if spare != name)
-        self.ticket = msgspec.structs.replace(self.ticket, agents=tuple(agents), spares=spares)
+        is_elsewhere = announced.address.host != lost.host  # where nothing has ended the lost one
+        replaced = (*self.ticket.replaced, lost) if is_elsewhere else self.ticket.replaced
+        self.ticket = msgspec.structs.replace(
+            self.ticket, agents=tuple(agents), spares=spares, replaced=replaced
+        )
         write_ticket(self.ticket)
 
     def _part(

@@ -89,6 +89,7 @@ class InvitedHosts:
                 host=named,
                 agents=(),
                 spares=(),
+                replaced=(),
                 curve_secret="",
                 invitation=None,
                 invitation_secret="",

@@ -81,6 +81,7 @@ def make_ticket(options: Options, is_lease_chosen: bool) -> Ticket:
         interface=options.interface,
         address=options.address,
         spares=options.spares,
+        host_lease_s=options.host_lease_s,
         release_command=options.release_command,
         env=environment,
         gpus=dict(options.gpus),

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from cellmesh.controller.core.core import Core, Deliver, Finish, Waiting, Watch
+from cellmesh.controller.core.mesh_state import HostLost
 from cellmesh.controller.core.runs import ESCALATE_S, REPORT_AFTER_S, STOP_S, SWEEP_S, WATCH_AFTER_S
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.messages import Died, Done, Failed, Interrupt, Kill, Release
@@ -69,6 +70,18 @@ def test_the_others_are_released_when_they_have_had_time_to_settle() -> None:
         (at, ranks) for at, effects in ticks(core, 30.0) for ranks, _ in verbs(Release, effects)
     ]
     assert found == [(13.0, (1,))]
+
+
+def test_lost_host_ends_the_runs_of_its_ranks_at_once_and_is_one_event() -> None:
+    core = ready_core(settle_s=1.0)
+    core.submit(relay(1, (0, 1, 2, 3)), now=10.0)
+    core.submit(relay(2, (2, 3)), now=10.0)
+    effects = core.receive(Parcel(HostLost("b", (2, 3), "killed")), 10.0)
+    ended = [(each.run, each.ranks, each.has_begun) for each in of(Deliver, effects)]
+    assert ended == [(1, (2, 3), True), (2, (2, 3), False)]
+    (reason,) = {each.parcel.verb.reason for each in of(Deliver, effects)}
+    assert reason == "was on b, which is lost: killed"
+    assert core.dead.keys() == {2, 3} == {core.dead[rank].rank for rank in (2, 3)}
 
 
 def test_a_death_is_a_failure() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cellmesh.controller.core.mesh_state import Returned
+from cellmesh.controller.core.mesh_state import HostLost, Returned
 from cellmesh.controller.session.hosts.fan import Fan, Routed
 from cellmesh.wire.attach import RunInfo, Welcome
 from cellmesh.wire.codec import Parcel
@@ -159,8 +159,7 @@ def test_respawn_that_failed_on_one_host_says_so_first(ready: Fan) -> None:
 
 def test_lost_host_loses_its_ranks_and_no_others(ready: Fan) -> None:
     ready.join(2, Parcel(Died(3, "was killed", "")))
-    (died,) = verbs(ready.lose(2, "not heard for 10 s"))
-    assert died == Died(4, "was on c, which is lost: not heard for 10 s", "")
+    assert verbs(ready.lose(2, "not heard")) == [HostLost("c", (4,), "not heard")]
     assert ready.hosts == {0, 1}
     assert verbs(ready.lose(2, "again")) == []
     assert verbs(ready.join(2, Parcel(LogText(1, "", 0)))) == []
@@ -175,7 +174,7 @@ def test_answers_do_not_wait_for_a_lost_host(ready: Fan) -> None:
     for index in (0, 2):
         ready.join(index, Parcel(HostReport(4, (info(index),))))
     said = verbs(ready.lose(1, "killed"))
-    assert [type(verb) for verb in said] == [Died, HostReport, RespawnFailed]
+    assert [type(verb) for verb in said] == [HostLost, HostReport, RespawnFailed]
 
 
 def test_ranks_of_a_lost_host_cannot_be_replaced_there(ready: Fan) -> None:
@@ -200,8 +199,8 @@ def test_mesh_has_ended_once_every_agent_has(ready: Fan) -> None:
 
 
 def test_agent_that_ends_by_itself_is_a_lost_host(ready: Fan) -> None:
-    (died,) = verbs(ready.join(1, Parcel(Stopped("stopped from outside"))))
-    assert died == Died(2, "was on b, which is lost: stopped from outside", "")
+    lost = HostLost("b", (2,), "stopped from outside")
+    assert verbs(ready.join(1, Parcel(Stopped("stopped from outside")))) == [lost]
 
 
 def test_another_host_makes_the_store_when_its_host_is_lost(ready: Fan) -> None:
@@ -222,9 +221,7 @@ def test_agent_in_place_of_a_lost_one_gets_the_store_and_forks_on_request(ready:
         assert verbs(ready.join(1, Parcel(verb))) == []
     assert downs(ready.split(Parcel(Respawn((2,))))) == [(1, Respawn((2,)))]
     assert verbs(ready.join(1, Parcel(Respawned((info(2),))))) == [Respawned((info(2),))]
-    (died,) = verbs(ready.lose(1, "killed"))
-    assert died.rank == 2
-    assert "d, which is lost" in died.reason
+    assert verbs(ready.lose(1, "killed")) == [HostLost("d", (2,), "killed")]
 
 
 def test_lost_host_that_is_heard_again_is_taken_back(ready: Fan) -> None:
@@ -242,6 +239,13 @@ def test_lost_host_that_is_heard_again_is_taken_back(ready: Fan) -> None:
     assert (to_store, use) == (2, UseStore("10.0.0.1", 99, 0))
     assert (to_stop, stop.ranks, stop.channel) == (2, (3,), "control")
     assert ready.lost == () == tuple(ready.returned)
+
+
+def test_mesh_that_stops_ends_a_host_that_is_heard_again(ready: Fan) -> None:
+    ready.lose(2, "not heard for 10 s")
+    assert downs(ready.split(Parcel(ReadHost(4)))) == [(0, ReadHost(4)), (1, ReadHost(4))]
+    ready.join(2, Parcel(welcome()))
+    assert downs(ready.split(Parcel(Stop()))) == [(index, Stop()) for index in range(3)]
 
 
 def test_agent_that_ends_before_it_is_taken_back_stays_lost(ready: Fan) -> None:
