@@ -102,6 +102,16 @@ class Host:
         """Drop what arrives, and nothing that is sent."""
         self._filter("drop")
 
+    def mute(self) -> None:
+        """Drop what the host sends, and nothing that arrives."""
+        self._filter("drop", "out")
+
+    def freeze(self) -> None:
+        """Stop the agent, and nothing else."""
+        for process in self.meshes():
+            if process.name() == "cellmesh-agent":
+                process.suspend()
+
     def lose(self, percent: int) -> None:
         """Drop some of the packets that arrive."""
         self._filter(f"numgen random mod 100 < {percent} drop")
@@ -128,10 +138,11 @@ class Host:
         received, sent = map(int, statistics.split())
         return received, sent
 
-    def _filter(self, rule: str) -> None:
+    def _filter(self, rule: str, way: str = "in") -> None:
+        hook, interface = ("input", "iif") if way == "in" else ("output", "oif")
         self.inside("nft", "add table inet cm")
-        self.inside("nft", "add chain inet cm in { type filter hook input priority 0; }")
-        self.inside("nft", f"add rule inet cm in iif eth0 {rule}")
+        self.inside("nft", f"add chain inet cm {way} {{ type filter hook {hook} priority 0; }}")
+        self.inside("nft", f"add rule inet cm {way} {interface} eth0 {rule}")
 
     def mend(self) -> None:
         """Undo all of the above."""
@@ -145,6 +156,9 @@ class Host:
         with contextlib.suppress(RuntimeError):
             number = self.name.removeprefix("cm")
             run("tc", "qdisc", "del", "dev", f"cmv{number}", "root")
+        for process in self.meshes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
 
     def kill(self) -> None:
         """End every process of the host at once, but for its sshd, and empty its runtime

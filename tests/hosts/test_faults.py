@@ -1,0 +1,213 @@
+"""Hosts that cannot be reached, against what their ranks do: what is lost, and what comes back."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+import cellmesh as cm
+from cellmesh.errors import CellmeshError
+from tests.conftest import LEFTOVER_S, own_runtime_dir
+from tests.faults.watching import wait_until
+
+from .delay import delayed
+from .netns import Host
+
+WAIT_S = 60.0
+REPORTED_S = 3.0
+LEASE_S = 3.0
+HOSTS = "cm1:2,cm2:2"
+MODEL = """
+import time, torch
+from torch.distributed.fsdp import fully_shard
+torch.manual_seed(0)
+model = fully_shard(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 8)))
+batch = torch.ones(2, 64)
+kept = rank + 5
+"""
+STEPS = {
+    "idle": "",
+    "Python": "time.sleep(0.01)",
+    "all_reduce": "dist.all_reduce(torch.ones(4))",
+    "FSDP2 backward": "model(batch).sum().backward()",
+}
+FAULTS = ("cut", "deafen", "mute", "freeze")
+KEPT = [5, 6, 7, 8]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(machines: list[Host]) -> Iterator[None]:
+    """Meshes are shared by the tests of this module: what is left is looked for after each mesh."""
+    yield
+    for host in machines:
+        host.mend()
+
+
+@contextlib.contextmanager
+def mesh_of(machines: list[Host], hosts: str, **options: object) -> Iterator[cm.Mesh]:
+    with own_runtime_dir():
+        with cm.start(hosts=hosts, lease_s=60, **options) as mesh:  # type: ignore[arg-type]
+            mesh.cell(MODEL)
+            yield mesh
+        for host in machines:
+            _, left = psutil.wait_procs(host.meshes(), timeout=LEFTOVER_S)
+            assert not left, f"left on {host.name}: {left}"
+            assert not list(host.directory.glob("run/cellmesh/*")), f"files on {host.name}"
+
+
+@pytest.fixture(scope="module")
+def mesh(machines: list[Host]) -> Iterator[cm.Mesh]:
+    with mesh_of(machines, HOSTS, host_lease_s=LEASE_S) as mesh:
+        yield mesh
+
+
+def lost_ranks(mesh: cm.Mesh) -> set[int]:
+    return mesh.rank_set.session.dead_ranks
+
+
+def begin(mesh: cm.Mesh, what: str) -> None:
+    """Have all ranks do something without end, and wait until they do."""
+    if STEPS[what]:
+        run = mesh.submit_cell(f"while True: {STEPS[what]}")
+        states = mesh.rank_set.session.states
+        wait_until(
+            lambda: all(state.run == run.number for state in states(range(4)).values()),
+            WAIT_S,
+            "all ranks run",
+        )
+
+
+def end(mesh: cm.Mesh) -> None:
+    for run in mesh.runs:
+        run.interrupt()
+        run.wait(WAIT_S)
+
+
+def check_whole(mesh: cm.Mesh) -> None:
+    """Check that ranks hold what they held, and that the model steps."""
+    assert mesh.pull("kept").list == KEPT
+    mesh.cell("x = torch.ones(1) * rank; dist.all_reduce(x); model(batch).sum().backward()")
+    assert mesh.pull("float(x)").list == [6.0] * 4
+
+
+@pytest.mark.parametrize("what", STEPS)
+@pytest.mark.parametrize("how", FAULTS)
+def test_host_that_is_not_heard_is_reported_then_lost_then_taken_back(
+    how: str, what: str, mesh: cm.Mesh, machines: list[Host], capfd: pytest.CaptureFixture[str]
+) -> None:
+    begin(mesh, what)
+    said: list[str] = []
+
+    def is_said(phrase: str) -> bool:
+        said.append(capfd.readouterr().err)
+        return phrase in "".join(said)
+
+    began = time.monotonic()
+    getattr(machines[1], how)()
+    wait_until(lambda: is_said("cm2 (ranks 2-3) is not heard"), WAIT_S, "it is reported")
+    assert time.monotonic() - began < REPORTED_S + 0.5  # of the machine that runs the test
+    assert not lost_ranks(mesh)
+    wait_until(lambda: lost_ranks(mesh) == {2, 3}, WAIT_S, "ranks 2-3 are lost")
+    assert time.monotonic() - began > LEASE_S
+    assert is_said("cm2 (ranks 2-3) is lost")
+    assert "".join(said).count("cm2 (ranks 2-3) is lost") == 1
+    for run in mesh.runs:
+        run.interrupt()
+        run.wait(WAIT_S)
+        assert {2, 3} <= set(run.failed_ranks())
+    assert mesh[[0, 1]].pull("kept").list == KEPT[:2]
+    with pytest.raises(CellmeshError, match=r"ranks 2-3.*%dist_heal"):
+        mesh.cell("1")
+    machines[1].mend()
+    session = mesh.rank_set.session
+    wait_until(lambda: session._hosts is not None and session._hosts.returned, WAIT_S, "cm2")
+    assert mesh.heal().respawned == ()
+    check_whole(mesh)
+
+
+@pytest.mark.parametrize("what", STEPS)
+def test_killed_host_costs_its_ranks_and_no_others(what: str, machines: list[Host]) -> None:
+    with mesh_of(machines, HOSTS, host_lease_s=1.0) as mesh:
+        begin(mesh, what)
+        machines[1].kill()
+        wait_until(lambda: lost_ranks(mesh) == {2, 3}, WAIT_S, "ranks 2-3 are lost")
+        end(mesh)
+        assert mesh[[0, 1]].pull("kept").list == KEPT[:2]
+        assert mesh.heal(0).respawned == (2, 3)
+        assert mesh.pull("kept").list == [5, 6, 5, 5]
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_replaced_host_ends_when_its_cable_is_mended(index: int, machines: list[Host]) -> None:
+    """The first host has the store; ranks that are cut off wait for the others in new groups."""
+    lost, living = ((0, 1), [2, 3]) if index == 0 else ((2, 3), [0, 1])
+    host = machines[index]
+    with mesh_of(machines, "cm1:2,cm2:2,cm3:2", spares=1, host_lease_s=1.0) as mesh:
+        old = host.meshes()
+        cut_off = mesh[list(lost)].submit_cell("while True: dist.new_group()")
+        host.cut()
+        wait_until(lambda: lost_ranks(mesh) == set(lost), WAIT_S, "the host is lost")
+        cut_off.wait(WAIT_S)
+        assert mesh.heal(living[0], replace=True).respawned == lost
+        assert {mesh.report()[rank].host for rank in lost} == {"cm3"}
+        host.mend()
+        mesh.cell("group = dist.new_group(); x = torch.ones(1); dist.all_reduce(x, group=group)")
+        assert mesh.pull("float(x)").list == [4.0] * 4
+        _, left = psutil.wait_procs(old, timeout=WAIT_S)
+        assert not left
+        wait_until(lambda: not list(host.directory.glob("run/cellmesh/*")), WAIT_S, "no files")
+        assert mesh[living].pull("kept").list == [rank + 5 for rank in living]
+
+
+@pytest.fixture(scope="module")
+def patient(machines: list[Host]) -> Iterator[cm.Mesh]:
+    """A mesh with the default lease."""
+    with mesh_of(machines, HOSTS) as mesh:
+        yield mesh
+
+
+@pytest.mark.parametrize("what", STEPS)
+@pytest.mark.parametrize("how", ["30 % loss", "slow link"])
+def test_bad_network_loses_nothing(
+    how: str, what: str, patient: cm.Mesh, machines: list[Host]
+) -> None:
+    begin(patient, what)
+    if how == "slow link":
+        machines[1].slow("1mbit")
+    else:
+        machines[1].lose(30)
+    _run_on(patient)
+    machines[1].mend()
+    check_whole(patient)
+
+
+@pytest.mark.parametrize("what", STEPS)
+def test_delay_of_200_ms_loses_nothing(what: str, late: cm.Mesh) -> None:
+    begin(late, what)
+    _run_on(late)
+    check_whole(late)
+
+
+@pytest.fixture(scope="module")
+def late(machines: list[Host]) -> Iterator[cm.Mesh]:
+    """A mesh whose second host is 200 ms away."""
+    with delayed(machines[1], 0.2), mesh_of(machines, HOSTS) as mesh:
+        yield mesh
+
+
+def _run_on(mesh: cm.Mesh) -> None:
+    """Let ranks go on for longer than it takes to report a host that is not heard."""
+    states = mesh.rank_set.session.states
+    until = time.monotonic() + REPORTED_S
+    while time.monotonic() < until:
+        states(range(4))
+    assert not lost_ranks(mesh)
+    for run in mesh.runs:
+        assert not run.done()
+        run.interrupt()
+        run.wait(WAIT_S)
+        assert run.failed_ranks() == [0, 1, 2, 3]  # KeyboardInterrupt, and nothing else
