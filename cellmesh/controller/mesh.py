@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from .options import check_mesh, parse_mesh
 from .rank_set import RankSet
 from .ranks import Ranks
 from .replicas import copy_names
+from .resizing import plan_resize
 from .run import Run
 from .session.session import Session, StartProgress
 
@@ -125,6 +126,54 @@ class Mesh(Ranks):
         shape = check_mesh(parse_mesh(dims) if isinstance(dims, str) else dims, len(self))
         self.rank_set.start(SetMesh(0, tuple(shape), tuple(shape.values())), "the reshape").result()
         self.rank_set.session.reshaped(shape)
+
+    def resize(
+        self,
+        num_ranks: int | None = None,
+        *,
+        hosts: str | Iterable[str] = (),
+        mesh: Mapping[str, int] | str | None = None,
+    ) -> HealReport:
+        """Give the mesh another number of ranks, between cells. Blocks.
+
+        The highest ranks end, or new ones follow, on the last host or on hosts that join. Ranks
+        that stay keep their process and their names, and get process groups and a ``mesh`` of the
+        new size. What holds groups of the old size (DTensors, models in DDP or FSDP) must be made
+        again: `save` before and `load` after carry its values over.
+
+        Args:
+            num_ranks: how many ranks there are to be; may be left out where `hosts` or `mesh` says
+                so.
+            hosts: that join, ``"c:2"``, of a mesh on hosts.
+            mesh: the DeviceMesh's dims then; needed if there is more than one.
+
+        Returns:
+            What was done; its notes list names that are bound to the old size.
+
+        Raises:
+            MeshUsageError: the size cannot be, a rank runs something or is dead; nothing has
+                changed.
+            HostError: a host could not join, and nothing has changed; or new ranks could not be
+                started, and the mesh has the new size without them (`heal`).
+        """
+        session = self.rank_set.session
+        plan = plan_resize(
+            num_ranks,
+            hosts,
+            mesh,
+            layout=session.layout,
+            names=session.host_names,
+            dims=session.dims,
+        )
+        session.finish_save()
+        try:
+            report = session.resize(plan)
+        finally:  # also where the user waits for it no longer
+            self.rank_set = RankSet(session, range(session.num_ranks))
+            self.ranks = self.rank_set.ranks
+        if report.failure:
+            raise HostError(report.failure)
+        return report
 
     def save(self, *names: str, path: str | os.PathLike[str], wait: bool = True) -> None:
         """Save variables of the ranks as one checkpoint (``torch.distributed.checkpoint``). Blocks.

@@ -16,6 +16,7 @@ from ..controller.options import did_you_mean, parse_coordinate, parse_mesh
 from ..controller.output.cell import current_sink
 from ..controller.output.console import Sink
 from ..controller.ranks import Ranks
+from ..controller.resizing import describe_resize
 from ..controller.run import Run
 from ..controller.seeding import seed_ranks
 from ..controller.session.session import StartProgress
@@ -263,6 +264,14 @@ class Commands:
         print(
             describe_healing(self._need_mesh().heal(options["source"], replace=options["replace"]))
         )
+
+    def dist_resize(self, options: Given) -> None:
+        mesh = self._need_mesh()
+        before = len(mesh)
+        report = mesh.resize(
+            options["num_ranks"], hosts=options["hosts"] or (), mesh=options["mesh"]
+        )
+        print(describe_resize(report, before, mesh.dims))
 
     def dist_stacks(self, options: Given) -> None:
         ranks = self._choose(options)

@@ -354,6 +354,24 @@ COMMANDS = {
             ),
         ),
         _command(
+            "dist_resize",
+            "Give the mesh another number of ranks, between cells: the highest end, or new ones "
+            "follow.\n\nRanks that stay keep their process and their names. What holds groups of "
+            "the old size (DTensors, models in DDP or FSDP) must be made again: %dist_save before "
+            "and %dist_load after carry its values over.",
+            "  %dist_resize 6 --mesh dp=3,tp=2\n  %dist_resize 6 --hosts c:2",
+            click.Argument(["num_ranks"], type=int, required=False),
+            click.Option(
+                ["--mesh"],
+                type=Text(meanings.dims),
+                metavar="DIMS",
+                help="Dims of the DeviceMesh then, like dp=3,tp=2.",
+            ),
+            click.Option(
+                ["--hosts"], metavar="HOSTS", help="New ranks run on these hosts, which join: c:2."
+            ),
+        ),
+        _command(
             "dist_stacks",
             "Show where every rank is: its Python stack, also while it is blocked.",
             "  %dist_stacks 3",

@@ -33,7 +33,9 @@ class Heal(WorkVerb, frozen=True):
     A rank does this before work that it holds back. `generation` has not been used before in this
     mesh. A rank without groups (a `Respawn`) first makes those of `blueprint` (`Blueprint`); with
     an empty one it makes the mesh's own, of these dims. `store_port` is where the c10d store
-    listens now (0: as before), at `store_address` ("": as before).
+    listens now (0: as before), at `store_address` ("": as before). `num_resizes` is how often the
+    mesh has got another number of ranks, and `layout` how many ranks each host has: a rank whose
+    groups are of an earlier size drops them, and makes the mesh's own.
     """
 
     run: int
@@ -44,6 +46,8 @@ class Heal(WorkVerb, frozen=True):
     mesh_shape: tuple[int, ...]
     store_port: int = 0
     store_address: str = ""
+    num_resizes: int = 0
+    layout: tuple[int, ...] = ()
 
 
 class Describe(Verb, frozen=True):

@@ -103,6 +103,19 @@ class SetDims(Verb, frozen=True):
     mesh_shape: tuple[int, ...]
 
 
+class Resize(Verb, frozen=True):
+    """Give the mesh another number of ranks: each host has as many as `layout` says.
+
+    The highest ranks of a host end, or new ones are dead until a `Respawn`; those that live on hear
+    of it by a `Heal`. `num_resizes`: how often that has happened.
+    """
+
+    num_resizes: int
+    layout: tuple[int, ...]
+    mesh_dim_names: tuple[str, ...]
+    mesh_shape: tuple[int, ...]
+
+
 class Stop(Verb, frozen=True):
     """Ask the agent to end every process of the mesh, remove the mesh's files, and exit."""
 
@@ -138,6 +151,7 @@ ToAgent = (
     | Respawn
     | Kill
     | SetDims
+    | Resize
     | Stop
     | ReadLog
     | ReadHost

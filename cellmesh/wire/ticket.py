@@ -73,6 +73,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         interface: the hosts' network interface; "" for that of the route to the notebook's host.
         spares: hosts that may take the place of lost ones.
         host_lease_s: how long a host may be without a connection before it counts as lost.
+        num_resizes: how often the mesh has got another number of ranks.
         replaced: agents that others have replaced, and that may not have learned it yet.
         release_command: what gives an allocation back that was made for the mesh.
         env: environment variables that the ranks get besides those of their host.
@@ -114,6 +115,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     interface: str = ""
     spares: tuple[str, ...] = ()
     host_lease_s: float = HOST_LEASE_S
+    num_resizes: int = 0
     replaced: tuple[AgentAddress, ...] = ()
     release_command: tuple[str, ...] = ()
     env: dict[str, str] = {}
@@ -128,6 +130,11 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def agent_endpoint(self) -> str:
         """The endpoint on which a mesh's only agent serves controllers."""
         return f"ipc://{self.directory}/agent.sock"
+
+    @property
+    def layout(self) -> tuple[int, ...]:
+        """How many ranks each host has, as far as the ticket names the mesh's hosts."""
+        return tuple(agent.num_ranks for agent in self.agents) or (self.num_ranks,)
 
     @property
     def ranks(self) -> range:

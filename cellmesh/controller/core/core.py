@@ -26,6 +26,7 @@ from ...wire.messages import (
     Ranked,
     ReadLog,
     Relay,
+    Resize,
     Respawned,
     RespawnFailed,
     Restart,
@@ -36,6 +37,7 @@ from ...wire.messages import (
     StoreDied,
     interrupted_unbegun,
 )
+from ...wire.ranks import describe_ranks
 from ...wire.status import HostReport, Probe, RankInfo, RankState, ReadHost, Stacks, StackText
 from ...wire.stdin import InputCancelled, InputReply, InputRequest
 from .effects import Answer as Answer
@@ -49,6 +51,7 @@ from .effects import Send as Send
 from .effects import State as State
 from .effects import Waiting as Waiting
 from .effects import Watch as Watch
+from .effects import tell_busy
 from .mesh_state import FIRST_HEAL, HostLost, MeshState, Returned
 from .recovery import Recovery
 from .requests import ANSWER_S as ANSWER_S
@@ -70,6 +73,8 @@ class Core:
         auto_heal: whether dead ranks are replaced without being asked.
         new_generation: gives numbers that the mesh has not seen.
         last_request: questions are numbered from above this.
+        num_resizes: how often the mesh has got another number of ranks.
+        layout: how many ranks each host has; () for one host.
 
     Attributes:
         has_ended: there is no mesh any more.
@@ -85,10 +90,14 @@ class Core:
         auto_heal: bool = False,
         new_generation: Callable[[], int] = lambda: secrets.randbits(48),
         last_request: int = 0,
+        num_resizes: int = 0,
+        layout: tuple[int, ...] = (),
     ) -> None:
         self.num_ranks = num_ranks
         self.has_ended = False
-        self._mesh = MeshState(num_ranks, dims=dict(dims or {}))
+        self._mesh = MeshState(
+            num_ranks, dims=dict(dims or {}), num_resizes=num_resizes, layout=layout
+        )
         self._questions = Questions(last_request)
         self._recovery = Recovery(self._mesh, self._questions, new_generation, auto_heal)
         self._runs = Runs(self._mesh, self._questions, self._recovery, settle_s, on_error)
@@ -219,6 +228,30 @@ class Core:
         if self.state != "ready":
             return request, [Answer(request, HealReport(failure=f"the mesh is {self.state}"))]
         return request, self._recovery.heal(request, self._see(now))
+
+    def why_not_resize(self) -> str:
+        """Say why the mesh cannot get another number of ranks now; "" if it can."""
+        if self.state != "ready":
+            return f"the mesh is {self.state}"
+        if self.dead:
+            return f"{describe_ranks(self.dead)} must live for that: `%dist_heal`, then resize"
+        if busy := self._mesh.with_work():
+            return tell_busy(self._mesh.running(sorted(busy)), "resize")
+        return "" if self._recovery.is_at_rest else "the mesh is being healed: resize it then"
+
+    def resize(
+        self, layout: tuple[int, ...], dims: Mapping[str, int], now: float
+    ) -> tuple[int, list[Effect]]:
+        """Give the mesh another number of ranks, if nothing speaks against it (`why_not_resize`);
+        the answer is a `HealReport`.
+        """
+        request, before = self._questions.new_request(), self.num_ranks
+        self._mesh.resize(layout, dims)
+        self.num_ranks = self._mesh.num_ranks
+        number, shape = self._mesh.num_resizes, tuple(dims.values())
+        order = Send(Parcel(Resize(number, layout, tuple(dims), shape)))
+        new = range(before, self.num_ranks)
+        return request, [order, *self._recovery.resize(request, new, self._see(now))]
 
     def abandon_heal(self) -> list[Effect]:
         """Stop a heal that the user no longer waits for."""

@@ -128,7 +128,7 @@ def describe_heal(report: HealReport) -> str:
     return f"{text}. But {report.failure}" if report.failure else text
 
 
-def tell_busy(running: Mapping[int, str]) -> str:
+def tell_busy(running: Mapping[int, str], then: str = "heal") -> str:
     """Return a sentence that says why a heal cannot succeed now: these ranks are busy.
 
     Args:
@@ -141,7 +141,7 @@ def tell_busy(running: Mapping[int, str]) -> str:
     ]
     return (
         f"{describe_ranks(running)} must be idle for that, and {', '.join(parts)}: wait, or stop "
-        "what runs with %dist_interrupt, then heal"
+        f"what runs with %dist_interrupt, then {then}"
     )
 
 

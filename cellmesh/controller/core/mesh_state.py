@@ -150,6 +150,8 @@ class MeshState:
         asking: rank -> the request by which it waits for the user.
         store_port: where the c10d store listens, 0 if that is as it was when the ranks were forked.
         store_address: the store's host, "" if that is as it was.
+        num_resizes: how often the mesh has got another number of ranks.
+        layout: how many ranks each host has.
         news: of ranks that were replaced without being asked for.
         transitions: of the recovery, and of runs that do not simply end.
     """
@@ -164,8 +166,24 @@ class MeshState:
     asking: dict[int, int] = field(default_factory=dict)
     store_port: int = 0
     store_address: str = ""
+    num_resizes: int = 0
+    layout: tuple[int, ...] = ()
     news: News = field(default_factory=News)
     transitions: TransitionLog = field(default_factory=TransitionLog)
+
+    def resize(self, layout: tuple[int, ...], dims: Mapping[str, int]) -> None:
+        """Take another number of ranks: those that are new are dead until they are forked."""
+        before, self.num_ranks = self.num_ranks, sum(layout)
+        self.num_resizes, self.layout, self.dims = self.num_resizes + 1, layout, dict(dims)
+        new = range(before, self.num_ranks)
+        infos = [RankInfo(rank, 0, "", "dead") for rank in new]
+        self.ranks = (*self.ranks[: self.num_ranks], *infos)
+        gone = range(self.num_ranks, before)
+        for rank in gone:
+            self.held.pop(rank, None)
+            self.asking.pop(rank, None)
+        self.news.forget(gone)
+        self.dead.update((rank, Died(rank, "has not been started yet", "")) for rank in new)
 
     def living(self) -> set[int]:
         """Return the ranks that have a process."""

@@ -85,7 +85,7 @@ class Recovery:
         self.to_replace = Replacements(self._mesh)
         self._newcomers: set[int] = set()  # without groups
         self._outsiders: set[int] = set()  # living, and without a part in the last heal
-        self._must_heal = self._is_new_here = False
+        self._must_heal = self._is_new_here = self._is_resizing = False
         self._resumable, self._quiet = set[int](), set[int]()
         self._heal_run = -1
         self._attempt = Attempt()
@@ -218,6 +218,15 @@ class Recovery:
         self.to_replace.ask_for(self._mesh.dead)
         return [] if must_wait else self.begin(now)
 
+    def resize(self, request: int, new: Collection[int], now: float) -> list[Effect]:
+        """Fork the ranks that are new, and have all ranks make the groups of the new size."""
+        self._heal_requests.add(request, now)
+        self.tally.clear()
+        self._outsiders.clear()
+        self._must_heal = self._is_resizing = True
+        self.to_replace.ask_for(new)
+        return self.begin(now)
+
     def abandon(self, now: float) -> list[Effect]:
         """Stop waiting for a heal, as the user has interrupted it."""
         return self._on("abandoned", now)
@@ -324,7 +333,8 @@ class Recovery:
         is_open = self._must_heal or new or (self._outsiders and is_whole)
         quiet = {rank: states[rank] for rank in self._quiet}
         if quiet and (is_open or must_be_healed(quiet, self._mesh.num_ranks)):
-            is_mixed = new and new != self._quiet
+            # Of a mesh that is being resized, all ranks make the groups that it begins with.
+            is_mixed = new and new != self._quiet and not self._is_resizing
             return self._on("ranks without groups" if is_mixed else "groups broken", now)
         return self._finish(now)
 
@@ -362,7 +372,9 @@ class Recovery:
         dims, port = self._mesh.dims, self._mesh.store_port
         shape = tuple(dims.values())
         where = self._mesh.store_address
-        heal = Heal(run, generation, ranks, blueprint, tuple(dims), shape, port, where)
+        number, layout = self._mesh.num_resizes, self._mesh.layout
+        size = (number, layout) if number else ()
+        heal = Heal(run, generation, ranks, blueprint, tuple(dims), shape, port, where, *size)
         return [work(ranks, heal, run)]
 
     def _heal_timed_out(self, now: float) -> list[Effect]:
@@ -397,6 +409,7 @@ class Recovery:
             self._must_heal = True
             return self._try_again("; ".join(f"rank {rank} {why}" for rank, why in failures), now)
         self._attempt.is_healed = True
+        self._is_resizing = self._is_resizing and self._quiet < self._mesh.living()
         self.tally.forget(self._quiet)
         self._outsiders = self._mesh.living() - self._quiet
         return self._finish(now, "healed")

@@ -108,7 +108,7 @@ class Life:
         self.state: State = "connecting"
         self.end: End | None = None
         self.start_s = 0.0
-        self._num_ranks = num_ranks
+        self.num_ranks = num_ranks
         self._started_at = started_at
         self._on_progress = on_progress
         self._condition = threading.Condition()
@@ -130,7 +130,7 @@ class Life:
             self.start_s = elapsed_s
         if isinstance(cause, ProgressVerb) and self._on_progress is not None:
             self._on_progress(
-                StartProgress(cause.stage, cause.num_ready, self._num_ranks, elapsed_s)
+                StartProgress(cause.stage, cause.num_ready, self.num_ranks, elapsed_s)
             )
         with self._condition:
             self.state = change.state

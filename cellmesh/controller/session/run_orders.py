@@ -33,7 +33,7 @@ class RunOrders:
         self, link: Link, num_ranks: int, beside: Callable[[Sequence[int]], Iterable[int]]
     ) -> None:
         self._link = link
-        self._num_ranks = num_ranks
+        self.num_ranks = num_ranks
         self._beside = beside
         self.serve, self.hand_over = link.serve, link.hand_over
 
@@ -51,7 +51,7 @@ class RunOrders:
 
     def begin_wait(self, number: int, ranks: Sequence[int]) -> None:
         """Note that the user waits for a run's end on these ranks, and submits nothing else."""
-        if len(ranks) < self._num_ranks:  # else there is none that would have to join it
+        if len(ranks) < self.num_ranks:  # else there is none that would have to join it
             self.wait_for(number)
 
     def interrupt(self, runs: Sequence[Run[Any]]) -> None:

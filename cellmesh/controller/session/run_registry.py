@@ -113,7 +113,7 @@ class RunRegistry:
     """
 
     def __init__(self, num_ranks: int, control: RunControl) -> None:
-        self._num_ranks = num_ranks
+        self.num_ranks = num_ranks
         self._control = control
         self._lock = threading.Lock()
         self._num_runs = 0
@@ -181,7 +181,7 @@ class RunRegistry:
         def may_go_on() -> bool:
             return is_over() or self.has_room(ranks, num_bytes)
 
-        all_ranks = range(self._num_ranks)
+        all_ranks = range(self.num_ranks)
         while not may_go_on():
             until = time.monotonic() + _LOOK_UP_S
             serve(may_go_on, until, lambda: self.wait_for_news(_LOOK_UP_S))
@@ -229,7 +229,7 @@ class RunRegistry:
         self._num_cells = max(
             (info.execution_count for info in welcome.runs), default=self._num_cells
         )
-        adopted = adopt(welcome, self._num_ranks, sink, self._adopt_run)
+        adopted = adopt(welcome, self.num_ranks, sink, self._adopt_run)
         self._adopted = tuple(adopted.runs)
         return adopted
 

@@ -10,18 +10,23 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ...errors import CellmeshError, HostError, MeshUsageError, NoMeshError
 from ...stdlib import time
 from ...wire.attach import Detached, Refused, Welcome
+from ...wire.hosts import AgentAddress
 from ...wire.messages import LogText
+from ...wire.ranks import describe_ranks
 from ...wire.status import HostReport, RankInfo, RankState
 from ...wire.ticket import Ticket, remove_directory
 from ..core.clocks import ClockOffset
-from ..core.core import Change, Core, Effect, HealReport, State
+from ..core.core import Answer, Change, Core, Effect, HealReport, State
 from ..core.transitions import describe_transitions
 from ..failure_summary import refuse_dead
 from ..kernel import AtExit
 from ..output.console import ConsoleSink, Sink
+from ..resizing import Resizing
 from .features import Features
 from .hosts.connections import AnyConnection, HostConnections, connect
 from .hosts.lost_hosts import bring_back
@@ -92,6 +97,8 @@ class Session:
             on_error=ticket.on_error,
             auto_heal=ticket.auto_heal,
             last_request=secrets.randbits(40),
+            num_resizes=ticket.num_resizes,
+            layout=ticket.layout,
         )
         self._has_left = False
         # Waits for a save that ranks may be writing.
@@ -220,6 +227,56 @@ class Session:
             self.orders.post_if_open(lambda core, now: core.abandon_heal())
             raise
         return report or HealReport(failure="the mesh has ended")
+
+    @property
+    def host_names(self) -> tuple[str, ...]:
+        """The names of the mesh's hosts; () for this machine alone."""
+        return tuple(agent.host for agent in self._ticket.agents)
+
+    @property
+    def layout(self) -> tuple[int, ...]:
+        """How many ranks each host has."""
+        return self._ticket.layout
+
+    def resize(self, plan: Resizing) -> HealReport:
+        """Give the mesh another number of ranks, between runs. Blocks.
+
+        Raises:
+            MeshUsageError: ranks run something, or are dead; nothing has changed.
+            HostError: an agent of a new host could not be started; nothing has changed.
+        """
+        self._check_usable(())
+        self._link.check_may_wait()
+        if why := self._core.why_not_resize():
+            raise MeshUsageError(f"the mesh cannot be resized now: {why}")
+        new: list[AgentAddress] = []
+        if isinstance(self._launcher, HostAgents):
+            new = self._launcher.start_more(plan.layout, plan.new_hosts)
+
+        def question(core: Core, now: float) -> tuple[int, Sequence[Effect]]:
+            why = core.why_not_resize()  # it may have begun something in the meantime
+            if self._hosts is not None:
+                (self._hosts.turn_away if why else self._hosts.add)(new)
+            if why:
+                return -1, [Answer(-1, why)]
+            self._note_resized(plan, new)
+            return core.resize(plan.layout, plan.dims, now)
+
+        answer: HealReport | str | None = self.ask(question, None)
+        if isinstance(answer, str):
+            raise MeshUsageError(f"the mesh cannot be resized now: {answer}")
+        return answer or HealReport(failure="the mesh has ended")
+
+    def _note_resized(self, plan: Resizing, new: Sequence[AgentAddress]) -> None:
+        size, dims = sum(plan.layout), plan.dims
+        if isinstance(self._launcher, HostAgents):
+            self._launcher.note_resized(plan.layout, dims, new)
+            self._ticket = self._launcher.ticket
+        else:  # whose agent writes the ticket
+            number = self._ticket.num_resizes + 1
+            self._ticket = msgspec.structs.replace(self._ticket, num_ranks=size, num_resizes=number)
+        self.num_ranks = self.life.num_ranks = self.orders.num_ranks = self.runs.num_ranks = size
+        self.dims = dict(dims)
 
     def reshaped(self, dims: Mapping[str, int]) -> None:
         """Note that the ranks' DeviceMesh has new dims, and post that to the agent."""
@@ -399,6 +456,11 @@ class Session:
     def _check_usable(self, ranks: Sequence[int]) -> None:
         if self.state != "ready":
             raise refuse_use(self.name, self.life.end, self.state)
+        if beyond := [rank for rank in ranks if rank >= self.num_ranks]:
+            raise MeshUsageError(
+                f"there is no {describe_ranks(beyond)} any more: the mesh has {self.num_ranks} "
+                "ranks since its last `%dist_resize`"
+            )
         if self._core.dead and (dead := [rank for rank in ranks if rank in self._core.lost]):
             raise refuse_dead(dead, self._core.dead[dead[0]])
 

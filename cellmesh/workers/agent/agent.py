@@ -36,6 +36,7 @@ from ...wire.messages import (
     MakeStore,
     ReadLog,
     Relay,
+    Resize,
     Respawn,
     Restart,
     SetDims,
@@ -235,6 +236,8 @@ class Agent:
                 self._act(self._supervisor.kill(ranks))
             case SetDims(names, shape):
                 self._set_dims(names, shape)
+            case Resize():
+                self._resize(verb)
             case UseStore(address, port, incarnation):
                 self._family.store_address = address
                 self._supervisor.owns_store = False
@@ -258,6 +261,25 @@ class Agent:
             return
         self._family.dims = names, shape
         self._ticket = msgspec.structs.replace(self._ticket, mesh_dim_names=names, mesh_shape=shape)
+        with contextlib.suppress(HostError):  # the disk is full; the file only informs others
+            write_ticket(self._ticket)
+
+    def _resize(self, order: Resize) -> None:
+        part = self._ticket.host
+        if part is not None:
+            num_hosts, num_ranks = len(order.layout), order.layout[part.index]
+            part = msgspec.structs.replace(part, num_hosts=num_hosts, num_ranks=num_ranks)
+        self._ticket = msgspec.structs.replace(
+            self._ticket,
+            num_ranks=sum(order.layout),
+            num_resizes=order.num_resizes,
+            host=part,
+            mesh_dim_names=order.mesh_dim_names,
+            mesh_shape=order.mesh_shape,
+        )
+        self._family.resize(self._ticket)
+        self._attachment.resize(self._ticket)
+        self._act(self._supervisor.resize(self._ticket.ranks, time.monotonic()))
         with contextlib.suppress(HostError):  # the disk is full; the file only informs others
             write_ticket(self._ticket)
 

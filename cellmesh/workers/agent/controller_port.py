@@ -147,6 +147,10 @@ class Attachment:
         else:
             self._transmit(parcels)
 
+    def resize(self, ticket: Ticket) -> None:
+        """Note which ranks the agent runs from now on."""
+        self._ticket = ticket
+
     def pass_on(self, order: Relay, frames: Sequence[Frame]) -> None:
         """Note a run that the controller sends to ranks, because a controller that attaches later
         is sent the run's answers.

@@ -135,7 +135,7 @@ class Family:
             self._fork_store(self._zygote)
         if not order.rejoin:  # all are new: what the old ones have started ends, wherever it went
             linux_process.end_descendants({self._zygote.pid, self._store_pid})
-        part = self._ticket.host or HostPart(0, 1, "", 0, len(self._logs), "")
+        part = self._ticket.host or HostPart(0, 1, "", 0, self._ticket.num_ranks, "")
         common = {
             "world_size": self._ticket.num_ranks,
             "first_local_rank": part.first_rank,
@@ -153,6 +153,7 @@ class Family:
             "mesh_shape": self.dims[1],
             "master_port": self._supervisor.store_port,
             "incarnation": order.incarnation,
+            "num_resizes": self._ticket.num_resizes,
             "agent_pid": os.getpid(),
             "mesh_name": self._ticket.name,
             "rejoin": order.rejoin,
@@ -211,6 +212,12 @@ class Family:
         self._unheard = unheard
         for rank, link in self._links.items():
             link.hear(rank not in unheard)
+
+    def resize(self, ticket: Ticket) -> None:
+        """Note how many ranks the mesh has from now on, and which of them run on this host."""
+        self._ticket, self.dims = ticket, (ticket.mesh_dim_names, ticket.mesh_shape)
+        for rank in ticket.ranks:
+            self._logs.setdefault(rank, Log(self.log_path(rank)))
 
     def log_path(self, rank: int) -> Path:
         """Return the path of a rank's log."""

@@ -141,6 +141,7 @@ class Supervisor:
         self._deaths: dict[int, Died] = {}
         self.unforked: set[int] = set()
         self._num_zygotes_lost, self._num_starts_lost = 0, MAX_STARTS_LOST
+        self._leaving: set[int] = set()  # living ranks that the mesh has no longer
         self._respawning: set[int] = set()
         self._respawn_until, self._respawn_failure = math.inf, ""
 
@@ -217,6 +218,8 @@ class Supervisor:
     def rank_ended(self, rank: int, reason: str, last_output: str, now: float) -> list[Action]:
         """Handle the end of a rank's process, which has been reaped."""
         state = self._ranks[rank]
+        if rank in self._leaving:
+            return self._left(rank, now)
         reason = state.why_killed or reason
         self._close_gate(rank, now)
         self._merger.rank_ended(rank, now)
@@ -310,6 +313,31 @@ class Supervisor:
         self._respawn_until = now + RESPAWN_S
         return [*([Up([*map(Parcel, told)])] if told else []), self._fork_missing()]
 
+    def resize(self, ranks: Sequence[int], now: float) -> list[Action]:
+        """Supervise these ranks of a mesh that is ready: kill the others, and note as dead those
+        that are new.
+        """
+        for rank in ranks:
+            if rank not in self._ranks:
+                self._ranks[rank] = RankRecord(Gate(now))
+                self._ranks[rank].end("has not been started yet", "")
+        for rank in [rank for rank in self._ranks if rank not in ranks]:
+            if self._ranks[rank].alive:
+                self._leaving.add(rank)
+            else:
+                del self._ranks[rank]
+            self._deaths.pop(rank, None)
+        return [KillRanks(tuple(sorted(self._leaving)))] if self._leaving else []
+
+    def _left(self, rank: int, now: float) -> list[Action]:
+        """Forget a rank that the mesh has no longer, and whose process has ended."""
+        self._merger.rank_ended(rank, now)
+        self._leaving.discard(rank)
+        del self._ranks[rank]
+        if self.state == "restarting" and not self._living():
+            return [self._fork_all()]
+        return self._end_if_empty() if self.state == "stopping" else []
+
     def kill(self, ranks: Sequence[int], why: str = KILLED) -> list[Action]:
         """Kill these ranks, which did not react to an interrupt or do not answer."""
         living = tuple(rank for rank in ranks if rank in self._ranks and self._ranks[rank].alive)
@@ -375,6 +403,7 @@ class Supervisor:
         return tuple(
             state.info(rank, self._host, rss_bytes.get(state.pid, 0), spent_s.get(state.pid, 0.0))
             for rank, state in self._ranks.items()
+            if rank not in self._leaving
         )
 
     def pids(self) -> dict[int, int]:
@@ -392,7 +421,7 @@ class Supervisor:
         self._deaths.clear()
         for state in self._ranks.values():
             state.renew()
-        self.unforked = set(self._ranks)
+        self.unforked = set(self._ranks) - self._leaving
         return self._fork_missing()
 
     def _start_over(self, text: str) -> list[Action]:

@@ -55,6 +55,15 @@ class Books:
         c10d._world.group_count = 0
         return taken
 
+    def retire_all(self) -> set[str]:
+        """Have torch find none of its groups, not even a default one, but describe those that
+        somebody holds; return their names.
+        """
+        taken = self.take_out()
+        for book, entries in zip(self._by_group(), taken.entries, strict=False):
+            book.update(entries)
+        return set(c10d._world.pg_names.values())
+
     def put_in(self, world: World) -> None:
         """Give torch, whose registries are empty now, the groups that `take_out` has removed."""
         for book, entries in zip(

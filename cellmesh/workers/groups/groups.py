@@ -46,6 +46,8 @@ from .store import MeshStore
 
 # Names of a program's groups are numbers; those of the next program begin this much higher.
 _GROUPS_A_PROGRAM = 1000
+# And those of a mesh that was resized begin so much higher.
+_GROUPS_A_SIZE = 10_000_000
 
 
 class Groups:
@@ -61,6 +63,7 @@ class Groups:
         placement: Placement,
         store_port: int,
         incarnation: int,
+        num_resizes: int = 0,
         spans: Spans | None = None,
     ) -> None:
         self.rank, self.world_size, self.placement = rank, world_size, placement
@@ -79,6 +82,7 @@ class Groups:
         self.mesh: DeviceMesh | None = None
         self._maker = Maker(self._store, self._patience)
         self._is_broken = self._is_replaying = False
+        self.num_resizes = num_resizes
         self._healer = Healer(
             rank,
             world_size,
@@ -96,6 +100,7 @@ class Groups:
     def initialize(self) -> None:
         """Make the default process group; a collective of all ranks."""
         self._take_over()
+        self._begin_names()
         self._init_process_group()
 
     def build_mesh(self, names: Sequence[str], shape: Sequence[int]) -> DeviceMesh:
@@ -246,6 +251,36 @@ class Groups:
         found = [reference() for reference in list(self._groups)]
         return [group for group in found if group is not None and not group.is_destroyed]
 
+    def resize(
+        self, num_resizes: int, size: int, names: Sequence[str], shape: Sequence[int]
+    ) -> DeviceMesh:
+        """Drop all groups, and make those of a mesh of another size, without connections, which a
+        later `heal` makes; return the rank's DeviceMesh.
+
+        Args:
+            num_resizes: how often the mesh has been resized. Names of groups are not used twice:
+                what is bound to an old group finds that one, which is down.
+            size: how many ranks the mesh has.
+            names, shape: the DeviceMesh's dims.
+        """
+        self._default.restore()
+        self._cut()
+        for group in self._living():
+            group.retire(f"it is of a mesh of {self.world_size} ranks, and the mesh has {size} now")
+        self._default.own |= self._books.retire_all()
+        self._groups.clear()
+        self._plans.clear()
+        self.num_resizes, self.world_size = num_resizes, size
+        self._default.size = self.rendezvous.world_size = self._healer.world_size = size
+        with self._replaying():
+            self._begin_names()
+            self._init_process_group()
+            return self.build_mesh(names, shape)
+
+    def _begin_names(self) -> None:
+        """Have torch name groups so that those of another size of the mesh have other names."""
+        c10d._world.group_count = self.num_resizes * _GROUPS_A_SIZE
+
     def rejoin(self, blueprint: bytes, names: Sequence[str], shape: Sequence[int]) -> DeviceMesh:
         """Make the groups of a living rank's `blueprint` in a new rank, without connections,
         which a later `heal` makes; return the rank's DeviceMesh.
@@ -254,7 +289,8 @@ class Groups:
         if blueprint:
             data = msgspec.msgpack.decode(blueprint, type=BlueprintData)
         self._take_over()
-        mesh = MeshPlan(tuple(names), tuple(shape), 1)
+        self._begin_names()
+        mesh = MeshPlan(tuple(names), tuple(shape), c10d._world.group_count + 1)
         if data.mesh is not None and (data.mesh.names, data.mesh.shape) == (mesh.names, mesh.shape):
             mesh = data.mesh
         with self._replaying():

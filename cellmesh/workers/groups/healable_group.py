@@ -104,6 +104,14 @@ class HealableGroup(ProcessGroup):
         self._reset_counts()
         self.is_up = True
 
+    def retire(self, why: str) -> None:
+        """Disconnect for good: let operations raise `GroupDown`."""
+        self.take_down(why)
+        self._inner = _Down(
+            f"the process group {self._name!r} is down: {why}. Make again what holds it, on "
+            "`mesh`; %dist_load gives it what %dist_save saved before"
+        )
+
     def take_down(self, why: str) -> None:
         """Disconnect: let operations raise `GroupDown` until the next `connect`."""
         members = f"of ranks {', '.join(map(str, self._ranks))}" if self._ranks else "of all ranks"

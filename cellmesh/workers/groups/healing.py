@@ -58,7 +58,7 @@ class Healer:
         living: Callable[[], list[HealableGroup]],
         cut: Callable[[], int],
     ) -> None:
-        self._rank, self._world_size, self._prefix = rank, world_size, prefix
+        self._rank, self.world_size, self._prefix = rank, world_size, prefix
         self._store, self._ledger, self._books = store, ledger, books
         self._rendezvous, self._default, self._maker = rendezvous, default, maker
         self._living, self._cut = living, cut
@@ -93,7 +93,7 @@ class Healer:
         self._agree(list(meeting.present.values()))
         with self._rebuilding(meeting.keys):
             for group in sorted(self._living(), key=_order):
-                why = meeting.why_not(group.plan, self._world_size)
+                why = meeting.why_not(group.plan, self.world_size)
                 if why:
                     group.take_down(why)
                 else:

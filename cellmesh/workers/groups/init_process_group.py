@@ -77,7 +77,7 @@ class DefaultGroup:
         self, books: Books, rendezvous: Rendezvous, backend: str, rank: int, size: int
     ) -> None:
         self.books, self._rendezvous = books, rendezvous
-        self._backend, self._rank, self._size = backend, rank, size
+        self._backend, self._rank, self.size = backend, rank, size
         self.pid = os.getpid()
         # Names of the mesh's groups; others end with a ``destroy_process_group``.
         self.own: set[str] = set()
@@ -107,7 +107,7 @@ class DefaultGroup:
     def init(self, asked: dict[str, Any]) -> None:
         """Do the work of ``init_process_group``, whose arguments `asked` has by name."""
         call = self._read(asked)
-        is_whole = call.size in (None, self._size) and call.rank in (None, self._rank)
+        is_whole = call.size in (None, self.size) and call.rank in (None, self._rank)
         backend = asked["backend"]
         plain = self._backend.replace("cpu:", "").replace("cuda:", "").split(",")
         suits = backend is None or str(backend).lower() in (self._backend, *plain)

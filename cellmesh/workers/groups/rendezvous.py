@@ -113,7 +113,7 @@ class Rendezvous:
     """Finds the other ranks of a program's call, through the mesh's store."""
 
     def __init__(self, store: MeshStore, prefix: str, rank: int, world_size: int) -> None:
-        self._store, self._prefix, self._rank, self._world_size = store, prefix, rank, world_size
+        self._store, self._prefix, self._rank, self.world_size = store, prefix, rank, world_size
         self._pid = os.getpid()
         self._last_number = 0
         self._num_open: dict[str, int] = {}
@@ -187,10 +187,10 @@ class Rendezvous:
             return self._begin(number, (), f"{place}/open")
         if not 0 <= rank < size:
             raise ValueError(f"rank {rank} of world_size {size}: ranks count from 0 to {size - 1}")
-        if size > self._world_size:
+        if size > self.world_size:
             raise ValueError(
-                f"world_size is {size}, but the mesh has {self._world_size} ranks: give world_size="
-                f"{self._world_size} or less, or start {size} ranks (%dist_start {size})"
+                f"world_size is {size}, but the mesh has {self.world_size} ranks: give world_size="
+                f"{self.world_size} or less, or start {size} ranks (%dist_start {size})"
             )
         return self._join(f"{place}/{size}", call, _seconds(timeout))
 

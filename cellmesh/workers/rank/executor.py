@@ -93,6 +93,7 @@ class Executor:
             FromFrontEnd: self._tell_widget,
         }
         self._timing: Timing | None = None
+        self._notes: tuple[str, ...] = ()  # what the next heal says of names
 
     def execute(self, parcel: Parcel[Any], more_follows: bool) -> bool:
         """Run one piece of work and send its answer; return whether the work ended well."""
@@ -273,13 +274,15 @@ class Executor:
             self._meter.end()
 
     def _heal(self, work: Heal, buffers: tuple[Frame, ...]) -> Parcel[Done]:
+        dims, groups = (work.mesh_dim_names, work.mesh_shape), self._groups
         if self._needs_groups:
             self._needs_groups = False
-            self._namespace["mesh"] = self._groups.rejoin(
-                work.blueprint, work.mesh_dim_names, work.mesh_shape
-            )
+            self._namespace["mesh"] = groups.rejoin(work.blueprint, *dims)
+        elif work.num_resizes != groups.num_resizes:
+            self._notes = load("rank.resizing").resize(work, groups, self._namespace)
         ranks, port = frozenset(work.ranks), work.store_port or None
-        notes = self._groups.heal(work.generation, ranks, port, work.store_address)
+        notes = groups.heal(work.generation, ranks, port, work.store_address)
+        notes, self._notes = (*self._notes, *notes), ()
         return Parcel(Done(work.run, notes=notes))
 
     def _evaluate(self, expression: str) -> Any:

@@ -73,6 +73,7 @@ class RankOptions(msgspec.Struct, frozen=True, kw_only=True):
     local_world_size: int = 0
     group_rank: int = 0  # the host's, among the mesh's hosts
     group_world_size: int = 1
+    num_resizes: int = 0  # of the mesh, before the rank was forked
     rejoin: bool = False  # replaces a rank that died: a `Heal` makes the groups
 
     @property
@@ -140,6 +141,7 @@ def run_rank(
         placement,
         options.master_port,
         options.incarnation,
+        options.num_resizes,
         Spans(tracker.records),
     )
     meter = MemoryMeter(placement.device)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import select
 import time as clock
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ....wire.attach import Refused, Welcome
 from ....wire.codec import Parcel
 from ....wire.hosts import SILENT_S, AgentAddress, ClockReading, ReadClock
-from ....wire.messages import AgentFault, Stop, Stopped
+from ....wire.messages import AgentFault, Resize, Stop, Stopped
 from ....wire.ticket import Ticket
 from ...core.clocks import ClockComparison, ClockOffset
 from ..connection import Connection, Message
@@ -78,6 +78,10 @@ class HostConnections:
             self._up += routed.up
             for index, part in routed.down:
                 by_host.setdefault(index, []).append(part)
+            if isinstance(parcel.verb, Resize):
+                while len(self._all) > len(parcel.verb.layout):
+                    self._dismiss(self._all.pop())
+                    self._clocks.pop()
         for index, parts in by_host.items():
             self._all[index].send(parts)
 
@@ -162,6 +166,20 @@ class HostConnections:
             self._dismiss(old)
         self._clocks[index] = ClockComparison()
         self._up += list(self._route(self._fan.replace(index, agent)))
+
+    def add(self, agents: Sequence[AgentAddress]) -> None:
+        """Use more hosts, whose ranks are forked by a `Resize` and a `Respawn`; in the link's
+        loop.
+        """
+        for agent in agents:
+            self._all.append(self._connect_to(agent, True))
+            self._clocks.append(ClockComparison())
+            self._up += list(self._route(self._fan.add(agent)))
+
+    def turn_away(self, agents: Sequence[AgentAddress]) -> None:
+        """End agents that have been started and are not used; in the link's loop."""
+        for agent in agents:
+            self._dismiss(self._connect_to(agent, True))
 
     def clocks(self, spans: Mapping[int, tuple[float, float]]) -> dict[int, ClockOffset]:
         """Return the offsets of ranks' clocks, the same for all ranks of a host; on any thread.

@@ -23,6 +23,7 @@ from ....wire.messages import (
     Progress,
     ReadLog,
     Relay,
+    Resize,
     Respawn,
     Respawned,
     RespawnFailed,
@@ -112,11 +113,32 @@ class Fan:
                 self._ready.clear()
                 self._progress.clear()
                 self._dead.clear()
+            case Resize(_, layout):
+                self._resize(layout)
             case Stop():
                 self._is_stopping = True
                 returned = [(index, parcel) for index in sorted(self._returned)]
                 return Routed(down=[*self._to(self._hosts, parcel).down, *returned])
         return self._to(self._hosts, parcel)
+
+    def _resize(self, layout: Sequence[int]) -> None:
+        """Give hosts other numbers of ranks, and none to those that `layout` leaves out."""
+        self._agents = [
+            msgspec.structs.replace(agent, num_ranks=num_ranks)
+            for agent, num_ranks in zip(self._agents, layout, strict=False)
+        ]
+        for index in [index for index in self._hosts if index >= len(layout)]:
+            self._hosts.discard(index)
+            self._joining.discard(index)
+            self._ready.pop(index, None)
+            self._welcomes.pop(index, None)
+        self._dead = {rank for rank in self._dead if rank < sum(layout)}
+
+    def add(self, agent: AgentAddress) -> Routed:
+        """Use another host, whose ranks are dead until they are forked."""
+        index = len(self._agents)
+        self._agents.append(agent)
+        return self.replace(index, agent)
 
     def _respawn(self, parcel: Parcel[Respawn]) -> Routed:
         routed = self._split_by_ranks(parcel)
@@ -163,12 +185,14 @@ class Fan:
         if index in self._joining:
             if isinstance(parcel.verb, MeshReady):
                 self._joining.discard(index)
+            if isinstance(parcel.verb, Welcome):
+                self._welcomes[index] = parcel.verb
             if isinstance(parcel.verb, Welcome | MeshReady | Progress):
                 return Routed()
         if isinstance(parcel.verb, Welcome):
             self._welcomes[index] = parcel.verb
             return self._all_welcomed() if self._hosts <= self._welcomes.keys() else Routed()
-        if not self._hosts <= self._welcomes.keys():
+        if not self._hosts - self._joining <= self._welcomes.keys():
             # Which runs are in flight is known once every agent has said so.
             self._held.append((index, parcel))
             return Routed()

@@ -7,14 +7,14 @@ import ipaddress
 import os
 import socket
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from ....errors import HostError, MeshUsageError
 from ....wire.curve import new_keys, public_of
-from ....wire.hosts import Announcement, HostPart
+from ....wire.hosts import AgentAddress, Announcement, HostPart
 from ....wire.rendezvous import own_addresses
 from ....wire.ticket import Ticket, remove_directory, write_ticket
 from ....wire.versions import describe_mismatch
@@ -140,6 +140,57 @@ class HostAgents:
         replaced = (*self.ticket.replaced, lost) if is_elsewhere else self.ticket.replaced
         self.ticket = msgspec.structs.replace(
             self.ticket, agents=tuple(agents), spares=spares, replaced=replaced
+        )
+        write_ticket(self.ticket)
+
+    def start_more(self, layout: Sequence[int], entries: Sequence[HostEntry]) -> list[AgentAddress]:
+        """Start agents on more hosts, and return where they are reached. Blocks.
+
+        Args:
+            layout: how many ranks each host has then.
+            entries: the hosts that are new, the last of `layout`.
+
+        Raises:
+            HostError: one could not be started; those that were have been ended.
+        """
+        if not entries:
+            return []
+        num_old = len(layout) - len(entries)
+        parts = []
+        for index, entry in enumerate(entries, num_old):
+            first = sum(layout[:index])
+            part = self._part(index, len(layout), entry.name, first, entry.num_ranks)
+            parts.append(msgspec.structs.replace(part, joins=True))
+        starter = self._begin()
+        try:
+            announced = starter.start(self.ticket, parts, _ATTACHED_START_S)
+            check_hosts(announced, is_ssh=not self.ticket.launch)
+            taken = {agent.address: agent.host for agent in self.ticket.agents}
+            for part, each in zip(parts, announced, strict=True):
+                if each.address and each.address.address in taken and not self.ticket.launch:
+                    name = taken[each.address.address]
+                    raise MeshUsageError(f"{part.name} is {name}, which has ranks of the mesh")
+            starter.let_go()
+        except BaseException:
+            starter.end()
+            raise
+        return [each.address for each in announced if each.address is not None]
+
+    def note_resized(
+        self, layout: Sequence[int], dims: Mapping[str, int], new: Sequence[AgentAddress]
+    ) -> None:
+        """Write the mesh's new number of ranks and its hosts to the ticket."""
+        agents = [
+            msgspec.structs.replace(agent, num_ranks=num_ranks)
+            for agent, num_ranks in zip([*self.ticket.agents, *new], layout, strict=False)
+        ]
+        self.ticket = msgspec.structs.replace(
+            self.ticket,
+            num_ranks=sum(layout),
+            num_resizes=self.ticket.num_resizes + 1,
+            agents=tuple(agents),
+            mesh_dim_names=tuple(dims),
+            mesh_shape=tuple(dims.values()),
         )
         write_ticket(self.ticket)
 

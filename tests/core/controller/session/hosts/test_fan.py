@@ -21,6 +21,7 @@ from cellmesh.wire.messages import (
     Progress,
     ReadLog,
     Relay,
+    Resize,
     Respawn,
     Respawned,
     RespawnFailed,
@@ -246,6 +247,27 @@ def test_mesh_that_stops_ends_a_host_that_is_heard_again(ready: Fan) -> None:
     assert downs(ready.split(Parcel(ReadHost(4)))) == [(0, ReadHost(4)), (1, ReadHost(4))]
     ready.join(2, Parcel(welcome()))
     assert downs(ready.split(Parcel(Stop()))) == [(index, Stop()) for index in range(3)]
+
+
+def test_hosts_that_leave_are_not_lost_and_others_get_more(ready: Fan) -> None:
+    order = Resize(1, (2, 3), ("dp",), (5,))
+    assert downs(ready.split(Parcel(order))) == [(0, order), (1, order)]
+    assert (ready.lost, ready.hosts) == ((), frozenset({0, 1}))
+    assert downs(ready.split(Parcel(Respawn((3, 4))))) == [(1, Respawn((3, 4)))]
+    assert verbs(ready.join(2, Parcel(Stopped("stopped")))) == []
+
+
+def test_host_that_joins_holds_back_nothing_of_the_others(ready: Fan) -> None:
+    ready.join(0, Parcel(StoreUp(99)))
+    new = AgentAddress("d", "tcp://10.0.0.4:7", "key-d", 5, 1)
+    assert downs(ready.add(new)) == [(3, UseStore("10.0.0.1", 99, 0))]
+    order = Resize(1, (2, 1, 2, 1), ("dp",), (6,))
+    assert [index for index, _ in downs(ready.split(Parcel(order)))] == [0, 1, 2, 3]
+    assert verbs(ready.join(0, Parcel(LogText(1, "", 0)))) == [LogText(1, "", 0)]
+    for verb in (welcome(), MeshReady((info(5),))):
+        assert verbs(ready.join(3, Parcel(verb))) == []
+    assert verbs(ready.join(0, Parcel(LogText(1, "", 0)))) == [LogText(1, "", 0)]
+    assert downs(ready.split(Parcel(Respawn((5,))))) == [(3, Respawn((5,)))]
 
 
 def test_agent_that_ends_before_it_is_taken_back_stays_lost(ready: Fan) -> None:
