@@ -64,11 +64,11 @@ BAD_HOSTS: dict[str, tuple[Callable[[Path], str], str]] = {
     ),
     "no torch": (
         lambda path: f'shift; exec env {without_torch(path)} {BARE_PYTHON} "$@"',
-        r"cm2: cm2 has torch \(none\), and the notebook .*install the same version",
+        r"cm2: hosts differ in their torch: the notebook has .*, cm2 has none; install the same",
     ),
     "another Python": (
         lambda path: f'exec env {another_python(path)} "$@"',
-        r"cm2: cm2 has Python 3\.9\.18, and the notebook 3\..*install the same version",
+        r"cm2: hosts differ in their Python: .*, cm2 has 3\.9\.18; install the same version",
     ),
     "a full disk": (
         lambda path: (
