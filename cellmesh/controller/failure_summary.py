@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -48,7 +49,10 @@ def summarize(exceptions: Mapping[int, BaseException], outcomes: Outcomes) -> st
         if not is_released(verb)
     }
     released = {rank: _place(verb) for rank, verb in verbs.items() if is_released(verb)}
-    parts = [f"{describe_ranks(ranks)} {text}" for text, ranks in group_ranks(failed).items()]
+    parts = [
+        f"{describe_ranks(ranks)} {text if len(ranks) == 1 else re.sub('^was ', 'were ', text)}"
+        for text, ranks in group_ranks(failed).items()
+    ]
     for (where, line), ranks in group_ranks(released).items():
         were = "was" if len(ranks) == 1 else "were"
         waited_s = max(outcomes[rank].verb.waited_s for rank in ranks)

@@ -56,6 +56,10 @@ def summary(outcomes: dict[int, Any]) -> str:
             "released",
         ),
         (
+            {rank: Died(rank, "was on b, which is lost", "") for rank in (2, 3)} | {0: Done(1)},
+            "ranks 2-3 were on b, which is lost; rank 0 finished",
+        ),
+        (
             {0: failed(), 1: released("", 2, 0.0, "ran time.sleep"), 2: Done(1)},
             "rank 0 raised ValueError: boom (line 4); rank 1 ran time.sleep at line 2 and was "
             "released; rank 2 finished",
