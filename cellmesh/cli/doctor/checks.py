@@ -312,6 +312,17 @@ def check_runtime(facts: Facts) -> Answer:
     return _ok(text)
 
 
+def check_tmp(facts: Facts) -> Answer:
+    """Check the directory for temporary files, in which torch.compile and profilers write."""
+    elsewhere = "free some space, or `export TMPDIR=...` before Jupyter is started"
+    if not facts.tmp_path:
+        return _problem("no directory for temporary files can be written", elsewhere)
+    text = f"{facts.tmp_path}, {format_bytes(facts.tmp_free_bytes)} free"
+    if facts.tmp_free_bytes < _FREE_BYTES:
+        return _warning(f"{text}; torch.compile and profilers write there", elsewhere)
+    return _ok(text)
+
+
 def check_loopback(facts: Facts) -> Answer:
     """TCP over 127.0.0.1, by which ranks reach each other."""
     if facts.loopback_error:
@@ -351,6 +362,7 @@ CHECKS: Mapping[str, Callable[[Facts], Answer | None]] = {
     "open files": check_open_files,
     "processes": check_tasks,
     "runtime directory": check_runtime,
+    "temporary files": check_tmp,
     "loopback": check_loopback,
     "a real mesh": check_trial,
 }

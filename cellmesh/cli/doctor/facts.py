@@ -102,6 +102,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         tasks: processes and threads still to be had (RLIMIT_NPROC and the cgroup's pids.max).
         runtime_path: the directory in which each mesh makes its own.
         runtime_error: why a mesh cannot make its directory or socket there.
+        tmp_path: the directory for temporary files; "" if none can be written.
         loopback_error: why a TCP connection over 127.0.0.1 fails.
         trial: None if no mesh was started.
     """
@@ -127,6 +128,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     runtime_filesystem: str
     runtime_free_bytes: int
     runtime_error: str
+    tmp_path: str
+    tmp_free_bytes: int
     loopback_error: str
     trial: Trial | None = None
 
@@ -151,6 +154,9 @@ def gather(num_ranks: int | None, wants_trial: bool, report: Callable[[str], Non
     root = runtime_root()
     runtime_error = _why_fails(lambda: _try_runtime(root))
     nearest = next(path for path in (root, *root.parents) if path.exists())
+    tmp_path = ""
+    with contextlib.suppress(OSError):
+        tmp_path = tempfile.gettempdir()
     facts = Facts(
         num_ranks=num_ranks or max(2, num_gpus or num_usable_cores),
         probe=probe,
@@ -173,6 +179,8 @@ def gather(num_ranks: int | None, wants_trial: bool, report: Callable[[str], Non
         runtime_filesystem=filesystem_of(nearest),
         runtime_free_bytes=psutil.disk_usage(str(nearest)).free,
         runtime_error=runtime_error,
+        tmp_path=tmp_path,
+        tmp_free_bytes=psutil.disk_usage(tmp_path).free if tmp_path else 0,
         loopback_error=_why_fails(_try_loopback),
     )
     if not wants_trial or probe.torch is None:

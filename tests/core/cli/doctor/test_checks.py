@@ -48,6 +48,8 @@ HEALTHY = Facts(
     runtime_filesystem="ext4",
     runtime_free_bytes=50 * GB,
     runtime_error="",
+    tmp_path="/tmp",
+    tmp_free_bytes=50 * GB,
     loopback_error="",
     trial=Trial(num_ranks=2, backend="gloo", start_s=1.2, collective_s=0.003, stop_s=0.1),
 )
@@ -116,6 +118,8 @@ CASES: list[tuple[str, Any, str, str, str, str]] = [
     ("runtime_free_bytes", 10**6, "runtime directory", "problem", "1 MB free", "free some space"),
     ("runtime_free_bytes", 10**8, "runtime directory", "warning", "100 MB free", "free some space"),
     ("runtime_filesystem", "nfs4", "runtime directory", "warning", "nfs4", "JUPYTER_RUNTIME_DIR"),
+    ("tmp_free_bytes", 10**6, "temporary files", "warning", "1 MB free", "export TMPDIR"),
+    ("tmp_path", "", "temporary files", "problem", "can be written", "export TMPDIR"),
     ("loopback_error", "unreachable", "loopback", "problem", "unreachable", "ip link set lo up"),
     ("trial.error", "HostError: no", "a real mesh", "problem", "HostError: no", "doctor --json"),
 ]
