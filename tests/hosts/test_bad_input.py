@@ -130,15 +130,18 @@ def test_interface_that_is_down_is_named(machines: list[Host]) -> None:
 
 
 def test_host_that_refuses_the_key_is_named(machines: list[Host], tmp_path: Path) -> None:
-    """Its client offers another key."""
+    """For cm2, the client has a key that no host knows."""
     run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", f"{tmp_path}/key")
+    name, known_hosts = machines[1].address, machines[1].directory.parent / "known_hosts"
+    options = f"-F /dev/null -i {tmp_path}/key -o UserKnownHostsFile={known_hosts}"
     script = (
-        'if [ "$0" = cm2 ]; then exec ssh -o BatchMode=yes -o PreferredAuthentications=none '
-        '"$0" "$@"; else exec ssh "$0" "$@"; fi'
+        f'if [ "$0" = {name} ]; then exec ssh {options} -o BatchMode=yes "$0" "$@"; '
+        'else exec ssh "$0" "$@"; fi'
     )
     launch = f"sh -c '{script}' {{host}} {{command}}"
-    with pytest.raises(HostError, match=r"(?s)cm2: the host refuses your key .*ssh-copy-id cm2"):
-        cm.start(hosts="cm1:1,cm2:1", launch=launch)
+    message = rf"(?s){name}: the host refuses your key .*ssh-copy-id {name}"
+    with pytest.raises(HostError, match=message):
+        cm.start(hosts=f"cm1:1,{name}:1", launch=launch)
 
 
 def test_localhost_is_no_host_beside_others(machines: list[Host]) -> None:
