@@ -59,14 +59,16 @@ class Allocation:
     Attributes:
         nodes: their names; what ``{host}`` in `template` stands for.
         template: the command line that starts an agent on a node, as `command_for` reads it.
-        release_command: run on each node when its agent has ended; gives the nodes back when no
-            other agent of the mesh lives. () for nodes that are not the mesh's own.
+        release_command: gives the nodes back; () for nodes that are not the mesh's own.
+        leave_command: run on each node when its agent has ended; gives the nodes back when no other
+            agent of the mesh lives. () if nothing is to be run.
         slurm_job: the job's id; "" without Slurm.
     """
 
     nodes: tuple[str, ...]
     template: str
     release_command: tuple[str, ...] = ()
+    leave_command: tuple[str, ...] = ()
     slurm_job: str = ""
 
 

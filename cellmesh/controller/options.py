@@ -60,6 +60,7 @@ class Options:
         release_command: what gives an allocation back once the mesh has ended.
         env: environment variables that the ranks get besides those of their host.
         gpus: which GPUs the ranks use, by host, "" for every host; empty for all GPUs.
+        leave_command: run on each host when its agent has ended.
         slurm_job: the job that the hosts are nodes of; "" without Slurm.
     """
 
@@ -83,6 +84,7 @@ class Options:
     release_command: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict, repr=False)  # may have secrets
     gpus: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    leave_command: tuple[str, ...] = ()
     slurm_job: str = ""
 
 

@@ -53,9 +53,9 @@ class HostPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         joins: the mesh is ready, and the agent takes the place of one that is lost: its ranks are
             forked when the controller asks for them.
         replaces: an agent of the mesh that is still there, and is not heard, is ended.
-        release_command: run when the agent has ended; gives the mesh's hosts back after the last.
         invited_by: public key of the listener that the host has announced itself to; "" where the
             notebook has started the agent.
+        leave_command: run when the agent has ended; gives the mesh's hosts back after the last.
     """
 
     index: int
@@ -69,8 +69,8 @@ class HostPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     interface: str = ""
     joins: bool = False
     replaces: bool = False
-    release_command: tuple[str, ...] = ()
     invited_by: str = ""
+    leave_command: tuple[str, ...] = ()
 
 
 class AgentAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -78,6 +78,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         release_command: what gives an allocation back that was made for the mesh.
         env: environment variables that the ranks get besides those of their host.
         gpus: which GPUs the ranks use, by host (`environment.gpus_of`); empty for all.
+        leave_command: run on each host when its agent has ended (`HostPart`).
         slurm_job: the job that the hosts are nodes of; "" without Slurm.
         curve_secret: CURVE's secret key of this ticket's owner (Z85): an agent, or controllers.
         address: the notebook's, for agents that connect to it; "" for the one it chooses.
@@ -120,6 +121,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     release_command: tuple[str, ...] = ()
     env: dict[str, str] = {}
     gpus: dict[str, tuple[str, ...]] = {}
+    leave_command: tuple[str, ...] = ()
     slurm_job: str = ""
     curve_secret: str = ""
     address: str = ""

@@ -32,7 +32,7 @@ from ..options import (
 )
 from ..output.cell import current_sink
 from ..output.console import Sink
-from .launch import slurm
+from .launch import ray, slurm
 from .launch.hosts import HostAgents
 from .launch.launcher import Launcher
 from .launch.local import (
@@ -238,7 +238,12 @@ def _with_nodes(
             elapsed_s = time.monotonic() - began
             on_progress(StartProgress(text, 0, options.num_ranks, elapsed_s))
 
-    allocation = slurm.allocate(request, options.name or "cellmesh", os.environ, report)
+    name = options.name or "cellmesh"
+    allocation = (
+        ray.allocate(request, name, report)
+        if request.engine == "ray"
+        else slurm.allocate(request, name, os.environ, report)
+    )
     try:
         entries = parse_hosts(allocation.nodes, request.num_ranks, request.nproc_per_host)
         num_ranks = sum(entry.num_ranks for entry in entries)
@@ -255,6 +260,7 @@ def _with_nodes(
         hosts=entries,
         launch=allocation.template,
         release_command=allocation.release_command,
+        leave_command=allocation.leave_command,
         slurm_job=allocation.slurm_job,
     )
 

@@ -367,8 +367,8 @@ def _start(
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
     status = guardian.wait()
-    if ticket.host is not None and ticket.host.release_command:
-        subprocess.run(ticket.host.release_command, capture_output=True)
+    if ticket.host is not None and ticket.host.leave_command:
+        subprocess.run(ticket.host.leave_command, capture_output=True)
     return status
 
 

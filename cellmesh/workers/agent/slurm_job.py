@@ -1,6 +1,5 @@
 """Gives a mesh's own Slurm job back when the last of its agents has ended: ``python -m
-cellmesh.workers.agent.slurm_job JOB``, run in each agent's step after the agent, and without a step
-where a start has failed.
+cellmesh.workers.agent.slurm_job JOB``, run in each agent's step after the agent.
 
 The lowest step that lives waits for the others; they end at once. So no two steps leave the job to
 each other, and an agent that is killed does not take the other hosts' nodes along.
@@ -21,23 +20,16 @@ _MAX_FAILURES = 60
 def main() -> None:
     """Cancel the job, unless a step with a lower number lives to do so."""
     job, own = sys.argv[1], os.environ.get("SLURM_STEP_ID", "")
-    if os.environ.get("SLURM_JOB_ID") != job or not own.isdecimal():
-        _cancel(job)
-        return
     for _ in range(_MAX_FAILURES):
         while (steps := _living_steps(job)) is not None:
             others = [step for step in steps if step != own]
-            if any(int(step) < int(own) for step in others):
+            if own.isdecimal() and any(int(step) < int(own) for step in others):
                 return
             if not others:
-                _cancel(job)
+                subprocess.run(["scancel", job], capture_output=True)
                 return
             time.sleep(_ASK_S)
         time.sleep(_ASK_S)
-
-
-def _cancel(job: str) -> None:
-    subprocess.run(["scancel", job], capture_output=True)
 
 
 def _living_steps(job: str) -> list[str] | None:

@@ -205,7 +205,7 @@ class HostAgents:
             num_ranks=num_ranks,
             controller_key=public_of(self.ticket.curve_secret),
             notebook=(socket.gethostname(), *own_addresses()),
-            release_command=self.ticket.release_command,
+            leave_command=self.ticket.leave_command,
         )
 
     def poll(self) -> bool:

@@ -85,6 +85,7 @@ def make_ticket(options: Options, is_lease_chosen: bool) -> Ticket:
         release_command=options.release_command,
         env=environment,
         gpus=dict(options.gpus),
+        leave_command=options.leave_command,
         slurm_job=options.slurm_job,
     )
     try:

@@ -97,8 +97,10 @@ def allocation_of(job: str, nodes: tuple[str, ...], is_own: bool) -> Allocation:
         f"srun --jobid={job} --overlap --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpu-bind=none "
         "--nodelist={host} {command}"
     )
-    release = (sys.executable, "-m", "cellmesh.workers.agent.slurm_job", job)
-    return Allocation(nodes, template, release if is_own else (), job)
+    if not is_own:
+        return Allocation(nodes, template, slurm_job=job)
+    leave = (sys.executable, "-m", "cellmesh.workers.agent.slurm_job", job)
+    return Allocation(nodes, template, ("scancel", job), leave, job)
 
 
 def why_lost(job: str, node: str) -> str:

@@ -37,8 +37,10 @@ def test_agent_is_a_step_of_the_job_on_its_node() -> None:
     assert command[:2] == ["srun", "--jobid=12"]
     assert "--nodelist=n2" in command
     assert command[-3:] == ["python", "-m", "cellmesh"]
-    assert own.release_command[-1] == own.slurm_job == "12"
-    assert allocation_of("12", ("n1",), is_own=False).release_command == ()
+    assert own.release_command == ("scancel", "12")
+    assert own.leave_command[-1] == own.slurm_job == "12"
+    given = allocation_of("12", ("n1",), is_own=False)
+    assert given.release_command == given.leave_command == ()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,62 @@
+"""What Ray is asked for, and what is said where its cluster is too small."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cellmesh.controller.host_list import command_for, parse_hosts
+from cellmesh.controller.session.launch.ray import (
+    allocation_of,
+    bundle_of,
+    choose_bundle,
+    explain_shortage,
+)
+
+
+def node(name: str, is_alive: bool = True, **resources: float) -> dict[str, Any]:
+    return {"NodeManagerHostname": name, "Alive": is_alive, "Resources": resources}
+
+
+NODES = [node("a", CPU=8.0), node("b", CPU=2.0, GPU=2.0), node("c", False, CPU=64.0, GPU=8.0)]
+
+
+def test_nodes_of_one_machine_have_names_of_their_own() -> None:
+    allocation = allocation_of("train-1", ["box", "box", "a b"])
+    assert allocation.nodes == ("box.0", "box.1", "a-b.2")
+    assert [entry.name for entry in parse_hosts(allocation.nodes, 3)] == list(allocation.nodes)
+    assert [bundle_of(name) for name in allocation.nodes] == [0, 1, 2]
+
+
+def test_agent_is_run_in_the_bundle_of_its_node() -> None:
+    allocation = allocation_of("train-1", ["box"])
+    command = command_for(allocation.template, "box.0", ["python", "-m", "cellmesh"])
+    assert command[-6:] == ["run", "train-1", "box.0", "python", "-m", "cellmesh"]
+    assert allocation.release_command[-2:] == ("release", "train-1")
+    assert allocation.leave_command == ()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "resources", "may_use_gpus", "bundle"),
+    [
+        (NODES, {}, True, {"CPU": 2.0, "GPU": 2.0}),
+        (NODES, {}, False, {"CPU": 2.0}),
+        ([NODES[0], NODES[2]], {}, True, {"CPU": 2.0}),
+        (NODES, {"fast": 1.0}, True, {"fast": 1.0}),
+    ],
+)
+def test_each_rank_gets_a_cpu_and_a_gpu_where_there_are_some(
+    nodes: list[dict[str, Any]],
+    resources: dict[str, float],
+    may_use_gpus: bool,
+    bundle: dict[str, float],
+) -> None:
+    assert choose_bundle(nodes, 2, resources, may_use_gpus) == bundle
+
+
+def test_shortage_is_explained_by_what_is_there() -> None:
+    assert explain_shortage(NODES, 2, {"CPU": 2.0}) == ""
+    said = explain_shortage(NODES, 2, {"CPU": 2.0, "GPU": 1.0})
+    assert said.startswith("2 nodes with CPU=2, GPU=1 each are asked for, and 1 of the Ray")
+    assert "cluster's 2 nodes have that (a: CPU=8, GPU=0; b: CPU=2, GPU=2)" in said

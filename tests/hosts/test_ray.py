@@ -1,0 +1,123 @@
+"""A real Ray: a cluster of two nodes on this machine, which are two hosts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cellmesh as cm
+from cellmesh.controller.session.session import StartProgress
+from cellmesh.errors import HostError, MeshUsageError
+from tests.conftest import check_nothing_left
+from tests.faults.watching import wait_until
+
+from .ray import RayCluster, ray_cluster
+
+WAIT_S = 60.0
+REDUCE = "x = torch.ones(1) * rank; dist.all_reduce(x)"
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    with ray_cluster(num_nodes=2, num_cpus=2) as cluster:
+        yield cluster
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_reserved(cluster: RayCluster, runtime_dir: Path) -> Iterator[None]:
+    yield
+    for directory in (runtime_dir, *cluster.directories):
+        check_nothing_left(directory)
+    wait_until(lambda: cluster.num_free_cpus() == 4, WAIT_S, "Ray has all CPUs back")
+
+
+def test_ranks_run_in_a_bundle_of_each_node(cluster: RayCluster) -> None:
+    stages: list[str] = []
+    with cm.start(
+        launch="ray",
+        nodes=2,
+        nproc_per_host=2,
+        mesh="host=2,gpu=2",
+        on_progress=lambda progress: stages.append(progress.stage),
+    ) as mesh:
+        assert cluster.num_free_cpus() == 0
+        directories = mesh.run(lambda: os.environ["JUPYTER_RUNTIME_DIR"]).list
+        assert directories[0] == directories[1] != directories[2] == directories[3]
+        assert set(directories) == set(map(str, cluster.directories))
+        assert mesh.run(lambda: os.environ["OMP_NUM_THREADS"]).list == ["1"] * 4
+        assert mesh.run(lambda: os.environ.get("PYTHONBREAKPOINT")).list == [None] * 4
+        mesh.cell(REDUCE)
+        assert mesh.pull("float(x)").list == [6.0] * 4
+    assert "waiting for Ray" in stages
+
+
+def test_dead_agent_is_started_again_in_its_bundle(cluster: RayCluster) -> None:
+    with cm.start(launch="ray", nodes=2, nproc_per_host=1, lease_s=60) as mesh:
+        mesh.cell("kept = rank + 5")
+        session = mesh.rank_set.session
+        os.kill(mesh[0].run(os.getppid), signal.SIGKILL)  # its agent
+        wait_until(lambda: session.dead_ranks == {0}, WAIT_S, "rank 0 is lost")
+        assert mesh.heal(1).respawned == (0,)
+        assert mesh[1].pull("kept") == 6
+        mesh.cell(REDUCE)
+
+
+def test_mesh_keeps_its_nodes_for_its_lease(cluster: RayCluster, runtime_dir: Path) -> None:
+    script = (
+        "import cellmesh as cm\n"
+        "mesh = cm.start(launch='ray', nodes=2, nproc_per_host=1, lease_s=600, name='kept')\n"
+        "mesh.cell('kept = rank + 5')\n"
+        "mesh.detach()\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+    assert cluster.num_free_cpus() == 2
+    with cm.attach("kept") as mesh:
+        assert mesh.pull("kept").list == [5, 6]
+        mesh.stop()
+
+
+def test_nodes_in_use_are_waited_for_until_an_interrupt(cluster: RayCluster) -> None:
+    stages: list[str] = []
+
+    def show(progress: StartProgress) -> None:
+        stages.append(progress.stage)
+        if "free" in progress.stage:
+            signal.raise_signal(signal.SIGINT)
+
+    with cm.start(launch="ray", nodes=1, nproc_per_host=2):
+        with pytest.raises(KeyboardInterrupt):
+            cm.start(launch="ray", nodes=2, nproc_per_host=1, on_progress=show)
+        assert stages[-1] == "1 of 2 nodes of Ray are free"
+        with pytest.raises(HostError, match="did not give the nodes within 1 s: 1 of 2 nodes"):
+            cm.start(launch="ray", nodes=2, nproc_per_host=1, queue_timeout_s=1.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"nodes": 3}, MeshUsageError, "3 nodes with CPU=1 each .* 2 of the Ray cluster's 2 nodes"),
+        ({"nodes": 1, "nproc_per_host": 3}, MeshUsageError, r"CPU=3 each .*\(.*: CPU=2; "),
+        ({"nodes": 1, "launch_args": "GPU=1"}, MeshUsageError, "GPU=1 each .*: GPU=0"),
+        ({"nodes": 1, "preload": "no_such_module"}, MeshUsageError, "no_such_module"),
+    ],
+)
+def test_start_that_fails_gives_back_what_it_got(
+    options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=f"(?s){message}"):
+        cm.start(launch="ray", **{"nproc_per_host": 1, **options})
+
+
+def test_start_without_a_cluster_says_how_to_start_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(HostError, match=r"no Ray cluster is reached .*`ray start --head`"):
+        cm.start(launch="ray", nodes=1, nproc_per_host=1)
