@@ -119,5 +119,5 @@ def test_start_that_fails_gives_back_what_it_got(
 
 def test_start_without_a_cluster_says_how_to_start_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    with pytest.raises(HostError, match=r"no Ray cluster is reached .*`ray start --head`"):
+    with pytest.raises(HostError, match=r"no Ray cluster is reached .*refused.*`ray start --head`"):
         cm.start(launch="ray", nodes=1, nproc_per_host=1)

@@ -67,16 +67,15 @@ def allocate(request: NodeRequest, name: str, report: Callable[[str], None]) -> 
     try:
         report("waiting for Ray")
         for line in process.stdout:
-            with contextlib.suppress(ValueError):
-                said = json.loads(line)
-                if "waiting" in said:
-                    report(said["waiting"])
-                elif "nodes" in said:
-                    return allocation_of(group, said["nodes"])
-                elif "usage" in said:
-                    raise MeshUsageError(said["usage"])
-                elif "problem" in said:
-                    raise HostError(said["problem"])
+            said = _read(line)
+            if "waiting" in said:
+                report(said["waiting"])
+            elif "nodes" in said:
+                return allocation_of(group, said["nodes"])
+            elif "usage" in said:
+                raise MeshUsageError(said["usage"])
+            elif "problem" in said:
+                raise HostError(said["problem"])
         _, log = process.communicate()
         raise HostError(f"Ray has failed: {log.strip()[-2000:]}")
     finally:
@@ -90,6 +89,14 @@ def allocate(request: NodeRequest, name: str, report: Callable[[str], None]) -> 
         process.stdout.close()
         if process.stderr is not None:
             process.stderr.close()
+
+
+def _read(line: str) -> dict[str, Any]:
+    """Read a message of the driver's; {} of what else is printed there."""
+    with contextlib.suppress(ValueError):
+        said = json.loads(line)
+        return said if isinstance(said, dict) else {}
+    return {}
 
 
 def allocation_of(group: str, nodes: Sequence[str]) -> Allocation:

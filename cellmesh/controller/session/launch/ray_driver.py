@@ -14,8 +14,10 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -33,6 +35,7 @@ from .ray import bundle_of, choose_bundle, explain_shortage
 _NAMESPACE = "cellmesh"
 _ASK_S = 0.5
 _REPORT_S = 2.0
+_CONNECT_S = 10.0
 # An agent that nobody lets go on ends after this time, as its mesh's start was given up.
 _START_S = 600.0
 
@@ -134,17 +137,22 @@ def main() -> None:
     """Run the command that the arguments name."""
     what, *arguments = sys.argv[1:]
     logging.disable(logging.WARNING)
+    address = os.environ.get("RAY_ADDRESS", "auto")
     try:
+        if found := re.fullmatch(r"(?:\w+://)?(.+):(\d+)", address):
+            # Ray itself tries for minutes.
+            socket.create_connection((found[1].strip("[]"), int(found[2])), _CONNECT_S).close()
         ray.init(
-            address=os.environ.get("RAY_ADDRESS", "auto"),
+            address=address,
             namespace=_NAMESPACE,
             log_to_driver=False,
             configure_logging=False,
         )
     except Exception as error:
         text = (
-            f"--launch ray: no Ray cluster is reached ({str(error).splitlines()[0]}): start one "
-            "with `ray start --head`, run the notebook on one of its nodes, or set RAY_ADDRESS"
+            f"--launch ray: no Ray cluster is reached at {address!r} ({str(error).splitlines()[0]})"
+            ": start one with `ray start --head`, and run the notebook on one of its nodes, or set "
+            "RAY_ADDRESS"
         )
         _say({"problem": text})
         sys.exit(text)
