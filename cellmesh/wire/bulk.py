@@ -247,7 +247,7 @@ class Arrivals:
         return self._abandon(list(self._items), why)
 
     def forget(self, rank: int) -> list[Parcel[Any]]:
-        """Drop messages for a rank whose process has ended; return those held back no more."""
+        """Drop the messages to a rank whose process has ended; return those that this sets free."""
         for item in self._items:
             item.ranks.discard(rank)
             if not item.ranks and item.loan is not None:

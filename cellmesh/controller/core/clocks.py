@@ -78,7 +78,7 @@ class ClockComparison:
         self._samples = (*self._samples[1 - _MAX_SAMPLES :], sample)
 
     def over(self, host: str, begin_s: float, end_s: float) -> ClockOffset | None:
-        """Return the offset over a span of time, by the exchange with the least error for it.
+        """Return the offset over a span of time, by the exchange that gives it most exactly.
 
         Args:
             host: its name.

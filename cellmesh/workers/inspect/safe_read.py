@@ -89,7 +89,7 @@ class Copier(SafeReader):
         self._memory = torch.empty(0, dtype=torch.uint8, device="cpu")
 
     def close(self) -> None:
-        """Close the temporary file of copies; the last copy stays valid."""
+        """Close the memfd that copies are written to; the last copy stays valid."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

@@ -55,7 +55,7 @@ class Kind:
 
     def reset(self, found: Any, dirty: bool) -> Iterable[str]:
         """Reset the object to its state between two steps, without a `dirty` step's gradients;
-        return what the user must know, as what was forgotten, or could not be reset.
+        return notes for the user on what was forgotten, or could not be reset.
         """
         return ()
 
