@@ -18,8 +18,8 @@ GO = b"go\n"
 # Both ends of a connection send a heartbeat this often, and each closes the connection when it has
 # received nothing for `SILENT_S`: a loss is reported within the sum, and once more the interval
 # where heartbeats still arrive from a host that hears none.
-HEARTBEAT_S = 0.4
-SILENT_S = 2.0
+HEARTBEAT_S = 0.3
+SILENT_S = 1.7
 # How long a host may then be without a connection before its ranks count as lost.
 HOST_LEASE_S = 10.0
 

@@ -109,7 +109,7 @@ def test_host_that_is_not_heard_is_reported_then_lost_then_taken_back(
     began = time.monotonic()
     getattr(machines[1], how)()
     wait_until(lambda: is_said("cm2 (ranks 2-3) is not heard"), WAIT_S, "it is reported")
-    assert time.monotonic() - began < REPORTED_S + 0.5  # of the machine that runs the test
+    assert time.monotonic() - began < REPORTED_S + 1  # of a machine that is busy with other tests
     assert not lost_ranks(mesh)
     wait_until(lambda: lost_ranks(mesh) == {2, 3}, WAIT_S, "ranks 2-3 are lost")
     assert time.monotonic() - began > LEASE_S

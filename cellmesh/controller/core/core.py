@@ -229,12 +229,12 @@ class Core:
             return request, [Answer(request, HealReport(failure=f"the mesh is {self.state}"))]
         return request, self._recovery.heal(request, self._see(now))
 
-    def why_not_resize(self) -> str:
-        """Say why the mesh cannot get another number of ranks now; "" if it can."""
+    def why_not_resize(self, num_ranks: int) -> str:
+        """Say why the mesh cannot get this number of ranks now; "" if it can."""
         if self.state != "ready":
             return f"the mesh is {self.state}"
-        if self.dead:
-            return f"{describe_ranks(self.dead)} must live for that: `%dist_heal`, then resize"
+        if dead := [rank for rank in sorted(self.dead) if rank < num_ranks]:
+            return f"{describe_ranks(dead)} must live for that: `%dist_heal`, then resize"
         if busy := self._mesh.with_work():
             return tell_busy(self._mesh.running(sorted(busy)), "resize")
         return "" if self._recovery.is_at_rest else "the mesh is being healed: resize it then"

@@ -182,6 +182,7 @@ class MeshState:
         for rank in gone:
             self.held.pop(rank, None)
             self.asking.pop(rank, None)
+            self.dead.pop(rank, None)
         self.news.forget(gone)
         self.dead.update((rank, Died(rank, "has not been started yet", "")) for rank in new)
 

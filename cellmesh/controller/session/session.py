@@ -247,14 +247,16 @@ class Session:
         """
         self._check_usable(())
         self._link.check_may_wait()
-        if why := self._core.why_not_resize():
+        if why := self._core.why_not_resize(sum(plan.layout)):
             raise MeshUsageError(f"the mesh cannot be resized now: {why}")
         new: list[AgentAddress] = []
         if isinstance(self._launcher, HostAgents):
             new = self._launcher.start_more(plan.layout, plan.new_hosts)
 
         def question(core: Core, now: float) -> tuple[int, Sequence[Effect]]:
-            why = core.why_not_resize()  # it may have begun something in the meantime
+            why = core.why_not_resize(
+                sum(plan.layout)
+            )  # it may have begun something in the meantime
             if self._hosts is not None:
                 (self._hosts.turn_away if why else self._hosts.add)(new)
             if why:

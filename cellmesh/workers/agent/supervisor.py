@@ -302,6 +302,12 @@ class Supervisor:
         wanted.intersection_update(ranks)
         if not wanted or self._respawn_failure:
             return [Up([Parcel(RespawnFailed(tuple(ranks), "none of them is dead, or not yet"))])]
+        num_ranks = len(self._ranks) - len(self._leaving)
+        if num_ranks > self._num_gpus and any(
+            "nccl" in state.backend for state in self._ranks.values() if state.alive
+        ):
+            text = f"NCCL needs a GPU for each of {num_ranks} ranks, and {self._num_gpus} are here"
+            return [Up([Parcel(RespawnFailed(tuple(ranks), text))])]
         told = [died for _, died in self._endings if died.rank in wanted]
         self._endings = [ending for ending in self._endings if ending[1].rank not in wanted]
         for rank in wanted:

@@ -127,8 +127,9 @@ class Fan:
             msgspec.structs.replace(agent, num_ranks=num_ranks)
             for agent, num_ranks in zip(self._agents, layout, strict=False)
         ]
-        for index in [index for index in self._hosts if index >= len(layout)]:
+        for index in [i for i in {*self._hosts, *self._returned} if i >= len(layout)]:
             self._hosts.discard(index)
+            self._returned.pop(index, None)
             self._joining.discard(index)
             self._ready.pop(index, None)
             self._welcomes.pop(index, None)

@@ -24,7 +24,7 @@ from ....support.recovery_cases import (
 
 
 def resized(core: Core, *layout: int) -> list[Any]:
-    assert core.why_not_resize() == ""
+    assert core.why_not_resize(sum(layout)) == ""
     _, effects = core.resize(layout, {"dp": sum(layout)}, 0.0)
     return effects
 
@@ -66,15 +66,24 @@ def test_new_ranks_that_cannot_start_leave_a_mesh_that_a_heal_completes() -> Non
     assert asked_of_agent(effects, Respawn) == [Respawn((2,))]
 
 
+def test_dead_ranks_may_leave() -> None:
+    core = ready_core(3)
+    heal_all(core, answer_probe(core, die(core, 2), 0.0), 0.0)
+    assert "rank 2 must live" in core.why_not_resize(4)
+    heal_all(core, answer_probe(core, resized(core, 2), 0.0), 0.0)
+    assert not core.dead
+    assert_calm(core)
+
+
 @pytest.mark.parametrize("what", ["busy", "dead", "healing"])
 def test_mesh_is_not_resized_while_it_is(what: str) -> None:
     core = ready_core(2)
     if what == "busy":
         submit(core, 1, (0, 1))
-        assert "ranks 0-1 must be idle" in core.why_not_resize()
+        assert "ranks 0-1 must be idle" in core.why_not_resize(3)
     elif what == "dead":
         die(core, 1)
-        assert "`%dist_heal`, then resize" in core.why_not_resize()
+        assert "`%dist_heal`, then resize" in core.why_not_resize(3)
     else:
         core.heal(0.0)
-        assert "being healed" in core.why_not_resize()
+        assert "being healed" in core.why_not_resize(3)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from cellmesh.wire.messages import MeshReady, Respawned
+from cellmesh.wire.codec import Parcel
+from cellmesh.wire.messages import MeshReady, RankReady, Respawned, RespawnFailed
 from cellmesh.workers.agent.supervisor import Fork, KillRanks
 
 from ....support.supervisor_decisions import (
     LATER,
     READY,
+    make,
     of,
     phases,
     pids,
@@ -53,3 +55,14 @@ def test_restart_waits_for_ranks_that_leave_and_forks_the_others() -> None:
         verb for verb in up(supervisor.from_rank(1, READY, 0.0)) if isinstance(verb, MeshReady)
     ]
     assert len(ready.ranks) == 2
+
+
+def test_new_ranks_beside_nccl_need_gpus_of_their_own() -> None:
+    supervisor = make(2, "nccl")
+    supervisor.zygote_ready(2)
+    supervisor.forked(pids(2))
+    for rank in range(2):
+        supervisor.from_rank(rank, Parcel(RankReady("cuda", "cpu:gloo,cuda:nccl")), 0.0)
+    supervisor.resize(range(3), 0.0)
+    (failed,) = up(supervisor.respawn((2,), 0.0))
+    assert failed == RespawnFailed((2,), "NCCL needs a GPU for each of 3 ranks, and 2 are here")
