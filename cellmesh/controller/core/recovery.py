@@ -12,7 +12,7 @@ from typing import Any
 
 from ...wire.codec import Parcel
 from ...wire.groups import Blueprint, Describe, Heal
-from ...wire.messages import Control, Died, Done, Release, Respawn, Resume
+from ...wire.messages import Control, Died, Done, Interrupt, Release, Respawn, Resume
 from ...wire.ranks import describe_ranks
 from ...wire.status import Probe, RankInfo, RankState
 from .deadlock import Tally, must_be_healed
@@ -28,6 +28,8 @@ RESPAWN_S = 70.0
 HEAL_S = 60.0
 ABANDON_S = 5.0
 MAX_ATTEMPTS = 3
+# How often a rank that has returned is interrupted in a run that is over.
+_INTERRUPT_S = 1.0
 
 # How long a phase may take.
 _LIMITS_S: Mapping[RecoveryPhase, float] = {"respawning": RESPAWN_S, "healing": HEAL_S}
@@ -87,6 +89,7 @@ class Recovery:
         self._outsiders: set[int] = set()  # living, and without a part in the last heal
         self._must_heal = self._is_new_here = self._is_resizing = False
         self._resumable, self._quiet = set[int](), set[int]()
+        self._returned, self._interrupt_at = set[int](), 0.0
         self._heal_run = -1
         self._attempt = Attempt()
         return []
@@ -197,6 +200,8 @@ class Recovery:
         for rank in found:
             self._mesh.dead.pop(rank, None)
             self._mesh.held[rank] = -1
+        self._returned |= found.keys()
+        self._interrupt_at = now + _INTERRUPT_S  # they have just been interrupted
         self.to_replace.spare(found)
         self._must_heal = True
         return self.begin(now)
@@ -314,7 +319,8 @@ class Recovery:
         # A rank may answer between the end of a run, which it has sent, and its next wait for work.
         settled = {r for r, s in states.items() if s.run < 0 or s.run in self._mesh.pending}
         if self._heal_requests.can_ask_again(living - settled, now):
-            return self._on("no answer", now)
+            return [*self._interrupt_returned(states, now), *self._on("no answer", now)]
+        self._returned &= living - settled
         idle = {rank for rank, state in states.items() if state.run < 0} & living
         self._quiet = self._mesh.find_quiet(states, self._resumable)
         if self._attempt.num_respawns == MAX_ATTEMPTS:
@@ -337,6 +343,19 @@ class Recovery:
             is_mixed = new and new != self._quiet and not self._is_resizing
             return self._on("ranks without groups" if is_mixed else "groups broken", now)
         return self._finish(now)
+
+    def _interrupt_returned(self, states: Mapping[int, RankState], now: float) -> list[Effect]:
+        """Interrupt again, now and then, ranks that came back in a run which is over: nobody else
+        can.
+        """
+        if now < self._interrupt_at:
+            return []
+        self._interrupt_at = now + _INTERRUPT_S
+        return [
+            control([rank], Interrupt(states[rank].run))
+            for rank in sorted(self._returned & states.keys())
+            if states[rank].run >= 0
+        ]
 
     def _respawn(self, now: float) -> list[Effect]:
         self._attempt.num_respawns += 1

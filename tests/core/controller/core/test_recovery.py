@@ -7,15 +7,26 @@ from typing import Any
 import pytest
 
 from cellmesh.controller.core.core import Answer, Change, Core, Finish, HealReport, Note
-from cellmesh.controller.core.effects import describe_heal
+from cellmesh.controller.core.effects import Send, describe_heal
+from cellmesh.controller.core.mesh_state import HostLost, Returned
 from cellmesh.controller.core.recovery import FIRST_HEAL, RESPAWN_S
 from cellmesh.controller.core.recovery_state import PATIENCE_S
 from cellmesh.controller.core.requests import ANSWER_S
 from cellmesh.controller.core.runs import STOP_S
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.groups import Blueprint, Describe, Heal
-from cellmesh.wire.messages import Died, Done, Failed, Kill, Ranked, Release, Respawn, Resume
-from cellmesh.wire.status import Probe
+from cellmesh.wire.messages import (
+    Died,
+    Done,
+    Failed,
+    Interrupt,
+    Kill,
+    Ranked,
+    Release,
+    Respawn,
+    Resume,
+)
+from cellmesh.wire.status import Probe, RankInfo
 
 from ....support.core_decisions import (
     FAILED,
@@ -547,3 +558,18 @@ def test_a_mesh_that_is_not_there_is_not_healed(is_ready: bool) -> None:
         core.agent_ended("stopped")
     [report] = reports(healed_by_user(core))
     assert report.failure
+
+
+def test_rank_that_returned_in_a_run_that_is_over_is_interrupted_until_it_leaves_it() -> None:
+    core = ready_core(2, settle_s=0.0)
+    core.receive(Parcel(HostLost("b", (1,), "not heard")), 0.0)
+    info = RankInfo(1, 101, "b", "running")
+    core.receive(Parcel(Returned((info,))), 1.0)
+    effects = healed_by_user(core, 1.0)
+    found = []
+    for now in (1.0, 1.5, 2.5, 3.0, 4.0):
+        if not of(Send, effects):
+            effects = core.tick(now)
+        effects = answer_probe(core, effects, now, busy={1: 77})
+        found += [(now, verb) for _, verb in told(effects) if type(verb) is Interrupt]
+    assert found == [(2.5, Interrupt(77)), (4.0, Interrupt(77))]
