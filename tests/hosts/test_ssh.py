@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +10,6 @@ import psutil
 import pytest
 
 import cellmesh as cm
-from cellmesh.errors import CellmeshError
-from cellmesh.wire.hosts import HOST_LEASE_S
 from tests.faults.watching import wait_until
 
 from .netns import Host
@@ -83,7 +80,7 @@ def test_cable_that_is_back_within_the_lease_costs_nothing(
         text += capfd.readouterr().err
         return phrase in text
 
-    wait_until(lambda: is_reported("cm2 (ranks 2-3) is not heard since"), WAIT_S, "it is reported")
+    wait_until(lambda: is_reported("cm2 (ranks 2-3) is not heard"), WAIT_S, "it is reported")
     assert not lost_ranks(mesh)
     machines[1].mend()
     wait_until(lambda: is_reported("cm2 (ranks 2-3) is heard again"), WAIT_S, "it is heard again")
@@ -96,56 +93,13 @@ def test_cable_that_is_back_within_the_lease_costs_nothing(
     assert mesh.pull("float(x)").list == [6.0] * 4
 
 
-@pytest.mark.parametrize("what", STEPS)
-@pytest.mark.parametrize("how", ["cut", "deafen", "kill"])
-def test_lost_host_costs_its_ranks_and_no_others(
-    how: str, what: str, mesh: cm.Mesh, machines: list[Host]
-) -> None:
-    step = STEPS[what]
-    run = mesh.submit_cell(FOREVER.format(step=step)) if step else None
-    began = time.monotonic()
-    getattr(machines[1], how)()
-    wait_until(lambda: lost_ranks(mesh) == {2, 3}, WAIT_S, "ranks 2-3 are lost")
-    if how != "kill":  # whose ranks report their end before their agent is missed
-        assert time.monotonic() - began > HOST_LEASE_S
-    if run is not None:
-        run.interrupt()
-        run.wait(WAIT_S)
-        assert {2, 3} <= set(run.failed_ranks())
-    assert mesh[[0, 1]].pull("kept").list == [5, 6]
-    with pytest.raises(CellmeshError):
-        mesh.cell("1")
-    machines[1].mend()
-    machines[1].kill()  # what was cut ends by its lease, for which this does not wait
-
-
-@pytest.mark.parametrize("what", STEPS)
-def test_cut_host_is_taken_back_with_what_its_ranks_hold(
-    what: str, mesh: cm.Mesh, machines: list[Host]
-) -> None:
-    step = STEPS[what]
-    run = mesh.submit_cell(FOREVER.format(step=step)) if step else None
-    machines[1].cut()
-    wait_until(lambda: lost_ranks(mesh) == {2, 3}, WAIT_S, "ranks 2-3 are lost")
-    if run is not None:
-        run.interrupt()
-        run.wait(WAIT_S)
-    machines[1].mend()
-    session = mesh.rank_set.session
-    wait_until(lambda: session._hosts is not None and session._hosts.returned, WAIT_S, "cm2")
-    assert mesh.heal().respawned == ()
-    assert mesh.pull("kept").list == [5, 6, 7, 8]
-    mesh.cell(REDUCE)
-    assert mesh.pull("float(x)").list == [6.0] * 4
-
-
 @pytest.mark.parametrize("index", [0, 1])
 def test_dead_host_is_started_again_or_replaced(
     index: int, machines: list[Host], runtime_dir: Path
 ) -> None:
     """The first host has the store."""
     lost, living = ({0, 1}, [2, 3]) if index == 0 else ({2, 3}, [0, 1])
-    with cm.start(hosts="cm1:2,cm2:2,cm3:2", spares=1, lease_s=60) as mesh:
+    with cm.start(hosts="cm1:2,cm2:2,cm3:2", spares=1, lease_s=60, host_lease_s=2) as mesh:
         mesh.cell("kept = rank + 5")
         for replace, host in ((False, f"cm{index + 1}"), (True, "cm3")):
             machines[index].kill()
@@ -155,18 +109,6 @@ def test_dead_host_is_started_again_or_replaced(
             assert mesh[living].pull("kept").list == [rank + 5 for rank in living]
             mesh.cell(REDUCE)
             assert mesh.pull("float(x)").list == [6.0] * 4
-
-
-@pytest.mark.parametrize("how", ["30 % loss", "slow link"])
-def test_bad_network_loses_nothing(how: str, mesh: cm.Mesh, machines: list[Host]) -> None:
-    if how == "slow link":
-        machines[1].slow("1mbit")
-    else:
-        machines[1].lose(30)
-    for _ in range(10):
-        mesh.cell(REDUCE)
-    assert not lost_ranks(mesh)
-    assert mesh.pull("kept").list == [5, 6, 7, 8]
 
 
 def test_ssh_connection_that_breaks_costs_nothing(mesh: cm.Mesh, machines: list[Host]) -> None:
