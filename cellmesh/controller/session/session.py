@@ -21,7 +21,7 @@ from ...wire.ranks import describe_ranks
 from ...wire.status import HostReport, RankInfo, RankState
 from ...wire.ticket import Ticket, remove_directory
 from ..core.clocks import ClockOffset
-from ..core.core import Answer, Change, Core, Effect, HealReport, State
+from ..core.core import Change, Core, Effect, HealReport, State
 from ..core.transitions import describe_transitions
 from ..failure_summary import refuse_dead
 from ..kernel import AtExit
@@ -36,6 +36,7 @@ from .launch.local import read_agent_log
 from .life import Life, describe_end, explain_start, reason_of, refuse_use
 from .life import StartProgress as StartProgress
 from .link import Link
+from .resize import resize
 from .run_orders import RunOrders
 from .run_registry import Adopted, RunRegistry
 from .submission import Submission
@@ -247,27 +248,7 @@ class Session:
         """
         self._check_usable(())
         self._link.check_may_wait()
-        if why := self._core.why_not_resize(sum(plan.layout)):
-            raise MeshUsageError(f"the mesh cannot be resized now: {why}")
-        new: list[AgentAddress] = []
-        if isinstance(self._launcher, HostAgents):
-            new = self._launcher.start_more(plan.layout, plan.new_hosts)
-
-        def question(core: Core, now: float) -> tuple[int, Sequence[Effect]]:
-            why = core.why_not_resize(
-                sum(plan.layout)
-            )  # it may have begun something in the meantime
-            if self._hosts is not None:
-                (self._hosts.turn_away if why else self._hosts.add)(new)
-            if why:
-                return -1, [Answer(-1, why)]
-            self._note_resized(plan, new)
-            return core.resize(plan.layout, plan.dims, now)
-
-        answer: HealReport | str | None = self.ask(question, None)
-        if isinstance(answer, str):
-            raise MeshUsageError(f"the mesh cannot be resized now: {answer}")
-        return answer or HealReport(failure="the mesh has ended")
+        return resize(plan, self._core, self.ask, self._launcher, self._hosts, self._note_resized)
 
     def _note_resized(self, plan: Resizing, new: Sequence[AgentAddress]) -> None:
         size, dims = sum(plan.layout), plan.dims
