@@ -35,6 +35,17 @@ def refuse_dead(dead: Sequence[int], first: Died) -> RankDied:
     )
 
 
+def describe_end(ranks: Sequence[int], reason: str) -> str:
+    """Say how ranks have ended, as in ``ranks 2-3 were killed by SIGKILL``.
+
+    Args:
+        ranks: one or several.
+        reason: as of one rank (`Died`).
+    """
+    text = reason if len(ranks) == 1 else re.sub("^was ", "were ", reason)
+    return f"{describe_ranks(ranks)} {text}"
+
+
 def summarize(exceptions: Mapping[int, BaseException], outcomes: Outcomes) -> str:
     """Describe in one line which ranks failed, how and where, and how the other ranks ended.
 
@@ -49,10 +60,7 @@ def summarize(exceptions: Mapping[int, BaseException], outcomes: Outcomes) -> st
         if not is_released(verb)
     }
     released = {rank: _place(verb) for rank, verb in verbs.items() if is_released(verb)}
-    parts = [
-        f"{describe_ranks(ranks)} {text if len(ranks) == 1 else re.sub('^was ', 'were ', text)}"
-        for text, ranks in group_ranks(failed).items()
-    ]
+    parts = [describe_end(ranks, text) for text, ranks in group_ranks(failed).items()]
     for (where, line), ranks in group_ranks(released).items():
         were = "was" if len(ranks) == 1 else "were"
         waited_s = max(outcomes[rank].verb.waited_s for rank in ranks)

@@ -8,7 +8,7 @@ from typing import Any
 from ...errors import RankDied
 from ...wire.messages import Died, Failed
 from ...wire.progress import Bar
-from ...wire.ranks import describe_ranks
+from ..failure_summary import describe_end
 from ..progress.bars import BarBoard, Mark
 from .cell import CellSink
 from .console import Sink
@@ -86,7 +86,7 @@ class Printer:
             if not is_shown:
                 return
             one = str(RankDied(ranks[0], verb.reason, verb.last_output))
-            self.note(one if len(ranks) == 1 else f"{describe_ranks(ranks)} {verb.reason}", now)
+            self.note(one if len(ranks) == 1 else describe_end(ranks, verb.reason), now)
 
     def note(self, text: str, now: float | None = None) -> None:
         """Show a remark below the output so far."""
