@@ -49,7 +49,7 @@ from .invited import Visit
 
 # How long a host whose agent has ended looks for the notebook: where the mesh has ended, nobody
 # listens.
-_ENDED_S = 10.0
+_ENDED_S = 5.0
 # What torchrun sets for the processes that it starts, besides TORCHELASTIC_*.
 _ENGINES = {
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
@@ -144,13 +144,23 @@ def _join(invitation: Invitation, address: str, interface: str) -> int:
         else:
             visit = Visit(invitation, facts)
             try:
-                text = visit.receive_ticket(patience_s)
+                text = _receive_ticket(visit, patience_s)
                 if text is None or _start_invited(text, visit, address, interface, is_elastic) == 0:
                     return 0  # the mesh has ended
             finally:
                 visit.close()
         _print("the agent has ended")
         patience_s = _ENDED_S
+
+
+def _receive_ticket(visit: Visit, patience_s: float | None) -> bytes | None:
+    try:
+        return visit.receive_ticket(patience_s)
+    except HostError as error:
+        if patience_s is None:
+            raise
+        _print(str(error))  # the mesh has just ended, and its listener with it
+        return None
 
 
 def _start_invited(

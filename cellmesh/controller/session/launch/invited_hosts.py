@@ -165,9 +165,11 @@ def agent_line(launch: str, num_hosts: int, path: Path) -> str:
     """Return the command line that starts an agent on a host."""
     copied = f"~/cellmesh-{path.parent.name}.json"
     if launch == "torchrun":
+        # With a store that it shares, TorchElastic (2.13) waits without end when a host returns.
         return (
-            f"torchrun --nnodes {num_hosts} --nproc-per-node 1 --max-restarts 100 --rdzv-backend "
-            f"c10d --rdzv-endpoint FIRST_HOST:29400 -m cellmesh agent --ticket {copied}"
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun "
+            f"--nnodes {num_hosts} --nproc-per-node 1 --max-restarts 100 --rdzv-backend c10d "
+            f"--rdzv-endpoint FIRST_HOST:29400 -m cellmesh agent --ticket {copied}"
         )
     return f"{os.path.basename(sys.executable)} -m cellmesh agent --ticket {copied}"
 
