@@ -34,6 +34,8 @@ _MAX_DIRECTORY_BYTES = 108 - len("/agent.sock") - 1
 # A directory without a ticket may be that of a mesh which just starts.
 _STARTING_S = 60.0
 _FILE = "ticket.json"
+# The endpoint of the notebook's host to which a host's agent connects upon SIGUSR1.
+DIAL_FILE = "dial"
 # A ticket has some kilobytes: the notebook's sys.path is the longest of it.
 _MAX_FILE_BYTES = 1 << 20
 

@@ -28,7 +28,7 @@ _get = zmq.backend.Socket.get
 # pyzmq's own `send` is a Python function round this one.
 _send: Any = zmq.backend.Socket.send
 _SNDMORE, _EVENTS = int(zmq.SNDMORE), int(zmq.EVENTS)
-_POLLIN = int(zmq.POLLIN)
+_POLLIN, _NOBLOCK = int(zmq.POLLIN), int(zmq.NOBLOCK)
 
 
 def _configure(socket: Socket) -> Socket:
@@ -79,6 +79,7 @@ def connect_dealer(
     endpoint: str,
     identity: bytes,
     keys: tuple[str, str] | None = None,
+    binds: bool = False,
 ) -> tuple[Socket, Socket]:
     """Make a controller's DEALER socket, connected to an agent's ROUTER, which need not exist yet.
 
@@ -87,6 +88,8 @@ def connect_dealer(
         endpoint: the agent's.
         identity: the name under which the ROUTER knows it, also after a reconnect.
         keys: of a TCP endpoint: CURVE's own secret key, and the agent's public key.
+        binds: whether the endpoint is this process's, and the agent connects to it; send by
+            `send_or_drop` then.
 
     Returns:
         The socket, and one on which `hear_connection` hears of its connections.
@@ -100,7 +103,10 @@ def connect_dealer(
     # show.
     socket.setsockopt(zmq.RECONNECT_IVL, 5)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
-    socket.connect(endpoint)
+    if binds:
+        socket.bind(endpoint)
+    else:
+        socket.connect(endpoint)
     return socket, monitor
 
 
@@ -117,6 +123,18 @@ def send(socket: Socket, frames: list[Frame]) -> None:
     for index, frame in enumerate(frames):
         large = len(frame) >= ZERO_COPY_BYTES
         _send(socket, frame, _SNDMORE if index < last else 0, copy=not large, track=False)
+
+
+def send_or_drop(socket: Socket, frames: list[Frame]) -> None:
+    """Send one message by a DEALER that is bound, or drop it if no agent is connected: the socket
+    has no queue then, and would wait.
+    """
+    try:
+        _send(socket, frames[0], _NOBLOCK | (_SNDMORE if len(frames) > 1 else 0), track=False)
+    except zmq.Again:
+        return
+    if len(frames) > 1:
+        send(socket, frames[1:])
 
 
 def readable(socket: Socket) -> bool:

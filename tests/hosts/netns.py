@@ -19,6 +19,7 @@ import psutil
 NETWORK = "10.77.3"
 NOTEBOOK = f"{NETWORK}.254"
 _START_S = 20.0
+_NEW = "tcp flags & (syn|ack) == syn"
 
 
 def run(*command: str) -> str:
@@ -143,6 +144,16 @@ class Host:
         self.inside("nft", "add table inet cm")
         self.inside("nft", f"add chain inet cm {way} {{ type filter hook {hook} priority 0; }}")
         self.inside("nft", f"add rule inet cm {way} {interface} eth0 {rule}")
+
+    def close_ports(self) -> None:
+        """Refuse the notebook's host every new connection but ssh's."""
+        self._filter(f"ip saddr {NOTEBOOK} tcp dport != 22 {_NEW} drop")
+
+    def close_way_out(self) -> None:
+        """Refuse every new connection to the notebook's host."""
+        self.inside("nft", "add table inet cm")
+        self.inside("nft", "add chain inet cm out { type filter hook output priority 0; }")
+        self.inside("nft", f"add rule inet cm out ip daddr {NOTEBOOK} {_NEW} drop")
 
     def mend(self) -> None:
         """Undo all of the above."""

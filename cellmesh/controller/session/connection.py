@@ -46,13 +46,19 @@ class Connection:
         steal: whether to take the mesh from a controller that holds it.
         keys: of an endpoint on TCP: CURVE's own secret key, and the agent's public key. Segments
             then travel in chunks.
+        binds: whether the endpoint is this process's, and the agent connects to it.
 
     Attributes:
         lost_at: since when there is no connection, on the clock of `hear`; None while there is one.
     """
 
     def __init__(
-        self, endpoint: str, key: bytes, steal: bool, keys: tuple[str, str] | None = None
+        self,
+        endpoint: str,
+        key: bytes,
+        steal: bool,
+        keys: tuple[str, str] | None = None,
+        binds: bool = False,
     ) -> None:
         link = os.urandom(16)
         self._hello = Hello(
@@ -69,8 +75,9 @@ class Connection:
         self._context: zmq.Context[transport.Socket] = zmq.Context()
         # A routing id must not begin with a zero.
         self._socket, self._monitor = transport.connect_dealer(
-            self._context, endpoint, b"C" + link, keys
+            self._context, endpoint, b"C" + link, keys, binds
         )
+        self._binds = binds
         self._codec = at_controller()
         self._is_remote = keys is not None
         self._begin()
@@ -206,7 +213,10 @@ class Connection:
                 self._send_aside([Parcel(hello)])
 
     def _send(self, frames: list[Frame]) -> None:
-        transport.send(self._socket, frames)
+        if self._binds:
+            transport.send_or_drop(self._socket, frames)  # `Reliable` sends again what was dropped
+        else:
+            transport.send(self._socket, frames)
         self._may_have_news[0] = True
 
     def tick(self, now: float) -> None:

@@ -293,6 +293,8 @@ def attach(name: str | None = None, *, steal: bool = False, sink: Sink | None = 
         end = launcher.start()
     except HostError:
         raise _gone(ticket) from None
+    if isinstance(launcher, HostAgents):
+        ticket = launcher.ticket  # with the ways from here to the agents
     session = Session(
         ticket, launcher, end, steal=steal, sink=sink or current_sink(), is_found=True
     )

@@ -316,7 +316,9 @@ class Attachment:
         self._left()
 
     def _connection_changed(self, is_connected: bool) -> None:
-        self._lost_at = None if is_connected else time.monotonic() + self._ticket.host_lease_s
+        # A probe of the way comes before the first controller.
+        lease_s = _FIRST_S if self._identity is None else self._ticket.host_lease_s
+        self._lost_at = None if is_connected else time.monotonic() + lease_s
 
     def _watch(self, pid: int) -> None:
         if pid not in self._watched:  # it may have left and attached again

@@ -30,6 +30,7 @@ from ...wire.messages import (
     StartFailed,
     Stopped,
     StoreDied,
+    StoreUp,
 )
 from ...wire.metrics import Logged
 from ...wire.output import Display, Output, Skipped
@@ -51,7 +52,7 @@ _OUTPUT = (Output, Skipped, Display)
 # What means something to a controller that did not ask for it.
 _LASTING = (
     *(Output, Skipped, Display, Bar, Done, Failed, InputRequest, InputCancelled),
-    *(Died, StoreDied, AgentFault, StartFailed, Stopped),
+    *(Died, StoreDied, StoreUp, AgentFault, StartFailed, Stopped),
 )
 # (ranks, run, number)
 BarKey = tuple[tuple[int, ...], int, int]

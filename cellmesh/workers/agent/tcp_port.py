@@ -75,6 +75,10 @@ class TcpPort:
         if bool(self._connections) != was_connected:
             self._changed(bool(self._connections))
 
+    def dial(self, endpoint: str) -> None:
+        """Also connect to a controller that listens: it is authenticated as those that connect."""
+        self.socket.connect(endpoint)
+
     def close(self) -> None:
         """Close what belongs to the ROUTER beside itself."""
         self.socket.disable_monitor()

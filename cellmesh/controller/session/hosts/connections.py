@@ -201,7 +201,8 @@ class HostConnections:
 
     def _connect_to(self, agent: AgentAddress, steal: bool) -> Connection:
         keys = self._ticket.curve_secret, agent.public_key
-        connection = Connection(agent.endpoint, bytes.fromhex(self._ticket.key), steal, keys)
+        key, binds = bytes.fromhex(self._ticket.key), agent.way == "notebook"
+        connection = Connection(agent.reached_at, key, steal, keys, binds)
         for number in connection.descriptors():
             self._of[number] = connection
             self._poll.register(number, select.EPOLLIN)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import ipaddress
 import os
 import socket
@@ -14,17 +15,20 @@ import msgspec
 
 from ....errors import HostError, MeshUsageError
 from ....wire.curve import new_keys, public_of
-from ....wire.hosts import AgentAddress, Announcement, HostPart
+from ....wire.hosts import DIAL, AgentAddress, Announcement, HostPart
 from ....wire.rendezvous import own_addresses
 from ....wire.ticket import Ticket, remove_directory, write_ticket
 from ....wire.versions import describe_mismatch
 from ...host_list import INVITING, HostEntry
 from .host_commands import HostCommands
 from .invited_hosts import InvitedHosts
+from .reach import Reach, describe_way
 from .starter import Starter
 
 # How long the agent that replaces a lost one may take.
 _ATTACHED_START_S = 120.0
+# How long an agent may take to say whether it can connect to this host.
+_DIAL_S = 15.0
 
 
 class HostAgents:
@@ -54,6 +58,9 @@ class HostAgents:
         self._timeout_s = timeout_s
         self._report = report
         self._starter: Starter | None = None  # made when it is needed
+        self._reach = Reach(
+            secret, ticket.address, not ticket.launch, lambda text: report(text, True)
+        )
         self._never = -1
 
     def start(self) -> int:
@@ -67,9 +74,12 @@ class HostAgents:
         """
         if not self.ticket.agents:
             self._start_all()
-        elif self.ticket.invitation is not None:
-            with contextlib.suppress(HostError):  # another process, or host, listens
-                self._begin()
+        else:
+            found = tuple(self._reach.find(self.ticket.agents))
+            self.ticket = msgspec.structs.replace(self.ticket, agents=found)
+            if self.ticket.invitation is not None:
+                with contextlib.suppress(HostError):  # another process, or host, listens
+                    self._begin()
         read_end, self._never = os.pipe()
         return read_end
 
@@ -84,13 +94,14 @@ class HostAgents:
             announced = starter.start(self.ticket, parts, self._timeout_s)
             check_hosts(announced, is_ssh=not self.ticket.launch)
             addresses = [each.address for each in announced if each.address is not None]
-            self.ticket = msgspec.structs.replace(self.ticket, agents=tuple(addresses))
+            found = self._reach.find(addresses, functools.partial(self._dial, starter))
+            self.ticket = msgspec.structs.replace(self.ticket, agents=tuple(found))
             write_ticket(self.ticket)
             starter.let_go()
         except BaseException:
             if self._starter is not None:
                 self._starter.end()
-                self._starter.leave()
+            self.leave()
             remove_directory(Path(self.ticket.directory))
             if self.ticket.release_command:
                 subprocess.run(self.ticket.release_command, capture_output=True)
@@ -128,13 +139,15 @@ class HostAgents:
         starter = self._begin()
         try:
             (announced,) = starter.start(self.ticket, [part], _ATTACHED_START_S)
+            assert announced.address is not None
+            dial = functools.partial(self._dial, starter)
+            (agent,) = self._reach.find([announced.address], dial)
             starter.let_go()
         except BaseException:
             starter.end()
             raise
-        assert announced.address is not None
         agents = list(self.ticket.agents)
-        agents[index] = announced.address
+        agents[index] = agent
         spares = tuple(spare for spare in self.ticket.spares if spare != name)
         is_elsewhere = announced.address.host != lost.host  # where nothing has ended the lost one
         replaced = (*self.ticket.replaced, lost) if is_elsewhere else self.ticket.replaced
@@ -170,11 +183,13 @@ class HostAgents:
                 if each.address and each.address.address in taken and not self.ticket.launch:
                     name = taken[each.address.address]
                     raise MeshUsageError(f"{part.name} is {name}, which has ranks of the mesh")
+            addresses = [each.address for each in announced if each.address is not None]
+            found = self._reach.find(addresses, functools.partial(self._dial, starter))
             starter.let_go()
         except BaseException:
             starter.end()
             raise
-        return [each.address for each in announced if each.address is not None]
+        return found
 
     def note_resized(
         self, layout: Sequence[int], dims: Mapping[str, int], new: Sequence[AgentAddress]
@@ -208,6 +223,9 @@ class HostAgents:
             leave_command=self.ticket.leave_command,
         )
 
+    def _dial(self, starter: Starter, index: int, endpoint: str) -> None:
+        starter.order(index, DIAL + endpoint.encode() + b"\n", _DIAL_S)
+
     def poll(self) -> bool:
         """Whether anything runs by which agents were started; it does as long as the agents."""
         return self._starter is not None and self._starter.poll()
@@ -228,12 +246,13 @@ class HostAgents:
 
     def leave(self) -> None:
         """Close what this process has open for the agents."""
+        self._reach.close()
         if self._starter is not None:
             self._starter.leave()
 
     def describe(self) -> str:
         """Name the hosts."""
-        return "agents on " + ", ".join(agent.host for agent in self.ticket.agents)
+        return "agents: " + "; ".join(describe_way(agent) for agent in self.ticket.agents)
 
 
 def check_hosts(announced: Sequence[Announcement], is_ssh: bool) -> None:

@@ -17,10 +17,10 @@ import msgspec
 from ....errors import HostError
 from ....wire.curve import new_keys, public_of
 from ....wire.hosts import GO, Announcement, HostPart
-from ....wire.rendezvous import Invitation, addresses_by_interface
+from ....wire.rendezvous import Invitation
 from ....wire.ticket import Ticket
 from ....wire.versions import describe_mismatch, own_versions
-from .own_address import choose, route_address
+from .own_address import choose_own_address
 from .rendezvous import Guest, Rendezvous
 
 # How long a heal waits for a host that has announced itself again.
@@ -147,18 +147,6 @@ class InvitedHosts:
     def leave(self) -> None:
         """As `Starter.leave`."""
         self._rendezvous.close("the mesh has ended, or its notebook has left it")
-
-
-def choose_own_address(wanted: str) -> str:
-    """Choose the address of this host that agents connect to.
-
-    Args:
-        wanted: an address, or an interface; "" for that of the route to other networks.
-
-    Raises:
-        MeshUsageError: this host has no such address, or several and none was chosen.
-    """
-    return choose(wanted, addresses_by_interface(), route_address())
 
 
 def agent_line(launch: str, num_hosts: int, path: Path) -> str:

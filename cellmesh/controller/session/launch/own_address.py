@@ -7,9 +7,22 @@ import socket
 from collections.abc import Mapping, Sequence
 
 from ....errors import MeshUsageError
+from ....wire.rendezvous import addresses_by_interface
 
 # Of the documentation (RFC 5737): no packet is sent, the kernel looks up its route.
 _ELSEWHERE = "192.0.2.1"
+
+
+def choose_own_address(wanted: str) -> str:
+    """Choose the address of this host that agents connect to.
+
+    Args:
+        wanted: an address, or an interface; "" for that of the route to other networks.
+
+    Raises:
+        MeshUsageError: this host has no such address, or several and none was chosen.
+    """
+    return choose(wanted, addresses_by_interface(), route_address())
 
 
 def choose(wanted: str, by_interface: Mapping[str, Sequence[str]], routed: str) -> str:

@@ -21,6 +21,7 @@ from cellmesh.wire.messages import (
     Ranked,
     Relay,
     StoreDied,
+    StoreUp,
 )
 from cellmesh.wire.output import Display, Output, Skipped
 from cellmesh.wire.progress import Bar
@@ -112,7 +113,12 @@ def test_answers_to_questions_and_progress_are_not_kept_while_detached() -> None
     begin(spool, 1, 0)
     spool.leave([])
     state = RankState(7, 1, 1, 1, "f", "", "cpu", 0)
-    lasting = [printed("x\n"), Parcel(Died(1, "was killed", "")), Parcel(StoreDied("ended", 5))]
+    lasting = [
+        printed("x\n"),
+        Parcel(Died(1, "was killed", "")),
+        Parcel(StoreDied("ended", 5)),
+        Parcel(StoreUp(5)),
+    ]
     spool.add(
         [Parcel(Progress("x", 1)), say((0,), state), Parcel(HostReport(3, ())), *lasting, STATE]
     )

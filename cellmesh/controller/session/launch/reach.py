@@ -1,0 +1,234 @@
+"""Finds a way from this process to each host's agent: straight to the agent's port, by a port of
+this host that the agent connects to, or through ssh's own forwarding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+import msgspec
+import zmq
+
+from ....errors import CellmeshError, HostError
+from ....wire import transport
+from ....wire.hosts import AgentAddress
+from ....wire.rendezvous import own_addresses
+from .own_address import choose_own_address
+
+# How long an agent may take to answer; a firewall that drops packets answers nothing.
+_PROBE_S = 2.0
+_TUNNEL_S = 10.0
+# How long a forwarding that broke is left before it is made again.
+_PAUSE_S = 1.0
+
+
+class Forwarding(Protocol):
+    """What leads from a port of this host to an agent."""
+
+    endpoint: str
+
+    def close(self) -> None:
+        """End it."""
+        ...
+
+
+class Tunnel:
+    """ssh's forwarding to an agent's port; made again when it breaks, until it is closed.
+
+    Args:
+        agent: where it leads.
+
+    Attributes:
+        endpoint: of this host.
+    """
+
+    def __init__(self, agent: AgentAddress) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+        self.endpoint = f"tcp://127.0.0.1:{port}"
+        # `cat` ends with this process, whatever ends it: ssh -N would stay.
+        self._command = [
+            *("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"),
+            *("-o", "ExitOnForwardFailure=yes", "-o", "ServerAliveInterval=3"),
+            *("-L", f"127.0.0.1:{port}:{agent.endpoint.removeprefix('tcp://')}"),
+            *(agent.host, "cat"),
+        ]
+        self._is_closed = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="cellmesh-tunnel", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._is_closed.is_set():
+            with self._lock:
+                if self._is_closed.is_set():
+                    return
+                self._process = process = subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+            process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
+            self._is_closed.wait(_PAUSE_S)
+
+    def close(self) -> None:
+        """End ssh."""
+        self._is_closed.set()
+        with self._lock:
+            if self._process is not None:
+                self._process.terminate()
+        self._thread.join()
+
+
+class Reach:
+    """The ways from this process to agents.
+
+    Args:
+        secret: CURVE's secret key of controllers.
+        own_address: this host's, as the user has chosen it; "" to choose it.
+        may_forward: whether hosts are reached by ssh.
+        report: shows a line that stays.
+        forward: makes a forwarding to an agent.
+    """
+
+    def __init__(
+        self,
+        secret: str,
+        own_address: str,
+        may_forward: bool,
+        report: Callable[[str], None],
+        forward: Callable[[AgentAddress], Forwarding] = Tunnel,
+    ) -> None:
+        self._secret = secret
+        self._own_address = own_address
+        self._may_forward = may_forward
+        self._report = report
+        self._forward = forward
+        self._forwardings: list[Forwarding] = []
+
+    def find(
+        self, agents: Sequence[AgentAddress], dial: Callable[[int, str], None] | None = None
+    ) -> list[AgentAddress]:
+        """Return agents with the way by which each is reached.
+
+        Args:
+            agents: one a host.
+            dial: has an agent, by its place among them, connect to an endpoint of this host; raises
+                `HostError` if it cannot. None where agents cannot be asked any more: one that has
+                been asked before still connects. One that is not reached may be lost then.
+
+        Raises:
+            HostError: there is no way to one, or to none where agents cannot be asked.
+        """
+        straight = [msgspec.structs.replace(agent, way="agent", via="") for agent in agents]
+        with ThreadPoolExecutor(max_workers=len(agents)) as pool:
+            answers = list(pool.map(lambda agent: self._answers(agent, _PROBE_S), straight))
+        found: list[AgentAddress] = []
+        missing: list[str] = []
+        for index, agent in enumerate(agents):
+            if answers[index]:
+                found.append(straight[index])
+                continue
+            chosen, problems = None, [f"{agent.endpoint} does not answer"]
+            for name, try_ in (
+                (f"{agent.host} cannot connect to this host", self._notebook_way),
+                ("ssh does not forward to it", self._ssh_way),
+            ):
+                try:
+                    chosen = try_(index, agent, dial)
+                    break
+                except CellmeshError as error:
+                    problems.append(f"{name} ({error})")
+            if chosen is not None:
+                self._report(describe_way(chosen))
+                found.append(chosen)
+            elif dial is None and len(missing) + 1 < len(agents):
+                missing.append(agent.host)
+                found.append(straight[index])
+            else:
+                self.close()
+                raise HostError(
+                    f"{agent.host}: its agent runs, and cannot be reached: {'; '.join(problems)}. "
+                    "Open one of these ways in the firewall, or choose --interface or --address"
+                )
+        return found
+
+    def _notebook_way(
+        self, index: int, agent: AgentAddress, dial: Callable[[int, str], None] | None
+    ) -> AgentAddress:
+        if dial is None:
+            address, _, port = agent.via.removeprefix("tcp://").rpartition(":")
+            if agent.way != "notebook" or address not in own_addresses():
+                raise HostError("it connects to the host of the notebook that has started it")
+            try:
+                socket.create_server((address, int(port))).close()
+            except OSError as error:
+                raise HostError(f"another process of this host has {agent.via}") from error
+            return agent
+        address = choose_own_address(self._own_address)
+        with socket.create_server((address, 0)) as listener:
+            endpoint = f"tcp://{address}:{listener.getsockname()[1]}"
+            dial(index, endpoint)
+        return msgspec.structs.replace(agent, way="notebook", via=endpoint)
+
+    def _ssh_way(
+        self, index: int, agent: AgentAddress, dial: Callable[[int, str], None] | None
+    ) -> AgentAddress:
+        if not self._may_forward:
+            raise HostError("it was not started by ssh")
+        forwarding = self._forward(agent)
+        reached = msgspec.structs.replace(agent, way="ssh", via=forwarding.endpoint)
+        if not self._answers(reached, _TUNNEL_S):
+            forwarding.close()
+            raise HostError(f"no answer within {_TUNNEL_S:.0f} s")
+        self._forwardings.append(forwarding)
+        return reached
+
+    def _answers(self, agent: AgentAddress, timeout_s: float) -> bool:
+        """Whether an agent answers on its way, with its key; the connection is closed again."""
+        context: zmq.Context[transport.Socket] = zmq.Context()
+        dealer, monitor = transport.connect_dealer(
+            context, agent.reached_at, b"P" + os.urandom(16), (self._secret, agent.public_key)
+        )
+        try:
+            deadline = time.monotonic() + timeout_s
+            while (left_s := deadline - time.monotonic()) > 0:
+                select.select([int(monitor.getsockopt(zmq.FD))], [], [], min(left_s, 0.2))
+                if any(transport.hear_connection(monitor)):
+                    return True
+            return False
+        finally:
+            dealer.disable_monitor()
+            monitor.close(linger=0)
+            dealer.close(linger=0)
+            context.term()
+
+    def close(self) -> None:
+        """End the forwardings."""
+        for forwarding in self._forwardings:
+            with contextlib.suppress(OSError):
+                forwarding.close()
+        self._forwardings.clear()
+
+
+def describe_way(agent: AgentAddress) -> str:
+    """Say by which way an agent is reached."""
+    if agent.way == "notebook":
+        return f"{agent.host} connects to this host ({agent.via}): its own port is closed from here"
+    if agent.way == "ssh":
+        return f"{agent.host} is reached through ssh's forwarding: no other way is open"
+    return f"{agent.host} is reached at {agent.endpoint}"

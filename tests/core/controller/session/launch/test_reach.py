@@ -1,0 +1,110 @@
+"""The way to an agent, with agents in memory."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+import zmq
+
+from cellmesh.controller.session.launch import reach
+from cellmesh.controller.session.launch.reach import Reach, describe_way
+from cellmesh.errors import HostError
+from cellmesh.wire import transport
+from cellmesh.wire.curve import new_keys
+from cellmesh.wire.hosts import AgentAddress
+
+SECRET, AGENT = new_keys().secret, new_keys()
+
+
+class Forwarding:
+    """Leads to an agent, or nowhere."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+        self.is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    """Where an agent listens."""
+    context: zmq.Context[transport.Socket] = zmq.Context()
+    router = transport.bind_router(context, "tcp://127.0.0.1:*", AGENT)
+    yield router.getsockopt_string(zmq.LAST_ENDPOINT)
+    router.close(linger=0)
+    context.term()
+
+
+@pytest.fixture
+def nowhere(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where nobody listens; nothing is waited for long there."""
+    monkeypatch.setattr(reach, "_PROBE_S", 0.3)
+    monkeypatch.setattr(reach, "_TUNNEL_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def agent_at(endpoint: str) -> AgentAddress:
+    return AgentAddress("a", endpoint, AGENT.public, 0, 2)
+
+
+def refuse(index: int, endpoint: str) -> None:
+    raise HostError("no route")
+
+
+def test_agent_that_answers_is_reached_at_its_port(endpoint: str) -> None:
+    said: list[str] = []
+    (found,) = Reach(SECRET, "lo", True, said.append).find([agent_at(endpoint)], refuse)
+    assert (found.way, found.reached_at, said) == ("agent", endpoint, [])
+
+
+def test_agent_connects_where_its_port_is_closed(nowhere: str) -> None:
+    asked: list[str] = []
+
+    def dial(index: int, endpoint: str) -> None:
+        asked.append(endpoint)
+        host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+        socket.create_connection((host, int(port))).close()  # somebody listens
+
+    said: list[str] = []
+    ways = Reach(SECRET, "127.0.0.1", True, said.append)
+    (found,) = ways.find([agent_at(nowhere)], dial)
+    assert (found.way, [found.via], said) == ("notebook", asked, [describe_way(found)])
+
+
+def test_forwarding_is_the_last_way(endpoint: str, nowhere: str) -> None:
+    forwarding = Forwarding(endpoint)
+    ways = Reach(SECRET, "127.0.0.1", True, lambda text: None, lambda agent: forwarding)
+    (found,) = ways.find([agent_at(nowhere)], refuse)
+    assert (found.way, found.reached_at, found.endpoint) == ("ssh", endpoint, nowhere)
+    assert not forwarding.is_closed
+    ways.close()
+    assert forwarding.is_closed
+
+
+def test_agent_that_nothing_reaches_is_an_error_that_names_each_way(nowhere: str) -> None:
+    forwarding = Forwarding(nowhere)
+    ways = Reach(SECRET, "127.0.0.1", True, lambda text: None, lambda agent: forwarding)
+    with pytest.raises(HostError, match=r"a: .*does not answer; .*no route.*; ssh does not .*"):
+        ways.find([agent_at(nowhere)], refuse)
+    assert forwarding.is_closed
+
+
+def test_lost_agent_does_not_keep_others_from_being_attached(endpoint: str, nowhere: str) -> None:
+    ways = Reach(SECRET, "", False, lambda text: None)
+    found = ways.find([agent_at(endpoint), agent_at(nowhere)])
+    assert [agent.reached_at for agent in found] == [endpoint, nowhere]
+    with pytest.raises(HostError, match="cannot be reached"):
+        ways.find([agent_at(nowhere)])
+
+
+def test_agent_that_was_asked_before_still_connects(nowhere: str) -> None:
+    ways = Reach(SECRET, "", False, lambda text: None)
+    elsewhere = msgspec.structs.replace(agent_at(nowhere), way="notebook", via="tcp://192.0.2.9:5")
+    with pytest.raises(HostError, match="the notebook that has started it"):
+        ways.find([elsewhere])

@@ -1,0 +1,113 @@
+"""Hosts behind firewalls: the way that is open is taken, and said."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+import cellmesh as cm
+from cellmesh.errors import HostError
+from tests.faults.watching import wait_until
+
+from .netns import NOTEBOOK, Host
+
+WAIT_S = 60.0
+REDUCE = "x = torch.ones(1) * rank; dist.all_reduce(x)"
+
+
+@pytest.fixture
+def closed(machines: list[Host], runtime_dir: Path) -> list[Host]:
+    """Two hosts whose ports are closed for the notebook's host."""
+    for host in machines[:2]:
+        host.close_ports()
+    return machines[:2]
+
+
+def ways(mesh: cm.Mesh) -> list[str]:
+    return [agent.way for agent in mesh.rank_set.session._ticket.agents]
+
+
+def check(mesh: cm.Mesh) -> None:
+    assert mesh.pull("kept").list == [5, 6, 7, 8]
+    mesh.cell(REDUCE)
+    assert mesh.pull("float(x)").list == [6.0] * 4
+
+
+def tunnels() -> list[psutil.Process]:
+    return [each for each in psutil.Process().children() if "-L" in each.cmdline()]
+
+
+def test_agents_connect_to_the_notebook_where_their_ports_are_closed(
+    closed: list[Host], machines: list[Host], capfd: pytest.CaptureFixture[str]
+) -> None:
+    with cm.start(hosts="cm1:2,cm2:2", lease_s=60, address=NOTEBOOK) as mesh:
+        assert ways(mesh) == ["notebook", "notebook"]
+        assert "cm2 connects to this host" in capfd.readouterr().err
+        mesh.cell("kept = rank + 5")
+        check(mesh)
+        closed[1].cut()
+        text = ""
+
+        def is_reported(phrase: str) -> bool:
+            nonlocal text
+            text += capfd.readouterr().err
+            return phrase in text
+
+        wait_until(lambda: is_reported("cm2 (ranks 2-3) is not heard"), WAIT_S, "it is reported")
+        closed[1].inside("ip", "link", "set", "eth0", "up")
+        wait_until(lambda: is_reported("is heard again"), WAIT_S, "it is heard again")
+        check(mesh)
+
+
+def test_mesh_is_attached_from_another_host_and_from_the_first_again(
+    closed: list[Host], machines: list[Host], tmp_path: Path
+) -> None:
+    mesh = cm.start(hosts="cm1:2,cm2:2", lease_s=60, address=NOTEBOOK)
+    mesh.cell("kept = rank + 5")
+    ticket = mesh.rank_set.session._ticket.path
+    mesh.detach()
+    copy = tmp_path / "ticket.json"
+    copy.write_bytes(ticket.read_bytes())
+    copy.chmod(0o600)
+    script = tmp_path / "attach.py"
+    script.write_text(
+        f"import cellmesh as cm\nmesh = cm.attach({str(copy)!r})\n"
+        "print('kept', mesh.pull('kept').list, flush=True)\nmesh.detach()\n"
+    )
+    process = machines[2].start(sys.executable, str(script))
+    assert process.wait(WAIT_S) == 0, machines[2].read_log()
+    assert "kept [5, 6, 7, 8]" in machines[2].read_log()
+    with cm.attach(str(ticket)) as again:
+        assert ways(again) == ["notebook", "notebook"]
+        check(again)
+
+
+def test_ssh_forwards_where_nothing_else_is_open(
+    closed: list[Host], capfd: pytest.CaptureFixture[str]
+) -> None:
+    for host in closed:
+        host.close_way_out()
+    with cm.start(hosts="cm1:2,cm2:2", lease_s=60, address=NOTEBOOK) as mesh:
+        assert ways(mesh) == ["ssh", "ssh"]
+        assert "cm2 is reached through ssh's forwarding" in capfd.readouterr().err
+        mesh.cell("kept = rank + 5")
+        check(mesh)
+        broken = tunnels()
+        assert len(broken) == 2
+        for process in broken:
+            process.kill()
+        check(mesh)
+    wait_until(lambda: not tunnels(), WAIT_S, "no forwarding is left")
+
+
+def test_host_that_nothing_reaches_is_named_with_every_way(closed: list[Host]) -> None:
+    for host in closed:
+        host.close_way_out()
+    command = "ssh -o BatchMode=yes {host} {command}"
+    with pytest.raises(
+        HostError, match=r"cm1: .*does not answer; .*cannot connect.*; ssh does not"
+    ):
+        cm.start(hosts="cm1:2,cm2:2", launch=command, address=NOTEBOOK)
