@@ -6,6 +6,7 @@ import io
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import click
@@ -214,10 +215,13 @@ def _stop(mesh: Found, timeout_s: float) -> None:
     "$CELLMESH_TICKET, which has its text or names its file, then standard input; a terminal is "
     "asked.",
 )
+@click.option("--remove", is_flag=True, help="Remove the ticket's file once it has been read.")
 @click.option("--address", default="", help="This host's address for the notebook and other hosts.")
 @click.option("--interface", default="", help="The network interface, in place of an address.")
 @click.pass_context
-def agent(ctx: click.Context, ticket: str | None, address: str, interface: str) -> None:
+def agent(
+    ctx: click.Context, ticket: str | None, remove: bool, address: str, interface: str
+) -> None:
     """Run this host's part of a mesh on many hosts, until the mesh ends.
 
     An engine (ssh, srun, torchrun, kubectl exec), or you, run this command once on each host. The
@@ -232,6 +236,8 @@ def agent(ctx: click.Context, ticket: str | None, address: str, interface: str) 
 
     with open(0, "rb", buffering=0, closefd=False) as stdin:
         text, has_orders = read_given(ticket, os.environ, stdin)
+        if remove and ticket not in (None, "-"):
+            Path(str(ticket)).expanduser().unlink(missing_ok=True)
         ctx.exit(run(text, stdin if has_orders else None, address, interface))
 
 

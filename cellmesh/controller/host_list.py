@@ -103,15 +103,23 @@ def parse_hosts(
     return entries
 
 
-def command_for(template: str, host: str, command: Sequence[str]) -> list[str]:
+def has_stdin(template: str) -> bool:
+    """Whether the command of a template gets the ticket by its standard input; else the template
+    names the ticket's file, which it brings to the host.
+    """
+    return "{ticket}" not in template
+
+
+def command_for(template: str, host: str, command: Sequence[str], ticket: str = "") -> list[str]:
     """Return the command line that starts an agent on a host.
 
     Args:
         template: such as ``kubectl exec -i {host} -- {command}``; "" for ssh. ``{command}`` as a
             word of its own stands for all words of the command, else for the command as a text that
-            a shell reads.
+            a shell reads. ``{ticket}`` stands for the ticket's file.
         host: what ``{host}`` stands for.
         command: what is to run there.
+        ticket: what ``{ticket}`` stands for.
 
     Raises:
         MeshUsageError: the template does not say where the command stands.
@@ -131,5 +139,6 @@ def command_for(template: str, host: str, command: Sequence[str]) -> list[str]:
         if word == "{command}" and template:
             argv += command
         else:
-            argv.append(word.replace("{host}", host).replace("{command}", text))
+            word = word.replace("{host}", host).replace("{ticket}", ticket)
+            argv.append(word.replace("{command}", text))
     return argv

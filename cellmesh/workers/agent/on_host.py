@@ -327,10 +327,16 @@ def choose_address(
 
 
 def _route_to(addresses: tuple[str, ...]) -> str:
+    """Return this host's address on the way to another; the loopback's if there is no way.
+
+    A name may stand for the loopback here and for another host there, so it is the last choice.
+    """
     for name in addresses:
         with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
             way.connect((name, 9))  # no packet is sent: the kernel looks up the route
-            return str(way.getsockname()[0])
+            address = str(way.getsockname()[0])
+            if not ipaddress.ip_address(address).is_loopback:
+                return address
     return "127.0.0.1"
 
 

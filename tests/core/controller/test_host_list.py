@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from cellmesh.controller.host_list import HostEntry, awaited_hosts, command_for, parse_hosts
+from cellmesh.controller.host_list import (
+    HostEntry,
+    awaited_hosts,
+    command_for,
+    has_stdin,
+    parse_hosts,
+)
 from cellmesh.errors import MeshUsageError
 
 A2, B2 = HostEntry("a", 2), HostEntry("b", 2)
@@ -113,3 +119,14 @@ def test_hosts_that_announce_themselves_are_counted_before(
 ) -> None:
     with pytest.raises(MeshUsageError, match=message):
         awaited_hosts("hand", nodes, num_ranks, None)
+
+
+def test_template_may_name_the_file_of_the_ticket() -> None:
+    template = "sh -c 'scp {ticket} {host}:{ticket} && ssh {host} {command}'"
+    assert has_stdin("docker exec -i {host} {command}")
+    assert not has_stdin(template)
+    assert command_for(template, "a", ["run", "it"], "/tmp/t") == [
+        "sh",
+        "-c",
+        "scp /tmp/t a:/tmp/t && ssh a run it",
+    ]

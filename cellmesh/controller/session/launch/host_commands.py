@@ -9,6 +9,7 @@ import selectors
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ import msgspec
 from ....errors import HostError
 from ....wire.hosts import ANNOUNCEMENT, GO, Announcement, HostPart
 from ....wire.ticket import Ticket
-from ...host_list import command_for
+from ...host_list import command_for, has_stdin
 from .host_failure import explain
 
 # How long the agents of hosts may take to end after a kill of what started them.
@@ -36,6 +37,7 @@ class _Command:
     argv: Sequence[str]
     process: subprocess.Popen[bytes]
     log: Path
+    ticket: Path | None = None
     output: bytes = b""
 
     def take_announcement(self) -> Announcement | None:
@@ -65,20 +67,20 @@ class HostCommands:
         self, ticket: Ticket, parts: Sequence[HostPart], timeout_s: float
     ) -> list[Announcement]:
         """As `Starter.start`."""
-        command = [sys.executable, "-m", "cellmesh", "agent", "--ticket", "-"]
-        command += ["--interface", ticket.interface] if ticket.interface else []
-        commands = [command_for(ticket.launch, part.name, command) for part in parts]
         self._starting = []
-        for part, argv in zip(parts, commands, strict=True):
+        for part in parts:
             sent = msgspec.structs.replace(
                 ticket, host=part, agents=(), spares=(), replaced=(), curve_secret=""
             )
+            text = json.dumps(msgspec.to_builtins(sent)).encode() + b"\n"
+            path = None if has_stdin(ticket.launch) else _write_file(text)
+            argv = command_for(ticket.launch, part.name, _agent_command(ticket, path), str(path))
             log_path = ticket.logs / f"agent{part.index}.log"
             with open(log_path, "wb") as log:
                 try:
                     process = subprocess.Popen(
                         argv,
-                        stdin=subprocess.PIPE,
+                        stdin=subprocess.PIPE if path is None else subprocess.DEVNULL,
                         stdout=subprocess.PIPE,
                         stderr=log,
                         start_new_session=True,
@@ -87,13 +89,20 @@ class HostCommands:
                     raise HostError(
                         f"{part.name}: cannot run {argv[0]}: {error.strerror}"
                     ) from error
-            self._starting.append(_Command(part.name, argv, process, log_path))
-            _write(process, json.dumps(msgspec.to_builtins(sent)).encode() + b"\n")
-        return self._hear(self._starting, timeout_s)
+            self._starting.append(_Command(part.name, argv, process, log_path, path))
+            _write(process, text)
+        try:
+            return self._hear(self._starting, timeout_s)
+        finally:
+            for command in self._starting:
+                if command.ticket is not None:
+                    command.ticket.unlink(missing_ok=True)
 
     def order(self, index: int, line: bytes, timeout_s: float) -> Announcement:
         """As `Starter.order`."""
         command = self._starting[index]
+        if command.process.stdin is None:
+            raise HostError("its command has no standard input by which it could be asked to")
         _write(command.process, line)
         return self._hear([command], timeout_s)[0]
 
@@ -145,6 +154,8 @@ class HostCommands:
         starting, self._starting = self._starting, []
         for command in starting:
             _close(command.process.stdin)  # upon which an agent that waits for `GO` ends
+            if command.process.stdin is None and command.process.poll() is None:
+                command.process.terminate()
         if not _await(starting, _KILL_S):
             _signal(starting, signal.SIGKILL)
             _await(starting, None)
@@ -165,8 +176,22 @@ class HostCommands:
         """As `Starter.leave`: what is open closes with the commands."""
 
 
+def _agent_command(ticket: Ticket, path: Path | None) -> list[str]:
+    given = ["-"] if path is None else [str(path), "--remove"]
+    interface = ["--interface", ticket.interface] if ticket.interface else []
+    return [sys.executable, "-m", "cellmesh", "agent", "--ticket", *given, *interface]
+
+
+def _write_file(text: bytes) -> Path:
+    descriptor, path = tempfile.mkstemp(prefix="cellmesh-", suffix=".json")  # mode 0600
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(text)
+    return Path(path)
+
+
 def _write(process: subprocess.Popen[bytes], line: bytes) -> None:
-    assert process.stdin is not None
+    if process.stdin is None:  # it has its ticket in a file, and waits for no order
+        return
     with contextlib.suppress(OSError):  # it has ended: its output says why
         process.stdin.write(line)
         process.stdin.flush()
