@@ -44,6 +44,7 @@ _WAIT_S = 60.0
 _ROWS: dict[str, tuple[str, Unit, str]] = {
     "start_s": ("start of 2 x 4 ranks by ssh; one `import torch`", SECONDS, "import_s"),
     "call_s": ("no-op call on 2 x 4 over TCP; on 8 over ipc", MILLISECONDS, "local_call_s"),
+    "one_call_s": ("no-op call on 1 x 8 over TCP; on 8 over ipc", MILLISECONDS, "local_call_s"),
     "push_first_s": ("128 MB to 2 x 4, first; to 8", MILLISECONDS, "local_push_first_s"),
     "push_s": ("128 MB to 2 x 4, again; to 8", MILLISECONDS, "local_push_s"),
     "again_s": ("the same; 2 x 128 MB through bare CURVE", MILLISECONDS, "curve_s"),
@@ -110,11 +111,13 @@ def _measure(machines: Sequence[Host]) -> Sample:
 
 def _calls(mesh: cellmesh.Mesh, local: cellmesh.Mesh) -> Sample:
     """The median call of each, a batch of either in turn."""
-    taken: dict[str, list[float]] = {"call_s": [], "local_call_s": []}
-    for _ in range(NUM_BATCHES):
-        for name, each in (("call_s", mesh), ("local_call_s", local)):
-            run = each.run
-            taken[name] += [elapsed_s(lambda: run(_noop)) for _ in range(NUM_CALLS)]  # noqa: B023
+    with cellmesh.start(hosts=f"cm1:{NUM_RANKS}") as one:
+        meshes = {"call_s": mesh, "one_call_s": one, "local_call_s": local}
+        taken: dict[str, list[float]] = {name: [] for name in meshes}
+        for _ in range(NUM_BATCHES):
+            for name, each in meshes.items():
+                run = each.run
+                taken[name] += [elapsed_s(lambda: run(_noop)) for _ in range(NUM_CALLS)]  # noqa: B023
     return {name: statistics.median(values) for name, values in taken.items()}
 
 

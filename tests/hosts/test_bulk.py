@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterator
@@ -46,10 +47,11 @@ def _segments(machines: list[Host]) -> list[str]:
     found = []
     for host in machines[:2]:
         for process in host.meshes():
-            for link in Path(f"/proc/{process.pid}/fd").iterdir():
-                target = str(link.readlink()) if link.is_symlink() else ""
-                if "memfd:cellmesh-" in target:
-                    found.append(f"{process.name()}: {target}")
+            with contextlib.suppress(OSError):  # it has ended since
+                for link in Path(f"/proc/{process.pid}/fd").iterdir():
+                    with contextlib.suppress(OSError):  # it has been closed since
+                        if "memfd:cellmesh-" in (target := str(link.readlink())):
+                            found.append(f"{process.pid}: {target}")
     return found
 
 
@@ -184,6 +186,43 @@ def test_cut_in_the_middle_of_a_push_loses_nothing(mesh: cm.Mesh, machines: list
     assert pushing.error is None
     assert not session.dead_ranks
     assert mesh.pull("float(x.sum())").list == [float(value.sum())] * 4
+
+
+@pytest.mark.timeout(180)
+def test_cut_in_the_middle_of_results_loses_nothing(mesh: cm.Mesh, machines: list[Host]) -> None:
+    machines[1].slow("100mbit")
+    mesh.cell("y = torch.arange(4 << 20) + rank")
+    before = machines[1].num_bytes()[1]
+    run = mesh.submit(lambda: y)  # type: ignore[name-defined] # noqa: F821
+    wait_until(lambda: machines[1].num_bytes()[1] - before > 2 * MB, WAIT_S, "it is under way")
+    machines[1].cut()
+    session = mesh.rank_set.session
+    assert session._hosts is not None
+    connection = session._hosts._all[1]
+    wait_until(lambda: connection.lost_at is not None, WAIT_S, "the connection is lost")
+    machines[1].mend()
+    results = run.result(WAIT_S)
+    for rank in range(4):
+        assert torch.equal(results[rank], torch.arange(4 << 20) + rank)
+
+
+def test_notebook_that_leaves_in_the_middle_of_a_push_stops_no_rank(
+    machines: list[Host], capfd: pytest.CaptureFixture[str]
+) -> None:
+    with own_runtime_dir():
+        mesh = cm.start(hosts="cm1:1,cm2:1", lease_s=60)
+        mesh.cell("kept = rank")
+        machines[1].slow_down("100mbit")
+        pushing = Pushing(mesh, x=np.ones(8 * MB))
+        await_begin([machines[1]], MB)
+        mesh.detach()
+        pushing.join(WAIT_S)
+        assert pushing.error is not None
+        machines[1].mend()
+        with cm.attach(mesh.name) as again:
+            assert again[1].pull("('x' in globals(), kept)") == (False, 1)
+        text = "".join(capfd.readouterr())
+        assert "HostError: the notebook left before the value had arrived" in text
 
 
 def test_rank_that_dies_while_its_value_comes_leaves_nothing(

@@ -90,6 +90,8 @@ class HostConnections:
         waiting, self._up = self._up, []
         yield from waiting
         for index, connection in enumerate(self._all):
+            if not connection.has_news():
+                continue
             for parcel in connection.hear(now):
                 if isinstance(parcel.verb, ClockReading):
                     verb = parcel.verb
@@ -105,6 +107,11 @@ class HostConnections:
         for index, reason in self._inquiry.answers():
             if reason:
                 yield from self._route(self._fan.lose(index, reason))
+        if self._reported or any(each.lost_at is not None for each in self._all):
+            yield from self._watch(now)
+
+    def _watch(self, now: float) -> Iterator[Parcel[Any]]:
+        """Yield what there is to say of hosts that are not heard, or are heard again."""
         for index in sorted(self._fan.hosts):
             lost_at = self._all[index].lost_at
             if lost_at is None:
