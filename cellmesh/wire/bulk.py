@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import math
+import os
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -62,11 +63,10 @@ class _Transfer:
     ranks: tuple[int, ...]
     spans: collections.deque[tuple[int, int]]
     num_left: int
-    memory: memoryview
 
 
 class Sender:
-    """Cuts segments into chunks, in the order in which they were added.
+    """Cuts segments into chunks, one of each in turn.
 
     The chunks are messages of a `Reliable` each, which sends them again after a broken connection,
     and reports their acknowledgement.
@@ -97,16 +97,10 @@ class Sender:
         Args:
             frame: of the segment, which is kept open.
             ranks: whose it is, or who read it: only what they need is sent.
-
-        Raises:
-            HostError: it cannot be mapped.
         """
-        spans = needed_by(frame, ranks)
-        memory = segments.map_range(frame.memfd.descriptor, 0, frame.num_bytes)
+        spans = collections.deque(needed_by(frame, ranks))
         num_bytes = sum(stop - start for start, stop in spans)
-        self._transfers[frame.ref.loan] = _Transfer(
-            frame, ranks, collections.deque(spans), num_bytes, memory
-        )
+        self._transfers[frame.ref.loan] = _Transfer(frame, ranks, spans, num_bytes)
 
     def next(self, now: float) -> Parcel[Chunk] | None:
         """Return the next chunk to send; None if enough bytes are in flight, or none is left."""
@@ -114,18 +108,20 @@ class Sender:
             return None
         if not self._under_way:
             self._window.begin()
-        loan, transfer = next(iter(self._transfers.items()))
+        loan = next(iter(self._transfers))
+        transfer = self._transfers.pop(loan)
         most = max(_MIN_CHUNK_BYTES, min(_MAX_CHUNK_BYTES, self._window.num_bytes // 4))
         at, stop = transfer.spans.popleft() if transfer.spans else (0, 0)
         end = min(stop, at + most)
         if end < stop:
             transfer.spans.appendleft((end, stop))
         transfer.num_left -= end - at
-        if not transfer.num_left:
-            del self._transfers[loan]
+        if transfer.num_left:
+            self._transfers[loan] = transfer  # behind the others
         self._under_way[loan, at] = end - at, now
         self._num_under_way += end - at
-        return Parcel(Chunk(loan, at, transfer.num_left), (transfer.memory[at:end],))
+        data = os.pread(transfer.frame.memfd.descriptor, end - at, at)
+        return Parcel(Chunk(loan, at, transfer.num_left), (data,))
 
     def acked(self, parcels: Sequence[Parcel[Any]], now: float) -> None:
         """Note that the other side has received these messages, some of which may be chunks."""
@@ -134,6 +130,11 @@ class Sender:
                 num_bytes, sent_at = self._under_way.pop((verb.loan, verb.at))
                 self._num_under_way -= num_bytes
                 self._window.note(num_bytes, now - sent_at)
+
+    def disown(self, ranks: Collection[int]) -> None:
+        """Count segments of ranks that were replaced as nobody's."""
+        for transfer in self._transfers.values():
+            transfer.ranks = tuple(rank for rank in transfer.ranks if rank not in ranks)
 
     def drop(self, loan: int) -> None:
         """Send no more chunks of a segment."""

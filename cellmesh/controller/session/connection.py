@@ -19,7 +19,7 @@ from ...wire.attach import Detached, Hello, Refused, Welcome
 from ...wire.bulk import Arrivals, Sender
 from ...wire.codec import Frame, Parcel, at_controller, encode
 from ...wire.host import own_package, own_python, own_torch, own_version
-from ...wire.messages import PROTOCOL, Died, Done, Ranked, Relay
+from ...wire.messages import PROTOCOL, Died, Done, MeshReady, Ranked, Relay
 from ...wire.reliable import Reliable
 from ...wire.segments import SegmentFrame
 from ...wire.status import RankState, StackText
@@ -189,6 +189,8 @@ class Connection:
             admitted = self._arrivals.admit(parcel, verb.ranks, run, is_mapped)
         elif type(verb) is Died:
             admitted = self._arrivals.admit(parcel, (verb.rank,))
+        elif type(verb) is MeshReady:  # every rank is new
+            admitted = [*self._arrivals.abandon("the rank that had it was replaced"), parcel]
         else:
             admitted = [parcel]
         for each in admitted or ():

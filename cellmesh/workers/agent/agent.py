@@ -169,6 +169,7 @@ class Agent:
             case Up(parcels):
                 self._attachment.send(parcels)
             case Fork():
+                self._attachment.note_new(action.ranks)
                 self._family.fork(action)
             case KillRanks(ranks):
                 self._family.kill(ranks)

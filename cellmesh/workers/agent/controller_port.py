@@ -394,6 +394,12 @@ class Attachment:
             preamble = self._reliable.wrap([parcel], sum(map(len, frames)))
             self._send([self._identity, preamble, *frames])
 
+    def note_new(self, ranks: Collection[int]) -> None:
+        """Note that ranks are replaced: the new ones are read, whatever the old ones have given."""
+        if self.sender:
+            self.sender.disown(ranks)
+            self._bound_ranks()
+
     def acknowledge(self) -> None:
         """Acknowledge at once what has arrived."""
         if self._identity is not None:

@@ -166,6 +166,15 @@ def test_rank_that_has_ended_leaves_nothing_behind(host: Host) -> None:
     assert not host.hear(Parcel(Chunk(7, 0, 0), (DATA,)))
 
 
+def test_short_value_is_not_behind_a_long_one() -> None:
+    sender = Sender()
+    sender.add(make_segment(loan=1), (0,))
+    sender.add(make_segment(b"x" * 100, loan=2), (1,))
+    chunks = [sender.next(0.0) for _ in range(2)]
+    assert [chunk and chunk.verb.loan for chunk in chunks] == [1, 2]
+    assert sender.givers == {0}
+
+
 def test_dropped_segment_is_sent_no_further() -> None:
     sender = Sender()
     sender.add(make_segment(loan=1), (0,))
