@@ -97,6 +97,18 @@ def read_gpus(given: str | Mapping[str, Any] | Iterable[Any] | int) -> dict[str,
     return {"": _read_list(given)}
 
 
+def check_gpu_hosts(gpus: Mapping[str, object], hosts: set[str]) -> None:
+    """Check that GPUs are chosen for hosts of the mesh.
+
+    Raises:
+        MeshUsageError: they are for another one.
+    """
+    for host in gpus:
+        if host and host not in hosts:
+            among = f"the hosts are {', '.join(sorted(hosts))}" if hosts else "there is no --hosts"
+            raise MeshUsageError(f"--gpus: {host!r} is no host: {among}")
+
+
 def _read_list(given: Any) -> tuple[str, ...]:
     if isinstance(given, int) and not isinstance(given, bool):
         given = [given]

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from ..errors import MeshUsageError
 from ..wire.hosts import HOST_LEASE_S
-from .environment import read_environment, read_gpus
+from .environment import check_gpu_hosts, read_environment, read_gpus
 from .host_list import INVITING, HostEntry, awaited_hosts, command_for, parse_hosts
 from .node_request import ENGINES, NodeRequest, check_request, parse_arguments
 
@@ -62,6 +62,7 @@ class Options:
         gpus: which GPUs the ranks use, by host, "" for every host; empty for all GPUs.
         leave_command: run on each host when its agent has ended.
         slurm_job: the job that the hosts are nodes of; "" without Slurm.
+        sync: whether the user's modules are made the same on all hosts.
     """
 
     num_ranks: int
@@ -86,6 +87,7 @@ class Options:
     gpus: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     leave_command: tuple[str, ...] = ()
     slurm_job: str = ""
+    sync: bool = True
 
 
 def parse_duration(text: str) -> float:
@@ -190,6 +192,7 @@ def make_options(
     gpus: str | Mapping[str, Any] | Iterable[int] | int | None = None,
     launch_args: str = "",
     queue_timeout_s: float | str | None = None,
+    sync: bool | str = True,
 ) -> Options:
     """Check the options that a user gave, and fill in defaults.
 
@@ -218,6 +221,7 @@ def make_options(
         time_limit, partition: of Slurm.
         launch_args: further options of salloc, or a node's resources of Ray.
         queue_timeout_s: how long nodes may be waited for; None without limit.
+        sync: true or false, or ``on`` or ``off``.
 
     Raises:
         MeshUsageError: something in it cannot be.
@@ -282,7 +286,7 @@ def make_options(
         entries, kept = _choose_hosts(hosts, num_ranks, nproc_per_host, launch, spares)
     chosen_gpus = {} if gpus is None else read_gpus(gpus)
     if request is None and launch not in INVITING:
-        _check_gpu_hosts(chosen_gpus, {*kept, *(entry.name for entry in entries)})
+        check_gpu_hosts(chosen_gpus, {*kept, *(entry.name for entry in entries)})
     if entries:
         num_ranks = sum(entry.num_ranks for entry in entries)
     if isinstance(num_ranks, bool) or not isinstance(num_ranks, int):
@@ -307,7 +311,8 @@ def make_options(
         )
     if on_error not in ("release", "wait"):
         raise MeshUsageError(f"on_error must be release or wait, not {on_error!r}")
-    for option, switch in (("auto_heal", auto_heal), ("prestart", prestart)):
+    sync = {"on": True, "off": False}.get(sync, sync) if isinstance(sync, str) else sync
+    for option, switch in (("auto_heal", auto_heal), ("prestart", prestart), ("sync", sync)):
         if not isinstance(switch, bool):
             raise MeshUsageError(f"{option} must be true or false, not {switch!r}")
     return Options(
@@ -330,14 +335,8 @@ def make_options(
         env=read_environment(env, os.environ),
         gpus=chosen_gpus,
         request=request,
+        sync=bool(sync),
     )
-
-
-def _check_gpu_hosts(gpus: Mapping[str, object], hosts: set[str]) -> None:
-    for host in gpus:
-        if host and host not in hosts:
-            among = f"the hosts are {', '.join(sorted(hosts))}" if hosts else "there is no --hosts"
-            raise MeshUsageError(f"--gpus: {host!r} is no host: {among}")
 
 
 def _choose_hosts(

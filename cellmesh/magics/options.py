@@ -135,6 +135,11 @@ COMMANDS = {
                 help="This host's address or interface, for agents that connect to it.",
             ),
             click.Option(
+                ["--sync"],
+                type=click.Choice(["on", "off"]),
+                help="Bring the modules beside the notebook to other hosts as they are here (on).",
+            ),
+            click.Option(
                 ["--lease", "lease_s"],
                 metavar="TIME",
                 help="How long the ranks outlive their notebook, one that "

@@ -24,6 +24,7 @@ import msgspec
 
 from . import checkpoint, comms, completion, inspect, replicas, trace
 from .attach import Detach, Detached, Hello, Refused, Welcome
+from .code_files import FilesAnswer, OfferFiles, SendFiles
 from .comms import FromFrontEnd, ToFrontEnd
 from .groups import Blueprint, Describe, GroupCount, Heal, SetMesh
 from .hosts import ClockReading, ReadClock
@@ -160,6 +161,8 @@ ToAgent = (
     | ReadClock
     | Chunk
     | Unwanted
+    | OfferFiles
+    | SendFiles
 )
 
 
@@ -462,4 +465,5 @@ ToController = (
     | Stopped
     | Chunk
     | Unwanted
+    | FilesAnswer
 )

@@ -19,6 +19,7 @@ import os
 import shutil
 import stat
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -82,6 +83,10 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         gpus: which GPUs the ranks use, by host (`environment.gpus_of`); empty for all.
         leave_command: run on each host when its agent has ended (`HostPart`).
         slurm_job: the job that the hosts are nodes of; "" without Slurm.
+        roots: the directories of the user's modules, which are made the same on all hosts; () on
+            one host.
+        notebook_path: on another host, the notebook's ``sys.path``, and `sys_path` is what there is
+            of it.
         curve_secret: CURVE's secret key of this ticket's owner (Z85): an agent, or controllers.
         address: the notebook's, for agents that connect to it; "" for the one it chooses.
         invitation: what hosts are given that announce themselves; None where nobody is invited.
@@ -125,6 +130,8 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     gpus: dict[str, tuple[str, ...]] = {}
     leave_command: tuple[str, ...] = ()
     slurm_job: str = ""
+    roots: tuple[str, ...] = ()
+    notebook_path: tuple[str, ...] = ()
     curve_secret: str = ""
     address: str = ""
     invitation: Invitation | None = None
@@ -161,6 +168,20 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def logs(self) -> Path:
         """The directory of the logs."""
         return Path(self.directory) / "logs"
+
+
+def path_of_ranks(ticket: Ticket, places: Sequence[str]) -> tuple[str, ...]:
+    """The `sys.path` of ranks on another host than the notebook's: that of the notebook as far as
+    its directories are there, then the host's own.
+
+    Args:
+        ticket: of the host's agent.
+        places: where the modules of `Ticket.roots` are; () where they are not brought.
+    """
+    placed = dict(zip(ticket.roots, places, strict=False))
+    theirs = [placed.get(path, path) for path in ticket.notebook_path]
+    there = [path for path in theirs if path in places or os.path.isdir(path)]
+    return tuple(dict.fromkeys([*there, *ticket.sys_path]))
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,6 +28,7 @@ import msgspec
 
 from ..errors import HostError
 from ..wire import marks
+from ..wire.environment import VISIBLE, gpus_of
 from ..wire.host import same_release
 from ..wire.ticket import Ticket, read_ticket
 from .linux_process import (
@@ -74,6 +75,12 @@ class ForkStore(msgspec.Struct, frozen=True, tag=True):
     agent_pid: int
 
 
+class ImportFrom(msgspec.Struct, frozen=True, tag=True):
+    """Have ranks import from this `sys.path`: the first message on a mesh with many hosts."""
+
+    path: list[str]
+
+
 class ZygoteReady(msgspec.Struct, frozen=True, tag=True):
     """The zygote says that it has imported torch and can fork ranks."""
 
@@ -114,12 +121,20 @@ def serve_agent(descriptor: int, ticket_path: str, shell: RankShell | None = Non
     os.chdir(ticket.cwd)
     try:
         shell = shell or import_all()
-        _make_like_notebook(ticket)
+        path = ticket.sys_path if ticket.host is None else _hear_path(agent)
+        if path is None:  # the agent has ended
+            _tidy_up(ticket)
+            return
+        _make_like_notebook(ticket, path)
+        num_gpus = _count_gpus(ticket)
+    except HostError as error:
+        _tell(agent, ZygoteFailed(str(error)))
+        raise
     except BaseException as error:
         _tell(agent, ZygoteFailed(f"{type(error).__name__}: {error}"))
         raise
     num_threads = len(os.listdir("/proc/self/task"))
-    _tell(agent, ZygoteReady(_count_gpus(), num_threads))
+    _tell(agent, ZygoteReady(num_gpus, num_threads))
     _serve(agent, shell)
     _tidy_up(ticket)
 
@@ -156,7 +171,13 @@ def import_all() -> RankShell:
     return shell
 
 
-def _make_like_notebook(ticket: Ticket) -> None:
+def _hear_path(agent: socket.socket) -> Sequence[str] | None:
+    """Wait until the modules are there that ranks import; None if the agent ends before."""
+    data = agent.recv(_MAX_MESSAGE_BYTES)
+    return msgspec.msgpack.decode(data, type=ImportFrom).path if data else None
+
+
+def _make_like_notebook(ticket: Ticket, path: Sequence[str]) -> None:
     """Check torch's version, take the notebook's `sys.path`, and import the `--preload` modules."""
     torch = sys.modules["torch"]
     if ticket.torch and not same_release(torch.__version__, ticket.torch):
@@ -165,7 +186,7 @@ def _make_like_notebook(ticket: Ticket) -> None:
             f"{ticket.torch}: restart the kernel if torch was installed since it began"
         )
     # The user's modules are found as in the notebook, beside it for one.
-    sys.path[:] = ticket.sys_path
+    sys.path[:] = path
     for name in ticket.preload:
         try:
             importlib.import_module(name)
@@ -176,13 +197,23 @@ def _make_like_notebook(ticket: Ticket) -> None:
     gc.freeze()
 
 
-def _count_gpus() -> int:
-    """Count GPUs by NVML, as asking CUDA would initialise it and spoil every fork."""
+def _count_gpus(ticket: Ticket) -> int:
+    """Count GPUs by NVML, as asking CUDA would initialise it and spoil every fork.
+
+    Raises:
+        HostError: GPUs were asked for that this host has not.
+    """
     import torch
 
-    if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
-        return 0
-    return max(0, torch.cuda._device_count_nvml())
+    is_built = torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
+    num_gpus = max(0, torch.cuda._device_count_nvml()) if is_built else 0
+    asked = gpus_of(ticket.gpus, "" if ticket.host is None else ticket.host.name)
+    if asked and num_gpus < len(asked):
+        raise HostError(
+            f"--gpus {','.join(asked)} ({VISIBLE}={ticket.env[VISIBLE]}) names {len(asked)} GPUs, "
+            f"of which this host has {num_gpus}: name others, or leave it out"
+        )
+    return num_gpus
 
 
 def _serve(agent: socket.socket, shell: RankShell) -> None:

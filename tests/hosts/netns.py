@@ -1,5 +1,6 @@
 """Hosts on one machine: each a network namespace with an address, a host name, directories and an
-sshd of its own. Needs root, iproute2, openssh-server and nftables.
+sshd of its own, and a mount namespace with a file tree of its own. Needs root, iproute2,
+openssh-server and nftables.
 """
 
 from __future__ import annotations
@@ -38,11 +39,14 @@ class Host:
         name: its host name, which ssh resolves.
         address: on the network of all hosts.
         directory: what is its own.
+        project: a directory that each host has for itself: what the notebook's host writes there
+            is on no other host. All began with the same files.
     """
 
     name: str
     address: str
     directory: Path
+    project: Path
 
     def start(
         self, *command: str, stdin: bytes | None = None, has_terminal: bool = False
@@ -77,6 +81,10 @@ class Host:
     def inside(self, *command: str) -> str:
         """Run a command in the host's network."""
         return run("ip", "netns", "exec", self.name, *command)
+
+    def shell(self, script: str) -> str:
+        """Run a script as a user who has logged in, in the host's own file tree."""
+        return run("ssh", self.name, script)
 
     def processes(self) -> list[psutil.Process]:
         """Return the processes of the host."""
@@ -190,6 +198,9 @@ def hosts(num_hosts: int) -> Iterator[tuple[list[Host], Path]]:
     sshds: list[subprocess.Popen[bytes]] = []
     try:
         _keygen(root / "key")
+        for directory in ("project", "installed"):
+            (root / directory).mkdir()
+            (root / directory / "installed.py").write_text("VERSION = 0\n")
         run("ip", "link", "add", "cmbr", "type", "bridge")
         run("ip", "addr", "add", f"{NOTEBOOK}/24", "dev", "cmbr")
         run("ip", "link", "set", "cmbr", "up")
@@ -197,7 +208,7 @@ def hosts(num_hosts: int) -> Iterator[tuple[list[Host], Path]]:
         lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in names.items())]
         (root / "hosts").write_text("\n".join(lines) + "\n")
         for name, address in names.items():
-            host = Host(name, address, root / name)
+            host = Host(name, address, root / name, root / "project")
             made.append(host)
             sshds.append(_start(host, root))
         _write_client(root, made)
@@ -234,7 +245,7 @@ def _start(host: Host, root: Path) -> subprocess.Popen[bytes]:
     host.inside("ip", "addr", "add", f"{host.address}/24", "dev", "eth0")
     host.inside("ip", "link", "set", "eth0", "up")
     host.inside("ip", "link", "set", "lo", "up")
-    for name in ("tmp", "run", "etc"):
+    for name in ("tmp", "run", "etc", "disk"):
         (host.directory / name).mkdir(parents=True)
     _keygen(host.directory / "etc/hostkey")
     config = host.directory / "etc/sshd_config"
@@ -246,9 +257,13 @@ def _start(host: Host, root: Path) -> subprocess.Popen[bytes]:
         "PermitRootLogin yes\nMaxStartups 100\n"
         f"SetEnv TMPDIR={host.directory}/tmp JUPYTER_RUNTIME_DIR={host.directory}/run\n"
     )
+    disk = host.directory / "disk"
     script = (
         f"hostname {host.name}; mount --bind '{root}/hosts' /etc/hosts; "
         "mount -t tmpfs tmpfs /run; mkdir -p /run/sshd; "
+        f"mount -t tmpfs tmpfs {disk} && mkdir {disk}/upper {disk}/work && "
+        f"mount -t overlay overlay -o lowerdir={root}/installed,upperdir={disk}/upper,"
+        f"workdir={disk}/work {host.project} && "
         f"exec /usr/sbin/sshd -D -e -f '{config}'"
     )
     unshare = ("unshare", "--uts", "--mount", "--propagation", "private", "sh", "-c", script)

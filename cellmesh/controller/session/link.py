@@ -84,7 +84,7 @@ class Link:
         self._due = -math.inf  # when the loop must look around at the latest
         self._turns = Turns(self._step_guarded, self._is_over, self._note_ready)
         self.serve, self.check_may_wait = self._turns.serve, self._turns.check_may_wait
-        self._faults, self._num_faults = Faults("the notebook's link to the mesh", _warn), 0
+        self._faults, self._num_faults = Faults("the notebook's link to the mesh", warn), 0
         self._thread = threading.Thread(target=self._serve, name="cellmesh-link", daemon=True)
 
     def start(self) -> None:
@@ -283,7 +283,7 @@ class Link:
                     if type(parcel.verb) is Welcome:
                         self._take_over(parcel.verb)
                     if type(parcel.verb) is AgentFault:
-                        _warn(parcel.verb.text)
+                        warn(parcel.verb.text)
                     else:
                         if type(parcel.verb) is HostLost:
                             _warn(parcel.verb.describe())
@@ -407,7 +407,7 @@ class Link:
             self._timed[number] = self._printers[number]
 
 
-def _warn(text: str) -> None:
+def warn(text: str) -> None:
     """Print a text to the notebook's stderr or, if that fails, to the kernel's terminal."""
     try:
         print(text, file=sys.stderr, flush=True)

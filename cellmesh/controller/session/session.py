@@ -20,6 +20,7 @@ from ...wire.messages import LogText
 from ...wire.ranks import describe_ranks
 from ...wire.status import HostReport, RankInfo, RankState
 from ...wire.ticket import Ticket, remove_directory
+from ..code_files.sync import CodeSync
 from ..core.clocks import ClockOffset
 from ..core.core import Change, Core, Effect, HealReport, State
 from ..core.transitions import describe_transitions
@@ -28,6 +29,7 @@ from ..kernel import AtExit
 from ..output.console import ConsoleSink, Sink
 from ..resizing import Resizing
 from .features import Features
+from .host_code import sync_through
 from .hosts.connections import AnyConnection, HostConnections, connect
 from .hosts.lost_hosts import bring_back
 from .launch.hosts import HostAgents
@@ -115,6 +117,9 @@ class Session:
         )
         self.orders = RunOrders(self._link, ticket.num_ranks, self._beside_runs)
         self.runs = RunRegistry(ticket.num_ranks, self.orders)
+        self.code: CodeSync | None = None
+        if ticket.agents and ticket.roots:
+            self.code = sync_through(lambda: self._hosts, self._link, ticket)
         self.submission = Submission(
             self._link,
             self.runs,
@@ -122,6 +127,7 @@ class Session:
             self._check_usable,
             self._is_over,
             self.states,
+            None if self.code is None else self.code.bring,
         )
         self._at_exit = AtExit(self._is_kept, self._end, self._order_end, self._leave_alive)
         self._link.start()  # last, as the agent's first message may need all of the above
@@ -220,8 +226,12 @@ class Session:
         """
         self._check_usable(())
         if self._hosts is not None and isinstance(self._launcher, HostAgents):
+            was_lost = bool(self._hosts.lost)
             bring_back(self._hosts, self._launcher, self._post_aside, may_replace)
             self._ticket = self._launcher.ticket
+            if self.code is not None and was_lost:  # what is new there waits for modules
+                self.code.forget()
+                self.code.bring()
         try:
             report = self.ask(lambda core, now: core.heal(now), None)
         except KeyboardInterrupt:

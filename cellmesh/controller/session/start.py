@@ -79,6 +79,7 @@ def start(
     gpus: str | Mapping[str, Any] | Iterable[int] | int | None = None,
     launch_args: str | None = None,
     queue_timeout_s: float | str | None = None,
+    sync: bool | str | None = None,
     timeout_s: float | None = None,
     on_progress: Callable[[StartProgress], None] | None = None,
 ) -> Mesh:
@@ -124,6 +125,8 @@ def start(
         gpus: which GPUs the ranks of each host use: ``[0, 2]`` or ``"0,2"``, counted among those
             that an engine has given (``CUDA_VISIBLE_DEVICES``); by host ``{"a": [0, 1], "b": [2]}``
             or ``"a=0,1;b=2"``; ``"none"``.
+        sync: whether the modules beside the notebook are brought to the other hosts as they are
+            here, before a cell when they have changed (yes); or ``"on"``, ``"off"``.
         partition: of Slurm.
         launch_args: further options of salloc (``"--gres=gpu:4 --account=x"``), or what each node
             of Ray gives (``"CPU=8 GPU=4"``; by default a CPU and, where there are some, a GPU for
@@ -165,6 +168,7 @@ def start(
         "gpus": gpus,
         "launch_args": launch_args,
         "queue_timeout_s": queue_timeout_s,
+        "sync": sync,
     }
     options = read_project_options(Path.cwd())
     if num_ranks is not None or mesh is not None:
@@ -182,8 +186,23 @@ def start(
     ticket, launcher, end = _launch(checked, is_lease_chosen, patience_s, on_progress)
     session = Session(ticket, launcher, end, on_progress=on_progress, started_at=started_at)
     loaded.record()
+    _bring_code(session)
     session.wait_until_ready(limit_s)
     return Mesh(session)
+
+
+def _bring_code(session: Session) -> None:
+    """Send the hosts of a mesh that starts what they lack of the user's modules, while they import
+    torch; end the mesh if one cannot have them.
+    """
+    try:
+        if session.code is not None:
+            session.code.bring()
+    except NoMeshError:  # the start has failed, which is explained where it is awaited
+        return
+    except BaseException:
+        session.stop()
+        raise
 
 
 def _launch(

@@ -27,6 +27,7 @@ class Submission:
         check_usable: raises if the mesh has ended or one of some ranks is dead.
         is_over: returns whether the mesh has ended or the session has left it.
         states: asks ranks what they are doing.
+        bring_code: makes the user's modules the same on all hosts; None on one host.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Submission:
         check_usable: Callable[[Sequence[int]], None],
         is_over: Callable[[], bool],
         states: Callable[[Sequence[int]], Mapping[int, RankState]],
+        bring_code: Callable[[], None] | None = None,
     ) -> None:
         self._link = link
         self._runs = runs
@@ -44,6 +46,7 @@ class Submission:
         self._check_usable = check_usable
         self._is_over = is_over
         self._states = states
+        self._bring_code = bring_code
 
     def start_run(self, item: WorkItem, printer: Printer) -> Run[Any]:
         """Send work to ranks as a run; waits while too much work is in flight (`make_room`).
@@ -60,6 +63,8 @@ class Submission:
         if is_full and item.kind.needs_room:
             self.make_room(item.ranks, item.num_bytes)
         self._check_usable(item.ranks)
+        if self._bring_code is not None and item.kind.fills and not self._link.is_in_loop():
+            self._bring_code()
         run = self._runs.new_run(item, printer)
         parcel = item.relay(run.number)
         try:

@@ -10,18 +10,20 @@ unpickles nothing.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ...errors import HostError
 from ...wire.attach import Detach
+from ...wire.code_files import OfferFiles, SendFiles
 from ...wire.codec import Frame, Parcel, encode
 from ...wire.curve import public_of
 from ...wire.faults import Faults
@@ -54,6 +56,9 @@ from .events import Events
 from .processes import Family
 from .supervisor import Action, AskToLeave, Fork, KillRanks, Supervisor, ToRanks, Up
 from .zygote_client import ZygoteClient
+
+if TYPE_CHECKING:
+    from .code_files import CodeFiles
 
 # How long to wait before an action that has failed is tried again.
 _PAUSE_S = 0.1
@@ -230,6 +235,8 @@ class Agent:
                 self._take_chunk(verb, buffers[0])
             case Unwanted(loan):
                 self._attachment.sender.drop(loan)
+            case OfferFiles() | SendFiles():
+                self._code_files.handle(verb, buffers)
             case Detach() if self._ticket.lease_s > 0:
                 self._attachment.dismiss("it was detached")
             case Detach() | Stop():
@@ -263,6 +270,18 @@ class Agent:
                 cpu_s = {pid: linux_process.cpu_s(pid) for pid in pids}
                 report = self._supervisor.report(rss_bytes, cpu_s)
                 self._attachment.send([Parcel(HostReport(request, report, at_s))])
+
+    @functools.cached_property
+    def _code_files(self) -> CodeFiles:
+        from .code_files import CodeFiles, CodeStore, is_own  # on many hosts only
+
+        directory = Path(self._ticket.directory) / "code"
+        return CodeFiles(
+            CodeStore(self._ticket.roots, directory, is_own),
+            self._events,
+            lambda answer: self._attachment.send([Parcel(answer)]),
+            self._family.import_from,
+        )
 
     def _set_dims(self, names: tuple[str, ...], shape: tuple[int, ...]) -> None:
         if not names or (names, shape) == self._family.dims:

@@ -240,6 +240,8 @@ def _own_ticket(given: Ticket, address: str, interface: str) -> Ticket:
         if not _make_way(given, runtime_root() / name / "ticket.json", part):
             name += "r"  # it is of the lost host, on a file system that hosts share
     directory = make_directory(runtime_root(), name)
+    # What is the user's own must not decide what the agent runs.
+    users = {given.cwd, *given.roots}
     theirs = [path for path in absolute(given.sys_path) if os.path.isdir(path)]
     ticket = msgspec.structs.replace(
         given,
@@ -252,7 +254,10 @@ def _own_ticket(given: Ticket, address: str, interface: str) -> Ticket:
         torch=own_torch(),
         env={**given.env, **visible},
         cwd=given.cwd if os.path.isdir(given.cwd) else os.path.expanduser("~"),
-        sys_path=tuple(dict.fromkeys([*theirs, *absolute(sys.path)])),
+        sys_path=tuple(
+            dict.fromkeys([*(path for path in theirs if path not in users), *absolute(sys.path)])
+        ),
+        notebook_path=given.sys_path,
     )
     try:
         write_ticket(ticket)

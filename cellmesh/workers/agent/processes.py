@@ -20,14 +20,13 @@ from typing import Any
 from ...wire import marks
 from ...wire.bulk import Arrivals
 from ...wire.codec import Frame, Parcel, at_agent_from_rank
-from ...wire.environment import VISIBLE, gpus_of
 from ...wire.faults import Faults
 from ...wire.hosts import HostPart
 from ...wire.messages import Channel, Failed, RankUnready, Relay
 from ...wire.output import StreamName
 from ...wire.segments import INTERRUPTED, SegmentFrame
 from ...wire.stream import pack
-from ...wire.ticket import Ticket
+from ...wire.ticket import Ticket, path_of_ranks
 from ...wire.values import Mapped
 from .. import linux_process
 from ..rank.stdout import Log, read_log
@@ -108,6 +107,9 @@ class Family:
         self._new_stores = _Replacements(_MAX_STORES, _STORES_S)
         self._new_zygotes = _Replacements(_MAX_ZYGOTES, _ZYGOTES_S)
         self._zygote_is_ready = False
+        self._sys_path: tuple[str, ...] | None = None  # of ranks, once it is known
+        if part is not None and not self._ticket.roots:  # nothing is brought here
+            self._sys_path = path_of_ranks(self._ticket, ())
         self.dims = self._ticket.mesh_dim_names, self._ticket.mesh_shape
         if self._zygote is not None:
             self._take_zygote(self._zygote)
@@ -347,6 +349,15 @@ class Family:
         self._zygote, self._zygote_is_ready = zygote, False
         self._events.add(zygote.fileno(), Order.SOCKET, lambda event: self._hear_zygote(zygote))
         self._watch_child(zygote.pid, functools.partial(self._zygote_ended, zygote))
+        if self._sys_path is not None:
+            zygote.import_from(self._sys_path)
+
+    def import_from(self, places: Sequence[str]) -> None:
+        """Have ranks of a mesh on many hosts import the user's modules from these places."""
+        if self._sys_path is None:
+            self._sys_path = path_of_ranks(self._ticket, places)
+            if self._zygote is not None:
+                self._zygote.import_from(self._sys_path)
 
     def _hear_zygote(self, zygote: ZygoteClient) -> None:
         match zygote.receive():
@@ -363,15 +374,6 @@ class Family:
                     return
                 if num_threads > 1:
                     print(f"the zygote has {num_threads} threads; forks may hang", file=sys.stderr)
-                asked = gpus_of(self._ticket.gpus, getattr(self._ticket.host, "name", ""))
-                if asked and num_gpus < len(asked):
-                    text = (
-                        f"--gpus {','.join(asked)} ({VISIBLE}={self._ticket.env[VISIBLE]}) names "
-                        f"{len(asked)} GPUs, of which this host has {num_gpus}: name others, or "
-                        "leave it out"
-                    )
-                    self._act(self._supervisor.fail(text, "user"))
-                    return
                 self._num_gpus, self._zygote_is_ready = num_gpus, True
                 if self._store_end:
                     self._fork_store(zygote)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import socket
@@ -21,6 +22,7 @@ from ..zygote import (
     Forked,
     ForkRanks,
     ForkStore,
+    ImportFrom,
     Reply,
     serve_agent,
 )
@@ -69,6 +71,11 @@ class ZygoteClient:
         except OSError:  # it went without reading what was sent to it
             return None
         return msgspec.msgpack.decode(data, type=Reply) if data else None
+
+    def import_from(self, path: Sequence[str]) -> None:
+        """Have ranks import from a `sys.path`; a zygote of a mesh on many hosts waits for it."""
+        with contextlib.suppress(OSError):  # it has ended; its pidfd reports that
+            self._socket.send(msgspec.msgpack.encode(ImportFrom(list(path))))
 
     def fork_store(self, address: str, port: int, listener: int) -> list[int]:
         """Have the zygote fork the c10d store with its listening socket; return its pid, if any."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import select
 import time as clock
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from ....wire.attach import Refused, Welcome
+from ....wire.code_files import FilesAnswer
 from ....wire.codec import Parcel
 from ....wire.hosts import SILENT_S, AgentAddress, ClockReading, ReadClock
 from ....wire.messages import AgentFault, Resize, Stop, Stopped
@@ -15,6 +17,7 @@ from ....wire.ticket import Ticket
 from ...core.clocks import ClockComparison, ClockOffset
 from ..connection import Connection, Message
 from .fan import Fan, Routed
+from .file_requests import Answers, FileRequests, Make
 from .loss_inquiry import ASK_S, LossInquiry, asker_of
 
 
@@ -52,6 +55,7 @@ class HostConnections:
         self._up: list[Parcel[Any]] = []
         self._reported: set[int] = set()
         self._clocks = [ClockComparison() for _ in ticket.agents]
+        self._files = FileRequests()
 
     def descriptors(self) -> tuple[int, ...]:
         """As `Connection.descriptors`."""
@@ -97,6 +101,9 @@ class HostConnections:
                     verb = parcel.verb
                     self._clocks[index].add(verb.sent_s, verb.host_s, clock.monotonic())
                     continue
+                if isinstance(parcel.verb, FilesAnswer):
+                    self._files.answer(index, parcel.verb)
+                    continue
                 if isinstance(parcel.verb, Welcome):
                     self._clocks[index].begin(now)
                 if not self._is_held(index, parcel.verb):
@@ -134,6 +141,14 @@ class HostConnections:
                         f"as lost after {self._lease_s:.0f} s (--host-lease)"
                     )
                 )
+
+        self._files.keep(self._fan.hosts)
+
+    def ask_files(self, make: Make, future: Future[Answers]) -> None:
+        """Send agents messages about files; the future gets their answers. In the link's loop."""
+        for index, parcels in self._files.begin(make, self._fan.hosts, future).items():
+            for parcel in parcels:
+                self._all[index].send([parcel])
 
     def _is_held(self, index: int, verb: Any) -> bool:
         """Whether an agent's message has to wait until it is known why the agent has ended."""
@@ -269,6 +284,7 @@ class HostConnections:
 
     def close(self) -> None:
         """As `Connection.close`."""
+        self._files.close()
         for connection in self._each():
             connection.close()
         self._poll.close()

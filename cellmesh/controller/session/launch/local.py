@@ -28,6 +28,7 @@ from ....wire.ticket import (
     runtime_root,
     write_ticket,
 )
+from ...code_files.scan import user_roots
 from ...options import Options
 from .prestart import Prestart
 
@@ -57,6 +58,9 @@ def make_ticket(options: Options, is_lease_chosen: bool) -> Ticket:
         HostError: the runtime directory cannot be used, or a GPU was not given to this host.
     """
     environment = ranks_environment(options)
+    sys_path = [path for path in sys.path if isinstance(path, str)]
+    if options.hosts:
+        sys_path = [path or os.getcwd() for path in sys_path]
     name = options.name or f"mesh-{os.getpid()}-{secrets.token_hex(2)}"
     directory = make_directory(runtime_root(), name)
     ticket = Ticket(
@@ -68,7 +72,7 @@ def make_ticket(options: Options, is_lease_chosen: bool) -> Ticket:
         mesh_dim_names=tuple(options.mesh),
         mesh_shape=tuple(options.mesh.values()),
         preload=options.preload,
-        sys_path=tuple(path for path in sys.path if isinstance(path, str)),
+        sys_path=tuple(sys_path),
         cwd=os.getcwd(),
         controller_pid=os.getpid(),
         created_at=time.time(),
@@ -87,6 +91,7 @@ def make_ticket(options: Options, is_lease_chosen: bool) -> Ticket:
         gpus=dict(options.gpus),
         leave_command=options.leave_command,
         slurm_job=options.slurm_job,
+        roots=user_roots(sys_path) if options.hosts and options.sync else (),
     )
     try:
         write_ticket(ticket)

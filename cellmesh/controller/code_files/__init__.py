@@ -1,0 +1,1 @@
+"""Makes the modules beside the notebook the same on all hosts of a mesh."""

@@ -1,0 +1,227 @@
+"""Finds the files beside the notebook that an import can reach, by a look at names and times only.
+
+These are the modules below the directories of `sys.path` that are the user's own, and all that is
+in packages: their data may be read by them.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import stat
+import sysconfig
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+from .ignore import Ignore, rules_above
+
+MAX_BYTES = 100_000_000
+MAX_FILES = 10_000
+MAX_SCAN_S = 5.0
+_INSTALLED = ("site-packages", "dist-packages")
+_SKIPPED = ("__pycache__", "node_modules", *_INSTALLED)
+_COMPILED = (".pyc", ".pyo")
+# A directory's time may stay as it is when an entry is added right after it was listed.
+_SETTLED_NS = 2_000_000_000
+# This package is installed on the hosts, in the same version.
+_OWN_PACKAGE = str(Path(__file__).parents[2])
+
+Key = tuple[int, str]  # a root's number, and a path relative to the root
+
+
+@dataclass(frozen=True)
+class FileState:
+    """A file as a look at its directory shows it."""
+
+    num_bytes: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a scan has found.
+
+    Attributes:
+        files: by root and path.
+        left_out: sentences that say what is left out, and how to exclude it.
+    """
+
+    files: Mapping[Key, FileState]
+    left_out: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Listing:
+    mtime_ns: int
+    listed_ns: int
+    ignore: Ignore
+    is_package: bool
+    files: tuple[str, ...]
+    directories: tuple[str, ...]
+
+
+@dataclass(eq=False)
+class Scanner:
+    """Scans the user's directories again and again; a directory that has not changed is not listed
+    again.
+
+    Args:
+        roots: the directories.
+        max_files, max_bytes, max_scan_s: bounds of a scan.
+    """
+
+    roots: tuple[str, ...]
+    max_files: int = MAX_FILES
+    max_bytes: int = MAX_BYTES
+    max_scan_s: float = MAX_SCAN_S
+    _listings: dict[str, _Listing] = field(default_factory=dict)
+    _last: dict[Key, FileState] = field(default_factory=dict)
+
+    def scan(self) -> Found:
+        """Look at all files; directories near to the root go first."""
+        files: dict[Key, FileState] = {}
+        unseen: list[str] = []
+        waiting: collections.deque[tuple[int, str, str, Ignore, bool]] = collections.deque()
+        for index, root in enumerate(self.roots):
+            waiting.append((index, "", root, rules_above(root), False))
+        seen: set[tuple[int, int, int]] = set()  # links may lead in circles
+        deadline = time.monotonic() + self.max_scan_s
+        while waiting:
+            index, prefix, path, ignore, in_package = waiting.popleft()
+            if len(files) >= self.max_files or time.monotonic() > deadline:
+                unseen.append(path)
+                # What is not seen now is as it was: it has not been removed.
+                files |= {
+                    key: state
+                    for key, state in self._last.items()
+                    if key[0] == index and key[1].startswith(prefix)
+                }
+                continue
+            try:
+                status = os.stat(path)
+                if (index, status.st_dev, status.st_ino) in seen:
+                    continue
+                seen.add((index, status.st_dev, status.st_ino))
+                listing = self._list(path, status.st_mtime_ns, ignore, in_package)
+            except OSError:  # it is gone, or not for this user
+                continue
+            for name in listing.files:
+                state = _state(f"{path}/{name}")
+                if state is not None:
+                    files[index, prefix + name] = state
+            for name in listing.directories:
+                inner = (index, f"{prefix}{name}/", f"{path}/{name}")
+                waiting.append((*inner, listing.ignore, listing.is_package))
+        self._last = files
+        kept, left_out = bound(files, self.roots, self.max_bytes)
+        if unseen:
+            left_out.insert(
+                0,
+                f"{unseen[0]}{f' and {len(unseen) - 1} other directories' * (len(unseen) > 1)}: a "
+                f"scan ends after {self.max_files} files or {self.max_scan_s:.0f} s",
+            )
+        return Found(kept, tuple(left_out))
+
+    def _list(self, path: str, mtime_ns: int, above: Ignore, in_package: bool) -> _Listing:
+        known = self._listings.get(path)
+        ignore = above.below(path)
+        if (
+            known is not None
+            and known.mtime_ns == mtime_ns < known.listed_ns - _SETTLED_NS
+            and known.ignore == ignore
+        ):
+            return known
+        listed_ns = time.time_ns()
+        files: list[str] = []
+        directories: list[str] = []
+        with os.scandir(path) as entries:
+            every = sorted(entries, key=lambda entry: entry.name)
+        names = {entry.name for entry in every}
+        is_package = in_package or "__init__.py" in names
+        is_environment = "pyvenv.cfg" in names
+        for entry in () if is_environment else every:
+            is_directory = entry.is_dir()
+            name = entry.name
+            if not _is_reachable(name, is_directory, is_package) or entry.path == _OWN_PACKAGE:
+                continue
+            if not ignore.hides(entry.path, is_directory):
+                (directories if is_directory else files).append(name)
+        listing = _Listing(
+            mtime_ns, listed_ns, ignore, is_package, tuple(files), tuple(directories)
+        )
+        self._listings[path] = listing
+        return listing
+
+
+def _is_reachable(name: str, is_directory: bool, is_package: bool) -> bool:
+    """Whether an import, or code of a package, may read an entry of a directory."""
+    if name.startswith(".") or name in _SKIPPED:
+        return False
+    if is_package:
+        return not name.endswith(_COMPILED)
+    return name.isidentifier() if is_directory else name.endswith((".py", *EXTENSION_SUFFIXES))
+
+
+def _state(path: str) -> FileState | None:
+    try:
+        status = os.stat(path)
+    except OSError:  # it is gone, or a link that leads nowhere
+        return None
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    return FileState(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+
+
+def bound(
+    files: Mapping[Key, FileState], roots: tuple[str, ...], max_bytes: int
+) -> tuple[Mapping[Key, FileState], list[str]]:
+    """Leave out the largest files where all are too much; modules are the last to be left out.
+
+    Returns:
+        The other files, and sentences on what was left out.
+    """
+    num_bytes = sum(state.num_bytes for state in files.values())
+    if num_bytes <= max_bytes:
+        return files, []
+    ordered = sorted(files, key=lambda key: (not key[1].endswith(".py"), files[key].num_bytes))
+    kept: dict[Key, FileState] = {}
+    total = 0
+    for key in ordered:
+        total += files[key].num_bytes
+        if total > max_bytes:
+            break
+        kept[key] = files[key]
+    left = ordered[len(kept) :][::-1]  # the largest first
+    named = ", ".join(
+        f"{roots[index]}/{path} ({files[index, path].num_bytes / 1e6:.1f} MB)"
+        for index, path in left[:3]
+    )
+    more = f" and {len(left) - 3} more" if len(left) > 3 else ""
+    text = (
+        f"{named}{more}: the files beside the notebook have {num_bytes / 1e6:.0f} MB, and at most "
+        f"{max_bytes / 1e6:.0f} MB are sent"
+    )
+    return kept, [text]
+
+
+def user_roots(sys_path: Iterable[str]) -> tuple[str, ...]:
+    """Choose the directories of a `sys.path` that are the user's own: not those of Python, and not
+    those that packages are installed to.
+
+    Args:
+        sys_path: absolute entries.
+    """
+    python = {os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
+    roots = []
+    for entry in sys_path:
+        real = os.path.realpath(entry)
+        is_pythons = any(real == each or real.startswith(f"{each}/") for each in python)
+        is_installed = any(part in _INSTALLED for part in Path(real).parts)
+        if real != "/" and os.path.isdir(real) and not is_pythons and not is_installed:
+            roots.append(entry)
+    return tuple(dict.fromkeys(roots))

@@ -1,0 +1,186 @@
+"""Sends the hosts of a mesh what has changed beside the notebook before a run."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...errors import HostError, MeshUsageError
+from ...wire.code_files import CodeFile, FilesAnswer, OfferFiles, SendFiles, digest_of
+from ...wire.codec import Parcel
+from .scan import FileState, Found, Key, Scanner
+
+# So much goes in one message, which other messages to the host wait behind.
+_CHUNK_BYTES = 4 << 20
+# A file that is written at this moment is read once more.
+_MAX_TRIES = 5
+_EXCLUDE = (
+    "list what the ranks need not have in .gitignore, or start the mesh with `--sync off` and "
+    "bring the files to the hosts yourself"
+)
+
+# Makes the messages to each host, given the request's number and the hosts there are.
+Make = Callable[[int, Collection[int]], Mapping[int, Sequence[Parcel[Any]]]]
+
+
+class Changed(Exception):
+    """A file has changed between two looks at it."""
+
+
+@dataclass(eq=False)
+class CodeSync:
+    """Keeps the user's files on the hosts as they are here; used on any thread.
+
+    Args:
+        roots: the directories that are kept the same.
+        ask: sends messages to agents, and waits for the answers of all of them, by host; None if
+            the mesh has ended.
+        name_host: names a host.
+        say: shows the user a sentence.
+    """
+
+    roots: tuple[str, ...]
+    ask: Callable[[Make], Mapping[int, FilesAnswer] | None]
+    name_host: Callable[[int], str]
+    say: Callable[[str], None]
+    _files: Mapping[Key, FileState] | None = None  # that the hosts have
+    _digests: dict[Key, tuple[FileState, bytes]] = field(default_factory=dict)
+    _said: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+        self._scanner = Scanner(self.roots)
+
+    def forget(self) -> None:
+        """Offer all files to all hosts the next time, as a host is new or was away."""
+        self._files = None
+
+    def bring(self) -> None:
+        """Make the hosts' files equal to those here, if these have changed. Blocks.
+
+        Raises:
+            MeshUsageError: a file cannot be read.
+            HostError: a host cannot have the files; nothing must run on it then.
+        """
+        with self._lock:
+            for _ in range(_MAX_TRIES):
+                found = self._scanner.scan()
+                if found.files == self._files:
+                    return
+                self._tell(found)
+                try:
+                    self._bring(found.files)
+                except Changed:
+                    continue
+                self._files = found.files
+                return
+            raise MeshUsageError(
+                f"the files beside the notebook ({', '.join(self.roots)}) change all the time: "
+                f"{_EXCLUDE}"
+            )
+
+    def _bring(self, files: Mapping[Key, FileState]) -> None:
+        offered = tuple(self._describe(key, state) for key, state in sorted(files.items()))
+        here = tuple(index for index, root in enumerate(self.roots) if os.path.isdir(root))
+
+        def offer(request: int, hosts: Collection[int]) -> Mapping[int, Sequence[Parcel[Any]]]:
+            parcel = Parcel(OfferFiles(request, here, offered))
+            return {host: [parcel] for host in hosts}
+
+        answers = self.ask(offer)
+        missing = self._check(answers)
+        if any(missing.values()):
+            by_digest = {file.digest: (file.root, file.path) for file in offered}
+            contents = {
+                digest: self._read(by_digest[digest], files[by_digest[digest]])
+                for digest in set().union(*map(set, missing.values()))
+            }
+            answers = self.ask(
+                lambda request, hosts: {
+                    host: list(messages(request, missing[host], contents))
+                    for host in hosts
+                    if missing.get(host)
+                }
+            )
+            if any(self._check(answers).values()):
+                raise HostError("a host still lacks files that were sent to it")
+
+    def _describe(self, key: Key, state: FileState) -> CodeFile:
+        known = self._digests.get(key)
+        if known is None or known[0] != state:
+            known = self._digests[key] = state, digest_of(self._read(key, state))
+        numbers = state.num_bytes, state.mtime_ns, state.ctime_ns, state.inode
+        return CodeFile(*key, known[1], *numbers)
+
+    def _read(self, key: Key, state: FileState) -> bytes:
+        path = f"{self.roots[key[0]]}/{key[1]}"
+        try:
+            with open(path, "rb") as file:
+                content = file.read(state.num_bytes + 1)
+        except FileNotFoundError:
+            raise Changed from None
+        except OSError as error:
+            raise MeshUsageError(
+                f"{path} cannot be read, so the hosts cannot have it: {error.strerror}. Make it "
+                f"readable; or {_EXCLUDE}"
+            ) from error
+        if len(content) != state.num_bytes:
+            raise Changed
+        return content
+
+    def _check(self, answers: Mapping[int, FilesAnswer] | None) -> dict[int, tuple[bytes, ...]]:
+        """Return what each host lacks.
+
+        Raises:
+            HostError: a host has a problem.
+        """
+        by_host = answers or {}  # the mesh's end is said elsewhere
+        problems = [
+            f"{self.name_host(index)}: {answer.problem}"
+            for index, answer in sorted(by_host.items())
+            if answer.problem
+        ]
+        if problems:
+            raise HostError(
+                f"{'; '.join(problems)}. So the host cannot have the files beside the notebook, "
+                f"and nothing was run. Try again once that is mended; or {_EXCLUDE}"
+            )
+        return {index: answer.missing for index, answer in by_host.items()}
+
+    def _tell(self, found: Found) -> None:
+        """Say what is left out, once."""
+        if found.left_out and found.left_out != self._said:
+            self.say(f"not on the ranks' hosts: {'; '.join(found.left_out)}. {_EXCLUDE}")
+        self._said = found.left_out
+
+
+def messages(
+    request: int, missing: Iterable[bytes], contents: Mapping[bytes, bytes]
+) -> Iterator[Parcel[SendFiles]]:
+    """Make the messages that give a host what it lacks, in pieces of a bounded size.
+
+    Args:
+        request: their number.
+        missing: the digests of what it lacks.
+        contents: by digest.
+    """
+    part: list[bytes] = []
+    num_bytes = 0
+    for digest in missing:
+        part.append(digest)
+        num_bytes += len(contents[digest])
+        if num_bytes >= _CHUNK_BYTES:
+            yield _message(request, part, contents)
+            part, num_bytes = [], 0
+    if part:
+        yield _message(request, part, contents)
+
+
+def _message(
+    request: int, digests: Sequence[bytes], contents: Mapping[bytes, bytes]
+) -> Parcel[SendFiles]:
+    buffers = tuple(contents[digest] for digest in digests)
+    return Parcel(SendFiles(request, tuple(digests), len(buffers)), buffers)

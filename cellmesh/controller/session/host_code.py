@@ -1,0 +1,41 @@
+"""Keeps the user's modules the same on the hosts of a session's mesh, through its link."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+from ...wire.ticket import Ticket
+from ..code_files.sync import CodeSync
+from ..core.core import Core, Effect
+from .hosts.connections import HostConnections
+from .hosts.file_requests import Answers, Make
+from .link import Link, warn
+
+
+def sync_through(
+    connections: Callable[[], HostConnections | None], link: Link, ticket: Ticket
+) -> CodeSync:
+    """Make what keeps the user's files the same on a mesh's hosts.
+
+    Args:
+        connections: returns those to the agents, once the link has made them.
+        link: uses them, in its loop.
+        ticket: of the mesh.
+    """
+
+    def ask(make: Make) -> Answers:
+        link.check_may_wait()
+        future: Future[Answers] = Future()
+
+        def begin(core: Core, now: float) -> Sequence[Effect]:
+            hosts = connections()
+            assert hosts is not None
+            hosts.ask_files(make, future)
+            return ()
+
+        link.post(begin)
+        return future.result()
+
+    names = [agent.host for agent in ticket.agents]
+    return CodeSync(ticket.roots, ask, names.__getitem__, warn)

@@ -1,0 +1,137 @@
+"""Which files beside the notebook an import can reach, and which of them are left out."""
+
+from __future__ import annotations
+
+import os
+import site
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from cellmesh.controller.code_files.scan import FileState, Scanner, bound, user_roots
+
+OLD_NS = 1_000_000_000_000_000_000
+
+
+def write(directory: Path, *names: str, text: str = "") -> None:
+    for name in names:
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def found(scanner: Scanner) -> list[str]:
+    return sorted(path for _, path in scanner.scan().files)
+
+
+def test_what_an_import_can_reach_is_found(tmp_path: Path) -> None:
+    reached = [
+        "module.py",
+        "names/space.py",
+        "package/__init__.py",
+        "package/data.json",
+        "package/data-files/table.csv",
+        "compiled.cpython-311-x86_64-linux-gnu.so",
+    ]
+    write(tmp_path, *reached)
+    write(
+        tmp_path,
+        *("notebook.ipynb", "data.csv", "no-name/module.py", ".hidden/module.py", ".hidden.py"),
+        *("__pycache__/module.py", "package/__pycache__/x.pyc", "package/x.pyc"),
+        *("venv/pyvenv.cfg", "venv/module.py", "lib/site-packages/module.py"),
+    )
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    expected = [name.replace(".cpython-311-x86_64-linux-gnu.so", suffix) for name in reached]
+    write(tmp_path, *expected)
+    assert set(expected) <= set(found(Scanner((str(tmp_path),)))) <= {*reached, *expected}
+
+
+def test_gitignore_is_honoured_above_and_below(tmp_path: Path) -> None:
+    write(tmp_path, ".git/HEAD")
+    write(tmp_path, ".gitignore", text="*_local.py\nproject/build/\n")
+    project = tmp_path / "project"
+    write(project, "a.py", "a_local.py", "build/b.py", "inner/kept_local.py", "inner/c.py")
+    write(project, "inner/.gitignore", text="!kept_local.py\n/c.py\n")
+    scanner = Scanner((str(project),))
+    assert found(scanner) == ["a.py", "inner/kept_local.py"]
+    write(tmp_path, ".gitignore", text="a.py\n")
+    assert found(scanner) == ["a_local.py", "build/b.py", "inner/kept_local.py"]
+
+
+def test_gitignore_outside_of_a_working_tree_means_nothing(tmp_path: Path) -> None:
+    write(tmp_path, ".gitignore", text="*.py\n")
+    write(tmp_path, "project/a.py")
+    assert found(Scanner((str(tmp_path / "project"),))) == ["a.py"]
+
+
+def test_changes_are_seen_where_a_directory_was_listed_before(tmp_path: Path) -> None:
+    write(tmp_path, "a.py", "package/__init__.py")
+    for directory in (tmp_path, tmp_path / "package"):
+        os.utime(directory, ns=(OLD_NS, OLD_NS))  # long enough ago to be trusted
+    scanner = Scanner((str(tmp_path),))
+    before = scanner.scan().files
+    assert scanner.scan().files == before
+    write(tmp_path, "a.py", text="changed")
+    assert scanner.scan().files[0, "a.py"].num_bytes == 7
+    write(tmp_path, "package/b.py")
+    (tmp_path / "package/__init__.py").unlink()
+    assert found(scanner) == ["a.py", "package/b.py"]
+
+
+def test_links_are_followed_once(tmp_path: Path) -> None:
+    write(tmp_path, "elsewhere/package/__init__.py", "elsewhere/one.py")
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "package").symlink_to(tmp_path / "elsewhere/package")
+    (root / "one.py").symlink_to(tmp_path / "elsewhere/one.py")
+    (root / "circle").symlink_to(root)
+    (root / "nowhere.py").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(root / "pipe.py")
+    assert found(Scanner((str(root),))) == ["one.py", "package/__init__.py"]
+
+
+def test_scan_that_reaches_its_bound_says_so_and_forgets_nothing(tmp_path: Path) -> None:
+    write(tmp_path, "a.py", "b.py", "deep/c.py", "deep/deeper/d.py")
+    scanner = Scanner((str(tmp_path),))
+    every = scanner.scan().files
+    scanner.max_scan_s = -1.0
+    cut = scanner.scan()
+    assert cut.files == every
+    assert cut.left_out[0].startswith(f"{tmp_path}: a scan ends after")
+    few = Scanner((str(tmp_path),), max_files=2).scan()
+    assert sorted(path for _, path in few.files) == ["a.py", "b.py"]
+    assert few.left_out[0].startswith(f"{tmp_path}/deep: a scan ends after 2 files")
+
+
+def test_largest_files_are_left_out_and_modules_last() -> None:
+    sizes = {"a.py": 60, "p/large.bin": 50, "p/small.bin": 5, "p/x.bin": 45}
+    files = {(0, path): FileState(size, 0, 0, 0) for path, size in sizes.items()}
+    assert bound(files, ("/r",), 160) == (files, [])
+    kept, (text,) = bound(files, ("/r",), 100)
+    assert {path for _, path in kept} == {"a.py", "p/small.bin"}
+    assert text.startswith("/r/p/large.bin (0.0 MB), /r/p/x.bin (0.0 MB): the files beside")
+
+
+def test_own_package_is_not_sent() -> None:
+    import cellmesh
+
+    repository = Path(cellmesh.__file__).parents[1]
+    names = found(Scanner((str(repository),)))
+    assert "tests/core/controller/code_files/test_scan.py" in names
+    assert not [name for name in names if name.startswith("cellmesh/")]
+
+
+def test_roots_are_the_users_directories(tmp_path: Path) -> None:
+    installed = tmp_path / "lib/site-packages"
+    installed.mkdir(parents=True)
+    python = [sysconfig.get_path("stdlib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
+    path = [str(tmp_path), "/", str(tmp_path / "nowhere"), str(installed), *python, str(tmp_path)]
+    assert user_roots(path) == (str(tmp_path),)
+
+
+@pytest.mark.parametrize("kind", ["directory", "file"])
+def test_what_is_not_there_has_no_files(kind: str, tmp_path: Path) -> None:
+    if kind == "file":
+        write(tmp_path, "x")
+    assert found(Scanner((str(tmp_path / "x"),))) == []

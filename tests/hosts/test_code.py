@@ -1,0 +1,207 @@
+"""The same code, environment and GPUs on hosts that share no files with the notebook's."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cellmesh as cm
+from cellmesh.controller.code_files import sync
+from cellmesh.errors import HostError, MeshUsageError
+from tests.faults.watching import wait_until
+
+from .netns import Host
+
+HOSTS = "cm1:2,cm2:1"
+WAIT_S = 60.0
+
+
+class Project:
+    """A directory on the notebook's `sys.path` that no other host has."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.num_edits = 0
+
+    def write(self, name: str, text: str) -> None:
+        """Write a file, a second later each time, as Python tells versions apart by seconds."""
+        path = self.directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        self.num_edits += 1
+        os.utime(path, (1e9 + self.num_edits, 1e9 + self.num_edits))
+
+    def load(self, name: str) -> Any:
+        """Import or reload a module in the notebook."""
+        module = importlib.import_module(name)
+        return importlib.reload(module)
+
+
+@pytest.fixture
+def project(
+    machines: list[Host], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Project]:
+    directory = machines[0].project / request.node.name.partition("[")[0]
+    directory.mkdir()
+    monkeypatch.chdir(directory)
+    monkeypatch.syspath_prepend(str(directory))
+    before = set(sys.modules)
+    yield Project(directory)
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(directory)):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of the contents that are sent to hosts."""
+    sizes: list[int] = []
+    plain = sync._message
+
+    def message(request: int, digests: Any, contents: Any) -> Any:
+        sizes.extend(len(contents[digest]) for digest in digests)
+        return plain(request, digests, contents)
+
+    monkeypatch.setattr(sync, "_message", message)
+    return sizes
+
+
+def test_modules_beside_the_notebook_are_the_same_on_all_hosts(
+    project: Project, sent: list[int], runtime_dir: Path
+) -> None:
+    project.write("first.py", "def number(): return 1\n")
+    project.write("package/__init__.py", "from .inner import text\n")
+    project.write("package/inner.py", "text = open(__file__[:-8] + 'data.txt').read()\n")
+    project.write("package/data.txt", "data")
+    first = project.load("first")
+    with cm.start(hosts=HOSTS, preload="first") as mesh:
+        mesh.cell("import package, first, socket, os")
+        assert mesh.pull("package.text, first.number()").list == [("data", 1)] * 3
+        assert mesh.pull("socket.gethostname()").list == ["cm1", "cm1", "cm2"]
+        assert mesh.run(first.number).list == [1] * 3
+        assert len(sent) == 2 * len(set(sent))  # each content once to each host
+        sent.clear()
+        mesh.cell("pass")
+        assert sent == []
+        # A function of a module that was edited and reloaded here.
+        project.write("first.py", "def number(): return 22\n")
+        mesh.cell("assert first.number() == 1")
+        assert sent == [len("def number(): return 22\n")] * 2
+        first = project.load("first")
+        assert mesh.run(first.number).list == [22] * 3
+        # What is removed here is removed there.
+        (project.directory / "package/data.txt").unlink()
+        mesh.cell("there = os.path.exists(package.__path__[0] + '/data.txt')")
+        assert mesh.pull("there").list == [False] * 3
+
+
+def test_own_copies_of_hosts_are_used_as_far_as_they_are_the_same(
+    project: Project, sent: list[int], machines: list[Host], runtime_dir: Path
+) -> None:
+    project.write("same.py", "VALUE = 'the same everywhere'\n")
+    project.write("old.py", "VALUE = 'new'\n")
+    for host in machines[:2]:
+        host.shell(
+            f"mkdir -p {project.directory}; cd {project.directory}; touch only_here.py;"
+            "echo \"VALUE = 'old'\" > old.py; echo \"VALUE = 'the same everywhere'\" > same.py"
+        )
+    with cm.start(hosts=HOSTS) as mesh:
+        mesh.cell("import same, old")
+        assert mesh.pull("same.VALUE, old.VALUE").list == [("the same everywhere", "new")] * 3
+        assert sent == [len("VALUE = 'new'\n")] * 2
+        same = project.load("same")
+        mesh.run(lambda: same.VALUE)
+        with pytest.raises(cm.RankFailure, match="No module named 'only_here'"):
+            mesh.cell("import only_here")
+
+
+def test_directory_that_hosts_share_is_used_as_it_is(
+    sent: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime_dir: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    project = Project(tmp_path)
+    project.write("shared.py", "VALUE = 1\n")
+    with cm.start(hosts=HOSTS) as mesh:
+        mesh.cell("import shared")
+        assert mesh.pull("shared.__file__").list == [str(tmp_path / "shared.py")] * 3
+        project.write("shared.py", "VALUE = 22\n")
+        project.write("later.py", "")
+        mesh.cell("import later, importlib; importlib.reload(shared)")
+        assert mesh.pull("shared.VALUE").list == [22] * 3
+    assert sent == []
+
+
+def test_without_sync_hosts_have_their_own(
+    project: Project, sent: list[int], runtime_dir: Path
+) -> None:
+    project.write("here.py", "")
+    with cm.start(hosts=HOSTS, sync="off") as mesh:
+        with pytest.raises(cm.RankFailure, match="No module named 'here'"):
+            mesh.cell("import here")
+        mesh.cell("import installed" if os.path.isdir("installed") else "pass")
+    assert sent == []
+
+
+def test_full_disk_of_a_host_is_named_and_nothing_runs(
+    project: Project, machines: list[Host], runtime_dir: Path
+) -> None:
+    project.write("small.py", "VALUE = 1\n")
+    small = machines[1].directory / "run"
+    machines[1].shell(f"mount -t tmpfs -o size=2m,mode=700 tmpfs {small}")
+    try:
+        with cm.start(hosts=HOSTS) as mesh:
+            mesh.cell("import small; ran = 1")
+            project.write("small.py", "VALUE = 22\n")
+            project.write("large.py", "#" * 3_000_000)
+            with pytest.raises(HostError, match=r"(?s)cm2: cannot write .* No space left"):
+                mesh.cell("ran = 2")
+            assert mesh.pull("ran").list == [1] * 3
+            (project.directory / "large.py").unlink()
+            mesh.cell("import importlib; importlib.reload(small)")
+            assert mesh.pull("small.VALUE").list == [22] * 3
+    finally:
+        machines[1].shell(f"umount -l {small}")
+
+
+def test_host_that_is_started_again_gets_what_was_changed_since(
+    project: Project, machines: list[Host], runtime_dir: Path
+) -> None:
+    project.write("changing.py", "VALUE = 1\n")
+    with cm.start(hosts=HOSTS, preload="changing", lease_s=60) as mesh:
+        machines[1].kill()
+        wait_until(lambda: mesh.rank_set.session.dead_ranks == {2}, WAIT_S, "cm2 is lost")
+        project.write("changing.py", "VALUE = 22\n")
+        assert mesh.heal().respawned == (2,)
+        mesh.cell("import changing")
+        assert mesh.pull("changing.VALUE").list == [1, 1, 22]
+
+
+def test_environment_and_gpus_of_all_hosts(
+    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CM_PASSED_ON", "a word")
+    monkeypatch.setenv("CM_NOT_PASSED_ON", "another")
+    with cm.start(hosts=HOSTS, env="CM_PASSED_ON", gpus="none") as mesh:
+        names = ("CM_PASSED_ON", "CM_NOT_PASSED_ON", "CUDA_VISIBLE_DEVICES")
+        found = mesh.run(lambda: [os.environ.get(name) for name in names]).list
+        assert found == [["a word", None, ""]] * 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gpus": "cm2=0,2"}, r"on cm2: --gpus 0,2 .* names 2 GPUs, of which this host has 0"),
+        ({"backend": "nccl"}, r"on cm[12]: --backend nccl needs a GPU for each rank"),
+    ],
+)
+def test_gpus_that_are_not_there_are_missed_by_host(
+    options: dict[str, str], message: str, machines: list[Host], runtime_dir: Path
+) -> None:
+    with pytest.raises(MeshUsageError, match=message):
+        cm.start(hosts=HOSTS, **options)  # type: ignore[arg-type]
