@@ -7,15 +7,12 @@ file is in its place. Files are bytes on their way: nothing is unpickled.
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import msgspec
 
 from .verb import Verb
 
 # Of a file's content.
 DIGEST_BYTES = 16
-Digest = Annotated[bytes, msgspec.Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
 
 
 class CodeFile(msgspec.Struct, frozen=True, array_like=True):
@@ -32,7 +29,7 @@ class CodeFile(msgspec.Struct, frozen=True, array_like=True):
 
     root: int
     path: str
-    digest: Digest
+    digest: bytes
     num_bytes: int
     mtime_ns: int
     ctime_ns: int = 0
@@ -63,7 +60,7 @@ class SendFiles(Verb, frozen=True):
     """
 
     request: int
-    digests: tuple[Digest, ...]
+    digests: tuple[bytes, ...]
     num_buffers: int
 
 

@@ -271,8 +271,9 @@ class Fan:
             return Routed()
         self._hosts.discard(index)
         if not self._hosts or (self._has_failed and not self._is_stopping):
+            others = self._to(self._hosts, Parcel(Stop()))  # which have no part in the failure
             self._hosts.clear()
-            return Routed(up=[Parcel(Stopped(reason))])
+            return Routed([Parcel(Stopped(reason))], others.down)
         if self._is_stopping:
             return Routed()
         agent = self._agents[index]

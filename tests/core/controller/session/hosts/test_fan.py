@@ -132,6 +132,13 @@ def test_first_failed_start_is_reported_with_its_host(fan: Fan) -> None:
     assert verbs(fan.join(2, Parcel(StartFailed("user", "no module x")))) == []
 
 
+def test_failed_start_of_one_host_ends_the_others(fan: Fan) -> None:
+    fan.join(1, Parcel(StartFailed("user", "no module x")))
+    routed = fan.join(1, Parcel(Stopped("the start failed")))
+    assert verbs(routed) == [Stopped("the start failed")]
+    assert downs(routed) == [(0, Stop()), (2, Stop())]
+
+
 def test_faults_name_their_host(fan: Fan) -> None:
     assert verbs(fan.join(2, Parcel(AgentFault("oops")))) == [AgentFault("on c: oops")]
 
