@@ -24,6 +24,9 @@ from .resizing import plan_resize
 from .run import Run
 from .session.session import Session, StartProgress
 
+# An expression is no work that fills a new rank, as a call is.
+_MODULES = "__import__('cellmesh.wire.modules', fromlist=[''])"
+
 
 class Mesh(Ranks):
     """A mesh of persistent ranks; ends with `stop`, with its ``with`` block, or with this process.
@@ -33,6 +36,7 @@ class Mesh(Ranks):
 
     def __init__(self, session: Session) -> None:
         super().__init__(RankSet(session, range(session.num_ranks)))
+        self._reloads = False
 
     @property
     def name(self) -> str:
@@ -244,6 +248,8 @@ class Mesh(Ranks):
         if report.failure:
             busy = "must be idle" in report.failure
             raise MeshUsageError(report.failure) if busy else HostError(report.failure)
+        if self._reloads and report.respawned:
+            self[report.respawned].pull(f"{_MODULES}.reload_before_cells(True)")
         empty, dead = self._empty_ranks(), self.rank_set.session.dead_ranks
         targets = sorted(empty - {source} - dead)
         if source is None or not targets:
@@ -290,6 +296,37 @@ class Mesh(Ranks):
         """
         self.rank_set.session.finish_save()
         self.rank_set.session.restart(timeout_s, on_progress)
+        if self._reloads:
+            self.reloads = True
+
+    def reload(self) -> tuple[str, ...]:
+        """Reload the user's modules on all ranks whose files have changed since a rank loaded them;
+        objects of theirs go on with the new code (IPython's autoreload). Blocks.
+
+        On many hosts, the hosts are sent the files first.
+
+        Returns:
+            The names of the modules that were reloaded on some rank.
+
+        Raises:
+            RankFailure: a module could not be loaded; it is as it was.
+        """
+        if (code := self.rank_set.session.code) is not None:
+            code.bring()
+        names = self.pull(f"{_MODULES}.reload_changed()")
+        return tuple(sorted({name for each in names.list for name in each}))
+
+    @property
+    def reloads(self) -> bool:
+        """Whether ranks do so before each cell."""
+        return self._reloads
+
+    @reloads.setter
+    def reloads(self, is_on: bool) -> None:
+        if not isinstance(is_on, bool):
+            raise MeshUsageError(f"reloads must be true or false, not {is_on!r}")
+        self.pull(f"{_MODULES}.reload_before_cells({is_on!r})")
+        self._reloads = is_on
 
     def detach(self) -> None:
         """Leave the mesh; it lives until its lease ends, and `attach` finds it again. Blocks.

@@ -205,6 +205,14 @@ class Commands:
         seeded = seed_ranks(self._need_mesh(), seed, per_rank)
         print(f"seeded {', '.join(seeded)} with {seed}{' + rank' if per_rank else ''}")
 
+    def dist_reload(self, options: Given) -> None:
+        mesh, switch = self._need_mesh(), options["switch"]
+        if switch is not None:
+            mesh.reloads = switch == "on"
+        if switch != "off":
+            names = mesh.reload()
+            print(f"reloaded {', '.join(names)}" if names else "no module has changed")
+
     def dist_export(self, options: Given) -> None:
         path = Path(options["path"]).expanduser()
         print(export(self.recorder.history, path, options["with_locals"], options["force"]))

@@ -420,6 +420,14 @@ COMMANDS = {
             ),
         ),
         _command(
+            "dist_reload",
+            "Reload modules of yours on the ranks whose files have changed; objects go on with the "
+            "new code.\n\nAs IPython's %autoreload does. With on, ranks do so before each cell; on "
+            "many hosts, these have the notebook's files.",
+            "  %dist_reload\n  %dist_reload on",
+            click.Argument(["switch"], required=False, type=click.Choice(["on", "off"])),
+        ),
+        _command(
             "dist_export",
             "Write what ran on the ranks, in its order, as a script for torchrun.",
             "  %dist_export train.py",

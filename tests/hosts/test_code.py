@@ -95,6 +95,14 @@ def test_modules_beside_the_notebook_are_the_same_on_all_hosts(
         assert sent == [len("def number(): return 22\n")] * 2
         first = project.load("first")
         assert mesh.run(first.number).list == [22] * 3
+        # A module that ranks have imported, with objects of it.
+        project.write("package/inner.py", "class Kept:\n    def value(self): return 1\ntext = ''\n")
+        assert mesh.reload() == ("package.inner",)
+        mesh.cell("kept = package.inner.Kept()")
+        project.write("package/inner.py", "class Kept:\n    def value(self): return 2\ntext = ''\n")
+        mesh.reloads = True
+        mesh.cell("value = kept.value()")
+        assert mesh.pull("value").list == [2] * 3
         # What is removed here is removed there.
         (project.directory / "package/data.txt").unlink()
         mesh.cell("there = os.path.exists(package.__path__[0] + '/data.txt')")

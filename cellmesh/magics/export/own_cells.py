@@ -18,6 +18,7 @@ _TRACELESS = (
     "%load_ext", "%reload_ext", "%unload_ext", "%dist_start", "%dist_stop", "%dist_attach",
     "%dist_detach",
     "%dist_restart", "%dist_auto", "%dist_export", "%dist_mesh", "%dist_seed", "%dist_push",
+    "%dist_reload",
     "%dist_save",
     "%dist_load", "%matplotlib",
 )  # fmt: skip
