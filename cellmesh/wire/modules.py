@@ -50,11 +50,14 @@ class LoadedModules:
     and Python's library.
 
     There is one of it in a process, as there is one `sys.modules`.
+
+    Attributes:
+        num_loads: how many modules were loaded, and reloaded, since `record`.
     """
 
     def __init__(self) -> None:
         self._stamps: dict[str, Stamp] = {}  # by file, of the text that was loaded
-        self._num_loads = 0
+        self.num_loads = 0
         self._files: dict[str, str] = {}  # of the user's modules, by name
         self._installed: set[str] = set()  # names of the others
         self._shell: Any = None
@@ -76,7 +79,7 @@ class LoadedModules:
         def path_stats(loader: SourceFileLoader, path: str) -> Any:
             stats = plain(loader, path)
             self._stamps[path] = (stats["mtime"], stats["size"])
-            self._num_loads += 1
+            self.num_loads += 1
             self._differing.clear()
             return stats
 
@@ -137,7 +140,7 @@ class LoadedModules:
     def _refresh(self) -> None:
         """Update the table of modules, if modules were loaded since the last time."""
         state = (
-            self._num_loads,
+            self.num_loads,
             len(sys.modules),
             0 if self._shell is None else self._shell.execution_count,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,8 @@ from .scan import FileState, Found, Key, Scanner
 
 # So much goes in one message, which other messages to the host wait behind.
 _CHUNK_BYTES = 4 << 20
+# Calls in a row cost a look at the files now and then, and not each, unless a module was loaded.
+_LOOK_S = 0.25
 # A file that is written at this moment is read once more.
 _MAX_TRIES = 5
 _EXCLUDE = (
@@ -39,16 +42,19 @@ class CodeSync:
         ask: sends messages to agents, and waits for the answers of all of them, by host; None if
             the mesh has ended.
         name_host: names a host.
+        num_loads: returns how many modules this process has loaded and reloaded.
         say: shows the user a sentence.
     """
 
     roots: tuple[str, ...]
     ask: Callable[[Make], Mapping[int, FilesAnswer] | None]
     name_host: Callable[[int], str]
+    num_loads: Callable[[], int]
     say: Callable[[str], None]
     _files: Mapping[Key, FileState] | None = None  # that the hosts have
     _digests: dict[Key, tuple[FileState, bytes]] = field(default_factory=dict)
     _said: tuple[str, ...] = ()
+    _looked: tuple[float, int] = (-_LOOK_S, 0)  # when, and after how many loads
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -58,15 +64,23 @@ class CodeSync:
         """Offer all files to all hosts the next time, as a host is new or was away."""
         self._files = None
 
-    def bring(self) -> None:
+    def bring(self, is_hurried: bool = False) -> None:
         """Make the hosts' files equal to those here, if these have changed. Blocks.
+
+        Args:
+            is_hurried: look at the files only if that was not done a moment ago.
 
         Raises:
             MeshUsageError: a file cannot be read.
             HostError: a host cannot have the files; nothing must run on it then.
         """
+        num_loads, now = self.num_loads(), time.monotonic()
+        is_recent = num_loads == self._looked[1] and now < self._looked[0] + _LOOK_S
+        if is_hurried and is_recent and self._files is not None:
+            return
         with self._lock:
             for _ in range(_MAX_TRIES):
+                self._looked = time.monotonic(), num_loads
                 found = self._scanner.scan()
                 if found.files == self._files:
                     return

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
+from ...wire.modules import loaded
 from ...wire.ticket import Ticket
 from ..code_files.sync import CodeSync
 from ..core.core import Core, Effect
@@ -38,4 +39,4 @@ def sync_through(
         return future.result()
 
     names = [agent.host for agent in ticket.agents]
-    return CodeSync(ticket.roots, ask, names.__getitem__, warn)
+    return CodeSync(ticket.roots, ask, names.__getitem__, lambda: loaded.num_loads, warn)

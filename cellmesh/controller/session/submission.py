@@ -27,7 +27,8 @@ class Submission:
         check_usable: raises if the mesh has ended or one of some ranks is dead.
         is_over: returns whether the mesh has ended or the session has left it.
         states: asks ranks what they are doing.
-        bring_code: makes the user's modules the same on all hosts; None on one host.
+        bring_code: makes the user's modules the same on all hosts (`CodeSync.bring`); None on one
+            host.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class Submission:
         check_usable: Callable[[Sequence[int]], None],
         is_over: Callable[[], bool],
         states: Callable[[Sequence[int]], Mapping[int, RankState]],
-        bring_code: Callable[[], None] | None = None,
+        bring_code: Callable[[bool], None] | None = None,
     ) -> None:
         self._link = link
         self._runs = runs
@@ -64,7 +65,7 @@ class Submission:
             self.make_room(item.ranks, item.num_bytes)
         self._check_usable(item.ranks)
         if self._bring_code is not None and item.kind.fills and not self._link.is_in_loop():
-            self._bring_code()
+            self._bring_code(not item.kind.is_cell)
         run = self._runs.new_run(item, printer)
         parcel = item.relay(run.number)
         try:

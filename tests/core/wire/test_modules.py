@@ -63,7 +63,7 @@ def reload_by_hand(notebook: Notebook) -> None:
     # a test.
     importlib.reload(notebook.module)
     notebook.loaded._stamps[str(notebook.file)] = (1e9 + 2, notebook.file.stat().st_size)
-    notebook.loaded._num_loads += 1
+    notebook.loaded.num_loads += 1
 
 
 DONE: dict[str, tuple[Callable[[Notebook], None], int]] = {

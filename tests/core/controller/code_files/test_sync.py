@@ -16,6 +16,7 @@ from cellmesh.wire.code_files import FilesAnswer, OfferFiles, SendFiles
 from cellmesh.wire.codec import Parcel
 
 NAMES = ("a", "b")
+LOADS: list[str] = []
 
 
 class Hosts:
@@ -63,7 +64,7 @@ def said() -> list[str]:
 def code(tmp_path: Path, hosts: Hosts, said: list[str]) -> CodeSync:
     (tmp_path / "a.py").write_text("a")
     (tmp_path / "same.py").write_text("a")
-    return CodeSync((str(tmp_path),), hosts.ask, NAMES.__getitem__, said.append)
+    return CodeSync((str(tmp_path),), hosts.ask, NAMES.__getitem__, lambda: len(LOADS), said.append)
 
 
 def test_each_content_is_sent_once_to_each_host_that_lacks_it(
@@ -79,6 +80,24 @@ def test_each_content_is_sent_once_to_each_host_that_lacks_it(
     code.bring()
     assert hosts.asked == ["offer a", "offer b", "send 1 to a", "send 1 to b"]
     assert hosts.files[1]["b.py"] == b"b"
+
+
+def test_calls_in_a_row_look_now_and_then_or_after_a_load(
+    code: CodeSync, hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync, "_LOOK_S", 3600.0)
+    code.bring(is_hurried=True)
+    assert len(hosts.asked) == 4
+    (tmp_path / "a.py").write_text("b")
+    code.bring(is_hurried=True)
+    assert len(hosts.asked) == 4
+    LOADS.append("a")
+    code.bring(is_hurried=True)
+    assert len(hosts.asked) == 8
+    (tmp_path / "a.py").write_text("cc")
+    monkeypatch.setattr(sync, "_LOOK_S", 0.0)
+    code.bring(is_hurried=True)
+    assert len(hosts.asked) == 12
 
 
 def test_hosts_that_have_all_get_nothing(code: CodeSync, hosts: Hosts) -> None:
@@ -168,4 +187,4 @@ def test_only_roots_that_are_here_are_offered(hosts: Hosts, tmp_path: Path) -> N
         return {0: FilesAnswer(1)}
 
     roots = (str(tmp_path / "gone"), str(tmp_path))
-    CodeSync(roots, ask, NAMES.__getitem__, str).bring()
+    CodeSync(roots, ask, NAMES.__getitem__, int, str).bring()
