@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -80,7 +81,8 @@ def test_modules_beside_the_notebook_are_the_same_on_all_hosts(
     project.write("package/inner.py", "text = open(__file__[:-8] + 'data.txt').read()\n")
     project.write("package/data.txt", "data")
     first = project.load("first")
-    with cm.start(hosts=HOSTS, preload="first") as mesh:
+    with contextlib.ExitStack() as stack:
+        mesh = stack.enter_context(cm.start(hosts=HOSTS, preload="first", lease_s=60))
         mesh.cell("import package, first, socket, os")
         assert mesh.pull("package.text, first.number()").list == [("data", 1)] * 3
         assert mesh.pull("socket.gethostname()").list == ["cm1", "cm1", "cm2"]
@@ -103,6 +105,12 @@ def test_modules_beside_the_notebook_are_the_same_on_all_hosts(
         mesh.reloads = True
         mesh.cell("value = kept.value()")
         assert mesh.pull("value").list == [2] * 3
+        # Another controller goes on where this one was.
+        mesh.detach()
+        sent.clear()
+        mesh = stack.enter_context(cm.attach(mesh.name))
+        mesh.cell("pass")
+        assert sent == []
         # What is removed here is removed there.
         (project.directory / "package/data.txt").unlink()
         mesh.cell("there = os.path.exists(package.__path__[0] + '/data.txt')")

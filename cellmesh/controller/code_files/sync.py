@@ -39,15 +39,15 @@ class CodeSync:
 
     Args:
         roots: the directories that are kept the same.
-        ask: sends messages to agents, and waits for the answers of all of them, by host; None if
-            the mesh has ended.
+        ask: sends messages to agents, and waits so many seconds for the answers of all of them, by
+            host; None if the mesh has ended.
         name_host: names a host.
         num_loads: returns how many modules this process has loaded and reloaded.
         say: shows the user a sentence.
     """
 
     roots: tuple[str, ...]
-    ask: Callable[[Make], Mapping[int, FilesAnswer] | None]
+    ask: Callable[[Make, float | None], Mapping[int, FilesAnswer] | None]
     name_host: Callable[[int], str]
     num_loads: Callable[[], int]
     say: Callable[[str], None]
@@ -64,15 +64,17 @@ class CodeSync:
         """Offer all files to all hosts the next time, as a host is new or was away."""
         self._files = None
 
-    def bring(self, is_hurried: bool = False) -> None:
+    def bring(self, is_hurried: bool = False, timeout_s: float | None = None) -> None:
         """Make the hosts' files equal to those here, if these have changed. Blocks.
 
         Args:
             is_hurried: look at the files only if that was not done a moment ago.
+            timeout_s: how long to wait for each answer; None as long as there is the host.
 
         Raises:
             MeshUsageError: a file cannot be read.
             HostError: a host cannot have the files; nothing must run on it then.
+            TimeoutError: a host has not answered.
         """
         num_loads, now = self.num_loads(), time.monotonic()
         is_recent = num_loads == self._looked[1] and now < self._looked[0] + _LOOK_S
@@ -86,7 +88,7 @@ class CodeSync:
                     return
                 self._tell(found)
                 try:
-                    self._bring(found.files)
+                    self._bring(found.files, timeout_s)
                 except Changed:
                     continue
                 self._files = found.files
@@ -96,7 +98,7 @@ class CodeSync:
                 f"{_EXCLUDE}"
             )
 
-    def _bring(self, files: Mapping[Key, FileState]) -> None:
+    def _bring(self, files: Mapping[Key, FileState], timeout_s: float | None) -> None:
         offered = tuple(self._describe(key, state) for key, state in sorted(files.items()))
         here = tuple(index for index, root in enumerate(self.roots) if os.path.isdir(root))
 
@@ -104,7 +106,7 @@ class CodeSync:
             parcel = Parcel(OfferFiles(request, here, offered))
             return {host: [parcel] for host in hosts}
 
-        answers = self.ask(offer)
+        answers = self.ask(offer, timeout_s)
         missing = self._check(answers)
         if any(missing.values()):
             by_digest = {file.digest: (file.root, file.path) for file in offered}
@@ -117,7 +119,8 @@ class CodeSync:
                     host: list(messages(request, missing[host], contents))
                     for host in hosts
                     if missing.get(host)
-                }
+                },
+                timeout_s,
             )
             if any(self._check(answers).values()):
                 raise HostError("a host still lacks files that were sent to it")

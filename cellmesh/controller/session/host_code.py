@@ -25,7 +25,7 @@ def sync_through(
         ticket: of the mesh.
     """
 
-    def ask(make: Make) -> Answers:
+    def ask(make: Make, timeout_s: float | None) -> Answers:
         link.check_may_wait()
         future: Future[Answers] = Future()
 
@@ -36,7 +36,10 @@ def sync_through(
             return ()
 
         link.post(begin)
-        return future.result()
+        return future.result(timeout_s)
 
-    names = [agent.host for agent in ticket.agents]
-    return CodeSync(ticket.roots, ask, names.__getitem__, lambda: loaded.num_loads, warn)
+    def name_host(index: int) -> str:
+        hosts = connections()
+        return hosts.name_of(index) if hosts is not None else ""
+
+    return CodeSync(ticket.roots, ask, name_host, lambda: loaded.num_loads, warn)

@@ -186,20 +186,26 @@ def start(
     ticket, launcher, end = _launch(checked, is_lease_chosen, patience_s, on_progress)
     session = Session(ticket, launcher, end, on_progress=on_progress, started_at=started_at)
     loaded.record()
-    _bring_code(session)
+    _bring_code(session, limit_s)
     session.wait_until_ready(limit_s)
     return Mesh(session)
 
 
-def _bring_code(session: Session) -> None:
+def _bring_code(session: Session, timeout_s: float) -> None:
     """Send the hosts of a mesh that starts what they lack of the user's modules, while they import
     torch; end the mesh if one cannot have them.
     """
     try:
         if session.code is not None:
-            session.code.bring()
+            session.code.bring(timeout_s=timeout_s)
     except NoMeshError:  # the start has failed, which is explained where it is awaited
         return
+    except TimeoutError:
+        session.stop()
+        raise HostError(
+            f"the agents have not answered for {timeout_s} s: `cellmesh doctor --hosts` shows what "
+            "lies between this host and theirs"
+        ) from None
     except BaseException:
         session.stop()
         raise

@@ -159,6 +159,10 @@ class HostConnections:
             and self._inquiry.begin(index, self._fan.name_of(index), verb.reason)
         )
 
+    def name_of(self, index: int) -> str:
+        """Return a host's name."""
+        return self._fan.name_of(index)
+
     @property
     def lost(self) -> tuple[int, ...]:
         """The hosts that count as lost."""

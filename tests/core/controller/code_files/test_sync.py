@@ -29,7 +29,7 @@ class Hosts:
         self.files: dict[int, dict[str, bytes]] = {}
         self.are_gone = False
 
-    def ask(self, make: Make) -> Mapping[int, FilesAnswer] | None:
+    def ask(self, make: Make, timeout_s: float | None) -> Mapping[int, FilesAnswer] | None:
         if self.are_gone:
             return None
         return {host: self._answer(host, parcels) for host, parcels in make(7, (0, 1)).items()}
@@ -181,7 +181,7 @@ def test_messages_are_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_only_roots_that_are_here_are_offered(hosts: Hosts, tmp_path: Path) -> None:
-    def ask(make: Any) -> Mapping[int, FilesAnswer]:
+    def ask(make: Any, timeout_s: float | None) -> Mapping[int, FilesAnswer]:
         (parcel,) = make(1, (0,))[0]
         assert parcel.verb.roots == (1,)
         return {0: FilesAnswer(1)}
