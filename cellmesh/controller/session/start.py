@@ -18,6 +18,7 @@ from ...wire.host import fits, is_process, own_python, this_place
 from ...wire.marks import end_dead_meshes
 from ...wire.modules import loaded
 from ...wire.ticket import Ticket, find_strange, find_tickets, read_ticket, runtime_root
+from ..environment import check_gpu_hosts
 from ..host_list import INVITING, parse_hosts
 from ..kernel import own_kernel
 from ..mesh import Mesh
@@ -271,6 +272,7 @@ def _with_nodes(
     )
     try:
         entries = parse_hosts(allocation.nodes, request.num_ranks, request.nproc_per_host)
+        check_gpu_hosts(options.gpus, {entry.name for entry in entries})
         num_ranks = sum(entry.num_ranks for entry in entries)
         is_default = tuple(options.mesh) == (DEFAULT_DIM,)
         dims = {DEFAULT_DIM: num_ranks} if is_default else check_mesh(options.mesh, num_ranks)
