@@ -198,6 +198,14 @@ def test_host_that_is_started_again_gets_what_was_changed_since(
         assert mesh.pull("changing.VALUE").list == [1, 1, 22]
 
 
+def test_host_that_joins_gets_the_modules(project: Project, runtime_dir: Path) -> None:
+    project.write("joined.py", "VALUE = 1\n")
+    with cm.start(hosts="cm1:1", preload="joined") as mesh:
+        mesh.resize(hosts="cm2:1")
+        mesh.cell("import joined")
+        assert mesh.pull("joined.VALUE").list == [1, 1]
+
+
 def test_environment_and_gpus_of_all_hosts(
     runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

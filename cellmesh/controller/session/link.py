@@ -286,7 +286,7 @@ class Link:
                         warn(parcel.verb.text)
                     else:
                         if type(parcel.verb) is HostLost:
-                            _warn(parcel.verb.describe())
+                            warn(parcel.verb.describe())
                         effects += self._core.receive(parcel, now)
                 except Exception as error:
                     self._faults.take(error)

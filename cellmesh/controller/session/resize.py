@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from ...errors import MeshUsageError
 from ...wire.hosts import AgentAddress
+from ..code_files.sync import CodeSync
 from ..core.core import Answer, Core, Effect, HealReport
 from ..resizing import Resizing
 from .hosts.connections import HostConnections
@@ -19,20 +21,22 @@ Question = Callable[[Core, float], tuple[int, Sequence[Effect]]]
 def resize(
     plan: Resizing,
     core: Core,
-    ask: Callable[[Question, float | None], Any],
+    ask: Callable[[Question], Future[Any]],
     launcher: Launcher,
     hosts: HostConnections | None,
     note: Callable[[Resizing, Sequence[AgentAddress]], None],
+    code: CodeSync | None,
 ) -> HealReport:
     """Resize a mesh as planned. Blocks.
 
     Args:
         plan: what the mesh becomes.
         core: of the mesh.
-        ask: has the link's loop ask the core a question, and returns the answer.
+        ask: has the link's loop ask the core a question; the future gets the answer.
         launcher: starts agents on hosts that join.
         hosts: the connections to all hosts; None for a mesh on this machine.
         note: called in the link's loop once nothing speaks against the new size.
+        code: keeps the user's modules the same on all hosts.
 
     Raises:
         MeshUsageError: ranks run something, or are dead; nothing has changed.
@@ -54,7 +58,11 @@ def resize(
         note(plan, new)
         return core.resize(plan.layout, plan.dims, now)
 
-    answer: HealReport | str | None = ask(question, None)
+    asked = ask(question)
+    if new and code is not None:  # whose zygotes wait for the modules
+        code.forget()
+        code.bring()
+    answer: HealReport | str | None = asked.result()
     if isinstance(answer, str):
         raise MeshUsageError(f"the mesh cannot be resized now: {answer}")
     return answer or HealReport(failure="the mesh has ended")

@@ -258,7 +258,15 @@ class Session:
         """
         self._check_usable(())
         self._link.check_may_wait()
-        return resize(plan, self._core, self.ask, self._launcher, self._hosts, self._note_resized)
+        return resize(
+            plan,
+            self._core,
+            self._link.ask,
+            self._launcher,
+            self._hosts,
+            self._note_resized,
+            self.code,
+        )
 
     def _note_resized(self, plan: Resizing, new: Sequence[AgentAddress]) -> None:
         size, dims = sum(plan.layout), plan.dims
