@@ -18,10 +18,11 @@ from ..controller.options import MAX_RANKS, did_you_mean
 from ..errors import CellmeshError
 from ..wire.marks import end_dead_meshes
 from ..wire.segments import held_bytes
-from ..wire.ticket import find_strange, runtime_root
+from ..wire.ticket import find_strange, read_own_file, runtime_root
 from .doctor.checks import examine
 from .given_ticket import read_given
 from .kill import PATIENCE_S, end, sweep
+from .manifest import KubernetesJob, as_yaml, check_job, describe_use, kubernetes_objects
 from .meshes import Found, find_meshes, find_waiting, memory_bytes
 from .rendering import as_json, echo_findings, echo_meshes, echo_progress
 from .text import format_bytes, plural
@@ -239,6 +240,52 @@ def agent(
         if remove and ticket not in (None, "-"):
             Path(str(ticket)).expanduser().unlink(missing_ok=True)
         ctx.exit(run(text, stdin if has_orders else None, address, interface))
+
+
+@main.group()
+def manifest() -> None:
+    """Write manifests for engines that read files."""
+
+
+@manifest.command("k8s")
+@click.option("--image", required=True, help="With Python, torch and cellmesh: team/train:1.2.")
+@click.option("--name", default="cellmesh", show_default=True, help="Of the Job and the Service.")
+@click.option(
+    "--nodes", "num_nodes", type=click.IntRange(1), default=2, show_default=True, help="Pods."
+)
+@click.option(
+    "--nproc-per-host",
+    type=click.IntRange(1, MAX_RANKS),
+    default=1,
+    show_default=True,
+    help="Ranks in each pod; each asks for a CPU.",
+)
+@click.option(
+    "--gpus", "num_gpus", type=click.IntRange(0), default=0, show_default=True, help="Of each pod."
+)
+@click.option("--namespace", default="", help="By default the one that kubectl uses.")
+@click.option(
+    "--ticket",
+    default=None,
+    metavar="FILE",
+    help="The ticket that %dist_start --launch hand has written: it becomes a Secret, and pods "
+    "announce themselves to the notebook. Without it they wait for kubectl exec.",
+)
+def k8s(ticket: str | None, **options: Any) -> None:
+    """Write an Indexed Job with a headless Service, and a Secret, for Kubernetes.
+
+    Each pod is a host of a mesh, on a node of its own. Nothing is run. With --ticket, what is
+    written has the ticket in it: give it to kubectl, or keep it in a file of mode 0600.
+
+    \b
+    Examples:
+      cellmesh manifest k8s --image team/train:1.2 --nodes 2 --nproc-per-host 4 --gpus 4
+      cellmesh manifest k8s --image team/train:1.2 --ticket ~/join.json | kubectl apply -f -
+    """
+    text = "" if ticket is None else read_own_file(Path(ticket).expanduser()).decode().strip()
+    job = KubernetesJob(ticket=text, **options)
+    check_job(job)
+    click.echo(f"{describe_use(job)}\n{as_yaml(kubernetes_objects(job))}", nl=False)
 
 
 @main.command()
