@@ -34,5 +34,5 @@ def test_two_hosts_notebook_runs_by_ssh(
         for cell in notebook.cells
         for output in cell.get("outputs", ())
     )
-    assert "was on cm2, which is lost" in outputs
+    assert "ranks 2-3 were on cm2, which is lost" in outputs
     assert "cm3" in outputs
