@@ -319,7 +319,12 @@ def attach(name: str | None = None, *, steal: bool = False, sink: Sink | None = 
     try:
         end = launcher.start()
     except HostError:
-        raise _gone(ticket) from None
+        if not ticket.agents:
+            raise _gone(ticket) from None
+        raise NoMeshError(
+            f"{ticket.name} cannot be attached: no answer of the {launcher.describe()}. Either it "
+            "has ended (`%dist_start` starts another), or this host does not reach it"
+        ) from None
     if isinstance(launcher, HostAgents):
         ticket = launcher.ticket  # with the ways from here to the agents
     session = Session(
