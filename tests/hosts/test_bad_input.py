@@ -161,5 +161,5 @@ def test_ticket_of_a_mesh_that_is_gone_is_refused(
         path.write_bytes(own_ticket(runtime_dir).path.read_bytes())
         path.chmod(0o600)
         assert mesh.run(abs, -1).list == [1, 1]
-    with pytest.raises(CellmeshError, match="no answer of the agents on cm1, cm2"):
+    with pytest.raises(CellmeshError, match="no agent on cm1, cm2 answers"):
         cm.attach(str(path))

@@ -316,7 +316,7 @@ class Session:
         reason = reason_of(self.life.end)
         if not reason:
             reason = (
-                f"no answer of the {self._launcher.describe()} within {timeout_s:.0f} s. Either it "
+                f"no answer within {timeout_s:.0f} s ({self._launcher.describe()}). Either it "
                 "has ended (`%dist_start` starts another), or this host does not reach it"
             )
         raise NoMeshError(f"{self.name} cannot be attached: {reason}")

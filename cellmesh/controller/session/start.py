@@ -321,9 +321,10 @@ def attach(name: str | None = None, *, steal: bool = False, sink: Sink | None = 
     except HostError:
         if not ticket.agents:
             raise _gone(ticket) from None
+        hosts = ", ".join(agent.host for agent in ticket.agents)
         raise NoMeshError(
-            f"{ticket.name} cannot be attached: no answer of the {launcher.describe()}. Either it "
-            "has ended (`%dist_start` starts another), or this host does not reach it"
+            f"{ticket.name} cannot be attached: no agent on {hosts} answers. Either it has ended "
+            "(`%dist_start` starts another), or this host does not reach it"
         ) from None
     if isinstance(launcher, HostAgents):
         ticket = launcher.ticket  # with the ways from here to the agents
