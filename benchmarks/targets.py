@@ -179,7 +179,13 @@ HOSTS_TARGETS = (
         2.5,
     ),
     Target(
-        "no-op call over TCP with CURVE / over ipc",
+        "no-op call on 1 x 8 over TCP with CURVE / over ipc",
+        _ratio(("hosts", "one_call_s"), ("hosts", "local_call_s")),
+        "most",
+        1.5,
+    ),
+    Target(
+        "no-op call on 2 x 4 over TCP with CURVE / over ipc",
         _ratio(("hosts", "call_s"), ("hosts", "local_call_s")),
         "most",
         1.5,
