@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ import cellmesh as cm
 from cellmesh.errors import CellmeshError, HostError, MeshUsageError, RankFailure
 from cellmesh.wire.curve import new_keys, use_curve
 from cellmesh.wire.ticket import Ticket, find_tickets
-from tests.conftest import check_nothing_left, own_runtime_dir
+from tests.conftest import check_nothing_left, own_runtime_dir, processes_of
 from tests.faults.watching import wait_until
 
 WAIT_S = 60.0
@@ -203,6 +204,23 @@ def test_secrets_are_in_no_command_line_and_no_environment(mesh: cm.Mesh, direct
                 assert not any(secret in text for secret in secrets)
     environment = mesh.run(lambda: dict(os.environ)).list
     assert not any(secret in str(environment) for secret in secrets)
+
+
+def test_agents_on_hosts_end_once_their_notebook_has_died() -> None:
+    script = (
+        "import cellmesh as cm, time\n"
+        f"cm.start(hosts='a:1,b:1', launch={HERE!r}, lease_s=0, host_lease_s=1)\n"
+        "print('up', flush=True); time.sleep(600)\n"
+    )
+    with own_runtime_dir() as directory:
+        command = [sys.executable, "-c", script]
+        notebook = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+        assert notebook.stdout is not None
+        assert notebook.stdout.readline() == b"up\n"
+        notebook.kill()
+        notebook.wait()
+        notebook.stdout.close()
+        wait_until(lambda: not processes_of(directory), WAIT_S, "agents end")
 
 
 def lose(mesh: cm.Mesh, ranks: set[int], number: signal.Signals) -> psutil.Process:

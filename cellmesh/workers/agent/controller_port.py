@@ -50,6 +50,11 @@ _MAX_MESSAGES = 1000
 _HELLO_S = 5.0
 # How long an agent waits for the first controller of a mesh on many hosts.
 _FIRST_S = 120.0
+# How long after the end of a connection it is looked for whose it was.
+_LOOK_S = 0.2
+# An agent gives its controller up so much later than the controller the host: a controller that
+# comes back to an agent which has left it must know that the agent's messages begin again.
+_LATER_S = 5.0
 # Controllers that were sent away may ask why.
 _MAX_DISMISSED = 100
 
@@ -94,6 +99,7 @@ class Attachment:
         self._dismissed: collections.OrderedDict[bytes, str] = collections.OrderedDict()
         self._watched: set[int] = set()
         self._lost_at: float | None = None  # when a controller that is not heard counts as gone
+        self._look_at: float | None = None  # when to look whether it is connected
         context: zmq.Context[transport.Socket] = zmq.Context()
         self.port: TcpPort | None = None
         if self._ticket.host is None:
@@ -102,7 +108,7 @@ class Attachment:
             secret = self._ticket.curve_secret
             keys = KeyPair(public_of(secret), secret)
             self.port = TcpPort(
-                context, self._ticket.host, keys, self._events, self._connection_changed
+                context, self._ticket.host, keys, self._events, self._connection_lost
             )
             self._socket = self.port.socket
             self._lost_at = time.monotonic() + _FIRST_S
@@ -165,6 +171,8 @@ class Attachment:
         """Act on time-outs (lease, acknowledgement) that have passed."""
         if self._identity is not None and self._reliable.owes_ack(now):
             self._send([self._identity, self._reliable.wrap_aside()])
+        if self._look_at is not None and now >= self._look_at:
+            self._look(now)
         if self._lost_at is not None and now >= self._lost_at:
             self._lost_at = None
             if self._is_attached:
@@ -176,6 +184,8 @@ class Attachment:
     def deadline(self) -> float | None:
         """Return the time at which `tick` must be called; None if no time-out runs."""
         due = self._lease_ends if self._identity is None else self._reliable.ack_at
+        if self._look_at is not None:
+            due = self._look_at if due is None else min(due, self._look_at)
         if self._lost_at is None:
             return due
         return self._lost_at if due is None else min(due, self._lost_at)
@@ -219,6 +229,7 @@ class Attachment:
         if hello.key != self._key:
             return
         if identity == self._identity and hello.link == self._link:  # its connection broke
+            self._lost_at = None
             self._welcome(identity, self._reliable.num_received, 0)
             for preamble, message in self._reliable.resume(hello.num_received):
                 self._send([identity, preamble, *encode(message)])
@@ -261,7 +272,7 @@ class Attachment:
     def _accept(self, identity: bytes, hello: Hello) -> None:
         away_s = 0.0 if self._is_attached else time.monotonic() - self._since
         state, deaths, dims = self._greet()
-        self._identity, self._link = identity, hello.link
+        self._identity, self._link, self._lost_at = identity, hello.link, None
         self._reliable = self._new_reliable()
         self._welcome(identity, 0, away_s, dims)
         self.spool.attend(state, deaths)
@@ -315,10 +326,17 @@ class Attachment:
         )
         self._left()
 
-    def _connection_changed(self, is_connected: bool) -> None:
-        # A probe of the way comes before the first controller.
-        lease_s = _FIRST_S if self._identity is None else self._ticket.host_lease_s
-        self._lost_at = None if is_connected else time.monotonic() + lease_s
+    def _connection_lost(self) -> None:
+        """Look soon whether it was the controller's: ZeroMQ does not tell, and takes a moment."""
+        self._look_at = time.monotonic() + _LOOK_S
+
+    def _look(self, now: float) -> None:
+        self._look_at = None
+        if self._identity is None or self.port is None or self._lost_at is not None:
+            return
+        if not self.port.reaches(self._identity, [self._reliable.wrap_aside()]):
+            self._lost_at = now + self._ticket.host_lease_s + _LATER_S
+        self.may_be_readable = True
 
     def _watch(self, pid: int) -> None:
         if pid not in self._watched:  # it may have left and attached again

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import zmq
 
 from ...wire import transport
+from ...wire.codec import Frame
 from ...wire.curve import AllowList, KeyPair
 from ...wire.hosts import HostPart
 from .events import Events, Order
@@ -29,7 +30,7 @@ class TcpPort:
         part: what the agent runs, with its address and the controllers' key.
         keys: the agent's.
         events: the agent's loop.
-        changed: called with whether any controller is connected, when that changes.
+        lost: called when a connection has ended, whose ever it was.
 
     Attributes:
         socket: the ROUTER.
@@ -44,36 +45,41 @@ class TcpPort:
         part: HostPart,
         keys: KeyPair,
         events: Events,
-        changed: Callable[[bool], None],
+        lost: Callable[[], None],
     ) -> None:
-        self._changed = changed
-        self._connections: set[int] = set()
+        self._lost = lost
         self.num_refused = 0
         self._allowed = AllowList(context, [part.controller_key])
         host = f"[{part.address}]" if ":" in part.address else part.address
         self.socket = transport.bind_router(context, f"tcp://{host}:*", keys)
         self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        watched = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _REFUSED
+        watched = zmq.EVENT_DISCONNECTED | _REFUSED
         self._monitor = self.socket.get_monitor_socket(watched)
         events.add(self._allowed.fileno(), Order.SOCKET, lambda event: self._allowed.serve())
         events.add(
             int(self._monitor.getsockopt(zmq.FD)), Order.SOCKET, lambda event: self._hear_monitor()
         )
 
+        self._hear_monitor()  # ZeroMQ signals on the descriptor what comes after a first look only
+
+    def reaches(self, identity: bytes, frames: list[Frame]) -> bool:
+        """Send a message to a peer; return whether the peer is connected."""
+        self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        try:
+            transport.send(self.socket, [identity, *frames])
+        except zmq.ZMQError:
+            return False
+        finally:
+            self.socket.setsockopt(zmq.ROUTER_MANDATORY, 0)
+        return True
+
     def _hear_monitor(self) -> None:
-        was_connected = bool(self._connections)
         while transport.readable(self._monitor):
             event = self._monitor.recv_multipart()[0]
-            number = int.from_bytes(event[:2], sys.byteorder)
-            descriptor = int.from_bytes(event[2:6], sys.byteorder)
-            if number == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._connections.add(descriptor)
-            elif number == zmq.EVENT_DISCONNECTED:
-                self._connections.discard(descriptor)
+            if int.from_bytes(event[:2], sys.byteorder) == zmq.EVENT_DISCONNECTED:
+                self._lost()
             else:
                 self.num_refused += 1
-        if bool(self._connections) != was_connected:
-            self._changed(bool(self._connections))
 
     def dial(self, endpoint: str) -> None:
         """Also connect to a controller that listens: it is authenticated as those that connect."""

@@ -1,0 +1,48 @@
+"""The agent's TCP socket: it tells when a connection has ended, and whether a peer is there."""
+
+from __future__ import annotations
+
+import time
+
+import zmq
+
+from cellmesh.wire.curve import new_keys, use_curve
+from cellmesh.wire.faults import Faults
+from cellmesh.wire.hosts import HostPart
+from cellmesh.workers.agent.events import Events
+from cellmesh.workers.agent.tcp_port import TcpPort
+
+WAIT_S = 20.0
+
+
+def test_ended_connection_is_told_and_its_peer_is_not_reached() -> None:
+    ended: list[None] = []
+    events = Events(Faults("the test", print))
+    controller, agent = new_keys(), new_keys()
+    part = HostPart(0, 1, "a", 0, 1, controller.public, address="127.0.0.1")
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    port = TcpPort(context, part, agent, events, lambda: ended.append(None))
+    dealer = context.socket(zmq.DEALER)
+    dealer.setsockopt(zmq.LINGER, 0)
+    dealer.setsockopt(zmq.ROUTING_ID, b"C1")
+    use_curve(dealer, controller.secret, agent.public)
+    dealer.connect(port.endpoint)
+    dealer.send(b"hello")
+    deadline = time.monotonic() + WAIT_S
+    while not port.socket.poll(0) and time.monotonic() < deadline:
+        events.wait(0.05)
+    assert port.socket.recv_multipart() == [b"C1", b"hello"]
+    assert port.reaches(b"C1", [b"there?"])
+    assert dealer.recv() == b"there?"
+    assert not port.reaches(b"C2", [b"there?"])
+    assert not ended
+    dealer.close()
+    while not ended and time.monotonic() < deadline:
+        events.wait(0.05)
+    assert ended
+    while port.reaches(b"C1", [b"there?"]) and time.monotonic() < deadline:
+        events.wait(0.05)
+    assert not port.reaches(b"C1", [b"there?"])
+    port.close()
+    port.socket.close()
+    context.term()
