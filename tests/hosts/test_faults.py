@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -49,14 +50,20 @@ def _nothing_is_left(machines: list[Host]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def mesh_of(machines: list[Host], hosts: str, **options: object) -> Iterator[cm.Mesh]:
+    others = [process for host in machines for process in host.meshes()]
     with own_runtime_dir():
         with cm.start(hosts=hosts, lease_s=60, **options) as mesh:  # type: ignore[arg-type]
             mesh.cell(MODEL)
             yield mesh
         for host in machines:
-            _, left = psutil.wait_procs(host.meshes(), timeout=LEFTOVER_S)
+            own = [process for process in host.meshes() if process not in others]
+            _, left = psutil.wait_procs(own, timeout=LEFTOVER_S)
             assert not left, f"left on {host.name}: {left}"
-            assert not list(host.directory.glob("run/cellmesh/*")), f"files on {host.name}"
+            assert not files_of(mesh, host), f"files on {host.name}"
+
+
+def files_of(mesh: cm.Mesh, host: Host) -> list[Path]:
+    return list(host.directory.glob(f"run/cellmesh/{mesh.name}-*"))
 
 
 @pytest.fixture(scope="module")
@@ -146,8 +153,9 @@ def test_replaced_host_ends_when_its_cable_is_mended(index: int, machines: list[
     """The first host has the store; ranks that are cut off wait for the others in new groups."""
     lost, living = ((0, 1), [2, 3]) if index == 0 else ((2, 3), [0, 1])
     host = machines[index]
+    others = host.meshes()
     with mesh_of(machines, "cm1:2,cm2:2,cm3:2", spares=1, host_lease_s=1.0) as mesh:
-        old = host.meshes()
+        old = [process for process in host.meshes() if process not in others]
         cut_off = mesh[list(lost)].submit_cell("while True: dist.new_group()")
         host.cut()
         wait_until(lambda: lost_ranks(mesh) == set(lost), WAIT_S, "the host is lost")
@@ -159,7 +167,7 @@ def test_replaced_host_ends_when_its_cable_is_mended(index: int, machines: list[
         assert mesh.pull("float(x)").list == [4.0] * 4
         _, left = psutil.wait_procs(old, timeout=WAIT_S)
         assert not left
-        wait_until(lambda: not list(host.directory.glob("run/cellmesh/*")), WAIT_S, "no files")
+        wait_until(lambda: not files_of(mesh, host), WAIT_S, "no files")
         assert mesh[living].pull("kept").list == [rank + 5 for rank in living]
 
 
