@@ -15,7 +15,9 @@ from pathlib import Path
 
 import psutil
 
+from ..controller.session.hosts.standing import end_agents
 from ..errors import HostError
+from ..wire.host import format_span
 from ..wire.marks import is_dead
 from ..wire.ticket import Ticket, remove_directory, remove_own_directory
 from .meshes import Found, processes_of
@@ -43,7 +45,26 @@ def end(found: Found, patience_s: float = PATIENCE_S) -> bool:
     Raises:
         HostError: a process or the directory is still there.
     """
-    return (_end_waiting if found.state == "waiting" else _end_mesh)(found, patience_s)
+    if found.state == "waiting":
+        return _end_waiting(found, patience_s)
+    if found.ticket.spans_hosts:
+        return _end_on_hosts(found, patience_s)
+    return _end_mesh(found, patience_s)
+
+
+def _end_on_hosts(found: Found, patience_s: float) -> bool:
+    ticket = found.ticket
+    left = end_agents(ticket, patience_s)
+    if found.state == "unheard" or not left:
+        remove_directory(Path(ticket.directory))
+    if left:
+        where = ", ".join(f"{agent.host} ({agent.endpoint})" for agent in left)
+        lease = format_span(ticket.lease_s) if ticket.lease_s else "end of its connection"
+        raise HostError(
+            f"{ticket.name} may live on: {where} did not answer. It ends there by itself at the "
+            f"end of its lease ({lease}), or by `cellmesh stop --all` on that host"
+        )
+    return True
 
 
 def _end_mesh(found: Found, patience_s: float) -> bool:

@@ -83,7 +83,9 @@ def ps(wants_json: bool) -> None:
     lasts), its age, the memory of all its processes together, shared pages counted once, and how
     much of it are segments: large values sent to ranks, and memory kept for the next ones.
 
-    A zygote that a notebook keeps for its next mesh is listed as waiting, without ranks.
+    A zygote that a notebook keeps for its next mesh is listed as waiting, without ranks. Of a mesh
+    on many hosts, the agents are asked. How many peers its sockets have refused, because they had
+    no key of the mesh, is said below the table.
 
     What a crash has left of a mesh that is dead is ended and removed, and said.
 
@@ -124,6 +126,9 @@ def _describe(mesh: Found, memory: int, held: int, swept: set[str]) -> dict[str,
         "age_s": round(mesh.age_s, 3),
         "memory_bytes": memory,
         "segments_bytes": held,
+        "hosts": [agent.host for agent in ticket.agents],
+        "unheard": mesh.unheard,
+        "num_refused": holder.num_refused if holder is not None else 0,
         "cwd": ticket.cwd,
         "directory": ticket.directory,
     }
@@ -201,6 +206,9 @@ def _stop(mesh: Found, timeout_s: float) -> None:
     what = f"{plural(mesh.ticket.num_ranks, 'rank')}, {plural(len(mesh.pids), 'process')}"
     if mesh.state == "waiting":
         what = "it waited for the next mesh"
+    if mesh.ticket.spans_hosts:
+        hosts = ", ".join(agent.host for agent in mesh.ticket.agents)
+        what = f"{plural(mesh.ticket.num_ranks, 'rank')} on {hosts}"
     memory = format_bytes(memory_bytes(mesh.pids))
     how = "stopped" if end(mesh, timeout_s) else "killed"
     click.echo(f"{how} {name}: {what}, {memory}")

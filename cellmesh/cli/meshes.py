@@ -17,10 +17,12 @@ from typing import Literal
 
 import psutil
 
+from ..controller.session.hosts.standing import ask_agents, summarize
 from ..wire import marks
+from ..wire.holder import Holder, read_holder
 from ..wire.host import this_place
 from ..wire.prestart import kernel_of
-from ..wire.ticket import Holder, Ticket, find_tickets, read_holder
+from ..wire.ticket import Ticket, find_tickets
 
 # An agent writes its number into the ticket within a second; a loaded machine may need longer.
 STARTING_S = 60.0
@@ -46,7 +48,9 @@ SHARED_FILESYSTEMS = frozenset(
 # What the agent's and the zygote's commands import from.
 _PACKAGE = "cellmesh.workers"
 
-State = Literal["running", "detached", "starting", "stale", "leftover", "elsewhere", "waiting"]
+State = Literal[
+    "running", "detached", "starting", "stale", "leftover", "elsewhere", "unheard", "waiting"
+]
 
 
 @dataclass(frozen=True)
@@ -58,11 +62,13 @@ class Found:
         state: ``running``; ``detached``: it runs, and nobody is attached; ``starting``: its agent
             has not signed the ticket yet; ``stale``: nothing of it runs, only its directory is
             left; ``leftover``: its agent is gone, but not all its processes; ``elsewhere``: its
-            agent is not seen here, and it may run on another host or in a container; ``waiting``:
-            it is no mesh, but the zygote that a notebook keeps for its next one.
+            agent is not seen here, and it may run on another host or in a container;
+            ``unheard``: none of its agents on other hosts answers; ``waiting``: it is no mesh, but
+            the zygote that a notebook keeps for its next one.
         pids: its processes; the agent first where it runs.
         age_s: seconds since it was started.
         holder: who holds it, or did last; None if that is not known.
+        unheard: of a mesh on many hosts, those whose agents do not answer.
     """
 
     ticket: Ticket
@@ -70,6 +76,7 @@ class Found:
     pids: tuple[int, ...]
     age_s: float
     holder: Holder | None = None
+    unheard: tuple[str, ...] = ()
 
     @property
     def living(self) -> bool:
@@ -98,6 +105,9 @@ def find_meshes(root: Path) -> list[Found]:
     now = time.time()
     found = []
     for ticket in tickets:
+        if ticket.spans_hosts:
+            found.append(_find_by_agents(ticket))
+            continue
         pids = carriers.get(str(ticket.path), [])
         age_s = max(0.0, now - ticket.created_at)
         state = classify(ticket, pids, age_s)
@@ -113,6 +123,27 @@ def find_meshes(root: Path) -> list[Found]:
                 state = "detached"
         found.append(Found(ticket, state, tuple(pids), age_s, holder))
     return found
+
+
+def _find_by_agents(ticket: Ticket) -> Found:
+    """Ask the agents on other hosts, where the mesh's processes are."""
+    age_s = max(0.0, time.time() - ticket.created_at)
+    own = read_holder(ticket)  # what the notebook's own listener has refused
+    if not ticket.agents:  # they are being started by this process
+        is_starting = age_s < STARTING_S or psutil.pid_exists(ticket.controller_pid)
+        return Found(ticket, "starting" if is_starting else "stale", (), age_s, own)
+    standings = ask_agents(ticket)
+    holder = summarize(standings, own)
+    unheard = tuple(each.agent.host for each in standings if each.standing is None)
+    if holder is not None:
+        return Found(
+            ticket, "running" if holder.is_attached else "detached", (), age_s, holder, unheard
+        )
+    has_ended = all(each.has_ended for each in standings)
+    is_indirect = any(agent.way != "agent" for agent in ticket.agents)  # reached by the notebook
+    if is_indirect and psutil.pid_exists(ticket.controller_pid):
+        return Found(ticket, "running", (), age_s, own, unheard)
+    return Found(ticket, "stale" if has_ended else "unheard", (), age_s, None, unheard)
 
 
 def find_waiting(root: Path) -> list[Found]:
@@ -163,8 +194,6 @@ def classify(ticket: Ticket, pids: Iterable[int], age_s: float) -> State:
         age_s: seconds since the ticket was made.
     """
     pids = set(pids)
-    if ticket.agents and ticket.host is None:  # its processes are on other hosts
-        return "elsewhere"
     if ticket.agent_pid in pids:
         return "running"
     if ticket.agent_pid == 0 and (pids or age_s < STARTING_S):

@@ -69,9 +69,9 @@ def echo_meshes(
     else:
         click.echo("no mesh is running")
     for mesh, *_ in rows:
-        remark = _remark(mesh, mesh.ticket.name in swept)
-        if remark:
-            click.secho(remark, fg="yellow", err=True)
+        for remark in (_remark(mesh, mesh.ticket.name in swept), _refusals(mesh), _unheard(mesh)):
+            if remark:
+                click.secho(remark, fg="yellow", err=True)
     for text in strange:
         click.secho(text, fg="yellow", err=True)
 
@@ -100,18 +100,34 @@ def _holder(mesh: Found) -> str:
     left_s = mesh.lease_left_s(time.time())
     if left_s is not None:
         return f"none, {format_seconds(left_s)} left"
-    return str(
-        mesh.holder.controller_pid if mesh.holder is not None else mesh.ticket.controller_pid
+    if mesh.holder is None:
+        return str(mesh.ticket.controller_pid)
+    where = f" on {mesh.holder.host}" if mesh.ticket.spans_hosts and mesh.holder.host else ""
+    return f"{mesh.holder.controller_pid}{where}"
+
+
+def _refusals(mesh: Found) -> str:
+    holder = mesh.holder
+    if holder is None or not holder.num_refused:
+        return ""
+    ago = format_seconds(max(0.0, time.time() - holder.refused_at))
+    return (
+        f"{mesh.ticket.name} has refused {plural(holder.num_refused, 'peer')} without a key of it, "
+        f"the last one {ago} ago"
     )
+
+
+def _unheard(mesh: Found) -> str:
+    if not mesh.unheard or not mesh.living:
+        return ""
+    return f"{mesh.ticket.name}: {', '.join(mesh.unheard)} does not answer"
 
 
 def _remark(mesh: Found, swept: bool) -> str:
     name, directory = mesh.ticket.name, mesh.ticket.directory
     if swept:
-        return (
-            f"{name} is dead (its agent, process {mesh.ticket.agent_pid}, has gone): removed "
-            f"{directory}"
-            + (f" and ended processes {', '.join(map(str, mesh.pids))}" if mesh.pids else "")
+        return f"{name} is dead ({_why_dead(mesh)}): removed {directory}" + (
+            f" and ended processes {', '.join(map(str, mesh.pids))}" if mesh.pids else ""
         )
     if mesh.state == "leftover":
         pids = ", ".join(map(str, mesh.pids))
@@ -119,12 +135,23 @@ def _remark(mesh: Found, swept: bool) -> str:
             f"{name}: its agent has gone, but not processes "
             f"{pids}: `cellmesh stop {name}` ends them"
         )
+    if mesh.state == "unheard":
+        return (
+            f"{name}: none of its hosts answers ({', '.join(mesh.unheard)}); it may live on there "
+            f"until its lease ends. `cellmesh stop {name}` forgets it here"
+        )
     if mesh.state == "elsewhere":
         return (
             f"{name} is not seen from here; it may run on another host or in a container. If not: "
             f"`rm -r {directory}`"
         )
     return f"{name} is dead, and {directory} could not be removed" if mesh.state == "stale" else ""
+
+
+def _why_dead(mesh: Found) -> str:
+    if mesh.ticket.spans_hosts:
+        return f"nothing of it listens on {', '.join(mesh.unheard)}"
+    return f"its agent, process {mesh.ticket.agent_pid}, has gone"
 
 
 def _short(path: str) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from .holder import Holder
+from .hosts import AgentAddress
 from .verb import Verb
 
 
@@ -26,6 +28,22 @@ class Hello(Verb, frozen=True):
     steal: bool = False
     package: str = ""
     torch: str = ""
+    host: str = ""
+
+    def __repr__(self) -> str:
+        return f"<Hello of process {self.pid}>"  # the key is no log's and no traceback's
+
+
+class Inquire(Verb, frozen=True):
+    """A process that has the mesh's key asks how the mesh stands, or `ends` it, without being its
+    controller.
+    """
+
+    key: bytes
+    ends: bool = False
+
+    def __repr__(self) -> str:
+        return f"<Inquire, ends={self.ends}>"
 
 
 class Detach(Verb, frozen=True):
@@ -59,6 +77,25 @@ class Welcome(Verb, frozen=True):
     mesh_shape: tuple[int, ...] = ()
     num_dropped_bytes: int = 0
     away_s: float = 0.0
+
+
+class Standing(Verb, frozen=True):
+    """What an agent answers to `Inquire`, with the `SetAgents` that it was sent last."""
+
+    agent_pid: int
+    holder: Holder
+    agents: SetAgents | None = None
+
+
+class SetAgents(Verb, frozen=True):
+    """Note where the agents of the mesh are, for controllers whose copy of the ticket is older.
+
+    `revision`: how often they have changed; `num_resizes`: as of the ticket.
+    """
+
+    agents: tuple[AgentAddress, ...]
+    revision: int
+    num_resizes: int = 0
 
 
 class Refused(Verb, frozen=True):

@@ -7,7 +7,7 @@ server accepts is asked over ZAP (rfc.zeromq.org/spec/27), before a byte of thei
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import zmq
 from zmq.utils import z85
@@ -22,7 +22,7 @@ class KeyPair:
     """A key pair of CURVE's, in Z85."""
 
     public: str
-    secret: str
+    secret: str = field(repr=False)
 
 
 def new_keys() -> KeyPair:

@@ -23,7 +23,7 @@ from typing import ClassVar, Literal
 import msgspec
 
 from . import checkpoint, comms, completion, inspect, replicas, trace
-from .attach import Detach, Detached, Hello, Refused, Welcome
+from .attach import Detach, Detached, Hello, Inquire, Refused, SetAgents, Standing, Welcome
 from .code_files import FilesAnswer, OfferFiles, SendFiles
 from .comms import FromFrontEnd, ToFrontEnd
 from .groups import Blueprint, Describe, GroupCount, Heal, SetMesh
@@ -146,6 +146,7 @@ class MakeStore(Verb, frozen=True):
 
 ToAgent = (
     Hello
+    | Inquire
     | Detach
     | Relay
     | Restart
@@ -163,6 +164,7 @@ ToAgent = (
     | Unwanted
     | OfferFiles
     | SendFiles
+    | SetAgents
 )
 
 
@@ -367,11 +369,14 @@ class Progress(Verb, frozen=True):
 
 
 class MeshReady(Verb, frozen=True):
-    """The agent says that all ranks are ready; the c10d store listens on `store_port`."""
+    """The agent says that all ranks are ready; the c10d store listens on `store_port`, of
+    `store_address` where a controller attaches to a mesh on many hosts.
+    """
 
     ranks: tuple[RankInfo, ...]
     store_port: int = 0
     incarnation: int = 0
+    store_address: str = ""
 
 
 class StoreUp(Verb, frozen=True):
@@ -447,6 +452,7 @@ class Stopped(Verb, frozen=True):
 
 ToController = (
     Welcome
+    | Standing
     | Refused
     | Detached
     | Progress

@@ -51,6 +51,9 @@ class Invitation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     public_key: str
     secret: str
 
+    def __repr__(self) -> str:
+        return f"<Invitation to {self.mesh}>"  # its key is no log's and no traceback's
+
 
 class HostFacts(msgspec.Struct, frozen=True):
     """What a host reports of itself when it joins: its addresses, GPUs, versions.

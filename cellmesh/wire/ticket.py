@@ -72,6 +72,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         agent_ticks: when that started (`place.started_ticks`).
         host: what the agent runs of a mesh on many hosts; None for all ranks, on one host.
         agents: where the agents of a mesh on many hosts are reached; () on one host.
+        agents_revision: how often the agents have changed: were replaced, or resized.
         launch: the command line that starts agents on other hosts; "" for ssh.
         interface: the hosts' network interface; "" for that of the route to the notebook's host.
         spares: hosts that may take the place of lost ones.
@@ -119,6 +120,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     agent_ticks: int = 0
     host: HostPart | None = None
     agents: tuple[AgentAddress, ...] = ()
+    agents_revision: int = 0
     launch: str = ""
     interface: str = ""
     spares: tuple[str, ...] = ()
@@ -137,6 +139,9 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     invitation: Invitation | None = None
     invitation_secret: str = ""
 
+    def __repr__(self) -> str:
+        return f"<Ticket of {self.name}>"  # its keys are no log's and no traceback's
+
     @property
     def agent_endpoint(self) -> str:
         """The endpoint on which a mesh's only agent serves controllers."""
@@ -146,6 +151,13 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def layout(self) -> tuple[int, ...]:
         """How many ranks each host has, as far as the ticket names the mesh's hosts."""
         return tuple(agent.num_ranks for agent in self.agents) or (self.num_ranks,)
+
+    @property
+    def spans_hosts(self) -> bool:
+        """Whether it is the ticket of a mesh on many hosts, for controllers: its agents are on
+        other hosts.
+        """
+        return bool(self.curve_secret) and self.host is None
 
     @property
     def ranks(self) -> range:
@@ -182,20 +194,6 @@ def path_of_ranks(ticket: Ticket, places: Sequence[str]) -> tuple[str, ...]:
     theirs = [placed.get(path, path) for path in ticket.notebook_path]
     there = [path for path in theirs if path in places or os.path.isdir(path)]
     return tuple(dict.fromkeys([*there, *ticket.sys_path]))
-
-
-class Holder(msgspec.Struct, frozen=True, kw_only=True):
-    """The controller that holds a mesh, as written to a file by the agent.
-
-    Attributes:
-        controller_pid: the process of the controller that is attached, or was last.
-        is_attached: whether it is.
-        since: when it attached or left, in seconds since the epoch.
-    """
-
-    controller_pid: int
-    is_attached: bool
-    since: float
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -285,25 +283,8 @@ def write_ticket(ticket: Ticket) -> Path:
     Raises:
         HostError: it cannot be written.
     """
-    _write(ticket.path, ticket)
+    write_whole(ticket.path, ticket)
     return ticket.path
-
-
-def write_holder(ticket: Ticket, holder: Holder) -> None:
-    """Write the file that names a mesh's controller.
-
-    Raises:
-        HostError: it cannot be written.
-    """
-    _write(ticket.holder_path, holder)
-
-
-def read_holder(ticket: Ticket) -> Holder | None:
-    """Read which controller holds a mesh; None if the agent has not written it yet."""
-    try:
-        return msgspec.json.decode(read_own_file(ticket.holder_path), type=Holder)
-    except (HostError, msgspec.MsgspecError, UnicodeDecodeError):
-        return None
 
 
 def read_ticket(path: Path) -> Ticket:
@@ -428,7 +409,12 @@ def remove_own_directory(ticket: Ticket) -> bool:
     return not os.path.lexists(ticket.directory)
 
 
-def _write(path: Path, value: Ticket | Holder) -> None:
+def write_whole(path: Path, value: msgspec.Struct) -> None:
+    """Write a struct to its file as JSON, mode 0600, whole or not at all.
+
+    Raises:
+        HostError: it cannot be written.
+    """
     draft = path.with_suffix(".new")
     try:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -137,6 +137,21 @@ def send_or_drop(socket: Socket, frames: list[Frame]) -> None:
         send(socket, frames[1:])
 
 
+def reaches(router: Socket, frames: list[Frame]) -> bool:
+    """Send one message on a ROUTER; return whether there is a connection to the peer."""
+    router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    try:
+        readable(router)  # has ZeroMQ take note of connections that have ended
+        send(router, frames)
+    except zmq.ZMQError as error:
+        if error.errno != zmq.EHOSTUNREACH:
+            raise
+        return False
+    finally:
+        router.setsockopt(zmq.ROUTER_MANDATORY, 0)
+    return True
+
+
 def readable(socket: Socket) -> bool:
     """Return whether a message has arrived at a socket, as its descriptor reports changes only."""
     return bool(int(_get(socket, _EVENTS)) & _POLLIN)

@@ -15,7 +15,8 @@ import pytest
 from nbclient import NotebookClient
 
 from cellmesh.controller.session.start import attach, living_meshes
-from cellmesh.wire.ticket import read_holder, read_ticket, runtime_root
+from cellmesh.wire.holder import read_holder
+from cellmesh.wire.ticket import read_ticket, runtime_root
 from tests.conftest import LEFTOVER_S, check_nothing_left, kernel_config
 
 from .test_kernel import Notebook, open_notebook

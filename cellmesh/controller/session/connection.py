@@ -18,7 +18,7 @@ from ...wire import transport
 from ...wire.attach import Detached, Hello, Refused, Welcome
 from ...wire.bulk import Arrivals, Sender
 from ...wire.codec import Frame, Parcel, at_controller, encode
-from ...wire.host import own_package, own_python, own_torch, own_version
+from ...wire.host import host_name, own_package, own_python, own_torch, own_version
 from ...wire.messages import PROTOCOL, Died, Done, MeshReady, Ranked, Relay
 from ...wire.reliable import Reliable
 from ...wire.segments import SegmentFrame
@@ -71,6 +71,7 @@ class Connection:
             steal=steal,
             package=own_package(),
             torch=own_torch(),
+            host=host_name(),
         )
         self._context: zmq.Context[transport.Socket] = zmq.Context()
         # A routing id must not begin with a zero.

@@ -61,6 +61,7 @@ class Session:
         started_at: when it was asked for; None for now.
         is_found: the mesh was there before: it is left, not ended, where waiting for it is given
             up.
+        lost: of many hosts, those that are not heard where the mesh was found.
 
     Attributes:
         num_ranks: of the mesh.
@@ -78,8 +79,9 @@ class Session:
         sink: Sink | None = None,
         is_found: bool = False,
         started_at: float | None = None,
+        lost: Sequence[int] = (),
     ) -> None:
-        self._is_found = is_found
+        self._is_found, self._lost = is_found, lost
         self._ticket = ticket
         self._launcher = launcher
         self.num_ranks = ticket.num_ranks
@@ -273,6 +275,8 @@ class Session:
         if isinstance(self._launcher, HostAgents):
             self._launcher.note_resized(plan.layout, dims, new)
             self._ticket = self._launcher.ticket
+            if self._hosts is not None:
+                self._hosts.tell_agents(self._ticket)
         else:  # whose agent writes the ticket
             number = self._ticket.num_resizes + 1
             self._ticket = msgspec.structs.replace(self._ticket, num_ranks=size, num_resizes=number)
@@ -388,7 +392,7 @@ class Session:
     # ---- inside
 
     def _connect(self) -> AnyConnection:
-        connection = connect(self._ticket, self._steal)
+        connection = connect(self._ticket, self._steal, self._lost)
         self._hosts = connection if isinstance(connection, HostConnections) else None
         return connection
 

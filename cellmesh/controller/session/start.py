@@ -33,6 +33,8 @@ from ..options import (
 )
 from ..output.cell import current_sink
 from ..output.console import Sink
+from .hosts.attaching import find_agents, forget_if_ended, keep_ticket
+from .hosts.standing import ask_agents, summarize
 from .launch import ray, slurm
 from .launch.hosts import HostAgents
 from .launch.launcher import Launcher
@@ -182,6 +184,8 @@ def start(
     end_dead_meshes(runtime_root())
     started_at = time.monotonic()
     checked = make_options(**options)
+    if checked.name is not None:
+        forget_if_ended(runtime_root() / checked.name)
     limit_s = _START_S if timeout_s is None else timeout_s
     patience_s = math.inf if timeout_s is None and checked.launch in INVITING else limit_s
     ticket, launcher, end = _launch(checked, is_lease_chosen, patience_s, on_progress)
@@ -313,43 +317,51 @@ def attach(name: str | None = None, *, steal: bool = False, sink: Sink | None = 
     """
     ticket = _find_ticket(name)
     _check_ticket(ticket)
-    launcher: Launcher = (
-        HostAgents(ticket) if ticket.agents else LocalAgent(functools.partial(found, ticket))
-    )
+    lost: tuple[int, ...] = ()
+    launcher: Launcher
+    if ticket.spans_hosts:
+        ticket, lost = find_agents(ticket)
+        launcher = HostAgents(ticket)
+    else:
+        launcher = LocalAgent(functools.partial(found, ticket))
     try:
         end = launcher.start()
-    except HostError:
-        if not ticket.agents:
-            raise _gone(ticket) from None
-        hosts = ", ".join(agent.host for agent in ticket.agents)
-        raise NoMeshError(
-            f"{ticket.name} cannot be attached: no agent on {hosts} answers. Either it has ended "
-            "(`%dist_start` starts another), or this host does not reach it"
-        ) from None
+    except HostError as error:
+        if ticket.spans_hosts:
+            raise NoMeshError(f"{ticket.name} cannot be attached: {error}") from error
+        raise _gone(ticket) from None
     if isinstance(launcher, HostAgents):
         ticket = launcher.ticket  # with the ways from here to the agents
+        lost = tuple(index for index in lost if ticket.agents[index].way == "agent")
     session = Session(
-        ticket, launcher, end, steal=steal, sink=sink or current_sink(), is_found=True
+        ticket, launcher, end, steal=steal, sink=sink or current_sink(), is_found=True, lost=lost
     )
     loaded.record()
     session.wait_until_attached(_ATTACH_S)
     session.wait_until_ready(_ATTACHED_READY_S)
+    if ticket.spans_hosts:
+        keep_ticket(ticket)
     return Mesh(session)
 
 
 def living_meshes() -> list[str]:
-    """The names of the meshes that live on this machine."""
-    return [ticket.name for ticket in _living(runtime_root())]
+    """The names of the meshes that live on this machine, or may live on others."""
+    return [ticket.name for ticket in find_tickets(runtime_root()) if _may_live(ticket)]
+
+
+def _may_live(ticket: Ticket) -> bool:
+    if ticket.spans_hosts:
+        return bool(ticket.agents)
+    is_here = ticket.host is None and ticket.place == this_place()
+    return is_here and is_process(ticket.agent_pid, ticket.agent_ticks)
 
 
 def _living(root: Path) -> list[Ticket]:
-    here = this_place()
     return [
         ticket
         for ticket in find_tickets(root)
-        if ticket.host is None
-        and (ticket.agents or ticket.place == here)
-        and (ticket.agents or is_process(ticket.agent_pid, ticket.agent_ticks))
+        if _may_live(ticket)
+        and (not ticket.spans_hosts or summarize(ask_agents(ticket)) is not None)
     ]
 
 
@@ -358,7 +370,7 @@ def _find_ticket(name: str | None) -> Ticket:
     if name is not None:
         path = root / name / "ticket.json"
         if name.endswith(".json"):  # of a mesh on many hosts, maybe copied here
-            return read_ticket(Path(name))
+            return read_ticket(Path(name).expanduser())
         if "/" not in name and path.exists():
             return read_ticket(path)
     living = _living(root)
@@ -382,7 +394,12 @@ def _find_ticket(name: str | None) -> Ticket:
 
 def _check_ticket(ticket: Ticket) -> None:
     here = this_place()
-    if ticket.agents:
+    if ticket.host is not None:
+        raise HostError(
+            f"that is the ticket of the agent on {ticket.host.name}: use the one that the host of "
+            f"the notebook has, cellmesh/{ticket.name}/ticket.json under its runtime directory"
+        )
+    if ticket.spans_hosts:
         return
     if ticket.place.host != here.host and ticket.place.boot != here.boot:
         raise HostError(

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ...errors import HostError
-from ...wire.attach import Detach
+from ...wire.attach import Detach, SetAgents
 from ...wire.code_files import OfferFiles, SendFiles
 from ...wire.codec import Frame, Parcel, encode
 from ...wire.curve import public_of
@@ -36,6 +36,7 @@ from ...wire.messages import (
     Leave,
     LogText,
     MakeStore,
+    MeshReady,
     ReadLog,
     Relay,
     Resize,
@@ -184,7 +185,11 @@ class Agent:
     # ---- the controller
 
     def _greet(self) -> tuple[Parcel[Any], Sequence[Died], Dims]:
-        return self._supervisor.progress(), self._supervisor.deaths(), self._family.dims
+        state = self._supervisor.progress()
+        if isinstance(state.verb, MeshReady):
+            where = self._family.store_address
+            state = Parcel(msgspec.structs.replace(state.verb, store_address=where))
+        return state, self._supervisor.deaths(), self._family.dims
 
     def _hear(self, parcels: Sequence[Parcel[Any]]) -> None:
         actions: list[Action] = []
@@ -257,6 +262,8 @@ class Agent:
                 self._family.store_address = address
                 self._supervisor.owns_store = False
                 self._act(self._supervisor.use_store(port, incarnation))
+            case SetAgents():
+                self._attachment.agents = verb
             case MakeStore():
                 self._family.make_store()
             case ReadLog(request, rank, num_bytes):

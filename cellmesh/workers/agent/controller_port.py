@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import hmac
 import os
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -15,28 +16,24 @@ from typing import Any
 
 import zmq
 
-from ...errors import HostError, ProtocolError
+from ...errors import ProtocolError
 from ...wire import transport
-from ...wire.attach import Detached, Hello, Refused, Welcome
+from ...wire.attach import Detached, Hello, Inquire, Refused, SetAgents, Standing, Welcome
 from ...wire.bulk import Sender
 from ...wire.codec import Frame, Parcel, at_agent_from_controller, at_rank_for_control, encode
-from ...wire.curve import KeyPair, public_of
 from ...wire.host import (
-    fits,
     format_span,
     host_name,
-    own_package,
-    own_python,
-    own_version,
-    same_release,
 )
 from ...wire.limits import MAX_ANSWER_BYTES
 from ...wire.messages import PROTOCOL, Died, Relay
 from ...wire.reliable import Reliable
 from ...wire.segments import SegmentFrame
 from ...wire.stdin import InputReply
-from ...wire.ticket import Holder, Ticket, write_holder
+from ...wire.ticket import Ticket
 from .events import Events, Order
+from .greeting import find_mismatch
+from .holder_file import HolderFile
 from .spool import Spool, size_of
 from .tcp_port import TcpPort
 
@@ -48,13 +45,6 @@ _MAX_MESSAGES = 1000
 # How long a mesh that has ended, its start having failed at once, waits for its controller to tell
 # it so.
 _HELLO_S = 5.0
-# How long an agent waits for the first controller of a mesh on many hosts.
-_FIRST_S = 120.0
-# How long after the end of a connection it is looked for whose it was.
-_LOOK_S = 0.2
-# An agent gives its controller up so much later than the controller the host: a controller that
-# comes back to an agent which has left it must know that the agent's messages begin again.
-_LATER_S = 5.0
 # Controllers that were sent away may ask why.
 _MAX_DISMISSED = 100
 
@@ -93,25 +83,29 @@ class Attachment:
         self._reliable = self._new_reliable()
         self._is_attached = True  # as good as: who starts the mesh is about to say hello
         self._pid = self._ticket.controller_pid
+        self._controller_host = ""
         self._since = time.monotonic()
         self._lease_ends: float | None = None
         self._why_left = ""
         self._dismissed: collections.OrderedDict[bytes, str] = collections.OrderedDict()
         self._watched: set[int] = set()
-        self._lost_at: float | None = None  # when a controller that is not heard counts as gone
-        self._look_at: float | None = None  # when to look whether it is connected
+        self._num_strangers = 0  # that wrote to the socket, and had no key
+        self._file = HolderFile(self._ticket)
+        self.agents: SetAgents | None = None  # if they are no longer those of the start
         context: zmq.Context[transport.Socket] = zmq.Context()
         self.port: TcpPort | None = None
         if self._ticket.host is None:
             self._socket = transport.bind_router(context, self._ticket.agent_endpoint)
         else:
-            secret = self._ticket.curve_secret
-            keys = KeyPair(public_of(secret), secret)
             self.port = TcpPort(
-                context, self._ticket.host, keys, self._events, self._connection_lost
+                context,
+                self._ticket,
+                self._events,
+                self._is_connected,
+                self._not_heard,
+                self._count_refused,
             )
             self._socket = self.port.socket
-            self._lost_at = time.monotonic() + _FIRST_S
         self.may_be_readable = True
         self._events.add(int(self._socket.getsockopt(zmq.FD)), Order.SOCKET, self._note_readable)
         if self.port is None:
@@ -171,12 +165,10 @@ class Attachment:
         """Act on time-outs (lease, acknowledgement) that have passed."""
         if self._identity is not None and self._reliable.owes_ack(now):
             self._send([self._identity, self._reliable.wrap_aside()])
-        if self._look_at is not None and now >= self._look_at:
-            self._look(now)
-        if self._lost_at is not None and now >= self._lost_at:
-            self._lost_at = None
-            if self._is_attached:
-                self._leave("the notebook's host is not heard any longer")
+        if self.port is not None:
+            self.port.tick(now)
+        if self._file.write_at is not None and now >= self._file.write_at:
+            self._file.write()
         if self._lease_ends is not None and now >= self._lease_ends:
             self._lease_ends = None
             self._abandon(self._why_left)
@@ -184,11 +176,11 @@ class Attachment:
     def deadline(self) -> float | None:
         """Return the time at which `tick` must be called; None if no time-out runs."""
         due = self._lease_ends if self._identity is None else self._reliable.ack_at
-        if self._look_at is not None:
-            due = self._look_at if due is None else min(due, self._look_at)
-        if self._lost_at is None:
+        if self.port is None and self._file.write_at is None:
             return due
-        return self._lost_at if due is None else min(due, self._lost_at)
+        lost_at = None if self.port is None else self.port.deadline()
+        others = (due, lost_at, self._file.write_at)
+        return min((at for at in others if at is not None), default=None)
 
     def is_awaiting_first(self, now: float) -> bool:
         """Return whether the process that starts the mesh may still send its first message."""
@@ -220,16 +212,20 @@ class Attachment:
                     return
             if frames and Reliable.is_aside(preamble):
                 for verb, _ in self._decoder.decode(frames):
-                    if isinstance(verb, Hello):
+                    if isinstance(verb, Hello | Inquire):
                         self._meet(identity, verb)
-        except ProtocolError:
-            return  # the peer gets no answer: it need not be a controller
+        except ProtocolError:  # the peer gets no answer: it need not be a controller
+            if identity != self._identity:
+                self._count_refused(1)
 
-    def _meet(self, identity: bytes, hello: Hello) -> None:
-        if hello.key != self._key:
+    def _meet(self, identity: bytes, hello: Hello | Inquire) -> None:
+        if not hmac.compare_digest(hello.key, self._key):
+            self._count_refused(1)
+            return
+        if isinstance(hello, Inquire):
+            self._answer(identity, hello)
             return
         if identity == self._identity and hello.link == self._link:  # its connection broke
-            self._lost_at = None
             self._welcome(identity, self._reliable.num_received, 0)
             for preamble, message in self._reliable.resume(hello.num_received):
                 self._send([identity, preamble, *encode(message)])
@@ -240,39 +236,37 @@ class Attachment:
             self._say_aside(identity, Refused(refusal))
             return
         if self._identity is not None:
-            self.dismiss(f"process {hello.pid} ({host_name()}) has taken the mesh over")
+            self.dismiss(
+                f"process {hello.pid} ({hello.host or host_name()}) has taken the mesh over"
+            )
         self._accept(identity, hello)
 
+    def _answer(self, identity: bytes, inquiry: Inquire) -> None:
+        """Answer a process that has the ticket, and does not want to control the mesh."""
+        self._say_aside(identity, Standing(os.getpid(), self._file.holder, self.agents))
+        if inquiry.ends:
+            self._abandon("stopped from outside")
+
     def _find_objection(self, hello: Hello) -> str:
-        version, python = own_version(), own_python()
         if hello.link in self._dismissed:
             return self._dismissed[hello.link]
-        if hello.protocol != PROTOCOL:
-            return f"the mesh speaks protocol {PROTOCOL}, this controller {hello.protocol}"
-        if hello.version != version:
-            return f"the mesh runs cellmesh {version}, and this is {hello.version}"
-        if not fits(hello.python, python):
-            return f"the mesh runs Python {python}, and this is {hello.python}"
-        if hello.package != own_package() and self.port is None:
-            return (
-                f"the mesh runs cellmesh {version} of {own_package()}, and this is "
-                f"{hello.version} of {hello.package}: use the environment that started it"
-            )
-        if not same_release(hello.torch, self._ticket.torch):
-            return f"the mesh runs torch {self._ticket.torch}, and this is {hello.torch}"
+        if mismatch := find_mismatch(hello, self._ticket.torch, is_local=self.port is None):
+            return mismatch
         is_held = self._identity is not None or (self._is_attached and hello.pid != self._pid)
         if hello.steal or not is_held:
             return ""
         held = format_span(time.monotonic() - self._since)
+        where = f" ({self._controller_host})" if self.port is not None else ""
         return (
-            f"the mesh is held by process {self._pid}, which attached {held} ago: detach it there "
-            "(`%dist_detach`), or take it over with `--steal`"
+            f"the mesh is held by process {self._pid}{where}, which attached {held} ago: detach it "
+            "there (`%dist_detach`), or take it over with `--steal`"
         )
 
     def _accept(self, identity: bytes, hello: Hello) -> None:
         away_s = 0.0 if self._is_attached else time.monotonic() - self._since
         state, deaths, dims = self._greet()
-        self._identity, self._link, self._lost_at = identity, hello.link, None
+        self._identity, self._link = identity, hello.link
+        self._controller_host = hello.host
         self._reliable = self._new_reliable()
         self._welcome(identity, 0, away_s, dims)
         self.spool.attend(state, deaths)
@@ -285,6 +279,8 @@ class Attachment:
     def _welcome(
         self, identity: bytes, num_received: int, away_s: float, dims: Dims = ((), ())
     ) -> None:
+        if self.port is not None:
+            self.port.welcomed()
         self._say_aside(
             identity,
             Welcome(
@@ -326,17 +322,23 @@ class Attachment:
         )
         self._left()
 
-    def _connection_lost(self) -> None:
-        """Look soon whether it was the controller's: ZeroMQ does not tell, and takes a moment."""
-        self._look_at = time.monotonic() + _LOOK_S
+    def _not_heard(self) -> None:
+        reason = "the notebook's host was not heard any longer"
+        self.dismiss(reason)  # which it is told where it is heard again, as after a suspend
+        if self._is_attached:
+            self._leave(reason)
 
-    def _look(self, now: float) -> None:
-        self._look_at = None
-        if self._identity is None or self.port is None or self._lost_at is not None:
-            return
-        if not self.port.reaches(self._identity, [self._reliable.wrap_aside()]):
-            self._lost_at = now + self._ticket.host_lease_s + _LATER_S
-        self.may_be_readable = True
+    def _is_connected(self) -> bool:
+        """Whether a controller on another host has a connection, which is watched."""
+        if self._identity is None:
+            return False
+        return transport.reaches(self._socket, [self._identity, self._reliable.wrap_aside()])
+
+    def _count_refused(self, number: int = 0) -> None:
+        """Count refused peers, those of the TCP port included."""
+        self._num_strangers += number
+        at_port = self.port.num_refused if self.port is not None else 0
+        self._file.count(self._num_strangers + at_port)
 
     def _watch(self, pid: int) -> None:
         if pid not in self._watched:  # it may have left and attached again
@@ -351,12 +353,7 @@ class Attachment:
     def _note_holder(self, pid: int, is_attached: bool) -> None:
         self._pid, self._is_attached, self._since = pid, is_attached, time.monotonic()
         self._lease_ends = None
-        try:
-            write_holder(
-                self._ticket, Holder(controller_pid=pid, is_attached=is_attached, since=time.time())
-            )
-        except HostError:  # the disk is full; who is attached is not troubled
-            return
+        self._file.note(pid, self._controller_host, is_attached)
 
     # ---- what is sent
 

@@ -4,22 +4,24 @@ process number tells whether a controller on another host lives.
 
 from __future__ import annotations
 
-import sys
+import time
 from collections.abc import Callable
 
 import zmq
 
 from ...wire import transport
-from ...wire.codec import Frame
-from ...wire.curve import AllowList, KeyPair
-from ...wire.hosts import HostPart
+from ...wire.curve import AllowList, KeyPair, public_of
+from ...wire.handshakes import PeerMonitor
+from ...wire.ticket import Ticket
 from .events import Events, Order
 
-_REFUSED = (
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-)
+# How long an agent waits for the first controller of a mesh on many hosts.
+_FIRST_S = 120.0
+# When a connection's end is reported, the ROUTER may need a moment to know of it.
+_SETTLE_S = 0.05
+# An agent gives its controller up so much later than the controller the host: a controller that
+# comes back to an agent which has left it must know that the agent's messages begin again.
+_LATER_S = 5.0
 
 
 class TcpPort:
@@ -27,59 +29,71 @@ class TcpPort:
 
     Args:
         context: the agent's ZeroMQ context.
-        part: what the agent runs, with its address and the controllers' key.
-        keys: the agent's.
+        ticket: the agent's, with its address, its keys, and the controllers' key.
         events: the agent's loop.
-        lost: called when a connection has ended, whose ever it was.
+        is_reached: whether the attached controller has a connection.
+        gone: called when it has had none for the ticket's `host_lease_s`.
+        refused: called when peers may have been refused.
 
     Attributes:
         socket: the ROUTER.
         endpoint: where it is bound.
-        num_refused: how many peers were refused: without a key, with a wrong one, or with none of
-            this mesh.
     """
 
     def __init__(
         self,
         context: zmq.Context[transport.Socket],
-        part: HostPart,
-        keys: KeyPair,
+        ticket: Ticket,
         events: Events,
-        lost: Callable[[], None],
+        is_reached: Callable[[], bool],
+        gone: Callable[[], None],
+        refused: Callable[[], None],
     ) -> None:
-        self._lost = lost
-        self.num_refused = 0
+        part, secret = ticket.host, ticket.curve_secret
+        assert part is not None
+        self._lease_s = ticket.host_lease_s
+        self._is_reached, self._gone, self._refused = is_reached, gone, refused
+        self._look_at: float | None = None  # when to see whether the controller has a connection
+        self._gone_at: float | None = time.monotonic() + _FIRST_S  # when to give it up
         self._allowed = AllowList(context, [part.controller_key])
         host = f"[{part.address}]" if ":" in part.address else part.address
+        keys = KeyPair(public_of(secret), secret)
         self.socket = transport.bind_router(context, f"tcp://{host}:*", keys)
         self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        watched = zmq.EVENT_DISCONNECTED | _REFUSED
-        self._monitor = self.socket.get_monitor_socket(watched)
+        self._monitor = PeerMonitor(self.socket)
         events.add(self._allowed.fileno(), Order.SOCKET, lambda event: self._allowed.serve())
-        events.add(
-            int(self._monitor.getsockopt(zmq.FD)), Order.SOCKET, lambda event: self._hear_monitor()
-        )
+        events.add(self._monitor.fileno(), Order.SOCKET, lambda event: self._hear_monitor())
 
-        self._hear_monitor()  # ZeroMQ signals on the descriptor what comes after a first look only
-
-    def reaches(self, identity: bytes, frames: list[Frame]) -> bool:
-        """Send a message to a peer; return whether the peer is connected."""
-        self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        try:
-            transport.send(self.socket, [identity, *frames])
-        except zmq.ZMQError:
-            return False
-        finally:
-            self.socket.setsockopt(zmq.ROUTER_MANDATORY, 0)
-        return True
+    @property
+    def num_refused(self) -> int:
+        """How many peers were refused: without a key, with a wrong one, with none of this mesh."""
+        return self._monitor.num_refused
 
     def _hear_monitor(self) -> None:
-        while transport.readable(self._monitor):
-            event = self._monitor.recv_multipart()[0]
-            if int.from_bytes(event[:2], sys.byteorder) == zmq.EVENT_DISCONNECTED:
-                self._lost()
-            else:
-                self.num_refused += 1
+        if self._monitor.hear():
+            if self._look_at is None:
+                self._look_at = time.monotonic() + _SETTLE_S
+            self._refused()
+
+    def welcomed(self) -> None:
+        """Note that a controller has a connection."""
+        self._gone_at = None
+
+    def tick(self, now: float) -> None:
+        """Act on time-outs that have passed."""
+        if self._look_at is not None and now >= self._look_at:
+            self._look_at = None
+            if self._gone_at is None and not self._is_reached():
+                self._gone_at = now + self._lease_s + _LATER_S
+        if self._gone_at is not None and now >= self._gone_at:
+            self._gone_at = None
+            if not self._is_reached():
+                self._gone()
+
+    def deadline(self) -> float | None:
+        """Return when `tick` must be called; None if no time-out runs."""
+        due = (self._look_at, self._gone_at)
+        return min((at for at in due if at is not None), default=None)
 
     def dial(self, endpoint: str) -> None:
         """Also connect to a controller that listens: it is authenticated as those that connect."""
@@ -87,6 +101,5 @@ class TcpPort:
 
     def close(self) -> None:
         """Close what belongs to the ROUTER beside itself."""
-        self.socket.disable_monitor()
-        self._monitor.close(linger=0)
+        self._monitor.close()
         self._allowed.close()

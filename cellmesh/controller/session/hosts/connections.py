@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import select
 import time as clock
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from ....wire.attach import Refused, Welcome
+from ....wire.attach import Refused, SetAgents, Welcome
 from ....wire.code_files import FilesAnswer
 from ....wire.codec import Parcel
 from ....wire.hosts import SILENT_S, AgentAddress, ClockReading, ReadClock
@@ -21,11 +21,11 @@ from .file_requests import Answers, FileRequests, Make
 from .loss_inquiry import ASK_S, LossInquiry, asker_of
 
 
-def connect(ticket: Ticket, steal: bool) -> AnyConnection:
-    """Connect to a mesh's agent, or to its agents on all hosts."""
+def connect(ticket: Ticket, steal: bool, lost: Collection[int] = ()) -> AnyConnection:
+    """Connect to a mesh's agent, or to its agents on all hosts, of which some may be lost."""
     if not ticket.agents:
         return Connection(ticket.agent_endpoint, bytes.fromhex(ticket.key), steal)
-    return HostConnections(ticket, steal)
+    return HostConnections(ticket, steal, lost)
 
 
 class HostConnections:
@@ -38,17 +38,20 @@ class HostConnections:
     Args:
         ticket: of the mesh, with the agents' addresses.
         steal: whether to take the mesh from a controller that holds it.
+        lost: the hosts that were lost before.
     """
 
-    def __init__(self, ticket: Ticket, steal: bool) -> None:
+    def __init__(self, ticket: Ticket, steal: bool, lost: Collection[int] = ()) -> None:
         self._ticket = ticket
         self._lease_s = ticket.host_lease_s
-        self._fan = Fan(ticket.agents)
+        self._fan = Fan(ticket.agents, lost)
         self._inquiry, self._heard_at = LossInquiry(asker_of(ticket)), 0.0
         # Connections come and go, and the link polls what it was given at first.
         self._poll = select.epoll()
         self._of: dict[int, Connection] = {}
         self._all = [self._connect_to(agent, steal) for agent in ticket.agents]
+        for index in lost:
+            self._all[index].renew()
         self._replaced: dict[Connection, float] = {}  # until when they are called
         for agent in ticket.replaced:
             self._dismiss(self._connect_to(agent, True))
@@ -177,14 +180,15 @@ class HostConnections:
         """Use a lost host that is heard again; in the link's loop."""
         self._up += list(self._route(self._fan.take_back(index)))
 
-    def replace(self, index: int, agent: AgentAddress, is_gone: bool) -> None:
+    def replace(self, index: int, ticket: Ticket, is_gone: bool) -> None:
         """Use another agent in place of a lost one; in the link's loop.
 
         Args:
             index: the lost host.
-            agent: the new one.
+            ticket: names the new agent.
             is_gone: whether the lost one has certainly ended.
         """
+        agent = ticket.agents[index]
         old, self._all[index] = self._all[index], self._connect_to(agent, True)
         if is_gone:
             self._drop(old)
@@ -192,6 +196,12 @@ class HostConnections:
             self._dismiss(old)
         self._clocks[index] = ClockComparison()
         self._up += list(self._route(self._fan.replace(index, agent)))
+        self.tell_agents(ticket)
+
+    def tell_agents(self, ticket: Ticket) -> None:
+        """Send all agents where the mesh's agents are now; in the link's loop."""
+        order = SetAgents(ticket.agents, ticket.agents_revision, ticket.num_resizes)
+        self.send([Parcel(order)])
 
     def add(self, agents: Sequence[AgentAddress]) -> None:
         """Use more hosts, whose ranks are forked by a `Resize` and a `Respawn`; in the link's

@@ -4,13 +4,13 @@ what they say of the whole mesh. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from ....wire.attach import RunInfo, Welcome
+from ....wire.attach import Detach, Detached, Refused, RunInfo, Welcome
 from ....wire.codec import Parcel
 from ....wire.hosts import AgentAddress
 from ....wire.messages import (
@@ -62,21 +62,23 @@ class Fan:
 
     Args:
         agents: one a host, in the order of their ranks.
+        lost: the hosts that were lost before.
     """
 
-    def __init__(self, agents: Sequence[AgentAddress]) -> None:
+    def __init__(self, agents: Sequence[AgentAddress], lost: Collection[int] = ()) -> None:
         self._agents = list(agents)
-        self._hosts = set(range(len(agents)))  # those that are not gone
+        self._hosts = set(range(len(agents))).difference(lost)  # those that are not gone
         self._joining: set[int] = set()  # hosts that took the place of lost ones, not ready yet
         self._returned: dict[int, tuple[Welcome, MeshReady | None]] = {}
         self._store: tuple[int, int] = (0, 0)  # host and port
         self._held: list[tuple[int, Parcel[Any]]] = []  # until every agent has welcomed us
         self._welcomes: dict[int, Welcome] = {}
+        self._is_welcome = False  # on all hosts
         self._progress: dict[int, Progress] = {}
         self._ready: dict[int, MeshReady] = {}
         self._reports: dict[int, dict[int, HostReport]] = {}
         self._dead: set[int] = set()
-        self._has_failed = self._is_stopping = False
+        self._has_failed = self._is_stopping = self._is_leaving = False
         self._awaited: dict[int, tuple[int, ...]] = {}  # host -> ranks that it is to fork again
         self._respawned: tuple[RankInfo, ...] = ()
         self._not_respawned: tuple[int, ...] = ()
@@ -119,6 +121,8 @@ class Fan:
                 self._is_stopping = True
                 returned = [(index, parcel) for index in sorted(self._returned)]
                 return Routed(down=[*self._to(self._hosts, parcel).down, *returned])
+            case Detach():
+                self._is_leaving = True
         return self._to(self._hosts, parcel)
 
     def _resize(self, layout: Sequence[int]) -> None:
@@ -193,13 +197,14 @@ class Fan:
         if isinstance(parcel.verb, Welcome):
             self._welcomes[index] = parcel.verb
             return self._all_welcomed() if self._hosts <= self._welcomes.keys() else Routed()
-        if not self._hosts - self._joining <= self._welcomes.keys():
+        if not self._is_welcome and not isinstance(parcel.verb, Refused | Detached):
             # Which runs are in flight is known once every agent has said so.
             self._held.append((index, parcel))
             return Routed()
         return self._join(index, parcel)
 
     def _all_welcomed(self) -> Routed:
+        self._is_welcome = True
         first = self._welcomes[min(self._welcomes)]
         runs: dict[int, RunInfo] = {}
         for welcome in self._welcomes.values():
@@ -228,8 +233,8 @@ class Fan:
                 return Routed(up=[Parcel(self._joined_progress())])
             case MeshReady():
                 self._ready[index] = verb
-                if index == 0 and not self._store[1]:  # attached to a mesh that was started before
-                    self._store = 0, verb.store_port
+                if not self._store[1]:  # attached to a mesh that was started before
+                    self._find_store(verb)
                 return self._all_ready() if self._hosts <= self._ready.keys() else Routed()
             case StoreUp(port):
                 told = self._tell_store(index, port)
@@ -263,6 +268,9 @@ class Fan:
                 return Routed(up=self._joined_reports())
             case Stopped(reason):
                 return self.lose(index, reason)
+            case Detached() if self._is_leaving:
+                self._hosts.discard(index)
+                return Routed(up=[] if self._hosts else [parcel])
         return Routed(up=[parcel])
 
     def lose(self, index: int, reason: str) -> Routed:
@@ -270,6 +278,8 @@ class Fan:
         if index not in self._hosts:
             return Routed()
         self._hosts.discard(index)
+        if self._is_leaving:
+            return Routed(up=[] if self._hosts else [Parcel(Detached(reason))])
         if not self._hosts or (self._has_failed and not self._is_stopping):
             others = self._to(self._hosts, Parcel(Stop()))  # which have no part in the failure
             self._hosts.clear()
@@ -343,6 +353,7 @@ class Fan:
         self._returned.pop(index, None)
         self._hosts.add(index)
         self._joining.add(index)
+        self._ready.setdefault(index, MeshReady(()))
         host, port = self._store
         incarnation = max((ready.incarnation for ready in self._ready.values()), default=1)
         order = UseStore(self._agents[host].address, port, incarnation)
@@ -366,8 +377,23 @@ class Fan:
         ranks = [info for index in sorted(self._ready) for info in self._ready[index].ranks]
         # The port is for groups to connect to after a store was replaced: it is the owner's.
         port = self._ready[min(self._ready)].store_port
+        for index in self.lost:
+            agent = self._agents[index]
+            self._dead.update(agent.ranks)
+            why = f"was on {agent.host}, which is lost"
+            ranks += [RankInfo(rank, 0, agent.host, "dead", ending=why) for rank in agent.ranks]
         ready = MeshReady(tuple(sorted(ranks, key=lambda info: info.rank)), port)
-        return Routed(up=[Parcel(ready)])
+        routed = Routed(up=[Parcel(ready)])
+        if self.lost and self._store[0] not in self._hosts:
+            routed.down.append((min(self._hosts), Parcel(MakeStore())))
+        return routed
+
+    def _find_store(self, ready: MeshReady) -> None:
+        """Note which host has the store, as a host says whose ranks use it."""
+        for index, agent in enumerate(self._agents):
+            if agent.address == ready.store_address:
+                self._store = index, ready.store_port
+                return
 
     def _joined_reports(self) -> list[Parcel[Any]]:
         up: list[Parcel[Any]] = []

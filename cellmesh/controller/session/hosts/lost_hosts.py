@@ -47,9 +47,9 @@ def bring_back(
             raise HostError(
                 f"{lost} is lost, and no agent could be started: {error}.{more}"
             ) from None
-        agent = launcher.ticket.agents[index]
-        is_gone = agent.host == lost
-        _call(post, lambda i=index, a=agent, gone=is_gone: hosts.replace(i, a, gone))  # type: ignore[misc]
+        ticket = launcher.ticket
+        is_gone = ticket.agents[index].host == lost
+        _call(post, lambda i=index, t=ticket, gone=is_gone: hosts.replace(i, t, gone))  # type: ignore[misc]
 
 
 def _call(post: Callable[[Callable[[], None]], None], action: Callable[[], None]) -> None:

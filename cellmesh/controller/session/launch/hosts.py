@@ -90,6 +90,7 @@ class HostAgents:
             parts.append(self._part(index, len(self._hosts), host.name, first, host.num_ranks))
             first += host.num_ranks
         try:
+            write_ticket(self.ticket)  # with its key, by which it is known as one of many hosts
             starter = self._begin()
             announced = starter.start(self.ticket, parts, self._timeout_s)
             check_hosts(announced, is_ssh=not self.ticket.launch)
@@ -152,7 +153,11 @@ class HostAgents:
         is_elsewhere = announced.address.host != lost.host  # where nothing has ended the lost one
         replaced = (*self.ticket.replaced, lost) if is_elsewhere else self.ticket.replaced
         self.ticket = msgspec.structs.replace(
-            self.ticket, agents=tuple(agents), spares=spares, replaced=replaced
+            self.ticket,
+            agents=tuple(agents),
+            agents_revision=self.ticket.agents_revision + 1,
+            spares=spares,
+            replaced=replaced,
         )
         write_ticket(self.ticket)
 
@@ -204,6 +209,7 @@ class HostAgents:
             num_ranks=sum(layout),
             num_resizes=self.ticket.num_resizes + 1,
             agents=tuple(agents),
+            agents_revision=self.ticket.agents_revision + 1,
             mesh_dim_names=tuple(dims),
             mesh_shape=tuple(dims.values()),
         )

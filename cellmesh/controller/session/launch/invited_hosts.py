@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -16,6 +17,7 @@ import msgspec
 
 from ....errors import HostError
 from ....wire.curve import new_keys, public_of
+from ....wire.holder import Holder, write_holder
 from ....wire.hosts import GO, Announcement, HostPart
 from ....wire.rendezvous import Invitation
 from ....wire.ticket import Ticket
@@ -43,7 +45,8 @@ class InvitedHosts:
     """
 
     def __init__(self, ticket: Ticket, report: Callable[[str, bool], None]) -> None:
-        self._report = report
+        self.ticket = ticket
+        self._report, self._began_at = report, time.time()
         self._starting: list[Guest] = []
         invitation, secret = ticket.invitation, ticket.invitation_secret
         if invitation is None:
@@ -51,10 +54,12 @@ class InvitedHosts:
             invitation = Invitation(
                 ticket.name, f"tcp://{address}:*", public_of(secret), new_keys().secret
             )
-        self._rendezvous = Rendezvous(invitation.endpoint, secret, public_of(invitation.secret))
+        self._rendezvous = Rendezvous(
+            invitation.endpoint, secret, public_of(invitation.secret), self._note_refused
+        )
         invitation = msgspec.structs.replace(invitation, endpoint=self._rendezvous.endpoint)
         self.ticket = msgspec.structs.replace(
-            ticket, invitation=invitation, invitation_secret=secret
+            self.ticket, invitation=invitation, invitation_secret=secret
         )
         self._path = Path(ticket.directory) / _FILE
         if ticket.invitation is None:
@@ -97,6 +102,18 @@ class InvitedHosts:
             self._rendezvous.give(guest, json.dumps(msgspec.to_builtins(sent)).encode())
         deadline = time.monotonic() + (120.0 if math.isinf(timeout_s) else timeout_s)
         return [self._hear(guest, deadline) for guest in guests]
+
+    def _note_refused(self, number: int) -> None:
+        """Write for `cellmesh ps` how many peers the listener has refused."""
+        holder = Holder(
+            controller_pid=os.getpid(),
+            is_attached=True,
+            since=self._began_at,
+            num_refused=number,
+            refused_at=time.time(),
+        )
+        with contextlib.suppress(HostError):  # the disk is full
+            write_holder(self.ticket, holder)
 
     def _show(self, found: Sequence[Guest], num_hosts: int) -> None:
         names = ", ".join(guest.describe() for guest in found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import threading
@@ -16,6 +17,7 @@ import zmq
 from ....errors import HostError
 from ....wire import transport
 from ....wire.curve import AllowList, KeyPair, public_of
+from ....wire.handshakes import PeerMonitor
 from ....wire.hosts import Announcement
 from ....wire.rendezvous import AGAIN_S, ARRIVED, ORDER, REFUSED, SAID, TICKET, HostFacts
 
@@ -66,12 +68,15 @@ class Rendezvous:
         endpoint: ``tcp://address:port``, or ``tcp://address:*``.
         secret: CURVE's secret key of the listener.
         allowed: the public key of the hosts that may announce themselves.
+        refused: called by the thread, once a second at most, with how many peers were refused.
 
     Raises:
         HostError: the endpoint cannot be bound.
     """
 
-    def __init__(self, endpoint: str, secret: str, allowed: str) -> None:
+    def __init__(
+        self, endpoint: str, secret: str, allowed: str, refused: Callable[[int], None]
+    ) -> None:
         self._context: zmq.Context[transport.Socket] = zmq.Context()
         self._allowed = AllowList(self._context, [allowed])
         try:
@@ -81,6 +86,8 @@ class Rendezvous:
             self._allowed.close()
             self._context.term()
             raise
+        self._monitor = PeerMonitor(self._socket)
+        self._refused, self._num_refused, self._said_at = refused, 0, -math.inf
         self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._guests: dict[bytes, Guest] = {}
         self._changed = threading.Condition()  # also guards the sockets
@@ -163,6 +170,7 @@ class Rendezvous:
         os.write(self._wake, b"x")
         self._thread.join()
         self._allowed.close()
+        self._monitor.close()
         self._socket.close(linger=500)
         self._context.term()
         os.close(self._wake)
@@ -171,12 +179,21 @@ class Rendezvous:
     # ---- the sockets, by any thread that holds `_changed`
 
     def _run(self) -> None:
-        numbers = [self._allowed.fileno(), int(self._socket.getsockopt(zmq.FD)), self._wake_read]
+        numbers = [self._allowed.fileno(), self._monitor.fileno(), self._wake_read]
+        numbers.append(int(self._socket.getsockopt(zmq.FD)))
         while not self._is_closing:
             # ZeroMQ's descriptors report changes only, and a send of another thread may take one.
             select.select(numbers, [], [], AGAIN_S)
             with self._changed:
                 self._serve()
+            self._count()
+
+    def _count(self) -> None:
+        self._monitor.hear()
+        number, now = self._monitor.num_refused, time.monotonic()
+        if number != self._num_refused and now - self._said_at >= AGAIN_S:
+            self._num_refused, self._said_at = number, now
+            self._refused(number)
 
     def _say(self, guest: Guest, word: bytes, text: bytes) -> None:
         with self._changed:

@@ -6,9 +6,11 @@ import time
 
 import zmq
 
+from cellmesh.wire import transport
 from cellmesh.wire.curve import new_keys, use_curve
 from cellmesh.wire.faults import Faults
 from cellmesh.wire.hosts import HostPart
+from cellmesh.wire.ticket import Ticket
 from cellmesh.workers.agent.events import Events
 from cellmesh.workers.agent.tcp_port import TcpPort
 
@@ -19,9 +21,24 @@ def test_ended_connection_is_told_and_its_peer_is_not_reached() -> None:
     ended: list[None] = []
     events = Events(Faults("the test", print))
     controller, agent = new_keys(), new_keys()
-    part = HostPart(0, 1, "a", 0, 1, controller.public, address="127.0.0.1")
+    ticket = Ticket(
+        name="t",
+        key="00",
+        directory="/t",
+        num_ranks=1,
+        backend="gloo",
+        mesh_dim_names=(),
+        mesh_shape=(),
+        preload=(),
+        sys_path=(),
+        cwd="/",
+        controller_pid=1,
+        created_at=0.0,
+        host=HostPart(0, 1, "a", 0, 1, controller.public, address="127.0.0.1"),
+        curve_secret=agent.secret,
+    )
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    port = TcpPort(context, part, agent, events, lambda: ended.append(None))
+    port = TcpPort(context, ticket, events, bool, lambda: None, lambda: ended.append(None))
     dealer = context.socket(zmq.DEALER)
     dealer.setsockopt(zmq.LINGER, 0)
     dealer.setsockopt(zmq.ROUTING_ID, b"C1")
@@ -32,17 +49,17 @@ def test_ended_connection_is_told_and_its_peer_is_not_reached() -> None:
     while not port.socket.poll(0) and time.monotonic() < deadline:
         events.wait(0.05)
     assert port.socket.recv_multipart() == [b"C1", b"hello"]
-    assert port.reaches(b"C1", [b"there?"])
+    assert transport.reaches(port.socket, [b"C1", b"there?"])
     assert dealer.recv() == b"there?"
-    assert not port.reaches(b"C2", [b"there?"])
+    assert not transport.reaches(port.socket, [b"C2", b"there?"])
     assert not ended
     dealer.close()
     while not ended and time.monotonic() < deadline:
         events.wait(0.05)
     assert ended
-    while port.reaches(b"C1", [b"there?"]) and time.monotonic() < deadline:
+    while transport.reaches(port.socket, [b"C1", b"there?"]) and time.monotonic() < deadline:
         events.wait(0.05)
-    assert not port.reaches(b"C1", [b"there?"])
+    assert not transport.reaches(port.socket, [b"C1", b"there?"])
     port.close()
     port.socket.close()
     context.term()

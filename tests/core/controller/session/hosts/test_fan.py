@@ -8,7 +8,7 @@ import pytest
 
 from cellmesh.controller.core.mesh_state import HostLost, Returned
 from cellmesh.controller.session.hosts.fan import Fan, Routed
-from cellmesh.wire.attach import RunInfo, Welcome
+from cellmesh.wire.attach import Detach, Detached, Refused, RunInfo, Welcome
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.hosts import AgentAddress
 from cellmesh.wire.messages import (
@@ -284,3 +284,31 @@ def test_agent_that_ends_before_it_is_taken_back_stays_lost(ready: Fan) -> None:
     ready.join(2, Parcel(Stopped("its lease is over")))
     assert ready.returned == frozenset()
     assert ready.lost == (2,)
+
+
+def test_host_that_is_lost_before_an_attach_is_not_waited_for() -> None:
+    """The first host, which had the store."""
+    fan = Fan(AGENTS, [0])
+    fan.join(1, Parcel(welcome()))
+    (joined,) = verbs(fan.join(2, Parcel(welcome())))
+    assert isinstance(joined, Welcome)
+    fan.join(1, Parcel(MeshReady((info(2),), 77, store_address="10.0.0.1")))
+    routed = fan.join(2, Parcel(MeshReady((info(3), info(4)), 77, store_address="10.0.0.1")))
+    (ready,) = verbs(routed)
+    assert [rank.phase for rank in ready.ranks] == ["dead", "dead", "idle", "idle", "idle"]
+    assert downs(routed) == [(1, MakeStore())]
+    fan.replace(0, AGENTS[0])
+    assert verbs(fan.join(1, Parcel(LogText(1, "from b", 0)))) == [LogText(1, "from b", 0)]
+
+
+def test_refusal_of_one_agent_is_heard_while_others_are_awaited() -> None:
+    fan = Fan(AGENTS)
+    assert verbs(fan.join(1, Parcel(Refused("it is held")))) == [Refused("it is held")]
+
+
+def test_controller_has_left_once_all_agents_say_so(ready: Fan) -> None:
+    assert [index for index, _ in downs(ready.split(Parcel(Detach())))] == [0, 1, 2]
+    assert verbs(ready.join(0, Parcel(Detached("it was detached")))) == []
+    assert verbs(ready.lose(1, "not heard")) == []
+    (last,) = verbs(ready.join(2, Parcel(Detached("it was detached"))))
+    assert last == Detached("it was detached")

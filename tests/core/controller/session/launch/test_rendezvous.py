@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import queue
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -29,7 +31,7 @@ def facts(name: str, number: int = -1) -> HostFacts:
 
 @pytest.fixture
 def listener() -> Iterator[Rendezvous]:
-    listener = Rendezvous("tcp://127.0.0.1:*", SECRET, HOSTS.public)
+    listener = Rendezvous("tcp://127.0.0.1:*", SECRET, HOSTS.public, lambda number: None)
     yield listener
     listener.close("it is over")
 
@@ -98,3 +100,17 @@ def test_host_with_another_key_is_not_heard(listener: Rendezvous) -> None:
     host.close()
     with pytest.raises(HostError, match="none announced itself"):
         listener.gather(1, 0.0, lambda found: None)
+
+
+def test_strangers_at_the_listener_are_counted() -> None:
+    counted: queue.Queue[int] = queue.Queue()
+    listener = Rendezvous("tcp://127.0.0.1:*", SECRET, HOSTS.public, counted.put)
+    try:
+        address, _, port = listener.endpoint.removeprefix("tcp://").rpartition(":")
+        for _ in range(3):
+            with socket.create_connection((address, int(port))) as connection:
+                connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        while counted.get(timeout=WAIT_S) < 3:
+            pass
+    finally:
+        listener.close("it is over")

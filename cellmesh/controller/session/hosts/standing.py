@@ -1,0 +1,160 @@
+"""Asks the agents of a mesh on many hosts how the mesh stands, without being its controller; ends
+the mesh by them.
+
+The mesh's processes are on other hosts, so nothing but its agents says whether it lives.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import zmq
+
+from ....errors import ProtocolError
+from ....wire import transport
+from ....wire.attach import Inquire, Standing
+from ....wire.codec import Parcel, at_controller, encode
+from ....wire.holder import Holder
+from ....wire.hosts import AgentAddress
+from ....wire.reliable import Reliable
+from ....wire.ticket import Ticket
+
+# How long an agent may take to answer; a handshake takes three times the way there and back.
+ANSWER_S = 2.0
+_PAUSE_S = 0.05
+_MAX_THREADS = 32
+
+
+@dataclass(frozen=True)
+class HostStanding:
+    """What is known of the agent of one host.
+
+    Attributes:
+        agent: which.
+        standing: what it has answered; None if it has not.
+        has_ended: nothing listens where it did, so that it has ended; not known of one that was
+            not reached straight, as a firewall may say so.
+    """
+
+    agent: AgentAddress
+    standing: Standing | None
+    has_ended: bool = False
+
+
+def ask_agents(
+    ticket: Ticket, *, ends: bool = False, timeout_s: float = ANSWER_S
+) -> list[HostStanding]:
+    """Ask the agents of a mesh on many hosts how it stands. Blocks.
+
+    Args:
+        ticket: the mesh's, of the notebook's host.
+        ends: whether they are to end the mesh.
+        timeout_s: how long they may take.
+    """
+    answers = _inquire(ticket, ends, timeout_s)
+    silent = [agent for agent in ticket.agents if agent not in answers and agent.way == "agent"]
+    ended = _find_ended(silent, timeout_s)
+    return [HostStanding(each, answers.get(each), each in ended) for each in ticket.agents]
+
+
+def end_agents(ticket: Ticket, timeout_s: float) -> list[AgentAddress]:
+    """End a mesh on many hosts by its agents, and wait for their end. Blocks.
+
+    Args:
+        ticket: the mesh's, of the notebook's host.
+        timeout_s: how long they may take.
+
+    Returns:
+        The agents that are not seen to have ended.
+    """
+    deadline = time.monotonic() + timeout_s
+    asked = ask_agents(ticket, ends=True)
+    silent = [each.agent for each in asked if each.standing is None and not each.has_ended]
+    left = [each.agent for each in asked if each.standing is not None]
+    while left and time.monotonic() < deadline:
+        # An agent's socket goes last, after its processes and its files.
+        ended = _find_ended(left, ANSWER_S)
+        left = [agent for agent in left if agent not in ended]
+        if left:
+            time.sleep(_PAUSE_S)
+    return [*silent, *left]
+
+
+def summarize(standings: Sequence[HostStanding], own: Holder | None = None) -> Holder | None:
+    """Join what agents say of the mesh's controller; None if no agent has answered.
+
+    Args:
+        standings: of the agents.
+        own: says whom the notebook's listener has refused, where it has one.
+    """
+    holders = [each.standing.holder for each in standings if each.standing is not None]
+    if not holders:
+        return None
+    counted = [*holders, *([own] if own is not None else [])]
+    # An agent that has lost its way to the controller may say that there is none.
+    holder = max(holders, key=lambda holder: (holder.is_attached, holder.since))
+    return msgspec.structs.replace(
+        holder,
+        num_refused=sum(each.num_refused for each in counted),
+        refused_at=max(each.refused_at for each in counted),
+    )
+
+
+def _inquire(ticket: Ticket, ends: bool, timeout_s: float) -> dict[AgentAddress, Standing]:
+    deadline = time.monotonic() + timeout_s
+    question = encode([Parcel(Inquire(bytes.fromhex(ticket.key), ends))])
+    decode = at_controller().decode
+    answers: dict[AgentAddress, Standing] = {}
+    context: zmq.Context[transport.Socket] = zmq.Context()
+    poller = zmq.Poller()
+    agents: dict[transport.Socket, AgentAddress] = {}
+    for agent in ticket.agents:
+        dealer, monitor = transport.connect_dealer(
+            context, agent.endpoint, b"Q" + os.urandom(16), (ticket.curve_secret, agent.public_key)
+        )
+        dealer.disable_monitor()
+        monitor.close(linger=0)
+        transport.send(dealer, [Reliable[None]().wrap_aside(), *question])
+        poller.register(dealer, zmq.POLLIN)
+        agents[dealer] = agent
+    try:
+        while len(answers) < len(agents):
+            ready = poller.poll(max(0, round((deadline - time.monotonic()) * 1000)))
+            if not ready:
+                break
+            for dealer, _ in ready:
+                try:
+                    (parcel,) = decode(transport.receive(dealer)[1:])
+                except (ProtocolError, ValueError):
+                    continue
+                if isinstance(parcel.verb, Standing):
+                    answers[agents[dealer]] = parcel.verb
+    finally:
+        context.destroy(linger=0)
+    return answers
+
+
+def _find_ended(agents: Sequence[AgentAddress], timeout_s: float) -> set[AgentAddress]:
+    """Return those of the agents at whose address nothing listens."""
+    if not agents:
+        return set()
+    with concurrent.futures.ThreadPoolExecutor(min(len(agents), _MAX_THREADS)) as pool:
+        have_ended = pool.map(lambda agent: _refuses(agent.endpoint, timeout_s), agents)
+        return {agent for agent, has_ended in zip(agents, have_ended, strict=True) if has_ended}
+
+
+def _refuses(endpoint: str, timeout_s: float) -> bool:
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout_s).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return False

@@ -1,0 +1,45 @@
+"""The controller that holds a mesh, as the mesh's agent writes it to a file beside the ticket."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..errors import HostError
+from .ticket import Ticket, read_own_file, write_whole
+
+
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
+    """The controller that holds a mesh, as written to a file by the agent.
+
+    Attributes:
+        controller_pid: the process of the controller that is attached, or was last.
+        is_attached: whether it is.
+        since: when it attached or left, in seconds since the epoch.
+        host: the controller's.
+        num_refused: how many peers the agent has refused since it began, as they had no key.
+        refused_at: when it refused the last of them, in seconds since the epoch.
+    """
+
+    controller_pid: int
+    is_attached: bool
+    since: float
+    host: str = ""
+    num_refused: int = 0
+    refused_at: float = 0.0
+
+
+def write_holder(ticket: Ticket, holder: Holder) -> None:
+    """Write the file that names a mesh's controller.
+
+    Raises:
+        HostError: it cannot be written.
+    """
+    write_whole(ticket.holder_path, holder)
+
+
+def read_holder(ticket: Ticket) -> Holder | None:
+    """Read which controller holds a mesh; None if the agent has not written it yet."""
+    try:
+        return msgspec.json.decode(read_own_file(ticket.holder_path), type=Holder)
+    except (HostError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None

@@ -1,0 +1,58 @@
+"""The file in which an agent says who holds its mesh, and how many peers it has refused; `cellmesh
+ps` reads it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+import msgspec
+
+from ...errors import HostError
+from ...wire.holder import Holder, write_holder
+from ...wire.ticket import Ticket
+
+# How often the count of refused peers is written, at most.
+_COUNT_S = 1.0
+
+
+class HolderFile:
+    """A mesh's `Holder`, in memory and in its file.
+
+    Args:
+        ticket: the mesh's.
+
+    Attributes:
+        holder: what the file says, or is about to say.
+        write_at: when to call `write`, on the monotonic clock; None if the file is up to date.
+    """
+
+    def __init__(self, ticket: Ticket) -> None:
+        self._ticket = ticket
+        self.holder = Holder(
+            controller_pid=ticket.controller_pid, is_attached=True, since=ticket.created_at
+        )
+        self.write_at: float | None = None
+
+    def note(self, pid: int, host: str, is_attached: bool) -> None:
+        """Note which controller has attached or left, and write the file."""
+        self.holder = msgspec.structs.replace(
+            self.holder, controller_pid=pid, host=host, is_attached=is_attached, since=time.time()
+        )
+        self.write()
+
+    def count(self, num_refused: int) -> None:
+        """Note how many peers the agent has refused; the file is written soon."""
+        if num_refused > self.holder.num_refused and self.write_at is None:
+            self.write_at = time.monotonic() + _COUNT_S
+        if num_refused != self.holder.num_refused:
+            self.holder = msgspec.structs.replace(
+                self.holder, num_refused=num_refused, refused_at=time.time()
+            )
+
+    def write(self) -> None:
+        """Write the file."""
+        self.write_at = None
+        with contextlib.suppress(HostError):  # the disk is full; who is attached is not troubled
+            write_holder(self._ticket, self.holder)
