@@ -56,7 +56,11 @@ def mesh_of(machines: list[Host], hosts: str, **options: object) -> Iterator[cm.
             mesh.cell(MODEL)
             yield mesh
         for host in machines:
-            own = [process for process in host.meshes() if process not in others]
+            own = [
+                process
+                for process in host.meshes()
+                if process not in others and not set(others) & set(process.parents())
+            ]
             _, left = psutil.wait_procs(own, timeout=LEFTOVER_S)
             assert not left, f"left on {host.name}: {left}"
             assert not files_of(mesh, host), f"files on {host.name}"
