@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 from ..errors import HostError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+# By which gloo, TensorPipe and NCCL choose their interface. A chosen one comes before what a site's
+# profile says; one that was found by the route does not.
+SOCKET_INTERFACES = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 # What Slurm gives to a step or a job, as numbers of the host's GPUs. It sets `VISIBLE` as well,
 # unless a site has turned that off.
 _GIVEN_BY_SLURM = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")

@@ -197,3 +197,12 @@ def test_start_that_fails_gives_back_what_it_got(
 ) -> None:
     with pytest.raises(error, match=f"(?s){message}"):
         cm.start(launch="slurm", nproc_per_host=1, **options)
+
+
+def test_name_that_is_in_use_costs_no_nodes(runtime_dir: Path) -> None:
+    taken = runtime_dir / "cellmesh/taken"
+    for directory in (taken.parent, taken):
+        directory.mkdir(mode=0o700)
+    with pytest.raises(HostError, match="taken is in the way"):
+        cm.start(launch="slurm", nodes=1, nproc_per_host=1, name="taken")
+    taken.rmdir()

@@ -49,6 +49,18 @@ def test_ranks_run_on_their_hosts(mesh: cm.Mesh, machines: list[Host]) -> None:
     assert mesh.run(lambda: os.environ["MASTER_ADDR"]).list == [machines[0].address] * 4
 
 
+def test_chosen_interface_comes_before_that_of_a_sites_profile(
+    machines: list[Host], runtime_dir: Path
+) -> None:
+    with cm.start(
+        hosts="cm1:1,cm2:1",
+        interface="eth0",
+        launch="ssh -o BatchMode=yes {host} 'GLOO_SOCKET_IFNAME=lo {command}'",
+    ) as mesh:
+        assert mesh.run(lambda: os.environ["GLOO_SOCKET_IFNAME"]).list == ["eth0"] * 2
+        mesh.cell(REDUCE)
+
+
 def test_what_listens_on_a_host_is_what_is_documented(mesh: cm.Mesh, machines: list[Host]) -> None:
     """The agent on the host's one address; the store on the first host's; gloo on the interface."""
     for index, host in enumerate(machines[:2]):

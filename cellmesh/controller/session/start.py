@@ -9,7 +9,7 @@ import math
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -238,8 +238,13 @@ def _launch(
             elif on_progress is not None:
                 on_progress(StartProgress(text, 0, options.num_ranks, 0.0))
 
-        agents = HostAgents(make_ticket(options, is_lease_chosen), options.hosts, timeout_s, show)
-        end = agents.start()
+        try:
+            ticket = make_ticket(options, is_lease_chosen)
+            agents = HostAgents(ticket, options.hosts, timeout_s, show)
+            end = agents.start()
+        except BaseException:
+            _release(options.release_command)
+            raise
         return agents.ticket, agents, end
     can_fork = options.prestart and not changes_import(ranks_environment(options))
     prestart = own_prestart() if can_fork else None
@@ -251,6 +256,12 @@ def _launch(
     ticket = make_ticket(options, is_lease_chosen)
     launcher = LocalAgent(functools.partial(spawned, ticket))
     return ticket, launcher, launcher.start()
+
+
+def _release(command: Sequence[str]) -> None:
+    """Give back the nodes of an engine for a mesh that has not started."""
+    if command:
+        subprocess.run(command, capture_output=True)
 
 
 def _with_nodes(
@@ -281,8 +292,7 @@ def _with_nodes(
         is_default = tuple(options.mesh) == (DEFAULT_DIM,)
         dims = {DEFAULT_DIM: num_ranks} if is_default else check_mesh(options.mesh, num_ranks)
     except BaseException:
-        if allocation.release_command:
-            subprocess.run(allocation.release_command, capture_output=True)
+        _release(allocation.release_command)
         raise
     return dataclasses.replace(
         options,

@@ -27,7 +27,7 @@ import msgspec
 
 from ...errors import HostError
 from ...wire.curve import new_keys
-from ...wire.environment import choose_gpus, gpus_of
+from ...wire.environment import SOCKET_INTERFACES, choose_gpus, gpus_of
 from ...wire.host import is_process, own_python, own_torch, own_version, this_place
 from ...wire.hosts import ANNOUNCEMENT, DIAL, GO, Announcement, HostPart
 from ...wire.interpreter import absolute, isolated_command
@@ -230,9 +230,11 @@ def _decode(text: bytes) -> Ticket:
 def _own_ticket(given: Ticket, address: str, interface: str) -> Ticket:
     """Make a directory for the mesh on this host, and write the agent's own ticket there."""
     assert given.host is not None
+    is_chosen = bool(interface or given.interface)
     address, interface = choose_address(
         given.host, address, interface or given.interface, os.environ
     )
+    sockets = dict.fromkeys(SOCKET_INTERFACES, interface) if is_chosen else {}
     part = msgspec.structs.replace(given.host, address=address, interface=interface)
     visible = choose_gpus(gpus_of(given.gpus, part.name), os.environ)
     name = f"{given.name}-h{part.index}"
@@ -252,7 +254,7 @@ def _own_ticket(given: Ticket, address: str, interface: str) -> Ticket:
         mark=os.urandom(8).hex(),
         python=own_python(),
         torch=own_torch(),
-        env={**given.env, **visible},
+        env={**given.env, **sockets, **visible},
         cwd=given.cwd if os.path.isdir(given.cwd) else os.path.expanduser("~"),
         sys_path=tuple(
             dict.fromkeys([*(path for path in theirs if path not in users), *absolute(sys.path)])

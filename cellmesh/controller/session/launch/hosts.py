@@ -7,7 +7,6 @@ import functools
 import ipaddress
 import os
 import socket
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -104,8 +103,6 @@ class HostAgents:
                 self._starter.end()
             self.leave()
             remove_directory(Path(self.ticket.directory))
-            if self.ticket.release_command:
-                subprocess.run(self.ticket.release_command, capture_output=True)
             raise
 
     def _begin(self) -> Starter:

@@ -66,7 +66,12 @@ def allocate(
             )
         return allocation_of(job, nodes[:wanted], is_own=False)
     job = _submit(salloc_command(request, name), report, request.queue_timeout_s)
-    return allocation_of(job, _nodes_of(_run("squeue", "--noheader", "-j", job, "-o", "%N")), True)
+    try:
+        nodes = _nodes_of(_run("squeue", "--noheader", "-j", job, "-o", "%N"))
+    except BaseException:
+        _cancel(job)
+        raise
+    return allocation_of(job, nodes, is_own=True)
 
 
 def salloc_command(request: NodeRequest, name: str) -> list[str]:
@@ -190,9 +195,13 @@ def _submit(command: list[str], report: Callable[[str], None], timeout_s: float 
         process.terminate()  # upon which salloc revokes what it has asked for
         process.wait()
         if job := read_job(text):
-            with contextlib.suppress(HostError):
-                _run("scancel", job)
+            _cancel(job)
         raise
+
+
+def _cancel(job: str) -> None:
+    with contextlib.suppress(HostError):
+        _run("scancel", job)
 
 
 def _describe_queue(job: str) -> str:
