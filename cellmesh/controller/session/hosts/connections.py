@@ -176,9 +176,12 @@ class HostConnections:
         """The lost hosts that are heard again."""
         return self._fan.returned
 
-    def take_back(self, index: int) -> None:
-        """Use a lost host that is heard again; in the link's loop."""
+    def take_back(self, index: int) -> bool:
+        """Use a lost host if it is heard again; in the link's loop. Return whether it is."""
+        if index not in self._fan.returned:
+            return False
         self._up += list(self._route(self._fan.take_back(index)))
+        return True
 
     def replace(self, index: int, ticket: Ticket, is_gone: bool) -> None:
         """Use another agent in place of a lost one; in the link's loop.

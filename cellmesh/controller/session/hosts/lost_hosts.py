@@ -4,13 +4,16 @@ starts another agent in their place.
 
 from __future__ import annotations
 
-import threading
+import functools
 from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
 
-from ....errors import HostError
+from ....errors import HostError, NoMeshError
 from ..launch.hosts import HostAgents
 from .connections import HostConnections
 
+_T = TypeVar("_T")
 # The loop takes up an order within milliseconds, unless the mesh has ended.
 _ORDER_S = 5.0
 
@@ -31,10 +34,10 @@ def bring_back(
 
     Raises:
         HostError: no agent could be started for a host.
+        NoMeshError: the mesh has ended.
     """
     for index in hosts.lost:
-        if index in hosts.returned:
-            _call(post, lambda index=index: hosts.take_back(index))  # type: ignore[misc]
+        if _call(post, functools.partial(hosts.take_back, index)):
             continue
         spare = launcher.ticket.spares[0] if may_replace and launcher.ticket.spares else ""
         lost = launcher.ticket.agents[index].host
@@ -49,18 +52,25 @@ def bring_back(
             ) from None
         ticket = launcher.ticket
         is_gone = ticket.agents[index].host == lost
-        _call(post, lambda i=index, t=ticket, gone=is_gone: hosts.replace(i, t, gone))  # type: ignore[misc]
+        _call(post, functools.partial(hosts.replace, index, ticket, is_gone))
 
 
-def _call(post: Callable[[Callable[[], None]], None], action: Callable[[], None]) -> None:
-    """Have the link's loop call a function, and wait until it has."""
-    done = threading.Event()
+def _call(post: Callable[[Callable[[], None]], None], action: Callable[[], _T]) -> _T:
+    """Have the link's loop call a function, and return its result.
+
+    Raises:
+        NoMeshError: the mesh has ended, and its loop with it.
+    """
+    result: Future[_T] = Future()
 
     def act() -> None:
         try:
-            action()
-        finally:
-            done.set()
+            result.set_result(action())
+        except Exception as error:
+            result.set_exception(error)
 
     post(act)
-    done.wait(_ORDER_S)
+    try:
+        return result.result(_ORDER_S)
+    except TimeoutError:
+        raise NoMeshError("the mesh has ended: start one with `%dist_start`") from None
