@@ -97,6 +97,8 @@ class TcpPort:
 
     def dial(self, endpoint: str) -> None:
         """Also connect to a controller that listens: it is authenticated as those that connect."""
+        # What one controller has not received must not reach the next one that listens there.
+        self.socket.setsockopt(zmq.IMMEDIATE, 1)
         self.socket.connect(endpoint)
 
     def close(self) -> None:
