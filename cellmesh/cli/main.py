@@ -14,7 +14,8 @@ from click.shell_completion import CompletionItem
 
 from .. import __version__
 from ..controller.host_list import parse_hosts
-from ..controller.options import MAX_RANKS, did_you_mean
+from ..controller.options import MAX_RANKS
+from ..controller.suggestion import did_you_mean
 from ..errors import CellmeshError
 from ..wire.marks import end_dead_meshes
 from ..wire.segments import held_bytes

@@ -16,7 +16,7 @@ from ..wire.messages import LogText
 from ..wire.status import HostReport, RankInfo
 from .checkpoint import finish_saving, save
 from .core.effects import HealReport
-from .options import check_mesh, parse_mesh
+from .mesh_dims import check_mesh, parse_mesh
 from .rank_set import RankSet
 from .ranks import Ranks
 from .replicas import copy_names

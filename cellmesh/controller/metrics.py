@@ -10,7 +10,7 @@ from ..errors import MeshUsageError
 from ..wire.codec import Parcel
 from ..wire.metrics import Logged
 from .live_views import LiveViews
-from .options import did_you_mean
+from .suggestion import did_you_mean
 
 # Of each name on each rank; beyond that, every second point is dropped.
 MAX_POINTS = 20_000

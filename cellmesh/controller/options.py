@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..errors import MeshUsageError
 from ..wire.hosts import HOST_LEASE_S
-from .environment import check_gpu_hosts, read_environment, read_gpus
-from .host_list import INVITING, HostEntry, awaited_hosts, command_for, parse_hosts
-from .node_request import ENGINES, NodeRequest, check_request, parse_arguments
+from .duration import check_duration
+from .environment import read_environment
+from .host_list import HostEntry
+from .host_options import HostOptions, choose_hosts
+from .mesh_dims import DEFAULT_DIM, check_mesh, parse_mesh
+from .node_request import NodeRequest
+from .suggestion import did_you_mean
 
 BACKENDS = ("auto", "gloo", "nccl")
 MAX_RANKS = 1024
-DEFAULT_DIM = "dp"
-_MAX_SPAN_S = 365 * 86400.0
 _HOST_LEASES_S = 1.0, 3600.0
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return ``"; did you mean 'x'?"``, or "" if no known word is similar."""
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 @dataclass(frozen=True)
@@ -90,45 +84,6 @@ class Options:
     sync: bool = True
 
 
-def parse_duration(text: str) -> float:
-    """Read a duration such as ``30m``, ``2h`` or ``0``.
-
-    Args:
-        text: ``30m``, ``1.5h``, ``90s`` or a number of seconds.
-
-    Returns:
-        Seconds.
-
-    Raises:
-        MeshUsageError: it is not of that form.
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(s|m|min|h|d)?", text.strip())
-    if not found:
-        raise MeshUsageError(f"{text!r} is no span of time: write it like 30m, 2h or 90 (seconds)")
-    unit_s = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-    return float(found[1]) * unit_s[found[2] or "s"]
-
-
-def parse_mesh(text: str) -> dict[str, int]:
-    """Read mesh dims such as ``dp=2,tp=4``.
-
-    Args:
-        text: ``dp=2,tp=4`` or ``dp=2 tp=4``.
-
-    Raises:
-        MeshUsageError: it is not of that form.
-    """
-    dims: dict[str, int] = {}
-    for part in re.split(r"[,\s]+", text.strip()):
-        name, equals, size = part.partition("=")
-        if not (name.isidentifier() and equals and size.isdecimal() and int(size) > 0):
-            raise MeshUsageError(f"{part!r} is no mesh dim: write them like dp=2,tp=4")
-        if name in dims:
-            raise MeshUsageError(f"mesh dim {name!r} is given twice")
-        dims[name] = int(size)
-    return dims
-
-
 _OR = {
     "mesh": " like dp=2,tp=4 or a mapping of names to sizes",
     "backend": " (auto, gloo or nccl)",
@@ -141,29 +96,6 @@ _OR = {
     "launch_args": " like '--gres=gpu:4'",
     "address": "",
 }
-
-
-def check_mesh(dims: Mapping[str, int], num_ranks: int | None) -> dict[str, int]:
-    """Check that the product of the dims is the number of ranks (None: any number).
-
-    Raises:
-        MeshUsageError: their product is another number.
-    """
-    for name, size in dims.items():
-        if not (isinstance(name, str) and name.isidentifier()):
-            raise MeshUsageError(f"{name!r} is no mesh dim's name: name them like dp, tp")
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise MeshUsageError(
-                f"mesh dim {name!r} must have a whole number of ranks, not {size!r}"
-            )
-    product = math.prod(dims.values())
-    if num_ranks is not None and product != num_ranks:
-        spelled = " x ".join(f"{name}={size}" for name, size in dims.items())
-        raise MeshUsageError(
-            f"{spelled} makes {product} ranks, and the mesh has {num_ranks}: the dims' product "
-            "must be the number of ranks"
-        )
-    return dict(dims)
 
 
 def make_options(
@@ -243,52 +175,23 @@ def make_options(
     dims = parse_mesh(mesh) if isinstance(mesh, str) else dict(mesh or {})
     if num_ranks is None and dims:
         num_ranks = math.prod(check_mesh(dims, None).values())
-    request = None
-    if launch in ENGINES:
-        if hosts or spares:
-            raise MeshUsageError(
-                f"--launch {launch} takes its hosts from {launch.title()}: leave --hosts out"
-            )
-        if num_ranks is None and nodes and nproc_per_host:
-            num_ranks = nodes * nproc_per_host
-        request = check_request(
-            NodeRequest(
-                launch,
-                nodes,
-                num_ranks,
-                nproc_per_host,
-                time_limit,
-                partition,
-                parse_arguments(launch_args),
-                None
-                if queue_timeout_s is None
-                else _check_duration("queue_timeout_s", queue_timeout_s),
-                may_use_gpus=backend != "gloo",
-            )
-        )
-        num_ranks = num_ranks or nproc_per_host  # of one node, until the nodes are known
-    elif launch in INVITING:
-        if hosts or spares or time_limit or partition or launch_args or queue_timeout_s is not None:
-            raise MeshUsageError(
-                f"--launch {launch} takes --nodes and --nproc-per-host only: the hosts announce "
-                "themselves"
-            )
-    elif nodes is not None or time_limit or partition or launch_args or queue_timeout_s is not None:
-        raise MeshUsageError(
-            "--nodes, --time, --partition, --launch-args and --queue-timeout are for engines with "
-            "nodes of their own: add --launch slurm or --launch ray"
-        )
-    entries: tuple[HostEntry, ...] = ()
-    kept: tuple[str, ...] = ()
-    if launch in INVITING:
-        entries = awaited_hosts(launch, nodes, num_ranks, nproc_per_host)
-    elif request is None:
-        entries, kept = _choose_hosts(hosts, num_ranks, nproc_per_host, launch, spares)
-    chosen_gpus = {} if gpus is None else read_gpus(gpus)
-    if request is None and launch not in INVITING:
-        check_gpu_hosts(chosen_gpus, {*kept, *(entry.name for entry in entries)})
-    if entries:
-        num_ranks = sum(entry.num_ranks for entry in entries)
+    chosen = choose_hosts(
+        HostOptions(
+            hosts,
+            nproc_per_host,
+            launch,
+            spares,
+            nodes,
+            time_limit,
+            partition,
+            launch_args,
+            queue_timeout_s,
+            gpus,
+        ),
+        num_ranks,
+        may_use_gpus=backend != "gloo",
+    )
+    num_ranks = chosen.num_ranks
     if isinstance(num_ranks, bool) or not isinstance(num_ranks, int):
         raise MeshUsageError(
             f"the number of ranks must be a whole number, not {num_ranks!r}: say how many, like 8"
@@ -321,159 +224,29 @@ def make_options(
         backend,
         modules,
         name,
-        lease_s=_check_duration("lease_s", lease_s),
-        settle_s=_check_duration("settle_s", settle_s),
+        lease_s=check_duration("lease_s", lease_s),
+        settle_s=check_duration("settle_s", settle_s),
         on_error="wait" if on_error == "wait" else "release",
         auto_heal=auto_heal,
         prestart=prestart,
-        hosts=entries,
+        hosts=chosen.entries,
         launch=launch,
         interface=interface,
         address=address,
-        spares=kept,
+        spares=chosen.spares,
         host_lease_s=_check_host_lease(host_lease_s),
         env=read_environment(env, os.environ),
-        gpus=chosen_gpus,
-        request=request,
+        gpus=chosen.gpus,
+        request=chosen.request,
         sync=bool(sync),
     )
 
 
-def _choose_hosts(
-    hosts: str | Iterable[str],
-    num_ranks: Any,
-    nproc_per_host: int | None,
-    launch: str,
-    spares: int,
-) -> tuple[tuple[HostEntry, ...], tuple[str, ...]]:
-    if not hosts:
-        if launch or spares or nproc_per_host is not None:
-            raise MeshUsageError("say on which hosts, like --hosts a:4,b:4")
-        return (), ()
-    if num_ranks is not None and (isinstance(num_ranks, bool) or not isinstance(num_ranks, int)):
-        raise MeshUsageError(f"the number of ranks must be a whole number, not {num_ranks!r}")
-    names = hosts.split(",") if isinstance(hosts, str) else list(hosts)
-    if isinstance(spares, bool) or not isinstance(spares, int) or not 0 <= spares < len(names):
-        raise MeshUsageError(
-            f"--spares must be fewer than the {len(names)} hosts, not {spares!r}: they are the "
-            "last of --hosts, without ranks"
-        )
-    used = len(names) - spares
-    kept = tuple(str(name).strip().partition(":")[0] for name in names[used:])
-    entries = parse_hosts(names[:used], num_ranks, nproc_per_host)
-    command_for(launch, entries[0].name, [])
-    return entries, kept
-
-
-def _check_duration(option: str, value: Any) -> float:
-    seconds = parse_duration(value) if isinstance(value, str) else value
-    if (
-        isinstance(seconds, bool)
-        or not isinstance(seconds, int | float)
-        or not 0 <= seconds <= _MAX_SPAN_S
-    ):
-        raise MeshUsageError(
-            f"{option} must be a span of time, in seconds or like 30m, at most a year, and not "
-            f"{value!r}"
-        )
-    return float(seconds)
-
-
 def _check_host_lease(value: Any) -> float:
     least_s, most_s = _HOST_LEASES_S
-    if not least_s <= (lease_s := _check_duration("host_lease_s", value)) <= most_s:
+    if not least_s <= (lease_s := check_duration("host_lease_s", value)) <= most_s:
         raise MeshUsageError(
             f"--host-lease must be {least_s:.0f} s to {most_s:.0f} s, not {value!r}: a host that "
             "is not heard for so long counts as lost"
         )
     return lease_s
-
-
-def read_project_options(start: Path) -> dict[str, Any]:
-    """The ``[tool.cellmesh]`` table of the nearest ``pyproject.toml``.
-
-    Args:
-        start: the directory to begin at; its parents follow.
-
-    Returns:
-        Keyword arguments for `make_options`; empty where there is no such table.
-
-    Raises:
-        MeshUsageError: the file does not parse, or the table has a key that is no option.
-    """
-    for directory in (start, *start.parents):
-        path = directory / "pyproject.toml"
-        if path.is_file():
-            break
-    else:
-        return {}
-    import tomllib  # only where there is such a file
-
-    try:
-        tool = tomllib.loads(path.read_text()).get("tool", {})
-        table = tool.get("cellmesh", {}) if isinstance(tool, dict) else tool
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
-        raise MeshUsageError(f"{path}: {e}") from e
-    if not isinstance(table, dict):
-        raise MeshUsageError(f"{path}: tool.cellmesh must be a table of options, not {table!r}")
-    known = [field.name for field in fields(Options)]
-    for key in table:
-        if key not in known:
-            raise MeshUsageError(
-                f"{path}: [tool.cellmesh] has {key!r}, which is no option "
-                f"({', '.join(known)}){did_you_mean(key, known)}"
-            )
-    return dict(table)
-
-
-def ranks_at(dims: Mapping[str, int], coordinate: Mapping[str, int]) -> tuple[int, ...]:
-    """The ranks at a mesh coordinate (row-major, as torch's DeviceMesh numbers them).
-
-    Args:
-        dims: mesh dims, name -> size.
-        coordinate: some dims' indices, name -> index.
-
-    Returns:
-        The ranks whose coordinate agrees, ascending.
-
-    Raises:
-        MeshUsageError: there is no such dim, or no such index in it.
-    """
-    for name, index in coordinate.items():
-        if name not in dims:
-            raise MeshUsageError(
-                f"the mesh has no dim {name!r}: its dims are "
-                f"{', '.join(f'{dim}={size}' for dim, size in dims.items())}"
-                f"{did_you_mean(name, dims)}"
-            )
-        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < dims[name]:
-            raise MeshUsageError(
-                f"{name}={index}: dim {name!r} has {dims[name]} indices, 0-{dims[name] - 1}"
-            )
-    ranks = []
-    for rank in range(math.prod(dims.values())):
-        place, left = {}, rank
-        for name, size in reversed(list(dims.items())):
-            left, place[name] = divmod(left, size)
-        if all(place[name] == index for name, index in coordinate.items()):
-            ranks.append(rank)
-    return tuple(ranks)
-
-
-def parse_coordinate(text: str) -> dict[str, int]:
-    """Read a coordinate: ``tp=0`` or ``dp=1,tp=0``.
-
-    Raises:
-        MeshUsageError: it is not of that form.
-    """
-    coordinate = {}
-    for part in text.split(","):
-        name, equals, index = part.strip().partition("=")
-        if not (name.isidentifier() and equals and index.isdecimal()):
-            raise MeshUsageError(f"{part!r} is no mesh coordinate: write it like tp=0 or dp=1,tp=0")
-        if name in coordinate:
-            raise MeshUsageError(
-                f"{text!r} gives {name!r} twice: write each dim once, like dp=1,tp=0"
-            )
-        coordinate[name] = int(index)
-    return coordinate

@@ -17,7 +17,7 @@ from ..wire.messages import PostMortem, RunCall, RunCell
 from ..wire.status import RankState
 from ..wire.values import PullNames
 from .arguments import check_expression, dump_call, read_argv, read_cell
-from .options import ranks_at
+from .mesh_dims import ranks_at
 from .output.cell import current_sink
 from .output.console import SilentSink, Sink
 from .rank_set import RankSet

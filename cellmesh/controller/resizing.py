@@ -11,7 +11,8 @@ from ..errors import MeshUsageError
 from ..wire.ranks import describe_ranks
 from .core.effects import HealReport
 from .host_list import HostEntry, parse_hosts
-from .options import MAX_RANKS, check_mesh, parse_mesh
+from .mesh_dims import check_mesh, parse_mesh
+from .options import MAX_RANKS
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from IPython.display import display
 
 from ..controller.core.effects import describe_healing
 from ..controller.mesh import Mesh
-from ..controller.options import did_you_mean, parse_coordinate, parse_mesh
+from ..controller.mesh_dims import parse_coordinate, parse_mesh
 from ..controller.output.cell import current_sink
 from ..controller.output.console import Sink
 from ..controller.ranks import Ranks
@@ -21,6 +21,7 @@ from ..controller.run import Run
 from ..controller.seeding import seed_ranks
 from ..controller.session.session import StartProgress
 from ..controller.session.start import attach, start
+from ..controller.suggestion import did_you_mean
 from ..controller.trace.profile import Profiling
 from ..errors import MeshUsageError, NoMeshError
 from ..wire.ranks import parse_ranks

@@ -22,17 +22,13 @@ from ..environment import check_gpu_hosts
 from ..host_list import INVITING, parse_hosts
 from ..kernel import own_kernel
 from ..mesh import Mesh
+from ..mesh_dims import DEFAULT_DIM, check_mesh
 from ..node_request import NodeRequest
-from ..options import (
-    DEFAULT_DIM,
-    Options,
-    check_mesh,
-    did_you_mean,
-    make_options,
-    read_project_options,
-)
+from ..options import Options, make_options
 from ..output.cell import current_sink
 from ..output.console import Sink
+from ..project_options import read_project_options
+from ..suggestion import did_you_mean
 from .hosts.attaching import find_agents, forget_if_ended, keep_ticket
 from .hosts.standing import ask_agents, summarize
 from .launch import ray, slurm

@@ -7,8 +7,8 @@ from typing import Any
 from ...errors import MeshUsageError
 from ...wire.segments import SegmentFrame
 from ...wire.values import GatherParts, PullNames
-from ..options import did_you_mean
 from ..rank_set import RankSet
+from ..suggestion import did_you_mean
 from . import gather as gathering
 
 

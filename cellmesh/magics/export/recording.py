@@ -10,7 +10,7 @@ from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
 from ...controller.arguments import CellSyntaxError, read_argv
 from ...controller.mesh import Mesh
-from ...controller.options import parse_mesh
+from ...controller.mesh_dims import parse_mesh
 from ...controller.run import Run
 from ...errors import CellmeshError
 from ...wire.ranks import parse_ranks

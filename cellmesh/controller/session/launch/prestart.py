@@ -31,7 +31,7 @@ from ....wire.interpreter import absolute, isolated_command
 from ....wire.prestart import READY, StartMesh, argument
 from ....wire.ticket import Ticket, runtime_root
 from ...kernel import own_shell
-from ...options import read_project_options
+from ...project_options import read_project_options
 
 # How long a zygote waits while no mesh of it lives.
 KEEP_S = 600.0

@@ -1,0 +1,108 @@
+"""The dims of a DeviceMesh, and coordinates in it, as users write them. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+
+from ..errors import MeshUsageError
+from .suggestion import did_you_mean
+
+DEFAULT_DIM = "dp"
+
+
+def parse_mesh(text: str) -> dict[str, int]:
+    """Read mesh dims such as ``dp=2,tp=4``.
+
+    Args:
+        text: ``dp=2,tp=4`` or ``dp=2 tp=4``.
+
+    Raises:
+        MeshUsageError: it is not of that form.
+    """
+    dims: dict[str, int] = {}
+    for part in re.split(r"[,\s]+", text.strip()):
+        name, equals, size = part.partition("=")
+        if not (name.isidentifier() and equals and size.isdecimal() and int(size) > 0):
+            raise MeshUsageError(f"{part!r} is no mesh dim: write them like dp=2,tp=4")
+        if name in dims:
+            raise MeshUsageError(f"mesh dim {name!r} is given twice")
+        dims[name] = int(size)
+    return dims
+
+
+def check_mesh(dims: Mapping[str, int], num_ranks: int | None) -> dict[str, int]:
+    """Check that the product of the dims is the number of ranks (None: any number).
+
+    Raises:
+        MeshUsageError: their product is another number.
+    """
+    for name, size in dims.items():
+        if not (isinstance(name, str) and name.isidentifier()):
+            raise MeshUsageError(f"{name!r} is no mesh dim's name: name them like dp, tp")
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise MeshUsageError(
+                f"mesh dim {name!r} must have a whole number of ranks, not {size!r}"
+            )
+    product = math.prod(dims.values())
+    if num_ranks is not None and product != num_ranks:
+        spelled = " x ".join(f"{name}={size}" for name, size in dims.items())
+        raise MeshUsageError(
+            f"{spelled} makes {product} ranks, and the mesh has {num_ranks}: the dims' product "
+            "must be the number of ranks"
+        )
+    return dict(dims)
+
+
+def ranks_at(dims: Mapping[str, int], coordinate: Mapping[str, int]) -> tuple[int, ...]:
+    """The ranks at a mesh coordinate (row-major, as torch's DeviceMesh numbers them).
+
+    Args:
+        dims: mesh dims, name -> size.
+        coordinate: some dims' indices, name -> index.
+
+    Returns:
+        The ranks whose coordinate agrees, ascending.
+
+    Raises:
+        MeshUsageError: there is no such dim, or no such index in it.
+    """
+    for name, index in coordinate.items():
+        if name not in dims:
+            raise MeshUsageError(
+                f"the mesh has no dim {name!r}: its dims are "
+                f"{', '.join(f'{dim}={size}' for dim, size in dims.items())}"
+                f"{did_you_mean(name, dims)}"
+            )
+        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < dims[name]:
+            raise MeshUsageError(
+                f"{name}={index}: dim {name!r} has {dims[name]} indices, 0-{dims[name] - 1}"
+            )
+    ranks = []
+    for rank in range(math.prod(dims.values())):
+        place, left = {}, rank
+        for name, size in reversed(list(dims.items())):
+            left, place[name] = divmod(left, size)
+        if all(place[name] == index for name, index in coordinate.items()):
+            ranks.append(rank)
+    return tuple(ranks)
+
+
+def parse_coordinate(text: str) -> dict[str, int]:
+    """Read a coordinate: ``tp=0`` or ``dp=1,tp=0``.
+
+    Raises:
+        MeshUsageError: it is not of that form.
+    """
+    coordinate = {}
+    for part in text.split(","):
+        name, equals, index = part.strip().partition("=")
+        if not (name.isidentifier() and equals and index.isdecimal()):
+            raise MeshUsageError(f"{part!r} is no mesh coordinate: write it like tp=0 or dp=1,tp=0")
+        if name in coordinate:
+            raise MeshUsageError(
+                f"{text!r} gives {name!r} twice: write each dim once, like dp=1,tp=0"
+            )
+        coordinate[name] = int(index)
+    return coordinate
