@@ -36,8 +36,8 @@ docs: venv
 compat: venv
 	$(BIN)/python -m tests.compat $(PYTHONS)
 
-# Several hosts, as network namespaces of this one: needs root, openssh-server, iproute2, nftables,
-# slurm-wlm.
+# Several hosts, as network namespaces of this one: needs root, openssh-server, openssh-client,
+# iproute2, nftables, slurm-wlm, munge, procps, gcc and libc6-dev.
 hosts: venv
 	$(BIN)/python -m pytest tests/hosts --junitxml=artifacts/hosts.xml
 
