@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MeshUsageError
-from ..wire.messages import PostMortem, RunCall, RunCell
 from ..wire.status import RankState
+from ..wire.user_code import PostMortem, RunCall, RunCell
 from ..wire.values import PullNames
 from .arguments import check_expression, dump_call, read_argv, read_cell
 from .mesh_dims import ranks_at

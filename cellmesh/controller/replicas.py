@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import MeshUsageError
-from ..wire.messages import RunCell
 from ..wire.ranks import describe_ranks, group_ranks
 from ..wire.replicas import (
     Check,
@@ -22,6 +21,7 @@ from ..wire.replicas import (
     Sync,
     SyncReport,
 )
+from ..wire.user_code import RunCell
 from ..wire.values import PushNames
 from .rank_set import RankSet
 

@@ -17,10 +17,11 @@ from ..errors import MeshUsageError, RankFailure, RanksInterrupted
 from ..stdlib import time
 from ..wire import payload
 from ..wire.codec import Frame, Parcel
-from ..wire.messages import Done, Failed, Pickled, Timing
+from ..wire.messages import Done, Failed, Pickled
 from ..wire.ranks import describe_ranks, group_ranks
 from ..wire.status import RankState
 from ..wire.stdin import InputCancelled, InputRequest
+from ..wire.user_code import Timing
 from .failure_summary import describe_live, describe_state, exception_of, is_released, summarize
 from .output.printer import Printer
 from .results import Results

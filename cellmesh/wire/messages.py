@@ -18,9 +18,7 @@ stand in a module of its own; the unions here say who sends which to whom.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
-
-import msgspec
+from typing import Literal
 
 from . import checkpoint, comms, completion, inspect, replicas, trace
 from .attach import Detach, Detached, Hello, Inquire, Refused, SetAgents, Standing, Welcome
@@ -33,6 +31,7 @@ from .output import Display, Output, Skipped
 from .progress import Bar
 from .status import HostReport, Probe, RankInfo, RankState, ReadHost, Stacks, StackText
 from .stdin import InputCancelled, InputReply, InputRequest
+from .user_code import PostMortem, RunCall, RunCell, Timing
 from .values import Chunk, Freed, GatherParts, Mapped, PullNames, PushNames, PushParts, Unwanted
 from .verb import FeatureRequest as FeatureRequest
 from .verb import Pickled as Pickled
@@ -171,56 +170,8 @@ ToAgent = (
 # ---------------------------------------------------------------- controller -> rank
 
 
-class RunCell(WorkVerb, frozen=True):
-    """Ask ranks to run a cell in their namespaces.
-
-    `transformed` is the source with IPython's magics turned into calls ("": the rank is to do
-    that); `execution_count` is the notebook's ``In[n]``; `quiet` drops the value of a last
-    expression; `is_timed`: the answer is to say how long it took. `lead` and `audience`: as of
-    `RunCall`. `argv`: what `sys.argv` has behind the program's name while the cell runs; None
-    leaves it alone.
-    """
-
-    is_cell: ClassVar[bool] = True
-    is_user_code: ClassVar[bool] = True
-    fills: ClassVar[bool] = True
-
-    run: int
-    source: str
-    transformed: str
-    is_async: bool
-    execution_count: int
-    quiet: bool = False
-    is_timed: bool = False
-    lead: int = 0
-    audience: int = 0
-    argv: tuple[str, ...] | None = None
-
-
-class RunCall(WorkVerb, frozen=True):
-    """Ask ranks to call a pickled ``(function, args, kwargs)`` and to answer with its value.
-
-    `lead` is the lowest rank that does: widgets that it makes are shown, others' are not
-    (`ToFrontEnd`). `audience` tells the controller that shows them from those before it.
-    """
-
-    is_user_code: ClassVar[bool] = True
-    fills: ClassVar[bool] = True
-
-    run: int
-    payload: Pickled
-    lead: int = 0
-    audience: int = 0
-
-
 class Resume(Verb, frozen=True):
     """Ask a rank to execute the runs that it held back after a failed run. Not answered."""
-
-
-class PostMortem(WorkVerb, frozen=True):
-    """Ask a rank to open the debugger at the frame where its last exception was raised."""
-
-    run: int
 
 
 class Interrupt(Verb, frozen=True):
@@ -283,15 +234,6 @@ class RankUnready(Verb, frozen=True):
     """A rank says that it could not start; `text` says why."""
 
     text: str
-
-
-class Timing(msgspec.Struct, frozen=True, array_like=True):
-    """How long a cell took on a rank, and how much of that it was in collectives or messages, in
-    seconds.
-    """
-
-    elapsed_s: float
-    in_collectives_s: float
 
 
 class Done(Verb, frozen=True):

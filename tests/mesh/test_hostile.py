@@ -18,9 +18,10 @@ import cellmesh as cm
 from cellmesh.wire.attach import Hello
 from cellmesh.wire.codec import Parcel, encode
 from cellmesh.wire.host import own_package, own_python, own_torch, own_version
-from cellmesh.wire.messages import PROTOCOL, Relay, RunCell, Stop
+from cellmesh.wire.messages import PROTOCOL, Relay, Stop
 from cellmesh.wire.reliable import Reliable
 from cellmesh.wire.ticket import find_tickets, runtime_root
+from cellmesh.wire.user_code import RunCell
 
 pytestmark = pytest.mark.usefixtures("mesh")
 

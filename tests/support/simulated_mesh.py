@@ -35,10 +35,10 @@ from cellmesh.wire.messages import (
     RespawnFailed,
     Restart,
     Resume,
-    RunCell,
     StoreDied,
 )
 from cellmesh.wire.status import Phase, Probe, RankInfo, RankState
+from cellmesh.wire.user_code import RunCell
 
 Step = Sequence[Any]
 # What a rank's part of a run may be made of.

@@ -13,8 +13,8 @@ from ...stdlib import time
 from ...wire.attach import RunInfo, Welcome
 from ...wire.host import format_span
 from ...wire.limits import COUNTED_BYTES, MAX_RUN_BYTES, MAX_RUNS, may_wait_for
-from ...wire.messages import RunCall, RunCell
 from ...wire.status import RankState
+from ...wire.user_code import RunCall, RunCell
 from ...wire.values import PullNames
 from ..output.console import Sink
 from ..output.fold import Block, Live

@@ -12,9 +12,9 @@ from pathlib import Path
 from statistics import median
 
 from ...controller.trace.profile import OperatorByRank, Profile
-from ...wire.messages import Timing
 from ...wire.ranks import format_ranks, group_ranks
 from ...wire.trace import covered
+from ...wire.user_code import Timing
 from .tables import Table
 from .timeline import format_time, timeline_of
 

@@ -14,17 +14,9 @@ from ...wire import payload
 from ...wire.codec import Frame, Parcel, make_parcel
 from ...wire.comms import FromFrontEnd
 from ...wire.groups import Heal, SetMesh
-from ...wire.messages import (
-    Done,
-    PostMortem,
-    Request,
-    RunCall,
-    RunCell,
-    Timing,
-    Work,
-    interrupted_unbegun,
-)
+from ...wire.messages import Done, Request, Work, interrupted_unbegun
 from ...wire.segments import MIN_BYTES
+from ...wire.user_code import PostMortem, RunCall, RunCell, Timing
 from ...wire.values import GatherParts, PullNames, PushNames, PushParts
 from ..linux_process import PROGRAM, flush_c_stdio
 from ..run_tracker import RunRecord, RunTracker, name_of

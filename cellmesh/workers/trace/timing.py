@@ -6,8 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 from ...stdlib import time
-from ...wire.messages import Timing
 from ...wire.trace import covered
+from ...wire.user_code import Timing
 
 if TYPE_CHECKING:
     from .recorder import Spans

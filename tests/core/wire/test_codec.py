@@ -34,7 +34,6 @@ from cellmesh.wire.messages import (
     Pickled,
     Ranked,
     Relay,
-    RunCall,
     Stop,
     Stopped,
     ToAgent,
@@ -43,6 +42,7 @@ from cellmesh.wire.messages import (
 )
 from cellmesh.wire.output import Output
 from cellmesh.wire.status import Probe
+from cellmesh.wire.user_code import RunCall
 from cellmesh.wire.values import PullNames
 
 from ...support.verb_strategies import parcels_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cellmesh.magics.render.profiles import describe_timings, find_straggler
-from cellmesh.wire.messages import Timing
+from cellmesh.wire.user_code import Timing
 
 
 def test_equal_times_are_one_line() -> None:
