@@ -55,14 +55,15 @@ def end(found: Found, patience_s: float = PATIENCE_S) -> bool:
 def _end_on_hosts(found: Found, patience_s: float) -> bool:
     ticket = found.ticket
     left = end_agents(ticket, patience_s)
-    if found.state == "unheard" or not left:
+    if not left:
         remove_directory(Path(ticket.directory))
     if left:
         where = ", ".join(f"{agent.host} ({agent.endpoint})" for agent in left)
         lease = format_span(ticket.lease_s) if ticket.lease_s else "end of its connection"
         raise HostError(
             f"{ticket.name} may live on: {where} did not answer. It ends there by itself at the "
-            f"end of its lease ({lease}), or by `cellmesh stop --all` on that host"
+            f"end of its lease ({lease}), by `%dist_stop` in its notebook, or by `cellmesh stop "
+            f"--all` on that host. Its ticket stays: `rm -r {ticket.directory}` forgets it"
         )
     return True
 

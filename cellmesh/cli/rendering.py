@@ -138,7 +138,7 @@ def _remark(mesh: Found, swept: bool) -> str:
     if mesh.state == "unheard":
         return (
             f"{name}: none of its hosts answers ({', '.join(mesh.unheard)}); it may live on there "
-            f"until its lease ends. `cellmesh stop {name}` forgets it here"
+            f"until its lease ends. `rm -r {directory}` forgets it here"
         )
     if mesh.state == "elsewhere":
         return (

@@ -93,6 +93,9 @@ def connect_dealer(
 
     Returns:
         The socket, and one on which `hear_connection` hears of its connections.
+
+    Raises:
+        HostError: the endpoint cannot be bound.
     """
     socket = _configure(context.socket(zmq.DEALER))
     socket.setsockopt(zmq.ROUTING_ID, identity)
@@ -103,10 +106,16 @@ def connect_dealer(
     # show.
     socket.setsockopt(zmq.RECONNECT_IVL, 5)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
-    if binds:
-        socket.bind(endpoint)
-    else:
-        socket.connect(endpoint)
+    try:
+        if binds:
+            socket.bind(endpoint)
+        else:
+            socket.connect(endpoint)
+    except zmq.ZMQError as e:
+        socket.disable_monitor()
+        monitor.close(linger=0)
+        socket.close(linger=0)
+        raise HostError(f"cannot use {endpoint}: {e}") from e
     return socket, monitor
 
 

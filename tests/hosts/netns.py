@@ -153,9 +153,9 @@ class Host:
         self.inside("nft", f"add chain inet cm {way} {{ type filter hook {hook} priority 0; }}")
         self.inside("nft", f"add rule inet cm {way} {interface} eth0 {rule}")
 
-    def close_ports(self) -> None:
-        """Refuse the notebook's host every new connection but ssh's."""
-        self._filter(f"ip saddr {NOTEBOOK} tcp dport != 22 {_NEW} drop")
+    def close_ports(self, how: str = "drop") -> None:
+        """Refuse the notebook's host every new connection but ssh's: drop or reject it."""
+        self._filter(f"ip saddr {NOTEBOOK} tcp dport != 22 {_NEW} {how}")
 
     def close_way_out(self) -> None:
         """Refuse every new connection to the notebook's host."""

@@ -47,3 +47,12 @@ def test_command_that_fails_leaves_no_ticket(
     with pytest.raises(HostError, match="cannot copy"):
         cm.start(hosts="cm1:2,cm2:2", launch=launch)
     assert not list(tmp_path.glob("cellmesh-*"))
+
+
+def test_command_that_does_not_exist_leaves_no_ticket(
+    machines: list[Host], runtime_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(HostError, match="cm1: cannot run nosuch"):
+        cm.start(hosts="cm1:2,cm2:2", launch="nosuch {ticket} {host} {command}")
+    assert not list(tmp_path.glob("cellmesh-*"))

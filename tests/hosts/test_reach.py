@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -11,9 +12,11 @@ import pytest
 
 import cellmesh as cm
 from cellmesh.errors import HostError
+from cellmesh.wire.ticket import read_ticket, runtime_root
 from tests.faults.watching import wait_until
 
 from .netns import NOTEBOOK, Host
+from .notebook import here
 
 WAIT_S = 60.0
 REDUCE = "x = torch.ones(1) * rank; dist.all_reduce(x)"
@@ -114,3 +117,43 @@ def test_host_that_nothing_reaches_is_named_with_every_way(closed: list[Host]) -
         HostError, match=r"cm1: .*does not answer; .*cannot connect.*; ssh does not"
     ):
         cm.start(hosts="cm1:2,cm2:2", launch=command, address=NOTEBOOK)
+
+
+def state_of(name: str) -> str:
+    (row,) = [row for row in json.loads(here("ps", "--json").stdout) if row["name"] == name]
+    return str(row["state"])
+
+
+def test_mesh_behind_a_firewall_that_rejects_is_neither_forgotten_nor_lost(
+    machines: list[Host], runtime_dir: Path
+) -> None:
+    for host in machines[:2]:
+        host.close_ports("reject")
+    mesh = cm.start(hosts="cm1:2,cm2:2", lease_s=60, address=NOTEBOOK, name="far")
+    assert ways(mesh) == ["notebook", "notebook"]
+    mesh.cell("kept = rank + 5")
+    assert state_of("far") == "running"
+    stopped = here("stop", "far")
+    assert "may live on" in stopped.stderr
+    assert read_ticket(runtime_root() / "far/ticket.json").agents
+    mesh.detach()
+    assert state_of("far") == "detached"
+    again = cm.attach("far")
+    assert ways(again) == ["notebook", "notebook"]
+    check(again)
+    again.detach()
+    assert here("stop", "far").stdout.startswith("stopped far")
+    wait_until(lambda: not any(host.meshes() for host in machines[:2]), WAIT_S, "the agents end")
+    assert not (runtime_root() / "far").exists()
+
+
+def test_mesh_whose_ports_are_closed_after_its_start_is_not_forgotten(
+    machines: list[Host], runtime_dir: Path
+) -> None:
+    with cm.start(hosts="cm1:2,cm2:2", lease_s=60, name="far") as mesh:
+        mesh.cell("kept = rank + 5")
+        for host in machines[:2]:
+            host.close_ports("reject")
+        assert state_of("far") == "unheard"
+        assert read_ticket(runtime_root() / "far/ticket.json").agents
+        check(mesh)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import msgspec
 import zmq
 
-from ....errors import ProtocolError
+from ....errors import HostError, ProtocolError
 from ....wire import transport
 from ....wire.attach import Inquire, Standing
 from ....wire.codec import Parcel, at_controller, encode
@@ -38,8 +38,8 @@ class HostStanding:
     Attributes:
         agent: which.
         standing: what it has answered; None if it has not.
-        has_ended: nothing listens where it did, so that it has ended; not known of one that was
-            not reached straight, as a firewall may say so.
+        has_ended: nothing listens where it did, so that it has ended; not known of one that is
+            not reached straight, as a firewall refuses connections, too.
     """
 
     agent: AgentAddress
@@ -57,9 +57,8 @@ def ask_agents(
         ends: whether they are to end the mesh.
         timeout_s: how long they may take.
     """
-    answers = _inquire(ticket, ends, timeout_s)
-    silent = [agent for agent in ticket.agents if agent not in answers and agent.way == "agent"]
-    ended = _find_ended(silent, timeout_s)
+    answers = _inquire(ticket, ticket.agents, ends, timeout_s)
+    ended = _find_ended([agent for agent in ticket.agents if agent not in answers], timeout_s)
     return [HostStanding(each, answers.get(each), each in ended) for each in ticket.agents]
 
 
@@ -80,7 +79,13 @@ def end_agents(ticket: Ticket, timeout_s: float) -> list[AgentAddress]:
     while left and time.monotonic() < deadline:
         # An agent's socket goes last, after its processes and its files.
         ended = _find_ended(left, ANSWER_S)
-        left = [agent for agent in left if agent not in ended]
+        indirect = [agent for agent in left if agent.way != "agent"]
+        answering = _inquire(ticket, indirect, False, ANSWER_S)
+        left = [
+            agent
+            for agent in left
+            if agent not in ended and (agent.way == "agent" or agent in answering)
+        ]
         if left:
             time.sleep(_PAUSE_S)
     return [*silent, *left]
@@ -106,29 +111,44 @@ def summarize(standings: Sequence[HostStanding], own: Holder | None = None) -> H
     )
 
 
-def _inquire(ticket: Ticket, ends: bool, timeout_s: float) -> dict[AgentAddress, Standing]:
+def _inquire(
+    ticket: Ticket, asked: Sequence[AgentAddress], ends: bool, timeout_s: float
+) -> dict[AgentAddress, Standing]:
+    """Ask agents at their ports, and by the way that was found to those whose ports are closed."""
     deadline = time.monotonic() + timeout_s
-    question = encode([Parcel(Inquire(bytes.fromhex(ticket.key), ends))])
+    question = [
+        Reliable[None]().wrap_aside(),
+        *encode([Parcel(Inquire(bytes.fromhex(ticket.key), ends))]),
+    ]
     decode = at_controller().decode
     answers: dict[AgentAddress, Standing] = {}
     context: zmq.Context[transport.Socket] = zmq.Context()
     poller = zmq.Poller()
     agents: dict[transport.Socket, AgentAddress] = {}
-    for agent in ticket.agents:
-        dealer, monitor = transport.connect_dealer(
-            context, agent.endpoint, b"Q" + os.urandom(16), (ticket.curve_secret, agent.public_key)
-        )
-        dealer.disable_monitor()
-        monitor.close(linger=0)
-        transport.send(dealer, [Reliable[None]().wrap_aside(), *question])
-        poller.register(dealer, zmq.POLLIN)
-        agents[dealer] = agent
+    monitors: dict[transport.Socket, transport.Socket] = {}
     try:
-        while len(answers) < len(agents):
+        for agent in asked:
+            for endpoint in {agent.endpoint, agent.reached_at}:
+                binds = endpoint != agent.endpoint and agent.way == "notebook"
+                keys = (ticket.curve_secret, agent.public_key)
+                try:
+                    dealer, monitor = transport.connect_dealer(
+                        context, endpoint, b"Q" + os.urandom(16), keys, binds
+                    )
+                except HostError:  # the mesh's controller has that port, or another host
+                    continue
+                poller.register(dealer, zmq.POLLIN)
+                poller.register(monitor, zmq.POLLIN)
+                agents[dealer], monitors[monitor] = agent, dealer
+        while len(answers) < len(asked):
             ready = poller.poll(max(0, round((deadline - time.monotonic()) * 1000)))
             if not ready:
                 break
             for dealer, _ in ready:
+                if dealer in monitors:
+                    if any(transport.hear_connection(dealer)):
+                        transport.send_or_drop(monitors[dealer], list(question))
+                    continue
                 try:
                     (parcel,) = decode(transport.receive(dealer)[1:])
                 except (ProtocolError, ValueError):
@@ -141,7 +161,8 @@ def _inquire(ticket: Ticket, ends: bool, timeout_s: float) -> dict[AgentAddress,
 
 
 def _find_ended(agents: Sequence[AgentAddress], timeout_s: float) -> set[AgentAddress]:
-    """Return those of the agents at whose address nothing listens."""
+    """Return those of the agents, reached straight, at whose address nothing listens."""
+    agents = [agent for agent in agents if agent.way == "agent"]
     if not agents:
         return set()
     with concurrent.futures.ThreadPoolExecutor(min(len(agents), _MAX_THREADS)) as pool:

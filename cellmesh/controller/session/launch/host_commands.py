@@ -37,7 +37,6 @@ class _Command:
     argv: Sequence[str]
     process: subprocess.Popen[bytes]
     log: Path
-    ticket: Path | None = None
     output: bytes = b""
 
     def take_announcement(self) -> Announcement | None:
@@ -68,12 +67,25 @@ class HostCommands:
     ) -> list[Announcement]:
         """As `Starter.start`."""
         self._starting = []
+        files: list[Path] = []  # that hold the mesh's key
+        try:
+            self._run(ticket, parts, files)
+            return self._hear(self._starting, timeout_s)
+        finally:
+            for file in files:
+                file.unlink(missing_ok=True)
+
+    def _run(self, ticket: Ticket, parts: Sequence[HostPart], files: list[Path]) -> None:
+        """Run a command for each host; add to `files` what they read the ticket from."""
         for part in parts:
             sent = msgspec.structs.replace(
                 ticket, host=part, agents=(), spares=(), replaced=(), curve_secret=""
             )
             text = json.dumps(msgspec.to_builtins(sent)).encode() + b"\n"
-            path = None if has_stdin(ticket.launch) else _write_file(text)
+            path = None
+            if not has_stdin(ticket.launch):
+                path = _write_file(text)
+                files.append(path)
             argv = command_for(ticket.launch, part.name, _agent_command(ticket, path), str(path))
             log_path = ticket.logs / f"agent{part.index}.log"
             with open(log_path, "wb") as log:
@@ -89,14 +101,8 @@ class HostCommands:
                     raise HostError(
                         f"{part.name}: cannot run {argv[0]}: {error.strerror}"
                     ) from error
-            self._starting.append(_Command(part.name, argv, process, log_path, path))
+            self._starting.append(_Command(part.name, argv, process, log_path))
             _write(process, text)
-        try:
-            return self._hear(self._starting, timeout_s)
-        finally:
-            for command in self._starting:
-                if command.ticket is not None:
-                    command.ticket.unlink(missing_ok=True)
 
     def order(self, index: int, line: bytes, timeout_s: float) -> Announcement:
         """As `Starter.order`."""

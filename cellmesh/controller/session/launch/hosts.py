@@ -7,6 +7,7 @@ import functools
 import ipaddress
 import os
 import socket
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -60,7 +61,7 @@ class HostAgents:
         self._reach = Reach(
             secret, ticket.address, not ticket.launch, lambda text: report(text, True)
         )
-        self._never = -1
+        self._never, self._lock = -1, threading.Lock()
 
     def start(self) -> int:
         """Start all agents at once, and wait until each has announced itself.
@@ -237,9 +238,12 @@ class HostAgents:
         """Wait until all that started agents has ended; False if it has not."""
         if self._starter is not None and not self._starter.wait(timeout_s):
             return False
-        if self._never >= 0:
-            os.close(self._never)
-            self._never = -1
+        # A notebook's cell and its kernel's shutdown may both end the mesh: closed twice, the
+        # number may be another's by then, a socket of the kernel's.
+        with self._lock:
+            never, self._never = self._never, -1
+        if never >= 0:
+            os.close(never)
         return True
 
     def signal(self, number: int) -> None:
