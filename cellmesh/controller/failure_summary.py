@@ -21,7 +21,7 @@ Outcomes = Mapping[int, Parcel[Any]]
 
 
 def refuse_dead(dead: Sequence[int], first: Died) -> RankDied:
-    """Return the error to raise for a run on ranks that are dead.
+    """Return the error by which a run on dead ranks is refused.
 
     Args:
         dead: those that are asked for.

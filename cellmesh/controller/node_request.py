@@ -109,7 +109,7 @@ def check_request(request: NodeRequest) -> NodeRequest:
 
 
 def parse_arguments(text: str) -> tuple[str, ...]:
-    """Split an engine's further arguments into words, as a shell does.
+    """Split the text of ``--launch-args``, options for salloc or Ray, into words as a shell does.
 
     Raises:
         MeshUsageError: a quote is not closed.

@@ -132,7 +132,7 @@ class Sender:
                 self._window.note(num_bytes, now - sent_at)
 
     def disown(self, ranks: Collection[int]) -> None:
-        """Count segments of ranks that were replaced as nobody's."""
+        """Remove ranks that were replaced from the owners of the segments that are being sent."""
         for transfer in self._transfers.values():
             transfer.ranks = tuple(rank for rank in transfer.ranks if rank not in ranks)
 
@@ -248,7 +248,7 @@ class Arrivals:
         return self._abandon(list(self._items), why)
 
     def forget(self, rank: int) -> list[Parcel[Any]]:
-        """Drop the messages to a rank whose process has ended; return those that this sets free."""
+        """Drop messages to a rank that has died; return those that waited only behind them."""
         for item in self._items:
             item.ranks.discard(rank)
             if not item.ranks and item.loan is not None:

@@ -79,7 +79,7 @@ class BeginProfile(FeatureRequest, frozen=True):
 
 
 class EndProfile(FeatureRequest, frozen=True):
-    """Ask a rank for the profile of its last cell (`RankProfile`; None if there is none).
+    """Ask a rank for the profile that was recorded of its last cell (`RankProfile`; None if none).
 
     With a `trace_path`, the trace in Chrome's format is sent too, if it is at most
     `max_trace_bytes` long; a longer one stays in that file on the rank's host.

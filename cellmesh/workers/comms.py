@@ -253,8 +253,8 @@ class Comms:
                 self._post(self._comms[comm_id], "message", {"data": data}, ())
 
     def _audience_of(self, run: int) -> int:
-        """Return the number of the controller that shows a run's widgets; 0 where this rank does
-        not lead the run.
+        """Return the id of the controller that shows a run's widgets; 0 unless this rank is the
+        lowest of the run.
         """
         records = reversed(self._tracker.copy_records())
         return next((r.audience for r in records if r.run == run and r.lead == self._rank), 0)

@@ -48,7 +48,7 @@ def name_process(name: str) -> None:
 
 
 def name_command(text: str) -> None:
-    """Replace what ``/proc/PID/cmdline`` shows of this process, which is its parent's command."""
+    """Have ``/proc/PID/cmdline`` show a text in place of the command of this process's parent."""
     fields = process_stat("self")
     begin, end = int(fields[45]), int(fields[46])  # arg_start, arg_end (proc(5))
     if begin < end:

@@ -247,7 +247,7 @@ class MeshState:
         return (set(pending.members) - may_come) | (others - with_work)
 
     def forget_asking(self, requests: Mapping[int, int]) -> list[int]:
-        """Note that these ranks wait no longer for the user to answer; return those that did."""
+        """Note that ranks no longer wait for the user to answer; return the ranks that waited."""
         asking = [rank for rank, request in requests.items() if self.asking.get(rank) == request]
         for rank in asking:
             del self.asking[rank]

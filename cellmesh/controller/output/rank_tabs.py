@@ -52,8 +52,8 @@ try {
 def switch(
     outputs: Mapping[int, RecordedOutput], identity: str, limit_bytes: int = LIMIT_BYTES
 ) -> str:
-    """Return HTML that switches between what each rank has shown; its newest output where it is
-    large.
+    """Return HTML that switches between what each rank has shown; of large output, the newest part
+    only.
 
     Returns "" where there is nothing to switch: ranks that show anything show the same, or each
     shows no more than one line, which the folded view has already. `identity` is hexadecimal.

@@ -78,8 +78,8 @@ def epoch_offsets(
 
 
 def profile_on_our_clock(profile: RankProfile, clock: ClockOffset) -> RankProfile:
-    """Return a rank's profile with times by the clock of the notebook's host; its trace keeps its
-    own.
+    """Return a rank's profile with times by the clock of the notebook's host, except for the times
+    in its Chrome trace.
     """
     ahead_ns = round(clock.offset_s * 1e9)
     return msgspec.structs.replace(

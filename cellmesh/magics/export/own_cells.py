@@ -129,8 +129,8 @@ def _on_rank_0(source: str, count: int, draft: Draft) -> str:
 
 
 def _read_pull(line: str) -> tuple[str, str, bool]:
-    """Read a `%dist_pull` line: the expression, its name in the notebook ("": none), and whether it
-    is of all ranks.
+    """Read a `%dist_pull` line: the expression, the name that gets its value in the notebook ("" if
+    none does), and whether values of several ranks are pulled.
     """
     options = parse_options("dist_pull", line)
     expression = " ".join(options["expression"])

@@ -121,7 +121,7 @@ class ProfileView:
 
 
 def operator_tables(operators: Sequence[OperatorByRank], num_rows: int) -> list[Table]:
-    """Return a table of a profile for each kind of operator, those that took longest first.
+    """Return a table for each kind of a profile's operators, its rows by the time that they took.
 
     Args:
         operators: longest first.

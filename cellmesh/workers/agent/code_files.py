@@ -223,8 +223,8 @@ def _space(path: Path) -> Any:
 
 
 def _forget_compiled(path: str) -> None:
-    """Remove what Python has compiled of a file: it takes a text of the same second and size for
-    the same.
+    """Remove the .pyc files of a source file: Python would use them for a new text of the same size
+    that was written within the same second.
     """
     directory, _, name = path.rpartition("/")
     stem, _, suffix = name.rpartition(".")

@@ -241,7 +241,7 @@ def _source_of(found: Any, function: types.FunctionType | None) -> str | None:
 
 
 def _places_of(kind: type) -> dict[str, list[int]]:
-    """Return the files in which a class may be defined, and lines of it there."""
+    """Return the files in which a class may be defined, and numbers of its lines in each."""
     module = vars_of(kind).get("__module__")
     places: dict[str, list[int]] = {}
     if type(module) is not str:

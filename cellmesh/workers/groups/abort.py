@@ -211,7 +211,7 @@ def all_stand(sockets: Sockets) -> bool:
 
 
 def abort_nccl(group: Any) -> bool:
-    """Abort a ``ProcessGroup``'s NCCL communicators and their operations; return if it has any."""
+    """Abort a ``ProcessGroup``'s NCCL communicators and operations; return whether it had any."""
     backends = _backends(group, "nccl")
     for backend in backends:
         backend.abort()

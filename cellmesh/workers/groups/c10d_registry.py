@@ -56,8 +56,8 @@ class Books:
         return taken
 
     def retire_all(self) -> set[str]:
-        """Have torch find none of its groups, not even a default one, but describe those that
-        somebody holds; return their names.
+        """Remove all groups from torch's registries, but for what describes a group that a program
+        still holds; return the names of the described groups.
         """
         taken = self.take_out()
         for book, entries in zip(self._by_group(), taken.entries, strict=False):

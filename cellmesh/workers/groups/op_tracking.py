@@ -75,8 +75,8 @@ Begun = tuple[str, "HealableGroup", float, Callable[[], Work | None] | None]
 
 @dataclass
 class Ledger:
-    """The collectives and messages that this process has begun, by group. Every operation updates
-    it, so it is small.
+    """The collectives, sends and receives that this process has begun, by group. Every operation
+    updates the ledger, so an update must be cheap.
     """
 
     patience: Patience

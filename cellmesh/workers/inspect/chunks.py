@@ -260,7 +260,7 @@ def digest_of(data: torch.Tensor, read: SafeReader = DIRECT) -> str:
 def digests_of_parts(
     data: torch.Tensor, parts: Sequence[tuple[int, int]], read: SafeReader = DIRECT
 ) -> tuple[str, ...]:
-    """Return a digest of each run of a tensor's elements, in row-major order.
+    """Return a digest of each range of a tensor's elements, which are in row-major order.
 
     Args:
         data: see `readable`.

@@ -268,7 +268,7 @@ def _sample(
     max_elements: int,
     read: SafeReader,
 ) -> torch.Tensor:
-    """Return some elements of each pixel, evenly spaced, as many rows as columns."""
+    """Return a grid of some elements, evenly spaced, of the block that each pixel stands for."""
     is_mean = subject.reduction == "mean"
     num_rows, num_cols = part.shape
     most = max(1, math.isqrt(max_elements // (height * width)))

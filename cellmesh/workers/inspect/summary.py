@@ -152,7 +152,7 @@ def describe_tensor(
 
 
 def _stored_bytes(local: torch.Tensor) -> int:
-    """Return the number of bytes of a tensor that does not store each element, as a sparse one."""
+    """Return the bytes of a tensor that does not store each element, such as a sparse one."""
     parts: tuple[Callable[[], torch.Tensor], ...] = (local.values,)
     if local.layout == torch.sparse_coo:
         parts = (local._values, local._indices)

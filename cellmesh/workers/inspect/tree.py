@@ -287,8 +287,8 @@ def _held_as(value: Any, name: str) -> tuple[Any, ...]:
 
 
 def as_known(value: Any) -> bool:
-    """Return whether a value is a tensor or an array of numbers, which are shown without a look
-    inside.
+    """Return whether a value is a tensor or an array of numbers, which are shown as a whole and not
+    searched for tensors.
     """
     if issubclass(type(value), torch.Tensor):
         return True

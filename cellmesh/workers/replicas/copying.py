@@ -254,7 +254,7 @@ class _Reducer:
         return arriving.find_group, (group.group_name,)
 
     def _reduce_sampler(self, sampler: DistributedSampler[Any]) -> Any:
-        """Return how pickle is to reduce a sampler, with the new rank's number for this rank's."""
+        """Return how pickle is to reduce a sampler, with the new rank in place of this rank."""
         dim = self._dim_of_sampler(sampler)
         return (
             arriving.make_sampler,

@@ -35,7 +35,7 @@ class _Spec:
 
 @dataclass(frozen=True)
 class _SlotView:
-    """One rank's optimizer state of one parameter: its holders, and its layout (None: no state)."""
+    """Which ranks hold a parameter's optimizer state, and its layout (None: there is no state)."""
 
     ranks: tuple[int, ...]
     layout: Any

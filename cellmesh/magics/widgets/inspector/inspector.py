@@ -225,7 +225,7 @@ class Inspector:
     # ---- inside; under the lock
 
     def _inspect(self, occasion: Occasion) -> Inspection | None:
-        """Inspect the value again; None if the widget was sent a reason why nothing is new."""
+        """Inspect the value again; return None after sending the widget a reason why it is not."""
         inspection = self._source.inspect(occasion != "asked")
         needs_code = any(refusal.needs_code for refusal in inspection.refusals.values())
         if occasion == "after" and needs_code and not self._source.is_busy():
