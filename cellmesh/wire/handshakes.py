@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import zmq
 
 _BEGUN = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED
-_WATCHED = _BEGUN | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+# What a monitor that `PeerMonitor` reads has to watch.
+WATCHED = _BEGUN | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 
 @dataclass
@@ -22,12 +23,19 @@ class Handshakes:
 
     Attributes:
         num_refused: how many have ended without a handshake.
+        num_changes: how often one has passed the handshake, or one that had passed has ended.
     """
 
     num_refused: int = 0
+    num_changes: int = 0
     _pending: set[int] = field(default_factory=set)  # accepted; some of them may have passed
     _open: set[int] = field(default_factory=set)  # passed
     _num_passed: int = 0  # of the pending ones
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a connection that has passed is open."""
+        return bool(self._open) or self._num_passed > 0
 
     def accepted(self, descriptor: int) -> None:
         """Note a new connection."""
@@ -36,12 +44,14 @@ class Handshakes:
     def passed(self) -> None:
         """Note that one of the connections has passed the handshake."""
         self._num_passed += 1
+        self.num_changes += 1
         self._settle()
 
     def ended(self, descriptor: int) -> None:
         """Note the end of a connection."""
         if descriptor in self._open:
             self._open.discard(descriptor)
+            self.num_changes += 1
         else:
             self._pending.discard(descriptor)
             self.num_refused += 1
@@ -51,6 +61,7 @@ class Handshakes:
         if self._num_passed > len(self._pending):  # one that has ended, and was counted, had passed
             self._num_passed -= 1
             self.num_refused -= 1
+            self.num_changes += 1
         if self._num_passed == len(self._pending):
             self._open |= self._pending
             self._pending.clear()
@@ -62,11 +73,12 @@ class PeerMonitor:
 
     Args:
         socket: the socket.
+        monitor: on which ZeroMQ reports its `WATCHED` events, if that was made before.
     """
 
-    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+    def __init__(self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes] | None = None) -> None:
         self._socket = socket
-        self._monitor = socket.get_monitor_socket(_WATCHED)
+        self._monitor = monitor or socket.get_monitor_socket(WATCHED)
         self._handshakes = Handshakes()
         self.hear()  # its descriptor reports changes since the last look only
 
@@ -74,6 +86,16 @@ class PeerMonitor:
     def num_refused(self) -> int:
         """How many peers were refused: without a key, with a wrong one, with one of no list."""
         return self._handshakes.num_refused
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a peer with a key is connected."""
+        return self._handshakes.is_connected
+
+    @property
+    def num_changes(self) -> int:
+        """How many connections of peers with a key were made or have ended."""
+        return self._handshakes.num_changes
 
     def fileno(self) -> int:
         """Return the descriptor to poll, upon which `hear` has something to do."""

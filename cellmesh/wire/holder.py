@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import time
+
 import msgspec
 
 from ..errors import HostError
@@ -43,3 +47,22 @@ def read_holder(ticket: Ticket) -> Holder | None:
         return msgspec.json.decode(read_own_file(ticket.holder_path), type=Holder)
     except (HostError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
+
+
+def add_refused(ticket: Ticket, number: int) -> None:
+    """Add to the peers that the notebook's process has refused, in the file of its host; without
+    the file if the disk is full.
+
+    Args:
+        ticket: of a mesh on many hosts.
+        number: how many more were refused.
+    """
+    holder = read_holder(ticket) or Holder(
+        controller_pid=os.getpid(), is_attached=True, since=time.time()
+    )
+    num_refused = holder.num_refused + number
+    with contextlib.suppress(HostError):
+        write_holder(
+            ticket,
+            msgspec.structs.replace(holder, num_refused=num_refused, refused_at=time.time()),
+        )

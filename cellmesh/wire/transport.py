@@ -17,6 +17,7 @@ import zmq
 from ..errors import HostError
 from .codec import MAX_FRAME_BYTES, Frame
 from .curve import KeyPair, serve_curve, use_curve
+from .handshakes import WATCHED
 from .hosts import HEARTBEAT_S, SILENT_S
 
 # Larger buffers are handed to ZeroMQ without a copy; smaller ones are cheaper copied.
@@ -92,7 +93,8 @@ def connect_dealer(
             `send_or_drop` then.
 
     Returns:
-        The socket, and one on which `hear_connection` hears of its connections.
+        The socket, and one on which `hear_connection` hears of its connections; `PeerMonitor`
+        reads it where the socket `binds`.
 
     Raises:
         HostError: the endpoint cannot be bound.
@@ -101,7 +103,8 @@ def connect_dealer(
     socket.setsockopt(zmq.ROUTING_ID, identity)
     if keys is not None:
         use_curve(_watch_peers(socket), *keys)
-    monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+    made_or_lost = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+    monitor = socket.get_monitor_socket(WATCHED if binds else made_or_lost)
     # The agent binds some milliseconds after its launcher returns; the default of 100 ms would
     # show.
     socket.setsockopt(zmq.RECONNECT_IVL, 5)

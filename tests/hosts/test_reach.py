@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -19,6 +21,7 @@ from .netns import NOTEBOOK, Host
 from .notebook import here
 
 WAIT_S = 60.0
+LEASE_S = 3.0
 REDUCE = "x = torch.ones(1) * rank; dist.all_reduce(x)"
 
 
@@ -119,9 +122,13 @@ def test_host_that_nothing_reaches_is_named_with_every_way(closed: list[Host]) -
         cm.start(hosts="cm1:2,cm2:2", launch=command, address=NOTEBOOK)
 
 
-def state_of(name: str) -> str:
+def row_of(name: str) -> dict[str, Any]:
     (row,) = [row for row in json.loads(here("ps", "--json").stdout) if row["name"] == name]
-    return str(row["state"])
+    return dict(row)
+
+
+def state_of(name: str) -> str:
+    return str(row_of(name)["state"])
 
 
 def test_mesh_behind_a_firewall_that_rejects_is_neither_forgotten_nor_lost(
@@ -157,3 +164,19 @@ def test_mesh_whose_ports_are_closed_after_its_start_is_not_forgotten(
         assert state_of("far") == "unheard"
         assert read_ticket(runtime_root() / "far/ticket.json").agents
         check(mesh)
+
+
+def test_stranger_at_the_notebooks_port_is_counted_and_no_host_is_lost(
+    closed: list[Host], capfd: pytest.CaptureFixture[str]
+) -> None:
+    with cm.start(
+        hosts="cm1:2,cm2:2", lease_s=60, address=NOTEBOOK, name="far", host_lease_s=LEASE_S
+    ) as mesh:
+        mesh.cell("kept = rank + 5; import time")
+        for agent in mesh.rank_set.session._ticket.agents:
+            address, _, port = agent.via.removeprefix("tcp://").rpartition(":")
+            socket.create_connection((address, int(port))).close()
+        wait_until(lambda: row_of("far")["num_refused"] == 2, WAIT_S, "both are counted")
+        mesh.cell(f"time.sleep({LEASE_S} + 1)")
+        check(mesh)
+        assert "not heard" not in capfd.readouterr().err

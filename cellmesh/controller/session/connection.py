@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -18,6 +18,7 @@ from ...wire import transport
 from ...wire.attach import Detached, Hello, Refused, Welcome
 from ...wire.bulk import Arrivals, Sender
 from ...wire.codec import Frame, Parcel, at_controller, encode
+from ...wire.handshakes import PeerMonitor
 from ...wire.host import host_name, own_package, own_python, own_torch, own_version
 from ...wire.messages import PROTOCOL, Died, Done, MeshReady, Ranked, Relay
 from ...wire.reliable import Reliable
@@ -47,6 +48,7 @@ class Connection:
         keys: of an endpoint on TCP: CURVE's own secret key, and the agent's public key. Segments
             then travel in chunks.
         binds: whether the endpoint is this process's, and the agent connects to it.
+        refused: called with how many peers without the agent's key have connected there.
 
     Attributes:
         lost_at: since when there is no connection, on the clock of `hear`; None while there is one.
@@ -59,6 +61,7 @@ class Connection:
         steal: bool,
         keys: tuple[str, str] | None = None,
         binds: bool = False,
+        refused: Callable[[int], None] = lambda number: None,
     ) -> None:
         link = os.urandom(16)
         self._hello = Hello(
@@ -78,7 +81,8 @@ class Connection:
         self._socket, self._monitor = transport.connect_dealer(
             self._context, endpoint, b"C" + link, keys, binds
         )
-        self._binds = binds
+        self._peers = PeerMonitor(self._socket, self._monitor) if binds else None
+        self._refused = refused
         self._codec = at_controller()
         self._is_remote = keys is not None
         self._begin()
@@ -206,17 +210,31 @@ class Connection:
         return opened
 
     def _hear_connection(self, now: float) -> None:
+        if self._peers is not None:
+            self._hear_peers(self._peers, now)
+            return
         for is_new in transport.hear_connection(self._monitor):
-            self._is_open = False
-            self.lost_at = None if is_new else (self.lost_at or now)
-            if is_new:
-                hello = msgspec.structs.replace(
-                    self._hello, num_received=self._reliable.num_received
-                )
-                self._send_aside([Parcel(hello)])
+            self._note_connection(is_new, now)
+
+    def _hear_peers(self, peers: PeerMonitor, now: float) -> None:
+        """Take note of the agent's connections to this process, and count those of strangers."""
+        num_changes, num_refused = peers.num_changes, peers.num_refused
+        peers.hear()
+        # What was sent by an old connection of the agent's may be lost, if there is a newer one.
+        if peers.num_changes != num_changes:
+            self._note_connection(peers.is_connected, now)
+        if peers.num_refused != num_refused:
+            self._refused(peers.num_refused - num_refused)
+
+    def _note_connection(self, is_there: bool, now: float) -> None:
+        self._is_open = False
+        self.lost_at = None if is_there else (self.lost_at or now)
+        if is_there:
+            hello = msgspec.structs.replace(self._hello, num_received=self._reliable.num_received)
+            self._send_aside([Parcel(hello)])
 
     def _send(self, frames: list[Frame]) -> None:
-        if self._binds:
+        if self._peers is not None:
             transport.send_or_drop(self._socket, frames)  # `Reliable` sends again what was dropped
         else:
             transport.send(self._socket, frames)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import select
 import time as clock
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 from ....wire.attach import Refused, SetAgents, Welcome
 from ....wire.code_files import FilesAnswer
 from ....wire.codec import Parcel
+from ....wire.holder import add_refused
 from ....wire.hosts import SILENT_S, AgentAddress, ClockReading, ReadClock
 from ....wire.messages import AgentFault, Resize, Stop, Stopped
 from ....wire.ticket import Ticket
@@ -19,6 +21,9 @@ from ..connection import Connection, Message
 from .fan import Fan, Routed
 from .file_requests import Answers, FileRequests, Make
 from .loss_inquiry import ASK_S, LossInquiry, asker_of
+
+# How often the count of refused peers is written, at most.
+_COUNT_S = 1.0
 
 
 def connect(ticket: Ticket, steal: bool, lost: Collection[int] = ()) -> AnyConnection:
@@ -45,6 +50,7 @@ class HostConnections:
         self._ticket = ticket
         self._lease_s = ticket.host_lease_s
         self._fan = Fan(ticket.agents, lost)
+        self._num_refused, self._write_at = 0, math.inf  # peers that are not in the file yet
         self._inquiry, self._heard_at = LossInquiry(asker_of(ticket)), 0.0
         # Connections come and go, and the link polls what it was given at first.
         self._poll = select.epoll()
@@ -241,11 +247,16 @@ class HostConnections:
     def _connect_to(self, agent: AgentAddress, steal: bool) -> Connection:
         keys = self._ticket.curve_secret, agent.public_key
         key, binds = bytes.fromhex(self._ticket.key), agent.way == "notebook"
-        connection = Connection(agent.reached_at, key, steal, keys, binds)
+        connection = Connection(agent.reached_at, key, steal, keys, binds, self._note_refused)
         for number in connection.descriptors():
             self._of[number] = connection
             self._poll.register(number, select.EPOLLIN)
         return connection
+
+    def _note_refused(self, number: int) -> None:
+        """Count peers without a key that have connected to this process; they are written soon."""
+        self._num_refused += number
+        self._write_at = min(self._write_at, clock.monotonic() + _COUNT_S)
 
     def _dismiss(self, connection: Connection) -> None:
         """End an agent that was replaced, once it is heard; keep calling as long as it may live."""
@@ -279,6 +290,9 @@ class HostConnections:
 
     def tick(self, now: float) -> None:
         """As `Connection.tick`."""
+        if now >= self._write_at:
+            add_refused(self._ticket, self._num_refused)
+            self._num_refused, self._write_at = 0, math.inf
         for connection in self._each():
             connection.tick(now)
         for index in self._fan.hosts:
@@ -291,6 +305,7 @@ class HostConnections:
         """As `Connection.deadline`; also when a host that is not heard counts as lost."""
         due = [connection.deadline() for connection in self._each()]
         due += self._replaced.values()
+        due.append(None if self._write_at == math.inf else self._write_at)
         for index in self._fan.hosts:
             lost_at = self._all[index].lost_at
             due.append(None if lost_at is None else lost_at + self._lease_s)

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -17,7 +16,7 @@ import msgspec
 
 from ....errors import HostError
 from ....wire.curve import new_keys, public_of
-from ....wire.holder import Holder, write_holder
+from ....wire.holder import add_refused
 from ....wire.hosts import GO, Announcement, HostPart
 from ....wire.rendezvous import Invitation
 from ....wire.ticket import Ticket
@@ -46,7 +45,7 @@ class InvitedHosts:
 
     def __init__(self, ticket: Ticket, report: Callable[[str, bool], None]) -> None:
         self.ticket = ticket
-        self._report, self._began_at = report, time.time()
+        self._report, self._num_refused = report, 0
         self._starting: list[Guest] = []
         invitation, secret = ticket.invitation, ticket.invitation_secret
         if invitation is None:
@@ -105,15 +104,8 @@ class InvitedHosts:
 
     def _note_refused(self, number: int) -> None:
         """Write for `cellmesh ps` how many peers the listener has refused."""
-        holder = Holder(
-            controller_pid=os.getpid(),
-            is_attached=True,
-            since=self._began_at,
-            num_refused=number,
-            refused_at=time.time(),
-        )
-        with contextlib.suppress(HostError):  # the disk is full
-            write_holder(self.ticket, holder)
+        more, self._num_refused = number - self._num_refused, number
+        add_refused(self.ticket, more)
 
     def _show(self, found: Sequence[Guest], num_hosts: int) -> None:
         names = ", ".join(guest.describe() for guest in found)

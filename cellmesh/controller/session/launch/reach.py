@@ -134,38 +134,45 @@ class Reach:
         Raises:
             HostError: there is no way to one, or to none where agents cannot be asked.
         """
-        straight = [msgspec.structs.replace(agent, way="agent", via="") for agent in agents]
         with ThreadPoolExecutor(max_workers=len(agents)) as pool:
-            answers = list(pool.map(lambda agent: self._answers(agent, _PROBE_S), straight))
-        found: list[AgentAddress] = []
-        missing: list[str] = []
-        for index, agent in enumerate(agents):
-            if answers[index]:
-                found.append(straight[index])
-                continue
-            chosen, problems = None, [f"{agent.endpoint} does not answer"]
-            for name, try_ in (
-                (f"{agent.host} cannot connect to this host", self._notebook_way),
-                ("ssh does not forward to it", self._ssh_way),
-            ):
-                try:
-                    chosen = try_(index, agent, dial)
-                    break
-                except CellmeshError as error:
-                    problems.append(f"{name} ({error})")
-            if chosen is not None:
-                self._report(describe_way(chosen))
-                found.append(chosen)
-            elif dial is None and len(missing) + 1 < len(agents):
-                missing.append(agent.host)
-                found.append(straight[index])
-            else:
-                self.close()
-                raise HostError(
-                    f"{agent.host}: its agent runs, and cannot be reached: {'; '.join(problems)}. "
-                    "Open one of these ways in the firewall, or choose --interface or --address"
-                )
+            ways = list(
+                pool.map(lambda at: self._find_one(at, agents[at], dial), range(len(agents)))
+            )
+        missing = [
+            (agent, way) for agent, way in zip(agents, ways, strict=True) if isinstance(way, str)
+        ]
+        if missing and (dial is not None or len(missing) == len(agents)):
+            self.close()
+            agent, problem = missing[0]
+            raise HostError(
+                f"{agent.host}: its agent runs, and cannot be reached: {problem}. "
+                "Open one of these ways in the firewall, or choose --interface or --address"
+            )
+        found = [
+            _straight(agent) if isinstance(way, str) else way
+            for agent, way in zip(agents, ways, strict=True)
+        ]
+        for agent in found:
+            if agent.way != "agent":
+                self._report(describe_way(agent))
         return found
+
+    def _find_one(
+        self, index: int, agent: AgentAddress, dial: Callable[[int, str], None] | None
+    ) -> AgentAddress | str:
+        """Return an agent with the way by which it is reached, or why there is none."""
+        if self._answers(straight := _straight(agent), _PROBE_S):
+            return straight
+        problems = [f"{agent.endpoint} does not answer"]
+        for name, try_ in (
+            (f"{agent.host} cannot connect to this host", self._notebook_way),
+            ("ssh does not forward to it", self._ssh_way),
+        ):
+            try:
+                return try_(index, agent, dial)
+            except CellmeshError as error:
+                problems.append(f"{name} ({error})")
+        return "; ".join(problems)
 
     def _notebook_way(
         self, index: int, agent: AgentAddress, dial: Callable[[int, str], None] | None
@@ -223,6 +230,10 @@ class Reach:
             with contextlib.suppress(OSError):
                 forwarding.close()
         self._forwardings.clear()
+
+
+def _straight(agent: AgentAddress) -> AgentAddress:
+    return msgspec.structs.replace(agent, way="agent", via="")
 
 
 def describe_way(agent: AgentAddress) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterator
 
 import msgspec
@@ -108,3 +109,15 @@ def test_agent_that_was_asked_before_still_connects(nowhere: str) -> None:
     elsewhere = msgspec.structs.replace(agent_at(nowhere), way="notebook", via="tcp://192.0.2.9:5")
     with pytest.raises(HostError, match="the notebook that has started it"):
         ways.find([elsewhere])
+
+
+def test_ways_to_several_agents_are_searched_at_once(nowhere: str) -> None:
+    together = threading.Barrier(3)
+
+    def dial(index: int, endpoint: str) -> None:
+        together.wait(20)  # breaks if one is asked after the other
+
+    ways = Reach(SECRET, "127.0.0.1", True, lambda text: None)
+    found = ways.find([agent_at(nowhere)] * 3, dial)
+    assert [agent.way for agent in found] == ["notebook"] * 3
+    assert len({agent.via for agent in found}) == 3
