@@ -5,7 +5,6 @@ The shell round `Spool` and `Reliable`: the agent's socket for controllers, gree
 
 from __future__ import annotations
 
-import collections
 import functools
 import hmac
 import os
@@ -21,10 +20,7 @@ from ...wire import transport
 from ...wire.attach import Detached, Hello, Inquire, Refused, SetAgents, Standing, Welcome
 from ...wire.bulk import Sender
 from ...wire.codec import Frame, Parcel, at_agent_from_controller, at_rank_for_control, encode
-from ...wire.host import (
-    format_span,
-    host_name,
-)
+from ...wire.host import format_span, host_name
 from ...wire.limits import MAX_ANSWER_BYTES
 from ...wire.messages import PROTOCOL, Died, Relay
 from ...wire.reliable import Reliable
@@ -32,7 +28,7 @@ from ...wire.segments import SegmentFrame
 from ...wire.stdin import InputReply
 from ...wire.ticket import Ticket
 from .events import Events, Order
-from .greeting import find_mismatch
+from .greeting import Dismissals, describe_hold, find_mismatch
 from .holder_file import HolderFile
 from .spool import Spool, size_of
 from .tcp_port import TcpPort
@@ -45,8 +41,6 @@ _MAX_MESSAGES = 1000
 # How long a mesh that has ended, its start having failed at once, waits for its controller to tell
 # it so.
 _HELLO_S = 5.0
-# Controllers that were sent away may ask why.
-_MAX_DISMISSED = 100
 
 Message = Sequence[Parcel[Any]]
 Dims = tuple[tuple[str, ...], tuple[int, ...]]
@@ -87,7 +81,7 @@ class Attachment:
         self._since = time.monotonic()
         self._lease_ends: float | None = None
         self._why_left = ""
-        self._dismissed: collections.OrderedDict[bytes, str] = collections.OrderedDict()
+        self._dismissals = Dismissals()
         self._watched: set[int] = set()
         self._num_strangers = 0  # that wrote to the socket, and had no key
         self._file = HolderFile(self._ticket)
@@ -248,19 +242,15 @@ class Attachment:
             self._abandon("stopped from outside")
 
     def _find_objection(self, hello: Hello) -> str:
-        if hello.link in self._dismissed:
-            return self._dismissed[hello.link]
+        if why_dismissed := self._dismissals.why(hello.link):
+            return why_dismissed
         if mismatch := find_mismatch(hello, self._ticket.torch, is_local=self.port is None):
             return mismatch
         is_held = self._identity is not None or (self._is_attached and hello.pid != self._pid)
         if hello.steal or not is_held:
             return ""
-        held = format_span(time.monotonic() - self._since)
-        where = f" ({self._controller_host})" if self.port is not None else ""
-        return (
-            f"the mesh is held by process {self._pid}{where}, which attached {held} ago: detach it "
-            "there (`%dist_detach`), or take it over with `--steal`"
-        )
+        host = self._controller_host if self.port is not None else ""
+        return describe_hold(self._pid, host, time.monotonic() - self._since)
 
     def _accept(self, identity: bytes, hello: Hello) -> None:
         away_s = 0.0 if self._is_attached else time.monotonic() - self._since
@@ -303,9 +293,7 @@ class Attachment:
         """Detach the controller, and send it the reason."""
         if self._identity is None:
             return
-        self._dismissed[self._link] = reason
-        if len(self._dismissed) > _MAX_DISMISSED:
-            self._dismissed.popitem(last=False)
+        self._dismissals.note(self._link, reason)
         self._say_aside(self._identity, Detached(reason))
         self._leave(reason)
 

@@ -39,9 +39,7 @@ from ....wire.ranks import describe_ranks
 from ....wire.status import HostReport, RankInfo, ReadHost
 from ...core.mesh_state import HostLost, Returned
 from ...core.requests import control
-
-# The stages of a start, in their order.
-_STAGES = ("importing torch", "forking ranks", "process group")
+from .joined_news import join_progress, join_reports
 
 
 @dataclass
@@ -230,7 +228,8 @@ class Fan:
         match verb:
             case Progress():
                 self._progress[index] = verb
-                return Routed(up=[Parcel(self._joined_progress())])
+                said = [self._progress.get(each) for each in self._hosts]
+                return Routed(up=[Parcel(join_progress(said))])
             case MeshReady():
                 self._ready[index] = verb
                 if not self._store[1]:  # attached to a mesh that was started before
@@ -367,12 +366,6 @@ class Fan:
         order = Parcel(UseStore(self._agents[index].address, port))
         return self._to(self._hosts - {index}, order) if port else Routed()
 
-    def _joined_progress(self) -> Progress:
-        said = [self._progress.get(index) for index in self._hosts]
-        stages = [progress.stage if progress else _STAGES[0] for progress in said]
-        num_ready = sum(progress.num_ready for progress in said if progress is not None)
-        return Progress(min(stages, key=_order_of), num_ready)
-
     def _all_ready(self) -> Routed:
         ranks = [info for index in sorted(self._ready) for info in self._ready[index].ranks]
         # The port is for groups to connect to after a store was replaced: it is the owner's.
@@ -400,12 +393,7 @@ class Fan:
         for request, by_host in list(self._reports.items()):
             if self._hosts <= by_host.keys():
                 del self._reports[request]
-                ranks = sorted(
-                    (info for report in by_host.values() for info in report.ranks),
-                    key=lambda info: info.rank,
-                )
-                at_s = max((report.at_s for report in by_host.values()), default=0.0)
-                up.append(Parcel(HostReport(request, tuple(ranks), at_s)))
+                up.append(Parcel(join_reports(request, by_host.values())))
         return up
 
     def _add(self, routed: Routed, more: Routed) -> Routed:
@@ -422,7 +410,3 @@ class Fan:
         """Name a host and its ranks."""
         agent = self._agents[index]
         return f"{agent.host} ({describe_ranks(agent.ranks)})"
-
-
-def _order_of(stage: str) -> int:
-    return _STAGES.index(stage) if stage in _STAGES else len(_STAGES)
