@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import random
+import re
 import select
 import socket
 import stat
@@ -40,7 +41,7 @@ from tests.conftest import LEFTOVER_S, own_runtime_dir
 from tests.faults.watching import wait_until
 from tests.mesh.test_hostile import malformed
 
-from .netns import NOTEBOOK, Host
+from .netns import NOTEBOOK, Host, run
 from .notebook import NotebookError, here, notebook_on, on_host
 
 WAIT_S = 60.0
@@ -458,6 +459,7 @@ def test_listener_for_hosts_lets_in_nobody_without_the_invitation(
         agent = machines[3].start(sys.executable, "-m", "cellmesh", "agent", "--ticket", str(path))
         with starts.result() as opened:
             assert opened.pull("rank").list == [0]
+            assert what_listens(machines) == documented("the notebook")
         agent.wait(WAIT_S)
     assert not own_listeners()
     still_works(mesh)
@@ -480,27 +482,49 @@ def own_listeners() -> set[str]:
 # ---- what listens
 
 
-def sockets(lines: str) -> set[tuple[str, str, str]]:
-    """(protocol, address without port, process) of each line of ``ss -Htulnp``."""
+Listener = tuple[str, str, str]  # process, protocol, whose address
+SECURITY = Path(__file__).parents[2] / "docs/security.md"
+
+
+def documented(*others: str) -> set[Listener]:
+    """Return the rows of the first table of what listens: of each host, and of some others."""
+    section = SECURITY.read_text().partition("\n## What listens\n")[2]
+    table = section.partition("\n| process |")[2].partition("\n\n")[0]
+    row = r"^\| `([^`]+)`.*? \| (\w+).*? \| ([^,|]+?)(?:,.*?)? \| "
+    rows = re.findall(row, table, re.MULTILINE)
+    assert len(rows) == table.count("\n") - 1
+    return {each for each in rows if each[2] == "the host's" or each[0] in others}
+
+
+def what_listens(machines: list[Host]) -> set[Listener]:
+    """Return what listens on the hosts, and what does of this process and its children."""
     found = set()
-    for line in lines.splitlines():
-        fields = line.split()
-        name = line.partition('(("')[2].partition('"')[0]
-        found.add((fields[0], fields[4].rpartition(":")[0], name))
+    for host in machines:
+        for name, protocol, address, _ in sockets(host.inside("ss", "-Htulnp")):
+            if name != "sshd":
+                name = re.sub(r"-r\d+$", "-rN", name)
+                found.add((name, protocol, "the host's" if address == host.address else address))
+    own = {each.pid: each.name() for each in psutil.Process().children(recursive=True)}
+    own[os.getpid()] = "the notebook"
+    for _, protocol, address, pid in sockets(run("ss", "-Htulnp")):
+        if pid in own:
+            found.add((own[pid], protocol, "the notebook's" if address == NOTEBOOK else address))
     return found
 
 
+def sockets(lines: str) -> Iterator[tuple[str, str, str, int]]:
+    """Yield process, protocol, address and pid of each line of ``ss -Htulnp``."""
+    for line in lines.splitlines():
+        fields = line.split()
+        for name, pid in re.findall(r'"([^"]+)",pid=(\d+)', line):
+            yield name, fields[0].upper(), fields[4].rpartition(":")[0], int(pid)
+
+
 def test_what_listens_is_what_is_documented(mesh: cm.Mesh, machines: list[Host]) -> None:
-    """The table of docs/security.md, on each host of the mesh and on that of the notebook."""
-    for index, host in enumerate(machines[:2]):
-        found = sockets(host.inside("ss", "-Htulnp"))
-        expected = {
-            ("tcp", host.address, "cellmesh-agent"),
-            ("tcp", host.address, f"cellmesh-r{index}"),
-        }
-        if index == 0:
-            expected.add(("tcp", host.address, "cellmesh-store"))
-        assert {each for each in found if each[2] != "sshd"} == expected
+    assert what_listens(machines) == documented()
+    stores = [host.name for host in machines if "cellmesh-store" in host.inside("ss", "-Htlnp")]
+    assert stores == ["cm1"]
+    for host in machines[:2]:
         pids = {f"pid={process.pid}," for process in host.meshes()}
         named = [
             line
@@ -508,7 +532,23 @@ def test_what_listens_is_what_is_documented(mesh: cm.Mesh, machines: list[Host])
             if any(pid in line for pid in pids) and "@" not in line.split()[4][:1]
         ]
         assert not [line for line in named if line.split()[4] != "*"], named
-    assert not own_listeners()
+
+
+@pytest.mark.parametrize("other", ["the notebook", "ssh"])
+def test_what_listens_behind_a_firewall_is_what_is_documented(
+    other: str, mesh: cm.Mesh, machines: list[Host]
+) -> None:
+    """The agent connects back to the notebook's host, or ssh forwards."""
+    host = machines[2]
+    host.close_ports()
+    if other == "ssh":
+        host.close_way_out()
+    try:
+        with cm.start(hosts="cm3:1", address=NOTEBOOK, lease_s=60):
+            assert what_listens(machines) == documented(other)
+    finally:
+        host.mend()
+    assert what_listens(machines) == documented()
 
 
 # ---- peers that are authenticated, and hostile
