@@ -163,6 +163,10 @@ class Host:
         self.inside("nft", "add chain inet cm out { type filter hook output priority 0; }")
         self.inside("nft", f"add rule inet cm out ip daddr {NOTEBOOK} {_NEW} drop")
 
+    def close_to_notebook(self) -> None:
+        """Drop all that the notebook's host sends."""
+        self._filter(f"ip saddr {NOTEBOOK} drop")
+
     def mend(self) -> None:
         """Undo all of the above."""
         self.inside("ip", "link", "set", "eth0", "up")
