@@ -345,7 +345,10 @@ def test_version_and_help() -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("stpo",), "there is no command 'stpo' (agent, doctor, manifest, ps, stop); did you mean 'stop'?"),
+        (
+            ("stpo",),
+            "there is no command 'stpo' (agent, doctor, manifest, ps, stop); did you mean 'stop'?",
+        ),
         (("stop",), "name the meshes to stop, or say --all"),
         (("stop", "x", "--all"), "name the meshes to stop, or say --all"),
         (("doctor", "-n", "0"), "0 is not in the range 1<=x<=1024"),
