@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 import cellmesh as cm
 from cellmesh.errors import CellmeshError
+from cellmesh.wire.hosts import HEARTBEAT_S, SILENT_S
 from tests.conftest import LEFTOVER_S, own_runtime_dir
 from tests.faults.watching import wait_until
 
@@ -20,7 +22,11 @@ from .netns import Host
 
 WAIT_S = 60.0
 REPORTED_S = 3.0
-LEASE_S = 3.0
+LEASE_S = 2.0
+# A lease that holds in a bad network, as the default does.
+PATIENT_LEASE_S = 4.0
+# By then a host that is cut would be lost.
+ENOUGH_S = SILENT_S + HEARTBEAT_S + PATIENT_LEASE_S + 1.0
 HOSTS = "cm1:2,cm2:2"
 MODEL = """
 import time, torch
@@ -36,7 +42,19 @@ STEPS = {
     "all_reduce": "dist.all_reduce(torch.ones(4))",
     "FSDP2 backward": "model(batch).sum().backward()",
 }
-FAULTS = ("cut", "deafen", "mute", "freeze")
+# Rank 3, on the second host, says once a second how many steps it has made.
+LOOP = """
+steps, said = 0, time.monotonic()
+while True:
+    {step}
+    steps += 1
+    if rank == 3 and time.monotonic() > said + 1:
+        print("step", steps)
+        said = time.monotonic()
+"""
+# An agent that hangs is, to the others, a host that is deaf and mute.
+FAULTS = [(how, what) for how in ("cut", "deafen", "mute") for what in STEPS]
+FAULTS.append(("freeze", "all_reduce"))
 KEPT = [5, 6, 7, 8]
 
 
@@ -71,9 +89,15 @@ def files_of(mesh: cm.Mesh, host: Host) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def mesh(machines: list[Host]) -> Iterator[cm.Mesh]:
-    with mesh_of(machines, HOSTS, host_lease_s=LEASE_S) as mesh:
+def mesh(request: pytest.FixtureRequest, machines: list[Host]) -> Iterator[cm.Mesh]:
+    """A mesh with some lease of hosts, whose second host may be some seconds away."""
+    lease_s, delay_s = request.param
+    away = delayed(machines[1], delay_s) if delay_s else contextlib.nullcontext()
+    with away, mesh_of(machines, HOSTS, host_lease_s=lease_s) as mesh:
         yield mesh
+
+
+short_lease = pytest.mark.parametrize("mesh", [(LEASE_S, 0.0)], indirect=True, ids=["2 s"])
 
 
 def lost_ranks(mesh: cm.Mesh) -> set[int]:
@@ -83,7 +107,7 @@ def lost_ranks(mesh: cm.Mesh) -> set[int]:
 def begin(mesh: cm.Mesh, what: str) -> None:
     """Have all ranks do something without end, and wait until they do."""
     if STEPS[what]:
-        run = mesh.submit_cell(f"while True: {STEPS[what]}")
+        run = mesh.submit_cell(LOOP.format(step=STEPS[what]))
         states = mesh.rank_set.session.states
         wait_until(
             lambda: all(state.run == run.number for state in states(range(4)).values()),
@@ -105,8 +129,34 @@ def check_whole(mesh: cm.Mesh) -> None:
     assert mesh.pull("float(x)").list == [6.0] * 4
 
 
-@pytest.mark.parametrize("what", STEPS)
-@pytest.mark.parametrize("how", FAULTS)
+@pytest.mark.parametrize("index", [0, 1])
+def test_replaced_host_ends_when_its_cable_is_mended(index: int, machines: list[Host]) -> None:
+    """The first host has the store; ranks that are cut off wait for the others in new groups.
+
+    This comes before the tests that share a mesh, which would lose the same hosts.
+    """
+    lost, living = ((0, 1), [2, 3]) if index == 0 else ((2, 3), [0, 1])
+    host = machines[index]
+    others = host.meshes()
+    with mesh_of(machines, "cm1:2,cm2:2,cm3:2", spares=1, host_lease_s=1.0) as mesh:
+        old = [process for process in host.meshes() if process not in others]
+        cut_off = mesh[list(lost)].submit_cell("while True: dist.new_group()")
+        host.cut()
+        wait_until(lambda: lost_ranks(mesh) == set(lost), WAIT_S, "the host is lost")
+        cut_off.wait(WAIT_S)
+        assert mesh.heal(living[0], replace=True).respawned == lost
+        assert {mesh.report()[rank].host for rank in lost} == {"cm3"}
+        host.mend()
+        mesh.cell("group = dist.new_group(); x = torch.ones(1); dist.all_reduce(x, group=group)")
+        assert mesh.pull("float(x)").list == [4.0] * 4
+        _, left = psutil.wait_procs(old, timeout=WAIT_S)
+        assert not left
+        wait_until(lambda: not files_of(mesh, host), WAIT_S, "no files")
+        assert mesh[living].pull("kept").list == [rank + 5 for rank in living]
+
+
+@short_lease
+@pytest.mark.parametrize(("how", "what"), FAULTS)
 def test_host_that_is_not_heard_is_reported_then_lost_then_taken_back(
     how: str, what: str, mesh: cm.Mesh, machines: list[Host], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -140,86 +190,62 @@ def test_host_that_is_not_heard_is_reported_then_lost_then_taken_back(
     check_whole(mesh)
 
 
+@short_lease
 @pytest.mark.parametrize("what", STEPS)
-def test_killed_host_costs_its_ranks_and_no_others(what: str, machines: list[Host]) -> None:
-    with mesh_of(machines, HOSTS, host_lease_s=1.0) as mesh:
-        begin(mesh, what)
-        machines[1].kill()
-        wait_until(lambda: lost_ranks(mesh) == {2, 3}, WAIT_S, "ranks 2-3 are lost")
-        end(mesh)
-        assert mesh[[0, 1]].pull("kept").list == KEPT[:2]
-        assert mesh.heal(0).respawned == (2, 3)
-        assert mesh.pull("kept").list == [5, 6, 5, 5]
-
-
-@pytest.mark.parametrize("index", [0, 1])
-def test_replaced_host_ends_when_its_cable_is_mended(index: int, machines: list[Host]) -> None:
-    """The first host has the store; ranks that are cut off wait for the others in new groups."""
-    lost, living = ((0, 1), [2, 3]) if index == 0 else ((2, 3), [0, 1])
-    host = machines[index]
-    others = host.meshes()
-    with mesh_of(machines, "cm1:2,cm2:2,cm3:2", spares=1, host_lease_s=1.0) as mesh:
-        old = [process for process in host.meshes() if process not in others]
-        cut_off = mesh[list(lost)].submit_cell("while True: dist.new_group()")
-        host.cut()
-        wait_until(lambda: lost_ranks(mesh) == set(lost), WAIT_S, "the host is lost")
-        cut_off.wait(WAIT_S)
-        assert mesh.heal(living[0], replace=True).respawned == lost
-        assert {mesh.report()[rank].host for rank in lost} == {"cm3"}
-        host.mend()
-        mesh.cell("group = dist.new_group(); x = torch.ones(1); dist.all_reduce(x, group=group)")
-        assert mesh.pull("float(x)").list == [4.0] * 4
-        _, left = psutil.wait_procs(old, timeout=WAIT_S)
-        assert not left
-        wait_until(lambda: not files_of(mesh, host), WAIT_S, "no files")
-        assert mesh[living].pull("kept").list == [rank + 5 for rank in living]
-
-
-@pytest.fixture(scope="module")
-def patient(machines: list[Host]) -> Iterator[cm.Mesh]:
-    """A mesh with the default lease."""
-    with mesh_of(machines, HOSTS) as mesh:
-        yield mesh
-
-
-@pytest.mark.parametrize("what", STEPS)
-@pytest.mark.parametrize("how", ["30 % loss", "slow link"])
-def test_bad_network_loses_nothing(
-    how: str, what: str, patient: cm.Mesh, machines: list[Host]
+def test_killed_host_costs_its_ranks_and_no_others(
+    what: str, mesh: cm.Mesh, machines: list[Host]
 ) -> None:
-    begin(patient, what)
+    mesh.cell(MODEL)
+    begin(mesh, what)
+    machines[1].kill()
+    wait_until(lambda: lost_ranks(mesh) == {2, 3}, WAIT_S, "ranks 2-3 are lost")
+    end(mesh)
+    assert mesh[[0, 1]].pull("kept").list == KEPT[:2]
+    assert mesh.heal(0).respawned == (2, 3)
+    assert mesh.pull("kept").list == [5, 6, 5, 5]
+
+
+@pytest.mark.parametrize("what", STEPS)
+@pytest.mark.parametrize(
+    ("how", "mesh"),
+    [
+        ("30 % loss", (PATIENT_LEASE_S, 0.0)),
+        ("slow link", (PATIENT_LEASE_S, 0.0)),
+        ("200 ms delay", (PATIENT_LEASE_S, 0.2)),
+    ],
+    indirect=["mesh"],
+    ids=["30 % loss", "slow link", "200 ms delay"],
+)
+def test_bad_network_loses_nothing(
+    how: str, what: str, mesh: cm.Mesh, machines: list[Host], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Ranks step on for longer than it takes to lose a host that is cut."""
+    begin(mesh, what)
     if how == "slow link":
         machines[1].slow("1mbit")
-    else:
+    elif how == "30 % loss":
         machines[1].lose(30)
-    _run_on(patient)
-    machines[1].mend()
-    check_whole(patient)
+    text = ""
 
+    def num_steps() -> int:
+        nonlocal text
+        text += "".join(capfd.readouterr())
+        return max(map(int, re.findall(r"step (\d+)", text)), default=0)
 
-@pytest.mark.parametrize("what", STEPS)
-def test_delay_of_200_ms_loses_nothing(what: str, late: cm.Mesh) -> None:
-    begin(late, what)
-    _run_on(late)
-    check_whole(late)
-
-
-@pytest.fixture(scope="module")
-def late(machines: list[Host]) -> Iterator[cm.Mesh]:
-    """A mesh whose second host is 200 ms away."""
-    with delayed(machines[1], 0.2), mesh_of(machines, HOSTS) as mesh:
-        yield mesh
-
-
-def _run_on(mesh: cm.Mesh) -> None:
-    """Let ranks go on for longer than it takes to report a host that is not heard."""
+    until = time.monotonic() + ENOUGH_S
+    wait_until(lambda: time.monotonic() > until, WAIT_S, "a cut host would be lost")
+    before = num_steps()
     states = mesh.rank_set.session.states
-    until = time.monotonic() + REPORTED_S
-    while time.monotonic() < until:
-        states(range(4))
+    wait_until(lambda: states([2, 3]).keys() == {2, 3}, WAIT_S, "the host answers")
+    if STEPS[what]:
+        wait_until(lambda: num_steps() > before, WAIT_S, "a further step")
+        assert not mesh.runs[-1].done()
     assert not lost_ranks(mesh)
+    machines[1].mend()
     for run in mesh.runs:
-        assert not run.done()
         run.interrupt()
         run.wait(WAIT_S)
         assert run.failed_ranks() == [0, 1, 2, 3]  # KeyboardInterrupt, and nothing else
+    check_whole(mesh)
+    num_steps()
+    assert "is lost" not in text
