@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .controller.mesh import Mesh as Mesh
     from .controller.results import Results as Results
     from .controller.run import Run as Run
-    from .controller.session.start import attach as attach
+    from .controller.session.attach import attach as attach
     from .controller.session.start import start as start
     from .controller.values.sharding import from_file as from_file
     from .errors import CellmeshError as CellmeshError
@@ -29,7 +29,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Mesh": ".controller.mesh",
     "start": ".controller.session.start",
-    "attach": ".controller.session.start",
+    "attach": ".controller.session.attach",
     "Results": ".controller.results",
     "Run": ".controller.run",
     "CellmeshError": ".errors",

@@ -19,8 +19,9 @@ from ..controller.ranks import Ranks
 from ..controller.resizing import describe_resize
 from ..controller.run import Run
 from ..controller.seeding import seed_ranks
+from ..controller.session.attach import attach
 from ..controller.session.session import StartProgress
-from ..controller.session.start import attach, start
+from ..controller.session.start import start
 from ..controller.suggestion import did_you_mean
 from ..controller.trace.profile import Profiling
 from ..errors import MeshUsageError, NoMeshError

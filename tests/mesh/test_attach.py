@@ -18,7 +18,7 @@ import pytest
 
 import cellmesh as cm
 from cellmesh.controller.progress.bars import Bars
-from cellmesh.controller.session.start import attach
+from cellmesh.controller.session.attach import attach
 from cellmesh.errors import HostError, MeshUsageError, NoMeshError
 from cellmesh.wire.ticket import Ticket, read_ticket, runtime_root, write_ticket
 from tests.conftest import check_nothing_left, processes_of

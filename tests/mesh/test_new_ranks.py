@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import cellmesh as cm
-from cellmesh.controller.session.start import attach
+from cellmesh.controller.session.attach import attach
 from cellmesh.magics.render.tables import status_table
 from cellmesh.wire.status import RankInfo
 from tests.conftest import check_nothing_left

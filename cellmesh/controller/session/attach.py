@@ -1,0 +1,163 @@
+"""Finds the meshes of this user, and attaches to one that runs."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+from ...errors import HostError, MeshUsageError, NoMeshError
+from ...wire.host import fits, is_process, own_python, this_place
+from ...wire.modules import loaded
+from ...wire.ticket import Ticket, find_strange, find_tickets, read_ticket, runtime_root
+from ..mesh import Mesh
+from ..output.cell import current_sink
+from ..output.console import Sink
+from ..suggestion import did_you_mean
+from .hosts.attaching import find_agents, keep_ticket
+from .hosts.standing import ask_agents, summarize
+from .launch.hosts import HostAgents
+from .launch.launcher import Launcher
+from .launch.local import (
+    LocalAgent,
+    found,
+)
+from .session import Session
+
+_ATTACH_S = 10.0
+_READY_S = 120.0
+
+
+def attach(name: str | None = None, *, steal: bool = False, sink: Sink | None = None) -> Mesh:
+    """Take a mesh that lives under its lease again, with all that its ranks hold.
+
+    What was missed is shown, and runs in flight can be awaited (`Mesh.runs`).
+
+    Args:
+        name: which; may be left out where only one lives. Of a mesh on many hosts, also the path of
+            its ``ticket.json``, or of a copy on another host.
+        steal: take it from a process that holds it, whose runs then end with an error.
+        sink: where output of runs in flight goes; None for the calling notebook cell or the
+            console.
+
+    Returns:
+        The mesh.
+
+    Raises:
+        NoMeshError: there is no such mesh, it has ended, or somebody holds it.
+        HostError: it cannot be used from here: another host's, user's or version's.
+    """
+    ticket = _find_ticket(name)
+    _check_ticket(ticket)
+    lost: tuple[int, ...] = ()
+    launcher: Launcher
+    if ticket.spans_hosts:
+        ticket, lost = find_agents(ticket)
+        launcher = HostAgents(ticket)
+    else:
+        launcher = LocalAgent(functools.partial(found, ticket))
+    try:
+        end = launcher.start()
+    except HostError as error:
+        if ticket.spans_hosts:
+            raise NoMeshError(f"{ticket.name} cannot be attached: {error}") from error
+        raise _gone(ticket) from None
+    if isinstance(launcher, HostAgents):
+        ticket = launcher.ticket  # with the ways from here to the agents
+        lost = tuple(index for index in lost if ticket.agents[index].way == "agent")
+    session = Session(
+        ticket, launcher, end, steal=steal, sink=sink or current_sink(), is_found=True, lost=lost
+    )
+    loaded.record()
+    session.wait_until_attached(_ATTACH_S)
+    session.wait_until_ready(_READY_S)
+    if ticket.spans_hosts:
+        keep_ticket(ticket)
+    return Mesh(session)
+
+
+def living_meshes() -> list[str]:
+    """The names of the meshes that live on this machine, or may live on others."""
+    return [ticket.name for ticket in find_tickets(runtime_root()) if _may_live(ticket)]
+
+
+def _may_live(ticket: Ticket) -> bool:
+    if ticket.spans_hosts:
+        return bool(ticket.agents)
+    is_here = ticket.host is None and ticket.place == this_place()
+    return is_here and is_process(ticket.agent_pid, ticket.agent_ticks)
+
+
+def _living(root: Path) -> list[Ticket]:
+    return [
+        ticket
+        for ticket in find_tickets(root)
+        if _may_live(ticket)
+        and (not ticket.spans_hosts or summarize(ask_agents(ticket)) is not None)
+    ]
+
+
+def _find_ticket(name: str | None) -> Ticket:
+    root = runtime_root()
+    if name is not None:
+        path = root / name / "ticket.json"
+        if name.endswith(".json"):  # of a mesh on many hosts, maybe copied here
+            return read_ticket(Path(name).expanduser())
+        if "/" not in name and path.exists():
+            return read_ticket(path)
+    living = _living(root)
+    names = ", ".join(ticket.name for ticket in living)
+    if name is None and len(living) == 1:
+        return living[0]
+    strange = "".join(f"; {why}" for _, why in find_strange(root))
+    if not living:
+        which = f"there is no mesh {name!r}" if name else "no mesh is running here"
+        raise NoMeshError(f"{which}: start one with `%dist_start` or cellmesh.start(){strange}")
+    if name is None:
+        raise MeshUsageError(
+            f"there are {len(living)} meshes ({names}): say which one, as in `%dist_attach "
+            f"{living[-1].name}`"
+        )
+    raise NoMeshError(
+        f"there is no mesh {name!r} (there is {names})"
+        f"{did_you_mean(name, [ticket.name for ticket in living])}{strange}"
+    )
+
+
+def _check_ticket(ticket: Ticket) -> None:
+    here = this_place()
+    if ticket.host is not None:
+        raise HostError(
+            f"that is the ticket of the agent on {ticket.host.name}: use the one that the host of "
+            f"the notebook has, cellmesh/{ticket.name}/ticket.json under its runtime directory"
+        )
+    if ticket.spans_hosts:
+        return
+    if ticket.place.host != here.host and ticket.place.boot != here.boot:
+        raise HostError(
+            f"{ticket.name} runs on host {ticket.place.host}, and this is {here.host}: attach to "
+            "it there"
+        )
+    if ticket.place.boot != here.boot:
+        raise NoMeshError(
+            f"{ticket.name} ended when this host was restarted: `cellmesh ps` removes what is "
+            "left of it"
+        )
+    if ticket.place.pid_namespace != here.pid_namespace:
+        raise HostError(
+            f"{ticket.name} runs in another container of this host ({ticket.place.host}): attach "
+            "to it there"
+        )
+    if not fits(ticket.python, own_python()):
+        raise HostError(
+            f"{ticket.name} runs Python {ticket.python}, and this is {own_python()}: use that "
+            f"one, or end the mesh with `cellmesh stop {ticket.name}`"
+        )
+    if not is_process(ticket.agent_pid, ticket.agent_ticks):
+        raise _gone(ticket)
+
+
+def _gone(ticket: Ticket) -> NoMeshError:
+    return NoMeshError(
+        f"{ticket.name} has ended: its agent (process {ticket.agent_pid}) is gone. `cellmesh ps` "
+        "removes what is left of it; `%dist_start` starts another"
+    )
