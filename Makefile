@@ -39,7 +39,7 @@ compat: venv
 # Several hosts, as network namespaces of this one: needs root, openssh-server, openssh-client,
 # iproute2, nftables, slurm-wlm, munge, procps, gcc and libc6-dev.
 hosts: venv
-	$(BIN)/python -m pytest tests/hosts --junitxml=artifacts/hosts.xml
+	$(BIN)/python -m tests.hosts
 
 demo: venv
 	$(BIN)/python -m notebooks.demo
