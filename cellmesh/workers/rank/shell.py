@@ -26,6 +26,7 @@ from traitlets.config import Config
 
 from ...errors import CellmeshError
 from ...wire import payload
+from ..parsing import parse_again
 from ..static_lookup import plain_traceback, traceback_of
 from .features import load
 from .stack_inspection import is_machinery
@@ -217,9 +218,12 @@ class RankShell(InteractiveShell):
         name = self.compile.cache(transformed, self.execution_count, raw_code=source)
         self.events.trigger("pre_execute")
         try:
-            body = compile(
-                transformed, name, "exec", self.compile.flags | ast.PyCF_ONLY_AST, True
-            ).body
+            flags = self.compile.flags | ast.PyCF_ONLY_AST
+            try:
+                body = compile(transformed, name, "exec", flags, True).body
+            except SystemError:
+                again = parse_again(lambda: compile(transformed, name, "exec", flags, True))
+                body = again.body
             last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
             if body:
                 exec(self.compile(ast.Module(body, []), name, "exec"), self.user_ns)  # type: ignore[arg-type]

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed import Work
 
 from ...stdlib import threading
+from ..parsing import parse_again
 from ..static_lookup import module_of, traceback_of
 
 if TYPE_CHECKING:
@@ -186,11 +187,11 @@ def _node_at(code: types.CodeType, instruction: int) -> ast.expr | ast.stmt | No
     lines[0] = lines[0][column:]
     text = b"".join(lines)
     try:
-        return ast.parse(b"(" + text + b")", mode="eval").body
+        return parse_again(lambda: ast.parse(b"(" + text + b")", mode="eval")).body
     except (SyntaxError, ValueError, RecursionError):
         pass
     try:
-        body = ast.parse(text).body
+        body = parse_again(lambda: ast.parse(text)).body
     except (SyntaxError, ValueError, RecursionError):
         return None
     return body[0] if len(body) == 1 else None
