@@ -50,8 +50,8 @@ def read_holder(ticket: Ticket) -> Holder | None:
 
 
 def add_refused(ticket: Ticket, number: int) -> None:
-    """Add to the peers that the notebook's process has refused, in the file of its host; without
-    the file if the disk is full.
+    """Raise the count of peers that the notebook's process has refused, in the file that `cellmesh
+    ps` reads; leave the file as it is if the disk is full.
 
     Args:
         ticket: of a mesh on many hosts.

@@ -32,7 +32,7 @@ class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def this_place() -> Place:
-    """Return the `Place` of this process."""
+    """Return the host, boot and PID namespace in which this process runs."""
     try:
         namespace = os.readlink("/proc/self/ns/pid")
     except OSError:

@@ -168,7 +168,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def path(self) -> Path:
-        """The ticket's own file."""
+        """The path of ``ticket.json``, the file with the mesh's options and keys."""
         return Path(self.directory) / _FILE
 
     @property

@@ -370,8 +370,8 @@ class Folder:
         )
 
     def _reluctance(self, item: Item, ranks: Ranks) -> tuple[int, int]:
-        """Return the sort key of a candidate to show: how many other ranks have the item, or an
-        earlier bar, further back in their queues; then the lowest rank.
+        """Return the sort key of an item that could be shown next: how many other ranks will have
+        the same item, or a progress bar begun before it, among their next ones; the lowest rank.
         """
         others = [rank for rank in self._queues if rank not in ranks]
         coming = sum(

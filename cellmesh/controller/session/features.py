@@ -58,7 +58,7 @@ KINDS = (Logged, ToFrontEnd, Freed)
 
 
 class Features:
-    """What the notebook keeps of one mesh beside its runs; usable on any thread.
+    """The metrics, displays, live views, widgets and pinned values of one mesh; for any thread.
 
     Args:
         session: of the mesh.

@@ -17,7 +17,7 @@ from .link import Link, warn
 def sync_through(
     connections: Callable[[], HostConnections | None], link: Link, ticket: Ticket
 ) -> CodeSync:
-    """Make what keeps the user's files the same on a mesh's hosts.
+    """Return a `CodeSync` that sends the user's modules to a mesh's hosts through its session.
 
     Args:
         connections: returns those to the agents, once the link has made them.

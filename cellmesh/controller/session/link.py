@@ -274,7 +274,7 @@ class Link:
                 return
 
     def _hear(self, connection: AnyConnection, effects: list[Effect], now: float) -> int:
-        """Add the effects of each message that has arrived; return how many messages there were."""
+        """Have the core handle each message that has arrived; return how many there were."""
         num_heard = 0
         try:
             for parcel in connection.hear(now):

@@ -18,7 +18,7 @@ _DEVICE_PIECE = 1 << 21
 
 
 def readable(local: torch.Tensor, is_beside: bool = False) -> tuple[torch.Tensor, str]:
-    """Return a dense tensor with the elements that a rank's tensor stores, and a note on it.
+    """Return a dense tensor of the elements that a rank's tensor stores, and what was left out.
 
     Args:
         local: a tensor of this rank's own, no DTensor.

@@ -254,7 +254,7 @@ class HostConnections:
         return connection
 
     def _note_refused(self, number: int) -> None:
-        """Count peers without a key that have connected to this process; they are written soon."""
+        """Count peers that connected here without a key; their number is written to a file soon."""
         self._num_refused += number
         self._write_at = min(self._write_at, clock.monotonic() + _COUNT_S)
 

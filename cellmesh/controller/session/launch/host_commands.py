@@ -113,7 +113,7 @@ class HostCommands:
         return self._hear([command], timeout_s)[0]
 
     def _hear(self, commands: Sequence[_Command], timeout_s: float) -> list[Announcement]:
-        """Wait for an announcement of each command."""
+        """Wait until the agent that each command started has announced itself."""
         deadline = time.monotonic() + timeout_s
         heard: dict[int, Announcement] = {}
         with selectors.DefaultSelector() as selector:

@@ -67,7 +67,7 @@ class InvitedHosts:
     def start(
         self, ticket: Ticket, parts: Sequence[HostPart], timeout_s: float
     ) -> list[Announcement]:
-        """As `Starter.start`; hosts are given parts in the order of their engine's numbers."""
+        """Wait until hosts have announced themselves; give them ranks in torchrun's order."""
         is_return = any(part.joins for part in parts)
         if not is_return:
             self._report(describe_start(ticket.launch, len(parts), self._path), True)

@@ -84,7 +84,7 @@ class AgentActor:
         return self.order(ticket)
 
     def order(self, line: bytes) -> tuple[bytes, int | None]:
-        """Give the agent a line, and wait for its next announcement or its end, as `start`."""
+        """Write a line to the agent's standard input; wait for its announcement or its end."""
         assert self._process is not None
         assert self._process.stdin is not None
         assert self._process.stdout is not None
