@@ -320,6 +320,7 @@ class Attachment:
         """Whether a controller on another host has a connection, which is watched."""
         if self._identity is None:
             return False
+        self.may_be_readable = True  # as in `_send`
         return transport.reaches(self._socket, [self._identity, self._reliable.wrap_aside()])
 
     def _count_refused(self, number: int = 0) -> None:
