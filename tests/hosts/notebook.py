@@ -77,7 +77,9 @@ class Notebook:
             text, mark, reply = line.partition(_REPLY)
             self.text += text
             if mark:  # what ranks print may stand before it and behind it
-                return json.JSONDecoder().raw_decode(reply)[0]
+                value, end = json.JSONDecoder().raw_decode(reply)
+                self.text += reply[end:]
+                return value
         raise NotebookError(f"the process has ended: {self.text}")
 
     def close(self) -> None:

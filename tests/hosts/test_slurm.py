@@ -17,7 +17,7 @@ import cellmesh as cm
 from cellmesh.controller.session.session import StartProgress
 from cellmesh.errors import CellmeshError, HostError, MeshUsageError, RankFailure
 from tests.conftest import check_nothing_left, processes_named
-from tests.faults.watching import wait_until
+from tests.faults.watching import Stuck, wait_until
 
 from .netns import run
 from .slurm import slurm
@@ -38,7 +38,12 @@ def cluster() -> Iterator[Path]:
 def _no_job_is_left(runtime_dir: Path) -> Iterator[None]:
     yield
     check_nothing_left(runtime_dir)
-    wait_until(lambda: not run("squeue", "-h"), WAIT_S, "no job is left")
+    try:
+        wait_until(lambda: not run("squeue", "-h"), WAIT_S, "no job is left")
+    except Stuck as error:
+        left = run("squeue"), run("squeue", "--steps"), run("scontrol", "show", "node")
+        run("scancel", "--user=root")  # it is this test's, and no other fails by it
+        raise Stuck("\n".join([str(error), *left])) from error
 
 
 def nodes_of(mesh: cm.Mesh) -> list[Any]:

@@ -125,6 +125,8 @@ class HostConnections:
                 yield from self._route(self._fan.lose(index, reason))
         if self._reported or any(each.lost_at is not None for each in self._all):
             yield from self._watch(now)
+        if self._files:
+            self._files.keep(self._fan.hosts)
 
     def _watch(self, now: float) -> Iterator[Parcel[Any]]:
         """Yield what there is to say of hosts that are not heard, or are heard again."""
@@ -150,8 +152,6 @@ class HostConnections:
                         f"as lost after {self._lease_s:.0f} s (--host-lease)"
                     )
                 )
-
-        self._files.keep(self._fan.hosts)
 
     def ask_files(self, make: Make, future: Future[Answers]) -> None:
         """Send agents messages about files; the future gets their answers. In the link's loop."""

@@ -32,6 +32,9 @@ class FileRequests:
         # A late answer to a controller that has gone is not taken for one to its successor.
         self._last = secrets.randbits(40)
 
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
     def begin(
         self, make: Make, hosts: Collection[int], future: Future[Answers]
     ) -> Mapping[int, Sequence[Parcel[Any]]]:

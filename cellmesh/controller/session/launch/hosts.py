@@ -7,6 +7,7 @@ import functools
 import ipaddress
 import os
 import socket
+import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -236,8 +237,12 @@ class HostAgents:
 
     def wait(self, timeout_s: float | None) -> bool:
         """Wait until all that started agents has ended; False if it has not."""
-        if self._starter is not None and not self._starter.wait(timeout_s):
-            return False
+        if self._starter is not None:
+            if not self._starter.wait(timeout_s):
+                return False
+            if self.ticket.slurm_job and self.ticket.release_command:
+                # The agents' steps have given the job back, unless one was killed that had to.
+                subprocess.run(self.ticket.release_command, capture_output=True)
         # A notebook's cell and its kernel's shutdown may both end the mesh: closed twice, the
         # number may be another's by then, a socket of the kernel's.
         with self._lock:
