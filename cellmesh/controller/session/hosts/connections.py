@@ -55,6 +55,7 @@ class HostConnections:
         # Connections come and go, and the link polls what it was given at first.
         self._poll = select.epoll()
         self._of: dict[int, Connection] = {}
+        self._each: list[Connection] = []  # those of `_all` and `_replaced`
         self._all = [self._connect_to(agent, steal) for agent in ticket.agents]
         for index in lost:
             self._all[index].renew()
@@ -77,11 +78,21 @@ class HostConnections:
 
     def has_news(self) -> bool:
         """As `Connection.has_news`."""
-        return bool(self._up) or any(each.has_news() for each in self._each())
+        if self._up:
+            return True
+        for each in self._each:  # noqa: SIM110 - on the path of each call
+            if each.has_news():
+                return True
+        return False
 
     def is_readable(self) -> bool:
         """As `Connection.is_readable`."""
-        return bool(self._up) or any(each.is_readable() for each in self._each())
+        if self._up:
+            return True
+        for each in self._each:  # noqa: SIM110 - on the path of each call
+            if each.is_readable():
+                return True
+        return False
 
     def send(self, parcels: Message) -> None:
         """Send each agent what concerns it, now or once there is a connection."""
@@ -123,7 +134,7 @@ class HostConnections:
         for index, reason in self._inquiry.answers():
             if reason:
                 yield from self._route(self._fan.lose(index, reason))
-        if self._reported or any(each.lost_at is not None for each in self._all):
+        if self._reported or [each for each in self._all if each.lost_at is not None]:
             yield from self._watch(now)
         if self._files:
             self._files.keep(self._fan.hosts)
@@ -248,6 +259,7 @@ class HostConnections:
         keys = self._ticket.curve_secret, agent.public_key
         key, binds = bytes.fromhex(self._ticket.key), agent.way == "notebook"
         connection = Connection(agent.reached_at, key, steal, keys, binds, self._note_refused)
+        self._each.append(connection)
         for number in connection.descriptors():
             self._of[number] = connection
             self._poll.register(number, select.EPOLLIN)
@@ -274,14 +286,11 @@ class HostConnections:
             self._drop(connection)
 
     def _drop(self, connection: Connection) -> None:
+        self._each.remove(connection)
         for number in connection.descriptors():
             self._poll.unregister(number)
             del self._of[number]
         connection.close()
-
-    def _each(self) -> Iterator[Connection]:
-        yield from self._all
-        yield from self._replaced
 
     def _route(self, routed: Routed) -> Iterator[Parcel[Any]]:
         for index, parcel in routed.down:
@@ -293,7 +302,7 @@ class HostConnections:
         if now >= self._write_at:
             add_refused(self._ticket, self._num_refused)
             self._num_refused, self._write_at = 0, math.inf
-        for connection in self._each():
+        for connection in self._each:
             connection.tick(now)
         for index in self._fan.hosts:
             if now >= self._clocks[index].due_s:
@@ -303,21 +312,24 @@ class HostConnections:
 
     def deadline(self) -> float | None:
         """As `Connection.deadline`; also when a host that is not heard counts as lost."""
-        due = [connection.deadline() for connection in self._each()]
-        due += self._replaced.values()
-        due.append(None if self._write_at == math.inf else self._write_at)
+        due = min((self._write_at, *self._replaced.values()))
+        for connection in self._each:
+            at = connection.deadline()
+            if at is not None and at < due:
+                due = at
         for index in self._fan.hosts:
             lost_at = self._all[index].lost_at
-            due.append(None if lost_at is None else lost_at + self._lease_s)
-            due.append(self._clocks[index].due_s)
+            if lost_at is not None:
+                due = min(due, lost_at + self._lease_s)
+            due = min(due, self._clocks[index].due_s)
         if self._inquiry.is_open:
-            due.append(self._heard_at + ASK_S)
-        return min((at for at in due if at is not None), default=None)
+            due = min(due, self._heard_at + ASK_S)
+        return None if due == math.inf else due
 
     def close(self) -> None:
         """As `Connection.close`."""
         self._files.close()
-        for connection in self._each():
+        for connection in self._each:
             connection.close()
         self._poll.close()
 
