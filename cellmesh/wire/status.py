@@ -94,6 +94,7 @@ class RankInfo(msgspec.Struct, frozen=True, array_like=True):
             that `fills` (`Relay`) has ended well on it; "" for all others.
         last_output: the last lines of the one that ended, if either is given.
         cpu_s: CPU time that its process has used, by all its threads, in seconds.
+        is_heard: whether its host is; what else stands here is older if it is not.
     """
 
     rank: int
@@ -107,6 +108,7 @@ class RankInfo(msgspec.Struct, frozen=True, array_like=True):
     predecessor_ending: str = ""
     last_output: str = ""
     cpu_s: float = 0.0
+    is_heard: bool = True
 
 
 class ReadHost(Verb, frozen=True):

@@ -194,6 +194,8 @@ def doing(info: RankInfo, state: RankState | None) -> str:
     """Return in words what a rank is doing, or how it ended."""
     if info.phase == "dead":
         return f"dead: {info.ending}"
+    if not info.is_heard:
+        return f"{info.phase} when its host was heard last"
     if state is None:
         return f"{info.phase}; its control thread does not answer, so a stop may not reach it"
     cell = f"In[{state.execution_count}]: " if state.execution_count else ""

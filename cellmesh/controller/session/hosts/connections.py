@@ -146,6 +146,7 @@ class HostConnections:
             if lost_at is None:
                 if index in self._reported:
                     self._reported.discard(index)
+                    self._fan.note_heard(index, True)
                     yield Parcel(AgentFault(f"{self._fan.describe(index)} is heard again"))
                 continue
             since = clock.strftime("%H:%M:%S", clock.localtime(clock.time() - now + lost_at))
@@ -155,6 +156,7 @@ class HostConnections:
                 self._all[index].renew()
             elif index not in self._reported:
                 self._reported.add(index)
+                yield from self._route(self._fan.note_heard(index, False))
                 self._inquiry.begin(index, self._fan.name_of(index))
                 yield Parcel(
                     AgentFault(

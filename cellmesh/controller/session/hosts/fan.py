@@ -39,7 +39,8 @@ from ....wire.ranks import describe_ranks
 from ....wire.status import HostReport, RankInfo, ReadHost
 from ...core.mesh_state import HostLost, Returned
 from ...core.requests import control
-from .joined_news import join_progress, join_reports
+from .host_reports import HostReports
+from .joined_news import join_progress
 
 
 @dataclass
@@ -74,7 +75,7 @@ class Fan:
         self._is_welcome = False  # on all hosts
         self._progress: dict[int, Progress] = {}
         self._ready: dict[int, MeshReady] = {}
-        self._reports: dict[int, dict[int, HostReport]] = {}
+        self._reports = HostReports()
         self._dead: set[int] = set()
         self._has_failed = self._is_stopping = self._is_leaving = False
         self._awaited: dict[int, tuple[int, ...]] = {}  # host -> ranks that it is to fork again
@@ -108,7 +109,8 @@ class Fan:
             case ReadLog():
                 return self._to([self.host_of(verb.rank)], parcel)
             case ReadHost():
-                self._reports[verb.request] = {}
+                self._reports.begin(verb.request)
+                return self._add(self._to(self._hosts, parcel), Routed(self._joined_reports()))
             case Restart():
                 self._ready.clear()
                 self._progress.clear()
@@ -232,6 +234,7 @@ class Fan:
                 return Routed(up=[Parcel(join_progress(said))])
             case MeshReady():
                 self._ready[index] = verb
+                self._reports.note_ranks(index, verb.ranks)
                 if not self._store[1]:  # attached to a mesh that was started before
                     self._find_store(verb)
                 return self._all_ready() if self._hosts <= self._ready.keys() else Routed()
@@ -263,7 +266,7 @@ class Fan:
             case AgentFault(text):
                 return Routed(up=[Parcel(AgentFault(f"on {host}: {text}"))])
             case HostReport():
-                self._reports.setdefault(verb.request, {})[index] = verb
+                self._reports.note(index, verb)
                 return Routed(up=self._joined_reports())
             case Stopped(reason):
                 return self.lose(index, reason)
@@ -277,6 +280,7 @@ class Fan:
         if index not in self._hosts:
             return Routed()
         self._hosts.discard(index)
+        self._reports.note_lost(index, reason)
         if self._is_leaving:
             return Routed(up=[] if self._hosts else [Parcel(Detached(reason))])
         if not self._hosts or (self._has_failed and not self._is_stopping):
@@ -370,11 +374,9 @@ class Fan:
         ranks = [info for index in sorted(self._ready) for info in self._ready[index].ranks]
         # The port is for groups to connect to after a store was replaced: it is the owner's.
         port = self._ready[min(self._ready)].store_port
-        for index in self.lost:
-            agent = self._agents[index]
-            self._dead.update(agent.ranks)
-            why = f"was on {agent.host}, which is lost"
-            ranks += [RankInfo(rank, 0, agent.host, "dead", ending=why) for rank in agent.ranks]
+        gone = list(self._reports.lost_ranks(self._agents, self.lost))
+        self._dead.update(info.rank for info in gone)
+        ranks += gone
         ready = MeshReady(tuple(sorted(ranks, key=lambda info: info.rank)), port)
         routed = Routed(up=[Parcel(ready)])
         if self.lost and self._store[0] not in self._hosts:
@@ -389,12 +391,15 @@ class Fan:
                 return
 
     def _joined_reports(self) -> list[Parcel[Any]]:
-        up: list[Parcel[Any]] = []
-        for request, by_host in list(self._reports.items()):
-            if self._hosts <= by_host.keys():
-                del self._reports[request]
-                up.append(Parcel(join_reports(request, by_host.values())))
-        return up
+        return [Parcel(report) for report in self._reports.take(self._agents, self._hosts)]
+
+    def note_heard(self, index: int, is_heard: bool) -> Routed:
+        """Note whether a host is heard; questions do not wait for one that is not."""
+        if is_heard:
+            self._reports.silent.discard(index)
+            return Routed()
+        self._reports.silent.add(index)
+        return Routed(up=self._joined_reports())
 
     def _add(self, routed: Routed, more: Routed) -> Routed:
         routed.up += more.up

@@ -1,11 +1,10 @@
-"""Joins what the agents of several hosts say of one start, or answer to one question. Pure."""
+"""Joins what the agents of several hosts say of one start. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from ....wire.messages import Progress
-from ....wire.status import HostReport
 
 # The stages of a start, in their order.
 _STAGES = ("importing torch", "forking ranks", "process group")
@@ -20,15 +19,6 @@ def join_progress(said: Sequence[Progress | None]) -> Progress:
     stages = [progress.stage if progress else _STAGES[0] for progress in said]
     num_ready = sum(progress.num_ready for progress in said if progress is not None)
     return Progress(min(stages, key=_order_of), num_ready)
-
-
-def join_reports(request: int, reports: Iterable[HostReport]) -> HostReport:
-    """Return the hosts' answers to one question as one, with the ranks in their order."""
-    reports = list(reports)
-    ranks = sorted(
-        (info for report in reports for info in report.ranks), key=lambda info: info.rank
-    )
-    return HostReport(request, tuple(ranks), max((report.at_s for report in reports), default=0.0))
 
 
 def _order_of(stage: str) -> int:

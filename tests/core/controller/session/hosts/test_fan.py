@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from cellmesh.controller.core.mesh_state import HostLost, Returned
@@ -149,6 +150,30 @@ def test_reports_are_joined(fan: Fan) -> None:
     fan.join(0, Parcel(HostReport(4, (info(0), info(1)), 1.0)))
     (report,) = verbs(fan.join(1, Parcel(HostReport(4, (info(2),), 3.0))))
     assert report == HostReport(4, tuple(map(info, range(5))), 3.0)
+
+
+def test_question_is_answered_without_a_host_that_is_not_heard(ready: Fan) -> None:
+    ready.split(Parcel(ReadHost(4)))
+    ready.join(0, Parcel(HostReport(4, (info(0), info(1)), 1.0)))
+    ready.join(2, Parcel(HostReport(4, (info(3), info(4)), 2.0)))
+    (report,) = verbs(ready.note_heard(1, False))
+    assert [rank.is_heard for rank in report.ranks] == [True, True, False, True, True]
+    assert report.ranks[2] == msgspec.structs.replace(info(2), is_heard=False)
+    ready.note_heard(1, True)
+    ready.split(Parcel(ReadHost(5)))
+    for index, agent in enumerate(AGENTS):
+        said = verbs(ready.join(index, Parcel(HostReport(5, tuple(map(info, agent.ranks))))))
+    assert said == [HostReport(5, tuple(map(info, range(5))))]
+
+
+def test_report_has_the_ranks_of_a_lost_host_as_dead(ready: Fan) -> None:
+    ready.note_heard(2, False)
+    ready.lose(2, "its cable is cut")
+    ready.split(Parcel(ReadHost(4)))
+    ready.join(0, Parcel(HostReport(4, (info(0), info(1)))))
+    (report,) = verbs(ready.join(1, Parcel(HostReport(4, (info(2),)))))
+    why = "was on c, which is lost: its cable is cut"
+    assert report.ranks[3:] == tuple(RankInfo(r, 0, "c", "dead", ending=why) for r in (3, 4))
 
 
 def test_respawn_is_answered_once_by_all_hosts(ready: Fan) -> None:
