@@ -115,6 +115,9 @@ class Mesh(Ranks):
     def log_path(self, rank: int) -> Path:
         """Return the path of the log with everything that a rank has printed; it is removed when
         the mesh ends.
+
+        Raises:
+            MeshUsageError: the mesh is on many hosts, where the logs are (`read_log`).
         """
         return self.rank_set.session.log_path(rank)
 

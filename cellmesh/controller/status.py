@@ -111,7 +111,7 @@ def take_snapshot(session: Session, before: Snapshot | None = None) -> Snapshot 
         The snapshot; None if the mesh has ended.
 
     Raises:
-        TimeoutError: the agent does not answer.
+        HostError: the agent does not answer.
     """
     host = session.ask_host()
     if host is None:

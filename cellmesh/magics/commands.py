@@ -262,8 +262,7 @@ class Commands:
                 raise NoMeshError("the mesh has ended, and its logs with it")
             lines = log.text.splitlines()
             print(
-                f"---- rank {rank}: last {min(options['lines'], len(lines))} lines of "
-                f"{mesh.log_path(rank)}"
+                f"---- rank {rank}: last {min(options['lines'], len(lines))} lines of {log.place}"
             )
             print("\n".join(lines[-options["lines"] :]))
 

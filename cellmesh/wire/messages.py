@@ -379,11 +379,14 @@ class Ranked(Verb, frozen=True):
 
 
 class LogText(Verb, frozen=True):
-    """Answer to `ReadLog`; `num_dropped_bytes` of the log were rotated away or precede it."""
+    """Answer to `ReadLog`; `num_dropped_bytes` of the log were rotated away or precede it. `place`
+    is its path, after the host's name on many hosts.
+    """
 
     request: int
     text: str
     num_dropped_bytes: int
+    place: str = ""
 
 
 class Stopped(Verb, frozen=True):

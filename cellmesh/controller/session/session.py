@@ -152,7 +152,9 @@ class Session:
         return self._core.ranks
 
     def log_path(self, rank: int) -> Path:
-        """Return the path of a rank's log."""
+        """Return the path of a rank's log, of a mesh on one host."""
+        if self.has_hosts:
+            raise MeshUsageError("the logs of a mesh on many hosts are there: mesh.read_log(rank)")
         return self._ticket.logs / f"rank{rank}.log"
 
     @property
@@ -191,9 +193,16 @@ class Session:
 
         Raises:
             MeshUsageError: the caller is called by the link's loop.
+            HostError: there is no answer in time.
         """
         self._link.check_may_wait()
-        return self._link.ask(question).result(timeout_s)
+        try:
+            return self._link.ask(question).result(timeout_s)
+        except TimeoutError:
+            raise HostError(
+                f"no answer for {timeout_s:.0f} s ({self._launcher.describe()}): an agent hangs, "
+                "or its host is overloaded. Try again; `%dist_stop` ends the mesh whatever hangs"
+            ) from None
 
     def states(self, ranks: Sequence[int]) -> dict[int, RankState]:
         """Ask ranks what they are doing; waits about a second at most."""

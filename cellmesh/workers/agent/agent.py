@@ -267,8 +267,10 @@ class Agent:
             case MakeStore():
                 self._family.make_store()
             case ReadLog(request, rank, num_bytes):
-                text, before = read_log(self._family.log_path(rank), num_bytes)
-                self._attachment.send([Parcel(LogText(request, text, before))])
+                path, part = self._family.log_path(rank), self._ticket.host
+                place = str(path) if part is None else f"{part.name}:{path}"
+                answer = LogText(request, *read_log(path, num_bytes), place)
+                self._attachment.send([Parcel(answer)])
             case ReadClock(sent_s):
                 self._attachment.send([Parcel(ClockReading(sent_s, time.monotonic()))])
             case ReadHost(request):

@@ -18,6 +18,7 @@ from ....wire.messages import (
     Died,
     Interrupt,
     Kill,
+    LogText,
     MakeStore,
     MeshReady,
     Progress,
@@ -106,8 +107,13 @@ class Fan:
                 return self._split_by_ranks(parcel)
             case Respawn():
                 return self._respawn(parcel)
-            case ReadLog():
-                return self._to([self.host_of(verb.rank)], parcel)
+            case ReadLog(request, rank):
+                index = self.host_of(rank)
+                if index in self._hosts - self._reports.silent:
+                    return self._to([index], parcel)
+                name = self.name_of(index)
+                said = f"it cannot be read: {name} is not heard"
+                return Routed(up=[Parcel(LogText(request, said, 0, f"its log on {name}"))])
             case ReadHost():
                 self._reports.begin(verb.request)
                 return self._add(self._to(self._hosts, parcel), Routed(self._joined_reports()))

@@ -39,6 +39,7 @@ from ....controller.status import (
     rank_statuses,
     take_snapshot,
 )
+from ....errors import CellmeshError
 from ....wire.ranks import describe_ranks
 from ....wire.status import RankState
 from ...render.tables import Table, status_table
@@ -169,8 +170,8 @@ class Dashboard:
             try:
                 self.look()
                 self._show_panel()
-            except TimeoutError:
-                trouble = "the mesh's agent does not answer"
+            except CellmeshError as error:
+                trouble = str(error)
             except Exception as error:  # whatever it is, the next look may be better
                 trouble = f"{type(error).__name__}: {error}"
             if trouble or self._told.get("action") == "look":
@@ -257,7 +258,7 @@ def show_dashboard(mesh: Mesh) -> LiveView | Table:
         mesh: which.
 
     Raises:
-        TimeoutError: its agent does not answer.
+        HostError: its agent does not answer.
     """
     session = mesh.rank_set.session
     if cell_publisher() is None or session.state == "ended":

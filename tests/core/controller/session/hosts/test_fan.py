@@ -166,6 +166,15 @@ def test_question_is_answered_without_a_host_that_is_not_heard(ready: Fan) -> No
     assert said == [HostReport(5, tuple(map(info, range(5))))]
 
 
+def test_log_on_a_host_that_is_not_heard_is_not_waited_for(ready: Fan) -> None:
+    assert downs(ready.split(Parcel(ReadLog(7, 2, 100)))) == [(1, ReadLog(7, 2, 100))]
+    said = LogText(7, "it cannot be read: b is not heard", 0, "its log on b")
+    ready.note_heard(1, False)
+    assert verbs(ready.split(Parcel(ReadLog(7, 2, 100)))) == [said]
+    ready.lose(1, "cut")
+    assert verbs(ready.split(Parcel(ReadLog(7, 2, 100)))) == [said]
+
+
 def test_report_has_the_ranks_of_a_lost_host_as_dead(ready: Fan) -> None:
     ready.note_heard(2, False)
     ready.lose(2, "its cable is cut")
