@@ -337,9 +337,15 @@ class Session:
     def restart(
         self, timeout_s: float, on_progress: Callable[[StartProgress], None] | None = None
     ) -> None:
-        """Replace every rank, and wait until the new ranks are ready."""
+        """Replace every rank, and wait until the new ranks are ready.
+
+        Raises:
+            HostError: a host is lost, or not heard; the ranks are as they were.
+        """
         self._check_usable(())
         self._link.check_may_wait()
+        if self._hosts is not None:
+            self._hosts.check_all_heard()
         self.life.restart(on_progress)
         self._link.post(lambda core, now: core.restart(self.dims))
         self.wait_until_ready(timeout_s)

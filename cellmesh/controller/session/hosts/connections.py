@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from ....errors import HostError
 from ....wire.attach import Refused, SetAgents, Welcome
 from ....wire.code_files import FilesAnswer
 from ....wire.codec import Parcel
@@ -184,6 +185,27 @@ class HostConnections:
     def name_of(self, index: int) -> str:
         """Return a host's name."""
         return self._fan.name_of(index)
+
+    def check_all_heard(self) -> None:
+        """Check that every host can fork its ranks again, as a restart needs; on any thread.
+
+        Raises:
+            HostError: a host is lost, or not heard at the moment.
+        """
+        lost = self.lost
+        missing = sorted({*lost, *self._reported})
+        if not missing:
+            return
+        said = ", ".join(
+            f"{self.name_of(index)} is {'lost' if index in lost else 'not heard'}"
+            for index in missing
+        )
+        num_ranks = self._fan.first_rank_of(missing[0])
+        without = f", or `%dist_resize {num_ranks}` to go on without" if num_ranks else ""
+        raise HostError(
+            f"{said}: a restart needs all hosts, and has changed nothing. First `%dist_heal`, "
+            f"which takes a host back or starts it again{without}"
+        )
 
     @property
     def lost(self) -> tuple[int, ...]:

@@ -93,6 +93,10 @@ class Fan:
         """Return a host's name."""
         return self._agents[index].host
 
+    def first_rank_of(self, index: int) -> int:
+        """Return a host's first rank."""
+        return self._agents[index].first_rank
+
     def host_of(self, rank: int) -> int:
         """Return the index of a rank's host."""
         return next(i for i, agent in enumerate(self._agents) if rank in agent.ranks)
@@ -123,6 +127,10 @@ class Fan:
                 self._dead.clear()
             case Resize(_, layout):
                 self._resize(layout)
+                orders = self._to(self._hosts, parcel)
+                if self._store[0] >= len(layout):
+                    orders.down.append(self._make_store())
+                return orders
             case Stop():
                 self._is_stopping = True
                 returned = [(index, parcel) for index in sorted(self._returned)]
@@ -304,7 +312,7 @@ class Fan:
             self._has_failed = True
             routed.up = [Parcel(StartFailed("host", text))]
         elif index == self._store[0]:
-            routed.down.append((min(self._hosts), Parcel(MakeStore())))
+            routed.down.append(self._make_store())
         routed.up += self._joined_reports()
         if index in self._awaited:
             self._not_respawned += self._awaited.pop(index)
@@ -373,8 +381,17 @@ class Fan:
     def _tell_store(self, index: int, port: int) -> Routed:
         if port:
             self._store = index, port
-        order = Parcel(UseStore(self._agents[index].address, port))
+        incarnation = max((ready.incarnation for ready in self._ready.values()), default=0)
+        order = Parcel(UseStore(self._agents[index].address, port, incarnation))
         return self._to(self._hosts - {index}, order) if port else Routed()
+
+    def _make_store(self) -> tuple[int, Parcel[Any]]:
+        """Return the order to start the c10d store again, whose host has gone, for a host that is
+        heard.
+        """
+        heard = self._hosts - self._reports.silent
+        self._store = min(heard or self._hosts), 0  # until it says on which port
+        return self._store[0], Parcel(MakeStore())
 
     def _all_ready(self) -> Routed:
         ranks = [info for index in sorted(self._ready) for info in self._ready[index].ranks]
@@ -386,7 +403,7 @@ class Fan:
         ready = MeshReady(tuple(sorted(ranks, key=lambda info: info.rank)), port)
         routed = Routed(up=[Parcel(ready)])
         if self.lost and self._store[0] not in self._hosts:
-            routed.down.append((min(self._hosts), Parcel(MakeStore())))
+            routed.down.append(self._make_store())
         return routed
 
     def _find_store(self, ready: MeshReady) -> None:

@@ -175,6 +175,26 @@ def test_log_on_a_host_that_is_not_heard_is_not_waited_for(ready: Fan) -> None:
     assert verbs(ready.split(Parcel(ReadLog(7, 2, 100)))) == [said]
 
 
+def test_store_is_made_by_a_host_that_stays(ready: Fan) -> None:
+    ready.join(0, Parcel(StoreUp(77)))
+    ready.note_heard(1, False)
+    routed = ready.lose(0, "cut")
+    assert downs(routed) == [(2, MakeStore())]  # the other one is not heard
+    ready.note_heard(1, True)
+    assert downs(ready.lose(2, "cut, too")) == [(1, MakeStore())]
+    assert downs(ready.replace(0, AGENTS[0])) == []  # until there is a store
+    told = ready.join(1, Parcel(StoreUp(88)))
+    assert downs(told) == [(0, UseStore("10.0.0.2", 88))]
+
+
+def test_resize_that_leaves_the_store_out_has_it_made_again(ready: Fan) -> None:
+    ready.join(1, Parcel(StoreUp(88)))
+    resize = Resize(1, (2,), ("dp",), (2,))
+    assert downs(ready.split(Parcel(resize))) == [(0, resize), (0, MakeStore())]
+    assert downs(ready.join(0, Parcel(StoreUp(99)))) == []
+    assert downs(ready.split(Parcel(resize))) == [(0, resize)]
+
+
 def test_report_has_the_ranks_of_a_lost_host_as_dead(ready: Fan) -> None:
     ready.note_heard(2, False)
     ready.lose(2, "its cable is cut")
