@@ -28,6 +28,8 @@ from ...wire.values import Chunk, Unwanted
 from ..values.pool import open_value
 
 _LINGER_MS = 200
+# How long the first connection to another host may take before that host counts as not heard.
+_OPEN_S = 3.0
 # So many messages are heard before other things are seen to.
 _MAX_MESSAGES = 1000
 # What ranks' control threads say, whatever their main threads have said before.
@@ -87,6 +89,8 @@ class Connection:
         self._is_remote = keys is not None
         self._begin()
         self._is_open = False  # the agent has greeted us on this connection
+        # ZeroMQ says nothing of a connection that never opens.
+        self._open_by = time.monotonic() + _OPEN_S if self._is_remote else None
         self._numbers = int(self._socket.getsockopt(zmq.FD)), int(self._monitor.getsockopt(zmq.FD))
         self._may_have_news = [True, True]  # messages, and news of the connection
         self._was_welcomed = False
@@ -227,7 +231,7 @@ class Connection:
             self._refused(peers.num_refused - num_refused)
 
     def _note_connection(self, is_there: bool, now: float) -> None:
-        self._is_open = False
+        self._is_open, self._open_by = False, None
         self.lost_at = None if is_there else (self.lost_at or now)
         if is_there:
             hello = msgspec.structs.replace(self._hello, num_received=self._reliable.num_received)
@@ -241,14 +245,18 @@ class Connection:
         self._may_have_news[0] = True
 
     def tick(self, now: float) -> None:
-        """Acknowledge received messages, if no message that could do so was sent since."""
+        """Acknowledge received messages, if no message that could do so was sent since; note that
+        a connection has not opened in time.
+        """
+        if self._open_by is not None and now >= self._open_by:
+            self._open_by, self.lost_at = None, now
         ack_at = self._reliable.ack_at
         if self._is_open and ack_at is not None and now >= ack_at:
             self._send_aside([])
 
     def deadline(self) -> float | None:
         """Return when to call `tick` at the latest."""
-        return self._reliable.ack_at if self._is_open else None
+        return self._reliable.ack_at if self._is_open else self._open_by
 
     def close(self) -> None:
         """Close the sockets; for a moment, the last messages may still be sent."""

@@ -343,8 +343,8 @@ class HostConnections:
                 due = at
         for index in self._fan.hosts:
             lost_at = self._all[index].lost_at
-            if lost_at is not None:
-                due = min(due, lost_at + self._lease_s)
+            if lost_at is not None:  # at once, if it is not reported yet
+                due = min(due, lost_at + (self._lease_s if index in self._reported else 0.0))
             due = min(due, self._clocks[index].due_s)
         if self._inquiry.is_open:
             due = min(due, self._heard_at + ASK_S)
