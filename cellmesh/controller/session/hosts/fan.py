@@ -37,11 +37,12 @@ from ....wire.messages import (
     UseStore,
 )
 from ....wire.ranks import describe_ranks
-from ....wire.status import HostReport, RankInfo, ReadHost
+from ....wire.status import HostReport, ReadHost
 from ...core.mesh_state import HostLost, Returned
 from ...core.requests import control
 from .host_reports import HostReports
 from .joined_news import join_progress
+from .respawn_answers import RespawnAnswers
 
 
 @dataclass
@@ -79,10 +80,7 @@ class Fan:
         self._reports = HostReports()
         self._dead: set[int] = set()
         self._has_failed = self._is_stopping = self._is_leaving = False
-        self._awaited: dict[int, tuple[int, ...]] = {}  # host -> ranks that it is to fork again
-        self._respawned: tuple[RankInfo, ...] = ()
-        self._not_respawned: tuple[int, ...] = ()
-        self._why_not = ""
+        self._respawns = RespawnAnswers()
 
     @property
     def hosts(self) -> frozenset[int]:
@@ -161,25 +159,12 @@ class Fan:
 
     def _respawn(self, parcel: Parcel[Respawn]) -> Routed:
         routed = self._split_by_ranks(parcel)
-        self._awaited = {index: part.verb.ranks for index, part in routed.down}
+        awaited = {index: part.verb.ranks for index, part in routed.down}
         gone = tuple(r for r in parcel.verb.ranks if self.host_of(r) not in self._hosts)
-        names = sorted({self._agents[self.host_of(rank)].host for rank in gone})
-        self._respawned, self._why_not = (), f"{', '.join(names)} is lost" if gone else ""
-        self._not_respawned = gone
-        routed.up += self._all_respawned()
+        names = sorted({self.name_of(self.host_of(rank)) for rank in gone})
+        why_gone = f"{', '.join(names)} is lost" if gone else ""
+        routed.up += self._respawns.begin(awaited, gone, why_gone)
         return routed
-
-    def _all_respawned(self) -> list[Parcel[Any]]:
-        """Return what the controller is to hear once every host has answered a `Respawn`."""
-        up: list[Parcel[Any]] = []
-        if self._awaited:
-            return up
-        if self._not_respawned:  # first, as it ends the recovery's wait; the others join the next
-            up.append(Parcel(RespawnFailed(self._not_respawned, self._why_not)))
-        if self._respawned:
-            up.append(Parcel(Respawned(self._respawned)))
-        self._respawned, self._not_respawned = (), ()
-        return up
 
     def _split_by_ranks(self, parcel: Parcel[Any]) -> Routed:
         routed = Routed()
@@ -267,14 +252,9 @@ class Fan:
                 return Routed(up=[Parcel(StartFailed(fault, f"on {host}: {text}"))])
             case Respawned(infos):
                 self._dead.difference_update(info.rank for info in infos)
-                self._respawned += infos
-                self._awaited.pop(index, None)
-                return Routed(up=self._all_respawned())
+                return Routed(up=self._respawns.succeeded(index, infos))
             case RespawnFailed(ranks, text):
-                self._not_respawned += ranks
-                self._why_not = "; ".join(filter(None, [self._why_not, f"on {host}: {text}"]))
-                self._awaited.pop(index, None)
-                return Routed(up=self._all_respawned())
+                return Routed(up=self._respawns.failed(index, ranks, f"on {host}: {text}"))
             case Died(rank):
                 self._dead.add(rank)
             case AgentFault(text):
@@ -314,10 +294,7 @@ class Fan:
         elif index == self._store[0]:
             routed.down.append(self._make_store())
         routed.up += self._joined_reports()
-        if index in self._awaited:
-            self._not_respawned += self._awaited.pop(index)
-            self._why_not = f"{agent.host} is lost"
-            routed.up += self._all_respawned()
+        routed.up += self._respawns.lost(index, agent.host)
         return routed
 
     # ---- hosts that return, or are replaced
