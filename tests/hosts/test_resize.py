@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import cellmesh as cm
+from cellmesh.controller.code_files.sync import CodeSync
+from cellmesh.controller.session import resize
+from cellmesh.controller.session.hosts.connections import HostConnections
 from cellmesh.errors import HostError, MeshUsageError
+from tests.faults.watching import wait_until
 
 from .netns import Host
+
+WAIT_S = 60.0
 
 MODEL = """
 from torch.distributed.fsdp import fully_shard
@@ -74,3 +83,93 @@ def test_host_that_cannot_join_is_named(
         with pytest.raises(error, match=f"(?s){message}"):
             mesh.resize(**options)
         assert mesh.pull("rank").list == [0]
+
+
+@pytest.fixture
+def module(
+    machines: list[Host], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """A module beside the notebook, which no other host has."""
+    directory = machines[0].project / request.node.name.partition("[")[0]
+    directory.mkdir(exist_ok=True)
+    monkeypatch.chdir(directory)
+    monkeypatch.syspath_prepend(str(directory))
+    path = directory / "beside.py"
+    path.write_text("VALUE = 1\n" + "#" * 3_000_000)
+    return path
+
+
+def check_as_before(mesh: cm.Mesh, joins: Host) -> None:
+    """Check that a mesh goes on with one rank, and that nothing is left on the host of another."""
+    assert mesh.pull("kept").list == [5]
+    assert mesh.ranks == (0,)
+    mesh.cell("kept = kept + beside.VALUE")
+    wait_until(lambda: not joins.meshes(), WAIT_S, "the agent has ended")
+    assert not joins.shell(f"find {joins.directory}/run -path '*/cellmesh/*'")
+
+
+def check_resize(mesh: cm.Mesh, options: dict[str, str]) -> None:
+    """Check that a host joins in the end."""
+    mesh.resize(**options)  # type: ignore[arg-type]
+    mesh.cell("import beside; x = torch.ones(1); dist.all_reduce(x)")
+    assert mesh.pull("(beside.VALUE, x.item())").list == [(1, 2.0)] * 2
+    assert mesh[0].pull("kept") == 6
+
+
+def test_host_with_a_full_disk_does_not_join(
+    module: Path, machines: list[Host], runtime_dir: Path
+) -> None:
+    small = machines[1].directory / "run"
+    with cm.start(hosts="cm1:1", preload="beside") as mesh:
+        mesh.cell("import beside; kept = rank + 5")
+        machines[1].shell(f"mount -t tmpfs -o size=2m,mode=700 tmpfs {small}")
+        try:
+            message = r"(?s)cm2: cannot write .* No space left.*cm2 did not join: the mesh is as it"
+            with pytest.raises(HostError, match=message):
+                mesh.resize(hosts="cm2:1")
+            check_as_before(mesh, machines[1])
+        finally:
+            machines[1].shell(f"umount -l {small}")
+        check_resize(mesh, {"hosts": "cm2:1"})
+
+
+@pytest.mark.parametrize("what", ["time-out", "interrupt", "agent killed"])
+def test_host_that_does_not_answer_does_not_join(
+    what: str,
+    module: Path,
+    machines: list[Host],
+    runtime_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The agent stops before it has the modules."""
+    bring, hosts = CodeSync.bring, list[HostConnections]()
+
+    def interrupt() -> None:
+        wait_until(lambda: bool(hosts[0]._files), WAIT_S, "files are offered")
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    def stop_first(code: CodeSync, *args: Any, **options: Any) -> None:
+        machines[1].freeze()
+        thread = threading.Thread(target=interrupt if what == "interrupt" else machines[1].kill)
+        if what != "time-out":
+            thread.start()
+        bring(code, *args, **options)
+
+    with cm.start(hosts="cm1:1", preload="beside", host_lease_s=2) as mesh:
+        mesh.cell("import beside; kept = rank + 5")
+        expected: dict[str, tuple[type[BaseException], str]] = {
+            "time-out": (HostError, "(?s)cm2: no answer about the files .*cm2 did not join"),
+            "interrupt": (KeyboardInterrupt, "^$"),
+            "agent killed": (HostError, "(?s)cm2 cannot be used: its agent .*cm2 did not join"),
+        }
+        hosts.append(mesh.rank_set.session._hosts)  # type: ignore[arg-type]
+        with monkeypatch.context() as patch:
+            patch.setattr(CodeSync, "bring", stop_first)
+            if what == "time-out":
+                patch.setattr(resize, "FILES_S", 2.0)
+            error, message = expected[what]
+            with pytest.raises(error, match=message):
+                mesh.resize(hosts="cm2:1")
+        machines[1].mend()
+        check_as_before(mesh, machines[1])
+        check_resize(mesh, {"hosts": "cm2:1"})

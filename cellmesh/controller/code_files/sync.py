@@ -73,8 +73,8 @@ class CodeSync:
 
         Raises:
             MeshUsageError: a file cannot be read.
-            HostError: a host cannot have the files; nothing must run on it then.
-            TimeoutError: a host has not answered.
+            HostError: a host cannot have the files, or has not answered; nothing must run on it
+                then.
         """
         num_loads, now = self.num_loads(), time.monotonic()
         is_recent = num_loads == self._looked[1] and now < self._looked[0] + _LOOK_S

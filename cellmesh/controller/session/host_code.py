@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
+from ...errors import HostError
 from ...wire.modules import loaded
 from ...wire.ticket import Ticket
 from ..code_files.sync import CodeSync
@@ -36,7 +37,15 @@ def sync_through(
             return ()
 
         link.post(begin)
-        return future.result(timeout_s)
+        try:
+            return future.result(timeout_s)
+        except TimeoutError:
+            hosts = connections()
+            silent = ",".join(hosts.unanswered(future) if hosts is not None else ())
+            raise HostError(
+                f"{silent}: no answer about the files beside the notebook for {timeout_s:.0f} s. "
+                f"`cellmesh doctor --hosts {silent}` shows what lies between this host and theirs"
+            ) from None
 
     def name_host(index: int) -> str:
         hosts = connections()

@@ -237,12 +237,10 @@ class Session:
         """
         self._check_usable(())
         if self._hosts is not None and isinstance(self._launcher, HostAgents):
-            was_lost = bool(self._hosts.lost)
-            bring_back(self._hosts, self._launcher, self._post_aside, may_replace)
-            self._ticket = self._launcher.ticket
-            if self.code is not None and was_lost:  # what is new there waits for modules
-                self.code.forget()
-                self.code.bring()
+            try:
+                bring_back(self._hosts, self._launcher, self._post_aside, may_replace, self.code)
+            finally:
+                self._ticket = self._launcher.ticket
         try:
             report = self.ask(lambda core, now: core.heal(now), None)
         except KeyboardInterrupt:
@@ -265,7 +263,7 @@ class Session:
 
         Raises:
             MeshUsageError: ranks run something, or are dead; nothing has changed.
-            HostError: an agent of a new host could not be started; nothing has changed.
+            HostError: a new host cannot be used; nothing has changed.
         """
         self._check_usable(())
         self._link.check_may_wait()
@@ -273,6 +271,7 @@ class Session:
             plan,
             self._core,
             self._link.ask,
+            self._post_aside,
             self._launcher,
             self._hosts,
             self._note_resized,
@@ -285,6 +284,7 @@ class Session:
             self._launcher.note_resized(plan.layout, dims, new)
             self._ticket = self._launcher.ticket
             if self._hosts is not None:
+                self._hosts.admit()
                 self._hosts.tell_agents(self._ticket)
         else:  # whose agent writes the ticket
             number = self._ticket.num_resizes + 1

@@ -194,12 +194,6 @@ def _bring_code(session: Session, timeout_s: float) -> None:
             session.code.bring(timeout_s=timeout_s)
     except NoMeshError:  # the start has failed, which is explained where it is awaited
         return
-    except TimeoutError:
-        session.stop()
-        raise HostError(
-            f"the agents have not answered for {timeout_s} s: `cellmesh doctor --hosts` shows what "
-            "lies between this host and theirs"
-        ) from None
     except BaseException:
         session.stop()
         raise

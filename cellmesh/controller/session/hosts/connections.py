@@ -19,6 +19,7 @@ from ....wire.messages import AgentFault, Resize, Stop, Stopped
 from ....wire.ticket import Ticket
 from ...core.clocks import ClockComparison, ClockOffset
 from ..connection import Connection, Message
+from .candidate import Candidate
 from .fan import Fan, Routed
 from .file_requests import Answers, FileRequests, Make
 from .loss_inquiry import ASK_S, LossInquiry, asker_of
@@ -56,10 +57,11 @@ class HostConnections:
         # Connections come and go, and the link polls what it was given at first.
         self._poll = select.epoll()
         self._of: dict[int, Connection] = {}
-        self._each: list[Connection] = []  # those of `_all` and `_replaced`
+        self._each: list[Connection] = []  # those of `_all`, `_candidates` and `_replaced`
         self._all = [self._connect_to(agent, steal) for agent in ticket.agents]
         for index in lost:
             self._all[index].renew()
+        self._candidates: dict[Connection, Candidate] = {}  # on hosts that may join, in their order
         self._replaced: dict[Connection, float] = {}  # until when they are called
         for agent in ticket.replaced:
             self._dismiss(self._connect_to(agent, True))
@@ -131,6 +133,8 @@ class HostConnections:
                     yield from self._route(self._fan.join(index, parcel))
         for connection in list(self._replaced):
             self._end_replaced(connection, now)
+        if self._candidates:
+            self._hear_candidates(now)
         self._heard_at = now
         for index, reason in self._inquiry.answers():
             if reason:
@@ -138,7 +142,13 @@ class HostConnections:
         if self._reported or [each for each in self._all if each.lost_at is not None]:
             yield from self._watch(now)
         if self._files:
-            self._files.keep(self._fan.hosts)
+            self._files.keep(self._with_candidates())
+
+    def _hear_candidates(self, now: float) -> None:
+        for index, (connection, candidate) in enumerate(self._candidates.items(), len(self._all)):
+            said, lost_at = connection.hear(now), connection.lost_at
+            for answer in candidate.hear(said, lost_at, self._lease_s, now):
+                self._files.answer(index, answer)
 
     def _watch(self, now: float) -> Iterator[Parcel[Any]]:
         """Yield what there is to say of hosts that are not heard, or are heard again."""
@@ -169,9 +179,10 @@ class HostConnections:
 
     def ask_files(self, make: Make, future: Future[Answers]) -> None:
         """Send agents messages about files; the future gets their answers. In the link's loop."""
-        for index, parcels in self._files.begin(make, self._fan.hosts, future).items():
+        connections = [*self._all, *self._candidates]
+        for index, parcels in self._files.begin(make, self._with_candidates(), future).items():
             for parcel in parcels:
-                self._all[index].send([parcel])
+                connections[index].send([parcel])
 
     def _is_held(self, index: int, verb: Any) -> bool:
         """Whether an agent's message has to wait until it is known why the agent has ended."""
@@ -183,8 +194,14 @@ class HostConnections:
         )
 
     def name_of(self, index: int) -> str:
-        """Return a host's name."""
-        return self._fan.name_of(index)
+        """Return the name of a host; of one that may join, too."""
+        candidates = [candidate.agent.host for candidate in self._candidates.values()]
+        num_hosts = len(self._all)
+        return self._fan.name_of(index) if index < num_hosts else candidates[index - num_hosts]
+
+    def unanswered(self, future: Future[Answers]) -> list[str]:
+        """Name the hosts whose answer about files is awaited; on any thread."""
+        return [self.name_of(index) for index in self._files.awaited(future)]
 
     def check_all_heard(self) -> None:
         """Check that every host can fork its ranks again, as a restart needs; on any thread.
@@ -247,19 +264,47 @@ class HostConnections:
         order = SetAgents(ticket.agents, ticket.agents_revision, ticket.num_resizes)
         self.send([Parcel(order)])
 
-    def add(self, agents: Sequence[AgentAddress]) -> None:
-        """Use more hosts, whose ranks are forked by a `Resize` and a `Respawn`; in the link's
-        loop.
+    def invite(self, agents: Sequence[AgentAddress]) -> None:
+        """Connect to the agents of hosts that may join, which get files like the others; in the
+        link's loop.
         """
         for agent in agents:
-            self._all.append(self._connect_to(agent, True))
-            self._clocks.append(ClockComparison())
-            self._up += list(self._route(self._fan.add(agent)))
+            self._candidates[self._connect_to(agent, True)] = Candidate(agent)
 
-    def turn_away(self, agents: Sequence[AgentAddress]) -> None:
-        """End agents that have been started and are not used; in the link's loop."""
-        for agent in agents:
-            self._dismiss(self._connect_to(agent, True))
+    def check_candidates(self) -> None:
+        """Check that the hosts that were invited can join; in the link's loop.
+
+        Raises:
+            HostError: the agent of one has ended, or is not heard.
+        """
+        for candidate in self._candidates.values():
+            if candidate.ending:
+                raise HostError(f"{candidate.agent.host} cannot be used: {candidate.ending}")
+
+    def admit(self) -> None:
+        """Use the hosts that were invited, whose ranks are forked by a `Resize` and a `Respawn`;
+        in the link's loop.
+        """
+        for connection, candidate in self._candidates.items():
+            index = len(self._all)
+            self._all.append(connection)
+            self._clocks.append(ClockComparison())
+            self._clocks[index].begin(self._heard_at)
+            self._up += list(self._route(self._fan.add(candidate.agent)))
+            for parcel in candidate.said:
+                self._up += list(self._route(self._fan.join(index, parcel)))
+        self._candidates = {}
+
+    def turn_away(self) -> None:
+        """End the agents of the hosts that were invited; in the link's loop."""
+        candidates, self._candidates = self._candidates, {}
+        for connection in candidates:
+            self._dismiss(connection)
+
+    def _with_candidates(self) -> frozenset[int]:
+        """Return the hosts that get files: those of the mesh, and those that may join."""
+        numbered = enumerate(self._candidates.values(), len(self._all))
+        return self._fan.hosts.union(index for index, each in numbered if not each.ending)
 
     def clocks(self, spans: Mapping[int, tuple[float, float]]) -> dict[int, ClockOffset]:
         """Return the offsets of ranks' clocks, the same for all ranks of a host; on any thread.
@@ -346,6 +391,9 @@ class HostConnections:
             if lost_at is not None:  # at once, if it is not reported yet
                 due = min(due, lost_at + (self._lease_s if index in self._reported else 0.0))
             due = min(due, self._clocks[index].due_s)
+        for connection, candidate in self._candidates.items():
+            if connection.lost_at is not None and not candidate.ending:
+                due = min(due, connection.lost_at + self._lease_s)
         if self._inquiry.is_open:
             due = min(due, self._heard_at + ASK_S)
         return None if due == math.inf else due

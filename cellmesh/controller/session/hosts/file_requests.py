@@ -11,6 +11,8 @@ from typing import Any
 from ....wire.code_files import FilesAnswer
 from ....wire.codec import Parcel
 
+# How long each answer of hosts that are new may take.
+FILES_S = 120.0
 # The answers by host; None if the mesh has ended.
 Answers = dict[int, FilesAnswer] | None
 # Makes the messages to each host, given the request's number and the hosts there are.
@@ -57,6 +59,11 @@ class FileRequests:
         for request in self._open.values():
             request.hosts &= set(hosts)
         self._close_answered()
+
+    def awaited(self, future: Future[Answers]) -> list[int]:
+        """Return the hosts whose answers a request's future waits for."""
+        found = (request for request in list(self._open.values()) if request.future is future)
+        return [host for each in found for host in sorted(each.hosts - each.answers.keys())]
 
     def close(self) -> None:
         """End all requests without an answer."""

@@ -5,24 +5,21 @@ starts another agent in their place.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from concurrent.futures import Future
-from typing import TypeVar
 
-from ....errors import HostError, NoMeshError
+from ....errors import HostError
+from ...code_files.sync import CodeSync
 from ..launch.hosts import HostAgents
 from .connections import HostConnections
-
-_T = TypeVar("_T")
-# The loop takes up an order within milliseconds, unless the mesh has ended.
-_ORDER_S = 5.0
+from .file_requests import FILES_S
+from .loop_call import Post, call_in_loop
 
 
 def bring_back(
     hosts: HostConnections,
     launcher: HostAgents,
-    post: Callable[[Callable[[], None]], None],
+    post: Post,
     may_replace: bool,
+    code: CodeSync | None,
 ) -> None:
     """Make every lost host's ranks ones that a heal can reach. Blocks while agents start.
 
@@ -31,13 +28,15 @@ def bring_back(
         launcher: starts agents.
         post: has the link's loop call a function.
         may_replace: whether a spare host may take the place of one that is not heard.
+        code: keeps the user's modules the same on all hosts; new agents' zygotes wait for them.
 
     Raises:
-        HostError: no agent could be started for a host.
+        HostError: no agent could be started for a host, or one cannot have the modules.
         NoMeshError: the mesh has ended.
     """
-    for index in hosts.lost:
-        if _call(post, functools.partial(hosts.take_back, index)):
+    lost_hosts = hosts.lost
+    for index in lost_hosts:
+        if call_in_loop(post, functools.partial(hosts.take_back, index)):
             continue
         spare = launcher.ticket.spares[0] if may_replace and launcher.ticket.spares else ""
         lost = launcher.ticket.agents[index].host
@@ -52,25 +51,8 @@ def bring_back(
             ) from None
         ticket = launcher.ticket
         is_gone = ticket.agents[index].host == lost
-        _call(post, functools.partial(hosts.replace, index, ticket, is_gone))
-
-
-def _call(post: Callable[[Callable[[], None]], None], action: Callable[[], _T]) -> _T:
-    """Have the link's loop call a function, and return its result.
-
-    Raises:
-        NoMeshError: the mesh has ended, and its loop with it.
-    """
-    result: Future[_T] = Future()
-
-    def act() -> None:
-        try:
-            result.set_result(action())
-        except Exception as error:
-            result.set_exception(error)
-
-    post(act)
-    try:
-        return result.result(_ORDER_S)
-    except TimeoutError:
-        raise NoMeshError("the mesh has ended: start one with `%dist_start`") from None
+        call_in_loop(post, functools.partial(hosts.replace, index, ticket, is_gone))
+    if code is not None:
+        if lost_hosts:
+            code.forget()
+        code.bring(timeout_s=FILES_S)  # also what a host could not have at the heal before

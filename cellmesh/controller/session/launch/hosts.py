@@ -195,15 +195,23 @@ class HostAgents:
             raise
         return found
 
+    def forget(self, agents: Sequence[AgentAddress]) -> None:
+        """Close what leads to agents that `start_more` has started and that have ended."""
+        self._reach.forget(agents)
+
     def note_resized(
         self, layout: Sequence[int], dims: Mapping[str, int], new: Sequence[AgentAddress]
     ) -> None:
-        """Write the mesh's new number of ranks and its hosts to the ticket."""
+        """Write the mesh's new number of ranks and its hosts to the ticket.
+
+        Raises:
+            HostError: it cannot be written; nothing has changed.
+        """
         agents = [
             msgspec.structs.replace(agent, num_ranks=num_ranks)
             for agent, num_ranks in zip([*self.ticket.agents, *new], layout, strict=False)
         ]
-        self.ticket = msgspec.structs.replace(
+        ticket = msgspec.structs.replace(
             self.ticket,
             num_ranks=sum(layout),
             num_resizes=self.ticket.num_resizes + 1,
@@ -212,7 +220,8 @@ class HostAgents:
             mesh_dim_names=tuple(dims),
             mesh_shape=tuple(dims.values()),
         )
-        write_ticket(self.ticket)
+        write_ticket(ticket)
+        self.ticket = ticket
 
     def _part(
         self, index: int, num_hosts: int, name: str, first_rank: int, num_ranks: int

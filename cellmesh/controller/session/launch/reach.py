@@ -134,6 +134,7 @@ class Reach:
         Raises:
             HostError: there is no way to one, or to none where agents cannot be asked.
         """
+        num_before = len(self._forwardings)
         with ThreadPoolExecutor(max_workers=len(agents)) as pool:
             ways = list(
                 pool.map(lambda at: self._find_one(at, agents[at], dial), range(len(agents)))
@@ -142,7 +143,7 @@ class Reach:
             (agent, way) for agent, way in zip(agents, ways, strict=True) if isinstance(way, str)
         ]
         if missing and (dial is not None or len(missing) == len(agents)):
-            self.close()
+            self._end(self._forwardings[num_before:])
             agent, problem = missing[0]
             raise HostError(
                 f"{agent.host}: its agent runs, and cannot be reached: {problem}. "
@@ -224,12 +225,20 @@ class Reach:
             dealer.close(linger=0)
             context.term()
 
+    def forget(self, agents: Sequence[AgentAddress]) -> None:
+        """End the forwardings to agents."""
+        ways = {agent.via for agent in agents}
+        self._end([each for each in self._forwardings if each.endpoint in ways])
+
     def close(self) -> None:
         """End the forwardings."""
-        for forwarding in self._forwardings:
+        self._end(list(self._forwardings))
+
+    def _end(self, forwardings: Sequence[Forwarding]) -> None:
+        for forwarding in forwardings:
+            self._forwardings.remove(forwarding)
             with contextlib.suppress(OSError):
                 forwarding.close()
-        self._forwardings.clear()
 
 
 def _straight(agent: AgentAddress) -> AgentAddress:

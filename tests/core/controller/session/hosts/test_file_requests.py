@@ -54,3 +54,10 @@ def test_end_of_the_mesh_ends_requests(requests: FileRequests) -> None:
     _, future = begin(requests, (0,))
     requests.close()
     assert future.result(0) is None
+
+
+def test_hosts_that_have_not_answered_are_known(requests: FileRequests) -> None:
+    number, future = begin(requests, (0, 2, 3))
+    begin(requests, (0, 2, 3))
+    requests.answer(2, FilesAnswer(number))
+    assert requests.awaited(future) == [0, 3]

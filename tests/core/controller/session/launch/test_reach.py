@@ -96,6 +96,21 @@ def test_agent_that_nothing_reaches_is_an_error_that_names_each_way(nowhere: str
     assert forwarding.is_closed
 
 
+def test_forwardings_of_others_outlive_an_agent_that_nothing_reaches(
+    endpoint: str, nowhere: str
+) -> None:
+    first, second = Forwarding(endpoint), Forwarding(endpoint)
+    left = [first, second]
+    ways = Reach(SECRET, "127.0.0.1", True, lambda text: None, lambda agent: left.pop(0))
+    found = ways.find([agent_at(nowhere)], refuse)
+    left += [Forwarding(nowhere)]
+    with pytest.raises(HostError, match="cannot be reached"):
+        ways.find([agent_at(nowhere)] * 2, refuse)
+    assert (first.is_closed, second.is_closed) == (False, True)
+    ways.forget(found)
+    assert first.is_closed
+
+
 def test_lost_agent_does_not_keep_others_from_being_attached(endpoint: str, nowhere: str) -> None:
     ways = Reach(SECRET, "", False, lambda text: None)
     found = ways.find([agent_at(endpoint), agent_at(nowhere)])

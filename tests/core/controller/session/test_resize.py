@@ -1,0 +1,193 @@
+"""A resize onto new hosts that fails leaves the mesh as it was, and ends what it has started."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, cast
+
+import pytest
+
+from cellmesh.controller.code_files.sync import CodeSync
+from cellmesh.controller.core.core import Core
+from cellmesh.controller.core.effects import HealReport
+from cellmesh.controller.host_list import HostEntry
+from cellmesh.controller.resizing import Resizing
+from cellmesh.controller.session import resize as module
+from cellmesh.controller.session.hosts.connections import HostConnections
+from cellmesh.controller.session.launch.hosts import HostAgents
+from cellmesh.controller.session.resize import Question, resize
+from cellmesh.errors import HostError, MeshUsageError, NoMeshError
+from cellmesh.wire.hosts import AgentAddress
+from tests.core.controller.session.test_session import TICKET
+
+NEW = AgentAddress("b", "tcp://10.0.0.2:5", "key", 1, 1)
+PLAN = Resizing((1, 1), (HostEntry("b", 1),), {"dp": 2})
+
+
+class World:
+    """A mesh of one host, which writes down what is done; any step may fail, or end the mesh."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.faults: dict[str, BaseException] = {}
+        self.has_ended = False
+        self.why_not = ""
+        self.launcher = object.__new__(HostAgents)
+        self.launcher.ticket = TICKET
+        self.launcher.start_more = lambda layout, entries: self.step("start", [NEW])  # type: ignore
+        self.launcher.forget = lambda agents: self.step("forget")  # type: ignore[method-assign]
+
+    def step(self, name: str, result: Any = None) -> Any:
+        self.done.append(name)
+        if name in self.faults:
+            raise self.faults[name]
+        return result
+
+    def post(self, action: Callable[[], None]) -> None:
+        if self.has_ended:
+            raise NoMeshError("the mesh has ended")
+        action()
+
+    def ask(self, question: Question) -> Future[Any]:
+        """As `Link.ask`."""
+        future: Future[Any] = Future()
+        self.step("ask")
+        if self.has_ended:
+            future.set_result(None)
+            return future
+        try:
+            _, ((answer),) = question(cast(Core, self), 0.0)
+            future.set_result(answer)
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    # ---- the core's, the connections' and the modules' parts
+
+    def why_not_resize(self, size: int) -> str:
+        return self.why_not
+
+    def resize(self, layout: Any, dims: Any, now: float) -> tuple[int, Sequence[Any]]:
+        return 1, [self.step("resize", HealReport())]
+
+    def invite(self, agents: Sequence[AgentAddress]) -> None:
+        self.step("invite")
+
+    def check_candidates(self) -> None:
+        self.step("check")
+
+    def turn_away(self) -> None:
+        self.step("turn away")
+
+    def forget(self) -> None:
+        pass
+
+    def bring(self, timeout_s: float) -> None:
+        self.step("bring")
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    world = World()
+
+    def end_agents(ticket: Any, timeout_s: float) -> list[AgentAddress]:
+        return world.step("end " + ", ".join(agent.host for agent in ticket.agents), [])  # type: ignore
+
+    monkeypatch.setattr(module, "end_agents", end_agents)
+    return world
+
+
+def do(world: World, plan: Resizing = PLAN) -> HealReport:
+    return resize(
+        plan,
+        cast(Core, world),
+        world.ask,
+        world.post,
+        world.launcher,
+        cast(HostConnections, world),
+        lambda plan, new: world.step("note"),
+        cast(CodeSync, world),
+    )
+
+
+def test_new_host_has_the_modules_before_the_core_is_asked(world: World) -> None:
+    assert not do(world).failure
+    assert world.done == ["start", "invite", "bring", "ask", "check", "note", "resize"]
+
+
+def test_resize_without_new_hosts_starts_and_ends_nothing(world: World) -> None:
+    do(world, Resizing((1,), (), {"dp": 1}))
+    assert world.done == ["ask", "check", "note", "resize"]
+
+
+@pytest.mark.parametrize("step", ["bring", "check", "note"])
+@pytest.mark.parametrize("error", [HostError("b: disk full"), KeyboardInterrupt(), ValueError("?")])
+def test_fault_before_the_core_resizes_ends_the_new_agents(
+    step: str, error: BaseException, world: World
+) -> None:
+    world.faults[step] = error
+    if step != "bring" and isinstance(error, KeyboardInterrupt):
+        world.faults[step] = error = SystemError()  # the loop's thread gets no interrupt
+    with pytest.raises(type(error)) as raised:
+        do(world)
+    assert "resize" not in world.done
+    assert world.done[-3:] == ["turn away", "end b", "forget"]
+    if isinstance(error, HostError):
+        assert str(raised.value) == "b: disk full\nb did not join: the mesh is as it was"
+
+
+def test_run_that_begins_in_the_meantime_ends_the_new_agents(world: World) -> None:
+    def bring(timeout_s: float) -> None:
+        world.why_not = "rank 0 runs cell 3"
+
+    world.bring = bring  # type: ignore[method-assign]
+    with pytest.raises(MeshUsageError, match="rank 0 runs cell 3\nb did not join"):
+        do(world)
+    assert world.done[-3:] == ["turn away", "end b", "forget"]
+
+
+def test_interrupt_before_the_question_withdraws_it(world: World) -> None:
+    questions: list[Question] = []
+
+    def ask(question: Question) -> Future[Any]:
+        questions.append(question)
+        raise KeyboardInterrupt
+
+    world.ask = ask  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        do(world)
+    assert world.done[-3:] == ["turn away", "end b", "forget"]
+    questions[0](cast(Core, world), 0.0)
+    assert "resize" not in world.done
+
+
+def test_interrupt_once_the_core_resizes_ends_nothing(world: World) -> None:
+    def ask(question: Question) -> Future[Any]:
+        question(cast(Core, world), 0.0)
+        raise KeyboardInterrupt
+
+    world.ask = ask  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        do(world)
+    assert world.done[-1] == "resize"
+
+
+@pytest.mark.parametrize("step", ["invite", "bring"])
+def test_end_of_the_mesh_ends_the_new_agents(step: str, world: World) -> None:
+    def end(*args: Any, **options: Any) -> None:
+        world.has_ended = True
+
+    setattr(world, step, end)
+    assert do(world).failure == "the mesh has ended"
+    assert world.done[-2:] == ["end b", "forget"]
+
+
+def test_agents_that_are_not_seen_to_end_stay_reachable(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "end_agents", lambda ticket, timeout_s: list(ticket.agents))
+    world.faults["bring"] = HostError("b: silent")
+    with pytest.raises(HostError):
+        do(world)
+    assert world.done[-1] == "turn away"
