@@ -157,6 +157,10 @@ class Host:
         """Refuse the notebook's host every new connection but ssh's: drop or reject it."""
         self._filter(f"ip saddr {NOTEBOOK} tcp dport != 22 {_NEW} {how}")
 
+    def close_ssh(self) -> None:
+        """Refuse everybody new connections by ssh."""
+        self._filter(f"tcp dport 22 {_NEW} reject")
+
     def close_way_out(self) -> None:
         """Refuse every new connection to the notebook's host."""
         self.inside("nft", "add table inet cm")

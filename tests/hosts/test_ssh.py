@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 import cellmesh as cm
+from cellmesh.errors import HostError
 from tests.faults.watching import wait_until
 
 from .netns import Host
@@ -132,6 +133,32 @@ def test_dead_host_is_started_again_or_replaced(
             assert mesh[living].pull("kept").list == [rank + 5 for rank in living]
             mesh.cell(REDUCE)
             assert mesh.pull("float(x)").list == [6.0] * 4
+
+
+def test_dead_hosts_are_started_again_as_far_as_they_can_be(
+    machines: list[Host], runtime_dir: Path
+) -> None:
+    with cm.start(hosts="cm1:1,cm2:1,cm3:1", lease_s=60, host_lease_s=2) as mesh:
+        mesh.cell("kept = rank + 5")
+        for host in machines[1:3]:
+            host.kill()
+        wait_until(lambda: lost_ranks(mesh) == {1, 2}, WAIT_S, "both hosts are lost")
+        machines[2].close_ssh()
+        with pytest.raises(HostError, match=r"^cm3 is lost, and no agent could be started: cm3"):
+            mesh.heal()
+        assert lost_ranks(mesh) == {2}
+        assert [mesh.report()[rank].host for rank in (0, 1)] == ["cm1", "cm2"]
+        machines[2].mend()
+        assert mesh.heal(0).respawned == (2,)
+        assert mesh[0].pull("kept") == 5
+        mesh.cell(REDUCE)
+        assert mesh.pull("float(x)").list == [3.0] * 3
+        for host in machines[1:3]:
+            host.kill()
+        wait_until(lambda: lost_ranks(mesh) == {1, 2}, WAIT_S, "both hosts are lost once more")
+        assert mesh.heal(0).respawned == (1, 2)
+        mesh.cell(REDUCE)
+        assert mesh.pull("float(x)").list == [3.0] * 3
 
 
 def test_ssh_connection_that_breaks_costs_nothing(mesh: cm.Mesh, machines: list[Host]) -> None:

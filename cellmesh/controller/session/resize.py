@@ -46,7 +46,7 @@ def resize(
         plan: what the mesh becomes.
         core: of the mesh.
         ask: has the link's loop ask the core a question; the future gets the answer.
-        post: has the link's loop call a function.
+        post: gives the link's loop a command.
         launcher: starts agents on hosts that join.
         hosts: the connections to all hosts; None for a mesh on this machine.
         note: called in the link's loop once nothing speaks against the new size.
@@ -103,6 +103,6 @@ def _end_new(
     """End agents that were started and are not used, and wait for that a while."""
     if new and hosts is not None and isinstance(launcher, HostAgents):
         with contextlib.suppress(NoMeshError):
-            post(hosts.turn_away)
+            call_in_loop(post, hosts.turn_away)
         if not end_agents(msgspec.structs.replace(launcher.ticket, agents=tuple(new)), _END_S):
             launcher.forget(new)

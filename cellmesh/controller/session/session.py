@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import secrets
 import signal
@@ -233,12 +234,14 @@ class Session:
             may_replace: whether a spare host may take the place of a lost one.
 
         Raises:
-            HostError: no agent could be started in place of a lost one.
+            HostError: no lost host could be brought back.
         """
         self._check_usable(())
+        why_not = ""  # some hosts have not been brought back
         if self._hosts is not None and isinstance(self._launcher, HostAgents):
+            post, code = self._link.post, self.code
             try:
-                bring_back(self._hosts, self._launcher, self._post_aside, may_replace, self.code)
+                why_not = bring_back(self._hosts, self._launcher, post, may_replace, code)
             finally:
                 self._ticket = self._launcher.ticket
         try:
@@ -246,7 +249,8 @@ class Session:
         except KeyboardInterrupt:
             self.orders.post_if_open(lambda core, now: core.abandon_heal())
             raise
-        return report or HealReport(failure="the mesh has ended")
+        report = report or HealReport(failure="the mesh has ended")
+        return dataclasses.replace(report, failure=why_not or report.failure)
 
     @property
     def host_names(self) -> tuple[str, ...]:
@@ -271,7 +275,7 @@ class Session:
             plan,
             self._core,
             self._link.ask,
-            self._post_aside,
+            self._link.post,
             self._launcher,
             self._hosts,
             self._note_resized,
@@ -410,13 +414,6 @@ class Session:
         connection = connect(self._ticket, self._steal, self._lost)
         self._hosts = connection if isinstance(connection, HostConnections) else None
         return connection
-
-    def _post_aside(self, action: Callable[[], None]) -> None:
-        def command(core: Core, now: float) -> Sequence[Effect]:
-            action()
-            return ()
-
-        self._link.post(command)
 
     def _leave(self) -> None:
         """Close the link and all widgets: this process has nothing more to do with the mesh."""

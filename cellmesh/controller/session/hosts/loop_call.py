@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import concurrent.futures
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
 from ....errors import HostError
+from ...core.core import Core, Effect
 
 _T = TypeVar("_T")
-Post = Callable[[Callable[[], None]], None]
+Post = Callable[[Callable[[Core, float], Sequence[Effect]]], None]
 # The loop takes up an order within milliseconds, unless callbacks keep it.
 _ORDER_S = 30.0
 
@@ -19,7 +20,7 @@ def call_in_loop(post: Post, action: Callable[[], _T]) -> _T:
     """Have the link's loop call a function; return the function's result, or raise its exception.
 
     Args:
-        post: has the link's loop call a function.
+        post: gives the link's loop a command.
         action: is called there.
 
     Raises:
@@ -28,13 +29,13 @@ def call_in_loop(post: Post, action: Callable[[], _T]) -> _T:
     """
     result: Future[_T] = Future()
 
-    def act() -> None:
-        if not result.set_running_or_notify_cancel():
-            return
-        try:
-            result.set_result(action())
-        except BaseException as error:
-            result.set_exception(error)
+    def act(core: Core, now: float) -> Sequence[Effect]:
+        if result.set_running_or_notify_cancel():
+            try:
+                result.set_result(action())
+            except BaseException as error:
+                result.set_exception(error)
+        return ()
 
     post(act)
     done, _ = concurrent.futures.wait([result], _ORDER_S)

@@ -1,10 +1,11 @@
 """Brings lost hosts back: takes them back with what their ranks hold if they are heard again, else
-starts another agent in their place.
+starts other agents in their place.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 
 from ....errors import HostError
 from ...code_files.sync import CodeSync
@@ -20,39 +21,55 @@ def bring_back(
     post: Post,
     may_replace: bool,
     code: CodeSync | None,
-) -> None:
-    """Make every lost host's ranks ones that a heal can reach. Blocks while agents start.
+) -> str:
+    """Make the ranks of lost hosts ones that a heal can reach. Blocks while agents start.
 
     Args:
         hosts: the connections to all hosts.
-        launcher: starts agents.
-        post: has the link's loop call a function.
-        may_replace: whether a spare host may take the place of one that is not heard.
+        launcher: starts agents, all at once.
+        post: gives the link's loop a command.
+        may_replace: whether spare hosts may take the place of those that are not heard.
         code: keeps the user's modules the same on all hosts; new agents' zygotes wait for them.
 
+    Returns:
+        Why some hosts could not be brought back, while others were; "" if all were.
+
     Raises:
-        HostError: no agent could be started for a host, or one cannot have the modules.
+        HostError: no host could be brought back, or one cannot have the modules.
         NoMeshError: the mesh has ended.
     """
-    lost_hosts = hosts.lost
-    for index in lost_hosts:
-        if call_in_loop(post, functools.partial(hosts.take_back, index)):
-            continue
-        spare = launcher.ticket.spares[0] if may_replace and launcher.ticket.spares else ""
-        lost = launcher.ticket.agents[index].host
-        try:
-            launcher.start_again(index, spare, replaces=may_replace)
-        except HostError as error:
-            more = ""
-            if launcher.ticket.spares and not may_replace:
-                more = f" `%dist_heal --replace` uses {launcher.ticket.spares[0]} in its place."
-            raise HostError(
-                f"{lost} is lost, and no agent could be started: {error}.{more}"
-            ) from None
-        ticket = launcher.ticket
-        is_gone = ticket.agents[index].host == lost
+    lost = hosts.lost
+    before, spares = launcher.ticket.agents, list(launcher.ticket.spares if may_replace else ())
+    names: dict[int, str] = {}  # of the hosts on which agents are started
+    for index in lost:
+        if not call_in_loop(post, functools.partial(hosts.take_back, index)):
+            names[index] = spares.pop(0) if spares else before[index].host
+    failed = launcher.start_again(names, replaces=may_replace) if names else {}
+    ticket = launcher.ticket
+    for index in sorted(names.keys() - failed.keys()):
+        is_gone = ticket.agents[index].host == before[index].host
         call_in_loop(post, functools.partial(hosts.replace, index, ticket, is_gone))
+    lines = {before[index].host: error for index, error in sorted(failed.items())}
+    text = describe_failures(lines, "" if may_replace or not ticket.spares else ticket.spares[0])
+    if failed and len(failed) == len(lost):
+        raise HostError(text)
     if code is not None:
-        if lost_hosts:
+        if lost:
             code.forget()
         code.bring(timeout_s=FILES_S)  # also what a host could not have at the heal before
+    return text
+
+
+def describe_failures(errors: Mapping[str, HostError], spare: str) -> str:
+    """Say which lost hosts could not be brought back, and why; "" if all were. Pure.
+
+    Args:
+        errors: by host.
+        spare: a host that could take the place of one; "" for none.
+    """
+    lines = [
+        f"{host} is lost, and no agent could be started: {error}" for host, error in errors.items()
+    ]
+    if lines and spare:
+        lines.append(f"`%dist_heal --replace` uses {spare} in its place")
+    return "\n".join(lines)

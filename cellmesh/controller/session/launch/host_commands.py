@@ -63,17 +63,24 @@ class HostCommands:
     _released: list[_Command] = field(default_factory=list)
 
     def start(
-        self, ticket: Ticket, parts: Sequence[HostPart], timeout_s: float
+        self,
+        ticket: Ticket,
+        parts: Sequence[HostPart],
+        timeout_s: float,
+        failures: dict[int, HostError] | None = None,
     ) -> list[Announcement]:
         """As `Starter.start`."""
         self._starting = []
         files: list[Path] = []  # that hold the mesh's key
         try:
             self._run(ticket, parts, files)
-            return self._hear(self._starting, timeout_s)
+            heard = self._hear(self._starting, timeout_s, failures)
         finally:
             for file in files:
                 file.unlink(missing_ok=True)
+        for place in sorted(failures or (), reverse=True):
+            self.drop(place)
+        return heard
 
     def _run(self, ticket: Ticket, parts: Sequence[HostPart], files: list[Path]) -> None:
         """Run a command for each host; add to `files` what they read the ticket from."""
@@ -112,35 +119,54 @@ class HostCommands:
         _write(command.process, line)
         return self._hear([command], timeout_s)[0]
 
-    def _hear(self, commands: Sequence[_Command], timeout_s: float) -> list[Announcement]:
-        """Wait until the agent that each command started has announced itself."""
+    def _hear(
+        self,
+        commands: Sequence[_Command],
+        timeout_s: float,
+        failures: dict[int, HostError] | None = None,
+    ) -> list[Announcement]:
+        """Wait until the agent that each command started has announced itself, or has failed."""
         deadline = time.monotonic() + timeout_s
         heard: dict[int, Announcement] = {}
+        failed = {} if failures is None else failures
         with selectors.DefaultSelector() as selector:
             for index, command in enumerate(commands):
                 assert command.process.stdout is not None
                 selector.register(command.process.stdout, selectors.EVENT_READ, index)
-            while len(heard) < len(commands):
+            while selector.get_map():
+                if failed and failures is None:  # all are needed
+                    raise next(iter(failed.values()))
                 ready = selector.select(max(0.0, deadline - time.monotonic()))
                 if not ready:
-                    late = [each for index, each in enumerate(commands) if index not in heard]
-                    raise HostError(
-                        f"{', '.join(each.name for each in late)} did not answer within "
-                        f"{timeout_s:.0f} s: {_end_of(late[0].log)}"
-                    )
+                    late = sorted(key.data for key in selector.get_map().values())
+                    together = [late] if failures is None else [[index] for index in late]
+                    for indexes in together:
+                        names = ", ".join(commands[index].name for index in indexes)
+                        said = _end_of(commands[indexes[0]].log)
+                        text = f"{names} did not answer within {timeout_s:.0f} s: {said}"
+                        failed.update(dict.fromkeys(indexes, HostError(text)))
+                    break
                 for key, _ in ready:
                     command = commands[key.data]
                     data = os.read(key.fd, 65536)
                     command.output += data
                     found = command.take_announcement()
-                    if found is not None:
+                    if found is None and data:
+                        continue
+                    selector.unregister(key.fileobj)
+                    if found is None:
+                        failed[key.data] = HostError(command.explain_end())
+                    elif found.problem:
+                        failed[key.data] = HostError(f"{command.name}: {found.problem}")
+                    else:
                         heard[key.data] = found
-                        selector.unregister(key.fileobj)
-                    elif not data:
-                        raise HostError(command.explain_end())
-                    if found is not None and found.problem:
-                        raise HostError(f"{command.name}: {found.problem}")
-        return [heard[index] for index in range(len(commands))]
+        if failed and failures is None:
+            raise next(iter(failed.values()))
+        return [heard[index] for index in sorted(heard)]
+
+    def drop(self, index: int) -> None:
+        """As `Starter.drop`."""
+        _end([self._starting.pop(index)])
 
     def let_go(self) -> None:
         """As `Starter.let_go`."""
@@ -158,13 +184,7 @@ class HostCommands:
     def end(self) -> None:
         """As `Starter.end`."""
         starting, self._starting = self._starting, []
-        for command in starting:
-            _close(command.process.stdin)  # upon which an agent that waits for `GO` ends
-            if command.process.stdin is None and command.process.poll() is None:
-                command.process.terminate()
-        if not _await(starting, _KILL_S):
-            _signal(starting, signal.SIGKILL)
-            _await(starting, None)
+        _end(starting)
 
     def poll(self) -> bool:
         """As `Starter.poll`."""
@@ -201,6 +221,16 @@ def _write(process: subprocess.Popen[bytes], line: bytes) -> None:
     with contextlib.suppress(OSError):  # it has ended: its output says why
         process.stdin.write(line)
         process.stdin.flush()
+
+
+def _end(commands: Sequence[_Command]) -> None:
+    for command in commands:
+        _close(command.process.stdin)  # upon which an agent that waits for `GO` ends
+        if command.process.stdin is None and command.process.poll() is None:
+            command.process.terminate()
+    if not _await(commands, _KILL_S):
+        _signal(commands, signal.SIGKILL)
+        _await(commands, None)
 
 
 def _signal(commands: Sequence[_Command], number: int) -> None:

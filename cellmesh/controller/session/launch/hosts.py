@@ -9,7 +9,7 @@ import os
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -117,46 +117,72 @@ class HostAgents:
                 self._starter = HostCommands()
         return self._starter
 
-    def start_again(self, index: int, name: str = "", replaces: bool = False) -> None:
-        """Start an agent in place of a lost one, and put its address into `ticket`. Blocks.
+    def start_again(self, names: Mapping[int, str], replaces: bool = False) -> dict[int, HostError]:
+        """Start agents in place of lost ones, all at once, and put the addresses of those that
+        start into `ticket`. Blocks.
 
         Args:
-            index: the host that is lost.
-            name: the host to start it on; "" for the same one.
-            replaces: whether an agent that lives there, and is not heard, is ended.
+            names: index of a lost host -> the host to start its agent on.
+            replaces: whether agents that live there, and are not heard, are ended.
 
-        Raises:
-            HostError: it could not be started there.
+        Returns:
+            The errors of those that could not be started, by the index of the lost host.
         """
-        lost = self.ticket.agents[index]
-        part = msgspec.structs.replace(
-            self._part(
-                index, len(self.ticket.agents), name or lost.host, lost.first_rank, lost.num_ranks
-            ),
-            joins=True,
-            replaces=replaces,
-        )
-        starter = self._begin()
+        parts = []
+        for index, name in names.items():
+            lost = self.ticket.agents[index]
+            part = self._part(index, len(self.ticket.agents), name, lost.first_rank, lost.num_ranks)
+            parts.append(msgspec.structs.replace(part, joins=True, replaces=replaces))
+        started: dict[int, AgentAddress] = {}
         try:
-            (announced,) = starter.start(self.ticket, [part], _ATTACHED_START_S)
-            assert announced.address is not None
-            dial = functools.partial(self._dial, starter)
-            (agent,) = self._reach.find([announced.address], dial)
+            starter = self._begin()
+        except HostError as error:
+            return dict.fromkeys(names, error)
+        failures: dict[int, HostError] = {}
+        try:
+            announced = starter.start(self.ticket, parts, _ATTACHED_START_S, failures)
+            failed = {parts[place].index: error for place, error in failures.items()}
+            left = [part.index for part in parts if part.index not in failed]
+            for place in reversed(range(len(left))):  # as those after one that is dropped move up
+                try:
+                    started[left[place]] = self._find_one(starter, place, announced[place])
+                except HostError as error:
+                    failed[left[place]] = error
+                    starter.drop(place)
             starter.let_go()
+        except HostError as error:
+            starter.end()
+            return dict.fromkeys(names, error)
         except BaseException:
             starter.end()
             raise
-        agents = list(self.ticket.agents)
-        agents[index] = agent
-        spares = tuple(spare for spare in self.ticket.spares if spare != name)
-        is_elsewhere = announced.address.host != lost.host  # where nothing has ended the lost one
-        replaced = (*self.ticket.replaced, lost) if is_elsewhere else self.ticket.replaced
+        if started:
+            self._note_started(started, {names[index] for index in started})
+        return failed
+
+    def _find_one(self, starter: Starter, place: int, announced: Announcement) -> AgentAddress:
+        """Find the way to one of the agents that were started last, by its place among them."""
+
+        def dial(index: int, endpoint: str) -> None:
+            self._dial(starter, place, endpoint)
+
+        assert announced.address is not None
+        (found,) = self._reach.find([announced.address], dial)
+        return found
+
+    def _note_started(self, started: Mapping[int, AgentAddress], used: Collection[str]) -> None:
+        """Write to the ticket which agents are in place of lost ones, on which hosts."""
+        agents, replaced = list(self.ticket.agents), list(self.ticket.replaced)
+        for index, agent in started.items():
+            if agent.host != agents[index].host:  # where nothing has ended the lost one
+                replaced.append(agents[index])
+            agents[index] = agent
         self.ticket = msgspec.structs.replace(
             self.ticket,
             agents=tuple(agents),
             agents_revision=self.ticket.agents_revision + 1,
-            spares=spares,
-            replaced=replaced,
+            spares=tuple(spare for spare in self.ticket.spares if spare not in used),
+            replaced=tuple(replaced),
         )
         write_ticket(self.ticket)
 

@@ -65,27 +65,29 @@ class InvitedHosts:
             write_invitation(self._path, invitation)
 
     def start(
-        self, ticket: Ticket, parts: Sequence[HostPart], timeout_s: float
+        self,
+        ticket: Ticket,
+        parts: Sequence[HostPart],
+        timeout_s: float,
+        failures: dict[int, HostError] | None = None,
     ) -> list[Announcement]:
         """Wait until hosts have announced themselves; give them ranks in torchrun's order."""
-        is_return = any(part.joins for part in parts)
-        if not is_return:
+        if failures is None:
             self._report(describe_start(ticket.launch, len(parts), self._path), True)
-        until = time.monotonic() + (_RETURN_S if is_return else timeout_s)
-        try:
-            guests = self._rendezvous.gather(
-                len(parts), until, lambda found: self._show(found, len(parts))
-            )
-        except HostError:
-            if not is_return:
-                raise
-            raise HostError(
-                "no host has announced itself in its place: start its agent again ("
-                f"{agent_line(ticket.launch, len(parts), self._path)})"
-            ) from None
+        until = time.monotonic() + (timeout_s if failures is None else _RETURN_S)
+        guests = self._rendezvous.gather(
+            len(parts),
+            until,
+            lambda found: self._show(found, len(parts)),
+            at_least=None if failures is None else 0,
+        )
+        if failures is not None:
+            line = agent_line(ticket.launch, len(parts), self._path)
+            text = f"no host has announced itself in its place: start its agent again ({line})"
+            failures.update((place, HostError(text)) for place in range(len(guests), len(parts)))
         self._check_versions(guests)
         self._starting = guests
-        for guest, part in zip(guests, parts, strict=True):
+        for guest, part in zip(guests, parts, strict=False):
             key = ticket.invitation.public_key if ticket.invitation is not None else ""
             named = msgspec.structs.replace(part, name=guest.facts.name, invited_by=key)
             sent = msgspec.structs.replace(
@@ -100,7 +102,17 @@ class InvitedHosts:
             )
             self._rendezvous.give(guest, json.dumps(msgspec.to_builtins(sent)).encode())
         deadline = time.monotonic() + (120.0 if math.isinf(timeout_s) else timeout_s)
-        return [self._hear(guest, deadline) for guest in guests]
+        announced = []
+        for place, guest in enumerate(guests):
+            try:
+                announced.append(self._hear(guest, deadline))
+            except HostError as error:
+                if failures is None:
+                    raise
+                failures[place] = error
+        for place in sorted((failures or {}).keys() & set(range(len(guests))), reverse=True):
+            self.drop(place)
+        return announced
 
     def _note_refused(self, number: int) -> None:
         """Write for `cellmesh ps` how many peers the listener has refused."""
@@ -129,6 +141,10 @@ class InvitedHosts:
         """As `Starter.order`."""
         self._rendezvous.order(self._starting[index], line)
         return self._hear(self._starting[index], time.monotonic() + timeout_s)
+
+    def drop(self, index: int) -> None:
+        """As `Starter.drop`."""
+        self._rendezvous.refuse(self._starting.pop(index), "the notebook says why")
 
     def let_go(self) -> None:
         """As `Starter.let_go`."""

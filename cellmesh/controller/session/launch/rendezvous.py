@@ -97,7 +97,11 @@ class Rendezvous:
         self._thread.start()
 
     def gather(
-        self, num_hosts: int, until: float, report: Callable[[Sequence[Guest]], None]
+        self,
+        num_hosts: int,
+        until: float,
+        report: Callable[[Sequence[Guest]], None],
+        at_least: int | None = None,
     ) -> list[Guest]:
         """Wait until hosts wait for a part; return as many in their order.
 
@@ -106,6 +110,7 @@ class Rendezvous:
             until: when to give up, on the monotonic clock; infinite to wait for as long as it
                 takes.
             report: called with those that wait, at first and when they change.
+            at_least: how many will do when the time is over; None for all.
 
         Raises:
             HostError: they have not announced themselves in time.
@@ -121,6 +126,8 @@ class Rendezvous:
             if len(waiting) >= num_hosts:
                 return waiting[:num_hosts]
             if now >= until:
+                if at_least is not None and len(waiting) >= at_least:
+                    return waiting
                 names = ", ".join(guest.facts.name for guest in waiting) or "none"
                 raise HostError(f"{num_hosts} hosts are awaited, and {names} announced itself")
             with self._changed:

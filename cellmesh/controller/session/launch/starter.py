@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from ....errors import HostError
 from ....wire.hosts import Announcement, HostPart
 from ....wire.ticket import Ticket
 
@@ -15,7 +16,11 @@ class Starter(Protocol):
     """Starts agents on hosts, and gives them orders until it lets them go."""
 
     def start(
-        self, ticket: Ticket, parts: Sequence[HostPart], timeout_s: float
+        self,
+        ticket: Ticket,
+        parts: Sequence[HostPart],
+        timeout_s: float,
+        failures: dict[int, HostError] | None = None,
     ) -> list[Announcement]:
         """Start the agents of some hosts at once, and wait for what they announce.
 
@@ -23,12 +28,14 @@ class Starter(Protocol):
             ticket: the controllers'; agents get one of their own each.
             parts: what the agents run.
             timeout_s: how long all of them may take.
+            failures: gets the error of each agent that could not be started, by its place among
+                the parts, and the others go on; None if all are needed.
 
         Returns:
-            Their announcements, in the order of the parts.
+            The announcements of those that were started, in the order of the parts.
 
         Raises:
-            HostError: one could not be started.
+            HostError: one could not be started, and all are needed; or none can be.
         """
         ...
 
@@ -38,6 +45,10 @@ class Starter(Protocol):
         Raises:
             HostError: there is no answer in time.
         """
+        ...
+
+    def drop(self, index: int) -> None:
+        """End one of the agents that were started last: those after it move up by a place."""
         ...
 
     def let_go(self) -> None:

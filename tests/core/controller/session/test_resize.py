@@ -44,10 +44,10 @@ class World:
             raise self.faults[name]
         return result
 
-    def post(self, action: Callable[[], None]) -> None:
+    def post(self, command: Callable[[Core, float], Any]) -> None:
         if self.has_ended:
             raise NoMeshError("the mesh has ended")
-        action()
+        command(cast(Core, self), 0.0)
 
     def ask(self, question: Question) -> Future[Any]:
         """As `Link.ask`."""

@@ -1,0 +1,117 @@
+"""Lost hosts are brought back at once, each as far as that is possible."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from cellmesh.controller.code_files.sync import CodeSync
+from cellmesh.controller.core.core import Core
+from cellmesh.controller.session.hosts.connections import HostConnections
+from cellmesh.controller.session.hosts.lost_hosts import bring_back, describe_failures
+from cellmesh.controller.session.launch.hosts import HostAgents
+from cellmesh.errors import HostError
+from cellmesh.wire.hosts import AgentAddress
+from tests.core.controller.session.test_session import TICKET
+
+NAMES = ("a", "b", "c")
+AGENTS = tuple(AgentAddress(name, f"tcp://{name}:5", "key", i, 1) for i, name in enumerate(NAMES))
+
+
+class World:
+    """Three hosts, of which the last two are lost."""
+
+    def __init__(self) -> None:
+        self.done: list[Any] = []
+        self.lost = (1, 2)
+        self.returned: set[int] = set()
+        self.fault: Exception | None = None
+        self.failures: dict[int, HostError] = {}
+        self.ticket = msgspec.structs.replace(TICKET, agents=AGENTS, spares=("d",))
+
+    def take_back(self, index: int) -> bool:
+        if self.fault is not None:
+            raise self.fault
+        return index in self.returned
+
+    def start_again(self, names: Mapping[int, str], replaces: bool) -> dict[int, HostError]:
+        self.done.append(dict(names))
+        agents = list(self.ticket.agents)
+        for index in names.keys() - self.failures.keys():
+            agents[index] = msgspec.structs.replace(agents[index], host=names[index])
+        self.ticket = msgspec.structs.replace(self.ticket, agents=tuple(agents))
+        return self.failures
+
+    def replace(self, index: int, ticket: Any, is_gone: bool) -> None:
+        self.done.append((index, is_gone))
+
+    def forget(self) -> None:
+        self.done.append("forget")
+
+    def bring(self, timeout_s: float) -> None:
+        self.done.append("bring")
+
+    def bring_back(self, may_replace: bool = False) -> str:
+        hosts, launcher = cast(HostConnections, self), cast(HostAgents, self)
+        return bring_back(hosts, launcher, at_once, may_replace, cast(CodeSync, self))
+
+
+def at_once(command: Callable[[Core, float], Any]) -> None:
+    command(cast(Core, None), 0.0)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_lost_hosts_are_started_at_once(world: World) -> None:
+    assert world.bring_back() == ""
+    assert world.done == [{1: "b", 2: "c"}, (1, True), (2, True), "forget", "bring"]
+
+
+def test_spares_replace_as_many_as_they_are(world: World) -> None:
+    assert world.bring_back(may_replace=True) == ""
+    assert world.done[:3] == [{1: "d", 2: "c"}, (1, False), (2, True)]
+
+
+def test_host_that_is_heard_again_is_not_started(world: World) -> None:
+    world.returned = {1}
+    world.bring_back()
+    assert world.done[:2] == [{2: "c"}, (2, True)]
+
+
+def test_mesh_without_lost_hosts_gets_what_was_changed(world: World) -> None:
+    world.lost = ()
+    assert world.bring_back() == ""
+    assert world.done == ["bring"]
+
+
+def test_host_that_does_not_start_is_named_and_the_other_is_used(world: World) -> None:
+    world.failures = {1: HostError("b: no route")}
+    text = world.bring_back()
+    assert text.startswith("b is lost, and no agent could be started: b: no route\n")
+    assert "`%dist_heal --replace` uses d" in text
+    assert world.done[1:] == [(2, True), "forget", "bring"]
+
+
+def test_hosts_that_all_do_not_start_are_an_error(world: World) -> None:
+    world.failures = {1: HostError("b: no route"), 2: HostError("c: no torch")}
+    with pytest.raises(HostError, match=r"(?s)b is lost.*no route\nc is lost.*no torch"):
+        world.bring_back()
+    assert world.done == [{1: "b", 2: "c"}]
+
+
+def test_fault_in_the_loop_is_raised(world: World) -> None:
+    world.fault = ValueError("of the loop")
+    with pytest.raises(ValueError, match="of the loop"):
+        world.bring_back()
+
+
+def test_failures_are_listed() -> None:
+    assert describe_failures({}, "d") == ""
+    error = HostError("b: no route")
+    assert describe_failures({"b": error}, "").endswith("started: b: no route")
