@@ -181,3 +181,41 @@ def test_ticket_that_cannot_be_used_is_refused(
     assert expected in machines[0].read_log()
     with pytest.raises(CellmeshError):
         mesh_to_be.result()
+
+
+@pytest.mark.timeout(240)
+def test_mesh_grows_by_a_host_that_announces_itself_and_shrinks(
+    begin: Begin,
+    machines: list[Host],
+    runtime_dir: Path,
+    started: list[subprocess.Popen[bytes]],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    mesh_to_be = begin(lease_s=60)
+    path = str(invitation_in(runtime_dir))
+    started += [host.start(*AGENT, "--ticket", path) for host in machines[:2]]
+    with mesh_to_be.result() as mesh, ThreadPoolExecutor(1) as pool:
+        mesh.cell("kept = rank + 5")
+        capfd.readouterr()
+        resized = pool.submit(lambda: mesh.resize(hosts="cm3:2"))
+        text = ""
+
+        def is_asked_for() -> bool:
+            nonlocal text
+            text += capfd.readouterr().err
+            return "cellmesh agent --ticket" in text
+
+        wait_until(is_asked_for, WAIT_S, "the line to start is shown")
+        assert not resized.done()
+        started.append(machines[2].start(*AGENT, "--ticket", path))
+        resized.result()
+        assert [info.host for info in mesh.report()][4:] == ["cm3"] * 2
+        assert mesh[[0, 1, 2, 3]].pull("kept").list == [5, 6, 7, 8]
+        mesh.cell(REDUCE)
+        assert mesh.pull("float(x)").list == [15.0] * 6
+        mesh.resize(2)
+        assert mesh.pull("kept").list == [5, 6]
+        mesh.cell(REDUCE)
+        assert mesh.pull("float(x)").list == [1.0] * 2
+        left = [host for host in machines if host.name != mesh.report()[0].host]
+        wait_until(lambda: not any(host.meshes() for host in left), WAIT_S, "the others have left")

@@ -15,7 +15,7 @@ import cellmesh as cm
 from tests.faults.watching import wait_until
 
 from .netns import NOTEBOOK, Host
-from .test_by_hand import invitation_in
+from .test_by_hand import AGENT, invitation_in
 
 WAIT_S = 90.0
 REDUCE = "x = torch.ones(1) * rank; dist.all_reduce(x)"
@@ -102,3 +102,26 @@ def test_host_that_returns_heals_the_mesh(
     assert mesh.heal(0).respawned == (2, 3)
     check_whole(mesh)
     assert agents_on(survivor) == [agent]
+
+
+@pytest.mark.timeout(240)
+def test_mesh_grows_by_a_host_that_is_started_by_hand_and_shrinks(
+    mesh: cm.Mesh, machines: list[Host], runtime_dir: Path, started: list[subprocess.Popen[bytes]]
+) -> None:
+    """TorchElastic has no place for one more host."""
+    started.append(machines[2].start(*AGENT, "--ticket", str(invitation_in(runtime_dir))))
+    mesh.resize(hosts="cm3:2")
+    assert [info.host for info in mesh.report()][4:] == ["cm3"] * 2
+    check_values(mesh, 15.0)
+    mesh.resize(2)
+    check_values(mesh, 1.0)
+    left = [host for host in machines if host is not host_of(mesh, 0, machines)]
+    wait_until(lambda: not any(host.meshes() for host in left), WAIT_S, "the others have left")
+    check_values(mesh, 1.0)
+
+
+def check_values(mesh: cm.Mesh, total: float) -> None:
+    """Check that the first ranks have kept what they had, and that all can reduce."""
+    assert mesh[[0, 1]].pull("kept").list == [5, 6]
+    mesh.cell(REDUCE)
+    assert set(mesh.pull("float(x)").list) == {total}

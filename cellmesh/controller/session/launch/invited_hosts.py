@@ -72,17 +72,25 @@ class InvitedHosts:
         failures: dict[int, HostError] | None = None,
     ) -> list[Announcement]:
         """Wait until hosts have announced themselves; give them ranks in torchrun's order."""
+        # TorchElastic has as many hosts as it was started with: those that join start by hand.
+        joins = failures is None and parts[0].joins
+        launch = "hand" if joins else ticket.launch
+        line = agent_line(launch, len(parts), self._path)
         if failures is None:
-            self._report(describe_start(ticket.launch, len(parts), self._path), True)
+            self._report(describe_start(launch, len(parts), self._path, joins), True)
         until = time.monotonic() + (timeout_s if failures is None else _RETURN_S)
-        guests = self._rendezvous.gather(
-            len(parts),
-            until,
-            lambda found: self._show(found, len(parts)),
-            at_least=None if failures is None else 0,
-        )
+        try:
+            guests = self._rendezvous.gather(
+                len(parts),
+                until,
+                lambda found: self._show(found, len(parts)),
+                at_least=None if failures is None else 0,
+            )
+        except HostError as error:
+            if not joins:
+                raise
+            raise HostError(f"{error}: start its agent ({line}), then resize again") from None
         if failures is not None:
-            line = agent_line(ticket.launch, len(parts), self._path)
             text = f"no host has announced itself in its place: start its agent again ({line})"
             failures.update((place, HostError(text)) for place in range(len(guests), len(parts)))
         self._check_versions(guests)
@@ -187,11 +195,12 @@ def agent_line(launch: str, num_hosts: int, path: Path) -> str:
     return f"{os.path.basename(sys.executable)} -m cellmesh agent --ticket {copied}"
 
 
-def describe_start(launch: str, num_hosts: int, path: Path) -> str:
-    """Say what a person has to do on each host."""
+def describe_start(launch: str, num_hosts: int, path: Path, joins: bool = False) -> str:
+    """Say what a person has to do on each host; on more hosts, if they join a mesh."""
     copied = f"cellmesh-{path.parent.name}.json"
+    where = f"On {num_hosts} more" if joins else f"On each of {num_hosts}"
     lines = [
-        f"On each of {num_hosts} hosts, start the agent:",
+        f"{where} host{'s' if num_hosts > 1 or not joins else ''}, start the agent:",
         f"    {agent_line(launch, num_hosts, path)}",
         f"The ticket is this file; it is secret, and only its owner may read it (0600): {path}",
         f"    scp {path} HOST:{copied}",

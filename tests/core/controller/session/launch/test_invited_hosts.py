@@ -36,3 +36,12 @@ def test_line_to_run_on_each_host_names_the_file(launch: str, expected: str) -> 
     assert expected in text
     assert str(path) in text
     assert "s" * 40 not in text
+    assert text.startswith("On each of 2 hosts, start the agent:")
+
+
+@pytest.mark.parametrize(
+    ("num_hosts", "expected"), [(1, "On 1 more host, start"), (2, "On 2 more hosts, start")]
+)
+def test_hosts_that_join_are_asked_for(num_hosts: int, expected: str) -> None:
+    path = Path("/run/train/join.json")
+    assert describe_start("hand", num_hosts, path, joins=True).startswith(expected)
