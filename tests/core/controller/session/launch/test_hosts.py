@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from cellmesh.controller.session.launch.host_commands import HostCommands
 from cellmesh.controller.session.launch.hosts import HostAgents, check_hosts
 from cellmesh.errors import HostError, MeshUsageError
 from cellmesh.wire.host import Place
-from cellmesh.wire.hosts import AgentAddress, Announcement
-from cellmesh.wire.ticket import Ticket
+from cellmesh.wire.hosts import AgentAddress, Announcement, HostPart
+from cellmesh.wire.ticket import Ticket, read_ticket
 from cellmesh.wire.versions import Versions
 
 
@@ -20,6 +23,24 @@ def announced(name: str, address: str, nccl: str = "", boot: str = "") -> Announ
         address=AgentAddress(name, f"tcp://{address}:5", "key", 0, 1),
         place=Place(boot or name, "boot", "pids"),
         versions=Versions("1", "3.11.1", "2.13.0", nccl),
+    )
+
+
+def ticket_in(directory: Path, *agents: AgentAddress) -> Ticket:
+    return Ticket(
+        name="far",
+        key="00",
+        directory=str(directory),
+        num_ranks=len(agents),
+        backend="gloo",
+        mesh_dim_names=("dp",),
+        mesh_shape=(len(agents),),
+        preload=(),
+        sys_path=(),
+        cwd="/",
+        controller_pid=1,
+        created_at=0.0,
+        agents=agents,
     )
 
 
@@ -50,21 +71,7 @@ def test_end_that_two_threads_await_closes_its_descriptor_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The number may be another's when the second thread is about to close it, too."""
-    ticket = Ticket(
-        name="far",
-        key="00",
-        directory=str(tmp_path),
-        num_ranks=1,
-        backend="gloo",
-        mesh_dim_names=("dp",),
-        mesh_shape=(1,),
-        preload=(),
-        sys_path=(),
-        cwd="/",
-        controller_pid=1,
-        created_at=0.0,
-        agents=(AgentAddress("a", "tcp://127.0.0.1:5", "", 0, 1),),
-    )
+    ticket = ticket_in(tmp_path, AgentAddress("a", "tcp://127.0.0.1:5", "", 0, 1))
     agents = HostAgents(ticket)
     monkeypatch.setattr(agents._reach, "find", lambda found: found)
     agents_end = agents.start()
@@ -81,3 +88,59 @@ def test_end_that_two_threads_await_closes_its_descriptor_once(
     monkeypatch.undo()
     close(agents_end)
     assert len(closed) == 1
+
+
+class Starter(HostCommands):
+    """Starts agents of which that of host b has no torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left: list[str] = []
+        self.has_let_go = False
+
+    def start(
+        self,
+        ticket: Ticket,
+        parts: Sequence[HostPart],
+        timeout_s: float,
+        failures: dict[int, HostError] | None = None,
+    ) -> list[Announcement]:
+        assert failures is not None
+        failures.update((i, HostError("no torch")) for i, p in enumerate(parts) if p.name == "b")
+        self.left = [part.name for part in parts if part.name != "b"]
+        return [announced(name, f"new-{name}") for name in self.left]
+
+    def drop(self, index: int) -> None:
+        self.left.pop(index)
+
+    def let_go(self) -> None:
+        self.has_let_go = True
+
+
+def test_lost_hosts_are_started_again_as_far_as_they_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Host a is not lost, b has no torch, c is not reached, d starts, and a spare replaces e."""
+    old = [AgentAddress(name, f"tcp://{name}:5", "", i, 1) for i, name in enumerate("abcde")]
+    ticket = msgspec.structs.replace(ticket_in(tmp_path, *old), spares=("f", "g"))
+    agents = HostAgents(ticket)
+    agents._starter = starter = Starter()
+
+    def find(found: list[AgentAddress], dial: object) -> list[AgentAddress]:
+        if found[0].host == "c":
+            raise HostError("not reached")
+        return found
+
+    monkeypatch.setattr(agents._reach, "find", find)
+    failed = agents.start_again({1: "b", 2: "c", 3: "d", 4: "f"})
+    assert {index: str(error) for index, error in failed.items()} == {
+        1: "no torch",
+        2: "not reached",
+    }
+    assert (starter.left, starter.has_let_go) == (["d", "f"], True)
+    now = agents.ticket
+    assert [agent.endpoint for agent in now.agents] == [
+        *("tcp://a:5", "tcp://b:5", "tcp://c:5", "tcp://new-d:5", "tcp://new-f:5")
+    ]
+    assert (now.spares, now.replaced, now.agents_revision) == (("g",), (old[4],), 1)
+    assert read_ticket(tmp_path / "ticket.json").agents == now.agents
