@@ -5,6 +5,7 @@ step, and nothing is left anywhere.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -144,13 +145,21 @@ def test_host_that_refuses_the_key_is_named(machines: list[Host], tmp_path: Path
         cm.start(hosts=f"cm1:1,{name}:1", launch=launch)
 
 
-def test_localhost_is_no_host_beside_others(machines: list[Host]) -> None:
+def test_localhost_is_no_host_beside_others(
+    machines: list[Host], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its address is the loopback's, which the other host cannot reach."""
-    script = 'if [ "$0" = localhost ]; then exec "$@"; else exec ssh "$0" "$@"; fi'
-    launch = f"sh -c '{script}' {{host}} {{command}}"
-    options = {"launch": f"env SSH_CONNECTION='127.0.0.1 1 127.0.0.1 2' {launch}"}
+    ssh = tmp_path / "ssh"  # of which sshd of this machine has a connection by the loopback
+    ssh.write_text(
+        f"""#!/bin/sh
+        if [ "$5" != localhost ]; then exec {shutil.which("ssh")} "$@"; fi
+        SSH_CONNECTION="127.0.0.1 1 127.0.0.1 2" exec sh -c "$6"
+        """
+    )
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(MeshUsageError, match="localhost is reached by the loopback"):
-        cm.start(hosts="localhost:1,cm1:1", **options)
+        cm.start(hosts="localhost:1,cm1:1")
 
 
 def test_ticket_of_a_mesh_that_is_gone_is_refused(

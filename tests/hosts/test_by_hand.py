@@ -96,7 +96,9 @@ def test_ticket_is_taken_from_standard_input_or_a_prompt(
 ) -> None:
     mesh_to_be = begin()
     text = invitation_in(runtime_dir).read_bytes()
-    started.append(machines[0].start(*AGENT, stdin=text))
+    # A person may have opened a session by a network on which hosts do not reach each other.
+    session = ("env", "SSH_CONNECTION=127.0.0.1 5 127.0.0.1 22")
+    started.append(machines[0].start(*session, *AGENT, stdin=text))
     started.append(machines[1].start(*AGENT, has_terminal=True, stdin=b""))
     prompt = machines[1]
     wait_until(lambda: "Paste the ticket" in prompt.read_log(), WAIT_S, "the prompt")

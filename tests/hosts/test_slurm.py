@@ -67,6 +67,16 @@ def test_mesh_asks_for_nodes_and_gives_them_back() -> None:
     assert any(stage.startswith("job ") for stage in stages)
 
 
+def test_notebook_of_an_ssh_session_reaches_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm hands the notebook's environment on to nodes."""
+    monkeypatch.setenv("SSH_CONNECTION", "10.1.1.1 5 10.9.9.9 22")
+    with cm.start(launch="slurm", nodes=2, nproc_per_host=1, time_limit="5") as mesh:
+        connection = mesh.run(lambda: os.environ["SSH_CONNECTION"]).list
+        assert connection == ["10.1.1.1 5 10.9.9.9 22"] * 2
+        mesh.cell(REDUCE)
+        assert mesh.pull("float(x)").list == [1.0] * 2
+
+
 def test_mesh_uses_the_allocation_that_it_is_in() -> None:
     script = (
         "import cellmesh as cm, os\n"

@@ -33,6 +33,7 @@ class Look(msgspec.Struct, frozen=True, tag=True):
     Attributes:
         num_ranks: that are meant to run there.
         notebook: addresses of the notebook's host.
+        launch: the command line that has started this process; "" for ssh.
         interface: that the user has named; "" for none.
         cwd: the notebook's directory.
         marker: a file in it; "" if none could be made.
@@ -40,6 +41,7 @@ class Look(msgspec.Struct, frozen=True, tag=True):
 
     num_ranks: int
     notebook: tuple[str, ...]
+    launch: str
     interface: str
     cwd: str
     marker: str
@@ -130,7 +132,9 @@ def _look(question: Look) -> tuple[HostFacts, socket.socket | None]:
     server = None
     part = HostPart(0, 1, "", 0, question.num_ranks, "", notebook=question.notebook)
     try:
-        address, interface = choose_address(part, "", question.interface, os.environ)
+        address, interface = choose_address(
+            part, "", question.interface, question.launch, os.environ
+        )
         server = listen(address)
     except (HostError, OSError) as failure:
         error = str(failure)

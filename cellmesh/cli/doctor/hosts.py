@@ -61,7 +61,7 @@ def gather_hosts(
         report(f"asking {', '.join(entry.name for entry in entries)}")
         with _marker(os.getcwd()) as marker:
             notebook = (socket.gethostname(), *own_addresses())
-            look = Look(0, notebook, interface, os.getcwd(), marker)
+            look = Look(0, notebook, launch, interface, os.getcwd(), marker)
             looked = [*pool.map(lambda probe: probe.look(look), probes)]
         report("comparing clocks")
         clocks = [*pool.map(lambda probe: probe.compare_clocks(), probes)]

@@ -232,7 +232,7 @@ def _own_ticket(given: Ticket, address: str, interface: str) -> Ticket:
     assert given.host is not None
     is_chosen = bool(interface or given.interface)
     address, interface = choose_address(
-        given.host, address, interface or given.interface, os.environ
+        given.host, address, interface or given.interface, given.launch, os.environ
     )
     sockets = dict.fromkeys(SOCKET_INTERFACES, interface) if is_chosen else {}
     part = msgspec.structs.replace(given.host, address=address, interface=interface)
@@ -298,13 +298,14 @@ def _make_way(given: Ticket, path: Path, part: HostPart) -> bool:
 
 
 def choose_address(
-    part: HostPart, address: str, interface: str, environment: Mapping[str, str]
+    part: HostPart, address: str, interface: str, launch: str, environment: Mapping[str, str]
 ) -> tuple[str, str]:
     """Choose the address of the agent and its interface.
 
     Args:
         part: says where the notebook's host is.
         address, interface: as the user has chosen; "" for none.
+        launch: the command line that has started the agent; "" for ssh.
         environment: may have ``SSH_CONNECTION`` of sshd.
 
     Raises:
@@ -323,14 +324,27 @@ def choose_address(
         if not psutil.net_if_stats()[interface].isup:
             raise HostError(f"interface {interface} of {socket.gethostname()} is down")
         return found[0], interface
-    ssh = environment.get("SSH_CONNECTION", "").split()
-    chosen = address or (ssh[2] if len(ssh) == 4 else "") or _route_to(part.notebook)
+    dialled = _dialled_by_ssh(launch, environment)
+    if not any(dialled in addresses for addresses in by_interface.values()):
+        dialled = ""
+    chosen = address or dialled or _route_to(part.notebook)
     if ipaddress.ip_address(chosen).is_unspecified:
         raise HostError("an agent is not bound to every address: name one of this host")
     names = [name for name, addresses in by_interface.items() if chosen in addresses]
     if not names:
         raise HostError(f"{socket.gethostname()} has no interface with the address {chosen}")
     return chosen, names[0]
+
+
+def _dialled_by_ssh(launch: str, environment: Mapping[str, str]) -> str:
+    """Return the address of this host to which the notebook's ssh has connected; "" without ssh.
+
+    Other launchers hand on the ``SSH_CONNECTION`` of the session that they were started in, which
+    says nothing of the way to the notebook: srun that of a login node, say.
+    """
+    words = environment.get("SSH_CONNECTION", "").split()
+    is_ssh = not launch or os.path.basename(launch.split()[0]) == "ssh"
+    return words[2] if is_ssh and len(words) == 4 else ""
 
 
 def _route_to(addresses: tuple[str, ...]) -> str:
