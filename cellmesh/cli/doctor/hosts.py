@@ -120,7 +120,7 @@ class _HostProbe:
     """
 
     def __init__(self, entry: HostEntry, launch: str) -> None:
-        self._entry = entry
+        self._entry, self._launch = entry, launch
         command = [sys.executable, "-m", "cellmesh.cli.doctor.host_probe"]
         self._command = command_for(launch, entry.name, command)
         self._failure: HostFailure | None = None
@@ -204,9 +204,9 @@ class _HostProbe:
         assert self._process is not None
         self._log.seek(0)
         said = (self._log.read()[-2000:] or self._output).decode(errors="replace").strip()
-        name, program = self._entry.name, self._command[0]
         if has_ended:
-            self._failure = explain(name, program, sys.executable, self._process.wait(), said)
+            status = self._process.wait()
+            self._failure = explain(self._entry.name, self._launch, sys.executable, status, said)
         else:
             text = f"no answer within {_ANSWER_S:.0f} s"
             self._failure = HostFailure(text, "see what the host is busy with", said)

@@ -34,7 +34,7 @@ class _Command:
     """A command that starts an agent, with what it has printed and nobody has read."""
 
     name: str
-    argv: Sequence[str]
+    launch: str
     process: subprocess.Popen[bytes]
     log: Path
     output: bytes = b""
@@ -52,7 +52,7 @@ class _Command:
         """Say how the command ended, and why."""
         status = self.process.wait()
         said = _end_of(self.log) or self.output.decode(errors="replace")[-2000:].strip()
-        return explain(self.name, self.argv[0], sys.executable, status, said).describe(self.name)
+        return explain(self.name, self.launch, sys.executable, status, said).describe(self.name)
 
 
 @dataclass(eq=False)
@@ -108,7 +108,7 @@ class HostCommands:
                     raise HostError(
                         f"{part.name}: cannot run {argv[0]}: {error.strerror}"
                     ) from error
-            self._starting.append(_Command(part.name, argv, process, log_path))
+            self._starting.append(_Command(part.name, ticket.launch, process, log_path))
             _write(process, text)
 
     def order(self, index: int, line: bytes, timeout_s: float) -> Announcement:

@@ -5,13 +5,21 @@ Pure.
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import dataclass
 
+from ...host_list import command_for
+
+# The module by which `--launch ray` runs a command on a node.
+_RAY = "launch.ray_driver"
+# What is put in the place of a ticket's file.
+_ANY_FILE = "/tmp/cellmesh-try"
 _TRY = "`ssh {name} true` must work without a question"
-# What ssh, a shell or Python on the host have said -> what it means, and what mends it.
+# What ssh, an engine's command, a shell or Python on the host have said -> what it means, and what
+# mends it. Each has words of its own, so that it is known behind sudo or a script, too.
 _KNOWN = (
     (
-        r"Could not resolve|Name or service not known|Temporary failure in name resolution",
+        r"ssh: Could not resolve hostname",
         "the name does not resolve",
         f"write it as DNS, /etc/hosts or ~/.ssh/config have it; {_TRY}",
     ),
@@ -21,19 +29,74 @@ _KNOWN = (
         "connect by hand once (`ssh {name}`) and compare the key",
     ),
     (
-        r"Permission denied \(|Too many authentication failures",
+        r"Permission denied \((?:publickey|password|keyboard|gssapi|hostbased)"
+        r"|Too many authentication failures",
         "the host refuses your key",
         f"`ssh-copy-id {{name}}`, or load the key with `ssh-add`; {_TRY}",
     ),
     (
-        r"Connection refused",
+        r"ssh: connect to host .*Connection refused"
+        r"|open failed: connect failed: Connection refused",  # by ProxyJump
         "nothing listens on the host's ssh port",
         f"start sshd there, or name the port in ~/.ssh/config; {_TRY}",
     ),
     (
-        r"timed out|No route to host|Network is unreachable",
+        r"ssh: connect to host .*(?:timed out|No route to host|Network is unreachable)"
+        r"|timed out during banner exchange",
         "the host is not reached",
         f"see that it runs, and that no firewall is between; {_TRY}",
+    ),
+    (
+        r"[Nn]o such container|no container with name",
+        "there is no such container",
+        "`{program} ps` lists those that run: use one of these names in --hosts",
+    ),
+    (
+        r"[Cc]ontainer \S+ is not running|container state improper",
+        "the container does not run",
+        "`{program} start {name}`",
+    ),
+    (
+        r"connect to the [Dd]ocker (?:daemon|API)",
+        "Docker's daemon is not reached",
+        "`docker info` must work for your user",
+    ),
+    (
+        r"""pods? "[^"]*" not found""",
+        "there is no such pod",
+        "`kubectl get pods -A` lists them; name another namespace in --launch, like `kubectl -n "
+        "NAMESPACE exec -i {{host}} -- {{command}}`",
+    ),
+    (
+        r"container not found|does not have a host assigned|in a completed pod"
+        r"|is not valid for pod",
+        "the pod does not run, or has no such container",
+        "`kubectl describe pod {name}` says why",
+    ),
+    (
+        r"Error from server \(Forbidden\)|must be logged in to the server",
+        "the cluster refuses you",
+        "`kubectl auth can-i create pods/exec` must say yes",
+    ),
+    (
+        r"connection to the server \S+ was refused|Unable to connect to the server",
+        "the cluster's API server is not reached",
+        "`kubectl cluster-info` must work",
+    ),
+    (
+        r"Slurm job (\d+) has expired|allocation for job (\d+): Invalid job id",
+        "Slurm's job has ended",
+        "`sacct -j {found}` says why; start the mesh again",
+    ),
+    (
+        r"Unable to create step for job (\d+): Requested node|Invalid node name specified",
+        "the node is not in Slurm's job, or is busy",
+        "`scontrol show node {name}`, and `squeue --jobs={found}` for the job's nodes",
+    ),
+    (
+        r"Unable to contact slurm controller",
+        "slurmctld does not answer",
+        "`scontrol ping` must say UP",
     ),
     (
         r"No module named '?cellmesh\b",
@@ -73,24 +136,37 @@ class HostFailure:
         return f"{name}: {self.text}{said}. Next: {self.remedy}"
 
 
-def explain(name: str, program: str, python: str, status: int, said: str) -> HostFailure:
+def explain(name: str, launch: str, python: str, status: int, said: str) -> HostFailure:
     """Explain the end of a command that should start an agent.
 
     Args:
         name: the host.
-        program: the first word of the command.
+        launch: the command line that starts an agent; "" for ssh.
         python: the interpreter that the command names.
         status: the command's exit code.
         said: what it has printed.
     """
+    program = command_for(launch, name, ())[0]
     ended = f"no agent was started, {program} exited with {status}"
     for pattern, text, remedy in _KNOWN:
         found = re.search(pattern, said)
         if found is not None:
-            package = found[1] if found.lastindex else ""
-            mend = remedy.format(name=name, python=python, found=package)
+            word = next((group for group in found.groups() if group), "")
+            mend = remedy.format(name=name, program=program, python=python, found=word)
             return HostFailure(f"{text} ({ended})", mend, said)
     if status == 127 or python in said:
         mend = f"is cellmesh installed on {name}? There must be a {python}, as in the notebook"
         return HostFailure(f"the notebook's Python is not there ({ended})", mend, said)
-    return HostFailure(ended, f"try the command by hand: `{program}` to {name}", said)
+    return HostFailure(ended, f"try by hand: `{command_to_try(name, launch, python)}`", said)
+
+
+def command_to_try(name: str, launch: str, python: str) -> str:
+    """Return the command line that shows whether an agent can be started on a host, without the
+    ticket, which a person has not.
+    """
+    if _RAY in launch:  # it runs in what Ray had reserved, which is given back
+        return "ray status"
+    outside = re.sub(r"^srun --jobid=\d+ ", "srun ", launch)  # of a job that may have ended
+    command = command_for(outside, name, [python, "-m", "cellmesh", "--version"], _ANY_FILE)
+    text = shlex.join(command)
+    return f"touch {_ANY_FILE} && {text}" if "{ticket}" in launch else text
