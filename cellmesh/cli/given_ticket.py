@@ -8,7 +8,7 @@ from typing import IO
 
 import click
 
-from ..wire.ticket import read_own_file
+from ..wire.own_file import read_own_file
 
 VARIABLE = "CELLMESH_TICKET"
 

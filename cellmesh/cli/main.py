@@ -18,8 +18,9 @@ from ..controller.options import MAX_RANKS
 from ..controller.suggestion import did_you_mean
 from ..errors import CellmeshError
 from ..wire.marks import end_dead_meshes
+from ..wire.own_file import read_own_file
 from ..wire.segments import held_bytes
-from ..wire.ticket import find_strange, read_own_file, runtime_root
+from ..wire.ticket import find_strange, runtime_root
 from .doctor.checks import examine
 from .given_ticket import read_given
 from .kill import PATIENCE_S, end, sweep

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import MeshUsageError
@@ -38,7 +38,7 @@ class KubernetesJob:
     nproc_per_host: int
     num_gpus: int = 0
     namespace: str = ""
-    ticket: str = ""
+    ticket: str = field(default="", repr=False)
 
 
 def check_job(job: KubernetesJob) -> None:

@@ -22,6 +22,7 @@ from ..wire import marks
 from ..wire.holder import Holder, read_holder
 from ..wire.host import this_place
 from ..wire.prestart import kernel_of
+from ..wire.secret import Secret
 from ..wire.ticket import Ticket, find_tickets
 
 # An agent writes its number into the ticket within a second; a loaded machine may need longer.
@@ -165,7 +166,7 @@ def find_waiting(root: Path) -> list[Found]:
                 continue
             ticket = Ticket(
                 name=f"zygote-of-{kernel_pid}",
-                key="",
+                key=Secret(""),
                 directory="",
                 num_ranks=0,
                 backend="",

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import MeshUsageError
 from ..wire.environment import SET_BY_MESH, VISIBLE
+from ..wire.secret import Secret
 
 # A ticket, which carries them, has at most a megabyte.
 _MAX_BYTES = 256 << 10
@@ -55,7 +56,7 @@ def read_environment(
             )
         if not isinstance(value, str) or "\0" in value:  # which is not shown: it may be a secret
             raise MeshUsageError(f"--env {name}: the value of {name} must be text without NULs")
-        chosen[name] = value
+        chosen[name] = Secret(value)
     num_bytes = sum(len(name) + len(value) for name, value in chosen.items())
     if num_bytes > _MAX_BYTES:
         raise MeshUsageError(

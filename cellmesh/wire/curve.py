@@ -7,10 +7,12 @@ server accepts is asked over ZAP (rfc.zeromq.org/spec/27), before a byte of thei
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import zmq
 from zmq.utils import z85
+
+from .secret import Secret, SecretBytes
 
 _ZAP = "inproc://zeromq.zap.01"
 # How long a peer may take for the handshake, in ms.
@@ -22,16 +24,16 @@ class KeyPair:
     """A key pair of CURVE's, in Z85."""
 
     public: str
-    secret: str = field(repr=False)
+    secret: Secret
 
 
 def new_keys() -> KeyPair:
     """Make a key pair."""
-    public, secret = zmq.curve_keypair()
-    return KeyPair(public.decode(), secret.decode())
+    public, secret = map(SecretBytes, zmq.curve_keypair())
+    return KeyPair(public.decode(), Secret(secret.decode()))
 
 
-def public_of(secret: str) -> str:
+def public_of(secret: Secret) -> str:
     """Return the public key of a secret one."""
     return str(zmq.curve_public(secret.encode()).decode())
 
@@ -45,7 +47,7 @@ def serve_curve(socket: zmq.Socket[bytes], own: KeyPair) -> None:
     socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
 
 
-def use_curve(socket: zmq.Socket[bytes], own_secret: str, server_public: str) -> None:
+def use_curve(socket: zmq.Socket[bytes], own_secret: Secret, server_public: str) -> None:
     """Have a socket connect to the server with this public key only."""
     socket.setsockopt(zmq.CURVE_SERVERKEY, server_public.encode())
     socket.setsockopt(zmq.CURVE_SECRETKEY, own_secret.encode())

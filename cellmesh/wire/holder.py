@@ -9,7 +9,8 @@ import time
 import msgspec
 
 from ..errors import HostError
-from .ticket import Ticket, read_own_file, write_whole
+from .own_file import read_own_file, write_whole
+from .ticket import Ticket
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):

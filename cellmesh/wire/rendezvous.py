@@ -13,17 +13,18 @@ word and a text::
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import socket
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from ..errors import HostError
 from .host import Place, host_name, this_place
+from .secret import Secret, from_json
 from .versions import Versions, own_versions
 
 ARRIVED, SAID, TICKET, ORDER, REFUSED = b"arrived", b"said", b"ticket", b"order", b"refused"
@@ -49,10 +50,7 @@ class Invitation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mesh: str
     endpoint: str
     public_key: str
-    secret: str
-
-    def __repr__(self) -> str:
-        return f"<Invitation to {self.mesh}>"  # its key is no log's and no traceback's
+    secret: Secret
 
 
 class HostFacts(msgspec.Struct, frozen=True):
@@ -77,6 +75,13 @@ class HostFacts(msgspec.Struct, frozen=True):
     number: int = -1
 
 
+class _Head(msgspec.Struct):
+    """The fields by which an invitation is told from a ticket, of any type."""
+
+    key: Any = msgspec.UNSET
+    endpoint: Any = msgspec.UNSET
+
+
 def parse_invitation(text: bytes) -> Invitation | None:
     """Read an invitation; None if the text is another kind of ticket.
 
@@ -84,13 +89,13 @@ def parse_invitation(text: bytes) -> Invitation | None:
         HostError: it is damaged.
     """
     try:
-        content = json.loads(text)
+        head = from_json(text, _Head)
     except ValueError:
-        content = None
-    if not isinstance(content, dict) or "key" in content or "endpoint" not in content:
+        return None
+    if head.key is not msgspec.UNSET or head.endpoint is msgspec.UNSET:
         return None
     try:
-        invitation = msgspec.convert(content, Invitation)
+        invitation = from_json(text, Invitation)
         for key in (invitation.public_key, invitation.secret):
             if not re.fullmatch(_KEY, key):
                 raise ValueError("a key is cut or changed")

@@ -13,8 +13,6 @@ Whoever may read the ticket may run code on the ranks.
 from __future__ import annotations
 
 import contextlib
-import errno
-import json
 import os
 import shutil
 import stat
@@ -28,7 +26,9 @@ import msgspec
 from ..errors import HostError
 from .host import Place, own_python, own_torch, own_version, this_place
 from .hosts import HOST_LEASE_S, AgentAddress, HostPart
+from .own_file import cannot_write, is_others, read_own_file, write_whole
 from .rendezvous import Invitation
+from .secret import Secret, from_json
 
 # sun_path holds 108 bytes; "/agent.sock" and a NUL must still fit.
 _MAX_DIRECTORY_BYTES = 108 - len("/agent.sock") - 1
@@ -37,8 +37,6 @@ _STARTING_S = 60.0
 _FILE = "ticket.json"
 # The endpoint of the notebook's host to which a host's agent connects upon SIGUSR1.
 DIAL_FILE = "dial"
-# A ticket has some kilobytes: the notebook's sys.path is the longest of it.
-_MAX_FILE_BYTES = 1 << 20
 
 
 class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -95,7 +93,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """
 
     name: str
-    key: str
+    key: Secret
     directory: str
     num_ranks: int
     backend: str
@@ -134,13 +132,13 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     slurm_job: str = ""
     roots: tuple[str, ...] = ()
     notebook_path: tuple[str, ...] = ()
-    curve_secret: str = ""
+    curve_secret: Secret = Secret("")
     address: str = ""
     invitation: Invitation | None = None
-    invitation_secret: str = ""
+    invitation_secret: Secret = Secret("")
 
     def __repr__(self) -> str:
-        return f"<Ticket of {self.name}>"  # its keys are no log's and no traceback's
+        return f"<Ticket of {self.name}>"  # its variables may be secret
 
     @property
     def agent_endpoint(self) -> str:
@@ -205,9 +203,9 @@ class _Head(msgspec.Struct, frozen=True):
     agent_pid: int = 0
 
 
-def new_key() -> str:
+def new_key() -> Secret:
     """A fresh secret, 256 bits, hex."""
-    return os.urandom(32).hex()
+    return Secret(os.urandom(32).hex())
 
 
 def runtime_root() -> Path:
@@ -259,7 +257,7 @@ def make_directory(root: Path, name: str) -> Path:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (0 if is_own_link else os.O_NOFOLLOW)
         descriptor = os.open(root, flags)
         try:
-            if _is_others(os.fstat(descriptor)):
+            if is_others(os.fstat(descriptor)):
                 raise _foreign_root(root)
             os.mkdir(name, 0o700, dir_fd=descriptor)
             os.mkdir(f"{name}/logs", 0o700, dir_fd=descriptor)
@@ -273,7 +271,7 @@ def make_directory(root: Path, name: str) -> Path:
     except OSError as e:
         if os.path.islink(root):
             raise _foreign_root(root) from e
-        raise _cannot_write(directory, e) from e
+        raise cannot_write(directory, e) from e
     return directory
 
 
@@ -295,16 +293,15 @@ def read_ticket(path: Path) -> Ticket:
     """
     text = read_own_file(path)
     try:
-        content = json.loads(text)
-        head = msgspec.convert(content, _Head)
+        head = from_json(text, _Head)
         if head.version not in ("", own_version()):
             raise HostError(
                 f"{path} is of cellmesh {head.version}, and this is {own_version()}: use that "
                 "version"
                 + (f", or end the mesh (`kill {head.agent_pid}`)" if head.agent_pid else "")
             )
-        return msgspec.convert(content, Ticket)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as e:
+        return from_json(text, Ticket)
+    except ValueError as e:
         raise HostError(f"{path} is no ticket of this version of cellmesh: {e}") from e
 
 
@@ -355,36 +352,6 @@ def remove_directory(directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def read_own_file(path: Path) -> bytes:
-    """Read a small regular file that only its owner may read; never blocks on a pipe."""
-    try:
-        descriptor = os.open(
-            path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
-        )
-        with os.fdopen(descriptor, "rb") as file:
-            facts = os.fstat(descriptor)
-            text = file.read(_MAX_FILE_BYTES + 1) if stat.S_ISREG(facts.st_mode) else b""
-    except OSError as e:
-        what = "it is a link" if e.errno == errno.ELOOP else e.strerror
-        raise HostError(f"cannot read {path}: {what}") from e
-    if not stat.S_ISREG(facts.st_mode) or len(text) > _MAX_FILE_BYTES:
-        raise HostError(
-            f"{path} is no ticket: it is no file, or larger than {_MAX_FILE_BYTES >> 20} MiB"
-        )
-    if _is_others(facts):
-        raise HostError(
-            f"{path} is not yours alone (owner {facts.st_uid}, mode "
-            f"{stat.S_IMODE(facts.st_mode):04o}), so it is not used: if it is yours, `chmod 600 "
-            f"{path}`"
-        )
-    return text
-
-
-def _is_others(facts: os.stat_result) -> bool:
-    """Whether a file is another user's, or others may read it."""
-    return facts.st_uid != os.getuid() or bool(stat.S_IMODE(facts.st_mode) & 0o077)
-
-
 def _foreign_root(root: Path) -> HostError:
     return HostError(
         f"{root} must belong to you alone (mode 0700): `chmod 700 {root}`, or set "
@@ -407,28 +374,3 @@ def remove_own_directory(ticket: Ticket) -> bool:
         return False
     remove_directory(Path(ticket.directory))
     return not os.path.lexists(ticket.directory)
-
-
-def write_whole(path: Path, value: msgspec.Struct) -> None:
-    """Write a struct to its file as JSON, mode 0600, whole or not at all.
-
-    Raises:
-        HostError: it cannot be written.
-    """
-    draft = path.with_suffix(".new")
-    try:
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            # msgspec writes UTF-8 only; paths in a ticket may have bytes that are none (as
-            # surrogates).
-            file.write(json.dumps(msgspec.to_builtins(value), indent=2).encode())
-        draft.replace(path)
-    except OSError as e:
-        raise _cannot_write(path, e) from e
-
-
-def _cannot_write(path: Path, error: OSError) -> HostError:
-    return HostError(
-        f"cannot write {path}: {error.strerror or error}. Free some space or make it writable, or "
-        "set JUPYTER_RUNTIME_DIR to another directory"
-    )

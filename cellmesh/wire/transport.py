@@ -19,6 +19,7 @@ from .codec import MAX_FRAME_BYTES, Frame
 from .curve import KeyPair, serve_curve, use_curve
 from .handshakes import WATCHED
 from .hosts import HEARTBEAT_S, SILENT_S
+from .secret import Secret
 
 # Larger buffers are handed to ZeroMQ without a copy; smaller ones are cheaper copied.
 ZERO_COPY_BYTES = 256 * 1024
@@ -79,7 +80,7 @@ def connect_dealer(
     context: zmq.Context[Socket],
     endpoint: str,
     identity: bytes,
-    keys: tuple[str, str] | None = None,
+    keys: tuple[Secret, str] | None = None,
     binds: bool = False,
 ) -> tuple[Socket, Socket]:
     """Make a controller's DEALER socket, connected to an agent's ROUTER, which need not exist yet.

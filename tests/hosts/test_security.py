@@ -35,6 +35,7 @@ from cellmesh.wire.host import own_package, own_python, own_torch, own_version
 from cellmesh.wire.messages import PROTOCOL, Relay, Stop
 from cellmesh.wire.reliable import Reliable
 from cellmesh.wire.rendezvous import ARRIVED, own_facts, parse_invitation
+from cellmesh.wire.secret import to_json
 from cellmesh.wire.ticket import Ticket, new_key, read_ticket, runtime_root
 from cellmesh.wire.user_code import RunCell
 from tests.conftest import LEFTOVER_S, own_runtime_dir
@@ -227,7 +228,7 @@ def test_process_on_another_host_without_a_ticket_is_refused(
         directory=str(machines[3].directory / "run/cellmesh/kept"),
     )
     path = machines[3].directory / "forged.json"
-    path.write_text(json.dumps(msgspec.to_builtins(forged)))
+    path.write_bytes(to_json(forged))
     path.chmod(0o600)
     source = f"cm.attach({str(path)!r}, steal=True)"
     refused = pytest.raises(NotebookError, match="NoMeshError: no host of kept answers")
@@ -321,7 +322,7 @@ def test_stolen_ticket_is_worth_nothing_after_the_stop(machines: list[Host], mes
 
 
 def write_to(path: Path, ticket: Ticket) -> None:
-    path.write_text(json.dumps(msgspec.to_builtins(ticket)))
+    path.write_bytes(to_json(ticket))
     path.chmod(0o600)
 
 

@@ -22,6 +22,7 @@ from ...wire.handshakes import PeerMonitor
 from ...wire.host import host_name, own_package, own_python, own_torch, own_version
 from ...wire.messages import PROTOCOL, Died, Done, MeshReady, Ranked, Relay
 from ...wire.reliable import Reliable
+from ...wire.secret import Secret, SecretBytes
 from ...wire.segments import SegmentFrame
 from ...wire.status import RankState, StackText
 from ...wire.values import Chunk, Unwanted
@@ -45,7 +46,7 @@ class Connection:
 
     Args:
         endpoint: the agent's.
-        key: the mesh's secret.
+        key: the mesh's secret (hex).
         steal: whether to take the mesh from a controller that holds it.
         keys: of an endpoint on TCP: CURVE's own secret key, and the agent's public key. Segments
             then travel in chunks.
@@ -59,15 +60,15 @@ class Connection:
     def __init__(
         self,
         endpoint: str,
-        key: bytes,
+        key: Secret,
         steal: bool,
-        keys: tuple[str, str] | None = None,
+        keys: tuple[Secret, str] | None = None,
         binds: bool = False,
         refused: Callable[[int], None] = lambda number: None,
     ) -> None:
         link = os.urandom(16)
         self._hello = Hello(
-            key,
+            bytes.fromhex(key),
             PROTOCOL,
             os.getpid(),
             own_version(),
@@ -187,7 +188,7 @@ class Connection:
             admitted = self._arrivals.take(verb, buffers[0])
             if admitted is None:
                 self.send([Parcel(Unwanted(verb.loan))])
-            self._send_aside([])  # acknowledged at once: the agent waits for it
+            self._acknowledge()  # acknowledged at once: the agent waits for it
         elif type(verb) is Unwanted:
             self._sender.drop(verb.loan)
             return
@@ -235,7 +236,8 @@ class Connection:
         self.lost_at = None if is_there else (self.lost_at or now)
         if is_there:
             hello = msgspec.structs.replace(self._hello, num_received=self._reliable.num_received)
-            self._send_aside([Parcel(hello)])
+            frames = map(SecretBytes, encode([Parcel(hello)]))
+            self._send([self._reliable.wrap_aside(), *frames])
 
     def _send(self, frames: list[Frame]) -> None:
         if self._peers is not None:
@@ -252,7 +254,7 @@ class Connection:
             self._open_by, self.lost_at = None, now
         ack_at = self._reliable.ack_at
         if self._is_open and ack_at is not None and now >= ack_at:
-            self._send_aside([])
+            self._acknowledge()
 
     def deadline(self) -> float | None:
         """Return when to call `tick` at the latest."""
@@ -286,6 +288,5 @@ class Connection:
                 continue
             yield parcel
 
-    def _send_aside(self, parcels: Message) -> None:
-        frames = encode(parcels) if parcels else []
-        self._send([self._reliable.wrap_aside(), *frames])
+    def _acknowledge(self) -> None:
+        self._send([self._reliable.wrap_aside()])

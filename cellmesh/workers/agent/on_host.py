@@ -33,6 +33,7 @@ from ...wire.hosts import ANNOUNCEMENT, DIAL, GO, Announcement, HostPart
 from ...wire.interpreter import absolute, isolated_command
 from ...wire.marks import end_carriers, is_dead, value_of
 from ...wire.rendezvous import Invitation, addresses_by_interface, own_facts, parse_invitation
+from ...wire.secret import from_json
 from ...wire.ticket import (
     DIAL_FILE,
     Ticket,
@@ -217,8 +218,8 @@ def _decode(text: bytes) -> Ticket:
     if problem := describe_mismatch(by_host):
         raise HostError(f"{problem} ({sys.executable})")
     try:
-        ticket = msgspec.convert(content, Ticket)
-    except msgspec.MsgspecError as error:
+        ticket = from_json(text, Ticket)
+    except ValueError as error:
         raise HostError(
             f"what was given is no ticket of cellmesh {own_version()}: {error}"
         ) from error

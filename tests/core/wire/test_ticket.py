@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from cellmesh.errors import HostError
 from cellmesh.wire.holder import Holder, read_holder, write_holder
 from cellmesh.wire.host import own_python, own_version, this_place
+from cellmesh.wire.secret import to_json
 from cellmesh.wire.ticket import (
     Ticket,
     find_strange,
@@ -299,7 +301,7 @@ def test_random_bytes_are_no_ticket(content: bytes) -> None:
 
 
 def test_a_ticket_with_a_field_too_many_is_of_another_version(root: Path) -> None:
-    content = msgspec.json.encode({**msgspec.to_builtins(ticket_in(root / "one")), "num_hosts": 5})
+    content = json.dumps({**json.loads(to_json(ticket_in(root / "one"))), "num_hosts": 5}).encode()
     with pytest.raises(HostError, match="of this version"):
         read_ticket(private_file(root / "one" / "ticket.json", content))
 
@@ -307,7 +309,7 @@ def test_a_ticket_with_a_field_too_many_is_of_another_version(root: Path) -> Non
 @pytest.mark.parametrize(("agent_pid", "remedy"), [(0, "use that version$"), (77, r"`kill 77`")])
 def test_a_ticket_of_another_version_names_both(root: Path, agent_pid: int, remedy: str) -> None:
     ticket = ticket_in(make_directory(root, "one"), version="9.8.7", agent_pid=agent_pid)
-    content = msgspec.json.encode({**msgspec.to_builtins(ticket), "num_hosts": 5})
+    content = json.dumps({**json.loads(to_json(ticket)), "num_hosts": 5}).encode()
     path = private_file(root / "one" / "ticket.json", content)
     with pytest.raises(
         HostError, match=rf"cellmesh 9\.8\.7, and this is {own_version()}: .*{remedy}"

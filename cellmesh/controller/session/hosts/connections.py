@@ -31,7 +31,7 @@ _COUNT_S = 1.0
 def connect(ticket: Ticket, steal: bool, lost: Collection[int] = ()) -> AnyConnection:
     """Connect to a mesh's agent, or to its agents on all hosts, of which some may be lost."""
     if not ticket.agents:
-        return Connection(ticket.agent_endpoint, bytes.fromhex(ticket.key), steal)
+        return Connection(ticket.agent_endpoint, ticket.key, steal)
     return HostConnections(ticket, steal, lost)
 
 
@@ -326,8 +326,10 @@ class HostConnections:
 
     def _connect_to(self, agent: AgentAddress, steal: bool) -> Connection:
         keys = self._ticket.curve_secret, agent.public_key
-        key, binds = bytes.fromhex(self._ticket.key), agent.way == "notebook"
-        connection = Connection(agent.reached_at, key, steal, keys, binds, self._note_refused)
+        binds = agent.way == "notebook"
+        connection = Connection(
+            agent.reached_at, self._ticket.key, steal, keys, binds, self._note_refused
+        )
         self._each.append(connection)
         for number in connection.descriptors():
             self._of[number] = connection

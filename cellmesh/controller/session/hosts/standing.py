@@ -23,6 +23,7 @@ from ....wire.codec import Parcel, at_controller, encode
 from ....wire.holder import Holder
 from ....wire.hosts import AgentAddress
 from ....wire.reliable import Reliable
+from ....wire.secret import SecretBytes
 from ....wire.ticket import Ticket
 
 # How long an agent may take to answer; a handshake takes three times the way there and back.
@@ -118,7 +119,7 @@ def _inquire(
     deadline = time.monotonic() + timeout_s
     question = [
         Reliable[None]().wrap_aside(),
-        *encode([Parcel(Inquire(bytes.fromhex(ticket.key), ends))]),
+        *map(SecretBytes, encode([Parcel(Inquire(bytes.fromhex(ticket.key), ends))])),
     ]
     decode = at_controller().decode
     answers: dict[AgentAddress, Standing] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import selectors
 import signal
@@ -21,6 +20,7 @@ import msgspec
 
 from ....errors import HostError
 from ....wire.hosts import ANNOUNCEMENT, GO, Announcement, HostPart
+from ....wire.secret import Secret, SecretBytes, to_json
 from ....wire.ticket import Ticket
 from ...host_list import command_for, has_stdin
 from .host_failure import explain
@@ -86,9 +86,9 @@ class HostCommands:
         """Run a command for each host; add to `files` what they read the ticket from."""
         for part in parts:
             sent = msgspec.structs.replace(
-                ticket, host=part, agents=(), spares=(), replaced=(), curve_secret=""
+                ticket, host=part, agents=(), spares=(), replaced=(), curve_secret=Secret("")
             )
-            text = json.dumps(msgspec.to_builtins(sent)).encode() + b"\n"
+            text = SecretBytes(to_json(sent) + b"\n")
             path = None
             if not has_stdin(ticket.launch):
                 path = _write_file(text)
@@ -208,7 +208,7 @@ def _agent_command(ticket: Ticket, path: Path | None) -> list[str]:
     return [sys.executable, "-m", "cellmesh", "agent", "--ticket", *given, *interface]
 
 
-def _write_file(text: bytes) -> Path:
+def _write_file(text: SecretBytes) -> Path:
     descriptor, path = tempfile.mkstemp(prefix="cellmesh-", suffix=".json")  # mode 0600
     with os.fdopen(descriptor, "wb") as file:
         file.write(text)

@@ -87,10 +87,10 @@ class HostAgents:
     def _start_all(self) -> None:
         first = 0
         parts = []
-        for index, host in enumerate(self._hosts):
-            parts.append(self._part(index, len(self._hosts), host.name, first, host.num_ranks))
-            first += host.num_ranks
         try:
+            for index, host in enumerate(self._hosts):
+                parts.append(self._part(index, len(self._hosts), host.name, first, host.num_ranks))
+                first += host.num_ranks
             write_ticket(self.ticket)  # with its key, by which it is known as one of many hosts
             starter = self._begin()
             announced = starter.start(self.ticket, parts, self._timeout_s)

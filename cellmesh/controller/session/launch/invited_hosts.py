@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
@@ -19,6 +18,7 @@ from ....wire.curve import new_keys, public_of
 from ....wire.holder import add_refused
 from ....wire.hosts import GO, Announcement, HostPart
 from ....wire.rendezvous import Invitation
+from ....wire.secret import Secret, to_json
 from ....wire.ticket import Ticket
 from ....wire.versions import describe_mismatch, own_versions
 from .own_address import choose_own_address
@@ -62,7 +62,11 @@ class InvitedHosts:
         )
         self._path = Path(ticket.directory) / _FILE
         if ticket.invitation is None:
-            write_invitation(self._path, invitation)
+            try:
+                write_invitation(self._path, invitation)
+            except BaseException:
+                self.leave()
+                raise
 
     def start(
         self,
@@ -104,11 +108,11 @@ class InvitedHosts:
                 agents=(),
                 spares=(),
                 replaced=(),
-                curve_secret="",
+                curve_secret=Secret(""),
                 invitation=None,
-                invitation_secret="",
+                invitation_secret=Secret(""),
             )
-            self._rendezvous.give(guest, json.dumps(msgspec.to_builtins(sent)).encode())
+            self._rendezvous.give(guest, to_json(sent))
         deadline = time.monotonic() + (120.0 if math.isinf(timeout_s) else timeout_s)
         announced = []
         for place, guest in enumerate(guests):
@@ -219,6 +223,6 @@ def write_invitation(path: Path, invitation: Invitation) -> None:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as file:
-            file.write(msgspec.json.encode(invitation) + b"\n")
+            file.write(to_json(invitation) + b"\n")
     except OSError as error:
         raise HostError(f"cannot write {path}: {error.strerror}") from error

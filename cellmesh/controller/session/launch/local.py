@@ -95,7 +95,7 @@ def make_ticket(options: Options, is_lease_chosen: bool) -> Ticket:
     )
     try:
         write_ticket(ticket)
-    except HostError:
+    except BaseException:
         remove_directory(directory)
         raise
     return ticket

@@ -29,6 +29,7 @@ from ....errors import HostError, MeshUsageError
 from ....wire import marks
 from ....wire.interpreter import absolute, isolated_command
 from ....wire.prestart import READY, StartMesh, argument
+from ....wire.secret import SecretBytes
 from ....wire.ticket import Ticket, runtime_root
 from ...kernel import own_shell
 from ...project_options import read_project_options
@@ -189,9 +190,13 @@ class Prestart:
         request = os.memfd_create("cellmesh-start")
         with self._lock, open(read_end, "rb") as pipe:
             try:
-                order = StartMesh(str(ticket.path), os.getcwdb(), dict(os.environb))
+                order = SecretBytes(  # the environment may have some
+                    msgspec.msgpack.encode(
+                        StartMesh(str(ticket.path), os.getcwdb(), dict(os.environb))
+                    )
+                )
                 with open(request, "wb", closefd=False) as file:
-                    file.write(msgspec.msgpack.encode(order))
+                    file.write(order)
                 if self._socket is not None:
                     socket.send_fds(self._socket, [b"m"], [request, write_end, log])
             except OSError:  # it has ended

@@ -22,6 +22,7 @@ from ....errors import CellmeshError, HostError
 from ....wire import transport
 from ....wire.hosts import AgentAddress
 from ....wire.rendezvous import own_addresses
+from ....wire.secret import Secret
 from .own_address import choose_own_address
 
 # How long an agent may take to answer; a firewall that drops packets answers nothing.
@@ -107,7 +108,7 @@ class Reach:
 
     def __init__(
         self,
-        secret: str,
+        secret: Secret,
         own_address: str,
         may_forward: bool,
         report: Callable[[str], None],

@@ -20,6 +20,7 @@ from ....wire.curve import AllowList, KeyPair, public_of
 from ....wire.handshakes import PeerMonitor
 from ....wire.hosts import Announcement
 from ....wire.rendezvous import AGAIN_S, ARRIVED, ORDER, REFUSED, SAID, TICKET, HostFacts
+from ....wire.secret import Secret, SecretBytes
 
 # A host that waits and says nothing for so long has gone; one that starts its agent may be slower.
 _GONE_S = 5 * AGAIN_S
@@ -75,7 +76,7 @@ class Rendezvous:
     """
 
     def __init__(
-        self, endpoint: str, secret: str, allowed: str, refused: Callable[[int], None]
+        self, endpoint: str, secret: Secret, allowed: str, refused: Callable[[int], None]
     ) -> None:
         self._context: zmq.Context[transport.Socket] = zmq.Context()
         self._allowed = AllowList(self._context, [allowed])
@@ -133,7 +134,7 @@ class Rendezvous:
             with self._changed:
                 self._changed.wait(min(AGAIN_S, until - now))
 
-    def give(self, guest: Guest, ticket: bytes) -> None:
+    def give(self, guest: Guest, ticket: SecretBytes) -> None:
         """Give a host its agent's ticket."""
         guest.has_part = True
         self._say(guest, TICKET, ticket)

@@ -7,6 +7,7 @@ import time
 
 from cellmesh.controller.session.connection import Connection
 from cellmesh.wire.curve import new_keys
+from cellmesh.wire.ticket import new_key
 
 
 def test_connection_that_never_opens_counts_as_lost() -> None:
@@ -14,7 +15,7 @@ def test_connection_that_never_opens_counts_as_lost() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     keys = new_keys().secret, new_keys().public
-    connection = Connection(f"tcp://127.0.0.1:{port}", b"key", steal=False, keys=keys)
+    connection = Connection(f"tcp://127.0.0.1:{port}", new_key(), steal=False, keys=keys)
     now = time.monotonic()
     connection.tick(now)
     assert connection.lost_at is None
@@ -28,6 +29,6 @@ def test_connection_that_never_opens_counts_as_lost() -> None:
 
 
 def test_connection_to_an_agent_of_this_host_is_waited_for() -> None:
-    connection = Connection("ipc:///tmp/cellmesh-nobody-listens", b"key", steal=False)
+    connection = Connection("ipc:///tmp/cellmesh-nobody-listens", new_key(), steal=False)
     assert connection.deadline() is None
     connection.close()

@@ -57,7 +57,7 @@ def test_message_that_arrives_while_the_agent_looks_for_its_controller_is_heard(
         lambda: None,
     )
     assert attachment.port is not None
-    endpoint, key = attachment.port.endpoint, bytes.fromhex(ticket.key)
+    endpoint, key = attachment.port.endpoint, ticket.key
     keys = controller.secret, agent.public
     connection = Connection(endpoint, key, steal=False, keys=keys)
 
