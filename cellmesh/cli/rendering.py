@@ -14,6 +14,7 @@ from typing import Any
 import click
 import msgspec
 
+from ..controller.session.launch.reach import describe_detours
 from .doctor.checks import Finding, Status
 from .meshes import Found
 from .text import format_bytes, format_seconds, plural
@@ -69,7 +70,12 @@ def echo_meshes(
     else:
         click.echo("no mesh is running")
     for mesh, *_ in rows:
-        for remark in (_remark(mesh, mesh.ticket.name in swept), _refusals(mesh), _unheard(mesh)):
+        for remark in (
+            _remark(mesh, mesh.ticket.name in swept),
+            _refusals(mesh),
+            _unheard(mesh),
+            _ways(mesh),
+        ):
             if remark:
                 click.secho(remark, fg="yellow", err=True)
     for text in strange:
@@ -121,6 +127,12 @@ def _unheard(mesh: Found) -> str:
     if not mesh.unheard or not mesh.living:
         return ""
     return f"{mesh.ticket.name}: {', '.join(mesh.unheard)} does not answer"
+
+
+def _ways(mesh: Found) -> str:
+    """Say by which way its notebook reaches the hosts that are not reached straight."""
+    ways = describe_detours(mesh.ticket.agents) if mesh.living else []
+    return f"{mesh.ticket.name}: {'; '.join(ways)}" if ways else ""
 
 
 def _remark(mesh: Found, swept: bool) -> str:

@@ -243,7 +243,9 @@ class Commands:
             from .widgets.dashboard.dashboard import show_dashboard
 
             return show_dashboard(mesh)
-        table = status_table(repr(mesh), mesh.report(), mesh.states())
+        table = status_table(
+            repr(mesh), mesh.report(), mesh.states(), mesh.rank_set.session.describe_ways()
+        )
         if not options["debug"]:
             return table
         notes = [*table.notes, *mesh.rank_set.session.describe_transitions()]

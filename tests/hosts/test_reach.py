@@ -53,6 +53,10 @@ def test_agents_connect_to_the_notebook_where_their_ports_are_closed(
     with cm.start(hosts="cm1:2,cm2:2", lease_s=60, address=NOTEBOOK) as mesh:
         assert ways(mesh) == ["notebook", "notebook"]
         assert "cm2 connects to this host" in capfd.readouterr().err
+        assert [line.split(" (")[0] for line in mesh.rank_set.session.describe_ways()] == [
+            f"{name} connects to this host" for name in ("cm1", "cm2")
+        ]
+        assert "cm2 connects to this host" in here("ps").stderr
         mesh.cell("kept = rank + 5")
         check(mesh)
         closed[1].cut()

@@ -36,6 +36,7 @@ from .hosts.lost_hosts import bring_back
 from .launch.hosts import HostAgents
 from .launch.launcher import Launcher
 from .launch.local import read_agent_log
+from .launch.reach import describe_detours
 from .life import Life, describe_end, explain_start, reason_of, refuse_use
 from .life import StartProgress as StartProgress
 from .link import Link
@@ -177,6 +178,10 @@ class Session:
         """Return lines that say where the agent runs, and the last changes of runs and heals."""
         agent = f"{self._launcher.describe()}, {'alive' if self._launcher.poll() else 'ended'}"
         return [f"agent: {agent}", *describe_transitions(self._core.transitions, time.monotonic())]
+
+    def describe_ways(self) -> list[str]:
+        """Return a line for each host whose agent is not reached straight."""
+        return describe_detours(self._ticket.agents)
 
     @property
     def lease_s(self) -> float:

@@ -84,13 +84,19 @@ def compact_table(
     )
 
 
-def status_table(title: str, infos: Sequence[RankInfo], states: Mapping[int, RankState]) -> Table:
+def status_table(
+    title: str,
+    infos: Sequence[RankInfo],
+    states: Mapping[int, RankState],
+    ways: Sequence[str] = (),
+) -> Table:
     """Return the table of ``%dist_status``.
 
     Args:
         title: the mesh in a sentence.
         infos: all ranks, as their agents know them.
         states: what they are doing; ranks that do not answer are missing.
+        ways: how hosts are reached that are not reached straight.
     """
     headers = ("rank", "host", "pid", "device", "state", "memory", "GPU memory")
     rows = []
@@ -107,7 +113,7 @@ def status_table(title: str, infos: Sequence[RankInfo], states: Mapping[int, Ran
                 _gpu_memory(info, state),
             )
         )
-    notes = [line for info in infos for line in _last_lines(info)]
+    notes = [*ways, *(line for info in infos for line in _last_lines(info))]
     return compact_table(headers, rows, title, notes)
 
 

@@ -154,9 +154,8 @@ class Reach:
             _straight(agent) if isinstance(way, str) else way
             for agent, way in zip(agents, ways, strict=True)
         ]
-        for agent in found:
-            if agent.way != "agent":
-                self._report(describe_way(agent))
+        for line in describe_detours(found):
+            self._report(line)
         return found
 
     def _find_one(
@@ -244,6 +243,11 @@ class Reach:
 
 def _straight(agent: AgentAddress) -> AgentAddress:
     return msgspec.structs.replace(agent, way="agent", via="")
+
+
+def describe_detours(agents: Sequence[AgentAddress]) -> list[str]:
+    """Say by which way each agent is reached that is not reached straight."""
+    return [describe_way(agent) for agent in agents if agent.way != "agent"]
 
 
 def describe_way(agent: AgentAddress) -> str:

@@ -262,7 +262,7 @@ def show_dashboard(mesh: Mesh) -> LiveView | Table:
     """
     session = mesh.rank_set.session
     if cell_publisher() is None or session.state == "ended":
-        return status_table(repr(mesh), mesh.report(), mesh.states())
+        return status_table(repr(mesh), mesh.report(), mesh.states(), session.describe_ways())
     widget = DashboardWidget()
     dashboard = Dashboard(mesh, lambda before: take_snapshot(session, before), widget.send)
     widget.on_msg(lambda _, content, buffers: dashboard.hear(content))

@@ -119,6 +119,13 @@ def test_status_table_shows_what_each_rank_does() -> None:
     assert (dead["pid"], dead["state"], dead["memory"]) == ("-", "dead: killed by SIGKILL", "-")
 
 
+def test_status_table_says_how_hosts_are_reached() -> None:
+    way = "a connects to this host (tcp://10.0.0.1:5): its own port is closed from here"
+    infos = [info(0, phase="dead", last_output="Killed")]
+    assert status_table("", infos, {}, [way]).notes[:2] == [way, "the last lines of rank 0:"]
+    assert status_table("", [info(0)], {}).notes == []
+
+
 def test_memory_of_gpus_is_shown_where_there_are_gpus() -> None:
     busy = RankState(1, -1, 0, 0, "", "", "cuda:0", 2_000_000_000)
     table = status_table("t", [info(0, device="cuda:0"), info(1, device="cuda:1")], {0: busy})

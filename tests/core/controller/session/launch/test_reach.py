@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from cellmesh.controller.session.launch import reach
-from cellmesh.controller.session.launch.reach import Reach, describe_way
+from cellmesh.controller.session.launch.reach import Reach, describe_detours, describe_way
 from cellmesh.errors import HostError
 from cellmesh.wire import transport
 from cellmesh.wire.curve import new_keys
@@ -136,3 +136,13 @@ def test_ways_to_several_agents_are_searched_at_once(nowhere: str) -> None:
     found = ways.find([agent_at(nowhere)] * 3, dial)
     assert [agent.way for agent in found] == ["notebook"] * 3
     assert len({agent.via for agent in found}) == 3
+
+
+def test_ways_are_said_of_hosts_that_are_not_reached_straight(nowhere: str) -> None:
+    agent = agent_at(nowhere)
+    dialled = msgspec.structs.replace(agent, host="b", way="notebook", via="tcp://192.0.2.9:5")
+    forwarded = msgspec.structs.replace(agent, host="c", way="ssh", via="tcp://127.0.0.1:5")
+    assert describe_detours([agent, dialled, forwarded]) == [
+        "b connects to this host (tcp://192.0.2.9:5): its own port is closed from here",
+        "c is reached through ssh's forwarding: no other way is open",
+    ]
