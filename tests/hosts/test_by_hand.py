@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import subprocess
@@ -196,8 +197,13 @@ def test_mesh_grows_by_a_host_that_announces_itself_and_shrinks(
     mesh_to_be = begin(lease_s=60)
     path = str(invitation_in(runtime_dir))
     started += [host.start(*AGENT, "--ticket", path) for host in machines[:2]]
-    with mesh_to_be.result() as mesh, ThreadPoolExecutor(1) as pool:
+    with contextlib.ExitStack() as stack:
+        mesh = stack.enter_context(mesh_to_be.result())
         mesh.cell("kept = rank + 5")
+        mesh.detach()  # who attaches listens where this process did
+        mesh = stack.enter_context(cm.attach(mesh.name))
+        mesh.cell(REDUCE)  # once the groups are made
+        pool = stack.enter_context(ThreadPoolExecutor(1))
         capfd.readouterr()
         resized = pool.submit(lambda: mesh.resize(hosts="cm3:2"))
         text = ""
@@ -205,10 +211,10 @@ def test_mesh_grows_by_a_host_that_announces_itself_and_shrinks(
         def is_asked_for() -> bool:
             nonlocal text
             text += capfd.readouterr().err
-            return "cellmesh agent --ticket" in text
+            return "cellmesh agent --ticket" in text or resized.done()
 
         wait_until(is_asked_for, WAIT_S, "the line to start is shown")
-        assert not resized.done()
+        assert not resized.done(), (resized.exception(), text)
         started.append(machines[2].start(*AGENT, "--ticket", path))
         resized.result()
         assert [info.host for info in mesh.report()][4:] == ["cm3"] * 2

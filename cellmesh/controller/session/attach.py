@@ -52,7 +52,7 @@ def attach(name: str | None = None, *, steal: bool = False, sink: Sink | None = 
     launcher: Launcher
     if ticket.spans_hosts:
         ticket, lost = find_agents(ticket)
-        launcher = HostAgents(ticket)
+        launcher = HostAgents(ticket, report=_show)
     else:
         launcher = LocalAgent(functools.partial(found, ticket))
     try:
@@ -161,3 +161,8 @@ def _gone(ticket: Ticket) -> NoMeshError:
         f"{ticket.name} has ended: its agent (process {ticket.agent_pid}) is gone. `cellmesh ps` "
         "removes what is left of it; `%dist_start` starts another"
     )
+
+
+def _show(text: str, stays: bool) -> None:
+    if stays:
+        current_sink().note(text)
