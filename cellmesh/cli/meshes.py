@@ -19,6 +19,7 @@ import psutil
 
 from ..controller.session.hosts.standing import ask_agents, summarize
 from ..wire import marks
+from ..wire.filesystems import SHARED_FILESYSTEMS, filesystem_of
 from ..wire.holder import Holder, read_holder
 from ..wire.host import this_place
 from ..wire.prestart import kernel_of
@@ -27,24 +28,6 @@ from ..wire.ticket import Ticket, find_tickets
 
 # An agent writes its number into the ticket within a second; a loaded machine may need longer.
 STARTING_S = 60.0
-
-# Where another host may have put a ticket, whose processes cannot be seen from here.
-SHARED_FILESYSTEMS = frozenset(
-    (
-        "9p",
-        "afs",
-        "beegfs",
-        "ceph",
-        "cifs",
-        "fuse.sshfs",
-        "gpfs",
-        "lustre",
-        "nfs",
-        "nfs4",
-        "smb3",
-        "virtiofs",
-    )
-)
 
 # What the agent's and the zygote's commands import from.
 _PACKAGE = "cellmesh.workers"
@@ -102,6 +85,7 @@ def find_meshes(root: Path) -> list[Found]:
     if not tickets:
         return []
     carriers = _carriers(tickets)
+    # Another host may have put a ticket there, whose processes cannot be seen from here.
     shared = filesystem_of(root) in SHARED_FILESYSTEMS
     now = time.time()
     found = []
@@ -220,18 +204,6 @@ def memory_bytes(pids: Iterable[int]) -> int:
             except psutil.Error:
                 continue
     return total
-
-
-def filesystem_of(path: Path) -> str:
-    """The type of the file system that a path is on (``ext4``, ``tmpfs``, ``nfs4``); "" if
-    unknown.
-    """
-    real = Path(os.path.realpath(path))
-    mounts = {mount.mountpoint: mount.fstype for mount in psutil.disk_partitions(all=True)}
-    for directory in (real, *real.parents):
-        if str(directory) in mounts:
-            return mounts[str(directory)]
-    return ""
 
 
 def processes_of(ticket: Ticket) -> set[int]:

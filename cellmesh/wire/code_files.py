@@ -43,11 +43,14 @@ class OfferFiles(Verb, frozen=True):
         request: that is answered (`FilesAnswer`).
         roots: the places of the directories that the files belong to.
         files: in these directories.
+        boot: of the notebook's host (`Place.boot`): an agent on the same machine may see the
+            very same files.
     """
 
     request: int
     roots: tuple[int, ...]
     files: tuple[CodeFile, ...]
+    boot: str = ""
 
 
 class SendFiles(Verb, frozen=True):

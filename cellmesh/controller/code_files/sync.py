@@ -12,6 +12,7 @@ from typing import Any
 from ...errors import HostError, MeshUsageError
 from ...wire.code_files import CodeFile, FilesAnswer, OfferFiles, SendFiles, digest_of
 from ...wire.codec import Parcel
+from ...wire.host import this_place
 from .scan import FileState, Found, Key, Scanner
 
 # So much goes in one message, which other messages to the host wait behind.
@@ -101,9 +102,10 @@ class CodeSync:
     def _bring(self, files: Mapping[Key, FileState], timeout_s: float | None) -> None:
         offered = tuple(self._describe(key, state) for key, state in sorted(files.items()))
         here = tuple(index for index, root in enumerate(self.roots) if os.path.isdir(root))
+        boot = this_place().boot
 
         def offer(request: int, hosts: Collection[int]) -> Mapping[int, Sequence[Parcel[Any]]]:
-            parcel = Parcel(OfferFiles(request, here, offered))
+            parcel = Parcel(OfferFiles(request, here, offered, boot))
             return {host: [parcel] for host in hosts}
 
         answers = self.ask(offer, timeout_s)

@@ -23,6 +23,8 @@ from typing import Any
 from ...stdlib import time
 from ...wire.code_files import CodeFile, FilesAnswer, OfferFiles, SendFiles, digest_of, is_inside
 from ...wire.codec import Frame
+from ...wire.filesystems import SHARED_FILESYSTEMS, filesystem_of
+from ...wire.host import this_place
 from .events import Events, Order
 
 # How long a network file system may show an older version of a file.
@@ -42,13 +44,14 @@ class CodeStore:
     Args:
         roots: the notebook's directories.
         directory: where files are placed: ``0`` for the first root, and so on.
-        is_own: whether a root of this path would be this host's own, and not a shared one.
+        is_own: whether a root of this path would be this host's own, and not shared with the
+            notebook's, which is of this boot.
         stale_s: how long a shared directory may show an older version.
     """
 
     roots: Sequence[str]
     directory: Path
-    is_own: Callable[[str], bool]
+    is_own: Callable[[str, str], bool]
     stale_s: float = _STALE_S
     shared: frozenset[int] | None = None  # the roots that are; decided by the first offer
     _placed: dict[Key, CodeFile] = field(default_factory=dict)
@@ -65,7 +68,9 @@ class CodeStore:
             for index, root in enumerate(self.roots)
         )
 
-    def offer(self, roots: Sequence[int], files: Sequence[CodeFile]) -> tuple[bytes, ...]:
+    def offer(
+        self, roots: Sequence[int], files: Sequence[CodeFile], boot: str = ""
+    ) -> tuple[bytes, ...]:
         """Take note of the files that are to be in some roots, and return which contents are
         missing.
 
@@ -76,7 +81,7 @@ class CodeStore:
             if not (is_inside(file.path) and 0 <= file.root < len(self.roots)):
                 raise CodeProblem(f"a file was offered at {file.path!r}, which is no place here")
         if self.shared is None:
-            self.shared = self._find_shared(files)
+            self.shared = self._find_shared(files, boot)
         for file in files:
             if file.root in self.shared:
                 self._await_shared(file)
@@ -151,9 +156,9 @@ class CodeStore:
     def _path(self, key: Key) -> str:
         return f"{self.directory}/{key[0]}/{key[1]}"
 
-    def _find_shared(self, files: Sequence[CodeFile]) -> frozenset[int]:
+    def _find_shared(self, files: Sequence[CodeFile], boot: str) -> frozenset[int]:
         """The roots whose files are the very same here: they have the same inodes and times."""
-        own = {index for index, root in enumerate(self.roots) if self.is_own(root)}
+        own = {index for index, root in enumerate(self.roots) if self.is_own(root, boot)}
         own |= {file.root for file in files if not self._is_same(file)}
         return frozenset(file.root for file in files) - own
 
@@ -233,18 +238,20 @@ def _forget_compiled(path: str) -> None:
             compiled.unlink(missing_ok=True)
 
 
-def is_own(path: str) -> bool:
-    """Whether the file system of a path may show equal inodes that are no shared files: an
-    overlay of a container does, whose lower part is that of other containers too.
+def is_own(path: str, boot: str) -> bool:
+    """Whether files of this host with the numbers of the notebook's may be others all the same.
+
+    An overlay of a container has its lower part in common with other containers, and a disk that
+    was cloned keeps all inodes and times. So a directory is believed to be shared only on a file
+    system that hosts can share, or where the notebook is on this very machine.
+
+    Args:
+        path: of a directory.
+        boot: of the notebook's host (`Place.boot`).
     """
-    real, best, kind = os.path.realpath(path), "", ""
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        for line in file:
-            words = line.split()
-            point = words[4].replace("\\040", " ")
-            if len(point) >= len(best) and f"{real}/".startswith(f"{point.rstrip('/')}/"):
-                best, kind = point, words[words.index("-") + 1]
-    return kind == "overlay"
+    kind = filesystem_of(path)
+    is_one_machine = boot == this_place().boot != ""
+    return kind == "overlay" or not (is_one_machine or kind in SHARED_FILESYSTEMS)
 
 
 class CodeFiles:
@@ -303,7 +310,7 @@ class CodeFiles:
         try:
             if isinstance(verb, OfferFiles):
                 self._has_failed = False
-                if missing := self._store.offer(verb.roots, verb.files):
+                if missing := self._store.offer(verb.roots, verb.files, verb.boot):
                     return FilesAnswer(verb.request, missing)
             elif self._has_failed or not self._store.take(verb.digests, buffers):
                 return None

@@ -11,7 +11,9 @@ import pytest
 
 from cellmesh.wire.code_files import CodeFile, FilesAnswer, OfferFiles, SendFiles, digest_of
 from cellmesh.wire.faults import Faults
+from cellmesh.wire.host import this_place
 from cellmesh.wire.ticket import Ticket, path_of_ranks
+from cellmesh.workers.agent import code_files
 from cellmesh.workers.agent.code_files import CodeFiles, CodeProblem, CodeStore, is_own
 from cellmesh.workers.agent.events import Events
 
@@ -30,7 +32,7 @@ def same(path: Path, root: Path, number: int = 0) -> CodeFile:
 
 @pytest.fixture
 def store(tmp_path: Path) -> CodeStore:
-    return CodeStore((ROOT,), tmp_path / "code", lambda path: False, stale_s=0.0)
+    return CodeStore((ROOT,), tmp_path / "code", lambda path, boot: False, stale_s=0.0)
 
 
 def bring(store: CodeStore, **contents: bytes) -> list[bytes]:
@@ -111,7 +113,7 @@ def test_own_copy_is_used_where_it_is_the_same(tmp_path: Path) -> None:
     root.mkdir()
     (root / "a.py").write_bytes(b"same")
     (root / "b.py").write_bytes(b"else")
-    store = CodeStore((str(root),), tmp_path / "code", lambda path: False)
+    store = CodeStore((str(root),), tmp_path / "code", lambda path, boot: False)
     missing = store.offer((0,), [file("a.py", b"same"), file("b.py", b"news"), file("c.py", b"1")])
     assert set(missing) == {digest_of(b"news"), digest_of(b"1")}
 
@@ -121,7 +123,7 @@ def test_shared_directory_is_used_as_it_is(tmp_path: Path) -> None:
     root.mkdir()
     module = root / "a.py"
     module.write_text("1")
-    store = CodeStore((str(root), ROOT), tmp_path / "code", lambda path: False, stale_s=60.0)
+    store = CodeStore((str(root), ROOT), tmp_path / "code", lambda path, boot: False, stale_s=60.0)
     assert store.offer((0, 1), [same(module, root)]) == ()
     store.place()
     assert store.places == (str(root), str(tmp_path / "code/1"))
@@ -140,7 +142,7 @@ def test_shared_directory_that_is_late_is_waited_for(
 ) -> None:
     module = tmp_path / "a.py"
     module.write_text("1")
-    store = CodeStore((str(tmp_path),), tmp_path / "code", lambda path: False, stale_s=60.0)
+    store = CodeStore((str(tmp_path),), tmp_path / "code", lambda path, boot: False, stale_s=60.0)
     store.offer((0,), [same(module, tmp_path)])
     module.write_text("22")
     described = same(module, tmp_path)
@@ -152,14 +154,44 @@ def test_shared_directory_that_is_late_is_waited_for(
 
 def test_directory_of_an_overlay_is_not_taken_for_a_shared_one(tmp_path: Path) -> None:
     (tmp_path / "a.py").touch()
-    store = CodeStore((str(tmp_path),), tmp_path / "code", lambda path: True)
+    store = CodeStore((str(tmp_path),), tmp_path / "code", lambda path, boot: True)
     store.offer((0,), [same(tmp_path / "a.py", tmp_path)])
     assert store.places == (str(tmp_path / "code/0"),)
-    assert not is_own("/proc")
+
+
+def test_directory_of_a_cloned_disk_is_not_taken_for_a_shared_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(code_files, "filesystem_of", lambda path: "ext4")
+    (tmp_path / "a.py").touch()
+    offered = [same(tmp_path / "a.py", tmp_path)]
+    for boot, place in (("another", tmp_path / "code/0"), (this_place().boot, tmp_path)):
+        store = CodeStore((str(tmp_path),), tmp_path / "code", is_own)
+        assert store.offer((0,), offered, boot) == ()  # the host's copy is the same as yet
+        assert store.places == (str(place),)
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_one_machine", "expected"),
+    [
+        ("ext4", False, True),
+        ("ext4", True, False),
+        ("nfs4", False, False),
+        ("nfs4", True, False),
+        ("overlay", False, True),
+        ("overlay", True, True),
+        ("", False, True),
+    ],
+)
+def test_file_system_decides_whether_equal_files_are_the_same(
+    kind: str, is_one_machine: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(code_files, "filesystem_of", lambda path: kind)
+    assert is_own("/any", this_place().boot if is_one_machine else "another") is expected
 
 
 def test_roots_that_are_not_offered_stay(tmp_path: Path) -> None:
-    store = CodeStore((ROOT, ROOT + "2"), tmp_path / "code", lambda path: False)
+    store = CodeStore((ROOT, ROOT + "2"), tmp_path / "code", lambda path, boot: False)
     (digest,) = store.offer((0, 1), [file("a.py", b"1"), file("b.py", b"1", root=1)])
     store.take((digest,), (b"1",))
     store.place()
