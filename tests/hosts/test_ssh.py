@@ -162,8 +162,11 @@ def test_dead_hosts_are_started_again_as_far_as_they_can_be(
 
 
 def test_ssh_connection_that_breaks_costs_nothing(mesh: cm.Mesh, machines: list[Host]) -> None:
-    for process in psutil.Process().children():
-        if process.name() == "ssh":
-            process.kill()
+    connections = [each for each in psutil.Process().children() if each.name() == "ssh"]
+    assert len(connections) == 2  # one a host
+    for process in connections:
+        process.kill()
+    _, left = psutil.wait_procs(connections, timeout=WAIT_S)
+    assert not left
     assert mesh.pull("kept").list == [5, 6, 7, 8]
     mesh.cell(REDUCE)
