@@ -319,7 +319,7 @@ def k8s(ticket: str | None, **options: Any) -> None:
     "--launch",
     default="",
     metavar="COMMAND",
-    help="What starts a command on a host, as of %dist_start; by default ssh.",
+    help="The command line that starts a command on a host, as of %dist_start; by default ssh.",
 )
 @click.option("--interface", default="", help="The hosts' network interface.")
 @click.option("--json", "wants_json", is_flag=True, help="Write findings and facts as JSON.")
@@ -353,9 +353,11 @@ def doctor(
       cellmesh doctor --hosts a:8,b:8 --interface ib0
     """
     from .doctor.facts import Facts, gather
-    from .doctor.host_checks import HostsFacts, examine_hosts
+    from .doctor.host_checks import HostsFacts, examine_hosts, refuse_engine
     from .doctor.hosts import gather_hosts
 
+    if refusal := refuse_engine(launch):
+        raise click.UsageError(refusal)
     if hosts is None and (launch or interface):
         raise click.UsageError("--launch and --interface are for --hosts: name the hosts")
     end_dead_meshes(runtime_root())

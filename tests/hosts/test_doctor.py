@@ -89,16 +89,25 @@ def test_names_that_cannot_be_used(machines: list[Host]) -> None:
     assert "10.77.3.254: nothing listens on the host's ssh port" in said
 
 
-def test_blocked_ports_are_found(machines: list[Host]) -> None:
-    """Of cm2, all but ssh's."""
+def test_blocked_ports_between_hosts_are_a_problem(machines: list[Host]) -> None:
+    """Of cm2, all but ssh's: its agent would connect to the notebook's host."""
     machines[1]._filter("tcp dport != 22 ct state new drop")
     code, findings = doctor("cm1,cm2")
     assert code == 1
-    said = say(findings, "problem")
+    said = say(findings, "problem", "warning")
     assert "routes and ports: cm1 does not reach cm2 on any TCP port: timed out" in said
-    assert "routes and ports: the notebook's host does not reach cm2" in said
     assert "open TCP ports to 10.77.3.2 in the firewall of cm2" in said
     assert "cm2 does not reach" not in said
+    assert "the notebook's host does not reach cm2" not in said
+    assert "its agent connects to the notebook's host instead" in say(findings, "ok")
+
+
+def test_hosts_that_only_ssh_reaches_can_be_used(machines: list[Host]) -> None:
+    machines[1].close_ports()
+    machines[1].close_way_out()
+    code, findings = doctor("cm2")
+    assert code == 0
+    assert "its agent is reached through ssh's forwarding only" in say(findings, "warning")
 
 
 def test_interface_that_a_host_lacks_is_named(machines: list[Host]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from ipaddress import ip_address
 
@@ -9,11 +10,26 @@ import msgspec
 
 from ...controller.core.clocks import ClockOffset
 from ...controller.session.launch.host_failure import HostFailure
+from ...wire.host import fits
 from ...wire.versions import Versions, describe_mismatch, own_versions
 from .checks import Finding, examine
 from .host_probe import HostFacts
 
 NOTEBOOK = "the notebook's host"
+_BY_COMMAND = "`cellmesh doctor --hosts A,B --launch '{}'`"
+_BY_SSH = "`cellmesh doctor --hosts A,B` checks hosts that ssh reaches"
+# What starts agents without a command that this process could run on any host -> what can be
+# checked all the same, and by which command.
+_ENGINES = {
+    "slurm": "it does not ask Slurm for nodes. Within an allocation (salloc, sbatch), "
+    + _BY_COMMAND.format("srun --overlap --nodes=1 --ntasks=1 --nodelist={host} {command}")
+    + " checks its nodes as a start would use them; else `sinfo` shows nodes and partitions",
+    "ray": "it runs nothing by Ray. `ray status` shows what its nodes give, " + _BY_SSH + ", and "
+    "`cellmesh doctor --no-start`, run on a node, that node",
+    "hand": "nothing is started on hosts from here. `cellmesh doctor --no-start`, run on each, "
+    "checks that host, and " + _BY_SSH + " with what lies between them",
+}
+_ENGINES["torchrun"] = _ENGINES["hand"]
 # A clock that is further off is not kept by NTP.
 _APART_S = 1.0
 
@@ -59,6 +75,12 @@ class HostsFacts(msgspec.Struct, frozen=True):
             for name, report in self.hosts.items()
             if isinstance(report.answer, HostFacts)
         }
+
+
+def refuse_engine(launch: str) -> str:
+    """Return why hosts cannot be checked by an engine, and what checks them; "" for a command."""
+    instead = _ENGINES.get(launch)
+    return f"`cellmesh doctor` has no check of --launch {launch}: {instead}" if instead else ""
 
 
 def examine_hosts(facts: HostsFacts) -> list[Finding]:
@@ -124,20 +146,27 @@ def check_versions(title: str, facts: HostsFacts) -> Iterable[Finding]:
     own = facts.notebook.versions
     problem = describe_mismatch({NOTEBOOK: own} | {name: h.versions for name, h in there.items()})
     if problem:
-        pythons = dict.fromkeys(host.facts.executable for host in there.values())
-        yield Finding(
-            title,
-            "problem",
-            problem,
-            "with the Python of each host that differs: "
-            + ", ".join(
-                f"`{python} -m pip install cellmesh=={own.cellmesh} torch=={own.torch}`"
-                for python in pythons
-            ),
-        )
+        yield Finding(title, "problem", problem, _mend_versions(own, there))
     else:
         text = f"cellmesh {own.cellmesh}, Python {own.python}, torch {own.torch} on all of them"
         yield Finding(title, "ok", text)
+
+
+def _mend_versions(own: Versions, there: Mapping[str, HostFacts]) -> str:
+    others = [name for name, host in there.items() if not fits(own.python, host.versions.python)]
+    if others:
+        return (
+            f"on {', '.join(others)}: make an environment with Python {own.python}, and install "
+            f"cellmesh=={own.cellmesh} and torch=={own.torch} there, at the notebook's path "
+            f"({sys.prefix}); or run the notebook with their Python"
+        )
+    pythons = dict.fromkeys(host.facts.executable for host in there.values())
+    lines = (
+        f"`{python} -m pip install cellmesh=={own.cellmesh} torch=={own.torch}`"
+        for python in pythons
+    )
+    nccl = ", and the same version of NCCL's package" if own.nccl else ""
+    return f"with the Python of each host that differs: {', '.join(lines)}{nccl}"
 
 
 def check_interfaces(title: str, facts: HostsFacts) -> Iterable[Finding]:
@@ -158,26 +187,60 @@ def check_interfaces(title: str, facts: HostsFacts) -> Iterable[Finding]:
 
 
 def check_routes(title: str, facts: HostsFacts) -> Iterable[Finding]:
-    """Look for pairs of hosts without a TCP connection, each way."""
-    ways = {(NOTEBOOK, to): why for to, why in facts.notebook.unreached.items()}
-    for name, report in facts.hosts.items():
-        ways.update({(name, to): why for to, why in report.unreached.items()})
-    for (begin, end), why in ways.items():
-        text = f"{begin} does not reach {end} on any TCP port: {why}"
-        if end == NOTEBOOK:  # the notebook connects to agents, too
-            yield Finding(title, "warning", text, "start agents by ssh, which needs no way back")
-            continue
-        host = facts.there.get(end)
-        address = f" {host.address}" if host is not None else ""
+    """Look for pairs of hosts without a TCP connection, each way, and for the way by which the
+    notebook's host reaches each agent.
+    """
+    findings = []
+    for begin, report in facts.hosts.items():
+        for end in report.unreached.keys() - {NOTEBOOK}:
+            text = f"{begin} does not reach {end} on any TCP port: {report.unreached[end]}"
+            mend = (
+                f"{_open_ports(facts, end)} for all hosts of the mesh, or name an interface that "
+                "it leaves open: `--interface`"
+            )
+            findings.append(Finding(title, "problem", text, mend))
+    for name in facts.there:
+        findings += _check_way(title, facts, name)
+    yield from findings or [
+        Finding(title, "ok", "each host reaches all others, and the notebook's, over TCP")
+    ]
+
+
+def _check_way(title: str, facts: HostsFacts, name: str) -> Iterable[Finding]:
+    """Say which of the ways a start would take to a host's agent, if it is not the first."""
+    closed = facts.notebook.unreached.get(name)
+    back = facts.hosts[name].unreached.get(NOTEBOOK)
+    if closed is None:
+        if back is not None:
+            text = (
+                f"{name} does not reach {NOTEBOOK} ({back}), and need not, as the notebook "
+                "connects to its agent; by hand and with torchrun, it would have to"
+            )
+            yield Finding(title, "ok", text)
+        return
+    text = f"{NOTEBOOK} does not reach {name} on any TCP port ({closed})"
+    if back is None:
+        text += ": its agent connects to the notebook's host instead, which is open"
+        yield Finding(title, "ok", text)
+        return
+    text += f", nor {name} {NOTEBOOK} ({back})"
+    mend = f"{_open_ports(facts, name)} for the notebook's host, or those of the notebook's for it"
+    if facts.is_ssh:
         yield Finding(
             title,
-            "problem",
-            text,
-            f"open TCP ports to{address} in the firewall of {end} for all hosts of the mesh, or "
-            "name an interface that it leaves open: `--interface`",
+            "warning",
+            f"{text}: its agent is reached through ssh's forwarding only",
+            f"nothing, if sshd there has `AllowTcpForwarding yes`, as by default; else {mend}",
         )
-    if not ways:
-        yield Finding(title, "ok", "each host reaches all others, and the notebook's, over TCP")
+    else:
+        mend += "; or start agents by ssh, which forwards: leave out --launch"
+        yield Finding(title, "problem", text, mend)
+
+
+def _open_ports(facts: HostsFacts, name: str) -> str:
+    host = facts.there.get(name)
+    address = f" {host.address}" if host is not None else ""
+    return f"open TCP ports to{address} in the firewall of {name}"
 
 
 def check_clocks(title: str, facts: HostsFacts) -> Iterable[Finding]:

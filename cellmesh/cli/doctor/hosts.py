@@ -160,7 +160,8 @@ class _HostProbe:
         wanted = [peer for peer in peers if peer.name != self._entry.name]
         own = ours.get(self._entry.name)
         answer = self._ask(Reach((*wanted, own) if own is not None else tuple(wanted)))
-        return dict(answer.failures) if isinstance(answer, Reached) else {}
+        none = {} if own is not None else {NOTEBOOK: "there is no route between them"}
+        return {**none, **answer.failures} if isinstance(answer, Reached) else {}
 
     def close(self) -> None:
         """End the process."""

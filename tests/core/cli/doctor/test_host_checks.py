@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
 from cellmesh.cli.doctor.checks import Finding
 from cellmesh.cli.doctor.host_checks import (
@@ -15,8 +16,10 @@ from cellmesh.cli.doctor.host_checks import (
     HostsFacts,
     Notebook,
     examine_hosts,
+    refuse_engine,
 )
 from cellmesh.cli.doctor.host_probe import HostFacts
+from cellmesh.cli.main import main
 from cellmesh.controller.core.clocks import ClockOffset
 from cellmesh.controller.session.launch.host_failure import HostFailure
 from cellmesh.wire.host import Place
@@ -72,6 +75,7 @@ def test_healthy_hosts_have_no_problem() -> None:
     assert "clocks: b: +0.0020 s ± 1 ms" in texts
 
 
+INSTALL = "/env/bin/python -m pip install cellmesh==0.1.0 torch==2.13.0"
 NO_TORCH = msgspec.structs.replace(HEALTHY.probe, torch=None, error="No module named 'torch'")
 
 
@@ -96,13 +100,13 @@ NO_TORCH = msgspec.structs.replace(HEALTHY.probe, torch=None, error="No module n
                 both(b=host(2, versions=other)),
                 "problem",
                 f"versions: hosts differ in their {what}",
-                "/env/bin/python -m pip install cellmesh==0.1.0 torch==2.13.0",
+                mend,
             )
-            for what, other in (
-                ("cellmesh", Versions("0.0.9", "3.11.7", "2.13.0")),
-                ("Python", Versions("0.1.0", "3.12.1", "2.13.0")),
-                ("torch", Versions("0.1.0", "3.11.7", "2.11.0")),
-                ("NCCL", Versions("0.1.0", "3.11.7", "2.13.0", "2.21.5")),
+            for what, other, mend in (
+                ("cellmesh", Versions("0.0.9", "3.11.7", "2.13.0"), INSTALL),
+                ("Python", Versions("0.1.0", "3.12.1", "2.13.0"), "on b: make an environment with"),
+                ("torch", Versions("0.1.0", "3.11.7", "2.11.0"), INSTALL),
+                ("NCCL", Versions("0.1.0", "3.11.7", "2.13.0", "2.21.5"), "of NCCL's package"),
             )
         ),
         (
@@ -130,16 +134,17 @@ NO_TORCH = msgspec.structs.replace(HEALTHY.probe, torch=None, error="No module n
             "10.0.0.1 in the firewall of a",
         ),
         (
-            both(notebook={"b": "timed out"}),
-            "problem",
-            f"routes and ports: {NOTEBOOK} does not reach b",
-            "10.0.0.2 in the firewall of b",
+            both(notebook={"b": "timed out"}, unreached={NOTEBOOK: "refused"}),
+            "warning",
+            f"routes and ports: {NOTEBOOK} does not reach b on any TCP port (timed out), nor b "
+            f"{NOTEBOOK} (refused): its agent is reached through ssh's forwarding",
+            "AllowTcpForwarding",
         ),
         (
-            both(unreached={NOTEBOOK: "timed out"}),
-            "warning",
-            f"routes and ports: b does not reach {NOTEBOOK}",
-            "ssh",
+            both(notebook={"b": "timed out"}, unreached={NOTEBOOK: "refused"}, is_ssh=False),
+            "problem",
+            f"routes and ports: {NOTEBOOK} does not reach b on any TCP port (timed out), nor b",
+            "10.0.0.2 in the firewall of b",
         ),
         (
             both(clock=ClockOffset("b", 3600.5, 0.001)),
@@ -157,6 +162,45 @@ def test_what_is_wrong_is_named_with_what_mends_it(
     assert finding.status == status
     assert f"{finding.title}: {finding.text}".startswith(text)
     assert remedy in finding.remedy
+
+
+@pytest.mark.parametrize("is_ssh", [True, False])
+@pytest.mark.parametrize(
+    ("notebook", "unreached", "text"),
+    [
+        ({"b": "timed out"}, {}, "its agent connects to the notebook's host instead"),
+        ({}, {NOTEBOOK: "timed out"}, f"b does not reach {NOTEBOOK} (timed out), and need not"),
+    ],
+)
+def test_one_open_way_to_an_agent_is_enough(
+    notebook: dict[str, str], unreached: dict[str, str], text: str, is_ssh: bool
+) -> None:
+    findings = examine_hosts(both(notebook=notebook, unreached=unreached, is_ssh=is_ssh))
+    (found,) = [each for each in findings if each.title == "routes and ports"]
+    assert found.status == "ok"
+    assert text in found.text
+
+
+@pytest.mark.parametrize(
+    ("launch", "instead"),
+    [
+        ("slurm", "cellmesh doctor --hosts A,B --launch 'srun "),
+        ("ray", "`ray status`"),
+        ("hand", "`cellmesh doctor --no-start`, run on each"),
+        ("torchrun", "`cellmesh doctor --hosts A,B` checks"),
+    ],
+)
+@pytest.mark.parametrize("hosts", [(), ("--hosts", "a,b")])
+def test_engine_that_cannot_be_checked_is_refused_with_what_can(
+    launch: str, instead: str, hosts: tuple[str, ...]
+) -> None:
+    done = CliRunner().invoke(main, ["doctor", *hosts, "--launch", launch])
+    assert done.exit_code == 2
+    assert instead in " ".join(done.output.split())
+
+
+def test_command_is_no_engine() -> None:
+    assert refuse_engine("") == refuse_engine("docker exec -i {host} {command}") == ""
 
 
 def test_two_nodes_of_an_engine_may_be_one_host() -> None:
