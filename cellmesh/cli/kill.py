@@ -15,9 +15,8 @@ from pathlib import Path
 
 import psutil
 
-from ..controller.session.hosts.standing import end_agents
+from ..controller.session.hosts.standing import describe_left, end_agents
 from ..errors import HostError
-from ..wire.host import format_span
 from ..wire.marks import is_dead
 from ..wire.ticket import Ticket, remove_directory, remove_own_directory
 from .meshes import Found, processes_of
@@ -55,16 +54,9 @@ def end(found: Found, patience_s: float = PATIENCE_S) -> bool:
 def _end_on_hosts(found: Found, patience_s: float) -> bool:
     ticket = found.ticket
     left = end_agents(ticket, patience_s)
-    if not left:
-        remove_directory(Path(ticket.directory))
     if left:
-        where = ", ".join(f"{agent.host} ({agent.endpoint})" for agent in left)
-        lease = format_span(ticket.lease_s) if ticket.lease_s else "end of its connection"
-        raise HostError(
-            f"{ticket.name} may live on: {where} did not answer. It ends there by itself at the "
-            f"end of its lease ({lease}), by `%dist_stop` in its notebook, or by `cellmesh stop "
-            f"--all` on that host. Its ticket stays: `rm -r {ticket.directory}` forgets it"
-        )
+        raise HostError(describe_left(ticket, left))
+    remove_directory(Path(ticket.directory))
     return True
 
 

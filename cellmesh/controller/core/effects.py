@@ -89,7 +89,8 @@ class HealReport:
         copied: those names.
         not_copied: names that could not be copied -> why.
         empty: ranks that are new and empty still.
-        notes: of models in which a step had stopped, what was forgotten or could not be reset.
+        notes: of models in which a step had stopped, what was forgotten or could not be reset; of
+            hosts that others have replaced, by which.
     """
 
     respawned: tuple[int, ...] = ()

@@ -32,14 +32,15 @@ from ..resizing import Resizing
 from .features import Features
 from .host_code import sync_through
 from .hosts.connections import AnyConnection, HostConnections, connect
-from .hosts.lost_hosts import bring_back
+from .hosts.lost_hosts import bring_back, describe_replaced
+from .hosts.unheard_end import end_unheard
 from .launch.hosts import HostAgents
 from .launch.launcher import Launcher
 from .launch.local import read_agent_log
 from .launch.reach import describe_detours
 from .life import Life, describe_end, explain_start, reason_of, refuse_use
 from .life import StartProgress as StartProgress
-from .link import Link
+from .link import Link, warn
 from .resize import resize
 from .run_orders import RunOrders
 from .run_registry import Adopted, RunRegistry
@@ -242,7 +243,7 @@ class Session:
             HostError: no lost host could be brought back.
         """
         self._check_usable(())
-        why_not = ""  # some hosts have not been brought back
+        why_not, before = "", self.host_names  # why not: some hosts have not been brought back
         if self._hosts is not None and isinstance(self._launcher, HostAgents):
             post, code = self._link.post, self.code
             try:
@@ -255,7 +256,8 @@ class Session:
             self.orders.post_if_open(lambda core, now: core.abandon_heal())
             raise
         report = report or HealReport(failure="the mesh has ended")
-        return dataclasses.replace(report, failure=why_not or report.failure)
+        notes = (*report.notes, *describe_replaced(before, self.host_names))
+        return dataclasses.replace(report, failure=why_not or report.failure, notes=notes)
 
     @property
     def host_names(self) -> tuple[str, ...]:
@@ -377,7 +379,10 @@ class Session:
             self._launcher.signal(signal.SIGKILL)
             self._launcher.wait(None)
         self._leave()
-        remove_directory(Path(self._ticket.directory))
+        if left := end_unheard(self._hosts, self._launcher):
+            warn(left)  # the ticket stays: `cellmesh stop` ends them later
+        else:
+            remove_directory(Path(self._ticket.directory))
 
     def finish_save(self) -> None:
         """Wait for a checkpoint that idle ranks may still be writing."""

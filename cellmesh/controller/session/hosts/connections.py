@@ -193,6 +193,14 @@ class HostConnections:
             and self._inquiry.begin(index, self._fan.name_of(index), verb.reason)
         )
 
+    def unended(self, replaced: Sequence[AgentAddress]) -> list[AgentAddress]:
+        """Return the agents that have not said that they end; on any thread.
+
+        Args:
+            replaced: those that others have replaced, of which some may not have been heard since.
+        """
+        return [*self._fan.unended, *(replaced if self._replaced else ())]
+
     def name_of(self, index: int) -> str:
         """Return the name of a host; of one that may join, too."""
         candidates = [candidate.agent.host for candidate in self._candidates.values()]

@@ -80,12 +80,18 @@ class Fan:
         self._reports = HostReports()
         self._dead: set[int] = set()
         self._has_failed = self._is_stopping = self._is_leaving = False
+        self._ended: set[int] = set()  # hosts whose agents have said that they end
         self._respawns = RespawnAnswers()
 
     @property
     def hosts(self) -> frozenset[int]:
         """The hosts that are not gone."""
         return frozenset(self._hosts)
+
+    @property
+    def unended(self) -> list[AgentAddress]:
+        """The agents that have not said that they end."""
+        return [each for index, each in enumerate(self._agents) if index not in self._ended]
 
     def name_of(self, index: int) -> str:
         """Return a host's name."""
@@ -263,6 +269,7 @@ class Fan:
                 self._reports.note(index, verb)
                 return Routed(up=self._joined_reports())
             case Stopped(reason):
+                self._ended.add(index)
                 return self.lose(index, reason)
             case Detached() if self._is_leaving:
                 self._hosts.discard(index)
@@ -319,6 +326,7 @@ class Fan:
             text = f"{self.describe(index)} is heard again: `%dist_heal` takes its ranks back"
             return Routed(up=[Parcel(AgentFault(text))])
         elif isinstance(verb, Stopped):
+            self._ended.add(index)
             self._returned.pop(index, None)
         return Routed()
 
@@ -344,6 +352,7 @@ class Fan:
     def replace(self, index: int, agent: AgentAddress) -> Routed:
         """Use another agent in place of a lost one; its ranks are dead until they are forked."""
         self._agents[index] = agent
+        self._ended.discard(index)
         self._returned.pop(index, None)
         self._hosts.add(index)
         self._joining.add(index)

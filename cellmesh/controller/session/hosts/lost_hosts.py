@@ -5,7 +5,7 @@ starts other agents in their place.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ....errors import HostError
 from ...code_files.sync import CodeSync
@@ -73,3 +73,16 @@ def describe_failures(errors: Mapping[str, HostError], spare: str) -> str:
     if lines and spare:
         lines.append(f"`%dist_heal --replace` uses {spare} in its place")
     return "\n".join(lines)
+
+
+def describe_replaced(before: Sequence[str], now: Sequence[str]) -> list[str]:
+    """Say which hosts of a mesh have taken the place of which. Pure.
+
+    Args:
+        before, now: the hosts' names, in the order of their ranks.
+    """
+    return [
+        f"{name} has taken the place of {old}"
+        for old, name in zip(before, now, strict=True)
+        if name != old
+    ]

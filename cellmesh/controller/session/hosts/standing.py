@@ -21,6 +21,7 @@ from ....wire import transport
 from ....wire.attach import Inquire, Standing
 from ....wire.codec import Parcel, at_controller, encode
 from ....wire.holder import Holder
+from ....wire.host import format_span
 from ....wire.hosts import AgentAddress
 from ....wire.reliable import Reliable
 from ....wire.secret import SecretBytes
@@ -64,7 +65,8 @@ def ask_agents(
 
 
 def end_agents(ticket: Ticket, timeout_s: float) -> list[AgentAddress]:
-    """End a mesh on many hosts by its agents, and wait for their end. Blocks.
+    """End a mesh on many hosts by its agents, also those that were replaced and may not have
+    learned it, and wait for their end. Blocks.
 
     Args:
         ticket: the mesh's, of the notebook's host.
@@ -74,6 +76,7 @@ def end_agents(ticket: Ticket, timeout_s: float) -> list[AgentAddress]:
         The agents that are not seen to have ended.
     """
     deadline = time.monotonic() + timeout_s
+    ticket = msgspec.structs.replace(ticket, agents=(*ticket.agents, *ticket.replaced))
     asked = ask_agents(ticket, ends=True)
     silent = [each.agent for each in asked if each.standing is None and not each.has_ended]
     left = [each.agent for each in asked if each.standing is not None]
@@ -90,6 +93,23 @@ def end_agents(ticket: Ticket, timeout_s: float) -> list[AgentAddress]:
         if left:
             time.sleep(_PAUSE_S)
     return [*silent, *left]
+
+
+def describe_left(ticket: Ticket, left: Sequence[AgentAddress]) -> str:
+    """Say where a mesh may live on, for how long, and what ends it there.
+
+    Args:
+        ticket: the mesh's, of the notebook's host.
+        left: the agents that are not seen to have ended.
+    """
+    where = ", ".join(f"{agent.host} ({agent.endpoint})" for agent in left)
+    span = format_span(ticket.host_lease_s + ticket.lease_s)
+    return (
+        f"{ticket.name} may live on: {where} did not answer. Ranks keep their memory and GPUs "
+        f"there for up to {span} (the mesh's lease). `cellmesh stop {ticket.name}` ends them: here "
+        "once the host is reached again, or there at any time. The ticket stays for that: "
+        f"`rm -r {ticket.directory}` forgets it"
+    )
 
 
 def summarize(standings: Sequence[HostStanding], own: Holder | None = None) -> Holder | None:

@@ -260,6 +260,23 @@ def test_mesh_has_ended_once_every_agent_has(ready: Fan) -> None:
     assert verbs(ready.join(1, Parcel(Stopped("stopped")))) == [Stopped("stopped")]
 
 
+def test_agents_that_have_not_said_that_they_end_may_live_on(ready: Fan) -> None:
+    ready.lose(1, "without a connection")
+    ready.split(Parcel(Stop()))
+    ready.join(0, Parcel(Stopped("stopped")))
+    assert ready.unended == AGENTS[1:]
+    ready.join(1, Parcel(Stopped("stopped")))  # it is heard again
+    ready.lose(2, "without a connection")
+    assert ready.unended == AGENTS[2:]
+
+
+def test_agent_in_place_of_one_that_has_ended_may_live(ready: Fan) -> None:
+    ready.join(1, Parcel(Stopped("stopped from outside")))
+    assert AGENTS[1] not in ready.unended
+    ready.replace(1, AGENTS[1])
+    assert AGENTS[1] in ready.unended
+
+
 def test_agent_that_ends_by_itself_is_a_lost_host(ready: Fan) -> None:
     lost = HostLost("b", (2,), "stopped from outside")
     assert verbs(ready.join(1, Parcel(Stopped("stopped from outside")))) == [lost]

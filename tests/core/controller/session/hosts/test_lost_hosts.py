@@ -11,7 +11,11 @@ import pytest
 from cellmesh.controller.code_files.sync import CodeSync
 from cellmesh.controller.core.core import Core
 from cellmesh.controller.session.hosts.connections import HostConnections
-from cellmesh.controller.session.hosts.lost_hosts import bring_back, describe_failures
+from cellmesh.controller.session.hosts.lost_hosts import (
+    bring_back,
+    describe_failures,
+    describe_replaced,
+)
 from cellmesh.controller.session.launch.hosts import HostAgents
 from cellmesh.errors import HostError
 from cellmesh.wire.hosts import AgentAddress
@@ -115,3 +119,8 @@ def test_failures_are_listed() -> None:
     assert describe_failures({}, "d") == ""
     error = HostError("b: no route")
     assert describe_failures({"b": error}, "").endswith("started: b: no route")
+
+
+def test_hosts_that_others_have_replaced_are_named() -> None:
+    assert describe_replaced(["a", "b", "c"], ["a", "d", "c"]) == ["d has taken the place of b"]
+    assert describe_replaced([], []) == []
