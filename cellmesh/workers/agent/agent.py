@@ -148,7 +148,8 @@ class Agent:
         """Connect to the controller whose endpoint `on_host` has written."""
         if self._attachment.port is not None:
             path = Path(self._ticket.directory) / DIAL_FILE
-            self._attachment.port.dial(path.read_text())
+            with contextlib.suppress(FileNotFoundError):  # the signal is not of `on_host`
+                self._attachment.port.dial(path.read_text())
 
     def _report(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)  # agent.log
