@@ -40,6 +40,15 @@ def _nothing_is_reserved(cluster: RayCluster, runtime_dir: Path) -> Iterator[Non
     wait_until(lambda: cluster.num_free_cpus() == 4, WAIT_S, "Ray has all CPUs back")
 
 
+def test_no_node_joins_a_reservation(cluster: RayCluster) -> None:
+    with cm.start(launch="ray", nodes=1, nproc_per_host=1) as mesh:
+        with pytest.raises(MeshUsageError, match=r"^other: no node joins a mesh on Ray"):
+            mesh.resize(hosts="other:1")
+        mesh.resize(2)
+        mesh.cell(REDUCE)
+        assert mesh.pull("float(x)").list == [1.0, 1.0]
+
+
 def test_ranks_run_in_a_bundle_of_each_node(cluster: RayCluster) -> None:
     stages: list[str] = []
     with cm.start(

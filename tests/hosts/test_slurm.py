@@ -78,6 +78,24 @@ def test_notebook_of_an_ssh_session_reaches_its_nodes(monkeypatch: pytest.Monkey
         assert mesh.pull("float(x)").list == [1.0] * 2
 
 
+def test_node_of_another_job_cannot_join() -> None:
+    with cm.start(launch="slurm", nodes=1, nproc_per_host=1, time_limit="5") as mesh:
+        with pytest.raises(HostError, match=r"(?s)n2: the node is not in Slurm's job.*scontrol"):
+            mesh.resize(hosts="n2:1")
+        assert mesh.pull("rank").list == [0]
+
+
+def test_mesh_grows_in_the_allocation_that_it_is_in() -> None:
+    script = (
+        "import cellmesh as cm, os\n"
+        "with cm.start(1, launch='slurm', nodes=1) as mesh:\n"
+        "    mesh.resize(hosts='n2:1')\n"
+        "    print(mesh.run(lambda: os.environ['SLURMD_NODENAME']).list)\n"
+    )
+    text = run("salloc", "--nodes=2", "--time=5", sys.executable, "-c", script)
+    assert "['n1', 'n2']" in text
+
+
 def test_mesh_uses_the_allocation_that_it_is_in() -> None:
     script = (
         "import cellmesh as cm, os\n"

@@ -9,9 +9,8 @@ import shlex
 from dataclasses import dataclass
 
 from ...host_list import command_for
+from .ray import is_rays
 
-# The module by which `--launch ray` runs a command on a node.
-_RAY = "launch.ray_driver"
 # What is put in the place of a ticket's file.
 _ANY_FILE = "/tmp/cellmesh-try"
 _TRY = "`ssh {name} true` must work without a question"
@@ -164,7 +163,7 @@ def command_to_try(name: str, launch: str, python: str) -> str:
     """Return the command line that shows whether an agent can be started on a host, without the
     ticket, which a person has not.
     """
-    if _RAY in launch:  # it runs in what Ray had reserved, which is given back
+    if is_rays(launch):  # it runs in what Ray had reserved, which is given back
         return "ray status"
     outside = re.sub(r"^srun --jobid=\d+ ", "srun ", launch)  # of a job that may have ended
     command = command_for(outside, name, [python, "-m", "cellmesh", "--version"], _ANY_FILE)

@@ -23,6 +23,7 @@ from ....wire.versions import describe_mismatch
 from ...host_list import INVITING, HostEntry
 from .host_commands import HostCommands
 from .invited_hosts import InvitedHosts
+from .ray import is_rays
 from .reach import Reach, describe_way
 from .starter import Starter
 
@@ -195,9 +196,16 @@ class HostAgents:
 
         Raises:
             HostError: one could not be started; those that were have been ended.
+            MeshUsageError: no hosts can join, or one is in the mesh.
         """
         if not entries:
             return []
+        if is_rays(self.ticket.launch):
+            names = ", ".join(entry.name for entry in entries)
+            raise MeshUsageError(
+                f"{names}: no node joins a mesh on Ray, whose reservation keeps its size. Without "
+                "--hosts its last node gets more ranks; for more nodes start the mesh again"
+            )
         num_old = len(layout) - len(entries)
         parts = []
         for index, entry in enumerate(entries, num_old):

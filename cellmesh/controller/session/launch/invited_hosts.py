@@ -79,7 +79,7 @@ class InvitedHosts:
         # TorchElastic has as many hosts as it was started with: those that join start by hand.
         joins = failures is None and parts[0].joins
         launch = "hand" if joins else ticket.launch
-        line = agent_line(launch, len(parts), self._path)
+        line = agent_line(launch, parts[0].num_hosts, self._path)
         if failures is None:
             self._report(describe_start(launch, len(parts), self._path, joins), True)
         until = time.monotonic() + (timeout_s if failures is None else _RETURN_S)

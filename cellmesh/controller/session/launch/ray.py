@@ -114,6 +114,11 @@ def allocation_of(group: str, nodes: Sequence[str]) -> Allocation:
     )
 
 
+def is_rays(template: str) -> bool:
+    """Whether a command line starts agents in what Ray has reserved."""
+    return _DRIVER[-1] in template
+
+
 def bundle_of(name: str) -> int:
     """Return the number of the bundle that a node's name ends with."""
     return int(name.rpartition(".")[2])

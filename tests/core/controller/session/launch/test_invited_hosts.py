@@ -7,9 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from cellmesh.controller.session.launch.invited_hosts import describe_start, write_invitation
+from cellmesh.controller.session.launch.invited_hosts import (
+    InvitedHosts,
+    describe_start,
+    write_invitation,
+)
 from cellmesh.errors import HostError
+from cellmesh.wire.hosts import HostPart
 from cellmesh.wire.rendezvous import Invitation, parse_invitation
+from cellmesh.wire.ticket import Ticket
 
 INVITATION = Invitation("train", "tcp://10.0.0.1:4711", "p" * 40, "s" * 40)
 
@@ -45,3 +51,34 @@ def test_line_to_run_on_each_host_names_the_file(launch: str, expected: str) -> 
 def test_hosts_that_join_are_asked_for(num_hosts: int, expected: str) -> None:
     path = Path("/run/train/join.json")
     assert describe_start("hand", num_hosts, path, joins=True).startswith(expected)
+
+
+def test_line_for_a_lost_host_is_that_of_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchrun's rendezvous is for all hosts of the mesh, of which one is lost."""
+    monkeypatch.setattr("cellmesh.controller.session.launch.invited_hosts._RETURN_S", 0.0)
+    ticket = Ticket(
+        name="train",
+        key="k",
+        directory=str(tmp_path),
+        num_ranks=3,
+        backend="gloo",
+        mesh_dim_names=("dp",),
+        mesh_shape=(3,),
+        preload=(),
+        sys_path=(),
+        cwd="/",
+        controller_pid=1,
+        created_at=0.0,
+        launch="torchrun",
+        address="127.0.0.1",
+    )
+    invited = InvitedHosts(ticket, lambda text, stays: None)
+    failures: dict[int, HostError] = {}
+    lost = HostPart(1, 3, "b", 1, 1, "", joins=True)
+    try:
+        assert invited.start(invited.ticket, [lost], 1.0, failures) == []
+    finally:
+        invited.leave()
+    assert "torchrun --nnodes 3 " in str(failures[0])
