@@ -116,6 +116,7 @@ def _find_by_agents(ticket: Ticket) -> Found:
     own = read_holder(ticket)  # what the notebook's own listener has refused
     if not ticket.agents:  # they are being started by this process
         is_starting = age_s < STARTING_S or psutil.pid_exists(ticket.controller_pid)
+        is_starting &= not marks.is_dead(ticket)
         return Found(ticket, "starting" if is_starting else "stale", (), age_s, own)
     standings = ask_agents(ticket)
     holder = summarize(standings, own)

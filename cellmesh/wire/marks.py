@@ -17,7 +17,7 @@ import signal
 import time
 from pathlib import Path
 
-from .host import is_process, process_stat, this_place
+from .host import is_process, process_stat, started_ticks, this_place
 from .ticket import Ticket, find_tickets, remove_own_directory
 
 VARIABLE = "CELLMESH_MESH"
@@ -71,13 +71,13 @@ def end_carriers(value: str, timeout_s: float = 2.0) -> None:
 
 def is_dead(ticket: Ticket) -> bool:
     """Return whether a mesh's agent ran on this host and in this PID namespace, and has certainly
-    ended.
+    ended; of a mesh on many hosts, whether its start has ended with the notebook's process here.
     """
-    return (
-        ticket.place == this_place()
-        and ticket.agent_pid > 0
-        and not is_process(ticket.agent_pid, ticket.agent_ticks)
-    )
+    if ticket.place != this_place():
+        return False
+    if ticket.spans_hosts:
+        return not ticket.agents and not started_ticks(ticket.controller_pid)
+    return ticket.agent_pid > 0 and not is_process(ticket.agent_pid, ticket.agent_ticks)
 
 
 def end_dead_meshes(root: Path) -> None:

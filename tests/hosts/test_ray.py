@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from cellmesh.errors import HostError, MeshUsageError
 from tests.conftest import check_nothing_left
 from tests.faults.watching import wait_until
 
+from .interrupted_start import die_at, die_with_mesh, interrupt_at, remove_dead
 from .ray import RayCluster, ray_cluster
 
 WAIT_S = 60.0
@@ -80,18 +79,36 @@ def test_dead_agent_is_started_again_in_its_bundle(cluster: RayCluster) -> None:
         mesh.cell(REDUCE)
 
 
-def test_mesh_keeps_its_nodes_for_its_lease(cluster: RayCluster, runtime_dir: Path) -> None:
-    script = (
-        "import cellmesh as cm\n"
-        "mesh = cm.start(launch='ray', nodes=2, nproc_per_host=1, lease_s=600, name='kept')\n"
-        "mesh.cell('kept = rank + 5')\n"
-        "mesh.detach()\n"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True)
+def test_mesh_outlives_its_killed_notebook_for_its_lease(
+    cluster: RayCluster, runtime_dir: Path
+) -> None:
+    die_with_mesh(launch="ray", nodes=2, nproc_per_host=1, lease_s=10, name="kept")
     assert cluster.num_free_cpus() == 2
-    with cm.attach("kept") as mesh:
+    with cm.attach("kept", steal=True) as mesh:  # before the notebook is missed
         assert mesh.pull("kept").list == [5, 6]
-        mesh.stop()
+        mesh.detach()
+    assert cluster.num_free_cpus() == 2
+    wait_until(lambda: cluster.num_free_cpus() == 4, WAIT_S, "the nodes are given back")
+    remove_dead(runtime_dir, *cluster.directories)
+
+
+@pytest.mark.parametrize(
+    ("end", "step"),
+    [
+        (die_at, "read the nodes' names"),
+        (die_at, "hear of agents"),
+        (die_at, "connect to agents"),
+        (interrupt_at, "start agents"),
+        (interrupt_at, "let agents go"),
+        (interrupt_at, "wait for ranks"),
+    ],
+)
+def test_start_that_ends_with_nodes_gives_them_back(
+    cluster: RayCluster, runtime_dir: Path, end: Callable[..., None], step: str
+) -> None:
+    end(step, launch="ray", nodes=2, nproc_per_host=1, lease_s=600)
+    wait_until(lambda: cluster.num_free_cpus() == 4, WAIT_S, "the nodes are given back")
+    remove_dead(runtime_dir, *cluster.directories)
 
 
 def test_nodes_in_use_are_waited_for_until_an_interrupt(cluster: RayCluster) -> None:

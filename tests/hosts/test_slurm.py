@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from cellmesh.errors import CellmeshError, HostError, MeshUsageError, RankFailur
 from tests.conftest import check_nothing_left, processes_named
 from tests.faults.watching import Stuck, wait_until
 
+from .interrupted_start import STEPS, die_at, die_with_mesh, interrupt_at, remove_dead
 from .netns import run
 from .notebook import here
 from .slurm import slurm
@@ -154,6 +155,32 @@ def test_queued_job_ends_with_its_notebook() -> None:
     process.wait()
     wait_until(lambda: not waiting(), WAIT_S, "the job is no longer queued")
     run("scancel", "--name=no-shell")
+
+
+@pytest.mark.parametrize(
+    ("end", "step"),
+    [
+        *((die_at, step) for step in STEPS),
+        # Not in the milliseconds in which a session is made.
+        *((interrupt_at, step) for step in STEPS if step != "connect to agents"),
+    ],
+)
+def test_start_that_ends_with_nodes_gives_them_back(
+    runtime_dir: Path, end: Callable[..., None], step: str
+) -> None:
+    end(step, launch="slurm", nodes=2, nproc_per_host=1, lease_s=600)
+    wait_until(lambda: not run("squeue", "-h"), WAIT_S, "the job is given back")
+    remove_dead(runtime_dir)
+
+
+def test_mesh_outlives_its_killed_notebook_for_its_lease(runtime_dir: Path) -> None:
+    die_with_mesh(launch="slurm", nodes=2, nproc_per_host=1, lease_s=10, name="kept")
+    with cm.attach("kept", steal=True) as mesh:  # before the notebook is missed
+        assert mesh.pull("kept").list == [5, 6]
+        mesh.detach()
+    assert len(run("squeue", "-h").splitlines()) == 1
+    wait_until(lambda: not run("squeue", "-h"), WAIT_S, "the job is given back")
+    remove_dead(runtime_dir)
 
 
 def end_by_time() -> None:

@@ -7,9 +7,8 @@ import dataclasses
 import functools
 import math
 import os
-import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +36,7 @@ from .launch.local import (
     ranks_environment,
     spawned,
 )
+from .launch.node_holder import NodeHolder
 from .launch.prestart import changes_import, own_prestart
 from .session import Session, StartProgress
 
@@ -177,26 +177,29 @@ def start(
         forget_if_ended(runtime_root() / checked.name)
     limit_s = _START_S if timeout_s is None else timeout_s
     patience_s = math.inf if timeout_s is None and checked.launch in INVITING else limit_s
-    ticket, launcher, end = _launch(checked, is_lease_chosen, patience_s, on_progress)
-    session = Session(ticket, launcher, end, on_progress=on_progress, started_at=started_at)
-    loaded.record()
-    _bring_code(session, limit_s)
-    session.wait_until_ready(limit_s)
+    with NodeHolder() as holder:
+        ticket, launcher, end = _launch(checked, is_lease_chosen, patience_s, on_progress, holder)
+        session = Session(ticket, launcher, end, on_progress=on_progress, started_at=started_at)
+        try:
+            loaded.record()
+            _bring_code(session, limit_s)
+            session.wait_until_ready(limit_s)
+            holder.keep()
+        except BaseException:
+            session.stop()
+            raise
     return Mesh(session)
 
 
 def _bring_code(session: Session, timeout_s: float) -> None:
     """Send the hosts of a mesh that starts what they lack of the user's modules, while they import
-    torch; end the mesh if one cannot have them.
+    torch.
     """
     try:
         if session.code is not None:
             session.code.bring(timeout_s=timeout_s)
     except NoMeshError:  # the start has failed, which is explained where it is awaited
         return
-    except BaseException:
-        session.stop()
-        raise
 
 
 def _launch(
@@ -204,6 +207,7 @@ def _launch(
     is_lease_chosen: bool,
     timeout_s: float,
     on_progress: Callable[[StartProgress], None] | None,
+    holder: NodeHolder,
 ) -> tuple[Ticket, Launcher, int]:
     """Start an agent, from the waiting zygote if this process has one."""
 
@@ -212,7 +216,7 @@ def _launch(
             on_progress(StartProgress("importing torch", 0, options.num_ranks, 0.0))
 
     if options.request is not None:
-        options = _with_nodes(options, options.request, on_progress)
+        options = _with_nodes(options, options.request, on_progress, holder)
     if options.hosts:
 
         def show(text: str, stays: bool) -> None:
@@ -221,13 +225,9 @@ def _launch(
             elif on_progress is not None:
                 on_progress(StartProgress(text, 0, options.num_ranks, 0.0))
 
-        try:
-            ticket = make_ticket(options, is_lease_chosen)
-            agents = HostAgents(ticket, options.hosts, timeout_s, show)
-            end = agents.start()
-        except BaseException:
-            _release(options.release_command)
-            raise
+        ticket = make_ticket(options, is_lease_chosen)
+        agents = HostAgents(ticket, options.hosts, timeout_s, show)
+        end = agents.start()
         return agents.ticket, agents, end
     can_fork = options.prestart and not changes_import(ranks_environment(options))
     prestart = own_prestart() if can_fork else None
@@ -241,16 +241,11 @@ def _launch(
     return ticket, launcher, launcher.start()
 
 
-def _release(command: Sequence[str]) -> None:
-    """Give back the nodes of an engine for a mesh that has not started."""
-    if command:
-        subprocess.run(command, capture_output=True)
-
-
 def _with_nodes(
     options: Options,
     request: NodeRequest,
     on_progress: Callable[[StartProgress], None] | None,
+    holder: NodeHolder,
 ) -> Options:
     """Return the options with the nodes that an engine has given as hosts. Blocks while it
     queues.
@@ -264,19 +259,15 @@ def _with_nodes(
 
     name = options.name or "cellmesh"
     allocation = (
-        ray.allocate(request, name, report)
+        ray.allocate(request, name, report, holder)
         if request.engine == "ray"
-        else slurm.allocate(request, name, os.environ, report)
+        else slurm.allocate(request, name, os.environ, report, holder)
     )
-    try:
-        entries = parse_hosts(allocation.nodes, request.num_ranks, request.nproc_per_host)
-        check_gpu_hosts(options.gpus, {entry.name for entry in entries})
-        num_ranks = sum(entry.num_ranks for entry in entries)
-        is_default = tuple(options.mesh) == (DEFAULT_DIM,)
-        dims = {DEFAULT_DIM: num_ranks} if is_default else check_mesh(options.mesh, num_ranks)
-    except BaseException:
-        _release(allocation.release_command)
-        raise
+    entries = parse_hosts(allocation.nodes, request.num_ranks, request.nproc_per_host)
+    check_gpu_hosts(options.gpus, {entry.name for entry in entries})
+    num_ranks = sum(entry.num_ranks for entry in entries)
+    is_default = tuple(options.mesh) == (DEFAULT_DIM,)
+    dims = {DEFAULT_DIM: num_ranks} if is_default else check_mesh(options.mesh, num_ranks)
     return dataclasses.replace(
         options,
         num_ranks=num_ranks,

@@ -7,32 +7,31 @@ is asked for, and a notebook may use Ray for itself.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import json
 import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ....errors import HostError, MeshUsageError
+from ....errors import HostError
 from ...node_request import Allocation, NodeRequest, resources_of
+from .node_holder import NodeHolder
 
 _DRIVER = (sys.executable, "-m", "cellmesh.controller.session.launch.ray_driver")
-# After its standard input was closed, the driver gives back what it has asked for.
-_END_S = 15.0
 
 
-def allocate(request: NodeRequest, name: str, report: Callable[[str], None]) -> Allocation:
+def allocate(
+    request: NodeRequest, name: str, report: Callable[[str], None], holder: NodeHolder
+) -> Allocation:
     """Reserve nodes of the Ray cluster that this process finds. Blocks while they are in use.
 
     Args:
         request: what was asked for.
         name: begins the placement group's name.
         report: called with what is waited for.
+        holder: removes the placement group unless the mesh starts.
 
     Raises:
         HostError: Ray is not installed, there is no cluster, or its nodes are not free in time.
@@ -44,59 +43,16 @@ def allocate(request: NodeRequest, name: str, report: Callable[[str], None]) -> 
             f"version, like `{sys.executable} -m pip install ray`"
         )
     group = f"{name}-{os.urandom(4).hex()}"
-    arguments = json.dumps(
-        {
-            "group": group,
-            "nodes": request.nodes,
-            "ranks_per_node": request.ranks_per_node,
-            "resources": resources_of(request.arguments),
-            "may_use_gpus": request.may_use_gpus,
-            "timeout_s": request.queue_timeout_s,
-        }
-    )
-    process = subprocess.Popen(
-        [*_DRIVER, "reserve", arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        report("waiting for Ray")
-        for line in process.stdout:
-            said = _read(line)
-            if "waiting" in said:
-                report(said["waiting"])
-            elif "nodes" in said:
-                return allocation_of(group, said["nodes"])
-            elif "usage" in said:
-                raise MeshUsageError(said["usage"])
-            elif "problem" in said:
-                raise HostError(said["problem"])
-        _, log = process.communicate()
-        raise HostError(f"Ray has failed: {log.strip()[-2000:]}")
-    finally:
-        with contextlib.suppress(OSError):
-            process.stdin.close()
-        try:
-            process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        process.stdout.close()
-        if process.stderr is not None:
-            process.stderr.close()
-
-
-def _read(line: str) -> dict[str, Any]:
-    """Read a message of the driver's; {} of what else is printed there."""
-    with contextlib.suppress(ValueError):
-        said = json.loads(line)
-        return said if isinstance(said, dict) else {}
-    return {}
+    asked = {
+        "group": group,
+        "nodes": request.nodes,
+        "ranks_per_node": request.ranks_per_node,
+        "resources": resources_of(request.arguments),
+        "may_use_gpus": request.may_use_gpus,
+        "timeout_s": request.queue_timeout_s,
+    }
+    report("waiting for Ray")
+    return allocation_of(group, holder.ask((*_DRIVER, "reserve"), asked, report)["nodes"])
 
 
 def allocation_of(group: str, nodes: Sequence[str]) -> Allocation:
@@ -110,7 +66,6 @@ def allocation_of(group: str, nodes: Sequence[str]) -> Allocation:
     return Allocation(
         tuple(f"{_as_name(node)}.{index}" for index, node in enumerate(nodes)),
         template,
-        release_command=(*_DRIVER, "release", group),
     )
 
 

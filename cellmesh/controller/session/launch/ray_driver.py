@@ -1,10 +1,10 @@
 """Uses Ray for a mesh, in a process of its own: ``python -m
 cellmesh.controller.session.launch.ray_driver``.
 
-``reserve JSON`` makes a placement group and prints its nodes' names; it is removed if the standard
-input ends before. ``run GROUP NODE COMMAND...`` runs an agent's command in the node's bundle, with
+``reserve JSON`` makes a placement group, prints its nodes' names, and removes it unless the mesh
+starts. ``run GROUP NODE COMMAND...`` runs an agent's command in the node's bundle, with
 this process's standard input and output; once the agent was told to go on, an actor of Ray's stays
-with it in place of this process. ``release GROUP`` removes the group.
+with it in place of this process.
 
 Group and actors are detached: they outlive the notebook, and the last actor removes the group.
 """
@@ -30,6 +30,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ....wire.hosts import ANNOUNCEMENT, GO
+from .node_holder import hold, say
 from .ray import bundle_of, choose_bundle, explain_shortage
 
 _NAMESPACE = "cellmesh"
@@ -154,14 +155,12 @@ def main() -> None:
             ": start one with `ray start --head`, and run the notebook on one of its nodes, or set "
             "RAY_ADDRESS"
         )
-        _say({"problem": text})
+        say({"problem": text})
         sys.exit(text)
     if what == "reserve":
         reserve(**json.loads(arguments[0]))
-    elif what == "run":
-        sys.exit(run(arguments[0], arguments[1], arguments[2:]))
     else:
-        release(arguments[0])
+        sys.exit(run(arguments[0], arguments[1], arguments[2:]))
 
 
 def reserve(
@@ -172,11 +171,13 @@ def reserve(
     may_use_gpus: bool,
     timeout_s: float | None,
 ) -> None:
-    """Make a placement group, and print its nodes once it has them."""
+    """Make a placement group, send the notebook its nodes, and hold them until the mesh has
+    started.
+    """
     bundle = choose_bundle(ray.nodes(), ranks_per_node, resources, may_use_gpus)
     shortage = explain_shortage(ray.nodes(), nodes, bundle)
     if shortage and timeout_s is None:
-        _say({"usage": shortage})
+        say({"usage": shortage})
         return
     made = placement_group(
         [bundle] * nodes, strategy="STRICT_SPREAD", name=group, lifetime="detached"
@@ -195,17 +196,18 @@ def reserve(
             text = f"{free} of {nodes} nodes of Ray are free"
             if timeout_s is not None and now > began + timeout_s:
                 why = explain_shortage(ray.nodes(), nodes, bundle) or f"{text} for {bundle}"
-                _say({"problem": f"Ray did not give the nodes within {timeout_s:.0f} s: {why}"})
+                say({"problem": f"Ray did not give the nodes within {timeout_s:.0f} s: {why}"})
                 sys.exit(1)
             if now > reported_at + _REPORT_S:
                 reported_at = now
-                _say({"waiting": text})
+                say({"waiting": text})
+        hosts = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes()}
+        by_bundle = ray.util.placement_group_table(made)["bundles_to_node_id"]
+        say({"nodes": [hosts[by_bundle[index]] for index in range(nodes)]})
+        hold()
     except BaseException:
         remove_placement_group(made)
         raise
-    hosts = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes()}
-    by_bundle = ray.util.placement_group_table(made)["bundles_to_node_id"]
-    _say({"nodes": [hosts[by_bundle[index]] for index in range(nodes)]})
 
 
 def run(group: str, node: str, command: Sequence[str]) -> int:
@@ -262,21 +264,9 @@ def _run(group: str, node: str, command: Sequence[str], stdin: IO[bytes]) -> int
     return status
 
 
-def release(group: str) -> None:
-    """Remove a placement group, and with it the actors in it."""
-    try:
-        remove_placement_group(ray.util.get_placement_group(group))
-    except ValueError:
-        pass  # it was removed before
-
-
 def _has_ended(timeout_s: float) -> bool:
     """Whether the standard input has ended within a time; nothing is written to it yet."""
     return bool(select.select([0], [], [], timeout_s)[0])
-
-
-def _say(message: Mapping[str, Any]) -> None:
-    print(json.dumps(message), flush=True)
 
 
 if __name__ == "__main__":

@@ -7,10 +7,7 @@ with the allocation.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import selectors
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -18,9 +15,8 @@ from collections.abc import Callable, Mapping
 from ....errors import HostError, MeshUsageError
 from ....stdlib import time
 from ...node_request import Allocation, NodeRequest
+from .node_holder import NodeHolder
 
-# How often the queue's state is asked for while a job waits.
-_ASK_S = 2.0
 _COMMAND_S = 30.0
 # A job that ends is COMPLETING, which hides why, until its processes have ended.
 _COMPLETING_S = 5.0
@@ -42,6 +38,7 @@ def allocate(
     name: str,
     environment: Mapping[str, str],
     report: Callable[[str], None],
+    holder: NodeHolder,
 ) -> Allocation:
     """Use the allocation of this process, or wait for a new one. Blocks while the job is queued.
 
@@ -50,6 +47,7 @@ def allocate(
         name: the job's, for the queue.
         environment: of this process; in an allocation it has ``SLURM_JOB_ID``.
         report: called with the queue's state while the job waits.
+        holder: cancels a new job unless the mesh starts.
 
     Raises:
         HostError: Slurm is not there, refuses the job, or does not start it in time.
@@ -57,7 +55,7 @@ def allocate(
     """
     job = environment.get("SLURM_JOB_ID", "")
     if job and not request.is_new:
-        nodes = _nodes_of(environment.get("SLURM_JOB_NODELIST", ""))
+        nodes = nodes_of(environment.get("SLURM_JOB_NODELIST", ""))
         wanted = request.nodes or len(nodes)
         if wanted > len(nodes):
             raise MeshUsageError(
@@ -65,13 +63,10 @@ def allocate(
                 f"({', '.join(nodes)}); with --time or --partition a new one is asked for"
             )
         return allocation_of(job, nodes[:wanted], is_own=False)
-    job = _submit(salloc_command(request, name), report, request.queue_timeout_s)
-    try:
-        nodes = _nodes_of(_run("squeue", "--noheader", "-j", job, "-o", "%N"))
-    except BaseException:
-        _cancel(job)
-        raise
-    return allocation_of(job, nodes, is_own=True)
+    driver = (sys.executable, "-m", "cellmesh.controller.session.launch.slurm_driver")
+    asked = {"command": salloc_command(request, name), "timeout_s": request.queue_timeout_s}
+    given = holder.ask(driver, asked, report)
+    return allocation_of(given["job"], tuple(given["nodes"]), is_own=True)
 
 
 def salloc_command(request: NodeRequest, name: str) -> list[str]:
@@ -113,11 +108,11 @@ def why_lost(job: str, node: str) -> str:
     deadline = time.monotonic() + _COMPLETING_S
     with contextlib.suppress(HostError):
         while True:
-            text = _run("scontrol", "show", "job", "--oneliner", job)
+            text = run("scontrol", "show", "job", "--oneliner", job)
             if _field(text, "JobState") != "COMPLETING" or time.monotonic() > deadline:
                 break
             time.sleep(_COMPLETING_ASK_S)
-        return explain_loss(text, _run("scontrol", "show", "node", "--oneliner", node), node)
+        return explain_loss(text, run("scontrol", "show", "node", "--oneliner", node), node)
     return ""
 
 
@@ -141,7 +136,7 @@ def _is_among(node: str, node_list: str) -> bool:
     if not node_list or node_list == "(null)":
         return True
     try:
-        return node in _nodes_of(node_list)
+        return node in nodes_of(node_list)
     except HostError:
         return True
 
@@ -157,70 +152,21 @@ def read_job(text: str) -> str:
     return (found[1] or found[2]) if found else ""
 
 
-def _submit(command: list[str], report: Callable[[str], None], timeout_s: float | None) -> str:
-    # If this process is killed while the job is queued, salloc ends, and revokes the job.
-    guard = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
-    if shutil.which(command[0]) is None:
-        raise _missing(command[0], "No such file or directory")
-    process = subprocess.Popen(
-        [*guard, *command],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    text, began = "", time.monotonic()
-    try:
-        with process.stdout as output, selectors.DefaultSelector() as selector:
-            selector.register(output, selectors.EVENT_READ)
-            while True:
-                if selector.select(_ASK_S):
-                    data = os.read(output.fileno(), 65536)
-                    text += data.decode(errors="replace")
-                    if not data:
-                        break
-                if job := read_job(text):
-                    report(_describe_queue(job))
-                if timeout_s is not None and time.monotonic() > began + timeout_s:
-                    raise HostError(
-                        f"job {job} was not started by Slurm within {timeout_s:.0f} s "
-                        f"({_describe_queue(job)}): it is cancelled; ask for less, or wait longer "
-                        "(--queue-timeout)"
-                    )
-        if process.wait() != 0 or not job:
-            raise HostError(f"Slurm refuses the job: {text.strip()}")
-        return job
-    except BaseException:
-        process.terminate()  # upon which salloc revokes what it has asked for
-        process.wait()
-        if job := read_job(text):
-            _cancel(job)
-        raise
+def nodes_of(node_list: str) -> tuple[str, ...]:
+    """Return the names in a list of nodes like ``n[1-2]``."""
+    return tuple(run("scontrol", "show", "hostnames", node_list.strip()).split())
 
 
-def _cancel(job: str) -> None:
-    with contextlib.suppress(HostError):
-        _run("scancel", job)
+def run(*command: str) -> str:
+    """Return what a command of Slurm's prints.
 
-
-def _describe_queue(job: str) -> str:
-    with contextlib.suppress(HostError):
-        said = _run("squeue", "--noheader", "-j", job, "-o", "%T %r").split()
-        if said:
-            return f"job {job}: {said[0].lower()} ({' '.join(said[1:])})"
-    return f"job {job}"
-
-
-def _nodes_of(node_list: str) -> tuple[str, ...]:
-    return tuple(_run("scontrol", "show", "hostnames", node_list.strip()).split())
-
-
-def _run(*command: str) -> str:
+    Raises:
+        HostError: it is not there, or has failed.
+    """
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_S)
     except OSError as error:
-        raise _missing(command[0], error.strerror) from error
+        raise missing(command[0], error.strerror) from error
     except subprocess.TimeoutExpired:
         raise HostError(f"{command[0]} does not answer: is slurmctld up? `scontrol ping`") from None
     if done.returncode:
@@ -228,7 +174,8 @@ def _run(*command: str) -> str:
     return done.stdout.strip()
 
 
-def _missing(program: str, why: str | None) -> HostError:
+def missing(program: str, why: str | None) -> HostError:
+    """Return the error for a host without a command of Slurm's."""
     return HostError(
         f"--launch slurm: cannot run {program} ({why}): it needs Slurm's commands on this host's "
         "path"

@@ -33,7 +33,6 @@ def test_agent_is_run_in_the_bundle_of_its_node() -> None:
     allocation = allocation_of("train-1", ["box"])
     command = command_for(allocation.template, "box.0", ["python", "-m", "cellmesh"])
     assert command[-6:] == ["run", "train-1", "box.0", "python", "-m", "cellmesh"]
-    assert allocation.release_command[-2:] == ("release", "train-1")
     assert allocation.leave_command == ()
 
 
