@@ -71,8 +71,10 @@ class AgentActor:
         environment |= {
             name: value for name, value in os.environb.items() if name.endswith(b"VISIBLE_DEVICES")
         }
-        # Where Ray ends this process, the agent ends.
-        guarded = ["setpriv", "--pdeathsig", "TERM", "--", *command]
+        # Where Ray ends this process, the agent ends in order: the command is a grandchild, as Ray
+        # kills children.
+        below = ["sh", "-c", 'setpriv --pdeathsig TERM -- "$@"; exit $?', "sh", *command]
+        guarded = ["setpriv", "--pdeathsig", "KILL", "--", *below]
         self._process = subprocess.Popen(
             guarded,
             stdin=subprocess.PIPE,
