@@ -111,9 +111,11 @@ def test_doctor_checks_the_nodes_of_an_allocation_by_the_line_that_it_names() ->
     refused = here("doctor", "--launch", "slurm")
     (line,) = re.findall(r"--launch '(srun [^']*)'", refused.stderr)
     doctor = (sys.executable, "-m", "cellmesh", "doctor", "--hosts", "n1,n2", "--launch", line)
-    text = run("salloc", "--nodes=2", "--time=5", *doctor)
-    assert re.search(r"ok +routes and ports +each host reaches all others", text)
-    assert re.search(r"ok +interfaces +n1 \S+ \(\S+\), n2 ", text)
+    done = subprocess.run(
+        ("salloc", "--nodes=2", "--time=5", *doctor), capture_output=True, text=True, timeout=100
+    )
+    assert re.search(r"ok +routes and ports +each host reaches all", done.stdout), done
+    assert re.search(r"ok +interfaces +n1 \S+ \(\S+\), n2 ", done.stdout)
 
 
 def test_options_of_salloc_are_passed_on() -> None:
