@@ -377,7 +377,8 @@ def _start(
         0 if the agent has ended in order.
     """
     ticket = _own_ticket(_decode(text), address, interface)
-    with open(ticket.logs / "agent.log", "ab") as log:
+    # Read by its descriptor: an agent that does not start takes its directory along.
+    with open(ticket.logs / "agent.log", "a+b") as log:
         guardian = subprocess.Popen(
             isolated_command("cellmesh.workers.agent.guardian", str(ticket.path)),
             stdin=subprocess.DEVNULL,
@@ -385,14 +386,15 @@ def _start(
             stderr=log,
             start_new_session=True,
         )
-    assert guardian.stdout is not None
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: _end(guardian))
-    guardian.stdout.readline()  # the processes' numbers
-    if guardian.stdout.readline() != READY:
-        guardian.wait()
-        text_ = (ticket.logs / "agent.log").read_text(errors="replace")[-2000:].strip()
-        raise HostError(f"the agent did not start: {text_}")
+        assert guardian.stdout is not None
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: _end(guardian))
+        guardian.stdout.readline()  # the processes' numbers
+        if guardian.stdout.readline() != READY:
+            guardian.communicate()
+            log.seek(0)
+            cause = log.read().decode(errors="replace")[-2000:].strip()
+            raise HostError(f"the agent did not start: {cause}")
     signed = read_ticket(ticket.path)
     notebook.say(
         Announcement(

@@ -1,11 +1,65 @@
-"""What the process that starts a host's agent decides."""
+"""What the process that starts a host's agent decides, and says of an agent that does not start."""
 
 from __future__ import annotations
 
+import json
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
 import pytest
 
-from cellmesh.wire.hosts import HostPart
+from cellmesh.controller.options import make_options
+from cellmesh.controller.session.launch.local import make_ticket
+from cellmesh.errors import HostError
+from cellmesh.wire.curve import new_keys
+from cellmesh.wire.hosts import Announcement, HostPart
+from cellmesh.wire.ticket import runtime_root
+from cellmesh.workers.agent import on_host
 from cellmesh.workers.agent.on_host import choose_address, is_engines
+
+# Reserved for documentation: no host has it.
+NOWHERE = "203.0.113.9"
+
+
+@dataclass
+class Silent:
+    """A notebook that only hears."""
+
+    said: list[Announcement] = field(default_factory=list)
+
+    def say(self, announcement: Announcement) -> None:
+        self.said.append(announcement)
+
+    def hear(self, agent: int) -> bytes:
+        return b""
+
+
+@pytest.fixture
+def own_signals() -> Iterator[None]:
+    """What a test sets for signals is undone."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def ticket_text(name: str = "x") -> bytes:
+    """A ticket for the agent of the only host, as a launcher sends it."""
+    part = HostPart(0, 1, "a", 0, 1, new_keys().public, ("127.0.0.1",))
+    ticket = make_ticket(make_options(hosts="a:1", name=name), False)
+    return json.dumps(msgspec.to_builtins(msgspec.structs.replace(ticket, host=part))).encode()
+
+
+def test_agent_that_does_not_start_says_why(
+    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch, own_signals: None
+) -> None:
+    monkeypatch.setattr(on_host, "choose_address", lambda *given: (NOWHERE, "lo"))
+    with pytest.raises(HostError, match=f"did not start: .*cannot bind tcp://{NOWHERE}"):
+        on_host._start(ticket_text(), Silent(), "", "")
+    assert [path.name for path in runtime_root().iterdir()] == ["x"]  # the notebook's
 
 
 @pytest.mark.parametrize(
