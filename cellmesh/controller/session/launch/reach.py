@@ -56,13 +56,7 @@ class Tunnel:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = listener.getsockname()[1]
         self.endpoint = f"tcp://127.0.0.1:{port}"
-        # `cat` ends with this process, whatever ends it: ssh -N would stay.
-        self._command = [
-            *("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"),
-            *("-o", "ExitOnForwardFailure=yes", "-o", "ServerAliveInterval=3"),
-            *("-L", f"127.0.0.1:{port}:{agent.endpoint.removeprefix('tcp://')}"),
-            *(agent.host, "cat"),
-        ]
+        self._command = tunnel_command(agent, port)
         self._is_closed = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
@@ -93,6 +87,21 @@ class Tunnel:
             if self._process is not None:
                 self._process.terminate()
         self._thread.join()
+
+
+def tunnel_command(agent: AgentAddress, port: int) -> list[str]:
+    """Return the ssh command that forwards a port of this host's loopback to an agent's.
+
+    It has a connection of its own: the port of a shared one (ControlMaster) would stay open after
+    this command, and be in the way of the next.
+    """
+    return [
+        *("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ControlPath=none"),
+        *("-o", "ExitOnForwardFailure=yes", "-o", "ServerAliveInterval=3"),
+        *("-L", f"127.0.0.1:{port}:{agent.endpoint.removeprefix('tcp://')}"),
+        # `cat` ends with this process, whatever ends it: ssh -N would stay.
+        *(agent.host, "cat"),
+    ]
 
 
 class Reach:

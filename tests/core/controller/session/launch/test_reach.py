@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import threading
 from collections.abc import Iterator
@@ -11,7 +12,12 @@ import pytest
 import zmq
 
 from cellmesh.controller.session.launch import reach
-from cellmesh.controller.session.launch.reach import Reach, describe_detours, describe_way
+from cellmesh.controller.session.launch.reach import (
+    Reach,
+    describe_detours,
+    describe_way,
+    tunnel_command,
+)
 from cellmesh.errors import HostError
 from cellmesh.wire import transport
 from cellmesh.wire.curve import new_keys
@@ -86,6 +92,14 @@ def test_forwarding_is_the_last_way(endpoint: str, nowhere: str) -> None:
     assert not forwarding.is_closed
     ways.close()
     assert forwarding.is_closed
+
+
+def test_forwarding_has_a_connection_of_its_own() -> None:
+    command = tunnel_command(agent_at("tcp://192.0.2.9:5000"), 6000)
+    options = [value for option, value in itertools.pairwise(command) if option == "-o"]
+    assert "ControlPath=none" in options
+    assert command[command.index("-L") + 1] == "127.0.0.1:6000:192.0.2.9:5000"
+    assert command[-2:] == ["a", "cat"]
 
 
 def test_agent_that_nothing_reaches_is_an_error_that_names_each_way(nowhere: str) -> None:
