@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import zmq
 
+from ...errors import HostError
 from ...wire import transport
 from ...wire.attach import Detached, Hello, Refused, Welcome
 from ...wire.bulk import Arrivals, Sender
@@ -53,6 +54,9 @@ class Connection:
         binds: whether the endpoint is this process's, and the agent connects to it.
         refused: called with how many peers without the agent's key have connected there.
 
+    Raises:
+        HostError: the endpoint is this process's, and another process has it.
+
     Attributes:
         lost_at: since when there is no connection, on the clock of `hear`; None while there is one.
     """
@@ -81,9 +85,13 @@ class Connection:
         )
         self._context: zmq.Context[transport.Socket] = zmq.Context()
         # A routing id must not begin with a zero.
-        self._socket, self._monitor = transport.connect_dealer(
-            self._context, endpoint, b"C" + link, keys, binds
-        )
+        try:
+            self._socket, self._monitor = transport.connect_dealer(
+                self._context, endpoint, b"C" + link, keys, binds
+            )
+        except HostError:
+            self._context.term()
+            raise
         self._peers = PeerMonitor(self._socket, self._monitor) if binds else None
         self._refused = refused
         self._codec = at_controller()

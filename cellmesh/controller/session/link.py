@@ -209,16 +209,22 @@ class Link:
 
     def _serve(self) -> None:
         """Run the loop on the link's thread until the end of the mesh."""
-        connection = self._connection = self._connect()
-        self._turns.run((*connection.descriptors(), self._agent))
+        connection, problem = None, ""
+        try:
+            connection = self._connection = self._connect()
+        except Exception as error:  # a port of this host is another process's by now
+            problem = str(error)
+        else:
+            self._turns.run((*connection.descriptors(), self._agent))
         with self._lock:
             self._closing = True
         with self._turns.turn:
             self._connection = None
             self._turns.inside = threading.get_ident()
-            self._faults.guard(self._serve_rest, connection)
+            self._faults.guard(self._serve_rest, connection, problem)
             self._turns.inside = 0
-            connection.close()
+            if connection is not None:
+                connection.close()
             self._turns.close()
         os.close(self._agent)
         self._faults.guard(self._on_close)
@@ -296,10 +302,16 @@ class Link:
             self._faults.take(error)
         return num_heard
 
-    def _serve_rest(self, connection: AnyConnection) -> None:
-        """Execute the commands posted before the end, and show the last output."""
+    def _serve_rest(self, connection: AnyConnection | None, problem: str) -> None:
+        """Execute the commands posted before the end, and show the last output.
+
+        Args:
+            connection: None if it could not be made.
+            problem: why not.
+        """
         now = time.monotonic()
-        self._carry_out(self._obey(now), connection, now)
+        effects = self._core.agent_ended(problem) if connection is None else []
+        self._carry_out([*effects, *self._obey(now)], connection, now)
         for printer in self._timed.values():
             self._faults.guard(printer.show, now, True)
 
@@ -333,9 +345,11 @@ class Link:
         has_failed, self._num_faults = num_faults != self._num_faults, num_faults
         return max(due, time.monotonic() + _PAUSE_S) if has_failed else due
 
-    def _carry_out(self, effects: Sequence[Effect], connection: AnyConnection, now: float) -> None:
+    def _carry_out(
+        self, effects: Sequence[Effect], connection: AnyConnection | None, now: float
+    ) -> None:
         outgoing = [effect.parcel for effect in effects if type(effect) is Send]
-        if outgoing:
+        if outgoing and connection is not None:
             self._faults.guard(connection.send, outgoing)
         for effect in effects:
             try:

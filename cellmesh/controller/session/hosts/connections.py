@@ -46,6 +46,9 @@ class HostConnections:
         ticket: of the mesh, with the agents' addresses.
         steal: whether to take the mesh from a controller that holds it.
         lost: the hosts that were lost before.
+
+    Raises:
+        HostError: a port of this host, which an agent connects to, is another process's.
     """
 
     def __init__(self, ticket: Ticket, steal: bool, lost: Collection[int] = ()) -> None:
@@ -58,17 +61,21 @@ class HostConnections:
         self._poll = select.epoll()
         self._of: dict[int, Connection] = {}
         self._each: list[Connection] = []  # those of `_all`, `_candidates` and `_replaced`
-        self._all = [self._connect_to(agent, steal) for agent in ticket.agents]
-        for index in lost:
-            self._all[index].renew()
         self._candidates: dict[Connection, Candidate] = {}  # on hosts that may join, in their order
         self._replaced: dict[Connection, float] = {}  # until when they are called
-        for agent in ticket.replaced:
-            self._dismiss(self._connect_to(agent, True))
         self._up: list[Parcel[Any]] = []
         self._reported: set[int] = set()
         self._clocks = [ClockComparison() for _ in ticket.agents]
         self._files = FileRequests()
+        try:
+            self._all = [self._connect_to(agent, steal) for agent in ticket.agents]
+            for index in lost:
+                self._all[index].renew()
+            for agent in ticket.replaced:
+                self._dismiss(self._connect_to(agent, True))
+        except BaseException:
+            self.close()
+            raise
 
     def descriptors(self) -> tuple[int, ...]:
         """As `Connection.descriptors`."""

@@ -1,14 +1,20 @@
 """The controller's session: what holds from the moment at which its link may hear the agent."""
 
 import os
+import socket
 import threading
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from cellmesh.controller.session.launch.local import LocalAgent, found
 from cellmesh.controller.session.link import Link
 from cellmesh.controller.session.session import Session
+from cellmesh.errors import NoMeshError
 from cellmesh.wire.attach import RunInfo, Welcome
+from cellmesh.wire.curve import new_keys
+from cellmesh.wire.hosts import AgentAddress
 from cellmesh.wire.ticket import Ticket
 
 WELCOME = Welcome(1, os.getpid(), "host", next_run=8, runs=(RunInfo(7, (0, 1), "cell 2"),))
@@ -46,3 +52,20 @@ def test_an_agent_may_answer_as_soon_as_the_link_starts(monkeypatch: pytest.Monk
     session._at_exit.forget()
     (run,) = session.runs.all()
     assert (run.number, run.title) == (7, "cell 2")
+
+
+def test_port_that_another_process_has_by_now_ends_the_mesh_with_the_cause(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        via = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        agents = [
+            AgentAddress(name, f"tcp://192.0.2.9:{port}", new_keys().public, port, 1, way, at)
+            for name, port, way, at in (("a", 0, "agent", ""), ("b", 1, "notebook", via))
+        ]
+        ticket = msgspec.structs.replace(
+            TICKET, agents=tuple(agents), curve_secret=new_keys().secret, directory=str(tmp_path)
+        )
+        session = Session(
+            ticket, LocalAgent(lambda: found(TICKET)), os.pidfd_open(os.getpid()), is_found=True
+        )
+        with pytest.raises(NoMeshError, match=rf"cannot use {via}: Address already in use"):
+            session.wait_until_attached(60.0)
