@@ -98,6 +98,20 @@ def test_mesh_is_attached_from_another_host_and_from_the_first_again(
     shutil.rmtree(machines[2].directory / "run/cellmesh")
 
 
+def test_mesh_with_a_dead_host_is_attached_where_agents_connect_to_the_notebook(
+    closed: list[Host],
+) -> None:
+    command = "ssh -o BatchMode=yes {host} {command}"
+    mesh = cm.start(hosts="cm1:2,cm2:2", launch=command, lease_s=60, address=NOTEBOOK, name="far")
+    assert ways(mesh) == ["notebook", "notebook"]
+    mesh.cell("kept = rank + 5")
+    mesh.detach()
+    closed[1].kill()
+    with cm.attach("far") as again:
+        assert again.rank_set.session.dead_ranks == {2, 3}
+        assert [again[rank].pull("kept") for rank in (0, 1)] == [5, 6]
+
+
 def test_ssh_forwards_where_nothing_else_is_open(
     closed: list[Host], capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -63,7 +63,7 @@ def attach(name: str | None = None, *, steal: bool = False, sink: Sink | None = 
         raise _gone(ticket) from None
     if isinstance(launcher, HostAgents):
         ticket = launcher.ticket  # with the ways from here to the agents
-        lost = tuple(index for index in lost if ticket.agents[index].way == "agent")
+        lost = tuple(index for index in lost if index in launcher.unheard)
     session = Session(
         ticket, launcher, end, steal=steal, sink=sink or current_sink(), is_found=True, lost=lost
     )

@@ -35,7 +35,7 @@ def find_agents(ticket: Ticket) -> tuple[Ticket, tuple[int, ...]]:
 
     Returns:
         The ticket with the agents as they are and a directory of this host, which need not exist,
-        and the hosts whose agents do not answer; () if none was reached straight before either.
+        and the hosts whose agents do not answer, maybe as their way is to be found again.
 
     Raises:
         NoMeshError: no agent answers.
@@ -54,9 +54,7 @@ def find_agents(ticket: Ticket) -> tuple[Ticket, tuple[int, ...]]:
     if ticket.agents != tuple(each.agent for each in standings):
         standings = ask_agents(ticket, timeout_s=_ANSWER_S)
     lost = tuple(index for index, each in enumerate(standings) if each.standing is None)
-    if len(lost) == len(standings) and any(agent.way != "agent" for agent in ticket.agents):
-        return ticket, ()
-    if len(lost) == len(standings):
+    if len(lost) == len(standings) and all(agent.way == "agent" for agent in ticket.agents):
         raise _no_answer(ticket, standings)
     return ticket, lost
 

@@ -45,6 +45,7 @@ class HostAgents:
 
     Attributes:
         ticket: with the agents' addresses, once they have started.
+        unheard: the places of the agents that were started by another process, and not reached.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class HostAgents:
         self._hosts = hosts
         self._timeout_s = timeout_s
         self._report = report
+        self.unheard: tuple[int, ...] = ()
         self._starter: Starter | None = None  # made when it is needed
         self._reach = Reach(
             secret, ticket.address, not ticket.launch, lambda text: report(text, True)
@@ -77,8 +79,8 @@ class HostAgents:
         if not self.ticket.agents:
             self._start_all()
         else:
-            found = tuple(self._reach.find(self.ticket.agents))
-            self.ticket = msgspec.structs.replace(self.ticket, agents=found)
+            found, self.unheard = self._reach.find_again(self.ticket.agents)
+            self.ticket = msgspec.structs.replace(self.ticket, agents=tuple(found))
             if self.ticket.invitation is not None:
                 with contextlib.suppress(HostError):  # another process, or host, listens
                     self._begin()

@@ -28,6 +28,8 @@ from .own_address import choose_own_address
 # How long an agent may take to answer; a firewall that drops packets answers nothing.
 _PROBE_S = 2.0
 _TUNNEL_S = 10.0
+# How long an agent that connects to this host may take to do so again.
+_DIALED_S = 5.0
 # How long a forwarding that broke is left before it is made again.
 _PAUSE_S = 1.0
 
@@ -131,41 +133,63 @@ class Reach:
         self._forwardings: list[Forwarding] = []
 
     def find(
-        self, agents: Sequence[AgentAddress], dial: Callable[[int, str], None] | None = None
+        self, agents: Sequence[AgentAddress], dial: Callable[[int, str], None]
     ) -> list[AgentAddress]:
-        """Return agents with the way by which each is reached.
+        """Return agents that have just been started with the way by which each is reached. Blocks.
 
         Args:
             agents: one a host.
             dial: has an agent, by its place among them, connect to an endpoint of this host; raises
-                `HostError` if it cannot. None where agents cannot be asked any more: one that has
-                been asked before still connects. One that is not reached may be lost then.
+                `HostError` if it cannot.
 
         Raises:
-            HostError: there is no way to one, or to none where agents cannot be asked.
+            HostError: there is no way to one.
         """
         num_before = len(self._forwardings)
+        found, problems = self._find_each(agents, dial)
+        for index in problems:
+            self._end(self._forwardings[num_before:])
+            raise _unreached(agents[index], problems[index])
+        self._show(found)
+        return found
+
+    def find_again(
+        self, agents: Sequence[AgentAddress]
+    ) -> tuple[list[AgentAddress], tuple[int, ...]]:
+        """Return agents that were reached before with the way by which each is reached now, and
+        the places of those that are not reached, as their hosts may be lost. Blocks.
+
+        They cannot be asked any more to connect to this host: one that was before still does.
+
+        Raises:
+            HostError: none is reached.
+        """
+        found, problems = self._find_each(agents, None)
+        if len(problems) == len(agents):
+            raise _unreached(agents[0], problems[0])
+        for index in problems:  # it may be heard again where it was
+            agent = agents[index]
+            found[index] = _straight(agent) if _why_not_here(agent) else agent
+        self._show([agent for index, agent in enumerate(found) if index not in problems])
+        return found, tuple(problems)
+
+    def _find_each(
+        self, agents: Sequence[AgentAddress], dial: Callable[[int, str], None] | None
+    ) -> tuple[list[AgentAddress], dict[int, str]]:
+        """Return agents with their ways, and why some, by their places, have none."""
         with ThreadPoolExecutor(max_workers=len(agents)) as pool:
             ways = list(
                 pool.map(lambda at: self._find_one(at, agents[at], dial), range(len(agents)))
             )
-        missing = [
-            (agent, way) for agent, way in zip(agents, ways, strict=True) if isinstance(way, str)
-        ]
-        if missing and (dial is not None or len(missing) == len(agents)):
-            self._end(self._forwardings[num_before:])
-            agent, problem = missing[0]
-            raise HostError(
-                f"{agent.host}: its agent runs, and cannot be reached: {problem}. "
-                "Open one of these ways in the firewall, or choose --interface or --address"
-            )
+        problems = {index: way for index, way in enumerate(ways) if isinstance(way, str)}
         found = [
-            _straight(agent) if isinstance(way, str) else way
-            for agent, way in zip(agents, ways, strict=True)
+            agent if isinstance(way, str) else way for agent, way in zip(agents, ways, strict=True)
         ]
+        return found, problems
+
+    def _show(self, found: Sequence[AgentAddress]) -> None:
         for line in describe_detours(found):
             self._report(line)
-        return found
 
     def _find_one(
         self, index: int, agent: AgentAddress, dial: Callable[[int, str], None] | None
@@ -188,13 +212,10 @@ class Reach:
         self, index: int, agent: AgentAddress, dial: Callable[[int, str], None] | None
     ) -> AgentAddress:
         if dial is None:
-            address, _, port = agent.via.removeprefix("tcp://").rpartition(":")
-            if agent.way != "notebook" or address not in own_addresses():
-                raise HostError("it connects to the host of the notebook that has started it")
-            try:
-                socket.create_server((address, int(port))).close()
-            except OSError as error:
-                raise HostError(f"another process of this host has {agent.via}") from error
+            if problem := _why_not_here(agent):
+                raise HostError(problem)
+            if not self._answers(agent, _DIALED_S):
+                raise HostError(f"it has not connected to {agent.via} for {_DIALED_S:.0f} s")
             return agent
         address = choose_own_address(self._own_address)
         with socket.create_server((address, 0)) as listener:
@@ -218,8 +239,9 @@ class Reach:
     def _answers(self, agent: AgentAddress, timeout_s: float) -> bool:
         """Whether an agent answers on its way, with its key; the connection is closed again."""
         context: zmq.Context[transport.Socket] = zmq.Context()
+        keys = (self._secret, agent.public_key)
         dealer, monitor = transport.connect_dealer(
-            context, agent.reached_at, b"P" + os.urandom(16), (self._secret, agent.public_key)
+            context, agent.reached_at, b"P" + os.urandom(16), keys, agent.way == "notebook"
         )
         try:
             deadline = time.monotonic() + timeout_s
@@ -257,6 +279,25 @@ def _straight(agent: AgentAddress) -> AgentAddress:
 def describe_detours(agents: Sequence[AgentAddress]) -> list[str]:
     """Say by which way each agent is reached that is not reached straight."""
     return [describe_way(agent) for agent in agents if agent.way != "agent"]
+
+
+def _why_not_here(agent: AgentAddress) -> str:
+    """Return why an agent that was started before does not connect to this host; "" if it may."""
+    address, _, port = agent.via.removeprefix("tcp://").rpartition(":")
+    if agent.way != "notebook" or address not in own_addresses():
+        return "it connects to the host of the notebook that has started it"
+    try:
+        socket.create_server((address, int(port))).close()
+    except OSError:
+        return f"another process of this host has {agent.via}"
+    return ""
+
+
+def _unreached(agent: AgentAddress, problem: str) -> HostError:
+    return HostError(
+        f"{agent.host}: its agent runs, and cannot be reached: {problem}. "
+        "Open one of these ways in the firewall, or choose --interface or --address"
+    )
 
 
 def describe_way(agent: AgentAddress) -> str:

@@ -73,7 +73,7 @@ def test_end_that_two_threads_await_closes_its_descriptor_once(
     """The number may be another's when the second thread is about to close it, too."""
     ticket = ticket_in(tmp_path, AgentAddress("a", "tcp://127.0.0.1:5", "", 0, 1))
     agents = HostAgents(ticket)
-    monkeypatch.setattr(agents._reach, "find", lambda found: found)
+    monkeypatch.setattr(agents._reach, "find_again", lambda found: (found, ()))
     agents_end = agents.start()
     close, closed = os.close, list[int]()
 

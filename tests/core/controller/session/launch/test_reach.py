@@ -52,6 +52,17 @@ def nowhere(monkeypatch: pytest.MonkeyPatch) -> str:
     """Where nobody listens; nothing is waited for long there."""
     monkeypatch.setattr(reach, "_PROBE_S", 0.3)
     monkeypatch.setattr(reach, "_TUNNEL_S", 0.3)
+    monkeypatch.setattr(reach, "_DIALED_S", 3.0)
+    return free_endpoint()
+
+
+@pytest.fixture
+def free() -> str:
+    """A port of this host for an agent to connect to."""
+    return free_endpoint()
+
+
+def free_endpoint() -> str:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return f"tcp://127.0.0.1:{listener.getsockname()[1]}"
 
@@ -127,17 +138,36 @@ def test_forwardings_of_others_outlive_an_agent_that_nothing_reaches(
 
 def test_lost_agent_does_not_keep_others_from_being_attached(endpoint: str, nowhere: str) -> None:
     ways = Reach(SECRET, "", False, lambda text: None)
-    found = ways.find([agent_at(endpoint), agent_at(nowhere)])
-    assert [agent.reached_at for agent in found] == [endpoint, nowhere]
+    found, unheard = ways.find_again([agent_at(endpoint), agent_at(nowhere)])
+    assert ([agent.reached_at for agent in found], unheard) == ([endpoint, nowhere], (1,))
     with pytest.raises(HostError, match="cannot be reached"):
-        ways.find([agent_at(nowhere)])
+        ways.find_again([agent_at(nowhere)])
 
 
-def test_agent_that_was_asked_before_still_connects(nowhere: str) -> None:
+def test_agent_that_was_asked_before_is_reached_only_if_it_connects_again(
+    nowhere: str, free: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reach, "own_addresses", lambda: ["127.0.0.1"])
+    context: zmq.Context[transport.Socket] = zmq.Context()
+    router = transport.bind_router(context, "tcp://127.0.0.1:*", AGENT)
+    try:
+        router.connect(free)
+        asked = msgspec.structs.replace(agent_at(nowhere), way="notebook", via=free)
+        dead = msgspec.structs.replace(asked, via=nowhere, public_key=new_keys().public)
+        said: list[str] = []
+        ways = Reach(SECRET, "", False, said.append)
+        assert ways.find_again([asked, dead]) == ([asked, dead], (1,))
+        assert said == [describe_way(asked)]
+    finally:
+        router.close(linger=0)
+        context.term()
+
+
+def test_agent_does_not_connect_to_another_host_than_before(nowhere: str) -> None:
     ways = Reach(SECRET, "", False, lambda text: None)
     elsewhere = msgspec.structs.replace(agent_at(nowhere), way="notebook", via="tcp://192.0.2.9:5")
     with pytest.raises(HostError, match="the notebook that has started it"):
-        ways.find([elsewhere])
+        ways.find_again([elsewhere])
 
 
 def test_ways_to_several_agents_are_searched_at_once(nowhere: str) -> None:
