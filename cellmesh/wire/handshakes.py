@@ -2,7 +2,8 @@
 
 ZeroMQ says by its descriptor which connection was accepted and which has ended, but not which one
 has passed the handshake, and says nothing of a peer that does not speak its protocol at all. So a
-connection that ends counts as refused unless it is one of those that have passed.
+connection that ends counts as refused unless it is one of those that have passed. Events name the
+endpoint, so connections that the socket itself has made are known, and are no refused peers.
 """
 
 from __future__ import annotations
@@ -36,6 +37,11 @@ class Handshakes:
     def is_connected(self) -> bool:
         """Whether a connection that has passed is open."""
         return bool(self._open) or self._num_passed > 0
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether a connection is open, or on the way to be."""
+        return bool(self._open or self._pending)
 
     def accepted(self, descriptor: int) -> None:
         """Note a new connection."""
@@ -74,12 +80,16 @@ class PeerMonitor:
     Args:
         socket: the socket.
         monitor: on which ZeroMQ reports its `WATCHED` events, if that was made before.
+
+    Attributes:
+        dialed: the connections that the socket itself makes, if it is also connected.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes] | None = None) -> None:
         self._socket = socket
         self._monitor = monitor or socket.get_monitor_socket(WATCHED)
-        self._handshakes = Handshakes()
+        self._handshakes, self.dialed = Handshakes(), Handshakes()
+        self._dialed_endpoints: set[bytes] = set()
         self.hear()  # its descriptor reports changes since the last look only
 
     @property
@@ -105,15 +115,18 @@ class PeerMonitor:
         """Take in all events; return whether a connection has ended."""
         have_ended = False
         while int(self._monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-            event = self._monitor.recv_multipart()[0]
+            event, endpoint = self._monitor.recv_multipart()
             number = int.from_bytes(event[:2], sys.byteorder)
             descriptor = int.from_bytes(event[2:6], sys.byteorder)
+            if number == zmq.EVENT_CONNECTED:
+                self._dialed_endpoints.add(endpoint)
+            of = self.dialed if endpoint in self._dialed_endpoints else self._handshakes
             if number & _BEGUN:
-                self._handshakes.accepted(descriptor)
+                of.accepted(descriptor)
             elif number == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._handshakes.passed()
+                of.passed()
             else:
-                self._handshakes.ended(descriptor)
+                of.ended(descriptor)
                 have_ended = True
         return have_ended
 

@@ -146,10 +146,9 @@ class Agent:
 
     def _dial(self) -> None:
         """Connect to the controller whose endpoint `on_host` has written."""
-        if self._attachment.port is not None:
-            path = Path(self._ticket.directory) / DIAL_FILE
-            with contextlib.suppress(FileNotFoundError):  # the signal is not of `on_host`
-                self._attachment.port.dial(path.read_text())
+        path = Path(self._ticket.directory) / DIAL_FILE
+        with contextlib.suppress(FileNotFoundError):  # the signal is not of `on_host`
+            self._attachment.dial(path.read_text())
 
     def _report(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)  # agent.log
