@@ -187,15 +187,16 @@ class Host:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.resume()
 
-    def kill(self) -> None:
+    def kill(self, leaves_files: bool = False) -> None:
         """End every process of the host at once, but for its sshd, and empty its runtime
-        directory, as a restart does.
+        directory, as a restart does where that is in memory.
         """
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
                 if process.name() not in ("sshd", "unshare"):
                     process.kill()
-        shutil.rmtree(self.directory / "run/cellmesh", ignore_errors=True)
+        if not leaves_files:
+            shutil.rmtree(self.directory / "run/cellmesh", ignore_errors=True)
 
 
 @contextlib.contextmanager

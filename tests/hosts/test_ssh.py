@@ -61,6 +61,16 @@ def test_hosts_of_unequal_size_are_numbered_host_by_host(
         assert mesh.pull("float(x)").list == [6.0] * 4
 
 
+def test_mesh_takes_the_name_of_one_whose_host_has_crashed(
+    machines: list[Host], runtime_dir: Path
+) -> None:
+    with cm.start(hosts="cm1:1", name="far"):
+        machines[0].kill(leaves_files=True)
+    assert list(machines[0].directory.glob("run/cellmesh/far-h0"))
+    with cm.start(hosts="cm1:1", name="far") as mesh:
+        assert mesh.pull("rank").list == [0]
+
+
 def test_host_behind_another_is_reached_by_proxy_jump(
     machines: list[Host], runtime_dir: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

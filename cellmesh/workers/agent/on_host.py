@@ -31,7 +31,7 @@ from ...wire.environment import SOCKET_INTERFACES, choose_gpus, gpus_of
 from ...wire.host import is_process, own_python, own_torch, own_version, this_place
 from ...wire.hosts import ANNOUNCEMENT, DIAL, GO, Announcement, HostPart
 from ...wire.interpreter import absolute, isolated_command
-from ...wire.marks import end_carriers, is_dead, value_of
+from ...wire.marks import end_carriers, end_mesh_if_dead, is_dead, value_of
 from ...wire.rendezvous import Invitation, addresses_by_interface, own_facts, parse_invitation
 from ...wire.secret import from_json
 from ...wire.ticket import (
@@ -239,6 +239,8 @@ def _own_ticket(given: Ticket, address: str, interface: str) -> Ticket:
     part = msgspec.structs.replace(given.host, address=address, interface=interface)
     visible = choose_gpus(gpus_of(given.gpus, part.name), os.environ)
     name = f"{given.name}-h{part.index}"
+    if not part.joins:
+        _remove_dead(runtime_root() / name)
     while part.joins and (runtime_root() / name).exists():
         if not _make_way(given, runtime_root() / name / "ticket.json", part):
             name += "r"  # it is of the lost host, on a file system that hosts share
@@ -268,6 +270,28 @@ def _own_ticket(given: Ticket, address: str, interface: str) -> Ticket:
         remove_directory(directory)
         raise
     return ticket
+
+
+def _remove_dead(directory: Path) -> None:
+    """Remove what a mesh's agent has left on this host when it was killed, or the host restarted.
+
+    Raises:
+        HostError: an agent may live there.
+    """
+    try:
+        old = read_ticket(directory / "ticket.json")
+    except HostError:  # there is none; else it is in the way, which is said where one is made
+        return
+    here = this_place()
+    end_mesh_if_dead(old)
+    if old.host is not None and old.place.host == here.host and old.place.boot != here.boot:
+        remove_own_directory(old)
+    if directory.exists():
+        raise HostError(
+            f"{directory} is in the way: the agent of another mesh of this name may live on "
+            f"{old.place.host} (process {old.agent_pid}). `cellmesh ps` shows it there; or choose "
+            "another --name"
+        )
 
 
 def _make_way(given: Ticket, path: Path, part: HostPart) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,8 +16,15 @@ from cellmesh.controller.options import make_options
 from cellmesh.controller.session.launch.local import make_ticket
 from cellmesh.errors import HostError
 from cellmesh.wire.curve import new_keys
+from cellmesh.wire.host import Place, started_ticks, this_place
 from cellmesh.wire.hosts import Announcement, HostPart
-from cellmesh.wire.ticket import runtime_root
+from cellmesh.wire.ticket import (
+    Ticket,
+    make_directory,
+    read_ticket,
+    runtime_root,
+    write_ticket,
+)
 from cellmesh.workers.agent import on_host
 from cellmesh.workers.agent.on_host import choose_address, is_engines
 
@@ -46,20 +54,63 @@ def own_signals() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def ticket_text(name: str = "x") -> bytes:
+def given_ticket() -> Ticket:
     """A ticket for the agent of the only host, as a launcher sends it."""
     part = HostPart(0, 1, "a", 0, 1, new_keys().public, ("127.0.0.1",))
-    ticket = make_ticket(make_options(hosts="a:1", name=name), False)
-    return json.dumps(msgspec.to_builtins(msgspec.structs.replace(ticket, host=part))).encode()
+    ticket = make_ticket(make_options(hosts="a:1", name="x"), False)
+    return msgspec.structs.replace(ticket, host=part)
 
 
 def test_agent_that_does_not_start_says_why(
     runtime_dir: Path, monkeypatch: pytest.MonkeyPatch, own_signals: None
 ) -> None:
     monkeypatch.setattr(on_host, "choose_address", lambda *given: (NOWHERE, "lo"))
+    text = json.dumps(msgspec.to_builtins(given_ticket())).encode()
     with pytest.raises(HostError, match=f"did not start: .*cannot bind tcp://{NOWHERE}"):
-        on_host._start(ticket_text(), Silent(), "", "")
+        on_host._start(text, Silent(), "", "")
     assert [path.name for path in runtime_root().iterdir()] == ["x"]  # the notebook's
+
+
+HERE = this_place()
+ELSEWHERE = msgspec.structs.replace(HERE, host="b", boot="its own")
+RESTARTED = msgspec.structs.replace(HERE, boot="an earlier one")
+
+
+def leave(given: Ticket, place: Place, agent_pid: int) -> Ticket:
+    """An agent's directory of another mesh of the name, as it is after the agent's end, or not."""
+    directory = make_directory(runtime_root(), f"{given.name}-h0")
+    old = msgspec.structs.replace(
+        given,
+        directory=str(directory),
+        place=place,
+        agent_pid=agent_pid,
+        agent_ticks=started_ticks(os.getpid()),
+        mark="other",
+        key="11",
+    )
+    write_ticket(old)
+    return old
+
+
+@pytest.mark.parametrize("place", [HERE, RESTARTED])
+def test_directory_that_a_crash_has_left_makes_way_for_a_mesh_of_the_same_name(
+    place: Place, runtime_dir: Path
+) -> None:
+    given = given_ticket()
+    left = leave(given, place, 2**22 + 1)  # no process has such a number
+    own = on_host._own_ticket(given, "127.0.0.1", "")
+    assert (own.directory, read_ticket(own.path).key) == (left.directory, given.key)
+
+
+@pytest.mark.parametrize(("place", "named"), [(HERE, HERE.host), (ELSEWHERE, "b")])
+def test_directory_of_an_agent_that_may_live_is_in_the_way(
+    place: Place, named: str, runtime_dir: Path
+) -> None:
+    given = given_ticket()
+    left = leave(given, place, os.getpid())
+    with pytest.raises(HostError, match=rf"may live on {named} .*`cellmesh ps`.*--name"):
+        on_host._own_ticket(given, "127.0.0.1", "")
+    assert read_ticket(left.path).key == left.key
 
 
 @pytest.mark.parametrize(
