@@ -60,6 +60,7 @@ class HostPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         invited_by: public key of the listener that the host has announced itself to; "" where the
             notebook has started the agent.
         leave_command: run when the agent has ended; gives the mesh's hosts back after the last.
+        start_timeout_s: how long the mesh's hosts may take to start, which the agent waits for.
     """
 
     index: int
@@ -75,6 +76,7 @@ class HostPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     replaces: bool = False
     invited_by: str = ""
     leave_command: tuple[str, ...] = ()
+    start_timeout_s: float = 120.0
 
 
 class AgentAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

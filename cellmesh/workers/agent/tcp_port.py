@@ -16,8 +16,8 @@ from ...wire.handshakes import PeerMonitor
 from ...wire.ticket import Ticket
 from .events import Events, Order
 
-# How long an agent waits for the first controller of a mesh on many hosts.
-_FIRST_S = 120.0
+# How long an agent waits for its first controller, once all hosts may have started.
+_FIRST_S = 60.0
 # When a connection's end is reported, the ROUTER may need a moment to know of it.
 _SETTLE_S = 0.05
 # An agent gives its controller up so much later than the controller the host: a controller that
@@ -57,7 +57,8 @@ class TcpPort:
         self._lease_s = ticket.host_lease_s
         self._is_reached, self._gone, self._refused = is_reached, gone, refused
         self._look_at: float | None = None  # when to see whether the controller has a connection
-        self._gone_at: float | None = time.monotonic() + _FIRST_S  # when to give it up
+        # When to give it up.
+        self._gone_at: float | None = time.monotonic() + part.start_timeout_s + _FIRST_S
         self._dialed, self._pause_s = "", _PAUSE_S
         self._dial_at: float | None = None  # when to connect again to a controller's port
         self._allowed = AllowList(context, [part.controller_key])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import ipaddress
+import math
 import os
 import socket
 import subprocess
@@ -271,6 +272,9 @@ class HostAgents:
             controller_key=public_of(self.ticket.curve_secret),
             notebook=(socket.gethostname(), *own_addresses()),
             leave_command=self.ticket.leave_command,
+            start_timeout_s=max(
+                _ATTACHED_START_S, 0 if math.isinf(self._timeout_s) else self._timeout_s
+            ),
         )
 
     def _dial(self, starter: Starter, index: int, endpoint: str) -> None:

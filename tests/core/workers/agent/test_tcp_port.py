@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import msgspec
 import pytest
 import zmq
 
@@ -39,6 +40,31 @@ def ticket_of(controller: KeyPair, agent: KeyPair) -> Ticket:
         host=HostPart(0, 1, "a", 0, 1, controller.public, address="127.0.0.1"),
         curve_secret=agent.secret,
     )
+
+
+def test_agent_waits_for_its_controller_for_longer_than_the_start_may_take() -> None:
+    given = ticket_of(new_keys(), new_keys())
+    assert given.host is not None
+    part = msgspec.structs.replace(given.host, start_timeout_s=600.0)
+    ticket = msgspec.structs.replace(given, host=part)
+    context: zmq.Context[transport.Socket] = zmq.Context()
+    gone: list[None] = []
+    began = time.monotonic()
+    port = TcpPort(
+        context,
+        ticket,
+        Events(Faults("the test", print)),
+        bool,
+        lambda: gone.append(None),
+        lambda: None,
+    )
+    port.tick(began + 600)
+    assert not gone
+    port.tick(time.monotonic() + 1000)
+    assert gone
+    port.close()
+    port.socket.close()
+    context.term()
 
 
 def test_ended_connection_is_told_and_its_peer_is_not_reached() -> None:

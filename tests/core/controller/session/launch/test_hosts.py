@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -65,6 +66,18 @@ def test_hosts_with_other_versions_are_refused() -> None:
     two = [announced("a", "10.0.0.1", "2.26.1"), announced("b", "10.0.0.2", "2.27.3")]
     with pytest.raises(HostError, match=r"NCCL: a has 2\.26\.1, b has 2\.27\.3"):
         check_hosts(two, is_ssh=True)
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "expected"), [(600.0, 600.0), (5.0, 120.0), (math.inf, 120.0)]
+)
+def test_agents_hear_how_long_the_start_may_take(
+    timeout_s: float, expected: float, tmp_path: Path
+) -> None:
+    agents = HostAgents(
+        ticket_in(tmp_path, AgentAddress("a", "tcp://127.0.0.1:5", "", 0, 1)), timeout_s=timeout_s
+    )
+    assert agents._part(0, 1, "a", 0, 1).start_timeout_s == expected
 
 
 def test_end_that_two_threads_await_closes_its_descriptor_once(
