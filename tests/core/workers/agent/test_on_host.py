@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from cellmesh.errors import HostError
 from cellmesh.wire.curve import new_keys
 from cellmesh.wire.host import Place, started_ticks, this_place
 from cellmesh.wire.hosts import Announcement, HostPart
+from cellmesh.wire.secret import Secret, to_json
 from cellmesh.wire.ticket import (
     Ticket,
     make_directory,
@@ -65,7 +65,7 @@ def test_agent_that_does_not_start_says_why(
     runtime_dir: Path, monkeypatch: pytest.MonkeyPatch, own_signals: None
 ) -> None:
     monkeypatch.setattr(on_host, "choose_address", lambda *given: (NOWHERE, "lo"))
-    text = json.dumps(msgspec.to_builtins(given_ticket())).encode()
+    text = to_json(given_ticket())
     with pytest.raises(HostError, match=f"did not start: .*cannot bind tcp://{NOWHERE}"):
         on_host._start(text, Silent(), "", "")
     assert [path.name for path in runtime_root().iterdir()] == ["x"]  # the notebook's
@@ -86,7 +86,7 @@ def leave(given: Ticket, place: Place, agent_pid: int) -> Ticket:
         agent_pid=agent_pid,
         agent_ticks=started_ticks(os.getpid()),
         mark="other",
-        key="11",
+        key=Secret("11"),
     )
     write_ticket(old)
     return old
