@@ -97,6 +97,11 @@ def check_request(request: NodeRequest) -> NodeRequest:
             f"--launch-args {shlex.join(request.arguments)!r} are no options of salloc's: write "
             "them like '--gres=gpu:4 --account=name'"
         )
+    if quiet := {"-Q", "--quiet"}.intersection(request.arguments if is_slurm else ()):
+        raise MeshUsageError(
+            f"--launch-args {quiet.pop()}: leave it out, as salloc then does not name its job, "
+            "which nobody could cancel"
+        )
     if not is_slurm:
         resources_of(request.arguments)
     if request.num_ranks is None and request.nproc_per_host is None:

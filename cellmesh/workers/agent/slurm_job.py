@@ -16,6 +16,8 @@ from collections.abc import Collection
 from typing import Literal
 
 _ASK_S = 0.5
+# How long a command of Slurm's may take.
+_COMMAND_S = 30.0
 # While slurmctld does not answer.
 _MAX_FAILURES = 60
 
@@ -33,7 +35,7 @@ def main() -> None:
         else:
             choice = choose(own, steps, names.split())
             if choice == "cancel":
-                subprocess.run(["scancel", job], capture_output=True)
+                _ask("scancel", job)
             if choice != "wait":
                 return
         time.sleep(_ASK_S)
@@ -61,7 +63,10 @@ def choose(own: str, steps: str, nodes: Collection[str]) -> Literal["cancel", "l
 
 def _ask(*command: str) -> str | None:
     """Return what a command of Slurm's prints; None if slurmctld does not answer."""
-    done = subprocess.run(command, capture_output=True, text=True)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_S)
+    except subprocess.TimeoutExpired:
+        return None
     return None if done.returncode else done.stdout
 
 

@@ -45,9 +45,7 @@ class LossInquiry:
         future = Future()
         self._asked[index] = future, reason
         threading.Thread(
-            target=lambda ask=self._ask: future.set_result(ask(node)),
-            name="cellmesh-inquiry",
-            daemon=True,
+            target=_answer, args=(self._ask, node, future), name="cellmesh-inquiry", daemon=True
         ).start()
         return True
 
@@ -62,3 +60,11 @@ class LossInquiry:
             if future.done():
                 del self._asked[index]
                 yield index, future.result() or reason
+
+
+def _answer(ask: Callable[[str], str], node: str, future: Future[str]) -> None:
+    why = ""
+    try:
+        why = ask(node)
+    finally:  # what the agent has said waits for it
+        future.set_result(why)

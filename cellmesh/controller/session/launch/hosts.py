@@ -30,6 +30,8 @@ from .starter import Starter
 
 # How long the agent that replaces a lost one may take.
 _ATTACHED_START_S = 120.0
+# How long an engine may take to give nodes back.
+_RELEASE_S = 30.0
 # How long an agent may take to say whether it can connect to this host.
 _DIAL_S = 15.0
 
@@ -291,7 +293,9 @@ class HostAgents:
                 return False
             if self.ticket.slurm_job and self.ticket.release_command:
                 # The agents' steps have given the job back, unless one was killed that had to.
-                subprocess.run(self.ticket.release_command, capture_output=True)
+                with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                    command = self.ticket.release_command
+                    subprocess.run(command, capture_output=True, timeout=_RELEASE_S)
         # A notebook's cell and its kernel's shutdown may both end the mesh: closed twice, the
         # number may be another's by then, a socket of the kernel's.
         with self._lock:

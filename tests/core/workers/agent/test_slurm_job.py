@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
+
 import pytest
 
-from cellmesh.workers.agent.slurm_job import choose
+from cellmesh.workers.agent.slurm_job import choose, main
 
 
 @pytest.mark.parametrize(
@@ -29,3 +33,16 @@ def test_lowest_living_step_waits_for_the_others(
     own: str, steps: str, nodes: list[str], choice: str
 ) -> None:
     assert choose(own, steps, nodes) == choice
+
+
+def test_slurm_that_does_not_answer_is_not_awaited_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    squeue = tmp_path / "squeue"
+    squeue.write_text("#!/bin/sh\nexec sleep 100\n")
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(sys, "argv", ["slurm_job", "7"])
+    for name, value in (("_COMMAND_S", 0.01), ("_ASK_S", 0.0), ("_MAX_FAILURES", 2)):
+        monkeypatch.setattr(f"cellmesh.workers.agent.slurm_job.{name}", value)
+    main()

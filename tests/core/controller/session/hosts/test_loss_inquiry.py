@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from cellmesh.controller.session.hosts.loss_inquiry import LossInquiry
 from tests.faults.watching import wait_until
 
@@ -28,4 +30,17 @@ def test_answer_replaces_what_the_agent_has_said() -> None:
     found: dict[int, str] = {}
     wait_until(lambda: found.update(inquiry.answers()) or len(found) == 2, 10.0, "both answers")
     assert found == {0: "Slurm has ended job 7", 1: "stopped from outside"}
+    assert not inquiry.is_open
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_question_that_fails_leaves_what_the_agent_has_said() -> None:
+    def ask(node: str) -> str:
+        raise ValueError(node)
+
+    inquiry = LossInquiry(ask)
+    assert inquiry.begin(1, "n2", "stopped from outside")
+    found: dict[int, str] = {}
+    wait_until(lambda: bool(found.update(inquiry.answers()) or found), 10.0, "an answer")
+    assert found == {1: "stopped from outside"}
     assert not inquiry.is_open

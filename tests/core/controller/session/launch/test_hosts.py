@@ -103,6 +103,19 @@ def test_end_that_two_threads_await_closes_its_descriptor_once(
     assert len(closed) == 1
 
 
+@pytest.mark.timeout(20)
+def test_end_of_a_mesh_does_not_wait_for_an_engine_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cellmesh.controller.session.launch.hosts._RELEASE_S", 0.01)
+    ticket = msgspec.structs.replace(
+        ticket_in(tmp_path), slurm_job="7", release_command=("sleep", "1000")
+    )
+    agents = HostAgents(ticket)
+    agents._starter = HostCommands()
+    assert agents.wait(0)
+
+
 class Starter(HostCommands):
     """Starts agents of which that of host b has no torch."""
 

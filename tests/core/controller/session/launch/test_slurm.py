@@ -93,6 +93,11 @@ def test_job_is_read_from_what_salloc_says(text: str, job: str) -> None:
             "'gpu' are no options of salloc's",
         ),
         ({"launch": "slurm", "nproc_per_host": 1, "launch_args": "'"}, "cannot be read"),
+        (
+            {"launch": "slurm", "nproc_per_host": 1, "launch_args": "--mem=1G --quiet"},
+            "--quiet: leave it out",
+        ),
+        ({"launch": "slurm", "nproc_per_host": 1, "launch_args": "-Q"}, "-Q: leave it out"),
         ({"launch": "ray", "nproc_per_host": 1}, "on how many nodes of the Ray cluster"),
         ({"launch": "ray", "nodes": 1, "nproc_per_host": 1, "partition": "p"}, "are Slurm's"),
         (
