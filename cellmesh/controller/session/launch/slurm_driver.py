@@ -68,8 +68,14 @@ def reserve(command: Sequence[str], timeout_s: float | None) -> None:
                     f"({_describe_queue(job)}): it is cancelled; ask for less, or wait longer "
                     "(--queue-timeout)"
                 )
-        if salloc.wait() != 0 or not job:
-            raise HostError(f"Slurm refuses the job: {text.decode(errors='replace').strip()}")
+        said = text.decode(errors="replace").strip()
+        if salloc.wait() != 0:
+            raise HostError(f"Slurm refuses the job: {said}")
+        if not (job := _job_in(text)):
+            raise HostError(
+                f"salloc has not named its job ({said}): `squeue --me` shows whether there is one, "
+                "and `scancel` ends it"
+            )
         nodes = nodes_of(run("squeue", "--noheader", "-j", job, "-o", "%N"))
         say({"job": job, "nodes": nodes})
         hold()
