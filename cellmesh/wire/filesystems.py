@@ -1,4 +1,4 @@
-"""Tells which file system a path is on, and whether other hosts may have the same one."""
+"""Finds the file system that a path is on, and whether other hosts may have the same one."""
 
 from __future__ import annotations
 

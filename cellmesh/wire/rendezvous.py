@@ -76,7 +76,7 @@ class HostFacts(msgspec.Struct, frozen=True):
 
 
 class _Head(msgspec.Struct):
-    """The fields by which an invitation is told from a ticket, of any type."""
+    """The fields that an invitation has and a ticket has not, of any type."""
 
     key: Any = msgspec.UNSET
     endpoint: Any = msgspec.UNSET
