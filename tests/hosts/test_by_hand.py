@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import stat
 import subprocess
@@ -177,7 +178,9 @@ def test_ticket_that_cannot_be_used_is_refused(
     ticket.write_bytes(invitation_in(runtime_dir).read_bytes())
     ticket.chmod(0o644 if how.startswith("file") else 0o600)
     if not how.startswith("file"):
-        ticket.write_text(ticket.read_text().replace('"secret":"', '"secret":"x'))
+        invitation = json.loads(ticket.read_text())
+        invitation["secret"] = "x" + invitation["secret"]
+        ticket.write_text(json.dumps(invitation))
     process = machines[0].start(*AGENT, "--ticket", str(ticket))
     assert process.wait(WAIT_S) == 1
     expected = "not yours alone" if how.startswith("file") else "damaged"
