@@ -22,6 +22,7 @@ import pytest
 
 import cellmesh as cm
 from cellmesh.wire.host import Place
+from cellmesh.wire.secret import to_json
 from cellmesh.wire.ticket import (
     Ticket,
     make_directory,
@@ -293,7 +294,7 @@ def test_a_ticket_that_speaks_of_another_place_removes_nothing(
     precious.mkdir()
     ghost = forged()
     moved = msgspec.structs.replace(ghost, directory=str(precious))
-    ghost.path.write_bytes(msgspec.json.encode(moved))
+    ghost.path.write_bytes(to_json(moved))
     assert [mesh["state"] for mesh in json.loads(cellmesh("ps", "--json").stdout)] == ["elsewhere"]
     assert cellmesh("stop", "--all").returncode == 0
     assert precious.exists()

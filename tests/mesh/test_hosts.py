@@ -350,7 +350,9 @@ def test_host_that_cannot_be_started_again_costs_nothing_more(tmp_path: Path) ->
             mesh.cell("kept = rank + 5")
             lose(mesh, {2}, signal.SIGKILL)
             switch.unlink()
-            with pytest.raises(HostError, match=r"b is lost, .*exited with 9.*--replace` uses c"):
+            with pytest.raises(
+                HostError, match=r"(?s)b is lost, .*exited with 9.*--replace` uses c"
+            ):
                 mesh.heal()
             assert mesh[[0, 1]].pull("kept").list == [5, 6]
             mesh.heal(replace=True)
