@@ -73,3 +73,22 @@ def test_restart_is_refused_while_a_host_is_not_heard(
         mesh.restart()
         mesh.cell(REDUCE)
         assert mesh.pull("float(x)").list == [3.0] * 2
+
+
+def test_restart_goes_on_without_a_silent_host_that_a_resize_left_out(
+    machines: list[Host], runtime_dir: Path
+) -> None:
+    with cm.start(hosts="cm1:1,cm2:1", lease_s=20, host_lease_s=20) as mesh:
+        machines[1].cut()
+        assert [info.is_heard for info in mesh.report()] == [True, False]
+        mesh.resize(1)
+        mesh.restart()
+        assert mesh.pull("rank").list == [0]
+        mesh.resize(hosts="cm3:1")
+        mesh.cell(REDUCE)
+        assert [(info.host, info.is_heard) for info in mesh.report()] == [
+            ("cm1", True),
+            ("cm3", True),
+        ]
+        machines[1].mend()
+        wait_until(lambda: not machines[1].meshes(), WAIT_S, "the host that left has ended")

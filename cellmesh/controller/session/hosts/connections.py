@@ -116,6 +116,7 @@ class HostConnections:
                 while len(self._all) > len(parcel.verb.layout):
                     self._dismiss(self._all.pop())
                     self._clocks.pop()
+                    self._reported.discard(len(self._all))
         for index, parts in by_host.items():
             self._all[index].send(parts)
 
@@ -145,6 +146,7 @@ class HostConnections:
         self._heard_at = now
         for index, reason in self._inquiry.answers():
             if reason:
+                self._reported.discard(index)
                 yield from self._route(self._fan.lose(index, reason))
         if self._reported or [each for each in self._all if each.lost_at is not None]:
             yield from self._watch(now)

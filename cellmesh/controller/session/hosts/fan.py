@@ -155,6 +155,7 @@ class Fan:
             self._joining.discard(index)
             self._ready.pop(index, None)
             self._welcomes.pop(index, None)
+            self._reports.forget(index)
         self._dead = {rank for rank in self._dead if rank < sum(layout)}
 
     def add(self, agent: AgentAddress) -> Routed:

@@ -43,6 +43,12 @@ class HostReports:
         self.silent.discard(index)
         self._why_lost[index] = why
 
+    def forget(self, index: int) -> None:
+        """Forget a host that leaves the mesh, as another host may have its place later."""
+        self.silent.discard(index)
+        self._last.pop(index, None)
+        self._why_lost.pop(index, None)
+
     def take(self, agents: Sequence[AgentAddress], hosts: Collection[int]) -> Iterator[HostReport]:
         """Yield the joined answers to questions that no host has still to answer.
 

@@ -175,6 +175,20 @@ def test_log_on_a_host_that_is_not_heard_is_not_waited_for(ready: Fan) -> None:
     assert verbs(ready.split(Parcel(ReadLog(7, 2, 100)))) == [said]
 
 
+def test_host_in_place_of_a_silent_one_that_left_is_asked(ready: Fan) -> None:
+    ready.note_heard(2, False)
+    resize = Resize(1, (2, 1), ("dp",), (3,))
+    ready.split(Parcel(resize))
+    ready.add(AGENTS[2])
+    ready.join(2, Parcel(MeshReady(())))
+    ready.split(Parcel(ReadHost(4)))
+    for index in (0, 1):
+        said = verbs(ready.join(index, Parcel(HostReport(4, (info(index),)))))
+        assert said == []
+    (report,) = verbs(ready.join(2, Parcel(HostReport(4, (info(3),)))))
+    assert [rank.rank for rank in report.ranks] == [0, 1, 3]
+
+
 def test_store_is_made_by_a_host_that_stays(ready: Fan) -> None:
     ready.join(0, Parcel(StoreUp(77)))
     ready.note_heard(1, False)
