@@ -20,7 +20,7 @@ from ...errors import HostError
 from ...wire.host import Place, this_place
 from ...wire.hosts import HostPart
 from ...wire.versions import Versions, own_versions
-from ...workers.agent.on_host import choose_address
+from ...workers.agent.own_address import choose_address
 from .facts import Facts, gather
 
 MARK = "cellmesh-doctor: "

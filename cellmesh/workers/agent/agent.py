@@ -52,10 +52,11 @@ from ...wire.ticket import DIAL_FILE, Ticket, read_ticket, remove_directory, wri
 from ...wire.values import Chunk, Unwanted
 from .. import linux_process
 from ..rank.stdout import read_log
+from .actions import Action, AskToLeave, Fork, KillRanks, ToRanks, Up
 from .controller_port import Attachment, Dims
 from .events import Events
 from .processes import Family
-from .supervisor import Action, AskToLeave, Fork, KillRanks, Supervisor, ToRanks, Up
+from .supervisor import Supervisor
 from .zygote_client import ZygoteClient
 
 if TYPE_CHECKING:

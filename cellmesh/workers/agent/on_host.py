@@ -9,7 +9,6 @@ stays as long as the agent does.
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import json
 import os
 import select
@@ -18,7 +17,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
@@ -32,7 +30,7 @@ from ...wire.host import is_process, own_python, own_torch, own_version, this_pl
 from ...wire.hosts import ANNOUNCEMENT, DIAL, GO, Announcement, HostPart
 from ...wire.interpreter import absolute, isolated_command
 from ...wire.marks import end_carriers, end_mesh_if_dead, is_dead, value_of
-from ...wire.rendezvous import Invitation, addresses_by_interface, own_facts, parse_invitation
+from ...wire.rendezvous import Invitation, own_facts, parse_invitation
 from ...wire.secret import from_json
 from ...wire.ticket import (
     DIAL_FILE,
@@ -48,6 +46,7 @@ from ...wire.ticket import (
 from ...wire.versions import Versions, describe_mismatch, own_versions
 from .guardian import READY
 from .invited import Visit
+from .own_address import choose_address
 
 # How long a host whose agent has ended looks for the notebook: where the mesh has ended, nobody
 # listens.
@@ -320,70 +319,6 @@ def _make_way(given: Ticket, path: Path, part: HostPart) -> bool:
     while path.exists() and time.monotonic() < deadline:  # its guardian removes it
         time.sleep(_LOOK_S)
     return remove_own_directory(old) or not path.exists()
-
-
-def choose_address(
-    part: HostPart, address: str, interface: str, launch: str, environment: Mapping[str, str]
-) -> tuple[str, str]:
-    """Choose the address of the agent and its interface.
-
-    Args:
-        part: says where the notebook's host is.
-        address, interface: as the user has chosen; "" for none.
-        launch: the command line that has started the agent; "" for ssh.
-        environment: may have ``SSH_CONNECTION`` of sshd.
-
-    Raises:
-        HostError: there is no such interface, or it has no address.
-    """
-    import psutil  # not for agents of meshes on one host
-
-    by_interface = addresses_by_interface()
-    if interface and not address:
-        found = by_interface.get(interface, [])
-        if not found:
-            there = ", ".join(name for name, addresses in by_interface.items() if addresses)
-            raise HostError(
-                f"{socket.gethostname()} has no interface {interface} with an address ({there})"
-            )
-        if not psutil.net_if_stats()[interface].isup:
-            raise HostError(f"interface {interface} of {socket.gethostname()} is down")
-        return found[0], interface
-    dialled = _dialled_by_ssh(launch, environment)
-    if not any(dialled in addresses for addresses in by_interface.values()):
-        dialled = ""
-    chosen = address or dialled or _route_to(part.notebook)
-    if ipaddress.ip_address(chosen).is_unspecified:
-        raise HostError("an agent is not bound to every address: name one of this host")
-    names = [name for name, addresses in by_interface.items() if chosen in addresses]
-    if not names:
-        raise HostError(f"{socket.gethostname()} has no interface with the address {chosen}")
-    return chosen, names[0]
-
-
-def _dialled_by_ssh(launch: str, environment: Mapping[str, str]) -> str:
-    """Return the address of this host to which the notebook's ssh has connected; "" without ssh.
-
-    Other launchers hand on the ``SSH_CONNECTION`` of the session that they were started in, which
-    says nothing of the way to the notebook: srun that of a login node, say.
-    """
-    words = environment.get("SSH_CONNECTION", "").split()
-    is_ssh = not launch or os.path.basename(launch.split()[0]) == "ssh"
-    return words[2] if is_ssh and len(words) == 4 else ""
-
-
-def _route_to(addresses: tuple[str, ...]) -> str:
-    """Return this host's address on the way to another; the loopback's if there is no way.
-
-    A name may stand for the loopback here and for another host there, so it is the last choice.
-    """
-    for name in addresses:
-        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
-            way.connect((name, 9))  # no packet is sent: the kernel looks up the route
-            address = str(way.getsockname()[0])
-            if not ipaddress.ip_address(address).is_loopback:
-                return address
-    return "127.0.0.1"
 
 
 def _start(

@@ -10,6 +10,8 @@ returns. The life of a mesh::
 
 While the mesh is ready, single dead ranks are forked again on demand (`Supervisor.respawn`): all
 requested ones become ready, or none of them stays.
+
+It is longer than other modules, as it is one state machine: each event looks at the whole state.
 """
 
 from __future__ import annotations
@@ -18,11 +20,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-import msgspec
-
 from ...wire.codec import Frame, Parcel
 from ...wire.messages import (
-    Channel,
     Died,
     Done,
     Failed,
@@ -41,6 +40,7 @@ from ...wire.messages import (
 from ...wire.output import StreamName
 from ...wire.status import RankInfo
 from ..rank.stdout import Gate
+from .actions import Action, AskToLeave, Fork, KillRanks, ToRanks, Up
 from .merger import Merger
 from .rank_record import RankRecord
 
@@ -56,43 +56,6 @@ MAX_ZYGOTES_LOST = MAX_STARTS_LOST = 2
 KILLED = "did not stop when interrupted: killed"
 
 State = Literal["starting", "ready", "restarting", "stopping", "ended"]
-
-
-class Fork(msgspec.Struct, frozen=True):
-    """Action: the agent forks these ranks; without a zygote, it starts one first."""
-
-    ranks: tuple[int, ...]
-    incarnation: int  # how often all ranks have been forked
-    rejoin: bool = False  # they replace dead ones, and join the living ranks' process groups later
-
-
-class KillRanks(msgspec.Struct, frozen=True):
-    """Action: the agent sends SIGKILL to these ranks and to what they started."""
-
-    ranks: tuple[int, ...]
-
-
-class AskToLeave(msgspec.Struct, frozen=True):
-    """Action: the agent asks these ranks to exit."""
-
-    ranks: tuple[int, ...]
-
-
-class ToRanks(msgspec.Struct, frozen=True):
-    """Action: the agent writes frames to the sockets of ranks."""
-
-    ranks: tuple[int, ...]
-    channel: Channel
-    frames: Sequence[Frame]
-
-
-class Up(msgspec.Struct, frozen=True):
-    """Action: the agent sends messages to the controller."""
-
-    parcels: Sequence[Parcel[Any]]
-
-
-Action = Fork | KillRanks | AskToLeave | ToRanks | Up
 
 
 class Supervisor:

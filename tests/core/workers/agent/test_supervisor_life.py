@@ -20,15 +20,8 @@ from cellmesh.wire.messages import (
     StoreDied,
 )
 from cellmesh.wire.output import Output
-from cellmesh.workers.agent.supervisor import (
-    LEAVE_S,
-    MAX_ZYGOTES_LOST,
-    Action,
-    AskToLeave,
-    Fork,
-    KillRanks,
-    Supervisor,
-)
+from cellmesh.workers.agent.actions import Action, AskToLeave, Fork, KillRanks
+from cellmesh.workers.agent.supervisor import LEAVE_S, MAX_ZYGOTES_LOST, Supervisor
 
 from ....support.supervisor_decisions import (
     LATER,
