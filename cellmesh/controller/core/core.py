@@ -2,8 +2,7 @@
 
 `Core` knows the mesh's state, which ranks each run still waits for, and which questions are open.
 Its methods take what happened, with the time, and return effects for the link to carry out. What
-brings the mesh back after a failure is `recovery.Recovery`. It is longer than other modules, as each
-message and each command of the link has its method here.
+brings the mesh back after a failure is `recovery.Recovery`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `transitions.RECOVERY` has what each event does in each phase. What happens while a recovery is
 under way is looked at by examining once more before it is calm. Work that is submitted in that time
-waits until calm, and so does what ranks hold back. It is longer than other modules, as one state machine.
+waits until calm, and so does what ranks hold back.
 """
 
 from __future__ import annotations

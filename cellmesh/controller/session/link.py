@@ -1,5 +1,5 @@
 """The link to a mesh's agents: carries out what `Core` decides, on whichever thread `Turns` gives
-its loop to. It is longer than other modules, as one loop with all that runs in it.
+its loop to.
 """
 
 from __future__ import annotations

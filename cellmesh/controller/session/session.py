@@ -1,8 +1,4 @@
-"""Controls one mesh from this process: asks its ranks and agent, heals, leaves and stops it.
-
-It is longer than other modules, as it is what all of the controller uses: most methods hand on to
-a module of their own.
-"""
+"""Controls one mesh from this process: asks its ranks and agent, heals, leaves and stops it."""
 
 from __future__ import annotations
 

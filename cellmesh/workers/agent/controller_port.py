@@ -1,7 +1,6 @@
 """The agent's connection to its controller: at most one at a time; without one, the lease runs.
 
 The shell round `Spool` and `Reliable`: the agent's socket for controllers, greetings, the lease.
-It is longer than other modules, as who is attached decides on all of these.
 """
 
 from __future__ import annotations

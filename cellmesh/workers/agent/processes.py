@@ -1,7 +1,6 @@
 """The processes of a mesh on this host (zygote, store, ranks): forked, watched, reaped.
 
 Carries out what a `Supervisor` decides about processes. A pidfd reports the end of each.
-It is longer than other modules, as zygote, store and ranks need each other when one of them ends.
 """
 
 from __future__ import annotations
