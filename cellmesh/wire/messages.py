@@ -48,7 +48,7 @@ AnyRequest = (
     | comms.AnyRequest
 )
 
-PROTOCOL = 10
+PROTOCOL = 11
 
 Channel = Literal["work", "control"]
 
@@ -250,6 +250,14 @@ class Done(Verb, frozen=True):
     notes: tuple[str, ...] = ()
 
 
+class Failing(Verb, frozen=True):
+    """A rank says that a run has raised there; `Failed` follows with the description, which takes
+    as long as code of the user's that it calls.
+    """
+
+    run: int
+
+
 class Failed(Verb, frozen=True):
     """A rank's answer to a run that raised. `line` is the failing line of the cell (0: none).
 
@@ -286,6 +294,7 @@ FromRank = (
     | Skipped
     | Display
     | Done
+    | Failing
     | Failed
     | RankState
     | StackText

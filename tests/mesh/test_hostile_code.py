@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import os
 import re
+import textwrap
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -280,6 +282,23 @@ def test_the_end_of_a_failure_whose_own_code_does_not_end_can_be_interrupted(
         run.result(timeout_s=WAIT_S)
     steps(quick)
     assert quick.run(os.getpid).list == pids
+
+
+@pytest.mark.parametrize("way", ["a text that waits", "a source that is a pipe"])
+def test_a_failure_that_cannot_be_described_releases_the_others(
+    way: str, quick: cm.Mesh, tmp_path: Path
+) -> None:
+    raising = {
+        "a text that waits": "import time\n"
+        "raise type('X', (Exception,), {'__str__': lambda self: time.sleep(1e5)})",
+        "a source that is a pipe": f"import os\nos.mkfifo({str(tmp_path / 'x.py')!r})\n"
+        f"class X(Exception): pass\nexec(compile('raise X', {str(tmp_path / 'x.py')!r}, 'exec'))",
+    }
+    cell = f"if rank == 1:\n{textwrap.indent(raising[way], '    ')}\ndist.barrier()"
+    run = quick.submit_cell(cell)
+    with pytest.raises(cm.RankFailure, match="X"):
+        run.result(timeout_s=WAIT_S)
+    steps(quick)
 
 
 def test_rank_with_a_silent_control_thread_is_reported_and_replaced(

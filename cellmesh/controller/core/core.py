@@ -20,6 +20,7 @@ from ...wire.messages import (
     Died,
     Done,
     Failed,
+    Failing,
     LogText,
     MeshReady,
     Progress,
@@ -396,6 +397,8 @@ class Core:
         match verb:
             case Done() | Failed():
                 return self._ended_on(ranks, parcel, now)
+            case Failing():
+                return self._runs.fails_on(verb.run, ranks, now)
             case InputRequest():
                 self._mesh.asking.update(dict.fromkeys(ranks, verb.request))
             case InputCancelled():

@@ -30,6 +30,7 @@ class Pending:
         is_work: it is the main threads'; else the control threads answer it.
         is_sent: it has been sent, and does not wait for the mesh to be calm.
         has_failed: a rank has raised in it or died.
+        failing: ranks that it has raised on, and that are describing the exception.
         first_end_at: when the first rank ended it.
         settle_at: when those that are left are released, or reported where nobody is released.
         released: who has been released.
@@ -49,6 +50,7 @@ class Pending:
     is_work: bool = True
     is_sent: bool = True
     has_failed: bool = False
+    failing: set[int] = field(default_factory=set)
     first_end_at: float | None = None
     settle_at: float | None = None
     released: set[int] = field(default_factory=set)

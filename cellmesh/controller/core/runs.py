@@ -279,6 +279,18 @@ class Runs:
             self._on("a rank failed", run, pending, now)
         return effects
 
+    def fails_on(self, run: int, ranks: tuple[int, ...], now: float) -> list[Effect]:
+        """Note that the run has raised on these ranks, whose answers follow: the others' time
+        begins.
+        """
+        pending = self._mesh.pending.get(run)
+        if pending is None or not pending.is_work or run >= FIRST_HEAL:
+            return []
+        pending.failing |= pending.ranks.intersection(ranks)
+        if pending.failing and pending.settle_at is None:
+            self._on("a rank failed", run, pending, now)
+        return []
+
     def _give_time(self, run: int, pending: Pending, now: float) -> list[Effect]:
         wait_s = self._settle_s if self._on_error == "release" else REPORT_AFTER_S
         pending.settle_at = now + wait_s
@@ -330,8 +342,9 @@ class Runs:
 
     def _release_rest(self, run: int, pending: Pending, now: float) -> list[Effect]:
         pending.settle_at = None
-        effects = self._release(run, pending, now, self._mesh.runs_first(run))
-        if pending.ranks - pending.released:  # they are to have their time, too
+        first = self._mesh.runs_first(run) - pending.failing
+        effects = self._release(run, pending, now, first)
+        if pending.ranks - pending.released - pending.failing:  # they are to have their time, too
             self._give_more_time(run, pending, now)
         return effects
 
@@ -354,7 +367,7 @@ class Runs:
             }
             return [Waiting(run, left)] if left else []
 
-        ranks = self._mesh.among_living(pending.ranks)
+        ranks = self._mesh.among_living(pending.ranks - pending.failing)
         return self._questions.ask(ranks, Probe, now, report)
 
     def _sweep(self, now: float) -> list[Effect]:

@@ -21,6 +21,7 @@ from ...wire.stdin import InputReply
 from ...wire.stream import Channel
 from ..linux_process import main_thread_sleeps, signal_own_group, start_thread, write_stderr
 from .features import RankContext
+from .interrupts import DescriptionTimeout
 from .memory import MemoryMeter
 from .stack_inspection import Activity, StopPoint, Waited, format_stacks, look_at_main_thread
 from .stdin import Asker
@@ -63,6 +64,9 @@ class ControlThread:
             queue.SimpleQueue()
         )
         self._interrupts.on_dropped = lambda run, kind: self._stops.put((run, kind, _AGAIN_S))
+        self._interrupts.on_failure = lambda run: self._stops.put(
+            (run, DescriptionTimeout, _DESCRIBE_S)
+        )
 
     def start(self) -> None:
         """Start both threads (for messages, for stops), before user code uses up all threads."""
@@ -161,8 +165,9 @@ class ControlThread:
             self._stops.put((run, kind, None))
 
     def _see_to_stops(self) -> None:
-        """Signal the main thread if a stopped run goes on after its collective has raised, and free
-        a main thread that does not handle the signal.
+        """Signal the main thread if a stopped run goes on after its collective has raised, or if a
+        failed run's exception is described for too long; free a main thread that does not handle
+        the signal.
         """
         while True:
             try:
@@ -171,6 +176,9 @@ class ControlThread:
                     self._free_if_stuck(run)
                 elif self._ends_within(run, after_s):
                     continue
+                elif kind is DescriptionTimeout:
+                    if self._interrupts.limit_description(run):
+                        self._free_if_stuck(run, describe_s=0.0)
                 else:
                     self._signal(run, kind)
             except BaseException as error:
@@ -183,7 +191,7 @@ class ControlThread:
             time.sleep(_LOOK_S)
         return self._interrupts.running != run
 
-    def _free_if_stuck(self, run: int) -> None:
+    def _free_if_stuck(self, run: int, describe_s: float = _DESCRIBE_S) -> None:
         """Cut the collective of a main thread that waits in C++ and does not handle its signal.
 
         What it does with an interrupt that it has seen (an ``except`` that saves a checkpoint) is
@@ -196,13 +204,14 @@ class ControlThread:
                 return
             if self._interrupts.is_pending(run):
                 may_take_s = _HANDLER_S if self._interrupts.is_handled_by_user() else 0.0
-                grace_s = _DESCRIBE_S if self._interrupts.is_describing else may_take_s
+                grace_s = describe_s if self._interrupts.is_describing else may_take_s
                 if time.monotonic() - asked_at > grace_s:
                     self._interrupts.insist(run)
                     if self._ends_within(run, _LOOK_S):
                         return
                 if (
                     self._interrupts.is_pending(run)
+                    and not self._interrupts.is_describing  # which begins several times
                     and main_thread_sleeps()
                     and self._groups.release()
                 ):

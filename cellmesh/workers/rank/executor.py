@@ -14,7 +14,7 @@ from ...wire import payload
 from ...wire.codec import Frame, Parcel, make_parcel
 from ...wire.comms import FromFrontEnd
 from ...wire.groups import Heal, SetMesh
-from ...wire.messages import Done, Request, Work, interrupted_unbegun
+from ...wire.messages import Done, Failing, Request, Work, interrupted_unbegun
 from ...wire.segments import MIN_BYTES
 from ...wire.user_code import PostMortem, RunCall, RunCell, Timing
 from ...wire.values import GatherParts, PullNames, PushNames, PushParts
@@ -128,6 +128,7 @@ class Executor:
         try:
             _allow_recursion()
             self._interrupts.describe(work.run)
+            self._pump.send(Parcel(Failing(work.run)))
             if type(work) is RunCall:
                 remember_error(error)
             error = self._failures.as_seen(work.run, error)

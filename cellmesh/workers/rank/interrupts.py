@@ -32,6 +32,10 @@ _MAX_SWITCH_S = 0.02
 _getsignal: Callable[[int], object] = importlib.import_module("_signal").getsignal
 
 
+class DescriptionTimeout(KeyboardInterrupt):
+    """The description of an exception takes too long; raised in the exception's own code."""
+
+
 class Interrupts:
     """Notes which run executes and which to interrupt, and handles SIGINT on the main thread."""
 
@@ -47,6 +51,8 @@ class Interrupts:
         self.is_describing = False  # the run has failed, and its exception is being described
         # Given a run and what it was to end with, where Python drops that: in a finalizer.
         self.on_dropped: Callable[[int, type[KeyboardInterrupt]], None] = lambda run, kind: None
+        # Given a run that has failed, before its exception is described.
+        self.on_failure: Callable[[int], None] = lambda run: None
         self._handler = self._on_signal
         self._main = threading.main_thread().ident
         self._report_unraisable = sys.unraisablehook
@@ -89,6 +95,14 @@ class Interrupts:
     def describe(self, run: int) -> None:
         """Note that a failed run's exception is being described, which only `insist` interrupts."""
         self.running, self.is_describing = run, True
+        self.on_failure(run)
+
+    def limit_description(self, run: int) -> bool:
+        """Have `insist` interrupt the description of a run's exception; return whether it lasts."""
+        if self.running != run or not self.is_describing:
+            return False
+        self._kind, self._wanted = DescriptionTimeout, run
+        return True
 
     def request(self, run: int, kind: type[KeyboardInterrupt] = KeyboardInterrupt) -> bool:
         """Interrupt a run, from any other thread, by a KeyboardInterrupt, or `Released` where the

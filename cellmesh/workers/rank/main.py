@@ -46,6 +46,7 @@ from .import_hooks import build_whole_files
 from .interrupts import Interrupts, bound_switch_interval
 from .memory import MemoryMeter
 from .shell import RankShell
+from .source_files import bound_source_files
 from .stdin import Asker
 from .stdout import Log
 from .streams import Pump, RankStream, Show
@@ -124,6 +125,7 @@ def run_rank(
         meters = bars.Meters(pump.send, tracker.current, interrupts)
         bars.watch_bars(meters)
     build_whole_files()
+    bound_source_files()
     sys.breakpointhook = lambda *args, **kwargs: load("rank.debugger").break_here(*args, **kwargs)
     tracker.follow_threads()
     interrupts.install()

@@ -14,7 +14,7 @@ from cellmesh.controller.core.core import Core, Deliver, Finish, Waiting, Watch
 from cellmesh.controller.core.mesh_state import HostLost
 from cellmesh.controller.core.runs import ESCALATE_S, REPORT_AFTER_S, STOP_S, SWEEP_S, WATCH_AFTER_S
 from cellmesh.wire.codec import Parcel
-from cellmesh.wire.messages import Died, Done, Failed, Interrupt, Kill, Release
+from cellmesh.wire.messages import Died, Done, Failed, Failing, Interrupt, Kill, Release
 from cellmesh.wire.status import Probe, RankState
 from cellmesh.wire.stdin import InputCancelled, InputReply, InputRequest
 
@@ -90,6 +90,24 @@ def test_a_death_is_a_failure() -> None:
     core.receive(Parcel(Died(0, "was killed", "")), 10.0)
     assert verbs(Release, core.tick(10.9)) == []
     assert verbs(Release, core.tick(11.0)) == [((1,), Release(1))]
+
+
+def test_the_others_have_their_time_from_when_a_rank_raises_not_from_its_description() -> None:
+    core = ready_core(settle_s=1.0)
+    core.submit(relay(1, (0, 1, 2)), now=10.0)
+    assert hear(core, (0, 2), Failing(1), now=11.0) == []
+    hear(core, (2,), FAILED, now=11.5)
+    found = [(at, r) for at, effects in ticks(core, 30.0) for r, _ in verbs(Release, effects)]
+    assert found == [(12.0, (1,))]  # rank 0 needs no release: it is being described
+    assert of(Finish, hear(core, (0, 1), FAILED, now=40.0))
+    assert hear(core, (0,), Failing(1), now=41.0) == []  # of a run that has ended
+
+
+def test_on_error_wait_reports_no_rank_that_has_raised() -> None:
+    core = ready_core(on_error="wait")
+    core.submit(relay(1, (0, 1)))
+    hear(core, (0,), Failing(1), now=0.0)
+    assert only(Probe, core.tick(REPORT_AFTER_S))[0] == (1,)
 
 
 def test_rank_is_not_released_twice() -> None:
