@@ -39,8 +39,8 @@ PYTHON_CALLS = {
 # System calls of the main threads, but for futexes. Controller and agent need 20 and 13 on a quiet
 # machine; on a busy one ZeroMQ looks at its descriptors more often.
 SYSTEM_CALLS = {
-    "call": {"controller": 26, "agent": 16, "rank": 4},
-    "cell": {"controller": 26, "agent": 16, "rank": 8},
+    "call": {"controller": 26, "agent": 16, "rank": 5},
+    "cell": {"controller": 26, "agent": 16, "rank": 9},
 }
 # Read by every interpreter that starts: the agent's counts from one order that it relays to the
 # next.

@@ -194,8 +194,12 @@ CHILDREN = {
 }  # fmt: skip
 
 
+# As C code that calls Python back: without Python's hooks, and holding its lock.
+FORK_IN_C = "import ctypes, os; os.fork = ctypes.PyDLL(None).fork; "
+
+
 @pytest.mark.parametrize("name", CHILDREN)
-@pytest.mark.parametrize("way", ["cell", "call", "async cell"])
+@pytest.mark.parametrize("way", ["cell", "call", "async cell", "C code"])
 def test_a_forked_child_that_returns_is_no_second_rank(way: str, name: str, quick: cm.Mesh) -> None:
     body, code, shown = CHILDREN[name]
     pids = quick.run(os.getpid).list
@@ -205,6 +209,9 @@ def test_a_forked_child_that_returns_is_no_second_rank(way: str, name: str, quic
         source = f"pid = {quick[1].submit(fork, source).result(timeout_s=WAIT_S)}"
     elif way == "async cell":
         source = f"import asyncio; await asyncio.sleep(0)\n{source}"
+    elif way == "C code":
+        source = f"{FORK_IN_C}\ntry:\n{textwrap.indent(source, '    ')}\nfinally: os.fork = fork"
+        quick[1].cell("import os; fork = os.fork")
     quick[1].submit_cell(source).result(timeout_s=WAIT_S)
     quick[1].cell(f"import os\nassert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == {code}")
     if shown is not None:

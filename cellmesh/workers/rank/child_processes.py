@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import ctypes
 import io
 import sys
 import types
@@ -81,6 +82,11 @@ def _reduce(pickler: Any, value: Any) -> Any:
     file = io.BytesIO()
     _ByValue(file).dump(value)
     return cloudpickle.loads, (file.getvalue(),)
+
+
+def run_fork_hooks() -> None:
+    """Run Python's hooks for a child process, in one that C code has forked without them."""
+    ctypes.pythonapi.PyOS_AfterFork_Child()
 
 
 End = Callable[[BaseException | None], NoReturn]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
-from ...stdlib import time
+from ...stdlib import os, time
 from ...wire import payload
 from ...wire.codec import Frame, Parcel, make_parcel
 from ...wire.comms import FromFrontEnd
@@ -20,7 +20,7 @@ from ...wire.user_code import PostMortem, RunCall, RunCell, Timing
 from ...wire.values import GatherParts, PullNames, PushNames, PushParts
 from ..linux_process import PROGRAM, flush_c_stdio
 from ..run_tracker import RunRecord, RunTracker, name_of
-from .child_processes import end_children
+from .child_processes import end_children, run_fork_hooks
 from .failures import Failures
 from .features import Packed, RankContext, load
 from .memory import MemoryMeter
@@ -69,6 +69,7 @@ class Executor:
         self._ledger = self._context.groups.ledger
         self._interrupts = self._context.interrupts
         self._segments = self._context.segments
+        self._pid = os.getpid()
         self._end_child: Callable[[BaseException | None], NoReturn] | None = None
         # Each returns the answer, an error that was caught, or None for a plain `Done`.
         self._table: Mapping[type, Callable[[Any, tuple[Frame, ...]], Any]] = {
@@ -105,6 +106,8 @@ class Executor:
                 self._interrupts.running = -1  # nothing is left to be interrupted from here on
         except BaseException as error:  # also KeyboardInterrupt and SystemExit: the rank stays
             outcome = error
+        if os.getpid() != self._pid and self._end_child is None:
+            run_fork_hooks()
         if isinstance(outcome, BaseException):
             answer: Parcel[Any] = self._describe_failure(work, outcome)
         else:

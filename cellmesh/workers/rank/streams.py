@@ -70,11 +70,11 @@ class Pump:
         self._is_due = False
         self._deferred: list[Parcel[Any]] = []
         self._due = threading.Event()
-        self._forked = False
+        self._pid = os.getpid()  # another process is a child, whose sockets are the rank's
         self._num_displays = float(_MAX_DISPLAYS)
         self._display_bytes = float(DISPLAY_BYTES)
         self._displayed_at = 0.0
-        os.register_at_fork(after_in_child=self._note_fork)
+        os.register_at_fork(after_in_child=self._renew_lock)
 
     def start(self) -> None:
         """Start the thread that sends gathered text."""
@@ -82,7 +82,7 @@ class Pump:
 
     def write(self, run: int, stream: StreamName, text: str) -> None:
         """Add text that a run printed to a stream, to be sent soon."""
-        if self._forked:
+        if os.getpid() != self._pid:
             os.write(1 if stream == "stdout" else 2, text.encode(errors="replace"))
             return
         self._pieces.append((run, stream, text))
@@ -100,7 +100,7 @@ class Pump:
 
     def send(self, parcel: Parcel[Any]) -> None:
         """Send a message of the rank after everything that was printed before it."""
-        if self._forked:  # the sockets are the parent's
+        if os.getpid() != self._pid:
             return
         with self._shield, self._lock:
             if self._pieces or self._deferred:
@@ -109,9 +109,10 @@ class Pump:
             self._flush()
 
     def answer(self, parcel: Parcel[Any], more_follows: bool = False) -> None:
-        """Send a run's answer after all its text, perhaps together with the next run's answer."""
-        if self._forked:
-            return
+        """Send a run's answer after all its text, perhaps together with the next run's answer.
+
+        The rank itself calls it, no child (`Executor.execute`).
+        """
         with self._lock:
             if not (more_follows or self._pieces or self._deferred or self._gate.hides):
                 self._post((parcel,))
@@ -145,7 +146,8 @@ class Pump:
         with self._shield, self._lock:
             self._refill()
             fits = len(verb.bundle) <= self._display_bytes
-            may_show = fits and (self._num_displays >= 1 or not counts) and not self._forked
+            is_rank = os.getpid() == self._pid
+            may_show = fits and (self._num_displays >= 1 or not counts) and is_rank
             if may_show:
                 self._num_displays -= counts
                 self._display_bytes -= len(verb.bundle)
@@ -207,8 +209,7 @@ class Pump:
                 with self._lock:
                     self._flush()
 
-    def _note_fork(self) -> None:
-        self._forked = True
+    def _renew_lock(self) -> None:
         self._lock = threading.RLock()  # a thread that is not there any more may have held it
 
 
