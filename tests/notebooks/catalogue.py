@@ -237,7 +237,8 @@ SECTIONS = (
             *_names(
                 _DIST,
                 "Backend",
-                "the type of `get_backend()`, and the registry of custom backends",
+                "the type of `get_backend()`, and the registry of custom backends, which are "
+                "released and made again like torch's own (`tests/mesh/test_other_backends.py`)",
             ),
             *_names(_DIST, "is_torchelastic_launched", "for scripts under torchrun"),
             *_names(_DIST, "new_subgroups"),
@@ -372,7 +373,9 @@ SECTIONS = (
             *_names(
                 _DIST,
                 "set_debug_level get_debug_level",
-                "`TORCH_DISTRIBUTED_DEBUG`, before the start",
+                "`TORCH_DISTRIBUTED_DEBUG`, before the start "
+                "(`--env TORCH_DISTRIBUTED_DEBUG=DETAIL`); stop, release and heal work at each "
+                "level",
             ),
             *_names(
                 _DIST, "breakpoint", "`breakpoint()` opens a debugger for all ranks in the notebook"

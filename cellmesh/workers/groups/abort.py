@@ -45,10 +45,11 @@ _LONGEST_S, _LOOK_S = 3.0, 0.005
 _HOLD_S, _DRAIN_STEP_S = 5.0, 0.002
 _AT_ONCE = timedelta(milliseconds=1)
 _NO_TAG = 2**31 - 7  # no sender uses it
-# What gloo and NCCL say when a connection ends under an operation.
+# What gloo and NCCL say when a connection ends under an operation; the barrier is that before each
+# operation with TORCH_DISTRIBUTED_DEBUG=DETAIL, of which none has waited for months.
 _LOST = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|not connected|Socket closed|pair closure|"
-    r"communicator was aborted"
+    r"communicator was aborted|failed to pass monitoredBarrier in \d{11,} ms"
 )
 # How long after the loss of a connection this rank is told to stop, where it is: a death takes the
 # settle time to be followed by the release. Peers whose own time-out for a group is over close
@@ -94,8 +95,10 @@ def shut_down(sockets: Sockets) -> int:
     return num_cut
 
 
-def cut_gloo(group: Any, sockets: Sockets, drain: Drain) -> int:
-    """Close a gloo group's connections, so that operations raise; return how many there were."""
+def cut_gloo(groups: Iterable[Any], sockets: Sockets, drain: Drain) -> int:
+    """Close the connections of some ``ProcessGroupGloo``, so that operations raise; return how many
+    there were.
+    """
     num_cut = 0
     for descriptor, inode in sockets.items():
         with _opened(descriptor, inode) as connection:
@@ -105,7 +108,7 @@ def cut_gloo(group: Any, sockets: Sockets, drain: Drain) -> int:
                 with contextlib.suppress(OSError):
                     drain.take([os.dup(connection.fileno())])
     if num_cut:
-        _time_out(group)
+        _time_out(groups)
     return num_cut
 
 
@@ -132,13 +135,13 @@ def _traffic(descriptor: int) -> tuple[int, bytes]:
     return 0, b""
 
 
-def _time_out(group: Any) -> None:
+def _time_out(groups: Iterable[Any]) -> None:
     """Let a receive of gloo time out: gloo then closes all connections and fails all operations."""
     nothing = torch.zeros(1, device="cpu")  # whatever the default device is
-    for backend in _backends(group, "gloo"):
-        for peer in set(range(backend.size())) - {backend.rank()}:
+    for group in groups:
+        for peer in set(range(group.size())) - {group.rank()}:
             with contextlib.suppress(RuntimeError):
-                backend.recv([nothing], peer, _NO_TAG).wait(_AT_ONCE)
+                group.recv([nothing], peer, _NO_TAG).wait(_AT_ONCE)
 
 
 class Drain:
@@ -212,20 +215,29 @@ def all_stand(sockets: Sockets) -> bool:
 
 def abort_nccl(group: Any) -> bool:
     """Abort a ``ProcessGroup``'s NCCL communicators and operations; return whether it had any."""
-    backends = _backends(group, "nccl")
+    backends = [one for one in backends_of(group) if name_of_backend(one) == "nccl"]
     for backend in backends:
         backend.abort()
     return bool(backends)
 
 
 def backends_of(group: Any) -> list[Any]:
-    """Return the backends of a ``ProcessGroup`` of torch's own, each once."""
+    """Return the backends of a ``ProcessGroup``, each once; none of a class that a program has
+    derived from ``ProcessGroup``.
+
+    With ``TORCH_DISTRIBUTED_DEBUG=DETAIL`` torch wraps each backend in another one.
+    """
     found = [group._get_backend(device) for device in group._device_types]
-    return list({id(one): one for one in found}.values())
+    unwrapped = [getattr(one, "wrapped_pg", one) for one in found]
+    return list({id(one): one for one in unwrapped}.values())
 
 
-def _backends(group: Any, name: str) -> list[Any]:
-    return [backend for backend in backends_of(group) if backend.name() == name]
+def name_of_backend(backend: Any) -> str:
+    """Return the name of a backend, its class's if it has none."""
+    try:
+        return str(backend.name())
+    except Exception:  # C++ has one for torch's own, and raises for others
+        return type(backend).__name__
 
 
 def prepare_nccl(environment: MutableMapping[str, str], device: torch.device) -> None:

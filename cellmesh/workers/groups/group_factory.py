@@ -6,8 +6,8 @@ import contextlib
 import inspect
 import resource
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch.distributed.constants import default_pg_nccl_timeout, default_pg_time
 from ...errors import GroupDown
 from ...stdlib import os, time
 from . import abort
+from .any_backend import GlooGroups, patient_constructors
 from .interruptible_wait import Patience
 from .store import MeshStore
 
@@ -34,10 +35,19 @@ _SPARE = 16
 # What retired groups hold is closed in the background.
 _PATIENCE_S, _LOOK_S = 1.0, 0.02
 
-# The arguments of ``_new_process_group_helper`` by name, and what it returns with the connections
-# it made.
+
+@dataclass(frozen=True)
+class Transport:
+    """The connections of a process group, and the gloo groups that use them."""
+
+    sockets: dict[int, int] = field(default_factory=dict)
+    gloo: Sequence[ProcessGroupGloo] = ()
+
+
+# The arguments of ``_new_process_group_helper`` by name, and what it returns with the transport
+# that it made.
 Asked = dict[str, Any]
-Made = tuple[Any, Any, dict[int, int]]
+Made = tuple[Any, Any, Transport]
 
 
 @dataclass(frozen=True)
@@ -103,8 +113,8 @@ class Maker:
     The mesh's store is connected before, so that its connection is not taken for the group's.
     """
 
-    def __init__(self, store: MeshStore, patience: Patience) -> None:
-        self._store, self._patience = store, patience
+    def __init__(self, store: MeshStore, patience: Patience, gloo: GlooGroups) -> None:
+        self._store, self._patience, self._gloo = store, patience, gloo
         self._helper: Callable[..., Any] = c10d._new_process_group_helper
         self._sockets_before: dict[int, int] | None = None
 
@@ -122,7 +132,7 @@ class Maker:
         c10d._new_process_group_helper = make_watched
 
     def make(self, asked: Asked, limit_s: float | None = None) -> Made:
-        """Let torch make a group (or ``NON_GROUP_MEMBER``); return its store and sockets, too."""
+        """Let torch make a group (or ``NON_GROUP_MEMBER``); return its store and transport, too."""
         # The time-out that gloo connects with is that of its messages, too, for good.
         arguments = asked | {"timeout": _timeout_for(asked)}
         self._store.connect()
@@ -133,9 +143,9 @@ class Maker:
             )
         self._sockets_before = before = abort.open_sockets()
         try:
-            with self._patient_gloo(limit_s):
+            with self._gloo.noting(limit_s) as gloo, patient_constructors(self._patience, limit_s):
                 made, store = self._helper(**arguments)
-            return made, store, abort.connections(abort.new_sockets(before))
+            return made, store, Transport(abort.connections(abort.new_sockets(before)), gloo)
         except BaseException:
             abort.shut_down(abort.new_sockets(before))
             raise
@@ -148,21 +158,6 @@ class Maker:
         if before is not None:
             with contextlib.suppress(OSError):  # no descriptor is left to list them
                 abort.shut_down(abort.new_sockets(before))
-
-    @contextlib.contextmanager
-    def _patient_gloo(self, limit_s: float | None) -> Iterator[None]:
-        """Enter a context in which torch connects gloo's groups in a thread, interruptibly."""
-        patience = self._patience
-
-        class PatientGloo(ProcessGroupGloo):
-            def __init__(self, *args: Any, **kwargs: Any) -> None:
-                patience.run(lambda: ProcessGroupGloo.__init__(self, *args, **kwargs), limit_s)
-
-        c10d.ProcessGroupGloo = PatientGloo  # type: ignore[misc]
-        try:
-            yield
-        finally:
-            c10d.ProcessGroupGloo = ProcessGroupGloo  # type: ignore[misc]
 
 
 def _timeout_for(asked: Asked) -> timedelta:
@@ -219,17 +214,17 @@ def _text(device: Any) -> str:
 def timeouts_of(group: Any) -> dict[str, timedelta]:
     """Return the time-outs of a group's backends, which users may have changed, by backend."""
     return {
-        backend.name(): backend.options._timeout
+        abort.name_of_backend(backend): backend.options._timeout
         for backend in abort.backends_of(group)
-        if hasattr(getattr(backend, "options", None), "_timeout")
+        if hasattr(backend, "_set_default_timeout")
     }
 
 
 def set_timeouts(group: Any, timeouts: dict[str, timedelta]) -> None:
     """Give a new group's backends the time-outs that `timeouts_of` read from the old group."""
     for backend in abort.backends_of(group):
-        if backend.name() in timeouts:
-            backend._set_default_timeout(timeouts[backend.name()])
+        if (name := abort.name_of_backend(backend)) in timeouts:
+            backend._set_default_timeout(timeouts[name])
 
 
 def find_lack(sizes: Iterable[int], num_coming: int = 0) -> str:

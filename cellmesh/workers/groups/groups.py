@@ -23,6 +23,7 @@ from ...stdlib import os
 from ...wire.groups import GroupCount
 from ..trace.recorder import Spans
 from . import abort
+from .any_backend import GlooGroups, find_unregistered
 from .c10d_registry import Books
 from .group_factory import (
     TIMEOUT,
@@ -31,6 +32,7 @@ from .group_factory import (
     Maker,
     MeshPlan,
     Placement,
+    Transport,
     call_for,
     plan_of,
     plan_of_split,
@@ -80,7 +82,8 @@ class Groups:
         self._mesh: MeshPlan | None = None
         # The rank's `mesh`, whatever the user binds to the name.
         self.mesh: DeviceMesh | None = None
-        self._maker = Maker(self._store, self._patience)
+        self._own_gloo = GlooGroups(self._patience)
+        self._maker = Maker(self._store, self._patience, self._own_gloo)
         self._is_broken = self._is_replaying = False
         self.num_resizes = num_resizes
         self._healer = Healer(
@@ -120,6 +123,7 @@ class Groups:
         abort.prepare_nccl(os.environ, self.placement.device)
         if self.placement.device.type == "cuda":
             torch.cuda.set_device(self.placement.device)
+        self._own_gloo.install()
         self._maker.intercept(self._new_group)
         self._default.take_over()
         note_comm_hooks(self._patience.keep_types)
@@ -146,7 +150,7 @@ class Groups:
         generation = f"generation{self.ledger.generation:x}"
         asked["store"] = PrefixStore(generation, asked["store"])
         try:
-            made, store, sockets = self._maker.make(asked)
+            made, store, transport = self._maker.make(asked)
         except BaseException:
             self._is_broken = True  # others may have made it
             raise
@@ -156,7 +160,7 @@ class Groups:
         if made is c10d.GroupMember.NON_GROUP_MEMBER:
             return made, store
         group = self._enlist(asked)
-        group.connect(made, sockets)
+        group.connect(made, transport)
         self._books.replace(made, group)
         return group, store
 
@@ -204,7 +208,7 @@ class Groups:
         asked = call_for(plan_of_split(inner, ranks), self.rank, None)
         self._note_plan(asked)
         group = self._enlist(asked)
-        group.connect(inner, {})
+        group.connect(inner, Transport())
         return group
 
     # What can be asked of them, from any thread.
@@ -226,7 +230,7 @@ class Groups:
         was_broken, self._is_broken = self._is_broken, True
         num_cut = self._patience.end() + self._store.waits.cut()
         self._maker.cut()
-        num_cut += self._cut()
+        num_cut += self._cut() + self._cut_own()
         if not num_cut:
             self._is_broken = was_broken
         return num_cut
@@ -235,6 +239,11 @@ class Groups:
         groups = self._living()
         abort.await_quiet({fd: inode for group in groups for fd, inode in group.sockets.items()})
         return sum(group.cut() for group in groups)
+
+    def _cut_own(self) -> int:
+        for _, sockets in self._own_gloo.living():
+            abort.await_quiet(sockets)
+        return self._own_gloo.cut(self.ledger.drain)
 
     def counts(self) -> tuple[GroupCount, ...]:
         """Return how many operations this rank began on each group since it was made or healed."""
@@ -296,7 +305,8 @@ class Groups:
         with self._replaying():
             self._init_process_group()
             for plan in data.groups:
-                if not plan.ranks:
+                # One whose backend this new process does not have stays down on the others, too.
+                if not plan.ranks or find_unregistered(plan.backend):
                     continue
                 group, _ = self._replay_group(call_for(plan, self.rank, c10d._get_default_store()))
                 if isinstance(group, HealableGroup):
@@ -338,7 +348,7 @@ class Groups:
                 group.take_down("healing it was interrupted")
             raise
         self._is_broken = self._patience.has_left = False
-        return notes
+        return (*notes, *self._own_gloo.take_notes())
 
     @contextlib.contextmanager
     def _replaying(self) -> Iterator[None]:

@@ -22,8 +22,9 @@ from ...wire.groups import GroupCount
 from ...wire.trace import What
 from ..linux_process import start_thread
 from . import abort
-from .group_factory import GroupPlan
-from .op_tracking import Ledger, has_ended_well, pass_on_everything
+from .any_backend import ForeignGroup, abort_foreign, is_foreign, shut_down_foreign
+from .group_factory import GroupPlan, Transport
+from .op_tracking import Ledger, has_ended_well, is_operation, pass_on_everything
 
 # Groups that were taken down where there was no thread to end them in.
 _kept: list[Any] = []
@@ -84,8 +85,9 @@ class HealableGroup(ProcessGroup):
         self._ranks = ranks
         self._device_id: Any = None
         self._inner: Any = None
-        self.sockets: dict[int, int] = {}
+        self._transport = Transport()
         self.is_up = self.is_gloo = self.is_destroyed = False
+        self._is_foreign = self._is_aborted = False
         self.recipe: dict[str, Any] = {}
         self.plan: GroupPlan
         self.timeouts: dict[str, timedelta] = {}
@@ -94,15 +96,26 @@ class HealableGroup(ProcessGroup):
 
     # Its connections.
 
-    def connect(self, inner: Any, sockets: dict[int, int]) -> None:
-        """Forward operations to the connected ``ProcessGroup`` `inner` from now on, and reset
-        all operation counts.
+    def connect(self, plain: Any, transport: Transport) -> None:
+        """Forward operations to the connected ``ProcessGroup`` `plain` from now on, and reset all
+        operation counts.
         """
-        self._inner = inner
-        self.is_gloo = {backend.name() for backend in abort.backends_of(inner)} == {"gloo"}
-        self.sockets = sockets
+        backends = abort.backends_of(plain)
+        self.is_gloo = {abort.name_of_backend(backend) for backend in backends} == {"gloo"}
+        self._is_foreign, self._is_aborted = is_foreign(plain), False
+        self._inner = plain
+        if self._is_foreign:
+            self._inner = ForeignGroup(plain, self._ledger.patience, is_operation)
+        self._transport = transport
         self._reset_counts()
         self.is_up = True
+
+    @property
+    def sockets(self) -> dict[int, int]:
+        """The connections of the group, which all stand as long as it works."""
+        # A backend that is not torch's may open and close its own as it likes.
+        has_gloo = self._transport.gloo or not self._is_foreign
+        return self._transport.sockets if has_gloo else {}
 
     def retire(self, why: str) -> None:
         """Disconnect for good: let operations raise `GroupDown`."""
@@ -122,25 +135,35 @@ class HealableGroup(ProcessGroup):
         self.is_up = False
         # Its end waits for gloo's threads, and one of them may wait without end for a rank that
         # died.
-        retired, self._inner = [self._inner], _Down(text)
-        has_ended = type(retired[0]) is _Down or retired[0] is None or start_thread(retired.clear)
+        if self._is_foreign and self.inner is not None:
+            shut_down_foreign(self.inner)
+        retired: list[Any] = [self.inner, self._transport]
+        self._inner, self._transport = _Down(text), Transport()
+        has_ended = retired[0] is None or start_thread(retired.clear)
         if not has_ended:
             _kept.append(retired)
-        self.sockets = {}
         self._reset_counts()
 
     def cut(self) -> int:
         """Make blocked operations raise, from any thread, until a heal; return their number."""
-        sockets, self.sockets = self.sockets, {}
+        sockets, gloo = self.sockets, self._transport.gloo
+        self._transport = Transport(gloo=gloo)
         inner = self.inner
         if inner is None:
             return 0
-        return abort.cut_gloo(inner, sockets, self._ledger.drain) + abort.abort_nccl(inner)
+        num_cut = abort.cut_gloo(gloo, sockets, self._ledger.drain) + abort.abort_nccl(inner)
+        if self._is_foreign and not self._is_aborted:
+            self._is_aborted = True
+            abort_foreign(inner)
+            num_cut += 1
+        return num_cut
 
     @property
     def inner(self) -> Any:
         """The plain ``ProcessGroup`` that does the work; None while the group is down."""
         inner = self._inner
+        if type(inner) is ForeignGroup:
+            return inner.plain
         return None if type(inner) is _Down else inner
 
     @contextlib.contextmanager

@@ -14,9 +14,11 @@ from typing import Any
 import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import PrefixStore
 
+from ..static_lookup import name_of, text_of
 from . import rpc
+from .any_backend import constructor_of
 from .c10d_registry import Books
-from .group_factory import Maker, find_lack, set_timeouts, timeouts_of
+from .group_factory import Maker, Transport, find_lack, set_timeouts, timeouts_of
 from .healable_group import HealableGroup
 from .init_process_group import DefaultGroup
 from .model_reset import Survey
@@ -91,14 +93,19 @@ class Healer:
         meeting.exchange_presence(self._presence(models))
         self._ledger.drain.let_go()  # all who are here have cut their side
         self._agree(list(meeting.present.values()))
+        made: list[str] = []
         with self._rebuilding(meeting.keys):
             for group in sorted(self._living(), key=_order):
                 why = meeting.why_not(group.plan, self.world_size)
                 if why:
                     group.take_down(why)
+                    continue
+                place = f"{prefix}/groups/{','.join(map(str, group.plan.ranks))}"
+                if creator := constructor_of(group.plan.backend):
+                    made.append(self._rebuild_foreign(group, place, creator))
                 else:
-                    self._rebuild(group, f"{prefix}/groups/{','.join(map(str, group.plan.ranks))}")
-        notes = meeting.reset(models)
+                    self._rebuild(group, place)
+        notes = (*made, *meeting.reset(models))
         self._half_done = ()
         meeting.exchange("healed", b"")
         self._store.forget_keys(old_keys)
@@ -142,17 +149,30 @@ class Healer:
     def _rebuild(self, group: HealableGroup, prefix: str) -> None:
         store = PrefixStore(prefix, self._store)
         asked = group.recipe | {"store": store, "pg_tag": None, "group_desc": group.group_desc}
-        sockets: dict[int, int] = {}
+        transport = Transport()
 
         def make() -> tuple[Any, Any]:
-            made, its_store, found = self._maker.make(asked, _CONNECT_S)
-            sockets.update(found)
+            nonlocal transport
+            made, its_store, transport = self._maker.make(asked, _CONNECT_S)
             return made, its_store
 
         with self._books.having(group):
             inner = self._books.rebuild(group, make)
         set_timeouts(inner, group.timeouts)
-        group.connect(inner, sockets)
+        group.connect(inner, transport)
+
+    def _rebuild_foreign(self, group: HealableGroup, prefix: str, creator: str) -> str:
+        """Make a group again by the constructor of its backend, which a program has registered;
+        return a note. An error of that constructor is no error of the heal.
+        """
+        name = f"the process group {str(group.group_name)!r}, backend {group.plan.backend!r},"
+        try:
+            self._rebuild(group, prefix)
+        except Exception as error:
+            why = f"{creator}, its backend's constructor, raised {name_of(error)}: {text_of(error)}"
+            group.take_down(why)
+            return f"{name} is down: {why}"
+        return f"{name} was made again by {creator}"
 
 
 def _order(group: HealableGroup) -> tuple[bool, str, tuple[int, ...]]:

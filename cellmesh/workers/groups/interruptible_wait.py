@@ -26,7 +26,7 @@ _STEP_S = 0.02
 _LOOK = timedelta(seconds=0.1)
 # How long operations that were cut may take to notice.
 _GRACE_S = 0.5
-_NO_TIMEOUT = timedelta(0)
+NO_TIMEOUT = timedelta(0)
 _LEFT = "the wait for other ranks was ended: they will not come"
 
 
@@ -116,15 +116,18 @@ class Patience:
             self.has_left = self.has_left or not work.is_completed()
             raise
 
-    def run(self, function: Callable[[], object], limit_s: float | None = None) -> None:
-        """Call a function in a thread; raise `GroupDown` upon `end`, or after `limit_s`."""
+    def run(self, function: Callable[[], Any], limit_s: float | None = None) -> Any:
+        """Call a function in a thread, and return its value; raise `GroupDown` upon `end`, or after
+        `limit_s`.
+        """
+        values: list[Any] = []
         errors: list[BaseException] = []
         done = _thread.allocate_lock()
         done.acquire()
 
         def call() -> None:
             try:
-                function()
+                values.append(function())
             except BaseException as error:
                 errors.append(error)
             finally:
@@ -155,6 +158,7 @@ class Patience:
         self._idle.append(helper)
         if errors:
             raise errors[0]
+        return values[0]
 
 
 class _Helper:
@@ -178,7 +182,7 @@ class _Helper:
                 del call
 
 
-class _PatientWork(Work):
+class PatientWork(Work):
     """A Work that forwards to another one, all but `wait`, which subclasses can interrupt."""
 
     def __init__(self, work: Work, patience: Patience) -> None:
@@ -186,7 +190,7 @@ class _PatientWork(Work):
         self._work, self._patience = work, patience
 
 
-class PatientCollective(_PatientWork):
+class PatientCollective(PatientWork):
     """Work of a gloo collective, with an interruptible `wait` and a future that can be ended.
 
     gloo does not end an operation whose message is on its way, or was about to be, when the other
@@ -200,10 +204,10 @@ class PatientCollective(_PatientWork):
         super().__init__(work, patience)
         self._spans, self._number, self._is_waited_for = spans, number, is_waited_for
 
-    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         if not self._is_waited_for:
             self._spans.wait(self._number)
-        if timeout == _NO_TIMEOUT:
+        if timeout == NO_TIMEOUT:
             done = self._patience.follow(self._work)
         else:
             done = self._work.wait(timeout)
@@ -218,7 +222,7 @@ class PatientCollective(_PatientWork):
         return self._patience.guard(future)
 
 
-class PatientMessage(_PatientWork):
+class PatientMessage(PatientWork):
     """Work of a gloo send or receive, whose `wait` is interruptible if the message is large."""
 
     def __init__(
@@ -227,10 +231,10 @@ class PatientMessage(_PatientWork):
         super().__init__(work, patience)
         self._spans, self._number, self._is_large = spans, number, is_large
 
-    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         self._spans.wait(self._number)
         # After a time-out gloo closes all connections.
-        if self._is_large and timeout == _NO_TIMEOUT:
+        if self._is_large and timeout == NO_TIMEOUT:
             self._patience.run(self._work.wait)
         else:
             self._work.wait(timeout)
@@ -238,10 +242,10 @@ class PatientMessage(_PatientWork):
         return True
 
 
-class PatientReceive(_PatientWork):
+class PatientReceive(PatientWork):
     """The Work of a gloo receive from any rank, with a `wait` that a cut of connections ends."""
 
-    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         if not self._work.is_completed():
             self._patience.run(lambda: self._work.wait(timeout))
         return True
@@ -253,4 +257,4 @@ def _pass_on(name: str) -> Callable[..., Any]:
 
 for _name in dir(Work):
     if not _name.startswith(("__", "_pybind11")) and _name not in ("wait", "boxed", "unbox"):
-        setattr(_PatientWork, _name, _pass_on(_name))
+        setattr(PatientWork, _name, _pass_on(_name))

@@ -6,6 +6,7 @@ installed: newer versions of torch call names that older ones do not have.
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 import types
@@ -24,6 +25,7 @@ from ...wire.groups import GroupCount
 from ..static_lookup import module_of
 from ..trace.recorder import Spans
 from .abort import Drain
+from .any_backend import ForeignWork
 from .interruptible_wait import Patience, PatientCollective, PatientMessage, PatientReceive
 
 if TYPE_CHECKING:
@@ -211,6 +213,8 @@ def _begin(
         spans.end(number)  # the launch: the GPU does the rest by itself
     caller = module_of(sys._getframe(1).f_back)
     is_of_join = caller == c10d.__name__ and _is_of_join(sys._getframe(1))
+    if is_of_join and type(work) is ForeignWork:
+        work = work._work
     if caller == c10d.__name__ and not is_of_join:
         if group.is_gloo:
             if is_message:  # it has no future
@@ -296,6 +300,13 @@ def _passed_on_property(name: str) -> property:
     return property(lambda self: getattr(self._inner, name), write)
 
 
+@functools.cache
+def is_operation(name: str) -> bool:
+    """Return whether a method of ``ProcessGroup`` begins a collective or a message."""
+    found = _RETURNS_WORK.search(getattr(ProcessGroup, name, object).__doc__ or "")
+    return name == "monitored_barrier" or bool(found and not name.endswith("_coalescing"))
+
+
 def pass_on_everything(kind: type[HealableGroup]) -> None:
     """Add to `HealableGroup` the methods and properties of ``ProcessGroup`` that it lacks."""
     left_alone = eval_frame._FrameExecStrategy(
@@ -310,9 +321,7 @@ def pass_on_everything(kind: type[HealableGroup]) -> None:
             made = _passed_on_property(name)
         elif name in _POINT_TO_POINT:
             made = _message(name)
-        elif name == "monitored_barrier" or (
-            _RETURNS_WORK.search(member.__doc__ or "") and not name.endswith("_coalescing")
-        ):
+        elif is_operation(name):
             made = _collective(name)
         else:
             made = _passed_on(name)

@@ -20,6 +20,7 @@ from torch.futures import Future
 
 from cellmesh.errors import GroupDown
 from cellmesh.workers.groups import abort
+from cellmesh.workers.groups.group_factory import Transport
 from cellmesh.workers.groups.healable_group import HealableGroup
 from cellmesh.workers.groups.interruptible_wait import Patience, PatientCollective
 from cellmesh.workers.groups.op_tracking import Ledger
@@ -102,7 +103,7 @@ def test_a_group_that_is_down_says_why_and_what_to_type(group: HealableGroup) ->
 def test_operations_are_counted_until_the_group_is_connected_again(
     group: HealableGroup, ledger: Ledger
 ) -> None:
-    group.connect(FakeGroup(cpu="gloo"), {})
+    group.connect(FakeGroup(cpu="gloo"), Transport())
     group.allreduce([torch.ones(1)])
     group.barrier()
     group.send([torch.ones(1)], 1, 0)
@@ -112,14 +113,14 @@ def test_operations_are_counted_until_the_group_is_connected_again(
     assert (count.name, count.ranks, count.num_collectives) == ("7", (2, 5), 2)
     assert (count.num_sent, count.num_received) == (((5, 1),), ((5, 2),))
     assert ledger.touched == [group]
-    group.connect(FakeGroup(cpu="gloo"), {})
+    group.connect(FakeGroup(cpu="gloo"), Transport())
     assert group.count().num_collectives == 0
 
 
 def test_an_operation_of_another_thread_is_not_what_the_main_thread_waits_in(
     group: HealableGroup, ledger: Ledger
 ) -> None:
-    group.connect(FakeGroup(cpu="gloo"), {})
+    group.connect(FakeGroup(cpu="gloo"), Transport())
     thread = threading.Thread(target=group.barrier)
     thread.start()
     thread.join()
@@ -129,7 +130,7 @@ def test_an_operation_of_another_thread_is_not_what_the_main_thread_waits_in(
 
 def test_nccl_is_aborted_once_and_gloo_beside_it_is_not(group: HealableGroup) -> None:
     inner = FakeGroup(cpu="gloo", cuda="nccl")
-    group.connect(inner, {})
+    group.connect(inner, Transport())
     assert group.cut() == 1
     assert (inner._backends["cuda"].num_aborts, inner._backends["cpu"].num_aborts) == (1, 0)
     assert not abort.abort_nccl(FakeGroup(cpu="gloo", cuda="gloo"))

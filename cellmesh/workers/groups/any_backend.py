@@ -1,0 +1,258 @@
+"""Ends the waits of process groups whose backend torch does not know, and of gloo groups that a
+program constructs itself.
+
+Of gloo and NCCL this package knows how to end an operation (`abort`). A backend that a program has
+registered (``Backend.register_backend``, in Python or C++) may wait where it likes: in the
+operation itself, in the ``wait`` of its Work, in its constructor. Each of these runs in a helper
+thread here, and a release leaves that thread behind.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed.distributed_c10d as c10d
+from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo, Work
+
+from ...stdlib import os
+from ..linux_process import start_thread
+from . import abort
+from .interruptible_wait import NO_TIMEOUT, Patience, PatientWork
+
+# How long a heal waits for a backend's `shutdown`, which may free a port that it needs again.
+_SHUTDOWN_S = 2.0
+_OF_TORCH = frozenset({"gloo", "nccl"})
+
+
+def is_foreign(group: Any) -> bool:
+    """Return whether operations of a plain ``ProcessGroup`` are neither gloo's nor NCCL's."""
+    names = {abort.name_of_backend(backend) for backend in abort.backends_of(group)}
+    return not names or not names <= _OF_TORCH
+
+
+class ForeignGroup:
+    """Stands before a plain ``ProcessGroup`` whose backend is neither gloo nor NCCL; its operations
+    on CPU tensors, and the waits for them, end with `Patience.end`.
+
+    Operations on other devices are only started by the call: the device waits, not the rank.
+    """
+
+    def __init__(self, plain: Any, patience: Patience, is_operation: Callable[[str], bool]) -> None:
+        vars(self).update(plain=plain, _patience=patience, _is_operation=is_operation)
+
+    def __getattr__(self, name: str) -> Any:
+        member = getattr(self.plain, name)
+        return functools.partial(self._begin, member) if self._is_operation(name) else member
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.plain, name, value)
+
+    def _begin(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        # A dispatch mode (CommDebugMode) sees the operations of its own thread only.
+        if not _is_on_cpu(args) or torch._C._len_torch_dispatch_stack():
+            return call(*args, **kwargs)
+        work = self._patience.run(_as_here(functools.partial(call, *args, **kwargs)))
+        return ForeignWork(work, self._patience) if isinstance(work, Work) else work
+
+
+class ForeignWork(PatientWork):
+    """The Work of a backend that is neither gloo nor NCCL, whose `wait` a release ends.
+
+    The backend's own `wait` is called, in another thread: some do all their work there, and are
+    never completed before.
+    """
+
+    _has_ended = False
+
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        if timeout == NO_TIMEOUT:
+            wait: Callable[[], Any] = self._work.wait
+        else:
+            wait = functools.partial(self._work.wait, timeout)
+        done = self._patience.run(_as_here(wait))
+        self._has_ended = True
+        return bool(done)
+
+    def is_completed(self) -> bool:
+        return self._has_ended or bool(self._work.is_completed())
+
+    def get_future(self) -> Any:
+        future: Any = self._work.get_future()
+        future.add_done_callback(lambda _: self)  # as long as it is waited for
+        return self._patience.guard(future)
+
+
+def _is_on_cpu(args: Any) -> bool:
+    """Return whether the tensors that an operation is called with are the CPU's."""
+    first = args[0] if args else None
+    while isinstance(first, (list, tuple)) and first:
+        first = first[0]
+    return not isinstance(first, torch.Tensor) or first.device.type == "cpu"
+
+
+def _as_here(function: Callable[[], Any]) -> Callable[[], Any]:
+    """Return a function that runs in another thread under this thread's grad mode."""
+    has_grad, is_inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+
+    def call() -> Any:
+        with torch.inference_mode(is_inference), torch.set_grad_enabled(has_grad):
+            return function()
+
+    return call
+
+
+def abort_foreign(group: Any) -> None:
+    """Call `abort` of a plain group's foreign backends, in a thread: it is not known to return."""
+    start_thread(_call_each, group, "abort")
+
+
+def shut_down_foreign(group: Any) -> None:
+    """Call `shutdown` of a plain group's foreign backends; wait a moment for its end."""
+    has_ended = _thread.allocate_lock()
+    has_ended.acquire()
+
+    def shut_down() -> None:
+        _call_each(group, "shutdown")
+        has_ended.release()
+
+    if start_thread(shut_down):
+        has_ended.acquire(timeout=_SHUTDOWN_S)
+
+
+def _call_each(group: Any, method: str) -> None:
+    with contextlib.suppress(BaseException):  # a program's code
+        for backend in abort.backends_of(group) or [group]:
+            if abort.name_of_backend(backend) not in _OF_TORCH:
+                getattr(backend, method)()
+
+
+@contextlib.contextmanager
+def patient_constructors(patience: Patience, limit_s: float | None) -> Iterator[None]:
+    """Enter a context in which torch calls constructors of registered backends in a thread,
+    interruptibly.
+    """
+    plugins: dict[str, Any] = c10d.Backend._plugins
+    before = dict(plugins)
+
+    def patient(create: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: patience.run(functools.partial(create, *args), limit_s)
+
+    for name, plugin in before.items():
+        plugins[name] = plugin._replace(creator_fn=patient(plugin.creator_fn))
+    try:
+        yield
+    finally:
+        plugins.update(before)
+
+
+def constructor_of(backend: str) -> str:
+    """Return the name of the function by which a registered backend is made; "" if none is."""
+    for name in _names_in(backend):
+        if (plugin := c10d.Backend._plugins.get(name.upper())) is not None:
+            return str(getattr(plugin.creator_fn, "__qualname__", type(plugin.creator_fn).__name__))
+    return ""
+
+
+def find_unregistered(backend: str) -> str:
+    """Return the first name in a backend string ("gloo", "cpu:gloo,cuda:nccl") that this process
+    does not know; "" if it knows all.
+    """
+    known = c10d.Backend.backend_list
+    return next((name for name in _names_in(backend) if name.lower() not in known), "")
+
+
+def _names_in(backend: str) -> list[str]:
+    return [part.rpartition(":")[2] for part in backend.split(",")]
+
+
+@dataclass(frozen=True, eq=False)
+class _OwnGloo:
+    """A gloo group that a program has constructed itself, and its connections."""
+
+    group: weakref.ref[ProcessGroupGloo]
+    sockets: dict[int, int]
+
+
+class GlooGroups:
+    """The gloo groups that are constructed in this process: by torch, within `noting`, or by a
+    program itself, as ``ProcessGroupGloo(store, rank, size)``.
+    """
+
+    def __init__(self, patience: Patience) -> None:
+        self._patience = patience
+        self._noted: list[ProcessGroupGloo] | None = None
+        self._limit_s: float | None = None
+        self._own: list[_OwnGloo] = []
+        self._kept: weakref.WeakKeyDictionary[ProcessGroup, list[Any]] = weakref.WeakKeyDictionary()
+        self._cut: list[str] = []
+
+    def install(self) -> None:
+        """Have gloo's groups constructed in a thread, interruptibly, and noted, from now on."""
+        construct, pid = ProcessGroupGloo.__init__, os.getpid()
+        register = ProcessGroup._register_backend
+
+        def __init__(group: Any, *args: Any, **kwargs: Any) -> None:
+            make = functools.partial(construct, group, *args, **kwargs)
+            if os.getpid() != pid:  # in a process that user code has forked
+                make()
+            elif self._noted is not None:
+                self._patience.run(make, self._limit_s)
+                self._noted.append(group)
+            else:
+                before = abort.open_sockets()
+                self._patience.run(make)
+                sockets = abort.connections(abort.new_sockets(before))
+                self._own = [one for one in self._own if one.group() is not None]
+                self._own.append(_OwnGloo(weakref.ref(group), sockets))
+
+        def register_backend(group: Any, device: Any, kind: Any, backend: Any = None) -> None:
+            register(group, device, kind, backend)
+            if isinstance(backend, ProcessGroupGloo):
+                # C++ keeps it; the object of Python, by which it is cut, lives as long.
+                self._kept.setdefault(group, []).append(backend)
+
+        ProcessGroupGloo.__init__ = __init__  # type: ignore[assignment, method-assign]
+        ProcessGroup._register_backend = register_backend  # type: ignore[assignment, method-assign]
+
+    @contextlib.contextmanager
+    def noting(self, limit_s: float | None) -> Iterator[list[ProcessGroupGloo]]:
+        """Enter a context in which the gloo groups constructed are appended to the list that it
+        gives, and are torch's, not a program's.
+        """
+        noted: list[ProcessGroupGloo] = []
+        self._noted, self._limit_s = noted, limit_s
+        try:
+            yield noted
+        finally:
+            self._noted = self._limit_s = None
+
+    def living(self) -> list[tuple[ProcessGroupGloo, dict[int, int]]]:
+        """Return the gloo groups that the program has constructed, with their connections."""
+        found = [(one.group(), one.sockets) for one in list(self._own)]
+        return [(group, sockets) for group, sockets in found if group is not None]
+
+    def cut(self, drain: abort.Drain) -> int:
+        """Close the connections of the program's own gloo groups; return how many there were."""
+        num_cut = 0
+        for group, sockets in self.living():
+            if num := abort.cut_gloo([group], sockets, drain):
+                self._cut.append(f"rank {group.rank()} of {group.size()}")
+            num_cut += num
+        self._own = []
+        return num_cut
+
+    def take_notes(self) -> tuple[str, ...]:
+        """Return, once, which of the program's own gloo groups were cut."""
+        cut, self._cut = self._cut, []
+        return tuple(
+            f"a ProcessGroupGloo that code constructed itself ({each}) was cut: construct it again"
+            for each in dict.fromkeys(cut)
+        )
