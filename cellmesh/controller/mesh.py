@@ -53,6 +53,15 @@ class Mesh(Ranks):
         self.rank_set.session.features.displays.has_tabs = shown
 
     @property
+    def fold_numbers(self) -> bool:
+        """Whether lines of ranks that differ only in numbers are shown as one, with their span."""
+        return self.rank_set.session.features.displays.folds_numbers
+
+    @fold_numbers.setter
+    def fold_numbers(self, folded: bool) -> None:
+        self.rank_set.session.features.displays.folds_numbers = folded
+
+    @property
     def dims(self) -> dict[str, int]:
         """The sizes of the DeviceMesh's dims by their names."""
         return dict(self.rank_set.session.dims)

@@ -78,7 +78,8 @@ class RankSet:
         # What a query cannot have is said once, by its answer.
         sink = Unremarked(sink) if kind.is_query else sink
         hold_s = HOLD_HOSTS_S if session.has_hosts else HOLD_S
-        printer = Printer(self.ranks, sink, kind.is_user_code, hold_s)
+        folds_numbers = session.features.displays.folds_numbers
+        printer = Printer(self.ranks, sink, kind.is_user_code, hold_s, folds_numbers)
         segment = buffers[0] if buffers and isinstance(buffers[0], SegmentFrame) else None
         if segment is None:
             return session.submission.start_run(item, printer)

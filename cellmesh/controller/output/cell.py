@@ -106,7 +106,8 @@ class CellSink:
         if not (self._has_tabs and self._displays.has_tabs and len(ranks) > 1):
             return
         identity = self._tabs_id or uuid.uuid4().hex
-        text = switch(self._record.by_rank(), identity)
+        record = self._record
+        text = switch(record.by_rank(), identity, joined=record.joined_lines())
         if not text or text == self._tabs:
             return
         # Without text: in a console, where it would have nothing to switch, it is not shown.

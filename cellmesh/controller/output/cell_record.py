@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .fold import Item, Line, Ranks, Rich, Trace
+from .fold import AlikeLines, Item, Line, Ranks, Rich, Trace
 
 BUDGET_BYTES = 400_000
 _ENTRY_BYTES = 100  # what an entry costs beside its text
@@ -160,13 +160,28 @@ class Record:
             return {}
         items: dict[int, list[Item]] = {rank: [] for rank in self._dropped}
         for entry in self._entries:
+            own = dict(entry.item.lines) if isinstance(entry.item, AlikeLines) else {}
             if entry.item is not None:
                 for rank in entry.ranks:
-                    items.setdefault(rank, []).append(entry.item)
+                    items.setdefault(rank, []).append(own.get(rank, entry.item))
         return {
             rank: RecordedOutput(tuple(items[rank]), self._dropped.get(rank, 0))
             for rank in sorted(items)
         }
+
+    def joined_lines(self) -> list[tuple[Ranks, Item]]:
+        """Return the remembered lines of all ranks, each by itself; none where no lines are joined
+        in the area.
+        """
+        if not any(isinstance(entry.item, AlikeLines) for entry in self._entries):
+            return []
+        lines: list[tuple[Ranks, Item]] = []
+        for entry in self._entries:
+            if isinstance(entry.item, AlikeLines):
+                lines += [((r,), line) for r, line in entry.item.lines if r in entry.ranks]
+            elif isinstance(entry.item, Line) and entry.ranks:
+                lines.append((entry.ranks, entry.item))
+        return lines
 
     def _is_kept(self, entry: RecordEntry) -> bool:
         return self.keeps_widgets and entry.widget != ""
@@ -218,6 +233,8 @@ def _size(item: Item | None) -> int:
     match item:
         case Line(_, text):
             return len(text)
+        case AlikeLines(lines):
+            return sum(_ENTRY_BYTES + len(line.text) for _, line in lines)
         case Rich(_, bundle):
             return len(bundle)
         case Trace(_, text, traceback):
@@ -241,12 +258,14 @@ class Displays:
         places: a rank's own id, as (rank, id) -> where it is shown.
         is_open: whether the front end has the widget of this model open.
         has_tabs: whether cells whose ranks show different things get a switch between ranks.
+        folds_numbers: whether lines of ranks that differ only in numbers are joined.
         records: what the newest cells have shown, for output that comes after a cell's end.
     """
 
     places: dict[tuple[int, str], DisplayPlace] = field(default_factory=dict)
     is_open: Callable[[str], bool] = lambda model_id: False
     has_tabs: bool = True
+    folds_numbers: bool = True
     records: collections.deque[Record] = field(default_factory=collections.deque)
 
     def put(self, rank: int, theirs: str, place: DisplayPlace) -> None:

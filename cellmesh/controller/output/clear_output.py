@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from .console import as_text, is_textual
-from .fold import Block, Gap, Line, Live, Rich, WidgetView
+from .fold import AlikeLines, Block, Gap, Line, Live, Rich, WidgetView
 from .mime_bundle import html_label, still
 from .rank_tabs import join
 from .terminal import as_html
@@ -52,7 +52,7 @@ class Pane:
         if isinstance(block, Live) or not self.ranks.intersection(block.ranks):
             return False
         item = block.item
-        if not isinstance(item, Line | Gap | Rich) or (
+        if not isinstance(item, Line | AlikeLines | Gap | Rich) or (
             isinstance(item, Rich) and item.kind in ("clear", "update")
         ):
             return False

@@ -13,9 +13,10 @@ from typing import Protocol, TextIO
 
 from ..progress.bars import Bars, Mark
 from ..progress.drawing import as_lines
-from .fold import Block, Gap, Line, Live, Rich, Trace
+from .fold import AlikeLines, Block, Gap, Line, Live, Rich, Trace
 from .live_lines import compact
 from .mime_bundle import label
+from .number_folding import join_lines
 
 # Of bars that go on, so many are in the line.
 _MAX_GOING = 2
@@ -158,6 +159,9 @@ def as_text(block: Block) -> tuple[str, str]:
     match block.item:
         case Line(stream, text):
             return stream, f"{mark} {text}\n" if block.ranks else f"{text}\n"
+        case AlikeLines(lines):
+            texts = [(rank, line.text) for rank, line in lines if rank in block.ranks]
+            return lines[0][1].stream, f"{mark} {join_lines(texts)}\n"
         case Gap(num_lines, num_bytes):
             rank = block.ranks[0]
             return "stdout", (
@@ -180,7 +184,7 @@ def as_text(block: Block) -> tuple[str, str]:
 
 def is_textual(block: Block) -> bool:
     """Return whether a stream shows a block of output as well as a display would."""
-    if isinstance(block.item, Line | Gap):
+    if isinstance(block.item, Line | AlikeLines | Gap):
         return True
     if not isinstance(block.item, Rich) or block.item.kind != "result":
         return False

@@ -3,23 +3,24 @@
 Pure: text and time go in, blocks to show come out. Each rank has a queue of items (lines, displays,
 tracebacks). An item is shown as soon as every rank that still runs has it at the head of its queue,
 or when it has waited `HOLD_S`; where heads differ, the one that no other rank has further back goes
-first, so that one odd line does not unfold all that follow. Unfinished lines (progress bars) live
-in a block that is redrawn.
+first, so that one odd line does not unfold all that follow. Lines that differ only in numbers are
+joined, too. Unfinished lines (progress bars) live in a block that is redrawn.
 """
 
 from __future__ import annotations
 
-import collections
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...wire.messages import Failed
 from ...wire.output import Display, DisplayKind, Output, Skipped, StreamName
-from ...wire.ranks import group_ranks
 from ...wire.stdin import InputRequest
 from ..progress.bars import Bars, Mark
 from .mime_bundle import unpack_bundle
+from .number_folding import MIN_LINES, alike_keys
+from .rank_queues import Queued, RankQueues
 from .terminal import Canvas, has_controls, moves_up, strip_controls
 
 HOLD_S = 0.1
@@ -27,11 +28,14 @@ HOLD_S = 0.1
 HOLD_HOSTS_S = 0.3
 # How long an unfinished line waits for its end, before it is shown as it is and redrawn.
 OPEN_S = 0.1
+# More unfinished lines than that are redrawn no more often: each time all of them are.
+_MANY_LINES = 16
+_REDRAW_MANY_S = 0.25
 # The value of a last expression ends its rank's cell: it may wait longer for its like.
 HOLD_RESULT_S = 1.0
 # A plot takes ranks that share cores unequally long to draw.
 HOLD_DISPLAY_S = 0.3
-_LOOK_AHEAD = 32
+_STREAMS: tuple[StreamName, ...] = ("stdout", "stderr")
 VIEW_MIME = "application/vnd.jupyter.widget-view+json"
 
 Ranks = tuple[int, ...]
@@ -43,6 +47,13 @@ class Line:
 
     stream: StreamName
     text: str
+
+
+@dataclass(frozen=True)
+class AlikeLines:
+    """Lines of ranks that differ only in numbers; rank and line, ascending."""
+
+    lines: tuple[tuple[int, Line], ...]
 
 
 @dataclass(frozen=True)
@@ -84,7 +95,7 @@ class Gap:
     num_bytes: int
 
 
-Item = Line | Rich | Trace | Gap | Mark | Bars
+Item = Line | AlikeLines | Rich | Trace | Gap | Mark | Bars
 
 
 @dataclass(frozen=True)
@@ -107,31 +118,29 @@ class Live:
     stream: StreamName = "stdout"
 
 
-@dataclass
-class _Queued:
-    item: Item
-    arrived_at: float
-    display_id: str = ""
-
-
 class Folder:
     """Folds the output of one run: joins what its ranks print alike.
 
     Args:
         ranks: that execute it.
         hold_s: how long a rank's line waits for the same line of other ranks.
+        folds_numbers: whether lines that differ only in numbers are joined.
     """
 
-    def __init__(self, ranks: Iterable[int], hold_s: float = HOLD_S) -> None:
+    def __init__(
+        self, ranks: Iterable[int], hold_s: float = HOLD_S, folds_numbers: bool = False
+    ) -> None:
         self._running = set(ranks)
         self._hold_s = hold_s
-        self._queues: dict[int, collections.deque[_Queued]] = {}
+        self._folds_numbers = folds_numbers
+        self._queues: RankQueues[Item] = RankQueues(_is_mark, _began_before)
         self._partial: dict[tuple[int, StreamName], str] = {}
         self._partial_since: dict[tuple[int, StreamName], float] = {}
         self._canvases: dict[tuple[int, StreamName], Canvas] = {}
         self._live: dict[tuple[int, StreamName], str] = {}
         self._open: set[tuple[int, StreamName]] = set()
         self._live_changed = False
+        self._drawn_at = float("-inf")
         self._is_buried = False  # lines have been shown below the live block
         self._ready: list[Block | Live] = []
 
@@ -177,33 +186,38 @@ class Folder:
         over.
         """
         self._close_finished_live()
-        for rank in list(self._queues):
-            self._vacate(
-                [key for key in self._live if key[0] == rank and key not in self._open], now
-            )
-        while group := self._choose(now, everything):
-            first = self._queues[group[0]][0]
-            ids = tuple(self._queues[rank].popleft().display_id for rank in group)
-            self._ready.append(Block(group, first.item, ids))
+        if self._queues and len(self._live) > len(self._open):
+            ended = [key for key in self._live if key[0] in self._queues and key not in self._open]
+            self._vacate(ended, now)
+        while ranks := self._choose(now, everything):
+            taken = self._queues.take(ranks)
+            first = taken[0].item
+            if all(queued.item == first for queued in taken):
+                ids = tuple(queued.display_id for queued in taken)
+                self._ready.append(Block(ranks, first, ids))
+            else:
+                lines = [queued.item for queued in taken if isinstance(queued.item, Line)]
+                alike = AlikeLines(tuple(zip(ranks, lines, strict=True)))
+                self._ready.append(Block(ranks, alike))
             self._is_buried = bool(self._live)
-            for rank in group:
-                if not self._queues[rank]:
-                    del self._queues[rank]
         self._update_live(now, everything)
         ready, self._ready = self._ready, []
         return ready
 
     def deadline(self) -> float | None:
         """Return when `take` has more to return without new output; None if it holds none back."""
-        if self._ready or self._live_changed:
+        if self._ready:
             return 0.0
-        if self._queues and self._all_agree():
+        if self._queues and self._queues.agree(self._running):
             return 0.0
-        times = [_show_by(queue[0], self._hold_s) for queue in self._queues.values()]
-        times += [
-            since + OPEN_S for key, since in self._partial_since.items() if self._may_open(key)
-        ]
-        return min(times, default=None)
+        opens_at = next(
+            (since + OPEN_S for key, since in self._partial_since.items() if self._may_open(key)),
+            None,
+        )
+        redraws_at = self._redraws_at() if self._live_changed else None
+        due_at = self._queues.due_at() if self._queues else None
+        times = (opens_at, redraws_at, due_at)
+        return min((at for at in times if at is not None), default=None)
 
     # ---- text
 
@@ -232,10 +246,11 @@ class Folder:
         if rest:
             self._make_way(key, now)
             self._partial[key] = _after_returns(rest, keep_return=True)
-            self._partial_since.setdefault(key, now)
             if key in self._open:
                 self._live[key] = _after_returns(rest)
                 self._live_changed = True
+            else:
+                self._partial_since.setdefault(key, now)
 
     def _draw_canvas(self, key: tuple[int, StreamName], text: str, now: float) -> bool:
         """Add text to lines that a rank redraws together, shown as one unfinished piece; return
@@ -251,10 +266,11 @@ class Folder:
             self._queue((key[0],), Line(key[1], line), now)
         self._make_way(key, now)
         self._partial[key] = canvas.text()
-        self._partial_since.setdefault(key, now)
         if key in self._open:
             self._live[key] = self._partial[key]
             self._live_changed = True
+        else:
+            self._partial_since.setdefault(key, now)
         return False
 
     def _end_line(self, key: tuple[int, StreamName], line: str, now: float) -> None:
@@ -267,8 +283,9 @@ class Folder:
                 self._queue((key[0],), Line(key[1], each), now)
 
     def _finish_partials(self, rank: int, now: float) -> None:
-        for key in [key for key in self._partial if key[0] == rank]:
-            self._finish_partial(key, now)
+        for stream in _STREAMS:
+            if (rank, stream) in self._partial:
+                self._finish_partial((rank, stream), now)
 
     def _finish_partial(self, key: tuple[int, StreamName], now: float) -> None:
         self._partial_since.pop(key, None)
@@ -281,32 +298,37 @@ class Folder:
         """Return whether an unfinished line may be shown now: not before everything that its rank
         printed earlier.
         """
-        return key not in self._open and key[0] not in self._queues
+        return key[0] not in self._queues
 
     def _update_live(self, now: float, everything: bool) -> None:
-        opening = [
-            key
-            for key, since in self._partial_since.items()
-            if self._may_open(key) and now >= since + OPEN_S
-        ]
+        due = itertools.takewhile(  # they stand in the order of their times
+            lambda pair: now >= pair[1] + OPEN_S, self._partial_since.items()
+        )
+        opening = [key for key, _ in due if self._may_open(key)]
         if opening and self._is_buried:
             # The block stands above lines that came later: what is unfinished moves below them.
             moving = {key: self._live.pop(key) for key in self._open}
             self._ready.append(self._draw(closed=True))
             self._live, self._is_buried = moving, False
         for key in opening:
+            del self._partial_since[key]
             self._open.add(key)
             self._live[key] = _after_returns(self._partial[key])
             self._live_changed = True
-        if not self._live_changed:
+        if not self._live_changed or not (everything or now >= self._redraws_at()):
             return
-        self._live_changed = False
+        self._live_changed, self._drawn_at = False, now
         closed = everything or not self._open
         self._ready.append(self._draw(closed))
         if closed:
             self._live.clear()
             self._open.clear()
             self._is_buried = False
+
+    def _redraws_at(self) -> float:
+        """Return when unfinished lines that have changed are drawn again."""
+        is_paced = self._open and len(self._live) > _MANY_LINES
+        return self._drawn_at + _REDRAW_MANY_S if is_paced else 0.0
 
     def _close_finished_live(self) -> None:
         """Close the block of unfinished lines once all of its lines are finished; new output goes
@@ -330,10 +352,8 @@ class Folder:
         lines are still unfinished.
         """
         for key in reversed(keys):
-            queue = self._queues.setdefault(key[0], collections.deque())
-            arrived_at = queue[0].arrived_at if queue else now
             for line in reversed(self._live.pop(key).split("\n")):
-                queue.appendleft(_Queued(Line(key[1], line), arrived_at))
+                self._queues.prepend(key[0], Line(key[1], line), now, self._hold_s)
             self._live_changed = True
 
     def _draw(self, closed: bool) -> Live:
@@ -346,54 +366,44 @@ class Folder:
     # ---- queues
 
     def _queue(self, ranks: Ranks, item: Item, now: float, display_id: str = "") -> None:
+        show_by = now + _hold_s(item, self._hold_s)
         for rank in ranks:
-            queue = self._queues.setdefault(rank, collections.deque())
-            queue.append(_Queued(item, now, display_id))
+            keys: tuple[Hashable, ...] = ()
+            if self._folds_numbers and isinstance(item, Line):
+                keys = alike_keys(rank, item.stream, item.text)
+            self._queues.append(rank, Queued(item, now, show_by, display_id, keys))
 
     def _choose(self, now: float, everything: bool) -> Ranks:
-        """Return the ranks whose queues begin with the item to show next; none if none is due."""
+        """Return the ranks whose queues begin with what is to be shown next; none if none is due.
+
+        All of them have the same item, or lines that are to be joined.
+        """
         if not self._queues:
             return ()
-        times = (_show_by(queue[0], self._hold_s) for queue in self._queues.values())
-        due = everything or now >= min(times)
-        if not due and not self._all_agree():
+        is_due = everything or now >= self._queues.due_at()
+        if not is_due and not self._queues.agree(self._running):
             return ()
-        groups = group_ranks({rank: queue[0].item for rank, queue in self._queues.items()})
-        return tuple(sorted(min(groups.items(), key=lambda pair: self._reluctance(*pair))[1]))
+        ranks = self._queues.choose()
+        alike = self._queues.alike(ranks[0])
+        if len({self._queues.first(rank) for rank in alike}) >= MIN_LINES and ranks[0] in alike:
+            return alike
+        return ranks
 
-    def _all_agree(self) -> bool:
-        """Return whether every rank that still runs has the same first item in its queue."""
-        heads = iter(self._queues.values())
-        first = next(heads)[0].item
-        return self._running <= self._queues.keys() and all(
-            queue[0].item == first for queue in heads
-        )
 
-    def _reluctance(self, item: Item, ranks: Ranks) -> tuple[int, int]:
-        """Return the sort key of an item that could be shown next: how many other ranks will have
-        the same item, or a progress bar begun before it, among their next ones; the lowest rank.
-        """
-        others = [rank for rank in self._queues if rank not in ranks]
-        coming = sum(
-            any(
-                queued.item == item or _began_before(queued.item, item)
-                for queued, _ in zip(self._queues[rank], range(_LOOK_AHEAD), strict=False)
-            )
-            for rank in others
-        )
-        return coming, min(ranks)
+def _is_mark(item: Item) -> bool:
+    return isinstance(item, Mark)
 
 
 def _began_before(item: Item, other: Item) -> bool:
     return isinstance(item, Mark) and isinstance(other, Mark) and item.group < other.group
 
 
-def _show_by(queued: _Queued, hold_s: float) -> float:
-    item = queued.item
+def _hold_s(item: Item, hold_s: float) -> float:
+    """Return how long an item waits for its like; `hold_s` is how long a line does."""
     if isinstance(item, WidgetView) or (isinstance(item, Rich) and item.kind == "result"):
-        return queued.arrived_at + HOLD_RESULT_S
+        return HOLD_RESULT_S
     is_drawn = isinstance(item, Rich) and item.kind == "display"
-    return queued.arrived_at + (HOLD_DISPLAY_S if is_drawn else hold_s)
+    return HOLD_DISPLAY_S if is_drawn else hold_s
 
 
 def _rich(kind: DisplayKind, bundle: bytes) -> Rich:

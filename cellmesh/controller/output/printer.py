@@ -29,7 +29,7 @@ class Printer:
         ranks: who runs it.
         sink: where the output goes.
         shows_traces: whether exceptions are shown as they come, or only raised in the end.
-        hold_s: as of `Folder`.
+        hold_s, folds_numbers: as of `Folder`.
     """
 
     def __init__(
@@ -38,7 +38,9 @@ class Printer:
         sink: Sink,
         shows_traces: bool = True,
         hold_s: float = HOLD_S,
+        folds_numbers: bool = False,
     ) -> None:
+        self._folds_numbers = folds_numbers
         self._shows_traces = shows_traces
         self._hold_s = hold_s
         self._ranks = ranks
@@ -165,6 +167,6 @@ class Printer:
 
     def _need_folder(self, now: float) -> Folder:
         if self._folder is None:
-            self._folder = Folder(self._ranks, self._hold_s)
+            self._folder = Folder(self._ranks, self._hold_s, self._folds_numbers)
             self._folder.leave(self._left, now)
         return self._folder

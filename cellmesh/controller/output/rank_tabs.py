@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from ...wire.ranks import describe_ranks, format_ranks, group_ranks
 from .cell_record import RecordedOutput, share
 from .fold import Gap, Item, Line, Ranks, Rich, Trace
-from .mime_bundle import pre, still
+from .mime_bundle import label, pre, still
 from .terminal import as_html
 
 LIMIT_BYTES = 200_000
@@ -50,25 +50,32 @@ try {
 
 
 def switch(
-    outputs: Mapping[int, RecordedOutput], identity: str, limit_bytes: int = LIMIT_BYTES
+    outputs: Mapping[int, RecordedOutput],
+    identity: str,
+    limit_bytes: int = LIMIT_BYTES,
+    joined: Sequence[tuple[Ranks, Item]] = (),
 ) -> str:
     """Return HTML that switches between what each rank has shown; of large output, the newest part
     only.
+
+    With `joined`, the lines of all ranks where some are shown as one, it has a part for these, too.
 
     Returns "" where there is nothing to switch: ranks that show anything show the same, or each
     shows no more than one line, which the folded view has already. `identity` is hexadecimal.
     """
     groups = _group(outputs)
-    if len(groups) < 2 or all(_is_one_line(output) for output in groups.values()):
+    if len(groups) < 2 or (not joined and all(map(_is_one_line, groups.values()))):
         return ""
     shown = list(groups.items())[:_MAX_GROUPS]
     known: dict[int, tuple[str, str]] = {}  # groups share most items
     pieces = {ranks: _newest(output.items, limit_bytes, known) for ranks, output in shown}
+    every = _newest_of_all(joined, limit_bytes)
     frames = sum(len(_details(ranks, [], f"cm-{identity}", 0, True)) for ranks, _ in shown)
-    budget = limit_bytes - len(_CSS) - 2 * len(_SCRIPT) - frames
-    sizes = [float(sum(_costs(own))) for own in pieces.values()]
+    budget = limit_bytes - len(_CSS) - 2 * len(_SCRIPT) - frames - _BLOCK_BYTES
+    sizes = [float(sum(_costs(own))) for own in [every, *pieces.values()]]
     each = max(0, int(min(float(limit_bytes), share(sizes, budget))))
-    details = "".join(
+    details = _details((), every, f"cm-{identity}", each, False) if joined else ""
+    details += "".join(
         _details(ranks, pieces[ranks], f"cm-{identity}", each, output.dropped != 0)
         for ranks, output in shown
     )
@@ -110,6 +117,19 @@ def _newest(
     return pieces[::-1]
 
 
+def _newest_of_all(lines: Sequence[tuple[Ranks, Item]], limit_bytes: int) -> list[tuple[str, str]]:
+    """Return the newest lines of all ranks as HTML pieces with labels, one more than fits."""
+    pieces: list[tuple[str, str]] = []
+    size = 0
+    for ranks, item in reversed(lines):
+        kind, text = _piece(item)
+        pieces.append((kind, f"{label(ranks)} {text}"))
+        size += len(pieces[-1][1]) + 1
+        if size > limit_bytes:
+            break
+    return pieces[::-1]
+
+
 def _is_one_line(output: RecordedOutput) -> bool:
     return not output.dropped and len(output.items) <= 1 and not any(map(_is_rich, output.items))
 
@@ -135,16 +155,17 @@ def _details(
         kept.append((kind, text))
     remark = ""
     if is_cut:
+        logs = f"%dist_logs {ranks[0]}" if ranks else "%dist_logs"
         remark = (
             '<div style="opacity:.7">… what came before is shown above, and its text is in '
-            f"<code>%dist_logs {ranks[0]}</code></div>"
+            f"<code>{logs}</code></div>"
         )
-    where = html.escape(describe_ranks(ranks), quote=True)
+    where = html.escape(describe_ranks(ranks), quote=True) if ranks else "all ranks"
     return (
         f'<details name="{name}" style="display:inline-block;max-width:100%;vertical-align:top">'
         f'<summary title="all that {where} showed" style="cursor:pointer;opacity:.7;padding:0 6px;'
         'border:1px solid rgba(128,128,128,.45);border-radius:3px;font-family:monospace">'
-        f"{format_ranks(ranks)}</summary>"
+        f"{format_ranks(ranks) if ranks else 'all'}</summary>"
         "<div "
         'style="width:100vw;max-width:100%;max-height:36em;overflow:auto;margin:3px '
         "0;padding:3px 8px;"

@@ -1,0 +1,134 @@
+"""Lines that differ only in numbers are one line, and no line is lost by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cellmesh.controller.output.cell_record import Record, RecordEntry
+from cellmesh.controller.output.console import as_text
+from cellmesh.controller.output.fold import HOLD_S, AlikeLines, Block, Folder, Line
+from cellmesh.controller.output.rank_tabs import switch
+from cellmesh.wire.output import Output
+
+
+def shown(texts: list[str], now: float = 1.0) -> list[str]:
+    """What a reader sees if each rank has printed one of these texts."""
+    folder = Folder(range(len(texts)), folds_numbers=True)
+    for rank, text in enumerate(texts):
+        folder.feed((rank,), Output(1, "stdout", text), 0.0)
+    return lines_of(folder, now, everything=True)
+
+
+def lines_of(folder: Folder, now: float, everything: bool = False) -> list[str]:
+    blocks = folder.take(now, everything)
+    return [as_text(block)[1].rstrip("\n") for block in blocks if isinstance(block, Block)]
+
+
+@pytest.mark.parametrize(
+    ("line", "joined"),
+    [
+        (
+            lambda rank: f"step 3 loss {(0.956 if rank == 3 else 0.12 + rank / 1e3):.3f}",
+            "step 3 loss 0.120 … 0.956 (rank 3)",
+        ),
+        (lambda rank: f"{rank}", "0 … 7"),
+        (lambda rank: f"hello from rank {rank} of 8", "hello from rank 0 … 7 of 8"),
+        (
+            lambda rank: f"[rank {rank}] step 4: {rank / 8}",
+            "[rank 0 … 7] step 4: 0.0 … 0.875 (rank 7)",
+        ),
+        (lambda rank: f"step 4  {9.5 + rank:5.1f} s", "step 4    9.5 … 16.5 (rank 7) s"),
+        (lambda rank: f"loss {'nan' if rank == 6 else rank / 9:.3}", "loss 0.0 … nan (rank 6)"),
+        (lambda rank: f"step 2 took 0:{10 + rank}", "step 2 took 0:10 … 0:17 (rank 7)"),
+        (lambda rank: f"step 2 grad {10.0**-rank:.0e}", "step 2 grad 1e-07 … 1e+00 (rank 0)"),
+        (lambda rank: f"step 2 bias {rank - 4.5}", "step 2 bias -4.5 … 2.5 (rank 7)"),
+        (lambda rank: f"epoch 1 saw {1000 * rank + 1000:,}", "epoch 1 saw 1,000 … 8,000 (rank 7)"),
+    ],
+)
+def test_lines_that_differ_in_numbers_are_one(line: Callable[[int], str], joined: str) -> None:
+    assert shown([f"{line(rank)}\n" for rank in range(8)]) == [f"[0-7] {joined}"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        lambda rank: f"step {7 * rank}",  # another place in the program
+        lambda rank: f"rank {rank} is {'abc'[rank]}",
+        lambda rank: f"tensor([0.{rank}, 0.5])",
+        lambda rank: " ".join(str(n / 7 + rank) for n in range(20)),
+    ],
+)
+def test_other_lines_are_shown_by_rank(line: Callable[[int], str]) -> None:
+    assert shown([f"{line(rank)}\n" for rank in range(3)]) == [
+        f"[{rank}] {line(rank)}" for rank in range(3)
+    ]
+
+
+def test_two_different_lines_are_both_shown() -> None:
+    assert shown(["loss 0.1\n", "loss 0.2\n"]) == ["[0] loss 0.1", "[1] loss 0.2"]
+    texts = ["loss 0.1\n", "loss 0.1\n", "loss 0.2\n", "loss 0.1\n"]
+    assert shown(texts) == ["[0-1,3] loss 0.1", "[2] loss 0.2"]
+
+
+def test_eight_ranks_with_twelve_lines_are_twelve() -> None:
+    texts = ["".join(f"step {n} loss {n + rank / 9:.3f}\n" for n in range(12)) for rank in range(8)]
+    assert len(shown(texts)) == 12
+
+
+def test_a_rank_that_is_a_step_ahead_is_not_joined_with_others() -> None:
+    texts = [f"step 1 loss 0.{rank}\nstep 2 loss 0.{rank}\n" for rank in range(4)]
+    texts[2] = "step 2 loss 0.2\n"
+    assert shown(texts) == [
+        "[0-1,3] step 1 loss 0.0 … 0.3 (rank 3)",
+        "[0-3] step 2 loss 0.0 … 0.3 (rank 3)",
+    ]
+
+
+def test_joined_lines_wait_for_nothing_once_every_rank_has_printed_its_own() -> None:
+    folder = Folder(range(3), folds_numbers=True)
+    for rank in range(3):
+        assert lines_of(folder, 0.0) == []
+        folder.feed((rank,), Output(1, "stdout", f"loss 0.{rank}\n"), 0.0)
+    assert folder.deadline() == 0.0
+    assert lines_of(folder, 0.0) == ["[0-2] loss 0.0 … 0.2 (rank 2)"]
+
+
+def test_a_line_that_misses_its_like_waits_no_longer_than_others() -> None:
+    folder = Folder(range(4), folds_numbers=True)
+    for rank in range(3):
+        folder.feed((rank,), Output(1, "stdout", f"loss 0.{rank}\n"), 0.0)
+    assert lines_of(folder, HOLD_S / 2) == []
+    assert lines_of(folder, HOLD_S) == ["[0-2] loss 0.0 … 0.2 (rank 2)"]
+
+
+LINES = st.lists(st.sampled_from(["a 1", "a 2", "a 0.5", "a 0.7", "b 1 0.1", "b 1 0.2", "c"]))
+
+
+@given(st.lists(LINES, min_size=1, max_size=5))
+def test_every_line_of_every_rank_is_shown_once_in_its_order(scripts: list[list[str]]) -> None:
+    folder = Folder(range(len(scripts)), folds_numbers=True)
+    for rank, lines in enumerate(scripts):
+        folder.feed((rank,), Output(1, "stdout", "".join(f"{line}\n" for line in lines)), 0.0)
+    seen: dict[int, list[str]] = {rank: [] for rank in range(len(scripts))}
+    for block in folder.take(1.0, everything=True):
+        assert isinstance(block, Block)
+        own = dict(block.item.lines) if isinstance(block.item, AlikeLines) else {}
+        for rank in block.ranks:
+            line = own.get(rank, block.item)
+            assert isinstance(line, Line)
+            seen[rank].append(line.text)
+    assert list(seen.values()) == scripts
+
+
+def test_each_ranks_own_lines_and_all_of_them_are_on_a_click() -> None:
+    record = Record()
+    lines = tuple((rank, Line("stdout", f"loss 0.{rank}")) for rank in range(3))
+    record.add(RecordEntry((0, 1, 2), AlikeLines(lines)))
+    html = switch(record.by_rank(), "ab", joined=record.joined_lines())
+    assert "all that all ranks showed" in html
+    assert "[0] loss 0.0\n[1] loss 0.1\n[2] loss 0.2" in html
+    assert html.count("<details") == 4
