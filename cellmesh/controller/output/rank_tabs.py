@@ -71,7 +71,8 @@ def switch(
     pieces = {ranks: _newest(output.items, limit_bytes, known) for ranks, output in shown}
     every = _newest_of_all(joined, limit_bytes)
     frames = sum(len(_details(ranks, [], f"cm-{identity}", 0, True)) for ranks, _ in shown)
-    budget = limit_bytes - len(_CSS) - 2 * len(_SCRIPT) - frames - _BLOCK_BYTES
+    frames += len(_details((), [], f"cm-{identity}", 0, True)) if joined else 0
+    budget = limit_bytes - len(_CSS) - 2 * len(_SCRIPT) - frames
     sizes = [float(sum(_costs(own))) for own in [every, *pieces.values()]]
     each = max(0, int(min(float(limit_bytes), share(sizes, budget))))
     details = _details((), every, f"cm-{identity}", each, False) if joined else ""

@@ -210,7 +210,7 @@ class Supervisor:
         verb = parcel.verb
         kind = type(verb)
         if kind is Done or kind is Failed:
-            if state.gate.hides:
+            if state.gate.has_more:
                 self._close_gate(rank, now)
             state.answer(verb.run, kind is Done)
         elif kind is RankReady:

@@ -23,6 +23,8 @@ BYTES_PER_S = 32 * 1024
 # Once output is held back, it is shown again in samples of at least this much.
 SAMPLE_BYTES = 4 * 1024
 LINE_BYTES = 40
+# Of a line that is longer than `HUGE_LINE`, so much is shown; in characters.
+HUGE_LINE, SHOWN_LINE = 16 * 1024, 2 * 1024
 TAIL_LINES = 20
 _DROPPED = b"[cellmesh: the log was full here, and the oldest half of it was dropped]\n"
 # A log and its predecessor have each so much at most.
@@ -38,6 +40,57 @@ class _Hidden:
     tail: collections.deque[str] = field(
         default_factory=lambda: collections.deque(maxlen=TAIL_LINES)
     )
+
+
+class _LineCutter:
+    """Cuts huge lines of one stream, and says how long they were."""
+
+    def __init__(self) -> None:
+        self.run = -1
+        self._size = 0  # of the unfinished line
+        self.is_cutting = False
+
+    def cut(self, run: int, text: str) -> str:
+        """Return what is shown of a run's text: of a huge line, the start."""
+        if run != self.run:
+            self.run, self._size, self.is_cutting = run, 0, False
+        lines = text.split("\n")
+        sizes = [len(line) - line.rfind("\r") - 1 for line in lines]
+        sizes[0] += self._size if "\r" not in lines[0] else 0
+        if max(sizes) > HUGE_LINE or self.is_cutting:
+            last = len(lines) - 1
+            text = "\n".join(
+                self._cut_line(line, size, at == 0, at == last)
+                for at, (line, size) in enumerate(zip(lines, sizes, strict=True))
+            )
+        self._size = sizes[-1]
+        return text
+
+    def close(self) -> str:
+        """Return the note on a huge line that has not ended, as its run has."""
+        note = _huge_note(self._size) if self.is_cutting else ""
+        self._size, self.is_cutting = 0, False
+        return note
+
+    def _cut_line(self, line: str, size: int, is_first: bool, is_last: bool) -> str:
+        """Return what is shown of a line; of the first one, a part may have been shown before."""
+        was_cut, self.is_cutting = self.is_cutting and is_first, False
+        if size <= HUGE_LINE:
+            return (_huge_note(self._size) if was_cut else "") + line
+        shown = "" if was_cut else line[: max(0, SHOWN_LINE - (size - len(line)))]
+        if is_last:
+            self.is_cutting = True
+            return shown
+        return shown + _huge_note(size)
+
+
+def _huge_note(num_characters: int) -> str:
+    size = (
+        f"{num_characters / 1e6:.0f} MB"
+        if num_characters >= 1e6
+        else f"{num_characters // 1000} kB"
+    )
+    return f" … ({size} of one line; all of it: %dist_logs)"
 
 
 class Gate:
@@ -59,10 +112,17 @@ class Gate:
         self._rate = float(bytes_per_s)
         self._tokens: dict[StreamName, float] = {"stdout": self._burst, "stderr": self._burst}
         self._filled_at = now
+        self._cutters: dict[StreamName, _LineCutter] = {
+            "stdout": _LineCutter(),
+            "stderr": _LineCutter(),
+        }
         self.hides: dict[tuple[int, StreamName], _Hidden] = {}
 
     def admit(self, run: int, stream: StreamName, text: str, now: float) -> list[Output | Skipped]:
         """Return the part of a run's printed text that the bound allows to send now."""
+        text = self._cutters[stream].cut(run, text)
+        if not text:
+            return []
         earned = (now - self._filled_at) * self._rate
         self._tokens = {
             name: min(self._burst, tokens + earned) for name, tokens in self._tokens.items()
@@ -85,7 +145,17 @@ class Gate:
 
     def close(self) -> list[Output | Skipped]:
         """Return counts and last lines of text that was not sent; to be called when a run ends."""
-        return [verb for key in list(self.hides) for verb in self._show_hidden(*key)]
+        notes = [
+            Output(cutter.run, stream, note)
+            for stream, cutter in self._cutters.items()
+            if (note := cutter.close())
+        ]
+        return [*notes, *(verb for key in list(self.hides) for verb in self._show_hidden(*key))]
+
+    @property
+    def has_more(self) -> bool:
+        """Whether `close` has anything to return."""
+        return bool(self.hides) or any(each.is_cutting for each in self._cutters.values())
 
     def _hide(self, run: int, stream: StreamName, text: str) -> None:
         hidden = self.hides.setdefault((run, stream), _Hidden())

@@ -114,12 +114,12 @@ class Pump:
         The rank itself calls it, no child (`Executor.execute`).
         """
         with self._lock:
-            if not (more_follows or self._pieces or self._deferred or self._gate.hides):
+            if not (more_follows or self._pieces or self._deferred or self._gate.has_more):
                 self._post((parcel,))
                 return
             if self._pieces:
                 self._flush(and_post=False)
-            if self._gate.hides:
+            if self._gate.has_more:
                 self._deferred += [Parcel(verb) for verb in self._gate.close()]
             self._deferred.append(parcel)
             if not more_follows:
