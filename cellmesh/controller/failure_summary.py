@@ -46,12 +46,15 @@ def describe_end(ranks: Sequence[int], reason: str) -> str:
     return f"{describe_ranks(ranks)} {text}"
 
 
-def summarize(exceptions: Mapping[int, BaseException], outcomes: Outcomes) -> str:
+def summarize(
+    exceptions: Mapping[int, BaseException], outcomes: Outcomes, verdict: str = ""
+) -> str:
     """Describe in one line which ranks failed, how and where, and how the other ranks ended.
 
     Args:
         exceptions: of the ranks that did not finish.
         outcomes: how ranks have ended the run, as far as they have.
+        verdict: why ranks waited for each other; it stands first where no rank failed by itself.
     """
     verbs = {rank: outcomes[rank].verb for rank in exceptions}
     failed = {
@@ -60,7 +63,9 @@ def summarize(exceptions: Mapping[int, BaseException], outcomes: Outcomes) -> st
         if not is_released(verb)
     }
     released = {rank: _place(verb) for rank, verb in verbs.items() if is_released(verb)}
-    parts = [describe_end(ranks, text) for text, ranks in group_ranks(failed).items()]
+    is_stopped = all(isinstance(exceptions[rank], KeyboardInterrupt) for rank in failed)
+    parts = [verdict] if verdict and is_stopped else []
+    parts += [describe_end(ranks, text) for text, ranks in group_ranks(failed).items()]
     for (where, line), ranks in group_ranks(released).items():
         were = "was" if len(ranks) == 1 else "were"
         waited_s = max(outcomes[rank].verb.waited_s for rank in ranks)
@@ -107,16 +112,19 @@ def describe_state(state: RankState) -> str:
     return f"running{where}{line}"
 
 
-def describe_live(run: int, ranks: Iterable[int], states: Mapping[int, RankState]) -> str:
+def describe_live(
+    run: int, ranks: Iterable[int], states: Mapping[int, RankState], verdict: str = ""
+) -> str:
     """Describe what the ranks do that have not ended a run; ranks that wait are named first.
 
     Args:
         run: its number.
         ranks: who.
         states: of those that answered.
+        verdict: why some can never go on; stands before all else.
     """
     doing = group_ranks({rank: _doing(run, states.get(rank)) for rank in ranks})
-    parts = []
+    parts = [verdict] if verdict else []
     for (_, verb, rest), alike in sorted(doing.items(), key=lambda pair: (pair[0][0], pair[1])):
         waited_s = max((states[rank].waited_s for rank in alike if rank in states), default=0.0)
         for_s = f" {waited_s:.0f} s" if verb == "wait" and waited_s >= 1 else ""

@@ -72,6 +72,7 @@ class Run(Generic[T]):
             self.waiting_ranks, self.interrupt, printer.note, self.title, control
         )
         self._is_live = False
+        self._verdict = ""
 
     # ---- for users
 
@@ -214,7 +215,7 @@ class Run(Generic[T]):
             for rank, exc in exceptions.items()
             if isinstance(exc, KeyboardInterrupt) and not is_released(failed[rank].verb)
         ]
-        summary = summarize(exceptions, self._outcomes)
+        summary = summarize(exceptions, self._outcomes, self._verdict)
         if self._interrupted and stopped:
             raise RanksInterrupted(summary)
         tracebacks = {
@@ -280,7 +281,11 @@ class Run(Generic[T]):
         waiting = self.waiting_ranks()
         if waiting and not self._waiter.has_questions:
             self._is_live = True
-            self.printer.status(describe_live(self.number, waiting, states), now)
+            self.printer.status(describe_live(self.number, waiting, states, self._verdict), now)
+
+    def note_verdict(self, verdict: str) -> None:
+        """Note why ranks can never go on, for the status line and the report; "" if they can."""
+        self._verdict = verdict
 
     def clear_live(self) -> None:
         """Remove the status line of `show_live`."""

@@ -7,6 +7,40 @@ import msgspec
 from .verb import Verb, WorkVerb
 
 
+class Begun(msgspec.Struct, frozen=True, array_like=True):
+    """A collective that a rank has begun on a group.
+
+    Attributes:
+        number: of the group's collectives on that rank, from 1.
+        name: as ``torch.distributed`` calls it.
+        num_elements: of the tensor that has to be as large on every rank; -1 if there is none.
+        dtype: of that tensor, "" if there is none.
+        root: the mesh's rank that all others send to or receive from; -1 if there is none.
+    """
+
+    number: int
+    name: str
+    num_elements: int = -1
+    dtype: str = ""
+    root: int = -1
+
+
+class InFlight(msgspec.Struct, frozen=True, array_like=True):
+    """An operation that a rank has begun and that has not ended.
+
+    Attributes:
+        group: torch's name of the process group.
+        name: as ``torch.distributed`` calls it.
+        number: of the group's collectives on that rank, or of its messages to or from `peer`.
+        peer: of a message, the mesh's rank; -1 of a collective, and of a receive from any rank.
+    """
+
+    group: str
+    name: str
+    number: int
+    peer: int = -1
+
+
 class GroupCount(msgspec.Struct, frozen=True, array_like=True):
     """Number of operations that a rank began on a process group since it was made or healed."""
 
@@ -16,6 +50,8 @@ class GroupCount(msgspec.Struct, frozen=True, array_like=True):
     # Messages, as (peer's global rank, number), peers ascending.
     num_sent: tuple[tuple[int, int], ...] = ()
     num_received: tuple[tuple[int, int], ...] = ()
+    description: str = ""  # torch's ``group_desc``, as far as it was asked for, like `recent`
+    recent: tuple[Begun, ...] = ()  # its last collectives, ascending
 
 
 class SetMesh(WorkVerb, frozen=True):

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from .groups import GroupCount
+from .groups import GroupCount, InFlight
 from .verb import Verb
 
 Phase = Literal["starting", "idle", "running", "dead"]
@@ -50,8 +50,9 @@ class RankState(Verb, frozen=True):
     in, as written, or the innermost Python function; `collective` the torch.distributed call it
     waits in ("" if none), `group` that call's group by torch's name, and `waited_s` for how long;
     `asks` that it waits for the user (`InputRequest`); `is_broken` that its groups must be healed;
-    `counts` has all its groups; `memory` what it holds; `device_percent` how busy its GPU is, by
-    any process (-1: not known).
+    `counts` has all its groups, with their last collectives while it runs something; `in_flight`
+    the oldest operation of each group and peer; `memory` what it holds; `device_percent` how busy
+    its GPU is, by any process (-1: not known).
     """
 
     request: int
@@ -69,6 +70,7 @@ class RankState(Verb, frozen=True):
     counts: tuple[GroupCount, ...] = ()
     memory: MemoryUse = MemoryUse()
     device_percent: int = -1
+    in_flight: tuple[InFlight, ...] = ()
 
 
 class Stacks(Verb, frozen=True):

@@ -47,6 +47,7 @@ from .effects import Deliver as Deliver
 from .effects import Effect as Effect
 from .effects import Finish as Finish
 from .effects import HealReport as HealReport
+from .effects import Judge as Judge
 from .effects import Note as Note
 from .effects import Send as Send
 from .effects import State as State

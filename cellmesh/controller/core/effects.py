@@ -48,6 +48,13 @@ class Watch(msgspec.Struct, frozen=True):
     states: Mapping[int, RankState]
 
 
+class Judge(msgspec.Struct, frozen=True):
+    """Effect: a run's user is shown why some of its ranks can never go on; "" if they can again."""
+
+    run: int
+    verdict: str
+
+
 class Note(msgspec.Struct, frozen=True):
     """Effect: a remark is shown with a run's output, also after the run's end."""
 
@@ -175,4 +182,4 @@ def describe_healing(report: HealReport) -> str:
     return "\n".join(lines)
 
 
-Effect = Send | Deliver | Waiting | Watch | Note | Finish | Answer | Change
+Effect = Send | Deliver | Waiting | Watch | Judge | Note | Finish | Answer | Change

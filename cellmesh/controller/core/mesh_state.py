@@ -38,6 +38,8 @@ class Pending:
         kill_at: when what has not stopped is killed, as the user pressed again.
         phase: where in its life it is, once it has been sent.
         watched_at: when its user was last shown where its ranks are.
+        judged_at: when it was last examined whether its ranks can still go on.
+        verdict: why some of them cannot, "" if they can, as far as is known.
         was_in_step: an optimizer's step was left half way.
         is_waited_for: the user can do nothing else before it ends.
         fills: it may give its ranks what a user's namespace holds.
@@ -58,6 +60,8 @@ class Pending:
     kill_at: float | None = None
     phase: RunPhase = "running"
     watched_at: float = 0.0
+    judged_at: float = 0.0
+    verdict: str = ""
     was_in_step: bool = False
     is_waited_for: bool = False
     fills: bool = False
@@ -71,7 +75,7 @@ class Pending:
     def begin(self, now: float) -> None:
         """Restart the run's clocks: the run is sent only now, after it was held back."""
         waited_s = now - self.started_at
-        self.is_sent, self.started_at, self.watched_at = True, now, now
+        self.is_sent, self.started_at, self.watched_at, self.judged_at = True, now, now, now
         if self.first_end_at is not None:
             self.first_end_at += waited_s
         if self.settle_at is not None:

@@ -12,11 +12,12 @@ from ...wire.codec import Parcel
 from ...wire.messages import Died, Done, Failed, Interrupt, Kill, Release, interrupted_unbegun
 from ...wire.status import Probe, RankState
 from .deadlock import find_stuck
-from .effects import Deliver, Effect, Finish, Note, Send, Waiting, Watch
+from .effects import Deliver, Effect, Finish, Judge, Note, Send, Waiting, Watch
 from .mesh_state import FIRST_HEAL, MeshState, Pending
 from .recovery import Recovery
 from .requests import Questions, control
 from .transitions import RUN, RunAction, RunEvent, RunPhase
+from .verdict import find_verdict
 
 # With `on_error="wait"`: after a rank fails, how long the others may take before it is told where
 # they are.
@@ -100,7 +101,7 @@ class Runs:
         if not self._mesh.pending:
             self._sweep_at = now + SWEEP_S
         self._mesh.pending[run] = Pending(
-            ranks, set(ranks), now, is_work, watched_at=now, fills=fills
+            ranks, set(ranks), now, is_work, watched_at=now, judged_at=now, fills=fills
         )
         self._came |= set(ranks)
         return self._mesh.news.tell(run) if fills and self._mesh.news.endings else []
@@ -388,12 +389,26 @@ class Runs:
             if pending.is_work
             and pending.is_sent
             and run < FIRST_HEAL
-            and (self._is_to_be_watched(pending, now) or self._may_be_stuck(pending, now))
+            and (
+                self._is_to_be_watched(pending, now)
+                or self._may_be_stuck(pending, now)
+                or self._is_to_be_judged(pending, now)
+            )
         ]
 
     def _is_to_be_watched(self, pending: Pending, now: float) -> bool:
         is_long = now - pending.started_at >= WATCH_AFTER_S
         return is_long and now - pending.watched_at >= WATCH_EVERY_S - SWEEP_S / 2
+
+    def _is_to_be_judged(self, pending: Pending, now: float) -> bool:
+        """Return whether to look for ranks that wait for each other, without any having ended."""
+        if pending.ranks <= pending.released or pending.ranks & self._mesh.asking.keys():
+            return False
+        is_whole = pending.is_waited_for or len(pending.members) == self._mesh.num_ranks
+        after_s = self._settle_s if is_whole else WATCH_AFTER_S  # others may follow
+        is_due = now - pending.judged_at >= WATCH_EVERY_S - SWEEP_S / 2
+        since = pending.started_at if pending.first_end_at is None else pending.first_end_at
+        return is_due and now - since >= after_s
 
     def _may_be_stuck(self, pending: Pending, now: float) -> bool:
         if self._on_error == "wait" or pending.ranks <= pending.released:
@@ -415,15 +430,41 @@ class Runs:
         watched = begun.union(runs[:1], runs[-MAX_WATCHED:])
         for run in runs:
             pending = self._mesh.pending[run]
-            if run in begun and self._may_be_stuck(pending, now):
-                own = {r: s for r, s in states.items() if r not in pending.ranks or s.run == run}
-                absent = self._mesh.find_absent(pending, with_work) - self._came
-                dead, num_ranks = self._mesh.dead, self._mesh.num_ranks
-                stuck = find_stuck(own, pending.ranks, absent, dead, num_ranks, self._settle_s)
-                if set(stuck) - pending.released:
-                    effects += self._on("stuck", run, pending, now, stuck)
+            if run in begun:
+                effects += self._judge(run, pending, states, with_work, now)
             if run in watched and self._is_to_be_watched(pending, now):
                 pending.watched_at = now
                 left = {r: s for r, s in states.items() if r in pending.ranks}
                 effects.append(Watch(run, left))
+        return effects
+
+    def _judge(
+        self,
+        run: int,
+        pending: Pending,
+        states: Mapping[int, RankState],
+        with_work: set[int],
+        now: float,
+    ) -> list[Effect]:
+        """Release ranks that can never go on, and tell why they cannot."""
+        may_be_stuck = self._may_be_stuck(pending, now)
+        if not may_be_stuck and not self._is_to_be_judged(pending, now):
+            return []
+        pending.judged_at = now
+        own = {r: s for r, s in states.items() if r not in pending.ranks or s.run == run}
+        absent = self._mesh.find_absent(pending, with_work) - self._came
+        dead, num_ranks = self._mesh.dead, self._mesh.num_ranks
+        patience_s = max(self._settle_s, SWEEP_S)  # ranks answer at different moments
+        verdict = find_verdict(own, absent, num_ranks, patience_s, dead)
+        stuck = set(verdict.stuck) & pending.ranks if verdict is not None else set()
+        effects: list[Effect] = []
+        text = verdict.text if verdict is not None and stuck else ""
+        if text != pending.verdict and not pending.released:
+            pending.verdict = text
+            effects.append(Judge(run, text))
+        if may_be_stuck:
+            stuck |= set(find_stuck(own, pending.ranks, absent, dead, num_ranks, self._settle_s))
+        is_kept = self._on_error == "wait" or pending.ranks & self._mesh.asking.keys()
+        if stuck - pending.released and not is_kept:
+            effects += self._on("stuck", run, pending, now, stuck)
         return effects

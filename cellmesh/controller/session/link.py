@@ -20,7 +20,19 @@ from ...wire.codec import Parcel
 from ...wire.faults import Faults
 from ...wire.messages import AgentFault, Died, Done, Failed
 from ...wire.stdin import InputCancelled, InputRequest
-from ..core.core import Answer, Change, Core, Deliver, Effect, Finish, Note, Send, Waiting, Watch
+from ..core.core import (
+    Answer,
+    Change,
+    Core,
+    Deliver,
+    Effect,
+    Finish,
+    Judge,
+    Note,
+    Send,
+    Waiting,
+    Watch,
+)
 from ..core.mesh_state import HostLost
 from ..output.printer import Printer
 from ..run import Run
@@ -377,6 +389,9 @@ class Link:
             case Watch(number, states):
                 if number in self._runs:
                     self._runs[number].show_live(states, now)
+            case Judge(number, verdict):
+                if number in self._runs:
+                    self._runs[number].note_verdict(verdict)
             case Note(number, text):
                 if number in self._printers:
                     self._printers[number].note(text, now)

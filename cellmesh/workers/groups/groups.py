@@ -245,9 +245,11 @@ class Groups:
             abort.await_quiet(sockets)
         return self._own_gloo.cut(self.ledger.drain)
 
-    def counts(self) -> tuple[GroupCount, ...]:
-        """Return how many operations this rank began on each group since it was made or healed."""
-        return tuple(group.count() for group in self._living())
+    def counts(self, with_recent: bool = False) -> tuple[GroupCount, ...]:
+        """Return how many operations this rank began on each group since it was made or healed;
+        `with_recent`, also the last collectives among them.
+        """
+        return tuple(group.count(with_recent=with_recent) for group in self._living())
 
     def blueprint(self) -> bytes:
         """Return data from which a new rank makes the same groups as this rank (see `rejoin`)."""

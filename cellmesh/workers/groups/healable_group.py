@@ -8,6 +8,7 @@ to it.
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -18,13 +19,14 @@ from torch._C._distributed_c10d import ProcessGroup, Work
 from torch.futures import Future
 
 from ...errors import GroupDown
-from ...wire.groups import GroupCount
+from ...wire.groups import Begun, GroupCount
 from ...wire.trace import What
 from ..linux_process import start_thread
 from . import abort
 from .any_backend import ForeignGroup, abort_foreign, is_foreign, shut_down_foreign
 from .group_factory import GroupPlan, Transport
 from .op_tracking import Ledger, has_ended_well, is_operation, pass_on_everything
+from .signatures import NUM_RECENT, Signed, as_begun
 
 # Groups that were taken down where there was no thread to end them in.
 _kept: list[Any] = []
@@ -179,6 +181,7 @@ class HealableGroup(ProcessGroup):
 
     def _reset_counts(self) -> None:
         self.num_collectives = 0
+        self.recent: deque[Signed] = deque(maxlen=NUM_RECENT)
         self.whats: dict[str, What] = {}
         self.is_touched = False
         self._num_sent: dict[int, int] = {}
@@ -197,7 +200,7 @@ class HealableGroup(ProcessGroup):
         if not self.has_failed_in_backward:
             self._backward_work = None
 
-    def count(self, with_messages: bool = True) -> GroupCount:
+    def count(self, with_messages: bool = True, with_recent: bool = False) -> GroupCount:
         """Return how many operations this rank began on the group since it was made or healed."""
         if not with_messages:
             return GroupCount(self._name, self._ranks, self.num_collectives)
@@ -208,7 +211,17 @@ class HealableGroup(ProcessGroup):
             self.num_collectives,
             tuple(sorted(self._num_sent.items())),
             tuple(sorted(self._num_received.items())),
+            self._description,
+            self._recent() if with_recent else (),
         )
+
+    def _recent(self) -> tuple[Begun, ...]:
+        while True:
+            try:
+                recent = list(self.recent)
+            except RuntimeError:  # the main thread has begun one while they were copied
+                continue
+            return tuple(as_begun(*one, self._ranks) for one in recent)
 
     def global_rank(self, rank: int) -> int:
         """Return the mesh's rank of the member with this rank in the group."""

@@ -21,12 +21,13 @@ from torch._C._distributed_c10d import ProcessGroup, Work
 from torch._C._dynamo import eval_frame
 
 from ...stdlib import threading, time
-from ...wire.groups import GroupCount
+from ...wire.groups import GroupCount, InFlight
 from ..static_lookup import module_of
 from ..trace.recorder import Spans
 from .abort import Drain
 from .any_backend import ForeignWork
 from .interruptible_wait import Patience, PatientCollective, PatientMessage, PatientReceive
+from .signatures import signer
 
 if TYPE_CHECKING:
     from .healable_group import HealableGroup
@@ -70,9 +71,9 @@ class CollectiveRecord:
     since: float  # when it was begun, by ``time.monotonic``
 
 
-# An operation's label, its group, when it was begun, and how to reach its Work; None while it is
-# called.
-Begun = tuple[str, "HealableGroup", float, Callable[[], Work | None] | None]
+# An operation's label, its group, when it was begun, how to reach its Work (None while it is
+# called), its number on the group or among the messages with its peer, and that peer.
+Begun = tuple[str, "HealableGroup", float, Callable[[], Work | None] | None, int, int]
 
 
 @dataclass
@@ -137,7 +138,7 @@ class Ledger:
         last = self.last
         for one in ([last] if last is not None else []) + list(self.earlier):
             if _is_under_way(one):
-                label, group, since, _ = one
+                label, group, since = one[:3]
                 return CollectiveRecord(label, group.group_name, since)
         return None
 
@@ -145,8 +146,28 @@ class Ledger:
         """Return the operation that this rank has begun last, ended or not."""
         if self.last is None:
             return None
-        label, group, since, _ = self.last
+        label, group, since = self.last[:3]
         return CollectiveRecord(label, group.group_name, since)
+
+    def in_flight(self) -> tuple[InFlight, ...]:
+        """Return the oldest collective that is in flight on each group, and the oldest message each
+        way with each peer. Any thread.
+        """
+        oldest: dict[tuple[str, str, int], InFlight] = {}
+        for one in [*self._earlier(), *([self.last] if self.last is not None else [])]:
+            label, group, _, _, number, peer = one
+            way = label if label in _POINT_TO_POINT else ""
+            key = (group.group_name, way, peer)
+            if key not in oldest and _is_under_way(one):
+                oldest[key] = InFlight(group.group_name, label, number, peer)
+        return tuple(oldest.values())
+
+    def _earlier(self) -> list[Begun]:
+        while True:
+            try:
+                return list(self.earlier)
+            except RuntimeError:  # the main thread has begun one while they were copied
+                continue
 
 
 def _is_under_way(begun: Begun) -> bool:
@@ -191,7 +212,7 @@ def _begin(
     last = ledger.last
     if last is not None and (last[3] is None or last[3]() is not None):
         ledger.keep(last)
-    ledger.last = (label, group, since, None)
+    ledger.last = (label, group, since, None, sequence, peer)
     spans, number = ledger.spans, -1
     is_message = label in _POINT_TO_POINT
     # Whether a wait in Python follows at once. Messages do not show it: their wait does.
@@ -225,11 +246,11 @@ def _begin(
                     spans.end_with(work, number)
                 work = PatientCollective(work, ledger.patience, spans, number, is_sync)
         # Its caller waits for it or gives it to the user: it lives while anyone may wait.
-        ledger.last = (label, group, since, weakref.ref(work))
+        ledger.last = (label, group, since, weakref.ref(work), sequence, peer)
         return work
     # C++ (DDP, also under Join, functional collectives) keeps it where Python does not see that.
     inner = work
-    ledger.last = (label, group, since, lambda: inner)
+    ledger.last = (label, group, since, lambda: inner, sequence, peer)
     if caller in _BACKWARD:
         group._backward_work = inner
     if group.is_gloo:
@@ -252,10 +273,12 @@ def _is_of_join(method: types.FrameType) -> bool:
 
 def _collective(method: str) -> Callable[..., Any]:
     label = _LABELS.get(method, method)
+    sign = signer(method)
 
     def begin(self: HealableGroup, *args: Any, **kwargs: Any) -> Any:
         call = getattr(self._inner, method)
         self.num_collectives += 1
+        self.recent.append((self.num_collectives, label, *sign(args, kwargs)))
         if not self.is_touched:
             self.is_touched = True
             self._ledger.touched.append(self)

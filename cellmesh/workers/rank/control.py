@@ -258,9 +258,10 @@ class ControlThread:
             waited_s=waited.waited_s if busy else 0.0,
             asks=self._asker.is_asking,
             is_broken=self._groups.is_broken,
-            counts=tuple(self._groups.counts()),
+            counts=tuple(self._groups.counts(with_recent=busy)),
             memory=memory,
             device_percent=self._meter.device_percent(),
+            in_flight=self._groups.ledger.in_flight() if waited.collective else (),
         )
 
     def _query(self, verb: Request) -> Parcel[Done]:

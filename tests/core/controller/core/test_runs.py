@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from cellmesh.controller.core.core import Core, Deliver, Finish, Waiting, Watch
+from cellmesh.controller.core.core import Core, Deliver, Finish, Judge, Waiting, Watch
 from cellmesh.controller.core.mesh_state import HostLost
 from cellmesh.controller.core.runs import ESCALATE_S, REPORT_AFTER_S, STOP_S, SWEEP_S, WATCH_AFTER_S
 from cellmesh.wire.codec import Parcel
+from cellmesh.wire.groups import Begun, GroupCount, InFlight
 from cellmesh.wire.messages import Died, Done, Failed, Failing, Interrupt, Kill, Release
 from cellmesh.wire.status import Probe, RankState
 from cellmesh.wire.stdin import InputCancelled, InputReply, InputRequest
@@ -270,6 +271,56 @@ def test_awaited_rank_that_needs_idle_ranks_is_released() -> None:
     assert told(hear(core, (1,), waiting_in(request, 1, 1), at)) == [((0, 1), Release(1))]
 
 
+def in_another(request: int, name: str) -> RankState:
+    counts = (GroupCount("0", (), 3, recent=(Begun(3, name, 4, "float32"),)),)
+    return RankState(
+        request,
+        1,
+        1,
+        5,
+        "f",
+        name,
+        "cpu",
+        0,
+        "0",
+        9.0,
+        counts=counts,
+        in_flight=(InFlight("0", name, 3),),
+    )
+
+
+@pytest.mark.parametrize(("on_error", "is_released"), [("release", True), ("wait", False)])
+def test_ranks_whose_operations_cannot_meet_are_released_with_the_reason(
+    on_error: str, is_released: bool
+) -> None:
+    core = ready_core(2, on_error=on_error)
+    core.submit(relay(1, (0, 1)))
+    at, [_, request] = sweep(core, 5.0)
+    assert at == pytest.approx(1.0)
+    assert hear(core, (0,), in_another(request, "all_reduce"), at) == []
+    effects = hear(core, (1,), in_another(request, "barrier"), at)
+    [verdict] = of(Judge, effects)
+    assert verdict.verdict.startswith("these cannot meet: ")
+    assert told(effects) == ([((0, 1), Release(1))] if is_released else [])
+    if not is_released:  # it is not said twice, and not left there
+        at, [_, request] = sweep(core, 9.0)
+        hear(core, (0,), in_another(request, "all_reduce"), at)
+        assert of(Judge, hear(core, (1,), in_another(request, "barrier"), at)) == []
+        at, [_, request] = sweep(core, 12.0)
+        hear(core, (0,), in_another(request, "all_reduce"), at)
+        assert of(Judge, hear(core, (1,), in_another(request, "all_reduce"), at)) == [Judge(1, "")]
+
+
+def test_ranks_that_cannot_meet_are_not_released_while_one_asks() -> None:
+    core = ready_core(3)
+    core.submit(relay(1, (0, 1, 2)))
+    at, [_, request] = sweep(core, 5.0)
+    hear(core, (2,), InputRequest(1, 7, "(Pdb) "), at)
+    hear(core, (2,), RankState(request, 1, 1, 5, "f", "", "cpu", 0, counts=counted(0)), at)
+    hear(core, (0,), in_another(request, "all_reduce"), at)
+    assert told(hear(core, (1,), in_another(request, "barrier"), at)) == []
+
+
 def test_background_run_may_wait_for_a_later_run() -> None:
     core = ready_core(3)
     core.submit(relay(1, (0, 1)))
@@ -416,8 +467,7 @@ def test_failure_in_a_control_thread_holds_no_rank_back() -> None:
     effects += hear(core, (1,), Failed(2, "NameError", "x", "", 0), now=0.2)
     assert of(Finish, effects) == [Finish(2)]
     assert told(effects) == []
-    late = [told(effects) for _, effects in ticks(core, 3.0)]
-    assert not any(late)
+    assert not any(verbs(Release, effects) for _, effects in ticks(core, 3.0))
 
 
 def test_a_control_thread_is_not_released() -> None:
@@ -453,7 +503,7 @@ def test_a_run_that_takes_long_is_shown_every_second() -> None:
 
 
 def test_rank_without_an_answer_is_missing_in_the_status_line() -> None:
-    core = ready_core(2)
+    core = ready_core(2, settle_s=WATCH_AFTER_S)
     core.submit(relay(1, (0, 1)))
     at, [_, request] = sweep(core, 9.0)
     state = RankState(request, 1, 1, 5, "f", "", "cpu", 0)

@@ -1,0 +1,57 @@
+"""Cells whose ranks can never meet in an operation end by themselves, and say why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import cellmesh as cm
+
+BEGIN = "import torch, torch.distributed as dist\nx = torch.ones(4)\n"
+CELLS = {
+    "kinds": (
+        "for _ in range(3): dist.all_reduce(x)\n"
+        "dist.all_reduce(x) if rank % 2 else dist.all_gather([torch.ones(4) for _ in range(4)], x)",
+        "operation is all_gather on ranks 0,2 and all_reduce on ranks 1,3",
+    ),
+    "roots": (
+        "dist.broadcast(x, rank % 2)\ndist.all_reduce(x)",
+        "operation, broadcast, has as its root rank 0 on ranks 0,2 and rank 1 on ranks 1,3",
+    ),
+    "left out": (
+        "if rank != 3: dist.all_reduce(x)\ndist.all_reduce(x, group=mesh.get_group('tp'))",
+        "on the default group (all_reduce), which rank 3 has not begun; rank 3 waits in the 1st "
+        "operation on tp (all_reduce), which rank 2 has not begun",
+    ),
+    "one more batch": (
+        "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))\n"
+        "for _ in range(2 if rank == 3 else 3): model(x).sum().backward()",
+        "operation on the default group (all_reduce), and rank 3 has ended after",
+    ),
+    "receives": (
+        "dist.recv(x, (rank + 1) % 4)",
+        "rank 0 waits to receive from rank 1, which has not sent",
+    ),
+    "a group of some": (
+        "if rank == 2: dist.new_group([0, 1, 2, 3])\ndist.all_reduce(x)",
+        "which rank 2 has not begun; rank 2 waits in new_group",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[cm.Mesh]:
+    with cm.start(4, mesh={"dp": 2, "tp": 2}, settle_s=0.5) as mesh:
+        yield mesh
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_ranks_that_cannot_meet_are_released_with_the_reason(mesh: cm.Mesh, name: str) -> None:
+    source, words = CELLS[name]
+    with pytest.raises(cm.RankFailure) as caught:
+        mesh.submit_cell(BEGIN + source).result()
+    assert str(caught.value).startswith("these cannot meet: ")
+    assert words in str(caught.value)
+    mesh.heal()
+    assert mesh.submit_cell(f"{BEGIN}dist.all_reduce(x); x[0].item()").result() is not None
