@@ -15,6 +15,8 @@ from ..wire.status import RankState
 from .core.mesh_state import FIRST_HEAL
 
 _MAX_LINE = 300
+# Of a run's summary, in characters: a kilobyte or two, in UTF-8.
+MAX_SUMMARY = 1900
 # How a rank's text begins that tells where an interruption struck.
 
 Outcomes = Mapping[int, Parcel[Any]]
@@ -49,7 +51,8 @@ def describe_end(ranks: Sequence[int], reason: str) -> str:
 def summarize(
     exceptions: Mapping[int, BaseException], outcomes: Outcomes, verdict: str = ""
 ) -> str:
-    """Describe in one line which ranks failed, how and where, and how the other ranks ended.
+    """Describe in one line, of `MAX_SUMMARY` characters beside the verdict at most, which ranks
+    failed, how and where, and how the other ranks ended.
 
     Args:
         exceptions: of the ranks that did not finish.
@@ -64,17 +67,40 @@ def summarize(
     }
     released = {rank: _place(verb) for rank, verb in verbs.items() if is_released(verb)}
     is_stopped = all(isinstance(exceptions[rank], KeyboardInterrupt) for rank in failed)
-    parts = [verdict] if verdict and is_stopped else []
-    parts += [describe_end(ranks, text) for text, ranks in group_ranks(failed).items()]
+    groups = group_ranks(failed)
+    parts = [describe_end(ranks, text) for text, ranks in groups.items()]
+    if sum(map(len, parts)) > MAX_SUMMARY / 2:
+        parts = _shorten(list(groups.values()), parts, "failed in other ways", MAX_SUMMARY // 2)
+    if verdict and is_stopped:
+        parts.insert(0, verdict)
+    num_failed = len(parts)
     for (where, line), ranks in group_ranks(released).items():
         were = "was" if len(ranks) == 1 else "were"
         waited_s = max(outcomes[rank].verb.waited_s for rank in ranks)
         for_s = f" for {waited_s:.1f} s" if waited_s else ""
         parts.append(f"{describe_ranks(ranks)} {where}{line}{for_s} and {were} released")
+    if sum(map(len, parts[num_failed:])) > MAX_SUMMARY / 4:
+        groups_released = list(group_ranks(released).values())
+        less = _shorten(groups_released, parts[num_failed:], "were released", MAX_SUMMARY // 4)
+        parts = [*parts[:num_failed], *less]
     rest = sorted(rank for rank, outcome in outcomes.items() if type(outcome.verb) is Done)
     if rest:
         parts.append(f"{describe_ranks(rest)} finished")
     return "; ".join(parts)
+
+
+def _shorten(
+    groups: Sequence[Sequence[int]], parts: Sequence[str], otherwise: str, limit: int
+) -> list[str]:
+    """Return as many of the parts as fit, and one that counts the ranks of the others."""
+    kept: list[str] = []
+    for part in parts:
+        limit -= len(part)
+        if limit < 0:
+            break
+        kept.append(part)
+    rest = [rank for group in groups[len(kept) :] for rank in group]
+    return [*kept, f"{describe_ranks(rest)} {otherwise}"] if rest else kept
 
 
 def is_released(verb: Any) -> bool:

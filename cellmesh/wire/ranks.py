@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from typing import TypeVar
 
 from ..errors import MeshUsageError
 
 T = TypeVar("T", bound=Hashable)
+# A longer set of ranks is a number and the first few.
+_MAX_CHARACTERS, _NUM_FIRST = 60, 3
 
 
 def format_ranks(ranks: Iterable[int]) -> str:
@@ -61,16 +63,33 @@ def parse_ranks(text: str, world_size: int) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def describe_ranks(ranks: Iterable[int]) -> str:
+def count_ranks(ranks: Collection[int]) -> str:
+    """Write a set of ranks in short, and one that is long even so as its number and the first.
+
+    Args:
+        ranks: in any order.
+
+    Returns:
+        ``"0,2-5"``, or ``"512 ranks: 0,2,4,…"`` beyond 60 characters.
+    """
+    text = format_ranks(ranks)
+    if len(text) <= _MAX_CHARACTERS:
+        return text
+    return f"{len(set(ranks))} ranks: {','.join(text.split(',')[:_NUM_FIRST])},…"
+
+
+def describe_ranks(ranks: Collection[int]) -> str:
     """Return ranks in words for a sentence: ``rank 3``, ``ranks 0-2,4``.
 
     Args:
         ranks: at least one rank.
 
     Returns:
-        ``"rank 3"`` or ``"ranks 0-2,4"``.
+        ``"rank 3"``, ``"ranks 0-2,4"`` or, of many, ``"512 ranks (0,2,4,…)"``.
     """
-    text = format_ranks(ranks)
+    text = count_ranks(ranks)
+    if ":" in text:
+        return f"{text.replace(': ', ' (')})"
     return f"rank {text}" if text.isdecimal() else f"ranks {text}"
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 
-from ...wire.ranks import format_ranks
+from ...wire.ranks import count_ranks
 
 if TYPE_CHECKING:
     from .fold import Ranks
@@ -40,7 +40,7 @@ _CELL = '<div style="flex:1 1 240px;max-width:max-content">'
 
 def label(ranks: Ranks) -> str:
     """Return ranks as a label for output: ``[0-3,5]``."""
-    return f"[{format_ranks(ranks)}]"
+    return f"[{count_ranks(ranks)}]"
 
 
 def html_label(ranks: Ranks) -> str:

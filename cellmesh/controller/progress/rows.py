@@ -269,4 +269,4 @@ def format_time(seconds: float) -> str:
 
 def label_of(row: ProgressRow) -> str:
     """Return the ranks of a row as a label: ``[0-3]``."""
-    return f"[{format_ranks(row.ranks)}]"
+    return f"[{count_ranks(row.ranks)}]"

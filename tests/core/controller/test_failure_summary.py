@@ -16,6 +16,8 @@ from cellmesh.wire.codec import Parcel
 from cellmesh.wire.messages import Died, Done, Failed
 from cellmesh.wire.status import RankState
 
+from ...support.call_counter import growth
+
 
 def failed(
     type_name: str = "ValueError", text: str = "boom", line: int = 4, **released: Any
@@ -145,3 +147,31 @@ def test_the_live_line(states: dict[int, RankState], words: str) -> None:
 
 def test_a_rank_that_asks_is_not_running() -> None:
     assert describe_state(state(asks=True)) == "asking you at line 5"
+
+
+# ---- many ranks
+
+
+def test_summary_of_many_different_failures_is_short() -> None:
+    errors = {rank: failed(text=f"{rank} " + "x" * 500) for rank in range(0, 1024, 2)}
+    waiting = {rank: released("all_reduce", rank) for rank in range(1, 1024, 2)}
+    words = summary(errors | waiting)
+    assert len(words) <= 2000
+    assert words.startswith("rank 0 raised ValueError: 0 xxx")
+    assert "510 ranks (4,6,8,…) failed in other ways; " in words
+    assert "ranks (" in words.rpartition("; ")[2]
+
+
+def test_ranks_that_fail_alike_are_all_told_in_a_few_words() -> None:
+    words = summary({rank: failed() for rank in range(0, 1024, 2)} | {1: released("barrier")})
+    assert words == (
+        "512 ranks (0,2,4,…) raised ValueError: boom (line 4); rank 1 waited in barrier at line 5 "
+        "for 1.0 s and was released"
+    )
+
+
+def test_the_work_of_a_summary_grows_with_the_number_of_ranks() -> None:
+    def work(num_ranks: int) -> Any:
+        return lambda: summary({rank: failed(text=f"no {rank}") for rank in range(num_ranks)})
+
+    assert growth(work, 32) < 6
