@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...wire.progress import Bar
-from ...wire.ranks import describe_ranks, format_ranks
+from ...wire.ranks import count_ranks, describe_ranks
 
 RowState = Literal["open", "done", "short", "failed", "stopped"]
 
