@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import RankDied, RemoteError
 from ..wire import payload
 from ..wire.codec import Parcel
-from ..wire.messages import Died, Done, Failed
+from ..wire.messages import Died, Done, Failed, describe_place
 from ..wire.ranks import describe_ranks, group_ranks
 from ..wire.status import RankState
 from .core.mesh_state import FIRST_HEAL
@@ -17,7 +17,6 @@ from .core.mesh_state import FIRST_HEAL
 _MAX_LINE = 300
 # Of a run's summary, in characters: a kilobyte or two, in UTF-8.
 MAX_SUMMARY = 1900
-# How a rank's text begins that tells where an interruption struck.
 
 Outcomes = Mapping[int, Parcel[Any]]
 
@@ -74,11 +73,12 @@ def summarize(
     if verdict and is_stopped:
         parts.insert(0, verdict)
     num_failed = len(parts)
-    for (where, line), ranks in group_ranks(released).items():
+    for (where, place), ranks in group_ranks(released).items():
         were = "was" if len(ranks) == 1 else "were"
         waited_s = max(outcomes[rank].verb.waited_s for rank in ranks)
         for_s = f" for {waited_s:.1f} s" if waited_s else ""
-        parts.append(f"{describe_ranks(ranks)} {where}{line}{for_s} and {were} released")
+        comma = "," if for_s and ", " in place else ""
+        parts.append(f"{describe_ranks(ranks)} {where}{place}{comma}{for_s} and {were} released")
     if sum(map(len, parts[num_failed:])) > MAX_SUMMARY / 4:
         groups_released = list(group_ranks(released).values())
         less = _shorten(groups_released, parts[num_failed:], "were released", MAX_SUMMARY // 4)
@@ -110,13 +110,23 @@ def is_released(verb: Any) -> bool:
 
 def _place(verb: Failed) -> tuple[str, str]:
     where = verb.text.partition("\n")[0][:_MAX_LINE] if verb.text != "ran the cell" else "ran"
-    return where, f" at line {verb.line}" if verb.line else ""
+    return where, _at(verb)
+
+
+def _at(verb: Failed | RankState) -> str:
+    place = describe_place(verb.line, verb.inner)
+    return f" at {place}" if place else ""
+
+
+def _in_brackets(verb: Failed | RankState) -> str:
+    place = describe_place(verb.line, verb.inner)
+    return f" ({place})" if place else ""
 
 
 def _describe_failure(verb: Any, exc: BaseException) -> str:
     if isinstance(exc, RankDied):
         return exc.reason
-    line = f" (line {verb.line})" if verb.line else ""
+    line = _in_brackets(verb)
     if verb.type_name == "BdbQuit":
         return f"left the debugger{line}"
     first_line = verb.text.lstrip().partition("\n")[0][:_MAX_LINE]
@@ -129,7 +139,7 @@ def describe_state(state: RankState) -> str:
         return "idle"
     if state.run >= FIRST_HEAL:
         return "healing its process groups"
-    line = f" at line {state.line}" if state.line else ""
+    line = _at(state)
     if state.asks:
         return f"asking you{line}"
     if state.collective:
@@ -166,12 +176,13 @@ def _doing(run: int, state: RankState | None) -> tuple[int, str, str]:
         return 4, "do", " not answer"
     if state.run != run:
         return 3, "have", " not begun it" if state.run < 0 else " something else to end first"
-    line = f" (line {state.line})" if state.line else ""
+    line = _in_brackets(state)
     if state.asks:
         return 0, "ask", f" you{line}"
     if state.collective:
         return 1, "wait", f" in {state.collective}{line}"
-    where = f" line {state.line}" if state.line else ""
+    place = describe_place(state.line, state.inner)
+    where = f" {place}" if place else ""
     if state.where:
         where += f": {state.where}" if where else f" {state.where}"
     return 2, "run", where

@@ -186,7 +186,7 @@ def _rank_status(info: RankInfo, state: RankState | None, cpu: float | None) -> 
         status,
         cell=state.execution_count,
         line=state.line,
-        where=state.where[:_MAX_WHERE],
+        where=": ".join(filter(None, (state.inner, state.where)))[:_MAX_WHERE],
         collective=state.collective,
         waited_s=round(state.waited_s, 1),
         is_broken=state.is_broken,

@@ -259,7 +259,8 @@ class Failing(Verb, frozen=True):
 
 
 class Failed(Verb, frozen=True):
-    """A rank's answer to a run that raised. `line` is the failing line of the cell (0: none).
+    """A rank's answer to a run that raised. `line` is the failing line of the cell (0: none),
+    `inner` that of another cell whose function it has called, as ``In[8] line 10``.
 
     The rank holds back further work until `Heal` or `Resume`. `released`: other ranks would not
     join the `collective` that it was in ("" for plain Python), in which it had waited `waited_s`.
@@ -278,6 +279,14 @@ class Failed(Verb, frozen=True):
     waited_s: float = 0.0
     in_step: bool = False
     timing: Timing | None = None
+    inner: str = ""
+
+
+def describe_place(line: int, inner: str) -> str:
+    """Return in words where in cells code is, as of `Failed`; "" if that is not known."""
+    if not inner:
+        return f"line {line}" if line else ""
+    return f"{inner}, called at line {line}" if line else inner
 
 
 def interrupted_unbegun(run: int) -> Failed:

@@ -46,8 +46,9 @@ class Probe(Verb, frozen=True):
 class RankState(Verb, frozen=True):
     """A rank's answer to `Probe`: the state of its main thread.
 
-    `run` is -1 when idle; `line` is the line of the cell (0: unknown); `where` is the call it is
-    in, as written, or the innermost Python function; `collective` the torch.distributed call it
+    `run` is -1 when idle; `line` is the line of the cell (0: unknown), `inner` that of another cell
+    whose function it has called ("In[8] line 10"); `where` is the call it is in, as written, or the
+    innermost Python function; `collective` the torch.distributed call it
     waits in ("" if none), `group` that call's group by torch's name, and `waited_s` for how long;
     `asks` that it waits for the user (`InputRequest`); `is_broken` that its groups must be healed;
     `counts` has all its groups, with their last collectives while it runs something; `in_flight`
@@ -71,6 +72,7 @@ class RankState(Verb, frozen=True):
     memory: MemoryUse = MemoryUse()
     device_percent: int = -1
     in_flight: tuple[InFlight, ...] = ()
+    inner: str = ""
 
 
 class Stacks(Verb, frozen=True):

@@ -250,6 +250,7 @@ class ControlThread:
             run=run,
             execution_count=seen.execution_count if busy else 0,
             line=seen.line if busy else 0,
+            inner=seen.inner if busy else "",
             where=seen.where if busy else "",
             collective=waited.collective if busy else "",
             device=str(self._device),

@@ -17,13 +17,13 @@ from ...errors import CellmeshError, GroupDown, Released
 from ...stdlib import time
 from ...wire import payload
 from ...wire.codec import Parcel
-from ...wire.messages import Failed
+from ...wire.messages import Failed, describe_place
 from ..groups.abort import lost_its_peers
 from ..groups.groups import Groups
 from ..linux_process import write_stderr
 from ..static_lookup import MAX_TEXT, chain_of, handled_by, name_of, text_of, traceback_of
 from .shell import RankShell
-from .stack_inspection import StopPoint, Waited, describe_interruption, describe_release
+from .stack_inspection import Place, StopPoint, Waited, describe_interruption, describe_release
 from .value_transfer import reduce_for_notebook
 
 # A larger exception stays on its rank: all ranks may raise one, and the notebook would hold all of
@@ -78,25 +78,33 @@ class Failures:
 
     def _failure(self, run: int, error: BaseException) -> Parcel[Failed]:
         text, tb = text_of(error), traceback_of(error)
-        line = self._shell.line_in_cell(tb)
+        place = self._shell.place_of(tb)
         hint = next((hint for begin, hint in _HINTS.items() if text.startswith(begin)), None)
         with contextlib.suppress(BaseException):  # of the exception's own code
             if hint is not None and hint not in getattr(error, "__notes__", ()):
                 error.add_note(hint)
         if type(error) is Released:
-            return self._release(run, error, line)
+            return self._release(run, error, place)
         kind = name_of(error)
         if issubclass(type(error), KeyboardInterrupt):
             text = text or describe_interruption(tb, handled_by(error))
             text += _describe_handled(error)
-            traceback = f"{kind}: {text}" + (f" at line {line}" if line else "")
+            traceback = f"{kind}: {text}{_at(place)}"
         elif issubclass(type(error), CellmeshError):
             traceback = f"{kind}: {text}"
         else:
             traceback = self._shell.render_traceback(error)
             if len(traceback) > 4 * MAX_TEXT:
                 traceback = f"{traceback[: 2 * MAX_TEXT]}\n…\n{traceback[-2 * MAX_TEXT :]}"
-        verb = Failed(run, kind, text, traceback, line, in_step=interrupted_step(tb))
+        verb = Failed(
+            run,
+            kind,
+            text,
+            traceback,
+            place.line,
+            in_step=interrupted_step(tb),
+            inner=place.inner,
+        )
         try:
             pickled, buffers = payload.dumps(error, f"the {kind}", reduce_for_notebook)
         except BaseException as why:  # of an `UnpicklableError`, or of the exception's own code
@@ -111,7 +119,7 @@ class Failures:
             return Parcel(msgspec.structs.replace(verb, why_no_payload=why_not))
         return Parcel(msgspec.structs.replace(verb, payload=pickled), tuple(buffers))
 
-    def _release(self, run: int, error: Released, line: int) -> Parcel[Failed]:
+    def _release(self, run: int, error: Released, place: Place) -> Parcel[Failed]:
         """Describe the failure of a rank that was released, as others skip its collective."""
         stop = self._stop_of(run)
         waited = stop.waited if stop is not None else Waited()
@@ -124,22 +132,28 @@ class Failures:
             else describe_release(traceback_of(error), handled_by(error))
         )
         text += _describe_handled(error)
-        traceback = f"Released: {text}" + (f" at line {line}" if line else "")
+        traceback = f"Released: {text}{_at(place)}"
         pickled, buffers = payload.dumps(Released(text), "Released")
         verb = Failed(
             run,
             "Released",
             text,
             traceback,
-            line,
+            place.line,
             pickled,
             "",
             True,
             waited.collective,
             waited.waited_s,
             interrupted_step(traceback_of(error)),
+            inner=place.inner,
         )
         return Parcel(verb, tuple(buffers))
+
+
+def _at(place: Place) -> str:
+    text = describe_place(place.line, place.inner)
+    return f" at {text}" if text else ""
 
 
 def _as_interrupt(error: BaseException) -> BaseException:

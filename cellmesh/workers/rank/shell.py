@@ -29,7 +29,7 @@ from ...wire import payload
 from ..parsing import parse_again
 from ..static_lookup import plain_traceback, traceback_of
 from .features import load
-from .stack_inspection import is_machinery
+from .stack_inspection import Place, is_machinery, place_of
 from .streams import RankDisplayHook, RankDisplayPublisher, Show
 
 
@@ -282,11 +282,9 @@ class RankShell(InteractiveShell):
         except BaseException:  # also a group too deep to be walked
             return plain_traceback(error, tb)
 
-    def line_in_cell(self, tb: types.TracebackType | None) -> int:
-        """Return the innermost line of a cell in a traceback, 0 if there is none."""
-        of_cells = self.compile._filename_map
-        frames = [*traceback.walk_tb(tb)]
-        return next((n for frame, n in frames[::-1] if frame.f_code.co_filename in of_cells), 0)
+    def place_of(self, tb: types.TracebackType | None) -> Place:
+        """Return where in cells a traceback's exception was raised."""
+        return place_of(((frame.f_code, line) for frame, line in traceback.walk_tb(tb)), self)
 
     def cell_of(self, filename: str) -> int:
         """Return n of the ``In[n]`` that a code object's file name stands for, 0 if none."""

@@ -19,7 +19,7 @@ import sys
 import sysconfig
 import traceback
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -258,10 +258,43 @@ class Activity:
     """Where a rank's main thread is in its code; 0 or "" for what is not known."""
 
     execution_count: int  # the ``In[n]`` of the cell that it runs
-    line: int  # of the cell
+    line: int  # of that cell
     where: str  # the call that the innermost frame of user code is in, as written
     collective: str  # the ``torch.distributed`` call it is in; ``wait`` for that of a `Work`
     may_wait: bool = False  # inside of torch, which may wait (a backward pass)
+    inner: str = ""  # the line of another cell, as `Place`
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where code is in the notebook's cells; 0 or "" for what is not known."""
+
+    execution_count: int = 0  # the ``In[n]`` of the cell that runs, 0 in a call
+    line: int = 0  # its innermost line
+    inner: str = ""  # "In[8] line 10" of another cell, whose function that line called
+
+
+def place_of(frames: Iterable[tuple[types.CodeType, int]], shell: RankShell) -> Place:
+    """Return the place of code in cells.
+
+    Args:
+        frames: code and line of each frame, outermost first.
+        shell: has the cells.
+    """
+    cells = [
+        (code, count, line)
+        for code, line in frames
+        if (count := shell.cell_of(code.co_filename)) > 0
+    ]
+    if not cells:
+        return Place()
+    first, count, _ = cells[0]
+    code, inner_count, inner_line = cells[-1]
+    # The outermost frame of a cell that runs is its own; that of a call is a function's.
+    own = first.co_filename if first.co_name == "<module>" else None
+    lines = [line for each, _, line in cells if each.co_filename == own]
+    inner = "" if code.co_filename == own else f"In[{inner_count}] line {inner_line}"
+    return Place(count if lines else 0, lines[-1] if lines else 0, inner)
 
 
 def look_at_main_thread(shell: RankShell) -> Activity:
@@ -312,7 +345,7 @@ def _is_collective(code: types.CodeType) -> bool:
 
 
 def _read(stack: Sequence[types.FrameType], shell: RankShell) -> Activity:
-    innermost, user, cell = stack[0] if stack else None, None, None
+    innermost, user = stack[0] if stack else None, None
     collective = ""
     for frame in stack:
         code = frame.f_code
@@ -321,16 +354,17 @@ def _read(stack: Sequence[types.FrameType], shell: RankShell) -> Activity:
         if _is_collective(code):
             collective = "wait" if code.co_name in _WAITERS else code.co_name
         if shell.cell_of(code.co_filename):
-            cell = frame
             break
     if innermost is not None and not collective and waits_for_work(innermost):
         collective = "wait"
+    place = place_of(((each.f_code, each.f_lineno or 0) for each in reversed(stack)), shell)
     return Activity(
-        execution_count=shell.cell_of(cell.f_code.co_filename) if cell is not None else 0,
-        line=cell.f_lineno if cell is not None else 0,
+        execution_count=place.execution_count,
+        line=place.line,
         where=call_of(user.f_code, user.f_lasti) if user is not None else "",
         collective=collective,
         may_wait=innermost is not None and "/torch/" in innermost.f_code.co_filename,
+        inner=place.inner,
     )
 
 

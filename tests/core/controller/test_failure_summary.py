@@ -20,14 +20,17 @@ from ...support.call_counter import growth
 
 
 def failed(
-    type_name: str = "ValueError", text: str = "boom", line: int = 4, **released: Any
+    type_name: str = "ValueError", text: str = "boom", line: int = 4, **fields: Any
 ) -> Failed:
-    return Failed(1, type_name, text, "", line, **released)
+    return Failed(1, type_name, text, "", line, **fields)
 
 
-def released(collective: str, line: int = 5, waited_s: float = 1.0, text: str = "") -> Failed:
+def released(
+    collective: str, line: int = 5, waited_s: float = 1.0, text: str = "", inner: str = ""
+) -> Failed:
     text = text or f"waited in {collective}"
-    return failed("Released", text, line, released=True, collective=collective, waited_s=waited_s)
+    fields = {"collective": collective, "waited_s": waited_s, "inner": inner}
+    return failed("Released", text, line, released=True, **fields)
 
 
 def summary(outcomes: dict[int, Any]) -> str:
@@ -74,6 +77,15 @@ def summary(outcomes: dict[int, Any]) -> str:
             "rank 0 raised ValueError: boom (line 4); rank 1 waited in barrier, while handling "
             "KeyError: 1 at line 5 for 1.0 s and was released",
         ),
+        (  # lines of another cell
+            {0: failed(inner="In[8] line 10"), 1: released("barrier", inner="In[8] line 12")},
+            "rank 0 raised ValueError: boom (In[8] line 10, called at line 4); rank 1 waited in "
+            "barrier at In[8] line 12, called at line 5, for 1.0 s and was released",
+        ),
+        (  # a call
+            {0: failed(line=0, inner="In[8] line 10"), 1: Done(1)},
+            "rank 0 raised ValueError: boom (In[8] line 10); rank 1 finished",
+        ),
         (
             {0: failed(), 1: released("", 0, 0.0, "ran the cell")},
             "rank 0 raised ValueError: boom (line 4); rank 1 ran and was released",
@@ -105,8 +117,10 @@ def state(
     run: int = 7,
     waited_s: float = 0.0,
     asks: bool = False,
+    inner: str = "",
 ) -> RankState:
-    return RankState(1, run, 3, line, where, collective, "cpu", 0, "", waited_s, asks)
+    fields = {"waited_s": waited_s, "asks": asks, "inner": inner}
+    return RankState(1, run, 3, line, where, collective, "cpu", 0, **fields)  # type: ignore[arg-type]
 
 
 def test_status_line_names_waiting_ranks_their_place_and_the_others() -> None:
@@ -130,6 +144,14 @@ def test_status_line_names_waiting_ranks_their_place_and_the_others() -> None:
         (
             {0: state(run=6), 1: state(run=-1)},
             "rank 0 has something else to end first; rank 1 has not begun it",
+        ),
+        (
+            {
+                0: state(collective="barrier", inner="In[8] line 12"),
+                1: state(0, "f", inner="In[8] line 9"),
+            },
+            "rank 0 waits in barrier (In[8] line 12, called at line 5); rank 1 runs In[8] line 9: "
+            "f",
         ),
         ({}, "ranks 0-1 do not answer"),
         (

@@ -16,10 +16,12 @@ import torch.distributed as dist
 
 from cellmesh.workers.rank.stack_inspection import (
     Activity,
+    Place,
     collector_off,
     describe_interruption,
     local_value,
     look_at_main_thread,
+    place_of,
     stack_of,
     stack_of_main_thread,
     stacks_of_threads,
@@ -223,6 +225,39 @@ def test_collective_called_by_the_user_is_named() -> None:
         lambda: define("\nall_reduce(1)\n", "<cell 4>", "__main__", all_reduce=wrapper)
     )
     assert activity == Activity(4, 2, "leave", "all_reduce", may_wait=True)
+
+
+def test_a_line_of_another_cell_is_named_with_its_cell_and_the_line_that_called_it() -> None:
+    spot = Spot()
+    earlier = define(f"\n\ndef step():\n    {STOP}\n", "<cell 8>", "__main__", **spot.names)
+    activity = spot.look(lambda: define("\nstep()\n", "<cell 9>", "__main__", step=earlier["step"]))
+    assert activity == Activity(9, 2, "leave", "", inner="In[8] line 4")
+    called = spot.look(earlier["step"])  # by `mesh.run`: no cell runs
+    assert called == Activity(0, 0, "leave", "", inner="In[8] line 4")
+
+
+@pytest.mark.parametrize(
+    ("frames", "place"),
+    [
+        ([], Place()),
+        ([("f", "/lib/a.py", 7)], Place()),
+        ([("<module>", "<cell 9>", 5), ("f", "/lib/a.py", 7)], Place(9, 5)),
+        ([("<module>", "<cell 9>", 5), ("f", "<cell 9>", 2)], Place(9, 2)),
+        (
+            [("<module>", "<cell 9>", 5), ("f", "<cell 9>", 2), ("g", "<cell 8>", 10)],
+            Place(9, 2, "In[8] line 10"),
+        ),
+        (
+            [("<module>", "<cell 9>", 5), ("g", "<cell 8>", 10), ("f", "<cell 9>", 2)],
+            Place(9, 2),
+        ),
+        ([("g", "<cell 8>", 10), ("h", "<cell 7>", 1)], Place(0, 0, "In[7] line 1")),
+    ],
+)
+def test_place_in_cells(frames: list[tuple[str, str, int]], place: Place) -> None:
+    code = define("def f(): ...\n", "/lib/f.py", "f")["f"].__code__
+    named = [(code.replace(co_name=name, co_filename=file), line) for name, file, line in frames]
+    assert place_of(named, Shell()) == place  # type: ignore[arg-type]
 
 
 # ---- interruptions
