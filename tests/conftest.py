@@ -26,7 +26,7 @@ LEFTOVER_S = 15.0
 # How long output waits for its like of other ranks: on a machine with more to do than cores, what
 # ranks say after a barrier is some tenths of a second apart.
 FOLD = "cellmesh.controller.output.fold"
-PATIENCE_S = {"HOLD_S": 1.0, "HOLD_RESULT_S": 3.0, "HOLD_DISPLAY_S": 2.0}
+PATIENCE_S = {"HOLD_S": 1.0, "HOLD_RESULT_S": 3.0, "HOLD_DISPLAY_S": 2.0, "HOLD_TRACE_S": 2.0}
 PRESTART = "cellmesh.controller.session.launch.prestart"
 ROOT = Path(__file__).resolve().parents[1]
 # By runtime directory, of meshes that were forked from a zygote which waited in another directory.

@@ -69,7 +69,7 @@ class Run(Generic[T]):
         self._interrupted = False
         self._callers: set[object] = set()  # to whom its failure will be raised
         self._waiter = RunWaiter(
-            self.waiting_ranks, self.interrupt, printer.note, self.title, control
+            self.waiting_ranks, self.interrupt, printer.note, self._advise, self.title, control
         )
         self._is_live = False
         self._verdict = ""
@@ -290,8 +290,9 @@ class Run(Generic[T]):
     def clear_live(self) -> None:
         """Remove the status line of `show_live`."""
         if self._is_live:
-            self._is_live = False
-            self.printer.status("")
+            with self._lock:
+                self._is_live = False
+                self.printer.status("")
 
     def report_waiting(self, states: dict[int, RankState]) -> None:
         """Show which ranks have failed, and which have not ended the run yet."""
@@ -327,6 +328,13 @@ class Run(Generic[T]):
                 stack.callback(callback)
 
     # ---- inside
+
+    def _advise(self, text: str) -> None:
+        """Show until the run's end how to stop ranks that have not stopped; on any thread."""
+        with self._lock:
+            if self.waiting_ranks():  # else `finish` may have removed status lines already
+                self._is_live = True
+                self.printer.advise(text)
 
     def _wait_for_end(self, timeout_s: float | None = None, raises: bool = False) -> bool:
         """Wait for the run's end; `raises`: the caller will raise the failure of the ranks."""

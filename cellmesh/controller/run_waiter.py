@@ -64,6 +64,7 @@ class RunWaiter:
         running: gives the ranks that have not ended the run.
         interrupt: interrupts the run; again soon after kills what has not stopped.
         note: shows a remark.
+        advise: shows a remark until the run has ended.
         title: what to call the run.
         control: the session.
     """
@@ -73,12 +74,14 @@ class RunWaiter:
         running: Callable[[], Sequence[int]],
         interrupt: Callable[[], None],
         note: Callable[[str], None],
+        advise: Callable[[str], None],
         title: str,
         control: RunControl,
     ) -> None:
         self._running = running
         self._interrupt = interrupt
         self._note = note
+        self._advise = advise
         self._title = title
         self._control = control
         self._serve = control.serve
@@ -186,7 +189,7 @@ class RunWaiter:
                 if pressed_at is None:
                     return False
                 deadline = None
-                self._note(
+                self._advise(
                     f"{describe_ranks(self._running())} did not stop: press again within "
                     f"{ESCALATE_S:.0f} s to kill and replace what still runs"
                 )

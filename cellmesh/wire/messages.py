@@ -264,6 +264,7 @@ class Failed(Verb, frozen=True):
 
     The rank holds back further work until `Heal` or `Resume`. `released`: other ranks would not
     join the `collective` that it was in ("" for plain Python), in which it had waited `waited_s`.
+    `whole_traceback` has the frames of libraries that `traceback` leaves out, "" if there are none.
     `in_step`: the exception left an optimizer's step, which may have changed only some parameters.
     """
 
@@ -280,6 +281,7 @@ class Failed(Verb, frozen=True):
     in_step: bool = False
     timing: Timing | None = None
     inner: str = ""
+    whole_traceback: str = ""
 
 
 def describe_place(line: int, inner: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 import cellmesh as cm
 from cellmesh.controller.output.fold import Gap, Live, Rich, Trace
+from cellmesh.errors import RanksInterrupted
 from cellmesh.workers.rank.stdout import LOG_BYTES
 from tests.conftest import FOLD
 
@@ -197,10 +199,76 @@ def test_a_traceback_names_the_cell_and_its_line(mesh: cm.Mesh, recorder: Record
         assert "site-packages" not in block.item.traceback
 
 
+def test_lines_of_another_cell_are_named_with_it_on_both_sides(
+    mesh: cm.Mesh, recorder: Recorder
+) -> None:
+    source = """
+import torch.distributed as dist
+def step():
+    if rank == 1:
+        raise ValueError("odd")
+    dist.barrier()
+"""
+    run_cell(mesh, source, recorder, execution_count=8)
+    words = (
+        r"rank 1 raised ValueError: odd \(In\[8\] line 4, called at line 2\); ranks "
+        r"0,2-3 waited in barrier at In\[8\] line 5, called at line 2, for \d+\.\d s and were released"
+    )
+    with pytest.raises(cm.RankFailure, match=words):
+        run_cell(mesh, "x = 1\nstep()", recorder, execution_count=9)
+
+
+def test_frames_of_torch_are_one_line_and_the_whole_is_kept(
+    mesh: cm.Mesh, recorder: Recorder
+) -> None:
+    source = "import torch\ntorch.nn.Sequential(torch.nn.Linear(2, 2))(torch.zeros(3))"
+    with pytest.raises(cm.RankFailure, match=r"cannot be multiplied|size mismatch"):
+        run_cell(mesh, source, recorder, execution_count=7)
+    [block] = recorder.items(Trace)
+    assert block.ranks == ALL
+    assert isinstance(block.item, Trace)
+    shown, whole = (
+        re.sub(r"\x1b\[[0-9;]*m", "", text) for text in (block.item.traceback, block.item.whole)
+    )
+    assert re.search(r"\[\.\.\. \d+ frames of torch, to torch/nn/modules/linear\.py:", shown)
+    assert "site-packages" not in shown
+    assert "(torch.zeros(3))" in shown
+    assert whole.count("site-packages/torch/") > 4
+    assert "cellmesh" not in shown + whole
+
+
+def test_a_warning_names_its_cell(mesh: cm.Mesh, recorder: Recorder) -> None:
+    source = "import warnings\n\nwarnings.warn('old')"
+    run_cell(mesh, source, recorder, execution_count=27)
+    lines = [text for _, text in recorder.lines()]
+    assert lines == ["In[27]:3: UserWarning: old", "  warnings.warn('old')"]
+
+
+def test_an_interrupt_that_c_code_has_wrapped_is_the_interrupt(
+    mesh: cm.Mesh, recorder: Recorder
+) -> None:
+    source = """
+import time
+def wait():
+    try:
+        print("here")
+        time.sleep(60)
+    except KeyboardInterrupt as stop:
+        text = repr(stop)
+    raise RuntimeError(f"Cannot extract tensors from value: {text}")
+wait()
+"""
+    run = mesh.submit_cell(source, sink=recorder)
+    recorder.wait_for_line("here")
+    run.interrupt()
+    with pytest.raises(RanksInterrupted, match="KeyboardInterrupt: interrupted in wait"):
+        run.result(20)
+
+
 def test_an_error_is_shown_while_others_wait(
     mesh: cm.Mesh, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"{FOLD}.HOLD_S", 0.0)  # the others are released 2 s after it
+    monkeypatch.setattr(f"{FOLD}.HOLD_TRACE_S", 0.0)  # the others are released 2 s after it
     mesh.cell("import threading; gate = threading.Event()")
     run = mesh.submit_cell("if rank == 1:\n    1 / 0\ngate.wait()", sink=recorder)
     recorder.wait_for_trace((1,))

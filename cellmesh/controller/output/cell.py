@@ -17,6 +17,7 @@ from .fold import VIEW_MIME, Block, Line, Live, Ranks, Rich, Trace, WidgetView
 from .live_lines import compact
 from .mime_bundle import FigureRow, has_room, heading, is_figure, label, labelled
 from .rank_tabs import switch
+from .traces import fold, text_of
 
 _STAYS = "cleared: what stands above stays, as others have shown too much to show it again"
 # When a rank clears, others' output is shown again: always if it is little, else until that comes
@@ -137,14 +138,18 @@ class CellSink:
         self._record.add(RecordEntry(ranks, trace))
 
     def _publish_trace(self, ranks: Ranks, trace: Trace) -> None:
+        shown = text_of(trace)
         self._publish(
             "error",
             {
                 "ename": f"{label(ranks)} {trace.type_name}",
                 "evalue": trace.text,
-                "traceback": [f"{label(ranks)}", *trace.traceback.rstrip().split("\n")],
+                "traceback": [f"{label(ranks)}", *shown.rstrip().split("\n")],
             },
         )
+        if trace.whole and shown != trace.whole:
+            # Without text, as the switch between ranks is.
+            self._publish("display_data", {"data": {"text/html": fold(trace)}, "metadata": {}})
 
     def _show_bars(self, ranks: Ranks, bars: Bars) -> None:
         is_new = bars.number not in self._bar_ids

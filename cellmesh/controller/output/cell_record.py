@@ -237,8 +237,8 @@ def _size(item: Item | None) -> int:
             return sum(_ENTRY_BYTES + len(line.text) for _, line in lines)
         case Rich(_, bundle):
             return len(bundle)
-        case Trace(_, text, traceback):
-            return len(text) + len(traceback)
+        case Trace(_, text, traceback, whole):
+            return len(text) + len(traceback) + len(whole)
     return 0
 
 

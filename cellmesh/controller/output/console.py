@@ -17,6 +17,7 @@ from .fold import AlikeLines, Block, Gap, Line, Live, Rich, Trace
 from .live_lines import compact
 from .mime_bundle import label
 from .number_folding import join_lines
+from .traces import text_of
 
 # Of bars that go on, so many are in the line.
 _MAX_GOING = 2
@@ -168,8 +169,8 @@ def as_text(block: Block) -> tuple[str, str]:
                 f"{mark} … {num_lines:,} lines ({num_bytes / 1e6:.1f} MB) not shown; "
                 f"all of it: %dist_logs {rank}\n"
             )
-        case Trace(_, _, traceback):
-            return "stderr", f"{mark} {traceback.rstrip()}\n"
+        case Trace():
+            return "stderr", f"{mark} {text_of(block.item).rstrip()}\n"
         case Rich(kind, _):
             if kind == "clear":
                 return "stdout", ""

@@ -2,7 +2,7 @@
 
 Pure: text and time go in, blocks to show come out. Each rank has a queue of items (lines, displays,
 tracebacks). An item is shown as soon as every rank that still runs has it at the head of its queue,
-or when it has waited `HOLD_S`; where heads differ, the one that no other rank has further back goes
+or when it has waited (a line `HOLD_S`); where heads differ, the one that no other rank has further back goes
 first, so that one odd line does not unfold all that follow. Lines that differ only in numbers are
 joined, too. Unfinished lines (progress bars) live in a block that is redrawn.
 """
@@ -33,6 +33,8 @@ _MANY_LINES = 16
 _REDRAW_MANY_S = 0.25
 # The value of a last expression ends its rank's cell: it may wait longer for its like.
 HOLD_RESULT_S = 1.0
+# So may an exception; ranks that wait for the one that failed are released later.
+HOLD_TRACE_S = 0.5
 # A plot takes ranks that share cores unequally long to draw.
 HOLD_DISPLAY_S = 0.3
 _STREAMS: tuple[StreamName, ...] = ("stdout", "stderr")
@@ -84,7 +86,8 @@ class Trace:
 
     type_name: str
     text: str
-    traceback: str
+    traceback: str  # as it is shown
+    whole: str = field(default="", compare=False)  # with all frames of libraries, if some are not
 
 
 @dataclass(frozen=True)
@@ -133,7 +136,7 @@ class Folder:
         self._running = set(ranks)
         self._hold_s = hold_s
         self._folds_numbers = folds_numbers
-        self._queues: RankQueues[Item] = RankQueues(_is_mark, _began_before)
+        self._queues: RankQueues[Item] = RankQueues(_is_mark, _began_before, _is_trace)
         self._partial: dict[tuple[int, StreamName], str] = {}
         self._partial_since: dict[tuple[int, StreamName], float] = {}
         self._canvases: dict[tuple[int, StreamName], Canvas] = {}
@@ -165,7 +168,7 @@ class Folder:
             case Failed():
                 for rank in ranks:
                     self._finish_partials(rank, now)
-                self._queue(ranks, Trace(verb.type_name, verb.text, verb.traceback), now)
+                self._queue(ranks, Trace(verb.type_name, verb.text, verb.traceback, verb.whole_traceback), now)
             case InputRequest():  # the answer ends the line
                 for rank in ranks:
                     self._finish_partials(rank, now)
@@ -394,6 +397,10 @@ def _is_mark(item: Item) -> bool:
     return isinstance(item, Mark)
 
 
+def _is_trace(item: Item) -> bool:
+    return isinstance(item, Trace)
+
+
 def _began_before(item: Item, other: Item) -> bool:
     return isinstance(item, Mark) and isinstance(other, Mark) and item.group < other.group
 
@@ -402,6 +409,8 @@ def _hold_s(item: Item, hold_s: float) -> float:
     """Return how long an item waits for its like; `hold_s` is how long a line does."""
     if isinstance(item, WidgetView) or (isinstance(item, Rich) and item.kind == "result"):
         return HOLD_RESULT_S
+    if isinstance(item, Trace):
+        return HOLD_TRACE_S
     is_drawn = isinstance(item, Rich) and item.kind == "display"
     return HOLD_DISPLAY_S if is_drawn else hold_s
 

@@ -11,7 +11,7 @@ from ...wire.progress import Bar
 from ..failure_summary import describe_end
 from ..progress.bars import BarBoard, Mark
 from .cell import CellSink
-from .console import Sink
+from .console import SilentSink, Sink
 from .fold import HOLD_S, Block, Folder, Live, Ranks
 from .live_lines import Frames
 
@@ -54,6 +54,7 @@ class Printer:
         self._late_s = _LATE_S
         self._switch_at: float | None = None
         self._sink = sink
+        self._advice = ""
 
     def feed(self, ranks: Ranks, verb: Any, now: float) -> None:
         """Add what these ranks sent: output, displays, progress, or a request for input."""
@@ -87,8 +88,11 @@ class Printer:
                 self._bars.lose(ranks, verb.reason)
             if not is_shown:
                 return
-            one = str(RankDied(ranks[0], verb.reason, verb.last_output))
-            self.note(one if len(ranks) == 1 else describe_end(ranks, verb.reason), now)
+            text = describe_end(ranks, verb.reason)
+            if len(ranks) == 1 and isinstance(self._sink, SilentSink):  # else they stand above
+                text = str(RankDied(ranks[0], verb.reason, verb.last_output))
+            self.show(now, everything=True)
+            self.note(text)
 
     def note(self, text: str, now: float | None = None) -> None:
         """Show a remark below the output so far."""
@@ -102,7 +106,20 @@ class Printer:
         """Show a status line below the output, in place of the previous one; "" removes it."""
         if now is not None:
             self.show(now)
+        if text and self._advice:
+            text = f"{self._advice}\n{text}"
+        self._advice = self._advice if text else ""
         self._sink.status(text, not text)
+
+    def advise(self, text: str) -> None:
+        """Show a remark above the status line until that is removed; where text cannot be taken
+        back, as a remark.
+        """
+        if isinstance(self._sink, CellSink):
+            self._advice = text
+            self._sink.status(text, False)
+        else:
+            self.note(text)
 
     def show(self, now: float, everything: bool = False) -> None:
         """Show the output that is not held back any longer."""

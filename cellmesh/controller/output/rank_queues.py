@@ -70,12 +70,17 @@ class RankQueues(Generic[T]):
         goes_before: whether an item is to be shown before another, equal or not. Only of an item
             for which `is_ordered` holds.
         is_ordered: as above.
+        is_last: whether a rank has nothing more after an item, so that it may wait for its like
+            while others print.
     """
 
     def __init__(
-        self, is_ordered: Callable[[T], bool], goes_before: Callable[[T, T], bool]
+        self,
+        is_ordered: Callable[[T], bool],
+        goes_before: Callable[[T, T], bool],
+        is_last: Callable[[T], bool] = lambda item: False,
     ) -> None:
-        self._is_ordered, self._goes_before = is_ordered, goes_before
+        self._is_ordered, self._goes_before, self._is_last = is_ordered, goes_before, is_last
         self._queues: dict[int, collections.deque[Queued[T]]] = {}
         self._heads: dict[T, _Heads] = {}
         self._alike: dict[Hashable, dict[int, None]] = {}  # key -> ranks whose first item has it
@@ -83,7 +88,7 @@ class RankQueues(Generic[T]):
         self._num_ahead: collections.Counter[T] = collections.Counter()  # ranks that have it there
         self._ordered: dict[T, None] = {}  # those of `_num_ahead` for which `is_ordered` holds
         # Heaps. An entry that does not hold any more stays until it is the first.
-        self._order: list[tuple[int, int, int, T]] = []
+        self._order: list[tuple[bool, int, int, int, T]] = []
         self._due: list[tuple[float, int, int, Queued[T]]] = []
         self._num_pushed = 0
 
@@ -164,11 +169,11 @@ class RankQueues(Generic[T]):
         fewest other ranks have further back, and of these the one of the lowest rank.
         """
         while True:
-            num_coming, rank, _, item = self._order[0]
+            *key, _, item = self._order[0]
             heads = self._heads.get(item)
             if heads is None:
                 heapq.heappop(self._order)
-            elif (num_coming, rank) == self._key(item):
+            elif tuple(key) == self._key(item):
                 return tuple(sorted(heads.ranks))
             else:
                 heapq.heapreplace(self._order, self._entry(item))
@@ -183,10 +188,10 @@ class RankQueues(Generic[T]):
 
     # ---- counts
 
-    def _key(self, item: T) -> tuple[int, int]:
-        return self._num_coming(item), self._heads[item].lowest()
+    def _key(self, item: T) -> tuple[bool, int, int]:
+        return self._is_last(item), self._num_coming(item), self._heads[item].lowest()
 
-    def _entry(self, item: T) -> tuple[int, int, int, T]:
+    def _entry(self, item: T) -> tuple[bool, int, int, int, T]:
         self._num_pushed += 1
         return *self._key(item), self._num_pushed, item
 

@@ -17,6 +17,7 @@ from .cell_record import RecordedOutput, share
 from .fold import Gap, Item, Line, Ranks, Rich, Trace
 from .mime_bundle import label, pre, still
 from .terminal import as_html
+from .traces import text_of
 
 LIMIT_BYTES = 200_000
 _MAX_GROUPS = 256
@@ -198,8 +199,8 @@ def _piece(item: Item) -> tuple[str, str]:
             return stream, as_html(text)
         case Gap(num_lines, num_bytes):
             return "stdout", f"… {num_lines:,} lines ({num_bytes / 1e6:.1f} MB) not shown"
-        case Trace(_, _, traceback):
-            return "trace", as_html(traceback.rstrip())
+        case Trace():
+            return "trace", as_html(text_of(item).rstrip())
         case Rich():
             content = item.content()
             if list(content["data"]) == ["text/plain"]:

@@ -171,6 +171,8 @@ def _read_group(directory: Path) -> Group | None:
     return Group(directory, parse_count(text), limit_bytes)
 
 
+_MAX_LAST_LINES = 10
+_FATAL = "Fatal Python error"
 _PACKAGE = str(Path(__file__).parents[2])
 _HEAD = re.compile(r"(Current thread|Thread) 0x[0-9a-f]+ .*most recent call first")
 _FRAME = re.compile(r'  File "(?P<file>[^"]*)", line \d+ in ')
@@ -196,6 +198,20 @@ def without_own_frames(lines: Sequence[str], package: str = _PACKAGE) -> list[st
             kept.append(lines[at])
         at = end
     return kept
+
+
+def last_lines(lines: Sequence[str]) -> list[str]:
+    """Return the lines to show of what a rank printed before its end.
+
+    Args:
+        lines: all of them, faulthandler's stacks included.
+    """
+    kept = without_own_frames(lines)
+    # A stack begins with what was wrong, and the innermost call.
+    crash = next((at for at, line in enumerate(kept) if line.startswith(_FATAL)), None)
+    if crash is not None and len(kept) - crash > _MAX_LAST_LINES:
+        return kept[crash : crash + _MAX_LAST_LINES]
+    return kept[-_MAX_LAST_LINES:]
 
 
 def _num_users(frames: Sequence[str], package: str) -> int:

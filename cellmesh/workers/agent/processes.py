@@ -22,8 +22,8 @@ from ...wire.bulk import Arrivals
 from ...wire.codec import Frame, Parcel, at_agent_from_rank
 from ...wire.faults import Faults
 from ...wire.hosts import HostPart
-from ...wire.messages import Channel, Failed, RankUnready, Relay
-from ...wire.output import StreamName
+from ...wire.messages import Channel, Done, Failed, RankUnready, Relay
+from ...wire.output import Output, StreamName
 from ...wire.segments import INTERRUPTED, SegmentFrame
 from ...wire.stream import pack
 from ...wire.ticket import Ticket, path_of_ranks
@@ -37,20 +37,21 @@ from .death_report import (
     explain_cuts,
     explain_kill,
     explain_refusal,
+    last_lines,
     parse_address_limit,
-    without_own_frames,
 )
 from .events import Events, Order
 from .rank_link import Lending, RankLink
 from .supervisor import Supervisor
 from .zygote_client import ZygoteClient
 
-_LAST_LINES = 40
 _LAST_BYTES = 32 * 1024
 # Files of which a rank's death may be explained.
 _MAX_MAPPED = 1000
 # faulthandler lists every extension module that is loaded, in one line of 5 kB.
-_NOISE = ("Extension modules:", "The hostname of the client socket cannot be retrieved")
+_MODULES = "Extension modules:"
+# c10d's first words on a host whose own address has no name; nothing depends on it.
+_NO_HOSTNAME = "The hostname of the client socket cannot be retrieved"
 # A store or zygote that ends is replaced at once, so that a heal finds it; one that ends this often
 # in so many seconds is replaced only when ranks are forked. A store that cannot live ends ten times
 # a second, a zygote once in some seconds.
@@ -93,6 +94,9 @@ class Family:
         # the same.
         self._last_said: tuple[Frame | None, Sequence[Parcel[Any]]] = None, ()
         self._logs = {rank: Log(self.log_path(rank)) for rank in self._ticket.ranks}
+        # Ranks that have printed since they last ended a run, and where their logs ended then.
+        self._printed: set[int] = set()
+        self._run_ends: dict[int, tuple[int, int]] = {}
         self._links: dict[int, RankLink] = {}
         self._unheard: Collection[int] = ()
         is_local = self._ticket.host is None
@@ -240,15 +244,21 @@ class Family:
             if len(frames) == 1:
                 self._last_said = frames[0], parcels
         for parcel in parcels:
-            if type(parcel.verb) is Mapped:
+            kind = type(parcel.verb)
+            if kind is Output:
+                self._printed.add(rank)
+            elif rank in self._printed and (kind is Done or kind is Failed):
+                self._printed.discard(rank)
+                self._run_ends[rank] = self._logs[rank].position()
+            if kind is Mapped:
                 mapped = self._mapped.setdefault(rank, {})
                 mapped[parcel.verb.path] = parcel.verb.num_bytes
                 if len(mapped) > _MAX_MAPPED:
                     del mapped[next(iter(mapped))]
                 continue
-            if parcel.buffers or self.lending.lent or type(parcel.verb) is Failed:
+            if parcel.buffers or self.lending.lent or kind is Failed:
                 parcel = self.lending.note(rank, parcel, self._links.get(rank))
-            if type(parcel.verb) is RankUnready and self._is_start_lost():
+            if kind is RankUnready and self._is_start_lost():
                 # an effect: the cause, the end of another process, is reported by its pidfd
                 continue
             try:
@@ -281,6 +291,12 @@ class Family:
         )
 
     def _hear_text(self, rank: int, stream: StreamName, text: str) -> None:
+        if _NO_HOSTNAME in text:
+            lines = text.splitlines(keepends=True)
+            text = "".join(line for line in lines if _NO_HOSTNAME not in line)
+        if not text:
+            return
+        self._printed.add(rank)
         self._logs[rank].append(text)
         self._act(self._supervisor.from_pipe(rank, stream, text, time.monotonic()))
 
@@ -295,7 +311,7 @@ class Family:
 
     def _bury(self, rank: int, pid: int) -> tuple[str, str]:
         """Read a dead rank's last messages and reap it; return how the rank ended, and the last
-        lines that it printed.
+        lines that it printed in the run which it had not ended.
         """
         link = self._links.get(rank)
         if link is not None:
@@ -307,15 +323,13 @@ class Family:
             os.killpg(pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
             pass
-        text, _ = read_log(self.log_path(rank), _LAST_BYTES)
+        self._printed.discard(rank)
+        num_bytes = self._logs[rank].num_bytes_since(self._run_ends.pop(rank, (0, 0)))
+        text, _ = read_log(self.log_path(rank), min(num_bytes, _LAST_BYTES))
         text = text.rpartition(f"{_new_process(rank, pid)}\n")[2]
-        lines = [
-            line
-            for line in text.splitlines()
-            if line.strip() and not any(n in line for n in _NOISE)
-        ]
+        lines = [line for line in text.splitlines() if line.strip() and _MODULES not in line]
         reason = self._reap_rank(pid, "\n".join(lines), self._mapped.pop(rank, {}))
-        return reason, "\n".join(without_own_frames(lines)[-_LAST_LINES:])
+        return reason, "\n".join(last_lines(lines))
 
     def _reap_rank(self, pid: int, output: str, mapped: Mapping[str, int]) -> str:
         """Reap a rank's process; return how it ended, in words, and whether memory ran out."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from .value_transfer import reduce_for_notebook
 EXCEPTION_BYTES = 4 << 20
 # How errors of torch begin that a script would not meet, as its processes end; and what to do on
 # ranks.
+_STOP_NAMES = re.compile(r"\b(KeyboardInterrupt|Released)\b")
 _HINTS = {
     "Default process group has not been initialized": (
         "dist.destroy_process_group() was called on this rank: `dist.init_process_group()` in a "
@@ -66,6 +68,8 @@ class Failures:
         seen = _as_interrupt(error)
         # None: others may have cut the connections before this rank was stopped.
         stop = self._stop_of(run)
+        if stop is not None and seen is error and _has_wrapped_stop(error):
+            return stop.kind().with_traceback(traceback_of(error))
         # By their types: ``isinstance`` would ask an exception for its ``__class__``.
         was_cut = lost_its_peers(error) or (
             stop is not None and issubclass(type(error), GroupDown | dist.DistError)
@@ -85,7 +89,7 @@ class Failures:
                 error.add_note(hint)
         if type(error) is Released:
             return self._release(run, error, place)
-        kind = name_of(error)
+        kind, whole = name_of(error), ""
         if issubclass(type(error), KeyboardInterrupt):
             text = text or describe_interruption(tb, handled_by(error))
             text += _describe_handled(error)
@@ -93,9 +97,7 @@ class Failures:
         elif issubclass(type(error), CellmeshError):
             traceback = f"{kind}: {text}"
         else:
-            traceback = self._shell.render_traceback(error)
-            if len(traceback) > 4 * MAX_TEXT:
-                traceback = f"{traceback[: 2 * MAX_TEXT]}\n…\n{traceback[-2 * MAX_TEXT :]}"
+            traceback, whole = map(_cut, self._shell.render_traceback(error))
         verb = Failed(
             run,
             kind,
@@ -104,6 +106,7 @@ class Failures:
             place.line,
             in_step=interrupted_step(tb),
             inner=place.inner,
+            whole_traceback=whole if whole != traceback else "",
         )
         try:
             pickled, buffers = payload.dumps(error, f"the {kind}", reduce_for_notebook)
@@ -151,6 +154,12 @@ class Failures:
         return Parcel(verb, tuple(buffers))
 
 
+def _cut(traceback: str) -> str:
+    if len(traceback) <= 4 * MAX_TEXT:
+        return traceback
+    return f"{traceback[: 2 * MAX_TEXT]}\n…\n{traceback[-2 * MAX_TEXT :]}"
+
+
 def _at(place: Place) -> str:
     text = describe_place(place.line, place.inner)
     return f" at {text}" if text else ""
@@ -160,6 +169,18 @@ def _as_interrupt(error: BaseException) -> BaseException:
     """Return the KeyboardInterrupt that caused an error of a library, or else the error."""
     return next(
         (each for each in chain_of(error) if issubclass(type(each), KeyboardInterrupt)), error
+    )
+
+
+def _has_wrapped_stop(error: BaseException) -> bool:
+    """Return whether C++ code has made another error of the interrupt that stopped a run.
+
+    Python code that C++ calls (hooks, callbacks of futures, ``__torch_function__``, pickling) is
+    interrupted like any other, and of its exception only the text is left.
+    """
+    return any(
+        not issubclass(type(each), KeyboardInterrupt) and _STOP_NAMES.search(text_of(each))
+        for each in chain_of(error)
     )
 
 

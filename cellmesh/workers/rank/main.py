@@ -181,9 +181,9 @@ def run_rank(
     if comms is not None:
         comms.install()
     guard_forks(
-        options.rank, (work, control, segments), executor.end_as_child, shell.render_traceback
+        options.rank, (work, control, segments), executor.end_as_child, shell.show_traceback
     )
-    _work(work_channel, executor, pump, options.rank, shell.render_traceback)
+    _work(work_channel, executor, pump, options.rank, shell.show_traceback)
 
 
 def _work(

@@ -31,6 +31,13 @@ from ..static_lookup import plain_traceback, traceback_of
 from .features import load
 from .stack_inspection import Place, is_machinery, place_of
 from .streams import RankDisplayHook, RankDisplayPublisher, Show
+from .tracebacks import (
+    format_without_own_frames,
+    make_renderer,
+    name_cells_in_warnings,
+    with_all_frames,
+    with_few_frames,
+)
 
 
 class RankExit(ExitAutocall):
@@ -154,7 +161,7 @@ class RankShell(InteractiveShell):
         if running_compiled_code or exception_only:
             return
         _, value, _ = self._get_exc_info(exc_tuple)  # type: ignore[no-untyped-call]
-        print(self.render_traceback(value), file=sys.stderr)
+        print(self.show_traceback(value), file=sys.stderr)
 
     def showsyntaxerror(
         self, filename: str | None = None, running_compiled_code: bool = False
@@ -252,8 +259,24 @@ class RankShell(InteractiveShell):
             self.events.trigger("post_run_cell", result)
         return _error_of(result)
 
-    def render_traceback(self, error: BaseException) -> str:
-        """Return a traceback as a notebook shows it, with ANSI colours; user code's frames only."""
+    def init_traceback_handlers(self, custom_exceptions: Any) -> None:
+        super().init_traceback_handlers(custom_exceptions)
+        self.InteractiveTB = make_renderer(self.InteractiveTB)
+
+    def render_traceback(self, error: BaseException) -> tuple[str, str]:
+        """Return a traceback as a notebook shows it, with ANSI colours and without frames of
+        cellmesh: with a line for each run of frames of libraries (all of them under ``%xmode
+        Verbose``), and with all frames.
+        """
+        text = self._render(error)
+        whole = with_all_frames(text)
+        return (whole if self.InteractiveTB.mode == "Verbose" else with_few_frames(text)), whole
+
+    def show_traceback(self, error: BaseException) -> str:
+        """Return a traceback with few frames of libraries, or as ``%xmode`` says."""
+        return self.render_traceback(error)[0]
+
+    def _render(self, error: BaseException) -> str:
         kind, tb = type(error), _skip_machinery(traceback_of(error))
         if issubclass(kind, UsageError):
             return f"UsageError: {error}"
@@ -278,7 +301,7 @@ class RankShell(InteractiveShell):
         finally:
             _forget_syntax_trees()
         try:
-            return "".join(traceback.format_exception(kind, error, tb))
+            return format_without_own_frames(traceback.TracebackException(kind, error, tb))
         except BaseException:  # also a group too deep to be walked
             return plain_traceback(error, tb)
 
@@ -354,6 +377,7 @@ def make_shell() -> RankShell:
     user_module = types.ModuleType("__main__", doc="The namespace of a rank.")
     shell = RankShell.instance(config=config, user_module=user_module)
     shell.connect(lambda kind, bundle, display_id: None)
+    name_cells_in_warnings(shell.cell_of)
     for prompt in (
         "ps1",
         "ps2",

@@ -119,7 +119,12 @@ def is_user_code(frame: types.FrameType) -> bool:
     """Return whether a frame is of a cell or a user's module, and no library's or cellmesh's."""
     if frame.f_code.co_filename.startswith(("<frozen", *_LIBRARIES)):
         return False
-    return not module_of(frame).startswith("cellmesh.")
+    return not is_own_code(frame)
+
+
+def is_own_code(frame: types.FrameType) -> bool:
+    """Return whether a frame is of cellmesh."""
+    return module_of(frame).startswith("cellmesh.")
 
 
 def call_of(code: types.CodeType, instruction: int) -> str:
@@ -383,7 +388,7 @@ def format_stacks(shell: RankShell, all_threads: bool = False) -> str:
     return "\n".join(parts)
 
 
-def _shorten_path(name: str) -> str:
+def shorten_path(name: str) -> str:
     """Return a library's file relative to the import path, as ``torch/nn/modules/module.py``."""
     places = {sysconfig.get_path(key) for key in ("purelib", "platlib", "stdlib")}
     for place in sorted(places, key=len, reverse=True):
@@ -402,7 +407,7 @@ def _format_stack(stack: Sequence[types.FrameType], shell: RankShell) -> str:
         name = each.f_code.co_filename
         summary = traceback.FrameSummary(name, each.f_lineno, each.f_code.co_name)
         count = shell.cell_of(name)
-        where = f"In[{count}]" if count else f'"{_shorten_path(name)}"'
+        where = f"In[{count}]" if count else f'"{shorten_path(name)}"'
         lines.append(f"  {where}, line {each.f_lineno}, in {each.f_code.co_name}\n")
         if summary.line:
             lines.append(f"    {summary.line}\n")

@@ -243,6 +243,21 @@ class Log:
             pass
         return None
 
+    def position(self) -> tuple[int, int]:
+        """Return where the log ends now, for `num_bytes_since`."""
+        try:
+            facts = os.stat(self._path)
+        except OSError:
+            return 0, 0
+        return facts.st_ino, facts.st_size
+
+    def num_bytes_since(self, position: tuple[int, int]) -> int:
+        """Return how many bytes have been appended since a position: of the newest file, if the log
+        has been rotated since.
+        """
+        inode, size = self.position()
+        return size - position[1] if inode == position[0] else size
+
     def _open(self) -> None:
         has_dropped = False
         if self._descriptor >= 0:

@@ -127,7 +127,7 @@ class Case:
         self.control = FakeControl(condemned_ranks=self.running)
         self.control.on_reply = self.end
         self.waiter = RunWaiter(
-            lambda: self.running, self._interrupt, self._note, "cell 3", self.control
+            lambda: self.running, self._interrupt, self._note, self._note, "cell 3", self.control
         )
 
     def _interrupt(self) -> None:

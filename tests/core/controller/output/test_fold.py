@@ -13,6 +13,7 @@ from cellmesh.controller.output.fold import (
     HOLD_DISPLAY_S,
     HOLD_RESULT_S,
     HOLD_S,
+    HOLD_TRACE_S,
     Block,
     Folder,
     Line,
@@ -20,7 +21,7 @@ from cellmesh.controller.output.fold import (
 )
 from cellmesh.wire.output import Display, Output
 
-from ....support.folded_reader import ALL, LONG_S, SHORT_S, Screen, display
+from ....support.folded_reader import ALL, LONG_S, SHORT_S, Screen, display, failure
 
 # ---- equal lines
 
@@ -330,3 +331,16 @@ def test_a_display_waits_longer_for_its_like_than_a_line() -> None:
     [alone] = folder.take(1.0 + HOLD_DISPLAY_S)
     assert isinstance(alone, Block)
     assert alone.ranks == (0,)
+
+
+def test_exceptions_wait_for_their_like_until_all_ranks_have_ended() -> None:
+    screen = Screen((0, 1, 2, 3))
+    for rank in (0, 1):
+        screen.say(rank, failure())
+        screen.leave(rank)
+        screen.wait(HOLD_TRACE_S / 4)
+    screen.print(3, "a line of another rank\n")
+    screen.wait(HOLD_S)
+    assert screen.text == ["[3] a line of another rank"]
+    screen.say((2, 3), failure())
+    assert screen.text[1:] == ["[0-3] Trace"]

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from cellmesh.controller.output.fold import HOLD_S, Gap, Line, Rich, Trace
+from cellmesh.controller.output.fold import HOLD_TRACE_S, Gap, Line, Rich, Trace
 from cellmesh.wire.output import Skipped
 
 from ....support.folded_reader import ALL, LONG_S, SHORT_S, Screen, as_text, display, failure
@@ -191,7 +191,7 @@ def test_a_traceback_is_shown_while_others_run_on() -> None:
     screen = Screen((0, 1))
     screen.say(1, failure())
     screen.leave(1)
-    screen.wait(HOLD_S)
+    screen.wait(HOLD_TRACE_S)
     assert screen.text == ["[1] Trace"]
 
 

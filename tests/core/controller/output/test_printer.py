@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from cellmesh.controller.output.cell import CellSink
-from cellmesh.controller.output.console import ConsoleSink
+from cellmesh.controller.output.console import ConsoleSink, SilentSink
 from cellmesh.controller.output.fold import HOLD_S
 from cellmesh.controller.output.printer import Printer
 from cellmesh.wire.messages import Died, Done, Failed
@@ -64,13 +64,42 @@ def test_failures_that_are_only_raised_are_not_shown(out: io.StringIO) -> None:
     assert out.getvalue() == ""
 
 
-def test_death_is_shown_at_once_with_the_last_lines(out: io.StringIO) -> None:
+def test_death_is_shown_at_once_below_the_last_lines(out: io.StringIO) -> None:
     printer = printer_to(out, 2)
-    printer.feed((1,), Output(1, "stdout", "unfinished"), 0.0)
+    printer.feed((1,), Output(1, "stdout", "last\nwords"), 0.0)
     printer.settle((1,), Died(1, "killed by SIGKILL", "last\nwords"), 5.0)
-    assert out.getvalue().endswith(
-        "rank 1 killed by SIGKILL; its last lines:\n    last\n    words\n"
+    assert out.getvalue() == "[1] last\n[1] words\nrank 1 killed by SIGKILL\n"
+
+
+def test_death_is_shown_with_the_last_lines_where_output_is_not(out: io.StringIO) -> None:
+    printer = Printer((0, 1), SilentSink(ConsoleSink(out, out)))
+    printer.feed((1,), Output(1, "stdout", "last\nwords"), 0.0)
+    printer.settle((1,), Died(1, "killed by SIGKILL", "last\nwords"), 5.0)
+    assert out.getvalue() == "rank 1 killed by SIGKILL; its last lines:\n    last\n    words\n"
+
+
+def test_advice_stands_above_the_status_line_until_that_goes() -> None:
+    sent: list[tuple[str, str]] = []
+    printer = Printer(
+        (0,), CellSink(lambda kind, content: sent.append((kind, content["data"]["text/plain"])))
     )
+    printer.advise("press again")
+    printer.status("rank 0 runs")
+    printer.status("")
+    printer.status("rank 0 runs")
+    assert sent == [
+        ("display_data", "press again"),
+        ("update_display_data", "press again\nrank 0 runs"),
+        ("update_display_data", ""),
+        ("display_data", "rank 0 runs"),
+    ]
+
+
+def test_advice_is_a_remark_where_text_cannot_be_taken_back(out: io.StringIO) -> None:
+    printer = printer_to(out, 1)
+    printer.advise("press again")
+    printer.status("")
+    assert out.getvalue() == "press again\n"
 
 
 def test_remark_follows_the_output_before_it(out: io.StringIO) -> None:

@@ -10,6 +10,7 @@ from cellmesh.workers.agent.death_report import (
     OomWatch,
     explain_kill,
     explain_refusal,
+    last_lines,
     parse_address_limit,
     parse_count,
     without_own_frames,
@@ -188,3 +189,11 @@ GROUPS = '  File "/site/cellmesh/workers/groups/groups.py", line 5 in all_reduce
 )
 def test_stacks_without_the_runtimes_frames(lines: list[str], left: list[str]) -> None:
     assert without_own_frames(lines, "/site/cellmesh") == left
+
+
+def test_last_lines_are_ten_and_of_a_crash_the_first_ten() -> None:
+    printed = [f"step {n}" for n in range(12)]
+    assert last_lines(printed) == printed[2:]
+    crash = ["Fatal Python error: Segmentation fault", CURRENT, *[CELL] * 30]
+    assert last_lines([*printed, *crash]) == crash[:10]
+    assert last_lines([*printed, *crash[:4]]) == [*printed[6:], *crash[:4]]

@@ -38,6 +38,7 @@ from cellmesh.workers.inspect.handler import InspectHandler
 from cellmesh.workers.rank.control import ControlThread
 from cellmesh.workers.rank.failures import Failures
 from cellmesh.workers.rank.features import RankContext
+from cellmesh.workers.rank.stack_inspection import Place
 
 RAN: list[str] = []
 
@@ -394,7 +395,8 @@ def test_an_expression_that_raises_in_the_middle_of_a_step_leaves_groups_to_be_h
 def test_exception_whose_text_ends_the_process_is_reported() -> None:
     groups = SimpleNamespace(is_broken=False)
     shell = SimpleNamespace(
-        line_in_cell=lambda traceback: 0, render_traceback=lambda error: str(error)
+        place_of=lambda traceback: Place(),
+        render_traceback=lambda error: (str(error), str(error)),
     )
     failures = Failures(cast(Any, shell), cast(Any, groups), lambda run: None)
 

@@ -351,6 +351,18 @@ def test_displays_that_are_not_shown_are_kept_in_files_the_newest_within_the_bou
     assert keep(html="x") is None
 
 
+def test_bytes_since_a_position(tmp_path: Path) -> None:
+    log = Log(tmp_path / "rank0.log", limit_bytes=10)
+    assert log.num_bytes_since(log.position()) == 0
+    log.append("before")
+    position = log.position()
+    log.append("123")
+    assert log.num_bytes_since(position) == 3
+    log.append("4567")
+    log.append("89")  # into the next file
+    assert log.num_bytes_since(position) == 2
+
+
 # ---- huge lines
 
 

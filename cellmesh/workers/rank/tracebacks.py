@@ -1,0 +1,107 @@
+"""Renders tracebacks by IPython so that the user's frames stand out: without frames of cellmesh,
+and with one line for a run of frames of libraries.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+import traceback
+import types
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from IPython.core.ultratb import AutoFormattedTB
+
+from .stack_inspection import is_own_code, is_user_code, shorten_path
+
+# What a rendered frame of a library stands between; user code prints no such characters in a frame,
+# as its source is text.
+_BEGIN, _MIDDLE, _END = "\x00[", "\x00|", "\x00]"
+_ONE = re.compile(r"\x00\[(?P<place>[^\x00]*)\x00\|(?P<text>[^\x00]*)\x00\]\n?")
+_RUN = re.compile(r"(?:\x00\[[^\x00]*\x00\|[^\x00]*\x00\]\n?)+")
+_OWN = str(Path(__file__).parents[2]) + "/"
+
+
+class _Renderer(AutoFormattedTB):
+    """Marks the frames of libraries in a rendered traceback, and leaves out frames of cellmesh."""
+
+    def format_record(self, frame_info: Any) -> str:
+        text = super().format_record(frame_info)
+        frame: types.FrameType | None = frame_info.frame
+        if frame is None or is_user_code(frame):
+            return text
+        if is_own_code(frame):
+            return ""
+        code = frame.f_code
+        place = f"{shorten_path(code.co_filename)}:{frame_info.lineno} in {code.co_name}"
+        return f"{_BEGIN}{place}{_MIDDLE}{text.replace(chr(0), '')}{_END}"
+
+
+def make_renderer(like: AutoFormattedTB) -> AutoFormattedTB:
+    """Return a renderer of tracebacks with the settings of IPython's."""
+    renderer: AutoFormattedTB = _Renderer.__new__(_Renderer)
+    vars(renderer).update(vars(like))
+    return renderer
+
+
+def with_all_frames(text: str) -> str:
+    """Return a traceback of `make_renderer` as IPython would show it."""
+    return _ONE.sub(lambda found: _line(found["text"]), text) if "\x00" in text else text
+
+
+def with_few_frames(text: str) -> str:
+    """Return a traceback of `make_renderer` with a line for each run of frames of libraries."""
+    return _RUN.sub(_describe_run, text) if "\x00" in text else text
+
+
+def _describe_run(run: re.Match[str]) -> str:
+    places = [found["place"] for found in _ONE.finditer(run[0])]
+    if len(places) == 1:
+        return f"    [... {places[0]}]\n"
+    packages = list(dict.fromkeys(_package_of(place) for place in places))
+    return f"    [... {len(places)} frames of {', '.join(packages)}, to {places[-1]}]\n"
+
+
+def _package_of(place: str) -> str:
+    first, slash, _ = place.partition("/")
+    return first if slash and first else "Python"
+
+
+def _line(text: str) -> str:
+    return text if text.endswith("\n") else f"{text}\n"
+
+
+def format_without_own_frames(error: traceback.TracebackException) -> str:
+    """Return a traceback as Python shows it, without frames of cellmesh."""
+    left, seen = [error], set[int]()
+    while left:
+        each = left.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        each.stack[:] = [frame for frame in each.stack if not frame.filename.startswith(_OWN)]
+        causes = (each.__cause__, each.__context__, *(each.exceptions or ()))
+        left += [cause for cause in causes if cause is not None]
+    return "".join(error.format())
+
+
+def name_cells_in_warnings(cell_of: Callable[[str], int]) -> None:
+    """Have warnings name cells as tracebacks do (``In[27]:3``), not by their code files.
+
+    Args:
+        cell_of: n of the ``In[n]`` that has a code file name, 0 if none has.
+    """
+    plain: Callable[..., str] = warnings.formatwarning
+
+    def format_warning(
+        message: Any, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        if cell := cell_of(filename):
+            line = line or linecache.getline(filename, lineno).strip() or None
+            filename = f"In[{cell}]"
+        return plain(message, category, filename, lineno, line)
+
+    warnings.formatwarning = format_warning

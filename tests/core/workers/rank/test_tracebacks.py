@@ -1,0 +1,103 @@
+"""Tracebacks in which the user's frames stand out."""
+
+from __future__ import annotations
+
+import json
+import linecache
+import textwrap
+import traceback
+import types
+import warnings
+from pathlib import Path
+
+import pytest
+from IPython.core.ultratb import AutoFormattedTB
+
+from cellmesh.wire.codec import encode
+from cellmesh.workers.rank.tracebacks import (
+    format_without_own_frames,
+    make_renderer,
+    name_cells_in_warnings,
+    with_all_frames,
+    with_few_frames,
+)
+
+
+def raised(source: str, **names: object) -> BaseException:
+    """The exception of a cell."""
+    filename = f"<cell {abs(hash(source))}>"
+    source = textwrap.dedent(source)
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        exec(compile(source, filename, "exec"), {"__name__": "__main__", **names})
+    error = caught.value
+    assert error.__traceback__ is not None
+    return error.with_traceback(error.__traceback__.tb_next)
+
+
+def render(error: BaseException, mode: str = "Context") -> str:
+    like = AutoFormattedTB(mode=mode, theme_name="nocolor")  # type: ignore[no-untyped-call]
+    renderer = make_renderer(like)
+    assert renderer.mode == mode
+    tb: types.TracebackType | None = error.__traceback__
+    lines = renderer.structured_traceback(type(error), error, tb, tb_offset=0)
+    return str(renderer.stb2text(lines))
+
+
+def test_a_run_of_frames_of_libraries_is_one_line() -> None:
+    text = render(raised("import json\n\njson.loads('{')\n", json=json))
+    few, whole = with_few_frames(text), with_all_frames(text)
+    assert few.count("[... 3 frames of json, to json/decoder.py:") == 1
+    assert "json.loads('{')" in few
+    assert "raw_decode" in few
+    assert "JSONDecodeError: Expecting property name" in few
+    assert len(few.splitlines()) < 15 < len(whole.splitlines())
+    assert "[... " not in whole
+    assert "\x00" not in few + whole
+
+
+def test_frames_between_those_of_the_user() -> None:
+    source = """
+        import functools, json
+        def hook(pairs):
+            raise ValueError("mine")
+        json.loads('{"a": 1}', object_pairs_hook=hook)
+    """
+    few = with_few_frames(render(raised(source)))
+    [run] = [line for line in few.splitlines() if "[..." in line]
+    assert run.strip().startswith("[... 3 frames of json, to json/decoder.py:")
+    assert few.index("object_pairs_hook=hook)") < few.index(run) < few.rindex('ValueError("mine")')
+
+
+def test_frames_of_causes_are_folded_too() -> None:
+    source = """
+        import json
+        try:
+            json.loads("{")
+        except ValueError as error:
+            raise KeyError("a") from error
+    """
+    few = with_few_frames(render(raised(source)))
+    assert few.count("[... ") == 1
+    assert "KeyError: 'a'" in few
+
+
+def test_own_frames_are_left_out() -> None:
+    error = raised("encode([object()])", encode=encode)
+    text = render(error)
+    assert "wire/codec" not in with_all_frames(text) + with_few_frames(text)
+    assert "encode([object()])" in with_few_frames(text)
+    group = ExceptionGroup("several", [error])
+    plain = format_without_own_frames(traceback.TracebackException.from_exception(group))
+    assert "wire/codec" not in plain
+    assert "ExceptionGroup: several" in plain
+
+
+def test_warnings_name_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    name_cells_in_warnings(lambda name: 27 if "-27-" in name else 0)
+    linecache.cache["<ipython-input-27-abc>"] = (6, None, ["one\n", "two()\n"], "")
+    text = warnings.formatwarning("old", UserWarning, "<ipython-input-27-abc>", 2)
+    assert text == "In[27]:2: UserWarning: old\n  two()\n"
+    path = str(Path(__file__))
+    assert warnings.formatwarning("old", UserWarning, path, 1).startswith(f"{path}:1: ")
