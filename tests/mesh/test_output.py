@@ -211,8 +211,8 @@ def step():
 """
     run_cell(mesh, source, recorder, execution_count=8)
     words = (
-        r"rank 1 raised ValueError: odd \(In\[8\] line 4, called at line 2\); ranks "
-        r"0,2-3 waited in barrier at In\[8\] line 5, called at line 2, for \d+\.\d s and were released"
+        r"rank 1 raised ValueError: odd \(In\[8\] line 4, called at line 2\); ranks 0,2-3 waited "
+        r"in barrier at In\[8\] line 5, called at line 2, for \d+\.\d s and were released"
     )
     with pytest.raises(cm.RankFailure, match=words):
         run_cell(mesh, "x = 1\nstep()", recorder, execution_count=9)

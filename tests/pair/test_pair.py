@@ -9,6 +9,7 @@ import pytest
 
 from cellmesh.controller.core.core import ANSWER_S
 from cellmesh.controller.core.runs import REPORT_AFTER_S
+from cellmesh.controller.output.fold import HOLD_TRACE_S
 from cellmesh.errors import RankDied, RankFailure, RanksInterrupted
 from cellmesh.wire.messages import StoreDied
 
@@ -184,7 +185,7 @@ def test_a_failure_is_shown_while_the_others_run() -> None:
     run = world.submit()
     world.deliver()
     world.ranks[3].fail(ValueError("nan"), line=4)
-    world.wait(0.15)
+    world.wait(HOLD_TRACE_S)
     assert world.text_of(run) == "[3] ValueError: nan\n"
     assert not run.done()
 

@@ -2,9 +2,9 @@
 
 Pure: text and time go in, blocks to show come out. Each rank has a queue of items (lines, displays,
 tracebacks). An item is shown as soon as every rank that still runs has it at the head of its queue,
-or when it has waited (a line `HOLD_S`); where heads differ, the one that no other rank has further back goes
-first, so that one odd line does not unfold all that follow. Lines that differ only in numbers are
-joined, too. Unfinished lines (progress bars) live in a block that is redrawn.
+or when it has waited (a line `HOLD_S`); where heads differ, the one that no other rank has further
+back goes first, so that one odd line does not unfold all that follow. Lines that differ only in
+numbers are joined, too. Unfinished lines (progress bars) live in a block that is redrawn.
 """
 
 from __future__ import annotations
@@ -168,7 +168,11 @@ class Folder:
             case Failed():
                 for rank in ranks:
                     self._finish_partials(rank, now)
-                self._queue(ranks, Trace(verb.type_name, verb.text, verb.traceback, verb.whole_traceback), now)
+                self._queue(
+                    ranks,
+                    Trace(verb.type_name, verb.text, verb.traceback, verb.whole_traceback),
+                    now,
+                )
             case InputRequest():  # the answer ends the line
                 for rank in ranks:
                     self._finish_partials(rank, now)
