@@ -6,9 +6,11 @@ Pure: the ranks' last words go in, a `ProgressRow` comes out.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from ...wire.progress import Bar
 from ...wire.ranks import count_ranks, describe_ranks
@@ -19,9 +21,10 @@ RowState = Literal["open", "done", "short", "failed", "stopped"]
 _GAP_STEPS = 2
 _GAP_FRACTION = 0.01
 _GAP_S = 1.0
+# Of bars that have ended, the slowest rank is named when others were so many times faster.
+_SLOWER = 1.1
 # What took less is said in tenths of a second.
 _BRIEF_S = 10.0
-_MAX_WHO = 30
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ def make_row(number: int, bars: Mapping[int, Bar], died: Mapping[int, str]) -> P
         fastest=_fraction(bars[fast]),
         counts=_counts(bars[slow], bars[fast]),
         mark=mark,
-        stats=_stats(bars[slow], states[slow]),
+        stats=_ended_stats(bars) if "open" not in states.values() else _stats(bars[slow], "open"),
         note=_notes([bar.note for _, bar in sorted(bars.items())]),
         state=_overall(states),
         num_outer=min(bar.num_outer for bar in bars.values()),
@@ -133,23 +136,17 @@ def _mark(
     failed = sorted(rank for rank in bars if states[rank] == "failed" and rank not in died)
     stopped = sorted(rank for rank in bars if states[rank] == "stopped")
     said = [f"rank {rank} {died[rank]}" for rank in lost[:3]]
-    said += [f"{_who(lost[3:])} died"] if lost[3:] else []
-    said += [f"{_who(failed)} failed"] if failed else []
+    said += [f"{describe_ranks(lost[3:])} died"] if lost[3:] else []
+    said += [f"{describe_ranks(failed)} failed"] if failed else []
     if stopped:
         verb = "stopped" if said else "interrupted"
-        said.append(verb if len(stopped) == len(bars) else f"{_who(stopped)} {verb}")
+        said.append(verb if len(stopped) == len(bars) else f"{describe_ranks(stopped)} {verb}")
     if said:
         return ", ".join(said), (*lost, *failed, *stopped)
     if states[slow] != "open" or not _is_behind(bars[slow], bars[fast]):
         return "", ()
     last = tuple(sorted(rank for rank in bars if _place(bars[rank]) == _place(bars[slow])))
-    return f"{_who(last)} slowest", last
-
-
-def _who(ranks: Sequence[int]) -> str:
-    """Return ranks in words, or their number if the words would be long."""
-    text = describe_ranks(ranks)
-    return text if len(text) <= _MAX_WHO else f"{len(ranks)} ranks"
+    return f"{describe_ranks(last)} slowest", last
 
 
 def _is_behind(slow: Bar, fast: Bar) -> bool:
@@ -173,7 +170,7 @@ def _counts(slow: Bar, fast: Bar) -> str:
 
 
 def _stats(bar: Bar, state: RowState) -> str:
-    rate = format_rate(bar.rate, bar.unit, bar.divisor)
+    rate = _rate(bar)
     if state != "open":
         brief = bar.elapsed_s < _BRIEF_S
         time = f"in {bar.elapsed_s:.1f} s" if brief else f"in {format_time(bar.elapsed_s)}"
@@ -182,6 +179,28 @@ def _stats(bar: Bar, state: RowState) -> str:
     else:
         time = format_time(bar.elapsed_s)
     return f"{rate}, {time}" if rate else time
+
+
+def _ended_stats(bars: Mapping[int, Bar]) -> str:
+    """Return the rates of ranks that have ended a bar, how long the last of them needed, and which
+    was the slowest.
+    """
+    longest = max(bars.values(), key=lambda bar: bar.elapsed_s)
+    rated = [rank for rank, bar in sorted(bars.items()) if bar.rate > 0]
+    if not rated:
+        return _stats(longest, "done")
+    low = min(rated, key=lambda rank: bars[rank].rate)
+    slow, fast = bars[low], max((bars[rank] for rank in rated), key=lambda bar: bar.rate)
+    time = _stats(msgspec.structs.replace(longest, rate=0.0), "done")
+    if fast.rate < _SLOWER * slow.rate:
+        return f"{_rate(slow)}, {time}"
+    number, _, unit = _rate(slow).partition(" ")
+    is_one_unit = _rate(fast).endswith(f" {unit}")
+    return f"{number if is_one_unit else _rate(slow)} … {_rate(fast)}, {time}, rank {low} slowest"
+
+
+def _rate(bar: Bar) -> str:
+    return format_rate(bar.rate, bar.unit, bar.divisor)
 
 
 def _member_text(bar: Bar, state: RowState, death: str | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from html.parser import HTMLParser
 from typing import Any
 
@@ -16,6 +17,8 @@ from cellmesh.controller.progress.bars import REDRAW_S, SETTLE_S, STILL_S, BarBo
 from cellmesh.controller.progress.drawing import as_html, as_lines
 from cellmesh.controller.progress.rows import format_count, format_rate, format_time, make_row
 from cellmesh.wire.progress import Bar
+
+from ....support.call_counter import growth
 
 LONG_S = 10.0
 
@@ -94,7 +97,7 @@ def test_several_ranks_can_be_the_slowest() -> None:
 
 def test_many_ranks_are_counted() -> None:
     ranks = {rank: bar(90 if rank % 2 else 10) for rank in range(64)}
-    assert make_row(1, ranks, {}).mark == "32 ranks slowest"
+    assert make_row(1, ranks, {}).mark == "32 ranks (0,2,4,…) slowest"
 
 
 def test_a_rank_that_has_finished_is_not_the_slowest() -> None:
@@ -139,7 +142,7 @@ def test_a_title_may_hold_the_ranks_number() -> None:
 
 def test_a_finished_bar_says_how_long_it_took() -> None:
     assert line_of(bar(100, state="done"), bar(100, state="done", elapsed_s=75.0)) == (
-        "[0-1] train 100 % |██████████| 100/100  10 it/s, in 0:20"
+        "[0-1] train 100 % |██████████| 100/100  10 it/s, in 1:15"
     )
 
 
@@ -452,3 +455,47 @@ def test_a_total_without_end_is_not_known() -> None:
     desk = Desk(1)
     desk.say(0, bar(3, total=math.inf))
     assert desk.lines == ["[0] train 3 it  10 it/s, 0:20"]
+
+
+# ---- bars that have ended
+
+
+@pytest.mark.parametrize(
+    ("rates", "facts", "stats"),
+    [
+        ((49.3, 40, 45, 12.4), {}, "12.4 … 49.3 it/s, in 4.8 s, rank 3 slowest"),
+        ((10, 10.5), {}, "10 it/s, in 4.8 s"),
+        ((0.5, 20), {}, "2 s/it … 20 it/s, in 4.8 s, rank 0 slowest"),
+        ((3e6, 1e6), {"unit": "B", "divisor": 1000}, "1MB/s … 3MB/s, in 4.8 s, rank 1 slowest"),
+        ((0, 0), {}, "in 4.8 s"),
+    ],
+)
+def test_bars_that_have_ended_keep_the_rates_of_ranks(
+    rates: Sequence[float], facts: dict[str, Any], stats: str
+) -> None:
+    ended = {
+        rank: bar(100, state="done", rate=float(rate), elapsed_s=4.8 - rank / 100, **facts)
+        for rank, rate in enumerate(rates)
+    }
+    row = make_row(1, ended, {})
+    assert row.state == "done"
+    assert row.stats == stats
+
+
+def test_the_work_of_bars_grows_with_the_number_of_ranks() -> None:
+    def work(num_ranks: int) -> Any:
+        board = BarBoard(range(num_ranks))
+
+        def draw() -> None:
+            for done in range(3):
+                for rank in range(num_ranks):
+                    mark = board.take(rank, bar(done + rank % 5))
+                    if mark is not None:
+                        board.place(mark)
+                for block in board.draw(float(done), at_once=True):
+                    as_lines(block)
+                    as_html(block)
+
+        return draw
+
+    assert growth(work, 32) < 6
