@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .errors import RankFailure as RankFailure
     from .errors import Released as Released
     from .metrics import log as log
+    from .resets import on_heal as on_heal
 
 __version__ = "0.1.0"
 
@@ -37,6 +38,7 @@ _HOMES = {
     "RankFailure": ".errors",
     "Released": ".errors",
     "log": ".metrics",
+    "on_heal": ".resets",
     "from_file": ".controller.values.sharding",
 }
 

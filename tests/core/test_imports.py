@@ -19,13 +19,14 @@ PACKAGE = Path(cellmesh.__file__).parent
 ALLOWED = {
     "errors": set(),
     "metrics": set(),
+    "resets": set(),
     "stdlib": set(),
     "wire": {"errors"},
     "workers": {"wire", "errors", "stdlib"},
     "controller": {"wire", "errors", "stdlib"},
     "magics": {"controller", "wire", "errors"},
     "cli": {"magics", "controller", "workers", "wire", "errors", "__init__"},
-    "__init__": {"controller", "magics", "metrics", "errors"},
+    "__init__": {"controller", "magics", "metrics", "resets", "errors"},
     "__main__": {"cli"},
 }
 # What a notebook, a terminal and an agent begin with: none of them needs torch.

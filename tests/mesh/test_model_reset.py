@@ -166,3 +166,43 @@ def test_dropped_and_unresettable_state_is_reported_and_the_next_step_works(
     found = quick.run(training.steps, "trainer", 2, 4)
     if name != "optimizers in hooks":  # its shards differ, as they should
         assert [each[2:] for each in found[0]] == [each[2:] for each in found[3]]
+
+
+REGISTER = """
+import cellmesh
+
+resets = []
+cellmesh.on_heal(training._trainers['trainer'].model.reset)
+
+
+@cellmesh.on_heal
+def note_heal():
+    resets.append(dist.get_rank())
+
+
+@cellmesh.on_heal
+def refuse():
+    raise ValueError('not today')
+"""
+
+
+def test_own_data_parallel_code_is_named_and_its_reset_is_called(quick: cm.Mesh) -> None:
+    make_own = partial(Trainer, training.OwnReplicas)
+    quick.run(training.make, make_own)
+    wanted = quick.run(training.steps, "twin", 3)
+    found = quick.run(training.steps, "trainer", 1)
+    assert [found[rank][0] for rank in ALL] == [wanted[rank][0] for rank in ALL]
+    note = _fail(quick, 1, ("backward", (2,), 0)).wait_for_note("process groups rebuilt")
+    assert "training.OwnReplicas._finish`, queued for the end of a backward pass, was cut" in note
+    assert "cellmesh.on_heal(callback)" in note
+
+    quick.run(training.make, make_own)
+    wanted = quick.run(training.steps, "twin", 3)
+    for _ in range(2):  # a cell that is run again
+        quick.cell(REGISTER)
+    for number, place in enumerate(("backward", "forward", "loss")):
+        note = _fail(quick, number, (place, (2,), 0)).wait_for_note("process groups rebuilt")
+        assert "on_heal: `refuse` raised ValueError: not today" in note
+        found = quick.run(training.steps, "trainer", 1, number)
+        assert [found[rank] for rank in ALL] == [wanted[rank][number : number + 1] for rank in ALL]
+    assert quick.pull("len(resets)").list == [3] * NUM_RANKS

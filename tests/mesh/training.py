@@ -191,6 +191,40 @@ class Trainer:
         return [losses, norm, self.scaler.get_scale()]
 
 
+class OwnReplicas(nn.Module):
+    """A data-parallel class as programs write it: hooks of gradients fill a bucket and reduce it,
+    and a callback at the end of the backward pass waits.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self._is_queued, self._works = False, []  # type: ignore[var-annotated]
+        self._accumulators = []
+        for parameter in module.parameters():
+            node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
+            node.register_hook(functools.partial(self._reduce, parameter))
+            self._accumulators.append(node)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.module(x)
+
+    def _reduce(self, parameter: nn.Parameter, *unused: Any) -> None:
+        self._works.append(dist.all_reduce(parameter.grad, async_op=True))
+        if not self._is_queued:
+            self._is_queued = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+
+    def _finish(self) -> None:
+        for work in self._works:
+            work.wait()
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the pass."""
+        self._is_queued, self._works = False, []
+
+
 class InBackward(Trainer):
     """Its parameters are updated within the backward pass."""
 

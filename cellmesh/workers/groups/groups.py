@@ -41,7 +41,7 @@ from .healable_group import HealableGroup
 from .healing import Healer
 from .init_process_group import DefaultGroup, torch_init_process_group
 from .interruptible_wait import Patience
-from .model_reset import note_comm_hooks
+from .model_reset import BackwardPasses, HealCallbacks, note_comm_hooks
 from .op_tracking import Ledger
 from .rendezvous import Rendezvous, Session
 from .store import MeshStore
@@ -85,6 +85,7 @@ class Groups:
         self._own_gloo = GlooGroups(self._patience)
         self._maker = Maker(self._store, self._patience, self._own_gloo)
         self._is_broken = self._is_replaying = False
+        self.backward_passes, self.heal_callbacks = BackwardPasses(), HealCallbacks()
         self.num_resizes = num_resizes
         self._healer = Healer(
             rank,
@@ -127,6 +128,7 @@ class Groups:
         self._maker.intercept(self._new_group)
         self._default.take_over()
         note_comm_hooks(self._patience.keep_types)
+        self.backward_passes.install()
 
     def _init_process_group(self) -> None:
         torch_init_process_group(
@@ -350,7 +352,7 @@ class Groups:
                 group.take_down("healing it was interrupted")
             raise
         self._is_broken = self._patience.has_left = False
-        return (*notes, *self._own_gloo.take_notes())
+        return (*notes, *self._own_gloo.take_notes(), *self.heal_callbacks.call())
 
     @contextlib.contextmanager
     def _replaying(self) -> Iterator[None]:

@@ -20,6 +20,7 @@ from ...wire.user_code import PostMortem, RunCall, RunCell, Timing
 from ...wire.values import GatherParts, PullNames, PushNames, PushParts
 from ..linux_process import PROGRAM, flush_c_stdio
 from ..run_tracker import RunRecord, RunTracker, name_of
+from ..static_lookup import traceback_of
 from .child_processes import end_children, run_fork_hooks
 from .failures import Failures
 from .features import Packed, RankContext, load
@@ -139,7 +140,7 @@ class Executor:
             if issubclass(type(error), KeyboardInterrupt):
                 end_children(work.run)
             answer = self._failures.describe(work.run, error)
-            self._context.look_after_failure()
+            self._context.look_after_failure(traceback_of(error))
         finally:
             self._interrupts.end()
         return answer

@@ -12,6 +12,7 @@ import importlib
 import sys
 import threading
 import traceback
+import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, get_args
@@ -150,9 +151,10 @@ class RankContext:
                 self._handlers[module] = load(module).make_handler(self)
             return self._handlers[module]
 
-    def look_after_failure(self) -> None:
+    def look_after_failure(self, tb: types.TracebackType | None = None) -> None:
         """Mark models to be reset if user code raised in the middle of a training step."""
         try:
+            self.groups.backward_passes.look(tb)
             is_dirty = model_reset.look_after_failure()
         except BaseException:  # an interrupt, since code of a model's does not end
             is_dirty = True

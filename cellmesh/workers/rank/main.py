@@ -147,6 +147,7 @@ def run_rank(
         Spans(tracker.records),
     )
     meter = MemoryMeter(placement.device)
+    shell.call_at_heal = groups.heal_callbacks.add
     context = RankContext(shell, groups, interrupts, SegmentLink(segments), placement.device)
     control_thread = ControlThread(Channel(control), context, asker, meter)
     control_thread.start()

@@ -94,6 +94,7 @@ class RankShell(InteractiveShell):
     cell_source = ""
     quiet_cell = False
     report_numbers: Callable[[float | None, Mapping[str, Any]], None] = AnyTrait()  # type: ignore[assignment]
+    call_at_heal: Callable[[Callable[[], object]], None] = AnyTrait()  # type: ignore[assignment]
     stopped_by: Callable[[], type[KeyboardInterrupt] | None] = AnyTrait(lambda: None)  # type: ignore[assignment]
 
     @property

@@ -23,6 +23,9 @@ from .data_parallel import Ddp, Fsdp1, Fsdp2, restart_buckets
 from .data_parallel import note_comm_hooks as note_comm_hooks
 from .kinds import Kind, Pipeline, Scaler, Zero
 from .kinds import Progress as Progress
+from .own_code import BackwardPasses as BackwardPasses
+from .own_code import HealCallbacks as HealCallbacks
+from .own_code import OwnCode
 
 
 def look_after_failure() -> bool:
@@ -130,7 +133,7 @@ def _all() -> list[tuple[Kind, Any]]:
     found in one pass over the garbage collector's objects, without imports.
     """
     kinds: dict[int, Kind] = {}  # by id: a class's own hash, a metaclass's, may raise
-    for kind in (Ddp(), Fsdp2(), Fsdp1(), Pipeline(), Zero(), Scaler()):
+    for kind in (Ddp(), Fsdp2(), Fsdp1(), Pipeline(), Zero(), Scaler(), OwnCode()):
         module, name = kind.where
         if (root := getattr(sys.modules.get(module), name, None)) is not None:
             kinds.update((id(each), kind) for each in _with_subclasses(root))

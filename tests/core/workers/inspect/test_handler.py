@@ -384,7 +384,8 @@ def test_an_expression_that_raises_in_the_middle_of_a_step_leaves_groups_to_be_h
     monkeypatch.setattr(model_reset, "look_after_failure", lambda: is_dirty)
     broken: list[bool] = []
     shell: Any = SimpleNamespace(user_ns={"raise_": raise_})
-    groups: Any = SimpleNamespace(mark_broken=lambda: broken.append(True))
+    passes = SimpleNamespace(look=lambda tb: None)
+    groups: Any = SimpleNamespace(mark_broken=lambda: broken.append(True), backward_passes=passes)
     nothing: Any = None
     handler = InspectHandler(RankContext(shell, groups, nothing, nothing, nothing))
     answer = handler.handle(Overview("raise_(ValueError())", runs=runs), ())
