@@ -48,11 +48,13 @@ class Found:
 
     Attributes:
         files: by root and path.
-        left_out: sentences that say what is left out, and how to exclude it.
+        left_out: what is left out, with the reason.
+        problems: sentences on entries that cannot be looked at, which are left out, too.
     """
 
     files: Mapping[Key, FileState]
     left_out: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class _Listing:
     is_package: bool
     files: tuple[str, ...]
     directories: tuple[str, ...]
+    problems: tuple[str, ...] = ()
 
 
 @dataclass(eq=False)
@@ -86,6 +89,7 @@ class Scanner:
         """Look at all files; directories near to the root go first."""
         files: dict[Key, FileState] = {}
         unseen: list[str] = []
+        problems: dict[str, None] = {}
         waiting: collections.deque[tuple[int, str, str, Ignore, bool]] = collections.deque()
         for index, root in enumerate(self.roots):
             waiting.append((index, "", root, rules_above(root), False))
@@ -108,10 +112,16 @@ class Scanner:
                     continue
                 seen.add((index, status.st_dev, status.st_ino))
                 listing = self._list(path, status.st_mtime_ns, ignore, in_package)
-            except OSError:  # it is gone, or not for this user
+            except OSError as error:
+                problems |= _describe(path, error)
                 continue
+            problems |= dict.fromkeys((*listing.ignore.problems, *listing.problems))
             for name in listing.files:
-                state = _state(f"{path}/{name}")
+                try:
+                    state = _state(f"{path}/{name}")
+                except OSError as error:
+                    problems |= _describe(f"{path}/{name}", error)
+                    continue
                 if state is not None:
                     files[index, prefix + name] = state
             for name in listing.directories:
@@ -125,7 +135,7 @@ class Scanner:
                 f"{unseen[0]}{f' and {len(unseen) - 1} other directories' * (len(unseen) > 1)}: a "
                 f"scan ends after {self.max_files} files or {self.max_scan_s:.0f} s",
             )
-        return Found(kept, tuple(left_out))
+        return Found(kept, tuple(left_out), tuple(problems))
 
     def _list(self, path: str, mtime_ns: int, above: Ignore, in_package: bool) -> _Listing:
         known = self._listings.get(path)
@@ -139,23 +149,40 @@ class Scanner:
         listed_ns = time.time_ns()
         files: list[str] = []
         directories: list[str] = []
+        problems: dict[str, None] = {}
         with os.scandir(path) as entries:
             every = sorted(entries, key=lambda entry: entry.name)
         names = {entry.name for entry in every}
         is_package = in_package or "__init__.py" in names
         is_environment = "pyvenv.cfg" in names
         for entry in () if is_environment else every:
-            is_directory = entry.is_dir()
             name = entry.name
+            try:
+                is_directory = entry.is_dir()
+            except OSError as error:  # a link to itself, or to what this user may not look at
+                if any(_is_reachable(name, either, is_package) for either in (True, False)):
+                    problems |= _describe(entry.path, error)
+                continue
             if not _is_reachable(name, is_directory, is_package) or entry.path == _OWN_PACKAGE:
                 continue
             if not ignore.hides(entry.path, is_directory):
                 (directories if is_directory else files).append(name)
         listing = _Listing(
-            mtime_ns, listed_ns, ignore, is_package, tuple(files), tuple(directories)
+            *(mtime_ns, listed_ns, ignore, is_package, tuple(files), tuple(directories)),
+            tuple(problems),
         )
-        self._listings[path] = listing
+        if problems:  # which may end, and the directory's time stays
+            self._listings.pop(path, None)
+        else:
+            self._listings[path] = listing
         return listing
+
+
+def _describe(path: str, error: OSError) -> dict[str, None]:
+    """Return a sentence on an entry that cannot be looked at; nothing if it is gone."""
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return {}
+    return {f"{path}: {error.strerror}": None}
 
 
 def _is_reachable(name: str, is_directory: bool, is_package: bool) -> bool:
@@ -168,10 +195,7 @@ def _is_reachable(name: str, is_directory: bool, is_package: bool) -> bool:
 
 
 def _state(path: str) -> FileState | None:
-    try:
-        status = os.stat(path)
-    except OSError:  # it is gone, or a link that leads nowhere
-        return None
+    status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
         return None
     return FileState(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import threading
 import time
@@ -9,16 +10,18 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...errors import HostError, MeshUsageError
+from ...errors import HostError
 from ...wire.code_files import CodeFile, FilesAnswer, OfferFiles, SendFiles, digest_of
 from ...wire.codec import Parcel
 from ...wire.host import this_place
+from ...wire.regular_files import open_regular
 from .scan import FileState, Found, Key, Scanner
 
 # So much goes in one message, which other messages to the host wait behind.
 _CHUNK_BYTES = 4 << 20
 # Calls in a row cost a look at the files now and then, and not each, unless a module was loaded.
 _LOOK_S = 0.25
+_MAX_NAMED = 5
 # A file that is written at this moment is read once more.
 _MAX_TRIES = 5
 _EXCLUDE = (
@@ -31,7 +34,11 @@ Make = Callable[[int, Collection[int]], Mapping[int, Sequence[Parcel[Any]]]]
 
 
 class Changed(Exception):
-    """A file has changed between two looks at it."""
+    """A file has changed between two looks at it, or is not as large as it says."""
+
+    def __init__(self, key: Key, text: str) -> None:
+        super().__init__(text)
+        self.key = key
 
 
 @dataclass(eq=False)
@@ -54,6 +61,7 @@ class CodeSync:
     say: Callable[[str], None]
     _files: Mapping[Key, FileState] | None = None  # that the hosts have
     _digests: dict[Key, tuple[FileState, bytes]] = field(default_factory=dict)
+    _unreadable: tuple[str, ...] = ()  # of these, with the reason
     _said: tuple[str, ...] = ()
     _looked: tuple[float, int] = (-_LOOK_S, 0)  # when, and after how many loads
 
@@ -73,7 +81,6 @@ class CodeSync:
             timeout_s: how long to wait for each answer; None as long as there is the host.
 
         Raises:
-            MeshUsageError: a file cannot be read.
             HostError: a host cannot have the files, or has not answered; nothing must run on it
                 then.
         """
@@ -82,25 +89,59 @@ class CodeSync:
         if is_hurried and is_recent and self._files is not None:
             return
         with self._lock:
-            for _ in range(_MAX_TRIES):
+            changes: collections.Counter[Key] = collections.Counter()
+            while True:
                 self._looked = time.monotonic(), num_loads
                 found = self._scanner.scan()
                 if found.files == self._files:
+                    self._tell(found, self._unreadable)
                     return
-                self._tell(found)
-                try:
-                    self._bring(found.files, timeout_s)
-                except Changed:
+                offered, unreadable, again = self._describe_all(found.files, changes)
+                if again:
                     continue
-                self._files = found.files
+                self._tell(found, unreadable)
+                try:
+                    self._bring(offered, found.files, timeout_s)
+                except Changed as change:
+                    changes[change.key] += 1
+                    continue
+                self._files, self._unreadable = found.files, unreadable
                 return
-            raise MeshUsageError(
-                f"the files beside the notebook ({', '.join(self.roots)}) change all the time: "
-                f"{_EXCLUDE}"
-            )
 
-    def _bring(self, files: Mapping[Key, FileState], timeout_s: float | None) -> None:
-        offered = tuple(self._describe(key, state) for key, state in sorted(files.items()))
+    def _describe_all(
+        self, files: Mapping[Key, FileState], changes: collections.Counter[Key]
+    ) -> tuple[tuple[CodeFile, ...], tuple[str, ...], bool]:
+        """Read what has changed; `changes` counts how often a file did while it was read.
+
+        Returns:
+            The files; sentences on those that cannot be read, and are left out; whether to look
+            again, as some have changed.
+        """
+        offered: list[CodeFile] = []
+        unreadable: list[str] = []
+        again = False
+        for key, state in sorted(files.items()):
+            if changes[key] >= _MAX_TRIES:
+                unreadable.append(f"{self._path(key)}: it changes while it is read")
+                continue
+            try:
+                offered.append(self._describe(key, state))
+            except Changed as change:
+                changes[key] += 1
+                if changes[key] < _MAX_TRIES:
+                    again = True
+                else:
+                    unreadable.append(f"{self._path(key)}: {change}")
+            except OSError as error:
+                unreadable.append(f"{self._path(key)}: {error.strerror}")
+        return tuple(offered), tuple(unreadable), again
+
+    def _bring(
+        self,
+        offered: tuple[CodeFile, ...],
+        files: Mapping[Key, FileState],
+        timeout_s: float | None,
+    ) -> None:
         here = tuple(index for index, root in enumerate(self.roots) if os.path.isdir(root))
         boot = this_place().boot
 
@@ -113,7 +154,7 @@ class CodeSync:
         if any(missing.values()):
             by_digest = {file.digest: (file.root, file.path) for file in offered}
             contents = {
-                digest: self._read(by_digest[digest], files[by_digest[digest]])
+                digest: self._read_again(digest, by_digest[digest], files[by_digest[digest]])
                 for digest in set().union(*map(set, missing.values()))
             }
             answers = self.ask(
@@ -134,20 +175,27 @@ class CodeSync:
         numbers = state.num_bytes, state.mtime_ns, state.ctime_ns, state.inode
         return CodeFile(*key, known[1], *numbers)
 
+    def _path(self, key: Key) -> str:
+        return f"{self.roots[key[0]]}/{key[1]}"
+
     def _read(self, key: Key, state: FileState) -> bytes:
-        path = f"{self.roots[key[0]]}/{key[1]}"
         try:
-            with open(path, "rb") as file:
+            with open_regular(self._path(key)) as file:
                 content = file.read(state.num_bytes + 1)
         except FileNotFoundError:
-            raise Changed from None
-        except OSError as error:
-            raise MeshUsageError(
-                f"{path} cannot be read, so the hosts cannot have it: {error.strerror}. Make it "
-                f"readable; or {_EXCLUDE}"
-            ) from error
+            raise Changed(key, "it is removed and made again all the time") from None
         if len(content) != state.num_bytes:
-            raise Changed
+            raise Changed(key, f"it does not have the {state.num_bytes} bytes that it should have")
+        return content
+
+    def _read_again(self, digest: bytes, key: Key, state: FileState) -> bytes:
+        try:
+            content = self._read(key, state)
+        except OSError:  # it could be read a moment ago
+            content = b""
+        if digest_of(content) != digest:
+            self._digests.pop(key, None)
+            raise Changed(key, "it changes while it is read")
         return content
 
     def _check(self, answers: Mapping[int, FilesAnswer] | None) -> dict[int, tuple[bytes, ...]]:
@@ -169,11 +217,19 @@ class CodeSync:
             )
         return {index: answer.missing for index, answer in by_host.items()}
 
-    def _tell(self, found: Found) -> None:
+    def _tell(self, found: Found, unreadable: tuple[str, ...]) -> None:
         """Say what is left out, once."""
-        if found.left_out and found.left_out != self._said:
-            self.say(f"not on the ranks' hosts: {'; '.join(found.left_out)}. {_EXCLUDE}")
-        self._said = found.left_out
+        left_out = (*found.left_out, *found.problems, *unreadable)
+        if left_out and left_out != self._said:
+            named = [*found.left_out, *cut((*found.problems, *unreadable))]
+            self.say(f"not on the ranks' hosts: {'; '.join(named)}. {_EXCLUDE}")
+        self._said = left_out
+
+
+def cut(sentences: Sequence[str]) -> list[str]:
+    """Return the first few sentences, and how many more there are."""
+    more = len(sentences) - _MAX_NAMED
+    return [*sentences[:_MAX_NAMED], *([f"{more} more such entries"] if more > 0 else [])]
 
 
 def messages(

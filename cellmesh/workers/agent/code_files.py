@@ -25,6 +25,7 @@ from ...wire.code_files import CodeFile, FilesAnswer, OfferFiles, SendFiles, dig
 from ...wire.codec import Frame
 from ...wire.filesystems import SHARED_FILESYSTEMS, filesystem_of
 from ...wire.host import this_place
+from ...wire.regular_files import open_regular, read_regular
 from .events import Events, Order
 
 # How long a network file system may show an older version of a file.
@@ -130,7 +131,7 @@ class CodeStore:
             draft = self._new / str(number)
             with _space(draft):
                 self._new.mkdir(mode=0o700, parents=True, exist_ok=True)
-                content = Path(self._sources[file.digest]).read_bytes()
+                content = read_regular(self._sources[file.digest], file.num_bytes)
                 if digest_of(content) != file.digest:
                     raise CodeProblem(f"{self._sources[file.digest]} changes while it is read")
                 draft.write_bytes(content)
@@ -178,7 +179,10 @@ class CodeStore:
                     f"{self.roots[file.root]}/{file.path} is another file than the notebook's, "
                     "though the directory was shared when the mesh started"
                 )
-            with contextlib.suppress(OSError), open(f"{self.roots[file.root]}/{file.path}", "rb"):
+            with (
+                contextlib.suppress(OSError),
+                open_regular(f"{self.roots[file.root]}/{file.path}"),
+            ):
                 pass  # upon which NFS looks for a newer version
             time.sleep(_PAUSE_S)
 
@@ -188,9 +192,8 @@ class CodeStore:
         try:
             if os.stat(path).st_size != file.num_bytes:
                 return False
-            with open(path, "rb") as copy:
-                if digest_of(copy.read(file.num_bytes + 1)) != file.digest:
-                    return False
+            if digest_of(read_regular(path, file.num_bytes)) != file.digest:
+                return False
         except OSError:
             return False
         self._sources[file.digest] = path

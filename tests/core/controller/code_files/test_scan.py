@@ -135,3 +135,56 @@ def test_what_is_not_there_has_no_files(kind: str, tmp_path: Path) -> None:
     if kind == "file":
         write(tmp_path, "x")
     assert found(Scanner((str(tmp_path / "x"),))) == []
+
+
+def test_entry_that_cannot_be_looked_at_is_named_and_the_rest_is_found(tmp_path: Path) -> None:
+    write(tmp_path, "module.py", "package/__init__.py", "package/inner/x.py")
+    (tmp_path / "circle").symlink_to("circle")
+    (tmp_path / "package/circle.json").symlink_to("circle.json")
+    (tmp_path / "not-reachable").symlink_to("not-reachable")
+    os.utime(tmp_path, ns=(OLD_NS, OLD_NS))
+    scanner = Scanner((str(tmp_path),))
+    for _ in range(2):
+        scan = scanner.scan()
+        assert {path for _, path in scan.files} == {
+            "module.py", "package/__init__.py", "package/inner/x.py"
+        }  # fmt: skip
+        why = "Too many levels of symbolic links"
+        assert scan.problems == (
+            f"{tmp_path}/circle: {why}",
+            f"{tmp_path}/package/circle.json: {why}",
+        )
+    (tmp_path / "circle").unlink()
+    os.utime(tmp_path, ns=(OLD_NS, OLD_NS))
+    assert len(scanner.scan().problems) == 1
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "directory", "huge"])
+def test_gitignore_that_cannot_be_read_hides_nothing_and_is_named(
+    kind: str, tmp_path: Path
+) -> None:
+    write(tmp_path, "module.py")
+    (tmp_path / ".git").mkdir()
+    path = tmp_path / ".gitignore"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "directory":
+        path.mkdir()
+    else:
+        with path.open("wb") as file:
+            file.truncate(1 << 30)
+    scan = Scanner((str(tmp_path),)).scan()
+    assert [path for _, path in scan.files] == ["module.py"]
+    (problem,) = scan.problems
+    assert problem.startswith(f"{path} hides nothing: it ")
+
+
+def test_line_of_gitignore_that_is_no_pattern_is_named_and_the_others_hold(tmp_path: Path) -> None:
+    write(tmp_path, "module.py", "hidden.py")
+    write(tmp_path, ".gitignore", text="# a comment\n!\nhidden.py\n")
+    scan = Scanner((str(tmp_path),)).scan()
+    assert [path for _, path in scan.files] == ["module.py"]
+    (problem,) = scan.problems
+    assert problem.startswith(f"line 2 of {tmp_path}/.gitignore hides nothing: ")

@@ -11,12 +11,17 @@ import pytest
 
 from cellmesh.controller.code_files import sync
 from cellmesh.controller.code_files.sync import CodeSync, Make
-from cellmesh.errors import HostError, MeshUsageError
+from cellmesh.errors import HostError
 from cellmesh.wire.code_files import FilesAnswer, OfferFiles, SendFiles
 from cellmesh.wire.codec import Parcel
 
 NAMES = ("a", "b")
 LOADS: list[str] = []
+
+
+def only(said: list[str]) -> str:
+    (text,) = said
+    return text
 
 
 class Hosts:
@@ -125,35 +130,71 @@ def test_problem_of_a_host_is_named_and_tried_again(code: CodeSync, hosts: Hosts
     assert hosts.files[1]["a.py"] == b"a"
 
 
-def test_file_that_cannot_be_read_is_named(
-    code: CodeSync, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_file_that_cannot_be_read_is_named_and_the_rest_is_sent(
+    code: CodeSync, hosts: Hosts, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(path: str, *args: Any) -> Any:
-        raise PermissionError(13, "Permission denied")
+    def refuse(path: str) -> Any:
+        if path.endswith("a.py"):
+            raise PermissionError(13, "Permission denied")
+        return open(path, "rb")
 
-    monkeypatch.setattr(sync, "open", refuse, raising=False)
-    with pytest.raises(MeshUsageError, match=rf"{tmp_path}/a.py cannot be read.*Permission denied"):
+    monkeypatch.setattr(sync, "open_regular", refuse)
+    for _ in range(2):
         code.bring()
+        assert "a.py" not in hosts.files[0]
+        assert "same.py" in hosts.files[0]
+    assert f"{tmp_path}/a.py: Permission denied" in only(said)
 
 
 def test_file_that_changes_while_it_is_read_is_read_again(
-    code: CodeSync, hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    code: CodeSync, hosts: Hosts, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changes = ["longer", "longer still"]
-    plain = open
 
-    def change(path: str, *args: Any) -> Any:
-        if changes and str(path).endswith("a.py"):
+    def change(path: str) -> Any:
+        if changes and path.endswith("a.py"):
             (tmp_path / "a.py").write_text(changes.pop(0))
-        return plain(path, *args)
+        return open(path, "rb")
 
-    monkeypatch.setattr(sync, "open", change, raising=False)
+    monkeypatch.setattr(sync, "open_regular", change)
     code.bring()
     assert hosts.files[0]["a.py"] == b"longer still"
+    assert not said
     changes += [str(n) * (n + 1) for n in range(9)]
     os.utime(tmp_path / "a.py", (1, 1))
-    with pytest.raises(MeshUsageError, match="change all the time"):
-        code.bring()
+    code.bring()
+    assert "a.py" not in hosts.files[0]
+    assert f"{tmp_path}/a.py: it does not have" in only(said)
+    code.bring()
+    assert hosts.files[0]["a.py"]
+
+
+def test_file_of_another_size_than_it_says_is_left_out(
+    code: CodeSync, hosts: Hosts, said: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "odd.py").symlink_to("/proc/self/status")
+    code.bring()
+    assert hosts.files[0].keys() == hosts.files[1].keys() >= {"a.py", "same.py"}
+    assert "odd.py" not in hosts.files[0]
+    assert f"{tmp_path}/odd.py: it does not have the 0 bytes" in only(said)
+
+
+def test_content_that_changes_between_offer_and_sending_is_offered_again(
+    code: CodeSync, hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "z.py").write_text("z")
+    reads = []
+
+    def change(path: str) -> Any:
+        if path.endswith("z.py"):
+            reads.append(path)
+            if len(reads) == 2:
+                (tmp_path / "z.py").write_text("y")
+        return open(path, "rb")
+
+    monkeypatch.setattr(sync, "open_regular", change)
+    code.bring()
+    assert hosts.files[0]["z.py"] == b"y"
 
 
 def test_ended_mesh_is_no_problem_of_files(code: CodeSync, hosts: Hosts) -> None:
