@@ -13,6 +13,8 @@ from ..wire.messages import Died, Done, Failed, describe_place
 from ..wire.ranks import describe_ranks, group_ranks
 from ..wire.status import RankState
 from .core.mesh_state import FIRST_HEAL
+from .core.runs import SWEEP_S
+from .core.verdict import describe_waits, find_verdict
 
 _MAX_LINE = 300
 # Of a run's summary, in characters: a kilobyte or two, in UTF-8.
@@ -166,6 +168,30 @@ def describe_live(
         for_s = f" {waited_s:.0f} s" if verb == "wait" and waited_s >= 1 else ""
         parts.append(f"{describe_ranks(alike)} {_conjugate(verb, len(alike))}{rest}{for_s}")
     return "; ".join(parts)
+
+
+def explain_waits(states: Mapping[int, RankState], dead: Iterable[int], num_ranks: int) -> str:
+    """Say which ranks can never go on and why, else which wait for which others, and what these do.
+
+    Args:
+        states: of the ranks that answered.
+        dead: ranks that are dead.
+        num_ranks: size of the mesh.
+    """
+    gone = set(dead)
+    verdict = find_verdict(states, (), num_ranks, SWEEP_S, gone)
+    if verdict is not None:
+        return verdict.text
+    idle = {rank for rank, state in states.items() if state.run < 0}
+    parts, awaited = describe_waits(states, idle, gone, num_ranks)
+    doing = group_ranks({rank: describe_state(states[rank]) for rank in awaited if rank in states})
+    parts += [
+        f"{describe_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} {text}"
+        for text, ranks in doing.items()
+    ]
+    if silent := [rank for rank in awaited if rank not in states]:
+        parts.append(f"{describe_ranks(silent)} {_conjugate('do', len(silent))} not answer")
+    return "; ".join(parts) or "no rank waits for another"
 
 
 def _doing(run: int, state: RankState | None) -> tuple[int, str, str]:

@@ -16,6 +16,7 @@ from ..wire.messages import LogText
 from ..wire.status import HostReport, RankInfo
 from .checkpoint import finish_saving, save
 from .core.effects import HealReport
+from .failure_summary import explain_waits
 from .mesh_dims import check_mesh, parse_mesh
 from .rank_set import RankSet
 from .ranks import Ranks
@@ -216,6 +217,13 @@ class Mesh(Ranks):
         """Return each rank's process, device and memory, as the agent measures them."""
         answer: HostReport | None = self.rank_set.session.ask_host()
         return answer.ranks if answer is not None else ()
+
+    def why(self) -> str:
+        """Say why the mesh does not go on: which operations can never meet, or which ranks wait for
+        which others, and what these do. Waits at most a second.
+        """
+        session = self.rank_set.session
+        return explain_waits(self.states(), session.dead_ranks, len(self))
 
     def read_log(self, rank: int, num_bytes: int = 1 << 20) -> LogText | None:
         """Read the end of everything that a rank has printed.

@@ -18,6 +18,8 @@ import msgspec
 from ..wire.status import RankInfo, RankState
 from .core.effects import State
 from .core.mesh_state import FIRST_HEAL
+from .core.runs import SWEEP_S
+from .core.verdict import find_verdict
 from .session.session import Session
 
 Doing = Literal["idle", "runs", "waits", "asks", "heals", "new", "starts", "silent", "dead"]
@@ -164,6 +166,13 @@ def rank_statuses(before: Snapshot | None, now: Snapshot) -> list[RankStatus]:
         _rank_status(info, now.states.get(info.rank), _cpu(earlier.get(info.rank), info, passed_s))
         for info in now.infos
     ]
+
+
+def find_trouble(snapshot: Snapshot) -> str:
+    """Return why some ranks of a snapshot can never go on; "" if they can, as far as is known."""
+    dead = {info.rank for info in snapshot.infos if info.phase == "dead"}
+    verdict = find_verdict(snapshot.states, (), len(snapshot.infos), SWEEP_S, dead)
+    return verdict.text if verdict is not None else ""
 
 
 def _rank_status(info: RankInfo, state: RankState | None, cpu: float | None) -> RankStatus:

@@ -288,6 +288,9 @@ class Commands:
         ranks = self._choose(options)
         print(ranks.stacks(native=options["native"], all_threads=options["all_threads"]))
 
+    def dist_why(self, options: Given) -> None:
+        print(self._need_mesh().why())
+
     def dist_check(self, options: Given) -> Any:
         return self._choose(options).check(" ".join(options["expression"]))
 

@@ -276,6 +276,12 @@ COMMANDS = {
             ),
         ),
         _command(
+            "dist_why",
+            "Say why nothing goes on: operations of ranks that can never meet, or who waits for "
+            "whom.",
+            "  %dist_why",
+        ),
+        _command(
             "dist_check",
             "Check that what should be equal on ranks is: parameters, buffers, optimizers, RNG "
             "state.",

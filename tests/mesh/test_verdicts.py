@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 import cellmesh as cm
+from cellmesh.errors import RanksInterrupted
 
 BEGIN = "import torch, torch.distributed as dist\nx = torch.ones(4)\n"
 CELLS = {
@@ -40,6 +43,13 @@ CELLS = {
 }
 
 
+def until(is_so: Callable[[], bool]) -> None:
+    ends = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < ends
+        time.sleep(0.05)
+
+
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[cm.Mesh]:
     with cm.start(4, mesh={"dp": 2, "tp": 2}, settle_s=0.5) as mesh:
@@ -55,3 +65,29 @@ def test_ranks_that_cannot_meet_are_released_with_the_reason(mesh: cm.Mesh, name
     assert words in str(caught.value)
     mesh.heal()
     assert mesh.submit_cell(f"{BEGIN}dist.all_reduce(x); x[0].item()").result() is not None
+
+
+def test_why_names_who_is_waited_for_and_what_that_rank_does(mesh: cm.Mesh, tmp_path: Path) -> None:
+    assert mesh.why() == "no rank waits for another"
+    go = tmp_path / "go"
+    run = mesh.submit_cell(
+        f"{BEGIN}import pathlib, time\n"
+        f"while rank == 2 and not pathlib.Path({str(go)!r}).exists(): time.sleep(0.02)\n"
+        "dist.all_reduce(x)"
+    )
+    until(lambda: "which rank 2 has not begun; rank 2 is running" in mesh.why())
+    assert mesh.why().startswith("ranks 0-1,3 wait in the ")
+    go.touch()
+    run.result()
+
+
+def test_ranks_that_cannot_meet_stay_where_nobody_is_to_be_released() -> None:
+    with cm.start(2, on_error="wait", settle_s=0.5) as mesh:
+        run = mesh.submit_cell(f"{BEGIN}dist.barrier() if rank else dist.all_reduce(x)")
+        until(lambda: mesh.why().startswith("these cannot meet: "))
+        reason = mesh.why()
+        assert run.waiting_ranks() == [0, 1]
+        mesh.interrupt()
+        with pytest.raises(RanksInterrupted):
+            run.result()
+    assert reason.endswith("operation is all_reduce on rank 0 and barrier on rank 1")

@@ -115,6 +115,42 @@ def find_verdict(
     return Verdict(tuple(sorted(stuck)), f"these cannot meet: {text}")
 
 
+def describe_waits(
+    states: Mapping[int, RankState], idle: Collection[int], dead: Collection[int], num_ranks: int
+) -> tuple[list[str], set[int]]:
+    """Say which ranks wait for which others, whether or not these may still come.
+
+    Args:
+        states: what ranks do, as far as they answered; with all their groups' counts.
+        idle: ranks that run nothing.
+        dead: ranks that are dead.
+        num_ranks: size of the mesh.
+
+    Returns:
+        A clause for each wait, and the ranks that are waited for and live.
+    """
+    groups = _read_groups(states, num_ranks)
+    waiting = {rank: state for rank, state in sorted(states.items()) if state.collective}
+    names = {one.group for state in waiting.values() for one in state.in_flight}
+    numbers: dict[str, int] = {}
+    peers = set()
+    for state in waiting.values():
+        for one in state.in_flight:
+            if one.name in _MESSAGES:
+                peers.add(one.peer)
+            else:
+                numbers[one.group] = max(numbers.get(one.group, 0), one.number)
+    missing = {
+        rank
+        for group in groups.values()
+        if group.first.name in names
+        for rank in group.members
+        if group.number_of(rank) < numbers.get(group.first.name, 0)
+    }
+    parts = _describe_waits(groups, waiting, waiting.keys(), idle, dead)
+    return parts, (missing | peers) - waiting.keys() - set(dead) - {-1}
+
+
 def _read_groups(states: Mapping[int, RankState], num_ranks: int) -> dict[Key, _Group]:
     groups: dict[Key, _Group] = {}
     everybody = range(num_ranks)
@@ -399,6 +435,8 @@ def _missing(
     missing: Sequence[int], group: _Group, never: Collection[int], dead: Collection[int]
 ) -> str:
     gone = [rank for rank in missing if rank in dead]
+    if not missing:
+        return "which all have begun"
     ended = [rank for rank in missing if rank in never and rank not in gone]
     left = [rank for rank in missing if rank not in never and rank not in gone]
     parts = []

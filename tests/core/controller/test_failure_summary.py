@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from cellmesh.controller.failure_summary import (
     describe_live,
     describe_state,
     exception_of,
+    explain_waits,
     summarize,
 )
+from cellmesh.errors import Released
 from cellmesh.wire.codec import Parcel
+from cellmesh.wire.groups import Begun, GroupCount, InFlight
 from cellmesh.wire.messages import Died, Done, Failed
 from cellmesh.wire.status import RankState
 
@@ -197,3 +201,83 @@ def test_the_work_of_a_summary_grows_with_the_number_of_ranks() -> None:
         return lambda: summary({rank: failed(text=f"no {rank}") for rank in range(num_ranks)})
 
     assert growth(work, 32) < 6
+
+
+# ---- %dist_why
+
+
+def in_operation(number: int, run: int = 7, name: str = "all_reduce", began: int = 0) -> RankState:
+    waits = bool(name)
+    counts = (GroupCount("0", (), began or number, description="mesh_dp"),)
+    return RankState(
+        1,
+        run,
+        1,
+        3,
+        "time.sleep(9)",
+        name,
+        "cpu",
+        0,
+        "0",
+        5.0 if waits else 0.0,
+        counts=counts,
+        in_flight=(InFlight("0", name, number),) if waits else (),
+    )
+
+
+def test_who_waits_for_whom_is_said_with_what_that_rank_does() -> None:
+    states = {0: in_operation(3), 1: in_operation(3), 2: in_operation(0, name="", began=2)}
+    waits = "ranks 0-1 wait in the 3rd operation on dp (all_reduce), "
+    assert explain_waits(states, (), 3) == (
+        f"{waits}which rank 2 has not begun; rank 2 is running time.sleep(9) at line 3"
+    )
+    states[2] = in_operation(0, run=-1, name="", began=2)
+    assert explain_waits(states, (), 3) == (f"{waits}and rank 2 has ended after 2; rank 2 is idle")
+    del states[2]
+    assert explain_waits(states, (), 3) == (
+        f"{waits}which rank 2 has not begun; rank 2 does not answer"
+    )
+    assert explain_waits(states, (2,), 3) == f"these cannot meet: {waits}and rank 2 is dead"
+
+
+def test_a_wait_that_can_never_end_is_said_first() -> None:
+    states = {0: in_operation(3), 1: in_operation(2, name="barrier")}
+    recent = {0: Begun(2, "all_reduce"), 1: Begun(2, "barrier")}
+    states = {
+        rank: msgspec.structs.replace(
+            state, counts=(msgspec.structs.replace(state.counts[0], recent=(recent[rank],)),)
+        )
+        for rank, state in states.items()
+    }
+    assert explain_waits(states, (), 2) == (
+        "these cannot meet: on dp the 2nd operation is all_reduce on rank 0 and barrier on rank 1"
+    )
+
+
+def test_ranks_in_an_operation_that_all_have_begun_are_named() -> None:
+    states = {0: in_operation(3), 1: in_operation(3)}
+    assert explain_waits(states, (), 2) == (
+        "ranks 0-1 wait in the 3rd operation on dp (all_reduce), which all have begun"
+    )
+
+
+def test_nobody_waits() -> None:
+    assert explain_waits({0: in_operation(0, run=-1, name="")}, (), 1) == (
+        "no rank waits for another"
+    )
+
+
+def test_a_verdict_stands_before_what_ranks_were_doing() -> None:
+    released = Failed(1, "Released", "waited in all_reduce", "", 3, released=True)
+    outcomes = {0: Parcel(released), 1: Parcel(Done(1))}
+    text = summarize({0: Released("x")}, outcomes, "these cannot meet: why")
+    assert text == (
+        "these cannot meet: why; rank 0 waited in all_reduce at line 3 and was released; rank 1 "
+        "finished"
+    )
+    outcomes[1] = Parcel(Failed(1, "ValueError", "no", "", 2))
+    text = summarize({0: Released("x"), 1: ValueError("no")}, outcomes, "these cannot meet: why")
+    assert text.startswith("rank 1 raised ValueError")
+    assert describe_live(7, [0], {0: in_operation(3)}, "these cannot meet: why").startswith(
+        "these cannot meet: why; rank 0 waits in all_reduce"
+    )

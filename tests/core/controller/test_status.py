@@ -18,6 +18,7 @@ from cellmesh.controller.status import (
     keep_states,
     rank_statuses,
 )
+from cellmesh.wire.groups import Begun, GroupCount, InFlight
 from cellmesh.wire.status import RankInfo, RankState
 
 
@@ -44,6 +45,28 @@ def look(infos: list[RankInfo], states: dict[int, RankState], at_s: float = 10.0
 def row_of(info: RankInfo, state: RankState | None = None) -> RankStatus:
     [row] = rank_statuses(None, look([info], {} if state is None else {info.rank: state}))
     return row
+
+
+# ---- trouble
+
+
+def test_ranks_whose_operations_cannot_meet_are_said() -> None:
+    states = {
+        rank: state(
+            3,
+            collective=name,
+            waited_s=9.0,
+            counts=(GroupCount("0", (), 1, recent=(Begun(1, name),)),),
+            in_flight=(InFlight("0", name, 1),),
+        )
+        for rank, name in enumerate(("barrier", "all_reduce"))
+    }
+    infos = [info(rank, phase="running") for rank in range(2)]
+    assert status.find_trouble(look(infos, states)) == (
+        "these cannot meet: on the default group the 1st operation is barrier on rank 0 and "
+        "all_reduce on rank 1"
+    )
+    assert status.find_trouble(look(infos, {0: states[0]})) == ""
 
 
 # ---- rows

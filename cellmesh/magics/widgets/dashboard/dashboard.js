@@ -126,10 +126,11 @@ class Dashboard {
     this.isSeen = false;
     this.heardAt = Date.now();
     this.bar = new Bar((action) => this.act(action));
+    this.verdict = make("div", { class: "cmd-verdict cmd-failed", role: "alert", hidden: "" });
     this.place = make("div", { class: "cmd-place" });
     this.notes = make("div", { class: "cmd-notes" });
     this.panel = new Panel(() => this.open(null));
-    const parts = [this.bar.root, this.place, this.notes, this.panel.root];
+    const parts = [this.verdict, this.bar.root, this.place, this.notes, this.panel.root];
     this.root = make("div", { class: "cellmesh cmd-root" }, ...parts);
     el.append(this.root);
 
@@ -202,7 +203,9 @@ class Dashboard {
     }
   }
 
-  show({ name, state, dims, rows }) {
+  show({ name, state, dims, rows, verdict = "" }) {
+    setText(this.verdict, verdict);
+    this.verdict.hidden = !verdict;
     Object.assign(this, { name, state, rows });
     this.arrange(dims, rows.length);
     for (const row of rows) this.cards[row.rank].show(row, dims);

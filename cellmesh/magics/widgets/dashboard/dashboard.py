@@ -36,6 +36,7 @@ from ....controller.status import (
     Snapshot,
     StatusHistory,
     ViewHeartbeat,
+    find_trouble,
     rank_statuses,
     take_snapshot,
 )
@@ -132,6 +133,7 @@ class Dashboard:
             "state": snapshot.state if snapshot is not None else "",
             "dims": [list(dim) for dim in snapshot.dims.items()] if snapshot is not None else [],
             "rows": msgspec.to_builtins(self._ranks),
+            "verdict": find_trouble(snapshot) if snapshot is not None else "",
         }
 
     def end(self) -> None:

@@ -104,6 +104,7 @@ def test_view_gets_the_whole_state_and_then_each_snapshot(rig: Rig) -> None:
     first = rig.wait_for("look")
     assert [(row["rank"], row["doing"]) for row in first["rows"]] == [(0, "idle"), (1, "idle")]
     assert first["dims"] == [["dp", 2]]
+    assert first["verdict"] == ""
     second = rig.wait_for("look")
     assert [row["cpu"] for row in second["rows"]] == [0.0, 0.0]
     rig.see(view="b")
