@@ -7,7 +7,9 @@ import hashlib
 import html
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from statistics import median
 
 from ...controller.trace.history import History
 from ...controller.trace.operations import Operation
@@ -18,12 +20,18 @@ from ...wire.ranks import format_ranks
 COLOURS = ("#4c8fd0", "#f08c2e", "#58a55c", "#d9534f", "#a779c9", "#3fb5ad", "#c9a227", "#b07a5e")
 _INK, _BUSY, _PALE = "#222222", ".45", ".35"
 _WIDTH, _LEFT, _ROW, _LINE, _BAR, _BAR_HEIGHT = 800.0, 62.0, 40.0, 16, 18.0, 14.0
-_MAX_TITLES = 300  # of a rank, beyond which hovering tells nothing
+# A picture stays in the notebook's file: bytes of the SVG, and of what hovering shows. Bars that
+# are closer than a gap are drawn as one, the first gap that makes the picture small enough.
+_MAX_PICTURE_BYTES, _MAX_TITLES_BYTES = 31_000, 12_000
+_GAPS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 1024.0)
+# Of more ranks those are drawn that differ most from the others.
+_MAX_RANKS, _NUM_DIFFERENT = 64, 16
 _TICKS = 6
 _MANY = 16  # rows; from here on they are lower
 _MAX_MARK = 24
 _LATE = "#b3261e"
 _TEXT_COLUMNS = 72
+_AREA_BYTES = 55  # of an area beside its title
 
 
 @dataclass(frozen=True)
@@ -39,6 +47,16 @@ class Row:
 
 
 @dataclass(frozen=True)
+class _Layer:
+    """All bars of one colour: by row, its middle and the spans in it, in pixels."""
+
+    colour: str
+    opacity: str
+    height: float
+    rows: list[tuple[float, list[tuple[float, float]]]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class Timeline:
     """The operators and collectives of each rank over time; shows itself as a picture or text.
 
@@ -47,14 +65,16 @@ class Timeline:
         length_ns: from the first rank's begin to the last one's end.
         busy_name: what a rank does where it is busy.
         marks: when something begins, and what.
+        num_left_out: how many ranks are not drawn, as they are like the others.
     """
 
     rows: Sequence[Row]
     length_ns: int
     busy_name: str = "operators"
     marks: Sequence[tuple[int, str]] = ()
+    num_left_out: int = 0
 
-    @property
+    @cached_property
     def names(self) -> list[str]:
         """The names of the drawn collectives, those with the longest total time first."""
         totals: Counter[str] = Counter()
@@ -78,7 +98,7 @@ def timeline_of(profile: Profile) -> Timeline:
         busy = profile.by_rank[rank].busy
         spans = [(begin - start, begin - start + took) for begin, took in busy]
         rows.append(Row(rank, spans, ours))
-    return Timeline(rows, max(1, round(profile.took_s * 1e9)))
+    return _with_few(Timeline(rows, max(1, round(profile.took_s * 1e9))))
 
 
 def timeline_of_history(history: History) -> Timeline:
@@ -98,7 +118,40 @@ def timeline_of_history(history: History) -> Timeline:
         ]
         rows.append(Row(rank, busy, bars, "straggler" if rank == straggler else ""))
     marks = [(cell.begin_ns - cell.shift_ns, cell.title) for cell in history.cells]
-    return Timeline(rows, max(1, history.length_ns), "compute", marks)
+    return _with_few(Timeline(rows, max(1, history.length_ns), "compute", marks))
+
+
+def _with_few(timeline: Timeline) -> Timeline:
+    """Leave out ranks of very many: all but those that differ most from the others in how long
+    they were busy or waited, and those with a note.
+    """
+    if len(timeline.rows) <= _MAX_RANKS:
+        return timeline
+    times = [
+        (
+            sum(end - begin for begin, end in row.busy),
+            sum(bar.waited_ns for bar in row.bars),
+        )
+        for row in timeline.rows
+    ]
+    usual = [median(column) for column in zip(*times, strict=True)]
+    apart = [
+        sum(abs(own - other) for own, other in zip(pair, usual, strict=True)) for pair in times
+    ]
+    order = sorted(
+        range(len(apart)), key=lambda index: (not timeline.rows[index].note, -apart[index])
+    )
+    kept = sorted(order[:_NUM_DIFFERENT])
+    rows = [timeline.rows[index] for index in kept]
+    return replace(timeline, rows=rows, num_left_out=len(timeline.rows) - len(rows))
+
+
+def _left_out(timeline: Timeline) -> str:
+    """Return a sentence on ranks that are not drawn; "" if there are none."""
+    if not timeline.num_left_out:
+        return ""
+    num, num_all = len(timeline.rows), len(timeline.rows) + timeline.num_left_out
+    return f"{num} of {num_all} ranks are drawn: those that differ most from the others"
 
 
 # ---- SVG
@@ -121,7 +174,7 @@ def draw_html(timeline: Timeline) -> str:
         f'alt="{timeline.busy_name} and collectives of each rank over time" '
         f'width="{_WIDTH:g}" height="{height:g}" style="max-width:none" '
         f'src="data:image/svg+xml;base64,{encoded}"/>'
-        f'<map name="{name}">{areas}</map></div>'
+        f'<map name="{name}">{areas}</map></div>{html.escape(_left_out(timeline))}'
     )
 
 
@@ -136,9 +189,16 @@ def draw_svg(timeline: Timeline) -> str:
     ]
     parts += _draw_legend(timeline, colours)
     parts += _draw_axis(timeline)
+    top = _top(timeline)
     for index, row in enumerate(timeline.rows):
-        parts += _draw_row(timeline, row, _top(timeline) + index * _row(timeline), colours)
-    return f"{''.join(parts)}</svg>"
+        parts += _draw_row(timeline, row, top + index * _row(timeline))
+    layers = _layers(timeline, colours)
+    left = _MAX_PICTURE_BYTES - sum(map(len, parts))
+    for gap in _GAPS:
+        drawn = "".join(_path(layer, gap) for layer in layers)
+        if len(drawn) <= left:
+            break
+    return f"{''.join(parts)}{drawn}</svg>"
 
 
 def colours_of(names: Sequence[str]) -> dict[str, str]:
@@ -215,11 +275,9 @@ def _draw_axis(timeline: Timeline) -> Iterable[str]:
             yield f'<text x="{x + 3:.1f}" y="{_top(timeline) - 5:g}">{html.escape(short)}</text>'
 
 
-def _draw_row(
-    timeline: Timeline, row: Row, top: float, colours: Mapping[str, str]
-) -> Iterable[str]:
+def _draw_row(timeline: Timeline, row: Row, top: float) -> Iterable[str]:
     size = _row(timeline) / _ROW
-    bar, bar_height, foot = top + _BAR * size, _BAR_HEIGHT * size, top + (_ROW - 3) * size
+    foot = top + (_ROW - 3) * size
     y = top + (22 if size == 1 else 14) - (5 if row.note and size == 1 else 0)
     ink = f' fill="{_LATE}" font-weight="bold"' if row.note else ""
     yield f'<text x="{_LEFT - 8:g}" y="{y:g}" text-anchor="end"{ink}>rank {row.rank}</text>'
@@ -228,26 +286,48 @@ def _draw_row(
             f'<text x="{_LEFT - 8:g}" y="{y + 12:g}" '
             f'text-anchor="end" fill="{_LATE}">{row.note}</text>'
         )
-    yield f'<path d="M{_LEFT:g} {foot:g}H{_WIDTH:g}" stroke="#e6e6e6" fill="none"/>'
-    yield _path(_spans(timeline, row.busy), top + 4 * size, 12 * size, _INK, _BUSY)
-    for name, colour in colours.items():
-        ours = [bar for bar in row.bars if bar.name == name]
-        waits = [(bar.start_ns, bar.start_ns + bar.waited_ns) for bar in ours]
-        rest = [(bar.start_ns + bar.waited_ns, bar.end_ns) for bar in ours]
-        yield _path(_spans(timeline, waits), bar, bar_height, colour, _PALE)
-        yield _path(_spans(timeline, rest), bar, bar_height, colour, "1")
+    yield f'<path d="M{_LEFT:g} {foot:g}H{_WIDTH:g}" stroke="#e6e6e6"/>'
+
+
+def _layers(timeline: Timeline, colours: Mapping[str, str]) -> list[_Layer]:
+    """Return what is drawn in the rows, of each colour."""
+    size, top = _row(timeline) / _ROW, _top(timeline)
+    bar_height = _BAR_HEIGHT * size
+    busy = _Layer(_INK, _BUSY, 12 * size)
+    waits = {name: _Layer(colour, _PALE, bar_height) for name, colour in colours.items()}
+    rests = {name: _Layer(colour, "1", bar_height) for name, colour in colours.items()}
+    for index, row in enumerate(timeline.rows):
+        y = top + index * _row(timeline)
+        busy.rows.append((y + 10 * size, _spans(timeline, row.busy)))
+        by_name: dict[str, list[Operation]] = {}
+        for bar in row.bars:
+            by_name.setdefault(bar.name, []).append(bar)
+        middle = y + _BAR * size + bar_height / 2
+        for name, ours in by_name.items():
+            waiting = [(bar.start_ns, bar.start_ns + bar.waited_ns) for bar in ours]
+            rest = [(bar.start_ns + bar.waited_ns, bar.end_ns) for bar in ours]
+            waits[name].rows.append((middle, _spans(timeline, waiting)))
+            rests[name].rows.append((middle, _spans(timeline, rest)))
+    return [busy, *(layer for name in colours for layer in (waits[name], rests[name]))]
 
 
 def _areas(timeline: Timeline) -> Iterable[str]:
-    """Yield invisible SVG areas that show a collective's name on hover; none for a rank with very
-    many collectives.
+    """Yield invisible SVG areas that show a collective's name on hover, of as many as there is room
+    for: the longest.
     """
+    size, above = _row(timeline) / _ROW, _top(timeline)
+    bars = [(index, row, bar) for index, row in enumerate(timeline.rows) for bar in row.bars]
+    shortest_ns, left = 0, _MAX_TITLES_BYTES
+    for _, row, bar in sorted(bars, key=lambda each: each[2].start_ns - each[2].end_ns):
+        left -= _AREA_BYTES + len(_describe(row, bar))
+        if left < 0:
+            shortest_ns = bar.end_ns - bar.start_ns + 1
+            break
     for index, row in enumerate(timeline.rows):
-        if len(row.bars) > _MAX_TITLES:
-            continue
-        size = _row(timeline) / _ROW
-        top = _top(timeline) + index * _row(timeline) + _BAR * size
+        top = above + index * _row(timeline) + _BAR * size
         for bar in row.bars:
+            if bar.end_ns - bar.start_ns < shortest_ns:
+                continue
             begin, end = _x(timeline, bar.start_ns), _x(timeline, bar.end_ns)
             corners = (
                 f"{begin:.0f},{top:.0f},{max(end, begin + 2):.0f},{top + _BAR_HEIGHT * size:.0f}"
@@ -269,27 +349,43 @@ def _describe(row: Row, bar: Operation) -> str:
 
 
 def _spans(timeline: Timeline, intervals: Iterable[tuple[int, int]]) -> list[tuple[float, float]]:
-    """Return intervals as (x, width) in pixels, widened to be visible, joined where they touch."""
-    joined: list[list[float]] = []
-    for start_ns, end_ns in intervals:
-        if end_ns <= start_ns:
-            continue
-        begin, end = _x(timeline, start_ns), _x(timeline, end_ns)
-        end = max(end, begin + 0.6)
-        if joined and begin - joined[-1][1] < 0.3:
-            joined[-1][1] = max(end, joined[-1][1])
+    """Return intervals as (begin, end) in pixels, widened to be visible, joined as by `_join`."""
+    return _join(
+        [
+            (begin, max(_x(timeline, end_ns), begin + 0.6))
+            for start_ns, end_ns in intervals
+            if end_ns > start_ns
+            for begin in [_x(timeline, start_ns)]
+        ],
+        _GAPS[0],
+    )
+
+
+def _join(spans: Iterable[tuple[float, float]], gap: float) -> list[tuple[float, float]]:
+    """Join spans that begin within `gap` of each other, or have less than half of it between
+    them.
+    """
+    joined: list[tuple[float, float]] = []
+    for begin, end in spans:
+        if joined and (begin - joined[-1][1] < gap / 2 or begin - joined[-1][0] < gap):
+            joined[-1] = joined[-1][0], max(end, joined[-1][1])
         else:
-            joined.append([begin, end])
-    return [(begin, end - begin) for begin, end in joined]
+            joined.append((begin, end))
+    return joined
 
 
-def _path(
-    spans: Sequence[tuple[float, float]], top: float, height: float, colour: str, opacity: str
-) -> str:
-    if not spans:
+def _path(layer: _Layer, gap: float) -> str:
+    moves = "".join(
+        f"M{begin:.1f} {y:g}h{end - begin:.1f}"
+        for y, spans in layer.rows
+        for begin, end in _join(spans, gap)
+    )
+    if not moves:
         return ""
-    moves = "".join(f"M{x:.1f} {top:g}h{width:.1f}v{height:g}h-{width:.1f}z" for x, width in spans)
-    return f'<path d="{moves}" fill="{colour}" fill-opacity="{opacity}"/>'
+    return (
+        f'<path d="{moves}" fill="none" stroke="{layer.colour}" stroke-opacity="{layer.opacity}" '
+        f'stroke-width="{layer.height:g}"/>'
+    )
 
 
 def _x(timeline: Timeline, at_ns: int) -> float:
@@ -334,6 +430,7 @@ def draw_text(timeline: Timeline) -> str:
     legend = [f"# {timeline.busy_name}", *(f"{letter} {name}" for name, letter in letters.items())]
     if letters:
         legend.append("small letters: waits for another rank")
+    lines += [left_out] if (left_out := _left_out(timeline)) else []
     lines.append(f"{'':<{width}}  0 to {format_time(timeline.length_ns)}; {', '.join(legend)}")
     return "\n".join(lines)
 

@@ -33,6 +33,8 @@ from cellmesh.magics.widgets.timeline.timeline import cell_table, pack, rank_tab
 from cellmesh.wire.status import MemoryUse, RankInfo, RankState
 from cellmesh.wire.trace import Collective, OperatorTime, RankProfile
 
+from ....support.call_counter import growth
+
 MS = 1_000_000
 
 
@@ -111,11 +113,36 @@ def test_a_picture_brings_all_its_colours_with_it() -> None:
     assert "currentColor" not in picture
 
 
-def test_many_collectives_become_one_path_a_colour() -> None:
-    bars = [bar("all_reduce", at * MS, MS // 2, MS // 4, (0, 1)) for at in range(3000)]
-    page = page_of(Timeline([Row(0, [], bars)], 3000 * MS))
-    assert not list(page.iter("area"))
-    assert len(ET.tostring(page)) < 100_000
+@pytest.mark.parametrize(("num_ranks", "num_bars"), [(1, 3000), (8, 400), (64, 60), (64, 300)])
+def test_a_picture_in_the_notebooks_file_is_small(num_ranks: int, num_bars: int) -> None:
+    names = ("all_reduce", "all_gather", "reduce_scatter", "barrier")
+    rows = []
+    for rank in range(num_ranks):
+        bars = [
+            bar(names[(at * 7) % 4], at * MS, MS // 2 + 1000 * (at * rank % 97), MS // 4, (0, 1))
+            for at in range(num_bars)
+        ]
+        rows.append(Row(rank, [(at * MS, at * MS + MS // 3) for at in range(num_bars)], bars))
+    page = draw_html(Timeline(rows, num_bars * MS))
+    assert len(page) <= 60_000
+
+
+def test_of_very_many_ranks_those_are_drawn_that_differ() -> None:
+    timeline = timeline_of_history(history_of(1024))
+    assert len(timeline.rows) == 16
+    assert timeline.rows[-1].rank == 1023
+    told = "16 of 1024 ranks are drawn: those that differ most from the others"
+    assert told in draw_html(timeline)
+    assert told in draw_text(timeline)
+    assert not timeline_of_history(history_of(64)).num_left_out
+
+
+def test_the_work_of_a_picture_grows_with_the_number_of_ranks() -> None:
+    def work(num_ranks: int) -> Any:
+        history = history_of(num_ranks)
+        return lambda: (static_of(history, []), cell_table(history), pack(history, []))
+
+    assert growth(work, 16) < 6
 
 
 def test_a_long_legend_has_more_lines() -> None:
