@@ -68,7 +68,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
-    """Remove the magics and stop the mesh that they started (``%unload_ext cellmesh``)."""
+    """Remove the magics (``%unload_ext cellmesh``); a mesh runs on, and a later load has it."""
     from .controller.session.launch.prestart import end_prestart
     from .magics.extension import unload
 

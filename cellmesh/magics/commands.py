@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
@@ -20,11 +21,12 @@ from ..controller.resizing import describe_resize
 from ..controller.run import Run
 from ..controller.seeding import seed_ranks
 from ..controller.session.attach import attach
+from ..controller.session.same_mesh import check_same, describe_kept
 from ..controller.session.session import StartProgress
 from ..controller.session.start import start
 from ..controller.suggestion import did_you_mean
 from ..controller.trace.profile import Profiling
-from ..errors import MeshUsageError, NoMeshError
+from ..errors import CellmeshError, MeshUsageError, NoMeshError
 from ..wire.ranks import parse_ranks
 from .auto import CellForRanks, magics_inside, read_cell, read_help
 from .completion.hooks import show_help
@@ -33,6 +35,9 @@ from .export.script import export
 from .line import Given, parse, unquote
 from .render.profiles import ProfileView, describe_timings
 from .render.tables import Table, memory_table, status_table
+
+# How long a cell may wait for the end of a recovery, which takes a fraction of a second.
+_RECOVERY_S = 3.0
 
 
 class Commands:
@@ -51,14 +56,15 @@ class Commands:
     # ---- a mesh's life
 
     def dist_start(self, options: Given) -> None:
-        if self.mesh is not None and self.mesh.alive:
-            raise MeshUsageError(
-                f"{self.mesh!r} is running: `%dist_restart` renews its ranks, `%dist_stop` ends it"
-            )
-        if self.mesh is not None:
-            self.dist_stop({})  # one that has died
-        sink = current_sink()
         chosen = {key: value for key, value in options.items() if value not in (None, ())}
+        is_fresh = chosen.pop("fresh", False)
+        if self.mesh is not None and self.mesh.alive and not is_fresh:
+            check_same(self.mesh.rank_set.session, chosen)
+            self.keep()
+            return
+        if self.mesh is not None:
+            self.dist_stop({})
+        sink = current_sink()
         self._adopt(
             start(chosen.pop("num_ranks", None), on_progress=_progress_shower(sink), **chosen)
         )
@@ -324,11 +330,20 @@ class Commands:
         self._need_mesh().stop()
         self._drop()
 
-    def close(self) -> None:
-        """Stop the mesh, if there is one."""
-        if self.mesh is not None:
-            self.mesh.stop()
-            self._drop()
+    def keep(self) -> None:
+        """Say that the mesh that runs is kept, and bind its name again if that was deleted."""
+        mesh = self._need_mesh()
+        self._adopt(mesh)
+        current_sink().status(describe_kept(mesh), True)
+
+    def await_recovery(self, result: object = None) -> None:
+        """Wait, at the end of a cell, until a recovery that the cell has caused is over.
+
+        So the notes on it are among the cell's output: who executes a notebook reads none later.
+        """
+        if self.mesh is not None and self.mesh.alive:
+            with contextlib.suppress(CellmeshError, KeyboardInterrupt):
+                self.mesh.rank_set.session.await_calm(_RECOVERY_S)
 
     def read_cell(self, code: str) -> tuple[CellForRanks, Ranks] | None:
         """Return a cell that is being typed as ranks would get it, with the ranks; None if no rank

@@ -4,6 +4,7 @@ cellmesh's objects as widgets.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -91,6 +92,8 @@ class Extension:
     def __init__(self, shell: InteractiveShell) -> None:
         self._shell = shell
         self.commands = Commands(shell)
+        self.is_registered = False
+        self._failures = FailureDisplay(shell)
         self._displays = MagicDisplays()
         self._transformer = make_transformer(lambda: self.commands.is_auto)
         self._completion = CellCompletion(
@@ -110,26 +113,43 @@ class Extension:
         self._register(AUTO_MAGIC, "cell", lambda line, cell: self.commands.auto_cell(cell))
         self._shell.input_transformers_cleanup.append(self._transformer)
         self._shell.events.register("post_run_cell", self.commands.recorder.close_cell)
+        self._shell.events.register("post_run_cell", self.commands.await_recovery)
         self._completion.install()
         if self._shell.display_formatter is not None:
             self._displays.register(self._shell.display_formatter)
-        # IPython prints exception groups whole, frames of ours and all, unless told otherwise.
-        self._shell.set_custom_exc((RankFailure, CellSyntaxError), _show_failure)  # type: ignore[no-untyped-call]
+        self._failures.install()
+        self.is_registered = True
+        if self.commands.mesh is not None and self.commands.mesh.alive:
+            self.commands.keep()
 
     def unregister(self) -> None:
-        """Remove from the shell what `register` added, and stop the mesh."""
-        self.commands.close()
+        """Remove from the shell what `register` added. The mesh runs on, for `register` after a
+        ``%reload_ext``; the user is shown that it does unless that follows in the same cell.
+        """
+        self.is_registered = False
+        self._failures.remove()
         self._completion.remove()
+        if self.commands.mesh is not None and self.commands.mesh.alive:
+            self._shell.events.register("post_run_cell", self._tell_left)
         if self._shell.display_formatter is not None:
             self._displays.unregister(self._shell.display_formatter)
         self._shell.input_transformers_cleanup.remove(self._transformer)
         self._shell.events.unregister("post_run_cell", self.commands.recorder.close_cell)
-        self._shell.set_custom_exc((), None)  # type: ignore[no-untyped-call]
+        self._shell.events.unregister("post_run_cell", self.commands.await_recovery)
         for kind in self._shell.magics_manager.magics.values():
             for name in [
                 name for name, function in kind.items() if getattr(function, "cellmesh", False)
             ]:
                 del kind[name]
+
+    def _tell_left(self, result: object) -> None:
+        """Show, at the end of the cell that has unloaded the extension, that the mesh runs on."""
+        self._shell.events.unregister("post_run_cell", self._tell_left)
+        if not self.is_registered:
+            print(
+                f"{self.commands.mesh!r} runs on: `%load_ext cellmesh` has its commands again, "
+                "`mesh.stop()` ends it"
+            )
 
     def _register(self, name: str, kind: str, function: Callable[..., Any]) -> None:
         def magic(*args: str) -> Any:
@@ -179,33 +199,79 @@ class Extension:
         self.commands.local(cell)
 
 
-def _show_failure(
-    shell: InteractiveShell,
-    kind: type,
-    error: RankFailure | CellSyntaxError,
-    tb: Any,
-    tb_offset: int | None = None,
-) -> list[str]:
-    if isinstance(error, CellSyntaxError):
-        kind = SyntaxError
-        lines = shell.SyntaxTB.structured_traceback(kind, error, None)
-    else:
-        lines = error._render_traceback_()
-    shell._showtraceback(kind, error, lines)
-    return lines
+class FailureDisplay:
+    """Shows failures of ranks and syntax errors of cells in one shell, without frames of cellmesh.
+
+    IPython prints exception groups whole. Its slot for a handler of exceptions (`set_custom_exc`)
+    is the user's, and libraries replace the shell's display of tracebacks. So this one stands
+    before ``showtraceback``, which a user's handler and such libraries call, and uses the display
+    of the shell's class.
+
+    Args:
+        shell: the notebook's.
+    """
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self._shell = shell
+        self._before: Callable[..., None] | None = None  # an instance's own, of another library
+        self._is_on = False
+        self._is_in_place = False
+
+    def install(self) -> None:
+        """Show failures from now on."""
+        self._is_on = True
+        if not self._is_in_place:
+            self._is_in_place = True
+            self._before = vars(self._shell).get("showtraceback")
+            self._shell.showtraceback = self._show  # type: ignore[method-assign]
+
+    def remove(self) -> None:
+        """Show failures no longer, and restore the shell's function unless another library has
+        replaced it since.
+        """
+        self._is_on = False
+        if vars(self._shell).get("showtraceback") == self._show:
+            self._is_in_place = False
+            if self._before is None:
+                del self._shell.showtraceback
+            else:
+                self._shell.showtraceback = self._before  # type: ignore[method-assign]
+
+    def _show(
+        self,
+        exc_tuple: tuple[type[BaseException], BaseException, Any] | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        kind, error, _ = exc_tuple or sys.exc_info()
+        if not self._is_on or not isinstance(error, RankFailure | CellSyntaxError):
+            if self._before is None:
+                type(self._shell).showtraceback(self._shell, exc_tuple, *args, **kwargs)
+            else:
+                self._before(exc_tuple, *args, **kwargs)
+            return
+        self._shell._get_exc_info(exc_tuple)  # type: ignore[no-untyped-call]
+        if isinstance(error, CellSyntaxError):
+            kind = SyntaxError
+            lines = self._shell.SyntaxTB.structured_traceback(kind, error, None)
+        else:
+            lines = error._render_traceback_()
+        type(self._shell)._showtraceback(self._shell, kind, error, lines)
 
 
 def load(shell: InteractiveShell) -> None:
-    """Register the extension in an IPython shell; loading twice changes nothing."""
-    if getattr(shell, "cellmesh", None) is None:
-        extension = Extension(shell)
+    """Register the extension in an IPython shell, with the mesh and the state that an earlier load
+    has left; loading twice changes nothing.
+    """
+    extension: Extension | None = getattr(shell, "cellmesh", None)
+    if extension is None:
+        extension = shell.cellmesh = Extension(shell)  # type: ignore[attr-defined]
+    if not extension.is_registered:
         extension.register()
-        shell.cellmesh = extension  # type: ignore[attr-defined]
 
 
 def unload(shell: InteractiveShell) -> None:
-    """Remove the extension from an IPython shell, and stop its mesh."""
+    """Remove the extension from an IPython shell; its mesh runs on, and a later load has it."""
     extension: Extension | None = getattr(shell, "cellmesh", None)
-    if extension is not None:
+    if extension is not None and extension.is_registered:
         extension.unregister()
-        shell.cellmesh = None  # type: ignore[attr-defined]

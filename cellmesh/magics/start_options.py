@@ -30,6 +30,12 @@ _MESH: tuple[click.Parameter, ...] = (
         type=click.Choice(["release", "wait"]),
         help="What then happens: release them, or wait for the stop button.",
     ),
+    click.Option(
+        ["--fresh"],
+        is_flag=True,
+        default=None,
+        help="End a mesh of this notebook that runs, and start a new one.",
+    ),
 )
 
 # On which hosts; what starts an agent there.

@@ -301,7 +301,7 @@ def test_unloading_the_extension_restores_completion() -> None:
     with own_runtime_dir() as directory, open_notebook() as notebook:
         notebook.run("get_ipython().Completer.use_jedi = False\nname_in_notebook = 1")
         notebook.run("%load_ext cellmesh\n%dist_start 1")
-        notebook.run("%unload_ext cellmesh")
+        notebook.run("%dist_stop\n%unload_ext cellmesh")
         left = notebook.run(
             "s = get_ipython()\nwrapped = {'completions', 'do_complete', 'do_inspect'}\n"
             "print(sorted(wrapped & {*vars(s.Completer), *vars(s.kernel)}))\n"

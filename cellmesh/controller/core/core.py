@@ -141,6 +141,11 @@ class Core:
         """Names and sizes of the DeviceMesh's dims."""
         return self._mesh.dims
 
+    @property
+    def is_recovering(self) -> bool:
+        """Whether the mesh is being brought back after a failure."""
+        return self._recovery.phase != "calm"
+
     # ---- what the user asks for
 
     def submit(self, parcel: Parcel[Relay], now: float | None = None) -> list[Effect]:
@@ -254,6 +259,11 @@ class Core:
         order = Send(Parcel(Resize(number, layout, tuple(dims), shape)))
         new = range(before, self.num_ranks)
         return request, [order, *self._recovery.resize(request, new, self._see(now))]
+
+    def await_calm(self) -> tuple[int, list[Effect]]:
+        """Return a question that is answered once no recovery is in progress."""
+        request = self._questions.new_request()
+        return request, self._recovery.await_calm(request)
 
     def abandon_heal(self) -> list[Effect]:
         """Stop a heal that the user no longer waits for."""

@@ -105,9 +105,12 @@ class News:
         for rank in list(self.endings if ranks is None else ranks):
             self.endings.pop(rank, None)
 
-    def tell(self, run: int) -> list[Effect]:
-        """Return the note on new ranks that a run's output begins with, and forget these ranks."""
-        endings, self.endings = dict(sorted(self.endings.items())), {}
+    def tell(self, run: int, ranks: Iterable[int]) -> list[Effect]:
+        """Return the note on new ranks among its own that a run's output begins with, and forget
+        these ranks.
+        """
+        own = sorted(self.endings.keys() & set(ranks))
+        endings = {rank: self.endings.pop(rank) for rank in own}
         if not endings:
             return []
         alike = group_ranks(endings)

@@ -16,7 +16,7 @@ from ...wire.messages import Control, Died, Done, Interrupt, Release, Respawn, R
 from ...wire.ranks import describe_ranks
 from ...wire.status import Probe, RankInfo, RankState
 from .deadlock import Tally, must_be_healed
-from .effects import Change, Effect, HealReport, Note, Send, describe_heal
+from .effects import Answer, Change, Effect, HealReport, Note, Send, describe_heal
 from .mesh_state import FIRST_HEAL, MeshState, Pending
 from .recovery_state import Attempt, Deferred, HealRequests, Replacements, Settle
 from .requests import OnAnswers, Questions, control, work
@@ -57,6 +57,7 @@ class Recovery:
         self._new_generation = new_generation
         self._auto_heal = auto_heal
         self._heal_requests = HealRequests(mesh)
+        self._awaiting: list[int] = []  # the questions that its end answers
         self.tally = Tally()
         self.phase: RecoveryPhase = "calm"
         self._step = 0  # how many phases have been entered
@@ -101,7 +102,7 @@ class Recovery:
         for run in [run for run in self._mesh.pending if run >= FIRST_HEAL]:
             del self._mesh.pending[run]
         self._on("reset", now)
-        return self._heal_requests.answer(HealReport(failure=reason))
+        return [*self._heal_requests.answer(HealReport(failure=reason)), *self._tell_calm()]
 
     def before_run(self, ranks: Collection[int], now: float) -> list[Effect]:
         """Heal before a run if its ranks' next collectives would not match."""
@@ -231,6 +232,11 @@ class Recovery:
         self._must_heal = self._is_resizing = True
         self.to_replace.ask_for(new)
         return self.begin(now)
+
+    def await_calm(self, request: int) -> list[Effect]:
+        """Answer a question once no recovery is in progress."""
+        self._awaiting.append(request)
+        return self._tell_calm() if self.phase == "calm" else []
 
     def abandon(self, now: float) -> list[Effect]:
         """Stop waiting for a heal, as the user has interrupted it."""
@@ -460,8 +466,13 @@ class Recovery:
             if attempt.note_to >= 0:
                 effects.append(Note(attempt.note_to, describe_heal(report)))
             effects.append(Change(self._mesh.state, report))
-        if attempt.note_to < 0 and not self._heal_requests.waiting:  # nobody knows of it
+        # A note may come after its cell's end, where nobody reads it. An answer is read.
+        if not self._heal_requests.waiting:
             self._mesh.news.add(i for i in self._mesh.ranks if i.rank in report.respawned)
         without = self._mesh.living() - self._quiet
         effects += self._heal_requests.answer_without(without, report, now)
-        return [*effects, *self.deferred.send_all(now, self.settle)]
+        return [*effects, *self._tell_calm(), *self.deferred.send_all(now, self.settle)]
+
+    def _tell_calm(self) -> list[Effect]:
+        requests, self._awaiting = self._awaiting, []
+        return [Answer(request, None) for request in requests]

@@ -108,7 +108,7 @@ class Deferred:
                     rank for rank in relay.ranks if rank in pending.ranks and rank not in dead
                 )
                 if pending.fills:
-                    effects += self._mesh.news.tell(run)
+                    effects += self._mesh.news.tell(run, pending.members)
                 if ranks:
                     effects.append(
                         Send(Parcel(msgspec.structs.replace(relay, ranks=ranks), frames))

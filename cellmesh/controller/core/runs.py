@@ -104,7 +104,7 @@ class Runs:
             ranks, set(ranks), now, is_work, watched_at=now, judged_at=now, fills=fills
         )
         self._came |= set(ranks)
-        return self._mesh.news.tell(run) if fills and self._mesh.news.endings else []
+        return self._mesh.news.tell(run, ranks) if fills and self._mesh.news.endings else []
 
     def interrupt(self, runs: Iterable[int], now: float) -> list[Effect]:
         """Interrupt runs on the ranks that have not ended them; at a second call, kill the ranks

@@ -145,6 +145,11 @@ class Session:
         return self._ticket.name
 
     @property
+    def ticket(self) -> Ticket:
+        """The mesh's ticket."""
+        return self._ticket
+
+    @property
     def state(self) -> State:
         """The mesh's state, as "ready"."""
         return self.life.state
@@ -219,6 +224,15 @@ class Session:
         """Ask the agent for its report on the mesh's processes; None if the mesh has ended."""
         report: HostReport | None = self.ask(lambda core, now: core.ask_host())
         return report
+
+    def await_calm(self, timeout_s: float) -> None:
+        """Wait until no recovery is in progress.
+
+        Raises:
+            HostError: one still is after this time.
+        """
+        if self._core.is_recovering:
+            self.ask(lambda core, now: core.await_calm(), timeout_s)
 
     def clocks(self, spans: Mapping[int, tuple[float, float]]) -> dict[int, ClockOffset]:
         """Return the offsets of ranks' clocks over spans of time (`HostConnections.clocks`); none

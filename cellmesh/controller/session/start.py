@@ -162,17 +162,9 @@ def start(
         "queue_timeout_s": queue_timeout_s,
         "sync": sync,
     }
-    options = read_project_options(Path.cwd())
-    if num_ranks is not None or mesh is not None:
-        # What the call says of the mesh's size replaces all that the project says of it.
-        options.pop("num_ranks", None)
-        options.pop("mesh", None)
-    options.update({key: value for key, value in given.items() if value is not None})
-    is_lease_chosen = "lease_s" in options
-    options.setdefault("lease_s", 0.0 if own_kernel() is None else NOTEBOOK_LEASE_S)
+    checked, is_lease_chosen = read_options(given)
     end_dead_meshes(runtime_root())
     started_at = time.monotonic()
-    checked = make_options(**options)
     if checked.name is not None:
         forget_if_ended(runtime_root() / checked.name)
     limit_s = _START_S if timeout_s is None else timeout_s
@@ -189,6 +181,29 @@ def start(
             session.stop()
             raise
     return Mesh(session)
+
+
+def read_options(given: Mapping[str, Any]) -> tuple[Options, bool]:
+    """Check the options of a start, with those that the project sets.
+
+    Args:
+        given: the caller's; None where one is not given.
+
+    Returns:
+        The options, and whether the lease is among what was chosen.
+
+    Raises:
+        MeshUsageError: an option is wrong.
+    """
+    options = read_project_options(Path.cwd())
+    if given.get("num_ranks") is not None or given.get("mesh") is not None:
+        # What the call says of the mesh's size replaces all that the project says of it.
+        options.pop("num_ranks", None)
+        options.pop("mesh", None)
+    options.update({key: value for key, value in given.items() if value is not None})
+    is_lease_chosen = "lease_s" in options
+    options.setdefault("lease_s", 0.0 if own_kernel() is None else NOTEBOOK_LEASE_S)
+    return make_options(**options), is_lease_chosen
 
 
 def _bring_code(session: Session, timeout_s: float) -> None:

@@ -1,0 +1,95 @@
+"""Compares the options of a start with the mesh that runs already, so that a notebook can be run
+again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...errors import MeshUsageError
+from ...wire.ranks import describe_ranks
+from ...wire.ticket import Ticket
+from ..mesh import Mesh
+from ..mesh_dims import DEFAULT_DIM
+from ..options import Options
+from .launch.local import ranks_environment
+from .session import Session
+from .start import read_options
+
+
+def check_same(session: Session, given: Mapping[str, Any]) -> None:
+    """Check that a start with these options would make a mesh like the one that runs.
+
+    Args:
+        session: of that mesh.
+        given: the options of the start, as `start` takes them.
+
+    Raises:
+        MeshUsageError: it would make another one; the text says what to type.
+    """
+    options, _ = read_options(given)
+    name, fresh = session.name, "`%dist_start ... --fresh` ends it and starts another"
+    if options.request is None and options.num_ranks != session.num_ranks:
+        raise MeshUsageError(
+            f"{name} runs with {session.num_ranks} ranks, not {options.num_ranks}: "
+            f"`%dist_resize {options.num_ranks}` gives it that number, {fresh}"
+        )
+    # Dims that nobody asks for may have been changed by `%dist_mesh` since.
+    dims = dict(options.mesh)
+    if tuple(dims) != (DEFAULT_DIM,) and dims != dict(session.dims):
+        have = ", ".join(f"{dim}={size}" for dim, size in session.dims.items())
+        wanted = " ".join(f"{dim}={size}" for dim, size in dims.items())
+        raise MeshUsageError(
+            f"{name} runs with mesh {have}: `%dist_mesh {wanted}` gives it these dims, "
+            f"`%dist_restart` then renews its ranks, {fresh}"
+        )
+    if differing := differences(options, session.ticket):
+        raise MeshUsageError(f"{name} runs with {'; '.join(differing)}: {fresh}")
+
+
+def differences(options: Options, ticket: Ticket) -> list[str]:
+    """Return what a mesh of these options would have in place of what a mesh has, besides its
+    size.
+
+    Args:
+        options: of the start.
+        ticket: of the mesh.
+    """
+    hosts = tuple(entry.name for entry in options.hosts if entry.name not in options.spares)
+    agents = tuple(agent.host for agent in ticket.agents)
+    pairs = {
+        "--backend": (ticket.backend, options.backend),
+        "--preload": (",".join(ticket.preload), ",".join(options.preload)),
+        "--name": (ticket.name, options.name or ticket.name),
+        "--settle": (ticket.settle_s, options.settle_s),
+        "--on-error": (ticket.on_error, options.on_error),
+        "--auto-heal": (ticket.auto_heal, options.auto_heal),
+        "--lease": (f"{ticket.lease_s:g}s", f"{options.lease_s:g}s"),
+        "--hosts": (",".join(agents), ",".join(hosts if options.request is None else agents)),
+    }
+    found = [
+        f"{option} {_word(has)}, not {_word(wanted)}"
+        for option, (has, wanted) in pairs.items()
+        if has != wanted
+    ]
+    if dict(ticket.gpus) != dict(options.gpus):
+        found.append("other --gpus")
+    if ticket.env != ranks_environment(options):  # whose values may be secret
+        found.append("other --env")
+    return found
+
+
+def describe_kept(mesh: Mesh) -> str:
+    """Return a sentence for the user of a mesh that runs and is kept."""
+    dead = sorted(mesh.rank_set.session.dead_ranks)
+    text = f"{len(mesh)} ranks are running and kept; `%dist_restart` renews them"
+    verb, it = ("is", "it") if len(dead) == 1 else ("are", "them")
+    died = f"; {describe_ranks(dead)} {verb} dead: `%dist_heal` replaces {it}"
+    return text + died if dead else text
+
+
+def _word(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g}" if isinstance(value, float) else str(value) or "none"

@@ -1,0 +1,128 @@
+"""A notebook is run again: Run All, the extension loaded or reloaded, the kernel restarted, in real
+kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.conftest import check_nothing_left, own_runtime_dir
+
+from .test_kernel import Notebook, open_notebook
+
+
+@pytest.fixture(scope="module")
+def notebook() -> Iterator[Notebook]:
+    with own_runtime_dir() as directory:
+        with open_notebook() as opened:
+            assert opened.run("%load_ext cellmesh\n%dist_start 2").status == "ok"
+            opened.run("%%dist\nheld = rank + 40")
+            yield opened
+        check_nothing_left(directory)
+
+
+def held(notebook: Notebook) -> str:
+    return notebook.run("%%dist\nheld").text()
+
+
+HELD = "[0] 40\n[1] 41\n"
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        "%load_ext cellmesh",
+        "%reload_ext cellmesh",
+        "%reset -f",
+        "%load_ext cellmesh\n%dist_start 2",
+        "%unload_ext cellmesh\n%load_ext cellmesh",
+    ],
+)
+def test_a_habit_keeps_the_mesh_and_its_state(notebook: Notebook, act: str) -> None:
+    outcome = notebook.run(act)
+    assert outcome.status == "ok"
+    assert "runs on" not in outcome.text()
+    assert held(notebook) == HELD
+
+
+def test_a_second_start_keeps_the_mesh_and_binds_its_name(notebook: Notebook) -> None:
+    notebook.run("del mesh")
+    started = notebook.run("%dist_start 2")
+    kept = "2 ranks are running and kept; `%dist_restart` renews them"
+    assert kept in str(started.messages)
+    assert notebook.run("len(mesh)").data("execute_result")[0]["text/plain"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        ("3", "runs with 2 ranks, not 3: `%dist_resize 3` gives it that number"),
+        ("2 --mesh dp=1,tp=2", "runs with mesh dp=2: `%dist_mesh dp=1 tp=2` gives it these dims"),
+        ("2 --settle 5", "runs with --settle 1, not 5: `%dist_start ... --fresh` ends it"),
+        ("2 --auto-heal", "runs with --auto-heal off, not on"),
+    ],
+)
+def test_a_start_with_other_options_says_what_to_type(
+    notebook: Notebook, options: str, advice: str
+) -> None:
+    outcome = notebook.run(f"%dist_start {options}")
+    assert outcome.status == "error"
+    assert advice in outcome.errors()[-1]["evalue"]
+    assert held(notebook) == HELD
+
+
+def test_unloading_says_that_the_mesh_runs_on(notebook: Notebook) -> None:
+    assert "runs on: `%load_ext cellmesh`" in notebook.run("%unload_ext cellmesh").text()
+    loaded = notebook.run("%load_ext cellmesh")
+    assert "2 ranks are running and kept" in str(loaded.messages)
+    assert held(notebook) == HELD
+
+
+@pytest.mark.parametrize(
+    "library",
+    [
+        "def show(shell, kind, error, tb, tb_offset=None):\n"
+        "    print('mine', kind.__name__)\n"
+        "    shell.showtraceback((kind, error, tb), tb_offset=tb_offset)\n"
+        "get_ipython().set_custom_exc((Exception,), show)",
+        "import rich.traceback; rich.traceback.install()",
+    ],
+)
+def test_a_failure_of_ranks_is_shown_right_whatever_shows_tracebacks(
+    notebook: Notebook, library: str
+) -> None:
+    notebook.run(f"before = get_ipython().CustomTB\n{library}")
+    failed = notebook.run("%%dist\n1 / 0")
+    assert failed.errors()[-1]["ename"] == "RankFailure"
+    assert "ZeroDivisionError" in failed.errors()[-1]["evalue"]
+    assert "cellmesh/magics" not in str(failed.messages)
+    own = notebook.run("1 / 0")
+    assert "ZeroDivisionError" in str(own.messages)
+    assert ("mine ZeroDivisionError" in own.text()) == ("def show" in library)
+    notebook.run("get_ipython().set_custom_exc((), None)")
+
+
+def test_the_notes_on_a_recovery_are_in_the_cell_that_caused_it(notebook: Notebook) -> None:
+    died = notebook.run(
+        "%%dist\nimport os, torch, torch.distributed as dist\n"
+        "os._exit(3) if rank == 1 else dist.all_reduce(torch.ones(1))"
+    )
+    assert died.status == "error"
+    assert "rank 1 is dead: `%dist_heal` replaces it" in str(died.messages)
+    kept = str(notebook.run("%dist_start 2").messages)
+    assert "rank 1 is dead: `%dist_heal` replaces it" in kept
+
+
+def test_a_fresh_start_renews_and_replaced_ranks_are_named_in_the_next_cell(
+    notebook: Notebook,
+) -> None:
+    assert notebook.run("%dist_start 2 --fresh --auto-heal").status == "ok"
+    assert "NameError" in str(notebook.run("%%dist\nheld").messages)
+    notebook.run("%%dist\nkept = 1")
+    died = notebook.run("%%dist --ranks 1\nimport os; os._exit(3)")
+    assert "rank 1 is new and empty" in str(died.messages)
+    assert "new and empty" not in str(notebook.run("%%dist --ranks 0\nkept").messages)
+    assert "it is new and empty" in str(notebook.run("%%dist --ranks 1\n1").messages)
+    assert "new and empty" not in str(notebook.run("%%dist\n1").messages)
