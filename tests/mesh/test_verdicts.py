@@ -91,3 +91,13 @@ def test_ranks_that_cannot_meet_stay_where_nobody_is_to_be_released() -> None:
         with pytest.raises(RanksInterrupted):
             run.result()
     assert reason.endswith("operation is all_reduce on rank 0 and barrier on rank 1")
+
+
+def test_a_rank_that_gloo_ends_is_reported_with_the_cause(mesh: cm.Mesh) -> None:
+    with pytest.raises(cm.RankFailure, match="gloo ended it, as another rank sent it") as caught:
+        mesh.submit_cell(
+            f"{BEGIN}x = torch.ones(4 if rank else 1 << 20)\n"
+            "dist.all_gather([torch.ones_like(x) for _ in range(4)], x)"
+        ).result()
+    assert "these ranks have begun operations of different sizes or kinds" in str(caught.value)
+    mesh.heal()

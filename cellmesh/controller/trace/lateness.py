@@ -18,6 +18,7 @@ class Lateness:
         num_missed: to how many it never came, although others of the group did.
         awaited_s: how long the ranks that had come before waited for it in these, added up.
         waited_s: how long it waited for others.
+        num_others: how many other ranks there are.
     """
 
     rank: int
@@ -25,6 +26,12 @@ class Lateness:
     num_missed: int
     awaited_s: float
     waited_s: float
+    num_others: int = 1
+
+    @property
+    def awaited_each_s(self) -> float:
+        """How long each of the other ranks waited for it, on average."""
+        return self.awaited_s / max(1, self.num_others)
 
 
 def find_straggler(lateness: Mapping[int, Lateness], took_s: float) -> int | None:
@@ -57,12 +64,22 @@ def describe_lateness(lateness: Mapping[int, Lateness], took_s: float) -> str:
     if worst.num_missed:
         what = "collective" if worst.num_missed == 1 else "collectives"
         return f"rank {worst.rank} never came to {worst.num_missed} {what} that others waited in"
-    s = worst.awaited_s
-    waited = f"{s:.1f} s" if s >= 1 else f"{s * 1e3:.3g} ms"
     return (
-        f"rank {worst.rank} came last to {worst.num_last} of {num} collectives; the others waited "
-        f"for it {waited}, added up"
+        f"rank {worst.rank} came last to {worst.num_last} of {num} collectives; "
+        f"{_describe_share(worst, took_s)}"
     )
+
+
+def _describe_share(worst: Lateness, took_s: float) -> str:
+    each = "each other rank" if worst.num_others > 1 else "the other rank"
+    waited_s = min(worst.awaited_each_s, took_s)
+    if took_s >= 10:
+        share = f"{waited_s:.0f} of {took_s:.0f} s"
+    elif took_s >= 1:
+        share = f"{waited_s:.1f} of {took_s:.1f} s"
+    else:
+        share = f"{waited_s * 1e3:.3g} of {took_s * 1e3:.3g} ms"
+    return f"{each} waited {share} for it"
 
 
 def add_up_lateness(
@@ -94,6 +111,8 @@ def add_up_lateness(
             totals[last][1] += waited_ns
             totals[rank][2] += waited_ns
     return {
-        rank: Lateness(rank, num_last, num_missed, awaited_ns / 1e9, waited_ns / 1e9)
+        rank: Lateness(
+            rank, num_last, num_missed, awaited_ns / 1e9, waited_ns / 1e9, len(operations) - 1
+        )
         for rank, (num_last, awaited_ns, waited_ns, num_missed) in totals.items()
     }

@@ -19,6 +19,8 @@ _REFUSALS = (
     "Cannot allocate memory",
     "not enough memory: you tried to allocate",
 )
+# gloo's, as it ends the process.
+_MISMATCH = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,19 @@ def explain_refusal(last_output: str, held_bytes: int, address_limit_bytes: int 
     return (
         f": it was refused more memory (it held {_format(held_bytes)}; the limit on its address "
         f"space, `ulimit -v`, is {_format(address_limit_bytes)}: raise that, or {_ADVICE})"
+    )
+
+
+def explain_mismatch(last_output: str) -> str:
+    """Return text for the report of a rank's death by SIGABRT that gloo caused because another rank
+    sent more than this one expected; else "".
+    """
+    found = _MISMATCH.search(last_output)
+    if found is None:
+        return ""
+    return (
+        f": gloo ended it, as another rank sent it {int(found[1]):,} bytes where it expected "
+        f"{int(found[2]):,}: these ranks have begun operations of different sizes or kinds"
     )
 
 

@@ -36,6 +36,7 @@ from .death_report import (
     OomWatch,
     explain_cuts,
     explain_kill,
+    explain_mismatch,
     explain_refusal,
     last_lines,
     parse_address_limit,
@@ -347,6 +348,8 @@ class Family:
             return reason + (explain_kill(held_bytes, limit_bytes) if was_oom else "")
         if os.waitstatus_to_exitcode(status) == -signal.SIGBUS:
             reason += explain_cuts(mapped)
+        if os.waitstatus_to_exitcode(status) == -signal.SIGABRT:
+            reason += explain_mismatch(output)
         return reason + explain_refusal(output, held_bytes, address_limit_bytes)
 
     def _watch_child(self, pid: int, ended: Callable[[], None]) -> None:

@@ -33,7 +33,7 @@ _RANK_HEADERS = (
     "in collectives",
     "waiting",
     "came last to",
-    "others waited for it",
+    "each other waited for it",
 )
 
 
@@ -137,7 +137,7 @@ def cell_table(history: History) -> Table:
                 format_time(times.compute_ns),
                 format_time(times.collectives_ns),
                 format_time(times.waiting_ns),
-                "" if late is None else _describe_late(late, times.lateness[late].awaited_s),
+                "" if late is None else _describe_late(late, times.lateness[late].awaited_each_s),
             )
         )
     return Table(_CELL_HEADERS, rows, _CAPTION)
@@ -164,7 +164,7 @@ def rank_table(history: History) -> Table:
                 format_time(covered((one.start_ns, one.end_ns) for one in ours)),
                 format_time(covered((one.start_ns, one.start_ns + one.waited_ns) for one in ours)),
                 f"{late.num_last} of {num}{missed}",
-                format_time(late.awaited_s * 1e9),
+                format_time(late.awaited_each_s * 1e9),
             )
         )
     return Table(_RANK_HEADERS, rows)

@@ -215,7 +215,7 @@ def test_a_profile_shows_tables_and_the_straggler() -> None:
     view = ProfileView(profile_of_two(), 1)
     for text in (repr(view), view._repr_html_()):
         assert (
-            "rank 1 came last to 1 of 1 collectives; the others waited for it 60 ms, added up"
+            "rank 1 came last to 1 of 1 collectives; the other rank waited 60 of 100 ms for it"
             in text
         )
         assert "aten::mm" in text

@@ -9,6 +9,7 @@ import pytest
 from cellmesh.workers.agent.death_report import (
     OomWatch,
     explain_kill,
+    explain_mismatch,
     explain_refusal,
     last_lines,
     parse_address_limit,
@@ -144,6 +145,19 @@ def test_refused_allocation_is_recognized_by_the_last_output(words: str) -> None
 
 def test_other_last_words_are_no_hint() -> None:
     assert explain_refusal("Segmentation fault", 10**9, 4 * 10**9) == ""
+
+
+def test_an_abort_by_gloo_is_explained() -> None:
+    words = (
+        "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n"
+        "  what():  [enforce fail at /gloo/transport/tcp/pair.cc:456] op.preamble.length <= "
+        "op.nbytes. 2097152 vs 8. Received data size doesn't match expected size."
+    )
+    assert explain_mismatch(words) == (
+        ": gloo ended it, as another rank sent it 2,097,152 bytes where it expected 8: these ranks "
+        "have begun operations of different sizes or kinds"
+    )
+    assert explain_mismatch("terminate called without an active exception") == ""
 
 
 HEAD = "Thread 0x00007fb29d7106c0 (most recent call first):"
