@@ -11,14 +11,13 @@ import select
 import signal
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 
 import psutil
 
 from ..controller.session.hosts.standing import describe_left, end_agents
 from ..errors import HostError
 from ..wire.marks import is_dead
-from ..wire.ticket import Ticket, remove_directory, remove_own_directory
+from ..wire.ticket import Ticket, remove_own_directory
 from .meshes import Found, processes_of
 
 # The agent gives ranks a second to leave, then kills them.
@@ -56,7 +55,7 @@ def _end_on_hosts(found: Found, patience_s: float) -> bool:
     left = end_agents(ticket, patience_s)
     if left:
         raise HostError(describe_left(ticket, left))
-    remove_directory(Path(ticket.directory))
+    remove_own_directory(ticket)
     return True
 
 
@@ -74,10 +73,10 @@ def _end_mesh(found: Found, patience_s: float) -> bool:
             f"processes of {ticket.name} do not end even when killed: {left}. A driver or a file "
             "system hangs: try again later, else the host must be restarted"
         )
-    remove_directory(Path(ticket.directory))
+    remove_own_directory(ticket)
     if os.path.lexists(ticket.directory):
         raise HostError(
-            f"{ticket.directory} cannot be removed: `rm -r {ticket.directory}` says why"
+            f"{ticket.directory} has other files than this mesh's, or cannot be removed: look at it"
         )
     return orderly
 

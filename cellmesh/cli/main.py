@@ -26,7 +26,7 @@ from .given_ticket import read_given
 from .kill import PATIENCE_S, end, sweep
 from .manifest import KubernetesJob, as_yaml, check_job, describe_use, kubernetes_objects
 from .meshes import Found, find_meshes, find_waiting, memory_bytes
-from .rendering import as_json, echo_findings, echo_meshes, echo_progress
+from .rendering import as_json, echo_findings, echo_meshes, echo_progress, printable
 from .text import format_bytes, plural
 
 
@@ -117,7 +117,7 @@ def _describe(mesh: Found, memory: int, held: int, swept: set[str]) -> dict[str,
         "state": mesh.state,
         "swept": ticket.name in swept,
         "num_ranks": ticket.num_ranks,
-        "mesh": dict(zip(ticket.mesh_dim_names, ticket.mesh_shape, strict=True)),
+        "mesh": dict(zip(ticket.mesh_dim_names, ticket.mesh_shape, strict=False)),
         "backend": ticket.backend,
         "agent_pid": ticket.agent_pid,
         "controller_pid": holder.controller_pid if holder is not None else ticket.controller_pid,
@@ -173,7 +173,9 @@ def stop(names: tuple[str, ...], wants_all: bool, timeout_s: float) -> None:
     """
     if wants_all == bool(names):
         raise click.UsageError("name the meshes to stop, or say --all (`cellmesh ps` lists them)")
-    found = [mesh for mesh in find_meshes(runtime_root()) if mesh.state != "elsewhere"]
+    found = [
+        mesh for mesh in find_meshes(runtime_root()) if mesh.state not in ("elsewhere", "broken")
+    ]
     found += find_waiting(runtime_root())
     if wants_all and not found:
         click.echo("no mesh is running")
@@ -182,7 +184,9 @@ def stop(names: tuple[str, ...], wants_all: bool, timeout_s: float) -> None:
         try:
             _stop(mesh, timeout_s)
         except CellmeshError as error:  # the others are stopped all the same
-            failures.append(str(error))
+            failures.append(printable(str(error)))
+        except Exception as error:  # of a ticket's values
+            failures.append(printable(f"{mesh.ticket.name}: {type(error).__name__}: {error}"))
     if failures:
         raise click.ClickException("\n".join(failures))
 
@@ -203,7 +207,7 @@ def _choose(names: tuple[str, ...], found: list[Found]) -> list[Found]:
 def _stop(mesh: Found, timeout_s: float) -> None:
     name = mesh.ticket.name
     if sweep(mesh):
-        click.echo(f"removed what was left of {name}; nothing of it was running")
+        click.echo(f"removed what was left of {printable(name)}; nothing of it was running")
         return
     what = f"{plural(mesh.ticket.num_ranks, 'rank')}, {plural(len(mesh.pids), 'process')}"
     if mesh.state == "waiting":
@@ -213,7 +217,7 @@ def _stop(mesh: Found, timeout_s: float) -> None:
         what = f"{plural(mesh.ticket.num_ranks, 'rank')} on {hosts}"
     memory = format_bytes(memory_bytes(mesh.pids))
     how = "stopped" if end(mesh, timeout_s) else "killed"
-    click.echo(f"{how} {name}: {what}, {memory}")
+    click.echo(printable(f"{how} {name}: {what}, {memory}"))
 
 
 @main.command()

@@ -33,8 +33,9 @@ STARTING_S = 60.0
 _PACKAGE = "cellmesh.workers"
 
 State = Literal[
-    "running", "detached", "starting", "stale", "leftover", "elsewhere", "unheard", "waiting"
-]
+    "running", "detached", "starting", "stale", "leftover", "elsewhere", "unheard", "waiting",
+    "broken",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,13 @@ class Found:
             left; ``leftover``: its agent is gone, but not all its processes; ``elsewhere``: its
             agent is not seen here, and it may run on another host or in a container;
             ``unheard``: none of its agents on other hosts answers; ``waiting``: it is no mesh, but
-            the zygote that a notebook keeps for its next one.
+            the zygote that a notebook keeps for its next one; ``broken``: its ticket names what
+            cannot be.
         pids: its processes; the agent first where it runs.
         age_s: seconds since it was started.
         holder: who holds it, or did last; None if that is not known.
         unheard: of a mesh on many hosts, those whose agents do not answer.
+        problem: why the ticket is broken.
     """
 
     ticket: Ticket
@@ -61,6 +64,7 @@ class Found:
     age_s: float
     holder: Holder | None = None
     unheard: tuple[str, ...] = ()
+    problem: str = ""
 
     @property
     def living(self) -> bool:
@@ -84,30 +88,38 @@ def find_meshes(root: Path) -> list[Found]:
     tickets = find_tickets(root)
     if not tickets:
         return []
-    carriers = _carriers(tickets)
     # Another host may have put a ticket there, whose processes cannot be seen from here.
     shared = filesystem_of(root) in SHARED_FILESYSTEMS
-    now = time.time()
+    carriers = _carriers(tickets)
     found = []
     for ticket in tickets:
-        if ticket.spans_hosts:
-            found.append(_find_by_agents(ticket))
-            continue
-        pids = carriers.get(str(ticket.path), [])
-        age_s = max(0.0, now - ticket.created_at)
-        state = classify(ticket, pids, age_s)
-        # Nothing is called stale, and so removed, that may live on another host or in a container.
-        if state == "stale" and (
-            shared or not _is_of_here(ticket) or _is_moved(ticket, root) or _answers(ticket)
-        ):
-            state = "elsewhere"
-        holder = read_holder(ticket)
-        if state == "running":
-            pids = [ticket.agent_pid, *_below(ticket.agent_pid)]
-            if holder is not None and not holder.is_attached:
-                state = "detached"
-        found.append(Found(ticket, state, tuple(pids), age_s, holder))
+        try:
+            found.append(_find(ticket, carriers.get(str(ticket.path), []), root, shared))
+        except Exception as error:  # its values may be any: a key that is none, a port that is none
+            problem = f"{type(error).__name__}: {error}"
+            found.append(Found(ticket, "broken", (), 0.0, problem=problem))
     return found
+
+
+def _find(ticket: Ticket, pids: list[int], root: Path, shared: bool) -> Found:
+    age_s = max(0.0, time.time() - ticket.created_at)
+    if ticket.spans_hosts:
+        found = _find_by_agents(ticket)
+        if found.state in ("stale", "unheard") and _is_moved(ticket, root):
+            return Found(ticket, "elsewhere", (), age_s)
+        return found
+    state = classify(ticket, pids, age_s)
+    # Nothing is called stale, and so removed, that may live on another host or in a container.
+    if state == "stale" and (
+        shared or not _is_of_here(ticket) or _is_moved(ticket, root) or _answers(ticket)
+    ):
+        state = "elsewhere"
+    holder = read_holder(ticket)
+    if state == "running":
+        pids = [ticket.agent_pid, *_below(ticket.agent_pid)]
+        if holder is not None and not holder.is_attached:
+            state = "detached"
+    return Found(ticket, state, tuple(pids), age_s, holder)
 
 
 def _find_by_agents(ticket: Ticket) -> Found:

@@ -44,6 +44,17 @@ def as_json(value: Any) -> str:
     return json.dumps(msgspec.to_builtins(value), indent=2)
 
 
+_NOT_LISTED = ("elsewhere", "broken")  # a remark says it
+
+
+def printable(text: str) -> str:
+    """Escape what a terminal takes for a command: anybody may have made a ticket's texts."""
+    return "".join(
+        each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode()
+        for each in text
+    )
+
+
 def echo_meshes(
     rows: Sequence[tuple[Found, int, int]], swept: Collection[str], strange: Sequence[str] = ()
 ) -> None:
@@ -56,15 +67,15 @@ def echo_meshes(
         strange: what is wrong with tickets that cannot be used here.
     """
     shown = [row for row in rows if row[0].ticket.name not in swept]
-    if any(mesh.state != "elsewhere" for mesh, *_ in shown):
+    if any(mesh.state not in _NOT_LISTED for mesh, *_ in shown):
         lines = [
             _HEADERS,
-            *(_row(mesh, *sizes) for mesh, *sizes in shown if mesh.state != "elsewhere"),
+            *(_row(mesh, *sizes) for mesh, *sizes in shown if mesh.state not in _NOT_LISTED),
         ]
         widths = [max(len(line[i]) for line in lines) for i in range(len(_HEADERS))]
         for number, line in enumerate(lines):
             text = "  ".join(
-                cell.ljust(width) for cell, width in zip(line, widths, strict=True)
+                printable(cell).ljust(width) for cell, width in zip(line, widths, strict=True)
             ).rstrip()
             click.echo(click.style(text, bold=True) if number == 0 else text)
     else:
@@ -77,14 +88,14 @@ def echo_meshes(
             _ways(mesh),
         ):
             if remark:
-                click.secho(remark, fg="yellow", err=True)
+                click.secho(printable(remark), fg="yellow", err=True)
     for text in strange:
-        click.secho(text, fg="yellow", err=True)
+        click.secho(printable(text), fg="yellow", err=True)
 
 
 def _row(mesh: Found, memory: int, held: int) -> tuple[str, ...]:
     ticket = mesh.ticket
-    dims = zip(ticket.mesh_dim_names, ticket.mesh_shape, strict=True)
+    dims = zip(ticket.mesh_dim_names, ticket.mesh_shape, strict=False)
     return (
         ticket.name,
         mesh.state,
@@ -150,12 +161,14 @@ def _remark(mesh: Found, swept: bool) -> str:
     if mesh.state == "unheard":
         return (
             f"{name}: none of its hosts answers ({', '.join(mesh.unheard)}); it may live on there "
-            f"until its lease ends. `rm -r {directory}` forgets it here"
+            f"until its lease ends. `rm {mesh.ticket.path}` forgets it here"
         )
+    if mesh.state == "broken":
+        return f"{name}: {mesh.ticket.path} is no ticket of a mesh: {mesh.problem}"
     if mesh.state == "elsewhere":
         return (
             f"{name} is not seen from here; it may run on another host or in a container. If not: "
-            f"`rm -r {directory}`"
+            f"`rm {mesh.ticket.path}`"
         )
     return f"{name} is dead, and {directory} could not be removed" if mesh.state == "stale" else ""
 

@@ -142,7 +142,9 @@ class HostCommands:
                     together = [late] if failures is None else [[index] for index in late]
                     for indexes in together:
                         names = ", ".join(commands[index].name for index in indexes)
-                        said = _end_of(commands[indexes[0]].log)
+                        said = _end_of(commands[indexes[0]].log) or (
+                            f"{commands[indexes[0]].name} has printed nothing"
+                        )
                         text = f"{names} did not answer within {timeout_s:.0f} s: {said}"
                         failed.update(dict.fromkeys(indexes, HostError(text)))
                     break
