@@ -6,10 +6,11 @@ import base64
 import hashlib
 import html
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import median
+from typing import TypeVar
 
 from ...controller.trace.history import History
 from ...controller.trace.operations import Operation
@@ -20,12 +21,12 @@ from ...wire.ranks import format_ranks
 COLOURS = ("#4c8fd0", "#f08c2e", "#58a55c", "#d9534f", "#a779c9", "#3fb5ad", "#c9a227", "#b07a5e")
 _INK, _BUSY, _PALE = "#222222", ".45", ".35"
 _WIDTH, _LEFT, _ROW, _LINE, _BAR, _BAR_HEIGHT = 800.0, 62.0, 40.0, 16, 18.0, 14.0
-# A picture stays in the notebook's file: bytes of the SVG, and of what hovering shows. Bars that
-# are closer than a gap are drawn as one, the first gap that makes the picture small enough.
+# A picture stays in the notebook's file: bytes of the SVG, and of what hovering shows. Where bars
+# are too many, each column of so many pixels shows what took most of it.
 _MAX_PICTURE_BYTES, _MAX_TITLES_BYTES = 31_000, 12_000
-_GAPS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 1024.0)
-# Of more ranks those are drawn that differ most from the others.
-_MAX_RANKS, _NUM_DIFFERENT = 64, 16
+_COLUMNS = (2, 4, 8)
+# Of more ranks those are drawn that differ most from the others; so, too, if there is no room.
+_MAX_RANKS, _NUM_DIFFERENT, _MIN_RANKS = 64, 16, 4
 _TICKS = 6
 _MANY = 16  # rows; from here on they are lower
 _MAX_MARK = 24
@@ -46,6 +47,12 @@ class Row:
     note: str = ""
 
 
+T = TypeVar("T", bound=Hashable)
+# A collective's name, None for what a rank was busy with; and whether it waits.
+_What = tuple[str | None, bool]
+_Spans = list[tuple[float, float]]
+
+
 @dataclass(frozen=True)
 class _Layer:
     """All bars of one colour: by row, its middle and the spans in it, in pixels."""
@@ -53,7 +60,7 @@ class _Layer:
     colour: str
     opacity: str
     height: float
-    rows: list[tuple[float, list[tuple[float, float]]]] = field(default_factory=list)
+    rows: list[tuple[float, _Spans]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -98,7 +105,7 @@ def timeline_of(profile: Profile) -> Timeline:
         busy = profile.by_rank[rank].busy
         spans = [(begin - start, begin - start + took) for begin, took in busy]
         rows.append(Row(rank, spans, ours))
-    return _with_few(Timeline(rows, max(1, round(profile.took_s * 1e9))))
+    return _of_few(Timeline(rows, max(1, round(profile.took_s * 1e9))))
 
 
 def timeline_of_history(history: History) -> Timeline:
@@ -118,15 +125,18 @@ def timeline_of_history(history: History) -> Timeline:
         ]
         rows.append(Row(rank, busy, bars, "straggler" if rank == straggler else ""))
     marks = [(cell.begin_ns - cell.shift_ns, cell.title) for cell in history.cells]
-    return _with_few(Timeline(rows, max(1, history.length_ns), "compute", marks))
+    return _of_few(Timeline(rows, max(1, history.length_ns), "compute", marks))
 
 
-def _with_few(timeline: Timeline) -> Timeline:
-    """Leave out ranks of very many: all but those that differ most from the others in how long
-    they were busy or waited, and those with a note.
+def _of_few(timeline: Timeline) -> Timeline:
+    many = len(timeline.rows) > _MAX_RANKS
+    return _with_few(timeline, _NUM_DIFFERENT) if many else timeline
+
+
+def _with_few(timeline: Timeline, num_ranks: int) -> Timeline:
+    """Leave out all ranks but those with a note, and those that differ most from the others in how
+    long they were busy or waited.
     """
-    if len(timeline.rows) <= _MAX_RANKS:
-        return timeline
     times = [
         (
             sum(end - begin for begin, end in row.busy),
@@ -141,9 +151,10 @@ def _with_few(timeline: Timeline) -> Timeline:
     order = sorted(
         range(len(apart)), key=lambda index: (not timeline.rows[index].note, -apart[index])
     )
-    kept = sorted(order[:_NUM_DIFFERENT])
+    kept = sorted(order[:num_ranks])
     rows = [timeline.rows[index] for index in kept]
-    return replace(timeline, rows=rows, num_left_out=len(timeline.rows) - len(rows))
+    num_left_out = timeline.num_left_out + len(timeline.rows) - len(rows)
+    return replace(timeline, rows=rows, num_left_out=num_left_out)
 
 
 def _left_out(timeline: Timeline) -> str:
@@ -164,6 +175,9 @@ def draw_html(timeline: Timeline) -> str:
     does not.
     """
     picture = draw_svg(timeline)
+    while len(picture) > _MAX_PICTURE_BYTES and len(timeline.rows) > _MIN_RANKS:
+        timeline = _with_few(timeline, max(_MIN_RANKS, len(timeline.rows) // 2))
+        picture = draw_svg(timeline)
     encoded = base64.b64encode(picture.encode()).decode()
     areas = "".join(_areas(timeline))
     # Maps have one namespace in a page.
@@ -192,10 +206,9 @@ def draw_svg(timeline: Timeline) -> str:
     top = _top(timeline)
     for index, row in enumerate(timeline.rows):
         parts += _draw_row(timeline, row, top + index * _row(timeline))
-    layers = _layers(timeline, colours)
     left = _MAX_PICTURE_BYTES - sum(map(len, parts))
-    for gap in _GAPS:
-        drawn = "".join(_path(layer, gap) for layer in layers)
+    for width in (0, *_COLUMNS):
+        drawn = "".join(map(_path, _layers(timeline, colours, width)))
         if len(drawn) <= left:
             break
     return f"{''.join(parts)}{drawn}</svg>"
@@ -289,8 +302,8 @@ def _draw_row(timeline: Timeline, row: Row, top: float) -> Iterable[str]:
     yield f'<path d="M{_LEFT:g} {foot:g}H{_WIDTH:g}" stroke="#e6e6e6"/>'
 
 
-def _layers(timeline: Timeline, colours: Mapping[str, str]) -> list[_Layer]:
-    """Return what is drawn in the rows, of each colour."""
+def _layers(timeline: Timeline, colours: Mapping[str, str], width: int) -> list[_Layer]:
+    """Return what is drawn in the rows, of each colour; with a width, in columns of that."""
     size, top = _row(timeline) / _ROW, _top(timeline)
     bar_height = _BAR_HEIGHT * size
     busy = _Layer(_INK, _BUSY, 12 * size)
@@ -298,16 +311,13 @@ def _layers(timeline: Timeline, colours: Mapping[str, str]) -> list[_Layer]:
     rests = {name: _Layer(colour, "1", bar_height) for name, colour in colours.items()}
     for index, row in enumerate(timeline.rows):
         y = top + index * _row(timeline)
-        busy.rows.append((y + 10 * size, _spans(timeline, row.busy)))
-        by_name: dict[str, list[Operation]] = {}
-        for bar in row.bars:
-            by_name.setdefault(bar.name, []).append(bar)
         middle = y + _BAR * size + bar_height / 2
-        for name, ours in by_name.items():
-            waiting = [(bar.start_ns, bar.start_ns + bar.waited_ns) for bar in ours]
-            rest = [(bar.start_ns + bar.waited_ns, bar.end_ns) for bar in ours]
-            waits[name].rows.append((middle, _spans(timeline, waiting)))
-            rests[name].rows.append((middle, _spans(timeline, rest)))
+        found = _columns(timeline, row, width) if width else _bars(timeline, row)
+        for (name, is_waiting), spans in found.items():
+            if name is None:
+                busy.rows.append((y + 10 * size, spans))
+            else:
+                (waits if is_waiting else rests)[name].rows.append((middle, spans))
     return [busy, *(layer for name in colours for layer in (waits[name], rests[name]))]
 
 
@@ -348,38 +358,64 @@ def _describe(row: Row, bar: Operation) -> str:
     )
 
 
-def _spans(timeline: Timeline, intervals: Iterable[tuple[int, int]]) -> list[tuple[float, float]]:
-    """Return intervals as (begin, end) in pixels, widened to be visible, joined as by `_join`."""
-    return _join(
-        [
-            (begin, max(_x(timeline, end_ns), begin + 0.6))
-            for start_ns, end_ns in intervals
-            if end_ns > start_ns
-            for begin in [_x(timeline, start_ns)]
-        ],
-        _GAPS[0],
-    )
+def _bars(timeline: Timeline, row: Row) -> dict[_What, _Spans]:
+    """Return what a rank did, and the spans of each, in pixels."""
+    found: dict[_What, list[tuple[int, int]]] = {(None, False): list(row.busy)}
+    for bar in row.bars:
+        middle = bar.start_ns + bar.waited_ns
+        found.setdefault((bar.name, True), []).append((bar.start_ns, middle))
+        found.setdefault((bar.name, False), []).append((middle, bar.end_ns))
+    return {what: _join(timeline, intervals) for what, intervals in found.items()}
 
 
-def _join(spans: Iterable[tuple[float, float]], gap: float) -> list[tuple[float, float]]:
-    """Join spans that begin within `gap` of each other, or have less than half of it between
-    them.
+def _join(timeline: Timeline, intervals: Iterable[tuple[int, int]]) -> _Spans:
+    """Return intervals as (begin, end) in pixels, widened to be visible, joined where they begin in
+    the same pixel or touch.
     """
-    joined: list[tuple[float, float]] = []
-    for begin, end in spans:
-        if joined and (begin - joined[-1][1] < gap / 2 or begin - joined[-1][0] < gap):
+    joined: _Spans = []
+    for start_ns, end_ns in intervals:
+        if end_ns <= start_ns:
+            continue
+        begin, end = _x(timeline, start_ns), _x(timeline, end_ns)
+        end = max(end, begin + 0.6)
+        if joined and (begin - joined[-1][1] < 0.3 or begin - joined[-1][0] < 1):
             joined[-1] = joined[-1][0], max(end, joined[-1][1])
         else:
             joined.append((begin, end))
     return joined
 
 
-def _path(layer: _Layer, gap: float) -> str:
+def _columns(timeline: Timeline, row: Row, width: int) -> dict[_What, _Spans]:
+    """Return what took most of each column of the picture that is so wide, and the spans of it."""
+    num_columns = int((_x(timeline, timeline.length_ns) - _LEFT) / width)
+    busy: list[Counter[_What]] = [Counter() for _ in range(num_columns)]
+    bars: list[Counter[_What]] = [Counter() for _ in range(num_columns)]
+    for start_ns, end_ns in row.busy:
+        _cover(busy, timeline.length_ns, start_ns, end_ns, (None, False))
+    for bar in row.bars:
+        middle = bar.start_ns + bar.waited_ns
+        _cover(bars, timeline.length_ns, bar.start_ns, middle, (bar.name, True))
+        _cover(bars, timeline.length_ns, middle, bar.end_ns, (bar.name, False))
+    column_ns = timeline.length_ns / num_columns
+    found: dict[_What, _Spans] = {}
+    for cells in (busy, bars):
+        before: _What | None = None
+        for index, cell in enumerate(cells):
+            is_much = sum(cell.values()) >= column_ns / 4
+            what = max(cell, key=lambda each: cell[each]) if is_much else None
+            begin = _LEFT + index * width
+            if what is not None and what == before:
+                found[what][-1] = found[what][-1][0], begin + width
+            elif what is not None:
+                found.setdefault(what, []).append((begin, begin + width))
+            before = what
+    return found
+
+
+def _path(layer: _Layer) -> str:
     moves = "".join(
-        f"M{begin:.1f} {y:g}h{end - begin:.1f}"
-        for y, spans in layer.rows
-        for begin, end in _join(spans, gap)
-    )
+        f"M{begin:.1f} {y:g}h{end - begin:.1f}" for y, spans in layer.rows for begin, end in spans
+    ).replace(".0", "")
     if not moves:
         return ""
     return (
@@ -453,9 +489,7 @@ def _text_row(timeline: Timeline, row: Row, letters: Mapping[str, str]) -> str:
     ).rstrip()
 
 
-def _cover(
-    cells: list[Counter[str]], length_ns: int, start_ns: int, end_ns: int, mark: str
-) -> None:
+def _cover(cells: list[Counter[T]], length_ns: int, start_ns: int, end_ns: int, mark: T) -> None:
     column_ns = length_ns / len(cells)
     first = max(0, int(start_ns / column_ns))
     last = min(len(cells) - 1, int(max(0, end_ns - 1) / column_ns))
