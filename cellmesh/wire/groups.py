@@ -71,7 +71,8 @@ class Heal(WorkVerb, frozen=True):
     an empty one it makes the mesh's own, of these dims. `store_port` is where the c10d store
     listens now (0: as before), at `store_address` ("": as before). `num_resizes` is how often the
     mesh has got another number of ranks, and `layout` how many ranks each host has: a rank whose
-    groups are of an earlier size drops them, and makes the mesh's own.
+    groups are of an earlier size drops them, and makes the mesh's own. `keeps_groups`: the groups
+    stand, and only models that an unfinished step has left half done are reset.
     """
 
     run: int
@@ -84,6 +85,7 @@ class Heal(WorkVerb, frozen=True):
     store_address: str = ""
     num_resizes: int = 0
     layout: tuple[int, ...] = ()
+    keeps_groups: bool = False
 
 
 class Describe(Verb, frozen=True):

@@ -31,6 +31,7 @@ from .output import Display, Output, Skipped
 from .progress import Bar
 from .status import HostReport, Probe, RankInfo, RankState, ReadHost, Stacks, StackText
 from .stdin import InputCancelled, InputReply, InputRequest
+from .stopping import Pause, StopState
 from .user_code import PostMortem, RunCall, RunCell, Timing
 from .values import Chunk, Freed, GatherParts, Mapped, PullNames, PushNames, PushParts, Unwanted
 from .verb import FeatureRequest as FeatureRequest
@@ -177,9 +178,13 @@ class Resume(Verb, frozen=True):
 class Interrupt(Verb, frozen=True):
     """Ask a rank to raise KeyboardInterrupt in `run` if it executes it, and to end the collective
     that the run waits in.
+
+    `is_aligned`: every rank of the run ends before the same operations (`Pause`), so no collective
+    has to be ended.
     """
 
     run: int
+    is_aligned: bool = False
 
 
 class Release(Verb, frozen=True):
@@ -217,7 +222,7 @@ Work = (
     | FromFrontEnd
 )
 ToMainThread = Work | Resume
-Control = Interrupt | Release | Probe | Request | Stacks | Describe | InputReply | Leave
+Control = Interrupt | Pause | Release | Probe | Request | Stacks | Describe | InputReply | Leave
 
 
 # ---------------------------------------------------------------- rank -> agent
@@ -308,6 +313,7 @@ FromRank = (
     | Failing
     | Failed
     | RankState
+    | StopState
     | StackText
     | Blueprint
     | InputRequest

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from .groups import GroupCount, InFlight
+from .stopping import Steps
 from .verb import Verb
 
 Phase = Literal["starting", "idle", "running", "dead"]
@@ -50,10 +51,11 @@ class RankState(Verb, frozen=True):
     whose function it has called ("In[8] line 10"); `where` is the call it is in, as written, or the
     innermost Python function; `collective` the torch.distributed call it
     waits in ("" if none), `group` that call's group by torch's name, and `waited_s` for how long;
-    `asks` that it waits for the user (`InputRequest`); `is_broken` that its groups must be healed;
-    `counts` has all its groups, with their last collectives while it runs something; `in_flight`
-    the oldest operation of each group and peer; `memory` what it holds; `device_percent` how busy
-    its GPU is, by any process (-1: not known).
+    `asks` that it waits for the user (`InputRequest`); `is_broken` that its groups must be healed,
+    `is_half_done` that a step has left models half done; `counts` has all its groups, with their
+    last collectives while it runs something; `in_flight` the oldest operation of each group and
+    peer; `memory` what it holds; `device_percent` how busy its GPU is, by any process (-1: not
+    known); `steps` the steps of its optimizers in the last run, if it is idle.
     """
 
     request: int
@@ -73,6 +75,8 @@ class RankState(Verb, frozen=True):
     device_percent: int = -1
     in_flight: tuple[InFlight, ...] = ()
     inner: str = ""
+    steps: Steps = Steps()
+    is_half_done: bool = False
 
 
 class Stacks(Verb, frozen=True):

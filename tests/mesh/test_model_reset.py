@@ -138,7 +138,7 @@ def test_trainers(quick: cm.Mesh, name: str) -> None:
     _check(quick, TRAINERS[name], faults[first:3] + faults[:first] + faults[3:])
 
 
-DROPPED = "gradients of the step that failed are dropped"
+DROPPED = "gradients of the unfinished step are dropped"
 NOTES = {
     "dropped": (partial(Trainer, ddp), f"{DROPPED} (DDP)"),
     # In one bucket: in several, its callbacks wait for each other, under torchrun as well (gloo).

@@ -21,6 +21,7 @@ from cellmesh.wire.messages import (
 )
 from cellmesh.wire.output import Display, Output
 from cellmesh.wire.status import Probe, RankState
+from cellmesh.wire.stopping import Pause, StopState
 
 Frames = Sequence[Frame]
 
@@ -114,6 +115,8 @@ class ScriptedRank:
                         self._say(self._state(request))
                 case Describe(request):
                     self._say(Blueprint(request, b"groups"))
+                case Pause(run):
+                    self._say(StopState(run, True, False, False, 0.0, ()))
                 case Interrupt(run):
                     self.interrupted.add(run)
                 case Release(run):

@@ -244,6 +244,8 @@ def test_an_interrupt_reaches_the_ranks_that_still_run() -> None:
     world.wait(0.01)
     run.interrupt()
     world.deliver()
+    world.wait(0.01)
+    world.deliver()
     assert [run.number in world.ranks[rank].interrupted for rank in range(3)] == [True, False, True]
     for rank in (0, 2):
         world.ranks[rank].obey()

@@ -11,6 +11,7 @@ from cellmesh.wire.codec import Parcel, at_rank_for_control, at_rank_for_work
 from cellmesh.wire.groups import Blueprint, Describe, GroupCount, Heal
 from cellmesh.wire.messages import Died, Done, Failed, MeshReady, Progress, Ranked, Relay, Resume
 from cellmesh.wire.status import Probe, RankInfo, RankState
+from cellmesh.wire.stopping import QUIET_MAX_S, StopState
 
 FAILED = Failed(1, "ValueError", "no", "Traceback", 3)
 
@@ -67,6 +68,12 @@ def heal_all(core: Core, effects: Iterable[Effect], now: float = 0.0) -> list[Ef
 def lose_rank(core: Core, died: Died, now: float = 0.0) -> list[Effect]:
     """A rank dies, and the others' groups are healed."""
     return heal_all(core, core.receive(Parcel(died), now), now)
+
+
+def stop(core: Core, run: int, ranks: Sequence[int], now: float) -> list[Effect]:
+    """Interrupt a run that these ranks execute, all in Python code that begins no operation."""
+    core.interrupt(run, now)
+    return hear(core, ranks, StopState(run, False, False, False, QUIET_MAX_S, ()), now)
 
 
 def of(kind: type, effects: Iterable[Effect]) -> list[Any]:

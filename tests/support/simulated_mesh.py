@@ -38,6 +38,7 @@ from cellmesh.wire.messages import (
     StoreDied,
 )
 from cellmesh.wire.status import Phase, Probe, RankInfo, RankState
+from cellmesh.wire.stopping import QUIET_MAX_S, Pause, StopState
 from cellmesh.wire.user_code import RunCell
 
 Step = Sequence[Any]
@@ -420,6 +421,10 @@ class Simulation:
                 rank.said["control"].append(self._state_of(rank, request))
             case Describe(request):
                 rank.said["control"].append(Blueprint(request, b"groups"))
+            case Pause(run):
+                waits = rank.waits_in is not None
+                state = StopState(run, False, waits, False, QUIET_MAX_S, ())
+                rank.said["control"].append(state)
             case Interrupt(run) | Release(run):
                 if rank.current is None or rank.current.run != run:
                     rank.cancelled.add(run)

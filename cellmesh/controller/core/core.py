@@ -41,6 +41,7 @@ from ...wire.messages import (
 from ...wire.ranks import describe_ranks
 from ...wire.status import HostReport, Probe, RankInfo, RankState, ReadHost, Stacks, StackText
 from ...wire.stdin import InputCancelled, InputReply, InputRequest
+from ...wire.stopping import StopState
 from .effects import Answer as Answer
 from .effects import Change as Change
 from .effects import Deliver as Deliver
@@ -414,6 +415,8 @@ class Core:
                 self._mesh.asking.update(dict.fromkeys(ranks, verb.request))
             case InputCancelled():
                 self._mesh.forget_asking(dict.fromkeys(ranks, verb.request))
+            case StopState():
+                return self._runs.stop_state(ranks, verb, now)
             case RankState() | StackText() | Blueprint():
                 return self._questions.answer(verb.request, ranks, verb, now)
         return [Deliver(verb.run, ranks, parcel)]

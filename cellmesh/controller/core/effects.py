@@ -98,6 +98,7 @@ class HealReport:
         empty: ranks that are new and empty still.
         notes: of models in which a step had stopped, what was forgotten or could not be reset; of
             hosts that others have replaced, by which.
+        steps: how numbers of optimizer steps differ between ranks, "" if they do not.
     """
 
     respawned: tuple[int, ...] = ()
@@ -110,17 +111,20 @@ class HealReport:
     not_copied: Mapping[str, str] = field(default_factory=dict)
     empty: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
+    steps: str = ""
 
 
 def describe_heal(report: HealReport) -> str:
     """Return a sentence for users that says what a recovery did."""
     if report.failure and not report.healed:
         return f"the mesh could not be healed: {report.failure}"
-    text = f"process groups rebuilt in {report.took_s:.1f} s; what the ranks hold is untouched"
+    text = f"process groups rebuilt in {report.took_s:.1f} s"
+    if not report.notes and not report.steps:
+        text += "; what the ranks hold is untouched"
     if report.dead:
         ranks = describe_ranks(report.dead)
         verb, it = ("is", "it") if len(report.dead) == 1 else ("are", "them")
-        text = f"{ranks} {verb} dead: `%dist_heal` replaces {it}; what the others hold is untouched"
+        text = f"{ranks} {verb} dead: `%dist_heal` replaces {it}; the others hold what they held"
     elif report.copied_to:
         ranks = describe_ranks(report.copied_to)
         verb = "is" if len(report.copied_to) == 1 else "are"
@@ -132,8 +136,15 @@ def describe_heal(report: HealReport) -> str:
             f"{ranks} {verb} new and empty, process groups rebuilt in {report.took_s:.1f} s; the "
             "others hold what they held (`%dist_heal --from 0` copies from a rank)"
         )
-    text = "; ".join((text, *report.notes))
+    text = "; ".join(filter(None, (text, *report.notes, report.steps)))
     return f"{text}. But {report.failure}" if report.failure else text
+
+
+def describe_reset(report: HealReport) -> str:
+    """Return a sentence on models that were reset and on optimizer steps that differ, for a
+    recovery after which the process groups stand as before; "" if there is nothing to say.
+    """
+    return "; ".join(filter(None, (*report.notes, report.steps)))
 
 
 def tell_busy(running: Mapping[int, str], then: str = "heal") -> str:

@@ -16,7 +16,16 @@ from ...wire.messages import Control, Died, Done, Interrupt, Release, Respawn, R
 from ...wire.ranks import describe_ranks
 from ...wire.status import Probe, RankInfo, RankState
 from .deadlock import Tally, must_be_healed
-from .effects import Answer, Change, Effect, HealReport, Note, Send, describe_heal
+from .effects import (
+    Answer,
+    Change,
+    Effect,
+    HealReport,
+    Note,
+    Send,
+    describe_heal,
+    describe_reset,
+)
 from .mesh_state import FIRST_HEAL, MeshState, Pending
 from .recovery_state import Attempt, Deferred, HealRequests, Replacements, Settle
 from .requests import OnAnswers, Questions, control, work
@@ -75,6 +84,7 @@ class Recovery:
             "give_up_respawn": self._give_up_respawn,
             "describe": self._describe,
             "heal": self._heal,
+            "reset_models": self._reset_models,
             "heal_timed_out": self._heal_timed_out,
             "call_off": self._call_off,
             "forget": self._forget,
@@ -91,7 +101,7 @@ class Recovery:
         self._must_heal = self._is_new_here = self._is_resizing = False
         self._resumable, self._quiet = set[int](), set[int]()
         self._returned, self._interrupt_at = set[int](), 0.0
-        self._heal_run = -1
+        self._heal_run, self._keeps_groups = -1, False
         self._attempt = Attempt()
         return []
 
@@ -328,6 +338,9 @@ class Recovery:
             return [*self._interrupt_returned(states, now), *self._on("no answer", now)]
         self._returned &= living - settled
         idle = {rank for rank, state in states.items() if state.run < 0} & living
+        for rank in idle:
+            if states[rank].steps.run == self._attempt.note_to:
+                self._attempt.steps[rank] = states[rank].steps
         self._quiet = self._mesh.find_quiet(states, self._resumable)
         if self._attempt.num_respawns == MAX_ATTEMPTS:
             self.to_replace.clear()
@@ -348,6 +361,8 @@ class Recovery:
             # Of a mesh that is being resized, all ranks make the groups that it begins with.
             is_mixed = new and new != self._quiet and not self._is_resizing
             return self._on("ranks without groups" if is_mixed else "groups broken", now)
+        if any(state.is_half_done for state in quiet.values()):
+            return self._on("models half done", now)
         return self._finish(now)
 
     def _interrupt_returned(self, states: Mapping[int, RankState], now: float) -> list[Effect]:
@@ -387,7 +402,11 @@ class Recovery:
         (blueprint,) = answers.values()
         return self._on("groups broken", now, blueprint.data)
 
-    def _heal(self, now: float, blueprint: bytes = b"") -> list[Effect]:
+    def _reset_models(self, now: float) -> list[Effect]:
+        return self._heal(now, keeps_groups=True)
+
+    def _heal(self, now: float, blueprint: bytes = b"", keeps_groups: bool = False) -> list[Effect]:
+        self._keeps_groups = keeps_groups
         ranks = tuple(sorted(self._quiet))
         generation = self._new_generation()  # another controller's must not be taken for it
         self._heal_run = run = FIRST_HEAL + generation
@@ -398,7 +417,7 @@ class Recovery:
         shape = tuple(dims.values())
         where = self._mesh.store_address
         number, layout = self._mesh.num_resizes, self._mesh.layout
-        size = (number, layout) if number else ()
+        size = (number, layout if number else (), keeps_groups)
         heal = Heal(run, generation, ranks, blueprint, tuple(dims), shape, port, where, *size)
         return [work(ranks, heal, run)]
 
@@ -433,6 +452,8 @@ class Recovery:
         if failures := sorted(self._attempt.failures.items()):
             self._must_heal = True
             return self._try_again("; ".join(f"rank {rank} {why}" for rank, why in failures), now)
+        if self._keeps_groups:
+            return self._finish(now, "healed")
         self._attempt.is_healed = True
         self._is_resizing = self._is_resizing and self._quiet < self._mesh.living()
         self.tally.forget(self._quiet)
@@ -466,6 +487,8 @@ class Recovery:
             if attempt.note_to >= 0:
                 effects.append(Note(attempt.note_to, describe_heal(report)))
             effects.append(Change(self._mesh.state, report))
+        elif attempt.note_to >= 0 and (text := describe_reset(report)):
+            effects.append(Note(attempt.note_to, text))
         # A note may come after its cell's end, where nobody reads it. An answer is read.
         if not self._heal_requests.waiting:
             self._mesh.news.add(i for i in self._mesh.ranks if i.rank in report.respawned)

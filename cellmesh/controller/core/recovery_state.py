@@ -13,8 +13,10 @@ import msgspec
 
 from ...wire.codec import Parcel
 from ...wire.messages import Died, Relay
+from ...wire.stopping import Steps
 from .effects import Answer, Effect, HealReport, Send, tell_busy
 from .mesh_state import MeshState
+from .stopping import describe_steps, find_step_differences
 
 # How long a heal waits for a run that has failed, from when its ranks are released, and for ranks'
 # answers.
@@ -38,6 +40,7 @@ class Attempt:
         respawned: the ranks that were replaced.
         problems: what did not work out.
         notes: what ranks report of their models.
+        steps: rank -> the steps of its optimizers in the run of `note_to`.
     """
 
     began_at: float = 0.0
@@ -49,6 +52,7 @@ class Attempt:
     respawned: set[int] = field(default_factory=set)
     problems: list[str] = field(default_factory=list)
     notes: dict[str, None] = field(default_factory=dict)
+    steps: dict[int, Steps] = field(default_factory=dict)
 
     def report(self, dead: dict[int, Died], now: float) -> HealReport:
         """Return a report of what the recovery did, given the ranks that are dead now."""
@@ -61,6 +65,7 @@ class Attempt:
             now - self.began_at,
             tuple(sorted(dead)),
             notes=tuple(self.notes),
+            steps=describe_steps(find_step_differences(self.steps)),
         )
 
 

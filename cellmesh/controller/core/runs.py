@@ -5,17 +5,20 @@ Pure, as `core.Core`. `transitions.RUN` says what each event does to a run.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from ...wire.codec import Parcel
 from ...wire.messages import Died, Done, Failed, Interrupt, Kill, Release, interrupted_unbegun
+from ...wire.ranks import describe_ranks
 from ...wire.status import Probe, RankState
+from ...wire.stopping import Owed, Pause, StopState
 from .deadlock import find_stuck
 from .effects import Deliver, Effect, Finish, Judge, Note, Send, Waiting, Watch
 from .mesh_state import FIRST_HEAL, MeshState, Pending
 from .recovery import Recovery
 from .requests import Questions, control
+from .stopping import LIMIT_S, Stopping, Verdict
 from .transitions import RUN, RunAction, RunEvent, RunPhase
 from .verdict import find_verdict
 
@@ -40,6 +43,16 @@ STEP_WAS_INTERRUPTED = (
 )
 
 OnError = Literal["release", "wait"]
+
+
+def describe_apart(ranks: Sequence[int], is_aligned: bool) -> str:
+    """Say that ranks were interrupted where they were, and not before the same operation."""
+    were = "was" if len(ranks) == 1 else "were"
+    why = "ran Python" if is_aligned else f"did not get to the same operation within {LIMIT_S:g} s"
+    return (
+        f"{describe_ranks(ranks)} {why} and {were} interrupted at another point of the program: "
+        "%dist_check shows whether replicas still agree"
+    )
 
 
 class Runs:
@@ -70,6 +83,7 @@ class Runs:
         self._settling: set[int] = set()  # runs with something due at a time of their own
         self._sweep_at: float | None = None
         self._is_sweeping = False
+        self._stopping: Stopping | None = None  # the runs that are being stopped
         recovery.settle = self.settle
         self._actions: Mapping[RunAction, Callable[..., list[Effect]]] = {
             "give_time": self._give_time,
@@ -79,6 +93,10 @@ class Runs:
             "report": self._report,
             "leave": self._leave,
             "pass_over": self._pass_over,
+            "align": self._align,
+            "strike": self._strike,
+            "strike_failing": self._strike_failing,
+            "strike_and_condemn": self._strike_and_condemn,
             "interrupt": self._interrupt,
             "condemn": self._condemn,
             "kill": self._kill,
@@ -110,7 +128,7 @@ class Runs:
         """Interrupt runs on the ranks that have not ended them; at a second call, kill the ranks
         that do not stop.
         """
-        told: dict[tuple[int, ...], list[Interrupt]] = {}
+        told: dict[tuple[int, ...], list[Interrupt | Pause]] = {}
         unclear: dict[int, set[int]] = {}
         settled: list[Effect] = []
         for run in runs:
@@ -119,6 +137,8 @@ class Runs:
                 first = pending.interrupted_at
                 is_again = first is not None and now - first <= ESCALATE_S and pending.is_work
                 event: RunEvent = "interrupted again" if is_again else "interrupted"
+                if not is_again and self._cannot_align(run, pending):
+                    event = "interrupted at once"
                 settled += self._on(event, run, pending, now, told, unclear)
         effects: list[Effect] = [control(ranks, *verbs) for ranks, verbs in told.items()]
         if asked := set[int]().union(*unclear.values()):
@@ -150,16 +170,107 @@ class Runs:
         run: int,
         pending: Pending,
         now: float,
-        told: dict[tuple[int, ...], list[Interrupt]],
+        told: dict[tuple[int, ...], list[Interrupt | Pause]],
         unclear: dict[int, set[int]],
+        aligned: Collection[int] = (),
     ) -> list[Effect]:
         pending.interrupted_at = now
-        told.setdefault(tuple(sorted(pending.ranks)), []).append(Interrupt(run))
+        if rest := tuple(sorted(pending.ranks.difference(aligned))):
+            told.setdefault(rest, []).append(Interrupt(run))
         if not pending.is_work:
             return []
         held = pending.ranks & self._mesh.held.keys()
         unclear[run] = pending.ranks - held - self._mesh.runs_first(run)
         return self._settle_unbegun(run, tuple(sorted(held)), now)
+
+    # ---- inside: all ranks of a run end at the same point (`stopping`)
+
+    def _cannot_align(self, run: int, pending: Pending) -> bool:
+        """Return whether no rank executes a run that was sent, or one of them asks the user, which
+        may take long or for ever.
+        """
+        if not pending.is_sent or pending.phase != "running":
+            return False
+        is_asking = pending.ranks & self._mesh.asking.keys()
+        return not pending.is_work or bool(is_asking) or not self._mesh.runs_first(run)
+
+    def _align(
+        self,
+        run: int,
+        pending: Pending,
+        now: float,
+        told: dict[tuple[int, ...], list[Interrupt | Pause]],
+        unclear: dict[int, set[int]],
+    ) -> list[Effect]:
+        """Have the ranks that execute a run pause; the others will not begin it."""
+        first = self._mesh.runs_first(run)
+        if self._stopping is None:
+            self._stopping = Stopping(self._mesh.num_ranks, now)
+        self._stopping.add(run, first)
+        told.setdefault(tuple(sorted(first)), []).append(Pause(run))
+        return self._interrupt(run, pending, now, told, unclear, first)
+
+    def stop_state(self, ranks: Sequence[int], state: StopState, now: float) -> list[Effect]:
+        """Handle that ranks say where they are in a run that is being stopped."""
+        pending = self._mesh.pending.get(state.run)
+        if self._stopping is None or pending is None:
+            return []
+        owing = self._stopping.report(ranks, state, now - pending.started_at, now)
+        return [*self._send_on(owing), *self._end_if_aligned(now)]
+
+    def _send_on(self, owing: Mapping[int, Owed]) -> list[Effect]:
+        """Have paused ranks go on that owe operations."""
+        assert self._stopping is not None
+        alike: dict[tuple[int, Owed], list[int]] = {}
+        for run, ranks in self._stopping.runs.items():
+            for rank in ranks:
+                if rank in owing:
+                    alike.setdefault((run, owing[rank]), []).append(rank)
+        return [control(ranks, Pause(run, owed)) for (run, owed), ranks in alike.items()]
+
+    def _end_if_aligned(self, now: float) -> list[Effect]:
+        if self._stopping is None or (verdict := self._stopping.decide(now)) is None:
+            return []
+        effects: list[Effect] = []
+        for run in self._stopping.runs:
+            if (pending := self._mesh.pending.get(run)) is not None:
+                effects += self._on("all ranks stand", run, pending, now, verdict)
+        self._stopping = None
+        return effects
+
+    def _strike(
+        self, run: int, pending: Pending, now: float, verdict: Verdict, is_shown: bool = True
+    ) -> list[Effect]:
+        """Interrupt a run on the ranks that have been asked to pause in it."""
+        ranks = () if self._stopping is None else self._stopping.runs.get(run, ())
+        ranks = tuple(rank for rank in ranks if rank in pending.ranks)
+        effects: list[Effect] = []
+        apart = [rank for rank in ranks if rank in verdict.apart]
+        if apart and is_shown:
+            effects.append(Note(run, describe_apart(apart, verdict.is_aligned)))
+        if ranks:
+            effects.append(control(ranks, Interrupt(run, verdict.is_aligned)))
+        return effects
+
+    def _strike_failing(self, run: int, pending: Pending, now: float) -> list[Effect]:
+        """Interrupt the other ranks where they are: they may wait for the one that has failed."""
+        effects = self._strike(run, pending, now, Verdict(False), is_shown=False)
+        return [*effects, *self._give_time(run, pending, now)]
+
+    def _strike_and_condemn(self, run: int, pending: Pending, now: float, *_: Any) -> list[Effect]:
+        effects = self._strike(run, pending, now, Verdict(False), is_shown=False)
+        return [*effects, *self._condemn(run, pending, now)]
+
+    def _align_further(self, now: float) -> list[Effect]:
+        """Ask ranks that have not paused where they are, or end the alignment."""
+        if self._stopping is None:
+            return []
+        effects = self._end_if_aligned(now)
+        if self._stopping is not None and now >= self._stopping.look_at:
+            effects += [
+                control(ranks, Pause(run)) for run, ranks in self._stopping.to_look_at(now).items()
+            ]
+        return effects
 
     def _condemn(self, run: int, pending: Pending, now: float, *_: Any) -> list[Effect]:
         first = now if pending.interrupted_at is None else pending.interrupted_at
@@ -196,6 +307,7 @@ class Runs:
             ranks = tuple(sorted(pending.ranks))
             effects += self.settle(run, ranks, Parcel(Died(ranks[0], reason, "")), now, begun[run])
         self._settling.clear()
+        self._stopping = None
         return effects
 
     def ranks_died(self, ranks: Collection[int], parcel: Parcel[Died], now: float) -> list[Effect]:
@@ -215,6 +327,8 @@ class Runs:
         effects: list[Effect] = []
         for run in list(self._settling):
             effects += self._settle_due(run, now)
+        if self._stopping is not None:
+            effects += self._align_further(now)
         if self._sweep_at is not None and now >= self._sweep_at:
             effects += self._sweep(now)
         return effects
@@ -222,10 +336,12 @@ class Runs:
     def deadline(self) -> float | None:
         """Return when to call `tick` at the latest."""
         due = math.inf
+        if self._stopping is not None:
+            due = min(self._stopping.look_at, self._stopping.limit_at)
         if self._sweep_at is not None:
             for run in self._mesh.pending:
                 if run < FIRST_HEAL:
-                    due = self._sweep_at
+                    due = min(due, self._sweep_at)
                     break
         for run in self._settling:
             pending = self._mesh.pending.get(run)
@@ -264,6 +380,9 @@ class Runs:
             pending.was_in_step |= isinstance(parcel.verb, Failed) and parcel.verb.in_step
         if is_own:
             effects += self._recovery.rank_left_heal(run, ranks, parcel.verb)
+        if self._stopping is not None:
+            counts = parcel.verb.counts if type(parcel.verb) is Done else ()
+            effects += self._send_on(self._stopping.end(run, ranks, counts))
         if not pending.ranks:
             del self._mesh.pending[run]
             self._settling.discard(run)
@@ -273,12 +392,15 @@ class Runs:
                 effects.append(Note(run, STEP_WAS_INTERRUPTED))
             if not is_own:
                 effects.append(Finish(run))
+            if self._stopping is not None and self._stopping.is_over:
+                self._stopping = None
+            effects += self._end_if_aligned(now)
             return [*effects, *self._recovery.run_ended(run, pending, now)]
         if pending.first_end_at is None:
             pending.first_end_at = now
         if pending.has_failed and pending.settle_at is None and pending.is_work and not is_own:
-            self._on("a rank failed", run, pending, now)
-        return effects
+            effects += self._on("a rank failed", run, pending, now)
+        return [*effects, *self._end_if_aligned(now)]
 
     def fails_on(self, run: int, ranks: tuple[int, ...], now: float) -> list[Effect]:
         """Note that the run has raised on these ranks, whose answers follow: the others' time

@@ -29,6 +29,7 @@ RecoveryEvent = Literal[
     "ranks missing",
     "ranks without groups",
     "groups broken",
+    "models half done",
     "respawned",
     "respawn failed",
     "failed",
@@ -46,6 +47,7 @@ RecoveryAction = Literal[
     "respawn",
     "describe",
     "heal",
+    "reset_models",
     "give_up_respawn",
     "call_off",
     "heal_timed_out",
@@ -66,6 +68,7 @@ RECOVERY: Mapping[
     ("examining", "ranks missing"): ("respawning", "respawn"),
     ("examining", "ranks without groups"): ("describing", "describe"),
     ("examining", "groups broken"): ("healing", "heal"),
+    ("examining", "models half done"): ("healing", "reset_models"),
     ("examining", "reset"): ("calm", "forget"),
     ("respawning", "trouble"): (None, "look_again"),
     ("respawning", "abandoned"): (None, "stop_asking"),
@@ -92,7 +95,14 @@ RECOVERY: Mapping[
 }
 # A run that is sent and ends as it should has none of these events.
 RunPhase = Literal[
-    "waiting", "running", "failing", "reported", "releasing", "interrupted", "killing"
+    "waiting",
+    "running",
+    "failing",
+    "reported",
+    "releasing",
+    "aligning",
+    "interrupted",
+    "killing",
 ]
 RunEvent = Literal[
     "a rank failed",
@@ -101,19 +111,26 @@ RunEvent = Literal[
     "a rank asks the user",
     "stuck",
     "interrupted",
+    "interrupted at once",
+    "all ranks stand",
     "interrupted again",
     "still there",
 ]
 RunAction = Literal[
     "give_time", "give_more_time", "release_rest", "release_stuck", "report", "leave", "pass_over",
-    "interrupt", "condemn", "kill",
+    "align", "strike", "strike_failing", "strike_and_condemn", "interrupt", "condemn", "kill",
 ]  # fmt: skip
 RUN: Mapping[tuple[RunPhase, RunEvent], tuple[RunPhase | None, RunAction]] = {
     ("waiting", "a rank failed"): ("failing", "give_time"),
     ("waiting", "interrupted"): (None, "pass_over"),
     ("running", "a rank failed"): ("failing", "give_time"),
     ("running", "stuck"): ("releasing", "release_stuck"),
-    ("running", "interrupted"): ("interrupted", "interrupt"),
+    ("running", "interrupted"): ("aligning", "align"),
+    ("running", "interrupted at once"): ("interrupted", "interrupt"),
+    # Ranks end together before the same operation: `stopping`.
+    ("aligning", "all ranks stand"): ("interrupted", "strike"),
+    ("aligning", "a rank failed"): ("interrupted", "strike_failing"),
+    ("aligning", "interrupted again"): ("killing", "strike_and_condemn"),
     ("failing", "time is over"): ("releasing", "release_rest"),
     ("failing", "time is over, nobody is released"): ("reported", "report"),
     ("failing", "a rank asks the user"): (None, "give_more_time"),

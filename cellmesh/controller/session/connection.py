@@ -26,6 +26,7 @@ from ...wire.reliable import Reliable
 from ...wire.secret import Secret, SecretBytes
 from ...wire.segments import SegmentFrame
 from ...wire.status import RankState, StackText
+from ...wire.stopping import StopState
 from ...wire.values import Chunk, Unwanted
 from ..values.pool import open_value
 
@@ -35,7 +36,7 @@ _OPEN_S = 3.0
 # So many messages are heard before other things are seen to.
 _MAX_MESSAGES = 1000
 # What ranks' control threads say, whatever their main threads have said before.
-_BESIDE = (RankState, StackText)
+_BESIDE = (RankState, StackText, StopState)
 _WHY_INTERRUPTED = (
     "its run was interrupted while the value was on its way: ask for it again (mesh.pull)"
 )

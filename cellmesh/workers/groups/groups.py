@@ -86,6 +86,7 @@ class Groups:
         self._maker = Maker(self._store, self._patience, self._own_gloo)
         self._is_broken = self._is_replaying = False
         self.backward_passes, self.heal_callbacks = BackwardPasses(), HealCallbacks()
+        self.is_half_done = False  # whether a step has left models half done
         self.num_resizes = num_resizes
         self._healer = Healer(
             rank,
@@ -351,8 +352,20 @@ class Groups:
             for group in self._living():
                 group.take_down("healing it was interrupted")
             raise
-        self._is_broken = self._patience.has_left = False
+        self._is_broken = self._patience.has_left = self.is_half_done = False
         return (*notes, *self._own_gloo.take_notes(), *self.heal_callbacks.call())
+
+    def reset_models(self, generation: int, participants: frozenset[int]) -> tuple[str, ...]:
+        """Reset the models that an unfinished step has left half done on any of these ranks, whose
+        groups stand; arguments and result as of `heal`. Their collective. Main thread.
+        """
+        try:
+            notes = self._healer.reset_models(generation, participants)
+        except BaseException:
+            self._is_broken = True
+            raise
+        self.is_half_done = False
+        return (*notes, *self.heal_callbacks.call())
 
     @contextlib.contextmanager
     def _replaying(self) -> Iterator[None]:

@@ -111,6 +111,27 @@ class Healer:
         self._store.forget_keys(old_keys)
         return notes
 
+    def reset_models(self, generation: int, participants: frozenset[int]) -> tuple[str, ...]:
+        """Reset the models that an unfinished step has left half done on any rank; the groups
+        stand, and what has been begun on them ends (`Groups.reset_models`).
+
+        Collective among the participants; blocks.
+        """
+        self._ledger.await_operations(_CONNECT_S)
+        gc.collect()  # ranks would differ in models without references
+        models = Survey(self._half_done)
+        self._half_done = models.half_done
+        c10d._world.pg_coalesce_state.clear()
+        prefix = f"{self._prefix}/{generation:x}"
+        meeting = Meeting(self._store, prefix, self._rank, participants)
+        old_keys, self._keys = self._keys, meeting.keys
+        meeting.exchange_presence(self._presence(models))
+        notes = meeting.reset(models)
+        self._half_done = ()
+        meeting.exchange("healed", b"")
+        self._store.forget_keys(old_keys)
+        return notes
+
     def _presence(self, models: Survey) -> Presence:
         return Presence(
             tuple(group.plan for group in self._living()),

@@ -26,6 +26,7 @@ from ..static_lookup import module_of
 from ..trace.recorder import Spans
 from .abort import Drain
 from .any_backend import ForeignWork
+from .gate import Gate
 from .interruptible_wait import Patience, PatientCollective, PatientMessage, PatientReceive
 from .signatures import signer
 
@@ -57,6 +58,8 @@ _RETURNS_WORK = re.compile(r"-> \S*\bWork\b")
 _LARGE_BYTES = 64 << 10
 # Of operations that are waited for later, so many are known at a time.
 _MAX_EARLIER = 1024
+# How often operations in flight are looked at.
+_LOOK_S = 0.002
 _POINT_TO_POINT = frozenset({"send", "recv", "recv_anysource"})
 # What only makes sense on the C++ object.
 _OF_CPP = frozenset({"rank", "size", "boxed", "unbox", "BackendType"})
@@ -94,6 +97,10 @@ class Ledger:
     earlier: deque[Begun] = field(default_factory=lambda: deque(maxlen=_MAX_EARLIER))
     is_rebuilding: bool = False
     main_thread: int = field(default_factory=lambda: threading.main_thread().ident or 0)
+    gate: Gate = field(init=False)  # where a stop pauses the rank
+
+    def __post_init__(self) -> None:
+        self.gate = Gate(self.main_thread)
 
     def keep(self, begun: Begun) -> None:
         """Keep an operation's record when another begins, if the first is still in flight."""
@@ -132,6 +139,20 @@ class Ledger:
         """Drop all records of operations: they have ended or are not waited for any more."""
         self.last = None
         self.earlier.clear()
+
+    def await_operations(self, timeout_s: float) -> None:
+        """Wait until the collectives that are in flight have ended, well or not; raise TimeoutError
+        after `timeout_s`. Main thread.
+
+        gloo says of messages that they have ended only after a ``wait``. They arrive in tensors
+        that nothing else uses.
+        """
+        deadline = time.monotonic() + timeout_s
+        for begun in [*self.earlier, *([self.last] if self.last is not None else [])]:
+            while begun[0] not in _POINT_TO_POINT and _is_under_way(begun):
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"an {begun[0]} of {begun[1].group_name} did not end")
+                time.sleep(_LOOK_S)
 
     def current(self) -> CollectiveRecord | None:
         """Return the operation begun last, if it is in flight; else the oldest one in flight."""
@@ -276,12 +297,17 @@ def _collective(method: str) -> Callable[..., Any]:
     sign = signer(method)
 
     def begin(self: HealableGroup, *args: Any, **kwargs: Any) -> Any:
+        gate = self._ledger.gate
+        if gate.is_closed:
+            gate.enter(self.size())
         call = getattr(self._inner, method)
         self.num_collectives += 1
         self.recent.append((self.num_collectives, label, *sign(args, kwargs)))
         if not self.is_touched:
             self.is_touched = True
             self._ledger.touched.append(self)
+        if gate.is_closed:
+            gate.note_begun()
         return _begin(self, label, call, args, kwargs, self.num_collectives)
 
     return begin
@@ -291,6 +317,9 @@ def _message(method: str) -> Callable[..., Any]:
     label = _LABELS.get(method, method)
 
     def begin(self: HealableGroup, *args: Any, **kwargs: Any) -> Any:
+        gate = self._ledger.gate
+        if gate.is_closed:
+            gate.enter(self.size())
         call = getattr(self._inner, method)
         if method == "recv_anysource":
             work = _begin(self, label, call, args, kwargs, 0)
@@ -304,6 +333,8 @@ def _message(method: str) -> Callable[..., Any]:
         sequence = counts.get(peer, 0) + 1
         work = _begin(self, label, call, args, kwargs, sequence, peer)
         counts[peer] = sequence
+        if gate.is_closed:
+            gate.note_begun()
         return work
 
     return begin

@@ -18,6 +18,7 @@ from ...wire.inspect import Refusal
 from ...wire.messages import Done, Interrupt, Leave, Release, Request
 from ...wire.status import Probe, RankState, Stacks, StackText
 from ...wire.stdin import InputReply
+from ...wire.stopping import QUIET_MAX_S, Pause, Steps, StopState
 from ...wire.stream import Channel
 from ..linux_process import main_thread_sleeps, signal_own_group, start_thread, write_stderr
 from .features import RankContext
@@ -32,6 +33,9 @@ from .value_transfer import refusal
 # dropped is tried again.
 _UNWIND_S, _HANDLER_S, _DESCRIBE_S, _AGAIN_S = 0.4, 1.0, 3.0, 0.01
 _LOOK_S = 0.02
+# How long a rank that was interrupted together with all others may wait in an operation of the
+# user's handlers: the others are on their way to it.
+_ALIGNED_S = 5.0
 _NO_THREAD = (
     "nothing more can be looked at beside a cell: the limit on processes and threads is reached"
 )
@@ -58,6 +62,7 @@ class ControlThread:
         self._last_stop: tuple[int, StopPoint | None] = (-1, None)
         self._seen: tuple[int, Activity, float] | None = None
         self._seen_since = 0.0
+        self._aligned_run = -1  # the run that was interrupted last together with all other ranks
         # Runs to be stopped: by which exception, and how many seconds later to signal (None: they
         # were).
         self._stops: queue.SimpleQueue[tuple[int, type[KeyboardInterrupt], float | None]] = (
@@ -70,6 +75,12 @@ class ControlThread:
 
     def start(self) -> None:
         """Start both threads (for messages, for stops), before user code uses up all threads."""
+        gate = self._groups.ledger.gate
+        gate.running = lambda: self._interrupts.running
+        gate.is_pending = self._interrupts.is_pending
+        gate.counts = self._groups.counts
+        gate.num_steps = self._context.steps.num_steps
+        gate.report = self._report_stop
         threading.Thread(target=self._serve, name="cellmesh-control", daemon=True).start()
         threading.Thread(target=self._see_to_stops, name="cellmesh-stops", daemon=True).start()
 
@@ -113,7 +124,10 @@ class ControlThread:
     def _handle(self, verb: Any) -> None:
         match verb:
             case Interrupt():
-                self._stop(verb.run, KeyboardInterrupt)
+                self._stop(verb.run, KeyboardInterrupt, verb.is_aligned)
+            case Pause():
+                self._groups.ledger.gate.close(verb.run, verb.owed)
+                self._report_stop(verb.run)
             case Release():
                 self._stop(verb.run, Released)
             case InputReply():
@@ -143,13 +157,40 @@ class ControlThread:
         except BaseException as error:
             self._take(error)
 
-    def _stop(self, run: int, kind: type[KeyboardInterrupt]) -> None:
+    def _report_stop(self, run: int) -> None:
+        """Send where the rank is in a run that is to pause; on the control thread, and on threads
+        that begin operations.
+        """
+        with self._interrupts, self._lock:
+            gate, ledger = self._groups.ledger.gate, self._groups.ledger
+            is_own = threading.get_ident() == ledger.main_thread
+            waits = not (gate.is_paused or is_own) and self._waits(look_at_main_thread(self._shell))
+            last = ledger.last_begun()
+            quiet_s = QUIET_MAX_S if last is None else time.monotonic() - last.since
+            steps = self._context.steps
+            state = StopState(
+                run,
+                gate.is_paused,
+                bool(waits),
+                steps.is_inside,
+                round(min(quiet_s, QUIET_MAX_S), 1),
+                tuple(self._groups.counts()),
+                steps.describe(self._shell.user_ns),
+            )
+            self._channel.send(encode([Parcel(state)]))
+
+    def _stop(self, run: int, kind: type[KeyboardInterrupt], is_aligned: bool = False) -> None:
         if self._interrupts.running != run:
             self._interrupts.request(run, kind)  # it will not begin
             return
+        self._aligned_run = run if is_aligned else -1
+        if self._groups.ledger.gate.strike(run, kind):
+            self._last_stop = (run, StopPoint(kind, Waited()))
+            self._stops.put((run, kind, None))
+            return
         waited = self._waits(look_at_main_thread(self._shell))
         self._last_stop = (run, StopPoint(kind, waited or Waited()))
-        if waited is not None and self._groups.release():
+        if not is_aligned and waited is not None and self._groups.release():
             # The collective raises by itself, and unwinds as any error does. A signal would be
             # pending then, and strike in the first ``__exit__`` on the way: `torch.no_grad()` would
             # stay in force.
@@ -199,7 +240,7 @@ class ControlThread:
         for. Where user code handles, ignores or blocks SIGINT, a signal of our own follows.
         """
         asked_at = time.monotonic()
-        while not (self._waits(look_at_main_thread(self._shell)) and self._groups.release()):
+        while not (self._waits_in_vain(run) and self._groups.release()):
             if self._ends_within(run, _UNWIND_S):
                 return
             if self._interrupts.is_pending(run):
@@ -216,6 +257,11 @@ class ControlThread:
                     and self._groups.release()
                 ):
                     return
+
+    def _waits_in_vain(self, run: int) -> bool:
+        waited = self._waits(look_at_main_thread(self._shell))
+        may_wait_s = _ALIGNED_S if run == self._aligned_run else 0.0
+        return waited is not None and waited.waited_s >= may_wait_s
 
     def _waits(self, seen: Activity) -> Waited | None:
         """Return the collective that the main thread waits in; None if it waits in none."""
@@ -259,10 +305,12 @@ class ControlThread:
             waited_s=waited.waited_s if busy else 0.0,
             asks=self._asker.is_asking,
             is_broken=self._groups.is_broken,
+            is_half_done=self._groups.is_half_done,
             counts=tuple(self._groups.counts(with_recent=busy)),
             memory=memory,
             device_percent=self._meter.device_percent(),
             in_flight=self._groups.ledger.in_flight() if waited.collective else (),
+            steps=Steps() if busy else self._context.steps.describe(self._shell.user_ns),
         )
 
     def _query(self, verb: Request) -> Parcel[Done]:

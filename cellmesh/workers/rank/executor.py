@@ -69,6 +69,7 @@ class Executor:
         self._groups = self._context.groups
         self._ledger = self._context.groups.ledger
         self._interrupts = self._context.interrupts
+        self._steps = self._context.steps
         self._segments = self._context.segments
         self._pid = os.getpid()
         self._end_child: Callable[[BaseException | None], NoReturn] | None = None
@@ -98,6 +99,9 @@ class Executor:
         self._tracker.enter(work.run)
         if self._ledger.touched:
             self._groups.ledger.mark()
+        self._steps.run = work.run
+        if self._steps.is_used:
+            self._steps.forget()
         outcome: Parcel[Done] | BaseException | None
         try:
             try:
@@ -278,6 +282,8 @@ class Executor:
         elif work.num_resizes != groups.num_resizes:
             self._notes = load("rank.resizing").resize(work, groups, self._namespace)
         ranks, port = frozenset(work.ranks), work.store_port or None
+        if work.keeps_groups:
+            return Parcel(Done(work.run, notes=groups.reset_models(work.generation, ranks)))
         notes = groups.heal(work.generation, ranks, port, work.store_address)
         notes, self._notes = (*self._notes, *notes), ()
         return Parcel(Done(work.run, notes=notes))

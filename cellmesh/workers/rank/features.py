@@ -23,6 +23,7 @@ from ...wire.codec import Frame
 from ...wire.messages import FeatureRequest, Pickled
 from ..groups import model_reset
 from .import_hooks import AfterImport
+from .optimizer_steps import OptimizerSteps
 
 if TYPE_CHECKING:
     import torch
@@ -139,6 +140,7 @@ class RankContext:
     interrupts: Interrupts
     segments: SegmentLink
     device: torch.device
+    steps: OptimizerSteps = field(default_factory=OptimizerSteps)
     observer: CellObserver | None = None
     _handlers: dict[str, Handler] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -159,4 +161,4 @@ class RankContext:
         except BaseException:  # an interrupt, since code of a model's does not end
             is_dirty = True
         if is_dirty:
-            self.groups.mark_broken()
+            self.groups.is_half_done = True

@@ -149,6 +149,7 @@ def run_rank(
     meter = MemoryMeter(placement.device)
     shell.call_at_heal = groups.heal_callbacks.add
     context = RankContext(shell, groups, interrupts, SegmentLink(segments), placement.device)
+    context.steps.install()
     control_thread = ControlThread(Channel(control), context, asker, meter)
     control_thread.start()
     shell.user_ns.update(

@@ -92,7 +92,7 @@ class Survey:
             if signature in half_done and kind.drops_grads:
                 dropped.add(kind.label)
         if dropped:
-            text = f"gradients of the step that failed are dropped ({', '.join(sorted(dropped))})"
+            text = f"gradients of the unfinished step are dropped ({', '.join(sorted(dropped))})"
             notes = {text: None} | notes
         return tuple(notes)
 

@@ -21,6 +21,7 @@ from cellmesh.wire.messages import (
 )
 from cellmesh.wire.output import Display, Output, Skipped
 from cellmesh.wire.status import HostReport, Probe, RankState, ReadHost
+from cellmesh.wire.stopping import Pause, StopState
 from cellmesh.wire.values import PullNames
 
 from ....support.core_decisions import (
@@ -108,7 +109,9 @@ def test_an_interrupt_goes_to_the_ranks_that_still_run() -> None:
     core = ready_core()
     core.submit(relay(1, (0, 1, 3)))
     hear(core, (1,), Done(1))
-    assert control_sent(core.interrupt(1)) == [((0, 3), Interrupt(1))]
+    assert control_sent(core.interrupt(1)) == [((0, 3), Pause(1))]
+    paused = StopState(1, True, False, False, 0.0, ())
+    assert control_sent(hear(core, (0, 3), paused)) == [((0, 3), Interrupt(1, True))]
     hear(core, (0, 3), Done(1))
     assert core.interrupt(1) == []
     assert core.interrupt(99) == []

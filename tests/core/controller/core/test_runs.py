@@ -28,6 +28,7 @@ from ....support.core_decisions import (
     only,
     ready_core,
     sent,
+    stop,
     told,
 )
 from ....support.runs import relay
@@ -352,7 +353,7 @@ def test_waiting_rank_is_not_released_while_another_asks() -> None:
 def test_second_interrupt_kills_ranks_that_have_not_stopped() -> None:
     core = ready_core(settle_s=1.0)
     core.submit(relay(1, (0, 1, 2)))
-    assert told(core.interrupt(1, 10.0)) == [((0, 1, 2), Interrupt(1))]
+    assert told(stop(core, 1, (0, 1, 2), 10.0)) == [((0, 1, 2), Interrupt(1, True))]
     assert core.interrupt(1, 10.2) == []
     hear(core, (0,), Failed(1, "KeyboardInterrupt", "", "", 0), now=10.5)
     assert not any(type(p.verb) is Kill for _, e in ticks(core, 9.9 + STOP_S) for p in sent(e))
@@ -368,7 +369,7 @@ def test_second_interrupt_kills_ranks_that_have_not_stopped() -> None:
 def test_second_interrupt_kills_at_once_ranks_that_had_time_to_stop() -> None:
     core = ready_core()
     core.submit(relay(1, (0,)))
-    core.interrupt(1, 10.0)
+    stop(core, 1, (0,), 10.0)
     assert core.interrupt(1, 13.0) == []
     assert core.deadline() <= 13.0
     assert Parcel(Kill((0,))) in sent(core.tick(13.0))
@@ -377,7 +378,7 @@ def test_second_interrupt_kills_at_once_ranks_that_had_time_to_stop() -> None:
 def test_a_late_second_interrupt_is_a_first_one() -> None:
     core = ready_core()
     core.submit(relay(1, (0,)))
-    core.interrupt(1, 10.0)
+    stop(core, 1, (0,), 10.0)
     late = 10.0 + ESCALATE_S + 0.1
     assert told(core.interrupt(1, late)) == [((0,), Interrupt(1))]
     assert not any(type(p.verb) is Kill for p in sent(core.tick(late + 2)))

@@ -16,7 +16,7 @@ from cellmesh.controller.core.transitions import (
 )
 from cellmesh.wire.messages import Died, Done
 
-from ....support.core_decisions import FAILED, heal_all, hear, lose_rank, ready_core
+from ....support.core_decisions import FAILED, heal_all, hear, lose_rank, ready_core, stop
 from ....support.recovery_cases import submit
 
 
@@ -77,12 +77,13 @@ def test_a_run_that_fails_is_followed_to_its_end_and_to_the_recovery() -> None:
 def test_a_run_that_is_interrupted_twice_is_killed() -> None:
     core = ready_core(2)
     submit(core, 1, (0, 1))
-    core.interrupt(1, 1.0)
+    stop(core, 1, (0, 1), 1.0)
     core.interrupt(1, 2.0)
     core.tick(4.0)
     lose_rank(core, Died(0, "was killed by SIGKILL", ""), 4.1)
-    assert steps(core, "run 1")[:4] == [
-        ("running", "interrupted", "interrupted"),
+    assert steps(core, "run 1")[:5] == [
+        ("running", "interrupted", "aligning"),
+        ("aligning", "all ranks stand", "interrupted"),
         ("interrupted", "interrupted again", "killing"),
         ("killing", "still there", "interrupted"),
         ("interrupted", "a rank failed", "interrupted"),

@@ -228,7 +228,7 @@ def test_a_model_that_cannot_be_reset_is_named_and_the_others_are_reset() -> Non
     odd._build_params_for_reducer = odd._comm_hooks = 3
     notes = survey.reset([*survey.half_done, *survey.progress])
     assert notes == (
-        "gradients of the step that failed are dropped (DDP)",
+        "gradients of the unfinished step are dropped (DDP)",
         "DDP could not be reset, construct it again (TypeError)",
     )
     assert all(parameter.grad is None for parameter in model.parameters())

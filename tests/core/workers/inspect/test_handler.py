@@ -378,19 +378,18 @@ def test_only_values_read_during_a_run_are_torn(running: int, begun: int, is_tor
 
 
 @pytest.mark.parametrize(("runs", "is_dirty"), [(True, True), (True, False), (False, True)])
-def test_an_expression_that_raises_in_the_middle_of_a_step_leaves_groups_to_be_healed(
+def test_an_expression_that_raises_in_the_middle_of_a_step_leaves_models_to_be_reset(
     monkeypatch: pytest.MonkeyPatch, runs: bool, is_dirty: bool
 ) -> None:
     monkeypatch.setattr(model_reset, "look_after_failure", lambda: is_dirty)
-    broken: list[bool] = []
     shell: Any = SimpleNamespace(user_ns={"raise_": raise_})
     passes = SimpleNamespace(look=lambda tb: None)
-    groups: Any = SimpleNamespace(mark_broken=lambda: broken.append(True), backward_passes=passes)
+    groups: Any = SimpleNamespace(is_half_done=False, backward_passes=passes)
     nothing: Any = None
     handler = InspectHandler(RankContext(shell, groups, nothing, nothing, nothing))
     answer = handler.handle(Overview("raise_(ValueError())", runs=runs), ())
     assert isinstance(answer, Refusal)
-    assert broken == [True] * (runs and is_dirty)
+    assert groups.is_half_done is (runs and is_dirty)
 
 
 def test_exception_whose_text_ends_the_process_is_reported() -> None:

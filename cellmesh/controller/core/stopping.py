@@ -1,0 +1,354 @@
+"""Decides where the ranks of a run that is stopped end, so that all end at the same point of their
+program. Pure, as `core.Core`.
+
+Each rank pauses before its next operation on a process group (`wire.stopping.Pause`). All members
+of a group complete what one of them has begun: a paused rank that owes an operation goes on, which
+may raise the debts of others. So does a rank that has made one optimizer step less than others:
+ranks of different groups (of FSDP with TP, of a pipeline) may owe each other nothing on both sides
+of a step. When every rank of the run is paused, has ended, or has run Python
+for `QUIET_S` without an operation, all end where they are: no operation is cut in half, so that no
+connection has to be. Ranks that are not there after `LIMIT_S` are interrupted where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ...wire.groups import GroupCount
+from ...wire.ranks import describe_ranks, group_ranks
+from ...wire.stopping import QUIET_MAX_S, Owed, Steps, StopState
+from .deadlock import Key, members_of
+
+# How long a rank must have run Python without an operation, to be ended where it is.
+QUIET_S = 0.5
+LIMIT_S = 1.0
+# Ranks inside an optimizer's step get this long: interrupted there, they would keep half of it.
+IN_STEP_LIMIT_S = 1.8
+# Ranks that run Python with fewer steps than others get this long.
+STEPS_LIMIT_S = 0.9
+# How often ranks that are not paused are asked where they are.
+LOOK_S = 0.1
+
+RankPhase = Literal["asked", "running", "waiting", "paused", "owing", "ended"]
+RankEvent = Literal["runs", "waits", "pauses", "owes", "ends"]
+# What each event makes of a rank. An event without a row does nothing.
+STANDING: Mapping[tuple[RankPhase, RankEvent], RankPhase] = {
+    ("asked", "runs"): "running",
+    ("asked", "waits"): "waiting",
+    ("asked", "pauses"): "paused",
+    ("asked", "ends"): "ended",
+    ("running", "waits"): "waiting",
+    ("running", "pauses"): "paused",
+    ("running", "ends"): "ended",
+    ("waiting", "runs"): "running",
+    ("waiting", "pauses"): "paused",
+    ("waiting", "ends"): "ended",
+    ("paused", "owes"): "owing",
+    ("paused", "ends"): "ended",
+    # It has heard of its debt, and goes on.
+    ("owing", "runs"): "running",
+    ("owing", "waits"): "waiting",
+    ("owing", "pauses"): "paused",
+    ("owing", "ends"): "ended",
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The end of an alignment: all ranks are to end their runs now.
+
+    Attributes:
+        is_aligned: whether no rank is in an operation, and none owes one.
+        apart: ranks that did not pause, and are interrupted where they are.
+    """
+
+    is_aligned: bool
+    apart: tuple[int, ...] = ()
+
+
+class Begun:
+    """The numbers of operations that ranks have begun on their groups, and of optimizer steps that
+    they have completed; and what each owes.
+    """
+
+    def __init__(self, num_ranks: int) -> None:
+        self._num_ranks = num_ranks
+        self._steps: dict[str, dict[int, int]] = {}  # optimizer -> rank -> number
+        self._most_steps: dict[str, int] = {}
+        self._collectives: dict[Key, dict[int, int]] = {}
+        self._most: dict[Key, int] = {}
+        self._keys: dict[int, list[Key]] = {}  # rank -> the groups that it is a member of
+        # (group, rank) -> peer -> number of messages.
+        self._sent: dict[tuple[Key, int], dict[int, int]] = {}
+        self._received: dict[tuple[Key, int], dict[int, int]] = {}
+        self._peers: dict[tuple[Key, int], set[int]] = {}
+
+    def note(self, rank: int, counts: Iterable[GroupCount]) -> set[int]:
+        """Note a rank's numbers; return the ranks that may owe more than before."""
+        concerned: set[int] = {rank}
+        for count in counts:
+            key = (count.name, count.ranks)
+            if key not in self._collectives:
+                self._collectives[key], self._most[key] = {}, 0
+                for member in members_of(count, self._num_ranks):
+                    self._keys.setdefault(member, []).append(key)
+            self._collectives[key][rank] = count.num_collectives
+            if count.num_collectives > self._most[key]:
+                self._most[key] = count.num_collectives
+                concerned.update(members_of(count, self._num_ranks))
+            for book, numbers in (
+                (self._sent, count.num_sent),
+                (self._received, count.num_received),
+            ):
+                if numbers:
+                    book[key, rank] = dict(numbers)
+                    for peer, _ in numbers:
+                        self._peers.setdefault((key, peer), set()).add(rank)
+                        concerned.add(peer)
+        return concerned
+
+    def note_steps(self, rank: int, steps: Steps) -> bool:
+        """Note a rank's optimizer steps; return whether another rank may owe more than before."""
+        is_more = False
+        for count in steps.counts:
+            self._steps.setdefault(count.optimizer, {})[rank] = count.num_steps
+            if count.num_steps > self._most_steps.get(count.optimizer, 0):
+                self._most_steps[count.optimizer] = count.num_steps
+                is_more = True
+        return is_more
+
+    def owed_by(self, rank: int) -> Owed:
+        """Return what other ranks have done and a rank has not."""
+        owed = []
+        for key in self._keys.get(rank, ()):
+            most = self._most[key]
+            is_behind = self._collectives[key].get(rank, 0) < most
+            to_send = self._behind(key, rank, self._sent, self._received)
+            to_receive = self._behind(key, rank, self._received, self._sent)
+            if is_behind or to_send or to_receive:
+                owed.append(GroupCount(*key, most, to_send, to_receive))
+        # Ranks that differ by more make steps that are none of the others' affair.
+        steps = tuple(
+            (optimizer, most)
+            for optimizer, most in self._most_steps.items()
+            if self._steps[optimizer].get(rank, 0) == most - 1
+        )
+        return Owed(tuple(owed), steps)
+
+    def _behind(
+        self,
+        key: Key,
+        rank: int,
+        own_book: Mapping[tuple[Key, int], Mapping[int, int]],
+        their_book: Mapping[tuple[Key, int], Mapping[int, int]],
+    ) -> tuple[tuple[int, int], ...]:
+        """Return (peer, number) where a peer has begun more messages with a rank than it has."""
+        own = own_book.get((key, rank), {})
+        found = []
+        for peer in sorted(self._peers.get((key, rank), ())):
+            number = their_book.get((key, peer), {}).get(rank, 0)
+            if number > own.get(peer, 0):
+                found.append((peer, number))
+        return tuple(found)
+
+
+@dataclass
+class _Rank:
+    run: int
+    phase: RankPhase = "asked"
+    quiet_s: float = 0.0
+    seen_at: float = 0.0
+    in_step: bool = False
+    steps: Steps = field(default_factory=Steps)
+
+    def is_quiet(self, now: float) -> bool:
+        quiet_s = self.quiet_s + now - self.seen_at
+        return self.phase == "running" and not self.in_step and quiet_s >= QUIET_S
+
+
+@dataclass
+class Stopping:
+    """The ranks of the runs that are being stopped together, and where each is.
+
+    Attributes:
+        num_ranks: size of the mesh.
+        limit_at: when ranks are interrupted where they are, in seconds.
+        look_at: when ranks that are not paused are asked again.
+    """
+
+    num_ranks: int
+    began_at: float
+    _ranks: dict[int, _Rank] = field(default_factory=dict)
+    _has_met: bool = False  # whether a rank has begun an operation in its run
+
+    def __post_init__(self) -> None:
+        self._begun = Begun(self.num_ranks)
+        self.limit_at, self.look_at = self.began_at + LIMIT_S, self.began_at + LOOK_S
+
+    def add(self, run: int, ranks: Iterable[int]) -> None:
+        """Stop a run on these ranks, too."""
+        self._ranks.update((rank, _Rank(run)) for rank in ranks)
+
+    @property
+    def runs(self) -> dict[int, tuple[int, ...]]:
+        """The runs that are being stopped, and the ranks of each that have not ended it."""
+        found: dict[int, list[int]] = {}
+        for rank, one in sorted(self._ranks.items()):
+            if one.phase != "ended":
+                found.setdefault(one.run, []).append(rank)
+        return {run: tuple(ranks) for run, ranks in found.items()}
+
+    def report(
+        self, ranks: Sequence[int], state: StopState, age_s: float, now: float
+    ) -> dict[int, Owed]:
+        """Note what ranks say; return the paused ranks that owe operations, and what they owe.
+
+        Args:
+            ranks: those that have said this alike.
+            state: what they say.
+            age_s: seconds since the run began.
+            now: seconds.
+        """
+        event: RankEvent = "pauses" if state.is_paused else "waits" if state.waits else "runs"
+        concerned: set[int] = set()
+        for rank in ranks:
+            one = self._ranks.get(rank)
+            if one is None or one.run != state.run or one.phase == "ended":
+                continue
+            self._move(rank, event)
+            one.quiet_s, one.seen_at, one.in_step = state.quiet_s, now, state.in_step
+            one.steps = state.steps
+            concerned |= self._begun.note(rank, state.counts)
+            if self._begun.note_steps(rank, state.steps):
+                concerned |= self._ranks.keys()
+            self._has_met |= state.is_paused or state.quiet_s < min(age_s, QUIET_MAX_S)
+        return self._owing(concerned)
+
+    def _owing(self, concerned: Collection[int]) -> dict[int, Owed]:
+        owing = {}
+        for rank in concerned:
+            one = self._ranks.get(rank)
+            if one is not None and one.phase == "paused" and (owed := self._begun.owed_by(rank)):
+                owing[rank] = owed
+                self._move(rank, "owes")
+        return owing
+
+    def end(self, run: int, ranks: Iterable[int], counts: Iterable[GroupCount]) -> dict[int, Owed]:
+        """Note that ranks have ended a run, and with how many collectives; return as `report`."""
+        concerned: set[int] = set()
+        for rank in ranks:
+            if (one := self._ranks.get(rank)) is not None and one.run == run:
+                self._move(rank, "ends")
+                if counts:
+                    concerned |= self._begun.note(rank, counts)
+        return self._owing(concerned)
+
+    def _move(self, rank: int, event: RankEvent) -> None:
+        one = self._ranks[rank]
+        one.phase = STANDING.get((one.phase, event), one.phase)
+
+    def to_look_at(self, now: float) -> dict[int, tuple[int, ...]]:
+        """Return, by run, the ranks to ask where they are now: those that are not paused."""
+        self.look_at = now + LOOK_S
+        found: dict[int, list[int]] = {}
+        for rank, one in sorted(self._ranks.items()):
+            if one.phase not in ("paused", "ended"):
+                found.setdefault(one.run, []).append(rank)
+        return {run: tuple(ranks) for run, ranks in found.items()}
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every rank has ended its run."""
+        return all(one.phase == "ended" for one in self._ranks.values())
+
+    def decide(self, now: float) -> Verdict | None:
+        """Return where all ranks end, once it is known; None before."""
+        left = {rank: one for rank, one in self._ranks.items() if one.phase != "ended"}
+        apart = tuple(sorted(rank for rank, one in left.items() if one.phase != "paused"))
+        if not apart:
+            return Verdict(True) if left else None
+        if now >= self.limit_at:
+            in_step = any(left[rank].in_step for rank in apart)
+            if in_step and now < self.began_at + IN_STEP_LIMIT_S:
+                self.limit_at = now + LOOK_S
+                return None
+            return Verdict(False, apart)
+        if not all(left[rank].is_quiet(now) for rank in apart):
+            return None
+        if any(self._begun.owed_by(rank).counts for rank in apart):
+            return None
+        if now - self.began_at < STEPS_LIMIT_S and self._steps_differ():
+            return None
+        return Verdict(True, apart if self._has_met else ())
+
+    def _steps_differ(self) -> bool:
+        steps = {rank: one.steps for rank, one in self._ranks.items() if one.phase != "ended"}
+        return bool(find_step_differences(steps))
+
+
+@dataclass(frozen=True)
+class StepDifference:
+    """An optimizer of which ranks have completed different numbers of steps in a run.
+
+    Attributes:
+        steps: rank -> number of steps.
+        name: the user's name of the optimizer, or its class.
+        model: the user's name of the model, "" if none is known.
+    """
+
+    steps: Mapping[int, int]
+    name: str
+    model: str
+
+
+def find_step_differences(steps: Mapping[int, Steps]) -> list[StepDifference]:
+    """Return the optimizers of which ranks have completed different numbers of steps in a run.
+
+    A rank that has not stepped an optimizer counts where others have made one step at most:
+    otherwise the program gives this rank other work.
+
+    Args:
+        steps: rank -> its steps, all of one run.
+    """
+    by_optimizer: dict[str, dict[int, int]] = {}
+    names: dict[str, tuple[str, str]] = {}
+    for rank, of_rank in steps.items():
+        for count in of_rank.counts:
+            by_optimizer.setdefault(count.optimizer, {})[rank] = count.num_steps
+            name, model = names.get(count.optimizer, ("", ""))
+            kind = count.optimizer.partition(" ")[0]
+            names[count.optimizer] = (name or count.name or kind, model or count.model)
+    found = []
+    for optimizer, numbers in by_optimizer.items():
+        if max(numbers.values()) <= 1:
+            numbers = dict.fromkeys(steps, 0) | numbers
+        if len(set(numbers.values())) > 1:
+            found.append(StepDifference(dict(sorted(numbers.items())), *names[optimizer]))
+    return found
+
+
+def describe_steps(differences: Iterable[StepDifference]) -> str:
+    """Say which ranks have made more steps than others, and how to make them equal; "" if none."""
+    return "; ".join(map(_describe_difference, differences))
+
+
+def _describe_difference(difference: StepDifference) -> str:
+    by_number = group_ranks(difference.steps)
+    groups = sorted(by_number.items(), key=lambda pair: (-len(pair[1]), pair[1]))
+    (usual, most), others = groups[0], groups[1:]
+    if len(others) == 1:
+        number, ranks = others[0]
+        more = number - usual
+        times = "one step" if abs(more) == 1 else f"{abs(more)} steps"
+        have = "has" if len(ranks) == 1 else "have"
+        kind = "more" if more > 0 else "less" if abs(more) == 1 else "fewer"
+        text = f"{describe_ranks(ranks)} {have} made {times} {kind} than {describe_ranks(most)}"
+    else:
+        each = ", ".join(f"{number} on {describe_ranks(ranks)}" for number, ranks in groups)
+        text = f"ranks have made different numbers of steps: {each}"
+    remedy = "%dist_check shows whether replicas still agree"
+    if difference.model:
+        remedy = f"`%dist_sync {difference.model} --from {most[0]}` makes replicas equal"
+    return f"{text} ({difference.name}): {remedy}"

@@ -1,0 +1,416 @@
+"""Where the ranks of a run that is stopped end, and which of them go on until then."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, get_args
+
+import msgspec
+import pytest
+
+from cellmesh.controller.core import stopping
+from cellmesh.controller.core.stopping import (
+    IN_STEP_LIMIT_S,
+    LIMIT_S,
+    LOOK_S,
+    QUIET_S,
+    STANDING,
+    STEPS_LIMIT_S,
+    Begun,
+    Stopping,
+    Verdict,
+    describe_steps,
+    find_step_differences,
+)
+from cellmesh.wire.groups import GroupCount
+from cellmesh.wire.messages import Done, Failed, Interrupt
+from cellmesh.wire.stopping import QUIET_MAX_S, Owed, Pause, StepCount, Steps, StopState, owes
+
+from ....support.core_decisions import hear, of, ready_core, told
+from ....support.runs import relay
+
+WORLD = "0"
+
+
+def at_gate(*counts: GroupCount, run: int = 1) -> StopState:
+    return StopState(run, True, False, False, 0.0, counts)
+
+
+def in_python(*counts: GroupCount, quiet_s: float = 0.0, **options: Any) -> StopState:
+    return StopState(1, False, False, options.pop("in_step", False), quiet_s, counts, **options)
+
+
+def waiting(*counts: GroupCount) -> StopState:
+    return StopState(1, False, True, False, 0.0, counts)
+
+
+def all_reduces(number: int, ranks: tuple[int, ...] = (), name: str = WORLD) -> GroupCount:
+    return GroupCount(name, ranks, number)
+
+
+def stopping_of(num_ranks: int) -> Stopping:
+    made = Stopping(num_ranks, 0.0)
+    made.add(1, range(num_ranks))
+    return made
+
+
+def test_the_table_names_each_phase_and_event() -> None:
+    phases, events = set(get_args(stopping.RankPhase)), set(get_args(stopping.RankEvent))
+    assert {phase for phase, _ in STANDING} == phases - {"ended"}
+    assert {event for _, event in STANDING} == events
+    assert set(STANDING.values()) <= phases
+
+
+def test_ranks_at_the_same_operation_end_there() -> None:
+    ranks = stopping_of(3)
+    assert ranks.report((0, 1), at_gate(all_reduces(4)), 9.0, 0.01) == {}
+    assert ranks.decide(0.01) is None
+    assert ranks.report((2,), at_gate(all_reduces(4)), 9.0, 0.02) == {}
+    assert ranks.decide(0.02) == Verdict(True)
+
+
+def test_a_rank_that_owes_an_operation_goes_on() -> None:
+    ranks = stopping_of(2)
+    ranks.report((0,), at_gate(all_reduces(4)), 9.0, 0.01)
+    owed = {0: Owed((all_reduces(5),))}
+    assert ranks.report((1,), at_gate(all_reduces(5)), 9.0, 0.02) == owed
+    assert ranks.decide(0.02) is None
+    ranks.report((0,), waiting(all_reduces(5)), 9.0, 0.03)
+    assert ranks.decide(0.03) is None
+    ranks.report((0,), at_gate(all_reduces(5)), 9.0, 0.04)
+    assert ranks.decide(0.04) == Verdict(True)
+
+
+def test_what_a_rank_begins_on_its_way_is_owed_by_others() -> None:
+    """Rank 0 owes on the row; on its way there it begins an operation on the column."""
+    row, column = (0, 1), (0, 2)
+    ranks = stopping_of(3)
+    ranks.report((2,), at_gate(all_reduces(1, column, "c")), 9.0, 0.0)
+    ranks.report((1,), at_gate(all_reduces(2, row, "r")), 9.0, 0.0)
+    found = ranks.report(
+        (0,), at_gate(all_reduces(1, row, "r"), all_reduces(1, column, "c")), 9.0, 0.0
+    )
+    assert found == {0: Owed((all_reduces(2, row, "r"),))}
+    found = ranks.report(
+        (0,), waiting(all_reduces(1, row, "r"), all_reduces(2, column, "c")), 9.0, 0.0
+    )
+    assert found == {2: Owed((all_reduces(2, column, "c"),))}
+
+
+def test_a_rank_with_one_step_less_goes_on_though_it_owes_no_operation() -> None:
+    ranks = stopping_of(2)
+    four, five = (Steps(1, (StepCount("SGD 1", number),)) for number in (4, 5))
+    behind = msgspec.structs.replace(at_gate(all_reduces(9, (0,), "a")), steps=four)
+    ahead = msgspec.structs.replace(at_gate(all_reduces(9, (1,), "b")), steps=five)
+    ranks.report((0,), behind, 9.0, 0.0)
+    assert ranks.report((1,), ahead, 9.0, 0.0) == {0: Owed((), (("SGD 1", 5),))}
+    assert ranks.decide(0.0) is None
+    ranks.report((0,), msgspec.structs.replace(behind, steps=five), 9.0, 0.1)
+    assert ranks.decide(0.1) == Verdict(True)
+
+
+def test_ranks_that_differ_by_many_steps_owe_none() -> None:
+    ranks = stopping_of(2)
+    four, nine = (Steps(1, (StepCount("SGD 1", number),)) for number in (4, 9))
+    ranks.report((0,), msgspec.structs.replace(at_gate(), steps=four), 9.0, 0.0)
+    assert ranks.report((1,), msgspec.structs.replace(at_gate(), steps=nine), 9.0, 0.0) == {}
+    assert ranks.decide(0.0) == Verdict(True)
+
+
+def test_a_message_that_was_sent_is_received_and_the_other_way_round() -> None:
+    ranks = stopping_of(2)
+    ranks.report((0,), at_gate(GroupCount(WORLD, (), 0, ((1, 3),), ((1, 2),))), 9.0, 0.0)
+    found = ranks.report((1,), at_gate(GroupCount(WORLD, (), 0, ((0, 1),), ((0, 2),))), 9.0, 0.0)
+    assert found == {1: Owed((GroupCount(WORLD, (), 0, ((0, 2),), ((0, 3),)),))}
+
+
+def test_owing_is_seen_on_the_rank_as_in_the_core() -> None:
+    owed = (GroupCount(WORLD, (), 3, ((1, 2),), ((1, 1),)),)
+    assert owes((), owed)
+    assert owes((GroupCount(WORLD, (), 3, ((1, 1),), ((1, 1),)),), owed)
+    assert owes((GroupCount(WORLD, (), 3, ((1, 2),)),), owed)
+    assert owes((GroupCount(WORLD, (), 2, ((1, 2),), ((1, 1),)),), owed)
+    assert not owes((GroupCount(WORLD, (), 3, ((1, 5),), ((1, 1),)),), owed)
+
+
+def test_ranks_that_run_python_end_where_they_are_after_a_while() -> None:
+    ranks = stopping_of(2)
+    ranks.report((0,), at_gate(all_reduces(4)), 9.0, 0.0)
+    ranks.report((1,), in_python(all_reduces(4)), 9.0, 0.0)
+    assert ranks.decide(QUIET_S - 0.01) is None
+    assert ranks.decide(QUIET_S) == Verdict(True, (1,))
+
+
+def test_a_run_without_operations_ends_at_once_and_nothing_is_said_of_it() -> None:
+    ranks = stopping_of(2)
+    ranks.report((0, 1), in_python(quiet_s=QUIET_MAX_S), 2.0, 0.0)
+    assert ranks.decide(0.0) == Verdict(True)
+
+
+def test_a_rank_that_owes_an_operation_is_not_left_in_python() -> None:
+    ranks = stopping_of(2)
+    ranks.report((0,), waiting(all_reduces(5)), 9.0, 0.0)
+    ranks.report((1,), in_python(all_reduces(4)), 9.0, 0.0)
+    assert ranks.decide(LIMIT_S - 0.01) is None
+    assert ranks.decide(LIMIT_S) == Verdict(False, (0, 1))
+
+
+def test_a_rank_inside_an_optimizers_step_gets_more_time() -> None:
+    ranks = stopping_of(2)
+    ranks.report((0,), at_gate(all_reduces(4)), 9.0, 0.0)
+    ranks.report((1,), in_python(all_reduces(4), in_step=True), 9.0, 0.0)
+    assert ranks.decide(LIMIT_S) is None
+    assert ranks.limit_at == LIMIT_S + LOOK_S
+    assert ranks.decide(IN_STEP_LIMIT_S) == Verdict(False, (1,))
+
+
+def test_ranks_with_different_steps_get_more_time() -> None:
+    ranks = stopping_of(2)
+    one, two = (Steps(1, (StepCount("SGD 1", number, "o", "m"),)) for number in (1, 2))
+    ranks.report((0,), in_python(all_reduces(4), quiet_s=3.0, steps=one), 9.0, 0.0)
+    ranks.report((1,), in_python(all_reduces(4), quiet_s=3.0, steps=two), 9.0, 0.0)
+    assert ranks.decide(STEPS_LIMIT_S - 0.01) is None
+    assert ranks.decide(STEPS_LIMIT_S) == Verdict(True, (0, 1))
+
+
+def test_ranks_that_have_ended_are_not_waited_for_and_what_they_began_is_owed() -> None:
+    ranks = stopping_of(2)
+    ranks.report((0,), at_gate(all_reduces(4)), 9.0, 0.0)
+    assert ranks.end(1, (1,), (all_reduces(5),)) == {0: Owed((all_reduces(5),))}
+    assert ranks.decide(0.1) is None
+    ranks.report((0,), at_gate(all_reduces(5)), 9.0, 0.2)
+    assert ranks.decide(0.2) == Verdict(True)
+    ranks.end(1, (0,), ())
+    assert ranks.is_over
+    assert ranks.decide(0.3) is None
+
+
+def test_ranks_that_are_not_paused_are_asked_again() -> None:
+    ranks = stopping_of(3)
+    ranks.report((0,), at_gate(), 9.0, 0.0)
+    ranks.end(1, (2,), ())
+    assert ranks.to_look_at(LOOK_S) == {1: (1,)}
+    assert ranks.look_at == 2 * LOOK_S
+
+
+# ---- programs, with ranks that are paused at random instants
+
+Program = Sequence[tuple[str, tuple[int, ...]]]  # collectives: group, members
+
+
+def simulate(programs: Sequence[Program], seed: int) -> list[dict[str, int]]:
+    """Let ranks execute programs that wait in each collective, stop them all, and return how many
+    each has begun by group when all are to end.
+    """
+    rng, num_ranks = random.Random(seed), len(programs)
+    place, counts = [0] * num_ranks, [dict[str, int]() for _ in programs]
+    members = {group: ranks for program in programs for group, ranks in program}
+    waits: list[str | None] = [None] * num_ranks
+    owed: list[Any] = [None] * num_ranks  # None: not asked to pause yet
+    core = stopping_of(num_ranks)
+
+    def counts_of(rank: int) -> tuple[GroupCount, ...]:
+        return tuple(GroupCount(g, members[g], n) for g, n in sorted(counts[rank].items()))
+
+    def report(rank: int, is_paused: bool) -> None:
+        state = StopState(1, is_paused, waits[rank] is not None, False, 0.0, counts_of(rank))
+        for other, more in core.report((rank,), state, 9.0, 0.0).items():
+            owed[other] = more
+
+    def advance(rank: int) -> None:
+        group = waits[rank]
+        if group is not None:
+            number = counts[rank][group]
+            if any(counts[other].get(group, 0) < number for other in members[group]):
+                return
+            waits[rank] = None
+        if place[rank] == len(programs[rank]):
+            return
+        if owed[rank] is not None and not owes(counts_of(rank), owed[rank].counts):
+            report(rank, is_paused=True)
+            return
+        group = programs[rank][place[rank]][0]
+        place[rank] += 1
+        counts[rank][group] = counts[rank].get(group, 0) + 1
+        waits[rank] = group
+        if owed[rank] is not None:
+            report(rank, is_paused=False)
+
+    for _ in range(rng.randrange(40 * num_ranks)):
+        advance(rng.randrange(num_ranks))
+    for rank in rng.sample(range(num_ranks), num_ranks):
+        for _ in range(rng.randrange(4)):
+            advance(rng.randrange(num_ranks))
+        owed[rank] = owed[rank] or Owed()
+        report(rank, is_paused=False)
+    for _ in range(2000 * num_ranks):
+        if core.decide(0.0) is not None:
+            assert not any(waits), "a rank ends in the middle of an operation"
+            return counts
+        advance(rng.randrange(num_ranks))
+    raise AssertionError("the ranks did not come to the same point")
+
+
+def world(num_ranks: int) -> list[Program]:
+    everyone = tuple(range(num_ranks))
+    return [[("w", everyone)] * 500 for _ in everyone]
+
+
+def grid(rows: int, columns: int) -> list[Program]:
+    programs: list[Program] = []
+    for rank in range(rows * columns):
+        row, column = divmod(rank, columns)
+        dp = tuple(range(column, rows * columns, columns))
+        tp = tuple(range(row * columns, (row + 1) * columns))
+        everyone = tuple(range(rows * columns))
+        step = [(f"tp{row}", tp), (f"dp{column}", dp), (f"tp{row}", tp), ("w", everyone)]
+        programs.append(step * 100)
+    return programs
+
+
+@pytest.mark.parametrize("make", [lambda: world(4), lambda: grid(2, 2), lambda: grid(3, 4)])
+@pytest.mark.parametrize("seed", range(25))
+def test_all_members_of_a_group_have_begun_the_same_number(
+    make: Callable[[], list[Program]], seed: int
+) -> None:
+    programs = make()
+    counts = simulate(programs, seed)
+    for program, own in zip(programs, counts, strict=True):
+        for group, members in program:
+            assert all(counts[member].get(group, 0) == own.get(group, 0) for member in members)
+
+
+def num_calls(function: Callable[[], object]) -> int:
+    count = 0
+
+    def profile(frame: Any, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(profile)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_the_work_grows_with_the_number_of_ranks_and_not_faster() -> None:
+    def align(num_ranks: int) -> None:
+        begun = Begun(num_ranks)
+        ranks = stopping_of(num_ranks)
+        for rank in range(num_ranks):
+            pair = (rank & ~1, rank | 1)
+            counts = (all_reduces(4), all_reduces(rank // 2, pair, f"pair {pair}"))
+            begun.note(rank, counts)
+            ranks.report((rank,), at_gate(*counts), 9.0, 0.0)
+        assert ranks.decide(0.0) == Verdict(True)
+
+    small, large = (num_calls(lambda n=n: align(n)) for n in (64, 256))  # type: ignore[misc]
+    assert large < 4.5 * small
+
+
+# ---- in the core
+
+
+def test_a_run_is_paused_then_ended_on_all_ranks_together() -> None:
+    core = ready_core(3)
+    core.submit(relay(1, (0, 1, 2)), 0.0)
+    assert told(core.interrupt(1, 5.0)) == [((0, 1, 2), Pause(1))]
+    assert hear(core, (0, 1), at_gate(all_reduces(7)), 5.01) == []
+    effects = hear(core, (2,), at_gate(all_reduces(8)), 5.02)
+    assert told(effects) == [((0, 1), Pause(1, Owed((all_reduces(8),))))]
+    effects = hear(core, (0, 1), at_gate(all_reduces(8)), 5.03)
+    assert told(effects) == [((0, 1, 2), Interrupt(1, True))]
+
+
+def test_ranks_that_do_not_get_there_are_interrupted_as_they_are_and_named() -> None:
+    core = ready_core(2)
+    core.submit(relay(1, (0, 1)), 0.0)
+    core.interrupt(1, 5.0)
+    hear(core, (0,), waiting(all_reduces(8)), 5.0)
+    hear(core, (1,), in_python(all_reduces(7)), 5.0)
+    assert ((0, 1), Pause(1)) in told(core.tick(5.0 + LOOK_S))
+    effects = core.tick(5.0 + LIMIT_S)
+    assert told(effects) == [((0, 1), Interrupt(1))]
+    (note,) = [effect.text for effect in effects if hasattr(effect, "text")]
+    assert note.startswith("ranks 0-1 did not get to the same operation within 1 s")
+
+
+def test_a_rank_that_fails_ends_the_alignment() -> None:
+    core = ready_core(2)
+    core.submit(relay(1, (0, 1)), 0.0)
+    core.interrupt(1, 5.0)
+    hear(core, (0,), waiting(all_reduces(8)), 5.0)
+    effects = hear(core, (1,), Failed(1, "ValueError", "", "", 0), 5.1)
+    assert told(effects) == [((0,), Interrupt(1))]
+
+
+def test_a_second_press_ends_the_alignment() -> None:
+    core = ready_core(2)
+    core.submit(relay(1, (0, 1)), 0.0)
+    core.interrupt(1, 5.0)
+    hear(core, (0,), waiting(all_reduces(8)), 5.0)
+    assert told(core.interrupt(1, 5.2)) == [((0, 1), Interrupt(1))]
+
+
+def test_two_runs_that_are_stopped_together_end_together() -> None:
+    core = ready_core(2)
+    core.submit(relay(1, (0,)), 0.0)
+    core.submit(relay(2, (1,)), 0.0)
+    core.interrupt_all((2, 1), 5.0)
+    effects = hear(core, (0,), at_gate(all_reduces(3)), 5.0)
+    assert told(effects) == []
+    effects = hear(core, (1,), at_gate(all_reduces(3), run=2), 5.0)
+    assert sorted(told(effects)) == [((0,), Interrupt(1, True)), ((1,), Interrupt(2, True))]
+
+
+def test_an_alignment_ends_with_its_run() -> None:
+    core = ready_core(2)
+    core.submit(relay(1, (0, 1)), 0.0)
+    core.interrupt(1, 5.0)
+    hear(core, (0, 1), Done(1), 5.1)
+    assert told(core.tick(7.0)) == []
+    assert of(Interrupt, core.tick(9.0)) == []
+
+
+# ---- optimizer steps
+
+
+def steps(number: int, name: str = "o", model: str = "m") -> Steps:
+    return Steps(1, (StepCount("Adam 1", number, name, model),))
+
+
+def test_a_rank_with_one_step_more_is_named() -> None:
+    found = find_step_differences({0: steps(4), 1: steps(4), 2: steps(4), 3: steps(5)})
+    assert describe_steps(found) == (
+        "rank 3 has made one step more than ranks 0-2 (o): `%dist_sync m --from 0` makes "
+        "replicas equal"
+    )
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [
+        ((4, 4, 1), "rank 2 has made 3 steps fewer than ranks 0-1 (o)"),
+        ((4, 4, 3), "rank 2 has made one step less than ranks 0-1 (o)"),
+        ((1, 2, 3), "ranks have made different numbers of steps: 1 on rank 0, 2 on rank 1, 3 on"),
+        ((2, 2, 2), ""),
+    ],
+)
+def test_differences_are_said_in_words(numbers: Sequence[int], text: str) -> None:
+    found = find_step_differences({rank: steps(number) for rank, number in enumerate(numbers)})
+    assert describe_steps(found)[: len(text)] == text
+    assert bool(found) == bool(text)
+
+
+def test_without_a_name_of_the_model_a_check_is_proposed() -> None:
+    found = find_step_differences({0: steps(1, "", ""), 1: steps(2, "", "")})
+    assert "(Adam): %dist_check shows" in describe_steps(found)
+
+
+def test_a_rank_without_the_optimizer_counts_in_a_first_step_only() -> None:
+    assert find_step_differences({0: Steps(1), 1: steps(1)})
+    assert not find_step_differences({0: Steps(1), 1: steps(7), 2: steps(7)})

@@ -1,0 +1,164 @@
+"""The gate before operations: who passes, who pauses, and what a strike raises."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cellmesh.errors import Released
+from cellmesh.wire.groups import GroupCount
+from cellmesh.wire.stopping import Owed
+from cellmesh.workers.groups.gate import Gate
+
+RUN = 7
+
+
+class Rank:
+    """A thread that stands for a rank's main thread, and its gate."""
+
+    def __init__(self) -> None:
+        self.num_begun, self.num_steps = 3, 2
+        self.reports: list[bool] = []
+        self.raised: BaseException | None = None
+        self.has_reported = threading.Event()
+        self.is_pending = self.is_over = False
+        self.gate = Gate(-1)
+        self.gate.running = lambda: RUN
+        self.gate.counts = lambda: (GroupCount("0", (), self.num_begun),)
+        self.gate.num_steps = lambda optimizer: self.num_steps
+        self.gate.is_pending = lambda run: self.is_pending
+        self.gate.report = self._report
+        self._thread = threading.Thread(target=self._begin_operations)
+        self.goes = threading.Semaphore(0)
+
+    def _report(self, run: int) -> None:
+        assert run == RUN
+        self.reports.append(self.gate.is_paused)
+        self.has_reported.set()
+
+    def _begin_operations(self) -> None:
+        self.gate._main_thread = threading.get_ident()
+        while True:
+            self.goes.acquire()
+            if self.is_over:
+                return
+            try:
+                if self.gate.is_closed:
+                    self.gate.enter(2)
+                self.num_begun += 1
+                if self.gate.is_closed:
+                    self.gate.note_begun()
+            except BaseException as error:
+                self.raised = error
+                return
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def begin(self) -> None:
+        self.has_reported.clear()
+        self.goes.release()
+
+    def await_report(self) -> bool:
+        assert self.has_reported.wait(10)
+        self.has_reported.clear()
+        return self.reports[-1]
+
+    def end(self) -> None:
+        self.is_over = True
+        self.gate.open()
+        self.goes.release()
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def rank() -> Iterator[Rank]:
+    made = Rank()
+    made.start()
+    yield made
+    made.end()
+
+
+def test_a_rank_pauses_before_its_next_operation_and_a_strike_raises_there(rank: Rank) -> None:
+    rank.gate.close(RUN, Owed())
+    rank.begin()
+    assert rank.await_report()
+    assert rank.num_begun == 3
+    assert rank.gate.strike(RUN, Released)
+    rank._thread.join(10)
+    assert type(rank.raised) is Released
+    assert not rank.gate.is_closed  # what handlers of the user's begin passes
+
+
+@pytest.mark.parametrize("owed", [Owed((GroupCount("0", (), 4),)), Owed((), (("SGD 1", 3),))])
+def test_a_rank_that_owes_goes_on_and_reports_what_it_begins(rank: Rank, owed: Owed) -> None:
+    rank.gate.close(RUN, Owed())
+    rank.begin()
+    assert rank.await_report()
+    rank.gate.close(RUN, owed)
+    assert not rank.await_report()
+    assert rank.num_begun == 4
+    rank.num_steps = 3
+    rank.begin()
+    assert rank.await_report()
+    assert rank.num_begun == 4
+
+
+def test_a_rank_that_owes_already_does_not_pause(rank: Rank) -> None:
+    rank.gate.close(RUN, Owed((GroupCount("0", (), 5),)))
+    for _ in range(2):
+        rank.begin()
+        assert not rank.await_report()
+    rank.gate.close(RUN, Owed())  # asked where it is: what it owed stays
+    rank.begin()
+    assert rank.await_report()
+    assert rank.num_begun == 5
+
+
+def test_a_rank_that_runs_python_is_signalled_and_begins_nothing_until_then(rank: Rank) -> None:
+    rank.gate.close(RUN, Owed())
+    rank.is_pending = True
+    assert not rank.gate.strike(RUN, KeyboardInterrupt)
+    rank.begin()
+    assert not rank.has_reported.wait(0.1)
+    assert rank.num_begun == 3
+    rank.is_pending = False  # its handler has raised, and handlers of the user's go on
+    while rank.gate.is_closed:
+        rank.has_reported.wait(0.005)
+    assert rank.raised is None
+
+
+def test_another_run_and_groups_of_one_rank_pass() -> None:
+    gate = Gate(threading.get_ident())
+    reports: list[Any] = []
+    gate.report = reports.append
+    gate.close(RUN, Owed())
+    gate.enter(1)
+    gate.running = lambda: RUN - 1
+    gate.enter(2)
+    assert gate.is_closed
+    gate.running = lambda: RUN + 1
+    gate.enter(2)
+    assert not gate.is_closed
+    assert reports == []
+
+
+def test_threads_of_the_user_pass(rank: Rank) -> None:
+    rank.gate.close(RUN, Owed())
+    rank.gate.enter(2)  # this thread is not the rank's main thread
+    assert rank.reports == []
+
+
+def test_a_rank_whose_controller_has_gone_goes_on(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cellmesh.workers.groups.gate._HEARD_WITHIN_S", 0.0)
+    rank.gate.close(RUN, Owed())
+    rank.begin()
+    while rank.gate.is_closed:
+        rank.has_reported.wait(0.005)
+    assert rank.raised is None
