@@ -115,7 +115,7 @@ class RunWaiter:
         """Note that the run has ended. The waiter holds no reference to the run, so that its values
         go when the user drops it.
         """
-        self._running, self._interrupt = list, _do_nothing
+        self._running, self._interrupt, self._advise = list, _do_nothing, _say_nothing
         self.tell_news()
 
     def add(
@@ -362,6 +362,10 @@ class RunWaiter:
 
 def _do_nothing() -> None:
     """Stand in for `Run.interrupt` after the run has ended."""
+
+
+def _say_nothing(text: str) -> None:
+    """Stand in for the run's advice on how to stop ranks, after the run has ended."""
 
 
 def _make_waker() -> tuple[asyncio.Future[None], Callable[[], None]]:

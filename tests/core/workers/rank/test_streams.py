@@ -293,7 +293,6 @@ def test_a_forked_process_writes_below_and_speaks_for_nobody(rank: Rank) -> None
         rank.out.write("out of the child\n")
         rank.err.write("and its stderr \udc80\n")
         rank.pump.display(Parcel(Display(1, "display", b"{}")), lambda: "<Figure>")
-        rank.pump.answer(Parcel(Done(1)))
         os._exit(3 if rank.posts else 0)
     os.close(writing)
     with os.fdopen(reading, "rb") as file:
