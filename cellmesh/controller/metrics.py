@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from ..errors import MeshUsageError
 from ..wire.codec import Parcel
 from ..wire.metrics import Logged
+from ..wire.ranks import describe_ranks, group_ranks
 from .live_views import LiveViews
 from .suggestion import did_you_mean
 
@@ -16,6 +18,8 @@ from .suggestion import did_you_mean
 MAX_POINTS = 20_000
 # What is drawn of a line: more would not be seen.
 MAX_DRAWN = 600
+# So many first steps with NaN are named.
+_MAX_NANS = 3
 
 
 @dataclass(frozen=True)
@@ -153,12 +157,36 @@ class Plot:
             series = self.series(name)
             if not series:
                 lines.append(f"{name}: nothing logged yet: {how_to(name)}")
+            if nans := describe_nans(series):
+                lines.append(f"{name}: {nans}")
             for rank, one in series.items():
+                numbers = [value for value in one.values if value == value] or [math.nan]
                 lines.append(
                     f"{name} [{rank}] {len(one.values)} points, last {one.values[-1]:.4g}, "
-                    f"least {min(one.values):.4g}, most {max(one.values):.4g}"
+                    f"least {min(numbers):.4g}, most {max(numbers):.4g}"
                 )
         return "\n".join(lines)
+
+
+def first_nan(series: Series) -> int | None:
+    """Return the index of the first point of a line that is NaN; None if none is."""
+    return next((index for index, value in enumerate(series.values) if value != value), None)
+
+
+def describe_nans(series: Mapping[int, Series]) -> str:
+    """Say on which ranks a line is NaN and since which step; "" if it is on none."""
+    found: dict[int, tuple[str, float]] = {}
+    for rank, one in series.items():
+        first = first_nan(one)
+        if first is not None:
+            is_for_good = all(value != value for value in one.values[first:])
+            found[rank] = ("from" if is_for_good else "at"), one.steps[first]
+    parts = [
+        f"NaN on {describe_ranks(ranks)} {word} step {step:.6g}"
+        for (word, step), ranks in sorted(group_ranks(found).items(), key=lambda one: one[0][1])
+    ]
+    more = [f"and later on {len(parts) - _MAX_NANS} more"] if len(parts) > _MAX_NANS else []
+    return ", ".join([*parts[:_MAX_NANS], *more])
 
 
 def plot(
@@ -191,8 +219,8 @@ def how_to(name: str) -> str:
 
 
 def thin(series: Series, limit: int = MAX_DRAWN) -> Series:
-    """Return a curve of at most `limit` points (and two) that looks the same: of each stretch, the
-    least and the largest point.
+    """Return a curve of at most `limit` points (and two, and one for each gap) that looks the same:
+    of each stretch, the least and the largest point, and the first that is NaN.
 
     Args:
         series: the line.
@@ -205,8 +233,12 @@ def thin(series: Series, limit: int = MAX_DRAWN) -> Series:
     pieces = limit // 2
     for piece in range(pieces):
         here = range(piece * count // pieces, (piece + 1) * count // pieces)
-        keep.add(min(here, key=series.values.__getitem__))
-        keep.add(max(here, key=series.values.__getitem__))
+        numbers = [index for index in here if series.values[index] == series.values[index]]
+        if len(numbers) < len(here):  # a gap begins, or goes on
+            keep.add(next(index for index in here if series.values[index] != series.values[index]))
+        if numbers:
+            keep.add(min(numbers, key=series.values.__getitem__))
+            keep.add(max(numbers, key=series.values.__getitem__))
     chosen = sorted(keep)
     return Series(
         tuple(series.steps[index] for index in chosen),

@@ -6,13 +6,13 @@ import html
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from ...controller.metrics import Plot, Series, band, how_to, thin
+from ...controller.metrics import Plot, Series, band, describe_nans, first_nan, how_to, thin
 from ...wire.ranks import format_ranks
 from .svg import colour_of, drawing, element, image
 
 _WIDTH, _HEIGHT = 560, 180
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 22, 26
-_INK, _GRID = "#333333", "#e3e3e3"
+_INK, _GRID, _BAD = "#333333", "#e3e3e3", "#c62828"
 _MAX_LEGEND = 8
 # Of larger numbers differences could not be had: they are drawn at this height.
 _MOST = 1e300
@@ -28,10 +28,13 @@ def draw_html(plot: Plot) -> str:
 def _panel(plot: Plot, name: str) -> str:
     series = plot.series(name)
     title = html.escape(name)
+    nans = describe_nans(series)
     if not any(series.values()) or not _finite(series):
-        return f"<div><b>{title}</b>: nothing to draw yet: {html.escape(how_to(name))}</div>"
+        why = f": {nans}" if nans else f" yet: {html.escape(how_to(name))}"
+        return f"<div><b>{title}</b>: nothing to draw{why}</div>"
     points = sum(len(one.values) for one in series.values())
     alt = f"{name}, ranks {format_ranks(tuple(series))}, {points} points"
+    alt += f"; {nans}" if nans else ""
     picture = draw_svg(name, series, plot.mean)
     return image(picture, alt, _WIDTH, _HEIGHT, css_class="cellmesh-plot")
 
@@ -77,9 +80,27 @@ def draw_svg(name: str, series: Mapping[int, Series], mean: bool) -> str:
         parts += [
             _line(thin(one), colour_of(rank, count), x_of, y_of) for rank, one in series.items()
         ]
+        parts += [_cross(one, colour_of(rank, count), x_of, y_of) for rank, one in series.items()]
         parts += _legend(tuple(series), count)
+    if nans := describe_nans(series):
+        place = {"x": _WIDTH - _RIGHT, "y": _HEIGHT - _BOTTOM - 5, "text_anchor": "end"}
+        parts.append(element("text", nans, fill=_BAD, **place))
     font = {"font_family": "sans-serif", "font_size": 10, "fill": _INK}
     return drawing(_WIDTH, _HEIGHT, *parts, width=_WIDTH, height=_HEIGHT, **font)
+
+
+def _cross(
+    series: Series, colour: str, x_of: Callable[[float], float], y_of: Callable[[float], float]
+) -> str:
+    """Mark where a line becomes NaN: at that step, as high as the last number before."""
+    first = first_nan(series)
+    if first is None or not math.isfinite(series.steps[first]):
+        return ""
+    before = (value for value in reversed(series.values[:first]) if math.isfinite(value))
+    value = next(before, None)
+    x, y = x_of(series.steps[first]), _HEIGHT - _BOTTOM if value is None else y_of(value)
+    path = f"M{x - 4:.1f} {y - 4:.1f}l8 8m0 -8l-8 8"
+    return element("path", d=path, fill="none", stroke=colour, stroke_width=2)
 
 
 def _line(

@@ -18,6 +18,8 @@ from cellmesh.controller.metrics import (
     Series,
     Watcher,
     band,
+    describe_nans,
+    first_nan,
     plot,
     thin,
 )
@@ -200,6 +202,36 @@ def test_series_without_finite_values_is_reported() -> None:
     metrics = Metrics()
     metrics.take(1, (0,), logged(a=[math.nan]))
     assert "nothing to draw" in draw_html(Plot(metrics, ("a",), (0,)))
+
+
+def test_where_a_line_becomes_nan_is_marked_and_said() -> None:
+    metrics = Metrics()
+    metrics.take(1, (0, 1), logged(loss=[3.0, 2.0, 1.0]))
+    metrics.take(1, (6,), logged(loss=[3.0, math.nan, math.nan]))
+    metrics.take(1, (7,), logged(loss=[3.0, math.nan, 1.0]))
+    view = Plot(metrics, ("loss",), (0, 1, 6, 7))
+    steps = view.series("loss")[6].steps
+    words = f"NaN on rank 6 from step {steps[1]:g}, NaN on rank 7 at step {steps[1]:g}"
+    assert sorted(describe_nans(view.series("loss")).split(", ")) == sorted(words.split(", "))
+    assert "NaN on rank 6 from step" in repr(view)
+    assert "loss [6] 3 points, last nan, least 3, most 3" in repr(view)
+    page = draw_html(view)
+    assert "NaN on rank 6 from step" in page
+    (encoded,) = re.findall(r"base64,([^\"]+)", page)
+    picture = base64.b64decode(encoded).decode()
+    assert "NaN on rank 6 from step" in picture
+    assert picture.count("l8 8m0 -8l-8 8") == 2
+    assert describe_nans({0: Series((0, 1), (1.0, 2.0))}) == ""
+
+
+def test_thinning_keeps_where_nan_begins_and_the_numbers_beside_it() -> None:
+    values = (*range(3000), *[math.nan] * 3000)
+    few = thin(Series(tuple(map(float, range(6000))), values), 600)
+    first = first_nan(few)
+    assert first is not None
+    assert few.steps[first] == 3000
+    assert max(value for value in few.values if value == value) == 2999
+    assert len(few.values) <= 603
 
 
 def test_ticks_are_round() -> None:

@@ -82,12 +82,15 @@ class Panel {
     this.onZoom = onZoom;
     this.title = make("div", { class: "cm-title" }, name);
     this.empty = make("div", { class: "cm-weak cm-empty" });
+    this.nans = make("div", { class: "cm-nans", role: "status", hidden: "" });
     this.chart = make("div");
     this.tip = make("div", { class: "cm-tip cm-mono", hidden: "" });
-    this.root = make("div", { class: "cm-panel", role: "img" }, this.title, this.empty, this.chart, this.tip);
+    this.root = make("div", { class: "cm-panel", role: "img" }, this.title, this.nans, this.empty, this.chart, this.tip);
   }
 
-  show(lines, { hidden, mean, isLog, zoom }) {
+  show(lines, nans, { hidden, mean, isLog, zoom }) {
+    this.nans.textContent = nans;
+    this.nans.hidden = !nans;
     this.lines = lines.filter((line) => line.count && !hidden.includes(line.rank));
     this.mean = mean;
     this.zoom = zoom;
@@ -96,6 +99,7 @@ class Panel {
     this.columns = columns;
     const { toHeight, fromHeight } = makeScale(columns, isLog);
     this.fromHeight = fromHeight;
+    this.toHeight = toHeight;
     const heights = columns.map((column) => column.map((value) => heightOf(value, toHeight)));
     if (mean && isLog && columns.length) raiseFloor(heights);
     const isEmpty = !heights.some((column) => column.some((height) => height != null));
@@ -148,7 +152,7 @@ class Panel {
         drag: { setScale: false },
         sync: { key: this.syncKey, filters: { pub: (type) => type === "mousemove" || type === "mouseleave" } },
       },
-      hooks: { setCursor: [(plot) => this.tell(plot)], setSelect: [(plot) => this.zoomTo(plot)] },
+      hooks: { draw: [(plot) => this.cross(plot)], setCursor: [(plot) => this.tell(plot)], setSelect: [(plot) => this.zoomTo(plot)] },
     };
     this.plot = new uPlot(options, data, this.chart);
     this.plot.over.addEventListener("dblclick", () => this.onZoom([]));
@@ -159,6 +163,30 @@ class Panel {
     if (!this.mean) return this.lines.map((line) => ({ stroke: line.colour, width: 1.5, points }));
     const edge = { stroke: "transparent", width: 1, points: { show: false } };
     return [{ stroke: () => this.colour("--cm-accent"), width: 1.8, points }, edge, edge];
+  }
+
+  // Mark where lines become NaN: at that step, as high as the last number before.
+  cross(plot) {
+    if (this.mean) return;
+    const { ctx } = plot;
+    const { left, top, width, height } = plot.bbox;
+    const size = 4 * devicePixelRatio;
+    ctx.save();
+    ctx.lineWidth = 2 * devicePixelRatio;
+    for (const line of this.lines.filter((each) => each.nan_step !== undefined)) {
+      const level = line.nan_height == null ? null : heightOf(line.nan_height, this.toHeight);
+      const x = plot.valToPos(line.nan_step, "x", true);
+      const y = level == null ? top + height : plot.valToPos(level, "y", true);
+      if (x < left || x > left + width) continue;
+      ctx.strokeStyle = line.colour;
+      ctx.beginPath();
+      ctx.moveTo(x - size, y - size);
+      ctx.lineTo(x + size, y + size);
+      ctx.moveTo(x - size, y + size);
+      ctx.lineTo(x + size, y - size);
+      ctx.stroke();
+    }
+    ctx.restore();
   }
 
   colour(variable, percent = 100) {
@@ -263,14 +291,14 @@ function render({ model, el }) {
     for (const [key, toggle] of Object.entries(toggles)) toggle.setAttribute("aria-pressed", String(model.get(key)));
     ended.textContent = model.get("ended");
     const choices = { hidden, mean: model.get("mean"), isLog: model.get("log_scale"), zoom: model.get("zoom") };
-    panels.forEach((panel, index) => panel.show(lines.filter((line) => line.name === index), choices));
+    panels.forEach((panel, index) => panel.show(lines.filter((line) => line.name === index), model.get("nans")[index] ?? "", choices));
   };
   let frame = 0;
   const redraw = () => {
     cancelAnimationFrame(frame); // the traits of one update arrive one by one
     frame = requestAnimationFrame(draw);
   };
-  const events = ["points", "lines", "mean", "log_scale", "hidden", "zoom", "ended"].map((name) => `change:${name}`);
+  const events = ["points", "lines", "nans", "mean", "log_scale", "hidden", "zoom", "ended"].map((name) => `change:${name}`);
   for (const event of events) model.on(event, redraw);
   const sizing = new ResizeObserver(() => panels.forEach((panel) => panel.fit()));
   sizing.observe(root);

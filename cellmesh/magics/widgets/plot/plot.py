@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import traitlets
 from IPython.core.getipython import get_ipython
 
 from ....controller.live_views import do_apart
-from ....controller.metrics import Plot, Watcher, thin
+from ....controller.metrics import Plot, Series, Watcher, describe_nans, first_nan, thin
 from ...render.plots import draw_html
 from ...render.svg import colour_of
 from ..base.auto_refresh import pause_after
@@ -37,6 +38,7 @@ class PlotWidget(Widget):
     # What the user chose; kept over a reload of the page.
     mean = traitlets.Bool(False).tag(sync=True)
     log_scale = traitlets.Bool(False).tag(sync=True)
+    nans = traitlets.List(traitlets.Unicode()).tag(sync=True)  # a sentence for each name
     hidden = traitlets.List(traitlets.Int()).tag(sync=True)
     zoom = traitlets.List(traitlets.Float()).tag(sync=True)  # the first and last step, [] for all
 
@@ -55,11 +57,21 @@ def pack(plot: Plot) -> tuple[list[dict[str, Any]], bytes]:
                     "colour": colour_of(rank, max(plot.ranks) + 1),
                     "count": len(few.steps),
                     "logged": len(series.steps),
+                    **_nan_of(series),
                 }
             )
             points.extend(few.steps)
             points.extend(few.values)
     return lines, points.tobytes()
+
+
+def _nan_of(series: Series) -> dict[str, Any]:
+    """Return where a line becomes NaN, and its last number before; nothing if it does not."""
+    first = first_nan(series)
+    if first is None or not math.isfinite(series.steps[first]):
+        return {}
+    before = (value for value in reversed(series.values[:first]) if math.isfinite(value))
+    return {"nan_step": series.steps[first], "nan_height": next(before, None)}
 
 
 class LivePlot:
@@ -124,6 +136,9 @@ class LivePlot:
             if points != self._widget.points or lines != self._widget.lines:
                 with self._widget.hold_sync():
                     self._widget.lines, self._widget.points = lines, points
+                    self._widget.nans = [
+                        describe_nans(self._plot.series(name)) for name in self._plot.names
+                    ]
             self._took_s = time.monotonic() - began_at
 
 
