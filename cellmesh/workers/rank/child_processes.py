@@ -30,7 +30,7 @@ import cloudpickle
 
 from ...stdlib import os, signal, threading, time
 from ..linux_process import write_stderr
-from ..static_lookup import args_of
+from ..static_lookup import args_of, text_of
 
 # How long children may take to end by themselves after a signal.
 _GRACE_S = 0.4
@@ -116,7 +116,11 @@ def guard_forks(
             if error is None:
                 status = 0
             elif issubclass(type(error), SystemExit):
-                status = _status_of(error)
+                asked = status_of(error)
+                if isinstance(asked, str):
+                    write_stderr(f"{asked}\n")
+                else:
+                    status = asked
             else:
                 child = (
                     f"process {os.getpid()}, forked from rank {rank} "
@@ -138,12 +142,12 @@ def guard_forks(
     os.register_at_fork(after_in_child=guard)
 
 
-def _status_of(error: BaseException) -> int:
-    """Return the exit code that Python derives from a SystemExit."""
+def status_of(error: BaseException) -> int | str:
+    """Return the exit status that a SystemExit asks for: a number, or a text that Python prints as
+    it ends with 1.
+    """
     args = args_of(error)
-    if not args or args[0] is None:
+    status = args[0] if args else None
+    if status is None:
         return 0
-    if type(args[0]) is int:
-        return args[0] & 0xFF
-    write_stderr(f"{args[0]}\n")
-    return 1
+    return status & 0xFF if type(status) in (int, bool) else text_of(error)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import linecache
+import runpy
 import sys
 import traceback
 import types
@@ -20,6 +21,7 @@ from IPython.core.autocall import ExitAutocall
 from IPython.core.compilerop import CachingCompiler
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
+from IPython.core.magics import osm
 from traitlets import Any as AnyTrait
 from traitlets import Type
 from traitlets.config import Config
@@ -27,7 +29,8 @@ from traitlets.config import Config
 from ...errors import CellmeshError
 from ...wire import payload
 from ..parsing import parse_again
-from ..static_lookup import plain_traceback, traceback_of
+from ..static_lookup import plain_traceback, text_of, traceback_of
+from .child_processes import status_of
 from .features import load
 from .stack_inspection import Place, is_machinery, place_of
 from .streams import RankDisplayHook, RankDisplayPublisher, Show
@@ -93,6 +96,9 @@ class RankShell(InteractiveShell):
     ask: Callable[[str], str] = AnyTrait()  # type: ignore[assignment]
     cell_source = ""
     quiet_cell = False
+    # What IPython would have shown as a traceback while the cell runs: the cell fails with it. None
+    # between cells.
+    _shown: list[BaseException] | None = None
     report_numbers: Callable[[float | None, Mapping[str, Any]], None] = AnyTrait()  # type: ignore[assignment]
     call_at_heal: Callable[[Callable[[], object]], None] = AnyTrait()  # type: ignore[assignment]
     stopped_by: Callable[[], type[KeyboardInterrupt] | None] = AnyTrait(lambda: None)  # type: ignore[assignment]
@@ -112,8 +118,9 @@ class RankShell(InteractiveShell):
         """
         self.show = show
         self.builtin_trap.auto_builtins.update(exit=self.exiter, quit=self.exiter)
-        self.builtin_trap.activate()
-        self.display_trap.set()
+        # Entered, and not only set: IPython would take them back after each cell that it runs.
+        self.builtin_trap.__enter__()
+        self.display_trap.__enter__()
 
     def system(self, cmd: str) -> None:
         """Run ``!command``, which the stop button ends together with its cell.
@@ -148,9 +155,35 @@ class RankShell(InteractiveShell):
         if force or self.call_pdb:
             load("rank.debugger").post_mortem()
 
-    # What IPython calls when user code raised. The cell's own exception is reported by the
-    # executor, with its traceback from `render_traceback`; others (a failing event hook) are shown
-    # as they arrive.
+    def safe_execfile(self, fname: Any, *where: Any, exit_ignore: bool = False, **_: Any) -> None:
+        """Run a file for ``%run``; its exceptions end the cell, as a called function's do."""
+        try:
+            super().safe_execfile(fname, *where, raise_exceptions=True)  # type: ignore[no-untyped-call]
+        except SystemExit:
+            if not exit_ignore:
+                raise
+
+    def safe_run_module(self, mod_name: Any, where: dict[str, Any]) -> None:
+        """Run a module for ``%run -m``; its exceptions end the cell, as a called function's do."""
+        try:
+            where.update(runpy.run_module(str(mod_name), run_name="__main__", alter_sys=True))
+        except SystemExit as error:
+            if status_of(error) != 0:
+                raise
+
+    def run_cell(self, *args: Any, **kwargs: Any) -> ExecutionResult:
+        """Run a cell within a cell, for ``%%capture`` and the user's ``get_ipython().run_cell``.
+
+        The caller gets the result and goes on, but an interrupt or an exit ends the outer cell too.
+        """
+        result: ExecutionResult = super().run_cell(*args, **kwargs)  # type: ignore[no-untyped-call]
+        if (error := _error_of(result)) is not None:
+            if not issubclass(type(error), Exception):
+                raise error
+            self._note_shown(error)
+        return result
+
+    # What IPython calls when user code raised. A cell's own exception is in its result.
     def showtraceback(
         self,
         exc_tuple: Any = None,
@@ -162,7 +195,20 @@ class RankShell(InteractiveShell):
         if running_compiled_code or exception_only:
             return
         _, value, _ = self._get_exc_info(exc_tuple)  # type: ignore[no-untyped-call]
-        print(self.show_traceback(value), file=sys.stderr)
+        if exc_tuple is None and sys.exc_info()[1] is None:  # %tb asks for an earlier one
+            self._print_traceback(value)
+        else:
+            self._note_shown(value)
+
+    def _note_shown(self, error: BaseException) -> None:
+        """Keep an error for the end of the cell; between cells, print it."""
+        if self._shown is None:
+            self._print_traceback(error)
+        elif not any(error is each for each in self._shown):
+            self._shown.append(error)
+
+    def _print_traceback(self, error: BaseException) -> None:
+        print(self.show_traceback(error), file=sys.stderr)
 
     def showsyntaxerror(
         self, filename: str | None = None, running_compiled_code: bool = False
@@ -189,14 +235,20 @@ class RankShell(InteractiveShell):
         """
         self.execution_count = execution_count
         self.cell_source, self.quiet_cell = source, quiet
+        self._shown = shown = []
         if not transformed:
-            error = _error_of(self.run_cell(source, store_history=False))  # type: ignore[no-untyped-call]
+            error = _error_of(super().run_cell(source, store_history=False))  # type: ignore[no-untyped-call]
             sys.settrace(None)
         elif is_async or not self._is_plain():
             error = self._run_as_ipython(source, transformed, is_async)
         else:
             error = self._run_plainly(source, transformed)
+        self._shown = None
+        if shown:
+            error = self._with_shown(error, shown)
         if error is not None:
+            if issubclass(type(error), SystemExit) and status_of(error) == 0:
+                return None
             remember_error(error)
             kind = type(error)
             # Under `%pdb`.
@@ -205,6 +257,17 @@ class RankShell(InteractiveShell):
                     load("rank.debugger").post_mortem()
                 except BaseException as instead:
                     return instead
+        return error
+
+    def _with_shown(
+        self, error: BaseException | None, shown: list[BaseException]
+    ) -> BaseException | None:
+        """Return the error that a cell fails with, and print the others that it has met."""
+        if error is None or (issubclass(type(error), SystemExit) and status_of(error) == 0):
+            error = shown[0]
+        for each in shown:
+            if each is not error:
+                self._print_traceback(each)
         return error
 
     def _is_plain(self) -> bool:
@@ -281,6 +344,8 @@ class RankShell(InteractiveShell):
         kind, tb = type(error), _skip_machinery(traceback_of(error))
         if issubclass(kind, UsageError):
             return f"UsageError: {error}"
+        if issubclass(kind, SystemExit):
+            return "\n".join((f"SystemExit: {text_of(error)}", *getattr(error, "__notes__", ())))
         if issubclass(kind, BdbQuit):
             return "BdbQuit: the debugger was left"
         try:
@@ -370,6 +435,13 @@ def _run_at_once(cell: Coroutine[Any, Any, ExecutionResult]) -> ExecutionResult:
     raise RuntimeError("the cell awaits, and was not known to")
 
 
+def _print_or_raise(*values: Any, **options: Any) -> None:
+    """Print for the magics of directories, but raise an error instead: ``%cd`` only prints it."""
+    if issubclass(type(values[0] if values else None), OSError):
+        raise values[0]
+    print(*values, **options)
+
+
 def make_shell() -> RankShell:
     """Make the IPython shell of this process; starts no thread and opens no file."""
     config = Config()
@@ -379,6 +451,7 @@ def make_shell() -> RankShell:
     shell = RankShell.instance(config=config, user_module=user_module)
     shell.connect(lambda kind, bundle, display_id: None)
     name_cells_in_warnings(shell.cell_of)
+    vars(osm)["print"] = _print_or_raise
     for prompt in (
         "ps1",
         "ps2",
