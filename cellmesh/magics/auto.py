@@ -75,6 +75,9 @@ def make_transformer(is_on: Callable[[], bool]) -> Callable[[list[str]], list[st
             return lines
         return [f"%%{AUTO_MAGIC}\n", *lines]
 
+    # `check_complete`, by which a terminal decides whether Enter runs a cell, then looks at what
+    # was typed: a cell magic would need an empty line.
+    send_to_ranks.has_side_effects = True  # type: ignore[attr-defined]
     return send_to_ranks
 
 

@@ -125,6 +125,15 @@ CELLS = {
         [IMPORTS, "%%time\nglobal x\nx = 4", "%time losses.append(x)", "%%capture\n" + SETUP],
         [4],
     ),
+    "exits": (
+        [
+            IMPORTS + "import sys\ndef main():\n    losses.append(2)\n    sys.exit()\n",
+            "x = 3\nmain()\nlosses.append(0)",
+            "losses.append(x)\nif x: exit()",
+            "losses.append(4)",
+        ],
+        [2, 3, 4],
+    ),
     "spawn": (
         [
             SPAWNED,

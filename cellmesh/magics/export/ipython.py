@@ -5,6 +5,7 @@ the same. Pure.
 from __future__ import annotations
 
 import ast
+import shlex
 from dataclasses import dataclass, field
 
 from IPython.core.inputtransformer2 import TransformerManager
@@ -89,6 +90,9 @@ def _replace(plain: Plain, call: tuple[str, list[str]], target: str, is_nested: 
         case ("run_line_magic", ["cd", directory]) if directory and not directory.startswith("-"):
             plain.imports.add("import os")
             return f"os.chdir(os.path.expanduser({directory.strip()!r}))"
+        case ("run_line_magic", ["run", line]) if (run := _run_script(line)) is not None:
+            plain.imports |= {"import runpy", "import sys"}
+            return run
         case ("run_cell_magic", ["time" | "capture" | "prun", _, body]) if not is_nested:
             return _inner(plain, body)
         case ("run_cell_magic", ["bash" | "sh" as shell, "", body]):
@@ -99,6 +103,36 @@ def _replace(plain: Plain, call: tuple[str, list[str]], target: str, is_nested: 
         case ("run_cell_magic", [name, line, body]):
             return _leave_out(plain, f"%%{name} {line}".strip() + f"\n{body}", is_nested)
     return _leave_out(plain, f"get_ipython().{call[0]}(...)", is_nested)
+
+
+def _run_script(line: str) -> str | None:
+    """Write ``%run [-i] script.py arguments`` as Python; None if it has other options."""
+    try:
+        words = shlex.split(line)
+    except ValueError:
+        return None
+    in_namespace = words[:1] == ["-i"]
+    words = words[in_namespace:]
+    is_module = words[:1] == ["-m"]
+    words = words[is_module:]
+    if not words or words[0].startswith("-") or words[0].endswith((".ipy", ".ipynb")):
+        return None
+    name, *arguments = words
+    if not is_module:
+        name = name if name.endswith(".py") else f"{name}.py"
+    run, names = ("run_module", "alter_sys=True, ") if is_module else ("run_path", "")
+    names += "init_globals=globals(), " if in_namespace else ""
+    return (
+        "try:\n"
+        f"    sys.argv[:] = [{', '.join(map(repr, (name, *arguments)))}]\n"
+        f"    names = runpy.{run}({name!r}, {names}run_name='__main__')\n"
+        "    globals().update({k: v for k, v in names.items() if not k.startswith('__')})\n"
+        "except SystemExit as end:  # of that script only\n"
+        "    if end.code:\n"
+        "        raise\n"
+        "finally:\n"
+        "    sys.argv[:] = [__file__]\n"
+    )
 
 
 def _inner(plain: Plain, source: str) -> str:

@@ -6,9 +6,11 @@ process group and threads are made as `workers/rank/main.py` makes them.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import itertools
 import math
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +35,7 @@ from .own_cells import write_comment, write_on_rank_0
 from .process_groups import find_group_use
 from .rewriting import (
     IMPORT,
+    INDENT,
     CannotRewriteError,
     as_coroutine,
     awaits,
@@ -41,6 +44,7 @@ from .rewriting import (
     guard,
     names_bound,
     names_in,
+    parse,
     show_last,
     split_future,
     under,
@@ -48,6 +52,8 @@ from .rewriting import (
     without_globals,
     without_margin,
 )
+
+_EXITS = ("exit", "quit", "SystemExit", "click", "typer", "unittest")
 
 
 @dataclass(frozen=True)
@@ -129,24 +135,29 @@ def write_script(history: PageHistory, filename: str, *, with_locals: bool = Fal
         if isinstance(entry, RankCell)
     ]
     bound = set().union(*map(names_bound, sources))
+    exits = _names_that_exit(sources)
     draft = Draft(set().union(*map(names_in, sources)), bound, find_group_use(sources))
     if "display" in draft.names - bound:
         draft.imports.add("from IPython.display import display")
     uses_numpy = any("numpy" in source for source in sources)
-    parts = _fold(_write_cells(cells, draft, with_locals, uses_numpy), draft)
+    parts = _fold(_write_cells(cells, draft, exits, with_locals, uses_numpy), draft)
     body = [part.render() for part in parts]
     text = "\n".join([write_head(beginning, filename, draft), *body, write_tail(draft)])
     return Script(text, draft.num_cells, tuple(draft.left_out), tuple(draft.warnings))
 
 
 def _write_cells(
-    cells: Iterable[NotebookCell], draft: Draft, with_locals: bool, uses_numpy: bool
+    cells: Iterable[NotebookCell],
+    draft: Draft,
+    exits: set[str],
+    with_locals: bool,
+    uses_numpy: bool,
 ) -> Iterator[PagePart]:
     for cell in cells:
         if not cell.is_on_ranks() and not with_locals:
             yield from write_comment(cell)
         for entry in cell.entries:
-            for part in _write(cell.count, entry, draft, uses_numpy):
+            for part in _write(cell.count, entry, draft, exits, uses_numpy):
                 guarded = draft.groups.spawns and not isinstance(entry, RankCell)
                 yield dataclasses.replace(part, text=guard(part.text)) if guarded else part
             if isinstance(entry, Aside) and entry.changes:
@@ -157,10 +168,29 @@ def _write_cells(
             yield from write_on_rank_0(cell, draft)
 
 
-def _write(count: int, entry: Entry, draft: Draft, uses_numpy: bool) -> Iterator[PagePart]:
+def _names_that_exit(sources: Iterable[str]) -> set[str]:
+    """Return the names by which a cell may call `sys.exit`: Python's, those of libraries, and
+    functions of cells that use such names.
+    """
+    names = set(_EXITS)
+    for source in sources:
+        tree = parse(source)
+        for node in tree.body if tree is not None else ():
+            if isinstance(node, ast.FunctionDef) and _words_in(ast.unparse(node)) & names:
+                names.add(node.name)
+    return names
+
+
+def _words_in(source: str) -> set[str]:
+    return set(re.findall(r"[^\W\d]\w*", source))
+
+
+def _write(
+    count: int, entry: Entry, draft: Draft, exits: set[str], uses_numpy: bool
+) -> Iterator[PagePart]:
     match entry:
         case RankCell():
-            yield _rank_cell(count, entry, draft)
+            yield _rank_cell(count, entry, draft, exits)
         case Push():
             yield write_push(count, entry, draft)
         case Reshape(dims):
@@ -175,7 +205,7 @@ def _write(count: int, entry: Entry, draft: Draft, uses_numpy: bool) -> Iterator
             yield write_checkpoint(count, entry, draft)
 
 
-def _rank_cell(count: int, entry: RankCell, draft: Draft) -> PagePart:
+def _rank_cell(count: int, entry: RankCell, draft: Draft, exits: set[str]) -> PagePart:
     entry.settle()
     where = f" on {describe_ranks(entry.ranks)}" if entry.ranks is not None else ""
     if entry.run is not None:
@@ -188,7 +218,7 @@ def _rank_cell(count: int, entry: RankCell, draft: Draft) -> PagePart:
     if "SimpleNamespace(" in source and "SimpleNamespace(" not in plain.source:
         draft.imports.add(IMPORT)
     try:
-        text = _body(source, count, entry, draft)
+        text = _body(source, count, entry, draft, exits)
     except CannotRewriteError as e:
         draft.warnings.append(f"In [{count}] cannot stand in a script: {e}")
         return _left_out(count, f"{where} is left out, as {e}:", entry.source, draft)
@@ -203,7 +233,7 @@ def _rank_cell(count: int, entry: RankCell, draft: Draft) -> PagePart:
     return PagePart((count,), where, text, can_repeat=True)
 
 
-def _body(source: str, count: int, entry: RankCell, draft: Draft) -> str:
+def _body(source: str, count: int, entry: RankCell, draft: Draft, exits: set[str]) -> str:
     features, text = split_future(without_margin(source))
     draft.futures += features
     if not entry.quiet:
@@ -216,7 +246,12 @@ def _body(source: str, count: int, entry: RankCell, draft: Draft) -> str:
         definition = f"{as_coroutine(text, name)}\n\n"
         draft.awaits = True
         text = f"{draft.loop}.run_until_complete({name}())\n"
-    text = definition + (guard(text) if draft.groups.spawns else text)
+    may_exit = bool(_words_in(source) & exits) and guard(text) != text
+    text = guard(text) if draft.groups.spawns else text
+    if may_exit:
+        ends = "except SystemExit as end:  # of this cell only"
+        text = f"{under('try', text)}{ends}\n{INDENT}if end.code:\n{INDENT * 2}raise\n"
+    text = definition + text
     return text if entry.ranks is None else under(condition(draft, *entry.ranks), text)
 
 

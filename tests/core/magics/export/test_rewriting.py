@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -222,6 +224,33 @@ def test_ipython_becomes_python_where_it_can(source: str, python: str, left_out:
     plain = to_python(source)
     assert (plain.source, plain.left_out) == (python, left_out)
     compile(plain.source, "cell", "exec")
+
+
+@pytest.mark.parametrize(
+    ("line", "made"),
+    [
+        ("%run script.py a --lr '0 1'", (["a", "--lr", "0 1"], False)),
+        ("%run script", ([], False)),
+        ("%run -i script.py 5", (["5"], True)),
+    ],
+)
+def test_run_becomes_runpy(
+    line: str, made: tuple[list[str], bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("script.py").write_text(
+        "import sys\nmade = sys.argv[1:], 'before' in globals()\nif __name__ == '__main__': made\n"
+    )
+    plain = to_python(line + "\n")
+    namespace: dict[str, Any] = {"__file__": "exported.py", "before": 1}
+    monkeypatch.setattr(sys, "argv", ["exported.py"])
+    exec("\n".join([*plain.imports, plain.source]), namespace)
+    assert (namespace["made"], namespace["__file__"]) == (made, "exported.py")
+    assert (sys.argv, plain.left_out) == (["exported.py"], [])
+
+
+def test_a_run_with_other_options_is_left_out() -> None:
+    assert to_python("%run -t script.py\n").left_out == ["%run -t script.py"]
 
 
 def test_imports_are_added_for_replaced_magics() -> None:
