@@ -90,9 +90,9 @@ def _replace(plain: Plain, call: tuple[str, list[str]], target: str, is_nested: 
         case ("run_line_magic", ["cd", directory]) if directory and not directory.startswith("-"):
             plain.imports.add("import os")
             return f"os.chdir(os.path.expanduser({directory.strip()!r}))"
-        case ("run_line_magic", ["run", line]) if (run := _run_script(line)) is not None:
+        case ("run_line_magic", ["run", line]) if (script := _run_script(line)) is not None:
             plain.imports |= {"import runpy", "import sys"}
-            return run
+            return script
         case ("run_cell_magic", ["time" | "capture" | "prun", _, body]) if not is_nested:
             return _inner(plain, body)
         case ("run_cell_magic", ["bash" | "sh" as shell, "", body]):

@@ -235,7 +235,8 @@ class RankShell(InteractiveShell):
         """
         self.execution_count = execution_count
         self.cell_source, self.quiet_cell = source, quiet
-        self._shown = shown = []
+        shown: list[BaseException] = []
+        self._shown = shown
         if not transformed:
             error = _error_of(super().run_cell(source, store_history=False))  # type: ignore[no-untyped-call]
             sys.settrace(None)
