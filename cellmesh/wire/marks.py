@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import ctypes
 import os
-import select
 import signal
 import time
 from pathlib import Path
 
+from .descriptors import wait_readable
 from .host import is_process, process_stat, started_ticks, this_place
 from .ticket import Ticket, find_tickets, remove_own_directory
 
@@ -110,7 +110,7 @@ def _end(pid: int, value: str, timeout_s: float) -> None:
             pid, value
         ):  # the number may change hands before there is a pidfd, but not after
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            select.select([pidfd], [], [], timeout_s)
+            wait_readable([pidfd], timeout_s)
     except ProcessLookupError:
         pass
     finally:

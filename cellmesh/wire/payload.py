@@ -116,7 +116,8 @@ OUT_OF_BAND_BYTES = 64 * 1024
 _NUM_COPIES = 2
 _MAX_DEPTH = 6
 # Whose objects reduce as `tensors.reduce` says.
-_ARRAY_MODULES = frozenset(("numpy", "torch", "torch.storage"))
+_ARRAY_MODULES = frozenset(("numpy", "torch", "torch.storage", "torch._subclasses.fake_tensor"))
+_TORCH_REBUILDS = "torch._utils"  # whose functions do so, too
 
 Reducer = Callable[[Any], Any]
 
@@ -145,7 +146,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             reduced = self._reducer(obj)
             if reduced is not NotImplemented:
                 return reduced
-        if type(obj).__module__ in _ARRAY_MODULES:
+        kind = type(obj)
+        if kind.__module__ in _ARRAY_MODULES or (
+            kind is types.FunctionType and obj.__module__ == _TORCH_REBUILDS
+        ):
             from . import tensors  # a process that has none does without
 
             reduced = tensors.reduce(obj)

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import collections
 import itertools
-import select
 import socket
 import struct
 from collections.abc import Sequence
 
 from ..errors import ProtocolError
 from .codec import MAX_FRAME_BYTES, Frame
+from .descriptors import wait_readable
 
 _HEAD = struct.Struct("<II")
 _HEAD_OF_ONE = struct.Struct("<IIQ")  # of a message of one frame, as most are
@@ -248,7 +248,7 @@ class QueuedChannel:
         nothing to read.
         """
         messages = self.read()
-        while not self.has_ended and select.select([self.connection], [], [], 0)[0]:
+        while not self.has_ended and wait_readable([self.connection.fileno()], 0):
             messages += self.read()
         return messages
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ctypes
 import pickle
 import sys
+import types
 from typing import Any
 
-from ..errors import MeshUsageError
+from ..errors import MeshUsageError, UnpicklableError
 from .limits import CHECKED_BYTES
 
 # From here on a strided array is worth a contiguous copy, and memory is used where it arrives.
@@ -19,7 +20,8 @@ def reduce(value: Any) -> Any:
     `pickle.Pickler.reducer_override`).
 
     Args:
-        value: an object of a class that ``torch`` or ``numpy`` defines.
+        value: an object of a class that ``torch`` or ``numpy`` defines, or a function of
+            ``torch._utils``, by which torch rebuilds tensors.
 
     Returns:
         ``NotImplemented`` where its class knows best.
@@ -34,15 +36,54 @@ def reduce(value: Any) -> Any:
         return numpy.ascontiguousarray(value).__reduce_ex__(5)
     if torch is None:
         return NotImplemented
+    if kind is types.FunctionType:
+        is_of_new_dtypes = value is getattr(torch._utils, "_rebuild_tensor_v3", None)
+        return (find_rebuild, ()) if is_of_new_dtypes else NotImplemented
     if kind is torch.storage.TypedStorage:
         return _reduce_storage(value._untyped_storage, value.dtype)
     if kind is torch.UntypedStorage:
         return _reduce_storage(value, None)
+    if kind is torch.Tensor and value.layout is torch._mkldnn:
+        raise UnpicklableError("a tensor in the layout of mkldnn: send `x.to_dense()`")
+    if kind.__name__ == "FakeTensor":
+        raise UnpicklableError(
+            "a FakeTensor, which has no values: send a tensor on `meta` (`torch.empty_like(x, "
+            'device="meta")`)'
+        )
     if kind is torch.Tensor and _is_part(value, torch):
         _check_fits(value.nbytes)
         copy = value.detach().clone().requires_grad_(value.requires_grad)
         return copy.__reduce_ex__(5)
     return NotImplemented
+
+
+def find_rebuild() -> Any:
+    """Return the function that rebuilds tensors of torch's newer dtypes (float8, uint16, bits, ...).
+
+    torch reduces these with an untyped storage, and rebuilds them on a typed one: `torch.load` has
+    changed it by then.
+    """
+    return _rebuild_tensor
+
+
+def _rebuild_tensor(storage: Any, *args: Any) -> Any:
+    import torch
+
+    return torch._utils._rebuild_tensor_v3(_typed(storage, torch.uint8), *args)  # type: ignore[no-untyped-call]
+
+
+def make_storage(num_bytes: int, dtype: Any, device: str) -> Any:
+    """Make a torch storage that has no contents to send: an empty one, or one on ``meta``.
+
+    Args:
+        num_bytes: its size.
+        dtype: as of `rebuild_storage`.
+        device: torch's name of it.
+    """
+    import torch
+
+    storage = torch.UntypedStorage(num_bytes, device=device)  # type: ignore[no-untyped-call]
+    return storage if dtype is None else _typed(storage, dtype)
 
 
 def rebuild_storage(buffer: Any, dtype: Any) -> Any:
@@ -92,7 +133,7 @@ def _typed(storage: Any, dtype: Any) -> Any:
 def _reduce_storage(storage: Any, dtype: Any) -> Any:
     num_bytes = storage.nbytes()
     if not num_bytes or storage.device.type == "meta":
-        return NotImplemented
+        return make_storage, (num_bytes, dtype, "meta" if storage.device.type == "meta" else "cpu")
     if storage.device.type != "cpu":
         _check_fits(num_bytes)
         return move_storage, (storage.cpu(), dtype, str(storage.device))

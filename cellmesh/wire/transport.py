@@ -7,7 +7,9 @@ flight (`bounds`), and by what the other side has acknowledged (`reliable`).
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -47,6 +49,18 @@ def _watch_peers(socket: Socket) -> Socket:
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(SILENT_S * 1000))
     socket.setsockopt(zmq.CONNECT_TIMEOUT, 2000)
     return socket
+
+
+def make_context(num_peers: int) -> zmq.Context[Socket]:
+    """Make a ZeroMQ context for the sockets of many peers, with a thread of its own for each as far
+    as there are cores. A context has room for 1,023 sockets by itself, and each peer takes three.
+
+    Args:
+        num_peers: how many there are; more may come.
+    """
+    context: zmq.Context[Socket] = zmq.Context(min(num_peers, os.cpu_count() or 1))
+    context.set(zmq.MAX_SOCKETS, int(context.get(zmq.SOCKET_LIMIT)))
+    return context
 
 
 def bind_router(context: zmq.Context[Socket], endpoint: str, keys: KeyPair | None = None) -> Socket:
@@ -98,28 +112,33 @@ def connect_dealer(
         reads it where the socket `binds`.
 
     Raises:
-        HostError: the endpoint cannot be bound.
+        HostError: the endpoint cannot be bound, or this process may have no more sockets.
     """
-    socket = _configure(context.socket(zmq.DEALER))
-    socket.setsockopt(zmq.ROUTING_ID, identity)
-    if keys is not None:
-        use_curve(_watch_peers(socket), *keys)
+    socket = monitor = None
     made_or_lost = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-    monitor = socket.get_monitor_socket(WATCHED if binds else made_or_lost)
-    # The agent binds some milliseconds after its launcher returns; the default of 100 ms would
-    # show.
-    socket.setsockopt(zmq.RECONNECT_IVL, 5)
-    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
     try:
+        socket = _configure(context.socket(zmq.DEALER))
+        socket.setsockopt(zmq.ROUTING_ID, identity)
+        if keys is not None:
+            use_curve(_watch_peers(socket), *keys)
+        monitor = socket.get_monitor_socket(WATCHED if binds else made_or_lost)
+        # The agent binds some milliseconds after its launcher returns; the default of 100 ms would
+        # show.
+        socket.setsockopt(zmq.RECONNECT_IVL, 5)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
         if binds:
             socket.bind(endpoint)
         else:
             socket.connect(endpoint)
     except zmq.ZMQError as e:
-        socket.disable_monitor()
-        monitor.close(linger=0)
-        socket.close(linger=0)
-        raise HostError(f"cannot use {endpoint}: {e}") from e
+        if socket is not None and monitor is not None:
+            socket.disable_monitor()
+            monitor.close(linger=0)
+        if socket is not None:
+            socket.close(linger=0)
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        hint = f" ({limit} a process: raise `ulimit -n`)" if e.errno == errno.EMFILE else ""
+        raise HostError(f"cannot use {endpoint}: {e}{hint}") from e
     return socket, monitor
 
 

@@ -15,7 +15,6 @@ import functools
 import gc
 import importlib
 import os
-import select
 import signal
 import socket
 import sys
@@ -28,6 +27,7 @@ import msgspec
 
 from ..errors import HostError
 from ..wire import marks
+from ..wire.descriptors import wait_readable
 from ..wire.environment import VISIBLE, gpus_of
 from ..wire.host import same_release
 from ..wire.ticket import Ticket, read_ticket
@@ -324,5 +324,5 @@ def _tidy_up(ticket: Ticket) -> None:
     # Somebody else was faster, or it has signed nothing yet.
     with contextlib.suppress(HostError, OSError):
         ticket = read_ticket(ticket.path)  # the agent has signed it since
-        select.select([os.pidfd_open(ticket.agent_pid)], [], [], _AGENT_END_S)
+        wait_readable([os.pidfd_open(ticket.agent_pid)], _AGENT_END_S)
     marks.end_mesh_if_dead(ticket)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import socket
 import subprocess
 import sys
@@ -20,6 +19,7 @@ import msgspec
 from ...controller.core.clocks import NUM_FIRST, ClockComparison, ClockOffset
 from ...controller.host_list import HostEntry, command_for
 from ...controller.session.launch.host_failure import HostFailure, explain
+from ...wire.descriptors import wait_readable
 from ...wire.rendezvous import own_addresses
 from .host_checks import NOTEBOOK, HostReport, HostsFacts, Notebook
 from .host_probe import (
@@ -192,10 +192,9 @@ class _HostProbe:
                 if line.startswith(MARK.encode()):
                     answer: Answer = msgspec.json.decode(line[len(MARK) :], type=Answer)
                     return answer
-            ready, _, _ = select.select(
-                [self._process.stdout], [], [], max(0.0, deadline - time.monotonic())
-            )
-            data = os.read(self._process.stdout.fileno(), 65536) if ready else b""
+            output = self._process.stdout.fileno()
+            ready = wait_readable([output], max(0.0, deadline - time.monotonic()))
+            data = os.read(output, 65536) if ready else b""
             self._output += data
             if not data:
                 self._fail(has_ended=bool(ready))

@@ -1,7 +1,7 @@
 """The controller's connection to an agent: greets, numbers messages, and repeats those that a
 broken connection lost.
 
-Used on one thread, and made there: a ZeroMQ context of its own goes with it.
+Used on one thread, and made there, as its ZeroMQ context is.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class Connection:
             then travel in chunks.
         binds: whether the endpoint is this process's, and the agent connects to it.
         refused: called with how many peers without the agent's key have connected there.
+        context: ZeroMQ's, which is closed by its owner; None to have one of its own.
 
     Raises:
         HostError: the endpoint is this process's, and another process has it.
@@ -70,6 +71,7 @@ class Connection:
         keys: tuple[Secret, str] | None = None,
         binds: bool = False,
         refused: Callable[[int], None] = lambda number: None,
+        context: zmq.Context[transport.Socket] | None = None,
     ) -> None:
         link = os.urandom(16)
         self._hello = Hello(
@@ -84,14 +86,16 @@ class Connection:
             torch=own_torch(),
             host=host_name(),
         )
-        self._context: zmq.Context[transport.Socket] = zmq.Context()
+        self._owns_context = context is None
+        self._context = context or transport.make_context(1)
         # A routing id must not begin with a zero.
         try:
             self._socket, self._monitor = transport.connect_dealer(
                 self._context, endpoint, b"C" + link, keys, binds
             )
         except HostError:
-            self._context.term()
+            if self._owns_context:
+                self._context.term()
             raise
         self._peers = PeerMonitor(self._socket, self._monitor) if binds else None
         self._refused = refused
@@ -274,7 +278,8 @@ class Connection:
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=_LINGER_MS)
-        self._context.term()
+        if self._owns_context:
+            self._context.term()
 
     def renew(self) -> None:
         """Greet the agent as a new controller would, as it may have given this controller up."""

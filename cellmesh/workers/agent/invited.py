@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import sys
 import time
 
@@ -12,6 +11,7 @@ import zmq
 
 from ...errors import HostError
 from ...wire import transport
+from ...wire.descriptors import wait_readable
 from ...wire.hosts import Announcement
 from ...wire.rendezvous import (
     AGAIN_S,
@@ -92,7 +92,7 @@ class Visit:
                 return b""
             if found is not None and found[0] == ORDER:
                 return found[1]
-            if (found is None and _is_readable(agent)) or not self._is_connected:
+            if (found is None and wait_readable([agent], 0)) or not self._is_connected:
                 return b""
 
     def close(self) -> None:
@@ -109,7 +109,7 @@ class Visit:
             self._send(ARRIVED, self._facts)
         if not transport.readable(self._socket):
             numbers = [int(each.getsockopt(zmq.FD)) for each in (self._socket, self._monitor)]
-            select.select([*numbers, *watched], [], [], AGAIN_S)
+            wait_readable([*numbers, *watched], AGAIN_S)
             self._hear_connection()
             if not transport.readable(self._socket):
                 return None
@@ -126,10 +126,6 @@ class Visit:
 
     def _send(self, word: bytes, text: bytes) -> None:
         transport.send(self._socket, [word, text])
-
-
-def _is_readable(descriptor: int) -> bool:
-    return bool(select.select([descriptor], [], [], 0)[0])
 
 
 def _print(text: str) -> None:

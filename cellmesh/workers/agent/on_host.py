@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -25,6 +24,7 @@ import msgspec
 
 from ...errors import HostError
 from ...wire.curve import new_keys
+from ...wire.descriptors import wait_readable
 from ...wire.environment import SOCKET_INTERFACES, choose_gpus, gpus_of
 from ...wire.host import is_process, own_python, own_torch, own_version, this_place
 from ...wire.hosts import ANNOUNCEMENT, DIAL, GO, Announcement, HostPart
@@ -95,7 +95,7 @@ class Lines:
         """As `Notebook.hear`."""
         if self.stdin is None:
             return GO
-        ready, _, _ = select.select([self.stdin.fileno(), agent], [], [])
+        ready = wait_readable([self.stdin.fileno(), agent])
         return b"" if agent in ready else self.stdin.readline()
 
 
@@ -202,7 +202,7 @@ def _await_end(ticket: Ticket) -> None:
         return
     try:
         if is_process(ticket.agent_pid, ticket.agent_ticks):
-            select.select([pidfd], [], [])
+            wait_readable([pidfd])
     finally:
         os.close(pidfd)
 
@@ -383,7 +383,7 @@ def _is_let_go(notebook: Notebook, guardian: subprocess.Popen[bytes], agent: Tic
                 return True
             if order.startswith(DIAL):
                 notebook.say(_dial(order.removeprefix(DIAL).decode().strip(), agent))
-        return bool(select.select([pidfd], [], [], 0)[0])
+        return bool(wait_readable([pidfd], 0))
     finally:
         os.close(pidfd)
 

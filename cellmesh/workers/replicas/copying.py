@@ -28,7 +28,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.distributed import DistributedSampler
 
 from ...errors import CellmeshError, UnpicklableError
-from ...wire import payload
+from ...wire import payload, tensors
 from ...wire.codec import Frame
 from ...wire.messages import Pickled
 from ..inspect.safe_read import memory_of
@@ -200,6 +200,8 @@ class _Reducer:
         return self._storages.setdefault(storage._cdata, _Storage(storage))
 
     def _reduce_storage(self, storage: torch.UntypedStorage) -> Any:
+        if storage.device.type == "meta":
+            return tensors.make_storage, (storage.nbytes(), None, "meta")
         is_on_cpu = storage.device.type == "cpu"
         if not self._reads and not is_on_cpu:
             return arriving.make_storage, (b"", False)
@@ -289,7 +291,8 @@ def _refuse_shards(tensor: torch.Tensor) -> Any:
         raise UnpicklableError(_SHARD)
     # Not left to `payload`, which copies what is a part of a storage: here tensors go on sharing
     # it.
-    plain: Any = tensor if type(tensor) is torch.Tensor else None
+    is_plain = type(tensor) is torch.Tensor and tensor.layout is not torch._mkldnn  # type: ignore[attr-defined]
+    plain: Any = tensor if is_plain else None
     return NotImplemented if plain is None else plain.__reduce_ex__(5)
 
 

@@ -10,9 +10,11 @@ from concurrent.futures import Future
 from typing import Any
 
 from ....errors import HostError
+from ....wire import transport
 from ....wire.attach import Refused, SetAgents, Welcome
 from ....wire.code_files import FilesAnswer
 from ....wire.codec import Parcel
+from ....wire.descriptors import FILES_A_HOST, make_room
 from ....wire.holder import add_refused
 from ....wire.hosts import SILENT_S, AgentAddress, ClockReading, ReadClock
 from ....wire.messages import AgentFault, Resize, Stop, Stopped
@@ -67,6 +69,8 @@ class HostConnections:
         self._reported: set[int] = set()
         self._clocks = [ClockComparison() for _ in ticket.agents]
         self._files = FileRequests()
+        make_room(FILES_A_HOST * len(ticket.agents))
+        self._context = transport.make_context(len(ticket.agents))
         try:
             self._all = [self._connect_to(agent, steal) for agent in ticket.agents]
             for index in lost:
@@ -345,7 +349,13 @@ class HostConnections:
         keys = self._ticket.curve_secret, agent.public_key
         binds = agent.way == "notebook"
         connection = Connection(
-            agent.reached_at, self._ticket.key, steal, keys, binds, self._note_refused
+            agent.reached_at,
+            self._ticket.key,
+            steal,
+            keys,
+            binds,
+            self._note_refused,
+            self._context,
         )
         self._each.append(connection)
         for number in connection.descriptors():
@@ -422,6 +432,7 @@ class HostConnections:
         self._files.close()
         for connection in self._each:
             connection.close()
+        self._context.term()  # waits for the last messages of all
         self._poll.close()
 
 

@@ -22,6 +22,7 @@ from ....errors import HostError, ProtocolError
 from ....wire import transport
 from ....wire.attach import Inquire, Standing
 from ....wire.codec import Parcel, at_controller, encode
+from ....wire.descriptors import FILES_A_HOST, make_room
 from ....wire.holder import Holder
 from ....wire.host import format_span
 from ....wire.hosts import AgentAddress
@@ -145,8 +146,8 @@ def _inquire(
     ]
     decode = at_controller().decode
     answers: dict[AgentAddress, Standing] = {}
-    context: zmq.Context[transport.Socket] = zmq.Context()
-    context.set(zmq.MAX_SOCKETS, max(1023, 8 * len(asked) + 64))  # with those of monitors
+    make_room(FILES_A_HOST * len(asked))
+    context = transport.make_context(max(1, len(asked)))
     poller = zmq.Poller()
     agents: dict[transport.Socket, AgentAddress] = {}
     monitors: dict[transport.Socket, transport.Socket] = {}

@@ -19,6 +19,7 @@ from typing import IO
 import msgspec
 
 from ....errors import HostError
+from ....wire.descriptors import FILES_A_HOST, limit_child, make_room
 from ....wire.hosts import ANNOUNCEMENT, GO, Announcement, HostPart
 from ....wire.secret import Secret, SecretBytes, to_json
 from ....wire.ticket import Ticket
@@ -84,6 +85,7 @@ class HostCommands:
 
     def _run(self, ticket: Ticket, parts: Sequence[HostPart], files: list[Path]) -> None:
         """Run a command for each host; add to `files` what they read the ticket from."""
+        soft = make_room(FILES_A_HOST * len(parts))
         for part in parts:
             sent = msgspec.structs.replace(
                 ticket, host=part, agents=(), spares=(), replaced=(), curve_secret=Secret("")
@@ -108,6 +110,7 @@ class HostCommands:
                     raise HostError(
                         f"{part.name}: cannot run {argv[0]}: {error.strerror}"
                     ) from error
+            limit_child(process.pid, soft)
             self._starting.append(_Command(part.name, ticket.launch, process, log_path))
             _write(process, text)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import select
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ....errors import HostError
+from ....wire.descriptors import wait_readable
 from ....wire.environment import choose_gpus, gpus_of
 from ....wire.host import is_process, started_ticks
 from ....wire.interpreter import isolated_command
@@ -137,9 +137,7 @@ class Process:
         except ProcessLookupError:
             return True
         try:
-            poll = select.poll()
-            poll.register(pidfd, select.POLLIN)
-            return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
+            return bool(wait_readable([pidfd], timeout_s))
         finally:
             os.close(pidfd)
 

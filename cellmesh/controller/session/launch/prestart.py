@@ -12,7 +12,6 @@ import json
 import os
 import resource
 import secrets
-import select
 import signal
 import socket
 import subprocess
@@ -27,6 +26,7 @@ import msgspec
 
 from ....errors import HostError, MeshUsageError
 from ....wire import marks
+from ....wire.descriptors import wait_readable
 from ....wire.interpreter import absolute, isolated_command
 from ....wire.prestart import READY, StartMesh, argument
 from ....wire.secret import SecretBytes
@@ -205,9 +205,9 @@ class Prestart:
                 os.close(request)
                 os.close(write_end)
             try:
-                is_answered = _is_readable(read_end, _FORK_S)
+                is_answered = wait_readable([read_end], _FORK_S)
             except BaseException:  # Ctrl-C
-                if _is_readable(read_end, _FORK_S):
+                if wait_readable([read_end], _FORK_S):
                     for agent in pipe.readline().split()[
                         1:
                     ]:  # its guardian ends what there is of the mesh
@@ -264,7 +264,7 @@ class Prestart:
         if self._socket is None or self._state not in ("importing", "ready"):
             return
         wait_s = timeout_s if self._state == "importing" else 0
-        if _is_readable(self._socket.fileno(), wait_s):
+        if wait_readable([self._socket.fileno()], wait_s):
             try:
                 data = self._socket.recv(len(READY))
             except OSError:
@@ -322,12 +322,6 @@ def own_prestart() -> Prestart | None:
     """Return the waiting zygote of this process; None if no extension has started one."""
     prestart: Prestart | None = getattr(own_shell(), "cellmesh_prestart", None)
     return prestart
-
-
-def _is_readable(descriptor: int, timeout_s: float) -> bool:
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(timeout_s * 1000))
 
 
 def _stamp(path: str | None) -> tuple[str, int] | None:

@@ -15,7 +15,6 @@ import json
 import logging
 import os
 import re
-import select
 import signal
 import socket
 import subprocess
@@ -29,6 +28,7 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from ....wire.descriptors import wait_readable
 from ....wire.hosts import ANNOUNCEMENT, GO
 from .node_holder import hold, say
 from .ray import bundle_of, choose_bundle, explain_shortage
@@ -268,7 +268,7 @@ def _run(group: str, node: str, command: Sequence[str], stdin: IO[bytes]) -> int
 
 def _has_ended(timeout_s: float) -> bool:
     """Whether the standard input has ended within a time; nothing is written to it yet."""
-    return bool(select.select([0], [], [], timeout_s)[0])
+    return bool(wait_readable([0], timeout_s))
 
 
 if __name__ == "__main__":

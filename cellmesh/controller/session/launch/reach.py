@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import socket
 import subprocess
 import threading
@@ -20,6 +19,7 @@ import zmq
 
 from ....errors import CellmeshError, HostError
 from ....wire import transport
+from ....wire.descriptors import wait_readable
 from ....wire.hosts import AgentAddress
 from ....wire.rendezvous import own_addresses
 from ....wire.secret import Secret
@@ -246,7 +246,7 @@ class Reach:
         try:
             deadline = time.monotonic() + timeout_s
             while (left_s := deadline - time.monotonic()) > 0:
-                select.select([int(monitor.getsockopt(zmq.FD))], [], [], min(left_s, 0.2))
+                wait_readable([int(monitor.getsockopt(zmq.FD))], min(left_s, 0.2))
                 if any(transport.hear_connection(monitor)):
                     return True
             return False

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import select
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ import zmq
 from ....errors import HostError
 from ....wire import transport
 from ....wire.curve import AllowList, KeyPair, public_of
+from ....wire.descriptors import wait_readable
 from ....wire.handshakes import PeerMonitor
 from ....wire.hosts import Announcement
 from ....wire.rendezvous import AGAIN_S, ARRIVED, ORDER, REFUSED, SAID, TICKET, HostFacts
@@ -191,7 +191,7 @@ class Rendezvous:
         numbers.append(int(self._socket.getsockopt(zmq.FD)))
         while not self._is_closing:
             # ZeroMQ's descriptors report changes only, and a send of another thread may take one.
-            select.select(numbers, [], [], AGAIN_S)
+            wait_readable(numbers, AGAIN_S)
             with self._changed:
                 self._serve()
             self._count()

@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import time
 from collections.abc import Sequence
 
 from ....errors import HostError
+from ....wire.descriptors import wait_readable
 from .node_holder import hold, say
 from .slurm import missing, nodes_of, read_job, run
 
@@ -52,7 +52,7 @@ def reserve(command: Sequence[str], timeout_s: float | None) -> None:
     output, text, began = salloc.stdout.fileno(), b"", time.monotonic()
     try:
         while True:
-            ready, _, _ = select.select([0, output], [], [], _ASK_S)
+            ready = wait_readable([0, output], _ASK_S)
             if 0 in ready:
                 sys.exit("the notebook waits no longer")
             if output in ready:
