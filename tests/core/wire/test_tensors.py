@@ -1,5 +1,5 @@
-"""Tensors of every dtype, layout and class of the installed torch: each arrives equal, or is refused
-in a sentence that names the part which cannot travel.
+"""Tensors of every dtype, layout and class of the installed torch: each arrives equal, or is
+refused in a sentence that names the part which cannot travel.
 """
 
 from __future__ import annotations
