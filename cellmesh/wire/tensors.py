@@ -58,7 +58,7 @@ def reduce(value: Any) -> Any:
 
 
 def find_rebuild() -> Any:
-    """Return the function that rebuilds tensors of torch's newer dtypes (float8, uint16, bits, ...).
+    """Return the function that rebuilds tensors of torch's newer dtypes (float8, uint16, ...).
 
     torch reduces these with an untyped storage, and rebuilds them on a typed one: `torch.load` has
     changed it by then.

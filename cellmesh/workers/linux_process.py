@@ -263,7 +263,8 @@ def run_and_exit(function: Callable[[], int | None]) -> NoReturn:
     except BaseException:
         traceback.print_exc(file=sys.__stderr__)
     finally:
-        sys.stderr.flush()
+        with contextlib.suppress(Exception):  # user code may have closed it, or set it to None
+            sys.stderr.flush()
         os._exit(status)
 
 

@@ -11,6 +11,7 @@ what the ranks started and removes the mesh's directory.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import gc
 import importlib
@@ -55,8 +56,6 @@ MAX_RANKS_A_MESSAGE = 50
 
 # From the end of a process's connections to that of the process.
 _AGENT_END_S = 5.0
-# Above every descriptor that the zygote has open while it forks.
-_SAFE = 512
 
 
 class ForkRanks(msgspec.Struct, frozen=True, tag=True):
@@ -291,12 +290,21 @@ def _start_rank(raw: msgspec.Raw, descriptors: Sequence[int], shell: RankShell) 
 
     options: RankOptions = msgspec.msgpack.decode(raw, type=RankOptions)
     null = os.open(os.devnull, os.O_RDONLY)
-    for number, own in enumerate((null, *descriptors)):  # 0, 1, 2; then the three sockets
-        os.dup2(own, number + _SAFE)
-    for number in range(1 + DESCRIPTORS_A_RANK):
-        os.dup2(number + _SAFE, number, inheritable=number < 3)
-    os.closerange(1 + DESCRIPTORS_A_RANK, _SAFE + 1 + DESCRIPTORS_A_RANK)
+    place_descriptors([null, *descriptors])  # 0, 1, 2; then the three sockets
     run_rank(options, shell, *(socket.socket(fileno=number) for number in (3, 4, 5)))
+
+
+def place_descriptors(descriptors: Sequence[int]) -> None:
+    """Give descriptors the numbers from 0 on, of which programs inherit the first three; close all
+    others.
+    """
+    num_own = len(descriptors)
+    # First out of the way of each other, wherever the limit of open files is.
+    moved = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, num_own) for number in descriptors]
+    for number, own in enumerate(moved):
+        os.dup2(own, number, inheritable=number < 3)
+    os.closerange(num_own, max(moved) + 1)
+    os.closerange(num_own, max(map(int, os.listdir("/proc/self/fd"))) + 1)
 
 
 def _start_store(order: ForkStore, listener: int) -> None:

@@ -185,3 +185,18 @@ def test_a_sampler_that_may_go_by_either_dim_stays_behind(own_four: cm.Mesh) -> 
     copied, _ = copy_names(own_four[2].rank_set, own_four[1].rank_set)  # part 1 of dp, part 0 of tp
     assert "half" in copied
     assert own_four[1].pull("half.rank") == 0
+
+
+def test_a_value_that_does_not_load_costs_no_other_its_place(own_four: cm.Mesh) -> None:
+    own_four.cell(
+        "class Odd:\n    def __reduce__(self): return int, ('no number',)\n"
+        "weight = torch.arange(4.0).to(torch.float8_e5m2)\n"
+        "odd, plain, pair = Odd(), [1], {'same': weight}"
+    )
+    own_four[[1]].cell(FORGET)
+    copied, refused = copy_names(own_four[0].rank_set, own_four[1].rank_set)
+    assert set(refused) == {"odd"}
+    assert "ValueError" in refused["odd"]
+    assert {"Odd", "weight", "plain", "pair"} <= set(copied)
+    seen = own_four[1].pull("pair['same'] is weight, str(weight.dtype), plain, 'odd' in globals()")
+    assert seen == (True, "torch.float8_e5m2", [1], False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import uuid
 from collections.abc import Iterable, Sequence
@@ -361,8 +362,9 @@ def cell_publisher() -> Publish | None:
         if not published:
             # What the cell itself has printed before waits in buffers, and comes first.
             published.append(True)
-            sys.stdout.flush()
-            sys.stderr.flush()
+            for file in (sys.stdout, sys.stderr):
+                with contextlib.suppress(AttributeError, ValueError):  # there is none any more
+                    file.flush()
         topic = f"kernel.{kernel.ident}.{kind}".encode()
         kernel.session.send(kernel.iopub_socket, kind, content, parent=parent, ident=topic)
 

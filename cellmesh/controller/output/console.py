@@ -5,6 +5,7 @@ In a terminal a bar that has ended has a line, and those that run share one redr
 
 from __future__ import annotations
 
+import io
 import shutil
 import sys
 from collections.abc import Sequence
@@ -71,8 +72,7 @@ class ConsoleSink:
         self._write("stderr", text + "\n")
 
     def status(self, text: str, final: bool) -> None:
-        out = self._out or sys.stdout
-        if not out.isatty():
+        if not self._file("stdout").isatty():
             if final and text:
                 self._write("stdout", text + "\n")
             return
@@ -84,9 +84,15 @@ class ConsoleSink:
         if self._has_status:
             self._has_status = False
             self._write("stdout", "\r\x1b[K")
-        file = (self._out or sys.stdout) if stream == "stdout" else (self._err or sys.stderr)
+        file = self._file(stream)
         file.write(text)
         file.flush()
+
+    def _file(self, stream: str) -> TextIO:
+        """Return the file of a stream; one that drops all where the process has closed its own."""
+        given = self._out if stream == "stdout" else self._err
+        file: TextIO | None = given or getattr(sys, stream)
+        return io.StringIO() if file is None or getattr(file, "closed", False) else file
 
 
 def _as_texts(block: Block | Live) -> list[tuple[str, str]]:

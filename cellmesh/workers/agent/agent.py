@@ -85,6 +85,7 @@ class Agent:
         linux_process.name_process("cellmesh-agent")
 
         self._faults = Faults("the mesh's agent", self._report)
+        self._num_faults = 0  # of which a start has been told
         self._events = Events(self._faults)
         self._family = Family(
             ticket, self._events, self._faults, self._supervisor, self._act, zygote
@@ -121,6 +122,11 @@ class Agent:
             self._tick(time.monotonic())
 
     def _tick(self, now: float) -> None:
+        if self._faults.num != self._num_faults:
+            self._num_faults = self._faults.num
+            if self._supervisor.state == "starting":  # it would wait for ever for what is missing
+                error = self._faults.last
+                self._act(self._supervisor.fail(f"{type(error).__name__}: {error}"))
         try:
             if actions := self._supervisor.tick(now):
                 self._act(actions)

@@ -304,6 +304,8 @@ class Family:
     def _rank_ended(self, rank: int, pid: int) -> None:
         reason, last_output = self._faults.attempt(lambda: self._bury(rank, pid), ("ended", ""))
         orders = self.lending.forget(rank)
+        if not last_output and self._supervisor.state == "starting":  # it has no log of its own yet
+            last_output, _ = read_log(self._ticket.logs / "zygote.log", _LAST_BYTES)
         self._act(self._supervisor.rank_ended(rank, reason, last_output, time.monotonic()))
         self._act(self.relay(orders))
         # What it started in sessions of their own; in other states all end soon.

@@ -25,13 +25,14 @@ from ..inspect.safe_read import memory_of
 Buckets = list[list[int]]  # positions of parameters, a list a bucket
 
 
-def move_in(path: Sequence[str], directory: str) -> dict[str, Any]:
+def move_in(path: Sequence[str], directory: str | None) -> dict[str, Any]:
     """Take over the import path and working directory of the rank whose names this one gets; return
     the dict that names are loaded into later.
     """
     sys.path[:] = [*path, *(entry for entry in sys.path if entry not in path)]
-    with contextlib.suppress(OSError):
-        os.chdir(directory)
+    if directory is not None:
+        with contextlib.suppress(OSError):
+            os.chdir(directory)
     return {}
 
 

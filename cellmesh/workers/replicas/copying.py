@@ -156,7 +156,7 @@ class _Reducer:
             case _Values():
                 return (
                     arriving.move_in,
-                    (list(sys.path), os.getcwd()),
+                    (list(sys.path), _directory()),
                     None,
                     None,
                     iter(value.values.items()),
@@ -284,6 +284,14 @@ class _Reducer:
                 "again there"
             )
         return fitting[0]
+
+
+def _directory() -> str | None:
+    """Return the working directory; None if it was removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return None
 
 
 def _refuse_shards(tensor: torch.Tensor) -> Any:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from typing import NoReturn
 
 import pytest
@@ -24,3 +26,27 @@ def test_a_fork_that_fails_is_reported(num_forks: int, monkeypatch: pytest.Monke
         forked = zygote._fork_orphans([lambda: None, lambda: None], agent)
     assert len(forked.pids) == num_forks - 1
     assert forked.problem == "[Errno 11] no process left"
+
+
+_PLACE = """
+import os, resource
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, ({limit}, hard))
+from cellmesh.workers.zygote import place_descriptors
+pipes = [os.pipe() for _ in range(3)]
+out = os.dup(1)
+given = [pipes[2][1], pipes[0][1], out, pipes[1][1]]
+inodes = [os.fstat(number).st_ino for number in given]
+place_descriptors(given)
+left = sorted(int(number) for number in os.listdir("/proc/self/fd"))
+assert [os.fstat(number).st_ino for number in range(4)] == inodes
+assert [os.get_inheritable(number) for number in range(4)] == [True] * 3 + [False]
+os.write(2, str(left[:-1]).encode())
+"""
+
+
+@pytest.mark.parametrize("limit", [64, 256, 4096])
+def test_descriptors_get_their_places_under_any_limit(limit: int) -> None:
+    code = _PLACE.format(limit=limit)
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert process.stdout + process.stderr == "[0, 1, 2, 3]"

@@ -55,12 +55,20 @@ def make_ticket(options: Options, is_lease_chosen: bool) -> Ticket:
         The ticket, written.
 
     Raises:
-        HostError: the runtime directory cannot be used, or a GPU was not given to this host.
+        HostError: the runtime directory cannot be used, or a GPU was not given to this
+            host, or the working directory was removed.
     """
     environment = ranks_environment(options)
     sys_path = [path for path in sys.path if isinstance(path, str)]
+    try:
+        cwd = os.getcwd()
+    except OSError as error:
+        raise HostError(
+            "the working directory of this process was removed, and ranks begin in it: change to "
+            "another (`%cd ~`, os.chdir), or make it again and change to it"
+        ) from error
     if options.hosts:
-        sys_path = [path or os.getcwd() for path in sys_path]
+        sys_path = [path or cwd for path in sys_path]
     name = options.name or f"mesh-{os.getpid()}-{secrets.token_hex(2)}"
     directory = make_directory(runtime_root(), name)
     ticket = Ticket(
@@ -73,7 +81,7 @@ def make_ticket(options: Options, is_lease_chosen: bool) -> Ticket:
         mesh_shape=tuple(options.mesh.values()),
         preload=options.preload,
         sys_path=tuple(sys_path),
-        cwd=os.getcwd(),
+        cwd=cwd,
         controller_pid=os.getpid(),
         created_at=time.time(),
         lease_s=options.lease_s,

@@ -176,3 +176,17 @@ def test_the_silent_sink_shows_errors_and_remarks_only(console: Console) -> None
     assert out.getvalue() == ""
     assert err.getvalue().startswith("[1] Traceback")
     assert err.getvalue().endswith("remark\n")
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_output_is_dropped_where_the_process_has_none(
+    is_closed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = io.StringIO() if is_closed else None
+    if file is not None:
+        file.close()
+    monkeypatch.setattr("sys.stdout", file)
+    monkeypatch.setattr("sys.stderr", file)
+    sink = ConsoleSink()
+    sink.status("starting", False)
+    sink.note("a word")
