@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import html
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -44,6 +45,8 @@ class Difference:
             differ.
         distances: first rank of a group -> how far that group is from the first; for the first few
             differences only.
+        is_meant_equal: whether a wrapped model, an optimizer over one or a DTensor says that these
+            ranks hold the same; of other values nobody knows.
     """
 
     path: str
@@ -53,6 +56,7 @@ class Difference:
     missing: tuple[int, ...] = ()
     texts: tuple[str, ...] = ()
     distances: Mapping[int, Distance] = field(default_factory=dict)
+    is_meant_equal: bool = True
 
     def describe_ranks(self) -> str:
         """Describe which ranks agree with each other."""
@@ -91,6 +95,7 @@ class CheckReport:
         not_wrapped: models and optimizers that were left out, as nothing says who should hold the
             same.
         not_readable: tensors without a digest (sparse, meta).
+        dims: sizes of the mesh's dims by name, if all its ranks were asked.
     """
 
     expression: str
@@ -101,6 +106,7 @@ class CheckReport:
     expected: tuple[tuple[Difference, str], ...] = ()
     not_wrapped: tuple[str, ...] = ()
     not_readable: tuple[str, ...] = ()
+    dims: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def equal(self) -> bool:
@@ -150,11 +156,30 @@ class CheckReport:
             name = (
                 self.expression if self.expression else self.differences[0].path.partition(".")[0]
             )
-            notes.append(
-                f"`%dist_sync {name} --from {self.differences[0].groups[0][0]}` makes replicas "
-                "equal"
-            )
+            sync = f"`%dist_sync {name} --from {self.differences[0].groups[0][0]}`"
+            if all(difference.is_meant_equal for difference in self.differences):
+                notes.append(f"{sync} makes replicas equal")
+            else:
+                notes += self._note_dims()
+                notes.append(f"if they are meant to be equal: {sync} overwrites the others")
         return notes
+
+    def _note_dims(self) -> list[str]:
+        """Return along which dims of the mesh values are equal of which nobody knows whether they
+        should be.
+        """
+        if len(self.dims) < 2:
+            return []
+        alike = {
+            dim: all(
+                _is_equal_along(difference, dim, self.dims)
+                for difference in self.differences
+                if not difference.is_meant_equal
+            )
+            for dim in self.dims
+        }
+        parts = [f"{'equal' if same else 'different'} along {dim}" for dim, same in alike.items()]
+        return [f"not wrapped: {', '.join(parts)}"]
 
     def _rows(self) -> list[tuple[str, str, str]]:
         return [(d.path, d.describe_ranks(), d.describe()) for d in self.differences[:_MAX_SHOWN]]
@@ -212,6 +237,18 @@ class SyncSummary:
         return "\n".join(lines)
 
 
+def _is_equal_along(difference: Difference, dim: str, dims: Mapping[str, int]) -> bool:
+    """Return whether all ranks that differ in one coordinate of the mesh only hold the same."""
+    names = list(dims)
+    after = math.prod(dims[name] for name in names[names.index(dim) + 1 :])
+    group_of = {rank: group for group in difference.groups for rank in group}
+    lines: dict[int, set[tuple[int, ...]]] = {}
+    for rank in range(math.prod(dims.values())):
+        first = rank - rank // after % dims[dim] * after  # that has 0 in this coordinate
+        lines.setdefault(first, set()).add(group_of.get(rank, ()))
+    return all(len(groups) == 1 for groups in lines.values())
+
+
 def check(ranks: RankSet, expression: str = "") -> CheckReport:
     """Compare replicas that should be equal on ranks. Blocks; runs no collective.
 
@@ -233,7 +270,9 @@ def check(ranks: RankSet, expression: str = "") -> CheckReport:
         _measure(ranks, expression, difference) if index < NUM_MEASURED else difference
         for index, difference in enumerate(report.differences)
     ]
-    return dataclasses.replace(report, differences=tuple(measured))
+    session = ranks.session
+    dims = session.dims if len(asked.ranks) == session.num_ranks else {}
+    return dataclasses.replace(report, differences=tuple(measured), dims=dict(dims))
 
 
 def sync(ranks: RankSet, expression: str, source: int) -> SyncSummary:
@@ -340,7 +379,9 @@ def _difference(path: str, members: Mapping[int, Entry], ranks: Sequence[int]) -
         texts = tuple(entry.text or f"{entry.shape} {entry.dtype}" for entry in firsts)
     elif any(texts):
         what = "value"
-    return Difference(path, firsts[0].kind, tuple(alike), what, missing, texts)
+    is_meant_equal = any(entry.ranks for entry in members.values())
+    kind, groups_alike = firsts[0].kind, tuple(alike)
+    return Difference(path, kind, groups_alike, what, missing, texts, is_meant_equal=is_meant_equal)
 
 
 def _describe_distance(distance: Distance, group: Sequence[int]) -> str:

@@ -4,12 +4,15 @@ cellmesh's objects as widgets.
 
 from __future__ import annotations
 
+import difflib
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
 
+from IPython.core.error import UsageError
 from IPython.core.formatters import DisplayFormatter
-from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 from IPython.display import display
 
 from ..controller.arguments import CellSyntaxError
@@ -79,6 +82,7 @@ def _show_inspection(inspection: Any) -> None:
     display({"text/plain": static.text, "text/html": static.html}, raw=True)  # type: ignore[no-untyped-call]
 
 
+_NO_MAGIC = re.compile(r"agic (?:function )?`(%+)(\w+)` not found")
 _CELL_MAGICS = ("dist", "dist_profile", "local")
 
 
@@ -114,6 +118,7 @@ class Extension:
         self._shell.input_transformers_cleanup.append(self._transformer)
         self._shell.events.register("post_run_cell", self.commands.recorder.close_cell)
         self._shell.events.register("post_run_cell", self.commands.await_recovery)
+        self._shell.events.register("post_run_cell", _propose_magic)
         self._completion.install()
         if self._shell.display_formatter is not None:
             self._displays.register(self._shell.display_formatter)
@@ -136,6 +141,7 @@ class Extension:
         self._shell.input_transformers_cleanup.remove(self._transformer)
         self._shell.events.unregister("post_run_cell", self.commands.recorder.close_cell)
         self._shell.events.unregister("post_run_cell", self.commands.await_recovery)
+        self._shell.events.unregister("post_run_cell", _propose_magic)
         for kind in self._shell.magics_manager.magics.values():
             for name in [
                 name for name, function in kind.items() if getattr(function, "cellmesh", False)
@@ -257,6 +263,18 @@ class FailureDisplay:
         else:
             lines = error._render_traceback_()
         type(self._shell)._showtraceback(self._shell, kind, error, lines)
+
+
+def _propose_magic(result: ExecutionResult) -> None:
+    """Name the nearest magic of cellmesh below IPython's error that there is none."""
+    error = result.error_in_exec
+    found = _NO_MAGIC.search(str(error)) if isinstance(error, UsageError) else None
+    if found is None:
+        return
+    near = difflib.get_close_matches(found[2], map(str, COMMANDS), n=1, cutoff=0.75)
+    if near:
+        mark = found[1] if near[0] not in _CELL_MAGICS else "%%"
+        print(f"did you mean `{mark}{near[0]}`?", file=sys.stderr)
 
 
 def load(shell: InteractiveShell) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from typing import Any
 
@@ -76,6 +77,10 @@ def parse(name: str, line: str) -> dict[str, Any]:
         with command.make_context(name, words) as context:
             return dict(context.params)
     except click.UsageError as e:
+        if isinstance(e, click.NoSuchOption):  # click names several, by the alphabet
+            known = [option for each in command.params for option in each.opts]
+            near = difflib.get_close_matches(e.option_name, known, n=1)
+            e = click.NoSuchOption(e.option_name, possibilities=near)
         mark = "%%" if name in ("dist", "dist_profile", "local") else "%"
         quotes = (
             "; put what follows --argv into quotes, like --argv '--lr 0.1'"

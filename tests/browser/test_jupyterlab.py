@@ -159,6 +159,26 @@ def test_tables(notebook: Notebook, theme: str) -> None:
     notebook.picture(f"tables-{theme.split()[-1].lower()}")
 
 
+@pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark"])
+def test_frames_of_libraries_open_on_a_click(notebook: Notebook, theme: str) -> None:
+    notebook.set_theme(theme)
+    notebook.run("%%dist\ndef step(m, x):\n    return m(x).sum()")
+    cell = notebook.run(
+        "%%dist\nm = torch.nn.Sequential(torch.nn.Linear(2, 2))\nstep(m, torch.zeros(3))"
+    )
+    traceback, _, failure = cell.texts()
+    assert traceback.startswith("[0-3]\n")
+    assert re.search(r"\[\.\.\. \d+ frames of torch, to torch/nn/modules/linear\.py:", traceback)
+    assert "site-packages" not in traceback
+    assert re.search(r"\(In\[2\] line 3, called at line 3\)$", failure)
+    summary = cell.outputs.nth(1).locator("summary")
+    expect(summary).to_have_text("the traceback with the frames of libraries")
+    expect(cell.outputs.nth(1).locator("pre")).to_be_hidden()
+    summary.click()
+    expect(cell.outputs.nth(1).locator("pre")).to_contain_text("site-packages/torch/nn/modules")
+    notebook.picture(f"traceback-{theme.split()[-1].lower()}")
+
+
 def test_ranks_that_wait_for_one_that_raised_are_released(notebook: Notebook) -> None:
     cell = notebook.start('%%dist\nif rank == 0:\n    raise ValueError("gives up")\ndist.barrier()')
     expect(cell.outputs.last).to_contain_text("process groups rebuilt in", timeout=15_000)

@@ -79,6 +79,14 @@ def test_a_dtensor_is_refused_with_what_to_pull_instead(mesh: cm.Mesh) -> None:
     assert mesh[0].pull("d.to_local()").tolist() == [0, 1, 2, 3]
 
 
+def test_a_wrapped_model_is_refused_with_what_to_pull_instead(mesh: cm.Mesh) -> None:
+    mesh.cell("wrapped = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))")
+    with pytest.raises(cm.RankFailure) as caught:
+        mesh.pull("wrapped")
+    assert "pull the model in it (`model.module`)" in str(caught.value.exceptions_by_rank[0])
+    assert isinstance(mesh[0].pull("wrapped.module"), torch.nn.Linear)
+
+
 def test_an_unpicklable_argument_is_named_with_its_part(mesh: cm.Mesh) -> None:
     with pytest.raises(UnpicklableError, match=r"'bad'.*bad\['k'\]\[1\].*_thread.lock"):
         mesh.push(fine=1, bad={"k": [0, threading.Lock()]})

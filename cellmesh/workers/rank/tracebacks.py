@@ -20,7 +20,7 @@ from .stack_inspection import is_own_code, is_user_code, shorten_path
 # What a rendered frame of a library stands between; user code prints no such characters in a frame,
 # as its source is text.
 _BEGIN, _MIDDLE, _END = "\x00[", "\x00|", "\x00]"
-_ONE = re.compile(r"\x00\[(?P<place>[^\x00]*)\x00\|(?P<text>[^\x00]*)\x00\]\n?")
+_ONE = re.compile(r"\x00\[(?P<place>[^\x00]*)\x00\|(?P<text>[^\x00]*)\x00\]")
 _RUN = re.compile(r"(?:\x00\[[^\x00]*\x00\|[^\x00]*\x00\]\n?)+")
 _OWN = str(Path(__file__).parents[2]) + "/"
 
@@ -49,7 +49,7 @@ def make_renderer(like: AutoFormattedTB) -> AutoFormattedTB:
 
 def with_all_frames(text: str) -> str:
     """Return a traceback of `make_renderer` as IPython would show it."""
-    return _ONE.sub(lambda found: _line(found["text"]), text) if "\x00" in text else text
+    return _ONE.sub(lambda found: found["text"], text) if "\x00" in text else text
 
 
 def with_few_frames(text: str) -> str:
@@ -60,18 +60,14 @@ def with_few_frames(text: str) -> str:
 def _describe_run(run: re.Match[str]) -> str:
     places = [found["place"] for found in _ONE.finditer(run[0])]
     if len(places) == 1:
-        return f"    [... {places[0]}]\n"
+        return f"    [... {places[0]}]\n\n"
     packages = list(dict.fromkeys(_package_of(place) for place in places))
-    return f"    [... {len(places)} frames of {', '.join(packages)}, to {places[-1]}]\n"
+    return f"    [... {len(places)} frames of {', '.join(packages)}, to {places[-1]}]\n\n"
 
 
 def _package_of(place: str) -> str:
     first, slash, _ = place.partition("/")
     return first if slash and first else "Python"
-
-
-def _line(text: str) -> str:
-    return text if text.endswith("\n") else f"{text}\n"
 
 
 def format_without_own_frames(error: traceback.TracebackException) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from ...errors import UnpicklableError
 from ...stdlib import os
@@ -33,6 +34,11 @@ def reduce_for_notebook(value: Any) -> Any:
     if type(value) in (types.GeneratorType, types.AsyncGeneratorType):
         raise UnpicklableError(
             "a generator stays where its code runs: return `list(...)` of what it yields"
+        )
+    if issubclass(type(value), DistributedDataParallel):
+        raise UnpicklableError(
+            "a DistributedDataParallel belongs to the process group of its rank: pull the model in "
+            "it (`model.module`)"
         )
     if isinstance(value, torch.Tensor):
         if is_dtensor(value):

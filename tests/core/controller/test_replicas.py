@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import sys
 from collections.abc import Iterator
@@ -33,13 +34,31 @@ def test_equal_replicas_are_equal() -> None:
 
 def test_the_ranks_that_differ_are_named_the_most_first() -> None:
     report = bring_together(
-        "m", {rank: [entry("m.w", "b" if rank == 0 else "a")] for rank in range(4)}
+        "m", {r: [entry("m.w", "b" if r == 0 else "a", (0, 1, 2, 3))] for r in range(4)}
     )
     (found,) = report.differences
     assert not report.equal
     assert found.groups == ((1, 2, 3), (0,))
     assert found.describe_ranks() == "ranks 1-3 ≠ rank 0"
-    assert "`%dist_sync m --from 1`" in repr(report)
+    assert report.notes() == ["`%dist_sync m --from 1` makes replicas equal"]
+
+
+@pytest.mark.parametrize(
+    ("digests", "words"),
+    [
+        ("aabb", "not wrapped: different along dp, equal along tp"),
+        ("abab", "not wrapped: equal along dp, different along tp"),
+        ("abba", "not wrapped: different along dp, different along tp"),
+    ],
+)
+def test_values_that_nobody_says_are_replicas_are_compared_along_each_dim(
+    digests: str, words: str
+) -> None:
+    report = bring_together("m", {rank: [entry("m.w", digests[rank])] for rank in range(4)})
+    advice = "if they are meant to be equal: `%dist_sync m --from 0` overwrites the others"
+    assert report.notes() == [advice]
+    with_dims = dataclasses.replace(report, dims={"dp": 2, "tp": 2})
+    assert with_dims.notes() == [words, advice]
 
 
 def test_a_tie_is_decided_for_the_lowest_rank() -> None:
