@@ -28,7 +28,6 @@ class Faults:
 
     def __init__(self, owner: str, report: Callable[[str], object]) -> None:
         self.num = 0
-        self.last: BaseException | None = None
         self._owner = owner
         self._report = report
         self._counts: collections.Counter[tuple[tuple[str, int | None], ...]] = (
@@ -58,7 +57,6 @@ class Faults:
             (frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)
         )
         self.num += 1
-        self.last = error
         self._counts[path] += 1
         if self._counts[path] <= _MAX_REPORTS:
             text = "".join(traceback.format_exception(error)).rstrip()

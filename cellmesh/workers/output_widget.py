@@ -119,6 +119,11 @@ def find_capture(run: int) -> Capture | None:
     return captures[-1] if captures and captures[-1].run == run else None
 
 
+def is_capturing() -> bool:
+    """Return whether an `Output` collects the output of the caller."""
+    return bool(_captures.get())
+
+
 def _after_returns(text: str) -> str:
     """Return lines as a terminal shows them after carriage returns (progress bars)."""
     lines = text.replace("\r\n", "\n").split("\n")

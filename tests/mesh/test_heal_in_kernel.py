@@ -36,8 +36,10 @@ def test_heal_reports_what_was_healed_and_what_was_not(notebook: Notebook) -> No
     assert notebook.run("%dist_heal --from 0").text().strip() == nothing
     assert "there is no rank 9: the mesh has 0-2" in refusal(notebook, "%dist_heal --from 9")
 
-    notebook.run("%%dist\nimport sys; value = rank; print('last words', file=sys.stderr)")
-    died = refusal(notebook, "%%dist --ranks 1\nimport os; os._exit(3)")
+    notebook.run("%%dist\nvalue = rank")
+    died = refusal(
+        notebook, "%%dist --ranks 1\nimport os\nos.system('echo last words >&2')\nos._exit(3)"
+    )
     assert "rank 1 exited with code 3" in died
     status = notebook.run("%dist_status").data("execute_result")[0]
     for kind in ("text/plain", "text/html"):

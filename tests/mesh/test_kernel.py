@@ -189,7 +189,7 @@ def test_nowait_returns_a_run_and_output_follows(notebook: Notebook) -> None:
     notebook.read_until(cell, lambda o: any("KeyboardInterrupt" in e["ename"] for e in o.errors()))
     debug = notebook.run("%dist_status --debug").data("execute_result")[0]["text/plain"]
     assert re.search(r"\nagent: process \d+ on this machine, alive\n", debug)
-    assert re.search(r"s ago  run \d+ \(.+\): running -> interrupted \(interrupted\)\n", debug)
+    assert re.search(r"s ago  run \d+ \(.+\): running -> aligning \(interrupted\)\n", debug)
     assert "recovery: calm -> examining (trouble)" in debug
 
 
@@ -277,7 +277,7 @@ def test_auto_mode_sends_cells_to_the_ranks(notebook: Notebook) -> None:
         ("%%dist --ranks x\npass", "is no set of ranks"),
         ("%%dist --at pp=0\npass", "no dim 'pp'"),
         ("%%dist --at dp=7\npass", "dim 'dp' has 3 indices"),
-        ("%dist_start 2", "is running"),
+        ("%dist_start 2", "runs with 3 ranks, not 2"),
         ("%dist_start eight", "'eight' is not a valid int"),
         ("%dist_mesh dp=2", "makes 2 ranks, and the mesh has 3"),
         ("%dist_push alhpa", "did you mean 'alpha'"),

@@ -80,12 +80,12 @@ class Agent:
             owns_store=ticket.host is None or (ticket.host.index == 0 and not ticket.host.joins),
             joins=ticket.host is not None and ticket.host.joins,
         )
-        self._num_faults = 0
         linux_process.become_subreaper()
         linux_process.name_process("cellmesh-agent")
 
         self._faults = Faults("the mesh's agent", self._report)
-        self._num_faults = 0  # of which a start has been told
+        self._num_faults = 0  # as of the last look
+        self._start_error: Exception | None = None  # of an action of a start
         self._events = Events(self._faults)
         self._family = Family(
             ticket, self._events, self._faults, self._supervisor, self._act, zygote
@@ -122,10 +122,9 @@ class Agent:
             self._tick(time.monotonic())
 
     def _tick(self, now: float) -> None:
-        if self._faults.num != self._num_faults:
-            self._num_faults = self._faults.num
-            if self._supervisor.state == "starting":  # it would wait for ever for what is missing
-                error = self._faults.last
+        if (error := self._start_error) is not None:  # it would wait for ever for what is missing
+            self._start_error = None
+            if self._supervisor.state == "starting":
                 self._act(self._supervisor.fail(f"{type(error).__name__}: {error}"))
         try:
             if actions := self._supervisor.tick(now):
@@ -174,6 +173,7 @@ class Agent:
                 self._carry_out(action)
             except Exception as error:
                 self._faults.take(error)
+                self._start_error = error
 
     def _carry_out(self, action: Action) -> None:
         match action:

@@ -28,6 +28,7 @@ from traitlets.config import Config
 
 from ...errors import CellmeshError
 from ...wire import payload
+from ..output_widget import is_capturing
 from ..parsing import parse_again
 from ..static_lookup import plain_traceback, text_of, traceback_of
 from .child_processes import status_of
@@ -201,8 +202,8 @@ class RankShell(InteractiveShell):
             self._note_shown(value)
 
     def _note_shown(self, error: BaseException) -> None:
-        """Keep an error for the end of the cell; between cells, print it."""
-        if self._shown is None:
+        """Keep an error for the end of the cell; between cells, and in an `Output`, print it."""
+        if self._shown is None or is_capturing():
             self._print_traceback(error)
         elif not any(error is each for each in self._shown):
             self._shown.append(error)

@@ -103,6 +103,7 @@ class Gate:
 
     Attributes:
         hides: (run, stream) -> what of its output is not shown.
+        has_more: whether `close` has anything to return.
     """
 
     def __init__(
@@ -117,9 +118,16 @@ class Gate:
             "stderr": _LineCutter(),
         }
         self.hides: dict[tuple[int, StreamName], _Hidden] = {}
+        self.has_more = False
 
     def admit(self, run: int, stream: StreamName, text: str, now: float) -> list[Output | Skipped]:
         """Return the part of a run's printed text that the bound allows to send now."""
+        shown = self._admit(run, stream, text, now)
+        # Said here, as each run asks for it, and most print nothing.
+        self.has_more = bool(self.hides) or any(each.is_cutting for each in self._cutters.values())
+        return shown
+
+    def _admit(self, run: int, stream: StreamName, text: str, now: float) -> list[Output | Skipped]:
         text = self._cutters[stream].cut(run, text)
         if not text:
             return []
@@ -150,12 +158,8 @@ class Gate:
             for stream, cutter in self._cutters.items()
             if (note := cutter.close())
         ]
+        self.has_more = False
         return [*notes, *(verb for key in list(self.hides) for verb in self._show_hidden(*key))]
-
-    @property
-    def has_more(self) -> bool:
-        """Whether `close` has anything to return."""
-        return bool(self.hides) or any(each.is_cutting for each in self._cutters.values())
 
     def _hide(self, run: int, stream: StreamName, text: str) -> None:
         hidden = self.hides.setdefault((run, stream), _Hidden())
