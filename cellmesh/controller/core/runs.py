@@ -392,15 +392,15 @@ class Runs:
                 effects.append(Note(run, STEP_WAS_INTERRUPTED))
             if not is_own:
                 effects.append(Finish(run))
-            if self._stopping is not None and self._stopping.is_over:
-                self._stopping = None
-            effects += self._end_if_aligned(now)
+            if self._stopping is not None:
+                self._stopping = None if self._stopping.is_over else self._stopping
+                effects += self._end_if_aligned(now)
             return [*effects, *self._recovery.run_ended(run, pending, now)]
         if pending.first_end_at is None:
             pending.first_end_at = now
         if pending.has_failed and pending.settle_at is None and pending.is_work and not is_own:
             effects += self._on("a rank failed", run, pending, now)
-        return [*effects, *self._end_if_aligned(now)]
+        return effects if self._stopping is None else [*effects, *self._end_if_aligned(now)]
 
     def fails_on(self, run: int, ranks: tuple[int, ...], now: float) -> list[Effect]:
         """Note that the run has raised on these ranks, whose answers follow: the others' time
