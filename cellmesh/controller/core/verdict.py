@@ -223,8 +223,8 @@ class _Search:
     """Finds the largest set of blocked ranks in which each waits for others of the set, or for
     absent ones.
 
-    All blocked ranks are taken for stuck first; whoever may go on is taken out, and so is each that
-    waited only for such ranks.
+    All blocked ranks count as stuck first. Each rank that may go on is taken out, and so is each
+    that waited only for such ranks.
     """
 
     def __init__(

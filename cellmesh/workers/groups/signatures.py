@@ -79,7 +79,7 @@ def _split(args: Any, kwargs: Any) -> Signature:
 def as_begun(
     number: int, name: str, num_elements: int, dtype: Any, root: int, ranks: tuple[int, ...] = ()
 ) -> Begun:
-    """Return a collective as it is told to others.
+    """Return the description of a collective that other processes get.
 
     Args:
         number, name, num_elements, dtype, root: as in `Signed`.
