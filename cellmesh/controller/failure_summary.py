@@ -14,7 +14,8 @@ from ..wire.ranks import describe_ranks, group_ranks
 from ..wire.status import RankState
 from .core.mesh_state import FIRST_HEAL
 from .core.runs import SWEEP_S
-from .core.verdict import describe_waits, find_verdict
+from .core.verdict import find_verdict
+from .core.verdict_text import describe_waits
 
 _MAX_LINE = 300
 # Of a run's summary, in characters: a kilobyte or two, in UTF-8.

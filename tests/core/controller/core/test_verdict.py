@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from cellmesh.controller.core.verdict import Verdict, find_verdict, ordinal
+from cellmesh.controller.core.verdict import Verdict, find_verdict
+from cellmesh.controller.core.verdict_text import ordinal
 from cellmesh.wire.groups import Begun, GroupCount, InFlight
 from cellmesh.wire.status import RankState
 

@@ -1,0 +1,86 @@
+"""The operations that the members of each process group have begun on it. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from ...wire.groups import GroupCount
+from ...wire.ranks import describe_ranks
+from ...wire.status import RankState
+
+MESSAGES = frozenset({"send", "recv", "recv_anysource"})
+_CUSTOM = frozenset({"", "undefined"})
+
+Key = tuple[str, tuple[int, ...]]
+
+
+@dataclass
+class GroupProgress:
+    """What the members of one group have begun on it."""
+
+    first: GroupCount
+    members: Collection[int]
+    counts: dict[int, GroupCount] = field(default_factory=dict)
+    mismatch_at: int = (
+        0  # the first collective that is waited for and that members begun differently
+    )
+    # Of members that will begin nothing more: (number of collectives, rank), the lowest first.
+    halted: list[tuple[int, int]] = field(default_factory=list)
+    # Who waits for the first halted one: (number that it has to reach, rank), the lowest first.
+    needs_all: list[tuple[int, int]] = field(default_factory=list)
+    needs_any: list[int] = field(default_factory=list)  # who waits for one of all others
+
+    def number_of(self, rank: int) -> int:
+        count = self.counts.get(rank)
+        return count.num_collectives if count is not None else 0
+
+    @cached_property
+    def sent(self) -> dict[tuple[int, int], int]:
+        """How many messages were sent, by (sender, receiver)."""
+        pairs = ((rank, count.num_sent) for rank, count in self.counts.items())
+        return {(rank, peer): number for rank, each in pairs for peer, number in each}
+
+    @cached_property
+    def sent_to(self) -> Counter[int]:
+        """How many messages were sent to each rank."""
+        total: Counter[int] = Counter()
+        for (_, peer), number in self.sent.items():
+            total[peer] += number
+        return total
+
+    @cached_property
+    def received(self) -> dict[tuple[int, int], int]:
+        """How many messages were received, by (sender or -1, receiver)."""
+        pairs = ((rank, count.num_received) for rank, count in self.counts.items())
+        return {(peer, rank): number for rank, each in pairs for peer, number in each}
+
+
+def read_progress(states: Mapping[int, RankState], num_ranks: int) -> dict[Key, GroupProgress]:
+    groups: dict[Key, GroupProgress] = {}
+    everybody = range(num_ranks)
+    for rank, state in states.items():
+        for count in state.counts:
+            key = _key(count)
+            if key not in groups:
+                groups[key] = GroupProgress(count, count.ranks or everybody)
+            groups[key].counts[rank] = count
+    return groups
+
+
+def _key(count: GroupCount) -> Key:
+    return count.name, count.ranks[:1]  # names are those of the whole mesh, but for split groups
+
+
+def name_of(count: GroupCount) -> str:
+    """Return what users call a process group: a mesh dim, the default group, or its ranks."""
+    description = count.description
+    if description == "default_pg":
+        return "the default group"
+    if description.startswith("mesh_"):
+        return description.removeprefix("mesh_")
+    if description not in _CUSTOM:
+        return description
+    return f"the group of {describe_ranks(count.ranks)}" if count.ranks else "the default group"
