@@ -80,7 +80,7 @@ def draw_svg(name: str, series: Mapping[int, Series], mean: bool) -> str:
         parts += [
             _line(thin(one), colour_of(rank, count), x_of, y_of) for rank, one in series.items()
         ]
-        parts += [_cross(one, colour_of(rank, count), x_of, y_of) for rank, one in series.items()]
+        parts += [_cross(one, colour_of(rank, count), x_of) for rank, one in series.items()]
         parts += _legend(tuple(series), count)
     if nans := describe_nans(series):
         place = {"x": _WIDTH - _RIGHT, "y": _HEIGHT - _BOTTOM - 5, "text_anchor": "end"}
@@ -89,17 +89,12 @@ def draw_svg(name: str, series: Mapping[int, Series], mean: bool) -> str:
     return drawing(_WIDTH, _HEIGHT, *parts, width=_WIDTH, height=_HEIGHT, **font)
 
 
-def _cross(
-    series: Series, colour: str, x_of: Callable[[float], float], y_of: Callable[[float], float]
-) -> str:
-    """Mark where a line becomes NaN: at that step, as high as the last number before."""
+def _cross(series: Series, colour: str, x_of: Callable[[float], float]) -> str:
+    """Mark where a line becomes NaN, at the upper edge: at that step nothing else is drawn."""
     first = first_nan(series)
     if first is None or not math.isfinite(series.steps[first]):
         return ""
-    before = (value for value in reversed(series.values[:first]) if math.isfinite(value))
-    value = next(before, None)
-    x, y = x_of(series.steps[first]), _HEIGHT - _BOTTOM if value is None else y_of(value)
-    path = f"M{x - 4:.1f} {y - 4:.1f}l8 8m0 -8l-8 8"
+    path = f"M{x_of(series.steps[first]) - 4:.1f} {_TOP}l8 8m0 -8l-8 8"
     return element("path", d=path, fill="none", stroke=colour, stroke_width=2)
 
 

@@ -2,6 +2,7 @@
 
 const MAX_WIDTH = 720, HEIGHT = 200;
 const MAX_TOLD = 8; // ranks in the box beside the pointer
+const CROSS = 4; // half the size of the mark where a line becomes NaN
 // A scale that is shorter, relative to its numbers, has no room for ticks: they would be equal floats.
 const LEAST_SHARE = 1e-12;
 
@@ -99,7 +100,6 @@ class Panel {
     this.columns = columns;
     const { toHeight, fromHeight } = makeScale(columns, isLog);
     this.fromHeight = fromHeight;
-    this.toHeight = toHeight;
     const heights = columns.map((column) => column.map((value) => heightOf(value, toHeight)));
     if (mean && isLog && columns.length) raiseFloor(heights);
     const isEmpty = !heights.some((column) => column.some((height) => height != null));
@@ -165,18 +165,17 @@ class Panel {
     return [{ stroke: () => this.colour("--cm-accent"), width: 1.8, points }, edge, edge];
   }
 
-  // Mark where lines become NaN: at that step, as high as the last number before.
+  // Mark where lines become NaN, at the upper edge: at that step nothing else is drawn.
   cross(plot) {
     if (this.mean) return;
     const { ctx } = plot;
-    const { left, top, width, height } = plot.bbox;
-    const size = 4 * devicePixelRatio;
+    const { left, top, width } = plot.bbox;
+    const size = CROSS * devicePixelRatio;
+    const y = top + size;
     ctx.save();
     ctx.lineWidth = 2 * devicePixelRatio;
     for (const line of this.lines.filter((each) => each.nan_step !== undefined)) {
-      const level = line.nan_height == null ? null : heightOf(line.nan_height, this.toHeight);
       const x = plot.valToPos(line.nan_step, "x", true);
-      const y = level == null ? top + height : plot.valToPos(level, "y", true);
       if (x < left || x > left + width) continue;
       ctx.strokeStyle = line.colour;
       ctx.beginPath();

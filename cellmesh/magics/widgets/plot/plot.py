@@ -66,12 +66,11 @@ def pack(plot: Plot) -> tuple[list[dict[str, Any]], bytes]:
 
 
 def _nan_of(series: Series) -> dict[str, Any]:
-    """Return where a line becomes NaN, and its last number before; nothing if it does not."""
+    """Return the step at which a line becomes NaN; nothing if it does not."""
     first = first_nan(series)
     if first is None or not math.isfinite(series.steps[first]):
         return {}
-    before = (value for value in reversed(series.values[:first]) if math.isfinite(value))
-    return {"nan_step": series.steps[first], "nan_height": next(before, None)}
+    return {"nan_step": series.steps[first]}
 
 
 class LivePlot:
