@@ -57,6 +57,7 @@ class Options:
         leave_command: run on each host when its agent has ended.
         slurm_job: the job that the hosts are nodes of; "" without Slurm.
         sync: whether the user's modules are made the same on all hosts.
+        fold_numbers: whether lines of ranks that differ only in numbers are shown as one.
     """
 
     num_ranks: int
@@ -82,6 +83,7 @@ class Options:
     leave_command: tuple[str, ...] = ()
     slurm_job: str = ""
     sync: bool = True
+    fold_numbers: bool = True
 
 
 _OR = {
@@ -125,6 +127,7 @@ def make_options(
     launch_args: str = "",
     queue_timeout_s: float | str | None = None,
     sync: bool | str = True,
+    fold_numbers: bool | str = True,
 ) -> Options:
     """Check the options that a user gave, and fill in defaults.
 
@@ -153,7 +156,7 @@ def make_options(
         time_limit, partition: of Slurm.
         launch_args: further options of salloc, or a node's resources of Ray.
         queue_timeout_s: how long nodes may be waited for; None without limit.
-        sync: true or false, or ``on`` or ``off``.
+        sync, fold_numbers: true or false, or ``on`` or ``off``.
 
     Raises:
         MeshUsageError: something in it cannot be.
@@ -214,8 +217,7 @@ def make_options(
         )
     if on_error not in ("release", "wait"):
         raise MeshUsageError(f"on_error must be release or wait, not {on_error!r}")
-    sync = {"on": True, "off": False}.get(sync, sync) if isinstance(sync, str) else sync
-    for option, switch in (("auto_heal", auto_heal), ("prestart", prestart), ("sync", sync)):
+    for option, switch in (("auto_heal", auto_heal), ("prestart", prestart)):
         if not isinstance(switch, bool):
             raise MeshUsageError(f"{option} must be true or false, not {switch!r}")
     return Options(
@@ -238,8 +240,16 @@ def make_options(
         env=read_environment(env, os.environ),
         gpus=chosen.gpus,
         request=chosen.request,
-        sync=bool(sync),
+        sync=_check_switch("sync", sync),
+        fold_numbers=_check_switch("fold_numbers", fold_numbers),
     )
+
+
+def _check_switch(option: str, value: Any) -> bool:
+    value = {"on": True, "off": False}.get(value, value) if isinstance(value, str) else value
+    if not isinstance(value, bool):
+        raise MeshUsageError(f"{option} must be true or false, not {value!r}")
+    return value
 
 
 def _check_host_lease(value: Any) -> float:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+import inspect
 from pathlib import Path
 from typing import Any
 
 from ..errors import MeshUsageError
-from .options import Options
+from .options import make_options
 from .suggestion import did_you_mean
 
 
@@ -38,7 +38,7 @@ def read_project_options(start: Path) -> dict[str, Any]:
         raise MeshUsageError(f"{path}: {e}") from e
     if not isinstance(table, dict):
         raise MeshUsageError(f"{path}: tool.cellmesh must be a table of options, not {table!r}")
-    known = [field.name for field in fields(Options)]
+    known = list(inspect.signature(make_options).parameters)
     for key in table:
         if key not in known:
             raise MeshUsageError(

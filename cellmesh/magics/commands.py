@@ -59,7 +59,7 @@ class Commands:
         chosen = {key: value for key, value in options.items() if value not in (None, ())}
         is_fresh = chosen.pop("fresh", False)
         if self.mesh is not None and self.mesh.alive and not is_fresh:
-            check_same(self.mesh.rank_set.session, chosen)
+            self.mesh.fold_numbers = check_same(self.mesh.rank_set.session, chosen).fold_numbers
             self.keep()
             return
         if self.mesh is not None:

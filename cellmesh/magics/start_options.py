@@ -132,6 +132,11 @@ _RANKS = (
         default=None,
         help="Replace ranks that die by themselves.",
     ),
+    click.Option(
+        ["--fold-numbers"],
+        type=click.Choice(["on", "off"]),
+        help="Show lines of ranks that differ only in numbers as one (on).",
+    ),
 )
 
 START_OPTIONS = (*_MESH, *_HOSTS, *_NODES, *_RANKS)

@@ -61,6 +61,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         settle_s: how long the other ranks of a run may take after one has failed, in seconds.
         on_error: what then happens to them: ``release`` or ``wait``.
         auto_heal: whether dead ranks are replaced without being asked.
+        fold_numbers: whether lines of ranks that differ only in numbers are shown as one.
         version: of cellmesh.
         python: version of Python.
         torch: version of torch in the notebook.
@@ -109,6 +110,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     settle_s: float = 1.0
     on_error: Literal["release", "wait"] = "release"
     auto_heal: bool = False
+    fold_numbers: bool = True
     version: str = msgspec.field(default_factory=own_version)
     python: str = msgspec.field(default_factory=own_python)
     torch: str = msgspec.field(default_factory=own_torch)

@@ -55,6 +55,13 @@ def test_a_second_start_keeps_the_mesh_and_binds_its_name(notebook: Notebook) ->
     assert notebook.run("len(mesh)").data("execute_result")[0]["text/plain"] == "2"
 
 
+def test_a_second_start_may_fold_numbers_or_not(notebook: Notebook) -> None:
+    for options, folds in (("--fold-numbers off", "False"), ("", "True")):
+        started = notebook.run(f"%dist_start 2 {options}\nmesh.fold_numbers")
+        assert started.data("execute_result")[0]["text/plain"] == folds
+    assert held(notebook) == HELD
+
+
 @pytest.mark.parametrize(
     ("options", "advice"),
     [

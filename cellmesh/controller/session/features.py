@@ -63,6 +63,7 @@ class Features:
     Args:
         session: of the mesh.
         name: the mesh's.
+        folds_numbers: as of `Displays`.
 
     Attributes:
         displays: those that can be updated.
@@ -73,13 +74,13 @@ class Features:
         gone_holds: tokens and ranks of values kept for inspections that are gone (`PinnedValue`).
     """
 
-    def __init__(self, session: Session, name: str) -> None:
+    def __init__(self, session: Session, name: str, folds_numbers: bool) -> None:
         self._session = session
         self.metrics = Metrics()
         self.comms = RankComms(
             functools.partial(send_to_widget, session), functools.partial(ask_widgets, session)
         )
-        self.displays = Displays(is_open=self.comms.is_open)
+        self.displays = Displays(is_open=self.comms.is_open, folds_numbers=folds_numbers)
         self.shown = LiveViews()
         self.segments = SegmentPool(name)
         self.gone_holds: deque[tuple[str, tuple[int, ...]]] = deque()

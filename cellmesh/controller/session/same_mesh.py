@@ -18,12 +18,15 @@ from .session import Session
 from .start import read_options
 
 
-def check_same(session: Session, given: Mapping[str, Any]) -> None:
+def check_same(session: Session, given: Mapping[str, Any]) -> Options:
     """Check that a start with these options would make a mesh like the one that runs.
 
     Args:
         session: of that mesh.
         given: the options of the start, as `start` takes them.
+
+    Returns:
+        The options. The notebook's own, as `fold_numbers`, may differ.
 
     Raises:
         MeshUsageError: it would make another one; the text says what to type.
@@ -46,6 +49,7 @@ def check_same(session: Session, given: Mapping[str, Any]) -> None:
         )
     if differing := differences(options, session.ticket):
         raise MeshUsageError(f"{name} runs with {'; '.join(differing)}: {fresh}")
+    return options
 
 
 def differences(options: Options, ticket: Ticket) -> list[str]:

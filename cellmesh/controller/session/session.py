@@ -94,7 +94,7 @@ class Session:
         )
         started_at = time.monotonic() if started_at is None else started_at
         self.life = Life(self.num_ranks, started_at, on_progress)
-        self.features = Features(self, ticket.name)
+        self.features = Features(self, ticket.name, ticket.fold_numbers)
         self._sink, self._steal = sink, steal
         self._hosts: HostConnections | None = None  # made by the link's thread
         self._owner_pid = os.getpid()

@@ -72,6 +72,7 @@ def start(
     launch_args: str | None = None,
     queue_timeout_s: float | str | None = None,
     sync: bool | str | None = None,
+    fold_numbers: bool | str | None = None,
     timeout_s: float | None = None,
     on_progress: Callable[[StartProgress], None] | None = None,
 ) -> Mesh:
@@ -119,6 +120,8 @@ def start(
             or ``"a=0,1;b=2"``; ``"none"``.
         sync: whether the modules beside the notebook are brought to the other hosts as they are
             here, before a cell when they have changed (yes); or ``"on"``, ``"off"``.
+        fold_numbers: whether lines of ranks that differ only in numbers are shown as one, with the
+            span of each number (yes); or ``"on"``, ``"off"``. `Mesh.fold_numbers` changes it.
         partition: of Slurm.
         launch_args: further options of salloc (``"--gres=gpu:4 --account=x"``), or what each node
             of Ray gives (``"CPU=8 GPU=4"``; by default a CPU and, where there are some, a GPU for
@@ -161,6 +164,7 @@ def start(
         "launch_args": launch_args,
         "queue_timeout_s": queue_timeout_s,
         "sync": sync,
+        "fold_numbers": fold_numbers,
     }
     checked, is_lease_chosen = read_options(given)
     end_dead_meshes(runtime_root())

@@ -53,11 +53,19 @@ def test_leases_and_patience_are_seconds_or_text() -> None:
         *(("settle_s", value) for value in (-0.5, "x")),
         *(("on_error", value) for value in ("stop", "", 1)),
         *(("auto_heal", value) for value in ("yes", 1, None)),
+        *(("fold_numbers", value) for value in ("yes", 1, None)),
     ],
 )
 def test_invalid_options_are_refused_by_name(option: str, value: Any) -> None:
     with pytest.raises(MeshUsageError, match=f"{option} must be|is no span"):
         make_options(2, **{option: value})
+
+
+@pytest.mark.parametrize("option", ["sync", "fold_numbers"])
+@pytest.mark.parametrize(("value", "switch"), [("on", True), ("off", False), (False, False)])
+def test_switches_are_on_or_off_or_true_or_false(option: str, value: Any, switch: bool) -> None:
+    assert getattr(make_options(2), option) is True
+    assert getattr(make_options(2, **{option: value}), option) is switch
 
 
 def test_by_default_all_ranks_are_in_one_dim() -> None:

@@ -19,6 +19,18 @@ def test_the_projects_table_gives_options(tmp_path: Path) -> None:
     assert options == Options(4, {"dp": 2, "tp": 2}, "gloo", ("json",), "")
 
 
+def test_options_of_a_start_that_are_no_field_of_a_mesh_are_known(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.cellmesh]\nnproc_per_host = 4\n")
+    assert read_project_options(tmp_path) == {"nproc_per_host": 4}
+
+
+@pytest.mark.parametrize("key", ["leave_command", "slurm_job", "request"])
+def test_what_only_a_start_decides_is_no_option(tmp_path: Path, key: str) -> None:
+    (tmp_path / "pyproject.toml").write_text(f"[tool.cellmesh]\n{key} = 'x'\n")
+    with pytest.raises(MeshUsageError, match=f"{key!r}, which is no option"):
+        read_project_options(tmp_path)
+
+
 def test_dims_may_be_a_table(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[tool.cellmesh.mesh]\ndp = 2\ntp = 2\n")
     assert make_options(**read_project_options(tmp_path)).mesh == {"dp": 2, "tp": 2}

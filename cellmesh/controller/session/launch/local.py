@@ -89,6 +89,7 @@ def make_ticket(options: Options, is_lease_chosen: bool) -> Ticket:
         settle_s=options.settle_s,
         on_error=options.on_error,
         auto_heal=options.auto_heal,
+        fold_numbers=options.fold_numbers,
         launch=options.launch,
         interface=options.interface,
         address=options.address,
