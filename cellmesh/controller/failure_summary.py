@@ -13,7 +13,7 @@ from ..wire.messages import Died, Done, Failed, describe_place
 from ..wire.ranks import describe_ranks, group_ranks
 from ..wire.status import RankState
 from .core.mesh_state import FIRST_HEAL
-from .core.runs import SWEEP_S
+from .core.sweeps import SWEEP_S
 from .core.verdict import find_verdict
 from .core.verdict_text import describe_waits
 

@@ -18,7 +18,7 @@ import msgspec
 from ..wire.status import RankInfo, RankState
 from .core.effects import State
 from .core.mesh_state import FIRST_HEAL
-from .core.runs import SWEEP_S
+from .core.sweeps import SWEEP_S
 from .core.verdict import find_verdict
 from .session.session import Session
 

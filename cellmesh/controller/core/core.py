@@ -59,7 +59,8 @@ from .mesh_state import FIRST_HEAL, HostLost, MeshState, Returned
 from .recovery import Recovery
 from .requests import ANSWER_S as ANSWER_S
 from .requests import Questions, control
-from .runs import OnError, Runs
+from .runs import Runs
+from .sweeps import OnError
 from .transitions import Transition
 
 

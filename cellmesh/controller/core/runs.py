@@ -6,32 +6,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from ...wire.codec import Parcel
 from ...wire.messages import Died, Done, Failed, Interrupt, Kill, Release, interrupted_unbegun
-from ...wire.ranks import describe_ranks
 from ...wire.status import Probe, RankState
-from ...wire.stopping import Owed, Pause, StopState
-from .deadlock import find_stuck
-from .effects import Deliver, Effect, Finish, Judge, Note, Send, Waiting, Watch
+from ...wire.stopping import StopState
+from .alignment import Alignment, Told
+from .effects import Deliver, Effect, Finish, Note, Send, Waiting
 from .mesh_state import FIRST_HEAL, MeshState, Pending
 from .recovery import Recovery
 from .requests import Questions, control
-from .stopping import LIMIT_S, Stopping, Verdict
+from .stopping import Verdict
+from .sweeps import SWEEP_S, OnError, Sweeps
 from .transitions import RUN, RunAction, RunEvent, RunPhase
-from .verdict import find_verdict
 
 # With `on_error="wait"`: after a rank fails, how long the others may take before it is told where
 # they are.
 REPORT_AFTER_S = 0.3
-# How long a run may take before its user is shown where its ranks are, and how often.
-WATCH_AFTER_S = 5.0
-WATCH_EVERY_S = 1.0
-# So many of the runs that wait for their turn are watched, the newest.
-MAX_WATCHED = 16
-# How often runs are looked at that have not ended.
-SWEEP_S = 0.5
 # A second interrupt within this time of the first kills what has not stopped; every rank has this
 # long.
 ESCALATE_S = 5.0
@@ -41,18 +33,6 @@ STEP_WAS_INTERRUPTED = (
     "an optimizer's step was interrupted: %dist_check tells whether replicas still agree, "
     "%dist_sync makes them equal"
 )
-
-OnError = Literal["release", "wait"]
-
-
-def describe_apart(ranks: Sequence[int], is_aligned: bool) -> str:
-    """Say that ranks were interrupted where they were, and not before the same operation."""
-    were = "was" if len(ranks) == 1 else "were"
-    why = "ran Python" if is_aligned else f"did not get to the same operation within {LIMIT_S:g} s"
-    return (
-        f"{describe_ranks(ranks)} {why} and {were} interrupted at another point of the program: "
-        "%dist_check shows whether replicas still agree"
-    )
 
 
 class Runs:
@@ -81,9 +61,8 @@ class Runs:
         self._settle_s = settle_s
         self._on_error = on_error
         self._settling: set[int] = set()  # runs with something due at a time of their own
-        self._sweep_at: float | None = None
-        self._is_sweeping = False
-        self._stopping: Stopping | None = None  # the runs that are being stopped
+        self._sweeps = Sweeps(mesh, questions, settle_s, on_error, self._are_stuck)
+        self._alignment = Alignment(mesh, self._all_stand)
         recovery.settle = self.settle
         self._actions: Mapping[RunAction, Callable[..., list[Effect]]] = {
             "give_time": self._give_time,
@@ -101,9 +80,6 @@ class Runs:
             "condemn": self._condemn,
             "kill": self._kill,
         }
-        # Ranks that were given something or have ended something since the last sweep began: what
-        # they have told of themselves in it may be from before.
-        self._came: set[int] = set()
 
     def add(
         self,
@@ -117,18 +93,18 @@ class Runs:
         ranks that the user has not been shown.
         """
         if not self._mesh.pending:
-            self._sweep_at = now + SWEEP_S
+            self._sweeps.at = now + SWEEP_S
         self._mesh.pending[run] = Pending(
             ranks, set(ranks), now, is_work, watched_at=now, judged_at=now, fills=fills
         )
-        self._came |= set(ranks)
+        self._sweeps.came |= set(ranks)
         return self._mesh.news.tell(run, ranks) if fills and self._mesh.news.endings else []
 
     def interrupt(self, runs: Iterable[int], now: float) -> list[Effect]:
         """Interrupt runs on the ranks that have not ended them; at a second call, kill the ranks
         that do not stop.
         """
-        told: dict[tuple[int, ...], list[Interrupt | Pause]] = {}
+        told: Told = {}
         unclear: dict[int, set[int]] = {}
         settled: list[Effect] = []
         for run in runs:
@@ -137,7 +113,7 @@ class Runs:
                 first = pending.interrupted_at
                 is_again = first is not None and now - first <= ESCALATE_S and pending.is_work
                 event: RunEvent = "interrupted again" if is_again else "interrupted"
-                if not is_again and self._cannot_align(run, pending):
+                if not is_again and self._alignment.is_out_of_reach(run, pending):
                     event = "interrupted at once"
                 settled += self._on(event, run, pending, now, told, unclear)
         effects: list[Effect] = [control(ranks, *verbs) for ranks, verbs in told.items()]
@@ -170,7 +146,7 @@ class Runs:
         run: int,
         pending: Pending,
         now: float,
-        told: dict[tuple[int, ...], list[Interrupt | Pause]],
+        told: Told,
         unclear: dict[int, set[int]],
         aligned: Collection[int] = (),
     ) -> list[Effect]:
@@ -183,94 +159,30 @@ class Runs:
         unclear[run] = pending.ranks - held - self._mesh.runs_first(run)
         return self._settle_unbegun(run, tuple(sorted(held)), now)
 
-    # ---- inside: all ranks of a run end at the same point (`stopping`)
-
-    def _cannot_align(self, run: int, pending: Pending) -> bool:
-        """Return whether no rank executes a run that was sent, or one of them asks the user, which
-        may take long or for ever.
-        """
-        if not pending.is_sent or pending.phase != "running":
-            return False
-        is_asking = pending.ranks & self._mesh.asking.keys()
-        return not pending.is_work or bool(is_asking) or not self._mesh.runs_first(run)
-
     def _align(
-        self,
-        run: int,
-        pending: Pending,
-        now: float,
-        told: dict[tuple[int, ...], list[Interrupt | Pause]],
-        unclear: dict[int, set[int]],
+        self, run: int, pending: Pending, now: float, told: Told, unclear: dict[int, set[int]]
     ) -> list[Effect]:
-        """Have the ranks that execute a run pause; the others will not begin it."""
-        first = self._mesh.runs_first(run)
-        if self._stopping is None:
-            self._stopping = Stopping(self._mesh.num_ranks, now)
-        self._stopping.add(run, first)
-        told.setdefault(tuple(sorted(first)), []).append(Pause(run))
-        return self._interrupt(run, pending, now, told, unclear, first)
+        paused = self._alignment.begin(run, now, told)
+        return self._interrupt(run, pending, now, told, unclear, paused)
 
     def stop_state(self, ranks: Sequence[int], state: StopState, now: float) -> list[Effect]:
         """Handle that ranks say where they are in a run that is being stopped."""
-        pending = self._mesh.pending.get(state.run)
-        if self._stopping is None or pending is None:
-            return []
-        owing = self._stopping.report(ranks, state, now - pending.started_at, now)
-        return [*self._send_on(owing), *self._end_if_aligned(now)]
+        return self._alignment.report(ranks, state, now)
 
-    def _send_on(self, owing: Mapping[int, Owed]) -> list[Effect]:
-        """Have paused ranks go on that owe operations."""
-        assert self._stopping is not None
-        alike: dict[tuple[int, Owed], list[int]] = {}
-        for run, ranks in self._stopping.runs.items():
-            for rank in ranks:
-                if rank in owing:
-                    alike.setdefault((run, owing[rank]), []).append(rank)
-        return [control(ranks, Pause(run, owed)) for (run, owed), ranks in alike.items()]
+    def _all_stand(self, run: int, pending: Pending, now: float, verdict: Verdict) -> list[Effect]:
+        return self._on("all ranks stand", run, pending, now, verdict)
 
-    def _end_if_aligned(self, now: float) -> list[Effect]:
-        if self._stopping is None or (verdict := self._stopping.decide(now)) is None:
-            return []
-        effects: list[Effect] = []
-        for run in self._stopping.runs:
-            if (pending := self._mesh.pending.get(run)) is not None:
-                effects += self._on("all ranks stand", run, pending, now, verdict)
-        self._stopping = None
-        return effects
-
-    def _strike(
-        self, run: int, pending: Pending, now: float, verdict: Verdict, is_shown: bool = True
-    ) -> list[Effect]:
-        """Interrupt a run on the ranks that have been asked to pause in it."""
-        ranks = () if self._stopping is None else self._stopping.runs.get(run, ())
-        ranks = tuple(rank for rank in ranks if rank in pending.ranks)
-        effects: list[Effect] = []
-        apart = [rank for rank in ranks if rank in verdict.apart]
-        if apart and is_shown:
-            effects.append(Note(run, describe_apart(apart, verdict.is_aligned)))
-        if ranks:
-            effects.append(control(ranks, Interrupt(run, verdict.is_aligned)))
-        return effects
+    def _strike(self, run: int, pending: Pending, now: float, verdict: Verdict) -> list[Effect]:
+        return self._alignment.strike(run, pending, verdict)
 
     def _strike_failing(self, run: int, pending: Pending, now: float) -> list[Effect]:
         """Interrupt the other ranks where they are: they may wait for the one that has failed."""
-        effects = self._strike(run, pending, now, Verdict(False), is_shown=False)
+        effects = self._alignment.strike(run, pending, Verdict(False), is_shown=False)
         return [*effects, *self._give_time(run, pending, now)]
 
     def _strike_and_condemn(self, run: int, pending: Pending, now: float, *_: Any) -> list[Effect]:
-        effects = self._strike(run, pending, now, Verdict(False), is_shown=False)
+        effects = self._alignment.strike(run, pending, Verdict(False), is_shown=False)
         return [*effects, *self._condemn(run, pending, now)]
-
-    def _align_further(self, now: float) -> list[Effect]:
-        """Ask ranks that have not paused where they are, or end the alignment."""
-        if self._stopping is None:
-            return []
-        effects = self._end_if_aligned(now)
-        if self._stopping is not None and now >= self._stopping.look_at:
-            effects += [
-                control(ranks, Pause(run)) for run, ranks in self._stopping.to_look_at(now).items()
-            ]
-        return effects
 
     def _condemn(self, run: int, pending: Pending, now: float, *_: Any) -> list[Effect]:
         first = now if pending.interrupted_at is None else pending.interrupted_at
@@ -307,7 +219,7 @@ class Runs:
             ranks = tuple(sorted(pending.ranks))
             effects += self.settle(run, ranks, Parcel(Died(ranks[0], reason, "")), now, begun[run])
         self._settling.clear()
-        self._stopping = None
+        self._alignment.stopping = None
         return effects
 
     def ranks_died(self, ranks: Collection[int], parcel: Parcel[Died], now: float) -> list[Effect]:
@@ -327,21 +239,21 @@ class Runs:
         effects: list[Effect] = []
         for run in list(self._settling):
             effects += self._settle_due(run, now)
-        if self._stopping is not None:
-            effects += self._align_further(now)
-        if self._sweep_at is not None and now >= self._sweep_at:
-            effects += self._sweep(now)
+        if self._alignment.stopping is not None:
+            effects += self._alignment.tick(now)
+        if self._sweeps.at is not None and now >= self._sweeps.at:
+            effects += self._sweeps.begin(now)
         return effects
 
     def deadline(self) -> float | None:
         """Return when to call `tick` at the latest."""
         due = math.inf
-        if self._stopping is not None:
-            due = min(self._stopping.look_at, self._stopping.limit_at)
-        if self._sweep_at is not None:
+        if (stopping := self._alignment.stopping) is not None:
+            due = min(stopping.look_at, stopping.limit_at)
+        if self._sweeps.at is not None:
             for run in self._mesh.pending:
                 if run < FIRST_HEAL:
-                    due = min(due, self._sweep_at)
+                    due = min(due, self._sweeps.at)
                     break
         for run in self._settling:
             pending = self._mesh.pending.get(run)
@@ -369,8 +281,8 @@ class Runs:
             return []
         is_own = run >= FIRST_HEAL
         pending.ranks.difference_update(ranks)
-        if self._is_sweeping:
-            self._came.update(ranks)
+        if self._sweeps.is_under_way:
+            self._sweeps.came.update(ranks)
         effects: list[Effect] = [] if is_own else [Deliver(run, ranks, parcel, has_begun)]
         if type(parcel.verb) is Done:
             if pending.fills and self._mesh.news.endings:
@@ -380,9 +292,9 @@ class Runs:
             pending.was_in_step |= isinstance(parcel.verb, Failed) and parcel.verb.in_step
         if is_own:
             effects += self._recovery.rank_left_heal(run, ranks, parcel.verb)
-        if self._stopping is not None:
+        if (stopping := self._alignment.stopping) is not None:
             counts = parcel.verb.counts if type(parcel.verb) is Done else ()
-            effects += self._send_on(self._stopping.end(run, ranks, counts))
+            effects += self._alignment.send_on(stopping.end(run, ranks, counts))
         if not pending.ranks:
             del self._mesh.pending[run]
             self._settling.discard(run)
@@ -392,15 +304,14 @@ class Runs:
                 effects.append(Note(run, STEP_WAS_INTERRUPTED))
             if not is_own:
                 effects.append(Finish(run))
-            if self._stopping is not None:
-                self._stopping = None if self._stopping.is_over else self._stopping
-                effects += self._end_if_aligned(now)
+            if stopping is not None:
+                effects += self._alignment.run_ended(now)
             return [*effects, *self._recovery.run_ended(run, pending, now)]
         if pending.first_end_at is None:
             pending.first_end_at = now
         if pending.has_failed and pending.settle_at is None and pending.is_work and not is_own:
             effects += self._on("a rank failed", run, pending, now)
-        return effects if self._stopping is None else [*effects, *self._end_if_aligned(now)]
+        return effects if stopping is None else [*effects, *self._alignment.end_if_aligned(now)]
 
     def fails_on(self, run: int, ranks: tuple[int, ...], now: float) -> list[Effect]:
         """Note that the run has raised on these ranks, whose answers follow: the others' time
@@ -471,6 +382,11 @@ class Runs:
             self._give_more_time(run, pending, now)
         return effects
 
+    def _are_stuck(
+        self, run: int, pending: Pending, now: float, ranks: Iterable[int]
+    ) -> list[Effect]:
+        return self._on("stuck", run, pending, now, ranks)
+
     def _release(
         self, run: int, pending: Pending, now: float, ranks: Iterable[int]
     ) -> list[Effect]:
@@ -492,101 +408,3 @@ class Runs:
 
         ranks = self._mesh.among_living(pending.ranks - pending.failing)
         return self._questions.ask(ranks, Probe, now, report)
-
-    def _sweep(self, now: float) -> list[Effect]:
-        """Ask ranks where they are in runs that have not ended: `_swept` shows the answers, and
-        releases ranks that are stuck.
-        """
-        self._sweep_at = now + SWEEP_S if self._mesh.pending else None
-        if self._is_sweeping or self._mesh.state != "ready" or not self._runs_to_look_at(now):
-            return []
-        self._is_sweeping = True
-        self._came.clear()
-        return self._questions.ask(self._mesh.living(), Probe, now, self._swept)
-
-    def _runs_to_look_at(self, now: float) -> list[int]:
-        return [
-            run
-            for run, pending in self._mesh.pending.items()
-            if pending.is_work
-            and pending.is_sent
-            and run < FIRST_HEAL
-            and (
-                self._is_to_be_watched(pending, now)
-                or self._may_be_stuck(pending, now)
-                or self._is_to_be_judged(pending, now)
-            )
-        ]
-
-    def _is_to_be_watched(self, pending: Pending, now: float) -> bool:
-        is_long = now - pending.started_at >= WATCH_AFTER_S
-        return is_long and now - pending.watched_at >= WATCH_EVERY_S - SWEEP_S / 2
-
-    def _is_to_be_judged(self, pending: Pending, now: float) -> bool:
-        """Return whether to look for ranks that wait for each other, without any having ended."""
-        if pending.ranks <= pending.released or pending.ranks & self._mesh.asking.keys():
-            return False
-        is_whole = pending.is_waited_for or len(pending.members) == self._mesh.num_ranks
-        after_s = self._settle_s if is_whole else WATCH_AFTER_S  # others may follow
-        is_due = now - pending.judged_at >= WATCH_EVERY_S - SWEEP_S / 2
-        since = pending.started_at if pending.first_end_at is None else pending.first_end_at
-        return is_due and now - since >= after_s
-
-    def _may_be_stuck(self, pending: Pending, now: float) -> bool:
-        if self._on_error == "wait" or pending.ranks <= pending.released:
-            return False
-        if pending.ranks & self._mesh.asking.keys():
-            return False
-        since = pending.first_end_at
-        if since is None and pending.is_waited_for and len(pending.members) < self._mesh.num_ranks:
-            since = pending.started_at
-        return since is not None and now - since >= self._settle_s
-
-    def _swept(self, states: dict[int, RankState], now: float) -> list[Effect]:
-        self._is_sweeping = False
-        effects: list[Effect] = []
-        runs, with_work = self._runs_to_look_at(now), self._mesh.with_work()
-        begun = {state.run for state in states.values()}
-        # The oldest, whose ranks may not answer; behind others, the newest is what a user waits
-        # for.
-        watched = begun.union(runs[:1], runs[-MAX_WATCHED:])
-        for run in runs:
-            pending = self._mesh.pending[run]
-            if run in begun:
-                effects += self._judge(run, pending, states, with_work, now)
-            if run in watched and self._is_to_be_watched(pending, now):
-                pending.watched_at = now
-                left = {r: s for r, s in states.items() if r in pending.ranks}
-                effects.append(Watch(run, left))
-        return effects
-
-    def _judge(
-        self,
-        run: int,
-        pending: Pending,
-        states: Mapping[int, RankState],
-        with_work: set[int],
-        now: float,
-    ) -> list[Effect]:
-        """Release ranks that can never go on, and tell why they cannot."""
-        may_be_stuck = self._may_be_stuck(pending, now)
-        if not may_be_stuck and not self._is_to_be_judged(pending, now):
-            return []
-        pending.judged_at = now
-        own = {r: s for r, s in states.items() if r not in pending.ranks or s.run == run}
-        absent = self._mesh.find_absent(pending, with_work) - self._came
-        dead, num_ranks = self._mesh.dead, self._mesh.num_ranks
-        patience_s = max(self._settle_s, SWEEP_S)  # ranks answer at different moments
-        verdict = find_verdict(own, absent, num_ranks, patience_s, dead)
-        stuck = set(verdict.stuck) & pending.ranks if verdict is not None else set()
-        effects: list[Effect] = []
-        text = verdict.text if verdict is not None and stuck else ""
-        if text != pending.verdict and not pending.released:
-            pending.verdict = text
-            effects.append(Judge(run, text))
-        if may_be_stuck:
-            stuck |= set(find_stuck(own, pending.ranks, absent, dead, num_ranks, self._settle_s))
-        is_kept = self._on_error == "wait" or pending.ranks & self._mesh.asking.keys()
-        if stuck - pending.released and not is_kept:
-            effects += self._on("stuck", run, pending, now, stuck)
-        return effects

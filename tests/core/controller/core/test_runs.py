@@ -12,7 +12,8 @@ import pytest
 
 from cellmesh.controller.core.core import Core, Deliver, Finish, Judge, Waiting, Watch
 from cellmesh.controller.core.mesh_state import HostLost
-from cellmesh.controller.core.runs import ESCALATE_S, REPORT_AFTER_S, STOP_S, SWEEP_S, WATCH_AFTER_S
+from cellmesh.controller.core.runs import ESCALATE_S, REPORT_AFTER_S, STOP_S
+from cellmesh.controller.core.sweeps import SWEEP_S, WATCH_AFTER_S
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.groups import Begun, GroupCount, InFlight
 from cellmesh.wire.messages import Died, Done, Failed, Failing, Interrupt, Kill, Release

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cellmesh.controller.core.core import Deliver, Send, Watch
-from cellmesh.controller.core.runs import MAX_WATCHED, WATCH_AFTER_S
+from cellmesh.controller.core.sweeps import MAX_WATCHED, WATCH_AFTER_S
 from cellmesh.controller.output.console import ConsoleSink
 from cellmesh.controller.output.printer import Printer
 from cellmesh.controller.run import Run

@@ -1,0 +1,129 @@
+"""Has the ranks of runs that are stopped end at the same point, as `stopping` decides. Pure, as
+`core.Core`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+from ...wire.messages import Interrupt
+from ...wire.ranks import describe_ranks
+from ...wire.stopping import Owed, Pause, StopState
+from .effects import Effect, Note
+from .mesh_state import MeshState, Pending
+from .requests import control
+from .stopping import LIMIT_S, Stopping, Verdict
+
+# Stops of several runs: ranks -> what they get.
+Told: TypeAlias = dict[tuple[int, ...], list[Interrupt | Pause]]
+
+
+def describe_apart(ranks: Sequence[int], is_aligned: bool) -> str:
+    """Say that ranks were interrupted where they were, and not before the same operation."""
+    were = "was" if len(ranks) == 1 else "were"
+    why = "ran Python" if is_aligned else f"did not get to the same operation within {LIMIT_S:g} s"
+    return (
+        f"{describe_ranks(ranks)} {why} and {were} interrupted at another point of the program: "
+        "%dist_check shows whether replicas still agree"
+    )
+
+
+class Alignment:
+    """Aligns the ranks of the runs that are being stopped.
+
+    Args:
+        mesh: the mesh; holds its runs.
+        end: called with a run's number, the run, the time and the verdict, once its ranks are to
+            end.
+
+    Attributes:
+        stopping: where the ranks are; None if no run is being stopped.
+    """
+
+    def __init__(
+        self, mesh: MeshState, end: Callable[[int, Pending, float, Verdict], list[Effect]]
+    ) -> None:
+        self._mesh = mesh
+        self._end = end
+        self.stopping: Stopping | None = None
+
+    def is_out_of_reach(self, run: int, pending: Pending) -> bool:
+        """Return whether no rank executes a run that was sent, or one of them asks the user, which
+        may take long or for ever.
+        """
+        if not pending.is_sent or pending.phase != "running":
+            return False
+        is_asking = pending.ranks & self._mesh.asking.keys()
+        return not pending.is_work or bool(is_asking) or not self._mesh.runs_first(run)
+
+    def begin(self, run: int, now: float, told: Told) -> set[int]:
+        """Have the ranks that execute a run pause; return them. The others will not begin it."""
+        first = self._mesh.runs_first(run)
+        if self.stopping is None:
+            self.stopping = Stopping(self._mesh.num_ranks, now)
+        self.stopping.add(run, first)
+        told.setdefault(tuple(sorted(first)), []).append(Pause(run))
+        return first
+
+    def report(self, ranks: Sequence[int], state: StopState, now: float) -> list[Effect]:
+        """Handle that ranks say where they are in a run that is being stopped."""
+        pending = self._mesh.pending.get(state.run)
+        if self.stopping is None or pending is None:
+            return []
+        owing = self.stopping.report(ranks, state, now - pending.started_at, now)
+        return [*self.send_on(owing), *self.end_if_aligned(now)]
+
+    def send_on(self, owing: Mapping[int, Owed]) -> list[Effect]:
+        """Have paused ranks go on that owe operations."""
+        assert self.stopping is not None
+        alike: dict[tuple[int, Owed], list[int]] = {}
+        for run, ranks in self.stopping.runs.items() if owing else ():
+            for rank in ranks:
+                if rank in owing:
+                    alike.setdefault((run, owing[rank]), []).append(rank)
+        return [control(ranks, Pause(run, owed)) for (run, owed), ranks in alike.items()]
+
+    def end_if_aligned(self, now: float) -> list[Effect]:
+        """End the runs that are being stopped, once all their ranks are where they end."""
+        if self.stopping is None or (verdict := self.stopping.decide(now)) is None:
+            return []
+        effects: list[Effect] = []
+        for run in self.stopping.runs:
+            if (pending := self._mesh.pending.get(run)) is not None:
+                effects += self._end(run, pending, now, verdict)
+        self.stopping = None
+        return effects
+
+    def strike(
+        self, run: int, pending: Pending, verdict: Verdict, is_shown: bool = True
+    ) -> list[Effect]:
+        """Interrupt a run on the ranks that have been asked to pause in it."""
+        ranks = () if self.stopping is None else self.stopping.runs.get(run, ())
+        ranks = tuple(rank for rank in ranks if rank in pending.ranks)
+        effects: list[Effect] = []
+        far = set(verdict.apart)
+        apart = [rank for rank in ranks if rank in far]
+        if apart and is_shown:
+            effects.append(Note(run, describe_apart(apart, verdict.is_aligned)))
+        if ranks:
+            effects.append(control(ranks, Interrupt(run, verdict.is_aligned)))
+        return effects
+
+    def run_ended(self, now: float) -> list[Effect]:
+        """Handle that a run has ended on all its ranks."""
+        if self.stopping is None:
+            return []
+        self.stopping = None if self.stopping.is_over else self.stopping
+        return self.end_if_aligned(now)
+
+    def tick(self, now: float) -> list[Effect]:
+        """Ask ranks that have not paused where they are, or end the alignment."""
+        if self.stopping is None:
+            return []
+        effects = self.end_if_aligned(now)
+        if self.stopping is not None and now >= self.stopping.look_at:
+            effects += [
+                control(ranks, Pause(run)) for run, ranks in self.stopping.to_look_at(now).items()
+            ]
+        return effects

@@ -1,0 +1,158 @@
+"""Looks, every half second, where ranks are in runs that have not ended: shows users those that
+take long, and finds ranks that can never go on. Pure, as `core.Core`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal, TypeAlias
+
+from ...wire.status import Probe, RankState
+from .deadlock import find_stuck
+from .effects import Effect, Judge, Watch
+from .mesh_state import FIRST_HEAL, MeshState, Pending
+from .requests import Questions
+from .verdict import find_verdict
+
+# How long a run may take before its user is shown where its ranks are, and how often.
+WATCH_AFTER_S = 5.0
+WATCH_EVERY_S = 1.0
+# So many of the runs that wait for their turn are watched, the newest.
+MAX_WATCHED = 16
+# How often runs are looked at that have not ended.
+SWEEP_S = 0.5
+
+OnError: TypeAlias = Literal["release", "wait"]
+
+
+class Sweeps:
+    """Asks ranks where they are in the runs of one mesh.
+
+    Args:
+        mesh: the mesh; holds its runs.
+        questions: asks ranks.
+        settle_s: how long ranks must have waited to count as stuck, in seconds.
+        on_error: whether ranks that are stuck are released.
+        release: called with a run's number, the run, the time and its ranks that are stuck.
+
+    Attributes:
+        at: when the next sweep is due; None if no run is in flight.
+        is_under_way: ranks have been asked, and not all have answered.
+        came: ranks that were given something or have ended something since the last sweep began:
+            what they have told of themselves in it may be from before.
+    """
+
+    def __init__(
+        self,
+        mesh: MeshState,
+        questions: Questions,
+        settle_s: float,
+        on_error: OnError,
+        release: Callable[[int, Pending, float, set[int]], list[Effect]],
+    ) -> None:
+        self._mesh = mesh
+        self._questions = questions
+        self._settle_s = settle_s
+        self._on_error = on_error
+        self._release = release
+        self.at: float | None = None
+        self.is_under_way = False
+        self.came: set[int] = set()
+
+    def begin(self, now: float) -> list[Effect]:
+        """Ask ranks where they are in runs that have not ended: `_swept` shows the answers, and
+        releases ranks that are stuck.
+        """
+        self.at = now + SWEEP_S if self._mesh.pending else None
+        if self.is_under_way or self._mesh.state != "ready" or not self._runs_to_look_at(now):
+            return []
+        self.is_under_way = True
+        self.came.clear()
+        return self._questions.ask(self._mesh.living(), Probe, now, self._swept)
+
+    def _runs_to_look_at(self, now: float) -> list[int]:
+        return [
+            run
+            for run, pending in self._mesh.pending.items()
+            if pending.is_work
+            and pending.is_sent
+            and run < FIRST_HEAL
+            and (
+                self._is_to_be_watched(pending, now)
+                or self._may_be_stuck(pending, now)
+                or self._is_to_be_judged(pending, now)
+            )
+        ]
+
+    def _is_to_be_watched(self, pending: Pending, now: float) -> bool:
+        is_long = now - pending.started_at >= WATCH_AFTER_S
+        return is_long and now - pending.watched_at >= WATCH_EVERY_S - SWEEP_S / 2
+
+    def _is_to_be_judged(self, pending: Pending, now: float) -> bool:
+        """Return whether to look for ranks that wait for each other, without any having ended."""
+        if pending.ranks <= pending.released or pending.ranks & self._mesh.asking.keys():
+            return False
+        is_whole = pending.is_waited_for or len(pending.members) == self._mesh.num_ranks
+        after_s = self._settle_s if is_whole else WATCH_AFTER_S  # others may follow
+        is_due = now - pending.judged_at >= WATCH_EVERY_S - SWEEP_S / 2
+        since = pending.started_at if pending.first_end_at is None else pending.first_end_at
+        return is_due and now - since >= after_s
+
+    def _may_be_stuck(self, pending: Pending, now: float) -> bool:
+        if self._on_error == "wait" or pending.ranks <= pending.released:
+            return False
+        if pending.ranks & self._mesh.asking.keys():
+            return False
+        since = pending.first_end_at
+        if since is None and pending.is_waited_for and len(pending.members) < self._mesh.num_ranks:
+            since = pending.started_at
+        return since is not None and now - since >= self._settle_s
+
+    def _swept(self, states: dict[int, RankState], now: float) -> list[Effect]:
+        self.is_under_way = False
+        effects: list[Effect] = []
+        runs, with_work = self._runs_to_look_at(now), self._mesh.with_work()
+        begun = {state.run for state in states.values()}
+        # The oldest, whose ranks may not answer; behind others, the newest is what a user waits
+        # for.
+        watched = begun.union(runs[:1], runs[-MAX_WATCHED:])
+        for run in runs:
+            pending = self._mesh.pending[run]
+            if run in begun:
+                effects += self._judge(run, pending, states, with_work, now)
+            if run in watched and self._is_to_be_watched(pending, now):
+                pending.watched_at = now
+                left = {r: s for r, s in states.items() if r in pending.ranks}
+                effects.append(Watch(run, left))
+        return effects
+
+    def _judge(
+        self,
+        run: int,
+        pending: Pending,
+        states: Mapping[int, RankState],
+        with_work: set[int],
+        now: float,
+    ) -> list[Effect]:
+        """Release ranks that can never go on, and tell why they cannot."""
+        may_be_stuck = self._may_be_stuck(pending, now)
+        if not may_be_stuck and not self._is_to_be_judged(pending, now):
+            return []
+        pending.judged_at = now
+        own = {r: s for r, s in states.items() if r not in pending.ranks or s.run == run}
+        absent = self._mesh.find_absent(pending, with_work) - self.came
+        dead, num_ranks = self._mesh.dead, self._mesh.num_ranks
+        patience_s = max(self._settle_s, SWEEP_S)  # ranks answer at different moments
+        verdict = find_verdict(own, absent, num_ranks, patience_s, dead)
+        stuck = set(verdict.stuck) & pending.ranks if verdict is not None else set()
+        effects: list[Effect] = []
+        text = verdict.text if verdict is not None and stuck else ""
+        if text != pending.verdict and not pending.released:
+            pending.verdict = text
+            effects.append(Judge(run, text))
+        if may_be_stuck:
+            stuck |= set(find_stuck(own, pending.ranks, absent, dead, num_ranks, self._settle_s))
+        is_kept = self._on_error == "wait" or pending.ranks & self._mesh.asking.keys()
+        if stuck - pending.released and not is_kept:
+            effects += self._release(run, pending, now, stuck)
+        return effects
