@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
-from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 from IPython.display import display
 
 from ..controller.core.effects import describe_healing
 from ..controller.mesh import Mesh
 from ..controller.mesh_dims import parse_coordinate, parse_mesh
-from ..controller.output.cell import current_sink
+from ..controller.output.cell import current_sink, is_executed
 from ..controller.output.console import Sink
 from ..controller.ranks import Ranks
 from ..controller.resizing import describe_resize
@@ -52,6 +53,8 @@ class Commands:
         self.mesh: Mesh | None = None
         self.is_auto = False
         self.recorder = Recorder(shell)
+        # A cell that has ended before its recovery, and the future of the note on that.
+        self._late: tuple[int | None, Future[str | None]] | None = None
 
     # ---- a mesh's life
 
@@ -336,14 +339,21 @@ class Commands:
         self._adopt(mesh)
         current_sink().status(describe_kept(mesh), True)
 
-    def await_recovery(self, result: object = None) -> None:
+    def await_recovery(self, result: ExecutionResult) -> None:
         """Wait, at the end of a cell, until a recovery that the cell has caused is over.
 
-        So the notes on it are among the cell's output: who executes a notebook reads none later.
+        So the notes on it are among the cell's output: a program that executes a notebook reads
+        none later. The note on a recovery that takes longer is also shown at the end of the next
+        cell by which it is over.
         """
-        if self.mesh is not None and self.mesh.alive:
-            with contextlib.suppress(CellmeshError, KeyboardInterrupt):
-                self.mesh.rank_set.session.await_calm(_RECOVERY_S)
+        with contextlib.suppress(CellmeshError, KeyboardInterrupt):
+            recovery = self.mesh.rank_set.session.recovery() if self.mesh is not None else None
+            if recovery is not None and wait([recovery], _RECOVERY_S).not_done:
+                self._late = self._late or (result.execution_count, recovery)
+        if self._late is not None and self._late[1].done():
+            (count, recovery), self._late = self._late, None
+            if is_executed() and (text := recovery.result()):
+                current_sink().note(f"after In[{count}] had ended: {text}")
 
     def read_cell(self, code: str) -> tuple[CellForRanks, Ranks] | None:
         """Return a cell that is being typed as ranks would get it, with the ranks; None if no rank

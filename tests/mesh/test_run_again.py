@@ -1,14 +1,18 @@
 """A notebook is run again: Run All, the extension loaded or reloaded, the kernel restarted, in real
-kernels.
+kernels; or executed by a program.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
-from tests.conftest import check_nothing_left, own_runtime_dir
+from tests.conftest import check_nothing_left, kernel_config, own_runtime_dir
 
 from .test_kernel import Notebook, open_notebook
 
@@ -133,3 +137,67 @@ def test_a_fresh_start_renews_and_replaced_ranks_are_named_in_the_next_cell(
     assert "new and empty" not in str(notebook.run("%%dist --ranks 0\nkept").messages)
     assert "it is new and empty" in str(notebook.run("%%dist --ranks 1\n1").messages)
     assert "new and empty" not in str(notebook.run("%%dist\n1").messages)
+
+
+ZYGOTE = """import psutil
+from cellmesh.wire.ticket import read_ticket
+agent = psutil.Process(read_ticket(mesh.rank_set.session.ticket.path).agent_pid)
+zygote, = (each for each in agent.children() if each.name() == "cellmesh-zygote")
+"""
+# Cells of an executed notebook by what happens in them.
+CELLS = {
+    "start": "%load_ext cellmesh\n%dist_start 2 --auto-heal",
+    "fill": "%%dist\nimport os, signal\nkept = 1",
+    "raise": "%%dist\nif rank == 1: raise ValueError\ndist.all_reduce(torch.ones(1))",
+    "kill": "%%dist\nif rank == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
+    "dist.all_reduce(torch.ones(1))",
+    "other": "%%dist --ranks 0\nkept",
+    "replaced": "%%dist\nrank",
+    "again": "%%dist\nrank",
+    "hold up": f"{ZYGOTE}zygote.suspend()",
+    "kill slowly": "%%dist --ranks 1\nimport os; os._exit(3)",
+    "go on": "zygote.resume()",
+    "late": "%%dist\nrank",
+    "stop": "%dist_stop",
+}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The outputs, as text, of a notebook that nbclient has executed and saved."""
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS.values()]
+    )
+    for name, cell in zip(CELLS, notebook.cells, strict=True):
+        if name in ("raise", "kill", "kill slowly"):
+            cell.metadata["tags"] = ["raises-exception"]
+    path: Path = tmp_path_factory.mktemp("executed") / "saved.ipynb"
+    with own_runtime_dir() as directory:
+        asyncio.run(NotebookClient(notebook, timeout=120, config=kernel_config()).async_execute())
+        check_nothing_left(directory)
+    nbformat.write(notebook, path)
+    cells = nbformat.read(path, 4).cells
+    return {name: str(cell.outputs) for name, cell in zip(CELLS, cells, strict=True)}
+
+
+EMPTY = "is new and empty"
+
+
+def test_notes_on_a_recovery_are_in_the_cell_that_failed(saved: dict[str, str]) -> None:
+    assert "process groups rebuilt in" in saved["raise"]
+    assert f"rank 1 {EMPTY}, process groups rebuilt in" in saved["kill"]
+
+
+def test_the_next_cell_on_a_replaced_rank_names_it_once(saved: dict[str, str]) -> None:
+    assert EMPTY not in saved["other"]
+    assert f"rank 1 was killed by SIGKILL; it {EMPTY}" in saved["replaced"]
+    assert EMPTY not in saved["again"]
+
+
+def test_the_note_on_a_slow_recovery_is_in_the_next_cell(saved: dict[str, str]) -> None:
+    assert "rank 1 exited with code 3" in saved["kill slowly"]
+    assert EMPTY not in saved["kill slowly"]
+    assert EMPTY not in saved["hold up"]
+    number = list(CELLS).index("kill slowly") + 1
+    assert f"after In[{number}] had ended: rank 1 {EMPTY}" in saved["go on"]
+    assert f"rank 1 exited with code 3; it {EMPTY}" in saved["late"]

@@ -263,7 +263,9 @@ class Core:
         return request, [order, *self._recovery.resize(request, new, self._see(now))]
 
     def await_calm(self) -> tuple[int, list[Effect]]:
-        """Return a question that is answered once no recovery is in progress."""
+        """Return a question that is answered once no recovery is in progress, with the text of the
+        note on it.
+        """
         request = self._questions.new_request()
         return request, self._recovery.await_calm(request)
 

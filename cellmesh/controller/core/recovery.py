@@ -112,7 +112,7 @@ class Recovery:
         for run in [run for run in self._mesh.pending if run >= FIRST_HEAL]:
             del self._mesh.pending[run]
         self._on("reset", now)
-        return [*self._heal_requests.answer(HealReport(failure=reason)), *self._tell_calm()]
+        return [*self._heal_requests.answer(HealReport(failure=reason)), *self._tell_calm("")]
 
     def before_run(self, ranks: Collection[int], now: float) -> list[Effect]:
         """Heal before a run if its ranks' next collectives would not match."""
@@ -244,9 +244,11 @@ class Recovery:
         return self.begin(now)
 
     def await_calm(self, request: int) -> list[Effect]:
-        """Answer a question once no recovery is in progress."""
+        """Answer a question once no recovery is in progress, with the text of the note on it; ""
+        without a note.
+        """
         self._awaiting.append(request)
-        return self._tell_calm() if self.phase == "calm" else []
+        return self._tell_calm("") if self.phase == "calm" else []
 
     def abandon(self, now: float) -> list[Effect]:
         """Stop waiting for a heal, as the user has interrupted it."""
@@ -483,19 +485,20 @@ class Recovery:
             effects.append(work(resumed, Resume(), -1))
         attempt, self._attempt = self._attempt, Attempt()
         report = attempt.report(self._mesh.dead, now)
-        if report.healed or report.failure:
-            if attempt.note_to >= 0:
-                effects.append(Note(attempt.note_to, describe_heal(report)))
-            effects.append(Change(self._mesh.state, report))
-        elif attempt.note_to >= 0 and (text := describe_reset(report)):
+        text, is_change = "", bool(report.healed or report.failure)
+        if attempt.note_to >= 0:
+            text = describe_heal(report) if is_change else describe_reset(report)
+        if text:
             effects.append(Note(attempt.note_to, text))
+        if is_change:
+            effects.append(Change(self._mesh.state, report))
         # A note may come after its cell's end, where nobody reads it. An answer is read.
         if not self._heal_requests.waiting:
             self._mesh.news.add(i for i in self._mesh.ranks if i.rank in report.respawned)
         without = self._mesh.living() - self._quiet
         effects += self._heal_requests.answer_without(without, report, now)
-        return [*effects, *self._tell_calm(), *self.deferred.send_all(now, self.settle)]
+        return [*effects, *self._tell_calm(text), *self.deferred.send_all(now, self.settle)]
 
-    def _tell_calm(self) -> list[Effect]:
+    def _tell_calm(self, text: str) -> list[Effect]:
         requests, self._awaiting = self._awaiting, []
-        return [Answer(request, None) for request in requests]
+        return [Answer(request, text) for request in requests]

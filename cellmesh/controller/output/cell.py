@@ -383,6 +383,13 @@ def is_attended() -> bool:
     )
 
 
+def is_executed() -> bool:
+    """Return whether a program executes the calling notebook, which takes what a cell shows before
+    its end and nothing later.
+    """
+    return _kernel() is not None and not is_attended()
+
+
 def _kernel() -> Any:
     """Return the Jupyter kernel of this process; None if there is none."""
     if "ipykernel" not in sys.modules:

@@ -8,6 +8,7 @@ import os
 import secrets
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -225,14 +226,14 @@ class Session:
         report: HostReport | None = self.ask(lambda core, now: core.ask_host())
         return report
 
-    def await_calm(self, timeout_s: float) -> None:
-        """Wait until no recovery is in progress.
-
-        Raises:
-            HostError: one still is after this time.
+    def recovery(self) -> Future[str | None] | None:
+        """Return a future of the note on the recovery in progress, "" if there is nothing to say;
+        None if none is in progress.
         """
-        if self._core.is_recovering:
-            self.ask(lambda core, now: core.await_calm(), timeout_s)
+        if not self._core.is_recovering:
+            return None
+        self._link.check_may_wait()
+        return self._link.ask(lambda core, now: core.await_calm())
 
     def clocks(self, spans: Mapping[int, tuple[float, float]]) -> dict[int, ClockOffset]:
         """Return the offsets of ranks' clocks over spans of time (`HostConnections.clocks`); none
