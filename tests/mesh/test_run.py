@@ -13,6 +13,8 @@ import torch
 import cellmesh as cm
 from cellmesh.errors import MeshUsageError, RanksInterrupted, RemoteError, UnpicklableError
 
+from .conftest import Recorder
+
 
 def test_run_returns_each_ranks_value(mesh: cm.Mesh) -> None:
     results = mesh.run(lambda a, b=0: (a, b), 1, b=2)
@@ -255,3 +257,36 @@ def test_ranks_find_the_package_and_not_its_inside(mesh: cm.Mesh) -> None:
     (paths,) = mesh[0:1].run(lambda: __import__("sys").path).list
     assert str(package.parent) in paths
     assert str(package) not in paths
+
+
+def test_a_cell_that_binds_a_given_name_to_something_else_says_so_once(
+    mesh: cm.Mesh, recorder: Recorder
+) -> None:
+    def said(source: str) -> list[tuple[tuple[int, ...], str]]:
+        recorder.blocks.clear()
+        mesh.submit_cell(source, sink=recorder).result(timeout_s=60)
+        return recorder.lines()
+
+    text = "`rank` now has another value than this rank was given: `rank = dist.get_rank()` "
+    assert said("for rank in range(4): pass") == [((0, 1, 2), f"{text}restores it")]
+    assert said("for rank in range(4): pass") == []
+    mesh.cell("rank = dist.get_rank()")
+    assert said("device, world_size = 'cpu', 4") == []
+    (said_of_mesh,) = said("kept, mesh = mesh, mesh['dp']")
+    assert "`%dist_mesh dp=2 tp=2` restores it" in said_of_mesh[1]
+    mesh.cell("mesh = kept")
+    mesh.push(rank=9)
+    assert said("pass") == []
+    mesh.cell("rank = dist.get_rank()")
+
+
+def test_a_given_name_is_watched_again_after_the_mesh_is_set(
+    own_mesh: cm.Mesh, recorder: Recorder
+) -> None:
+    own_mesh.cell("mesh = 1")
+    own_mesh.reshape("dp=2")
+    assert own_mesh.pull("mesh.size()").list == [2, 2]
+    own_mesh[0].submit_cell("import os; os._exit(1)").wait(30)
+    own_mesh.heal()
+    own_mesh.submit_cell("mesh = 2", sink=recorder).result(timeout_s=60)
+    assert [ranks for ranks, text in recorder.lines() if "`mesh` now has" in text] == [(0, 1)]

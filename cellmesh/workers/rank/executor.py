@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from ..static_lookup import traceback_of
 from .child_processes import end_children, run_fork_hooks
 from .failures import Failures
 from .features import Packed, RankContext, load
+from .given_names import GivenNames
 from .memory import MemoryMeter
 from .shell import remember_error
 from .streams import Pump
@@ -70,6 +72,7 @@ class Executor:
         self._ledger = self._context.groups.ledger
         self._interrupts = self._context.interrupts
         self._steps = self._context.steps
+        self._given = GivenNames(self._namespace)
         self._segments = self._context.segments
         self._pid = os.getpid()
         self._end_child: Callable[[BaseException | None], NoReturn] | None = None
@@ -208,11 +211,14 @@ class Executor:
     def _push(self, work: PushNames, buffers: tuple[Frame, ...]) -> None:
         names = payload.loads(work.payload, buffers, self._segments)
         self._namespace.update(names)
+        self._given.forget(names)
         bind_missing_names(names, self._namespace)
 
     def _push_parts(self, work: PushParts, buffers: tuple[Frame, ...]) -> None:
         names = payload.loads(work.payload, buffers, self._segments)
-        self._namespace.update(load("values.shards").own_parts(names, work, self._groups))
+        parts = load("values.shards").own_parts(names, work, self._groups)
+        self._namespace.update(parts)
+        self._given.forget(parts)
 
     def _pull(self, work: PullNames, buffers: tuple[Frame, ...]) -> Parcel[Done]:
         return self._value(work.run, self._evaluate(work.expression), work.expression)
@@ -224,6 +230,7 @@ class Executor:
     def _set_mesh(self, work: SetMesh, buffers: tuple[Frame, ...]) -> None:
         mesh = self._groups.build_mesh(work.mesh_dim_names, work.mesh_shape)
         self._namespace["mesh"] = mesh
+        self._given.renew(("mesh",))
 
     def _debug(self, work: PostMortem, buffers: tuple[Frame, ...]) -> None:
         load("rank.debugger").post_mortem()
@@ -273,14 +280,25 @@ class Executor:
                 sys.argv = before
             record.end_s = time.monotonic()
             self._meter.end()
+            for name, given in self._given.values.items():
+                if self._namespace.get(name, given) is not given:
+                    self._say_rebound()
+                    break
+
+    def _say_rebound(self) -> None:
+        if text := self._given.say():
+            with contextlib.suppress(Exception):  # user code has replaced it
+                print(text, file=sys.stderr)
 
     def _heal(self, work: Heal, buffers: tuple[Frame, ...]) -> Parcel[Done]:
         dims, groups = (work.mesh_dim_names, work.mesh_shape), self._groups
         if self._needs_groups:
             self._needs_groups = False
             self._namespace["mesh"] = groups.rejoin(work.blueprint, *dims)
+            self._given.renew(("mesh",))
         elif work.num_resizes != groups.num_resizes:
             self._notes = load("rank.resizing").resize(work, groups, self._namespace)
+            self._given.renew(("mesh", "world_size"))
         ranks, port = frozenset(work.ranks), work.store_port or None
         if work.keeps_groups:
             return Parcel(Done(work.run, notes=groups.reset_models(work.generation, ranks)))
