@@ -95,6 +95,8 @@ class Rig:
             "ddp.state_dict().items()}"
         )
         self.verify()
+        # The agent opens a rank's log at its first text.
+        self.run("os.write(2, b'a line for the log\\n')")
         # As below, in the agent.
         self.mesh.push(large="x" * LARGE_BYTES)
         self.mesh.pull("large")

@@ -32,6 +32,17 @@ def three(runtime_dir: Path) -> Iterator[cm.Mesh]:
     check_nothing_left(runtime_dir)
 
 
+# A thread ends the rank between cells: once the run that started it has ended.
+END_LATER = """
+import os, threading
+def end(after=threading.Event()):
+    after.wait(0.3)
+    os.write(2, b"last words of 1\\n")
+    os.kill(os.getpid(), 9)
+threading.Thread(target=end, daemon=True).start()
+"""
+
+
 def kill_idle(mesh: cm.Mesh, rank: int) -> None:
     """Kill a rank between cells, and wait until that is known."""
     pid = mesh.report()[rank].pid
@@ -59,8 +70,9 @@ def wait_until_told(mesh: cm.Mesh, rank: int) -> cm.RankDied:
 
 
 def test_work_fills_a_new_rank_and_copies_never_overwrite_it(three: cm.Mesh) -> None:
-    three.cell("import sys; print(f'last words of {rank}', file=sys.stderr, flush=True)")
-    kill_idle(three, 1)
+    pid = three.report()[1].pid
+    three[1].cell(END_LATER)
+    wait_for(three, lambda infos: infos[1].pid != pid)
     died = wait_until_told(three, 1)
     assert "last words of 1" in died.last_output
     assert "dist_heal" in str(died)

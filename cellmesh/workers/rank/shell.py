@@ -28,7 +28,6 @@ from traitlets.config import Config
 
 from ...errors import CellmeshError
 from ...wire import payload
-from ..output_widget import is_capturing
 from ..parsing import parse_again
 from ..static_lookup import plain_traceback, text_of, traceback_of
 from .child_processes import status_of
@@ -203,7 +202,7 @@ class RankShell(InteractiveShell):
 
     def _note_shown(self, error: BaseException) -> None:
         """Keep an error for the end of the cell; between cells, and in an `Output`, print it."""
-        if self._shown is None or is_capturing():
+        if self._shown is None or _is_captured():
             self._print_traceback(error)
         elif not any(error is each for each in self._shown):
             self._shown.append(error)
@@ -435,6 +434,13 @@ def _run_at_once(cell: Coroutine[Any, Any, ExecutionResult]) -> ExecutionResult:
         result: ExecutionResult = end.value
         return result
     raise RuntimeError("the cell awaits, and was not known to")
+
+
+def _is_captured() -> bool:
+    """Return whether an ipywidgets `Output` collects the caller's output."""
+    # A rank starts without the features; one that was not imported captures nothing.
+    output_widget = sys.modules.get("cellmesh.workers.output_widget")
+    return output_widget is not None and output_widget.is_capturing()
 
 
 def _print_or_raise(*values: Any, **options: Any) -> None:
