@@ -20,7 +20,7 @@ from typing import Any
 from ..errors import CellmeshError
 from ..wire.codec import Frame, Parcel
 from ..wire.comms import CommKind, FromFrontEnd, ToFrontEnd
-from .output.cell import cell_publisher
+from .output.calling_cell import cell_publisher
 from .output.cell_record import Publish
 from .output.mime_bundle import unpack
 from .run import Run

@@ -9,7 +9,7 @@ from ..wire.codec import Frame
 from ..wire.limits import SEGMENT_BYTES
 from ..wire.messages import Channel, FeatureRequest, Pickled, Request, Work
 from ..wire.segments import MIN_BYTES, SegmentFrame, num_bytes_of
-from .output.cell import current_sink
+from .output.calling_cell import current_sink
 from .output.console import Sink, Unremarked
 from .output.fold import HOLD_HOSTS_S, HOLD_S
 from .output.printer import Printer

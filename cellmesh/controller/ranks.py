@@ -18,7 +18,7 @@ from ..wire.user_code import PostMortem, RunCall, RunCell
 from ..wire.values import PullNames
 from .arguments import check_expression, dump_call, read_argv, read_cell
 from .mesh_dims import ranks_at
-from .output.cell import current_sink
+from .output.calling_cell import current_sink
 from .output.console import SilentSink, Sink
 from .rank_set import RankSet
 from .run import Run

@@ -13,9 +13,8 @@ AUTO_MAGIC = "_dist_auto_cell"
 
 
 # Magics of IPython's that run the rest of a cell as it stands may come first.
-_CELL = re.compile(
-    r"(?:\s*%%(?:time|timeit|prun|capture)(?!\w)[^\n]*\n)*\s*%%(dist|dist_profile)(?!\w)([^\n]*)\n"
-)
+_AROUND = r"(?:\s*%%(?:time|timeit|prun|capture)(?!\w)[^\n]*\n)*"
+_CELL = re.compile(_AROUND + r"\s*%%(dist|dist_profile)(?!\w)([^\n]*)\n")
 _HELP = re.compile(
     r"\s*(?P<before>\?{0,2})\s*(?P<name>[^\W\d]\w*(?:\.[^\W\d]\w*|\[[^\[\]\n]*\])*)\s*(?P<after>\?{0,2})\s*\Z"
 )
@@ -86,8 +85,11 @@ def stays_here(lines: list[str]) -> bool:
 
     Those do: empty cells, ``%%dist``, ``%%dist_profile`` and ``%%local``, help for magics
     (``%x?``), searches (``x*?``), and cells that begin with one of our line magics or with what
-    manages extensions.
+    manages extensions. Magics such as ``%%time`` and ``%%capture`` stay with what is below them.
     """
+    around = re.match(_AROUND, "\n".join(line.rstrip("\n") for line in lines))
+    if around is not None and (below := around.string[around.end() :].strip()):
+        lines = below.split("\n")
     if read_help("\n".join(lines)) is not None:
         return False
     stripped = (line.strip() for line in lines)

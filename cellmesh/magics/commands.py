@@ -15,7 +15,7 @@ from IPython.display import display
 from ..controller.core.effects import describe_healing
 from ..controller.mesh import Mesh
 from ..controller.mesh_dims import parse_coordinate, parse_mesh
-from ..controller.output.cell import current_sink, is_executed
+from ..controller.output.calling_cell import current_sink, is_executed
 from ..controller.output.console import Sink
 from ..controller.ranks import Ranks
 from ..controller.resizing import describe_resize

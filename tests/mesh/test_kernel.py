@@ -240,6 +240,101 @@ def test_values_are_pushed_and_pulled(notebook: Notebook) -> None:
     assert notebook.run("%dist_pull beta[0] + 1").data("execute_result")[0]["text/plain"] == "1"
 
 
+CAPTURED = """
+import contextlib, io
+from IPython.utils.capture import capture_output
+"""
+SHOWS = """
+import sys
+from IPython.display import HTML, display
+print('out')
+print('err', file=sys.stderr)
+display(HTML('<b>rich</b>'))
+for i in range(20_000): pass
+print('last')
+"""
+
+
+@pytest.mark.parametrize(
+    "code",
+    {
+        "a magic": f"%%capture seen\n%%dist{SHOWS}",
+        "a block": f"{CAPTURED}\nwith capture_output() as seen:\n"
+        f"    get_ipython().run_cell_magic('dist', '', {SHOWS!r})",
+        "a call": f"{CAPTURED}\nwith capture_output() as seen:\n    mesh.cell({SHOWS!r})",
+        "a line magic, too": f"%%capture seen\nmesh.cell({SHOWS!r})\n%dist_who",
+    }.values(),
+)
+def test_a_cell_of_ranks_is_captured(notebook: Notebook, code: str) -> None:
+    outcome = notebook.run(code)
+    assert outcome.status == "ok"
+    assert [kind for kind, _ in outcome.messages if kind in ("stream", "display_data")] == []
+    assert notebook.run("print(seen.stdout, end='')").text().splitlines()[:2] == [
+        "[0-2] out",
+        "[0-2] last",
+    ]
+    assert notebook.run("print(seen.stderr, end='')").text() == "[0-2] err\n"
+    (shown,) = notebook.run("display(seen.outputs[0])").data()
+    assert "<b>rich</b>" in shown["text/html"]
+    assert "[0-2]" in shown["text/html"]
+
+
+def test_only_what_is_redirected_is_captured(notebook: Notebook) -> None:
+    outcome = notebook.run(
+        f"{CAPTURED}\nwith contextlib.redirect_stdout(io.StringIO()) as seen:\n"
+        f"    mesh.cell({SHOWS!r})\nprint(seen.getvalue(), end='')"
+    )
+    assert outcome.text() == "[0-2] out\n[0-2] last\n"
+    assert outcome.text("stderr") == "[0-2] err\n"
+    assert "<b>rich</b>" in outcome.data()[0]["text/html"]
+
+
+def test_bars_and_redrawn_lines_are_captured_as_they_end(notebook: Notebook) -> None:
+    redraws = "import tqdm\nfor i in tqdm.trange(3): print(f'\\rstep {i}', end='')\nprint()"
+    outcome = notebook.run(f"%%capture seen\n%%dist\n{redraws}")
+    assert outcome.messages[2:] == []
+    assert notebook.run("print(seen.stdout, end='')").text() == "[0-2] step 2\n"
+    assert "3/3" in notebook.run("print(seen.stderr)").text()
+    assert notebook.run("len(seen.outputs)").data("execute_result")[0]["text/plain"] == "0"
+
+
+def test_a_failure_is_shown_around_a_capture_and_what_was_printed_is_kept(
+    notebook: Notebook,
+) -> None:
+    outcome = notebook.run(
+        f"{CAPTURED}\nwith capture_output() as seen:\n    mesh.cell('print(1); 1/0')"
+    )
+    assert outcome.status == "error"
+    assert [error["ename"] for error in outcome.errors()] == [
+        "[0-2] ZeroDivisionError",
+        "RankFailure",
+    ]
+    assert notebook.run("print(seen.stdout, end='')").text() == "[0-2] 1\n"
+
+
+def test_late_output_of_a_captured_cell_goes_to_its_cell(notebook: Notebook) -> None:
+    first = notebook.send(
+        "%%capture seen\n%%dist --ranks 1\nimport threading\ngo = threading.Event()\n"
+        "t = threading.Thread(target=lambda: (go.wait(), print('late')))\nt.start()"
+    )
+    notebook.finish(first)
+    assert notebook.run("%%dist --ranks 1\nprint('now'); go.set(); t.join()").text() == "[1] now\n"
+    notebook.read_until(first, lambda outcome: "late" in outcome.text())
+
+
+def test_other_cells_output_is_not_captured(notebook: Notebook) -> None:
+    first = notebook.send(
+        "%%dist --ranks 1\nimport threading\ngo = threading.Event()\n"
+        "t = threading.Thread(target=lambda: (go.wait(), print('its own')))\nt.start()"
+    )
+    notebook.finish(first)
+    notebook.run(
+        f"{CAPTURED}\nwith capture_output() as seen:\n    mesh[1].cell('go.set(); t.join()')"
+    )
+    notebook.read_until(first, lambda outcome: "its own" in outcome.text())
+    assert notebook.run("print(repr(seen.stdout))").text() == "''\n"
+
+
 def test_parts_are_pushed_and_pulled(notebook: Notebook) -> None:
     notebook.run(
         "import torch as th; shard = th.arange(9.).reshape(3, 3)\n%dist_push shard --shard 1"

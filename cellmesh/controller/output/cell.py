@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -13,7 +11,7 @@ from ..progress.bars import Bars
 from ..progress.drawing import as_html, as_lines
 from .cell_record import DisplayPlace, Displays, Publish, Record, RecordEntry
 from .clear_output import Pane
-from .console import ConsoleSink, Sink, as_remark, as_text, is_textual, join_streams
+from .console import as_remark, as_text, is_textual, join_streams
 from .fold import VIEW_MIME, Block, Line, Live, Ranks, Rich, Trace, WidgetView
 from .live_lines import compact
 from .mime_bundle import FigureRow, has_room, heading, is_figure, label, labelled
@@ -94,7 +92,7 @@ class CellSink:
 
     def note(self, text: str) -> None:
         self._record.add(RecordEntry((), Line("stderr", text)))
-        self._publish("stream", {"name": "stderr", "text": text + "\n"})
+        self._write([("stderr", text + "\n")])
 
     def status(self, text: str, final: bool) -> None:
         if text or self._status_id:
@@ -133,6 +131,10 @@ class CellSink:
     def _write(self, pieces: Sequence[tuple[str, str]]) -> None:
         for stream, text in join_streams(pieces):
             self._publish("stream", {"name": stream, "text": text})
+
+    def _publish_display(self, kind: str, content: dict[str, Any]) -> None:
+        """Publish what ranks display, or that they clear."""
+        self._publish(kind, content)
 
     def _show_trace(self, ranks: Ranks, trace: Trace) -> None:
         self._publish_trace(ranks, trace)
@@ -205,10 +207,10 @@ class CellSink:
             self._show_figure(ranks, content)
             return
         if not has_room(content):
-            self._publish("display_data", heading(ranks, ""))
+            self._publish_display("display_data", heading(ranks, ""))
         if display_id:
             content = _with_id(content, display_id)
-        self._publish("display_data", labelled(content, ranks))
+        self._publish_display("display_data", labelled(content, ranks))
 
     def _show_figure(self, ranks: Ranks, content: dict[str, Any]) -> None:
         row = self._row
@@ -224,7 +226,8 @@ class CellSink:
         model_id = str(content["data"][VIEW_MIME].get("model_id", ""))
         if not self._displays.is_open(model_id):
             first = f"`%%dist --ranks {ranks[0]}` shows rank {ranks[0]}'s"
-            self._publish("display_data", heading(ranks, f"{class_name} (not shown; {first})"))
+            said = heading(ranks, f"{class_name} (not shown; {first})")
+            self._publish_display("display_data", said)
             return
         remark = ""
         if others := ranks[1:]:
@@ -234,7 +237,7 @@ class CellSink:
         display_id = uuid.uuid4().hex
         said = heading(ranks[:1], remark)
         for each, identity in ((said, ""), (_with_id(content, display_id), display_id)):
-            self._publish("display_data", each)
+            self._publish_display("display_data", each)
             self._record.add(RecordEntry(ranks, None, identity, each, model_id))
 
     def _update(self, block: Block, content: dict[str, Any]) -> None:
@@ -247,7 +250,8 @@ class CellSink:
                 shown[rank] = place
         for place, ranks in group_ranks(shown).items():
             if place.leader in ranks:
-                self._put(labelled(content, ranks), place.display_id, is_new=False)
+                shown_now = _with_id(labelled(content, ranks), place.display_id)
+                self._publish_display("update_display_data", shown_now)
                 self._record.replace(RecordEntry(ranks, _as_display(block.item), place.display_id))
 
     # ---- clearing
@@ -262,7 +266,7 @@ class CellSink:
             self._record.empty()
             self._live = None
             self._clearing.clear()
-            self._publish("clear_output", {"wait": wait})
+            self._publish_display("clear_output", {"wait": wait})
             return
         self._clearing.update(ranks)
         if not wait:
@@ -308,7 +312,7 @@ class CellSink:
 
     def _show_again(self, gone: set[int]) -> None:
         self._forget_places()
-        self._publish("clear_output", {"wait": True})
+        self._publish_display("clear_output", {"wait": True})
         texts: list[tuple[str, str]] = []
         for entry in self._record.entries:
             if entry.item is not None and is_textual(block := Block(entry.ranks, entry.item)):
@@ -340,66 +344,6 @@ class CellSink:
         self._live_id = self._status_id = self._tabs_id = self._tabs = self._pane_id = ""
         self._pane = Pane()
         self._bar_ids.clear()
-
-
-def current_sink(displays: Displays | None = None, has_tabs: bool = False) -> Sink:
-    """Return the sink for the caller's output: its cell in a Jupyter kernel, else the console."""
-    publish = cell_publisher()
-    return ConsoleSink() if publish is None else CellSink(publish, displays, has_tabs)
-
-
-def cell_publisher() -> Publish | None:
-    """Return a function that publishes in the caller's notebook cell from any thread, also later;
-    None outside of a Jupyter kernel.
-    """
-    kernel = _kernel()
-    if kernel is None:
-        return None
-    parent = kernel.get_parent()
-    published: list[bool] = []
-
-    def publish(kind: str, content: dict[str, Any]) -> None:
-        if not published:
-            # What the cell itself has printed before waits in buffers, and comes first.
-            published.append(True)
-            for file in (sys.stdout, sys.stderr):
-                with contextlib.suppress(AttributeError, ValueError):  # there is none any more
-                    file.flush()
-        topic = f"kernel.{kernel.ident}.{kind}".encode()
-        kernel.session.send(kernel.iopub_socket, kind, content, parent=parent, ident=topic)
-
-    return publish
-
-
-def is_attended() -> bool:
-    """Return whether the calling notebook has a front end that can answer `input()`.
-
-    Programs that execute notebooks (nbclient, and nbconvert and papermill by it) take no questions;
-    nobody would draw a widget, and where its page is shown later there is no kernel.
-    """
-    kernel = _kernel()
-    return kernel is not None and bool(
-        kernel.get_parent().get("content", {}).get("allow_stdin", True)
-    )
-
-
-def is_executed() -> bool:
-    """Return whether a program executes the calling notebook, which takes what a cell shows before
-    its end and nothing later.
-    """
-    return _kernel() is not None and not is_attended()
-
-
-def _kernel() -> Any:
-    """Return the Jupyter kernel of this process; None if there is none."""
-    if "ipykernel" not in sys.modules:
-        return None
-    interactive = sys.modules.get(
-        "IPython.core.getipython"
-    )  # IPython itself looks this up at each call
-    shell = interactive.get_ipython() if interactive is not None else None
-    kernel = getattr(shell, "kernel", None)
-    return kernel if hasattr(kernel, "iopub_socket") else None
 
 
 def _live_text(live: Live, gone: Iterable[int] = ()) -> str:

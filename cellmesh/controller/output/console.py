@@ -58,7 +58,7 @@ class ConsoleSink:
                     pieces.append(("stderr", self._bars.ended(block.item)))
                     going = self._bars.going(block.item)
                 else:
-                    pieces += _as_texts(block)
+                    pieces += as_texts(block)
             except (
                 Exception
             ) as error:  # user code gives odd things to display, and prints more behind them
@@ -95,7 +95,7 @@ class ConsoleSink:
         return io.StringIO() if file is None or getattr(file, "closed", False) else file
 
 
-def _as_texts(block: Block | Live) -> list[tuple[str, str]]:
+def as_texts(block: Block | Live) -> list[tuple[str, str]]:
     if isinstance(block, Block):
         return [as_text(block)]
     if not block.closed:

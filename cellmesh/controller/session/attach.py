@@ -10,7 +10,7 @@ from ...wire.host import fits, is_process, own_python, this_place
 from ...wire.modules import loaded
 from ...wire.ticket import Ticket, find_strange, find_tickets, read_ticket, runtime_root
 from ..mesh import Mesh
-from ..output.cell import current_sink
+from ..output.calling_cell import current_sink
 from ..output.console import Sink
 from ..suggestion import did_you_mean
 from .hosts.attaching import find_agents, keep_ticket

@@ -23,7 +23,7 @@ from ..mesh import Mesh
 from ..mesh_dims import DEFAULT_DIM, check_mesh
 from ..node_request import NodeRequest
 from ..options import Options, make_options
-from ..output.cell import current_sink
+from ..output.calling_cell import current_sink
 from ..project_options import read_project_options
 from .hosts.attaching import forget_if_ended
 from .launch import ray, slurm

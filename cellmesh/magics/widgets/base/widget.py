@@ -19,7 +19,7 @@ from typing import Any
 import anywidget
 import traitlets
 
-from ....controller.output.cell import cell_publisher, is_attended
+from ....controller.output.calling_cell import cell_publisher, is_attended
 
 FOLDER = Path(__file__).parents[1]  # of the widgets, one folder each
 _VIEW = "application/vnd.jupyter.widget-view+json"
@@ -141,7 +141,7 @@ class LiveView:
             return
         display_id = uuid.uuid4().hex
         self._shown.append((publish, display_id))
-        publish("display_data", _content(self._forms(), display_id))
+        publish.display(_content(self._forms(), display_id))
 
     def _forms(self) -> dict[str, Any]:
         static = self._last = self._static()

@@ -29,7 +29,7 @@ import msgspec
 from ....controller.core.effects import describe_healing
 from ....controller.core.runs import ESCALATE_S, STOP_S
 from ....controller.mesh import Mesh
-from ....controller.output.cell import cell_publisher
+from ....controller.output.calling_cell import cell_publisher
 from ....controller.stacks import show_stacks
 from ....controller.status import (
     RankStatus,

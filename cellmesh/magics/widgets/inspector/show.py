@@ -10,7 +10,7 @@ from IPython.core.getipython import get_ipython
 
 from ....controller.inspect.query import Inspection
 from ....controller.inspect.source import InspectionSource
-from ....controller.output.cell import cell_publisher
+from ....controller.output.calling_cell import cell_publisher
 from ....controller.rank_set import RankSet
 from ....controller.ranks import Ranks
 from ...line import Given

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from cellmesh.controller.output.cell import current_sink
+from cellmesh.controller.output.calling_cell import current_sink
 from cellmesh.controller.output.console import ConsoleSink, SilentSink, Sink, as_text, join_streams
 from cellmesh.controller.output.fold import (
     Block,
