@@ -241,11 +241,11 @@ def _is_equal_along(difference: Difference, dim: str, dims: Mapping[str, int]) -
     """Return whether all ranks that differ in one coordinate of the mesh only hold the same."""
     names = list(dims)
     after = math.prod(dims[name] for name in names[names.index(dim) + 1 :])
-    group_of = {rank: group for group in difference.groups for rank in group}
-    lines: dict[int, set[tuple[int, ...]]] = {}
+    group_of = {rank: number for number, group in enumerate(difference.groups) for rank in group}
+    lines: dict[int, set[int]] = {}
     for rank in range(math.prod(dims.values())):
         first = rank - rank // after % dims[dim] * after  # that has 0 in this coordinate
-        lines.setdefault(first, set()).add(group_of.get(rank, ()))
+        lines.setdefault(first, set()).add(group_of.get(rank, -1))
     return all(len(groups) == 1 for groups in lines.values())
 
 
@@ -333,9 +333,8 @@ def bring_together(expression: str, by_rank: Mapping[int, Sequence[Entry]]) -> C
         if any(entry.kind == "not wrapped" for entry in entries.values()):
             left_out[path] = None
             continue
-        sets = {
-            tuple(r for r in entry.ranks or asked if r in by_rank) for entry in entries.values()
-        }
+        named = {entry.ranks or asked for entry in entries.values()}
+        sets = {tuple(rank for rank in ranks if rank in by_rank) for ranks in named}
         for ranks in sorted(sets):
             if len(ranks) == 1:
                 continue

@@ -78,10 +78,8 @@ class Alignment:
         """Have paused ranks go on that owe operations."""
         assert self.stopping is not None
         alike: dict[tuple[int, Owed], list[int]] = {}
-        for run, ranks in self.stopping.runs.items() if owing else ():
-            for rank in ranks:
-                if rank in owing:
-                    alike.setdefault((run, owing[rank]), []).append(rank)
+        for rank, owed in owing.items():
+            alike.setdefault((self.stopping.run_of(rank), owed), []).append(rank)
         return [control(ranks, Pause(run, owed)) for (run, owed), ranks in alike.items()]
 
     def end_if_aligned(self, now: float) -> list[Effect]:

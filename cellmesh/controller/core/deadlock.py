@@ -8,10 +8,13 @@ ended the run.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from ...wire.groups import GroupCount
 from ...wire.status import RankState
+from .group_progress import GroupProgress, read_progress
 
 Key = tuple[str, tuple[int, ...]]
 Counts = Mapping[int, Sequence[GroupCount]]
@@ -145,62 +148,70 @@ def find_stuck(
         patience_s: how long a rank must have waited.
     """
     missing = {rank for rank in absent if rank in states or rank in dead} | set(dead)
-    return [
-        rank
-        for rank in sorted(waiting)
-        if rank in states
-        and states[rank].collective
-        and states[rank].waited_s >= patience_s
-        and _waits_for(states, rank, missing - {rank}, num_ranks)
-    ]
+    groups = [_Awaited.of(group, missing) for group in read_progress(states, num_ranks).values()]
+    by_name = {(rank, one.name): one for one in groups for rank in one.group.counts}
+    found = []
+    for rank in sorted(waiting):
+        state = states.get(rank)
+        if state is None or not state.collective or state.waited_s < patience_s:
+            continue
+        awaited = by_name.get((rank, state.group))
+        # Without a group: one is being made, or a store waited for, and everybody is needed.
+        is_stuck = missing - {rank} if awaited is None else _waits_for(state, rank, awaited)
+        if is_stuck:
+            found.append(rank)
+    return found
 
 
-def _waits_for(
-    states: Mapping[int, RankState], rank: int, missing: set[int], num_ranks: int
-) -> bool:
-    state = states[rank]
-    own = _count_of(state, state.group)
-    if own is None:  # a group is being made, or a store waited for: everybody is needed
-        return bool(missing)
-    peers = {
-        peer: _count_of(states[peer], own.name) if peer in states else None
-        for peer in range(num_ranks)
-    }
-    members = set(members_of(own, num_ranks)) - {rank}
-    missing = missing & members
-    if state.collective not in _MESSAGES and any(
-        (theirs.num_collectives if theirs is not None else 0) < own.num_collectives
-        for theirs in (peers[peer] for peer in missing)
-    ):
+@dataclass(frozen=True)
+class _Awaited:
+    """A group, and those of its members that will begin nothing more; `lowest` is the least number
+    of collectives that one of these has begun.
+    """
+
+    group: GroupProgress
+    missing: frozenset[int]
+    lowest: float
+
+    @classmethod
+    def of(cls, group: GroupProgress, missing: Collection[int]) -> _Awaited:
+        gone = frozenset(rank for rank in group.members if rank in missing)
+        return cls(group, gone, min(map(group.number_of, gone), default=math.inf))
+
+    @property
+    def name(self) -> str:
+        return self.group.first.name
+
+
+def _waits_for(state: RankState, rank: int, awaited: _Awaited) -> bool:
+    """Return whether a rank waits on a group for members that will begin nothing more."""
+    group, missing = awaited.group, awaited.missing
+    if state.collective not in _MESSAGES and awaited.lowest < group.number_of(rank):
         return True
     if state.collective not in _MESSAGES and state.collective not in _WAITS:
         return False
-    if any(_message_is_missing(own, peers[peer], rank, peer) for peer in missing):
+    own = group.counts[rank]
+    if any(
+        number > group.sent.get((peer, rank), 0)
+        for peer, number in own.num_received
+        if peer in missing
+    ):
         return True
-    return (
-        bool(members)
-        and missing == members
-        and _is_owed_by_anyone(own, [peers[peer] for peer in members], rank)
-    )
-
-
-def _message_is_missing(own: GroupCount, theirs: GroupCount | None, rank: int, peer: int) -> bool:
-    """Return whether a rank waits for a send or receive that its peer has not begun."""
-    their_sent = dict(theirs.num_sent).get(rank, 0) if theirs is not None else 0
-    their_received = dict(theirs.num_received) if theirs is not None else {}
-    if dict(own.num_received).get(peer, 0) > their_sent:
+    received = group.received
+    if any(  # what they received from anyone may have been ours
+        number > received.get((rank, peer), 0) + received.get((-1, peer), 0)
+        for peer, number in own.num_sent
+        if peer in missing
+    ):
         return True
-    # What they received from anyone may have been ours.
-    return dict(own.num_sent).get(peer, 0) > their_received.get(rank, 0) + their_received.get(-1, 0)
+    others = len(group.members) - 1
+    is_alone = 0 < others == len(missing - {rank})
+    return is_alone and _is_owed_by_anyone(own, group.sent_to[rank])
 
 
-def _is_owed_by_anyone(own: GroupCount, others: Iterable[GroupCount | None], rank: int) -> bool:
-    """Return whether a rank waits in a receive from any rank, and no rank has sent."""
-    if dict(own.num_received).get(-1, 0) == 0:
-        return False
-    num_sent = sum(dict(theirs.num_sent).get(rank, 0) for theirs in others if theirs is not None)
-    return sum(number for _, number in own.num_received) > num_sent
-
-
-def _count_of(state: RankState, name: str) -> GroupCount | None:
-    return next((count for count in state.counts if count.name == name), None)
+def _is_owed_by_anyone(own: GroupCount, num_sent: int) -> bool:
+    """Return whether a rank waits in a receive from any rank, given how many messages were sent to
+    it.
+    """
+    by_peer = dict(own.num_received)
+    return by_peer.get(-1, 0) > 0 and sum(by_peer.values()) > num_sent

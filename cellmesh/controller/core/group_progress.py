@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -36,6 +37,15 @@ class GroupProgress:
     def number_of(self, rank: int) -> int:
         count = self.counts.get(rank)
         return count.num_collectives if count is not None else 0
+
+    @cached_property
+    def _highest(self) -> list[tuple[int, int]]:
+        numbers = ((count.num_collectives, rank) for rank, count in self.counts.items())
+        return heapq.nlargest(2, numbers)
+
+    def most_beside(self, rank: int) -> int:
+        """How many collectives a member has begun that is not `rank`, at the most."""
+        return next((number for number, other in self._highest if other != rank), 0)
 
     @cached_property
     def sent(self) -> dict[tuple[int, int], int]:

@@ -21,7 +21,7 @@ OnAnswers = Callable[[dict[int, Any], float], list[Effect]]
 
 @dataclass
 class _Question:
-    ranks: set[int]
+    ranks: set[int]  # that have not answered
     deadline: float
     on_answers: OnAnswers
     answers: dict[int, Any] = field(default_factory=dict)
@@ -78,14 +78,15 @@ class Questions:
         if question is None:
             return []
         question.answers.update(dict.fromkeys(ranks, value))
-        return self._close(request, now) if question.ranks <= question.answers.keys() else []
+        question.ranks.difference_update(ranks)
+        return [] if question.ranks else self._close(request, now)
 
     def forget_rank(self, rank: int, now: float) -> list[Effect]:
         """Note that a rank will not answer any request any more."""
         effects: list[Effect] = []
         for request, question in list(self.open.items()):
             question.ranks.discard(rank)
-            if question.ranks <= question.answers.keys():
+            if not question.ranks:
                 effects += self._close(request, now)
         return effects
 

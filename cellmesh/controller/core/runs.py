@@ -249,7 +249,7 @@ class Runs:
         """Return when to call `tick` at the latest."""
         due = math.inf
         if (stopping := self._alignment.stopping) is not None:
-            due = min(stopping.look_at, stopping.limit_at)
+            due = stopping.due_at
         if self._sweeps.at is not None:
             for run in self._mesh.pending:
                 if run < FIRST_HEAL:

@@ -12,6 +12,7 @@ connection has to be. Ranks that are not there after `LIMIT_S` are interrupted w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -30,6 +31,8 @@ IN_STEP_LIMIT_S = 1.8
 STEPS_LIMIT_S = 0.9
 # How often ranks that are not paused are asked where they are.
 LOOK_S = 0.1
+# How often, at the most, it is examined whether ranks that run Python may end where they are.
+EXAMINE_S = 0.02
 
 RankPhase = Literal["asked", "running", "waiting", "paused", "owing", "ended"]
 RankEvent = Literal["runs", "waits", "pauses", "owes", "ends"]
@@ -163,9 +166,13 @@ class _Rank:
     in_step: bool = False
     steps: Steps = field(default_factory=Steps)
 
-    def is_quiet(self, now: float) -> bool:
-        quiet_s = self.quiet_s + now - self.seen_at
-        return self.phase == "running" and not self.in_step and quiet_s >= QUIET_S
+    @property
+    def may_be_quiet(self) -> bool:
+        return self.phase == "running" and not self.in_step
+
+    @property
+    def quiet_from(self) -> float:
+        return self.seen_at + QUIET_S - self.quiet_s
 
 
 @dataclass
@@ -176,6 +183,7 @@ class Stopping:
         num_ranks: size of the mesh.
         limit_at: when ranks are interrupted where they are, in seconds.
         look_at: when ranks that are not paused are asked again.
+        examine_at: when `decide` has to be called, as it has left out what is new.
     """
 
     num_ranks: int
@@ -186,18 +194,32 @@ class Stopping:
     def __post_init__(self) -> None:
         self._begun = Begun(self.num_ranks)
         self.limit_at, self.look_at = self.began_at + LIMIT_S, self.began_at + LOOK_S
+        self.examine_at, self._examines_from = math.inf, self.began_at
+        # Ranks that have not ended; of these, those that do not pause; and of these, those that
+        # cannot be ended where they are.
+        self._left, self._moving, self._restless = set[int](), set[int](), set[int]()
 
     def add(self, run: int, ranks: Iterable[int]) -> None:
         """Stop a run on these ranks, too."""
-        self._ranks.update((rank, _Rank(run)) for rank in ranks)
+        for rank in ranks:
+            self._ranks[rank] = _Rank(run)
+            self._sort(rank)
+
+    @property
+    def due_at(self) -> float:
+        """When `decide` has to be called at the latest."""
+        return min(self.limit_at, self.look_at, self.examine_at)
+
+    def run_of(self, rank: int) -> int:
+        """Return the run that is being stopped on a rank."""
+        return self._ranks[rank].run
 
     @property
     def runs(self) -> dict[int, tuple[int, ...]]:
         """The runs that are being stopped, and the ranks of each that have not ended it."""
         found: dict[int, list[int]] = {}
-        for rank, one in sorted(self._ranks.items()):
-            if one.phase != "ended":
-                found.setdefault(one.run, []).append(rank)
+        for rank in sorted(self._left):
+            found.setdefault(self._ranks[rank].run, []).append(rank)
         return {run: tuple(ranks) for run, ranks in found.items()}
 
     def report(
@@ -217,8 +239,8 @@ class Stopping:
             one = self._ranks.get(rank)
             if one is None or one.run != state.run or one.phase == "ended":
                 continue
-            self._move(rank, event)
             one.quiet_s, one.seen_at, one.in_step = state.quiet_s, now, state.in_step
+            self._move(rank, event)
             one.steps = state.steps
             concerned |= self._begun.note(rank, state.counts)
             if self._begun.note_steps(rank, state.steps):
@@ -248,43 +270,62 @@ class Stopping:
     def _move(self, rank: int, event: RankEvent) -> None:
         one = self._ranks[rank]
         one.phase = STANDING.get((one.phase, event), one.phase)
+        self._sort(rank)
+
+    def _sort(self, rank: int) -> None:
+        one = self._ranks[rank]
+        is_left, is_moving = one.phase != "ended", one.phase not in ("paused", "ended")
+        for ranks, is_in in (
+            (self._left, is_left),
+            (self._moving, is_moving),
+            (self._restless, is_moving and not one.may_be_quiet),
+        ):
+            ranks.add(rank) if is_in else ranks.discard(rank)
 
     def to_look_at(self, now: float) -> dict[int, tuple[int, ...]]:
         """Return, by run, the ranks to ask where they are now: those that are not paused."""
         self.look_at = now + LOOK_S
         found: dict[int, list[int]] = {}
-        for rank, one in sorted(self._ranks.items()):
-            if one.phase not in ("paused", "ended"):
-                found.setdefault(one.run, []).append(rank)
+        for rank in sorted(self._moving):
+            found.setdefault(self._ranks[rank].run, []).append(rank)
         return {run: tuple(ranks) for run, ranks in found.items()}
 
     @property
     def is_over(self) -> bool:
         """Whether every rank has ended its run."""
-        return all(one.phase == "ended" for one in self._ranks.values())
+        return not self._left
 
     def decide(self, now: float) -> Verdict | None:
         """Return where all ranks end, once it is known; None before."""
-        left = {rank: one for rank, one in self._ranks.items() if one.phase != "ended"}
-        apart = tuple(sorted(rank for rank, one in left.items() if one.phase != "paused"))
-        if not apart:
-            return Verdict(True) if left else None
+        if not self._moving:
+            return Verdict(True) if self._left else None
         if now >= self.limit_at:
-            in_step = any(left[rank].in_step for rank in apart)
+            in_step = any(self._ranks[rank].in_step for rank in self._moving)
             if in_step and now < self.began_at + IN_STEP_LIMIT_S:
                 self.limit_at = now + LOOK_S
                 return None
-            return Verdict(False, apart)
-        if not all(left[rank].is_quiet(now) for rank in apart):
+            return Verdict(False, tuple(sorted(self._moving)))
+        if self._restless:
             return None
-        if any(self._begun.owed_by(rank).counts for rank in apart):
+        if now < self._examines_from:
+            self.examine_at = self._examines_from
             return None
-        if now - self.began_at < STEPS_LIMIT_S and self._steps_differ():
+        self.examine_at = math.inf
+        quiet_from = max(self._ranks[rank].quiet_from for rank in self._moving)
+        steps_from = self.began_at + STEPS_LIMIT_S
+        if now < quiet_from:
+            self._examines_from = min(quiet_from, now + EXAMINE_S)
             return None
-        return Verdict(True, apart if self._has_met else ())
+        if any(self._begun.owed_by(rank).counts for rank in self._moving):
+            self._examines_from = now + EXAMINE_S
+            return None
+        if now < steps_from and self._steps_differ():
+            self._examines_from = min(steps_from, now + EXAMINE_S)
+            return None
+        return Verdict(True, tuple(sorted(self._moving)) if self._has_met else ())
 
     def _steps_differ(self) -> bool:
-        steps = {rank: one.steps for rank, one in self._ranks.items() if one.phase != "ended"}
+        steps = {rank: self._ranks[rank].steps for rank in sorted(self._left)}
         return bool(find_step_differences(steps))
 
 

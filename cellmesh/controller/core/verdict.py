@@ -190,9 +190,7 @@ class _Search:
             return True
         if one.name in _FROM_ROOT or (one.name in _TO_ROOT and root != rank):
             group.needs_any.append(rank)
-            return all(
-                group.number_of(other) < one.number for other in group.members if other != rank
-            )
+            return group.most_beside(rank) < one.number
         heapq.heappush(group.needs_all, (one.number, rank))
         return True
 

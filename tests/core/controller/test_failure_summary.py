@@ -20,7 +20,7 @@ from cellmesh.wire.groups import Begun, GroupCount, InFlight
 from cellmesh.wire.messages import Died, Done, Failed
 from cellmesh.wire.status import RankState
 
-from ...support.call_counter import growth
+from ...support.step_counter import growth
 
 
 def failed(

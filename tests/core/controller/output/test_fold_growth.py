@@ -11,7 +11,7 @@ from cellmesh.controller.output.fold import Folder
 from cellmesh.wire.messages import Failed
 from cellmesh.wire.output import Output
 
-from ....support.call_counter import growth
+from ....support.step_counter import growth
 
 LINES: dict[str, Callable[[int, int], str]] = {
     "equal": lambda rank, n: f"step {n}\n",

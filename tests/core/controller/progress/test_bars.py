@@ -18,7 +18,7 @@ from cellmesh.controller.progress.drawing import as_html, as_lines
 from cellmesh.controller.progress.rows import format_count, format_rate, format_time, make_row
 from cellmesh.wire.progress import Bar
 
-from ....support.call_counter import growth
+from ....support.step_counter import growth
 
 LONG_S = 10.0
 

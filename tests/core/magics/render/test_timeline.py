@@ -33,7 +33,7 @@ from cellmesh.magics.widgets.timeline.timeline import cell_table, pack, rank_tab
 from cellmesh.wire.status import MemoryUse, RankInfo, RankState
 from cellmesh.wire.trace import Collective, OperatorTime, RankProfile
 
-from ....support.call_counter import growth
+from ....support.step_counter import growth
 
 MS = 1_000_000
 

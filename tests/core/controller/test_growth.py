@@ -1,0 +1,309 @@
+"""The work of pure code grows in proportion to the number of ranks, not to its square."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from cellmesh.controller.core.deadlock import find_disagreements, find_stuck
+from cellmesh.controller.core.stopping import LIMIT_S, LOOK_S, QUIET_S
+from cellmesh.controller.core.verdict import find_verdict
+from cellmesh.controller.core.verdict_text import describe_waits
+from cellmesh.controller.failure_summary import describe_live, explain_waits
+from cellmesh.controller.replicas import bring_together
+from cellmesh.controller.status import Snapshot, find_trouble, rank_statuses
+from cellmesh.controller.trace.timeline import merge
+from cellmesh.magics.render.tables import memory_table, mesh_table, status_table
+from cellmesh.wire.codec import Parcel
+from cellmesh.wire.groups import Begun, GroupCount, InFlight
+from cellmesh.wire.messages import Done, Failed
+from cellmesh.wire.output import Output
+from cellmesh.wire.progress import Bar
+from cellmesh.wire.replicas import Entry
+from cellmesh.wire.status import RankInfo, RankState
+from cellmesh.wire.stopping import StepCount, Steps, StopState
+from cellmesh.wire.trace import What
+from cellmesh.workers.agent.merger import Merger
+
+from ...support.core_decisions import heal_all, hear, ready_core
+from ...support.runs import relay
+from ...support.step_counter import growth
+from .trace.test_timeline import ALL, cell, told
+
+Work = Callable[[int], Callable[[], Any]]
+NUM_RANKS = 24
+
+
+def check_linear(work: Work) -> None:
+    assert growth(work, NUM_RANKS) < 6
+
+
+# ---- where ranks wait
+
+
+def in_operation(
+    rank: int, name: str, number: int, peer: int = -1, root: int = -1, **messages: Any
+) -> RankState:
+    recent = () if messages else (Begun(number, name or "all_reduce", 4, "float32", root),)
+    count = GroupCount("0", (), number, **messages, description="default_pg", recent=recent)
+    waits = (InFlight("0", name, number, peer),) if name else ()
+    waited_s = 9.0 if name else 0.0
+    return RankState(
+        1, 1, 1, 1, "f", name, "cpu", 0, "0", waited_s, counts=(count,), in_flight=waits
+    )
+
+
+def late_half(name: str) -> Callable[[int, int], RankState]:
+    """The ranks above the middle are in an operation that the others have not begun."""
+    return lambda rank, num: (
+        in_operation(rank, name, 2, root=0) if rank > num // 2 else in_operation(rank, "", 1)
+    )
+
+
+WAITS: dict[str, Callable[[int, int], RankState]] = {
+    "for the other half": late_half("all_reduce"),
+    "in a reduce": late_half("reduce"),
+    "in a broadcast": late_half("broadcast"),
+    "in two kinds": lambda rank, num: in_operation(rank, ("all_reduce", "all_gather")[rank % 2], 2),
+    "in a ring": lambda rank, num: in_operation(
+        rank, "recv", 1, (rank - 1) % num, num_received=(((rank - 1) % num, 1),)
+    ),
+    "for anyone": lambda rank, num: in_operation(
+        rank, "recv_anysource", 1, num_received=((-1, 1),)
+    ),
+}
+Judge = Callable[[dict[int, RankState], Sequence[int], int], Any]
+JUDGES: dict[str, Judge] = {
+    "verdict": lambda states, gone, num: find_verdict(states, gone, num, 1.0, gone),
+    "stuck": lambda states, gone, num: find_stuck(states, states, gone, gone, num, 1.0),
+    "waits": lambda states, gone, num: describe_waits(states, gone, gone, num),
+    "why": lambda states, gone, num: explain_waits(states, gone, num),
+    "live line": lambda states, gone, num: describe_live(1, range(num), states),
+    "disagreements": lambda states, gone, num: find_disagreements(
+        {rank: states[rank].counts if rank in states else () for rank in range(num)}, num, True
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WAITS)
+@pytest.mark.parametrize("judge", JUDGES)
+@pytest.mark.parametrize("half_is_gone", [False, True])
+def test_why_ranks_wait(kind: str, judge: str, half_is_gone: bool) -> None:
+    def work(num: int) -> Callable[[], Any]:
+        gone = list(range(num // 2)) if half_is_gone else []
+        states = {rank: WAITS[kind](rank, num) for rank in range(len(gone), num)}
+        return lambda: JUDGES[judge](states, gone, num)
+
+    check_linear(work)
+
+
+# ---- the stop of a run, its end, its failure
+
+
+def at(rank: int, is_paused: bool, number: int, quiet_s: float = 0.0, steps: int = 3) -> StopState:
+    count = GroupCount("0", (), number)
+    made = Steps(1, (StepCount("SGD 1", steps),))
+    return StopState(1, is_paused, False, False, quiet_s, (count,), made)
+
+
+def stop_all_alike(num: int) -> list[tuple[float, int, StopState]]:
+    return [(0.01, rank, at(rank, True, 4)) for rank in range(num)]
+
+
+def stop_with_debts(num: int) -> list[tuple[float, int, StopState]]:
+    first = [(0.01, rank, at(rank, True, 4 + rank % 2)) for rank in range(num)]
+    return [*first, *((0.02, rank, at(rank, True, 5)) for rank in range(0, num, 2))]
+
+
+def stop_half_in_python(num: int) -> list[tuple[float, int, StopState]]:
+    """The ranks of the first half run Python, with a step less; those of the second pause."""
+    half = num // 2
+    quiet = [(0.01, rank, at(rank, False, 4, QUIET_S, 2)) for rank in range(half)]
+    return [*quiet, *((0.02, rank, at(rank, True, 4)) for rank in range(half, num)), *quiet, *quiet]
+
+
+@pytest.mark.parametrize("reports", [stop_all_alike, stop_with_debts, stop_half_in_python])
+def test_a_stop(reports: Callable[[int], list[tuple[float, int, StopState]]]) -> None:
+    def work(num: int) -> Callable[[], Any]:
+        core = ready_core(num)
+        core.submit(relay(1, range(num)), 0.0)
+
+        def stop() -> None:
+            core.interrupt(1, 0.0)
+            for now, rank, state in reports(num):
+                hear(core, (rank,), state, now)
+            core.tick(LOOK_S)
+            core.tick(LIMIT_S)
+            for rank in range(num):
+                hear(core, (rank,), Failed(1, "KeyboardInterrupt", "", "", 1), LIMIT_S)
+
+        return stop
+
+    check_linear(work)
+
+
+def test_the_end_of_a_run() -> None:
+    def work(num: int) -> Callable[[], Any]:
+        core = ready_core(num)
+        core.submit(relay(1, range(num)), 0.0)
+        counts = (GroupCount("0", (), 7),)
+
+        def end() -> None:
+            for rank in range(num):
+                hear(core, (rank,), Done(1, counts=counts), 0.1)
+                core.deadline()
+                core.tick(0.1)
+            core.submit(relay(2, range(num)), 0.2)
+
+        return end
+
+    check_linear(work)
+
+
+def test_a_failure_and_what_follows() -> None:
+    def work(num: int) -> Callable[[], Any]:
+        core = ready_core(num)
+        core.submit(relay(1, range(num)), 0.0)
+
+        def fail() -> None:
+            effects = []
+            for rank in range(num):
+                failed = Failed(1, "ValueError", str(rank), "", 1)
+                effects += hear(core, (rank,), failed, 0.1)
+                core.deadline()
+                core.tick(0.1)
+            heal_all(core, effects, 0.2)
+
+        return fail
+
+    check_linear(work)
+
+
+# ---- what travels and is shown
+
+
+@pytest.mark.parametrize("folds_text", [False, True])
+def test_messages_of_ranks(folds_text: bool) -> None:
+    def work(num: int) -> Callable[[], Any]:
+        merger = Merger(folds_text=folds_text)
+        merger.expect(1, num)
+
+        def take() -> None:
+            for step in range(2):
+                for rank in range(num):
+                    merger.add(rank, Parcel(Output(1, "stdout", f"step {step}\n{rank}\n")), 0.0)
+                    merger.add(
+                        rank,
+                        Parcel(
+                            Bar(run=1, bar=1, title="train", done=step, total=9.0, elapsed_s=1.0)
+                        ),
+                        0.0,
+                    )
+                    merger.deadline()
+                    merger.take(0.0)
+            for rank in range(num):
+                merger.add(rank, Parcel(Failed(1, "ValueError", str(rank), "", 1)), 0.0)
+            merger.take(1.0)
+
+        return take
+
+    check_linear(work)
+
+
+@pytest.mark.parametrize("digest", ["a", "", "own"])
+@pytest.mark.parametrize("names_ranks", [False, True])
+def test_replicas(digest: str, names_ranks: bool) -> None:
+    def work(num: int) -> Callable[[], Any]:
+        everyone = tuple(range(num)) if names_ranks else ()
+        entries = {
+            rank: [
+                Entry(
+                    path="m.w",
+                    kind="parameter",
+                    digest=str(rank // 2) if digest == "own" else digest,
+                    ranks=everyone,
+                )
+            ]
+            for rank in range(num)
+        }
+
+        def compare() -> None:
+            report = dataclasses.replace(
+                bring_together("m", entries), dims={"dp": num // 4, "tp": 4}
+            )
+            differences = [
+                dataclasses.replace(each, is_meant_equal=False) for each in report.differences
+            ]
+            found = dataclasses.replace(report, differences=tuple(differences))
+            repr(found), found._repr_html_()
+
+        return compare
+
+    check_linear(work)
+
+
+@pytest.mark.parametrize("kind", ["collectives", "messages"])
+def test_timelines(kind: str) -> None:
+    def work(num: int) -> Callable[[], Any]:
+        send, receive = What("send", "0", (), 0), What("recv", "0", (), 0)
+
+        def operations(rank: int) -> list[tuple[Any, ...]]:
+            if kind == "collectives":
+                return [(ALL, 1, 1, 1 + rank, 99), (ALL, 2, 1, 100, 120)]
+            after, before = (rank + 1) % num, (rank - 1) % num
+            return [(send, 1, 1, 1, 2, after), (receive, 1, 1, 2, 3, before)]
+
+        pasts = {rank: told([cell(1, 0, 200)], operations(rank)) for rank in range(num)}
+
+        def join() -> None:
+            history = merge(pasts, {}, 4)
+            history.describe()
+            for each in history.cells:
+                history.times(each)
+
+        return join
+
+    check_linear(work)
+
+
+def info(rank: int) -> RankInfo:
+    ending = "was killed by SIGKILL" if rank % 3 == 0 else ""
+    phase = "dead" if ending else "running"
+    return RankInfo(rank, 0 if ending else 100 + rank, "host", phase, "cpu", ending=ending)
+
+
+Show = Callable[[list[RankInfo], dict[int, RankState]], Any]
+VIEWS: dict[str, Show] = {
+    "status": lambda infos, states: status_table("8 ranks", infos, states),
+    "memory": lambda infos, states: memory_table("8 ranks", infos, states),
+    "mesh": lambda infos, states: mesh_table(
+        "8 ranks", {"dp": len(infos) // 4, "tp": 4}, ["idle"] * len(infos)
+    ),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_views(view: str) -> None:
+    def work(num: int) -> Callable[[], Any]:
+        infos = [info(rank) for rank in range(num)]
+        states = {rank: in_operation(rank, "all_reduce", rank) for rank in range(num) if rank % 3}
+
+        def show() -> None:
+            table = VIEWS[view](infos, states)
+            repr(table), table._repr_html_()
+
+        return show
+
+    check_linear(work)
+
+
+def test_snapshots() -> None:
+    def work(num: int) -> Callable[[], Any]:
+        states = {rank: in_operation(rank, "all_reduce", 2) for rank in range(num) if rank % 3}
+        snapshot = Snapshot(1.0, "ready", {"dp": num}, [info(rank) for rank in range(num)], states)
+        return lambda: (rank_statuses(snapshot, snapshot), find_trouble(snapshot))
+
+    check_linear(work)
