@@ -167,7 +167,7 @@ class TensorSummary(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         path: where it is in the inspected value, "" for the value itself; or its name.
         kind: the value's type.
-        text: a short repr, for values that are no tensors.
+        text: a short repr, for values that are no tensors; the number in a tensor without dims.
         shape: global shape; None for values that are no tensors, and for tensors that have none
             yet.
         local_shape: shape of the rank's part (the shape, unless it is a DTensor).
@@ -219,6 +219,11 @@ class TensorSummary(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
     shard: tuple[int, ...] = ()
     digest: str = ""
+
+    @property
+    def is_scalar(self) -> bool:
+        """Whether it is one value, to be shown as that: no tensor, or one without dims."""
+        return bool(self.text) and not self.shape
 
     def at(self, path: str) -> TensorSummary:
         """Return a copy of the summary with another path."""

@@ -37,6 +37,23 @@ def covered(intervals: Iterable[tuple[_Time, _Time]]) -> _Time:
     return total
 
 
+def in_operations(operations: Iterable[tuple[_Time, _Time]], begin: _Time, end: _Time) -> _Time:
+    """Return for how long of a cell operations were under way that the cell began: an operation
+    without an end (NaN) goes on, and after the cell none of its time is the cell's.
+
+    The one rule for ``--time`` and the timeline. Of DDP's operations the end is noted by the thread
+    that runs them, which may be after the cell that began them.
+
+    Args:
+        operations: begin and end of each.
+        begin, end: of the cell.
+    """
+    return covered(
+        (max(begin, since), end if until != until else min(end, until))
+        for since, until in operations
+    )
+
+
 def join(intervals: Iterable[tuple[_Time, _Time]], max_gap: _Time = 0) -> list[tuple[_Time, _Time]]:
     """Sort intervals, and join those that overlap or lie no further apart than `max_gap`."""
     joined: list[tuple[_Time, _Time]] = []

@@ -4,6 +4,8 @@ narrow.
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
 import torch
@@ -235,6 +237,9 @@ def test_values_without_a_picture_show_their_text(browser: Browser) -> None:
         with open_page(browser, LocalAnswers("value", {0: {"value": value}})) as (page, _):
             expect(page.get_by_role("tab", name="Overview")).to_be_visible()
             expect(page.get_by_role("tab", name="Heatmap")).to_be_hidden()
+            if isinstance(value, str) or (isinstance(value, torch.Tensor) and value.dim() == 0):
+                expect(page.locator(".cmi-row")).to_have_count(1)
+                expect(page.locator(".cmi-panel[data-tab=overview] table")).to_be_hidden()
 
 
 def test_thousands_of_tensors_are_filtered_at_once(browser: Browser) -> None:
@@ -402,4 +407,20 @@ def test_gradients_are_sorted_and_flagged(browser: Browser, theme: str) -> None:
         assert names[-1] == "2.bias"
         page.get_by_role("button", name="sort by parameter").click()
         assert [row.get_attribute("data-name") for row in rows.all()] == sorted(filter(None, names))
+        heads = page.locator(".cmi-panel[data-tab=gradients] thead th").all_inner_texts()
+        assert [head.rstrip(" ▾▴") for head in heads[:2]] == ["parameter", "flags"]
+        assert all(heads)
+        # A tenth of a norm is shorter by the same length everywhere.
+        bars = {
+            float(row.locator(".cmi-bars span").inner_text()): row.locator(
+                ".cmi-bars i"
+            ).bounding_box()
+            for row in rows.all()
+            if row.locator(".cmi-bars i").count()
+        }
+        lengths = [(math.log10(norm), box["width"]) for norm, box in bars.items() if norm and box]
+        (low, short), *between, (high, long) = sorted(lengths)
+        for at, length in between:
+            wanted = short + (at - low) / (high - low) * (long - short)
+            assert length == pytest.approx(wanted, abs=2)
         keep(page, f"inspector-gradients-{theme}")

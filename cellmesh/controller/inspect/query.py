@@ -24,7 +24,7 @@ from ...wire.inspect import (
     ValueSummary,
 )
 from ...wire.messages import Channel
-from ...wire.ranks import describe_groups
+from ...wire.ranks import describe_groups, describe_ranks
 from ..rank_set import RankSet
 from .replica_diff import (
     Comparison,
@@ -33,6 +33,10 @@ from .replica_diff import (
 if TYPE_CHECKING:
     from ..rank_set import RankSet
     from ..session.session import Session
+
+
+# So many tensors with NaN, or with infinities, are named.
+_MAX_ODD = 3
 
 
 @dataclass(frozen=True)
@@ -127,6 +131,8 @@ class Inspection(Mapping[int, TensorSummary]):
     def __repr__(self) -> str:
         words = {rank: f"{fact.kind} {_in_words(fact)}" for rank, fact in self.items()}
         parts = [f"on {group}" for group in describe_groups(words)]
+        if odd := describe_odd(self.by_path()):
+            parts.insert(0, odd)
         if self.found and "" in self.comparisons:
             parts.append(str(self.comparisons[""]))
         parts += [f"rank {rank}: {refusal}" for rank, refusal in self.refusals.items()]
@@ -134,7 +140,26 @@ class Inspection(Mapping[int, TensorSummary]):
 
 
 def _in_words(fact: TensorSummary) -> str:
-    return fact.text if fact.shape is None else f"{fact.dtype} {fact.shape}"
+    return fact.text if fact.is_scalar else f"{fact.dtype} {fact.shape}"
+
+
+def describe_odd(by_path: Mapping[str, Mapping[int, TensorSummary]]) -> str:
+    """Say in which tensors of a value, and on which ranks, there are NaN and infinities; "" for
+    none.
+    """
+    parts = []
+    for word, count in (("NaN", "num_nan"), ("Inf", "num_inf")):
+        found = {
+            path: describe_ranks([rank for rank, fact in facts.items() if getattr(fact, count)])
+            for path, facts in by_path.items()
+            if any(getattr(fact, count) for fact in facts.values())
+        }
+        named = [f"{path} ({ranks})" for path, ranks in found.items() if path][:_MAX_ODD]
+        more = [f"{len(found) - _MAX_ODD} more"] if len(found) > _MAX_ODD else []
+        if found:
+            where = f"in {', '.join([*named, *more])}" if named else f"on {found['']}"
+            parts.append(f"{word} {where}")
+    return "; ".join(parts)
 
 
 Subject = TypeVar("Subject", bound=OfValue)

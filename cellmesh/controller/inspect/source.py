@@ -285,6 +285,8 @@ def _difference(
 
 
 def _scale_of(summaries: Mapping[int, TensorSummary]) -> tuple[float, float] | None:
+    if all(summary.shape == () for summary in summaries.values()):  # a number has no histogram
+        return None
     lows = [summary.min for summary in summaries.values() if summary.min is not None]
     highs = [summary.max for summary in summaries.values() if summary.max is not None]
     return (min(lows), max(highs)) if lows else None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import mean
 
-from ...wire.trace import covered, cut_out
+from ...wire.trace import cut_out, in_operations
 from ..core.clocks import ClockOffset
 from .lateness import Lateness, add_up_lateness, describe_lateness, find_straggler
 from .operations import Match, Operation
@@ -122,21 +122,26 @@ class History:
         ]
         return cut_out([(begin, end)], blocked)
 
+    def in_collectives_ns(self, rank: int, cell: TimelineCell) -> int:
+        """Return for how long of a cell a rank had operations under way that the cell began."""
+        spans = ((one.start_ns, one.end_ns) for one in self.of(rank, cell.run))
+        return in_operations(spans, *cell.by_rank[rank]) if rank in cell.by_rank else 0
+
+    def waiting_ns(self, rank: int, cell: TimelineCell) -> int:
+        """Return for how long of that another rank had not begun them."""
+        spans = ((one.start_ns, one.start_ns + one.waited_ns) for one in self.of(rank, cell.run))
+        return in_operations(spans, *cell.by_rank[rank]) if rank in cell.by_rank else 0
+
     def times(self, cell: TimelineCell) -> CellTimes:
         """Return where the time of a cell went."""
-        operations = [self.of(rank, cell.run) for rank in cell.by_rank]
-        spans = [[(one.start_ns, one.end_ns) for one in ours] for ours in operations]
-        waits = [
-            [(one.start_ns, one.start_ns + one.waited_ns) for one in ours] for ours in operations
-        ]
         return CellTimes(
             cell.end_ns - cell.begin_ns,
             mean(
                 sum(end - begin for begin, end in self.computing(rank, cell))
                 for rank in cell.by_rank
             ),
-            mean(map(covered, spans)) if spans else 0.0,
-            mean(map(covered, waits)) if waits else 0.0,
+            mean(self.in_collectives_ns(rank, cell) for rank in cell.by_rank),
+            mean(self.waiting_ns(rank, cell) for rank in cell.by_rank),
             self.lateness(cell.run),
         )
 

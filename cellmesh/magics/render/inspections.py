@@ -7,7 +7,7 @@ from __future__ import annotations
 import html
 from collections.abc import Collection, Iterator, Mapping
 
-from ...controller.inspect.query import Inspection, Spread
+from ...controller.inspect.query import Inspection, Spread, describe_odd
 from ...controller.inspect.replica_diff import Comparison, compare
 from ...wire.inspect import Pixels, TensorSummary
 from ...wire.ranks import describe_groups, describe_ranks, group_ranks
@@ -80,15 +80,16 @@ def items_table(inspection: Inspection) -> Table:
         + max((one.num_left_out for one in inspection.found.values()), default=0)
     )
     first = next(iter(inspection.found.values()))
-    said = f"{inspection.expression}: {first.text or first.kind}"
+    words = [describe_odd(by_path), first.text or first.kind]
+    said = f"{inspection.expression}: {'; '.join(filter(None, words))}"
     more = [f"... and {left_out:,} more"] if left_out else []
     headers = (
-        "",
+        "name",
         "only on",
         "shape",
         "dtype",
         "placements",
-        "memory",
+        "memory of all ranks",
         "mean",
         "std",
         "norm",
@@ -100,20 +101,30 @@ def items_table(inspection: Inspection) -> Table:
 
 
 def _item_cells(facts: Mapping[int, TensorSummary], one: TensorSummary) -> tuple[str, ...]:
-    if one.shape is None:
-        return (one.text, one.kind, *[""] * 6, "")
+    if not one.shape:
+        return (_fold_texts(facts), one.dtype or one.kind, *[""] * 5, *_odd_cells(facts))
     numbers = (one.mean, one.std, one.norm)
-    num_nan = sum(fact.num_nan for fact in facts.values())
-    num_inf = sum(fact.num_inf for fact in facts.values())
     return (
         str(one.shape),
         one.dtype,
         one.placements,
-        format_bytes(one.num_bytes),
+        format_bytes(sum(fact.num_bytes for fact in facts.values())),
         *("" if number is None else f"{number:.4g}" for number in numbers),
-        str(num_nan or ""),
-        str(num_inf or ""),
+        *_odd_cells(facts),
     )
+
+
+def _odd_cells(facts: Mapping[int, TensorSummary]) -> tuple[str, str]:
+    num_nan = sum(fact.num_nan for fact in facts.values())
+    num_inf = sum(fact.num_inf for fact in facts.values())
+    return str(num_nan or ""), str(num_inf or "")
+
+
+def _fold_texts(facts: Mapping[int, TensorSummary]) -> str:
+    """Return a value in words; where ranks differ, the first rank's and the number of others."""
+    texts = list(dict.fromkeys(fact.text for fact in facts.values()))
+    more = f" and {len(texts) - 1} more" if len(texts) > 1 else ""
+    return f"{texts[0]}{more}"
 
 
 def _short(comparison: Comparison) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...controller.failure_summary import describe_state
+from ...controller.inspect.query import describe_odd
 from ...controller.inspect.replica_diff import Comparison, compare
 from ...wire.inspect import TensorSummary
 from ...wire.ranks import describe_groups, format_ranks, group_ranks
@@ -223,21 +224,38 @@ def facts_table(
         facts: rank -> its view.
         comparison: whether replicas are equal; None to go by their digests.
     """
-    tensors = any(fact.shape is not None or fact.dtype for fact in facts.values())
+    is_table = not all(fact.is_scalar or not fact.dtype for fact in facts.values())
     cells = {
-        rank: _tensor_row(fact) if tensors else (fact.kind, fact.text)
-        for rank, fact in facts.items()
+        rank: _tensor_row(fact) if is_table else _value_row(fact) for rank, fact in facts.items()
     }
     return compact_table(
-        ("ranks", *(_TENSOR_HEADERS if tensors else ("type", "value"))),
+        ("ranks", *(_TENSOR_HEADERS if is_table else _VALUE_HEADERS)),
         [(format_ranks(ranks), *row) for row, ranks in group_ranks(cells).items()],
-        f"{expression}: {compare(facts) if comparison is None else comparison}",
+        f"{expression}: {sentence_of(facts, comparison)}",
         describe_groups({rank: fact.note for rank, fact in facts.items()}),
     )
 
 
+def sentence_of(facts: Mapping[int, TensorSummary], comparison: Comparison | None = None) -> str:
+    """Return what is to be said of one value on all ranks: NaN first, then whether replicas are
+    equal.
+    """
+    odd = describe_odd({"": facts})
+    return "; ".join([*([odd] if odd else []), str(comparison or compare(facts))])
+
+
+_VALUE_HEADERS = ("type", "value", "dtype", "device", "placements", "grad")
+
+
+def _value_row(fact: TensorSummary) -> tuple[str, ...]:
+    kind = fact.kind.rpartition(".")[2] if fact.dtype else fact.kind
+    grad = "yes" if fact.requires_grad else ""
+    return (kind, fact.text, fact.dtype, fact.device, fact.placements, grad)
+
+
 _TENSOR_HEADERS = (
-    "type", "shape", "here", "at", "strides", "dtype", "device", "placements", "grad", "memory",
+    "type", "shape", "here", "at", "strides", "dtype", "device", "placements", "grad",
+    "memory a rank",
     "min", "max", "mean", "std", "norm", "NaN", "Inf", "zeros",
 )  # fmt: skip
 

@@ -60,7 +60,7 @@ def _row(name: str, facts: Mapping[int, TensorSummary], ranks: list[int]) -> lis
     parts = [_fold(facts, part) for part in (_type, _shape, _size, _value)]
     differing = [
         word
-        for word, part in (("type", _type), ("shape", _shape), ("value", _compared))
+        for word, part in (("type", _full_type), ("shape", _shape), ("value", _compared))
         if len({part(each) for each in facts.values()}) > 1
     ]
     absent = [rank for rank in ranks if rank not in facts]
@@ -82,10 +82,12 @@ def _fold(facts: Mapping[int, TensorSummary], part: Callable[[TensorSummary], st
 
 
 def _type(facts: TensorSummary) -> str:
-    kind = "class" if facts.kind == "type" else facts.kind.removeprefix("__main__.")
-    if facts.shape is not None:
-        kind = f"{kind.rpartition('.')[2]} {facts.dtype}"
-    return f"{kind} {facts.placements}".rstrip()
+    kind = "class" if facts.kind == "type" else facts.kind.rpartition(".")[2]
+    return " ".join(filter(None, (kind, facts.dtype, facts.placements)))
+
+
+def _full_type(facts: TensorSummary) -> tuple[str, ...]:
+    return facts.kind, facts.dtype, facts.placements
 
 
 def _shape(facts: TensorSummary) -> str:

@@ -21,7 +21,7 @@ from ..static_lookup import held_by
 from .chunks import digest_of_bytes, digest_of_tensor, readable
 from .safe_read import DIRECT, SafeReader, UnreadableError
 from .safe_repr import full_name_of, name_of, shorten
-from .summary import describe_tensor, own_part
+from .summary import describe_tensor, own_part, text_of_number
 from .tree import parameters_of
 
 # What a rank puts into its namespace itself; with other values, these are the user's.
@@ -133,10 +133,9 @@ def _number(local: torch.Tensor, read: SafeReader) -> str:
     if local.numel() != 1 or local.is_meta or local.layout != torch.strided:
         return ""
     try:
-        number = read.take(readable(local, read.is_beside)[0]).item()
+        return text_of_number(readable(local, read.is_beside)[0], read)
     except UnreadableError:
         return ""
-    return f"{number:.6g}" if isinstance(number, float) else str(number)
 
 
 def _text(value: Any) -> tuple[str, bool]:

@@ -113,12 +113,13 @@ def describe_tensor(
     local = own.local
     notes = [own.note]
     numbers: dict[str, Any] = {}
-    digest = ""
+    digest = text = ""
     try:
         data, note = readable(local, read.is_beside)
         notes.append(note)
         if is_read:
             numbers = statistics(data, read)
+            text = (_told(lambda: text_of_number(data, read)) or "") if data.dim() == 0 else ""
             if has_digest and local.layout in (torch.strided, torch.jagged):
                 digest = digest_of(data, read)
     except UnreadableError as error:
@@ -130,7 +131,7 @@ def describe_tensor(
     num_bytes = num_elements * (_told(local.element_size) or 0)
     return TensorSummary(
         kind=kind,
-        text="" if shape is not None else quiet_text(value),
+        text=quiet_text(value) if shape is None else text,
         shape=shape,
         local_shape=_told(lambda: _sizes(local.shape)),
         offset=own.offset,
@@ -149,6 +150,12 @@ def describe_tensor(
         digest=digest,
         **numbers,
     )
+
+
+def text_of_number(data: torch.Tensor, read: SafeReader) -> str:
+    """Return the only element of a tensor as text; see `readable` for the tensor."""
+    number = read.take(data).item()
+    return f"{number:.6g}" if isinstance(number, float) else str(number)
 
 
 def _stored_bytes(local: torch.Tensor) -> int:

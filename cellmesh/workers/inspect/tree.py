@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import sys
 import types
 from collections.abc import Iterator
 from itertools import islice
@@ -204,28 +205,62 @@ class _Walk:
         self, optimizer: Optimizer, path: str, depth: int
     ) -> Iterator[tuple[str, Any]]:
         dot = "." if path else ""
-        names: dict[int, str] = {}
         held = held_by(optimizer)
         if not {"param_groups", "state"} <= held.keys():  # a wrapper's are properties
             yield from self._of_object(optimizer, path, depth)
             return
-        for index, group in enumerate(list(held["param_groups"])):
+        groups = list(held["param_groups"])
+        names = _names_of(groups)
+        for index, group in enumerate(groups):
             at = f"{path}{dot}param_groups[{index}]"
-            for key, value in list(dict.items(group)):
-                if key not in ("params", "param_names"):
+            settings = {
+                key: value
+                for key, value in list(dict.items(group))
+                if key not in ("params", "param_names")
+            }
+            plain = {key: value for key, value in settings.items() if _is_plain(value, 1)}
+            # Settings that are off have no place in the line.
+            yield (
+                at,
+                {k: each for k, each in plain.items() if each is not None and each is not False},
+            )
+            for key, value in settings.items():
+                if key not in plain:
                     yield from self.parts(value, f"{at}.{key}", depth + 1, False)
-            known = group.get("param_names") or ()
             for position, parameter in enumerate(list(group["params"])):
-                # Optimizers made of `named_parameters()` know what they are called.
-                called = known[position] if position < len(known) else f"params[{position}]"
-                names[id(parameter)] = called if known else str(len(names))  # as in a state_dict
                 if self._is_new(parameter):
+                    called = names.get(id(parameter), f"params[{position}]")
                     yield f"{at}.{called}", parameter
+        for number, parameter in enumerate(each for group in groups for each in group["params"]):
+            names.setdefault(id(parameter), str(number))  # as in a state_dict
         for parameter, kept in list(dict.items(held["state"])):
             called = names.get(id(parameter), "?")
             inside = dict.items(kept) if issubclass(type(kept), dict) else [("", kept)]
             for key, value in list(inside):
                 yield from self.parts(value, f"{path}{dot}state[{called}].{key}", depth + 1, False)
+
+
+def _names_of(groups: list[dict[str, Any]]) -> dict[int, str]:
+    """Return the names of an optimizer's parameters, by their ids: those that the optimizer was
+    given, else those that the models among the rank's names have for them.
+    """
+    names: dict[int, str] = {}
+    for group in groups:
+        given = group.get("param_names") or ()
+        names |= {id(one): name for one, name in zip(group["params"], given, strict=False)}
+    wanted = {id(one) for group in groups for one in group["params"]} - names.keys()
+    if not wanted:
+        return names
+    owners = []
+    for variable, value in list(vars(sys.modules["__main__"]).items()):
+        if issubclass(type(value), nn.Module) and not variable.startswith("_"):
+            held = {id(one): f"{variable}.{name}" for name, one in parameters_of(value)}
+            held = {key: name for key, name in held.items() if key in wanted}
+            owners.append((-len(held), sum(map(len, held.values())), held))
+    # The model that has most of them; of a model and what wraps it, the one with the short names.
+    for _, _, held in sorted(owners, key=lambda owner: owner[:2]):
+        names = held | names
+    return names
 
 
 def _is_long_and_plain(value: Any) -> bool:

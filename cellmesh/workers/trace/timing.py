@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from ...stdlib import time
-from ...wire.trace import covered
+from ...wire.trace import in_operations
 from ...wire.user_code import Timing
 
 if TYPE_CHECKING:
@@ -41,9 +40,6 @@ class Stopwatch:
     def _add_up(self) -> None:
         """Add the time of collectives so far: the ring buffer may overwrite some of them next."""
         since, now = self._added_until, time.monotonic()
-        spans = [
-            (max(since, begin), now if math.isnan(end) else end)
-            for _, begin, end in self._recorder.begun_since(self._first)
-        ]
-        self._in_collectives_s += covered(spans)
+        spans = ((begin, end) for _, begin, end in self._recorder.begun_since(self._first))
+        self._in_collectives_s += in_operations(spans, since, now)
         self._first, self._added_until = self._recorder.num_begun, now

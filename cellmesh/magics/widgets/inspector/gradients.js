@@ -1,10 +1,12 @@
 // A model's gradients, a row a parameter, over all ranks.
 
 const GRADIENT_COLUMNS = [
-  ["name", "parameter", "text"], ["shape", "shape", "shape"], ["norm", "norm of gradient", "bar"],
+  ["name", "parameter", "text"], ["flags", "flags", "flags"], ["shape", "shape", "shape"], ["norm", "norm of gradient (log scale)", "bar"],
   ["max_abs", "largest", "number"], ["parameter_norm", "norm of parameter", "number"], ["ratio", "ratio", "number"],
-  ["num_nan", "NaN", "bad"], ["num_inf", "Inf", "bad"], ["zeros", "zeros", "percent"], ["flags", "", "flags"],
+  ["num_nan", "NaN", "bad"], ["num_inf", "Inf", "bad"], ["zeros", "zeros", "percent"],
 ];
+
+const MAX_DECADES = 12;
 
 class GradientTable {
   constructor(root) {
@@ -13,7 +15,7 @@ class GradientTable {
     this.said = make("span", { class: "cm-weak" });
     this.body = make("tbody");
     this.heads = new Map(GRADIENT_COLUMNS.map(([key, text, kind]) => [key,
-      make("th", { scope: "col", class: kind === "number" || kind === "bad" || kind === "percent" ? "cmi-number" : null }, makeButton(text || "flags", `sort by ${text || "flags"}`, () => this.sort(key), { class: "cmi-sort" }))]));
+      make("th", { scope: "col", class: kind === "number" || kind === "bad" || kind === "percent" ? "cmi-number" : null }, makeButton(text, `sort by ${text}`, () => this.sort(key), { class: "cmi-sort" }))]));
     this.missing = make("div");
     root.replaceChildren(
       make("div", { class: "cmi-bar" }, this.filter, this.said),
@@ -56,12 +58,20 @@ class GradientTable {
     for (const [key, head] of this.heads) {
       head.setAttribute("aria-sort", order?.[0] === key ? (order[1] ? "descending" : "ascending") : "none");
     }
-    this.most = Math.max(...table.rows.map((row) => toNumber(row.norm) || 0).filter(Number.isFinite), 0) || 1;
+    const norms = table.rows.map((row) => toNumber(row.norm)).filter((norm) => norm > 0 && Number.isFinite(norm));
+    this.most = Math.max(...norms);
+    this.decades = Math.min(MAX_DECADES, Math.max(1, Math.ceil(Math.log10(this.most / Math.min(...norms)))));
     this.body.replaceChildren(...rows.slice(0, MAX_ROWS).map((row) => this.row(row)));
     const more = rows.length > MAX_ROWS ? `, the first ${MAX_ROWS} shown` : "";
     const left = table.num_left_out ? `; ${table.num_left_out.toLocaleString("en")} more not listed` : "";
     this.said.textContent = `${rows.length.toLocaleString("en")} of ${count(table.rows.length, "parameter")}${more}${left}`;
     this.missing.replaceChildren(...table.missing.map(({ ranks, text }) => make("div", { class: "cmi-missing" }, `${/^\d+$/.test(ranks) ? "rank" : "ranks"} ${ranks}: ${text}`)));
+  }
+
+  // How long a norm's bar is: a decade is as long everywhere, the smallest norm has a short one, zero has none.
+  share(norm) {
+    if (!(norm > 0 && Number.isFinite(norm))) return 0;
+    return Math.max(0.02, 1 + Math.log10(norm / this.most) / this.decades);
   }
 
   row(row) {
@@ -73,9 +83,8 @@ class GradientTable {
       if (kind === "percent") return make("td", { class: "cm-mono cmi-number" }, value === null ? "" : `${formatNumber(value * 100, 3)} %`);
       if (kind === "bad") return make("td", { class: `cm-mono cmi-number${value > 0 ? " cmi-bad" : ""}`, "data-key": key }, value === null ? "" : String(value));
       if (kind === "number" || value === null) return make("td", { class: "cm-mono cmi-number" }, formatNumber(value));
-      const share = Number.isFinite(value) ? value / this.most : 0;
       return make("td", { class: "cmi-bars", title: row.by_rank },
-        make("i", { style: `width:${(share * 90).toFixed(1)}px` }), make("span", { class: "cm-mono" }, formatNumber(value)));
+        make("i", { style: `width:${(this.share(value) * 90).toFixed(1)}px` }), make("span", { class: "cm-mono" }, formatNumber(value)));
     });
     return make("tr", { "data-name": row.name }, ...cells);
   }

@@ -65,6 +65,7 @@ class Inspector {
     this.follow = makeButton("follow", "Look again each second while a cell runs; values may be torn", () => this.toggle("follow"), { "aria-pressed": "false" });
     this.again = makeButton("refresh", "Look again now", () => this.questions.tell({ ask: "refresh" }));
     this.title = make("span", { class: "cm-mono cmi-title" });
+    this.odd = make("span", { class: "cmi-bad cmi-odd" });
     this.when = make("span", { class: "cm-weak cmi-when" });
     this.notice = make("div", { class: "cmi-notice", role: "status", hidden: "" });
     const lists = [make("div"), make("div")];
@@ -75,7 +76,7 @@ class Inspector {
     this.heatmap = new Heatmap(this.panels.heatmap, (message, late) => this.questions.ask(message, late), (picture) => this.keep(picture));
     this.table = new GradientTable(this.panels.gradients);
     this.el.replaceChildren(
-      make("div", { class: "cmi-head" }, this.title, this.when, make("span", { class: "cmi-live" }, this.watch, this.follow, this.again)),
+      make("div", { class: "cmi-head" }, this.title, this.odd, this.when, make("span", { class: "cmi-live" }, this.watch, this.follow, this.again)),
       this.notice,
       make("div", { class: "cmi-tabs", role: "tablist", "aria-label": "views" }, ...Object.values(this.tabs)),
       ...Object.values(this.panels));
@@ -107,6 +108,7 @@ class Inspector {
     const { model } = this;
     const [summary, detail, live] = [model.get("summary"), model.get("detail"), model.get("live")];
     this.title.textContent = summary.expression;
+    this.odd.textContent = summary.odd;
     this.when.textContent = [summary.said, summary.at].filter(Boolean).join(" · ");
     for (const key of ["watch", "follow"]) this[key].setAttribute("aria-pressed", String(Boolean(live[key])));
     const notices = [model.get("ended"), ...summary.notices].filter(Boolean);

@@ -1,5 +1,6 @@
 // What a value holds: the list of its tensors, and one of them in numbers, a row for each group of equal ranks.
 
+const MEMORY_OF_ALL = "memory of all ranks";
 const MAX_ROWS = 150; // in the page at a time; the filter finds the others
 
 const FLAGS = { nan: "NaN", inf: "Inf", unequal: "unequal", dead: "dead", none: "no gradient", frozen: "frozen", missing: "missing" };
@@ -14,8 +15,8 @@ class ItemList {
     });
     this.said = make("span", { class: "cm-weak" });
     this.body = make("tbody");
-    const headers = ["name", "shape", "dtype", "memory", ""]
-      .map((text) => make("th", { scope: "col", class: text === "memory" ? "cmi-number" : null }, text));
+    const headers = ["name", "flags", "shape or value", "dtype", MEMORY_OF_ALL]
+      .map((text) => make("th", { scope: "col", class: text === MEMORY_OF_ALL ? "cmi-number" : null }, text));
     root.replaceChildren(
       make("div", { class: "cmi-bar" }, this.filter, this.said),
       make("div", { class: "cmi-scroll" }, make("table", {}, make("thead", {}, make("tr", {}, ...headers)), this.body)));
@@ -41,8 +42,9 @@ class ItemList {
       class: "cmi-link cm-mono", "aria-current": item.path === this.chosen ? "true" : null,
     });
     return make("tr", { class: item.path === this.chosen ? "cmi-chosen" : null },
-      make("td", {}, name), make("td", { class: "cm-mono" }, formatShape(item.shape)), make("td", {}, item.dtype),
-      make("td", { class: "cmi-number" }, formatBytes(item.num_bytes)), make("td", {}, ...drawFlags(item.flags)));
+      make("td", {}, name), make("td", {}, ...drawFlags(item.flags)),
+      make("td", { class: "cm-mono", title: item.text || null }, item.text || formatShape(item.shape)), make("td", {}, item.dtype),
+      make("td", { class: "cmi-number" }, item.num_bytes ? formatBytes(item.num_bytes) : ""));
   }
 }
 
@@ -66,12 +68,31 @@ const FIRST = [
 const NUMBERS = [["num_nan", "NaN"], ["num_inf", "Inf"], ["min"], ["max"], ["mean"], ["std"], ["norm"], ["num_zeros", "zeros"]];
 const LAST = [
   ["device", (facts) => facts.device],
-  ["memory", (facts) => formatBytes(facts.num_bytes)],
+  ["memory a rank", (facts) => formatBytes(facts.num_bytes)],
   ["strides", (facts) => (facts.strides?.length ? formatShape(facts.strides) : "")],
   ["requires_grad", (facts) => (facts.requires_grad ? "yes" : "")],
 ];
 
+// What is one value on each rank is said in words, without the numbers of a tensor.
+function drawValue(detail) {
+  const rows = detail.groups.map(({ ranks, facts }) => make("div", { class: "cmi-row", "data-ranks": ranks },
+    make("b", { class: "cm-mono" }, `[${ranks}] `), make("span", { class: "cm-mono" }, facts.text), " ",
+    make("span", { class: "cm-weak" }, [facts.dtype, facts.placements, facts.note].filter(Boolean).join(", "))));
+  const missing = detail.missing.map(({ ranks, text }) => make("div", { class: "cmi-missing", "data-ranks": ranks }, `[${ranks}] ${text}`));
+  return make("div", { class: "cmi-scroll" }, ...rows, ...missing);
+}
+
 function drawDetail(root, detail) {
+  const kinds = [...new Set(detail.groups.map((group) => group.facts.kind))].join(", ");
+  const scale = detail.low !== null && detail.low !== undefined && detail.groups.some((group) => group.counts)
+    ? `; histograms from ${formatNumber(toNumber(detail.low))} to ${formatNumber(toNumber(detail.high))}` : "";
+  root.replaceChildren(
+    make("div", { class: "cmi-heading" }, make("span", { class: "cm-mono" }, detail.label), " ", make("span", { class: "cm-weak" }, kinds)),
+    detail.is_scalar ? drawValue(detail) : drawTable(detail),
+    make("div", { class: detail.is_bad ? "cmi-bad cmi-said" : "cm-weak cmi-said" }, detail.said + scale));
+}
+
+function drawTable(detail) {
   const some = (test) => detail.groups.some((group) => test(group.facts));
   const known = (columns) => columns.filter(([, of]) => some((facts) => facts.shape && of(facts)));
   const [first, last] = [known(FIRST), known(LAST)];
@@ -99,12 +120,6 @@ function drawDetail(root, detail) {
   });
   const missing = detail.missing.map(({ ranks, text }) =>
     make("tr", { "data-ranks": ranks, class: "cmi-missing" }, make("th", { scope: "row", class: "cm-mono" }, ranks), make("td", { colspan: heads.length - 1, class: "cmi-text" }, text)));
-  const kinds = [...new Set(detail.groups.map((group) => group.facts.kind))].join(", ");
-  const scale = detail.low !== null && detail.low !== undefined && detail.groups.some((group) => group.counts)
-    ? `; histograms from ${formatNumber(toNumber(detail.low))} to ${formatNumber(toNumber(detail.high))}` : "";
-  root.replaceChildren(
-    make("div", { class: "cmi-heading" }, make("span", { class: "cm-mono" }, detail.label), " ", make("span", { class: "cm-weak" }, kinds)),
-    make("div", { class: "cmi-scroll" }, make("table", {},
-      make("thead", {}, make("tr", {}, ...heads.map(([text, kind]) => make("th", { scope: "col", class: kind }, text)))), make("tbody", {}, ...rows, ...missing))),
-    make("div", { class: detail.is_unequal ? "cmi-bad cmi-said" : "cm-weak cmi-said" }, detail.said + scale));
+  return make("div", { class: "cmi-scroll" }, make("table", {},
+    make("thead", {}, make("tr", {}, ...heads.map(([text, kind]) => make("th", { scope: "col", class: kind }, text)))), make("tbody", {}, ...rows, ...missing)));
 }

@@ -8,18 +8,18 @@ from typing import Any
 
 import msgspec
 
-from ....controller.inspect.query import Inspection, QueryResult, Spread
+from ....controller.inspect.query import Inspection, QueryResult, Spread, describe_odd
 from ....controller.inspect.replica_diff import Comparison
 from ....wire.inspect import Gradient, Refusal, TensorSummary, ValueSummary
 from ....wire.ranks import describe_groups, format_ranks, group_ranks
 from ...render.drawings import blocks_of
 from ...render.inspections import label_of, torn_note
-from ...render.tables import Table
+from ...render.tables import Table, compact_table, sentence_of
 
 # So many of a value's tensors, and of a model's gradients, are in the widget's state, and so in the
 # notebook.
 NUM_KEPT = 200
-_MAX_TEXT = 2000
+_MAX_TEXT, _MAX_ITEM_TEXT = 2000, 120
 _FLAG_TEXTS = {"nan": "NaN", "inf": "Inf", "none": "no gradient"}
 # What the table of one tensor is told of each group of ranks.
 _SHOWN = (
@@ -47,6 +47,7 @@ def list_items(inspection: Inspection) -> list[dict[str, Any]]:
                 "path": path,
                 "label": path or "(itself)",
                 "shape": one.shape,
+                "text": one.text[:_MAX_ITEM_TEXT] if one.is_scalar else "",
                 "dtype": one.dtype or one.kind,
                 "num_bytes": sum(fact.num_bytes for fact in facts.values()),
                 "flags": _flags(facts, inspection.comparisons.get(path), num_ranks),
@@ -78,6 +79,7 @@ def summarise(
         "stamp": stamp,
         "at": at,
         "said": ", ".join(sorted({one.kind for one in found.values()})),
+        "odd": "" if inspection.is_one else describe_odd(inspection.by_path()),
         "items": list(items[:NUM_KEPT]),
         "num_items": len(items) + left_out,
         "notices": notices,
@@ -128,8 +130,9 @@ def detail(
         "blocks": blocks(facts) if len(shapes) == 1 else [],
         "num_ranks": max([*facts, *refusals], default=0) + 1,
         "is_partial": any("Partial" in fact.placements for fact in facts.values()),
-        "is_unequal": bool(comparison.unequal),
-        "said": str(comparison) if facts else "",
+        "is_scalar": all(fact.is_scalar for fact in facts.values()),
+        "is_bad": bool(comparison.unequal or _odd_elements(facts.values())),
+        "said": sentence_of(facts, comparison) if facts else "",
         "low": None if spread is None else number(spread.low),
         "high": None if spread is None else number(spread.high),
     }
@@ -198,16 +201,17 @@ def gradients_table(sheet: Mapping[str, Any]) -> Table:
     rows = [
         (
             row["name"],
+            ", ".join(_FLAG_TEXTS.get(flag, flag) for flag in row["flags"]),
             str(tuple(row["shape"])),
             *(text(row[key]) for key in ("norm", "max_abs", "parameter_norm", "ratio")),
             str(row["num_nan"] or ""),
             str(row["num_inf"] or ""),
-            ", ".join(_FLAG_TEXTS.get(flag, flag) for flag in row["flags"]),
         )
         for row in sheet["rows"][:NUM_KEPT]
     ]
     headers = (
         "parameter",
+        "flags",
         "shape",
         "norm of gradient",
         "largest",
@@ -215,14 +219,13 @@ def gradients_table(sheet: Mapping[str, Any]) -> Table:
         "ratio",
         "NaN",
         "Inf",
-        "",
     )
     left_out = len(sheet["rows"]) - len(rows) + sheet["num_left_out"]
     notes = [f"... and {left_out:,} more"] if left_out else []
     for one in sheet["missing"]:
         who = "rank" if one["ranks"].isdecimal() else "ranks"
         notes.append(f"{who} {one['ranks']}: {one['text']}")
-    return Table(headers, rows, "", notes)
+    return compact_table(headers, rows, "", notes)
 
 
 def _gradient_row(name: str, of: Mapping[int, Gradient], num_ranks: int) -> dict[str, Any]:

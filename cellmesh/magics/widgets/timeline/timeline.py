@@ -17,7 +17,6 @@ from ....controller.trace.history import History
 from ....controller.trace.operations import lanes_of
 from ....errors import CellmeshError
 from ....wire.ranks import describe_ranks
-from ....wire.trace import covered
 from ...render.tables import Table
 from ...render.timeline import colours_of, draw_html, draw_text, format_time, timeline_of_history
 from ..base.auto_refresh import Worker
@@ -153,7 +152,6 @@ def rank_table(history: History) -> Table:
     num = sum(one.num_last for one in lateness.values())
     rows = []
     for rank in history.ranks:
-        ours = history.operations.get(rank, ())
         computing = sum(e - b for cell in history.cells for b, e in history.computing(rank, cell))
         late = lateness[rank]
         missed = f", never to {late.num_missed}" if late.num_missed else ""
@@ -161,8 +159,8 @@ def rank_table(history: History) -> Table:
             (
                 str(rank),
                 format_time(computing),
-                format_time(covered((one.start_ns, one.end_ns) for one in ours)),
-                format_time(covered((one.start_ns, one.start_ns + one.waited_ns) for one in ours)),
+                format_time(sum(history.in_collectives_ns(rank, cell) for cell in history.cells)),
+                format_time(sum(history.waiting_ns(rank, cell) for cell in history.cells)),
                 f"{late.num_last} of {num}{missed}",
                 format_time(late.awaited_each_s * 1e9),
             )

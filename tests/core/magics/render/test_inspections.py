@@ -88,7 +88,8 @@ def test_one_tensor_is_a_table_and_a_histogram_for_each_rank() -> None:
             spreads={"": spread},
         )
     )
-    assert "w: replicas differ: ranks 0 ≠ 1 by up to 0.5" in static.text
+    assert "w: NaN on rank 1; replicas differ: ranks 0 ≠ 1 by up to 0.5" in static.text
+    assert "memory a rank" in static.text
     assert re.search(r"^1 .*\b3 +0 +0$", static.text, re.MULTILINE)
     assert "rank 0  ▁█▇" in static.text
     tags = Tags(static.html)
@@ -129,9 +130,35 @@ def test_a_nest_is_a_row_for_each_tensor() -> None:
     lines = static.text.splitlines()
     assert re.fullmatch(r"a +\(4, 4\) .*differ: 0 ≠ 1", lines[1])
     assert re.fullmatch(r"b +rank 0 +\(4, 4\) .* 2 *", lines[2])
+    assert re.match("name +only on +shape +dtype +memory of all ranks ", lines[0])
+    assert "  128 B  " in lines[1]
+    assert "w: Inf in b (rank 0); {…}" in static.text
     chosen = static_of(nest, "b")
-    assert "w.b: one rank" in chosen.text
+    assert "w.b: Inf on rank 0; one rank" in chosen.text
     assert len(chosen.text) > len(static.text)
+
+
+def test_of_many_tensors_with_nan_a_few_are_named() -> None:
+    items = {f"p{index}": tensor(num_nan=1) for index in range(8)}
+    assert (
+        "w: NaN in p0 (rank 0), p1 (rank 0), p2 (rank 0), 5 more; "
+        in static_of(inspection({0: items})).text
+    )
+
+
+def test_a_number_is_a_value_in_a_tensor_and_in_a_nest() -> None:
+    loss = {"shape": (), "local_shape": (), "strides": (), "num_bytes": 4}
+    facts = {rank: tensor(**loss, text=f"0.{rank}") for rank in range(2)}
+    one = static_of(inspection({rank: {"": fact} for rank, fact in facts.items()}))
+    assert one.text.splitlines()[0].split() == ["ranks", "type", "value", "dtype", "device"]
+    assert re.search("^1 +Tensor +0.1 +float32 +cpu$", one.text, re.MULTILINE)
+    nest = static_of(inspection({rank: {"loss": fact} for rank, fact in facts.items()}))
+    assert re.search("^loss +0.0 and 1 more +float32 ", nest.text, re.MULTILINE)
+
+
+def test_no_table_has_a_header_without_text() -> None:
+    nest = inspection({0: {"a": tensor(), "b": TensorSummary(kind="int", text="3")}})
+    assert "></th>" not in static_of(nest, "a").html
 
 
 def test_long_nests_say_how_much_is_left_out() -> None:

@@ -217,6 +217,16 @@ def test_differing_names_are_listed_by_rank() -> None:
     assert y["between ranks"] == "differ in value"
 
 
+def test_types_are_short_where_modules_differ_too() -> None:
+    (row,) = rows(
+        {
+            0: Bound((TensorSummary(kind="torch.nn.modules.linear.Linear").at("m"),)),
+            1: Bound((TensorSummary(kind="mine.nn.Linear").at("m"),)),
+        }
+    )
+    assert (row["type"], row["between ranks"]) == ("Linear", "differ in type")
+
+
 def test_names_that_some_ranks_lack() -> None:
     told = {0: tell(a=1), 1: tell(a=1, b=2), 2: tell(a=1.0, b=2)}
     a, b = rows(told)

@@ -35,6 +35,15 @@ def test_a_tensor_is_described_by_its_numbers() -> None:
     assert facts.text == ""
 
 
+def test_a_tensor_without_dims_is_its_number() -> None:
+    facts = describe(torch.tensor(0.25, requires_grad=True))
+    assert (facts.shape, facts.text, facts.is_scalar) == ((), "0.25", True)
+    assert describe(torch.tensor(math.nan)).text == "nan"
+    assert describe(torch.tensor(7)).text == "7"
+    assert not describe(torch.ones(1)).is_scalar
+    assert not describe(torch.empty((), device="meta")).is_scalar
+
+
 def test_non_finite_elements_are_counted_and_left_out() -> None:
     facts = describe(torch.tensor([1.0, math.nan, math.inf, -math.inf, 3.0]))
     assert (facts.num_nan, facts.num_inf) == (1, 2)

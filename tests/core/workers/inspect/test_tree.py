@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import sys
 import types
 from types import SimpleNamespace
 from typing import Any
@@ -119,7 +120,8 @@ def test_an_optimizer_has_its_groups_and_its_state() -> None:
     found = look(optimizer)
     texts = {item.path: item.text for item in found.items if item.shape is None}
     shapes = {item.path: item.shape for item in found.items if item.shape is not None}
-    assert texts["param_groups[0].lr"] == "0.5"
+    settings = "{'dampening': 0, 'lr': 0.5, 'momentum': 0.9, 'weight_decay': 0}"
+    assert texts == {"param_groups[0]": settings}
     assert shapes == {
         "param_groups[0].params[0]": (1, 2),
         "param_groups[0].params[1]": (1,),
@@ -135,6 +137,30 @@ def test_optimizer_of_named_parameters_shows_their_names() -> None:
     model(torch.ones(2)).sum().backward()
     optimizer.step()
     assert {"param_groups[0].weight", "state[bias].momentum_buffer"} <= set(paths(optimizer))
+
+
+def test_an_optimizers_state_has_the_names_that_the_ranks_models_give(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(
+        [{"params": model[0].parameters()}, {"params": model[1].parameters(), "lr": 0.1}],
+        lr=0.5, momentum=0.9,
+    )  # fmt: skip
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+    main = types.ModuleType("__main__")
+    vars(main).update(layer=model[1], wrapped=nn.ModuleDict({"module": model}), net=model)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    found = paths(optimizer)
+    assert [path for path in found if path.startswith("state")] == [
+        f"state[net.{index}.{name}].momentum_buffer"
+        for index in (0, 1)
+        for name in ("weight", "bias")
+    ]
+    assert {"param_groups[0]", "param_groups[0].net.0.weight", "param_groups[1]"} <= set(found)
+    buffer = find(optimizer, "state[net.1.bias].momentum_buffer")
+    assert buffer is optimizer.state[model[1].bias]["momentum_buffer"]
 
 
 @pytest.mark.filterwarnings("ignore:Lazy modules")

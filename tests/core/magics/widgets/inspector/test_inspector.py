@@ -86,6 +86,22 @@ def test_items_are_flagged() -> None:
     ]
 
 
+def test_nan_is_said_first() -> None:
+    good = TensorSummary(kind="Tensor", shape=(2,), local_shape=(2,), dtype="float32", digest="a")
+    odd = TensorSummary(
+        kind="Tensor", shape=(2,), local_shape=(2,), dtype="float32", digest="b", num_nan=1
+    )
+    facts = {0: good, 1: odd}
+    shown = detail("w", "", facts, {}, {}, compare(facts))
+    assert shown["said"] == "NaN on rank 1; replicas differ: ranks 0 ≠ 1"
+    assert shown["is_bad"]
+    nest = Inspection("nest", {0: found(good.at("a"), odd.at("b")), 1: found(good.at("a"))})
+    assert summarise(nest, list_items(nest), 1, "")["odd"] == "NaN in b (rank 0)"
+    one = Inspection("w", {0: found(good.at("")), 1: found(odd.at(""))})
+    assert summarise(one, list_items(one), 1, "")["odd"] == ""
+    assert repr(one).startswith("<w NaN on rank 1; ")
+
+
 def test_a_nest_of_many_is_summarised_in_little() -> None:
     facts = TensorSummary(kind="Tensor", shape=(2,), local_shape=(2,), dtype="float32", digest="a")
     inspection = Inspection(
@@ -176,6 +192,7 @@ def test_the_norm_of_a_sharded_gradient_is_of_the_whole() -> None:
     assert (len(sheet["rows"]), sheet["num_left_out"]) == (4, 5)
     assert "... and 5 more" in repr(gradients_table(sheet))
     assert "rank 1: E: no" in repr(gradients_table(sheet))
+    assert list(gradients_table(sheet).headers)[:3] == ["parameter", "flags", "shape"]
 
 
 def test_coordinates_are_those_of_the_mesh() -> None:
