@@ -131,6 +131,23 @@ def test_a_cell_is_given_arguments_also_in_auto_mode(notebook: Notebook) -> None
     assert "put what follows --argv into quotes, like --argv '--lr 0.1'" in refused
 
 
+
+@pytest.mark.parametrize("owner", ["get_ipython()", "sys.stdout"])
+def test_a_thread_that_has_set_its_cell_keeps_the_output_of_its_cells_there(
+    notebook: Notebook, owner: str
+) -> None:
+    first = notebook.send(
+        "import sys, threading\ngo = threading.Event()\nparent = get_ipython().get_parent()\n"
+        f"def work():\n    {owner}.set_thread_parent(parent)\n    go.wait()\n"
+        "    mesh.cell(\"print('from the thread')\")\n"
+        "thread = threading.Thread(target=work)\nthread.start()"
+    )
+    notebook.finish(first)
+    later = notebook.run("go.set()\nthread.join()\nmesh.cell(\"print('from the cell')\")")
+    assert later.text() == "[0-2] from the cell\n"
+    assert notebook.cells[first].text() == "[0-2] from the thread\n"
+
+
 def test_the_mesh_itself_shows_its_ranks_in_their_places(notebook: Notebook) -> None:
     (data,) = notebook.run("%dist_mesh dp=1 tp=3\nmesh").data("execute_result")
     assert data["text/plain"].startswith("<cellmesh mesh-")

@@ -26,7 +26,7 @@ class CellPublisher:
 
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
-        self._parent = kernel.get_parent()
+        self._parent = _parent_of_caller(kernel)
         self._has_flushed = False
         self.capture: Capture | None = find_capture(
             kernel.shell, sys.modules["ipykernel.iostream"].OutStream
@@ -67,6 +67,20 @@ def cell_publisher() -> CellPublisher | None:
     """Return what publishes in the caller's notebook cell; None outside of a Jupyter kernel."""
     kernel = _kernel()
     return None if kernel is None else CellPublisher(kernel)
+
+
+def _parent_of_caller(kernel: Any) -> dict[str, Any]:
+    """Return the message of the calling thread's cell, or at least that message's header.
+
+    A thread that has set its cell keeps it: in ipykernel for all output (`set_thread_parent`), or
+    for what it prints, where a version of ipykernel also notes which cell has started a thread.
+    """
+    parent: dict[str, Any] = getattr(kernel.shell, "get_parent", kernel.get_parent)()
+    printed = getattr(sys.stdout, "parent_header", None)
+    if not isinstance(printed, dict) or "msg_id" not in printed:
+        return parent  # standard output is captured, or closed
+    is_same = printed["msg_id"] == parent.get("header", {}).get("msg_id")
+    return parent if is_same else {"header": printed}
 
 
 def is_attended() -> bool:
