@@ -303,21 +303,28 @@ class Mesh(Ranks):
 
     def restart(
         self, timeout_s: float = 60.0, on_progress: Callable[[StartProgress], None] | None = None
-    ) -> None:
+    ) -> str:
         """Replace every rank by a new one, forked from the zygote; what ranks held is lost. Blocks.
+
+        The new ranks take the environment variables and the working directory that have changed
+        here since the start, the attach or the last restart.
 
         Args:
             timeout_s: how long it may take, in seconds.
             on_progress: told how far it has come; called on another thread.
+
+        Returns:
+            What they take, in a sentence; "" for nothing.
 
         Raises:
             NoMeshError: the mesh has ended.
             HostError: the new ranks did not come up; the mesh has ended.
         """
         self.rank_set.session.finish_save()
-        self.rank_set.session.restart(timeout_s, on_progress)
+        taken = self.rank_set.session.restart(timeout_s, on_progress)
         if self._reloads:
             self.reloads = True
+        return taken
 
     def reload(self) -> tuple[str, ...]:
         """Reload the user's modules on all ranks whose files have changed since a rank loaded them;

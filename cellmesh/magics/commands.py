@@ -326,8 +326,10 @@ class Commands:
     def dist_restart(self, options: Given) -> None:
         mesh = self._need_mesh()
         sink = current_sink()
-        mesh.restart(on_progress=_progress_shower(sink))
+        taken = mesh.restart(on_progress=_progress_shower(sink))
         sink.status(self._describe_mesh(), True)
+        if taken:
+            sink.note(taken)
 
     def dist_stop(self, options: Given) -> None:
         self._need_mesh().stop()

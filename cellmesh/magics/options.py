@@ -387,7 +387,8 @@ COMMANDS = {
         ),
         _command(
             "dist_restart",
-            "Replace all ranks by new ones; what they held is gone.",
+            "Replace all ranks by new ones, with the notebook's environment and directory of now; "
+            "what they held is gone.",
             "  %dist_restart",
         ),
         _command("dist_stop", "End the mesh and everything in it.", "  %dist_stop"),

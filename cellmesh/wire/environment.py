@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from ..errors import HostError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -38,6 +40,21 @@ SET_BY_MESH = frozenset(
         "CELLMESH_MESH",
     }
 )
+
+
+class Surroundings(msgspec.Struct, frozen=True, array_like=True):
+    """What ranks that are forked from now on have otherwise than their zygote.
+
+    Attributes:
+        environment: variables and their values; None for one that is removed.
+        cwd: the working directory; empty for the zygote's.
+    """
+
+    environment: dict[bytes, bytes | None] = {}
+    cwd: bytes = b""
+
+    def __repr__(self) -> str:
+        return f"<Surroundings of {len(self.environment)} variables>"  # they may be secret
 
 
 def gpus_of(gpus: Mapping[str, tuple[str, ...]], host: str = "") -> tuple[str, ...] | None:

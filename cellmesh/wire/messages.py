@@ -24,6 +24,7 @@ from . import checkpoint, comms, completion, inspect, replicas, trace
 from .attach import Detach, Detached, Hello, Inquire, Refused, SetAgents, Standing, Welcome
 from .code_files import FilesAnswer, OfferFiles, SendFiles
 from .comms import FromFrontEnd, ToFrontEnd
+from .environment import Surroundings
 from .groups import Blueprint, Describe, GroupCount, Heal, SetMesh
 from .hosts import ClockReading, ReadClock
 from .metrics import Logged
@@ -79,10 +80,13 @@ class Relay(Verb, frozen=True):
 
 
 class Restart(Verb, frozen=True):
-    """Ask the agent to kill all ranks and fork new ones, with these mesh dims (none: as before)."""
+    """Ask the agent to kill all ranks and fork new ones, with these mesh dims (none: as before) and
+    these changes of environment and working directory.
+    """
 
     mesh_dim_names: tuple[str, ...] = ()
     mesh_shape: tuple[int, ...] = ()
+    changes: Surroundings = Surroundings()
 
 
 class Respawn(Verb, frozen=True):

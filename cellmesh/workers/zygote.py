@@ -29,7 +29,7 @@ import msgspec
 from ..errors import HostError
 from ..wire import marks
 from ..wire.descriptors import wait_readable
-from ..wire.environment import VISIBLE, gpus_of
+from ..wire.environment import VISIBLE, Surroundings, gpus_of
 from ..wire.host import same_release
 from ..wire.ticket import Ticket, read_ticket
 from .linux_process import (
@@ -74,6 +74,12 @@ class ForkStore(msgspec.Struct, frozen=True, tag=True):
     agent_pid: int
 
 
+class ChangeSurroundings(msgspec.Struct, frozen=True, tag=True):
+    """Have ranks that are forked from now on another environment or working directory."""
+
+    changes: Surroundings
+
+
 class ImportFrom(msgspec.Struct, frozen=True, tag=True):
     """Have ranks import from this `sys.path`: the first message on a mesh with many hosts."""
 
@@ -100,7 +106,7 @@ class Forked(msgspec.Struct, frozen=True, tag=True):
     problem: str = ""
 
 
-Request = ForkRanks | ForkStore
+Request = ForkRanks | ForkStore | ChangeSurroundings
 Reply = ZygoteReady | ZygoteFailed | Forked
 
 
@@ -237,6 +243,9 @@ def _serve(agent: socket.socket, shell: RankShell) -> None:
                     ]
                     pairs = zip(options, own, strict=True)
                     starts = [functools.partial(_start_rank, *pair, shell) for pair in pairs]
+                case ChangeSurroundings(changes):
+                    _change_surroundings(changes)
+                    continue
                 case ForkStore():
                     starts = [functools.partial(_start_store, request, descriptors[0])]
             forked = _fork_orphans(starts, agent)
@@ -246,6 +255,19 @@ def _serve(agent: socket.socket, shell: RankShell) -> None:
         for number in descriptors:
             os.close(number)
         _tell(agent, forked)
+
+
+def _change_surroundings(changes: Surroundings) -> None:
+    for name, value in changes.environment.items():
+        if value is None:
+            os.environb.pop(name, None)
+        else:
+            os.environb[name] = value
+    if changes.cwd:
+        try:
+            os.chdir(changes.cwd)
+        except OSError as error:
+            print(f"ranks keep their working directory: {error}", file=sys.__stderr__, flush=True)
 
 
 def _fork_orphans(starts: Sequence[Callable[[], None]], agent: socket.socket) -> Forked:

@@ -11,7 +11,7 @@ import pytest
 import cellmesh as cm
 from cellmesh.errors import HostError, MeshUsageError
 from cellmesh.wire.environment import SET_BY_MESH
-from tests.conftest import check_nothing_left
+from tests.conftest import check_nothing_left, process_named
 
 SECRET = "a word that is written nowhere"
 NAMES = ("CM_GIVEN", "CM_SET", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
@@ -70,4 +70,33 @@ def test_gpus_are_counted_among_those_given_and_must_be_there(
         cm.start(1, gpus=[4])
     with pytest.raises(MeshUsageError, match=r"\(CUDA_VISIBLE_DEVICES=94,96\) names 2 GPUs"):
         cm.start(1, gpus="0,2")
+    check_nothing_left(runtime_dir)
+
+
+def test_a_restart_takes_variables_and_the_working_directory_that_have_changed(
+    runtime_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CM_SET", "1")
+    with cm.start(2, env=["CM_SET", "CM_GIVEN=1"]) as mesh:
+        assert mesh.restart() == ""
+        monkeypatch.setenv("CM_SET", SECRET)
+        monkeypatch.setenv("CM_GIVEN", "2")
+        monkeypatch.setenv("OMP_NUM_THREADS", "3")
+        monkeypatch.chdir(tmp_path)
+        text = mesh.restart()
+        assert "CM_SET (changed)" in text
+        assert f"the working directory {tmp_path}" in text
+        assert "CM_GIVEN" not in text
+        assert SECRET not in text
+        taken = dict(zip(NAMES, ("1", SECRET, "3", os.environ.get(NAMES[3])), strict=True))
+        process_named(runtime_dir, "cellmesh-zygote").kill()
+        mesh[1].submit_cell("import os; os._exit(1)").wait(30)
+        mesh.heal()
+        for _ in range(2):
+            assert environment_of(mesh) == taken
+            assert mesh.run(os.getcwd).list == [str(tmp_path)] * 2
+            assert mesh.restart() == ""
+        monkeypatch.delenv("CM_SET")
+        assert "CM_SET (removed)" in mesh.restart()
+        assert environment_of(mesh) == taken | {"CM_SET": None}
     check_nothing_left(runtime_dir)

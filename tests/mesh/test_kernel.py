@@ -131,7 +131,6 @@ def test_a_cell_is_given_arguments_also_in_auto_mode(notebook: Notebook) -> None
     assert "put what follows --argv into quotes, like --argv '--lr 0.1'" in refused
 
 
-
 @pytest.mark.parametrize("owner", ["get_ipython()", "sys.stdout"])
 def test_a_thread_that_has_set_its_cell_keeps_the_output_of_its_cells_there(
     notebook: Notebook, owner: str

@@ -15,6 +15,7 @@ import msgspec
 
 from ...wire.attach import Detach, Detached, Refused, Welcome
 from ...wire.codec import Parcel
+from ...wire.environment import Surroundings
 from ...wire.groups import Blueprint
 from ...wire.messages import (
     Died,
@@ -278,11 +279,14 @@ class Core:
         self._mesh.dims = dict(dims)
         return [Send(Parcel(SetDims(tuple(dims), tuple(dims.values()))))]
 
-    def restart(self, dims: Mapping[str, int] | None = None) -> list[Effect]:
+    def restart(
+        self, dims: Mapping[str, int] | None = None, changes: Surroundings | None = None
+    ) -> list[Effect]:
         """Return the messages that replace every rank; runs in flight end.
 
         Args:
             dims: of the new ranks' DeviceMesh; None for those of the start.
+            changes: what the new ranks have otherwise than the earlier ones; None for nothing.
         """
         if self.state in ("stopping", "ended"):
             return []
@@ -290,7 +294,13 @@ class Core:
         effects = self._abandon_all("was restarted")
         return [
             *effects,
-            Send(Parcel(Restart(tuple(dims or ()), tuple((dims or {}).values())))),
+            Send(
+                Parcel(
+                    Restart(
+                        tuple(dims or ()), tuple((dims or {}).values()), changes or Surroundings()
+                    )
+                )
+            ),
             Change(self.state, None),
         ]
 

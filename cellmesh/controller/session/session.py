@@ -46,6 +46,7 @@ from .resize import resize
 from .run_orders import RunOrders
 from .run_registry import Adopted, RunRegistry
 from .submission import Submission
+from .surroundings import OwnSurroundings, fixed_names
 
 # The agent gives ranks a second to leave; then everything is killed.
 _STOP_S = 5.0
@@ -110,6 +111,8 @@ class Session:
             layout=ticket.layout,
         )
         self._has_left = False
+        self._surroundings = OwnSurroundings.now()  # as the ranks have them
+        self._fixed_names = fixed_names(ticket, self._surroundings.environment)
         # Waits for a save that ranks may be writing.
         self.finish_saving: Callable[[], None] | None = None
         self._link = Link(
@@ -362,8 +365,11 @@ class Session:
 
     def restart(
         self, timeout_s: float, on_progress: Callable[[StartProgress], None] | None = None
-    ) -> None:
+    ) -> str:
         """Replace every rank, and wait until the new ranks are ready.
+
+        Returns:
+            What the new ranks take of this process, in a sentence; "" for nothing.
 
         Raises:
             HostError: a host is lost, or not heard; the ranks are as they were.
@@ -372,9 +378,13 @@ class Session:
         self._link.check_may_wait()
         if self._hosts is not None:
             self._hosts.check_all_heard()
+        before, now = self._surroundings, OwnSurroundings.now()
+        changes = before.changes(now, self._ticket, self._fixed_names)
         self.life.restart(on_progress)
-        self._link.post(lambda core, now: core.restart(self.dims))
+        self._surroundings = now
+        self._link.post(lambda core, _: core.restart(self.dims, changes))
         self.wait_until_ready(timeout_s)
+        return before.describe(changes)
 
     def stop(self) -> None:
         """End the mesh: ask its agent, wait until the agent ends, and kill it if that is slow."""

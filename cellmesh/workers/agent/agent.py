@@ -253,8 +253,9 @@ class Agent:
                 self._attachment.dismiss("it was detached")
             case Detach() | Stop():
                 self._stop("stopped")
-            case Restart(names, shape):
+            case Restart(names, shape, changes):
                 self._set_dims(names, shape)
+                self._family.change_surroundings(changes)
                 self._attachment.spool.forget_runs()
                 self._act(self._supervisor.restart())
             case Respawn(ranks):

@@ -20,6 +20,7 @@ from typing import Any
 from ...wire import marks
 from ...wire.bulk import Arrivals
 from ...wire.codec import Frame, Parcel, at_agent_from_rank
+from ...wire.environment import Surroundings
 from ...wire.faults import Faults
 from ...wire.hosts import HostPart
 from ...wire.messages import Channel, Done, Failed, RankUnready, Relay
@@ -116,6 +117,7 @@ class Family:
         self._sys_path: tuple[str, ...] | None = None  # of ranks, once it is known
         if part is not None and not self._ticket.roots:  # nothing is brought here
             self._sys_path = path_of_ranks(self._ticket, ())
+        self._changes = Surroundings()  # of environment and directory, since the start
         self.dims = self._ticket.mesh_dim_names, self._ticket.mesh_shape
         if self._zygote is not None:
             self._take_zygote(self._zygote)
@@ -153,9 +155,7 @@ class Family:
             "interface": part.interface or "lo",
             "master_addr": self.store_address,
             "num_gpus": self._num_gpus,
-            "num_threads": linux_process.num_threads_for(
-                part.num_ranks, {**os.environ, **self._ticket.env}
-            ),
+            "num_threads": linux_process.num_threads_for(part.num_ranks, self._environment()),
             "backend": self._ticket.backend,
             "mesh_dim_names": self.dims[0],
             "mesh_shape": self.dims[1],
@@ -192,6 +192,21 @@ class Family:
                 f"be forked: {self._zygote.problem}"
             )
             self._act(self._supervisor.fail(text))
+
+    def change_surroundings(self, changes: Surroundings) -> None:
+        """Have ranks that are forked from now on another environment or working directory."""
+        environment = {**self._changes.environment, **changes.environment}
+        self._changes = Surroundings(environment, changes.cwd or self._changes.cwd)
+        if self._zygote is not None and self._zygote_is_ready:
+            self._zygote.change_surroundings(changes)
+
+    def _environment(self) -> dict[str, str]:
+        """Return the environment variables that ranks are forked with."""
+        changed = {os.fsdecode(n): value for n, value in self._changes.environment.items()}
+        kept = {**os.environ, **self._ticket.env}
+        return {name: kept[name] for name in kept.keys() - changed.keys()} | {
+            name: os.fsdecode(value) for name, value in changed.items() if value is not None
+        }
 
     def kill(self, ranks: Sequence[int]) -> None:
         """SIGKILL the processes of these ranks."""
@@ -395,6 +410,7 @@ class Family:
                 if num_threads > 1:
                     print(f"the zygote has {num_threads} threads; forks may hang", file=sys.stderr)
                 self._num_gpus, self._zygote_is_ready = num_gpus, True
+                zygote.change_surroundings(self._changes)
                 if self._store_end:
                     self._fork_store(zygote)
                 self._act(self._supervisor.zygote_ready(num_gpus))

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ...wire import marks
+from ...wire.environment import Surroundings
 from ...wire.interpreter import isolated_command
 from ...wire.ticket import Ticket
 from .. import linux_process
 from ..zygote import (
     MAX_RANKS_A_MESSAGE,
     ONE_THREAD,
+    ChangeSurroundings,
     Forked,
     ForkRanks,
     ForkStore,
@@ -76,6 +78,16 @@ class ZygoteClient:
         """Have ranks import from a `sys.path`; a zygote of a mesh on many hosts waits for it."""
         with contextlib.suppress(OSError):  # it has ended; its pidfd reports that
             self._socket.send(msgspec.msgpack.encode(ImportFrom(list(path))))
+
+    def change_surroundings(self, changes: Surroundings) -> None:
+        """Have ranks that are forked from now on another environment or working directory."""
+        # A message for each variable: all of them may be more than one message can carry.
+        parts = [Surroundings({name: value}) for name, value in changes.environment.items()]
+        if changes.cwd:
+            parts.append(Surroundings(cwd=changes.cwd))
+        with contextlib.suppress(OSError):  # it has ended; its pidfd reports that
+            for part in parts:
+                self._socket.send(msgspec.msgpack.encode(ChangeSurroundings(part)))
 
     def fork_store(self, address: str, port: int, listener: int) -> list[int]:
         """Have the zygote fork the c10d store with its listening socket; return its pid, if any."""

@@ -1,0 +1,111 @@
+"""What a restart takes of the notebook: environment variables and the working directory that have
+changed since ranks took them last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from ...errors import MeshUsageError
+from ...wire.environment import SET_BY_MESH, VISIBLE, Surroundings
+from ...wire.ticket import Ticket
+from .launch.prestart import is_read_at_import
+
+# Of one variable: no process can be started with a larger one (Linux's MAX_ARG_STRLEN).
+_MAX_BYTES = 128 << 10
+_MAX_NAMES = 8
+
+
+@dataclass(frozen=True)
+class OwnSurroundings:
+    """Environment and working directory of this process at one moment; `cwd` is empty where the
+    directory has been removed.
+    """
+
+    environment: Mapping[bytes, bytes]
+    cwd: bytes
+
+    @classmethod
+    def now(cls) -> OwnSurroundings:
+        """Read those of this process."""
+        cwd = b""
+        with contextlib.suppress(OSError):
+            cwd = os.getcwdb()
+        return cls(dict(os.environb), cwd)
+
+    def changes(
+        self, now: OwnSurroundings, ticket: Ticket, fixed: Collection[bytes]
+    ) -> Surroundings:
+        """Return what new ranks take of the process as it is now.
+
+        Ranks on other hosts have the variables of ``--env`` only, and a directory of their own.
+
+        Args:
+            now: as the process is now.
+            ticket: of the mesh.
+            fixed: variables that the mesh has values of its own for (`fixed_names`).
+
+        Raises:
+            MeshUsageError: a variable is too large.
+        """
+        given = {os.fsencode(name) for name in ticket.env}
+        changed: dict[bytes, bytes | None] = {}
+        for name in sorted(self.environment.keys() | now.environment.keys()):
+            before, value = self.environment.get(name), now.environment.get(name)
+            if before == value or name in fixed or (ticket.agents and name not in given):
+                continue
+            text = os.fsdecode(name)
+            if len(name) + len(value or b"") >= _MAX_BYTES:
+                raise MeshUsageError(
+                    f"the environment variable {text} has {len(value or b'') >> 10} kB, and at "
+                    f"most {_MAX_BYTES >> 10} kB can be passed on: put its value into a file"
+                )
+            changed[name] = value
+        moved = now.cwd if now.cwd != self.cwd and not ticket.agents else b""
+        return Surroundings(changed, moved)
+
+    def describe(self, changes: Surroundings) -> str:
+        """Say what new ranks take: names, but no values, which may be secret; "" for nothing."""
+        parts, early = [], []
+        for name, value in changes.environment.items():
+            text = os.fsdecode(name)
+            how = "removed" if value is None else "changed" if name in self.environment else "new"
+            parts.append(f"{_shown(text)} ({how})")
+            if is_read_at_import(text):
+                early.append(_shown(text))
+        parts = _shortened(parts)
+        if changes.cwd:
+            parts.append(f"the working directory {_shown(os.fsdecode(changes.cwd))}")
+        if not parts:
+            return ""
+        text = f"the new ranks take from this notebook: {', '.join(parts)}"
+        if early:
+            text += (
+                f". What is read while torch is imported ({', '.join(_shortened(early))}?) needs "
+                "`%dist_start ... --fresh`"
+            )
+        return text
+
+
+def fixed_names(ticket: Ticket, environment: Mapping[bytes, bytes]) -> frozenset[bytes]:
+    """Return the variables whose values ranks never take of this process.
+
+    Those are the mesh's own, which GPUs there are (they are counted at a start), and variables for
+    which ``--env`` has given another value than the one here.
+    """
+    given = {os.fsencode(name): os.fsencode(value) for name, value in ticket.env.items()}
+    own = {os.fsencode(name) for name in (*SET_BY_MESH, VISIBLE)}
+    return frozenset(own | {n for n, value in given.items() if environment.get(n) != value})
+
+
+def _shortened(names: list[str]) -> list[str]:
+    if len(names) <= _MAX_NAMES:
+        return names
+    return [*names[: _MAX_NAMES - 1], f"{len(names) - _MAX_NAMES + 1} more"]
+
+
+def _shown(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode() if text.isprintable() else repr(text)

@@ -1,0 +1,103 @@
+"""What a restart takes of the notebook's environment and working directory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cellmesh.controller.session.surroundings import OwnSurroundings, fixed_names
+from cellmesh.errors import MeshUsageError
+from cellmesh.wire.environment import Surroundings
+from cellmesh.wire.hosts import AgentAddress
+from cellmesh.wire.secret import Secret
+from cellmesh.wire.ticket import Ticket
+
+BEFORE = OwnSurroundings({b"A": b"1", b"B": b"1", b"GIVEN": b"1", b"OWN": b"1"}, b"/old")
+
+
+def make_ticket(**options: object) -> Ticket:
+    return Ticket(
+        name="m",
+        key=Secret("k"),
+        directory="/d",
+        num_ranks=1,
+        backend="gloo",
+        mesh_dim_names=("dp",),
+        mesh_shape=(1,),
+        preload=(),
+        sys_path=(),
+        cwd="/old",
+        controller_pid=1,
+        created_at=0.0,
+        env={"GIVEN": "1", "OWN": "other"},
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def taken(now: OwnSurroundings, **options: object) -> tuple[Surroundings, str]:
+    ticket = make_ticket(**options)
+    changes = BEFORE.changes(now, ticket, fixed_names(ticket, BEFORE.environment))
+    return changes, BEFORE.describe(changes)
+
+
+def test_what_is_new_changed_and_removed_is_taken_and_named_without_values() -> None:
+    now = OwnSurroundings({b"A": b"2", b"C": b"secret", b"GIVEN": b"2", b"OWN": b"3"}, b"/new")
+    changes, text = taken(now)
+    assert changes.environment == {b"A": b"2", b"B": None, b"C": b"secret", b"GIVEN": b"2"}
+    assert changes.cwd == b"/new"
+    assert text == (
+        "the new ranks take from this notebook: A (changed), B (removed), C (new), GIVEN "
+        "(changed), the working directory /new"
+    )
+    assert "secret" not in repr(changes)
+
+
+def test_nothing_is_said_where_nothing_has_changed() -> None:
+    assert taken(BEFORE) == (Surroundings(), "")
+
+
+def test_what_the_mesh_sets_itself_stays_and_a_removed_directory_is_no_change() -> None:
+    own = {b"RANK": b"7", b"CUDA_VISIBLE_DEVICES": b"3", b"OPENBLAS_NUM_THREADS": b"9"}
+    now = OwnSurroundings({**BEFORE.environment, **own}, b"")
+    assert taken(now) == (Surroundings(), "")
+
+
+def test_ranks_on_other_hosts_take_passed_variables_only() -> None:
+    agents = (
+        AgentAddress(host="a", endpoint="tcp://a:1", public_key="", first_rank=0, num_ranks=1),
+    )
+    now = OwnSurroundings({b"A": b"2", b"GIVEN": b"2"}, b"/new")
+    assert taken(now, agents=agents)[0] == Surroundings({b"GIVEN": b"2"})
+
+
+def test_variables_of_an_import_say_that_they_need_a_start() -> None:
+    now = OwnSurroundings({**BEFORE.environment, b"PYTHONPATH": b"/x"}, b"/old")
+    assert "imported (PYTHONPATH?) needs `%dist_start ... --fresh`" in taken(now)[1]
+
+
+def test_many_names_are_counted_and_odd_ones_are_no_control_characters() -> None:
+    odd = {b"X\x1b[2J%d" % number: b"1" for number in range(20)}
+    _, text = taken(OwnSurroundings({**BEFORE.environment, **odd, b"Y\xff": b""}, b"/old"))
+    assert "14 more" in text
+    assert "\x1b" not in text
+    text.encode()
+
+
+def test_a_variable_with_which_no_process_can_be_started_is_refused_by_name() -> None:
+    now = OwnSurroundings({**BEFORE.environment, b"HUGE": b"x" * (200 << 10)}, b"/old")
+    with pytest.raises(MeshUsageError, match="HUGE has 200 kB"):
+        taken(now)
+
+
+def test_a_removed_directory_is_read_as_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert OwnSurroundings.now().cwd == b""
+    monkeypatch.chdir(tmp_path)
+    assert OwnSurroundings.now() == OwnSurroundings(dict(os.environb), os.fsencode(tmp_path))
