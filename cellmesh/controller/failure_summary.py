@@ -20,6 +20,8 @@ from .core.verdict_text import describe_waits
 _MAX_LINE = 300
 # Of a run's summary, in characters: a kilobyte or two, in UTF-8.
 MAX_SUMMARY = 1900
+# Of the line that says where ranks are while they run.
+_MAX_LIVE = 600
 
 Outcomes = Mapping[int, Parcel[Any]]
 
@@ -163,12 +165,14 @@ def describe_live(
         verdict: why some can never go on; stands before all else.
     """
     doing = group_ranks({rank: _doing(run, states.get(rank)) for rank in ranks})
-    parts = [verdict] if verdict else []
+    parts, groups = [], []
     for (_, verb, rest), alike in sorted(doing.items(), key=lambda pair: (pair[0][0], pair[1])):
+        groups.append(alike)
         waited_s = max((states[rank].waited_s for rank in alike if rank in states), default=0.0)
         for_s = f" {waited_s:.0f} s" if verb == "wait" and waited_s >= 1 else ""
         parts.append(f"{describe_ranks(alike)} {_conjugate(verb, len(alike))}{rest}{for_s}")
-    return "; ".join(parts)
+    parts = _shorten(groups, parts, "at other places", _MAX_LIVE)
+    return "; ".join([verdict, *parts] if verdict else parts)
 
 
 def explain_waits(states: Mapping[int, RankState], dead: Iterable[int], num_ranks: int) -> str:
@@ -186,10 +190,11 @@ def explain_waits(states: Mapping[int, RankState], dead: Iterable[int], num_rank
     idle = {rank for rank, state in states.items() if state.run < 0}
     parts, awaited = describe_waits(states, idle, gone, num_ranks)
     doing = group_ranks({rank: describe_state(states[rank]) for rank in awaited if rank in states})
-    parts += [
+    others = [
         f"{describe_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} {text}"
         for text, ranks in doing.items()
     ]
+    parts += _shorten(list(doing.values()), others, "at other places", _MAX_LIVE)
     if silent := [rank for rank in awaited if rank not in states]:
         parts.append(f"{describe_ranks(silent)} {_conjugate('do', len(silent))} not answer")
     return "; ".join(parts) or "no rank waits for another"

@@ -27,7 +27,7 @@ from ..wire.values import PushNames
 from .rank_set import RankSet
 
 NUM_MEASURED = 3
-_MAX_SHOWN = 10
+_MAX_SHOWN, _MAX_GROUPS = 10, 8
 _CELL = "padding:2px 10px 2px 0;text-align:left;font-family:monospace;vertical-align:top"
 
 
@@ -60,7 +60,9 @@ class Difference:
 
     def describe_ranks(self) -> str:
         """Describe which ranks agree with each other."""
-        parts = [" ≠ ".join(describe_ranks(group) for group in self.groups)]
+        shown = [describe_ranks(group) for group in self.groups[:_MAX_GROUPS]]
+        num_more = len(self.groups) - len(shown)
+        parts = [" ≠ ".join([*shown, *([f"{num_more} more kinds"] if num_more else [])])]
         if self.missing:
             parts.append(f"missing on {describe_ranks(self.missing)}")
         return "; ".join(parts)
@@ -70,13 +72,13 @@ class Difference:
         if self.distances:
             return "; ".join(
                 _describe_distance(distance, group)
-                for group in self.groups[1:]
+                for group in self.groups[1:_MAX_GROUPS]
                 if (distance := self.distances.get(group[0])) is not None
             )
         if any(self.texts):
             return ", ".join(
                 f"{text} on {describe_ranks(group)}"
-                for text, group in zip(self.texts, self.groups, strict=True)
+                for text, group in zip(self.texts[:_MAX_GROUPS], self.groups, strict=False)
             )
         return self.what
 

@@ -14,6 +14,7 @@ from ...controller.inspect.replica_diff import Comparison, compare
 from ...wire.inspect import TensorSummary
 from ...wire.ranks import describe_groups, format_ranks, group_ranks
 from ...wire.status import RankInfo, RankState
+from .many_ranks import MAX_GRID, MAX_ROWS, RankRow, SharedRow, share_rows
 
 _CELL = (
     "padding:2px 10px 2px "
@@ -22,6 +23,7 @@ _CELL = (
 # How much of a dead rank's last words is shown: they are in its log.
 _NUM_LAST_LINES = 5
 _MAX_LAST_LINE = 200
+_MAX_LAST_RANKS = 4
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,8 @@ def status_table(
     states: Mapping[int, RankState],
     ways: Sequence[str] = (),
 ) -> Table:
-    """Return the table of ``%dist_status``.
+    """Return the table of ``%dist_status``: a row a rank, or for those that are alike if there are
+    many.
 
     Args:
         title: the mesh in a sentence.
@@ -99,6 +102,9 @@ def status_table(
         states: what they are doing; ranks that do not answer are missing.
         ways: how hosts are reached that are not reached straight.
     """
+    notes = [*ways, *_all_last_lines(infos)]
+    if len(infos) > MAX_ROWS:
+        return _status_of_many(title, infos, states, notes)
     headers = ("rank", "host", "pid", "device", "state", "memory", "GPU memory")
     rows = []
     for info in infos:
@@ -114,18 +120,57 @@ def status_table(
                 _gpu_memory(info, state),
             )
         )
-    notes = [*ways, *(line for info in infos for line in _last_lines(info))]
     return compact_table(headers, rows, title, notes)
 
 
+def _status_of_many(
+    title: str, infos: Sequence[RankInfo], states: Mapping[int, RankState], notes: Sequence[str]
+) -> Table:
+    rows = []
+    for info in infos:
+        state = states.get(info.rank)
+        memory = info.rss_bytes if info.pid else None
+        gpu = state.device_bytes if state is not None and _has_gpu(info) else None
+        words = info.host, info.device or "-"
+        rows.append(
+            RankRow(info.rank, doing(info, state), words, (memory, gpu), has_trouble=state is None)
+        )
+    shared, grid = share_rows(rows, [format_bytes, format_bytes])
+    headers = ("host", "device", "state", "memory", "GPU memory")
+    cells = [(*row.words, row.kind, *row.numbers) for row in shared]
+    return _many_table(headers, shared, cells, grid, title, notes)
+
+
+def _many_table(
+    headers: Sequence[str],
+    shared: Sequence[SharedRow],
+    cells: Sequence[Sequence[str]],
+    grid: Sequence[str],
+    title: str,
+    notes: Sequence[str] = (),
+) -> Table:
+    """Return a table with a row for ranks that are alike, and the grid that names its rows, or
+    without a grid the number of ranks in each.
+    """
+    names = [chr(ord("A") + at) if grid else f"{row.num_ranks:,}" for at, row in enumerate(shared)]
+    rows = [(row.ranks, name, *line) for row, name, line in zip(shared, names, cells, strict=True)]
+    return compact_table(
+        ("ranks", "" if grid else "number", *headers), rows, title, [*grid, *notes]
+    )
+
+
 def mesh_table(title: str, dims: Mapping[str, int], words: Sequence[str]) -> Table:
-    """Return a table of the ranks at their coordinates: the last dim across, the others down.
+    """Return a table of the ranks at their coordinates: the last dim across, the others down; of
+    very many ranks, a row for those that are alike.
 
     Args:
         title: the mesh in a sentence.
         dims: of the mesh.
         words: what each rank does.
     """
+    if len(words) > MAX_GRID:
+        shared, _ = share_rows([RankRow(rank, text) for rank, text in enumerate(words)])
+        return _many_table(["state"], shared, [[row.kind] for row in shared], [], title)
     *outer, inner = dims
     ranks = [f"rank {rank}: {text}" for rank, text in enumerate(words)]
     if not outer:
@@ -136,6 +181,13 @@ def mesh_table(title: str, dims: Mapping[str, int], words: Sequence[str]) -> Tab
         for row, place in enumerate(itertools.product(*(range(dims[dim]) for dim in outer)))
     ]
     return Table([*outer, *(f"{inner}={index}" for index in range(size))], rows, title)
+
+
+def _all_last_lines(infos: Sequence[RankInfo]) -> list[str]:
+    ended = [lines for info in infos if (lines := _last_lines(info))]
+    more = len(ended) - _MAX_LAST_RANKS
+    lines = [line for lines in ended[:_MAX_LAST_RANKS] for line in lines]
+    return [*lines, f"and those of {more} more: `%dist_logs`"] if more > 0 else lines
 
 
 def _last_lines(info: RankInfo) -> list[str]:
@@ -161,24 +213,50 @@ def memory_table(title: str, infos: Sequence[RankInfo], states: Mapping[int, Ran
         "rank", "memory", "peak", "last cell", "peak rose by", "cell",
         "GPU allocated", "GPU peak", "GPU reserved", "last cell",
     )  # fmt: skip
+    if len(infos) > MAX_ROWS:
+        shared, grid = share_rows(
+            [_memory_numbers(info, states.get(info.rank)) for info in infos],
+            [format_bytes, format_bytes, _change, format_bytes, *[format_bytes] * 3, _change],
+        )
+        cells = [(*row.numbers[:4], row.kind, *row.numbers[4:]) for row in shared]
+        return _many_table(headers[1:], shared, cells, grid, title)
     rows = [(str(info.rank), *_memory_row(info, states.get(info.rank))) for info in infos]
     return compact_table(headers, rows, title)
 
 
-def _memory_row(info: RankInfo, state: RankState | None) -> tuple[str, ...]:
+def _memory_numbers(info: RankInfo, state: RankState | None) -> RankRow:
     if state is None:
-        text = f"dead: {info.ending}" if info.phase == "dead" else "does not answer"
-        return (text, *[""] * 8)
+        return RankRow(info.rank, _why_no_memory(info), (), (None,) * 8, has_trouble=True)
+    use = state.memory
+    host = (use.rss, use.peak_rss, use.cell_rss, use.cell_peak_rss)
+    gpu = (use.allocated, use.peak_allocated, use.reserved, use.cell_allocated)
+    return RankRow(
+        info.rank, _memory_cell(state), (), (*host, *(gpu if _has_gpu(info) else (None,) * 4))
+    )
+
+
+def _why_no_memory(info: RankInfo) -> str:
+    return f"dead: {info.ending}" if info.phase == "dead" else "does not answer"
+
+
+def _memory_cell(state: RankState) -> str:
     use = state.memory
     sign = f"In[{use.execution_count}]" if use.execution_count else "-"
     still = " (runs)" if state.run >= 0 and use.execution_count == state.execution_count else ""
+    return f"{sign}{still}"
+
+
+def _memory_row(info: RankInfo, state: RankState | None) -> tuple[str, ...]:
+    if state is None:
+        return (_why_no_memory(info), *[""] * 8)
+    use = state.memory
     gpu = [use.allocated, use.peak_allocated, use.reserved]
     return (
         format_bytes(use.rss),
         format_bytes(use.peak_rss),
         _change(use.cell_rss),
         format_bytes(use.cell_peak_rss) if use.cell_peak_rss else "-",
-        f"{sign}{still}",
+        _memory_cell(state),
         *([*map(format_bytes, gpu), _change(use.cell_allocated)] if _has_gpu(info) else [""] * 4),
     )
 
@@ -193,7 +271,7 @@ def _has_gpu(info: RankInfo) -> bool:
     return info.device.startswith("cuda")
 
 
-def _change(number: int) -> str:
+def _change(number: float) -> str:
     return f"{'-' if number < 0 else '+'}{format_bytes(abs(number))}"
 
 

@@ -203,6 +203,16 @@ def test_the_work_of_a_summary_grows_with_the_number_of_ranks() -> None:
     assert growth(work, 32) < 6
 
 
+@pytest.mark.parametrize("num_ranks", [8, 64, 1024])
+def test_the_live_line_is_short(num_ranks: int) -> None:
+    states = {rank: state(where=f"f{rank}") for rank in range(1, num_ranks)}
+    states[0] = state(collective="all_reduce")
+    words = describe_live(7, range(num_ranks), states)
+    assert words.startswith("rank 0 waits in all_reduce")
+    assert words.endswith(" at other places" if num_ranks > 8 else "f7")
+    assert len(words) <= 700
+
+
 # ---- %dist_why
 
 

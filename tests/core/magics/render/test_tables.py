@@ -5,12 +5,19 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
 import pytest
 
 from cellmesh.controller.inspect.replica_diff import compare
-from cellmesh.magics.render.tables import Table, facts_table, mesh_table, status_table
+from cellmesh.magics.render.tables import (
+    Table,
+    facts_table,
+    memory_table,
+    mesh_table,
+    status_table,
+)
 from cellmesh.wire.inspect import TensorSummary
-from cellmesh.wire.status import RankInfo, RankState
+from cellmesh.wire.status import MemoryUse, RankInfo, RankState
 
 
 def info(rank: int, **changes: Any) -> RankInfo:
@@ -117,6 +124,97 @@ def test_status_table_shows_what_each_rank_does() -> None:
     )
     dead = row_of(table, 3)
     assert (dead["pid"], dead["state"], dead["memory"]) == ("-", "dead: killed by SIGKILL", "-")
+
+
+def many(num_ranks: int) -> tuple[list[RankInfo], dict[int, RankState]]:
+    """Ranks of which 5 is dead, 17 does not answer, and 9 is at another line than the others."""
+    dead = {"pid": 0, "phase": "dead", "ending": "was killed by SIGKILL"}
+    infos = [
+        info(rank, rss_bytes=10**8 + 10**5 * rank, **(dead if rank == 5 else {}))
+        for rank in range(num_ranks)
+    ]
+    busy = {"execution_count": 3, "where": "m.f"}
+    states = {
+        rank: msgspec.structs.replace(
+            state(rank, 7, **busy, line=7 if rank == 9 else 5),
+            memory=MemoryUse(10**8 + 10**5 * rank, 10**9, execution_count=3),
+        )
+        for rank in range(num_ranks)
+        if rank not in (5, 17)
+    }
+    return infos, states
+
+
+def test_status_of_a_few_ranks_has_a_row_a_rank() -> None:
+    table = status_table("a mesh", *many(8))
+    assert [row[0] for row in table.rows] == [str(rank) for rank in range(8)]
+
+
+def test_status_of_64_ranks_is_a_grid() -> None:
+    assert repr(status_table("a mesh", *many(64))).splitlines() == [
+        "ranks                   host  device  state"
+        "                                                                 memory",
+        "0-4,6-8,10-16,18-63  A  node  cpu     In[3]: running m.f at line 5"
+        "                                          100.0 MB … 106.3 MB (rank 63)",
+        "5                    B  node  cpu     dead: was killed by SIGKILL",
+        "9                    C  node  cpu     In[3]: running m.f at line 7"
+        "                                          100.9 MB",
+        "17                   D  node  cpu     idle; its control thread does not answer, so a stop "
+        "may not reach it  101.7 MB",
+        "a mesh",
+        " 0-15  AAAAABAA ACAAAAAA",
+        "16-31  ADAAAAAA AAAAAAAA",
+        "32-47  AAAAAAAA AAAAAAAA",
+        "48-63  AAAAAAAA AAAAAAAA",
+    ]
+
+
+def test_status_of_1024_ranks_is_counts_and_the_few_that_differ() -> None:
+    table = status_table("a mesh", *many(1024))
+    assert [tuple(row[:2]) for row in table.rows] == [
+        ("0-4,6-8,10-16,18-1023", "1,021"), ("5", "1"), ("9", "1"), ("17", "1")
+    ]  # fmt: skip
+    assert table.rows[0][-1] == "100.0 MB … 202.3 MB (rank 1023)"
+    assert table.notes == []
+    assert len(repr(table)) <= 2000
+
+
+def test_memory_of_many_ranks_is_ranges() -> None:
+    for num_ranks, first, has_grid in (
+        (64, "0-4,6-16,18-63", True),
+        (1024, "0-4,6-16,18-1023", False),
+    ):
+        table = memory_table("", *many(num_ranks))
+        assert [row[0] for row in table.rows] == [first, "5", "17"]
+        last = num_ranks - 1
+        assert f"100.0 MB … {100 + last / 10:.1f} MB (rank {last})" in table.rows[0]
+        assert bool(table.notes) is has_grid
+        assert len(repr(table)) <= 2000
+
+
+def test_dead_ranks_are_named_where_all_others_differ_too() -> None:
+    infos = [info(rank) for rank in range(1023)]
+    infos.append(info(1023, pid=0, phase="dead", ending="was killed by SIGKILL"))
+    states = {rank: state(rank, 7, where=f"f{rank}") for rank in range(1023)}
+    table = status_table("", infos, states)
+    kinds = {row[0]: row[table.headers.index("state")] for row in table.rows}
+    assert kinds["1023"] == "dead: was killed by SIGKILL"
+    assert kinds["7-1022"] == "1016 other states"
+
+
+def test_last_lines_of_many_dead_ranks_are_few() -> None:
+    infos = [info(rank, phase="dead", last_output="Killed") for rank in range(1024)]
+    notes = status_table("", infos, {}).notes
+    assert len(notes) == 9
+    assert notes[-1] == "and those of 1020 more: `%dist_logs`"
+
+
+def test_a_mesh_of_1024_ranks_is_shown_as_counts() -> None:
+    words = ["idle"] * 1024
+    words[3] = "dead"
+    table = mesh_table("a mesh", {"dp": 128, "tp": 8}, words)
+    assert table.rows == [["0-2,4-1023", "1,023", "idle"], ["3", "1", "dead"]]
+    assert len(mesh_table("", {"dp": 8, "tp": 8}, words[:64]).rows) == 8
 
 
 def test_status_table_says_how_hosts_are_reached() -> None:
