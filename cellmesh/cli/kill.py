@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import psutil
 
-from ..controller.session.hosts.standing import describe_left, end_agents
+from ..controller.session.hosts.standing import end_on_hosts
 from ..errors import HostError
 from ..wire.marks import is_dead
 from ..wire.ticket import Ticket, remove_own_directory
@@ -46,17 +46,9 @@ def end(found: Found, patience_s: float = PATIENCE_S) -> bool:
     if found.state == "waiting":
         return _end_waiting(found, patience_s)
     if found.ticket.spans_hosts:
-        return _end_on_hosts(found, patience_s)
+        end_on_hosts(found.ticket, patience_s)
+        return True
     return _end_mesh(found, patience_s)
-
-
-def _end_on_hosts(found: Found, patience_s: float) -> bool:
-    ticket = found.ticket
-    left = end_agents(ticket, patience_s)
-    if left:
-        raise HostError(describe_left(ticket, left))
-    remove_own_directory(ticket)
-    return True
 
 
 def _end_mesh(found: Found, patience_s: float) -> bool:

@@ -15,6 +15,7 @@ from click.shell_completion import CompletionItem
 from .. import __version__
 from ..controller.host_list import parse_hosts
 from ..controller.options import MAX_RANKS
+from ..controller.process_memory import memory_bytes
 from ..controller.suggestion import did_you_mean
 from ..errors import CellmeshError
 from ..wire.marks import end_dead_meshes
@@ -25,7 +26,7 @@ from .doctor.checks import examine
 from .given_ticket import read_given
 from .kill import PATIENCE_S, end, sweep
 from .manifest import KubernetesJob, as_yaml, check_job, describe_use, kubernetes_objects
-from .meshes import Found, find_meshes, find_waiting, memory_bytes
+from .meshes import Found, find_meshes, find_waiting
 from .rendering import as_json, echo_findings, echo_meshes, echo_progress, printable
 from .text import format_bytes, plural
 

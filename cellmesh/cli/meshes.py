@@ -17,6 +17,7 @@ from typing import Literal
 
 import psutil
 
+from ..controller.process_memory import children_of
 from ..controller.session.hosts.standing import ask_agents, summarize
 from ..wire import marks
 from ..wire.filesystems import SHARED_FILESYSTEMS, filesystem_of
@@ -116,7 +117,7 @@ def _find(ticket: Ticket, pids: list[int], root: Path, shared: bool) -> Found:
         state = "elsewhere"
     holder = read_holder(ticket)
     if state == "running":
-        pids = [ticket.agent_pid, *_below(ticket.agent_pid)]
+        pids = [ticket.agent_pid, *children_of(ticket.agent_pid)]
         if holder is not None and not holder.is_attached:
             state = "detached"
     return Found(ticket, state, tuple(pids), age_s, holder)
@@ -200,29 +201,10 @@ def classify(ticket: Ticket, pids: Iterable[int], age_s: float) -> State:
     return "leftover" if pids else "stale"
 
 
-def memory_bytes(pids: Iterable[int]) -> int:
-    """Return the memory of processes, shared pages counted once (PSS); RSS where PSS cannot be
-    read.
-
-    Args:
-        pids: the processes; those that have gone count nothing.
-    """
-    total = 0
-    for pid in pids:
-        try:
-            total += _pss_bytes(pid)
-        except (OSError, ValueError):
-            try:
-                total += psutil.Process(pid).memory_info().rss
-            except psutil.Error:
-                continue
-    return total
-
-
 def processes_of(ticket: Ticket) -> set[int]:
     """Return the processes of a mesh on this host, without zombies."""
     pids = set(_carriers([ticket]).get(str(ticket.path), []))
-    return pids.union(_below(ticket.agent_pid)) if ticket.agent_pid in pids else pids
+    return pids.union(children_of(ticket.agent_pid)) if ticket.agent_pid in pids else pids
 
 
 def _carriers(tickets: Sequence[Ticket]) -> dict[str, list[int]]:
@@ -273,19 +255,3 @@ def _answers(ticket: Ticket) -> bool:
         except OSError:
             return False
     return True
-
-
-def _below(pid: int) -> list[int]:
-    try:
-        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
-    except psutil.Error:
-        return []
-
-
-def _pss_bytes(pid: int) -> int:
-    with open(f"/proc/{pid}/smaps_rollup") as file:
-        for line in file:
-            name, _, rest = line.partition(":")
-            if name == "Pss":
-                return int(rest.split()[0]) * 1024
-    raise ValueError("no Pss in smaps_rollup")

@@ -27,6 +27,18 @@ def own_kernel() -> Any:
     return getattr(own_shell(), "kernel", None)
 
 
+def own_notebook() -> str:
+    """Return the notebook of this process's kernel: its path where Jupyter's server has passed it,
+    else the kernel's connection file, which a restart keeps; "" outside of a kernel.
+    """
+    kernel = own_kernel()
+    if kernel is None:
+        return ""
+    application = getattr(kernel, "parent", None)
+    connection_file = str(getattr(application, "abs_connection_file", ""))
+    return os.environ.get("JPY_SESSION_NAME") or connection_file
+
+
 def is_terminal() -> bool:
     """Return whether this process is IPython in a terminal, which ends when its user leaves."""
     shell = own_shell()

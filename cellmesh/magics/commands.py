@@ -21,8 +21,9 @@ from ..controller.ranks import Ranks
 from ..controller.resizing import describe_resize
 from ..controller.run import Run
 from ..controller.seeding import seed_ranks
-from ..controller.session.attach import attach
-from ..controller.session.same_mesh import check_same, describe_kept
+from ..controller.session.attach import attach, stop_mesh
+from ..controller.session.living import advise_left, left_meshes
+from ..controller.session.same_mesh import check_same, describe_kept, settle_left
 from ..controller.session.session import StartProgress
 from ..controller.session.start import start
 from ..controller.suggestion import did_you_mean
@@ -65,9 +66,10 @@ class Commands:
             self.mesh.fold_numbers = check_same(self.mesh.rank_set.session, chosen).fold_numbers
             self.keep()
             return
+        sink = current_sink()
+        settle_left(chosen, is_fresh, lambda text: sink.status(text, True))
         if self.mesh is not None:
             self.dist_stop({})
-        sink = current_sink()
         self._adopt(
             start(chosen.pop("num_ranks", None), on_progress=_progress_shower(sink), **chosen)
         )
@@ -332,8 +334,19 @@ class Commands:
             sink.note(taken)
 
     def dist_stop(self, options: Given) -> None:
+        name = options.get("name")
+        if name and not (self.mesh is not None and self.mesh.alive and self.mesh.name == name):
+            stop_mesh(name)
+            print(f"{name} has ended")
+            return
         self._need_mesh().stop()
         self._drop()
+
+    def tell_left(self) -> None:
+        """Say which meshes live on that this notebook has left, if it holds none."""
+        if self.mesh is None or not self.mesh.alive:
+            for mesh in left_meshes(asks=False):
+                current_sink().status(advise_left(mesh), True)
 
     def keep(self) -> None:
         """Say that the mesh that runs is kept, and bind its name again if that was deleted."""

@@ -126,6 +126,8 @@ class Extension:
         self.is_registered = True
         if self.commands.mesh is not None and self.commands.mesh.alive:
             self.commands.keep()
+        else:
+            self.commands.tell_left()
 
     def unregister(self) -> None:
         """Remove from the shell what `register` added. The mesh runs on, for `register` after a

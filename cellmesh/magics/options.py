@@ -391,6 +391,11 @@ COMMANDS = {
             "what they held is gone.",
             "  %dist_restart",
         ),
-        _command("dist_stop", "End the mesh and everything in it.", "  %dist_stop"),
+        _command(
+            "dist_stop",
+            "End the mesh and everything in it; with a name, a mesh that no process holds.",
+            "  %dist_stop",
+            click.Argument(["name"], required=False, type=Text(meanings.meshes)),
+        ),
     )
 }

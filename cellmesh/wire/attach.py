@@ -15,7 +15,7 @@ class Hello(Verb, frozen=True):
 
     `link` names one controller's link, also across connections that break; `num_received` is how
     many messages it has taken in from this agent (0 for a new one). `steal` takes the mesh from who
-    holds it.
+    holds it. `notebook`: as of `Ticket`.
     """
 
     key: bytes
@@ -29,6 +29,7 @@ class Hello(Verb, frozen=True):
     package: str = ""
     torch: str = ""
     host: str = ""
+    notebook: str = ""
 
     def __repr__(self) -> str:
         return f"<Hello of process {self.pid}>"  # the key is no log's and no traceback's
@@ -80,11 +81,14 @@ class Welcome(Verb, frozen=True):
 
 
 class Standing(Verb, frozen=True):
-    """What an agent answers to `Inquire`, with the `SetAgents` that it was sent last."""
+    """What an agent answers to `Inquire`, with the `SetAgents` that it was sent last, and the runs
+    in flight.
+    """
 
     agent_pid: int
     holder: Holder
     agents: SetAgents | None = None
+    runs: tuple[RunInfo, ...] = ()
 
 
 class SetAgents(Verb, frozen=True):

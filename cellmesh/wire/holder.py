@@ -21,6 +21,7 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
         is_attached: whether it is.
         since: when it attached or left, in seconds since the epoch.
         host: the controller's.
+        notebook: the controller's, as of `Ticket`.
         num_refused: how many peers the agent has refused since it began, as they had no key.
         refused_at: when it refused the last of them, in seconds since the epoch.
     """
@@ -29,6 +30,7 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     is_attached: bool
     since: float
     host: str = ""
+    notebook: str = ""
     num_refused: int = 0
     refused_at: float = 0.0
 

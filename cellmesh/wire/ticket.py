@@ -91,6 +91,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         address: the notebook's, for agents that connect to it; "" for the one it chooses.
         invitation: what hosts are given that announce themselves; None where nobody is invited.
         invitation_secret: CURVE's secret key of the listener that they connect to (Z85).
+        notebook: that started it (`kernel.own_notebook`); "" for a script.
     """
 
     name: str
@@ -138,6 +139,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     address: str = ""
     invitation: Invitation | None = None
     invitation_secret: Secret = Secret("")
+    notebook: str = ""
 
     def __repr__(self) -> str:
         return f"<Ticket of {self.name}>"  # its variables may be secret

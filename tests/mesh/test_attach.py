@@ -220,8 +220,19 @@ def test_without_a_mesh_there_is_nothing_to_attach(runtime_dir: Path) -> None:
 
 def test_of_two_meshes_one_must_be_named(leased: cm.Mesh) -> None:
     with cm.start(1, name="other", lease_s=60):
-        with pytest.raises(MeshUsageError, match=r"2 meshes \(.*leased.*\): say which"):
+        with pytest.raises(MeshUsageError, match="2 meshes: say which one") as raised:
             attach()
+        head, titles, *rows = str(raised.value).splitlines()
+        assert head.endswith("`%dist_attach --steal other`")
+        assert titles.split() == ["NAME", "RANKS", "AGE", "NOTEBOOK", "HELD", "BY", "RUNS"]
+        assert [row.split()[:2] for row in rows] == [["leased", "2"], ["other", "1"]]
+        assert all("this process" in row and row.endswith("nothing") for row in rows)
+        leased.submit_cell("import time; time.sleep(60)")
+        leased.detach()
+        with attach() as free:
+            assert free.name == "leased"
+            free.interrupt()
+            free.detach()
         with pytest.raises(NoMeshError, match="did you mean 'leased'"):
             attach("laesed")
 

@@ -12,6 +12,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from cellmesh.controller.session.attach import attach
+from cellmesh.errors import MeshUsageError
 from tests.conftest import check_nothing_left, kernel_config, own_runtime_dir
 
 from .test_kernel import Notebook, open_notebook
@@ -137,6 +139,72 @@ def test_a_fresh_start_renews_and_replaced_ranks_are_named_in_the_next_cell(
     assert "new and empty" not in str(notebook.run("%%dist --ranks 0\nkept").messages)
     assert "it is new and empty" in str(notebook.run("%%dist --ranks 1\n1").messages)
     assert "new and empty" not in str(notebook.run("%%dist\n1").messages)
+
+
+@pytest.fixture(scope="module")
+def left() -> Iterator[Notebook]:
+    """A notebook whose kernel was restarted, which has left a mesh of two ranks, ``left``."""
+    with own_runtime_dir() as directory:
+        with open_notebook() as opened:
+            opened.run("%load_ext cellmesh\n%dist_start 2 --name left")
+            opened.run("%%dist\nheld = rank + 40")
+            opened.client.stop_channels()
+            opened.manager.restart_kernel(now=True)
+            again = Notebook(opened.manager)
+            yield again
+            again.client.stop_channels()
+        check_nothing_left(directory)
+
+
+LIVES_ON = "left, of this notebook, lives on for 30 min: 2 ranks,"
+
+
+def test_loading_after_a_restart_says_that_the_mesh_lives_on(left: Notebook) -> None:
+    loaded = str(left.run("%load_ext cellmesh").messages)
+    assert LIVES_ON in loaded
+    assert "`%dist_attach left` has it again, `%dist_stop left` ends it" in loaded
+
+
+def test_a_start_after_a_restart_offers_the_mesh_first(left: Notebook) -> None:
+    outcome = left.run("%dist_start 2 --name left")
+    assert outcome.status == "error"
+    assert LIVES_ON in outcome.errors()[-1]["evalue"]
+    assert "`%dist_start ... --fresh` ends it" in outcome.errors()[-1]["evalue"]
+
+
+def test_another_start_names_the_mesh_and_an_attach_takes_the_only_one_that_is_free(
+    left: Notebook,
+) -> None:
+    started = left.run("%dist_start 1 --name second")
+    assert started.status == "ok"
+    assert LIVES_ON in str(started.messages)
+    with open_notebook() as other:
+        other.run("%load_ext cellmesh")
+        assert "attached to <cellmesh left" in str(other.run("%dist_attach").messages)
+        assert held(other) == HELD
+        refused = left.run("%dist_stop left").errors()[-1]["evalue"]
+        assert "left is held by process" in refused
+        other.run("%dist_detach")
+    left.run("%dist_detach")
+    with pytest.raises(MeshUsageError, match="say which one, as in `%dist_attach second`") as named:
+        attach()
+    rows = str(named.value).splitlines()[2:]
+    assert [row.split()[:2] for row in rows] == [["left", "2"], ["second", "1"]]
+    assert all("nobody for" in row for row in rows)
+    # Of two that are free, the one that this notebook has held last.
+    assert "attached to <cellmesh second" in str(left.run("%dist_attach").messages)
+    left.run("%dist_detach")
+
+
+def test_a_stop_by_name_ends_one_and_a_fresh_start_ends_the_one_that_was_offered(
+    left: Notebook,
+) -> None:
+    assert "left has ended" in left.run("%dist_stop left").text()
+    fresh = left.run("%dist_start 1 --name second --fresh")
+    assert "second has ended" in str(fresh.messages)
+    assert left.run("%%dist\nrank").text() == "[0] 0\n"
+    assert left.run("%dist_stop second").status == "ok"
+    assert "there is no mesh 'second'" in left.run("%dist_stop second").errors()[-1]["evalue"]
 
 
 ZYGOTE = """import psutil

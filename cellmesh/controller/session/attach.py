@@ -1,26 +1,27 @@
-"""Finds the meshes of this user, and attaches to one that runs."""
+"""Attaches to a mesh that runs."""
 
 from __future__ import annotations
 
 import functools
+import time
 from pathlib import Path
 
 from ...errors import HostError, MeshUsageError, NoMeshError
 from ...wire.host import fits, is_process, own_python, this_place
 from ...wire.modules import loaded
-from ...wire.ticket import Ticket, find_strange, find_tickets, read_ticket, runtime_root
+from ...wire.ticket import Ticket, find_strange, read_ticket, runtime_root
 from ..mesh import Mesh
 from ..output.calling_cell import current_sink
 from ..output.console import Sink
 from ..suggestion import did_you_mean
 from .hosts.attaching import find_agents, keep_ticket
-from .hosts.standing import ask_agents, summarize
 from .launch.hosts import HostAgents
 from .launch.launcher import Launcher
 from .launch.local import (
     LocalAgent,
     found,
 )
+from .living import choose, end_left, find_living, table_of
 from .session import Session
 
 _ATTACH_S = 10.0
@@ -33,7 +34,8 @@ def attach(name: str | None = None, *, steal: bool = False, sink: Sink | None = 
     What was missed is shown, and runs in flight can be awaited (`Mesh.runs`).
 
     Args:
-        name: which; may be left out where only one lives. Of a mesh on many hosts, also the path of
+        name: which; may be left out where only one lives or is free, or only one of those is of
+            the calling notebook. Of a mesh on many hosts, also the path of
             its ``ticket.json``, or of a copy on another host.
         steal: take it from a process that holds it, whose runs then end with an error.
         sink: where output of runs in flight goes; None for the calling notebook cell or the
@@ -46,7 +48,7 @@ def attach(name: str | None = None, *, steal: bool = False, sink: Sink | None = 
         NoMeshError: there is no such mesh, it has ended, or somebody holds it.
         HostError: it cannot be used from here: another host's, user's or version's.
     """
-    ticket = _find_ticket(name)
+    ticket = _find_ticket(name, steal)
     _check_ticket(ticket)
     lost: tuple[int, ...] = ()
     launcher: Launcher
@@ -75,28 +77,29 @@ def attach(name: str | None = None, *, steal: bool = False, sink: Sink | None = 
     return Mesh(session)
 
 
-def living_meshes() -> list[str]:
-    """The names of the meshes that live on this machine, or may live on others."""
-    return [ticket.name for ticket in find_tickets(runtime_root()) if _may_live(ticket)]
+def stop_mesh(name: str) -> None:
+    """End a mesh that this process does not hold, with all that its ranks hold. Blocks.
+
+    Args:
+        name: which.
+
+    Raises:
+        NoMeshError: there is no such mesh, or it has ended.
+        MeshUsageError: another process holds it.
+        HostError: it cannot be ended from here.
+    """
+    ticket = _find_ticket(name, False)
+    _check_ticket(ticket)
+    for mesh in find_living(asks=True):
+        if mesh.ticket.mark == ticket.mark:
+            end_left(mesh)
+            return
+    raise NoMeshError(
+        f"no host of {name} answers: `cellmesh stop {name}` says more, and ends it once they do"
+    )
 
 
-def _may_live(ticket: Ticket) -> bool:
-    if ticket.spans_hosts:
-        return bool(ticket.agents)
-    is_here = ticket.host is None and ticket.place == this_place()
-    return is_here and is_process(ticket.agent_pid, ticket.agent_ticks)
-
-
-def _living(root: Path) -> list[Ticket]:
-    return [
-        ticket
-        for ticket in find_tickets(root)
-        if _may_live(ticket)
-        and (not ticket.spans_hosts or summarize(ask_agents(ticket)) is not None)
-    ]
-
-
-def _find_ticket(name: str | None) -> Ticket:
+def _find_ticket(name: str | None, steal: bool) -> Ticket:
     root = runtime_root()
     if name is not None:
         path = root / name / "ticket.json"
@@ -104,22 +107,24 @@ def _find_ticket(name: str | None) -> Ticket:
             return read_ticket(Path(name).expanduser())
         if "/" not in name and path.exists():
             return read_ticket(path)
-    living = _living(root)
-    names = ", ".join(ticket.name for ticket in living)
-    if name is None and len(living) == 1:
-        return living[0]
+    living = find_living(asks=True)
+    if name is None and (chosen := choose(living, steal)) is not None:
+        return chosen.ticket
+    names = ", ".join(mesh.name for mesh in living)
     strange = "".join(f"; {why}" for _, why in find_strange(root))
     if not living:
         which = f"there is no mesh {name!r}" if name else "no mesh is running here"
         raise NoMeshError(f"{which}: start one with `%dist_start` or cellmesh.start(){strange}")
     if name is None:
+        free = [mesh.name for mesh in living if mesh.is_free]
+        example = free[-1] if free else f"--steal {living[-1].name}"
         raise MeshUsageError(
-            f"there are {len(living)} meshes ({names}): say which one, as in `%dist_attach "
-            f"{living[-1].name}`"
+            f"there are {len(living)} meshes: say which one, as in `%dist_attach {example}`\n"
+            f"{table_of(living, time.time())}"
         )
     raise NoMeshError(
         f"there is no mesh {name!r} (there is {names})"
-        f"{did_you_mean(name, [ticket.name for ticket in living])}{strange}"
+        f"{did_you_mean(name, [mesh.name for mesh in living])}{strange}"
     )
 
 

@@ -28,6 +28,7 @@ from ...wire.segments import SegmentFrame
 from ...wire.status import RankState, StackText
 from ...wire.stopping import StopState
 from ...wire.values import Chunk, Unwanted
+from ..kernel import own_notebook
 from ..values.pool import open_value
 
 _LINGER_MS = 200
@@ -85,6 +86,7 @@ class Connection:
             package=own_package(),
             torch=own_torch(),
             host=host_name(),
+            notebook=own_notebook(),
         )
         self._owns_context = context is None
         self._context = context or transport.make_context(1)

@@ -1,19 +1,21 @@
-"""Compares the options of a start with the mesh that runs already, so that a notebook can be run
-again.
+"""Compares the options of a start with the mesh that runs already or that the notebook has left, so
+that a notebook can be run again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...errors import MeshUsageError
 from ...wire.ranks import describe_ranks
 from ...wire.ticket import Ticket
+from ..kernel import own_notebook
 from ..mesh import Mesh
 from ..mesh_dims import DEFAULT_DIM
 from ..options import Options
 from .launch.local import ranks_environment
+from .living import LivingMesh, advise_left, describe_left, end_left, left_meshes
 from .session import Session
 from .start import read_options
 
@@ -38,11 +40,9 @@ def check_same(session: Session, given: Mapping[str, Any]) -> Options:
             f"{name} runs with {session.num_ranks} ranks, not {options.num_ranks}: "
             f"`%dist_resize {options.num_ranks}` gives it that number, {fresh}"
         )
-    # Dims that nobody asks for may have been changed by `%dist_mesh` since.
-    dims = dict(options.mesh)
-    if tuple(dims) != (DEFAULT_DIM,) and dims != dict(session.dims):
+    if _asks_other_dims(options, session.dims):
         have = ", ".join(f"{dim}={size}" for dim, size in session.dims.items())
-        wanted = " ".join(f"{dim}={size}" for dim, size in dims.items())
+        wanted = " ".join(f"{dim}={size}" for dim, size in options.mesh.items())
         raise MeshUsageError(
             f"{name} runs with mesh {have}: `%dist_mesh {wanted}` gives it these dims, "
             f"`%dist_restart` then renews its ranks, {fresh}"
@@ -50,6 +50,69 @@ def check_same(session: Session, given: Mapping[str, Any]) -> Options:
     if differing := differences(options, session.ticket):
         raise MeshUsageError(f"{name} runs with {'; '.join(differing)}: {fresh}")
     return options
+
+
+def settle_left(given: Mapping[str, Any], is_fresh: bool, show: Callable[[str], None]) -> None:
+    """Show which meshes this notebook has left, before it starts another. Blocks.
+
+    Args:
+        given: the options of the start, as `start` takes them.
+        is_fresh: whether those that are like the one to start are ended.
+        show: shows a line.
+
+    Raises:
+        MeshUsageError: one is like that, and is not to be ended; the text says what to type.
+    """
+    left = left_meshes(asks=True)
+    same = find_same(given, left)
+    if same and not is_fresh:
+        raise offer_left(same)
+    for mesh in left:
+        if mesh in same:
+            end_left(mesh)
+        show(f"{mesh.name} has ended" if mesh in same else advise_left(mesh))
+
+
+def find_same(given: Mapping[str, Any], left: Sequence[LivingMesh]) -> list[LivingMesh]:
+    """Return the meshes that are this notebook's, and like the one that a start would make.
+
+    Args:
+        given: the options of the start, as `start` takes them.
+        left: the meshes that live on without a controller.
+    """
+    notebook = own_notebook()
+    own = [mesh for mesh in left if mesh.is_of(notebook)]
+    if not own:
+        return []
+    options, _ = read_options(given)
+    return [mesh for mesh in own if _is_same(options, mesh.ticket)]
+
+
+def offer_left(same: Sequence[LivingMesh]) -> MeshUsageError:
+    """Return the error to raise in place of a start, which says what to type.
+
+    Args:
+        same: meshes like the one to start (`find_same`).
+    """
+    it, name = "it" if len(same) == 1 else "them", same[-1].name
+    lives = "\n".join(map(describe_left, same))
+    return MeshUsageError(
+        f"{lives}.\n`%dist_attach {name}` has it again with what its ranks hold, `%dist_start ... "
+        f"--fresh` ends {it} and starts another, `%dist_start ... --name NAME` starts another "
+        f"beside {it}"
+    )
+
+
+def _is_same(options: Options, ticket: Ticket) -> bool:
+    dims = dict(zip(ticket.mesh_dim_names, ticket.mesh_shape, strict=False))
+    has_size = options.request is not None or options.num_ranks == ticket.num_ranks
+    return has_size and not _asks_other_dims(options, dims) and not differences(options, ticket)
+
+
+def _asks_other_dims(options: Options, dims: Mapping[str, int]) -> bool:
+    # Dims that nobody asks for may have been changed by `%dist_mesh` since.
+    wanted = dict(options.mesh)
+    return tuple(wanted) != (DEFAULT_DIM,) and wanted != dict(dims)
 
 
 def differences(options: Options, ticket: Ticket) -> list[str]:

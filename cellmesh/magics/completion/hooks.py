@@ -18,7 +18,7 @@ from IPython.utils.tokenutil import token_at_cursor
 from ...controller.inspect.query import look_at_one
 from ...controller.mesh import Mesh
 from ...controller.ranks import Ranks
-from ...controller.session.attach import living_meshes
+from ...controller.session.living import living_meshes
 from ...errors import CellmeshError
 from ...wire.completion import Complete, Completions, Explain
 from ...wire.inspect import Query

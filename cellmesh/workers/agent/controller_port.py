@@ -243,7 +243,9 @@ class Attachment:
 
     def _answer(self, identity: bytes, inquiry: Inquire) -> None:
         """Answer a process that has the ticket, and does not want to control the mesh."""
-        self._say_aside(identity, Standing(os.getpid(), self._file.holder, self.agents))
+        self._say_aside(
+            identity, Standing(os.getpid(), self._file.holder, self.agents, self.spool.runs())
+        )
         if inquiry.ends:
             self._abandon("stopped from outside")
 
@@ -269,6 +271,7 @@ class Attachment:
         if self.port is None and (hello.pid != self._pid or not self._is_attached):
             self._watch(hello.pid)
         self._note_holder(hello.pid, True)
+        self._file.attach(hello)
         self._flush()
         self._bound_ranks()
 
@@ -309,6 +312,7 @@ class Attachment:
         self.sender = Sender()
         self._bound_ranks()
         self._note_holder(self._pid, False)
+        self._file.leave()
         lease_s = self._ticket.lease_s
         self._lease_ends = self._since + lease_s
         self._why_left = (
@@ -349,7 +353,6 @@ class Attachment:
     def _note_holder(self, pid: int, is_attached: bool) -> None:
         self._pid, self._is_attached, self._since = pid, is_attached, time.monotonic()
         self._lease_ends = None
-        self._file.note(pid, self._controller_host, is_attached)
 
     # ---- what is sent
 

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import contextlib
 import time
+from typing import Any
 
 import msgspec
 
 from ...errors import HostError
+from ...wire.attach import Hello
 from ...wire.holder import Holder, write_holder
 from ...wire.ticket import Ticket
 
@@ -31,15 +33,25 @@ class HolderFile:
     def __init__(self, ticket: Ticket) -> None:
         self._ticket = ticket
         self.holder = Holder(
-            controller_pid=ticket.controller_pid, is_attached=True, since=ticket.created_at
+            controller_pid=ticket.controller_pid,
+            is_attached=True,
+            since=ticket.created_at,
+            notebook=ticket.notebook,
         )
         self.write_at: float | None = None
 
-    def note(self, pid: int, host: str, is_attached: bool) -> None:
-        """Note which controller has attached or left, and write the file."""
-        self.holder = msgspec.structs.replace(
-            self.holder, controller_pid=pid, host=host, is_attached=is_attached, since=time.time()
+    def attach(self, hello: Hello) -> None:
+        """Note which controller has attached, and write the file."""
+        self._note(
+            controller_pid=hello.pid, host=hello.host, notebook=hello.notebook, is_attached=True
         )
+
+    def leave(self) -> None:
+        """Note that the controller has left, and write the file."""
+        self._note(is_attached=False)
+
+    def _note(self, **changes: Any) -> None:
+        self.holder = msgspec.structs.replace(self.holder, since=time.time(), **changes)
         self.write()
 
     def count(self, num_refused: int) -> None:

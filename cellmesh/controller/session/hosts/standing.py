@@ -1,7 +1,7 @@
-"""Asks the agents of a mesh on many hosts how the mesh stands, without being its controller; ends
-the mesh by them.
+"""Asks the agents of a mesh how the mesh stands, without being its controller; ends a mesh on many
+hosts by them.
 
-The mesh's processes are on other hosts, so nothing but its agents says whether it lives.
+Its processes are on other hosts, so nothing but its agents says whether it lives.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ....wire.host import format_span
 from ....wire.hosts import AgentAddress
 from ....wire.reliable import Reliable
 from ....wire.secret import SecretBytes
-from ....wire.ticket import Ticket
+from ....wire.ticket import Ticket, remove_own_directory
 
 # How long an agent may take to answer; a handshake takes three times the way there and back.
 ANSWER_S = 2.0
@@ -55,16 +55,17 @@ class HostStanding:
 def ask_agents(
     ticket: Ticket, *, ends: bool = False, timeout_s: float = ANSWER_S
 ) -> list[HostStanding]:
-    """Ask the agents of a mesh on many hosts how it stands. Blocks.
+    """Ask the agents of a mesh how it stands. Blocks.
 
     Args:
-        ticket: the mesh's, of the notebook's host.
+        ticket: the mesh's, of the notebook's host, or of one on this host.
         ends: whether they are to end the mesh.
         timeout_s: how long they may take.
     """
-    answers = _inquire(ticket, ticket.agents, ends, timeout_s)
+    agents = ticket.agents or (_local_agent(ticket),)
+    answers = _inquire(ticket, agents, ends, timeout_s)
     ended = _find_ended([agent for agent in ticket.agents if agent not in answers], timeout_s)
-    return [HostStanding(each, answers.get(each), each in ended) for each in ticket.agents]
+    return [HostStanding(each, answers.get(each), each in ended) for each in agents]
 
 
 def end_agents(ticket: Ticket, timeout_s: float) -> list[AgentAddress]:
@@ -96,6 +97,21 @@ def end_agents(ticket: Ticket, timeout_s: float) -> list[AgentAddress]:
         if left:
             time.sleep(_PAUSE_S)
     return [*silent, *left]
+
+
+def end_on_hosts(ticket: Ticket, timeout_s: float) -> None:
+    """End a mesh on many hosts by its agents, and remove its directory here. Blocks.
+
+    Args:
+        ticket: the mesh's, of the notebook's host.
+        timeout_s: how long the agents may take.
+
+    Raises:
+        HostError: some are not seen to have ended.
+    """
+    if left := end_agents(ticket, timeout_s):
+        raise HostError(describe_left(ticket, left))
+    remove_own_directory(ticket)
 
 
 def describe_left(ticket: Ticket, left: Sequence[AgentAddress]) -> str:
@@ -135,6 +151,11 @@ def summarize(standings: Sequence[HostStanding], own: Holder | None = None) -> H
     )
 
 
+def _local_agent(ticket: Ticket) -> AgentAddress:
+    """The only agent of a mesh on this host, at its socket file, which takes no keys."""
+    return AgentAddress("", ticket.agent_endpoint, "", 0, ticket.num_ranks)
+
+
 def _inquire(
     ticket: Ticket, asked: Sequence[AgentAddress], ends: bool, timeout_s: float
 ) -> dict[AgentAddress, Standing]:
@@ -155,7 +176,7 @@ def _inquire(
         for agent in asked:
             for endpoint in {agent.endpoint, agent.reached_at}:
                 binds = endpoint != agent.endpoint and agent.way == "notebook"
-                keys = (ticket.curve_secret, agent.public_key)
+                keys = (ticket.curve_secret, agent.public_key) if agent.public_key else None
                 try:
                     dealer, monitor = transport.connect_dealer(
                         context, endpoint, b"Q" + os.urandom(16), keys, binds

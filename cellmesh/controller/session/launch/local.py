@@ -29,6 +29,7 @@ from ....wire.ticket import (
     write_ticket,
 )
 from ...code_files.scan import user_roots
+from ...kernel import own_notebook
 from ...options import Options
 from .prestart import Prestart
 
@@ -101,6 +102,7 @@ def make_ticket(options: Options, is_lease_chosen: bool) -> Ticket:
         leave_command=options.leave_command,
         slurm_job=options.slurm_job,
         roots=user_roots(sys_path) if options.hosts and options.sync else (),
+        notebook=own_notebook(),
     )
     try:
         write_ticket(ticket)

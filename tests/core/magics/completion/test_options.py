@@ -102,7 +102,8 @@ def test_every_option_is_offered(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["x = 1", "%time x", "%dist_start", "%dist_status x", "dist_start --ba", "%dist_stop "]
+    "line",
+    ["x = 1", "%time x", "%dist_start", "%dist_status x", "dist_start --ba", "%dist_detach "],
 )
 def test_other_lines_are_left_alone(line: str) -> None:
     assert complete_line(line, SOURCES) is None

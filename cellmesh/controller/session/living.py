@@ -1,0 +1,244 @@
+"""Meshes of this user that live, held by a process or not, for a notebook to attach or to end."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...errors import MeshUsageError
+from ...wire.attach import RunInfo
+from ...wire.holder import Holder, read_holder
+from ...wire.host import format_span, is_process, this_place
+from ...wire.ranks import describe_ranks
+from ...wire.ticket import Ticket, find_tickets, remove_own_directory, runtime_root
+from ..kernel import own_notebook
+from ..process_memory import children_of, memory_bytes
+from .hosts.standing import ask_agents, end_on_hosts, summarize
+from .launch.local import LocalAgent, found
+
+_STOP_S = 5.0
+_MAX_RUNS = 2  # are named of one mesh
+
+
+@dataclass(frozen=True)
+class LivingMesh:
+    """A mesh that lives, or may live on hosts that were not asked.
+
+    Attributes:
+        ticket: its ticket.
+        holder: which process holds it, or did last; None if that is not known.
+        runs: in flight; () where its agents were not asked.
+    """
+
+    ticket: Ticket
+    holder: Holder | None
+    runs: tuple[RunInfo, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The mesh's name."""
+        return self.ticket.name
+
+    @property
+    def is_free(self) -> bool:
+        """Whether no process holds it; of a mesh whose agents were not asked, whether the process
+        that started it has ended.
+        """
+        if self.holder is not None:
+            return not self.holder.is_attached
+        is_elsewhere = self.ticket.place != this_place()
+        starter = Path(f"/proc/{self.ticket.controller_pid}")
+        return self.ticket.spans_hosts and not is_elsewhere and not starter.exists()
+
+    @property
+    def notebook(self) -> str:
+        """The notebook that holds it, or did last (`kernel.own_notebook`)."""
+        return self.ticket.notebook if self.holder is None else self.holder.notebook
+
+    def is_of(self, notebook: str) -> bool:
+        """Return whether a notebook holds it, or did last."""
+        return bool(notebook) and self.notebook == notebook
+
+
+def living_meshes() -> list[str]:
+    """The names of the meshes that live on this machine, or may live on others."""
+    return [mesh.name for mesh in find_living(asks=False)]
+
+
+def find_living(asks: bool) -> list[LivingMesh]:
+    """Return the meshes that live, oldest first.
+
+    Args:
+        asks: whether agents are asked what runs, and those of other hosts whether they live; else
+            only files are read.
+    """
+    living = []
+    for ticket in find_tickets(runtime_root()):
+        if not _may_live(ticket):
+            continue
+        standings = ask_agents(ticket) if asks else []
+        holder = summarize(standings)
+        if ticket.spans_hosts and asks and holder is None:
+            continue
+        runs = {
+            info.run: info
+            for each in standings
+            for info in (each.standing.runs if each.standing is not None else ())
+        }
+        if holder is None and not ticket.spans_hosts:
+            holder = read_holder(ticket)
+        living.append(LivingMesh(ticket, holder, tuple(runs.values())))
+    return living
+
+
+def left_meshes(asks: bool) -> list[LivingMesh]:
+    """Return the meshes that live without a controller, and that this notebook may have left: its
+    own, and those that were started in its folder unless another notebook has.
+
+    Args:
+        asks: whether the hosts of such a mesh are asked; on one host, files say enough.
+    """
+    own = own_notebook()
+    left = [mesh for mesh in find_living(asks=False) if mesh.is_free and _is_near(mesh, own)]
+    if asks and any(mesh.ticket.spans_hosts for mesh in left):
+        names = {mesh.name for mesh in left}
+        return [mesh for mesh in find_living(asks=True) if mesh.name in names and mesh.is_free]
+    return left
+
+
+def describe_left(mesh: LivingMesh) -> str:
+    """Return a clause for the user of a notebook that says that a mesh lives on."""
+    ticket, now = mesh.ticket, time.time()
+    whose = "of this notebook" if mesh.is_of(own_notebook()) else "started in this folder"
+    ranks = "1 rank" if ticket.num_ranks == 1 else f"{ticket.num_ranks} ranks"
+    age = f"started {format_span(now - ticket.created_at)} ago"
+    if ticket.spans_hosts:
+        hosts = ", ".join(agent.host for agent in ticket.agents)
+        return f"{mesh.name}, {whose}, may live on: {ranks} on {hosts}, {age}"
+    memory = memory_bytes([ticket.agent_pid, *children_of(ticket.agent_pid)])
+    since = now if mesh.holder is None else mesh.holder.since
+    left = format_span(max(0.0, since + ticket.lease_s - now))
+    return f"{mesh.name}, {whose}, lives on for {left}: {ranks}, {memory / 1e6:,.0f} MB, {age}"
+
+
+def advise_left(mesh: LivingMesh) -> str:
+    """Return a line for the user of a notebook that says that a mesh lives on, and what to type."""
+    return (
+        f"{describe_left(mesh)}; `%dist_attach {mesh.name}` has it again, `%dist_stop "
+        f"{mesh.name}` ends it"
+    )
+
+
+def choose(living: Sequence[LivingMesh], steal: bool) -> LivingMesh | None:
+    """Return the mesh that an attach without a name means: the only one, else the only one that is
+    free, this notebook's first; None if there are several.
+
+    Args:
+        living: the meshes.
+        steal: whether it is to be taken from the process that holds it.
+    """
+    if len(living) == 1:
+        return living[0]
+    fit = [mesh for mesh in living if mesh.is_free != steal]
+    own = own_notebook()
+    for candidates in ([mesh for mesh in fit if mesh.is_of(own)], fit):
+        if len(candidates) == 1:
+            return candidates[0]
+    return None
+
+
+def table_of(living: Sequence[LivingMesh], now: float) -> str:
+    """Return a table of meshes as text: name, ranks, age, notebook, holder, runs."""
+    rows = [("NAME", "RANKS", "AGE", "NOTEBOOK", "HELD BY", "RUNS")]
+    for mesh in living:
+        ticket = mesh.ticket
+        age = format_span(max(0.0, now - ticket.created_at))
+        rows.append(
+            (mesh.name, str(ticket.num_ranks), age, _place(mesh), _hold(mesh, now), _running(mesh))
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+
+
+def end_left(mesh: LivingMesh) -> None:
+    """End a mesh that this process does not hold. Blocks.
+
+    Raises:
+        MeshUsageError: another process holds it.
+        HostError: some of its hosts did not answer.
+    """
+    name, ticket = mesh.name, mesh.ticket
+    if mesh.holder is not None and mesh.holder.is_attached:
+        raise MeshUsageError(
+            f"{name} is held by {_hold(mesh, time.time())}: `%dist_attach --steal {name}` takes "
+            f"it, `cellmesh stop {name}` in a terminal ends it all the same"
+        )
+    if ticket.spans_hosts:
+        end_on_hosts(ticket, _STOP_S)
+        return
+    agent = LocalAgent(functools.partial(found, ticket))
+    os.close(agent.start())
+    agent.signal(signal.SIGTERM)
+    if not agent.wait(_STOP_S):
+        agent.signal(signal.SIGKILL)
+        agent.wait(None)
+    remove_own_directory(ticket)
+
+
+def _may_live(ticket: Ticket) -> bool:
+    if ticket.spans_hosts:
+        return bool(ticket.agents)
+    is_here = ticket.host is None and ticket.place == this_place()
+    return is_here and is_process(ticket.agent_pid, ticket.agent_ticks)
+
+
+def _is_near(mesh: LivingMesh, own: str) -> bool:
+    if mesh.is_of(own):
+        return True
+    if _is_named(own) and _is_named(mesh.notebook):
+        return False
+    try:
+        return mesh.ticket.cwd == os.getcwd()
+    except OSError:  # it was removed
+        return False
+
+
+def _is_named(notebook: str) -> bool:
+    """Whether it is a notebook's path, and not a kernel's connection file or no notebook."""
+    return bool(notebook) and not notebook.endswith(".json")
+
+
+def _place(mesh: LivingMesh) -> str:
+    is_named = _is_named(mesh.notebook)
+    path = Path(mesh.notebook if is_named else mesh.ticket.cwd)
+    try:
+        path = "~" / path.relative_to(Path.home())
+    except (ValueError, RuntimeError):  # it is elsewhere, or there is no home
+        pass
+    return str(path) if is_named else f"in {path}"
+
+
+def _hold(mesh: LivingMesh, now: float) -> str:
+    holder = mesh.holder
+    if holder is None:
+        return f"process {mesh.ticket.controller_pid}"
+    if not holder.is_attached:
+        return f"nobody for {format_span(max(0.0, now - holder.since))}"
+    if holder.controller_pid == os.getpid():
+        return "this process"
+    where = f" on {holder.host}" if mesh.ticket.spans_hosts and holder.host else ""
+    return f"process {holder.controller_pid}{where}"
+
+
+def _running(mesh: LivingMesh) -> str:
+    runs = [f"{info.title or 'a call'} on {describe_ranks(info.ranks)}" for info in mesh.runs]
+    more = f", {len(runs) - _MAX_RUNS} more" if len(runs) > _MAX_RUNS else ""
+    return ", ".join(runs[:_MAX_RUNS]) + more or "nothing"
