@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from .ranks import describe_ranks
 from .verb import Verb, WorkVerb
 
 
@@ -99,3 +100,19 @@ class Blueprint(Verb, frozen=True):
 
     request: int
     data: bytes
+
+
+def label_of(description: str, ranks: tuple[int, ...]) -> str:
+    """Return what users call a process group: a mesh dim, the default group, or its ranks.
+
+    Args:
+        description: torch's ``group_desc``.
+        ranks: the group's members, () for all.
+    """
+    if description == "default_pg":
+        return "the default group"
+    if description.startswith("mesh_"):
+        return description.removeprefix("mesh_")
+    if description not in ("", "undefined"):
+        return description
+    return f"the group of {describe_ranks(ranks)}" if ranks else "the default group"

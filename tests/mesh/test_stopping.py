@@ -189,3 +189,49 @@ def test_a_stop_after_different_numbers_of_steps_says_so(
     grid.cell("pass")
     shown = "".join(capsys.readouterr())
     assert "rank 3 has made one step more than ranks 0-2 (o): `%dist_sync m --from 0`" in shown
+
+
+# What ranks begin first after a stop, or after a heal; gloo ends a process for the second one.
+MEETINGS = {
+    "kinds": "dist.all_reduce(t) if rank else dist.broadcast(t, 0)",
+    "sizes": "dist.all_reduce(torch.ones(4000 if rank else 4))",
+    "dtypes": "dist.all_reduce(torch.ones(4, dtype=torch.float64 if rank else torch.float32))",
+    "roots": "dist.broadcast(t, rank % 2)",
+}
+
+
+@pytest.mark.parametrize("after", ["a stop", "a heal"])
+@pytest.mark.parametrize("source", MEETINGS.values(), ids=MEETINGS)
+def test_first_operations_that_cannot_meet_end_no_process(
+    grid: cm.Mesh, source: str, after: str
+) -> None:
+    pids = grid.pull("__import__('os').getpid()").list
+    if after == "a stop":
+        run = grid.submit_cell(loop("dist.all_reduce(t); t /= world_size"))
+        begin(grid, run)
+        grid.interrupt()
+        assert_interrupted(run)
+    else:
+        with pytest.raises(cm.RankFailure):
+            grid.cell("if rank == 1: raise ValueError('odd')\ndist.barrier()")
+    with pytest.raises(cm.RankFailure, match="these cannot meet, so this rank"):
+        grid.cell(source)
+    grid.cell("dist.barrier()")
+    assert grid.pull("__import__('os').getpid()").list == pids
+
+
+def test_first_operations_of_parts_and_threads_are_not_mistaken(grid: cm.Mesh) -> None:
+    grid.interrupt()
+    for _ in range(2):
+        run = grid.submit_cell(loop("dist.all_reduce(t, group=own); t /= 2"))
+        begin(grid, run)
+        grid.interrupt()
+        assert_interrupted(run)
+        halves = [grid[[0, 1]], grid[[2, 3]]]
+        parts = [
+            half.submit_cell(f"dist.all_reduce(torch.ones({i + 1}), group=own)")
+            for i, half in enumerate(halves)
+        ]
+        for part in parts:
+            part.result(20)
+        grid.cell("dist.all_gather([torch.empty(4) for _ in range(4)], t)\ndist.barrier()")

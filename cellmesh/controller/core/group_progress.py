@@ -9,11 +9,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ...wire.groups import GroupCount
-from ...wire.ranks import describe_ranks
 from ...wire.status import RankState
 
 MESSAGES = frozenset({"send", "recv", "recv_anysource"})
-_CUSTOM = frozenset({"", "undefined"})
 
 Key = tuple[str, tuple[int, ...]]
 
@@ -82,15 +80,3 @@ def read_progress(states: Mapping[int, RankState], num_ranks: int) -> dict[Key, 
 
 def _key(count: GroupCount) -> Key:
     return count.name, count.ranks[:1]  # names are those of the whole mesh, but for split groups
-
-
-def name_of(count: GroupCount) -> str:
-    """Return what users call a process group: a mesh dim, the default group, or its ranks."""
-    description = count.description
-    if description == "default_pg":
-        return "the default group"
-    if description.startswith("mesh_"):
-        return description.removeprefix("mesh_")
-    if description not in _CUSTOM:
-        return description
-    return f"the group of {describe_ranks(count.ranks)}" if count.ranks else "the default group"

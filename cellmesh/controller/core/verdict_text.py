@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from ...wire.groups import Begun, InFlight
+from ...wire.groups import Begun, InFlight, label_of
 from ...wire.ranks import describe_ranks, group_ranks
 from ...wire.status import RankState
-from .group_progress import MESSAGES, GroupProgress, Key, name_of, read_progress
+from .group_progress import MESSAGES, GroupProgress, Key, read_progress
 
 # Names more than these are counted in a sentence.
 _MAX_PARTS = 4
@@ -94,6 +94,10 @@ def describe_mismatch(by_rank: Mapping[int, Begun], place: str, number: int) -> 
     return f"{what} has as its root {_join(parts)}"
 
 
+def _label(group: GroupProgress) -> str:
+    return label_of(group.first.description, group.first.ranks)
+
+
 def _amount(begun: Begun) -> str:
     if begun.num_elements < 0:
         return begun.dtype or "no tensor"
@@ -120,7 +124,13 @@ def describe_verdict(waits: Waits) -> list[str]:
             for begun in count.recent
             if begun.number == group.mismatch_at
         }
-        parts.append(describe_mismatch(by_rank, f"on {name_of(group.first)}", group.mismatch_at))
+        parts.append(
+            describe_mismatch(
+                by_rank,
+                f"on {_label(group)}",
+                group.mismatch_at,
+            )
+        )
     if parts:
         return _cut(parts)
     return _describe_waits(waits)
@@ -155,7 +165,7 @@ def _describe_waits(waits: Waits) -> list[str]:
         missing = [rank for rank in group.members if group.number_of(rank) < one.number]
         parts.append(
             f"{describe_ranks(ranks)} {wait} in the {ordinal(one.number)} operation on "
-            f"{name_of(group.first)} ({one.name}), {_missing(missing, group, waits)}"
+            f"{_label(group)} ({one.name}), {_missing(missing, group, waits)}"
         )
     by_name = group_ranks({rank: waits.states[rank].collective for rank in apart})
     parts += [

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -44,12 +45,15 @@ from .interruptible_wait import Patience
 from .model_reset import BackwardPasses, HealCallbacks, note_comm_hooks
 from .op_tracking import Ledger
 from .rendezvous import Rendezvous, Session
+from .signatures import Signed, as_begun, compare_first
 from .store import MeshStore
 
 # Names of a program's groups are numbers; those of the next program begin this much higher.
 _GROUPS_A_PROGRAM = 1000
 # And those of a mesh that was resized begin so much higher.
 _GROUPS_A_SIZE = 10_000_000
+# So many keys of collectives that were compared stay in the store.
+_MAX_FIRSTS = 64
 
 
 class Groups:
@@ -72,7 +76,9 @@ class Groups:
         self._prefix = f"cellmesh/{incarnation}"
         self._store = MeshStore(os.environ["MASTER_ADDR"], store_port)
         self._patience = Patience(self._store.waits)
-        self.ledger = Ledger(self._patience, spans=spans or Spans())
+        self.ledger = Ledger(
+            self._patience, spans=spans or Spans(), compare_first=self._compare_first
+        )
         self._books = Books()
         self.rendezvous = Rendezvous(self._store, self._prefix, rank, world_size)
         backend = placement.backend
@@ -85,6 +91,7 @@ class Groups:
         self._own_gloo = GlooGroups(self._patience)
         self._maker = Maker(self._store, self._patience, self._own_gloo)
         self._is_broken = self._is_replaying = False
+        self._firsts: deque[str] = deque()
         self.backward_passes, self.heal_callbacks = BackwardPasses(), HealCallbacks()
         self.is_half_done = False  # whether a step has left models half done
         self.num_resizes = num_resizes
@@ -119,6 +126,21 @@ class Groups:
         self._default.own |= {c10d._get_default_group().group_name} | dims
         self._mesh, self.mesh = MeshPlan(tuple(names), tuple(shape), first_group), mesh
         return mesh
+
+    def _compare_first(self, group: HealableGroup, signed: Signed) -> None:
+        """Compare the first collective of a run on a group with the other members' (`Ledger`)."""
+        # Keys differ where ranks began different runs, or are at different numbers: a verdict says
+        # so once they wait.
+        run, number = self.ledger.gate.running(), signed[0]
+        if run < 0 or group.size() < 2:
+            return
+        key = f"{self._prefix}/{self.ledger.generation:x}/first/{run}/{group.group_name}/{number}"
+        mine = as_begun(*signed, group.plan.ranks)
+        compare_first(self._store, key, mine, f"on {group.label}")
+        self._firsts.append(key)
+        if len(self._firsts) > _MAX_FIRSTS:
+            with contextlib.suppress(Exception):  # the store has gone, and the key with it
+                self._store.delete_key(self._firsts.popleft())
 
     def _take_over(self) -> None:
         """Redirect torch's construction of process groups in this process to this object."""

@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import ProcessGroup, Work
 from torch.futures import Future
 
 from ...errors import GroupDown
-from ...wire.groups import Begun, GroupCount
+from ...wire.groups import Begun, GroupCount, label_of
 from ...wire.trace import What
 from ..linux_process import start_thread
 from . import abort
@@ -90,6 +90,7 @@ class HealableGroup(ProcessGroup):
         self._transport = Transport()
         self.is_up = self.is_gloo = self.is_destroyed = False
         self._is_foreign = self._is_aborted = False
+        self.num_doubts = 0  # of the ledger's, when a collective was compared last
         self.recipe: dict[str, Any] = {}
         self.plan: GroupPlan
         self.timeouts: dict[str, timedelta] = {}
@@ -214,6 +215,11 @@ class HealableGroup(ProcessGroup):
             self._description,
             self._recent() if with_recent else (),
         )
+
+    @property
+    def label(self) -> str:
+        """What users call the group."""
+        return label_of(self._description, self._ranks)
 
     def _recent(self) -> tuple[Begun, ...]:
         while True:

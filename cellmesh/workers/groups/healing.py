@@ -87,6 +87,7 @@ class Healer:
             group.take_down("it is being healed")
         self._ledger.forget_operations()
         self._ledger.mark()
+        self._ledger.num_doubts += 1
         c10d._world.pg_coalesce_state.clear()  # else an interrupted batch takes the next ones
         meeting = Meeting(self._store, prefix, self._rank, participants)
         old_keys, self._keys = self._keys, meeting.keys
@@ -118,6 +119,7 @@ class Healer:
         Collective among the participants; blocks.
         """
         self._ledger.await_operations(_CONNECT_S)
+        self._ledger.num_doubts += 1
         gc.collect()  # ranks would differ in models without references
         models = Survey(self._half_done)
         self._half_done = models.half_done

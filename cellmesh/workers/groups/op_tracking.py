@@ -28,7 +28,7 @@ from .abort import Drain
 from .any_backend import ForeignWork
 from .gate import Gate
 from .interruptible_wait import Patience, PatientCollective, PatientMessage, PatientReceive
-from .signatures import signer
+from .signatures import Signed, signer
 
 if TYPE_CHECKING:
     from .healable_group import HealableGroup
@@ -89,6 +89,10 @@ class Ledger:
     drain: Drain = field(default_factory=Drain)
     spans: Spans = field(default_factory=Spans)
     generation: int = 0  # of the groups; 0 until they are healed
+    # Counts the stops and heals after which ranks may go on from different places: the next
+    # collective on each group is compared.
+    num_doubts: int = 0
+    compare_first: Callable[[HealableGroup, Signed], None] = lambda group, signed: None
     # The groups that have begun collectives since `mark`.
     touched: list[HealableGroup] = field(default_factory=list)
     last: Begun | None = None  # of the main thread
@@ -301,14 +305,20 @@ def _collective(method: str) -> Callable[..., Any]:
         if gate.is_closed:
             gate.enter(self.size())
         call = getattr(self._inner, method)
-        self.num_collectives += 1
-        self.recent.append((self.num_collectives, label, *sign(args, kwargs)))
+        number = self.num_collectives + 1
+        signed = (number, label, *sign(args, kwargs))
         if not self.is_touched:
+            ledger = self._ledger
+            if self.num_doubts != ledger.num_doubts:
+                self.num_doubts = ledger.num_doubts
+                ledger.compare_first(self, signed)
             self.is_touched = True
-            self._ledger.touched.append(self)
+            ledger.touched.append(self)
+        self.num_collectives = number
+        self.recent.append(signed)
         if gate.is_closed:
             gate.note_begun()
-        return _begin(self, label, call, args, kwargs, self.num_collectives)
+        return _begin(self, label, call, args, kwargs, number)
 
     return begin
 

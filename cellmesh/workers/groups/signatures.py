@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
+from torch._C._distributed_c10d import Store
 
 from ...wire.groups import Begun
 
@@ -74,6 +75,35 @@ def _split(args: Any, kwargs: Any) -> Signature:
     num_elements, dtype, _ = _size(args, 0)
     is_even = len(args) > 3 and not args[2] and not args[3]
     return num_elements if is_even else -1, dtype, -1
+
+
+def compare_first(store: Store, key: str, mine: Begun, place: str) -> None:
+    """Compare a collective that this rank is about to begin with that of the first member who has
+    got there; raise RuntimeError if they cannot meet, as gloo would end the process.
+
+    Args:
+        store: which all members use; if it cannot be reached, nothing is compared.
+        key: of this collective in the store, the same on all members.
+        mine: the collective.
+        place: names the group, as ``on dp``.
+    """
+    text = f"{mine.name}{_amount(mine)}"
+    try:
+        theirs = bytes(store.compare_set(key, "", text)).decode()
+    except Exception:
+        return
+    if theirs != text:
+        raise RuntimeError(
+            f"{place} this rank's next operation is {text}, and another rank's is {theirs}: these "
+            "cannot meet, so this rank has not begun it. After a stop or a failure ranks have gone "
+            "on from different places, or hold different values"
+        )
+
+
+def _amount(begun: Begun) -> str:
+    size = "" if begun.num_elements < 0 else f"{begun.num_elements:,} "
+    root = f" with rank {begun.root} as its root" if begun.root >= 0 else ""
+    return f" of {size}{begun.dtype}{root}" if begun.dtype else root
 
 
 def as_begun(

@@ -184,6 +184,7 @@ class ControlThread:
             self._interrupts.request(run, kind)  # it will not begin
             return
         self._aligned_run = run if is_aligned else -1
+        self._groups.ledger.num_doubts += 1
         if self._groups.ledger.gate.strike(run, kind):
             self._last_stop = (run, StopPoint(kind, Waited()))
             self._stops.put((run, kind, None))
