@@ -18,6 +18,7 @@ from typing import Any, NoReturn, Protocol
 import cloudpickle
 
 from ..errors import HostError, UnpicklableError
+from . import classes
 from .codec import Frame
 from .limits import CHECKED_BYTES
 from .messages import Pickled
@@ -155,6 +156,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             reduced = tensors.reduce(obj)
             if reduced is not NotImplemented:
                 return reduced
+        if issubclass(kind, type):
+            classes.identify(obj)
+            reduced = super().reducer_override(obj)
+            is_by_value = type(reduced) is tuple and len(reduced) == 6
+            return classes.reduce(obj, reduced) if is_by_value else reduced
         return super().reducer_override(obj)
 
 

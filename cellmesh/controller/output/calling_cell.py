@@ -53,14 +53,16 @@ class CellPublisher:
 
 def current_sink(displays: Displays | None = None, has_tabs: bool = False) -> Sink:
     """Return the sink for the caller's output: its cell in a Jupyter kernel, else the console."""
+    shell = _shell()
+    if shell is None:
+        return ConsoleSink()
     publish = cell_publisher()
-    if publish is None:
-        shell = _shell()
-        capture = None if shell is None else find_capture(shell, None)
-        return ConsoleSink() if capture is None else CapturedConsole(capture)
-    if publish.capture is not None:
-        return CapturedSink(publish, publish.capture, displays)
-    return CellSink(publish, displays, has_tabs)
+    if publish is not None:
+        if publish.capture is not None:
+            return CapturedSink(publish, publish.capture, displays)
+        return CellSink(publish, displays, has_tabs)
+    capture = find_capture(shell, None)
+    return ConsoleSink() if capture is None else CapturedConsole(capture)
 
 
 def cell_publisher() -> CellPublisher | None:

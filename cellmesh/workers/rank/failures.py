@@ -30,13 +30,18 @@ from .value_transfer import reduce_for_notebook
 # A larger exception stays on its rank: all ranks may raise one, and the notebook would hold all of
 # them.
 EXCEPTION_BYTES = 4 << 20
-# How errors of torch begin that a script would not meet, as its processes end; and what to do on
-# ranks.
+# How errors begin that a script would not meet, as its processes end and run one program; and what
+# to do on ranks.
 _STOP_NAMES = re.compile(r"\b(KeyboardInterrupt|Released)\b")
 _HINTS = {
     "Default process group has not been initialized": (
         "dist.destroy_process_group() was called on this rank: `dist.init_process_group()` in a "
         "cell on all ranks brings the mesh's groups back, and `mesh` with them"
+    ),
+    "Can't pickle <class '__main__.": (
+        "on this rank the name of that class is bound to something else: if it is a class of the "
+        "notebook, `%dist_push` it by its name; if a cell has defined it again since, make the "
+        "object again"
     ),
     "Container is already initialized with worker_id": (
         "torch lets a process be one RPC worker, and this rank was another: %dist_restart makes "

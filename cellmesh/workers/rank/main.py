@@ -50,7 +50,7 @@ from .source_files import bound_source_files
 from .stdin import Asker
 from .stdout import Log
 from .streams import Pump, RankStream, Show
-from .value_transfer import SegmentLink
+from .value_transfer import NotebookClasses, SegmentLink
 
 
 class RankOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,6 +160,7 @@ def run_rank(
         torch=torch,
         dist=dist,
     )
+    NotebookClasses(shell.user_ns)
     if not options.rejoin:  # else the `Heal` that follows makes the groups
         try:
             groups.initialize()

@@ -1,5 +1,5 @@
-"""Sends a rank's values to the notebook, large ones in shared memory, and gives functions that the
-notebook sent the rank's names.
+"""Sends a rank's values to the notebook, large ones in shared memory, gives functions that the
+notebook sent the rank's names, and binds the notebook's classes to theirs.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import functools
 import socket
 import sys
 import types
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -18,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ...errors import UnpicklableError
 from ...stdlib import os
-from ...wire import files, segments
+from ...wire import classes, files, segments
 from ...wire.codec import Frame, Parcel, encode
 from ...wire.inspect import Refusal
 from ...wire.messages import Pickled
@@ -132,6 +133,33 @@ class SegmentLink:
 
     def _note_fork(self) -> None:
         self._num_forks += 1
+
+
+class NotebookClasses:
+    """Binds classes of the notebook that a rank loads to their names, where these are free.
+
+    pickle finds a class by its name in ``__main__``: without, no instance could be saved or sent to
+    other ranks.
+
+    Args:
+        namespace: the rank's.
+    """
+
+    def __init__(self, namespace: dict[str, Any]) -> None:
+        self._namespace = namespace
+        self._bound: weakref.WeakValueDictionary[str, type] = weakref.WeakValueDictionary()
+        classes.loaded.listener = self.bind
+
+    def bind(self, loaded: type) -> None:
+        """Bind a class that was loaded, unless its name is bound to something of this rank's."""
+        name = loaded.__qualname__
+        is_free = name not in self._namespace and not hasattr(builtins, name)
+        if name.isidentifier() and (is_free or self._is_earlier(name)):
+            self._namespace[name] = self._bound[name] = loaded
+
+    def _is_earlier(self, name: str) -> bool:
+        earlier = self._bound.get(name)
+        return earlier is not None and self._namespace.get(name) is earlier
 
 
 _CONTAINERS = (tuple, list, set, frozenset)
