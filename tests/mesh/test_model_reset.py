@@ -138,6 +138,33 @@ def test_trainers(quick: cm.Mesh, name: str) -> None:
     _check(quick, TRAINERS[name], faults[first:3] + faults[:first] + faults[3:])
 
 
+def test_ranks_that_failed_on_both_sides_of_a_forward_pass_agree_in_no_sync(quick: cm.Mesh) -> None:
+    # Rank 1 has ended the forward pass whose gradients are to be reduced, the others are before it:
+    # nothing is half done, but the next backward pass of rank 1 would reduce, within no_sync too.
+    make_trainer = partial(Trainer, ddp, without_sync=training.no_sync)
+    quick.run(training.make, make_trainer)
+    wanted = quick.run(training.steps, "twin", 4)
+    source = (
+        "training.arm(*(('loss', 2) if rank == 1 else ('before', 0)))\n"
+        "try: training.steps('trainer', 1, {})\n"
+        "finally: training.disarm()"
+    )
+    for number in range(3):  # DDP orders its buckets between the first two
+        with pytest.raises(RankFailure):
+            quick.cell(source.format(number))
+        found = quick.run(training.steps, "trainer", 1, number)
+        assert [found[rank] for rank in ALL] == [wanted[rank][number : number + 1] for rank in ALL]
+    # A cell that fails elsewhere leaves a forward pass whose backward pass is to follow.
+    quick.cell(
+        "model = training._trainers['trainer'].model\nx = torch.ones(2, 8) + rank\n"
+        "model.zero_grad()\nloss = model(x).sum()"
+    )
+    with pytest.raises(RankFailure):
+        quick[1].cell("1 / 0")
+    quick.cell("loss.backward()\nsums = [p.grad.sum().item() for p in model.parameters()]")
+    assert len({tuple(each) for each in quick.pull("sums").list}) == 1
+
+
 DROPPED = "gradients of the unfinished step are dropped"
 NOTES = {
     "dropped": (partial(Trainer, ddp), f"{DROPPED} (DDP)"),

@@ -42,7 +42,7 @@ from .healable_group import HealableGroup
 from .healing import Healer
 from .init_process_group import DefaultGroup, torch_init_process_group
 from .interruptible_wait import Patience
-from .model_reset import BackwardPasses, HealCallbacks, note_comm_hooks
+from .model_reset import BackwardPasses, HealCallbacks, note_reducers
 from .op_tracking import Ledger
 from .rendezvous import Rendezvous, Session
 from .signatures import Signed, as_begun, compare_first
@@ -150,7 +150,7 @@ class Groups:
         self._own_gloo.install()
         self._maker.intercept(self._new_group)
         self._default.take_over()
-        note_comm_hooks(self._patience.keep_types)
+        note_reducers(self._patience.keep_types)
         self.backward_passes.install()
 
     def _init_process_group(self) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from .data_parallel import Ddp, Fsdp1, Fsdp2, restart_buckets
-from .data_parallel import note_comm_hooks as note_comm_hooks
+from .data_parallel import note_reducers as note_reducers
 from .kinds import Kind, Pipeline, Scaler, Zero
 from .kinds import Progress as Progress
 from .own_code import BackwardPasses as BackwardPasses
@@ -29,10 +29,12 @@ from .own_code import OwnCode
 
 
 def look_after_failure() -> bool:
-    """Examine the models after a failed cell; return whether it left any model half done."""
+    """Examine the models after a failed cell; return whether it may have left any half done, here
+    or in comparison with other ranks.
+    """
     survey = Survey()
     survey.arm()
-    return bool(survey.half_done)
+    return survey.may_differ() or bool(survey.half_done)
 
 
 class Survey:
@@ -69,6 +71,13 @@ class Survey:
         for signature, kind, one in self._found:
             if signature not in self.half_done:
                 kind.arm(one)
+
+    def may_differ(self) -> bool:
+        """Return whether a model was used since the last failure so that ranks may differ in it
+        (`Kind.may_differ`).
+        """
+        answers = {kind.may_differ(one) for _, kind, one in self._found}  # each is to be asked
+        return True in answers
 
     def reset(
         self, half_done: Collection[str], progress: Mapping[str, Sequence[Progress]] | None = None

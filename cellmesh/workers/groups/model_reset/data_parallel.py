@@ -69,14 +69,29 @@ def _failed(future: Any) -> bool:
     return False
 
 
+class CountingReducer(_c10d.Reducer):
+    """DDP's reducer, which counts the forward passes whose backward pass is to reduce gradients:
+    until that pass has run, the next one reduces, also within ``no_sync``.
+    """
+
+    num_prepared = 0
+    num_examined = 0  # of these, after the last failure
+    num_agreed = 0  # of these, when ranks were last made alike
+
+    def prepare_for_backward(self, outputs: Any) -> None:
+        self.num_prepared += 1
+        super().prepare_for_backward(outputs)
+
+
 _noted_hooks: weakref.WeakKeyDictionary[Any, NotedHook] = weakref.WeakKeyDictionary()
 # By reducer: a DDP model itself does not know that it has one of those.
 _builtin_hooks: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
-def note_comm_hooks(on_builtin: Callable[[], None]) -> None:
-    """Wrap communication hooks that DDP registers from now on in `NotedHook`; call `on_builtin`
-    before a built-in C++ hook is registered.
+def note_reducers(on_builtin: Callable[[], None]) -> None:
+    """Have DDP models that are made from now on use `CountingReducer`, and wrap the communication
+    hooks that they register in `NotedHook`; call `on_builtin` before a built-in C++ hook is
+    registered.
     """
 
     def register_builtin(reducer: Any, hook_type: Any) -> None:
@@ -84,6 +99,7 @@ def note_comm_hooks(on_builtin: Callable[[], None]) -> None:
         _builtin_hooks[reducer] = hook_type
         _register_builtin(reducer, hook_type)
 
+    dist.Reducer = CountingReducer  # type: ignore[attr-defined]
     dist._register_comm_hook = _register_noted  # type: ignore[assignment, attr-defined]
     dist._register_builtin_comm_hook = register_builtin  # type: ignore[assignment, attr-defined]
 
@@ -116,21 +132,32 @@ class Ddp(Kind):
 
     def progress(self, found: Any) -> tuple[int, ...]:
         # Ranks that differ in the second or third would begin their next forward pass with other
-        # collectives.
+        # collectives; in the fourth, their next backward pass within ``no_sync``.
         return (
             int(found._has_rebuilt_buckets),
             int(found.require_forward_param_sync),
             int(found._join_config.enable),
+            _num_ahead(found),
             *(state.iter for state in _counting(found)),
         )
 
     def align(self, found: Any, progress: Sequence[Progress]) -> None:
         found.require_forward_param_sync = True
         leave_join(found)
+        if len({each[3] for of_one_rank in progress for each in of_one_rank}) > 1:
+            found.reducer.num_agreed = found.reducer.num_prepared
+            before_next(found, "_pre_forward", found.reducer._reset_state)
         if all(len(of_one_rank) == 1 for of_one_rank in progress):
-            iters = zip(*(of_one_rank[0][3:] for of_one_rank in progress), strict=False)
+            iters = zip(*(of_one_rank[0][4:] for of_one_rank in progress), strict=False)
             for state, each in zip(_counting(found), iters, strict=False):
                 state.iter = min(each)  # as before the step that only some have begun
+
+    def may_differ(self, found: Any) -> bool:
+        reducer = found.reducer
+        if not isinstance(reducer, CountingReducer):
+            return False
+        before, reducer.num_examined = reducer.num_examined, reducer.num_prepared
+        return before != reducer.num_examined
 
     def arm(self, found: Any) -> None:
         if found.static_graph and not found._has_rebuilt_buckets:
@@ -213,6 +240,16 @@ def _restart_static_graph(found: Any) -> None:
     # The first backward pass may have run since `arm`.
     if not found._static_graph_delay_allreduce_enqueued:
         restart_buckets(found)
+
+
+def _num_ahead(found: Any) -> int:
+    """Return the number of forward passes since ranks were last made alike of which the backward
+    pass reduces gradients.
+    """
+    reducer = found.reducer
+    if not isinstance(reducer, CountingReducer):
+        return 0
+    return reducer.num_prepared - reducer.num_agreed
 
 
 def _counting(found: Any) -> list[Any]:

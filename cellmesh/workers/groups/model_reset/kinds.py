@@ -39,6 +39,12 @@ class Kind:
         """Return whether a training step stopped inside the object."""
         return False
 
+    def may_differ(self, found: Any) -> bool:
+        """Return whether ranks may differ in `progress` since this was last asked, as the object
+        has been used; that is for the ranks to compare after a failure.
+        """
+        return False
+
     def progress(self, found: Any) -> tuple[int, ...]:
         """Return counters and flags of the object that are equal on all ranks between two steps."""
         return ()
