@@ -73,7 +73,9 @@ class Failures:
         seen = _as_interrupt(error)
         # None: others may have cut the connections before this rank was stopped.
         stop = self._stop_of(run)
-        if stop is not None and seen is error and _has_wrapped_stop(error):
+        # A script may catch the interrupt and exit by a status, as click does.
+        is_exit = issubclass(type(error), SystemExit)
+        if stop is not None and seen is error and (is_exit or _has_wrapped_stop(error)):
             return stop.kind().with_traceback(traceback_of(error))
         # By their types: ``isinstance`` would ask an exception for its ``__class__``.
         was_cut = lost_its_peers(error) or (
