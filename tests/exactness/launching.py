@@ -16,11 +16,11 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import runpy
 import signal
 import socket
 import sys
 import traceback
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -128,7 +128,14 @@ def run(rank: int, shared: dict[str, str], job: Job) -> None:
     sys.path[0] = str(Path(job.script).parent)
     if job.in_folder:
         os.chdir(job.folder)
-    names = runpy.run_path(job.script, run_name="__main__")
+    module = sys.modules["__main__"] = types.ModuleType("__main__")
+    module.__file__ = job.script
+    names = vars(module)
+    try:
+        exec(compile(Path(job.script).read_text(), job.script, "exec"), names)
+    except SystemExit as end:
+        if end.code:
+            raise
     (Path(job.folder) / f"{rank}.json").write_text(json.dumps(eval(EXACT, names)))
 
 

@@ -37,6 +37,10 @@ class Program:
     argv: tuple[str, ...] = ()
     # It says itself where its ranks meet, as each is started by hand; with 1, it starts them.
     by_hand: int = 0
+    # A cell that runs before ``steps``, which the program as a script has no need of.
+    prepare: str = ""
+    # It is run whole, as ``%run``, by its `argv`.
+    is_whole: bool = False
 
     def __str__(self) -> str:
         return " ".join((self.name, *self.argv))
@@ -48,6 +52,8 @@ class Program:
 
     def cells(self) -> list[tuple[str, str]]:
         """Of each cell what stands in its ``# %%`` line, and its text."""
+        if self.is_whole:
+            return [(STEPS, f"%run {self.script} {' '.join(self.argv)}")]
         first, *others = re.split(r"(?m)^# %%(.*)\n", self.script.read_text())
         return [
             ("", first),
@@ -55,42 +61,53 @@ class Program:
         ]
 
 
-# Run on a rank: the next call, by number, of a kind raises.
+# Run on a rank: the next call, by number, of a kind is struck: it raises, waits for ever in Python,
+# or ends the process.
 FAULTS = """
-def fail_forward(count):
+def fail():
+    raise RuntimeError("injected")
+
+def hold():
+    import threading
+    print("held")
+    threading.Event().wait()
+
+def die():
+    import os, signal
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def strike_forward(count, strike=fail):
     import torch.nn.modules.module as module
     def hook(*_):
         nonlocal count
         count -= 1
         if count == 0:
             handle.remove()
-            raise RuntimeError("injected")
+            strike()
     handle = module.register_module_forward_hook(hook)
 
-def fail_backward(count):
+def strike_backward(count, strike=fail):
     import torch, torch.nn.modules.module as module
-    def raise_once(grad):
-        raise RuntimeError("injected")
     def hook(module, args, output):
         nonlocal count
         is_in_graph = isinstance(output, torch.Tensor) and output.requires_grad
         count -= is_in_graph
         if is_in_graph and count == 0:
             handle.remove()
-            output.register_hook(raise_once)
+            output.register_hook(lambda grad: strike())
     handle = module.register_module_forward_hook(hook)
 
-def fail_between(count):
+def strike_between(count, strike=fail):
     import torch
     backward = torch.Tensor.backward
-    def raise_once(*args, **kwargs):
+    def strike_once(*args, **kwargs):
         nonlocal count
         count -= 1
         if count == 0:
             torch.Tensor.backward = backward
-            raise RuntimeError("injected")
+            strike()
         return backward(*args, **kwargs)
-    torch.Tensor.backward = raise_once
+    torch.Tensor.backward = strike_once
 """
 
 
@@ -106,11 +123,16 @@ def run_as_cells(
             options += f" --argv '{' '.join(program.argv)}'"
         cell = f"%%dist {options}\n{text}"
         for count in program.counts if mark == STEPS and is_disturbed else ():
-            begin(notebook, f"mesh[{program.rank}].run(fail_{program.fault}, {count})")
+            begin(notebook, f"mesh[{program.rank}].run(strike_{program.fault}, {count})")
             outcome = notebook.run(cell)
             assert outcome.status == "error", "the failure did not strike"
             assert "injected" in json.dumps(outcome.messages), outcome.errors()
         begin(notebook, cell)
+    return results_of(notebook)
+
+
+def results_of(notebook: Notebook) -> Losses:
+    """Return what each rank of a notebook's mesh has computed."""
     begin(notebook, f"%dist_pull {EXACT} --all --as exact")
     said = begin(notebook, "import json\nprint(json.dumps(dict(exact)))")
     return {
@@ -133,6 +155,18 @@ def begin(notebook: Notebook, cell: str) -> str:
     return outcome.text()
 
 
+def job_of(program: Program, folder: Path) -> Job:
+    """Return the job that runs a program as a script in a folder."""
+    return Job(
+        str(program.script),
+        str(folder),
+        program.by_hand or program.num_ranks,
+        program.argv,
+        has_store=not program.by_hand,
+        in_folder=True,
+    )
+
+
 def check(
     program: Program, notebook: Notebook, launch: Callable[[Job], Losses], where: Path
 ) -> None:
@@ -151,15 +185,7 @@ def check(
         ours = {rank: by_cells[rank] for rank in others}
         return difference("as cells", ours, name, others)
 
-    script = Job(
-        str(program.script),
-        str(where / "script"),
-        program.by_hand or program.num_ranks,
-        program.argv,
-        has_store=not program.by_hand,
-        in_folder=True,
-    )
-    differences = [against("as a script", launched(script))]
+    differences = [against("as a script", launched(job_of(program, where / "script")))]
     job = Job(str(exported), str(where / "exported"), program.num_ranks, in_folder=True)
     differences.append(against("as the exported script", launched(job)))
     if program.fault:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.programs import test_libraries
+from tests.programs import test_libraries, test_pressed
 from tests.programs.running import SCRIPTS, Program
 from tests.programs.running import test_program as test_program
 
@@ -45,4 +45,5 @@ PROGRAMS = [
 
 def test_every_script_is_run() -> None:
     names = {path.stem for path in SCRIPTS.glob("*.py")}
-    assert names == {program.name for program in (*PROGRAMS, *test_libraries.PROGRAMS)}
+    programs = (*PROGRAMS, *test_libraries.PROGRAMS, *test_pressed.PROGRAMS)
+    assert names == {program.name for program in programs}
