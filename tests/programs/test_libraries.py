@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.mesh.test_kernel import Notebook, plain
-
 from tests.programs.running import Program, begin, results_of, run_as_cells
 from tests.programs.running import test_program as test_program
 
@@ -31,7 +30,7 @@ def test_accelerate_runs_again_after_its_end(
 ) -> None:
     notebook = notebook_of(ACCELERATE.num_ranks)
     first = run_as_cells(ACCELERATE, notebook, tmp_path / "cells")
-    # accelerate does not make the group again that `end_training` has destroyed: the error says how.
+    # `end_training` has destroyed the group, and accelerate does not make it again.
     cells = [f"%%dist\n{text}" for _, text in ACCELERATE.cells()]
     begin(notebook, cells[0])
     outcome = notebook.run(cells[1])
