@@ -319,8 +319,8 @@ def test_1000_ranks_are_too_many() -> None:
         ("plain <b>", "plain &lt;b&gt;"),
         ("\x1b[1;32mok\x1b[0m.", '<span style="font-weight: bold; color: #2e9e5b">ok</span>.'),
         ("\x1b[38;5;196mx\x1b[39my", '<span style="color: #ff0000">x</span>y'),
-        ("\x1b[38;2;1;2;255mx", '<span style="color: #0102FF">x</span>'),
-        ("\x1b[48;5;255mx\x1b[49m", '<span style="background: #eeeeee">x</span>'),
+        ("\x1b[38;2;200;90;60mx", '<span style="color: #C85A3C">x</span>'),
+        ("\x1b[48;5;255mx\x1b[49m", '<span style="background: #eeeeee; color: #000000">x</span>'),
         (
             "\x1b[4;3mx\x1b[23;24my",
             '<span style="font-style: italic; text-decoration: underline">x</span>y',
