@@ -333,6 +333,20 @@ def check_loopback(facts: Facts) -> Answer:
     return _ok("TCP over 127.0.0.1 works")
 
 
+def check_widgets(facts: Facts) -> Answer | None:
+    """Whether JupyterLab's pages can show widgets; without, they show pictures and tables."""
+    if not facts.jupyter:
+        return None
+    if facts.missing_widgets:
+        return _warning(
+            f"the Jupyter of {facts.jupyter} shows no widgets: {', '.join(facts.missing_widgets)} "
+            "not found there",
+            f"`{facts.jupyter}/bin/python -m pip install {' '.join(facts.missing_widgets)}`, then "
+            "reload the page",
+        )
+    return _ok(f"the Jupyter of {facts.jupyter} shows widgets")
+
+
 def check_trial(facts: Facts) -> Answer | None:
     """Whether a small mesh really starts, works and stops."""
     trial = facts.trial
@@ -364,6 +378,7 @@ CHECKS: Mapping[str, Callable[[Facts], Answer | None]] = {
     "runtime directory": check_runtime,
     "temporary files": check_tmp,
     "loopback": check_loopback,
+    "widgets": check_widgets,
     "a real mesh": check_trial,
 }
 

@@ -27,6 +27,11 @@ from .probe import HostProbe, run_probe
 _NUM_RANKS = 2
 _START_S = 120.0
 _COLLECTIVE_S = 30.0
+# Package -> its folder below `labextensions`.
+_WIDGET_PARTS = {
+    "ipywidgets": "@jupyter-widgets/jupyterlab-manager",
+    "anywidget": "anywidget",
+}
 _REDUCE = "_sum = torch.ones(1024, device=device); dist.all_reduce(_sum); _sum = _sum.tolist()"
 
 
@@ -103,6 +108,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         runtime_path: the directory in which each mesh makes its own.
         runtime_error: why a mesh cannot make its directory or socket there.
         tmp_path: the directory for temporary files; "" if none can be written.
+        jupyter: the folder of the Jupyter whose pages show notebooks here; "" if there is none.
+        missing_widgets: packages whose part in those pages is not there.
         loopback_error: why a TCP connection over 127.0.0.1 fails.
         trial: None if no mesh was started.
     """
@@ -131,6 +138,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     tmp_path: str
     tmp_free_bytes: int
     loopback_error: str
+    jupyter: str = ""
+    missing_widgets: tuple[str, ...] = ()
     trial: Trial | None = None
 
 
@@ -157,6 +166,7 @@ def gather(num_ranks: int | None, wants_trial: bool, report: Callable[[str], Non
     tmp_path = ""
     with contextlib.suppress(OSError):
         tmp_path = tempfile.gettempdir()
+    jupyter = find_jupyter(os.environ, sys.prefix)
     facts = Facts(
         num_ranks=num_ranks or max(2, num_gpus or num_usable_cores),
         probe=probe,
@@ -182,6 +192,8 @@ def gather(num_ranks: int | None, wants_trial: bool, report: Callable[[str], Non
         tmp_path=tmp_path,
         tmp_free_bytes=psutil.disk_usage(tmp_path).free if tmp_path else 0,
         loopback_error=_why_fails(_try_loopback),
+        jupyter=jupyter,
+        missing_widgets=find_missing_widgets(jupyter) if jupyter else (),
     )
     if not wants_trial or probe.torch is None:
         return facts
@@ -207,6 +219,45 @@ def _find_unmet() -> dict[str, str]:
         if not requirement.specifier.contains(version, prereleases=True):
             unmet[str(requirement)] = f"{version} is installed"
     return unmet
+
+
+def find_jupyter(environment: Mapping[str, str], prefix: str) -> str:
+    """Return the prefix of the Python environment of the Jupyter that shows notebooks here: that
+    of the server which began this notebook's kernel, else of this environment, if one is in it.
+    """
+    server = environment.get("JPY_PARENT_PID", "")
+    with contextlib.suppress(psutil.Error, ValueError):
+        command = psutil.Process(int(server)).cmdline()
+        found = next((Path(word).parent.parent for word in command if word.startswith("/")), None)
+        if found is not None and (found / "share" / "jupyter").is_dir():
+            return str(found)
+    here = Path(prefix) / "share" / "jupyter"
+    return prefix if any((here / part).is_dir() for part in ("lab", "labextensions")) else ""
+
+
+def find_missing_widgets(jupyter: str) -> tuple[str, ...]:
+    """Return the packages whose part in Jupyter's pages is missing, without which widgets are still
+    pictures.
+
+    Args:
+        jupyter: prefix of its Python environment.
+    """
+    extensions = [
+        Path(folder) / "labextensions"
+        for folder in (f"{jupyter}/share/jupyter", *_jupyter_folders())
+    ]
+    return tuple(
+        package
+        for package, part in _WIDGET_PARTS.items()
+        if not any((folder / part).is_dir() for folder in extensions)
+    )
+
+
+def _jupyter_folders() -> list[str]:
+    """Return the folders of extensions of all environments."""
+    from jupyter_core.paths import SYSTEM_JUPYTER_PATH, jupyter_data_dir
+
+    return [jupyter_data_dir(), *SYSTEM_JUPYTER_PATH]
 
 
 def _find_missing_calls() -> dict[str, str]:

@@ -107,6 +107,8 @@ def _describe(name: str, value: Any, read: SafeReader) -> TensorSummary:
             dtype=str(value.dtype),
             num_bytes=value.nbytes,
         )
+    if issubclass(type(value), type):  # also one that a metaclass makes
+        name = "type"
     text, is_whole = _text(value)
     digest = digest_of_bytes(text.encode()) if is_whole else ""
     return TensorSummary(kind=name, text=text, num_bytes=_bytes_in(value), digest=digest)

@@ -82,6 +82,9 @@ def whole_text(value: Any) -> str:
         items = list(value)
         if kind is dict:
             items += value.values()
+        if len(items) <= _MAX_WHOLE:  # an optimizer's settings hold tuples
+            inner = [each if type(each) is tuple else (each,) for each in items]
+            items = [each for part in inner for each in part]
     if not all(map(is_scalar, items)):
         return ""
     try:

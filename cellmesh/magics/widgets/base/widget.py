@@ -21,6 +21,12 @@ import traitlets
 
 from ....controller.output.calling_cell import cell_publisher, is_attended
 
+# What a page without a widget manager shows below a view.
+_NO_WIDGETS = (
+    '<div style="opacity:.65">a still picture, as this page shows no widgets: <code>pip install '
+    "ipywidgets anywidget</code> where Jupyter runs, and reload the page; <code>cellmesh "
+    "doctor</code> looks for them</div>"
+)
 FOLDER = Path(__file__).parents[1]  # of the widgets, one folder each
 _VIEW = "application/vnd.jupyter.widget-view+json"
 
@@ -147,6 +153,8 @@ class LiveView:
         static = self._last = self._static()
         data: dict[str, Any] = {"text/plain": static.text, "text/html": static.html}
         if self.is_attended and not self._ended:
+            # A page that has a widget manager shows the widget and not this.
+            data["text/html"] = f"{static.html}{_NO_WIDGETS}"
             data[_VIEW] = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
         return data
 

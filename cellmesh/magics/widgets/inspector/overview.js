@@ -43,7 +43,7 @@ class ItemList {
     });
     return make("tr", { class: item.path === this.chosen ? "cmi-chosen" : null },
       make("td", {}, name), make("td", {}, ...drawFlags(item.flags)),
-      make("td", { class: "cm-mono", title: item.text || null }, item.text || formatShape(item.shape)), make("td", {}, item.dtype),
+      make("td", { class: "cm-mono cmi-short", title: item.text || null }, item.text || formatShape(item.shape)), make("td", {}, item.dtype),
       make("td", { class: "cmi-number" }, item.num_bytes ? formatBytes(item.num_bytes) : ""));
   }
 }

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 from cellmesh.cli.doctor.checks import Finding, examine
-from cellmesh.cli.doctor.facts import Facts, Trial
+from cellmesh.cli.doctor.facts import Facts, Trial, find_jupyter, find_missing_widgets
 from cellmesh.cli.doctor.probe import Driver, HostProbe, Torch
 
 GB = 10**9
@@ -51,6 +54,7 @@ HEALTHY = Facts(
     tmp_path="/tmp",
     tmp_free_bytes=50 * GB,
     loopback_error="",
+    jupyter="/env",
     trial=Trial(num_ranks=2, backend="gloo", start_s=1.2, collective_s=0.003, stop_s=0.1),
 )
 
@@ -194,3 +198,41 @@ def test_ranks_on_gpus_take_more_memory() -> None:
 
 def test_without_a_trial_there_is_no_finding_of_one() -> None:
     assert "a real mesh" not in {each.title for each in examine(change(HEALTHY, "trial", None))}
+
+
+def test_a_jupyter_without_a_widget_manager_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extensions = tmp_path / "share" / "jupyter" / "labextensions"
+    monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path / "none"))
+    monkeypatch.setattr("jupyter_core.paths.SYSTEM_JUPYTER_PATH", [])
+    assert find_jupyter({}, str(tmp_path)) == ""
+    extensions.mkdir(parents=True)
+    jupyter = find_jupyter({}, str(tmp_path))
+    assert jupyter == str(tmp_path)
+    assert find_missing_widgets(jupyter) == ("ipywidgets", "anywidget")
+    (extensions / "@jupyter-widgets" / "jupyterlab-manager").mkdir(parents=True)
+    assert find_missing_widgets(jupyter) == ("anywidget",)
+    found = finding(
+        msgspec.structs.replace(HEALTHY, jupyter=jupyter, missing_widgets=("anywidget",)), "widgets"
+    )
+    assert (found.status, found.remedy) == (
+        "warning",
+        f"`{jupyter}/bin/python -m pip install anywidget`, then reload the page",
+    )
+    (extensions / "anywidget").mkdir()
+    assert find_missing_widgets(jupyter) == ()
+    alone = msgspec.structs.replace(HEALTHY, jupyter="")
+    assert "widgets" not in [each.title for each in examine(alone)]
+
+
+def test_the_jupyter_is_the_one_that_began_the_kernel(tmp_path: Path) -> None:
+    (tmp_path / "share" / "jupyter").mkdir(parents=True)
+    program = str(tmp_path / "bin" / "python")
+    with subprocess.Popen(
+        [program, "-c", "input()"], executable=sys.executable, stdin=subprocess.PIPE
+    ) as server:
+        own = {"JPY_PARENT_PID": str(server.pid)}
+        assert find_jupyter(own, "/nowhere") == str(tmp_path)
+        server.communicate(b"\n")
+    assert find_jupyter(own, "/nowhere") == ""

@@ -30,7 +30,10 @@ class Cell:
     def __init__(self) -> None:
         self._told: queue.SimpleQueue[tuple[str, dict[str, Any], bool]] = queue.SimpleQueue()
 
-    def publish(self, kind: str, content: dict[str, Any]) -> None:
+    def display(self, content: dict[str, Any]) -> None:
+        self("display_data", content)
+
+    def __call__(self, kind: str, content: dict[str, Any]) -> None:
         self._told.put(
             (kind, content["data"], threading.current_thread() is threading.main_thread())
         )
@@ -45,7 +48,7 @@ class Cell:
 def cell(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cell]:
     cell = Cell()
     monkeypatch.setattr(base, "is_attended", lambda: True)
-    monkeypatch.setattr(base, "cell_publisher", lambda: cell.publish)
+    monkeypatch.setattr(base, "cell_publisher", lambda: cell)
     yield cell
     Widget.close_all()
 
@@ -139,3 +142,13 @@ def test_a_timeline_asks_its_ranks_on_a_thread_of_its_own(cell: Cell) -> None:
     assert told.empty()
     answered.set()
     assert told.get(timeout=10) == ["after"]
+
+
+def test_a_page_without_a_widget_manager_is_told_what_to_install(cell: Cell) -> None:
+    """It shows the HTML, in which others find the widget in its place."""
+    view = LiveView(Widget(), lambda: Static("text", "<p>still</p>"))
+    data = view._forms()
+    assert "pip install ipywidgets anywidget" in data["text/html"]
+    assert data["text/plain"] == "text"
+    view.freeze("the mesh has ended")
+    assert "pip install" not in view._forms()["text/html"]
