@@ -242,7 +242,8 @@ class ControlThread:
         """
         asked_at = time.monotonic()
         while not (self._waits_in_vain(run) and self._groups.release()):
-            if self._ends_within(run, _UNWIND_S):
+            # An interrupt that was dropped is repeated, which waits in the queue.
+            if self._ends_within(run, _UNWIND_S) or not self._stops.empty():
                 return
             if self._interrupts.is_pending(run):
                 may_take_s = _HANDLER_S if self._interrupts.is_handled_by_user() else 0.0

@@ -17,9 +17,10 @@ import sys
 import types
 from collections.abc import Callable
 
-from ...stdlib import os, signal, threading
+from ...stdlib import os, signal, threading, time
 from ...wire.limits import MAX_RUNS
 from ..linux_process import ignore_from_any_thread
+from .stack_inspection import is_of_library
 
 # Interrupts of runs that never arrive are forgotten beyond this number; as many may arrive at once.
 _MAX_CANCELLED = MAX_RUNS + 1000
@@ -28,6 +29,8 @@ _MAX_CANCELLED = MAX_RUNS + 1000
 _OWN_SIGNAL = signal.SIGRTMIN + 11
 _SIGINT = int(signal.SIGINT)
 _MAX_SWITCH_S = 0.02
+# How long the import of a library may go on, at most, before it is interrupted.
+_IMPORT_S = 10.0
 # As `signal.getsignal`, which makes enums of what it is given and gives: five Python calls.
 _getsignal: Callable[[int], object] = importlib.import_module("_signal").getsignal
 
@@ -49,7 +52,9 @@ class Interrupts:
         self._held_back = False
         self._pid = os.getpid()
         self.is_describing = False  # the run has failed, and its exception is being described
-        # Given a run and what it was to end with, where Python drops that: in a finalizer.
+        self._imports_since: float | None = None  # since when a library's import is waited for
+        # Given a run and what it is to end with a moment later: Python drops it in a finalizer, and
+        # it must not cut an import in half.
         self.on_dropped: Callable[[int, type[KeyboardInterrupt]], None] = lambda run, kind: None
         # Given a run that has failed, before its exception is described.
         self.on_failure: Callable[[int], None] = lambda run: None
@@ -67,7 +72,7 @@ class Interrupts:
         """Note that the main thread starts a run; raise what interrupted it while it waited."""
         if _getsignal(_SIGINT) is not self._handler:
             self._handle_signals()  # an earlier run's code has put another handler in its place
-        self._held_back = False
+        self._held_back, self._imports_since = False, None
         # In this order, and the other way round in `request`: one of the two sees what the other
         # has done.
         self.running = run
@@ -152,16 +157,28 @@ class Interrupts:
             return
         if self.is_describing and signum != _OWN_SIGNAL:
             return
+        is_importing = False
         while frame is not None:
             if frame.f_code is Interrupts.end.__code__:
                 return  # the run is over, and its end must be noted
+            is_importing |= _imports_library(frame)
             frame = frame.f_back
         if self._shields:
             self._held_back = True
             return
+        if is_importing and self._may_import():
+            self._wanted = -1
+            self.on_dropped(self.running, self._kind)
+            return
         if not self.is_describing:  # else its text is asked for several times, and each may not end
             self._wanted = -1
         raise self._kind
+
+    def _may_import(self) -> bool:
+        """Return whether a library may go on with its import before it is interrupted."""
+        now = time.monotonic()
+        self._imports_since = since = self._imports_since or now
+        return now - since < _IMPORT_S
 
     def _on_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
         """Repeat an interrupt that Python dropped because it was raised in a finalizer or fork
@@ -188,6 +205,21 @@ class Interrupts:
                 self._held_back = False
                 self._wanted = -1
                 raise self._kind
+
+
+def _imports_library(frame: types.FrameType) -> bool:
+    """Return whether a frame executes a library's module for its import.
+
+    Python forgets a package whose import is cut, and not its submodules: a second ``import
+    torch._dynamo``, as in DDP, raises AttributeErrors for the rest of the process.
+    """
+    caller = frame.f_back
+    return (
+        frame.f_code.co_name == "<module>"
+        and is_of_library(frame.f_code.co_filename)
+        and caller is not None
+        and caller.f_code.co_filename.startswith("<frozen importlib")
+    )
 
 
 def bound_switch_interval() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import builtins
+import importlib
 import signal
 import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ from cellmesh.wire.limits import MAX_RUNS
 from cellmesh.workers.rank.interrupts import Interrupts
 
 WAIT_S = 10.0
+INTERRUPTS = "cellmesh.workers.rank.interrupts"
 
 
 @pytest.fixture
@@ -213,6 +217,36 @@ def test_an_interrupt_that_struck_a_finalizer_strikes_again(interrupts: Interrup
     with pytest.raises(KeyboardInterrupt):
         work()
     interrupts.end()
+
+
+@pytest.mark.parametrize("may_import_s", [WAIT_S, 0.0])
+def test_the_import_of_a_library_ends_before_it_is_interrupted(
+    interrupts: Interrupts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, may_import_s: float
+) -> None:
+    package = tmp_path / "struck_library"
+    package.mkdir()
+    (package / "__init__.py").write_text("from . import part\nimport_strike()\nfull = True\n")
+    (package / "part.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(f"{INTERRUPTS}.is_of_library", lambda name: name.startswith(str(tmp_path)))
+    monkeypatch.setattr(f"{INTERRUPTS}._IMPORT_S", may_import_s)
+
+    def strike() -> None:
+        from_beside(lambda: interrupts.request(5))
+        do_something()
+
+    monkeypatch.setattr(builtins, "import_strike", strike, raising=False)
+
+    def work() -> None:
+        importlib.import_module("struck_library")
+        wait_to_be_interrupted()
+
+    interrupts.begin(5)
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    interrupts.end()
+    assert hasattr(sys.modules.pop("struck_library", None), "full") is (may_import_s > 0)
+    del sys.modules["struck_library.part"]
 
 
 def test_other_errors_of_finalizers_are_reported_as_ever(
