@@ -17,6 +17,7 @@ from ..wire.status import RankState
 from ..wire.user_code import PostMortem, RunCall, RunCell
 from ..wire.values import PullNames
 from .arguments import check_expression, dump_call, read_argv, read_cell
+from .kernel import own_xmode
 from .mesh_dims import ranks_at
 from .output.calling_cell import current_sink
 from .output.console import SilentSink, Sink
@@ -127,8 +128,7 @@ class Ranks:
         """
         name = getattr(function, "__qualname__", type(function).__name__)
         pickled, buffers, num_bytes = self.rank_set.lend(*dump_call(name, function, args, kwargs))
-        lead, audience = self._shown
-        verb = RunCall(0, pickled, lead, audience)
+        verb = RunCall(0, pickled, *self._shown)
         return self.rank_set.start(verb, name, buffers, num_bytes=num_bytes)
 
     def cell(self, source: str, argv: str | Iterable[str] | None = None) -> Any:
@@ -167,7 +167,8 @@ class Ranks:
             sink: where output goes; None for the calling notebook cell or the console.
             has_tabs: in a notebook, let people switch between ranks that showed different things.
         """
-        cell, words = read_cell(source, execution_count), read_argv(argv)
+        cell = read_cell(source, execution_count)
+        words = None if argv is None else read_argv(argv)
         session = self.rank_set.session
         count = execution_count or session.runs.count_cell()
         sink = sink or current_sink(session.features.displays, has_tabs)
@@ -411,11 +412,12 @@ class Ranks:
         return Ranks(self.rank_set.part(ranks, is_single))
 
     @property
-    def _shown(self) -> tuple[int, int]:
-        """The rank whose widgets are shown, and the number that names this controller in the
-        widgets' messages (see `RunCall`).
+    def _shown(self) -> tuple[int, int, str]:
+        """The rank whose widgets are shown, the number that names this controller in the widgets'
+        messages, and how tracebacks are shown (see `RunCall`).
         """
-        return min(self.ranks), self.rank_set.session.features.comms.audience
+        rank_set = self.rank_set
+        return min(rank_set.ranks), rank_set.session.features.comms.audience, own_xmode()
 
     def __reduce__(self) -> Any:
         raise TypeError(f"this is {_STAYS_HERE}")

@@ -237,6 +237,38 @@ def test_frames_of_torch_are_one_line_and_the_whole_is_kept(
     assert "cellmesh" not in shown + whole
 
 
+LIBRARY_ERROR = "import torch\ndef f(x):\n    return torch.nn.Linear(2, 2)(x)\nf(torch.zeros(3))"
+# What a traceback of `LIBRARY_ERROR` has, and what it has not.
+XMODES = {
+    "": (["In[7], line 3", "frames of torch, to torch/nn"], ["site-packages", "x=tensor"]),
+    "Plain": (["In[7], line 3", "frames of torch, to torch/nn"], ["site-packages", "---->"]),
+    "Verbose": (["In[7], line 3", "x=tensor", "site-packages/torch/nn"], ["frames of torch"]),
+    "Minimal": (["RuntimeError: "], ["In[7]", "torch/nn"]),
+}
+
+
+@pytest.mark.parametrize("place", ["ranks", "notebook"])
+@pytest.mark.parametrize("mode", XMODES)
+def test_tracebacks_follow_xmode_of_the_ranks_and_of_the_notebook(
+    mesh: cm.Mesh, recorder: Recorder, monkeypatch: pytest.MonkeyPatch, mode: str, place: str
+) -> None:
+    if place == "notebook":
+        monkeypatch.setattr("cellmesh.controller.ranks.own_xmode", lambda: mode)
+    else:
+        mesh.cell(f"%xmode {mode or 'Context'}")
+    try:
+        with pytest.raises(cm.RankFailure):
+            run_cell(mesh, LIBRARY_ERROR, recorder, execution_count=7)
+    finally:
+        mesh.cell("%xmode Context")
+    for block in recorder.items(Trace):
+        assert isinstance(block.item, Trace)
+        shown = re.sub(r"\x1b\[[0-9;]*m", "", block.item.traceback)
+        has, lacks = XMODES[mode]
+        assert [text for text in has if text not in shown] == []
+        assert [text for text in (*lacks, "cellmesh/") if text in shown] == []
+
+
 def test_a_warning_names_its_cell(mesh: cm.Mesh, recorder: Recorder) -> None:
     source = "import warnings\n\nwarnings.warn('old')"
     run_cell(mesh, source, recorder, execution_count=27)
@@ -263,6 +295,72 @@ wait()
     run.interrupt()
     with pytest.raises(RanksInterrupted, match="KeyboardInterrupt: interrupted in wait"):
         run.result(20)
+
+
+CALLED_BY_C = {
+    "callback of a future": """
+future = torch.futures.Future()
+later = future.then(stay)
+future.set_result(1)
+later.wait()
+""",
+    "autograd hook": """
+x = torch.ones(3, requires_grad=True)
+y = x * 2
+y.register_hook(stay)
+y.sum().backward()
+""",
+    "autograd function": """
+class Function(torch.autograd.Function):
+    forward = staticmethod(lambda ctx, x: x * 2)
+    backward = staticmethod(lambda ctx, grad: stay())
+Function.apply(torch.ones(3, requires_grad=True)).sum().backward()
+""",
+    "__torch_function__": """
+class Own(torch.Tensor):
+    __torch_function__ = classmethod(stay)
+torch.ones(2).as_subclass(Own) + 1
+""",
+    "pickle": "import pickle\nclass Own:\n    __reduce__ = stay\npickle.dumps([Own()])",
+    "key of a sort": "sorted([1, 2], key=stay)",
+    "finalizer": "class Own:\n    __del__ = stay_a_moment\ndel [Own()][0]\nstay()",
+    "hook of DDP": """
+from torch.nn.parallel import DistributedDataParallel
+model = DistributedDataParallel(torch.nn.Linear(2, 2))
+model.register_comm_hook(None, lambda state, bucket: stay())
+model(torch.ones(1, 2)).sum().backward()
+""",
+}
+
+
+@pytest.mark.parametrize("kind", CALLED_BY_C)
+def test_an_interrupt_of_code_that_c_calls_is_the_interrupt_and_shows_no_frames(
+    mesh: cm.Mesh, recorder: Recorder, kind: str
+) -> None:
+    source = f"""
+import time, torch
+def stay(*args):
+    print("here")
+    while True:
+        time.sleep(0.01)
+def stay_a_moment(*args):
+    print("here")
+    until = time.monotonic() + 1
+    while time.monotonic() < until:
+        time.sleep(0.01)
+{CALLED_BY_C[kind]}
+"""
+    run = mesh.submit_cell(source, sink=recorder)
+    recorder.wait_for_line("here")
+    run.interrupt()
+    with pytest.raises(RanksInterrupted, match="KeyboardInterrupt: interrupted in"):
+        run.result(30)
+    for block in recorder.items(Trace):
+        assert isinstance(block.item, Trace)
+        assert re.fullmatch(
+            r"KeyboardInterrupt: interrupted in \S+ at line \d+(, called at line \d+)?",
+            block.item.traceback,
+        )
 
 
 def test_an_error_is_shown_while_others_wait(

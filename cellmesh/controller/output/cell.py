@@ -16,7 +16,7 @@ from .fold import VIEW_MIME, Block, Line, Live, Ranks, Rich, Trace, WidgetView
 from .live_lines import compact
 from .mime_bundle import FigureRow, has_room, heading, is_figure, label, labelled
 from .rank_tabs import switch
-from .traces import fold, text_of
+from .traces import fold
 
 _STAYS = "cleared: what stands above stays, as others have shown too much to show it again"
 # When a rank clears, others' output is shown again: always if it is little, else until that comes
@@ -141,16 +141,15 @@ class CellSink:
         self._record.add(RecordEntry(ranks, trace))
 
     def _publish_trace(self, ranks: Ranks, trace: Trace) -> None:
-        shown = text_of(trace)
         self._publish(
             "error",
             {
                 "ename": f"{label(ranks)} {trace.type_name}",
                 "evalue": trace.text,
-                "traceback": [f"{label(ranks)}", *shown.rstrip().split("\n")],
+                "traceback": [f"{label(ranks)}", *trace.traceback.rstrip().split("\n")],
             },
         )
-        if trace.whole and shown != trace.whole:
+        if trace.whole:
             # Without text, as the switch between ranks is.
             self._publish("display_data", {"data": {"text/html": fold(trace)}, "metadata": {}})
 

@@ -18,7 +18,6 @@ from .fold import AlikeLines, Block, Gap, Line, Live, Rich, Trace
 from .live_lines import compact
 from .mime_bundle import label
 from .number_folding import join_lines
-from .traces import text_of
 
 # Of bars that go on, so many are in the line.
 _MAX_GOING = 2
@@ -176,7 +175,7 @@ def as_text(block: Block) -> tuple[str, str]:
                 f"all of it: %dist_logs {rank}\n"
             )
         case Trace():
-            return "stderr", f"{mark} {text_of(block.item).rstrip()}\n"
+            return "stderr", f"{mark} {block.item.traceback.rstrip()}\n"
         case Rich(kind, _):
             if kind == "clear":
                 return "stdout", ""

@@ -17,7 +17,6 @@ from .cell_record import RecordedOutput, share
 from .fold import Gap, Item, Line, Ranks, Rich, Trace
 from .mime_bundle import label, pre, still
 from .terminal import as_html
-from .traces import text_of
 
 LIMIT_BYTES = 200_000
 _MAX_GROUPS = 256
@@ -200,7 +199,7 @@ def _piece(item: Item) -> tuple[str, str]:
         case Gap(num_lines, num_bytes):
             return "stdout", f"… {num_lines:,} lines ({num_bytes / 1e6:.1f} MB) not shown"
         case Trace():
-            return "trace", as_html(text_of(item).rstrip())
+            return "trace", as_html(item.traceback.rstrip())
         case Rich():
             content = item.content()
             if list(content["data"]) == ["text/plain"]:

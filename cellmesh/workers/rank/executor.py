@@ -200,6 +200,7 @@ class Executor:
             work.run, name_of(function), 0, work.lead, work.audience, time.monotonic()
         )
         self._tracker.records.append(record)
+        self._shell.notebook_xmode = work.xmode
         try:
             result = function(*args, **kwargs)
             if hasattr(type(result), "__await__"):
@@ -255,6 +256,7 @@ class Executor:
             self._timing = stopwatch.stop()
 
     def _run_cell(self, work: RunCell) -> BaseException | None:
+        self._shell.notebook_xmode = work.xmode
         self._meter.begin(work.execution_count)
         record = RunRecord(
             work.run, "", work.execution_count, work.lead, work.audience, time.monotonic()

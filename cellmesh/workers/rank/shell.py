@@ -99,6 +99,7 @@ class RankShell(InteractiveShell):
     # What IPython would have shown as a traceback while the cell runs: the cell fails with it. None
     # between cells.
     _shown: list[BaseException] | None = None
+    notebook_xmode = ""  # as of `RunCell`
     report_numbers: Callable[[float | None, Mapping[str, Any]], None] = AnyTrait()  # type: ignore[assignment]
     call_at_heal: Callable[[Callable[[], object]], None] = AnyTrait()  # type: ignore[assignment]
     stopped_by: Callable[[], type[KeyboardInterrupt] | None] = AnyTrait(lambda: None)  # type: ignore[assignment]
@@ -331,11 +332,18 @@ class RankShell(InteractiveShell):
     def render_traceback(self, error: BaseException) -> tuple[str, str]:
         """Return a traceback as a notebook shows it, with ANSI colours and without frames of
         cellmesh: with a line for each run of frames of libraries (all of them under ``%xmode
-        Verbose``), and with all frames.
+        Verbose``), and with all frames. The rank's own ``%xmode`` goes before the notebook's.
         """
-        text = self._render(error)
+        own = self.InteractiveTB.mode
+        mode = self.notebook_xmode if own == _DEFAULT_XMODE else own
+        if mode in self.InteractiveTB.valid_modes:
+            self.InteractiveTB.set_mode(mode)
+        try:
+            text = self._render(error)
+        finally:
+            self.InteractiveTB.set_mode(own)
         whole = with_all_frames(text)
-        return (whole if self.InteractiveTB.mode == "Verbose" else with_few_frames(text)), whole
+        return (whole if mode == "Verbose" else with_few_frames(text)), whole
 
     def show_traceback(self, error: BaseException) -> str:
         """Return a traceback with few frames of libraries, or as ``%xmode`` says."""
@@ -382,6 +390,7 @@ class RankShell(InteractiveShell):
 
 
 _MAX_RENDERED_FRAMES = 100
+_DEFAULT_XMODE = "Context"
 
 
 def remember_error(error: BaseException | None) -> None:

@@ -117,9 +117,12 @@ _LIBRARIES = tuple(
 
 def is_user_code(frame: types.FrameType) -> bool:
     """Return whether a frame is of a cell or a user's module, and no library's or cellmesh's."""
-    if frame.f_code.co_filename.startswith(("<frozen", *_LIBRARIES)):
-        return False
-    return not is_own_code(frame)
+    return not is_of_library(frame.f_code.co_filename) and not is_own_code(frame)
+
+
+def is_of_library(filename: str) -> bool:
+    """Return whether a code file is Python's or an installed package's."""
+    return filename.startswith(("<frozen", *_LIBRARIES))
 
 
 def is_own_code(frame: types.FrameType) -> bool:

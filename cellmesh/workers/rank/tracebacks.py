@@ -15,7 +15,7 @@ from typing import Any
 
 from IPython.core.ultratb import AutoFormattedTB
 
-from .stack_inspection import is_own_code, is_user_code, shorten_path
+from .stack_inspection import is_of_library, is_own_code, is_user_code, shorten_path
 
 # What a rendered frame of a library stands between; user code prints no such characters in a frame,
 # as its source is text.
@@ -37,7 +37,24 @@ class _Renderer(AutoFormattedTB):
             return ""
         code = frame.f_code
         place = f"{shorten_path(code.co_filename)}:{frame_info.lineno} in {code.co_name}"
-        return f"{_BEGIN}{place}{_MIDDLE}{text.replace(chr(0), '')}{_END}"
+        return _marked(place, text)
+
+    def _format_list(self, extracted_list: list[Any]) -> list[str]:
+        """Format the frames of a traceback for ``%xmode Plain``."""
+        texts = super()._format_list(extracted_list)
+        shown = []
+        for frame, text in zip(extracted_list, texts, strict=True):
+            if frame.filename.startswith(_OWN):
+                continue
+            if is_of_library(frame.filename):
+                place = f"{shorten_path(frame.filename)}:{frame.lineno} in {frame.name}"
+                text = _marked(place, text)
+            shown.append(text)
+        return shown
+
+
+def _marked(place: str, text: str) -> str:
+    return f"{_BEGIN}{place}{_MIDDLE}{text.replace(chr(0), '')}{_END}"
 
 
 def make_renderer(like: AutoFormattedTB) -> AutoFormattedTB:
@@ -59,10 +76,11 @@ def with_few_frames(text: str) -> str:
 
 def _describe_run(run: re.Match[str]) -> str:
     places = [found["place"] for found in _ONE.finditer(run[0])]
+    end = "\n\n" if run[0].endswith("\n") else "\n"  # frames that are not plain are set apart
     if len(places) == 1:
-        return f"    [... {places[0]}]\n\n"
+        return f"    [... {places[0]}]{end}"
     packages = list(dict.fromkeys(_package_of(place) for place in places))
-    return f"    [... {len(places)} frames of {', '.join(packages)}, to {places[-1]}]\n\n"
+    return f"    [... {len(places)} frames of {', '.join(packages)}, to {places[-1]}]{end}"
 
 
 def _package_of(place: str) -> str:
