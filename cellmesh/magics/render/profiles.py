@@ -16,7 +16,8 @@ from ...wire.ranks import format_ranks, group_ranks
 from ...wire.trace import covered
 from ...wire.user_code import Timing
 from .tables import Table
-from .timeline import format_time, timeline_of
+from .time_axis import format_time
+from .timeline import timeline_of
 
 # From here on a rank is said to have kept the others waiting: in seconds, and as a part of the
 # others' time.

@@ -6,16 +6,17 @@ import base64
 import hashlib
 import html
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import median
-from typing import TypeVar
 
 from ...controller.trace.history import History
 from ...controller.trace.operations import Operation
 from ...controller.trace.profile import Profile
 from ...wire.ranks import format_ranks
+from .time_axis import cover, format_time, ticks
+from .timeline_text import draw_text
 
 # Of collectives, those that took longest first.
 COLOURS = ("#4c8fd0", "#f08c2e", "#58a55c", "#d9534f", "#a779c9", "#3fb5ad", "#c9a227", "#b07a5e")
@@ -27,11 +28,9 @@ _MAX_PICTURE_BYTES, _MAX_TITLES_BYTES = 31_000, 12_000
 _COLUMNS = (2, 4, 8)
 # Of more ranks those are drawn that differ most from the others; so, too, if there is no room.
 _MAX_RANKS, _NUM_DIFFERENT, _MIN_RANKS = 64, 16, 4
-_TICKS = 6
 _MANY = 16  # rows; from here on they are lower
 _MAX_MARK = 24
 _LATE = "#b3261e"
-_TEXT_COLUMNS = 72
 _AREA_BYTES = 55  # of an area beside its title
 
 
@@ -47,7 +46,6 @@ class Row:
     note: str = ""
 
 
-T = TypeVar("T", bound=Hashable)
 # A collective's name, None for what a rank was busy with; and whether it waits.
 _What = tuple[str | None, bool]
 _Spans = list[tuple[float, float]]
@@ -89,6 +87,14 @@ class Timeline:
             for bar in row.bars:
                 totals[bar.name] += bar.end_ns - bar.start_ns
         return [name for name, _ in totals.most_common()]
+
+    @property
+    def left_out(self) -> str:
+        """A sentence on ranks that are not drawn; "" if there are none."""
+        if not self.num_left_out:
+            return ""
+        num, num_all = len(self.rows), len(self.rows) + self.num_left_out
+        return f"{num} of {num_all} ranks are drawn: those that differ most from the others"
 
     def __repr__(self) -> str:
         return draw_text(self)
@@ -157,14 +163,6 @@ def _with_few(timeline: Timeline, num_ranks: int) -> Timeline:
     return replace(timeline, rows=rows, num_left_out=num_left_out)
 
 
-def _left_out(timeline: Timeline) -> str:
-    """Return a sentence on ranks that are not drawn; "" if there are none."""
-    if not timeline.num_left_out:
-        return ""
-    num, num_all = len(timeline.rows), len(timeline.rows) + timeline.num_left_out
-    return f"{num} of {num_all} ranks are drawn: those that differ most from the others"
-
-
 # ---- SVG
 
 
@@ -188,7 +186,7 @@ def draw_html(timeline: Timeline) -> str:
         f'alt="{timeline.busy_name} and collectives of each rank over time" '
         f'width="{_WIDTH:g}" height="{height:g}" style="max-width:none" '
         f'src="data:image/svg+xml;base64,{encoded}"/>'
-        f'<map name="{name}">{areas}</map></div>{html.escape(_left_out(timeline))}'
+        f'<map name="{name}">{areas}</map></div>{html.escape(timeline.left_out)}'
     )
 
 
@@ -391,11 +389,11 @@ def _columns(timeline: Timeline, row: Row, width: int) -> dict[_What, _Spans]:
     busy: list[Counter[_What]] = [Counter() for _ in range(num_columns)]
     bars: list[Counter[_What]] = [Counter() for _ in range(num_columns)]
     for start_ns, end_ns in row.busy:
-        _cover(busy, timeline.length_ns, start_ns, end_ns, (None, False))
+        cover(busy, timeline.length_ns, start_ns, end_ns, (None, False))
     for bar in row.bars:
         middle = bar.start_ns + bar.waited_ns
-        _cover(bars, timeline.length_ns, bar.start_ns, middle, (bar.name, True))
-        _cover(bars, timeline.length_ns, middle, bar.end_ns, (bar.name, False))
+        cover(bars, timeline.length_ns, bar.start_ns, middle, (bar.name, True))
+        cover(bars, timeline.length_ns, middle, bar.end_ns, (bar.name, False))
     column_ns = timeline.length_ns / num_columns
     found: dict[_What, _Spans] = {}
     for cells in (busy, bars):
@@ -427,73 +425,3 @@ def _path(layer: _Layer) -> str:
 def _x(timeline: Timeline, at_ns: int) -> float:
     inside = min(max(at_ns, 0), timeline.length_ns) / timeline.length_ns
     return _LEFT + inside * (_WIDTH - _LEFT - 22)
-
-
-def ticks(length_ns: int) -> list[int]:
-    """Return about six round times from 0 on, for the axis."""
-    step = 1
-    while length_ns / step > _TICKS:
-        for factor in (2, 5, 10):
-            if length_ns / (step * factor) <= _TICKS:
-                return list(range(0, length_ns + 1, step * factor))
-        step *= 10
-    return list(range(0, length_ns + 1, step))
-
-
-def format_time(ns: float) -> str:
-    """Format nanoseconds: ``12 µs``, ``3.4 ms``, ``1.25 s``."""
-    if ns == 0:
-        return "0"
-    for size, unit in ((1e9, "s"), (1e6, "ms"), (1e3, "µs")):
-        if ns >= size:
-            return f"{ns / size:.3g} {unit}"
-    return f"{ns:.0f} ns"
-
-
-# ---- text
-
-
-def draw_text(timeline: Timeline) -> str:
-    """Draw the timeline for a terminal: a letter for each collective, in lower case while it
-    waits.
-    """
-    letters = dict(zip(timeline.names, "ABCDEFGHIJKLMNOPQRSTUVWXYZ", strict=False))
-    width = max((len(f"rank {row.rank}") for row in timeline.rows), default=0)
-    lines = [
-        f"{f'rank {row.rank}':<{width}}  {_text_row(timeline, row, letters)}"
-        for row in timeline.rows
-    ]
-    legend = [f"# {timeline.busy_name}", *(f"{letter} {name}" for name, letter in letters.items())]
-    if letters:
-        legend.append("small letters: waits for another rank")
-    lines += [left_out] if (left_out := _left_out(timeline)) else []
-    lines.append(f"{'':<{width}}  0 to {format_time(timeline.length_ns)}; {', '.join(legend)}")
-    return "\n".join(lines)
-
-
-def _text_row(timeline: Timeline, row: Row, letters: Mapping[str, str]) -> str:
-    cells: list[Counter[str]] = [Counter() for _ in range(_TEXT_COLUMNS)]
-    for start_ns, end_ns in row.busy:
-        _cover(cells, timeline.length_ns, start_ns, end_ns, "#")
-    for bar in row.bars:
-        letter = letters.get(bar.name, "?")
-        middle = bar.start_ns + bar.waited_ns
-        _cover(cells, timeline.length_ns, bar.start_ns, middle, letter.lower())
-        _cover(cells, timeline.length_ns, middle, bar.end_ns, letter)
-    column_ns = timeline.length_ns / _TEXT_COLUMNS
-    return "".join(
-        max(cell, key=lambda mark: (cell[mark], mark))
-        if sum(cell.values()) >= column_ns / 4
-        else " "
-        for cell in cells
-    ).rstrip()
-
-
-def _cover(cells: list[Counter[T]], length_ns: int, start_ns: int, end_ns: int, mark: T) -> None:
-    column_ns = length_ns / len(cells)
-    first = max(0, int(start_ns / column_ns))
-    last = min(len(cells) - 1, int(max(0, end_ns - 1) / column_ns))
-    for index in range(first, last + 1):
-        covered = min(end_ns, (index + 1) * column_ns) - max(start_ns, index * column_ns)
-        if covered > 0:
-            cells[index][mark] += int(covered)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cellmesh.wire import payload
-from cellmesh.workers.rank import shell
+from cellmesh.workers.rank import compiler
 
 NAME = "<cell of a test>"
 SOURCE = """def divide(x):
@@ -99,14 +99,14 @@ def test_known_source_is_not_replaced(typed: dict[str, Any]) -> None:
 def test_a_rank_keeps_the_text_of_the_newest_cells_and_longer_of_those_that_define(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(shell, "_MAX_PLAIN", 2)
-    monkeypatch.setattr(shell, "_MAX_DEFINING", 3)
-    compiler = shell.RankCompiler()
+    monkeypatch.setattr(compiler, "_MAX_PLAIN", 2)
+    monkeypatch.setattr(compiler, "_MAX_DEFINING", 3)
+    cells = compiler.RankCompiler()
     texts = [
         f"{form.format(n)}  # {n}" for n in range(5) for form in ("x = {}", "def f(): return {}")
     ]
-    names = [compiler.cache(text, number) for number, text in enumerate(texts)]
-    names.append(compiler.cache(texts[6], 6))  # run again
+    names = [cells.cache(text, number) for number, text in enumerate(texts)]
+    names.append(cells.cache(texts[6], 6))  # run again
     kept = [number for number, name in enumerate(names[:-1]) if name in linecache.cache]
     assert kept == [5, 6, 7, 8, 9]
-    assert compiler._filename_map.keys() == {names[number] for number in kept}
+    assert cells._filename_map.keys() == {names[number] for number in kept}

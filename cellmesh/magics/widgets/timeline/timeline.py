@@ -18,7 +18,9 @@ from ....controller.trace.operations import lanes_of
 from ....errors import CellmeshError
 from ....wire.ranks import describe_ranks
 from ...render.tables import Table
-from ...render.timeline import colours_of, draw_html, draw_text, format_time, timeline_of_history
+from ...render.time_axis import format_time
+from ...render.timeline import colours_of, draw_html, timeline_of_history
+from ...render.timeline_text import draw_text
 from ..base.auto_refresh import Worker
 from ..base.widget import LiveView, Static, Widget, load_css, load_js
 

@@ -18,17 +18,16 @@ from cellmesh.controller.trace.operations import Operation
 from cellmesh.controller.trace.profile import MAX_TRACE_BYTES, Profile
 from cellmesh.magics.render.profiles import ProfileView
 from cellmesh.magics.render.tables import memory_table
+from cellmesh.magics.render.time_axis import format_time, ticks
 from cellmesh.magics.render.timeline import (
     Row,
     Timeline,
     draw_html,
     draw_svg,
-    draw_text,
-    format_time,
-    ticks,
     timeline_of,
     timeline_of_history,
 )
+from cellmesh.magics.render.timeline_text import draw_text
 from cellmesh.magics.widgets.timeline.timeline import cell_table, pack, rank_table, static_of
 from cellmesh.wire.status import MemoryUse, RankInfo, RankState
 from cellmesh.wire.trace import Collective, OperatorTime, RankProfile

@@ -1,0 +1,44 @@
+"""Compiles the cells of a rank, and keeps their text for tracebacks."""
+
+from __future__ import annotations
+
+import linecache
+
+from IPython.core.compilerop import CachingCompiler
+
+from ...wire import payload
+
+# Of so many cells the text is kept, for tracebacks: of those that only ran, and of those that
+# define what may be called later.
+_MAX_PLAIN, _MAX_DEFINING = 1_000, 10_000
+_DEFINES = ("def ", "class ", "lambda")
+
+
+class RankCompiler(CachingCompiler):
+    """Names cells in tracebacks (``In[3]``), also cells whose functions were sent to the rank."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._plain: dict[str, None] = {}
+        self._defining: dict[str, None] = {}
+
+    def cache(self, transformed_code: str, number: int = 0, raw_code: str | None = None) -> str:
+        """Keep a cell's source under a file name, for tracebacks; drop the oldest over a limit."""
+        name = super().cache(transformed_code, number, raw_code)
+        names, most = self._plain, _MAX_PLAIN
+        for word in _DEFINES:
+            if word in transformed_code:
+                names, most = self._defining, _MAX_DEFINING
+        names.pop(name, None)
+        names[name] = None  # the newest
+        if len(names) > most:
+            oldest = next(iter(names))
+            del names[oldest]
+            self._filename_map.pop(oldest, None)
+            linecache.cache.pop(oldest, None)
+        return name
+
+    def format_code_name(self, name: str) -> tuple[str, str] | None:
+        """Return how tracebacks name a code file, as ``Cell In[3]`` for a cell."""
+        cell = payload.cell_of(name)
+        return ("Cell", f"In[{cell}]") if cell else super().format_code_name(name)
