@@ -237,6 +237,27 @@ def test_after_a_destroy_the_next_error_says_what_to_type(mesh: cm.Mesh) -> None
     assert "`dist.init_process_group()` in a cell" in note
 
 
+FINISH = "def end_training():\n    dist.destroy_process_group()\n"
+
+
+def test_the_next_error_names_the_line_that_has_destroyed_the_group(
+    mesh: cm.Mesh, tmp_path: Path
+) -> None:
+    def note() -> str:
+        with pytest.raises(cm.RankFailure) as caught:
+            run(mesh, SUM)
+        run(mesh, "dist.init_process_group()")
+        return str(caught.value.exceptions_by_rank[0].__notes__[0])
+
+    mesh.submit_cell(FINISH, execution_count=7).result(60)
+    mesh.submit_cell("x = 1\nend_training()", execution_count=8).result(60)
+    assert "was called on this rank by In[7] line 2, called at In[8] line 2:" in note()
+    (tmp_path / "train.py").write_text(f"import torch.distributed as dist\n{FINISH}")
+    mesh.cell(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import train")
+    mesh.run(lambda: __import__("train").end_training())
+    assert f"was called on this rank by {tmp_path}/train.py line 3:" in note()
+
+
 @pytest.mark.parametrize("name", RPCS)
 def test_rpc_meets_at_any_init_method(mesh: cm.Mesh, name: str) -> None:
     ranks = mesh[0:2] if name == "part" else mesh

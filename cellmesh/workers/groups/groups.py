@@ -9,6 +9,7 @@ what it would see under torchrun.
 from __future__ import annotations
 
 import contextlib
+import types
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -141,6 +142,11 @@ class Groups:
         if len(self._firsts) > _MAX_FIRSTS:
             with contextlib.suppress(Exception):  # the store has gone, and the key with it
                 self._store.delete_key(self._firsts.popleft())
+
+    @property
+    def destroyed_by(self) -> Sequence[tuple[types.CodeType, int]]:
+        """Code and line of the frames that destroyed the default group last, outermost first."""
+        return self._default.destroyed_by
 
     def _take_over(self) -> None:
         """Redirect torch's construction of process groups in this process to this object."""

@@ -10,6 +10,10 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
+import traceback
+import types
+from collections.abc import Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -81,6 +85,8 @@ class DefaultGroup:
         self.pid = os.getpid()
         # Names of the mesh's groups; others end with a ``destroy_process_group``.
         self.own: set[str] = set()
+        # Code and line of the frames that destroyed the default group, outermost first.
+        self.destroyed_by: Sequence[tuple[types.CodeType, int]] = ()
 
     def take_over(self) -> None:
         """Make ``init_process_group`` and ``destroy_process_group`` in this process call this
@@ -160,6 +166,9 @@ class DefaultGroup:
 
     def destroy(self, group: Any) -> None:
         """Do the work of ``destroy_process_group``."""
+        if group in (None, dist.group.WORLD) and dist.is_initialized():
+            frames = traceback.walk_stack(sys._getframe(1))
+            self.destroyed_by = [(frame.f_code, line) for frame, line in frames][::-1]
         if group is not None and group is not dist.group.WORLD:
             torch_destroy_process_group(group)
         elif not self.is_the_meshs:

@@ -24,7 +24,14 @@ from ..groups.groups import Groups
 from ..linux_process import write_stderr
 from ..static_lookup import MAX_TEXT, chain_of, handled_by, name_of, text_of, traceback_of
 from .shell import RankShell
-from .stack_inspection import Place, StopPoint, Waited, describe_interruption, describe_release
+from .stack_inspection import (
+    Place,
+    StopPoint,
+    Waited,
+    describe_call,
+    describe_interruption,
+    describe_release,
+)
 from .value_transfer import reduce_for_notebook
 
 # A larger exception stays on its rank: all ranks may raise one, and the notebook would hold all of
@@ -35,8 +42,8 @@ EXCEPTION_BYTES = 4 << 20
 _STOP_NAMES = re.compile(r"\b(KeyboardInterrupt|Released)\b")
 _HINTS = {
     "Default process group has not been initialized": (
-        "dist.destroy_process_group() was called on this rank: `dist.init_process_group()` in a "
-        "cell on all ranks brings the mesh's groups back, and `mesh` with them"
+        "dist.destroy_process_group() was called on this rank{where}: `dist.init_process_group()` "
+        "in a cell on all ranks brings the mesh's groups back, and `mesh` with them"
     ),
     "Can't pickle <class '__main__.": (
         "on this rank the name of that class is bound to something else: if it is a class of the "
@@ -91,6 +98,9 @@ class Failures:
         text, tb = text_of(error), traceback_of(error)
         place = self._shell.place_of(tb)
         hint = next((hint for begin, hint in _HINTS.items() if text.startswith(begin)), None)
+        if hint is not None:
+            where = describe_call(self._groups.destroyed_by, self._shell)
+            hint = hint.format(where=f" by {where}" if where else "")
         with contextlib.suppress(BaseException):  # of the exception's own code
             if hint is not None and hint not in getattr(error, "__notes__", ()):
                 error.add_note(hint)

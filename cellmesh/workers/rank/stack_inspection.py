@@ -21,6 +21,7 @@ import traceback
 import types
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed import Work
@@ -113,6 +114,8 @@ _WITH = ("BEFORE_WITH", "BEFORE_ASYNC_WITH", "WITH_EXCEPT_START")
 _LIBRARIES = tuple(
     sorted({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 )
+
+_OWN_DIRECTORY = f"{Path(__file__).parents[2]}/"
 
 
 def is_user_code(frame: types.FrameType) -> bool:
@@ -303,6 +306,24 @@ def place_of(frames: Iterable[tuple[types.CodeType, int]], shell: RankShell) -> 
     lines = [line for each, _, line in cells if each.co_filename == own]
     inner = "" if code.co_filename == own else f"In[{inner_count}] line {inner_line}"
     return Place(count if lines else 0, lines[-1] if lines else 0, inner)
+
+
+def describe_call(frames: Sequence[tuple[types.CodeType, int]], shell: RankShell) -> str:
+    """Return in words which line of the user's made a call; "" if that is not known.
+
+    Args:
+        frames: code and line of each frame, outermost first.
+        shell: has the cells.
+    """
+    place = place_of(frames, shell)
+    if place.line:
+        where = f"In[{place.execution_count}] line {place.line}"
+        return f"{place.inner}, called at {where}" if place.inner else where
+    if place.inner:
+        return place.inner
+    ours = ("<", *_LIBRARIES, _OWN_DIRECTORY)
+    users = [(code, line) for code, line in frames if not code.co_filename.startswith(ours)]
+    return f"{shorten_path(users[-1][0].co_filename)} line {users[-1][1]}" if users else ""
 
 
 def look_at_main_thread(shell: RankShell) -> Activity:
