@@ -4,6 +4,7 @@ on.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import textwrap
@@ -326,3 +327,29 @@ def test_rank_with_a_silent_control_thread_is_reported_and_replaced(
         run.result(timeout_s=WAIT_S)
     own_mesh.heal()
     steps(own_mesh)
+
+
+RAISING_TIMER = """
+import signal, time
+def tick(*_):
+    raise TimeoutError("tick")
+signal.signal(signal.SIGALRM, tick)
+t = torch.ones(1)
+if rank == 0:
+    signal.setitimer(signal.ITIMER_REAL, 0.3, 0.05)
+    time.sleep(30)
+else:
+    dist.all_reduce(t)
+"""
+
+
+def test_groups_are_rebuilt_under_a_timer_whose_handler_raises(own_mesh: cm.Mesh) -> None:
+    with pytest.raises(cm.RankFailure, match="tick"):
+        own_mesh.cell(RAISING_TIMER)
+    while True:  # the timer may end this cell, too
+        with contextlib.suppress(cm.RankFailure):
+            own_mesh[0].cell("signal.setitimer(signal.ITIMER_REAL, 0)")
+            break
+    own_mesh.cell("t = torch.ones(1); dist.all_reduce(t)")
+    assert own_mesh.pull("float(t)").list == [2.0, 2.0]
+    assert not own_mesh.rank_set.session.dead_ranks

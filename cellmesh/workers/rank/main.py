@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import faulthandler
+import functools
 import json
 import os
 import random
@@ -26,6 +27,7 @@ from ...errors import ProtocolError
 from ...wire import marks
 from ...wire.codec import Parcel, at_rank_for_work, encode
 from ...wire.groups import Heal
+from ...wire.held_signals import hold_back
 from ...wire.messages import RankReady, RankUnready, Resume, ToMainThread
 from ...wire.output import Display, DisplayKind
 from ...wire.stream import Channel
@@ -201,6 +203,11 @@ def _work(
 
     What was queued behind a failed run would meet other ranks' collectives of that run in its own.
     """
+
+    def report(error: BaseException) -> None:
+        write_stderr(f"{render(error)}\n")
+
+    raised: list[BaseException] = []
     codec = at_rank_for_work()
     inbox: collections.deque[Parcel[ToMainThread]] = collections.deque()
     held: list[Parcel[ToMainThread]] = []
@@ -222,7 +229,9 @@ def _work(
                 continue
             except BaseException as error:
                 # The handler of a signal that user code has asked for (SIGALRM).
-                write_stderr(f"{render(error)}\n")
+                raised.append(error)
+            while raised:  # not while it is handled: the next one would have it as context
+                hold_back(functools.partial(report, raised.pop()), report)
         elif isinstance(parcel.verb, Resume):
             holds_back = False
         elif holds_back and not isinstance(parcel.verb, Heal):
@@ -230,9 +239,16 @@ def _work(
                 held.append(parcel)
         else:
             try:
-                is_done = executor.execute(parcel, more_follows=bool(inbox))
+                if isinstance(parcel.verb, Heal):
+                    work = functools.partial(executor.execute, parcel, bool(inbox))
+                    is_done = hold_back(work, report)
+                else:
+                    is_done = executor.execute(parcel, more_follows=bool(inbox))
             except BaseException as error:
-                is_done = executor.rescue(parcel.verb.run, error, more_follows=bool(inbox))
+                raised.append(error)
+            if raised:
+                rescue = functools.partial(executor.rescue, parcel.verb.run, raised.pop())
+                is_done = hold_back(functools.partial(rescue, bool(inbox)), report)
             if not is_done and (loss := find_lost_context()):
                 report_lost_context(rank, loss)
                 pump.flush()

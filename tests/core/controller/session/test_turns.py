@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cellmesh.controller.session.turns import HeldSignals
+from cellmesh.wire.held_signals import HeldSignals
 
 FILE = HeldSignals.__enter__.__code__.co_filename
 

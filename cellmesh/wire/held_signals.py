@@ -1,0 +1,132 @@
+"""Holds back signals of the main thread while it does what their handlers must not cut in half."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable, Iterable
+from threading import get_ident, main_thread
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+# As `signal.signal` and `signal.getsignal`, which make enums of what they are given and give.
+_signal = importlib.import_module("_signal")
+_set_handler: Callable[[int, Any], Any] = _signal.signal
+_handler_of: Callable[[int], Any] = _signal.getsignal
+# The standard ones. SIGINT is held first and let go last.
+_SIGINT = int(_signal.SIGINT)
+_OTHERS = tuple(number for number in range(1, 32) if number != _SIGINT)
+
+
+class HeldSignals:
+    """Holds back, on the main thread, signals that have a Python handler; does nothing on other
+    threads.
+
+    Args:
+        note: told at once that a signal has come.
+        numbers: the signals.
+    """
+
+    def __init__(
+        self, note: Callable[[], object], numbers: Iterable[int] = (_SIGINT, *_OTHERS)
+    ) -> None:
+        self._tell, self._numbers = note, tuple(numbers)
+        self._held: list[tuple[int, Any]] = []  # signal, its handler
+        self._noted: list[int] = []
+        self._depth = 0
+        self._main = main_thread().ident
+        self._note_signal = self._note  # one object: it is compared
+
+    @property
+    def has_noted(self) -> bool:
+        """Whether a signal has arrived while signals were held back."""
+        return bool(self._noted)
+
+    def __enter__(self) -> None:
+        if get_ident() != self._main:
+            return
+        if self._depth:
+            self._depth += 1
+            return
+        self._noted.clear()
+        try:
+            for number in self._numbers:
+                handler = _handler_of(number)
+                if callable(handler):
+                    self._held.append((number, handler))
+                    _set_handler(number, self._note_signal)
+        except BaseException:  # of a handler, before its signal was held
+            self._restore()
+            raise
+        self._depth = 1
+
+    def __exit__(self, *exc: object) -> None:
+        if get_ident() != self._main:
+            return
+        if self._depth > 1:
+            self._depth -= 1
+            return
+        self._depth = 0
+        handlers = tuple(self._held)
+        self._restore()
+        if self._noted:  # asked only now: a signal may have come up to the last moment
+            noted = self._noted.copy()
+            self._noted.clear()
+            self._handle(noted, dict(handlers))
+
+    def _handle(self, noted: list[int], handlers: dict[int, Any]) -> None:
+        """Call the handlers of these signals, all of them even if one raises."""
+        try:
+            while noted:
+                number = noted.pop(0)
+                handlers[number](number, sys._getframe())
+        finally:
+            if noted:
+                self._handle(noted, handlers)
+
+    def _restore(self) -> None:
+        """Restore the held signals' handlers; each may be called, and raise, from then on."""
+        try:
+            while self._held:
+                number, handler = self._held[-1]
+                if _handler_of(number) == self._note_signal:
+                    _set_handler(number, handler)
+                del self._held[-1]
+        finally:
+            if self._held:
+                self._restore()
+
+    def _note(self, number: int, frame: object) -> None:
+        self._noted.append(number)
+        self._tell()
+
+
+def hold_back(act: Callable[[], T], report: Callable[[BaseException], object]) -> T:
+    """Do something, on a rank's main thread, that handlers of user code's signals must not cut in
+    half: a timer's handler that raises. SIGINT is the rank's own.
+
+    Args:
+        act: what to do.
+        report: given what handlers raise before `act` begins, and after it.
+    """
+    held = HeldSignals(lambda: None, _OTHERS)
+    raised: list[BaseException] = []
+    while True:
+        try:
+            held.__enter__()
+            break
+        except BaseException as error:
+            raised.append(error)
+    try:
+        for each in raised:
+            report(each)
+        return act()
+    finally:
+        after: list[BaseException] = []
+        try:
+            held.__exit__()
+        except BaseException as error:
+            after.append(error)
+        for each in after:  # held again: the report takes longer than a short timer
+            hold_back(functools.partial(report, each), lambda another: None)
