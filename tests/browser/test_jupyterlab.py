@@ -263,7 +263,12 @@ def test_restart_leaves_the_mesh_and_shut_down_ends_it(notebook: Notebook, serve
     notebook.command("kernelmenu:restart")
     notebook.page.locator(".jp-Dialog .jp-mod-accept").click()
     notebook.wait_for_kernel()
-    attached = notebook.run("%load_ext cellmesh\n%dist_attach", timeout_s=60)
+    lives_on = "of this notebook, lives on for 30 min: 4 ranks,"
+    assert lives_on in "\n".join(notebook.run("%load_ext cellmesh", timeout_s=60).texts())
+    offered = "\n".join(notebook.run("%dist_start 4").texts())
+    assert lives_on in offered
+    assert "has it again with what its ranks hold" in offered
+    attached = notebook.run("%dist_attach", timeout_s=60)
     assert "4 ranks (dp=4), ready" in "\n".join(attached.texts())
     assert notebook.run("%%dist\nprint(kept)").texts() == ["[0-3] 0 … 3"]
     ended = [each for each in processes_of(server.runtime) if each.name().startswith("cellmesh-")]

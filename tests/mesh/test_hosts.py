@@ -18,6 +18,8 @@ import pytest
 import zmq
 
 import cellmesh as cm
+from cellmesh.controller.session.attach import stop_mesh
+from cellmesh.controller.session.living import find_living
 from cellmesh.errors import CellmeshError, HostError, MeshUsageError, RankFailure
 from cellmesh.wire.curve import new_keys, use_curve
 from cellmesh.wire.rendezvous import own_addresses
@@ -162,6 +164,24 @@ def test_detached_mesh_is_attached_by_its_ticket() -> None:
         again = cm.attach(str(own_ticket(directory).path))
         assert again.pull("kept").list == [5, 6]
         again.stop()
+        check_nothing_left(directory)
+
+
+@pytest.mark.parametrize("where", [{"num_ranks": 2}, {"hosts": "a:1,b:1", "launch": HERE}])
+def test_left_mesh_says_what_it_runs_and_is_ended_by_its_name(where: dict[str, Any]) -> None:
+    with own_runtime_dir() as directory:
+        mesh = cm.start(**where, name="left", lease_s=60)
+        mesh.submit_cell("import time; time.sleep(60)")
+        mesh.states()  # the agents have what was sent before
+        (held,) = find_living(asks=True)
+        assert not held.is_free
+        with pytest.raises(MeshUsageError, match="left is held by"):
+            stop_mesh("left")
+        mesh.detach()
+        (left,) = find_living(asks=True)
+        assert left.is_free
+        assert [(info.title, info.ranks) for info in left.runs] == [("cell 1", (0, 1))]
+        stop_mesh("left")
         check_nothing_left(directory)
 
 

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from ...errors import MeshUsageError
 from ...wire.attach import RunInfo
 from ...wire.holder import Holder, read_holder
@@ -18,7 +20,7 @@ from ...wire.ranks import describe_ranks
 from ...wire.ticket import Ticket, find_tickets, remove_own_directory, runtime_root
 from ..kernel import own_notebook
 from ..process_memory import children_of, memory_bytes
-from .hosts.standing import ask_agents, end_on_hosts, summarize
+from .hosts.standing import HostStanding, ask_agents, end_on_hosts, summarize
 from .launch.local import LocalAgent, found
 
 _STOP_S = 5.0
@@ -85,14 +87,9 @@ def find_living(asks: bool) -> list[LivingMesh]:
         holder = summarize(standings)
         if ticket.spans_hosts and asks and holder is None:
             continue
-        runs = {
-            info.run: info
-            for each in standings
-            for info in (each.standing.runs if each.standing is not None else ())
-        }
         if holder is None and not ticket.spans_hosts:
             holder = read_holder(ticket)
-        living.append(LivingMesh(ticket, holder, tuple(runs.values())))
+        living.append(LivingMesh(ticket, holder, _runs_of(standings)))
     return living
 
 
@@ -198,6 +195,17 @@ def _may_live(ticket: Ticket) -> bool:
         return bool(ticket.agents)
     is_here = ticket.host is None and ticket.place == this_place()
     return is_here and is_process(ticket.agent_pid, ticket.agent_ticks)
+
+
+def _runs_of(standings: Sequence[HostStanding]) -> tuple[RunInfo, ...]:
+    """Return the runs in flight, each with its ranks of all hosts."""
+    runs: dict[int, RunInfo] = {}
+    for each in standings:
+        for info in each.standing.runs if each.standing is not None else ():
+            before = runs[info.run].ranks if info.run in runs else ()
+            ranks = tuple(sorted({*before, *info.ranks}))
+            runs[info.run] = msgspec.structs.replace(info, ranks=ranks)
+    return tuple(runs.values())
 
 
 def _is_near(mesh: LivingMesh, own: str) -> bool:
