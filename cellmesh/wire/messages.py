@@ -25,7 +25,7 @@ from .attach import Detach, Detached, Hello, Inquire, Refused, SetAgents, Standi
 from .code_files import FilesAnswer, OfferFiles, SendFiles
 from .comms import FromFrontEnd, ToFrontEnd
 from .environment import Surroundings
-from .groups import Blueprint, Describe, GroupCount, Heal, SetMesh
+from .groups import Begun, Blueprint, Describe, GroupCount, Heal, SetMesh
 from .hosts import ClockReading, ReadClock
 from .metrics import Logged
 from .output import Display, Output, Skipped
@@ -275,6 +275,8 @@ class Failed(Verb, frozen=True):
     join the `collective` that it was in ("" for plain Python), in which it had waited `waited_s`.
     `whole_traceback` has the frames of libraries that `traceback` leaves out, "" if there are none.
     `in_step`: the exception left an optimizer's step, which may have changed only some parameters.
+    `begun` is the last collective that a released rank has begun, and `group` what users call its
+    process group; None after a message.
     """
 
     run: int
@@ -291,6 +293,12 @@ class Failed(Verb, frozen=True):
     timing: Timing | None = None
     inner: str = ""
     whole_traceback: str = ""
+    begun: Begun | None = None
+    group: str = ""
+
+
+# Stands in the report of a rank's death (`Died`) that another rank's operation has caused.
+ENDED_BY_GLOO = "gloo ended it"
 
 
 def describe_place(line: int, inner: str) -> str:

@@ -98,6 +98,11 @@ def _label(group: GroupProgress) -> str:
     return label_of(group.first.description, group.first.ranks)
 
 
+def describe_begun(begun: Begun) -> str:
+    """Return a collective's kind and size, as ``all_reduce of 8 float32``."""
+    return f"{begun.name} of {_amount(begun)}"
+
+
 def _amount(begun: Begun) -> str:
     if begun.num_elements < 0:
         return begun.dtype or "no tensor"

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...wire.messages import ENDED_BY_GLOO
+
 # Version 1 has no word for "no limit": it writes the largest multiple of a page.
 _NO_LIMIT_BYTES = 1 << 62
 _ADVICE = "use smaller batches, fewer ranks or a host with more memory"
@@ -152,7 +154,7 @@ def explain_mismatch(last_output: str) -> str:
     if found is None:
         return ""
     return (
-        f": gloo ended it, as another rank sent it {int(found[1]):,} bytes where it expected "
+        f": {ENDED_BY_GLOO}, as another rank sent it {int(found[1]):,} bytes where it expected "
         f"{int(found[2]):,}: these ranks have begun operations of different sizes or kinds"
     )
 

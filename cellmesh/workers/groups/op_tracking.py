@@ -21,6 +21,7 @@ from torch._C._distributed_c10d import ProcessGroup, Work
 from torch._C._dynamo import eval_frame
 
 from ...stdlib import threading, time
+from ...wire import groups as wire
 from ...wire.groups import GroupCount, InFlight
 from ..static_lookup import module_of
 from ..trace.recorder import Spans
@@ -173,6 +174,17 @@ class Ledger:
             return None
         label, group, since = self.last[:3]
         return CollectiveRecord(label, group.group_name, since)
+
+    def last_collective(self) -> tuple[wire.Begun | None, str]:
+        """Return the collective that this rank has begun last, ended or not, and what users call
+        its group; None and "" if it has begun a message since.
+        """
+        if self.last is None or self.last[0] in _POINT_TO_POINT:
+            return None, ""
+        group, number = self.last[1], self.last[4]
+        recent = group.count(with_recent=True).recent
+        begun = next((one for one in recent if one.number == number), None)
+        return begun, group.label if begun is not None else ""
 
     def in_flight(self) -> tuple[InFlight, ...]:
         """Return the oldest collective that is in flight on each group, and the oldest message each
