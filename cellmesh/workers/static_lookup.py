@@ -103,6 +103,11 @@ def chain_of(error: BaseException) -> Iterator[BaseException]:
 
 
 def plain_traceback(error: BaseException, tb: types.TracebackType | None) -> str:
-    """Return a traceback without causes, of an exception that nothing else can render."""
+    """Return a traceback without causes, of an exception that nothing else can render, or not in
+    time.
+    """
     frames = "".join(traceback.format_tb(tb, limit=-20))
-    return f"Traceback (most recent call last):\n{frames}{name_of(error)}: {text_of(error)}"
+    notes = held_by(error).get("__notes__")  # advice of ours is one
+    lines = [note for note in notes if type(note) is str] if type(notes) is list else []
+    said = "\n".join((f"{name_of(error)}: {text_of(error)}", *lines))
+    return f"Traceback (most recent call last):\n{frames}{said}"

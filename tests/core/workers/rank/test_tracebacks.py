@@ -21,6 +21,7 @@ from cellmesh.workers.rank.tracebacks import (
     with_all_frames,
     with_few_frames,
 )
+from cellmesh.workers.static_lookup import plain_traceback
 
 
 def raised(source: str, **names: object) -> BaseException:
@@ -101,3 +102,14 @@ def test_warnings_name_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     assert text == "In[27]:2: UserWarning: old\n  two()\n"
     path = str(Path(__file__))
     assert warnings.formatwarning("old", UserWarning, path, 1).startswith(f"{path}:1: ")
+
+
+def test_a_traceback_that_is_not_rendered_has_the_notes_that_are_text() -> None:
+    error = ValueError("no group")
+    error.add_note("call init_process_group")
+    error.__notes__.append(3)  # type: ignore[arg-type]
+    assert plain_traceback(error, None) == (
+        "Traceback (most recent call last):\nValueError: no group\ncall init_process_group"
+    )
+    error.__notes__ = 5  # type: ignore[assignment]
+    assert plain_traceback(error, None).endswith("ValueError: no group")
