@@ -101,12 +101,11 @@ class Pressed:
         raise RankIsNew
 
 
-def test_program(
-    program: Program, quick: cm.Mesh, launch: Callable[[Job], Losses], tmp_path: Path
-) -> None:
+def check(program: Program, mesh: cm.Mesh, launch: Callable[[Job], Losses], tmp_path: Path) -> None:
+    """Press a program, and compare what it computes with its script."""
     (tmp_path / "script").mkdir()
     wanted = launch(job_of(program, tmp_path / "script"))
-    pressed = Pressed(program, quick, tmp_path / "cells")
+    pressed = Pressed(program, mesh, tmp_path / "cells")
     found = {"after a failure and a stop": pressed.run(pressed.fail, pressed.stop)}
     found["run again"] = pressed.run()
     with pytest.raises(RankIsNew):
@@ -115,3 +114,17 @@ def test_program(
     assert any(wanted.values()), "the program left no losses"
     differences = [difference(way, each, "as a script", wanted) for way, each in found.items()]
     assert not any(differences), "\n".join(filter(None, differences))
+
+
+def test_program(
+    program: Program, quick: cm.Mesh, launch: Callable[[Job], Losses], tmp_path: Path
+) -> None:
+    check(program, quick, launch, tmp_path)
+
+
+def test_under_debug_level_detail(
+    runtime_dir: Path, launch: Callable[[Job], Losses], tmp_path: Path
+) -> None:
+    with cm.start(2, settle_s=0.1, env=["TORCH_DISTRIBUTED_DEBUG=DETAIL"]) as mesh:
+        check(Program("ddp_example"), mesh, launch, tmp_path)
+    check_nothing_left(runtime_dir)
