@@ -21,9 +21,9 @@ _BAR = "#4b8ed6"
 _LINE = "#808080"
 _LEVELS = " ▁▂▃▄▅▆▇█"
 # A picture stays in the notebook's file.
-_MAX_SIDE = 160
+_MAX_SIDE = 64
 _SHOWN_SIDE = 320
-_MAX_BLOCKS = 4096
+_MAX_BLOCKS, _MAX_NAMED_BLOCKS = 64, 32
 
 
 # ---- histograms
@@ -44,14 +44,12 @@ def bars_image(counts: Sequence[int], low: float, high: float) -> str:
     """Return a histogram as an HTML image."""
     width, height, most = 144, 28, max([*counts, 1])
     step = width / max(len(counts), 1)
-    bars = []
+    path = ""
     for index, count in enumerate(counts):
         tall = max(1.0, count / most * height)  # a bin that has any element shows
         if count:
-            bar = element(
-                "rect", x=index * step, y=height - tall, width=step * 0.9, height=tall, fill=_BAR
-            )
-            bars.append(bar)
+            path += f"M{index * step:.4g} {height}v-{tall:.3g}h{step * 0.9:.3g}v{tall:.3g}"
+    bars = [element("path", d=path, fill=_BAR)] if path else []
     axis = element("path", d=f"M0 {height + 0.5}H{width}", stroke=_LINE)
     words = f"{sum(counts):,} elements from {low:.4g} to {high:.4g}"
     return image(drawing(width, height + 1, *bars, axis), words, width, height + 1)
@@ -107,20 +105,22 @@ def shards_image(shape: Sequence[int], blocks: Sequence[TextBlock]) -> str:
     width = 360
     height = round(min(max(width * num_rows / num_cols, 36), 240))
     num_ranks = 1 + max(rank for block in blocks for rank in block.ranks)
-    parts = []
+    parts: list[str] = []
+    names: list[str] = []
     for block in drawn:
         top, rows = (0, 1) if row_dim is None else (block.offset[row_dim], block.shape[row_dim])
         x, wide = block.offset[col_dim] / num_cols * width, block.shape[col_dim] / num_cols * width
         y, tall = top / num_rows * height, rows / num_rows * height
         colour, text = colour_of(block.ranks[0], num_ranks), format_ranks(block.ranks)
         box = {"x": x + 1, "y": y + 1, "width": wide, "height": tall}
-        parts.append(
-            element("rect", **box, fill=colour, fill_opacity=0.3, stroke=colour, stroke_width=1.5)
-        )
-        if wide > 7 * len(text) + 4 and tall > 13:
-            middle = {"x": x + 1 + wide / 2, "y": y + 5 + tall / 2, "text_anchor": "middle"}
-            halo = {"fill": "#fff", "stroke": "#444", "stroke_width": 3, "paint_order": "stroke"}
-            parts.append(element("text", text, **middle, **halo))
+        parts.append(element("rect", **box, fill=colour, stroke=colour))
+        if len(drawn) <= _MAX_NAMED_BLOCKS and wide > 7 * len(text) + 4 and tall > 13:
+            names.append(element("text", text, x=x + 1 + wide / 2, y=y + 5 + tall / 2))
+    halo = {"fill": "#fff", "stroke": "#444", "stroke_width": 3, "paint_order": "stroke"}
+    parts = [
+        element("g", *parts, fill_opacity=0.3, stroke_width=1.5),
+        element("g", *names, text_anchor="middle", **halo),
+    ]
     font = {"font_family": "sans-serif", "font_size": 12, "font_weight": "bold"}
     words = "; ".join(map(str, blocks[:64]))
     return image(drawing(width + 2, height + 2, *parts, **font), words, width + 2, height + 2)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 
 from ...controller.inspect.query import Inspection, Spread, describe_odd
 from ...controller.inspect.replica_diff import Comparison, compare
@@ -17,6 +18,9 @@ from .tables import Table, compact_table, facts_table, format_bytes
 
 # How many of a nest's tensors are listed.
 _MAX_LISTED = 50
+# The view stays in the notebook's file: bytes of its tables, and how many histograms it has.
+_MAX_ITEMS_BYTES, _MAX_RANKS_BYTES = 7_000, 6_000
+_MAX_HISTOGRAMS = 6
 _WEAK = "opacity:.75"
 _SECTION = "margin-top:.6em"
 
@@ -35,7 +39,7 @@ def static_of(inspection: Inspection, path: str = "", picture: Pixels | None = N
     if by_path and not inspection.is_one:
         table = items_table(inspection)
         text.append(repr(table))
-        parts.append(_scrolled(table))
+        parts.append(_scrolled(table, _MAX_ITEMS_BYTES))
     if path in by_path:
         one = _One(inspection, path, by_path[path])
         text += one.text()
@@ -163,7 +167,7 @@ class _One:
         return lines
 
     def html(self, picture: Pixels | None) -> list[str]:
-        parts = [_scrolled(self._table)]
+        parts = [_scrolled(self._table, _MAX_RANKS_BYTES)]
         if self._spread is not None:
             parts.append(_spread_html(self._spread))
         if len(self._blocks) > 1:
@@ -179,19 +183,24 @@ class _One:
 
 def _spread_html(spread: Spread) -> str:
     cell = "padding:2px 10px 2px 0;text-align:left;vertical-align:middle"
+    groups = list(group_ranks(spread.counts).items())
     rows = "".join(
         f'<tr><td style="{cell}">{describe_ranks(ranks)}</td>'
         f'<td style="{cell}">{bars_image(counts, spread.low, spread.high)}</td></tr>'
-        for counts, ranks in group_ranks(spread.counts).items()
+        for counts, ranks in groups[:_MAX_HISTOGRAMS]
     )
     caption = f"from {spread.low:.4g} to {spread.high:.4g}, on all ranks alike"
+    if len(groups) > _MAX_HISTOGRAMS:
+        others = [rank for _, ranks in groups[_MAX_HISTOGRAMS:] for rank in ranks]
+        caption += f"; those of {describe_ranks(others)} are not drawn"
     return (
         f'<table style="{_SECTION}"><tbody>{rows}</tbody></table>'
         f'<div style="{_WEAK}">{html.escape(caption)}</div>'
     )
 
 
-def _scrolled(table: Table) -> str:
+def _scrolled(table: Table, max_bytes: int) -> str:
+    table = replace(table, max_bytes=max_bytes)
     return f'<div style="overflow-x:auto;max-width:100%">{table._repr_html_()}</div>'
 
 

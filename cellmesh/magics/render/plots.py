@@ -6,7 +6,16 @@ import html
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from ...controller.metrics import Plot, Series, band, describe_nans, first_nan, how_to, thin
+from ...controller.metrics import (
+    MAX_DRAWN,
+    Plot,
+    Series,
+    band,
+    describe_nans,
+    first_nan,
+    how_to,
+    thin,
+)
 from ...wire.ranks import format_ranks
 from .svg import colour_of, drawing, element, image
 
@@ -14,6 +23,8 @@ _WIDTH, _HEIGHT = 560, 180
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 22, 26
 _INK, _GRID, _BAD = "#333333", "#e3e3e3", "#c62828"
 _MAX_LEGEND = 8
+# A picture stays in the notebook's file: points of all its lines, of 15 bytes each.
+_MAX_POINTS, _LEAST_PIECES = 2_800, 4
 # Of larger numbers differences could not be had: they are drawn at this height.
 _MOST = 1e300
 # A shorter scale has no room for ticks, as floats lie on it.
@@ -22,10 +33,10 @@ _LEAST_SHARE, _LEAST_SPAN = 1e-12, 1e-290
 
 def draw_html(plot: Plot) -> str:
     """Draw all panels of a plot, one below the other."""
-    return "".join(_panel(plot, name) for name in plot.names)
+    return "".join(_panel(plot, name, _MAX_POINTS // len(plot.names)) for name in plot.names)
 
 
-def _panel(plot: Plot, name: str) -> str:
+def _panel(plot: Plot, name: str, max_points: int) -> str:
     series = plot.series(name)
     title = html.escape(name)
     nans = describe_nans(series)
@@ -35,12 +46,17 @@ def _panel(plot: Plot, name: str) -> str:
     points = sum(len(one.values) for one in series.values())
     alt = f"{name}, ranks {format_ranks(tuple(series))}, {points} points"
     alt += f"; {nans}" if nans else ""
-    picture = draw_svg(name, series, plot.mean)
+    picture = draw_svg(name, series, plot.mean, max_points)
     return image(picture, alt, _WIDTH, _HEIGHT, css_class="cellmesh-plot")
 
 
-def draw_svg(name: str, series: Mapping[int, Series], mean: bool) -> str:
-    """Draw one panel of a plot on white, because the page's colours are unknown."""
+def draw_svg(
+    name: str, series: Mapping[int, Series], mean: bool, max_points: int = _MAX_POINTS
+) -> str:
+    """Draw one panel of a plot on white, because the page's colours are unknown, with about so many
+    points in all.
+    """
+    limit = min(MAX_DRAWN, 2 * max(_LEAST_PIECES, max_points // (2 * (3 if mean else len(series)))))
     finite = _finite(series)
     low_x, high_x = _widen(min(x for x, _ in finite), max(x for x, _ in finite), 0.0)
     low_y, high_y = _widen(min(y for _, y in finite), max(y for _, y in finite), 0.05)
@@ -68,17 +84,23 @@ def draw_svg(name: str, series: Mapping[int, Series], mean: bool) -> str:
         parts.append(_text(f"{step:.6g}", x_of(step), _HEIGHT - 10, "middle"))
     if mean:
         one, colour = band(series), colour_of(0, 1)
-        top = list(zip(one.steps, one.most, strict=True))
-        bottom = list(zip(one.steps, one.least, strict=True))
+        top, bottom = (
+            list(zip(edge.steps, edge.values, strict=True))
+            for edge in (
+                thin(Series(one.steps, one.most), limit),
+                thin(Series(one.steps, one.least), limit),
+            )
+        )
         outline = " ".join(
             f"{x_of(x):.1f},{y_of(y):.1f}" for x, y in top + bottom[::-1] if math.isfinite(y)
         )
         parts.append(element("polygon", points=outline, fill=colour, fill_opacity=0.2))
-        parts.append(_line(Series(one.steps, one.mean), colour, x_of, y_of))
+        parts.append(_line(thin(Series(one.steps, one.mean), limit), colour, x_of, y_of))
     else:
         count = max(series) + 1
         parts += [
-            _line(thin(one), colour_of(rank, count), x_of, y_of) for rank, one in series.items()
+            _line(thin(one, limit), colour_of(rank, count), x_of, y_of)
+            for rank, one in series.items()
         ]
         parts += [_cross(one, colour_of(rank, count), x_of) for rank, one in series.items()]
         parts += _legend(tuple(series), count)

@@ -16,10 +16,11 @@ from ...wire.ranks import describe_groups, format_ranks, group_ranks
 from ...wire.status import RankInfo, RankState
 from .many_ranks import MAX_GRID, MAX_ROWS, RankRow, SharedRow, share_rows
 
-_CELL = (
-    "padding:2px 10px 2px "
-    "0;text-align:left;font-family:monospace;white-space:pre;vertical-align:top"
-)
+# JupyterLab styles cells, so that these do not inherit what their table has.
+_CELL = "padding:2px 10px 2px 0;text-align:left;white-space:pre"
+_WRAPPING_CELL = _CELL.replace("pre", "pre-wrap") + ";vertical-align:top"
+# A table stays in the notebook's file.
+_MAX_HTML_BYTES = 50_000
 # How much of a dead rank's last words is shown: they are in its log.
 _NUM_LAST_LINES = 5
 _MAX_LAST_LINE = 200
@@ -36,6 +37,7 @@ class Table:
         caption: a sentence below.
         notes: lines below that, as they are.
         wraps: cells have as many lines as the page's width makes them have.
+        max_bytes: of the HTML's rows; as many are shown as that has room for.
     """
 
     headers: Sequence[str]
@@ -43,6 +45,7 @@ class Table:
     caption: str = ""
     notes: Sequence[str] = ()
     wraps: bool = False
+    max_bytes: int = _MAX_HTML_BYTES
 
     def __repr__(self) -> str:
         lines = [self.headers, *self.rows]
@@ -54,13 +57,27 @@ class Table:
         return "\n".join([*text, *([self.caption] if self.caption else []), *self.notes])
 
     def _repr_html_(self) -> str:
-        style = _CELL.replace("pre;", "pre-wrap;") if self.wraps else _CELL
+        style = _WRAPPING_CELL if self.wraps else _CELL
 
         def row(cells: Sequence[str], tag: str) -> str:
-            inner = "".join(f'<{tag} style="{style}">{html.escape(cell)}</{tag}>' for cell in cells)
+            inner = "".join(
+                f'<{tag} style="{style}">{html.escape(cell)}</{tag}>'
+                if cell
+                else f"<{tag}></{tag}>"
+                for cell in cells
+            )
             return f"<tr>{inner}</tr>"
 
-        body = "".join(row(cells, "td") for cells in self.rows)
+        rows: list[str] = []
+        left = self.max_bytes
+        for cells in self.rows:
+            rows.append(row(cells, "td"))
+            left -= len(rows[-1].encode())
+            if left < 0:
+                del rows[-1]
+                break
+        num_more = len(self.rows) - len(rows)
+        more = f"<div>... and {num_more:,} more rows</div>" if num_more else ""
         caption = f"<div>{html.escape(self.caption)}</div>" if self.caption else ""
         notes = (
             f'<pre style="margin:0">{html.escape(chr(10).join(self.notes))}</pre>'
@@ -68,8 +85,9 @@ class Table:
             else ""
         )
         return (
-            f'<table class="cellmesh"><thead>{row(self.headers, "th")}</thead>'
-            f"<tbody>{body}</tbody></table>{caption}{notes}"
+            '<table class="cellmesh" style="font-family:monospace">'
+            f"<thead>{row(self.headers, 'th')}</thead>"
+            f"<tbody>{''.join(rows)}</tbody></table>{more}{caption}{notes}"
         )
 
 

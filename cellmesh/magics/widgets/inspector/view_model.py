@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -20,6 +21,8 @@ from ...render.tables import Table, compact_table, sentence_of
 # notebook.
 NUM_KEPT = 200
 _MAX_TEXT, _MAX_ITEM_TEXT = 2000, 120
+# Of the still table of gradients, below the value's.
+_MAX_STILL_BYTES = 11_000
 _FLAG_TEXTS = {"nan": "NaN", "inf": "Inf", "none": "no gradient"}
 # What the table of one tensor is told of each group of ranks.
 _SHOWN = (
@@ -225,7 +228,7 @@ def gradients_table(sheet: Mapping[str, Any]) -> Table:
     for one in sheet["missing"]:
         who = "rank" if one["ranks"].isdecimal() else "ranks"
         notes.append(f"{who} {one['ranks']}: {one['text']}")
-    return compact_table(headers, rows, "", notes)
+    return replace(compact_table(headers, rows, "", notes), max_bytes=_MAX_STILL_BYTES)
 
 
 def _gradient_row(name: str, of: Mapping[int, Gradient], num_ranks: int) -> dict[str, Any]:
