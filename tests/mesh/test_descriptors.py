@@ -75,3 +75,18 @@ def test_descriptors_of_a_group_are_counted_amply(own_mesh: cm.Mesh) -> None:
     )
     opened = own_mesh.pull("len(os.listdir('/proc/self/fd')) - before").list
     assert all(0 < num <= group_factory.A_GROUP + 2 for num in opened)
+
+
+STANDARD = "[os.path.realpath(f'/proc/self/fd/{number}') for number in range(3)]"
+
+
+def test_a_group_takes_no_standard_descriptor_that_user_code_has_closed(own_mesh: cm.Mesh) -> None:
+    own_mesh.cell("import os, subprocess\nfor number in range(3):\n    os.close(number)")
+    own_mesh.cell(f"group = dist.new_group([0, 1]); {MEET}; dist.all_reduce(t, group=group)")
+    assert own_mesh.pull(STANDARD).list == [["/dev/null"] * 3] * 2
+    own_mesh.cell("subprocess.run(['sh', '-c', 'cat; echo noise; echo noise >&2'], check=True)")
+    own_mesh.cell("[os.close(number) for number in range(3)]")
+    with pytest.raises(cm.RankFailure, match="rank 0 raised ValueError"):
+        own_mesh.cell(f"if rank == 0:\n    raise ValueError('boom')\n{MEET}")
+    own_mesh.cell("dist.all_reduce(t, group=group)")
+    assert own_mesh.pull(STANDARD).list == [["/dev/null"] * 3] * 2

@@ -135,6 +135,7 @@ class Maker:
         """Let torch make a group (or ``NON_GROUP_MEMBER``); return its store and transport, too."""
         # The time-out that gloo connects with is that of its messages, too, for good.
         arguments = asked | {"timeout": _timeout_for(asked)}
+        fill_standard_descriptors()
         self._store.connect()
         is_member = asked["group_rank"] is not None
         if is_member and (lack := find_lack([asked["group_size"]])):
@@ -225,6 +226,23 @@ def set_timeouts(group: Any, timeouts: dict[str, timedelta]) -> None:
     for backend in abort.backends_of(group):
         if (name := abort.name_of_backend(backend)) in timeouts:
             backend._set_default_timeout(timeouts[name])
+
+
+def fill_standard_descriptors() -> None:
+    """Open /dev/null in place of descriptors 0, 1 and 2 that user code has closed.
+
+    Else a group's sockets take these numbers: what C code and subprocesses print goes to another
+    rank, in the middle of a collective, and a subprocess reads from there.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            os.set_inheritable(number, True)
 
 
 def find_lack(sizes: Iterable[int], num_coming: int = 0) -> str:

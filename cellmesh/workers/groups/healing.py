@@ -18,7 +18,14 @@ from ..static_lookup import name_of, text_of
 from . import rpc
 from .any_backend import constructor_of
 from .c10d_registry import Books
-from .group_factory import Maker, Transport, find_lack, set_timeouts, timeouts_of
+from .group_factory import (
+    Maker,
+    Transport,
+    fill_standard_descriptors,
+    find_lack,
+    set_timeouts,
+    timeouts_of,
+)
 from .healable_group import HealableGroup
 from .init_process_group import DefaultGroup
 from .model_reset import Survey
@@ -72,6 +79,7 @@ class Healer:
 
         Collective among the participants; blocks.
         """
+        fill_standard_descriptors()  # before the store's connection, which may be made again
         rpc.forget_gatherings()
         self._ledger.generation = generation
         self._rendezvous.begin_generation(generation)
