@@ -12,7 +12,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from cellmesh.controller.session.attach import attach
+from cellmesh.controller.session.attach import attach, stop_mesh
+from cellmesh.controller.session.living import living_meshes
 from cellmesh.errors import MeshUsageError
 from tests.conftest import check_nothing_left, kernel_config, own_runtime_dir
 
@@ -153,6 +154,8 @@ def left() -> Iterator[Notebook]:
             again = Notebook(opened.manager)
             yield again
             again.client.stop_channels()
+        for name in living_meshes():  # where a test that ends one did not run
+            stop_mesh(name)
         check_nothing_left(directory)
 
 
