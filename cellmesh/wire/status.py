@@ -53,7 +53,7 @@ class RankState(Verb, frozen=True):
     waits in ("" if none), `group` that call's group by torch's name, and `waited_s` for how long;
     `asks` that it waits for the user (`InputRequest`); `is_broken` that its groups must be healed,
     `is_half_done` that a step has left models half done; `counts` has all its groups, with their
-    last collectives while it runs something; `in_flight` the oldest operation of each group and
+    last collectives; `in_flight` the oldest operation of each group and
     peer; `memory` what it holds; `device_percent` how busy its GPU is, by any process (-1: not
     known); `steps` the steps of its optimizers in the last run, if it is idle.
     """

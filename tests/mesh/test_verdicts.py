@@ -32,6 +32,10 @@ CELLS = {
         "for _ in range(2 if rank == 3 else 3): model(x).sum().backward()",
         "operation on the default group (all_reduce), and rank 3 has ended after",
     ),
+    "a size with which one has ended": (
+        "dist.all_reduce(torch.ones(8 if rank else 4))",
+        "operation, all_reduce, has 4 float32 on rank 0 and 8 float32 on ranks 1-3",
+    ),
     "receives": (
         "dist.recv(x, (rank + 1) % 4)",
         "rank 0 waits to receive from rank 1, which has not sent",

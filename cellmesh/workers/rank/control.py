@@ -308,7 +308,8 @@ class ControlThread:
             asks=self._asker.is_asking,
             is_broken=self._groups.is_broken,
             is_half_done=self._groups.is_half_done,
-            counts=tuple(self._groups.counts(with_recent=busy)),
+            # Also of an idle rank: others may wait in an operation that it has begun otherwise.
+            counts=tuple(self._groups.counts(with_recent=True)),
             memory=memory,
             device_percent=self._meter.device_percent(),
             in_flight=self._groups.ledger.in_flight() if waited.collective else (),
