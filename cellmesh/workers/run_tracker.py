@@ -17,6 +17,8 @@ from ..stdlib import threading
 # How many of the last cells and calls are remembered.
 MAX_RUNS = 1_000
 _MAX_NAME = 80
+# The modules of what magics call on ranks.
+_OURS = ("cellmesh.controller.", "cellmesh.magics.")
 
 _run_of_context: contextvars.ContextVar[int] = contextvars.ContextVar("cellmesh_run")
 
@@ -76,7 +78,12 @@ class RunTracker:
 
 
 def name_of(function: Any) -> str:
-    """Return a name for a called function, as the user knows it."""
+    """Return a name for a called function, as the user knows it; "" for one of the notebook's side
+    of this package, such as that of `%dist_seed`, which no user has called.
+    """
+    module = getattr(function, "__module__", None)
+    if isinstance(module, str) and module.startswith(_OURS):
+        return ""
     name = getattr(function, "__qualname__", None)
     known = name if isinstance(name, str) else type(function).__name__
     known = known.rpartition("<locals>.")[2].replace("<lambda>", "lambda")  # in HTML a tag

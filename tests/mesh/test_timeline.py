@@ -11,10 +11,14 @@ from pathlib import Path
 import pytest
 
 import cellmesh as cm
+from cellmesh.controller.inspect.query import look_at_one
+from cellmesh.controller.seeding import seed_ranks
 from cellmesh.controller.trace.history import History
 from cellmesh.controller.trace.operations import Operation
 from cellmesh.errors import MeshUsageError, NoMeshError
+from cellmesh.magics.render.who import names_table
 from cellmesh.magics.widgets.timeline.timeline import static_of
+from cellmesh.wire.completion import Complete
 from tests.conftest import check_nothing_left, own_runtime_dir
 
 from .test_kernel import Notebook, open_notebook
@@ -146,6 +150,11 @@ def test_calls_count_and_a_trace_is_written(mesh: cm.Mesh, tmp_path: Path) -> No
         dist.barrier()
 
     mesh.run(step)
+    # What magics and widgets ask is no cell.
+    seed_ranks(mesh, 1)
+    mesh.inspect("rank")
+    names_table(mesh, "*")
+    assert look_at_one(mesh.rank_set, Complete("ra", 2), 20.0) is not None
     path = tmp_path / "trace.json"
     history = mesh.timeline(1, path)
     assert [one.title for one in history.cells] == ["step()"]

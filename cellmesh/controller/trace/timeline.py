@@ -99,9 +99,8 @@ def _merge_cells(
     for rank, past in pasts.items():
         for span in past.cells:
             found.setdefault(span.run, {})[rank] = (span.begin_s, span.end_s)
-            titles[span.run] = (
-                f"In[{span.execution_count}]" if span.execution_count else f"{span.name}()"
-            )
+            called = f"{span.name}()" if span.name else "a cell"
+            titles[span.run] = f"In[{span.execution_count}]" if span.execution_count else called
     chosen = sorted(found)[-num_cells:]
     origin_s = min((begin for run in chosen for begin, _ in found[run].values()), default=0.0)
     cells = []

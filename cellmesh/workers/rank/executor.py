@@ -199,7 +199,8 @@ class Executor:
         record = RunRecord(
             work.run, name_of(function), 0, work.lead, work.audience, time.monotonic()
         )
-        self._tracker.records.append(record)
+        if record.name:
+            self._tracker.records.append(record)
         self._shell.notebook_xmode = work.xmode
         try:
             result = function(*args, **kwargs)
