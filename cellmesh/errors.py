@@ -14,7 +14,7 @@
 
     RemoteError             stands in for a rank's exception that cannot be unpickled here
     RanksInterrupted        (a KeyboardInterrupt) the user stopped the cell
-    Released                (a KeyboardInterrupt) raised on a rank whose peers will not come
+    Released                (a KeyboardInterrupt) raised on a rank whose peers will not take part
 
 Every message says what was wrong, where, and what to type next.
 """

@@ -35,12 +35,14 @@ def refuse_dead(dead: Sequence[int], first: Died) -> RankDied:
         dead: those that are asked for.
         first: how the first of them ended.
     """
-    return RankDied(
+    lines = "; `%dist_status` shows its last lines" if first.last_output else ""
+    error = RankDied(
         first.rank,
         f"{first.reason}, so nothing can run on {describe_ranks(dead)}. `%dist_heal` replaces "
-        "what is dead and keeps the others as they are; `--ranks` runs on the others",
-        first.last_output,
+        f"dead ranks and keeps the others as they are; `--ranks` runs on the others{lines}",
     )
+    error.last_output = first.last_output  # not in its text: each cell would repeat the lines
+    return error
 
 
 def describe_end(ranks: Sequence[int], reason: str) -> str:

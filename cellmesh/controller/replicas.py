@@ -220,7 +220,7 @@ class SyncSummary:
         lines = [f"{what}: {_count(num_equal)} are those of rank {self.source} now"]
         created = [rank for rank, report in self.reports.items() if report.num_created]
         if created:
-            lines.append(f"optimizer state was made anew on {describe_ranks(created)}")
+            lines.append(f"optimizer state was made on {describe_ranks(created)}")
         num_alone = max(report.num_alone for report in self.reports.values())
         if num_alone:
             lines.append(

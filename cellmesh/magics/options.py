@@ -48,7 +48,7 @@ COMMANDS = {
             click.Option(
                 ["--nowait"],
                 is_flag=True,
-                help="Return a Run at once; output comes here as it comes.",
+                help="Return a Run at once; output is shown here when it is printed.",
             ),
             click.Option(["-q", "--quiet"], is_flag=True, help="Show nothing but errors."),
             click.Option(
@@ -205,7 +205,7 @@ COMMANDS = {
             "Show each rank's memory: now, its peak, and the change that the last cell "
             "made.\n\n`memory` is what is resident (RSS) of the rank's process; pages that ranks "
             "share, like torch's code and what was imported before they were forked, count in "
-            "each. `peak` is the most since the rank began; `peak rose by` tells of the last "
+            "each. `peak` is the most since the rank began; `peak rose by` is of the last "
             "cell's own peak, where it was a new one. Memory that is freed may stay with the "
             "process. On a GPU: what torch's allocator has given to tensors, the most of that "
             "since the rank began or torch.cuda.reset_peak_memory_stats(), what it holds of the "

@@ -89,7 +89,7 @@ def test_timeline_shows_the_straggler_and_the_waits_of_the_others(notebook: Note
     )
     root = root_of(notebook.run("%dist_timeline"))
     expect(root).to_have_attribute("data-straggler", "1")
-    expect(root.locator(".cm-sentence")).to_contain_text("rank 1 came last to")
+    expect(root.locator(".cm-sentence")).to_contain_text("rank 1 was last in")
     expect(root.locator('.cm-label[data-straggler="true"]')).to_have_text("rank 1straggler")
     cells = root.locator(".cm-tables > table")
     assert column(cells, "cell") == ["In[3]", "In[4]"]
@@ -204,13 +204,11 @@ def test_running_cell_shows_ranks_missing_from_a_collective(
     update = root.get_by_role("button", name="ask the ranks what they have done since")
     sentence = root.locator(".cm-sentence")
     for _ in range(20):  # the ranks may only just have begun
-        if "rank 2 has not come yet to 1 collective" in "\n".join(sentence.all_inner_texts()):
+        if "rank 2 has not begun 1 collective" in "\n".join(sentence.all_inner_texts()):
             break
         update.click()
         expect(update).to_be_enabled()
-    expect(sentence).to_contain_text(
-        "rank 2 has not come yet to 1 collective that others waited in"
-    )
+    expect(sentence).to_contain_text("rank 2 has not begun 1 collective that others waited in")
     expect(root.locator(".cm-tables > table")).to_contain_text("(runs)")
     expect(hover(notebook, root, 0, range_of(root)[1] * 0.9)).to_contain_text(
         "all_reduce, goes on for"
@@ -229,7 +227,7 @@ def test_64_ranks_and_a_narrow_page(browser: Browser, server: Server, theme: str
         expect(root).to_have_attribute("data-straggler", "37")
         expect(root.locator('.cm-label[data-rank="37"]')).to_be_in_viewport()
         _, end = range_of(root)
-        expect(hover(notebook, root, 37, 0.75e3)).to_contain_text("came last")
+        expect(hover(notebook, root, 37, 0.75e3)).to_contain_text("was last")
         assert end == pytest.approx(80_000)
         notebook.picture(f"timeline-64-{kind}", 0, 0)
         notebook.page.set_viewport_size({"width": 700, "height": 900})

@@ -57,8 +57,8 @@ def wait_for(mesh: cm.Mesh, holds: Callable[[list[RankInfo]], bool]) -> None:
     raise AssertionError(mesh.report())
 
 
-def wait_until_told(mesh: cm.Mesh, rank: int) -> cm.RankDied:
-    """The controller has heard of a death; what the next cell raises."""
+def wait_until_dead(mesh: cm.Mesh, rank: int) -> cm.RankDied:
+    """Wait until the controller knows of a death; return the error of a call on that rank."""
     for _ in range(20_000):
         try:
             mesh[rank].run(int)
@@ -66,16 +66,18 @@ def wait_until_told(mesh: cm.Mesh, rank: int) -> cm.RankDied:
             return died
         except cm.RankFailure:  # it was under way when the rank died
             continue
-    raise AssertionError("not told")
+    raise AssertionError(f"the death of rank {rank} is not known")
 
 
 def test_work_fills_a_new_rank_and_copies_never_overwrite_it(three: cm.Mesh) -> None:
     pid = three.report()[1].pid
     three[1].cell(END_LATER)
     wait_for(three, lambda infos: infos[1].pid != pid)
-    died = wait_until_told(three, 1)
+    died = wait_until_dead(three, 1)
     assert "last words of 1" in died.last_output
     assert "dist_heal" in str(died)
+    assert "last words" not in str(died)  # which each refused cell would repeat
+    assert "`%dist_status` shows its last lines" in str(died)
     shown = status_table("", three.report(), three.states())
     for text in (repr(shown), shown._repr_html_()):
         assert "dead: was killed by SIGKILL" in text
@@ -88,7 +90,7 @@ def test_work_fills_a_new_rank_and_copies_never_overwrite_it(three: cm.Mesh) -> 
     three.cell("value = 10 + rank")
     assert "predecessor" not in repr(status_table("", three.report(), three.states()))
     kill_idle(three, 2)
-    wait_until_told(three, 2)
+    wait_until_dead(three, 2)
     assert three.heal(source=1).copied_to == (2,)
     assert three.pull("value").list == [10, 11, 11]
 
@@ -97,7 +99,7 @@ def test_an_empty_rank_is_filled_after_an_attach_as_well(
     three: cm.Mesh, recorder: Recorder
 ) -> None:
     kill_idle(three, 1)
-    wait_until_told(three, 1)
+    wait_until_dead(three, 1)
     three.heal()
     three.detach()
     again = attach("three")
@@ -138,7 +140,7 @@ def test_auto_heal_replaces_an_idle_rank_and_the_next_cell_says_so(
 def test_a_second_rank_that_dies_while_the_first_is_replaced(three: cm.Mesh) -> None:
     pids = [info.pid for info in three.report()]
     kill_idle(three, 1)
-    wait_until_told(three, 1)
+    wait_until_dead(three, 1)
     outcomes: list[object] = []
 
     def heal() -> None:

@@ -425,3 +425,10 @@ def test_a_plain_script_works(tmp_path: Any, runtime_dir: Any) -> None:
         [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.splitlines()[-1] == "[0, 2]"
+
+
+def test_a_release_in_new_group_names_no_error_of_ours(mesh: cm.Mesh) -> None:
+    with pytest.raises(
+        cm.RankFailure, match=r"waited in new_group at line 3 (for \S+ s )?and were released"
+    ):
+        mesh.cell("if rank == 1:\n    raise ValueError('odd')\ndist.new_group()")

@@ -58,7 +58,7 @@ def test_profile_of_a_failed_cell_is_kept(mesh: cm.Mesh, tmp_path: Path) -> None
     assert sorted(profile.by_rank) == [0, 1, 2, 3]
     assert profile.trace_path.exists()
     assert profile.lateness[1].num_missed == 1
-    assert "rank 1 never came to 1 collective" in profile.describe_lateness()
+    assert "rank 1 never began 1 collective" in profile.describe_lateness()
     mesh.cell("dist.barrier()")
 
 

@@ -137,7 +137,7 @@ def test_running_rank_shows_its_open_operations(mesh: cm.Mesh, tmp_path: Path) -
     assert only(history, 0, "barrier").is_open
     assert only(history, 0, "barrier").last == 2
     assert history.operations[2] == []
-    assert "rank 2 has not come yet to 1 collective" in static_of(history, []).text
+    assert "rank 2 has not begun 1 collective" in static_of(history, []).text
     (tmp_path / "go_on").touch()
     run.result()
     assert not mesh.timeline(1).is_running

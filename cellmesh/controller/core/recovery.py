@@ -397,7 +397,7 @@ class Recovery:
 
     def _described(self, answers: dict[int, Blueprint], now: float) -> list[Effect]:
         if not answers:
-            return self._try_again("a rank did not tell of its groups", now)
+            return self._try_again("a rank did not describe its groups", now)
         self._quiet -= self._mesh.dead.keys()
         if not self._quiet:
             return self._finish(now)

@@ -30,7 +30,7 @@ ESCALATE_S = 5.0
 STOP_S = 2.0
 
 STEP_WAS_INTERRUPTED = (
-    "an optimizer's step was interrupted: %dist_check tells whether replicas still agree, "
+    "an optimizer's step was interrupted: %dist_check shows whether replicas still agree, "
     "%dist_sync makes them equal"
 )
 

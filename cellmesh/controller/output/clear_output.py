@@ -71,7 +71,7 @@ class Pane:
     def content(self) -> dict[str, Any]:
         """Return the MIME bundle of the display."""
         self.is_changed = False
-        above = "… the text of what came before is in %dist_logs\n" if self._dropped else ""
+        above = "… the text above it is in %dist_logs\n" if self._dropped else ""
         text = above + "".join(as_text(block)[1] for block in self._blocks)
         shown = join(
             [("stdout", above.rstrip("\n"))] * bool(above)

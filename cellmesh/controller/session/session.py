@@ -435,7 +435,7 @@ class Session:
         if not self.life.wait(lambda: False, _ANSWER_S, lambda: None):
             raise HostError(
                 f"the agent ({self._launcher.describe()}) did not answer for {_ANSWER_S} s; "
-                "`cellmesh ps` tells how it is"
+                "`cellmesh ps` shows its state"
             )
         self._leave()
 

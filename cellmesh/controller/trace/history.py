@@ -170,7 +170,7 @@ class History:
     def describe(self) -> str:
         """Describe the rank that began collectives noticeably late; "" if there is none."""
         text = describe_lateness(self.lateness(), self._took_s())
-        return text.replace("never came to", "has not come yet to") if self.is_running else text
+        return text.replace("never began", "has not begun") if self.is_running else text
 
     def _took_s(self) -> float:
         return sum(cell.end_ns - cell.begin_ns for cell in self.cells) / 1e9

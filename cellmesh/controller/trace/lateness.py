@@ -57,15 +57,13 @@ def describe_lateness(lateness: Mapping[int, Lateness], took_s: float) -> str:
     num = sum(one.num_last for one in lateness.values())
     straggler = find_straggler(lateness, took_s)
     if straggler is None:
-        return (
-            f"no straggler: ranks came to {num} collectives at about the same time" if num else ""
-        )
+        return f"no straggler: ranks began {num} collectives at about the same time" if num else ""
     worst = lateness[straggler]
     if worst.num_missed:
         what = "collective" if worst.num_missed == 1 else "collectives"
-        return f"rank {worst.rank} never came to {worst.num_missed} {what} that others waited in"
+        return f"rank {worst.rank} never began {worst.num_missed} {what} that others waited in"
     return (
-        f"rank {worst.rank} came last to {worst.num_last} of {num} collectives; "
+        f"rank {worst.rank} was last in {worst.num_last} of {num} collectives; "
         f"{_describe_share(worst, took_s)}"
     )
 

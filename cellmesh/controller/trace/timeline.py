@@ -194,7 +194,7 @@ def _notes(
     if launches:
         yield (
             "collectives on GPUs are shown where they were launched; "
-            "%%dist_profile tells when they ran"
+            "%%dist_profile shows when they ran"
         )
 
 

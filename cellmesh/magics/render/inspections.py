@@ -59,7 +59,9 @@ def label_of(expression: str, path: str) -> str:
 
 def torn_note(ranks: Collection[int]) -> str:
     """Return the note for values that were read while their ranks ran."""
-    return f"{describe_ranks(ranks)} ran meanwhile: values may be torn, half old and half new"
+    return (
+        f"{describe_ranks(ranks)} ran at the same time: values may be torn, half old and half new"
+    )
 
 
 def items_table(inspection: Inspection) -> Table:

@@ -173,7 +173,7 @@ def rank_table(profile: Profile) -> Table:
         "in operators",
         "in collectives",
         "of it waiting",
-        "came last to",
+        "last in",
         "of",
     )
     return Table(headers, rows)

@@ -27,7 +27,7 @@ _LOOK = timedelta(seconds=0.1)
 # How long operations that were cut may take to notice.
 _GRACE_S = 0.5
 NO_TIMEOUT = timedelta(0)
-_LEFT = "the wait for other ranks was ended: they will not come"
+_LEFT = "the wait for other ranks was ended: they do not take part any more"
 
 
 @dataclass(frozen=True, eq=False)

@@ -346,8 +346,8 @@ class Meeting:
         except DistStoreError as error:
             missing = [str(rank) for rank, key in keys.items() if not self._store.check([key])]
             raise GroupDown(
-                f"healing the process groups was given up: rank {', '.join(missing)} did not come. "
-                "%dist_heal tries again"
+                f"healing the process groups was given up: rank {', '.join(missing)} did not take "
+                "part. %dist_heal tries again"
             ) from error
         return dict(zip(keys, self._store.multi_get(list(keys.values())), strict=True))
 

@@ -187,7 +187,7 @@ make_handler = InspectHandler
 def _why_not(subject: AnyRequest, why: NeedsCode, is_beside: bool) -> str:
     expression = getattr(subject, "expression", "")
     if getattr(subject, "token", "") and not getattr(subject, "runs", False):
-        return f"what {expression!r} came to is kept no more: inspect it again"
+        return f"the value of {expression!r} is no longer kept: inspect it again"
     if is_beside:
         return (
             f"the rank is busy, and {expression!r} would have to run code: {why}; while a cell "

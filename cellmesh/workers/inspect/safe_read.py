@@ -238,7 +238,7 @@ def check_beside(view: torch.Tensor) -> None:
         raise UnreadableError("it is quantised: it can be read when no cell runs")
     if torch._C._dispatch_keys(view).has(torch._C.DispatchKey.Python):
         raise UnreadableError(
-            "its elements come from code of its type: it can be read when no cell runs"
+            "its elements are made by code of its type: it can be read when no cell runs"
         )
 
 

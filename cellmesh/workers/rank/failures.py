@@ -207,7 +207,8 @@ def _has_wrapped_stop(error: BaseException) -> bool:
 def _describe_handled(error: BaseException) -> str:
     """Describe the user's exception that was being handled when this one was raised."""
     for each in chain_of(error):
-        if issubclass(type(each), Exception) and not lost_its_peers(each):
+        is_users = issubclass(type(each), Exception) and not issubclass(type(each), GroupDown)
+        if is_users and not lost_its_peers(each):
             return f", while handling {name_of(each)}: {text_of(each)}"
     return ""
 

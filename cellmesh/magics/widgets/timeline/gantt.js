@@ -217,7 +217,7 @@ class Chart {
         `${operation.name}, ${operation.isOpen ? `goes on for ${took}` : took}`,
         ...(operation.waited > 0
           ? [operation.last === row.rank ? `waited ${formatTime(operation.waited)}` : `waited ${formatTime(operation.waited)} of it for rank ${operation.last}`]
-          : operation.last === row.rank ? ["came last"] : []),
+          : operation.last === row.rank ? ["was last"] : []),
         `rank ${row.rank}, group ${operation.group} (${operation.ranks}), ${cells[operation.cell].title}`,
       ];
     }

@@ -33,7 +33,7 @@ _RANK_HEADERS = (
     "compute",
     "in collectives",
     "waiting",
-    "came last to",
+    "last in",
     "each other waited for it",
 )
 

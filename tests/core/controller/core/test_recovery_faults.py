@@ -142,7 +142,7 @@ def test_heal_without_any_description_is_given_up_and_can_be_retried() -> None:
         if attempt < MAX_ATTEMPTS:
             answer_probe(core, effects, attempt * ANSWER_S)
     [report] = reports(effects)
-    assert "did not tell" in report.failure
+    assert "did not describe" in report.failure
     assert core.deadline() is None
     [report] = reports(drive(core, healed_by_user(core, 10.0), 10.0))
     assert report.failure == ""

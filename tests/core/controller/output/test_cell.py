@@ -337,9 +337,7 @@ def test_clearing_beside_much_output_is_bounded_and_shared_output_stands_below()
     assert front.area[1:3] == ["[1-2] old\n", f"[1-2] {_STAYS}\n"]
     assert len(front.area) == 4
     pane = front.area[-1]
-    assert pane["text/plain"].startswith(
-        "… the text of what came before is in %dist_logs\n[1] 952 <b>\n"
-    )
+    assert pane["text/plain"].startswith("… the text above it is in %dist_logs\n[1] 952 <b>\n")
     assert "999 &lt;b&gt;\n[1-2] both</pre>" in pane["text/html"]
     assert pane["text/html"].endswith("<div><b>two</b></div></div>")
     sink.show([clear(1)])

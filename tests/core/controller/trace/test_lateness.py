@@ -1,4 +1,4 @@
-"""Who came last to collectives, and how long others waited for it."""
+"""Who was last in collectives, and how long others waited for it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_missing_rank_of_a_collective_is_named() -> None:
     assert (lateness[1].num_missed, lateness[1].num_last) == (1, 0)
     assert waits_of(profile_of(collectives)) == {0: [1000], 1: [], 2: [990]}
     profile = profile_of(collectives)
-    assert profile.describe_lateness() == "rank 1 never came to 1 collective that others waited in"
+    assert profile.describe_lateness() == "rank 1 never began 1 collective that others waited in"
 
 
 def test_messages_and_unknown_groups_that_some_lack_are_matched_with_nothing() -> None:

@@ -73,7 +73,7 @@ def test_early_ranks_wait_for_the_last() -> None:
     assert {ours[0].last for ours in history.operations.values()} == {1}
     assert history.straggler == 1
     assert history.describe() == (
-        "rank 1 came last to 1 of 1 collectives; each other rank waited 298 of 320 ms for it"
+        "rank 1 was last in 1 of 1 collectives; each other rank waited 298 of 320 ms for it"
     )
     times = history.times(history.cells[0])
     assert times.straggler == 1
@@ -158,7 +158,7 @@ def test_open_collective_lasts_until_now_and_names_missing_ranks() -> None:
     assert (one.is_open, one.duration_ns, one.waited_ns, one.last) == (True, 400 * MS, 400 * MS, 1)
     assert history.is_running
     assert history.cells[0].running == {0, 1, 2}
-    assert history.describe() == "rank 1 has not come yet to 1 collective that others waited in"
+    assert history.describe() == "rank 1 has not begun 1 collective that others waited in"
 
 
 def test_abandoned_collective_ends_with_its_cell() -> None:

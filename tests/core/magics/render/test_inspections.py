@@ -121,7 +121,10 @@ def test_errors_stand_where_the_value_does_not() -> None:
 
 def test_values_that_may_be_torn_are_said_to_be() -> None:
     found = ValueSummary("torch.Tensor", "", (tensor().at(""),), is_torn=True)
-    assert "rank 0 ran meanwhile: values may be torn" in static_of(Inspection("w", {0: found})).text
+    assert (
+        "rank 0 ran at the same time: values may be torn"
+        in static_of(Inspection("w", {0: found})).text
+    )
 
 
 def test_a_nest_is_a_row_for_each_tensor() -> None:

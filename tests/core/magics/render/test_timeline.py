@@ -214,7 +214,7 @@ def test_a_profile_shows_tables_and_the_straggler() -> None:
     view = ProfileView(profile_of_two(), 1)
     for text in (repr(view), view._repr_html_()):
         assert (
-            "rank 1 came last to 1 of 1 collectives; the other rank waited 60 of 100 ms for it"
+            "rank 1 was last in 1 of 1 collectives; the other rank waited 60 of 100 ms for it"
             in text
         )
         assert "aten::mm" in text
@@ -338,7 +338,7 @@ def test_timeline_without_a_widget_is_a_picture_and_text() -> None:
     assert "<i>" not in shown.html
     assert "<b>" not in shown.html
     assert "<svg" not in shown.html
-    for part in ("rank 1 came last to 2 of 2 collectives", "rank 1, waited for 60 ms", "trace: "):
+    for part in ("rank 1 was last in 2 of 2 collectives", "rank 1, waited for 60 ms", "trace: "):
         assert part in shown.text
         assert part in shown.html
     nothing = static_of(History(notes=("no cell has run on the ranks yet",)), [])

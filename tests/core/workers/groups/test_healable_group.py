@@ -200,7 +200,7 @@ def test_a_wait_is_ended_from_another_thread(store: MeshStore) -> None:
 
     ender = threading.Thread(target=end)
     ender.start()
-    with pytest.raises(GroupDown, match="will not come"):
+    with pytest.raises(GroupDown, match="do not take part"):
         patience.run(wait)
     never.set()
     ender.join()

@@ -124,7 +124,9 @@ def test_torn_values_are_marked() -> None:
     summary = summarise(
         Inspection("x", {0: torn, 1: found(TensorSummary(kind="Tensor").at(""))}), [], 1, ""
     )
-    assert summary["notices"] == ["rank 0 ran meanwhile: values may be torn, half old and half new"]
+    assert summary["notices"] == [
+        "rank 0 ran at the same time: values may be torn, half old and half new"
+    ]
 
 
 def test_labels_are_expressions() -> None:
