@@ -59,8 +59,21 @@ def identify(kind: type) -> None:
         cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID[number] = kind
 
 
-def reduce(kind: type, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return how pickle is to reduce a class, given how cloudpickle reduces it by value."""
+def keep_qualname(kind: type, reduced: Any) -> bool:
+    """Add a class's qualified name to how cloudpickle reduces it, which leaves that out; return
+    whether it reduces the class by value at all.
+    """
+    if type(reduced) is not tuple or len(reduced) != 6:
+        return False
+    if reduced[0] is cloudpickle._make_skeleton_class:
+        reduced[1][3]["__qualname__"] = kind.__qualname__
+    return True
+
+
+def reduce(kind: type, reduced: Any) -> Any:
+    """Return how pickle is to reduce a class, given how cloudpickle does."""
+    if not keep_qualname(kind, reduced):
+        return reduced
     outer: Any = None
     names = kind.__qualname__.split(".")
     if len(names) > 1 and "<locals>" not in names:  # found in the class around it

@@ -158,9 +158,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                 return reduced
         if issubclass(kind, type):
             classes.identify(obj)
-            reduced = super().reducer_override(obj)
-            is_by_value = type(reduced) is tuple and len(reduced) == 6
-            return classes.reduce(obj, reduced) if is_by_value else reduced
+            return classes.reduce(obj, super().reducer_override(obj))
         return super().reducer_override(obj)
 
 

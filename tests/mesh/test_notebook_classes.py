@@ -73,6 +73,7 @@ def test_equal_values_of_two_ranks_are_equal_and_of_one_class(quick: cm.Mesh, na
     first, second = quick.pull("value").values()
     assert first == second
     assert type(first) is type(second)
+    assert type(first).__qualname__ == quick.pull("type(value).__qualname__")[0]
 
 
 def test_what_comes_back_is_of_the_notebooks_class(

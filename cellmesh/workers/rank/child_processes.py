@@ -2,7 +2,9 @@
 and how they end.
 
 A spawned process imports the main module for the functions and classes that it is given. On a rank
-the main module is no file but the namespace of its cells: what a cell has defined travels by value.
+the main module is no file but the namespace of its cells: what cells have defined travels by value,
+in one pickle, and becomes the main module of the process. Functions share their globals there, and
+classes are found by their names.
 
 A cell that is stopped takes the processes along that it has started and that are no daemons, as a
 script that is stopped at the keyboard does: one that waits for others in C++ sees no SIGINT, and
@@ -18,17 +20,19 @@ import collections
 import contextlib
 import ctypes
 import io
+import operator
 import sys
 import types
 from collections.abc import Callable, Iterable
 from multiprocessing import active_children, context, reduction
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
-from typing import Any, NoReturn, Protocol
+from typing import IO, Any, NoReturn, Protocol
 
 import cloudpickle
 
 from ...stdlib import os, signal, threading, time
+from ...wire import classes
 from ..linux_process import write_stderr
 from ..static_lookup import args_of, text_of
 
@@ -36,20 +40,131 @@ from ..static_lookup import args_of, text_of
 _GRACE_S = 0.4
 
 
-class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
-    """A pickler for multiprocessing that pickles functions of cells by value, and queues, locks and
-    shared tensors as multiprocessing does.
+# A container of more is no constant.
+_MAX_CONSTANTS = 1000
+_CONSTANTS = (bool, int, float, complex, str, bytes, type(None))
+
+
+class _Main:
+    """Stands for the namespace of cells; is loaded as that of the child's main module."""
+
+    def __reduce__(self) -> Any:
+        return vars, (sys.modules["__main__"],)
+
+
+class _Definitions:
+    """Stands for the functions and classes that cells have defined; they are bound in the child's
+    main module as they are loaded.
     """
+
+    def __init__(self, names: dict[str, Any], main: _Main) -> None:
+        self._names, self._main = names, main
+
+    def __reduce__(self) -> Any:
+        return dict.update, (self._main, self._names)
+
+
+class _Spawned:
+    """A process object and the definitions of cells; is loaded as the process object.
+
+    What it reduces to is Python's and cloudpickle's: the child may not have cellmesh.
+    """
+
+    def __init__(self, process: BaseProcess | None, definitions: _Definitions) -> None:
+        self._process, self._definitions = process, definitions
+
+    def __reduce__(self) -> Any:
+        return operator.itemgetter(0), ((self._process, self._definitions),)
+
+
+class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
+    """A pickler for a process that is to be spawned. It pickles what cells define by value, with
+    one namespace, and queues, locks and shared tensors as multiprocessing does.
+
+    What the process is not given is pickled without the large values that it uses.
+    """
+
+    def __init__(self, file: IO[bytes], main: _Main) -> None:
+        super().__init__(file)
+        self.globals_ref[id(vars(sys.modules["__main__"]))] = main
+        self._is_given = True
 
     @property
     def dispatch_table(self) -> Any:
         of_multiprocessing = reduction.ForkingPickler._extra_reducers  # type: ignore[attr-defined]
         return collections.ChainMap(of_multiprocessing, cloudpickle.Pickler.dispatch_table)
 
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is _Definitions:  # behind the process
+            self._is_given = False
+        if not issubclass(type(obj), type):
+            return super().reducer_override(obj)
+        classes.identify(obj)
+        reduced = super().reducer_override(obj)
+        classes.keep_qualname(obj, reduced)
+        return reduced
+
+    def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
+        reduced = super()._dynamic_function_reduce(func)
+        if not self._is_given:
+            slots = reduced[2][1]
+            used = slots["__globals__"].items()
+            slots["__globals__"] = {name: value for name, value in used if _is_light(value)}
+        return reduced
+
+
+def _is_light(value: Any) -> bool:
+    """Return whether a global is a definition, a module or a constant."""
+    if isinstance(value, types.FunctionType | types.ModuleType | type):
+        return True
+    if type(value) in (list, tuple, set, frozenset):
+        return len(value) <= _MAX_CONSTANTS and all(map(_is_light, value))
+    if type(value) is dict:
+        return _is_light([*value, *value.values()])
+    return type(value) in _CONSTANTS
+
+
+def _dump(process: BaseProcess | None, names: dict[str, Any]) -> bytes:
+    file, main = io.BytesIO(), _Main()
+    _ByValue(file, main).dump(_Spawned(process, _Definitions(names, main)))
+    return file.getvalue()
+
+
+def _can_be_sent(name: str, value: Any) -> bool:
+    try:
+        _dump(None, {name: value})
+    except Exception:  # whatever the user's own code raises
+        return False
+    return True
+
+
+def _dump_for_child(obj: Any, file: Any, protocol: int | None = None) -> None:
+    """Pickle what a spawned process is given, and what cells have defined, in place of
+    `multiprocessing.reduction.dump`.
+    """
+    if not isinstance(obj, BaseProcess):
+        reduction.ForkingPickler(file, protocol).dump(obj)
+        return
+    names = {
+        name: each
+        for name, each in vars(sys.modules["__main__"]).items()
+        if isinstance(each, types.FunctionType | type) and each.__module__ == "__main__"
+    }
+    # Of the pipes and locks that the child inherits: an attempt that fails has noted some.
+    descriptors: Any = vars(context.get_spawning_popen())["_fds"]
+    num_inherited = len(descriptors)
+    try:
+        dumped = _dump(obj, names)
+    except Exception:
+        names = {name: each for name, each in names.items() if _can_be_sent(name, each)}
+        del descriptors[num_inherited:]
+        dumped = _dump(obj, names)
+    file.write(dumped)
+
 
 def follow_children(current_run: Callable[[], int]) -> None:
     """Patch multiprocessing: spawned processes can load cells' functions, and carry their run."""
-    reduction.ForkingPickler.reducer_override = _reduce  # type: ignore[method-assign]
+    reduction.dump = _dump_for_child
     start = BaseProcess.start
 
     def start_in_run(self: Any) -> None:
@@ -71,17 +186,6 @@ def end_children(run: int) -> None:
         for child in children:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child.pid or 0, number)
-
-
-def _reduce(pickler: Any, value: Any) -> Any:
-    if not isinstance(value, types.FunctionType | type) or value.__module__ != "__main__":
-        return NotImplemented
-    # For a queue's item: the other side may be a fork, which has the class.
-    if context.get_spawning_popen() is None:
-        return NotImplemented
-    file = io.BytesIO()
-    _ByValue(file).dump(value)
-    return cloudpickle.loads, (file.getvalue(),)
 
 
 def run_fork_hooks() -> None:
