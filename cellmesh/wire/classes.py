@@ -20,7 +20,7 @@ from cloudpickle import cloudpickle
 # What Python adds to a class by itself, and what says only where it stands.
 _LEFT_OUT = {
     "__dict__", "__weakref__", "__firstlineno__", "__static_attributes__", "__annotate_func__",
-    "__annotations_cache__", "_abc_impl", "__abstractmethods__",
+    "__annotations_cache__", "__slotnames__", "_abc_impl", "__abstractmethods__",
     "_member_map_", "_value2member_map_", "_member_names_", "_hashable_values_",
     "_unhashable_values_", "_unhashable_values_map_",
 }  # fmt: skip

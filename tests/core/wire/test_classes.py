@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import linecache
 from typing import Any
 
@@ -84,3 +85,11 @@ def test_another_definition_is_another_class(name: str) -> None:
 def test_attributes_that_differ_by_rank_make_two_classes() -> None:
     source = "class C:\n    rank = rank"
     assert classes.digest(define(source, 0)) != classes.digest(define(source, 1))
+
+
+def test_a_class_stays_the_same_when_an_instance_has_been_pickled() -> None:
+    kind = define(DEFINITIONS["dataclass"])
+    before = classes.digest(kind)
+    copy.copy(kind())
+    assert "__slotnames__" in vars(kind)
+    assert classes.digest(kind) == before
