@@ -46,7 +46,7 @@ def test_a_saved_notebook_has_the_last_picture(browser: Browser) -> None:
         open_heatmap(page)
         page.wait_for_function("() => window.testState.picture")
         state = page.evaluate("() => JSON.parse(JSON.stringify(window.testState))")
-        assert len(state["picture"]["data"]) < 100_000
+        assert len(state["picture"]["data"]) < 60_000
         assert len(str(state_of(kernel.inspector.widget))) < 20_000
     with open_page(browser, LocalAnswers("w", {0: {"w": values}}), saved=state) as (page, _):
         page.get_by_role("tab", name="Heatmap").click()

@@ -2,7 +2,7 @@
 // See inspector.py for what the model holds and what it can be asked.
 
 const TABS = [["overview", "Overview"], ["heatmap", "Heatmap"], ["shards", "Shards"], ["gradients", "Gradients"]];
-const MAX_KEPT = 16384; // numbers of the last picture that a saved notebook keeps
+const MAX_KEPT = 8192; // numbers of the last picture that a saved notebook keeps
 const HELLO_MS = 5000; // without an answer, there may be no kernel
 const ANSWER_MS = 30000;
 
