@@ -16,6 +16,7 @@ PROGRAMS = [
     Program("ddp_example"),
     # A test cannot reach into the processes that it spawns.
     Program("ddp_spawn", fault="", by_hand=1),
+    Program("rpc_rl", fault="", by_hand=1),
     Program("snapshot_trainer", counts=(14,)),
     Program("fsdp1"),
     Program("fsdp2", fault="forward", counts=(6,)),
