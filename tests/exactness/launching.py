@@ -132,7 +132,8 @@ def run(rank: int, shared: dict[str, str], job: Job) -> None:
     module.__file__ = job.script
     names = vars(module)
     try:
-        exec(compile(Path(job.script).read_text(), job.script, "exec"), names)
+        source = Path(job.script).read_text()
+        exec(compile(source, job.script, "exec", dont_inherit=True), names)
     except SystemExit as end:
         if end.code:
             raise
