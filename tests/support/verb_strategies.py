@@ -45,6 +45,8 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         return st.tuples(*(values_of(arg) for arg in args))
     if origin in (typing.Union, types.UnionType):
         return st.one_of([values_of(arg) for arg in args])
+    if origin is dict:
+        return st.dictionaries(values_of(args[0]), values_of(args[1]), max_size=5)
     assert issubclass(kind, msgspec.Struct), kind
     hints = typing.get_type_hints(kind)
     fields = {

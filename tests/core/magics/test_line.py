@@ -128,7 +128,7 @@ def test_an_unknown_option_names_the_nearest(name: str, line: str, nearest: str)
         ("dist_pull", "x --rank one", "'one' is not a valid integer"),
         ("dist_logs", "0 --lines 0", "0 is not in the range"),
         ("dist_logs", "0 --lines many", "'many' is not a valid integer"),
-        ("dist_stop", "now", "unexpected extra argument"),
+        ("dist_stop", "one two", "unexpected extra argument"),
         ("dist", "0,2", "unexpected extra argument"),
     ],
 )
