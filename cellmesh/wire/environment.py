@@ -53,6 +53,9 @@ class Surroundings(msgspec.Struct, frozen=True, array_like=True):
     environment: dict[bytes, bytes | None] = {}
     cwd: bytes = b""
 
+    def __hash__(self) -> int:
+        return hash((frozenset(self.environment.items()), self.cwd))
+
     def __repr__(self) -> str:
         return f"<Surroundings of {len(self.environment)} variables>"  # they may be secret
 

@@ -148,7 +148,7 @@ def test_the_difference_of_two_ranks(
         index, value = value_at(page, canvas, 0.5, 0.5)
         one, other = (weights[rank]["w"][index].item() for rank in (2, 0))
         assert float(value.split()[0]) == pytest.approx(one - other)
-        expect(page.get_by_label("scale")).to_have_value("symmetric")
+        expect(page.get_by_label("scale", exact=True)).to_have_value("symmetric")
         ticks = [float(text) for text in page.locator(".cmi-legend-ticks span").all_inner_texts()]
         assert ticks == pytest.approx([-1, -0.5, 0, 0.5, 1], abs=1e-5)
         keep(page, "inspector-difference")
@@ -187,7 +187,7 @@ def test_looks(browser: Browser, theme: str, width: int) -> None:
         expect(rows_shown.nth(2)).to_contain_text("NameError: name 'wave' is not defined")
         keep(page, f"inspector-overview-{theme}-{width}")
         open_heatmap(page)
-        page.get_by_label("scale").select_option("symmetric")
+        page.get_by_label("scale", exact=True).select_option("symmetric")
         expect(page.locator(".cmi-legend")).to_have_attribute("data-oddities", "nan inf ninf")
         middle = page.locator(".cmi-legend-ticks span").nth(2)
         expect(middle).to_have_text("0")

@@ -281,7 +281,7 @@ def test_an_expression_that_runs_code_is_run_once_by_all_ranks(mesh: cm.Mesh) ->
         lambda: len(look(mesh.rank_set, about(whole, seen.pinned)).refusals) == 4
     )  # it is let go of
     assert (
-        "kept no more: inspect it again"
+        "no longer kept: inspect it again"
         in look(mesh.rank_set, about(whole, seen.pinned)).refusals[0].text
     )
     wait_until(lambda: set(mesh.pull("gc.collect() * 0 + len(alive)").values()) == {1})

@@ -110,7 +110,7 @@ def test_pinned_value_is_released() -> None:
         looker.answer(Overview("make()", token="a"), False)
     assert len(made) == 4
     refusal = looker.answer(Overview("make()", token="b"), False)
-    assert "kept no more: inspect it again" in refusal.text
+    assert "no longer kept: inspect it again" in refusal.text
     assert isinstance(looker.answer(Overview("make()", token="a"), False), ValueSummary)
     looker.answer(Overview("make()", token="a", runs=True), False)
     assert len(made) == 4
