@@ -40,6 +40,7 @@ class InFlight(msgspec.Struct, frozen=True, array_like=True):
     name: str
     number: int
     peer: int = -1
+    gives_up: bool = False  # whether the group's own time-out ends it soon
 
 
 class GroupCount(msgspec.Struct, frozen=True, array_like=True):

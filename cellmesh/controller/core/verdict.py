@@ -155,7 +155,7 @@ class _Search:
         """Note for whom a rank waits; return False if one of its operations may end as it is."""
         for one in self._blocked[rank].in_flight:
             group = self._by_name[rank].get(one.group)
-            if group is None:
+            if group is None or one.gives_up:
                 return False
             if one.name in MESSAGES:
                 if not self._enter_message(rank, group, one):

@@ -54,6 +54,10 @@ def ended_work() -> Work:
     return work
 
 
+# Operations whose own time-out is at most this are left to it.
+_SOON_S = 10.0
+
+
 class _Silent:
     """Stands in for the plain ``ProcessGroup`` of a `HealableGroup` while broadcasts must not
     overwrite this rank's tensors: they do nothing.
@@ -215,6 +219,15 @@ class HealableGroup(ProcessGroup):
             self._description,
             self._recent() if with_recent else (),
         )
+
+    @property
+    def gives_up_soon(self) -> bool:
+        """Whether the group's own time-out, which a program has chosen, ends a wait before long."""
+        try:
+            limits = [backend.options._timeout for backend in abort.backends_of(self._inner)]
+        except Exception:  # down, or not of torch's backends
+            return False
+        return bool(limits) and max(limits).total_seconds() <= _SOON_S
 
     @property
     def label(self) -> str:

@@ -196,7 +196,7 @@ class Ledger:
             way = label if label in _POINT_TO_POINT else ""
             key = (group.group_name, way, peer)
             if key not in oldest and _is_under_way(one):
-                oldest[key] = InFlight(group.group_name, label, number, peer)
+                oldest[key] = InFlight(group.group_name, label, number, peer, group.gives_up_soon)
         return tuple(oldest.values())
 
     def _earlier(self) -> list[Begun]:
