@@ -97,6 +97,21 @@ def test_ranks_that_cannot_meet_stay_where_nobody_is_to_be_released() -> None:
     assert reason.endswith("operation is all_reduce on rank 0 and barrier on rank 1")
 
 
+def test_a_wait_that_the_program_has_limited_is_left_to_its_own_time_out(mesh: cm.Mesh) -> None:
+    mesh.cell(
+        "from datetime import timedelta\n"
+        "impatient = dist.new_group([2, 3], timeout=timedelta(seconds=3))\n"
+        "gave_up = False\n"
+        "if rank == 2:\n"
+        "    try:\n"
+        "        dist.all_reduce(torch.ones(1), group=impatient)\n"
+        "    except RuntimeError:\n"
+        "        gave_up = True\n"
+        "dist.barrier()"
+    )
+    assert mesh.pull("gave_up").list == [False, False, True, False]
+
+
 def test_a_rank_that_gloo_ends_is_reported_with_the_cause(mesh: cm.Mesh) -> None:
     with pytest.raises(cm.RankFailure, match="gloo ended it, as another rank sent it") as caught:
         mesh.submit_cell(
