@@ -166,3 +166,20 @@ def test_the_loss_of_a_peer_is_noticed_without_an_operation() -> None:
         assert world.hear(1) == "ready"
         world.kill(1)
         world.results(of={0})
+
+
+def test_a_release_after_the_loss_of_all_connections_leaves_the_loss_known() -> None:
+    def release_late(rank: Rank) -> None:
+        rank.tell("ready")
+        if rank.rank == 1:
+            rank.listen()
+        with pytest.raises(RuntimeError):
+            dist.all_reduce(torch.ones(1))
+        rank.groups.release()  # gloo has closed what it would cut
+        assert rank.groups.is_broken
+
+    with World(2) as world:
+        world.start(release_late)
+        assert world.hear(1) == "ready"
+        world.kill(1)
+        world.results(of={0})

@@ -51,10 +51,10 @@ _LOST = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|not connected|Socket closed|pair closure|"
     r"communicator was aborted|failed to pass monitoredBarrier in \d{11,} ms"
 )
-# How long after the loss of a connection this rank is told to stop, where it is: a death takes the
-# settle time to be followed by the release. Peers whose own time-out for a group is over close
-# connections, too.
-_TOLD_WITHIN_S = 3.0
+# How long a rank that has lost a connection waits for an interrupt or a release: after a death, the
+# controller sends the release when the settle time is over. No message follows where a peer has
+# closed the connection because its own time-out for the group was over.
+_AWAIT_STOP_S = 3.0
 _STOP_LOOK_S = 0.02
 
 
@@ -314,8 +314,8 @@ def raise_as_stops(kind: Callable[[], type[KeyboardInterrupt] | None]) -> None:
         error = sys.exc_info()[1]
         is_main = threading.current_thread() is threading.main_thread()
         if is_main and error is not None and lost_its_peers(error):
-            told_by = time.monotonic() + _TOLD_WITHIN_S
-            while (stop := kind()) is None and time.monotonic() < told_by:
+            deadline = time.monotonic() + _AWAIT_STOP_S
+            while (stop := kind()) is None and time.monotonic() < deadline:
                 # Others may have cut the connection before this rank's message arrives.
                 time.sleep(_STOP_LOOK_S)
             if stop is not None:

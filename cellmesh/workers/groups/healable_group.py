@@ -153,16 +153,20 @@ class HealableGroup(ProcessGroup):
 
     def cut(self) -> int:
         """Make blocked operations raise, from any thread, until a heal; return their number."""
-        sockets, gloo = self.sockets, self._transport.gloo
-        self._transport = Transport(gloo=gloo)
+        sockets, transport = self.sockets, self._transport
+        self._transport = emptied = Transport(gloo=transport.gloo)
         inner = self.inner
         if inner is None:
             return 0
-        num_cut = abort.cut_gloo(gloo, sockets, self._ledger.drain) + abort.abort_nccl(inner)
+        num_cut = abort.cut_gloo(transport.gloo, sockets, self._ledger.drain)
+        num_cut += abort.abort_nccl(inner)
         if self._is_foreign and not self._is_aborted:
             self._is_aborted = True
             abort_foreign(inner)
             num_cut += 1
+        if not num_cut and self._transport is emptied:
+            # Its connections, if it has any, were lost before: by them it is seen to be broken.
+            self._transport = transport
         return num_cut
 
     @property
