@@ -380,4 +380,7 @@ class Mesh(Ranks):
         self.stop()
 
     def __repr__(self) -> str:
-        return repr(self.rank_set.session)
+        return f"<cellmesh {self}>"
+
+    def __str__(self) -> str:
+        return str(self.rank_set.session)

@@ -248,9 +248,12 @@ class Run(Generic[T]):
             yield self._next_value(self._arrived[position])
 
     def __repr__(self) -> str:
+        return f"<{self}>"
+
+    def __str__(self) -> str:
         waiting = self.waiting_ranks()
         state = f"waits for {describe_ranks(waiting)}" if waiting else "done"
-        return f"<{self.title} on {describe_ranks(self.ranks)}: {state}>"
+        return f"{self.title} on {describe_ranks(self.ranks)}: {state}"
 
     # ---- for the link, on its thread
 

@@ -77,12 +77,12 @@ class Commands:
 
     def dist_attach(self, options: Given) -> None:
         if self.mesh is not None and self.mesh.alive:
-            raise MeshUsageError(f"{self.mesh!r} is attached: `%dist_detach` leaves it")
+            raise MeshUsageError(f"{self.mesh.name} is attached: `%dist_detach` leaves it")
         sink = current_sink()
         self._adopt(attach(options["name"], steal=options["steal"]))
         mesh = self._need_mesh()
-        runs = "".join(f"; {run!r}" for run in mesh.runs)
-        sink.status(f"attached to {mesh!r}{runs}", True)
+        runs = "".join(f"; {run}" for run in mesh.runs)
+        sink.status(f"attached to {mesh}{runs}", True)
 
     def dist_detach(self, options: Given) -> None:
         mesh = self._need_mesh()

@@ -153,9 +153,10 @@ class Extension:
     def _tell_left(self, result: object) -> None:
         """Show, at the end of the cell that has unloaded the extension, that the mesh runs on."""
         self._shell.events.unregister("post_run_cell", self._tell_left)
-        if not self.is_registered:
+        mesh = self.commands.mesh
+        if not self.is_registered and mesh is not None:
             print(
-                f"{self.commands.mesh!r} runs on: `%load_ext cellmesh` has its commands again, "
+                f"{mesh.name} runs on: `%load_ext cellmesh` has its commands again, "
                 "`mesh.stop()` ends it"
             )
 

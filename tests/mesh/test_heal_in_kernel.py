@@ -63,7 +63,7 @@ def test_a_mesh_is_taken_over_with_steal_only(notebook: Notebook) -> None:
     try:
         held.cell("value = rank")
         assert "take it over with `--steal`" in refusal(notebook, "%dist_attach held")
-        assert "attached to <cellmesh held: 2 ranks" in str(
+        assert "attached to held: 2 ranks" in str(
             notebook.run("%dist_attach --steal held").messages
         )
         assert notebook.run("%%dist\nvalue").text() == "[0] 0\n[1] 1\n"

@@ -88,7 +88,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 FAILS = {
-    "run": ("%run {}/fails.py --lr 0.1", "ValueError: no \\['--lr', '0.1'\\]"),
+    "run": (
+        "%run {}/fails.py --lr 0.1",
+        "ValueError: no \\['--lr', '0.1'\\].*fails.py line 3, called at line 1",
+    ),
     "run in the namespace": ("%run -i {}/fails.py", "ValueError: no"),
     "run of a module": ("import sys; sys.path.insert(0, '{}')\n%run -m fails", "ValueError: no"),
     "run of magics": ("%run {}/fails.ipy", "ZeroDivisionError"),

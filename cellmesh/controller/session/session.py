@@ -440,8 +440,11 @@ class Session:
         self._leave()
 
     def __repr__(self) -> str:
+        return f"<cellmesh {self}>"
+
+    def __str__(self) -> str:
         shape = ", ".join(f"{name}={size}" for name, size in self.dims.items())
-        return f"<cellmesh {self.name}: {self.num_ranks} ranks ({shape}), {self.state}>"
+        return f"{self.name}: {self.num_ranks} ranks ({shape}), {self.state}"
 
     # ---- inside
 

@@ -282,7 +282,9 @@ class Place:
 
     execution_count: int = 0  # the ``In[n]`` of the cell that runs, 0 in a call
     line: int = 0  # its innermost line
-    inner: str = ""  # "In[8] line 10" of another cell, whose function that line called
+    # "In[8] line 10" of another cell, whose function that line called; "train.py line 4" of a file
+    # that it ran.
+    inner: str = ""
 
 
 def place_of(frames: Iterable[tuple[types.CodeType, int]], shell: RankShell) -> Place:
@@ -292,11 +294,14 @@ def place_of(frames: Iterable[tuple[types.CodeType, int]], shell: RankShell) -> 
         frames: code and line of each frame, outermost first.
         shell: has the cells.
     """
-    cells = [
-        (code, count, line)
-        for code, line in frames
-        if (count := shell.cell_of(code.co_filename)) > 0
-    ]
+    cells: list[tuple[types.CodeType, int, int]] = []
+    script: tuple[str, int] = "", 0  # where a file is that a cell runs or imports
+    for code, line in frames:
+        if (count := shell.cell_of(code.co_filename)) > 0:
+            cells.append((code, count, line))
+            script = "", 0
+        elif cells and (code.co_filename == script[0] or (_runs_file(code) and not script[0])):
+            script = code.co_filename, line
     if not cells:
         return Place()
     first, count, _ = cells[0]
@@ -305,7 +310,15 @@ def place_of(frames: Iterable[tuple[types.CodeType, int]], shell: RankShell) -> 
     own = first.co_filename if first.co_name == "<module>" else None
     lines = [line for each, _, line in cells if each.co_filename == own]
     inner = "" if code.co_filename == own else f"In[{inner_count}] line {inner_line}"
+    if script[0]:
+        inner = f"{Path(script[0]).name} line {script[1]}"
     return Place(count if lines else 0, lines[-1] if lines else 0, inner)
+
+
+def _runs_file(code: types.CodeType) -> bool:
+    """Return whether this is the code of a whole file of the user's."""
+    name = code.co_filename
+    return code.co_name == "<module>" and name.startswith("/") and not is_of_library(name)
 
 
 def describe_call(frames: Sequence[tuple[types.CodeType, int]], shell: RankShell) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import linecache
+import os
 import subprocess
 import sys
 import threading
@@ -252,6 +253,28 @@ def test_a_line_of_another_cell_is_named_with_its_cell_and_the_line_that_called_
             Place(9, 2),
         ),
         ([("g", "<cell 8>", 10), ("h", "<cell 7>", 1)], Place(0, 0, "In[7] line 1")),
+        (  # by %run; an import in it that fails is of its line
+            [
+                ("<module>", "<cell 9>", 5),
+                ("execfile", "/lib/a.py", 7),
+                ("<module>", "/home/me/train.py", 30),
+                ("step", "/home/me/train.py", 12),
+                ("<module>", "/home/me/models.py", 3),
+            ],
+            Place(9, 5, "train.py line 12"),
+        ),
+        (
+            [("<module>", "<cell 9>", 5), ("<module>", f"{os.path.dirname(os.__file__)}/a.py", 7)],
+            Place(9, 5),
+        ),
+        (  # a function of the notebook's that the file calls
+            [
+                ("<module>", "<cell 9>", 5),
+                ("<module>", "/home/me/train.py", 30),
+                ("g", "<cell 8>", 10),
+            ],
+            Place(9, 5, "In[8] line 10"),
+        ),
     ],
 )
 def test_place_in_cells(frames: list[tuple[str, str, int]], place: Place) -> None:
