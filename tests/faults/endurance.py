@@ -17,7 +17,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,40 +104,46 @@ KINDS = (
 STARTS, NUM_STARTS = "starts and stops", 500
 
 
-def repeat(number: int, directory: Path, once: Callable[[int], None]) -> str:
-    """Do something so often, take samples and judge their growth; returns their table."""
-    growth = Growth()
+def repeat(name: str, number: int, directory: Path, once: Callable[[int], None]) -> str:
+    """Do something so often, take samples and judge their growth; returns the figures as
+    Markdown.
+    """
+    growth, began = Growth(), time.monotonic()
     every = max(1, number // NUM_SAMPLES)
     for index in range(number):
         once(index)
         if index % every == 0:
             growth.sample(directory)
     growth.check()
-    return growth.table()
-
-
-def run(name: str, share: float) -> str:
-    """Repeat one kind; returns its figures as Markdown."""
-    with own_runtime_dir() as directory:
-        began = time.monotonic()
-        if name == STARTS:
-            number = math.ceil(NUM_STARTS * share)
-            table = repeat(number, directory, lambda index: start_and_stop(directory))
-        else:
-            (kind,) = (kind for kind in KINDS if kind.name == name)
-            number = math.ceil(kind.number * share)
-            with (
-                cm.start(NUM_RANKS, settle_s=0.1) as mesh,
-                deadline(directory, kind.longest_s, name, mesh),
-            ):
-                mesh.cell(MODEL)
-                table = repeat(number, directory, lambda index: kind.once(mesh, index))
-        took_s = time.monotonic() - began
-        check_nothing_left(directory)
+    took_s = time.monotonic() - began
     return (
         f"{number:,} {name}: {describe_machine()}, {NUM_RANKS} "
-        f"ranks, {took_s / 60:.1f} minutes.\n\n{table}"
+        f"ranks, {took_s / 60:.1f} minutes.\n\n{growth.table()}"
     )
+
+
+@contextmanager
+def enduring_mesh() -> Iterator[tuple[cm.Mesh, Path]]:
+    """A mesh with a model, and its runtime directory; nothing of it is left in the end."""
+    with own_runtime_dir() as directory:
+        with cm.start(NUM_RANKS, settle_s=0.1) as mesh:
+            mesh.cell(MODEL)
+            yield mesh, directory
+        check_nothing_left(directory)
+
+
+def repeat_kind(kind: Kind, share: float, mesh: cm.Mesh, directory: Path) -> str:
+    """Repeat one kind on a mesh; returns its figures as Markdown."""
+    number = math.ceil(kind.number * share)
+    with deadline(directory, kind.longest_s, kind.name, mesh):
+        return repeat(kind.name, number, directory, lambda index: kind.once(mesh, index))
+
+
+def repeat_starts(share: float) -> str:
+    """Start and stop meshes; returns their figures as Markdown."""
+    number = math.ceil(NUM_STARTS * share)
+    with own_runtime_dir() as directory:
+        return repeat(STARTS, number, directory, lambda index: start_and_stop(directory))
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -150,7 +157,12 @@ def main(arguments: Sequence[str]) -> int:
     # A shell that starts this in the background has it ignore the stop button.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in names if given.only is None else [given.only]:
-        text = run(name, given.share)
+        if name == STARTS:
+            text = repeat_starts(given.share)
+        else:
+            (kind,) = (kind for kind in KINDS if kind.name == name)
+            with enduring_mesh() as (mesh, directory):
+                text = repeat_kind(kind, given.share, mesh, directory)
         print(text, flush=True)
         if given.output:
             write_into(given.output, name, text)

@@ -19,7 +19,7 @@ from tests.conftest import check_nothing_left, own_runtime_dir
 from tests.mesh.test_kernel import Notebook, open_notebook
 
 from .cells import ARRIVAL_S, CELL_S, Result
-from .models import DIMS, NUM_RANKS, SETUP
+from .models import DIMS, NUM_RANKS, PRELOAD, SETUP
 from .rig import Losses, Rig
 from .rows import Doing, Fault, cell_for
 from .watching import Shown, deadline, wait_until
@@ -38,7 +38,11 @@ import json, sys
 import cellmesh as cm
 asked = json.loads(sys.stdin.readline())
 mesh = cm.start(
-    asked["num_ranks"], mesh=asked["dims"], name=asked["name"], lease_s=asked["lease_s"]
+    asked["num_ranks"],
+    mesh=asked["dims"],
+    name=asked["name"],
+    lease_s=asked["lease_s"],
+    preload=asked["preload"],
 )
 mesh.cell(asked["setup"])
 run = mesh.submit_cell(asked["cell"])
@@ -103,6 +107,7 @@ def _lost_script(cell: str, doing: Doing) -> Iterator[Killer]:
         "dims": DIMS,
         "name": MESH_NAME,
         "lease_s": LEASE_S,
+        "preload": PRELOAD,
         "setup": SETUP,
         "cell": cell,
         "waits": doing.name != "background run",
@@ -139,7 +144,8 @@ def _restarted_kernel(cell: str, doing: Doing) -> Iterator[Killer]:
         dims = ",".join(f"{name}={size}" for name, size in DIMS.items())
         for code in (
             "%load_ext cellmesh",
-            f"%dist_start {NUM_RANKS} --mesh {dims} --name {MESH_NAME} --lease {LEASE_S:.0f}",
+            f"%dist_start {NUM_RANKS} --mesh {dims} --name {MESH_NAME} --lease {LEASE_S:.0f} "
+            f"--preload {','.join(PRELOAD)}",
             f"%%dist\n{SETUP}",
         ):
             _run(notebook, code)

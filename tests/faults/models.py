@@ -6,6 +6,14 @@ from __future__ import annotations
 
 NUM_RANKS = 4
 DIMS = {"dp": 2, "tp": 2}
+# Imported once for all ranks, also for those that replace dead ones.
+PRELOAD = (
+    "torch._dynamo",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.parallel",
+)
 
 # A cell for all ranks. `reach` is called in the middle of forward and backward passes and of what
 # else ranks do; `places` says what happens there, once.

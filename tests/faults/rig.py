@@ -19,10 +19,10 @@ import cellmesh as cm
 from cellmesh.controller.core.effects import HealReport
 from tests.conftest import check_nothing_left, own_runtime_dir, processes_named, processes_of
 
-from .models import DIMS, NUM_RANKS, SETUP, SETUP_NEW
+from .models import DIMS, NUM_RANKS, PRELOAD, SETUP, SETUP_NEW
 from .watching import WATCHDOG, Shown, deadline, wait_until
 
-NUM_STEPS = 60
+NUM_STEPS = 30
 NUM_PROCESSES = 4 + NUM_RANKS  # guardian, agent, zygote, store, ranks
 LARGE_BYTES = 300_000
 _SETTLE_S = 30.0
@@ -59,7 +59,7 @@ def measure_losses(num_steps: int = NUM_STEPS) -> Losses:
     with own_runtime_dir() as directory:
         with (
             deadline(directory, 240, "the undisturbed run"),
-            cm.start(NUM_RANKS, mesh=DIMS) as mesh,
+            cm.start(NUM_RANKS, mesh=DIMS, preload=PRELOAD) as mesh,
         ):
             mesh.submit_cell(SETUP, sink=Shown()).result()
             # All losses first: a forward pass of `tp` does not depend on the step before.
@@ -249,7 +249,8 @@ def open_rig(losses: Losses, lease_s: float = 0.0) -> Iterator[Rig]:
     fds, threads = own.num_fds(), threading.active_count()
     with own_runtime_dir() as directory:
         with deadline(directory, 90, "the start"):
-            rig = Rig(cm.start(NUM_RANKS, mesh=DIMS, lease_s=lease_s), directory, losses)
+            mesh = cm.start(NUM_RANKS, mesh=DIMS, preload=PRELOAD, lease_s=lease_s)
+            rig = Rig(mesh, directory, losses)
         try:
             with deadline(directory, 60, "the setup", rig.mesh):
                 rig.set_up()

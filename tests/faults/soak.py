@@ -172,6 +172,7 @@ def open_soak(seed: int, losses: Losses) -> Iterator[Soak]:
 def run_soak(
     seed: int,
     minutes: float,
+    losses: Losses,
     num_steps: int | None = None,
     tell: Callable[[str], None] = lambda line: None,
     sample_every_s: float = 10.0,
@@ -179,7 +180,6 @@ def run_soak(
     """Soak for so long, or for so many steps if that is sooner, and `tell` each; returns the soak,
     whose growth has not been judged. Errors name the seed and the step.
     """
-    losses = measure_losses()
     with open_soak(seed, losses) as soak:
         started_at = time.monotonic()
         ends_at = started_at + 60 * minutes
@@ -214,7 +214,13 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     # A shell that starts this in the background has it ignore the stop button.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    soak = run_soak(given.seed, given.minutes, given.steps, lambda line: print(line, flush=True))
+    soak = run_soak(
+        given.seed,
+        given.minutes,
+        measure_losses(),
+        given.steps,
+        lambda line: print(line, flush=True),
+    )
     text = (
         f"{describe_machine()}: seed {given.seed}, {soak.took_s / 60:.0f} minutes, "
         f"{soak.counts['steps']} steps, no state lost.\n\n{soak.summary()}"

@@ -22,10 +22,8 @@ from dataclasses import dataclass, field
 import cellmesh as cm
 from cellmesh.errors import RanksInterrupted
 
+from .models import DIMS, NUM_RANKS, PRELOAD
 from .watching import Shown
-
-NUM_RANKS = 4
-DIMS = {"dp": 2, "tp": 2}
 
 # `step` makes the n-th step, whose data depend on n only; `state` is equal on all ranks of a row
 # of `replicas`.
@@ -229,7 +227,7 @@ def stop_often(
         shown = Shown()
         before = max(mesh.pull("n").list)
         run = mesh.submit_cell(_RUN.format(num_workers=loop.num_workers), sink=shown)
-        time.sleep(instants.uniform(0.05, 0.8))
+        time.sleep(instants.uniform(0.02, 0.3))
         began_at = time.monotonic()
         stop(mesh, run)
         assert run.wait(20), f"{loop.name}: the stop did not end the run:\n{shown.texts[-20:]}"
@@ -260,7 +258,7 @@ def stop_often(
 
 @contextmanager
 def stopping_mesh() -> Iterator[cm.Mesh]:
-    with cm.start(NUM_RANKS, mesh=DIMS) as mesh:
+    with cm.start(NUM_RANKS, mesh=DIMS, preload=PRELOAD) as mesh:
         yield mesh
 
 

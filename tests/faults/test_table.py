@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from .rig import Losses, measure_losses
+from .rig import Losses
 from .rows import DOINGS, FAULTS, doing_named, fault_named
 from .table import Pair, Table, in_order, possible
 
@@ -58,11 +58,6 @@ PATIENCE = 6.0
 PAIRS = in_order(
     possible((fault_named(name), doing_named(d)) for name, ds in CHOSEN.items() for d in ds)
 )
-
-
-@pytest.fixture(scope="module")
-def losses() -> Losses:
-    return measure_losses()
 
 
 @pytest.fixture(scope="module")
