@@ -23,8 +23,10 @@ class GradientTable {
       this.missing);
   }
 
-  show(table) {
-    this.table = table;
+  show({ columns, ...table }) {
+    const names = Object.keys(columns);
+    const rows = (columns.name ?? []).map((_, index) => Object.fromEntries(names.map((name) => [name, columns[name][index]])));
+    this.table = { ...table, rows };
     this.redraw();
   }
 

@@ -90,7 +90,7 @@ class Inspector {
       this.panels[key].hidden = key !== tab;
     }
     if (tab === "heatmap" && this.detail?.path !== undefined) this.heatmap.show(this.detail, rank, this.isLive ? null : this.model.get("picture"));
-    if (tab === "gradients" && !this.model.get("gradients").rows) this.questions.tell({ ask: "gradients" });
+    if (tab === "gradients" && !this.model.get("gradients").columns) this.questions.tell({ ask: "gradients" });
   }
 
   turn(event) {
@@ -131,7 +131,7 @@ class Inspector {
     } else this.detailRoot.replaceChildren(...summary.texts.map(({ ranks, text }) =>
       make("div", { class: "cmi-row" }, make("b", { class: "cm-mono" }, `[${ranks}] `), make("span", { class: "cm-mono" }, text))));
     const gradients = model.get("gradients");
-    if (gradients.rows) this.table.show(gradients);
+    if (gradients.columns) this.table.show(gradients);
   }
 
   // ---- the kernel

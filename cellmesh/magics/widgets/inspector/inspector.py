@@ -20,7 +20,7 @@ from ...render.inspections import static_of
 from ..base.auto_refresh import PERIOD_S, AutoRefresh, Occasion, Worker
 from ..base.widget import LiveView, Static, Widget, load_css, load_js
 from .slices import as_message, ask_element, ask_picture, small_picture
-from .view_model import detail, gradients_table, list_items, summarise, tabulate
+from .view_model import as_columns, detail, gradients_table, list_items, summarise, tabulate
 
 # Rows of the gradients' table in the widget's state.
 _MAX_GRADIENTS = 2000
@@ -44,11 +44,11 @@ class InspectorWidget(Widget):
     )
     _css = load_css("inspector/inspector")
 
-    # The value: its tensors, where it is not, what is to be said of it (`sheets.summarise`).
+    # The value: its tensors, where it is not, what is to be said of it (`view_model.summarise`).
     summary = traitlets.Dict().tag(sync=True)
-    # The tensor that is looked at (`sheets.detail`).
+    # The tensor that is looked at (`view_model.detail`).
     detail = traitlets.Dict().tag(sync=True)
-    # The gradients' table (`sheets.tabulate`); empty until it is asked for.
+    # The gradients' table (`view_model.as_columns`); empty until it is asked for.
     gradients = traitlets.Dict().tag(sync=True)
     # The last picture, in few pixels; the front end's own.
     picture = traitlets.Dict(allow_none=True, default_value=None).tag(sync=True)
@@ -96,6 +96,7 @@ class Inspector:
         self._views: set[str] = set()
         self._was_greeted = False
         self._wants_gradients = grads
+        self._gradients: dict[str, Any] = {}
         self._quick, self._slow = Worker(), Worker()
         self.refresher = AutoRefresh(self.refresh, source.is_busy, self.is_seen, events, period_s)
         self.widget = InspectorWidget(tab="gradients" if grads else "overview")
@@ -137,7 +138,7 @@ class Inspector:
     def static(self) -> Static:
         """Return the inspected value drawn without a widget."""
         still = static_of(self._inspection, self._path, self._pixels)
-        return _with_gradients(still, self.widget.gradients) if self.widget.gradients else still
+        return _with_gradients(still, self._gradients) if self._gradients else still
 
     def is_seen(self) -> bool:
         """Return whether a page shows the inspector; true if no page reports it."""
@@ -283,7 +284,8 @@ class Inspector:
 
     def _show_gradients(self, is_beside: bool = False) -> None:
         looked = self._source.look(Gradients(self._source.expression), None, is_beside)
-        self.widget.gradients = tabulate(looked, _MAX_GRADIENTS)
+        self._gradients = tabulate(looked, _MAX_GRADIENTS)
+        self.widget.gradients = as_columns(self._gradients)
 
     def _say(self, notices: list[str]) -> None:
         self.widget.summary = {**self.widget.summary, "notices": notices}

@@ -23,6 +23,9 @@ NUM_KEPT = 200
 _MAX_TEXT, _MAX_ITEM_TEXT = 2000, 120
 # Of the still table of gradients, below the value's.
 _MAX_STILL_BYTES = 11_000
+# Of more different norms, a row of the gradients' table has the smallest and the largest.
+_MAX_NORMS = 4
+_DIGITS = 4  # of a number in the gradients' table
 _FLAG_TEXTS = {"nan": "NaN", "inf": "Inf", "none": "no gradient"}
 # What the table of one tensor is told of each group of ranks.
 _SHOWN = (
@@ -238,6 +241,7 @@ def _gradient_row(name: str, of: Mapping[int, Gradient], num_ranks: int) -> dict
     having = [one.grad for one in parts if one.grad is not None]
     norm = math.hypot(*map(_norm, having)) if having else None
     parameter_norm = math.hypot(*(_norm(one.parameter) for one in parts))
+    ratio = norm / parameter_norm if norm is not None and parameter_norm else None
     num_elements = sum(grad.num_elements for grad in having)
     num_zeros = sum(grad.num_zeros for grad in having)
     digests: dict[tuple[int, ...], set[str | None]] = {}
@@ -263,16 +267,39 @@ def _gradient_row(name: str, of: Mapping[int, Gradient], num_ranks: int) -> dict
     return {
         "name": name,
         "shape": (parts[0].grad or parts[0].parameter).local_shape or (),
-        "norm": number(norm),
-        "max_abs": number(max(map(_max_abs, having), default=None)),
-        "parameter_norm": number(parameter_norm),
-        "ratio": number(norm / parameter_norm) if norm is not None and parameter_norm else None,
+        "norm": number(_rounded(norm)),
+        "max_abs": number(_rounded(max(map(_max_abs, having), default=None))),
+        "parameter_norm": number(_rounded(parameter_norm)),
+        "ratio": number(_rounded(ratio)),
         "num_nan": sum(grad.num_nan for grad in having),
         "num_inf": sum(grad.num_inf for grad in having),
-        "zeros": num_zeros / num_elements if num_elements else None,
+        "zeros": _rounded(num_zeros / num_elements if num_elements else None),
         "flags": flags,
-        "by_rank": "; ".join(describe_groups(norms)),
+        "by_rank": "; ".join(_shortest(describe_groups(norms), of)),
     }
+
+
+def _shortest(norms: Sequence[str], of: Mapping[int, Gradient]) -> Sequence[str]:
+    """Return the norms by rank, or of many different ones the smallest and the largest."""
+    if len(norms) <= _MAX_NORMS:
+        return norms
+    known = {rank: _norm(one.grad) for rank, one in of.items() if one.grad is not None}
+    ends = [min(known, key=known.__getitem__), max(known, key=known.__getitem__)]
+    named = " ... ".join(f"rank {rank}: {known[rank]:.{_DIGITS}g}" for rank in ends)
+    without = len(of) - len(known)
+    more = [f"{without} rank{'s' * (without > 1)} without a gradient"] if without else []
+    return [named, *more]
+
+
+def as_columns(sheet: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the gradients that `tabulate` gives with each column's name once, not in each row."""
+    rows: Sequence[Mapping[str, Any]] = sheet["rows"]
+    columns = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
+    return {**sheet, "rows": None, "columns": columns}
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.{_DIGITS}g}")
 
 
 def _norm(summary: TensorSummary | None) -> float:

@@ -5,6 +5,7 @@ That of a timeline is in `test_timeline`.
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
@@ -16,7 +17,7 @@ from cellmesh.magics.render.inspections import static_of
 from cellmesh.magics.render.plots import draw_html
 from cellmesh.magics.render.tables import memory_table, status_table
 from cellmesh.magics.render.who import fold_names
-from cellmesh.magics.widgets.inspector.view_model import gradients_table, tabulate
+from cellmesh.magics.widgets.inspector.view_model import as_columns, gradients_table, tabulate
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.inspect import Bound, Gradient, Pixels, TensorSummary, ValueSummary
 from cellmesh.wire.metrics import Logged
@@ -52,9 +53,12 @@ def test_an_inspector_with_all_that_it_can_show(num_ranks: int) -> None:
     looked = QueryResult(
         {rank: tuple(Gradient(one, one) for one in items) for rank, items in parts.items()}
     )
-    gradients = gradients_table(tabulate(looked))._repr_html_()
+    sheet = tabulate(looked)
+    gradients = gradients_table(sheet)._repr_html_()
     assert "more rows" in gradients
     assert len(still.html.encode()) + len(gradients.encode()) < MAX_BYTES
+    # In the widget's state, which nbclient keeps in the notebook.
+    assert len(json.dumps(as_columns(sheet))) < MAX_BYTES
 
 
 @at_8_and_64

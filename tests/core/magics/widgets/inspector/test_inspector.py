@@ -185,6 +185,9 @@ def test_the_norm_of_a_sharded_gradient_is_of_the_whole() -> None:
     assert (row["norm"], row["flags"]) == (3.0, ["unequal"])
     (row,) = tabulate(QueryResult({0: of(0.0, (), num_zeros=4)}))["rows"]
     assert row["flags"] == ["dead"]
+    many = {rank: of(2.0 + rank, (rank,)) for rank in range(9)} | {9: (without_grad("w"),)}
+    (row,) = tabulate(QueryResult(many))["rows"]
+    assert row["by_rank"] == "rank 0: 2 ... rank 8: 10; 1 rank without a gradient"
     (row,) = tabulate(QueryResult({0: (without_grad("w"),)}))["rows"]
     assert (row["flags"], row["norm"]) == (["none"], None)
     sheet = tabulate(
