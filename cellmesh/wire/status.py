@@ -53,9 +53,10 @@ class RankState(Verb, frozen=True):
     waits in ("" if none), `group` that call's group by torch's name, and `waited_s` for how long;
     `asks` that it waits for the user (`InputRequest`); `is_broken` that its groups must be healed,
     `is_half_done` that a step has left models half done; `counts` has all its groups, with their
-    last collectives; `in_flight` the oldest operation of each group and
-    peer; `memory` what it holds; `device_percent` how busy its GPU is, by any process (-1: not
-    known); `steps` the steps of its optimizers in the last run, if it is idle.
+    last collectives; `in_flight` the oldest operation of each group and peer; `making` the members
+    of the group that it is making (`group` is its name); `memory` what it holds; `device_percent`
+    how busy its GPU is, by any process (-1: not known); `steps` the steps of its optimizers in the
+    last run, if it is idle.
     """
 
     request: int
@@ -77,6 +78,7 @@ class RankState(Verb, frozen=True):
     inner: str = ""
     steps: Steps = Steps()
     is_half_done: bool = False
+    making: tuple[int, ...] = ()
 
 
 class Stacks(Verb, frozen=True):

@@ -362,10 +362,32 @@ else:
     dist.all_reduce(meet, group=second)
 """
     )
-    pause = threading.Event()
-    # Ranks that wait in vain are released after a second.
-    while 2 in run.waiting_ranks() or state_of(hardy, 0).waited_s < 3:
-        assert 0 in run.waiting_ranks()
-        pause.wait(0.02)
+    wait_until_it_would_be_released(hardy, run)
     (tmp_path / "go").touch()
     run.result(timeout_s=WAIT_S)
+
+
+def test_rank_waits_on_where_ended_ranks_are_no_members_of_the_group_that_it_makes(
+    hardy: cm.Mesh, tmp_path: Path
+) -> None:
+    run = hardy.submit_cell(
+        f"""
+import os
+while rank == 1 and not os.path.exists({str(tmp_path / "go")!r}):
+    time.sleep(0.01)
+dist.new_group([0, 1])
+"""
+    )
+    wait_until_it_would_be_released(hardy, run)
+    (tmp_path / "go").touch()
+    run.result(timeout_s=WAIT_S)
+
+
+def wait_until_it_would_be_released(mesh: cm.Mesh, run: cm.Run[None]) -> None:
+    """Until rank 2 has ended and rank 0 has waited for much longer than ranks that wait in vain,
+    which are released after a second.
+    """
+    pause = threading.Event()
+    while 2 in run.waiting_ranks() or state_of(mesh, 0).waited_s < 3:
+        assert 0 in run.waiting_ranks()
+        pause.wait(0.02)

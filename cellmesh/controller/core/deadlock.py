@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ...wire.groups import GroupCount
 from ...wire.status import RankState
-from .group_progress import GroupProgress, read_progress
+from .group_progress import GroupProgress, find_lacking, read_progress
 
 Key = tuple[str, tuple[int, ...]]
 Counts = Mapping[int, Sequence[GroupCount]]
@@ -150,14 +150,19 @@ def find_stuck(
     missing = {rank for rank in absent if rank in states or rank in dead} | set(dead)
     groups = [_Awaited.of(group, missing) for group in read_progress(states, num_ranks).values()]
     by_name = {(rank, one.name): one for one in groups for rank in one.group.counts}
+    lacking = {key: missing & ranks for key, ranks in find_lacking(states).items()}
     found = []
     for rank in sorted(waiting):
         state = states.get(rank)
         if state is None or not state.collective or state.waited_s < patience_s:
             continue
         awaited = by_name.get((rank, state.group))
-        # Without a group: one is being made, or a store waited for, and everybody is needed.
-        is_stuck = missing - {rank} if awaited is None else _waits_for(state, rank, awaited)
+        if state.making:
+            is_stuck = bool(lacking[state.group, state.making] - {rank})
+        elif awaited is None:  # a store is waited for, and everybody is needed
+            is_stuck = bool(missing - {rank})
+        else:
+            is_stuck = _waits_for(state, rank, awaited)
         if is_stuck:
             found.append(rank)
     return found

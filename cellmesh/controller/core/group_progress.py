@@ -78,5 +78,22 @@ def read_progress(states: Mapping[int, RankState], num_ranks: int) -> dict[Key, 
     return groups
 
 
+def find_lacking(states: Mapping[int, RankState]) -> dict[Key, set[int]]:
+    """Return, of each group that a rank is making, the members that have not made it, or of which
+    nothing is known.
+    """
+    lacking: dict[Key, set[int]] = {}
+    for state in states.values():
+        key = state.group, state.making
+        if state.making and key not in lacking:
+            made = (rank for rank in state.making if rank in states and _has(states[rank], key))
+            lacking[key] = set(state.making).difference(made)
+    return lacking
+
+
+def _has(state: RankState, group: Key) -> bool:
+    return any((one.name, one.ranks) == group for one in state.counts)
+
+
 def _key(count: GroupCount) -> Key:
     return count.name, count.ranks[:1]  # names are those of the whole mesh, but for split groups

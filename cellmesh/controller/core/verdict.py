@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from ...wire.groups import Begun, InFlight
 from ...wire.status import RankState
-from .group_progress import MESSAGES, GroupProgress, Key, read_progress
+from .group_progress import MESSAGES, GroupProgress, Key, find_lacking, read_progress
 from .verdict_text import Waits, describe_verdict
 
 # Of these, some ranks may end before others have begun.
@@ -52,11 +52,13 @@ def find_verdict(
         patience_s: how long a rank must have waited to count.
         dead: ranks that are dead; absent, too.
     """
-    groups = read_progress(states, num_ranks)
+    groups, lacking = read_progress(states, num_ranks), find_lacking(states)
     blocked = {
         rank: state
         for rank, state in sorted(states.items())
         if state.collective and state.waited_s >= patience_s and rank not in absent
+        # If all others have made the group that it is making, it will go on.
+        if not state.making or lacking[state.group, state.making] != {rank}
     }
     never = (set(absent) | set(dead)) - blocked.keys()
     _find_mismatches(groups, blocked)

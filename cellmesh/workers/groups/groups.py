@@ -13,6 +13,7 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -21,7 +22,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from ...stdlib import os
+from ...stdlib import os, time
 from ...wire.groups import GroupCount
 from ..trace.recorder import Spans
 from . import abort
@@ -55,6 +56,21 @@ _GROUPS_A_PROGRAM = 1000
 _GROUPS_A_SIZE = 10_000_000
 # So many keys of collectives that were compared stay in the store.
 _MAX_FIRSTS = 64
+
+
+@dataclass(frozen=True)
+class Making:
+    """A process group that this rank is making.
+
+    Attributes:
+        name: torch's name of it.
+        ranks: the mesh's ranks of its members; () for all.
+        since: when the rank began to make it, by ``time.monotonic``.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    since: float
 
 
 class Groups:
@@ -91,6 +107,7 @@ class Groups:
         self.mesh: DeviceMesh | None = None
         self._own_gloo = GlooGroups(self._patience)
         self._maker = Maker(self._store, self._patience, self._own_gloo)
+        self.making: Making | None = None
         self._is_broken = self._is_replaying = False
         self._firsts: deque[str] = deque()
         self.backward_passes, self.heal_callbacks = BackwardPasses(), HealCallbacks()
@@ -180,11 +197,14 @@ class Groups:
         # A rank that was replaced while its host was cut off meets nobody: it knows no heal since.
         generation = f"generation{self.ledger.generation:x}"
         asked["store"] = PrefixStore(generation, asked["store"])
+        self.making = Making(str(asked["group_name"]), self._members(asked), time.monotonic())
         try:
             made, store, transport = self._maker.make(asked)
         except BaseException:
             self._is_broken = True  # others may have made it
             raise
+        finally:
+            self.making = None
         if isinstance(made, HealableGroup):
             return made, store  # made before, under a tag
         self._note_plan(asked)

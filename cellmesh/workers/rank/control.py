@@ -267,11 +267,15 @@ class ControlThread:
 
     def _waits(self, seen: Activity) -> Waited | None:
         """Return the collective that the main thread waits in; None if it waits in none."""
+        making = self._groups.making
+        if making is not None and seen.collective:
+            waited_s = time.monotonic() - making.since
+            return Waited(seen.collective, making.name, waited_s, making.ranks)
         operation = self._groups.ledger.current()
         if operation is not None and (seen.collective or (seen.may_wait and main_thread_sleeps())):
             name = operation.name if seen.collective in ("", "wait") else seen.collective
             return Waited(name, operation.group, time.monotonic() - operation.since)
-        if seen.collective:  # a group is being made, a store waited for
+        if seen.collective:  # a store is waited for
             name = " ".join(filter(None, (seen.collective, self._groups.rendezvous.missing())))
             return Waited(name, "", self._since_seen(seen))
         return None
@@ -308,6 +312,7 @@ class ControlThread:
             asks=self._asker.is_asking,
             is_broken=self._groups.is_broken,
             is_half_done=self._groups.is_half_done,
+            making=waited.making if busy else (),
             # Also of an idle rank: others may wait in an operation that it has begun otherwise.
             counts=tuple(self._groups.counts(with_recent=True)),
             memory=memory,

@@ -254,6 +254,7 @@ class Waited:
     collective: str = ""  # the ``torch.distributed`` call
     group: str = ""  # torch's name of its process group
     waited_s: float = 0.0
+    making: tuple[int, ...] = ()  # the group's members, where the rank is making it
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from cellmesh.controller.core.deadlock import find_disagreements, find_stuck
@@ -70,6 +71,13 @@ WAITS: dict[str, Callable[[int, int], RankState]] = {
     "in two kinds": lambda rank, num: in_operation(rank, ("all_reduce", "all_gather")[rank % 2], 2),
     "in a ring": lambda rank, num: in_operation(
         rank, "recv", 1, (rank - 1) % num, num_received=(((rank - 1) % num, 1),)
+    ),
+    "making a group": lambda rank, num: msgspec.structs.replace(
+        in_operation(rank, "", 0),
+        collective="new_group",
+        waited_s=9.0,
+        group="7",
+        making=tuple(range(num)),
     ),
     "for anyone": lambda rank, num: in_operation(
         rank, "recv_anysource", 1, num_received=((-1, 1),)

@@ -20,7 +20,11 @@ def count(
 
 
 def state(
-    *counts: GroupCount, in_: str = "", group: str = "world", waited_s: float = 5.0
+    *counts: GroupCount,
+    in_: str = "",
+    group: str = "world",
+    waited_s: float = 5.0,
+    making: tuple[int, ...] = (),
 ) -> RankState:
     return RankState(
         1,
@@ -34,6 +38,7 @@ def state(
         group if in_ else "",
         waited_s if in_ else 0.0,
         counts=counts,
+        making=making,
     )
 
 
@@ -171,10 +176,21 @@ def test_only_members_of_the_group_matter() -> None:
     assert stuck({0: own, 1: state(count(0))}, {1}) == [0]
 
 
-def test_all_are_needed_where_a_group_is_being_made() -> None:
-    states = {0: state(count(1), in_="new_group", group="b"), 1: state(count(1))}
+def test_all_are_needed_where_a_store_is_waited_for() -> None:
+    states = {0: state(count(1), in_="init_process_group", group=""), 1: state(count(1))}
     assert stuck(states, {1}) == [0]
     assert stuck(states, set()) == []
+
+
+def test_rank_that_makes_a_group_needs_the_members_that_have_not_made_it() -> None:
+    makes = state(count(1), in_="new_group", group="b", making=(0, 1, 2))
+    made, ended = state(count(1), count(0, (0, 1, 2), "b")), state(count(1))
+    other = state(count(1), count(0, (1, 3), "b"))
+    assert stuck({0: makes, 1: made, 2: ended}, {1, 2}) == [0]
+    assert stuck({0: makes, 1: made, 2: made}, {1, 2}) == []
+    assert stuck({0: makes, 1: other, 2: made}, {1, 2}) == [0]
+    assert stuck({0: makes, 1: made, 2: ended, 3: ended}, {1, 3}) == []
+    assert stuck({0: makes, 1: made}, {1}, dead={2}) == [0]
 
 
 def test_rank_is_stuck_waiting_for_a_dead_rank() -> None:

@@ -28,11 +28,28 @@ def group(
 
 
 def state(
-    *counts: GroupCount, waits: tuple[InFlight, ...] = (), in_: str = "", waited_s: float = 5.0
+    *counts: GroupCount,
+    waits: tuple[InFlight, ...] = (),
+    in_: str = "",
+    waited_s: float = 5.0,
+    making: tuple[str, tuple[int, ...]] = ("", ()),
 ) -> RankState:
     in_ = in_ or (waits[0].name if waits else "")
-    waited_s = waited_s if in_ else 0.0
-    return RankState(1, 7, 1, 1, "f", in_, "cpu", 0, "", waited_s, counts=counts, in_flight=waits)
+    return RankState(
+        1,
+        7,
+        1,
+        1,
+        "f",
+        in_,
+        "cpu",
+        0,
+        making[0],
+        waited_s if in_ else 0.0,
+        counts=counts,
+        in_flight=waits,
+        making=making[1],
+    )
 
 
 def waits(name: str, number: int, on: str = "0", peer: int = -1) -> tuple[InFlight, ...]:
@@ -255,6 +272,14 @@ def test_making_a_group_on_some_ranks_only_is_stuck_with_the_others() -> None:
     assert "which rank 2 has not begun; rank 2 waits in new_group" in found.text
     assert verdict({0: makes, 1: makes}) is None
     assert verdict({0: reduces, 1: makes, 2: state(group("0", 0))}) is None
+
+
+def test_rank_that_makes_a_group_which_all_others_have_made_goes_on() -> None:
+    reduces = state(group("0", 1), group("5", 0, (0, 1)), waits=waits("all_reduce", 1))
+    makes = state(group("0", 0), in_="new_group", making=("5", (0, 1)))
+    assert verdict({0: reduces, 1: makes}) is None
+    makes = state(group("0", 0), in_="new_group", making=("6", (0, 1)))
+    assert verdict({0: reduces, 1: makes}) is not None
 
 
 # ---- ranks that will not come
