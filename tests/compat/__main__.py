@@ -31,6 +31,7 @@ TOOLS = (
     "pytest",
     "pytest-timeout",
     "pytest-xdist",
+    "tqdm",
 )
 
 

@@ -137,7 +137,9 @@ def test_a_thread_that_has_set_its_cell_keeps_the_output_of_its_cells_there(
 ) -> None:
     first = notebook.send(
         "import sys, threading\ngo = threading.Event()\nparent = get_ipython().get_parent()\n"
-        f"def work():\n    {owner}.set_thread_parent(parent)\n    go.wait()\n"
+        # Before 7, ipykernel has no name of its own for the calling thread's cell.
+        f"def work():\n    owner = {owner}\n"
+        "    getattr(owner, 'set_thread_parent', sys.stdout.set_parent)(parent)\n    go.wait()\n"
         "    mesh.cell(\"print('from the thread')\")\n"
         "thread = threading.Thread(target=work)\nthread.start()"
     )

@@ -30,7 +30,8 @@ from cellmesh.workers.rank.stack_inspection import (
 
 # The collector starts at another allocation in each round; a finalizer then has the main thread
 # leave the calls in which it is read, and make others. Where that happens while a frame's object is
-# being made, the process ends by a signal.
+# being made, the process ends by a signal. A finalizer in the main thread itself waits for nobody.
+# Objects of torch are not collected again in each round.
 _LEAVE_WHILE_READ = """
 import gc, threading
 from cellmesh.workers.rank.stack_inspection import {reader} as read
@@ -40,7 +41,8 @@ class Garbage:
         self.itself, self.leave, self.has_left = self, leave, has_left
     def __del__(self):
         self.leave.set()
-        self.has_left.wait(30)
+        if threading.current_thread() is not threading.main_thread():
+            self.has_left.wait(30)
 
 def call(depth, is_there, leave):
     if depth:
@@ -61,6 +63,8 @@ def look(at, is_there, leave, has_left):
     gc.set_threshold(700)
     gc.collect()
 
+gc.collect()
+gc.freeze()
 for at in range(1, 60):
     events = [threading.Event() for _ in range(3)]
     reader = threading.Thread(target=look, args=(at, *events))
