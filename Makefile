@@ -26,7 +26,7 @@ types: venv
 	$(BIN)/mypy
 
 core: venv
-	$(BIN)/python -m pytest tests/core tests/pair
+	$(BIN)/python -m pytest tests/core tests/pair --numprocesses 2 --dist worksteal
 
 # The API reference, from docstrings; what they lack is an error.
 docs: venv
