@@ -20,6 +20,7 @@ from .stack_inspection import is_of_library, is_own_code, is_user_code, shorten_
 # What a rendered frame of a library stands between; user code prints no such characters in a frame,
 # as its source is text.
 _BEGIN, _MIDDLE, _END = "\x00[", "\x00|", "\x00]"
+_LEFT_OUT = "\x00-"  # a frame of cellmesh, and with the end of its line no line at all
 _ONE = re.compile(r"\x00\[(?P<place>[^\x00]*)\x00\|(?P<text>[^\x00]*)\x00\]")
 _RUN = re.compile(r"(?:\x00\[[^\x00]*\x00\|[^\x00]*\x00\]\n?)+")
 _OWN = str(Path(__file__).parents[2]) + "/"
@@ -34,7 +35,7 @@ class _Renderer(AutoFormattedTB):
         if frame is None or is_user_code(frame):
             return text
         if is_own_code(frame):
-            return ""
+            return _LEFT_OUT
         code = frame.f_code
         place = f"{shorten_path(code.co_filename)}:{frame_info.lineno} in {code.co_name}"
         return _marked(place, text)
@@ -66,11 +67,13 @@ def make_renderer(like: AutoFormattedTB) -> AutoFormattedTB:
 
 def with_all_frames(text: str) -> str:
     """Return a traceback of `make_renderer` as IPython would show it."""
+    text = text.replace(f"{_LEFT_OUT}\n", "")
     return _ONE.sub(lambda found: found["text"], text) if "\x00" in text else text
 
 
 def with_few_frames(text: str) -> str:
     """Return a traceback of `make_renderer` with a line for each run of frames of libraries."""
+    text = text.replace(f"{_LEFT_OUT}\n", "")
     return _RUN.sub(_describe_run, text) if "\x00" in text else text
 
 

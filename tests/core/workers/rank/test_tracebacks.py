@@ -88,6 +88,8 @@ def test_own_frames_are_left_out() -> None:
     text = render(error)
     assert "wire/codec" not in with_all_frames(text) + with_few_frames(text)
     assert "encode([object()])" in with_few_frames(text)
+    assert "\n\n\n" not in with_all_frames(text) + with_few_frames(text)
+    assert "\x00" not in with_all_frames(text) + with_few_frames(text)
     group = ExceptionGroup("several", [error])
     plain = format_without_own_frames(traceback.TracebackException.from_exception(group))
     assert "wire/codec" not in plain
