@@ -114,8 +114,9 @@ def kernel_config() -> Config:
 def write_ipython_profile(directory: Path, prestart_s: float = 0.0) -> None:
     """Have kernels with this IPYTHONDIR wait `PATIENCE_S`; no name of a notebook is used for it.
 
-    Their zygotes wait `prestart_s` for a mesh; by default there are none: a kernel whose mesh has
-    ended has no process then.
+    Their zygotes wait `prestart_s` for a mesh; by default they have none of their own: a kernel
+    whose mesh has ended has no process then. They use the one that the tests' process lends, if it
+    does (`support.kernel_prestart`).
     """
     startup = directory / "profile_default" / "startup"
     startup.mkdir(parents=True)
@@ -124,6 +125,9 @@ def write_ipython_profile(directory: Path, prestart_s: float = 0.0) -> None:
         f"__import__({name!r}, fromlist=['']).__dict__.update({new!r})\n"
         for name, new in values.items()
     ]
+    if prestart_s == 0:
+        file = ROOT / "tests" / "support" / "kernel_prestart.py"
+        lines.append(f"__import__('runpy').run_path({str(file)!r}, run_name='cellmesh tests')\n")
     (startup / "00-patience.py").write_text("".join(lines))
 
 

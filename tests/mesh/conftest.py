@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import pickle
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -16,9 +20,13 @@ from cellmesh.controller.progress.bars import Bars
 from cellmesh.controller.ranks import Ranks
 from cellmesh.controller.session import start as starting
 from cellmesh.controller.session.launch.prestart import Prestart, conditions
+from cellmesh.wire.prestart import READY
 from cellmesh.wire.status import RankState
 from cellmesh.wire.ticket import Ticket
 from tests.conftest import FOLD, FORKED_MARKS, PATIENCE_S, check_nothing_left, own_runtime_dir
+from tests.support.kernel_prestart import CONDITIONS, SOCKET
+
+IMPORT_S = 100.0
 
 
 def state_of(ranks: Ranks, rank: int) -> RankState:
@@ -42,26 +50,73 @@ def _patience() -> Iterator[None]:
 class SharedPrestart(Prestart):
     """A zygote that waits for the meshes of all tests, whose ranks can be found."""
 
+    is_lent = True
+
     def start(self, ticket: Ticket, log: int) -> tuple[int, int]:
         """Have a mesh forked."""
         FORKED_MARKS[Path(ticket.directory).parents[1]].add(ticket.mark)
         return super().start(ticket, log)
 
+    def lend(self, listener: socket.socket) -> None:
+        """Have meshes forked for kernels, until the socket is closed."""
+        with contextlib.suppress(OSError):
+            while True:
+                kernel, _ = listener.accept()
+                threading.Thread(target=self._lend_once, args=(kernel,), daemon=True).start()
+
+    def _lend_once(self, kernel: socket.socket) -> None:
+        with kernel, contextlib.suppress(OSError):
+            with self._lock:
+                self._look(IMPORT_S)
+                if self._state != "ready" or not self.is_lent:
+                    return
+            kernel.send(READY)
+            if not (order := kernel.recv(1 << 16)):
+                return
+            directory, mark = json.loads(order)
+            FORKED_MARKS[Path(directory).parents[1]].add(mark)
+            data, descriptors, _, _ = socket.recv_fds(kernel, 1, 3)
+            try:
+                with self._lock:
+                    if self._socket is not None:
+                        socket.send_fds(self._socket, [data], descriptors)
+            finally:
+                for number in descriptors:
+                    os.close(number)
+
 
 @pytest.fixture(scope="session")
-def fit_prestart(_no_directories_of_the_users: None) -> Iterator[Callable[[], Prestart | None]]:
+def shared_prestart(_no_directories_of_the_users: None) -> Iterator[SharedPrestart]:
+    """The zygote that waits for all meshes, also those of kernels."""
+    waiting = SharedPrestart(keep_s=3600)
+    directory = Path(os.environ["IPYTHONDIR"])
+    waiting.begin()
+    (directory / CONDITIONS).write_bytes(pickle.dumps(conditions(os.environ, sys.path)))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(directory / SOCKET))
+        listener.listen()
+        lending = threading.Thread(target=waiting.lend, args=(listener,), daemon=True)
+        lending.start()
+        yield waiting
+        listener.shutdown(socket.SHUT_RDWR)
+        lending.join()
+    waiting.end()
+
+
+@pytest.fixture(scope="session")
+def fit_prestart(shared_prestart: SharedPrestart) -> Callable[[], Prestart | None]:
     """Give the zygote that waits for all meshes, unless a test has changed what an import of torch
     reads.
     """
-    waiting, made_in = SharedPrestart(keep_s=3600), conditions(os.environ, sys.path)
-    waiting.begin()
-    yield lambda: waiting if conditions(os.environ, sys.path) == made_in else None
-    waiting.end()
+    made_in = conditions(os.environ, sys.path)
+    return lambda: shared_prestart if conditions(os.environ, sys.path) == made_in else None
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _prestart(
-    request: pytest.FixtureRequest, fit_prestart: Callable[[], Prestart | None]
+    request: pytest.FixtureRequest,
+    shared_prestart: SharedPrestart,
+    fit_prestart: Callable[[], Prestart | None],
 ) -> Iterator[None]:
     """Fork a module's meshes from one waiting zygote, which saves two seconds of a core for each
     mesh.
@@ -69,9 +124,17 @@ def _prestart(
     The meshes of a module with `STARTS_COLD = True` import torch, as those of scripts do.
     """
     with pytest.MonkeyPatch.context() as patch:
-        if not getattr(request.module, "STARTS_COLD", False):
+        if getattr(request.module, "STARTS_COLD", False):
+            patch.setattr(shared_prestart, "is_lent", False)
+        else:
             patch.setattr(starting, "own_prestart", fit_prestart)
         yield
+
+
+@pytest.fixture
+def starts_cold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a test's own meshes import torch, as those of scripts do."""
+    monkeypatch.setattr(starting, "own_prestart", lambda: None)
 
 
 @pytest.fixture(scope="module")

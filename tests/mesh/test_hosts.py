@@ -26,16 +26,18 @@ from cellmesh.wire.rendezvous import own_addresses
 from cellmesh.wire.ticket import Ticket, find_tickets
 from tests.conftest import check_nothing_left, own_runtime_dir, processes_of
 from tests.faults.watching import wait_until
+from tests.support.lent_agent import ENGINE
 
 WAIT_S = 60.0
-HERE = "{command}"  # the engine that starts an agent on "another host"
+# Engines that start an agent on "another host": one that is forked, and one that imports torch.
+HERE, HERE_COLD = ENGINE, "{command}"
 # A host counts as lost soon; the networks of these tests lose nothing.
 SHORT_LEASE_S = 1.0
 REDUCE = "import torch, torch.distributed as dist\nx = torch.ones(1) * rank; dist.all_reduce(x)"
 
 
 def start(hosts: str = "a:2,b:2", **options: Any) -> cm.Mesh:
-    return cm.start(hosts=hosts, launch=HERE, lease_s=60, **options)
+    return cm.start(**{"hosts": hosts, "launch": HERE, "lease_s": 60, **options})
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +50,7 @@ def directory() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def mesh(directory: Path) -> Iterator[cm.Mesh]:
     """Two hosts with two ranks each."""
-    with start(mesh="host=2,gpu=2") as mesh:
+    with start(mesh="host=2,gpu=2", launch=HERE_COLD) as mesh:
         yield mesh
 
 
