@@ -9,17 +9,29 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import cellmesh as cm
+from cellmesh.controller.session import start as starting
 from cellmesh.errors import HostError, MeshUsageError, NoMeshError
-from tests.conftest import check_nothing_left
+from tests.conftest import check_nothing_left, own_runtime_dir
 
-STARTS_COLD = True  # as scripts do
+COLD = pytest.mark.usefixtures("starts_cold")
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[cm.Mesh]:
+    """Four ranks, 2 x 2, of a mesh that imports torch, shared by this module's tests."""
+    with own_runtime_dir() as directory, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(starting, "own_prestart", lambda: None)
+        with cm.start(4, mesh={"dp": 2, "tp": 2}) as started:
+            patch.undo()
+            yield started
+        check_nothing_left(directory)
 
 
 def test_ranks_have_the_environment_that_torchrun_sets(mesh: cm.Mesh) -> None:
@@ -113,6 +125,7 @@ def test_user_sockets_and_groups_survive_beside_ours(mesh: cm.Mesh) -> None:
     assert mesh.pull("x.item()").list == [2.0, 2.0, 1.0, 1.0]
 
 
+@COLD
 def test_restart_gives_new_ranks_and_nothing_old(own_mesh: cm.Mesh) -> None:
     own_mesh.cell("left = 1")
     before = [info.pid for info in own_mesh.report()]
@@ -131,6 +144,7 @@ def test_restart_ends_runs_in_flight(own_mesh: cm.Mesh) -> None:
         run.result(timeout_s=30)
 
 
+@COLD
 def test_stop_is_idempotent_and_says_so_afterwards(runtime_dir: Path) -> None:
     mesh = cm.start(1)
     mesh.stop()
@@ -156,6 +170,7 @@ def test_exit_handlers_run_on_stop(runtime_dir: Path, tmp_path: Path) -> None:
     assert (tmp_path / "left").exists()
 
 
+@COLD
 def test_preloaded_modules_are_there(runtime_dir: Path) -> None:
     with cm.start(1, preload="colorsys,wave") as mesh:
         assert mesh[0].pull("[m in __import__('sys').modules for m in ('colorsys', 'wave')]") == [
@@ -164,6 +179,7 @@ def test_preloaded_modules_are_there(runtime_dir: Path) -> None:
         ]
 
 
+@COLD
 def test_a_preload_that_does_not_exist_is_named(runtime_dir: Path) -> None:
     with pytest.raises(MeshUsageError, match="no_such_module_here"):
         cm.start(1, preload="no_such_module_here")
@@ -275,6 +291,7 @@ def test_ranks_import_what_the_notebook_does_whatever_its_directory_holds(
     check_nothing_left(runtime_dir)
 
 
+@COLD
 def test_a_torch_that_was_installed_since_the_kernel_began_is_named(
     runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,6 +303,7 @@ def test_a_torch_that_was_installed_since_the_kernel_began_is_named(
     check_nothing_left(runtime_dir)
 
 
+@COLD
 def test_every_file_of_a_mesh_is_its_users_alone(own_mesh: cm.Mesh, runtime_dir: Path) -> None:
     own_mesh.cell("print('to the log')")
     files = list((runtime_dir / "cellmesh").rglob("*"))
@@ -314,16 +332,16 @@ async def _awaited(run: cm.Run[Any]) -> None:
     ],
     ids=["run", "pull", "states", "heal", "result", "wait", "iterate", "await"],
 )
-def test_forked_child_is_refused_the_mesh(own_mesh: cm.Mesh, use: Callable[..., object]) -> None:
-    run = own_mesh.submit(int)
+def test_forked_child_is_refused_the_mesh(quick: cm.Mesh, use: Callable[..., object]) -> None:
+    run = quick.submit(int)
     run.result()
-    waits = own_mesh.submit(time.sleep, 60)
+    waits = quick.submit(time.sleep, 60)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: it has threads
         child = os.fork()
     if child == 0:
         try:
-            use(own_mesh, waits)
+            use(quick, waits)
         except cm.errors.MeshUsageError as error:
             os._exit(7 if "was forked from the one that holds the mesh" in str(error) else 8)
         finally:
