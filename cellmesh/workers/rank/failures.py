@@ -23,6 +23,7 @@ from ..groups.abort import lost_its_peers
 from ..groups.groups import Groups
 from ..linux_process import write_stderr
 from ..static_lookup import MAX_TEXT, chain_of, handled_by, name_of, text_of, traceback_of
+from .interrupts import DescriptionTimeout
 from .shell import RankShell
 from .stack_inspection import (
     Place,
@@ -37,9 +38,10 @@ from .value_transfer import reduce_for_notebook
 # A larger exception stays on its rank: all ranks may raise one, and the notebook would hold all of
 # them.
 EXCEPTION_BYTES = 4 << 20
+_STOP_NAMES = re.compile(r"\b(KeyboardInterrupt|Released)\b")
+_WAITS = f"<its str() raised {DescriptionTimeout.__name__}>"
 # How errors begin that a script would not meet, as its processes end and run one program; and what
 # to do on ranks.
-_STOP_NAMES = re.compile(r"\b(KeyboardInterrupt|Released)\b")
 _HINTS = {
     "Default process group has not been initialized": (
         "dist.destroy_process_group() was called on this rank{where}: `dist.init_process_group()` "
@@ -125,6 +127,8 @@ class Failures:
             inner=place.inner,
             whole_traceback=whole if whole != traceback else "",
         )
+        if text == _WAITS:  # the notebook's IPython would ask for it again
+            return Parcel(msgspec.structs.replace(verb, why_no_payload="its str() takes too long"))
         try:
             pickled, buffers = payload.dumps(error, f"the {kind}", reduce_for_notebook)
         except BaseException as why:  # of an `UnpicklableError`, or of the exception's own code
