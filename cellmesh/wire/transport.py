@@ -7,6 +7,7 @@ flight (`bounds`), and by what the other side has acknowledged (`reliable`).
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import resource
@@ -102,7 +103,7 @@ def connect_dealer(
     Args:
         context: the process's ZeroMQ context.
         endpoint: the agent's.
-        identity: the name under which the ROUTER knows it, also after a reconnect.
+        identity: the name under which the ROUTER knows it, until `connect_again`.
         keys: of a TCP endpoint: CURVE's own secret key, and the agent's public key.
         binds: whether the endpoint is this process's, and the agent connects to it; send by
             `send_or_drop` then.
@@ -140,6 +141,20 @@ def connect_dealer(
         hint = f" ({limit} a process: raise `ulimit -n`)" if e.errno == errno.EMFILE else ""
         raise HostError(f"cannot use {endpoint}: {e}{hint}") from e
     return socket, monitor
+
+
+def connect_again(dealer: Socket, endpoint: str, identity: bytes) -> None:
+    """Connect a DEALER, whose connection broke, under another name; messages that it has not
+    received or sent are dropped.
+
+    Under the same name ZeroMQ's ROUTER (4.3.5) at times closes its end of the new connection
+    together with that of the old one, and the connection itself stays: it receives nothing any more
+    and drops what is sent.
+    """
+    with contextlib.suppress(zmq.ZMQError):  # ZeroMQ has given it up
+        dealer.disconnect(endpoint)
+    dealer.setsockopt(zmq.ROUTING_ID, identity)
+    dealer.connect(endpoint)
 
 
 def hear_connection(monitor: Socket) -> Iterator[bool]:

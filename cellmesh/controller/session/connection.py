@@ -32,8 +32,9 @@ from ..kernel import own_notebook
 from ..values.pool import open_value
 
 _LINGER_MS = 200
-# How long the first connection to another host may take before that host counts as not heard.
-_OPEN_S = 3.0
+# How long the first connection to another host may take before that host counts as not heard; and
+# an agent's answer to a greeting.
+_OPEN_S, _ANSWER_S = 3.0, 10.0
 # So many messages are heard before other things are seen to.
 _MAX_MESSAGES = 1000
 # What ranks' control threads say, whatever their main threads have said before.
@@ -42,6 +43,10 @@ _WHY_INTERRUPTED = (
     "its run was interrupted while the value was on its way: ask for it again (mesh.pull)"
 )
 Message = Sequence[Parcel[Any]]
+
+
+def _new_name() -> bytes:
+    return b"C" + os.urandom(16)  # a routing id must not begin with a zero
 
 
 class Connection:
@@ -74,7 +79,7 @@ class Connection:
         refused: Callable[[int], None] = lambda number: None,
         context: zmq.Context[transport.Socket] | None = None,
     ) -> None:
-        link = os.urandom(16)
+        link, name = os.urandom(16), _new_name()
         self._hello = Hello(
             bytes.fromhex(key),
             PROTOCOL,
@@ -90,10 +95,9 @@ class Connection:
         )
         self._owns_context = context is None
         self._context = context or transport.make_context(1)
-        # A routing id must not begin with a zero.
         try:
             self._socket, self._monitor = transport.connect_dealer(
-                self._context, endpoint, b"C" + link, keys, binds
+                self._context, endpoint, name, keys, binds
             )
         except HostError:
             if self._owns_context:
@@ -103,6 +107,7 @@ class Connection:
         self._refused = refused
         self._codec = at_controller()
         self._is_remote = keys is not None
+        self._endpoint, self._is_broken = endpoint, False
         self._begin()
         self._is_open = False  # the agent has greeted us on this connection
         # ZeroMQ says nothing of a connection that never opens.
@@ -182,6 +187,8 @@ class Connection:
             yield from (self._open_value(parcel, now) for parcel in ready)
         for _ in range(_MAX_MESSAGES):
             if not self.is_readable():
+                if self._is_broken:
+                    self._connect_again()
                 return
             frames = transport.receive(self._socket)
             preamble, rest = bytes(frames[0]), frames[1:]
@@ -234,7 +241,8 @@ class Connection:
             self._hear_peers(self._peers, now)
             return
         for is_new in transport.hear_connection(self._monitor):
-            self._note_connection(is_new, now)
+            if not self._is_broken:
+                self._note_connection(is_new, now)
 
     def _hear_peers(self, peers: PeerMonitor, now: float) -> None:
         """Take note of the agent's connections to this process, and count those of strangers."""
@@ -249,10 +257,18 @@ class Connection:
     def _note_connection(self, is_there: bool, now: float) -> None:
         self._is_open, self._open_by = False, None
         self.lost_at = None if is_there else (self.lost_at or now)
+        self._is_broken = not is_there and self._is_remote and self._peers is None
         if is_there:
+            self._open_by = now + _ANSWER_S if self._is_remote else None
             hello = msgspec.structs.replace(self._hello, num_received=self._reliable.num_received)
             frames = map(SecretBytes, encode([Parcel(hello)]))
             self._send([self._reliable.wrap_aside(), *frames])
+
+    def _connect_again(self) -> None:
+        """Connect under another name, once all that the broken connection has brought is read."""
+        self._is_broken = False
+        transport.connect_again(self._socket, self._endpoint, _new_name())
+        self._may_have_news = [True, True]
 
     def _send(self, frames: list[Frame]) -> None:
         if self._peers is not None:
@@ -263,7 +279,7 @@ class Connection:
 
     def tick(self, now: float) -> None:
         """Acknowledge received messages, if no message that could do so was sent since; note that
-        a connection has not opened in time.
+        a connection has not opened in time, or a greeting was not answered.
         """
         if self._open_by is not None and now >= self._open_by:
             self._open_by, self.lost_at = None, now
@@ -292,6 +308,8 @@ class Connection:
     def _hear_aside(self, frames: Sequence[Frame]) -> Iterator[Parcel[Any]]:
         for parcel in self._codec.decode(frames):
             verb = parcel.verb
+            if isinstance(verb, Welcome | Refused):  # the greeting is answered
+                self._open_by = self.lost_at = None
             if isinstance(verb, Welcome):
                 self._is_open = True
                 for preamble, message in self._reliable.resume(verb.num_received):

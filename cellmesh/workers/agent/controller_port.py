@@ -225,7 +225,8 @@ class Attachment:
         if isinstance(hello, Inquire):
             self._answer(identity, hello)
             return
-        if identity == self._identity and hello.link == self._link:  # its connection broke
+        if self._identity is not None and hello.link == self._link:  # its connection broke
+            self._identity = identity  # it has another name on each connection
             self._welcome(identity, self._reliable.num_received, 0)
             for preamble, message in self._reliable.resume(hello.num_received):
                 self._send([identity, preamble, *encode(message)])
