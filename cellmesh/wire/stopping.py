@@ -14,7 +14,7 @@ import msgspec
 from .groups import GroupCount
 from .verb import Verb
 
-# What `StopState.quiet_s` is at most: an hour, or no operation at all.
+# What `StopState.quiet_s` is at most: an hour, or no operation in the run.
 QUIET_MAX_S = 3600.0
 
 
@@ -75,7 +75,7 @@ class StopState(Verb, frozen=True):
         is_paused: the rank waits before an operation.
         waits: it waits in an operation.
         in_step: it is inside an optimizer's step.
-        quiet_s: seconds since it began its last operation, at most `QUIET_MAX_S`.
+        quiet_s: seconds since it began its last operation in the run, at most `QUIET_MAX_S`.
         counts: of all its groups.
         steps: that its optimizers have completed.
     """

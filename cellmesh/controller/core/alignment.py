@@ -71,7 +71,7 @@ class Alignment:
         pending = self._mesh.pending.get(state.run)
         if self.stopping is None or pending is None:
             return []
-        owing = self.stopping.report(ranks, state, now - pending.started_at, now)
+        owing = self.stopping.report(ranks, state, now)
         return [*self.send_on(owing), *self.end_if_aligned(now)]
 
     def send_on(self, owing: Mapping[int, Owed]) -> list[Effect]:

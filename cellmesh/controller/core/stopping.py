@@ -222,15 +222,12 @@ class Stopping:
             found.setdefault(self._ranks[rank].run, []).append(rank)
         return {run: tuple(ranks) for run, ranks in found.items()}
 
-    def report(
-        self, ranks: Sequence[int], state: StopState, age_s: float, now: float
-    ) -> dict[int, Owed]:
+    def report(self, ranks: Sequence[int], state: StopState, now: float) -> dict[int, Owed]:
         """Note what ranks say; return the paused ranks that owe operations, and what they owe.
 
         Args:
             ranks: those that have said this alike.
             state: what they say.
-            age_s: seconds since the run began.
             now: seconds.
         """
         event: RankEvent = "pauses" if state.is_paused else "waits" if state.waits else "runs"
@@ -245,7 +242,7 @@ class Stopping:
             concerned |= self._begun.note(rank, state.counts)
             if self._begun.note_steps(rank, state.steps):
                 concerned |= self._ranks.keys()
-            self._has_met |= state.is_paused or state.quiet_s < min(age_s, QUIET_MAX_S)
+            self._has_met |= state.is_paused or state.quiet_s < QUIET_MAX_S
         return self._owing(concerned)
 
     def _owing(self, concerned: Collection[int]) -> dict[int, Owed]:

@@ -97,6 +97,7 @@ class Ledger:
     # The groups that have begun collectives since `mark`.
     touched: list[HealableGroup] = field(default_factory=list)
     last: Begun | None = None  # of the main thread
+    before_run: float = 0.0  # when the last one before the current run was begun
     # Those that were under way when others were begun, oldest first: the last one may fail or end
     # while an earlier one is waited for.
     earlier: deque[Begun] = field(default_factory=lambda: deque(maxlen=_MAX_EARLIER))

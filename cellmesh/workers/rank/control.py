@@ -80,6 +80,8 @@ class ControlThread:
         gate.is_pending = self._interrupts.is_pending
         gate.counts = self._groups.counts
         gate.num_steps = self._context.steps.num_steps
+        gate.is_in_step = self._context.steps.note_operation
+        self._context.steps.pause = lambda: gate.is_closed and gate.enter(2)
         gate.report = self._report_stop
         threading.Thread(target=self._serve, name="cellmesh-control", daemon=True).start()
         threading.Thread(target=self._see_to_stops, name="cellmesh-stops", daemon=True).start()
@@ -166,7 +168,9 @@ class ControlThread:
             is_own = threading.get_ident() == ledger.main_thread
             waits = not (gate.is_paused or is_own) and self._waits(look_at_main_thread(self._shell))
             last = ledger.last_begun()
-            quiet_s = QUIET_MAX_S if last is None else time.monotonic() - last.since
+            quiet_s = QUIET_MAX_S
+            if last is not None and last.since > ledger.before_run:
+                quiet_s = time.monotonic() - last.since
             steps = self._context.steps
             state = StopState(
                 run,

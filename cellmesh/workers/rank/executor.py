@@ -105,6 +105,8 @@ class Executor:
         self._steps.run = work.run
         if self._steps.is_used:
             self._steps.forget()
+        num_doubts, last = self._ledger.num_doubts, self._ledger.last
+        self._ledger.before_run = last[2] if last is not None else 0.0
         outcome: Parcel[Done] | BaseException | None
         try:
             try:
@@ -121,6 +123,8 @@ class Executor:
         else:
             if self._end_child is not None or (self._bars is not None and self._bars.has_news):
                 self._note_end(work.run, None)
+            if self._ledger.num_doubts != num_doubts and type(work) in (RunCell, RunCall):
+                self._context.look_after_failure()  # a stop or a release that user code has caught
             answer = outcome if outcome is not None else make_parcel((Done(work.run), ()))
             if self._ledger.touched:
                 counts = self._groups.ledger.counts_since_mark()

@@ -65,21 +65,21 @@ def test_the_table_names_each_phase_and_event() -> None:
 
 def test_ranks_at_the_same_operation_end_there() -> None:
     ranks = stopping_of(3)
-    assert ranks.report((0, 1), at_gate(all_reduces(4)), 9.0, 0.01) == {}
+    assert ranks.report((0, 1), at_gate(all_reduces(4)), 0.01) == {}
     assert ranks.decide(0.01) is None
-    assert ranks.report((2,), at_gate(all_reduces(4)), 9.0, 0.02) == {}
+    assert ranks.report((2,), at_gate(all_reduces(4)), 0.02) == {}
     assert ranks.decide(0.02) == Verdict(True)
 
 
 def test_a_rank_that_owes_an_operation_goes_on() -> None:
     ranks = stopping_of(2)
-    ranks.report((0,), at_gate(all_reduces(4)), 9.0, 0.01)
+    ranks.report((0,), at_gate(all_reduces(4)), 0.01)
     owed = {0: Owed((all_reduces(5),))}
-    assert ranks.report((1,), at_gate(all_reduces(5)), 9.0, 0.02) == owed
+    assert ranks.report((1,), at_gate(all_reduces(5)), 0.02) == owed
     assert ranks.decide(0.02) is None
-    ranks.report((0,), waiting(all_reduces(5)), 9.0, 0.03)
+    ranks.report((0,), waiting(all_reduces(5)), 0.03)
     assert ranks.decide(0.03) is None
-    ranks.report((0,), at_gate(all_reduces(5)), 9.0, 0.04)
+    ranks.report((0,), at_gate(all_reduces(5)), 0.04)
     assert ranks.decide(0.04) == Verdict(True)
 
 
@@ -87,15 +87,11 @@ def test_what_a_rank_begins_on_its_way_is_owed_by_others() -> None:
     """Rank 0 owes on the row; on its way there it begins an operation on the column."""
     row, column = (0, 1), (0, 2)
     ranks = stopping_of(3)
-    ranks.report((2,), at_gate(all_reduces(1, column, "c")), 9.0, 0.0)
-    ranks.report((1,), at_gate(all_reduces(2, row, "r")), 9.0, 0.0)
-    found = ranks.report(
-        (0,), at_gate(all_reduces(1, row, "r"), all_reduces(1, column, "c")), 9.0, 0.0
-    )
+    ranks.report((2,), at_gate(all_reduces(1, column, "c")), 0.0)
+    ranks.report((1,), at_gate(all_reduces(2, row, "r")), 0.0)
+    found = ranks.report((0,), at_gate(all_reduces(1, row, "r"), all_reduces(1, column, "c")), 0.0)
     assert found == {0: Owed((all_reduces(2, row, "r"),))}
-    found = ranks.report(
-        (0,), waiting(all_reduces(1, row, "r"), all_reduces(2, column, "c")), 9.0, 0.0
-    )
+    found = ranks.report((0,), waiting(all_reduces(1, row, "r"), all_reduces(2, column, "c")), 0.0)
     assert found == {2: Owed((all_reduces(2, column, "c"),))}
 
 
@@ -104,25 +100,25 @@ def test_a_rank_with_one_step_less_goes_on_though_it_owes_no_operation() -> None
     four, five = (Steps(1, (StepCount("SGD 1", number),)) for number in (4, 5))
     behind = msgspec.structs.replace(at_gate(all_reduces(9, (0,), "a")), steps=four)
     ahead = msgspec.structs.replace(at_gate(all_reduces(9, (1,), "b")), steps=five)
-    ranks.report((0,), behind, 9.0, 0.0)
-    assert ranks.report((1,), ahead, 9.0, 0.0) == {0: Owed((), (("SGD 1", 5),))}
+    ranks.report((0,), behind, 0.0)
+    assert ranks.report((1,), ahead, 0.0) == {0: Owed((), (("SGD 1", 5),))}
     assert ranks.decide(0.0) is None
-    ranks.report((0,), msgspec.structs.replace(behind, steps=five), 9.0, 0.1)
+    ranks.report((0,), msgspec.structs.replace(behind, steps=five), 0.1)
     assert ranks.decide(0.1) == Verdict(True)
 
 
 def test_ranks_that_differ_by_many_steps_owe_none() -> None:
     ranks = stopping_of(2)
     four, nine = (Steps(1, (StepCount("SGD 1", number),)) for number in (4, 9))
-    ranks.report((0,), msgspec.structs.replace(at_gate(), steps=four), 9.0, 0.0)
-    assert ranks.report((1,), msgspec.structs.replace(at_gate(), steps=nine), 9.0, 0.0) == {}
+    ranks.report((0,), msgspec.structs.replace(at_gate(), steps=four), 0.0)
+    assert ranks.report((1,), msgspec.structs.replace(at_gate(), steps=nine), 0.0) == {}
     assert ranks.decide(0.0) == Verdict(True)
 
 
 def test_a_message_that_was_sent_is_received_and_the_other_way_round() -> None:
     ranks = stopping_of(2)
-    ranks.report((0,), at_gate(GroupCount(WORLD, (), 0, ((1, 3),), ((1, 2),))), 9.0, 0.0)
-    found = ranks.report((1,), at_gate(GroupCount(WORLD, (), 0, ((0, 1),), ((0, 2),))), 9.0, 0.0)
+    ranks.report((0,), at_gate(GroupCount(WORLD, (), 0, ((1, 3),), ((1, 2),))), 0.0)
+    found = ranks.report((1,), at_gate(GroupCount(WORLD, (), 0, ((0, 1),), ((0, 2),))), 0.0)
     assert found == {1: Owed((GroupCount(WORLD, (), 0, ((0, 2),), ((0, 3),)),))}
 
 
@@ -137,30 +133,30 @@ def test_owing_is_seen_on_the_rank_as_in_the_core() -> None:
 
 def test_ranks_that_run_python_end_where_they_are_after_a_while() -> None:
     ranks = stopping_of(2)
-    ranks.report((0,), at_gate(all_reduces(4)), 9.0, 0.0)
-    ranks.report((1,), in_python(all_reduces(4)), 9.0, 0.0)
+    ranks.report((0,), at_gate(all_reduces(4)), 0.0)
+    ranks.report((1,), in_python(all_reduces(4)), 0.0)
     assert ranks.decide(QUIET_S - 0.01) is None
     assert ranks.decide(QUIET_S) == Verdict(True, (1,))
 
 
 def test_a_run_without_operations_ends_at_once_and_nothing_is_said_of_it() -> None:
     ranks = stopping_of(2)
-    ranks.report((0, 1), in_python(quiet_s=QUIET_MAX_S), 2.0, 0.0)
+    ranks.report((0, 1), in_python(quiet_s=QUIET_MAX_S), 0.0)
     assert ranks.decide(0.0) == Verdict(True)
 
 
 def test_a_rank_that_owes_an_operation_is_not_left_in_python() -> None:
     ranks = stopping_of(2)
-    ranks.report((0,), waiting(all_reduces(5)), 9.0, 0.0)
-    ranks.report((1,), in_python(all_reduces(4)), 9.0, 0.0)
+    ranks.report((0,), waiting(all_reduces(5)), 0.0)
+    ranks.report((1,), in_python(all_reduces(4)), 0.0)
     assert ranks.decide(LIMIT_S - 0.01) is None
     assert ranks.decide(LIMIT_S) == Verdict(False, (0, 1))
 
 
 def test_a_rank_inside_an_optimizers_step_gets_more_time() -> None:
     ranks = stopping_of(2)
-    ranks.report((0,), at_gate(all_reduces(4)), 9.0, 0.0)
-    ranks.report((1,), in_python(all_reduces(4), in_step=True), 9.0, 0.0)
+    ranks.report((0,), at_gate(all_reduces(4)), 0.0)
+    ranks.report((1,), in_python(all_reduces(4), in_step=True), 0.0)
     assert ranks.decide(LIMIT_S) is None
     assert ranks.limit_at == LIMIT_S + LOOK_S
     assert ranks.decide(IN_STEP_LIMIT_S) == Verdict(False, (1,))
@@ -169,18 +165,18 @@ def test_a_rank_inside_an_optimizers_step_gets_more_time() -> None:
 def test_ranks_with_different_steps_get_more_time() -> None:
     ranks = stopping_of(2)
     one, two = (Steps(1, (StepCount("SGD 1", number, "o", "m"),)) for number in (1, 2))
-    ranks.report((0,), in_python(all_reduces(4), quiet_s=3.0, steps=one), 9.0, 0.0)
-    ranks.report((1,), in_python(all_reduces(4), quiet_s=3.0, steps=two), 9.0, 0.0)
+    ranks.report((0,), in_python(all_reduces(4), quiet_s=3.0, steps=one), 0.0)
+    ranks.report((1,), in_python(all_reduces(4), quiet_s=3.0, steps=two), 0.0)
     assert ranks.decide(STEPS_LIMIT_S - 0.01) is None
     assert ranks.decide(STEPS_LIMIT_S) == Verdict(True, (0, 1))
 
 
 def test_ranks_that_have_ended_are_not_waited_for_and_what_they_began_is_owed() -> None:
     ranks = stopping_of(2)
-    ranks.report((0,), at_gate(all_reduces(4)), 9.0, 0.0)
+    ranks.report((0,), at_gate(all_reduces(4)), 0.0)
     assert ranks.end(1, (1,), (all_reduces(5),)) == {0: Owed((all_reduces(5),))}
     assert ranks.decide(0.1) is None
-    ranks.report((0,), at_gate(all_reduces(5)), 9.0, 0.2)
+    ranks.report((0,), at_gate(all_reduces(5)), 0.2)
     assert ranks.decide(0.2) == Verdict(True)
     ranks.end(1, (0,), ())
     assert ranks.is_over
@@ -189,7 +185,7 @@ def test_ranks_that_have_ended_are_not_waited_for_and_what_they_began_is_owed() 
 
 def test_ranks_that_are_not_paused_are_asked_again() -> None:
     ranks = stopping_of(3)
-    ranks.report((0,), at_gate(), 9.0, 0.0)
+    ranks.report((0,), at_gate(), 0.0)
     ranks.end(1, (2,), ())
     assert ranks.to_look_at(LOOK_S) == {1: (1,)}
     assert ranks.look_at == 2 * LOOK_S
@@ -216,7 +212,7 @@ def simulate(programs: Sequence[Program], seed: int) -> list[dict[str, int]]:
 
     def report(rank: int, is_paused: bool) -> None:
         state = StopState(1, is_paused, waits[rank] is not None, False, 0.0, counts_of(rank))
-        for other, more in core.report((rank,), state, 9.0, 0.0).items():
+        for other, more in core.report((rank,), state, 0.0).items():
             owed[other] = more
 
     def advance(rank: int) -> None:
@@ -305,7 +301,7 @@ def test_the_work_grows_with_the_number_of_ranks_and_not_faster() -> None:
             pair = (rank & ~1, rank | 1)
             counts = (all_reduces(4), all_reduces(rank // 2, pair, f"pair {pair}"))
             begun.note(rank, counts)
-            ranks.report((rank,), at_gate(*counts), 9.0, 0.0)
+            ranks.report((rank,), at_gate(*counts), 0.0)
         assert ranks.decide(0.0) == Verdict(True)
 
     small, large = (num_calls(lambda n=n: align(n)) for n in (64, 256))  # type: ignore[misc]

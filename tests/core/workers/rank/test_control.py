@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from cellmesh.wire.stopping import QUIET_MAX_S, Steps, StopState
 from cellmesh.workers.groups.op_tracking import CollectiveRecord
 from cellmesh.workers.rank import control
 from cellmesh.workers.rank.control import ControlThread
@@ -57,3 +60,23 @@ def test_between_two_operations_of_a_loop_nothing_was_waited_for(
     for second in range(100, 110):
         clocked.last = CollectiveRecord("all_reduce", "g", second - 0.5)
         assert clocked.waited_s(second) == 0
+
+
+def test_operations_before_a_run_do_not_count_in_its_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocked = Clocked(monkeypatch)
+    said: list[StopState] = []
+    monkeypatch.setattr(control, "encode", lambda parcels: said.append(parcels[0].verb))
+    thread, ledger = cast(Any, clocked.thread), cast(Any, clocked.thread._groups.ledger)
+    ledger.gate = SimpleNamespace(is_paused=False)
+    ledger.main_thread = threading.get_ident()
+    ledger.before_run = 100.02
+    thread._interrupts = contextlib.nullcontext()
+    thread._channel = SimpleNamespace(send=lambda frames: None)
+    thread._groups.counts = lambda: ()
+    thread._shell = SimpleNamespace(user_ns={})
+    thread._context.steps = SimpleNamespace(is_inside=False, describe=lambda names: Steps())
+    clocked.now = 100.8
+    for since, quiet_s in ((100.02, QUIET_MAX_S), (100.5, 0.3)):
+        clocked.last = CollectiveRecord("all_reduce", "g", since)
+        thread._report_stop(7)
+        assert said.pop().quiet_s == quiet_s
