@@ -157,6 +157,54 @@ def test_what_handlers_of_the_user_begin_is_not_stopped(grid: cm.Mesh) -> None:
     assert len(set(grid.pull("n").list)) == 1
 
 
+def test_a_model_goes_on_after_a_stop_that_the_cell_has_caught(grid: cm.Mesh) -> None:
+    """Caught inside a backward pass, for the rest of which DDP's reducer would wait."""
+    step = "m(torch.ones(2)).sum().backward()"
+    grid.cell(f"m = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))\n{step}")
+    catching = "try:\n    while True:\n        {}; n += 1\nexcept KeyboardInterrupt:\n    pass"
+    run = grid.submit_cell(catching.format(step))
+    begin(grid, run)
+    grid.interrupt()
+    run.result(20)
+    assert len(set(grid.pull("n").list)) == 1
+    grid.cell(step)
+
+
+# Each reduces in its step, between changes of parameters.
+REDUCING = {
+    "ZeRO": (
+        "from torch.distributed.optim import ZeroRedundancyOptimizer\n"
+        "o = ZeroRedundancyOptimizer(m.parameters(), optimizer_class=torch.optim.SGD, lr=0.1)"
+    ),
+    "a program's": (
+        "class Reducing(torch.optim.SGD):\n"
+        "    def step(self):\n"
+        "        super().step()\n"
+        "        for p in m.parameters(): dist.all_reduce(p.data); p.data /= world_size\n"
+        "o = Reducing(m.parameters(), lr=0.1)"
+    ),
+}
+
+
+@pytest.mark.parametrize("make", REDUCING.values(), ids=REDUCING)
+def test_a_step_that_reduces_is_completed(
+    grid: cm.Mesh, make: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing else in the loop does, so that each stop meets a step's operation."""
+    grid.cell(f"torch.manual_seed(0)\nm = torch.nn.Linear(2, 2)\n{make}")
+    step = "m(torch.randn(2)).sum().backward(); o.step(); o.zero_grad()"
+    grid.cell(step)
+    for _ in range(3):
+        run = grid.submit_cell(loop(step))
+        begin(grid, run)
+        grid.interrupt()
+        assert_interrupted(run)
+        assert len(set(grid.pull("n").list)) == 1
+        if "ZeRO" in make:
+            assert len(set(grid.pull("m.weight.detach().sum().item()").list)) == 1
+    assert "step was interrupted" not in "".join(capsys.readouterr())
+
+
 def test_ranks_in_python_alone_are_stopped_where_they_are(grid: cm.Mesh) -> None:
     run = grid.submit_cell("import time\nwhile True:\n    time.sleep(0.001)")
     begin(grid, run)

@@ -18,6 +18,9 @@ from ...wire.stopping import Owed, owes
 _STEP_S = 0.02
 # A rank that hears nothing more, as its controller has gone, goes on after this time.
 _HEARD_WITHIN_S = 3.0
+# How long the operations of an optimizer's step pass: it would be left half done. Those of steps
+# that train by themselves, as LBFGS does, pause after that.
+_IN_STEP_S = 0.5
 
 
 class Gate:
@@ -30,6 +33,7 @@ class Gate:
         is_pending: returns whether a run was signalled and its handler has not raised yet.
         counts: returns the numbers of operations begun on each group.
         num_steps: returns the number of steps of an optimizer, named as in `StepCount`.
+        is_in_step: returns whether an operation that is about to begin is an optimizer step's.
         report: sends a `StopState` of a run.
     """
 
@@ -39,11 +43,12 @@ class Gate:
         self.is_pending: Callable[[int], bool] = lambda run: False
         self.counts: Callable[[], Iterable[GroupCount]] = tuple
         self.num_steps: Callable[[str], int] = lambda optimizer: 0
+        self.is_in_step: Callable[[], bool] = lambda: False
         self.report: Callable[[int], None] = lambda run: None
         self._main_thread = main_thread
         self._run = -1
         self._owed = Owed()
-        self._until = 0.0
+        self._until = self._closed_at = 0.0
         self._kind: type[KeyboardInterrupt] | None = None
         self._is_struck = False
         self._wakes = _thread.allocate_lock()
@@ -54,6 +59,7 @@ class Gate:
         """Have operations of a run pause once it owes nothing (`Pause`), or what it owed."""
         if run != self._run or not self.is_closed:
             self._kind, self._is_struck, self._owed = None, False, Owed()
+            self._closed_at = time.monotonic()
         self._run, self._until = run, time.monotonic() + _HEARD_WITHIN_S
         self._owed = owed or self._owed
         self.is_closed = True
@@ -114,7 +120,7 @@ class Gate:
         if self._is_struck:
             if self.is_pending(run):
                 return False
-        elif self._goes_on():
+        elif self._goes_on() or self._completes_step():
             return True
         elif time.monotonic() < self._until:
             return False
@@ -126,6 +132,9 @@ class Gate:
         if any(self.num_steps(optimizer) < number for optimizer, number in owed.steps):
             return True
         return bool(owed.counts) and owes(self.counts(), owed.counts)
+
+    def _completes_step(self) -> bool:
+        return self.is_in_step() and time.monotonic() - self._closed_at < _IN_STEP_S
 
     def note_begun(self) -> None:
         """Report that the rank has begun an operation while the gate was closed."""

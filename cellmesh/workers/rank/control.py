@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import queue
 from dataclasses import dataclass
 from typing import Any
@@ -81,7 +82,7 @@ class ControlThread:
         gate.counts = self._groups.counts
         gate.num_steps = self._context.steps.num_steps
         gate.is_in_step = self._context.steps.note_operation
-        self._context.steps.pause = lambda: gate.is_closed and gate.enter(2)
+        self._context.steps.pause = functools.partial(gate.enter, 2)
         gate.report = self._report_stop
         threading.Thread(target=self._serve, name="cellmesh-control", daemon=True).start()
         threading.Thread(target=self._see_to_stops, name="cellmesh-stops", daemon=True).start()

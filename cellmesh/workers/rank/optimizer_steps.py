@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Iterable, Mapping
+import sys
+from _thread import get_ident
+from collections.abc import Callable, Iterable, Mapping
+from traceback import walk_stack
 from typing import Any
 
 import torch
@@ -28,12 +31,17 @@ class OptimizerSteps:
     Attributes:
         run: the run, -1 before the first.
         is_used: whether an optimizer has begun a step in the run.
-        is_inside: whether the main thread is inside a step.
+        pause: called before a step of an optimizer whose steps begin operations: a stop ends the
+            rank there, and not halfway through the step.
     """
 
     def __init__(self) -> None:
-        self.is_used = self.is_inside = False
+        self.is_used = False
         self.run = -1
+        self.pause: Callable[[], object] = lambda: None
+        self._inside: list[Optimizer] = []  # whose steps the main thread is in, outermost first
+        self._main = get_ident()
+        self._reducing: set[int] = set()  # the ids of optimizers whose steps begin operations
         # In order of the first step. The reference keeps the id from being used again.
         self._counts: dict[int, tuple[Optimizer, int]] = {}
 
@@ -44,16 +52,37 @@ class OptimizerSteps:
 
     def forget(self) -> None:
         """Forget the steps of the last run, and the optimizers that made them."""
-        self._counts = {}
-        self.is_used = self.is_inside = False
+        self._counts, self._inside, self._reducing = {}, [], set()
+        self.is_used = False
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the main thread is inside a step."""
+        return bool(self._inside)
+
+    def note_operation(self) -> bool:
+        """Note that an operation is about to begin; return whether that is inside a step."""
+        if self._inside:
+            self._reducing.add(id(self._inside[0]))
+        return self.is_inside
 
     def _begin(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self.is_used = self.is_inside = True
+        self.is_used = True
+        if get_ident() == self._main:
+            if self._inside:  # a step within a step, or one that has raised
+                del self._inside[_depth() :]
+            if id(optimizer) in self._reducing and not self._inside:
+                self.pause()
+            self._inside.append(optimizer)
         if id(optimizer) not in self._counts:
             self._counts[id(optimizer)] = (optimizer, 0)
 
     def _end(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self.is_inside = False
+        if get_ident() == self._main:
+            while self._inside and self._inside.pop() is not optimizer:
+                pass  # that one has raised
+            if any(each is optimizer for each in self._inside):
+                return  # of a class above the optimizer's own, which calls it
         self._counts[id(optimizer)] = (optimizer, self._counts.get(id(optimizer), (None, 0))[1] + 1)
 
     def num_steps(self, optimizer: str) -> int:
@@ -80,6 +109,13 @@ class OptimizerSteps:
             name = next((name for name, value in _public(namespace) if value is optimizer), "")
             found.append(StepCount(key, num_steps, name, _model_of(optimizer, namespace)))
         return Steps(self.run, tuple(found))
+
+
+def _depth() -> int:
+    """Return how many steps are under way around the one that begins."""
+    frames = walk_stack(sys._getframe())
+    codes = [frame.f_code.co_qualname for frame, _ in frames]
+    return codes.count("Optimizer.profile_hook_step.<locals>.wrapper") - 1
 
 
 def _public(namespace: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:

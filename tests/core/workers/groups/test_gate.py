@@ -119,6 +119,18 @@ def test_a_rank_that_owes_already_does_not_pause(rank: Rank) -> None:
     assert rank.num_begun == 5
 
 
+def test_operations_of_a_step_pass_for_a_while(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    rank.gate.is_in_step = lambda: True
+    rank.gate.close(RUN, Owed())
+    rank.begin()
+    assert not rank.await_report()
+    assert rank.num_begun == 4
+    monkeypatch.setattr("cellmesh.workers.groups.gate._IN_STEP_S", 0.0)
+    rank.begin()
+    assert rank.await_report()
+    assert rank.num_begun == 4
+
+
 def test_a_rank_that_runs_python_is_signalled_and_begins_nothing_until_then(rank: Rank) -> None:
     rank.gate.close(RUN, Owed())
     rank.is_pending = True
