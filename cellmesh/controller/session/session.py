@@ -37,7 +37,7 @@ from .hosts.lost_hosts import bring_back, describe_replaced
 from .hosts.unheard_end import end_unheard
 from .launch.hosts import HostAgents
 from .launch.launcher import Launcher
-from .launch.local import read_agent_log
+from .launch.local import describe_full_disk, read_agent_log
 from .launch.reach import describe_detours
 from .life import Life, describe_end, explain_start, reason_of, refuse_use
 from .life import StartProgress as StartProgress
@@ -338,7 +338,7 @@ class Session:
         if self.state == "ready":
             return
         end = self.life.end
-        log = read_agent_log(self._ticket)
+        log = read_agent_log(self._ticket) or describe_full_disk(self._ticket)
         if isinstance(end, Refused | Detached):
             self._leave()
             raise NoMeshError(f"{self.name} cannot be attached: {end.reason}")

@@ -112,6 +112,8 @@ def make_ticket(options: Options, is_lease_chosen: bool) -> Ticket:
     return ticket
 
 
+# What a start writes, beside logs.
+_LITTLE_BYTES = 64 << 10
 # How long a guardian may take to end the processes that its agent has left.
 _GUARDIAN_S = 5.0
 
@@ -290,6 +292,24 @@ def read_agent_log(ticket: Ticket) -> str:
         return (ticket.logs / "agent.log").read_text(errors="replace")[-2000:].strip()
     except OSError:
         return ""
+
+
+def describe_full_disk(ticket: Ticket) -> str:
+    """Say that the disk of a mesh's directory is full, where an agent cannot even write why it has
+    ended; "" if it is not.
+    """
+    parent = Path(ticket.directory).parent  # the guardian may have removed the directory itself
+    try:
+        disk = os.statvfs(parent)
+    except OSError:
+        return ""
+    left = disk.f_bavail * disk.f_frsize
+    if left >= _LITTLE_BYTES:
+        return ""
+    return (
+        f"Of the disk of {parent} {left >> 10} kB are left: free some space, or set "
+        "JUPYTER_RUNTIME_DIR to a directory on another disk"
+    )
 
 
 def _agent_log(ticket: Ticket) -> BinaryIO:
