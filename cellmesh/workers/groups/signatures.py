@@ -94,9 +94,9 @@ def compare_first(store: Store, key: str, mine: Begun, place: str) -> None:
         return
     if theirs != text:
         raise RuntimeError(
-            f"{place} this rank's next operation is {text}, and another rank's is {theirs}: these "
-            "cannot meet, so this rank has not begun it. After a stop or a failure ranks have gone "
-            "on from different places, or hold different values"
+            f"{place} the next operation is {text} on this rank and {theirs} on another: these "
+            "cannot meet, so this rank has not begun it (after a stop or a failure, ranks may have "
+            "gone on from different places)"
         )
 
 
