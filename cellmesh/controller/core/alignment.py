@@ -102,6 +102,8 @@ class Alignment:
         effects: list[Effect] = []
         far = set(verdict.apart)
         apart = [rank for rank in ranks if rank in far]
+        if apart:
+            self._mesh.apart = run
         if apart and is_shown:
             effects.append(Note(run, describe_apart(apart, verdict.is_aligned)))
         if ranks:

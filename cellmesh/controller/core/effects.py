@@ -99,6 +99,7 @@ class HealReport:
         notes: of models in which a step had stopped, what was forgotten or could not be reset; of
             hosts that others have replaced, by which.
         steps: how numbers of optimizer steps differ between ranks, "" if they do not.
+        is_apart: whether ranks were stopped at different points, so that replicas may differ.
     """
 
     respawned: tuple[int, ...] = ()
@@ -112,6 +113,7 @@ class HealReport:
     empty: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
     steps: str = ""
+    is_apart: bool = False
 
 
 def describe_heal(report: HealReport) -> str:
@@ -119,7 +121,7 @@ def describe_heal(report: HealReport) -> str:
     if report.failure and not report.healed:
         return f"the mesh could not be healed: {report.failure}"
     text = f"process groups rebuilt in {report.took_s:.1f} s"
-    if not report.notes and not report.steps:
+    if not report.notes and not report.steps and not report.is_apart:
         text += "; what the ranks hold is untouched"
     if report.dead:
         ranks = describe_ranks(report.dead)

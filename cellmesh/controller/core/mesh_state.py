@@ -161,6 +161,7 @@ class MeshState:
         store_address: the store's host, "" if that is as it was.
         num_resizes: how often the mesh has got another number of ranks.
         layout: how many ranks each host has.
+        apart: the last run whose ranks were stopped at different points, -1 if there is none.
         news: of ranks that were replaced without being asked for.
         transitions: of the recovery, and of runs that do not simply end.
     """
@@ -177,6 +178,7 @@ class MeshState:
     store_address: str = ""
     num_resizes: int = 0
     layout: tuple[int, ...] = ()
+    apart: int = -1
     news: News = field(default_factory=News)
     transitions: TransitionLog = field(default_factory=TransitionLog)
 

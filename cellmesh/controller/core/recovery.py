@@ -484,7 +484,7 @@ class Recovery:
         if resumed := self._mesh.let_go(self._resumable):
             effects.append(work(resumed, Resume(), -1))
         attempt, self._attempt = self._attempt, Attempt()
-        report = attempt.report(self._mesh.dead, now)
+        report = attempt.report(self._mesh.dead, self._mesh.apart, now)
         text, is_change = "", bool(report.healed or report.failure)
         if attempt.note_to >= 0:
             text = describe_heal(report) if is_change else describe_reset(report)

@@ -54,8 +54,10 @@ class Attempt:
     notes: dict[str, None] = field(default_factory=dict)
     steps: dict[int, Steps] = field(default_factory=dict)
 
-    def report(self, dead: dict[int, Died], now: float) -> HealReport:
-        """Return a report of what the recovery did, given the ranks that are dead now."""
+    def report(self, dead: dict[int, Died], apart: int, now: float) -> HealReport:
+        """Return a report of what the recovery did, given the ranks that are dead now and the run
+        whose ranks were stopped at different points.
+        """
         new = sorted(self.respawned)
         died = [f"rank {rank}, which was new, {dead[rank].reason}" for rank in new if rank in dead]
         return HealReport(
@@ -66,6 +68,7 @@ class Attempt:
             tuple(sorted(dead)),
             notes=tuple(self.notes),
             steps=describe_steps(find_step_differences(self.steps)),
+            is_apart=self.note_to >= 0 and self.note_to == apart,
         )
 
 
