@@ -1,4 +1,7 @@
-"""A JupyterLab for all modules, with a browser for each."""
+"""A JupyterLab for all modules; for each a browser, a page and a notebook that its tests share.
+
+A module may say ``SCALE``, the device pixels a CSS pixel in its pictures.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,17 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, Page
 
-from tests.browser.lab import Server, browse, serve
+from tests.browser.lab import (
+    Notebook,
+    Server,
+    SharedNotebook,
+    browse,
+    new_page,
+    open_notebook,
+    serve,
+)
 
 
 @pytest.fixture(scope="session")
@@ -33,3 +44,29 @@ def browser() -> Iterator[Browser]:
         pytest.skip("there is no chromium on this machine (Debian: apt-get install chromium)")
     with browse(chromium) as browser:
         yield browser
+
+
+@pytest.fixture(scope="module")
+def page(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Page]:
+    """It is blank at first."""
+    with new_page(browser, getattr(request.module, "SCALE", 1)) as page:
+        yield page
+
+
+@pytest.fixture(scope="module")
+def shared(page: Page, server: Server) -> Iterator[SharedNotebook]:
+    shared = SharedNotebook(lambda: open_notebook(page, server, "shared.ipynb"))
+    yield shared
+    shared.close()
+
+
+@pytest.fixture
+def notebook(shared: SharedNotebook, request: pytest.FixtureRequest) -> Iterator[Notebook]:
+    """An empty notebook whose kernel has the extension, and a mesh's zygote, but no mesh."""
+    failures = request.session.testsfailed
+    try:
+        yield shared.take()
+        shared.give_back()
+    finally:
+        if request.session.testsfailed > failures:
+            shared.close(has_failed=True)

@@ -11,7 +11,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ import nbformat
 import psutil
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_notebook
-from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, ViewportSize, expect, sync_playwright
 
 from tests.conftest import write_ipython_profile
 
@@ -49,6 +51,7 @@ _CHROMIUM_OPTIONS = [
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 ]
 _WIDTH, _HEIGHT = 1000, 900
+_THEME = "JupyterLab Light"
 _CHROME = 130  # what menu and toolbar take of the height
 # The indicator in the toolbar says idle before there is a kernel, and a cell that is run then does
 # nothing.
@@ -57,6 +60,26 @@ _KERNEL_IS_IDLE = (
     "window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status "
     "=== 'idle'"
 )
+_IS_OPEN = (
+    "(name) => window.jupyterapp?.shell.currentWidget?.context?.contentsModel?.path === name "
+    "&& window.jupyterapp.shell.currentWidget.context.isReady"
+)
+_CLOSE = """(name) => {
+  for (const widget of [...(window.jupyterapp?.shell.widgets("main") ?? [])]) {
+    if (widget.context?.path === name) widget.dispose();  // `close` would ask whether to save it
+  }
+}"""
+_CLEAR = """() => {
+  const model = window.jupyterapp.shell.currentWidget.content.model.sharedModel;
+  const count = model.cells.length;
+  model.insertCell(count, { cell_type: "code" });
+  model.deleteCellRange(0, count);
+}"""
+_EXECUTE = """async (code) => {
+  const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
+  await kernel.requestExecute({ code, store_history: false }).done;
+}"""
+_BLANK = "about:blank"
 _RAN = re.compile(r"^\[\d+\]:$")
 
 
@@ -141,11 +164,31 @@ class Server:
                 continue
         return found
 
+    def shut_down(self, name: str) -> None:
+        """Shut down the kernel of a notebook, if it has one."""
+        for session in self._request("GET"):
+            if session["path"] == name:
+                self._request("DELETE", f"/{session['id']}")
+
+    def _request(self, method: str, path: str = "") -> Any:
+        """Have the server list sessions, or end one."""
+        request = urllib.request.Request(
+            f"{self.url}/api/sessions{path}",
+            method=method,
+            headers={"Authorization": f"token {self.token}"},
+        )
+        with urllib.request.urlopen(request, timeout=END_S) as answer:
+            return json.loads(answer.read() or b"null")
+
+    def meshes(self) -> set[Path]:
+        """The directories of meshes."""
+        return set((self.runtime / "cellmesh").glob("*"))
+
     def left_over(self) -> list[str]:
         """What is still there of meshes, after they have had time to end."""
-        directories = [str(path) for path in (self.runtime / "cellmesh").glob("*")]
+        meshes = sorted(map(str, self.meshes()))
         _, running = psutil.wait_procs(self.processes(), timeout=END_S)
-        return [*directories, *map(str, running)]
+        return [*meshes, *map(str, running)]
 
 
 @contextlib.contextmanager
@@ -179,7 +222,7 @@ def _start(server: Server) -> tuple[subprocess.Popen[str], int]:
     home, application = server.home, server.application
     config = home / "config" / f"{application.config}.json"
     config.parent.mkdir()
-    write_ipython_profile(home / "ipython")
+    write_ipython_profile(home / "ipython", prestart_s=600.0)
     config.write_text(json.dumps({**application.options, **_KERNELS}))
     process = subprocess.Popen(
         [
@@ -259,6 +302,10 @@ class Cell:
         """The text of each of its outputs; a live line that was taken away leaves an empty one."""
         return [text.rstrip("\n") for text in self.outputs.all_inner_texts() if text.strip()]
 
+    def number(self) -> int:
+        """The number in its prompt, once it has ended."""
+        return int(self.root.locator(".jp-InputPrompt").inner_text().strip("[]:"))
+
     def wait_for_end(self, timeout_s: float = 30.0) -> None:
         """Wait until its prompt is a number again."""
         expect(self.root.locator(".jp-InputPrompt")).to_have_text(_RAN, timeout=timeout_s * 1000)
@@ -273,7 +320,7 @@ class Notebook:
 
     def __init__(self, page: Page) -> None:
         self.page = page
-        self.panel = page.locator(".jp-NotebookPanel")
+        self.panel = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)")
         self.cells = self.panel.locator(".jp-CodeCell")
 
     def cell(self, index: int) -> Cell:
@@ -314,6 +361,21 @@ class Notebook:
         self.command("docmanager:save")
         expect(self.page.locator(".lm-DockPanel .jp-mod-dirty")).to_have_count(0)
 
+    def clear(self) -> None:
+        """Delete all cells; an empty one is left."""
+        self.page.evaluate(_CLEAR)
+        expect(self.cells).to_have_count(1)
+
+    def execute(self, source: str) -> None:
+        """Have the kernel execute this, of which the notebook shows nothing."""
+        self.page.evaluate(_EXECUTE, source)
+
+    def show_as_at_first(self) -> None:
+        """Undo what tests do to the look of the page."""
+        self.page.set_viewport_size({"width": _WIDTH, "height": _HEIGHT})
+        if self.page.locator(f'body[data-jp-theme-name="{_THEME}"]').count() == 0:
+            self.set_theme(_THEME)
+
     def set_theme(self, name: str) -> None:
         """Switch JupyterLab's theme."""
         self.command("apputils:change-theme", {"theme": name})
@@ -349,45 +411,104 @@ class Notebook:
 
 
 @contextlib.contextmanager
-def open_notebook(
-    browser: Browser, server: Server, name: str, scale: float = 1
-) -> Iterator[Notebook]:
+def new_page(browser: Browser, scale: float = 1) -> Iterator[Page]:
+    """Open a blank page; the first notebook that is opened there loads the front end, and it serves
+    the next ones, too.
+
+    Args:
+        browser: the browser of the page.
+        scale: device pixels a CSS pixel, for pictures.
+    """
+    context = browser.new_context(
+        viewport=ViewportSize(width=_WIDTH, height=_HEIGHT),
+        device_scale_factor=scale,
+        color_scheme="light",
+    )
+    yield context.new_page()
+    context.close()
+
+
+@contextlib.contextmanager
+def open_notebook(page: Page, server: Server, name: str) -> Iterator[Notebook]:
     """Open a notebook, a new one if there is none; in the end its kernel is shut down, and all that
     it began.
 
     Args:
-        browser: where.
+        page: the page; a notebook that is open there stays open behind this one.
         server: who serves it.
         name: its file.
-        scale: device pixels a CSS pixel, for pictures.
     """
     if not (server.notebooks / name).exists():
         kernel = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
         server.write(name, new_notebook(cells=[new_code_cell()], metadata={"kernelspec": kernel}))
-    before = server.processes()
-    context = browser.new_context(
-        viewport={"width": _WIDTH, "height": _HEIGHT},
-        device_scale_factor=scale,
-        color_scheme="light",
-    )
-    page = context.new_page()
-    page.goto(f"{server.url}/{server.application.path}/{name}?token={server.token}")
+    before, meshes = server.processes(), server.meshes()
     notebook = Notebook(page)
+    has_failed = True
     try:
+        if page.url == _BLANK:
+            page.goto(f"{server.url}/{server.application.path}/{name}?token={server.token}")
+        else:
+            notebook.command("docmanager:open", {"path": name})
+        page.wait_for_function(_IS_OPEN, arg=name, timeout=START_S * 1000)
         notebook.wait_for_kernel()
-        notebook.set_theme("JupyterLab Light")  # the server remembers the last one
+        notebook.show_as_at_first()  # the server remembers the last theme
         yield notebook
+        has_failed = False
     finally:
         started = [process for process in server.processes() if process not in before]
-        page.evaluate("() => window.jupyterapp.serviceManager.sessions.shutdownAll()")
-        context.close()
-        # A mesh outlives its kernel, under its lease.
-        subprocess.run(
-            [sys.executable, "-m", "cellmesh", "stop", "--all"],
-            env={**os.environ, "JUPYTER_RUNTIME_DIR": str(server.runtime)},
-            check=True,
-            capture_output=True,
-            timeout=END_S,
-        )
+        server.shut_down(name)
+        if has_failed:  # whatever is open there: a dialog, a menu
+            page.goto(_BLANK)
+        else:
+            page.evaluate(_CLOSE, name)
+        if server.meshes() - meshes:
+            # A mesh outlives its kernel, under its lease.
+            subprocess.run(
+                [sys.executable, "-m", "cellmesh", "stop", "--all"],
+                env={**os.environ, "JUPYTER_RUNTIME_DIR": str(server.runtime)},
+                check=True,
+                capture_output=True,
+                timeout=END_S,
+            )
     _, running = psutil.wait_procs(started, timeout=END_S)
     assert running == []
+
+
+class SharedNotebook:
+    """A notebook and its kernel that one test after the other has, until one of them fails.
+
+    Args:
+        open_one: opens a notebook.
+    """
+
+    def __init__(self, open_one: Callable[[], AbstractContextManager[Notebook]]) -> None:
+        self._open_one = open_one
+        self._stack = contextlib.ExitStack()
+        self._notebook: Notebook | None = None
+
+    def take(self) -> Notebook:
+        """Return the notebook without cells but the empty one, and with the extension loaded."""
+        if self._notebook is None:
+            notebook = self._stack.enter_context(self._open_one())
+            notebook.run("%load_ext cellmesh", timeout_s=60)
+            self._notebook = notebook
+        self._notebook.clear()
+        self._notebook.show_as_at_first()
+        return self._notebook
+
+    def give_back(self) -> None:
+        """Stop the mesh that there is."""
+        if self._notebook is not None:
+            self._notebook.wait_for_kernel()
+            self._notebook.execute("%dist_stop")
+
+    def close(self, has_failed: bool = False) -> None:
+        """Shut the kernel down; the next test has another.
+
+        Args:
+            has_failed: the next test has the page loaded again, too: there may be a dialog.
+        """
+        if self._notebook is not None and has_failed:
+            self._notebook.page.goto(_BLANK)
+        self._notebook = None
+        self._stack.close()

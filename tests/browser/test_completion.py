@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Locator, expect
+from playwright.sync_api import Locator, Page, expect
 
 from tests.browser.lab import PICTURES, Notebook, Server, open_notebook
 
@@ -34,9 +34,9 @@ batch = torch.ones(2 + rank % 2, 3)"""
 
 
 @pytest.fixture(scope="module")
-def notebook(browser: Browser, server: Server) -> Iterator[Notebook]:
+def notebook(page: Page, server: Server) -> Iterator[Notebook]:
     """A notebook with a mesh of four ranks that hold a model."""
-    with open_notebook(browser, server, "completion.ipynb") as notebook:
+    with open_notebook(page, server, "completion.ipynb") as notebook:
         notebook.run("%load_ext cellmesh\n%dist_start 4", timeout_s=60)
         # A loaded machine takes its time, and what is tested here is not how long.
         notebook.run(

@@ -5,10 +5,9 @@ up.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Locator, expect
+from playwright.sync_api import Locator, Page, expect
 
 from tests.browser.lab import PICTURES, Cell, Notebook, Server, open_notebook
 
@@ -44,13 +43,10 @@ class Dashboard:
 
 
 @pytest.fixture
-def notebook(
-    browser: Browser, server: Server, request: pytest.FixtureRequest
-) -> Iterator[Notebook]:
-    """A new notebook with a mesh of 2 x 2 ranks."""
-    with open_notebook(browser, server, f"{request.node.name}.ipynb") as notebook:
-        notebook.run("%load_ext cellmesh\n%dist_start --mesh dp=2,tp=2", timeout_s=60)
-        yield notebook
+def notebook(notebook: Notebook) -> Notebook:
+    """An empty notebook with a mesh of 2 x 2 ranks."""
+    notebook.run("%dist_start --mesh dp=2,tp=2", timeout_s=60)
+    return notebook
 
 
 @pytest.fixture
@@ -249,8 +245,8 @@ LAYOUTS = {
 }
 
 
-def test_64_ranks_fit(browser: Browser, server: Server) -> None:
-    with open_notebook(browser, server, "many.ipynb") as notebook:
+def test_64_ranks_fit(page: Page, server: Server) -> None:
+    with open_notebook(page, server, "many.ipynb") as notebook:
         for name, dims in LAYOUTS.items():
             shown = Dashboard(notebook.run(FAKE.format(dims=dims)))
             shown.expect_doing(5, "dead")

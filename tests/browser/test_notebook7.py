@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Page, expect
 
 from tests.browser.lab import NOTEBOOK, Notebook, Server, open_notebook, serve
 
@@ -19,8 +19,8 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def notebook(browser: Browser, server: Server) -> Iterator[Notebook]:
-    with open_notebook(browser, server, "seven.ipynb") as notebook:
+def notebook(page: Page, server: Server) -> Iterator[Notebook]:
+    with open_notebook(page, server, "seven.ipynb") as notebook:
         notebook.run("%load_ext cellmesh\n%dist_start 2", timeout_s=60)
         yield notebook
 

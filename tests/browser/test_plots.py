@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Locator, expect
+from playwright.sync_api import Locator, expect
 
-from tests.browser.lab import Notebook, Server, open_notebook
+from tests.browser.lab import Notebook, Server
 
 
 @pytest.fixture
-def notebook(
-    browser: Browser, server: Server, request: pytest.FixtureRequest
-) -> Iterator[Notebook]:
-    with open_notebook(browser, server, f"{request.node.name}.ipynb") as notebook:
-        notebook.run("%load_ext cellmesh\n%dist_start 2", 60)
-        yield notebook
+def notebook(notebook: Notebook) -> Notebook:
+    """An empty notebook with a mesh of two ranks."""
+    notebook.run("%dist_start 2", timeout_s=60)
+    return notebook
 
 
 def expect_drawn(panel: Locator, text: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import nbformat
 import pytest
-from playwright.sync_api import Browser, Locator, expect
+from playwright.sync_api import Locator, Page, expect
 
 from tests.browser.lab import PICTURES, Cell, Notebook, Server, open_notebook
 
@@ -31,9 +31,12 @@ display(HTML(as_html(Bars(0, tuple(rows), 92, is_still=True))))
 """
 
 
+SCALE = 2
+
+
 @pytest.fixture
-def notebook(browser: Browser, server: Server) -> Iterator[Notebook]:
-    with open_notebook(browser, server, "progress.ipynb", scale=2) as notebook:
+def notebook(page: Page, server: Server) -> Iterator[Notebook]:
+    with open_notebook(page, server, "progress.ipynb") as notebook:
         notebook.run("%load_ext cellmesh\n%dist_start 4", 60)
         notebook.run(
             "%%dist\nimport time\nfrom pathlib import Path\nfrom tqdm.auto import tqdm, trange"
@@ -54,7 +57,7 @@ def columns(cell: Cell) -> Locator:
     return cell.root.locator('.jp-OutputArea-output span[title^="rank "]')
 
 
-def test_bars_are_one_for_the_mesh(notebook: Notebook, server: Server, browser: Browser) -> None:
+def test_bars_are_one_for_the_mesh(notebook: Notebook, server: Server, page: Page) -> None:
     done = notebook.run(
         "%%dist\n"
         "print('before')\ndist.barrier()\n"
@@ -77,8 +80,8 @@ def test_bars_are_one_for_the_mesh(notebook: Notebook, server: Server, browser: 
         "    while not Path('go_on').exists(): time.sleep(0.01)\n"
         "    bar.update(100 - bar.n)"
     )
-    expect(running.root.locator(".jp-OutputArea-output")).to_contain_text("rank 3 slowest")
-    expect(running.root.locator(".jp-OutputArea-output")).to_contain_text("42-57/100")
+    expect(running.root.locator(".jp-OutputArea-output").first).to_contain_text("rank 3 slowest")
+    expect(running.root.locator(".jp-OutputArea-output").first).to_contain_text("42-57/100")
     assert filled(running) == pytest.approx(0.42, abs=0.01)
     expect(columns(running)).to_have_count(4)
     expect(columns(running).nth(3)).to_have_attribute(
@@ -94,7 +97,7 @@ def test_bars_are_one_for_the_mesh(notebook: Notebook, server: Server, browser: 
     notebook.picture("progress-running", 2)
     (server.notebooks / "go_on").touch()
     running.wait_for_end()
-    expect(running.root.locator(".jp-OutputArea-output")).to_contain_text("100/100")
+    expect(running.root.locator(".jp-OutputArea-output").first).to_contain_text("100/100")
     assert filled(running) == pytest.approx(1, abs=0.01)
 
     failed = notebook.run(
@@ -116,7 +119,6 @@ def test_bars_are_one_for_the_mesh(notebook: Notebook, server: Server, browser: 
 
     many = notebook.run(MANY)
     expect(columns(many)).to_have_count(128)
-    page = notebook.page
     for theme, kind in (("JupyterLab Light", "light"), ("JupyterLab Dark", "dark")):
         notebook.set_theme(theme)
         notebook.picture(f"progress-{kind}", 2)
@@ -135,7 +137,7 @@ def test_bars_are_one_for_the_mesh(notebook: Notebook, server: Server, browser: 
     saved = nbformat.read(server.notebooks / "progress.ipynb", as_version=4)
     saved.cells[-1]["source"] = "# so that it is another notebook"
     server.write("untrusted.ipynb", saved)
-    with open_notebook(browser, server, "untrusted.ipynb", scale=2) as other:
+    with open_notebook(page, server, "untrusted.ipynb") as other:
         kept = other.cell(3)
         expect(kept.root.locator(".jp-OutputArea-output")).to_contain_text("100/100")
         assert filled(kept) == pytest.approx(1, abs=0.01)

@@ -5,7 +5,7 @@ reload.
 from __future__ import annotations
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from tests.browser.lab import PICTURES, Server, open_notebook
 
@@ -59,8 +59,8 @@ def readout_of(root: Locator) -> Locator:
     return root.locator(".widget-readout").first
 
 
-def test_a_slider_runs_its_callback_on_its_rank(browser: Browser, server: Server) -> None:
-    with open_notebook(browser, server, "rank_widgets.ipynb") as notebook:
+def test_a_slider_runs_its_callback_on_its_rank(page: Page, server: Server) -> None:
+    with open_notebook(page, server, "rank_widgets.ipynb") as notebook:
         complaints: list[str] = []
         notebook.page.on("pageerror", lambda error: complaints.append(str(error)))
         notebook.run("%load_ext cellmesh\n%dist_start 4", 60)
@@ -104,8 +104,8 @@ def test_a_slider_runs_its_callback_on_its_rank(browser: Browser, server: Server
         assert complaints == []
 
 
-def test_widgets_are_there_after_a_reload(browser: Browser, server: Server) -> None:
-    with open_notebook(browser, server, "rank_widgets_reload.ipynb") as notebook:
+def test_widgets_are_there_after_a_reload(page: Page, server: Server) -> None:
+    with open_notebook(page, server, "rank_widgets_reload.ipynb") as notebook:
         notebook.run("%load_ext cellmesh\n%dist_start 2", 60)
         cell = notebook.run(SLIDER, 60)
         handle_of(cell.root).focus()
@@ -121,8 +121,8 @@ def test_widgets_are_there_after_a_reload(browser: Browser, server: Server) -> N
         notebook.page.screenshot(path=PICTURES / "rank_widgets_reload.png")
 
 
-def test_a_slider_answers_while_another_rank_runs_a_cell(browser: Browser, server: Server) -> None:
-    with open_notebook(browser, server, "rank_widgets_busy.ipynb") as notebook:
+def test_a_slider_answers_while_another_rank_runs_a_cell(page: Page, server: Server) -> None:
+    with open_notebook(page, server, "rank_widgets_busy.ipynb") as notebook:
         notebook.run("%load_ext cellmesh\n%dist_start 2", 60)
         cell = notebook.run(SLIDER, 60)
         pressed = notebook.run(PRESSED)
@@ -139,8 +139,8 @@ def test_a_slider_answers_while_another_rank_runs_a_cell(browser: Browser, serve
         busy.wait_for_end()
 
 
-def test_a_plotly_figure_is_changed_by_its_rank(browser: Browser, server: Server) -> None:
-    with open_notebook(browser, server, "rank_widgets_plotly.ipynb") as notebook:
+def test_a_plotly_figure_is_changed_by_its_rank(page: Page, server: Server) -> None:
+    with open_notebook(page, server, "rank_widgets_plotly.ipynb") as notebook:
         notebook.run("%load_ext cellmesh\n%dist_start 2", 60)
         cell = notebook.run(
             "%%dist\nimport plotly.graph_objects as go\nfigure = go.FigureWidget(go.Bar(x=['a', "
@@ -156,8 +156,8 @@ def test_a_plotly_figure_is_changed_by_its_rank(browser: Browser, server: Server
         notebook.picture("rank_widgets_plotly", first=1)
 
 
-def test_at_700_pixels(browser: Browser, server: Server) -> None:
-    with open_notebook(browser, server, "rank_widgets_narrow.ipynb") as notebook:
+def test_at_700_pixels(page: Page, server: Server) -> None:
+    with open_notebook(page, server, "rank_widgets_narrow.ipynb") as notebook:
         notebook.page.set_viewport_size({"width": 700, "height": 800})
         notebook.run("%load_ext cellmesh\n%dist_start 2", 60)
         cell = notebook.run(SLIDER, 60)

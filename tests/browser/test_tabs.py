@@ -5,11 +5,10 @@ untrusted copy.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import nbformat
 import pytest
-from playwright.sync_api import Browser, Locator, expect
+from playwright.sync_api import Locator, Page, expect
 
 from cellmesh.wire.ranks import parse_ranks
 from tests.browser.lab import PICTURES, Cell, Notebook, Server, open_notebook
@@ -32,13 +31,10 @@ if rank == 2:
 
 
 @pytest.fixture
-def notebook(
-    browser: Browser, server: Server, request: pytest.FixtureRequest
-) -> Iterator[Notebook]:
-    """A new notebook with a mesh of four ranks."""
-    with open_notebook(browser, server, f"{request.node.name}.ipynb") as notebook:
-        notebook.run("%load_ext cellmesh\n%dist_start 4", timeout_s=60)
-        yield notebook
+def notebook(notebook: Notebook) -> Notebook:
+    """An empty notebook with a mesh of four ranks."""
+    notebook.run("%dist_start 4", timeout_s=60)
+    return notebook
 
 
 def switch_of(cell: Cell) -> Locator:
@@ -132,7 +128,7 @@ def test_64_parts_wrap(notebook: Notebook, server: Server) -> None:
 
 
 def test_tabs_are_readable_in_an_untrusted_notebook(
-    browser: Browser, server: Server, notebook: Notebook
+    page: Page, server: Server, notebook: Notebook
 ) -> None:
     cell = notebook.run(SOURCE)
     html = notebook.page.evaluate(
@@ -148,7 +144,7 @@ def test_tabs_are_readable_in_an_untrusted_notebook(
     kernel = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
     copy = nbformat.v4.new_notebook(cells=[code], metadata={"kernelspec": kernel})
     server.write("untrusted.ipynb", copy)
-    with open_notebook(browser, server, "untrusted.ipynb") as other:
+    with open_notebook(page, server, "untrusted.ipynb") as other:
         switch = other.panel.locator(".cellmesh-ranks")
         expect(other.panel.locator(".cellmesh-ranks style, .cellmesh-ranks script")).to_have_count(
             0

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Locator, expect
+from playwright.sync_api import Locator, Page, expect
 
 from tests.browser.lab import Cell, Notebook, Server, open_notebook
 
@@ -40,8 +40,8 @@ LiveView(TimelineWidget(**pack(history, [])), lambda: static_of(history, []))
 
 
 @pytest.fixture
-def notebook(browser: Browser, server: Server) -> Iterator[Notebook]:
-    with open_notebook(browser, server, "timeline.ipynb") as notebook:
+def notebook(page: Page, server: Server) -> Iterator[Notebook]:
+    with open_notebook(page, server, "timeline.ipynb") as notebook:
         notebook.run("%load_ext cellmesh\n%dist_start 4", 60)
         yield notebook
 
@@ -217,9 +217,9 @@ def test_running_cell_shows_ranks_missing_from_a_collective(
 
 
 @pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark"])
-def test_64_ranks_and_a_narrow_page(browser: Browser, server: Server, theme: str) -> None:
+def test_64_ranks_and_a_narrow_page(page: Page, server: Server, theme: str) -> None:
     kind = theme.split()[-1].lower()
-    with open_notebook(browser, server, f"timeline-{kind}.ipynb") as notebook:
+    with open_notebook(page, server, f"timeline-{kind}.ipynb") as notebook:
         notebook.set_theme(theme)
         cell = notebook.run(MANY_RANKS.strip(), 60)
         root = root_of(cell)

@@ -7,9 +7,9 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.lab import Notebook, Server, browse, open_notebook, serve
+from tests.browser.lab import Notebook, Server, browse, new_page, open_notebook, serve
 from tests.faults.watching import wait_until
 
 from .netns import Host
@@ -29,6 +29,12 @@ def browser(machines: list[Host]) -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
+def page(browser: Browser) -> Iterator[Page]:
+    with new_page(browser) as page:
+        yield page
+
+
+@pytest.fixture(scope="module")
 def server(machines: list[Host]) -> Iterator[Server]:
     """A JupyterLab on the notebook's host, whose kernels know the hosts."""
     with serve() as server:
@@ -43,10 +49,8 @@ def rows(notebook: Notebook) -> list[list[str]]:
     return [[line[0], line[1], line[4]] for line in lines[1:]]
 
 
-def test_lost_host_is_shown_and_replaced(
-    browser: Browser, server: Server, machines: list[Host]
-) -> None:
-    with open_notebook(browser, server, "hosts.ipynb") as notebook:
+def test_lost_host_is_shown_and_replaced(page: Page, server: Server, machines: list[Host]) -> None:
+    with open_notebook(page, server, "hosts.ipynb") as notebook:
         notebook.run(
             "%load_ext cellmesh\n"
             "%dist_start --hosts cm1:2,cm2:2,cm3:2 --spares 1 --host-lease 4 --mesh host=2,gpu=2",
@@ -78,9 +82,9 @@ def test_lost_host_is_shown_and_replaced(
 
 
 def test_stop_button_reaches_the_ranks_of_all_hosts(
-    browser: Browser, server: Server, machines: list[Host]
+    page: Page, server: Server, machines: list[Host]
 ) -> None:
-    with open_notebook(browser, server, "stop.ipynb") as notebook:
+    with open_notebook(page, server, "stop.ipynb") as notebook:
         notebook.run("%load_ext cellmesh\n%dist_start --hosts cm1:2,cm2:2", timeout_s=60)
         cell = notebook.start(
             "%%dist\nkept = rank + 5\nif rank == 0:\n    while True: pass\ndist.barrier()"
