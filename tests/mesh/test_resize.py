@@ -12,6 +12,7 @@ import cellmesh as cm
 from cellmesh.errors import HostError, MeshUsageError, RankFailure
 from cellmesh.wire.ticket import find_tickets
 from tests.conftest import check_nothing_left, own_runtime_dir
+from tests.support.lent_agent import ENGINE
 
 WAIT_S = 60.0
 REDUCE = "x = torch.ones(1) * rank; dist.all_reduce(x)"
@@ -114,7 +115,7 @@ def test_mesh_that_is_busy_or_has_dead_ranks_is_not_resized(directory: Path) -> 
 
 def test_hosts_join_and_leave(directory: Path) -> None:
     """All hosts are this machine."""
-    with cm.start(hosts="a:2,b:2", launch="{command}", lease_s=60) as mesh:
+    with cm.start(hosts="a:2,b:2", launch=ENGINE, lease_s=60) as mesh:
         mesh.cell("kept = rank + 5")
         mesh.resize(hosts="c:1,d:1", mesh="dp=3,tp=2")
         assert [info.host for info in mesh.report()] == ["a", "a", "b", "b", "c", "d"]
@@ -136,7 +137,7 @@ def test_hosts_join_and_leave(directory: Path) -> None:
 
 
 def test_host_that_cannot_join_changes_nothing(directory: Path) -> None:
-    engine = "sh -c '[ $0 = a ] && exec {command}; exit 9' {host}"
+    engine = f"sh -c '[ $0 = a ] && exec {ENGINE}; exit 9' {{host}}"
     with cm.start(hosts="a:2", launch=engine) as mesh:
         with pytest.raises(HostError, match=r"c: no agent was started.*exited with 9"):
             mesh.resize(hosts="c:2")

@@ -21,11 +21,12 @@ from cellmesh.wire.secret import Secret
 from cellmesh.wire.ticket import new_key, runtime_root
 from tests.conftest import check_nothing_left, own_runtime_dir
 from tests.faults.watching import wait_until
+from tests.support.lent_agent import ENGINE
 
 WAIT_S = 60.0
 PACKAGE = str(Path(cm.__file__).parent)
 TOKEN = "a-token-that-the-notebook-passes-on"
-HERE = {"hosts": "a:1,b:1", "launch": "{command}", "lease_s": 60, "env": ["CM_TOKEN"]}
+HERE = {"hosts": "a:1,b:1", "launch": ENGINE, "lease_s": 60, "env": ["CM_TOKEN"]}
 HAND = {"launch": "hand", "nodes": 1, "nproc_per_host": 2, "address": "127.0.0.1", "timeout_s": 60}
 # Nothing can be raised there once these have a key: an error that has it is raised without frames.
 BRIEF = {"/wire/codec.py:encode:frames", "/wire/secret.py:_as_secret:value"}
@@ -37,7 +38,10 @@ FAILING_STARTS = [
     ("cellmesh.wire.own_file.to_json", "cm.start(**HERE)"),
     (LAUNCH + "host_commands.to_json", "cm.start(**HERE)"),
     (LAUNCH + "host_commands._write", "cm.start(**HERE)"),
-    (LAUNCH + "host_commands._write_file", "cm.start(**{**HERE, 'launch': '{command} {ticket}'})"),
+    (
+        LAUNCH + "host_commands._write_file",
+        "cm.start(**{**HERE, 'launch': HERE['launch'] + ' {ticket}'})",
+    ),
     (LAUNCH + "host_commands.HostCommands._hear", "cm.start(**HERE)"),
     (LAUNCH + "hosts.public_of", "cm.start(**HERE)"),
     (LAUNCH + "hosts.check_hosts", "cm.start(**HERE)"),
@@ -163,6 +167,10 @@ class Variables:
 
     def find(self, secrets: set[str]) -> set[str]:
         forms = set(forms_of(secrets - {TOKEN}))  # the notebook's environment is its own
+        # Most functions have the same objects: all texts are searched at once, each of them once.
+        everything = "\0".join(set().union(*self.seen.values()))
+        if not (forms := {form for form in forms if form in everything}):
+            return set()
         return {
             where
             for where, texts in self.seen.items()
