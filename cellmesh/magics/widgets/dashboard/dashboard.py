@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -30,6 +30,7 @@ from ....controller.core.effects import describe_healing
 from ....controller.core.runs import ESCALATE_S, STOP_S
 from ....controller.mesh import Mesh
 from ....controller.output.calling_cell import cell_publisher
+from ....controller.run import Run
 from ....controller.stacks import show_stacks
 from ....controller.status import (
     RankStatus,
@@ -286,16 +287,23 @@ def _interrupt(mesh: Mesh, say: Say) -> str:
         return "nothing runs that could be interrupted"
     say(f"interrupting {describe_ranks(ranks)}")
     mesh.interrupt()
-    until = time.monotonic() + STOP_S
-    for run in runs:
-        run.wait(max(0.0, until - time.monotonic()))
-    left = sorted({rank for run in runs for rank in run.waiting_ranks()})
-    if left:
-        return (
-            f"{describe_ranks(left)} did not stop: press again within {ESCALATE_S - STOP_S:.0f} s "
+    if left := _wait_for(runs, STOP_S):
+        rest_s = ESCALATE_S - STOP_S
+        say(
+            f"{describe_ranks(left)} did not stop: press again within {rest_s:.0f} s "
             "to kill and replace what still runs"
         )
+        if left := _wait_for(runs, rest_s):
+            return f"{describe_ranks(left)} did not stop: press twice to kill and replace"
     return f"interrupted {describe_ranks(ranks)}"
+
+
+def _wait_for(runs: Sequence[Run[Any]], timeout_s: float) -> list[int]:
+    """Wait for runs to end; return the ranks that have not ended them."""
+    until = time.monotonic() + timeout_s
+    for run in runs:
+        run.wait(max(0.0, until - time.monotonic()))
+    return sorted({rank for run in runs for rank in run.waiting_ranks()})
 
 
 def _heal(mesh: Mesh, say: Say) -> str:

@@ -8,6 +8,7 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -177,6 +178,35 @@ def test_buttons_report_their_result(rig: Rig) -> None:
     assert rig.mesh.num_restarts == 1
     rig.dashboard.hear({"kind": "do", "action": "heal"})
     assert rig.wait_for("told", failed=True)["text"] == "ValueError: <b>cannot</b>"
+
+
+class Stubborn:
+    """A run that ends at the second wait for it, or at none."""
+
+    def __init__(self, ends: bool) -> None:
+        self.ends, self.num_waits = ends, 0
+
+    def wait(self, timeout_s: float) -> None:
+        self.num_waits += 1
+
+    def waiting_ranks(self) -> list[int]:
+        return [] if self.ends and self.num_waits == 2 else [1]
+
+
+@pytest.mark.parametrize(
+    ("ends", "text"),
+    [(True, "interrupted rank 1"), (False, "rank 1 did not stop: press twice to kill and replace")],
+)
+def test_the_advice_to_press_again_goes_with_its_time(rig: Rig, ends: bool, text: str) -> None:
+    runs = SimpleNamespace(on=lambda ranks: [Stubborn(ends)])
+    mesh: Any = rig.mesh
+    mesh.rank_set = SimpleNamespace(session=SimpleNamespace(runs=runs))
+    mesh.interrupt = lambda: None
+    rig.dashboard.hear({"kind": "do", "action": "interrupt"})
+    told = [rig.wait_for("told", action="interrupt") for _ in range(3)]
+    assert "rank 1 did not stop: press again within 3 s" in told[1]["text"]
+    assert [each["is_busy"] for each in told] == [True, True, False]
+    assert told[2]["text"] == text
 
 
 def test_dashboard_ends_with_its_mesh(rig: Rig) -> None:
