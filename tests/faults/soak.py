@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import dataclasses
 import random
 import signal
 import sys
@@ -52,6 +53,8 @@ class Soak:
         default_factory=collections.Counter
     )  # of what was done
     doing: str = ""  # now, so that a failure names it
+    # How many times as long as on a machine without other work a report of a fault may take.
+    patience: float = 1.0
     took_s: float = 0.0
 
     # ---- steps
@@ -88,7 +91,8 @@ class Soak:
         victim = self.random.randrange(NUM_RANKS)
         source = self.random.choice([rank for rank in range(NUM_RANKS) if rank != victim])
         self.doing = f"{fault.name} of rank {victim} x {doing.name}, source {source}"
-        run_cell(self.rig, fault, doing, victim, source)
+        patient = dataclasses.replace(fault, within_s=self.patience * fault.within_s)
+        run_cell(self.rig, patient, doing, victim, source)
         self.counts[f"outcome: {outcome_of(fault, doing)}"] += 1
         if replaces_victim(fault, doing):
             self.names[victim] = dict(self.names[source])
@@ -122,7 +126,9 @@ class Soak:
             STRIKES["SIGKILL"](self.rig, rank)
         mesh = self.rig.mesh
         wait_until(
-            lambda: all(mesh.report()[rank].phase == "dead" for rank in dead), 5, "two deaths"
+            lambda: all(mesh.report()[rank].phase == "dead" for rank in dead),
+            5 * self.patience,
+            "two deaths",
         )
         self.rig.renew(dead, source)
         for rank in dead:
@@ -163,10 +169,10 @@ class Soak:
 
 
 @contextlib.contextmanager
-def open_soak(seed: int, losses: Losses) -> Iterator[Soak]:
+def open_soak(seed: int, losses: Losses, patience: float) -> Iterator[Soak]:
     """A mesh for a soak; nothing of it is left in the end."""
     with open_rig(losses, lease_s=300) as rig:
-        yield Soak(rig, random.Random(seed))
+        yield Soak(rig, random.Random(seed), patience=patience)
 
 
 def run_soak(
@@ -176,11 +182,12 @@ def run_soak(
     num_steps: int | None = None,
     tell: Callable[[str], None] = lambda line: None,
     sample_every_s: float = 10.0,
+    patience: float = 1.0,
 ) -> Soak:
     """Soak for so long, or for so many steps if that is sooner, and `tell` each; returns the soak,
     whose growth has not been judged. Errors name the seed and the step.
     """
-    with open_soak(seed, losses) as soak:
+    with open_soak(seed, losses, patience) as soak:
         started_at = time.monotonic()
         ends_at = started_at + 60 * minutes
         sampled_at = 0.0

@@ -9,6 +9,7 @@ import pytest
 from .growth import ROLES, Growth, Sample
 from .rig import Losses
 from .soak import run_soak
+from .watching import PATIENCE
 
 NUM_STEPS = 16  # of this seed: every outcome, two deaths at once, an attach
 STEADY = Sample(rss_bytes=100 << 20, num_fds=20, num_threads=3)
@@ -16,7 +17,14 @@ STEADY = Sample(rss_bytes=100 << 20, num_fds=20, num_threads=3)
 
 @pytest.mark.timeout(240)
 def test_random_faults_lose_nothing(losses: Losses) -> None:
-    soak = run_soak(seed=95, minutes=3.0, losses=losses, num_steps=NUM_STEPS, sample_every_s=0.0)
+    soak = run_soak(
+        seed=95,
+        minutes=3.0,
+        losses=losses,
+        num_steps=NUM_STEPS,
+        sample_every_s=0.0,
+        patience=PATIENCE,
+    )
     print(soak.summary())
     # So few steps are mostly warm-up: memory gets more room than in half an hour. So do ranks'
     # descriptors: which groups are there depends on what has struck. If each of the nine strikes

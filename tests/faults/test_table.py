@@ -13,6 +13,7 @@ import pytest
 from .rig import Losses
 from .rows import DOINGS, FAULTS, doing_named, fault_named
 from .table import Pair, Table, in_order, possible
+from .watching import PATIENCE
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -52,9 +53,6 @@ CHOSEN = {
     "kernel SIGKILL": ("FSDP2 backward",),
     "kernel restart": ("background run",),
 }
-# How soon things are told is for the table to say; here the machine may be a slow one that has
-# other work.
-PATIENCE = 6.0
 PAIRS = in_order(
     possible((fault_named(name), doing_named(d)) for name, ds in CHOSEN.items() for d in ds)
 )

@@ -22,6 +22,9 @@ from tests.conftest import processes_named, processes_of
 
 from .rows import FLOOD
 
+# How many times as long as in the table a report of a fault may take in tests: how soon it is there
+# is for the table and the long soak to say; the machine of a test may be slow and have other work.
+PATIENCE = 6.0
 _DIAGNOSIS_S = 20.0
 # gdb reads the symbols of torch.
 _GDB_S = 120.0
