@@ -35,6 +35,7 @@ class Gate:
         num_steps: returns the number of steps of an optimizer, named as in `StepCount`.
         is_in_step: returns whether an operation that is about to begin is an optimizer step's.
         report: sends a `StopState` of a run.
+        on_raise: called before a run is ended where it is paused.
     """
 
     def __init__(self, main_thread: int) -> None:
@@ -45,6 +46,7 @@ class Gate:
         self.num_steps: Callable[[str], int] = lambda optimizer: 0
         self.is_in_step: Callable[[], bool] = lambda: False
         self.report: Callable[[int], None] = lambda run: None
+        self.on_raise: Callable[[], None] = lambda: None
         self._main_thread = main_thread
         self._run = -1
         self._owed = Owed()
@@ -116,6 +118,7 @@ class Gate:
             return True
         if (kind := self._kind) is not None:
             self.open()  # what the user's code does with it may begin operations
+            self.on_raise()
             raise kind
         if self._is_struck:
             if self.is_pending(run):

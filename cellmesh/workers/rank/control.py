@@ -84,6 +84,7 @@ class ControlThread:
         gate.is_in_step = self._context.steps.note_operation
         self._context.steps.pause = functools.partial(gate.enter, 2)
         gate.report = self._report_stop
+        gate.on_raise = self._groups.backward_passes.look_around
         threading.Thread(target=self._serve, name="cellmesh-control", daemon=True).start()
         threading.Thread(target=self._see_to_stops, name="cellmesh-stops", daemon=True).start()
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 import functools
 import gc
 import itertools
+import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from traceback import walk_tb
+from traceback import walk_stack, walk_tb
 from typing import Any
 
 import torch
@@ -60,7 +61,15 @@ class BackwardPasses:
         for name, number in queued.items():
             if number > 0:
                 self.cut[name] = "queued for the end of a backward pass"
-        frames = [frame for frame, _ in walk_tb(tb)]
+        self._note_hooks(frame for frame, _ in walk_tb(tb))
+
+    def look_around(self) -> None:
+        """Note what an interrupt cuts that is raised where this is called: user code may catch
+        it.
+        """
+        self._note_hooks(reversed([frame for frame, _ in walk_stack(sys._getframe())]))
+
+    def _note_hooks(self, frames: Iterable[types.FrameType]) -> None:
         for outer, inner in itertools.pairwise(frames):
             if (module_of(outer), outer.f_code.co_name) == _ENGINE:
                 module = module_of(inner)
