@@ -101,6 +101,8 @@ class Blocking(dist.ProcessGroup):
 class Stubborn(Lazy):
     """A backend that ignores its `abort`, which never returns."""
 
+    events: ClassVar[list[str]] = []
+
     def abort(self) -> None:
         threading.Event().wait()
 

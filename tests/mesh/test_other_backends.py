@@ -90,6 +90,10 @@ def test_waits_end_and_the_group_works_after_the_heal(quick: cm.Mesh, kind: str)
     assert quick.pull("x.item()").list == [3, 3]
     if is_registered:
         assert quick.pull("group is before").list == [True, True]
+    if kind in ("lazy", "stubborn"):
+        acts = {"aborted", "shut down"} if kind == "lazy" else {"shut down"}
+        events = f"backends.{kind.title()}.events"
+        assert all(acts <= set(each) for each in quick.pull(events).list)
     assert quick.pull("dist.get_backend()").list == ["gloo", "gloo"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -163,6 +164,26 @@ def test_threads_of_the_user_pass(rank: Rank) -> None:
     rank.gate.close(RUN, Owed())
     rank.gate.enter(2)  # this thread is not the rank's main thread
     assert rank.reports == []
+
+
+def test_threads_of_the_autograd_engine_pause(rank: Rank) -> None:
+    """Python knows nothing of them; they run backward on behalf of the main thread."""
+    raised: list[BaseException] = []
+    has_ended = threading.Event()
+
+    def begin_operation() -> None:
+        try:
+            rank.gate.enter(2)
+        except BaseException as error:
+            raised.append(error)
+        has_ended.set()
+
+    rank.gate.close(RUN, Owed())
+    _thread.start_new_thread(begin_operation, ())
+    assert rank.await_report()
+    assert rank.gate.strike(RUN, Released)
+    assert has_ended.wait(10)
+    assert [type(each) for each in raised] == [Released]
 
 
 def test_a_rank_whose_controller_has_gone_goes_on(
