@@ -152,9 +152,9 @@ def test_a_sample_is_spread_over_its_runs(value: torch.Tensor, data: Any) -> Non
     ]
 
 
-@given(st.integers(0, 3), st.sampled_from(["float32", "float64", "bfloat16", "uint8", "complex64"]))
-def test_the_digest_of_a_large_tensor_does_not_depend_on_strides(seed: int, dtype: str) -> None:
-    generator = torch.Generator().manual_seed(seed)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "uint8", "complex64"])
+def test_the_digest_of_a_large_tensor_does_not_depend_on_strides(dtype: str) -> None:
+    generator = torch.Generator().manual_seed(1)
     value = (torch.randn(613, 701, generator=generator) * 50).to(getattr(torch, dtype))
     assert digest_of(value) == digest_of(value.t().contiguous().t())
     wide = torch.zeros(613, 1402, dtype=value.dtype)

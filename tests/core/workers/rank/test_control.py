@@ -28,6 +28,7 @@ class Clocked:
         groups = SimpleNamespace(
             ledger=SimpleNamespace(current=lambda: None, last_begun=lambda: self.last),
             rendezvous=SimpleNamespace(missing=lambda: ""),
+            making=None,
         )
         context = SimpleNamespace(
             shell=None, groups=groups, interrupts=SimpleNamespace(running=7), device=None
