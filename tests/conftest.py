@@ -15,12 +15,16 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 from traitlets.config import Config
 
 from cellmesh.wire import marks
+
+if TYPE_CHECKING:
+    from tests.support.shared_prestart import SharedPrestart
 
 LEFTOVER_S = 15.0
 # How long output waits for its like of other ranks: on a machine with more to do than cores, what
@@ -143,6 +147,15 @@ def _no_directories_of_the_users() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session")
+def shared_prestart(_no_directories_of_the_users: None) -> Iterator[SharedPrestart]:
+    """The zygote that waits for all meshes, also those of kernels."""
+    from tests.support.shared_prestart import lending
+
+    with lending(Path(os.environ["IPYTHONDIR"])) as waiting:
+        yield waiting
+
+
 @pytest.fixture
 def runtime_dir() -> Iterator[Path]:
     """A runtime directory of the test's own; see `check_nothing_left`."""
@@ -158,14 +171,14 @@ def processes_of(directory: Path) -> list[psutil.Process]:
         words = process.info["cmdline"] or [""]
         with contextlib.suppress(psutil.Error):  # it has just ended, or is not ours
             if any(f"{directory}/" in word for word in words) or (
-                words[0].startswith("cellmesh-r")
-                and _is_started_under(directory, process.environ())
+                words[0].startswith("cellmesh-r") and is_started_under(directory, process.environ())
             ):
                 found.append(process)
     return [process for process in found if process.pid != os.getpid()]
 
 
-def _is_started_under(directory: Path, environment: Mapping[str, str]) -> bool:
+def is_started_under(directory: Path, environment: Mapping[str, str]) -> bool:
+    """Whether an environment is that of a mesh's process, whose runtime directory this is."""
     mark = environment.get(marks.VARIABLE, "").partition(":")[0]
     return (
         environment.get("JUPYTER_RUNTIME_DIR") == str(directory) or mark in FORKED_MARKS[directory]

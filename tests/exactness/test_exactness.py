@@ -6,27 +6,61 @@ Each leaves a list `losses` on every rank; they must be equal bit for bit.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell
 
+from tests.conftest import write_ipython_profile
 from tests.exactness.comparing import Losses, difference
 from tests.exactness.launcher import launcher
 from tests.exactness.launching import Job
 from tests.notebooks.kernels import NOTEBOOKS, ROOT, execute, runtime_directory_of_a_test, script_of
+from tests.support.shared_prestart import lending
 
 PAIRS = [(path, script_of(path)) for path in NOTEBOOKS if script_of(path).exists()]
 # Of a notebook that trains for longer than a test may, and reads this from the environment.
-NUM_STEPS = 12
+NUM_STEPS = 6
+# What scripts import that takes each rank long.
+MODULES = ("torch.distributed.checkpoint", "torch.distributed.optim")
 
 pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The temporary directory of all ways to run a program, and the environment that they share.
+    Kernels have their meshes forked from a zygote with this environment.
+    """
+    directory = tmp_path_factory.mktemp("temporary")
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
+        # As a person would run all three; the number of threads decides in which order a sum is
+        # added up.
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("NOTEBOOK_STEPS", str(NUM_STEPS))
+        patch.setenv("TMPDIR", str(directory))
+        # These are torch's own, and stay.
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
+        ipython = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/tmp")))
+        write_ipython_profile(ipython)
+        patch.setenv("IPYTHONDIR", str(ipython))
+        stack.enter_context(lending(ipython))
+        yield directory
+
+
+@pytest.fixture(scope="module")
+def launch(temporary: Path) -> Iterator[Callable[[Job], Losses]]:
+    """What runs scripts as torchrun does, where notebooks are run."""
+    with launcher(ROOT / "notebooks", *MODULES) as launched:
+        yield launched
 
 
 @pytest.fixture(autouse=True)
@@ -42,17 +76,12 @@ def test_every_script_has_its_notebook() -> None:
 
 @pytest.mark.parametrize(("path", "script"), PAIRS, ids=[path.stem for path, _ in PAIRS])
 def test_losses_are_equal_bit_for_bit(
-    path: Path, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path,
+    script: Path,
+    launch: Callable[[Job], Losses],
+    tmp_path: Path,
+    temporary: Path,
 ) -> None:
-    # As a person would run all three; the number of threads decides in which order a sum is added
-    # up.
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("NOTEBOOK_STEPS", str(NUM_STEPS))
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    monkeypatch.setenv("TMPDIR", str(temporary))
-    # These are torch's own, and stay.
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     exported = tmp_path / "exported.py"
     by_cell = run_notebook(path, exported)
     assert by_cell, "the notebook left no losses"
@@ -60,8 +89,10 @@ def test_losses_are_equal_bit_for_bit(
     subprocess.run([sys.executable, "-m", "py_compile", str(exported)], check=True, timeout=60)
     assert not re.search(r"(?m)^\s*(import|from)\s+cellmesh", exported.read_text())
     scripts = {"in the hand-written script": script, "in the exported script": exported}
-    losses = run_scripts(scripts.values(), len(by_cell), tmp_path)
-    for name, by_script in zip(scripts, losses, strict=True):
+    for number, (name, launched) in enumerate(scripts.items()):
+        folder = tmp_path / f"losses_{number}"
+        folder.mkdir()
+        by_script = launch(Job(str(launched), str(folder), len(by_cell)))
         assert not (parted := difference("cell by cell", by_cell, name, by_script)), parted
     assert list(temporary.iterdir()) == [], "something has left its temporary files"
 
@@ -89,14 +120,3 @@ def run_notebook(path: Path, exported: Path) -> Losses:
     execute(notebook)
     losses = json.loads(kept.read_text())
     return {int(rank): [float.fromhex(loss) for loss in each] for rank, each in losses.items()}
-
-
-def run_scripts(scripts: Iterable[Path], num_ranks: int, where: Path) -> list[Losses]:
-    """Run scripts as torchrun does, where notebooks are run."""
-    found = []
-    with launcher(ROOT / "notebooks") as launched:
-        for i, script in enumerate(scripts):
-            folder = where / f"losses_{i}"
-            folder.mkdir()
-            found.append(launched(Job(str(script), str(folder), num_ranks)))
-    return found

@@ -11,7 +11,7 @@ import psutil
 from nbclient import NotebookClient
 
 from cellmesh.wire.ticket import runtime_root
-from tests.conftest import LEFTOVER_S, kernel_config, own_runtime_dir
+from tests.conftest import LEFTOVER_S, is_started_under, kernel_config, own_runtime_dir
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -38,16 +38,19 @@ def runtime_directory_of_a_test() -> Iterator[Path]:
 
 
 def _started_with(directory: Path) -> list[psutil.Process]:
-    """The processes with this runtime directory, or one in it, in their environment, orphans
-    too.
+    """The processes with this runtime directory, or one in it, in their environment, orphans too,
+    and those of meshes that were forked for it.
     """
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get("JUPYTER_RUNTIME_DIR", "").startswith(str(directory)):
-                found.append(process)
+            environment = process.environ()
         except psutil.Error:  # it has just ended
             continue
+        if environment.get("JUPYTER_RUNTIME_DIR", "").startswith(str(directory)) or (
+            is_started_under(directory, environment)
+        ):
+            found.append(process)
     return found
 
 

@@ -20,7 +20,7 @@ from tests.notebooks.kernels import NOTEBOOKS, ROOT, execute, runtime_directory_
 # tests/exactness executes the others.
 EXECUTED_HERE = [path for path in NOTEBOOKS if not script_of(path).exists()]
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("shared_prestart")]
 
 
 @pytest.fixture(autouse=True)
