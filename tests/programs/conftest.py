@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import socket
+import types
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -13,6 +15,20 @@ from tests.exactness.comparing import Losses
 from tests.exactness.launcher import launcher
 from tests.exactness.launching import Job
 from tests.mesh.test_kernel import Notebook, open_notebook
+
+# What takes each rank of many programs long to import, the first for any optimizer; a mesh's zygote
+# and the launcher import it once.
+TORCH = (
+    "torch._dynamo",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.optim",
+    "torch.distributed.pipelining",
+)
+
+
+def modules_of(module: types.ModuleType) -> tuple[str, ...]:
+    """Return the modules that are imported before a test module's ranks are forked."""
+    return (*TORCH, *getattr(module, "MODULES", ()))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -32,20 +48,33 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="package")
+def launchers(
+    environment: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Callable[[Job], Losses]]]:
+    """A launcher that has imported some modules; each is started once."""
+    with contextlib.ExitStack() as stack:
+
+        @functools.cache
+        def launcher_with(*modules: str) -> Callable[[Job], Losses]:
+            return stack.enter_context(launcher(tmp_path_factory.mktemp("launched"), *modules))
+
+        yield launcher_with
+
+
 @pytest.fixture(scope="module")
 def launch(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[Job], Losses]]:
-    with launcher(
-        tmp_path_factory.mktemp("launched"), *getattr(request.module, "MODULES", ())
-    ) as launched:
-        yield launched
+    request: pytest.FixtureRequest, launchers: Callable[..., Callable[[Job], Losses]]
+) -> Callable[[Job], Losses]:
+    return launchers(*modules_of(request.module))
 
 
 @pytest.fixture(scope="module")
-def notebook_of(request: pytest.FixtureRequest) -> Iterator[Callable[[int], Notebook]]:
+def notebook_of(
+    request: pytest.FixtureRequest, shared_prestart: object
+) -> Iterator[Callable[[int], Notebook]]:
     """A notebook with a mesh of some size; each is started once."""
-    modules = ",".join(getattr(request.module, "MODULES", ()))
+    modules = ",".join(modules_of(request.module))
     opened: dict[int, Notebook] = {}
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(own_runtime_dir())
@@ -53,9 +82,8 @@ def notebook_of(request: pytest.FixtureRequest) -> Iterator[Callable[[int], Note
         def open_with(num_ranks: int) -> Notebook:
             if num_ranks not in opened:
                 notebook = opened[num_ranks] = stack.enter_context(open_notebook())
-                preload = f" --preload {modules}" if modules else ""
                 outcome = notebook.run(
-                    f"%load_ext cellmesh\n%dist_start {num_ranks} --settle 0.1{preload}"
+                    f"%load_ext cellmesh\n%dist_start {num_ranks} --settle 0.1 --preload {modules}"
                 )
                 assert outcome.status == "ok", outcome.errors()
             return opened[num_ranks]

@@ -5,7 +5,7 @@ torchrun does.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,6 @@ import pytest
 from cellmesh.magics.export.history import Beginning, PageHistory, RankCell
 from cellmesh.magics.export.script import export
 from tests.exactness.comparing import Losses
-from tests.exactness.launcher import launcher
 from tests.exactness.launching import Job
 
 IMPORTS = "import os\nimport torch.distributed as dist\nlosses = []\n"
@@ -144,12 +143,6 @@ CELLS = {
         [6, 6],
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Job], Losses]]:
-    with launcher(tmp_path_factory.mktemp("launched")) as launched:
-        yield launched
 
 
 @pytest.mark.parametrize("name", CELLS)

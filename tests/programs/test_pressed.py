@@ -15,6 +15,7 @@ from tests.conftest import check_nothing_left, own_runtime_dir
 from tests.exactness.comparing import Losses, difference
 from tests.exactness.launching import EXACT, Job
 from tests.mesh.conftest import Recorder
+from tests.programs.conftest import TORCH
 from tests.programs.running import FAULTS, STEPS, Program, job_of
 
 pytestmark = pytest.mark.timeout(200)
@@ -34,7 +35,7 @@ PROGRAMS = [
 def quick() -> Iterator[cm.Mesh]:
     """Two ranks that are released a moment after one has failed."""
     with own_runtime_dir() as directory:
-        with cm.start(2, settle_s=0.1) as started:
+        with cm.start(2, settle_s=0.1, preload=TORCH) as started:
             yield started
         check_nothing_left(directory)
 
@@ -125,6 +126,6 @@ def test_program(
 def test_under_debug_level_detail(
     runtime_dir: Path, launch: Callable[[Job], Losses], tmp_path: Path
 ) -> None:
-    with cm.start(2, settle_s=0.1, env=["TORCH_DISTRIBUTED_DEBUG=DETAIL"]) as mesh:
+    with cm.start(2, settle_s=0.1, preload=TORCH, env=["TORCH_DISTRIBUTED_DEBUG=DETAIL"]) as mesh:
         check(Program("ddp_example"), mesh, launch, tmp_path)
     check_nothing_left(runtime_dir)
