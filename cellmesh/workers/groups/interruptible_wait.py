@@ -103,11 +103,13 @@ class Patience:
             while True:
                 try:
                     return work.wait(_LOOK)
-                except RuntimeError as error:
-                    # The collective has just ended, with or without an error, or its `wait`
-                    # takes no time-out.
-                    if work.is_completed() or "timeout not implemented" in str(error):
-                        return work.wait()
+                except RuntimeError as error:  # no call here: an interrupt would have it as context
+                    ended = error
+                # The collective has just ended, with or without an error, or its `wait` takes no
+                # time-out.
+                if work.is_completed() or "timeout not implemented" in str(ended):
+                    return work.wait()
+                del ended
                 if self._num_ends != num_ends:
                     deadline = min(deadline, time.monotonic() + _GRACE_S)
                 if time.monotonic() > deadline:

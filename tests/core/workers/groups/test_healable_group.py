@@ -244,6 +244,29 @@ def test_a_collective_that_ends_as_it_is_looked_at_has_not_failed(store: MeshSto
     assert Patience(store.waits).follow(EndsLate())
 
 
+class Interrupted:
+    """The Work of a collective that goes on; an interrupt follows the first step of its wait."""
+
+    has_stepped = False
+
+    def wait(self, timeout: timedelta) -> bool:
+        self.has_stepped = True
+        raise RuntimeError("Operation timed out!")
+
+    def is_completed(self) -> bool:
+        if self.has_stepped:
+            self.has_stepped = False
+            raise KeyboardInterrupt
+        return False
+
+
+def test_an_interrupt_of_a_wait_does_not_show_that_a_step_was_over(store: MeshStore) -> None:
+    work: Any = Interrupted()
+    with pytest.raises(KeyboardInterrupt) as raised:
+        Patience(store.waits).follow(work)
+    assert raised.value.__context__ is None
+
+
 def _work_of(future: Future[Any]) -> Any:
     return _c10d._create_work_from_future(future)  # type: ignore[attr-defined]
 
