@@ -44,6 +44,8 @@ DISPLAY_BOUND = (
     f"and {_DISPLAY_BYTES_PER_S >> 20} MiB/s"
 )
 _MAX_TEXT = 1000
+# So often ``flush()`` sends text that would be gathered: a flood of small messages is slow to show.
+_MAX_FLUSHES, _FLUSHES_PER_S = 20.0, 20.0
 # How long an answer waits for those of the runs behind it.
 _MORE_FOLLOWS_S = 0.002
 
@@ -66,6 +68,8 @@ class Pump:
         # Appended to without the lock, as a print must be cheap; `_flush` takes from the other end.
         self._pieces: collections.deque[tuple[int, StreamName, str]] = collections.deque()
         self._num_gathered = 0
+        self._num_logged = 0  # of the pieces
+        self._num_flushes, self._secured_at = _MAX_FLUSHES, 0.0
         self._flushed_at = 0.0
         self._is_due = False
         self._deferred: list[Parcel[Any]] = []
@@ -136,6 +140,25 @@ class Pump:
         with self._shield, self._lock:
             self._flush()
 
+    def secure(self) -> None:
+        """Have all gathered text outlive this process: send it or, where that was done too often
+        just now, write it to the log only.
+        """
+        if os.getpid() != self._pid or len(self._pieces) == self._num_logged:
+            return
+        with self._shield, self._lock:
+            now = time.monotonic()
+            earned = (now - self._secured_at) * _FLUSHES_PER_S
+            self._num_flushes = min(_MAX_FLUSHES, self._num_flushes + earned)
+            self._secured_at = now
+            if self._num_flushes >= 1:
+                self._num_flushes -= 1
+                self._flush()
+                return
+            num = len(self._pieces)
+            self._log.append("".join(self._pieces[i][2] for i in range(self._num_logged, num)))
+            self._num_logged = num
+
     def display(self, parcel: Parcel[Display], describe: Callable[[], str]) -> None:
         """Send a display; if it exceeds the bound, print the text that `describe` returns.
 
@@ -191,7 +214,8 @@ class Pump:
             self._num_gathered = 0
             now = time.monotonic()
             self._flushed_at = now
-            self._log.append("".join(text for _, _, text in pieces))
+            self._log.append("".join(text for _, _, text in pieces[self._num_logged :]))
+            self._num_logged = 0
             for run, stream, text in _join(pieces):
                 self._deferred += [
                     Parcel(verb) for verb in self._gate.admit(run, stream, text, now)
@@ -265,6 +289,12 @@ class RankStream(io.TextIOBase):
         if text and not (self.divert is not None and self.divert(self._name, text)):
             self._pump.write(self._tracker.current(), self._name, text)
         return len(text)
+
+    def flush(self) -> None:
+        """Have what was printed outlive this process, as ``print(..., flush=True)`` before a crash
+        is to.
+        """
+        self._pump.secure()
 
 
 class _ByteStream(io.RawIOBase):

@@ -76,6 +76,24 @@ def test_the_first_line_goes_out_at_once(rank: Rank) -> None:
     assert rank.text(1).startswith("hello")
 
 
+def test_flushed_text_outlives_the_process(rank: Rank) -> None:
+    for number in range(10):
+        print("line", number, file=rank.out)
+    rank.out.flush()
+    assert rank.text(1) == "".join(f"line {number}\n" for number in range(10))
+
+
+def test_a_flood_of_flushed_lines_is_few_messages_and_all_of_it_is_in_the_log(rank: Rank) -> None:
+    expected = "".join(f"line {number}\n" for number in range(2000))
+    for number in range(2000):
+        print("line", number, file=rank.out, flush=True)
+    assert rank.log_path.read_text() == expected
+    rank.end(1)
+    assert rank.text(1) == expected
+    assert rank.log_path.read_text() == expected
+    assert len(rank.posts) < 1000
+
+
 def test_answer_follows_all_printed_output(rank: Rank) -> None:
     for number in range(100):
         print(number, file=rank.out)
