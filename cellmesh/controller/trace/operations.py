@@ -102,20 +102,20 @@ def match(
             key = _key(one, rank)
             seen[key] = seen.get(key, 0) + 1
             found.setdefault((*key, seen[key]), {})[rank] = index
-    matched = []
+    known, matched = frozenset(operations), []
     for of_ranks in found.values():
         rank, index = next(iter(of_ranks.items()))
         one = operations[rank][index]
-        expected = set(one.members or operations)
-        if one.is_message:
-            expected = {rank, one.peer}
+        # A message is of two ranks, whatever the size of its group.
+        expected = {rank, one.peer} if one.is_message else set(one.members or known)
+        absent = expected - of_ranks.keys()
         first_ns = min(operations[rank][index].start_ns for rank, index in of_ranks.items())
         missing = {
             rank
-            for rank in expected & set(operations) - set(of_ranks)
+            for rank in absent & known
             if rank not in cut and since_ns.get(rank, 0) <= first_ns
         }
-        is_whole = not expected - set(operations) - set(of_ranks)
+        is_whole = absent <= known
         if one.group if missing else is_whole and len(of_ranks) > 1:
             matched.append((of_ranks, missing))
     return matched
