@@ -62,7 +62,7 @@ class Alignment:
         first = self._mesh.runs_first(run)
         if self.stopping is None:
             self.stopping = Stopping(self._mesh.num_ranks, now)
-        self.stopping.add(run, first)
+        self.stopping.add(run, first, self._mesh.pending[run].started_at)
         told.setdefault(tuple(sorted(first)), []).append(Pause(run))
         return first
 

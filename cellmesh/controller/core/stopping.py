@@ -160,6 +160,7 @@ class Begun:
 @dataclass
 class _Rank:
     run: int
+    began_at: float  # when its run began
     phase: RankPhase = "asked"
     quiet_s: float = 0.0
     seen_at: float = 0.0
@@ -170,9 +171,13 @@ class _Rank:
     def may_be_quiet(self) -> bool:
         return self.phase == "running" and not self.in_step
 
-    @property
-    def quiet_from(self) -> float:
-        return self.seen_at + QUIET_S - self.quiet_s
+    def quiet_from(self, has_met: bool) -> float:
+        """Return when the rank has run Python for `QUIET_S`.
+
+        Where other ranks have begun operations in the run, it may be on its way to its first.
+        """
+        since = self.seen_at - self.quiet_s
+        return QUIET_S + (max(since, self.began_at) if has_met else since)
 
 
 @dataclass
@@ -199,10 +204,10 @@ class Stopping:
         # cannot be ended where they are.
         self._left, self._moving, self._restless = set[int](), set[int](), set[int]()
 
-    def add(self, run: int, ranks: Iterable[int]) -> None:
-        """Stop a run on these ranks, too."""
+    def add(self, run: int, ranks: Iterable[int], began_at: float = -math.inf) -> None:
+        """Stop a run on these ranks, too; it began at a time in seconds."""
         for rank in ranks:
-            self._ranks[rank] = _Rank(run)
+            self._ranks[rank] = _Rank(run, began_at)
             self._sort(rank)
 
     @property
@@ -308,7 +313,7 @@ class Stopping:
             self.examine_at = self._examines_from
             return None
         self.examine_at = math.inf
-        quiet_from = max(self._ranks[rank].quiet_from for rank in self._moving)
+        quiet_from = max(self._ranks[rank].quiet_from(self._has_met) for rank in self._moving)
         steps_from = self.began_at + STEPS_LIMIT_S
         if now < quiet_from:
             self._examines_from = min(quiet_from, now + EXAMINE_S)

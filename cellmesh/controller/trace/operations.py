@@ -111,9 +111,7 @@ def match(
         absent = expected - of_ranks.keys()
         first_ns = min(operations[rank][index].start_ns for rank, index in of_ranks.items())
         missing = {
-            rank
-            for rank in absent & known
-            if rank not in cut and since_ns.get(rank, 0) <= first_ns
+            rank for rank in absent & known if rank not in cut and since_ns.get(rank, 0) <= first_ns
         }
         is_whole = absent <= known
         if one.group if missing else is_whole and len(of_ranks) > 1:

@@ -145,6 +145,16 @@ def test_a_run_without_operations_ends_at_once_and_nothing_is_said_of_it() -> No
     assert ranks.decide(0.0) == Verdict(True)
 
 
+def test_a_rank_may_be_on_its_way_to_the_first_operation_of_a_run_that_has_just_begun() -> None:
+    ranks = Stopping(2, 1.0)
+    ranks.add(1, range(2), began_at=0.9)
+    ranks.report((0,), at_gate(all_reduces(4)), 1.0)
+    ranks.report((1,), in_python(all_reduces(4), quiet_s=QUIET_MAX_S), 1.0)
+    assert ranks.decide(1.01) is None
+    assert ranks.decide(0.89 + QUIET_S) is None
+    assert ranks.decide(0.91 + QUIET_S) == Verdict(True, (1,))
+
+
 def test_a_rank_that_owes_an_operation_is_not_left_in_python() -> None:
     ranks = stopping_of(2)
     ranks.report((0,), waiting(all_reduces(5)), 0.0)
