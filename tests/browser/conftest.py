@@ -64,9 +64,12 @@ def shared(page: Page, server: Server) -> Iterator[SharedNotebook]:
 def notebook(shared: SharedNotebook, request: pytest.FixtureRequest) -> Iterator[Notebook]:
     """An empty notebook whose kernel has the extension, and a mesh's zygote, but no mesh."""
     failures = request.session.testsfailed
+    is_given_back = False
     try:
         yield shared.take()
-        shared.give_back()
+        if request.session.testsfailed == failures:
+            shared.give_back()
+            is_given_back = True
     finally:
-        if request.session.testsfailed > failures:
+        if not is_given_back:
             shared.close(has_failed=True)
