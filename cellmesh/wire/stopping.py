@@ -14,7 +14,7 @@ import msgspec
 from .groups import GroupCount
 from .verb import Verb
 
-# What `StopState.quiet_s` is at most: an hour, or no operation in the run.
+# What `StopState.quiet_s` is at most: an hour, or no operation at all.
 QUIET_MAX_S = 3600.0
 
 
@@ -75,9 +75,10 @@ class StopState(Verb, frozen=True):
         is_paused: the rank waits before an operation.
         waits: it waits in an operation.
         in_step: it is inside an optimizer's step.
-        quiet_s: seconds since it began its last operation in the run, at most `QUIET_MAX_S`.
+        quiet_s: seconds since it began its last operation, at most `QUIET_MAX_S`.
         counts: of all its groups.
         steps: that its optimizers have completed.
+        has_begun: whether it has begun an operation in the run.
     """
 
     run: int
@@ -87,6 +88,7 @@ class StopState(Verb, frozen=True):
     quiet_s: float
     counts: tuple[GroupCount, ...]
     steps: Steps = Steps()
+    has_begun: bool = False
 
 
 def owes(own: Iterable[GroupCount], owed: Iterable[GroupCount]) -> bool:

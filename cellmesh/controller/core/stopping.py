@@ -19,7 +19,7 @@ from typing import Literal
 
 from ...wire.groups import GroupCount
 from ...wire.ranks import describe_ranks, group_ranks
-from ...wire.stopping import QUIET_MAX_S, Owed, Steps, StopState
+from ...wire.stopping import Owed, Steps, StopState
 from .deadlock import Key, members_of
 
 # How long a rank must have run Python without an operation, to be ended where it is.
@@ -247,7 +247,7 @@ class Stopping:
             concerned |= self._begun.note(rank, state.counts)
             if self._begun.note_steps(rank, state.steps):
                 concerned |= self._ranks.keys()
-            self._has_met |= state.is_paused or state.quiet_s < QUIET_MAX_S
+            self._has_met |= state.is_paused or state.has_begun
         return self._owing(concerned)
 
     def _owing(self, concerned: Collection[int]) -> dict[int, Owed]:

@@ -170,9 +170,7 @@ class ControlThread:
             is_own = threading.get_ident() == ledger.main_thread
             waits = not (gate.is_paused or is_own) and self._waits(look_at_main_thread(self._shell))
             last = ledger.last_begun()
-            quiet_s = QUIET_MAX_S
-            if last is not None and last.since > ledger.before_run:
-                quiet_s = time.monotonic() - last.since
+            quiet_s = QUIET_MAX_S if last is None else time.monotonic() - last.since
             steps = self._context.steps
             state = StopState(
                 run,
@@ -182,6 +180,7 @@ class ControlThread:
                 round(min(quiet_s, QUIET_MAX_S), 1),
                 tuple(self._groups.counts()),
                 steps.describe(self._shell.user_ns),
+                last is not None and last.since > ledger.before_run,
             )
             self._channel.send(encode([Parcel(state)]))
 

@@ -175,8 +175,8 @@ def test_a_rank_inside_an_optimizers_step_gets_more_time() -> None:
 def test_ranks_with_different_steps_get_more_time() -> None:
     ranks = stopping_of(2)
     one, two = (Steps(1, (StepCount("SGD 1", number, "o", "m"),)) for number in (1, 2))
-    ranks.report((0,), in_python(all_reduces(4), quiet_s=3.0, steps=one), 0.0)
-    ranks.report((1,), in_python(all_reduces(4), quiet_s=3.0, steps=two), 0.0)
+    ranks.report((0,), in_python(all_reduces(4), quiet_s=3.0, steps=one, has_begun=True), 0.0)
+    ranks.report((1,), in_python(all_reduces(4), quiet_s=3.0, steps=two, has_begun=True), 0.0)
     assert ranks.decide(STEPS_LIMIT_S - 0.01) is None
     assert ranks.decide(STEPS_LIMIT_S) == Verdict(True, (0, 1))
 

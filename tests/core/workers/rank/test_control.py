@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from cellmesh.wire.stopping import QUIET_MAX_S, Steps, StopState
+from cellmesh.wire.stopping import Steps, StopState
 from cellmesh.workers.groups.op_tracking import CollectiveRecord
 from cellmesh.workers.rank import control
 from cellmesh.workers.rank.control import ControlThread
@@ -77,7 +77,7 @@ def test_operations_before_a_run_do_not_count_in_its_stop(monkeypatch: pytest.Mo
     thread._shell = SimpleNamespace(user_ns={})
     thread._context.steps = SimpleNamespace(is_inside=False, describe=lambda names: Steps())
     clocked.now = 100.8
-    for since, quiet_s in ((100.02, QUIET_MAX_S), (100.5, 0.3)):
+    for since, has_begun in ((100.02, False), (100.5, True)):
         clocked.last = CollectiveRecord("all_reduce", "g", since)
         thread._report_stop(7)
-        assert said.pop().quiet_s == quiet_s
+        assert said.pop().has_begun is has_begun
