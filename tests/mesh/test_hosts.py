@@ -362,9 +362,7 @@ def test_replaced_agent_that_wakes_ends_and_takes_part_in_nothing(spares: int) -
 def test_host_that_cannot_be_started_again_costs_nothing_more(tmp_path: Path) -> None:
     switch = tmp_path / "is_up"
     switch.touch()
-    engine = (
-        f"sh -c 'if [ -e {switch} ] || [ $0 != b ]; then exec {{command}}; fi; exit 9' {{host}}"
-    )
+    engine = f"sh -c 'if [ -e {switch} ] || [ $0 != b ]; then exec {HERE}; fi; exit 9' {{host}}"
     with own_runtime_dir() as directory:
         with cm.start(
             hosts="a:2,b:1,c:1", launch=engine, spares=1, lease_s=60, host_lease_s=SHORT_LEASE_S
