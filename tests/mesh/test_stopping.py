@@ -176,14 +176,14 @@ resets = []
 def count(): resets.append(1)
 cellmesh.on_heal(count)
 def reduce(parameter): dist.all_reduce(parameter.grad)
-own = torch.nn.Linear(2, 2)
-for parameter in own.parameters(): parameter.register_post_accumulate_grad_hook(reduce)
+hooked = torch.nn.Linear(2, 2)
+for parameter in hooked.parameters(): parameter.register_post_accumulate_grad_hook(reduce)
 """
 
 
 def test_own_code_is_reset_after_a_stop_that_the_cell_has_caught(grid: cm.Mesh) -> None:
     grid.cell(HOOKS)
-    step = "own(torch.ones(2)).sum().backward()"
+    step = "hooked(torch.ones(2)).sum().backward()"
     catching = "try:\n    while True:\n        {}\nexcept KeyboardInterrupt:\n    pass"
     run = grid.submit_cell(catching.format(step))
     begin(grid, run)
