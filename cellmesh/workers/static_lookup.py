@@ -4,8 +4,6 @@ end the process.
 
 from __future__ import annotations
 
-import gc
-import sys
 import traceback
 import types
 from collections.abc import Iterator, Mapping
@@ -46,21 +44,6 @@ def module_of(frame: types.FrameType | None) -> str:
     """Return the module name in a frame's globals (maybe a mapping of the user's), "" if none."""
     name = None if frame is None else dict.get(frame.f_globals, "__name__")
     return name if type(name) is str else ""
-
-
-def tracked_objects() -> list[Any]:
-    """Return the garbage collector's objects, also those that user code has frozen.
-
-    The collector does not list what `gc.freeze` keeps from it. What was frozen before the rank was
-    forked, torch's modules, stays out: writing to it would copy its pages.
-    """
-    found = gc.get_objects()
-    names = vars(sys.modules["__main__"])  # made after the fork
-    if not any(each is names for each in found):
-        gc.unfreeze()
-        found = gc.get_objects()
-        gc.freeze()
-    return found
 
 
 MAX_TEXT = 10_000

@@ -216,17 +216,6 @@ def test_dropped_and_unresettable_state_is_reported_and_the_next_step_works(
         assert [each[2:] for each in found[0]] == [each[2:] for each in found[3]]
 
 
-def test_models_that_a_program_has_frozen_are_reset(quick: cm.Mesh) -> None:
-    quick.run(training.make, partial(Trainer, ddp))
-    quick.run(training.steps, "trainer", 1)
-    quick.cell("import gc\ngc.freeze()")
-    recorder = _fail(quick, 1, ("backward", (2,), 1))
-    assert DROPPED in recorder.wait_for_note("process groups rebuilt")
-    quick.cell("names = globals()\nfrozen = not any(each is names for each in gc.get_objects())")
-    quick.cell("gc.unfreeze()")
-    assert quick.pull("frozen").list == [True] * NUM_RANKS
-
-
 REGISTER = """
 import cellmesh
 

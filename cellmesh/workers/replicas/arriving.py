@@ -7,6 +7,7 @@ The names of these functions stand in the pickles. The rank's namespace is that 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 import types
@@ -20,7 +21,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.distributed import DistributedSampler
 
 from ..inspect.safe_read import memory_of
-from ..static_lookup import tracked_objects
 
 Buckets = list[list[int]]  # positions of parameters, a list a bucket
 
@@ -184,7 +184,7 @@ def renew_reducers(ranks: Collection[int]) -> None:
     """
     # By `type`, as `isinstance` asks the objects.
     found = [
-        thing for thing in tracked_objects() if issubclass(type(thing), DistributedDataParallel)
+        thing for thing in gc.get_objects() if issubclass(type(thing), DistributedDataParallel)
     ]
     for module in found:
         is_whole = "reducer" in vars(module)

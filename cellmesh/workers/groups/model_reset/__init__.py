@@ -13,12 +13,12 @@ that any of them has named.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from ...static_lookup import tracked_objects
 from .data_parallel import Ddp, Fsdp1, Fsdp2, restart_buckets
 from .data_parallel import note_reducers as note_reducers
 from .kinds import Kind, Pipeline, Scaler, Zero
@@ -151,7 +151,7 @@ def _all() -> list[tuple[Kind, Any]]:
     # By `type`, as ``isinstance`` asks the objects, and some that stand for others do something
     # then.
     found = [
-        (kinds[id(type(thing))], thing) for thing in tracked_objects() if id(type(thing)) in kinds
+        (kinds[id(type(thing))], thing) for thing in gc.get_objects() if id(type(thing)) in kinds
     ]
     return [(kind, thing) for kind, thing in found if kind.concerns(thing)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import hashlib
 import weakref
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -13,7 +14,7 @@ import torch._C._distributed_c10d as _c10d
 import torch.distributed as dist
 from torch.optim import Optimizer
 
-from ...static_lookup import held_by, tracked_objects
+from ...static_lookup import held_by
 from ..healable_group import ended_work
 from .kinds import (
     MAY_HAVE_UPDATED,
@@ -335,7 +336,7 @@ def _forget_accumulated(groups: list[Any]) -> None:
 
 def _optimizers_of(parameters: Container[int]) -> list[Any]:
     """Return the live optimizers of any of these parameters, which are given by their ids."""
-    found = [thing for thing in tracked_objects() if issubclass(type(thing), Optimizer)]
+    found = [thing for thing in gc.get_objects() if issubclass(type(thing), Optimizer)]
     return [
         optimizer
         for optimizer in found

@@ -9,6 +9,7 @@ would go on from there, on each rank from another place, without an error.
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import sys
 import types
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 from torch.autograd import Variable
 
-from ...static_lookup import module_of, name_of, text_of, tracked_objects
+from ...static_lookup import module_of, name_of, text_of
 from .kinds import Kind
 
 _ENGINE = ("torch.autograd.graph", "_engine_run_backward")
@@ -101,7 +102,7 @@ def _name_of_own(function: Any) -> str:
 
 def _find_hooks() -> Iterator[str]:
     """Yield the names of hooks of a program's own that run when a gradient is accumulated."""
-    tensors = [each for each in tracked_objects() if issubclass(type(each), torch.Tensor)]
+    tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
     with torch._C.DisableTorchFunctionSubclass():
         for found in tensors:
             for hook in (found._post_accumulate_grad_hooks or {}).values():
