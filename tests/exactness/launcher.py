@@ -33,9 +33,12 @@ def launcher(where: Path, *modules: str) -> Iterator[Callable[[Job], Losses]]:
     Yields:
         What runs a script, and returns what each rank has computed.
     """
-    with tempfile.TemporaryFile("w+") as log:
+    command = [sys.executable, str(Path(__file__).with_name("launching.py")), *modules]
+    started: list[subprocess.Popen[str]] = []  # the last one works
+
+    def start() -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("launching.py")), *modules],
+            command,
             cwd=where,
             env=os.environ,
             stdin=subprocess.PIPE,
@@ -44,30 +47,48 @@ def launcher(where: Path, *modules: str) -> Iterator[Callable[[Job], Losses]]:
             text=True,
             start_new_session=True,
         )
+        started.append(process)
+        return process
+
+    def run(job: Job) -> Losses:
+        process = started[-1] if started[-1].poll() is None else start()
         assert process.stdin is not None
         assert process.stdout is not None
+        before = log.seek(0, os.SEEK_END)
+        print(json.dumps(dataclasses.asdict(job)), file=process.stdin, flush=True)
+        readable, _, _ = select.select([process.stdout], [], [], TIMEOUT_S)
+        answer = process.stdout.readline() if readable else f"{job.script} has not ended\n"
+        if not readable:
+            _kill(process)  # the next script has another
+        log.seek(before)
+        assert answer == "\n", f"{answer or 'the launcher ended'}\n{log.read()[-5000:]}"
+        return {
+            rank: [
+                float.fromhex(number)
+                for number in json.loads((Path(job.folder) / f"{rank}.json").read_text())
+            ]
+            for rank in range(job.num_ranks)
+        }
 
-        def run(job: Job) -> Losses:
-            before = log.seek(0, os.SEEK_END)
-            print(json.dumps(dataclasses.asdict(job)), file=process.stdin, flush=True)
-            readable, _, _ = select.select([process.stdout], [], [], TIMEOUT_S)
-            answer = process.stdout.readline() if readable else f"{job.script} has not ended\n"
-            log.seek(before)
-            assert answer == "\n", f"{answer or 'the launcher ended'}\n{log.read()[-5000:]}"
-            return {
-                rank: [
-                    float.fromhex(number)
-                    for number in json.loads((Path(job.folder) / f"{rank}.json").read_text())
-                ]
-                for rank in range(job.num_ranks)
-            }
-
+    with tempfile.TemporaryFile("w+") as log:
         try:
+            start()
             yield run
-            process.stdin.close()
-            assert process.wait(TIMEOUT_S) == 0
+            if (process := started[-1]).poll() is None:
+                assert process.stdin is not None
+                process.stdin.close()
+                assert process.wait(TIMEOUT_S) == 0
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            process.stdout.close()
+            for process in started:
+                _kill(process)
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """Kill a launcher and the ranks of its script, if it has not ended."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        assert pipe is not None
+        with contextlib.suppress(BrokenPipeError):
+            pipe.close()

@@ -25,6 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 _STORE_S = 60.0
 # What takes long to import, of torch.
@@ -121,6 +122,22 @@ def launch(job: Job) -> None:
         raise SystemExit(1)
 
 
+class KeptGroups(dict[Any, Any]):
+    """torch's table of process groups, whose groups live as long as the process.
+
+    Where a script's model dies after `destroy_process_group`, it is the last that holds its group:
+    torch ends the group's threads under the interpreter's lock, and one of them may wait for it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: list[Any] = []
+
+    def __setitem__(self, group: Any, value: Any) -> None:
+        self._kept.append(group)
+        super().__setitem__(group, value)
+
+
 def run(rank: int, shared: dict[str, str], job: Job) -> None:
     """On each rank: run the script as if it had been given to torchrun."""
     os.environ.update(shared, RANK=str(rank), LOCAL_RANK=str(rank))
@@ -131,6 +148,7 @@ def run(rank: int, shared: dict[str, str], job: Job) -> None:
     module = sys.modules["__main__"] = types.ModuleType("__main__")
     module.__file__ = job.script
     names = vars(module)
+    sys.modules["torch.distributed.distributed_c10d"]._pg_map = KeptGroups()
     try:
         source = Path(job.script).read_text()
         exec(compile(source, job.script, "exec", dont_inherit=True), names)
