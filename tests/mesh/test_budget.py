@@ -29,8 +29,8 @@ from tests.conftest import check_nothing_left, own_runtime_dir, process_named
 
 NUM_CALLS = 100
 NUM_ROUNDS = 20
-# Python function calls, of libraries too. The controller's are seven fewer where the agent's receipt
-# arrives together with the ranks' answer, as on a quiet machine; on a busy one it seldom does.
+# Python function calls, of libraries too. The controller has seven fewer where the agent's receipt
+# arrives together with the ranks' answer: on a busy machine it seldom does.
 PYTHON_CALLS = {
     "call": {"controller": 234, "agent": 82, "rank": 21},
     "cell": {"controller": 217, "agent": 82, "rank": 56},
