@@ -32,7 +32,7 @@ from ..static_lookup import plain_traceback, text_of, traceback_of
 from .child_processes import status_of
 from .compiler import RankCompiler
 from .features import load
-from .stack_inspection import Place, is_machinery, place_of
+from .stack_inspection import Place, is_machinery, lines_of, place_of
 from .streams import RankDisplayHook, RankDisplayPublisher, Show
 from .tracebacks import (
     format_without_own_frames,
@@ -346,7 +346,7 @@ class RankShell(InteractiveShell):
 
     def place_of(self, tb: types.TracebackType | None) -> Place:
         """Return where in cells a traceback's exception was raised."""
-        return place_of(((frame.f_code, line) for frame, line in traceback.walk_tb(tb)), self)
+        return place_of(lines_of(tb), self)
 
     def cell_of(self, filename: str) -> int:
         """Return n of the ``In[n]`` that a code object's file name stands for, 0 if none."""

@@ -316,6 +316,28 @@ def place_of(frames: Iterable[tuple[types.CodeType, int]], shell: RankShell) -> 
     return Place(count if lines else 0, lines[-1] if lines else 0, inner)
 
 
+def lines_of(tb: types.TracebackType | None) -> Iterator[tuple[types.CodeType, int]]:
+    """Yield code and line of each frame of a traceback, outermost first."""
+    while tb is not None:
+        code = tb.tb_frame.f_code
+        yield code, tb.tb_lineno or line_before(code, tb.tb_lasti)
+        tb = tb.tb_next
+
+
+def line_before(code: types.CodeType, offset: int) -> int:
+    """Return the line of the last instruction up to `offset` that has one, 0 if none has.
+
+    An interrupt may strike an instruction that Python's compiler has added (of the end of a
+    ``with``), which has no line.
+    """
+    found = 0
+    for begin, _, line in code.co_lines():
+        if begin > offset:
+            break
+        found = line or found
+    return found
+
+
 def _runs_file(code: types.CodeType) -> bool:
     """Return whether this is the code of a whole file of the user's."""
     name = code.co_filename
@@ -400,7 +422,11 @@ def _read(stack: Sequence[types.FrameType], shell: RankShell) -> Activity:
             break
     if innermost is not None and not collective and waits_for_work(innermost):
         collective = "wait"
-    place = place_of(((each.f_code, each.f_lineno or 0) for each in reversed(stack)), shell)
+    lines = (
+        (each.f_code, each.f_lineno or line_before(each.f_code, each.f_lasti))
+        for each in reversed(stack)
+    )
+    place = place_of(lines, shell)
     return Activity(
         execution_count=place.execution_count,
         line=place.line,

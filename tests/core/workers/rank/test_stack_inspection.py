@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import linecache
 import os
@@ -20,6 +21,7 @@ from cellmesh.workers.rank.stack_inspection import (
     Place,
     collector_off,
     describe_interruption,
+    lines_of,
     local_value,
     look_at_main_thread,
     place_of,
@@ -143,6 +145,12 @@ def test_the_last_reader_turns_the_collector_on_again() -> None:
 
 
 WAIT_S = 10.0
+_FRAMES: list[types.FrameType] = []
+WITH = {
+    "frames": _FRAMES,
+    "gate": contextlib.nullcontext(),
+    "here": lambda: _FRAMES.append(sys._getframe(1)),
+}
 C10D = "/env/torch/distributed/distributed_c10d.py"
 
 
@@ -285,6 +293,15 @@ def test_place_in_cells(frames: list[tuple[str, str, int]], place: Place) -> Non
     code = define("def f(): ...\n", "/lib/f.py", "f")["f"].__code__
     named = [(code.replace(co_name=name, co_filename=file), line) for name, file, line in frames]
     assert place_of(named, Shell()) == place  # type: ignore[arg-type]
+
+
+def test_an_instruction_without_a_line_is_of_the_line_before_it() -> None:
+    names = define("\n\nwith gate:\n    here()\n", "<cell 9>", "__main__", **WITH)
+    frame = names["frames"][0]
+    (bare, *_) = (begin for begin, _, line in frame.f_code.co_lines() if line is None)
+    struck = types.TracebackType(None, frame, bare, -1)
+    assert struck.tb_lineno is None
+    assert place_of(lines_of(struck), Shell()) == Place(9, 3)  # type: ignore[arg-type]
 
 
 # ---- interruptions
