@@ -78,6 +78,10 @@ class Notebook:
     def run(self, code: str) -> Outcome:
         return self.finish(self.send(code))
 
+    def is_idle(self) -> bool:
+        """Whether every cell that was sent has been answered."""
+        return all(outcome.status not in ("", "idle") for outcome in self.cells.values())
+
 
 @contextlib.contextmanager
 def open_notebook(cwd: Path | None = None) -> Iterator[Notebook]:

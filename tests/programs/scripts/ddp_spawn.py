@@ -52,6 +52,9 @@ def demo_checkpoint(rank, world_size, path, queue):
         found.append(loss.item())
     found += [p.sum().item() for p in ddp_model.parameters()]
     queue.put((rank, found))
+    # A model that dies after its group is destroyed ends the group's threads under the
+    # interpreter's lock, for which one of them may wait: torch hangs.
+    del ddp_model
     cleanup()
 
 
