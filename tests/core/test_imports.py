@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import ast
 import graphlib
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import cellmesh
+from tests.support.import_graph import (
+    MODULES,
+    PACKAGE,
+    imported_by,
+    imports_of_modules,
+    name_of,
+)
 
-PACKAGE = Path(cellmesh.__file__).parent
 # Which parts of the package a part may import, besides itself. The files at the top are their own
 # parts.
 ALLOWED = {
@@ -40,39 +44,11 @@ ENTRIES = [
 ]
 
 
-def imported_by(path: Path, is_run: bool = False) -> Iterator[str]:
-    """Full names of what a module of ours imports, wherever in it.
-
-    Args:
-        path: the module.
-        is_run: leave out what is imported for type checkers only.
-    """
-    package = ("cellmesh", *path.relative_to(PACKAGE).parts[:-1])
-    tree = ast.parse(path.read_text())
-    skipped = {
-        part
-        for node in ast.walk(tree)
-        if is_run and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        for statement in node.body
-        for part in ast.walk(statement)
-    }
-    for node in (each for each in ast.walk(tree) if each not in skipped):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else ()
-            parts = [*base, *((node.module or "").split(".") if node.module else [])]
-            yield from (".".join([*parts, alias.name]) for alias in node.names)
-
-
 def part_of(name: str) -> str:
     """The part that a full name of ours belongs to."""
     _, _, rest = name.partition(".")
     part = rest.partition(".")[0]
     return part if part in ALLOWED else "__init__"
-
-
-MODULES = sorted(PACKAGE.rglob("*.py"))
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -84,35 +60,15 @@ def test_imports_point_one_way(path: Path) -> None:
     assert ours - {part} <= ALLOWED[part]
 
 
-def name_of(path: Path) -> str:
-    """The full name of a module of ours."""
-    name = ".".join(("cellmesh", *path.relative_to(PACKAGE).with_suffix("").parts))
-    return name.removesuffix(".__init__")
-
-
-def imports_of_modules() -> dict[str, set[str]]:
-    """Module -> the modules of ours that it imports when it runs, wherever in it."""
-    names = {name_of(path) for path in MODULES}
-
-    def module_of(imported: str) -> str:  # `from ..package import module`, or a name in a module
-        return imported if imported in names else imported.rpartition(".")[0]
-
-    return {
-        name_of(path): {module_of(name) for name in imported_by(path, is_run=True)}
-        & names - {name_of(path)}
-        for path in MODULES
-    }
-
-
 def test_no_module_imports_itself_through_others() -> None:
-    graphlib.TopologicalSorter(imports_of_modules()).prepare()  # raises a CycleError
+    graphlib.TopologicalSorter(imports_of_modules(is_run=True)).prepare()  # raises a CycleError
 
 
 def test_no_two_folders_import_each_other() -> None:
     folder_of = {name_of(path): name_of(path.parent / "__init__.py") for path in MODULES}
     pairs = {
         (folder_of[name], folder_of[other])
-        for name, imported in imports_of_modules().items()
+        for name, imported in imports_of_modules(is_run=True).items()
         for other in imported
     }
     assert not [

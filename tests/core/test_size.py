@@ -1,0 +1,152 @@
+"""The sizes of features, their budgets, and how lines are counted (`tests/size.py`)."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tests import size
+from tests.size import (
+    FEATURES,
+    Feature,
+    browser_code_lines,
+    feature_of,
+    files_of,
+    hints,
+    problems,
+    python_code_lines,
+)
+from tests.support.import_graph import circles, imports_of_modules
+
+MODULE = '''
+"""A module."""
+
+import os
+from sys import (
+    argv,
+)
+
+
+class Thing:
+    """A class.
+
+    With more to say.
+    """
+
+    def go(self) -> str:
+        """A method."""
+        import json  # in a function
+
+        text = """
+        two of these lines
+
+        are no comments
+        """
+        # a comment
+        return json.dumps(
+            text,
+        )
+'''
+SCRIPT = """
+import { make } from "./elements.js";
+
+// a comment
+/* and one
+   of two lines */
+export function draw() {
+  return make("div"); // after code
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ("", 0),
+        ("x = 1\n\n\ny = (\n    2,\n)\n", 4),
+        (MODULE, 10),
+        ("def go() -> None: ...\n", 1),
+        ('x = {\n    "a": 1,  # why\n    # why not\n}\n', 3),
+    ],
+)
+def test_code_lines_of_python(source: str, count: int) -> None:
+    assert python_code_lines(source) == count
+
+
+def test_code_lines_of_scripts() -> None:
+    assert browser_code_lines(SCRIPT) == 3
+
+
+TWO = (Feature("inspector", 100, "inspect/ wire/inspect.py"), Feature("messages", 100, "wire/"))
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [("inspect/tree.py", "inspector"), ("wire/inspect.py", "inspector"), ("wire/a.py", "messages")],
+)
+def test_the_longest_path_decides(path: str, name: str) -> None:
+    feature = feature_of(path, TWO)
+    assert feature is not None
+    assert feature.name == name
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"wire/a.py": 105, "inspect/a.py": 1}, []),
+        ({"wire/a.py": 106}, ["messages has 106 code lines, over its budget of 100"]),
+        ({"new.py": 1}, ["new.py belongs to no feature"]),
+    ],
+)
+def test_problems(files: dict[str, int], expected: list[str]) -> None:
+    found = list(problems(files, TWO))
+    assert len(found) == len(expected)
+    assert all(problem.startswith(start) for problem, start in zip(found, expected, strict=True))
+
+
+def test_a_path_of_two_features_is_a_problem() -> None:
+    (problem,) = problems({}, [*TWO, Feature("more", 1, "wire/")])
+    assert problem.startswith("wire/ belongs to two features")
+
+
+def test_hints() -> None:
+    assert list(hints({"wire/a.py": 83, "inspect/a.py": 84}, TWO)) == [
+        "inspector: no file is at wire/inspect.py",
+        "messages: lower the budget to 83",
+    ]
+
+
+def test_no_feature_is_over_its_budget(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["size"])
+    status = size.main()
+    printed = capsys.readouterr()
+    assert status == 0, printed.err
+    assert all(feature.name in printed.out for feature in FEATURES)
+    assert "import circles of files" in printed.out
+
+
+def test_builds_of_others_are_not_counted() -> None:
+    assert not [path for path in files_of() if "vendor" in path]
+
+
+def test_a_feature_over_its_budget_fails(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["size"])
+    monkeypatch.setattr(size, "files_of", lambda: {"cli/doctor/checks.py": 1_000_000})
+    assert size.main() == 1
+    assert "doctor has 1000000 code lines" in capsys.readouterr().err
+
+
+def test_circles() -> None:
+    imports = {"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"e", "a"}, "e": {"d"}, "f": {"a"}}
+    assert circles(imports) == [["a", "b", "c"], ["d", "e"]]
+
+
+def test_imports_of_type_checkers_and_in_functions_are_read() -> None:
+    all_imports, run = imports_of_modules(), imports_of_modules(is_run=True)
+    assert "cellmesh.magics.extension" in run["cellmesh"]  # in a function
+    assert "cellmesh.controller.mesh" in all_imports["cellmesh"] - run["cellmesh"]

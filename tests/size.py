@@ -1,0 +1,433 @@
+"""How large cellmesh is, by feature, and whether a feature has outgrown its budget.
+
+    python -m tests.size
+    python -m tests.size --call     # starts a mesh, and counts what a call passes
+    python -m tests.size --draw 60  # first lines of docstrings, for a reader who does not know them
+
+Code lines are lines with a token, without docstrings, comments, blank lines and imports. It fails
+when a feature has over 5 % more of them than its budget. Whoever raises a budget says in the same
+commit what for, and what the new lines replace.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import random
+import re
+import sys
+import tokenize
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.import_graph import PACKAGE, circles, imports_of_modules, statements
+
+TESTS = Path(__file__).parent
+LEEWAY = 1.05
+SMALL = 30  # a module of so few code lines is a part of something
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A feature, or a part of the runtime.
+
+    Attributes:
+        name: of the feature.
+        budget: code lines that it may have.
+        paths: its files and folders, below ``cellmesh/``. The longest path that a file is in
+            decides which feature it belongs to.
+    """
+
+    name: str
+    budget: int
+    paths: str
+
+
+FEATURES = (
+    Feature(
+        "package",
+        107,
+        "__init__.py __main__.py errors.py resets.py stdlib.py",
+    ),
+    Feature(
+        "messages between processes",
+        1205,
+        "wire/",
+    ),
+    Feature(
+        "pickling and large values",
+        1807,
+        "wire/payload.py wire/tensors.py wire/classes.py wire/segments.py wire/bulk.py "
+        "wire/values.py wire/files.py wire/regular_files.py controller/values/ "
+        "controller/copying.py workers/values/ workers/rank/value_transfer.py",
+    ),
+    Feature(
+        "edited modules",
+        255,
+        "wire/modules.py workers/rank/given_names.py",
+    ),
+    Feature(
+        "mesh, ranks and runs",
+        1300,
+        "controller/",
+    ),
+    Feature(
+        "decisions (core)",
+        2568,
+        "controller/core/",
+    ),
+    Feature(
+        "session",
+        1358,
+        "controller/session/",
+    ),
+    Feature(
+        "attach",
+        302,
+        "wire/attach.py controller/session/attach.py controller/session/living.py",
+    ),
+    Feature(
+        "start and its options",
+        1097,
+        "controller/options.py controller/project_options.py controller/host_options.py "
+        "controller/host_list.py controller/environment.py controller/session/start.py "
+        "controller/session/same_mesh.py controller/session/surroundings.py "
+        "magics/start_options.py wire/environment.py wire/ticket.py",
+    ),
+    Feature(
+        "hosts",
+        2838,
+        "controller/session/hosts/ controller/session/launch/ workers/agent/on_host.py "
+        "workers/agent/own_address.py workers/agent/invited.py workers/agent/tcp_port.py "
+        "wire/hosts.py wire/rendezvous.py wire/handshakes.py wire/curve.py wire/versions.py",
+    ),
+    Feature(
+        "this host",
+        177,
+        "controller/session/launch/local.py",
+    ),
+    Feature(
+        "Slurm",
+        347,
+        "controller/session/launch/slurm.py controller/session/launch/slurm_driver.py "
+        "controller/session/launch/node_holder.py controller/node_request.py "
+        "workers/agent/slurm_job.py",
+    ),
+    Feature(
+        "Ray",
+        254,
+        "controller/session/launch/ray.py controller/session/launch/ray_driver.py",
+    ),
+    Feature(
+        "prestart",
+        313,
+        "wire/prestart.py controller/session/launch/prestart.py workers/prestart.py",
+    ),
+    Feature(
+        "resize",
+        194,
+        "controller/resizing.py controller/session/resize.py workers/rank/resizing.py",
+    ),
+    Feature(
+        "code sync",
+        702,
+        "wire/code_files.py wire/filesystems.py controller/code_files/ "
+        "controller/session/host_code.py workers/agent/code_files.py",
+    ),
+    Feature(
+        "output",
+        2082,
+        "wire/output.py controller/output/ workers/output_widget.py",
+    ),
+    Feature(
+        "input and debugger",
+        221,
+        "wire/stdin.py controller/stdin.py workers/rank/stdin.py workers/rank/debugger.py",
+    ),
+    Feature(
+        "bars",
+        970,
+        "wire/progress.py controller/progress/ workers/progress/",
+    ),
+    Feature(
+        "inspector",
+        4283,
+        "wire/inspect.py controller/inspect/ workers/inspect/ workers/static_lookup.py "
+        "magics/widgets/inspector/ magics/render/inspections.py magics/render/drawings.py "
+        "magics/render/who.py",
+    ),
+    Feature(
+        "trace and profile",
+        1228,
+        "wire/trace.py controller/trace/ workers/trace/ magics/render/profiles.py",
+    ),
+    Feature(
+        "timeline",
+        1187,
+        "controller/trace/timeline.py magics/render/timeline.py "
+        "magics/render/timeline_text.py magics/render/time_axis.py magics/widgets/timeline/",
+    ),
+    Feature(
+        "plots",
+        781,
+        "metrics.py wire/metrics.py controller/metrics.py workers/metrics.py "
+        "magics/render/plots.py magics/widgets/plot/",
+    ),
+    Feature(
+        "status",
+        671,
+        "wire/status.py controller/status.py controller/stacks.py "
+        "controller/process_memory.py workers/rank/stack_inspection.py workers/rank/memory.py",
+    ),
+    Feature(
+        "dashboard",
+        768,
+        "magics/widgets/dashboard/",
+    ),
+    Feature(
+        "widgets and tables",
+        801,
+        "controller/live_views.py magics/widgets/ magics/render/",
+    ),
+    Feature(
+        "replicas",
+        1226,
+        "wire/replicas.py controller/replicas.py workers/replicas/",
+    ),
+    Feature(
+        "checkpoints",
+        684,
+        "wire/checkpoint.py controller/checkpoint.py workers/checkpoint/",
+    ),
+    Feature(
+        "widgets of ranks",
+        437,
+        "wire/comms.py controller/comms.py workers/comms.py",
+    ),
+    Feature(
+        "completion",
+        1029,
+        "wire/completion.py workers/completion/ magics/completion/",
+    ),
+    Feature(
+        "agent",
+        2466,
+        "workers/agent/ workers/linux_process.py",
+    ),
+    Feature(
+        "zygote",
+        200,
+        "workers/zygote.py",
+    ),
+    Feature(
+        "ranks' processes",
+        2221,
+        "workers/",
+    ),
+    Feature(
+        "process groups",
+        2499,
+        "wire/groups.py workers/groups/",
+    ),
+    Feature(
+        "models and other groups after a heal",
+        708,
+        "workers/groups/model_reset/ workers/rank/optimizer_steps.py",
+    ),
+    Feature(
+        "magics",
+        995,
+        "magics/",
+    ),
+    Feature(
+        "export",
+        1135,
+        "magics/export/",
+    ),
+    Feature(
+        "command line",
+        672,
+        "cli/",
+    ),
+    Feature(
+        "doctor",
+        1002,
+        "cli/doctor/",
+    ),
+    Feature(
+        "Kubernetes",
+        135,
+        "cli/manifest.py",
+    ),
+)
+
+
+def python_code_lines(source: str) -> int:
+    """The code lines of a module."""
+    dropped: set[int] = set()
+    module = ast.parse(source)
+    for node in (module, *statements(module)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            dropped.update(_lines_of(node))
+        elif isinstance(
+            node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+        ) and ast.get_docstring(node, clean=False):
+            dropped.update(_lines_of(node.body[0]))
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in _NO_CODE:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    return len(lines - dropped)
+
+
+_NO_CODE = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
+
+
+def _lines_of(node: ast.stmt) -> range:
+    assert node.end_lineno is not None
+    return range(node.lineno, node.end_lineno + 1)
+
+
+def browser_code_lines(source: str) -> int:
+    """The code lines of JavaScript or CSS whose comments stand on lines of their own."""
+    without = re.sub(r"^\s*/\*.*?\*/|^\s*//.*?$|^import\b[^;]*;", "", source, flags=re.M | re.S)
+    return sum(bool(line.strip()) for line in without.splitlines())
+
+
+def code_lines(path: Path) -> int:
+    """The code lines of a file of the package."""
+    source = path.read_text()
+    return python_code_lines(source) if path.suffix == ".py" else browser_code_lines(source)
+
+
+def files_of(package: Path = PACKAGE) -> dict[str, int]:
+    """The code lines of the package's files by path; the builds of others are left out."""
+    return {
+        str(path.relative_to(package)): code_lines(path)
+        for path in sorted(package.rglob("*"))
+        if path.suffix in (".py", ".js", ".css") and "vendor" not in path.parts
+    }
+
+
+def feature_of(path: str, features: Iterable[Feature]) -> Feature | None:
+    """The feature that a file belongs to."""
+    fitting = [
+        (len(each), feature)
+        for feature in features
+        for each in feature.paths.split()
+        if path == each or (each.endswith("/") and path.startswith(each))
+    ]
+    return max(fitting, key=lambda pair: pair[0])[1] if fitting else None
+
+
+def problems(files: Mapping[str, int], features: Iterable[Feature]) -> Iterator[str]:
+    """Files without a feature, paths without a file, and features over their budgets."""
+    features = list(features)
+    paths = [path for feature in features for path in feature.paths.split()]
+    for path in files:
+        if feature_of(path, features) is None:
+            yield f"{path} belongs to no feature: add it to one in tests/size.py"
+    for path in sorted({path for path in paths if paths.count(path) > 1}):
+        yield f"{path} belongs to two features in tests/size.py"
+    for feature, lines in by_feature(files, features).items():
+        if lines > feature.budget * LEEWAY:
+            yield (
+                f"{feature.name} has {lines} code lines, over its budget of {feature.budget} by "
+                f"more than 5 %: cut it, or raise the budget in the same commit, with the reason"
+            )
+
+
+def by_feature(files: Mapping[str, int], features: Iterable[Feature]) -> dict[Feature, int]:
+    """The code lines of each feature."""
+    sums = dict.fromkeys(features, 0)
+    for path, lines in files.items():
+        feature = feature_of(path, sums)
+        if feature is not None:
+            sums[feature] += lines
+    return sums
+
+
+def hints(files: Mapping[str, int], features: Iterable[Feature]) -> Iterator[str]:
+    """Budgets far above what is there, and paths that no file has any more."""
+    for feature, lines in by_feature(files, features).items():
+        if feature.budget > 1.2 * lines:
+            yield f"{feature.name}: lower the budget to {lines}"
+        for path in feature.paths.split():
+            if not any(file.startswith(path) for file in files):
+                yield f"{feature.name}: no file is at {path}"
+
+
+def draw_docstrings(number: int) -> list[str]:
+    """First lines of docstrings, drawn at random from all of the package."""
+    first_lines = []
+    for path in PACKAGE.rglob("*.py"):
+        module = ast.parse(path.read_text())
+        for node in (module, *statements(module)):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Module):
+                docstring = ast.get_docstring(node)
+                if docstring:
+                    name = getattr(node, "name", path.stem)
+                    first = docstring.split("\n\n")[0].replace("\n", " ")
+                    first_lines.append(f"{path.relative_to(PACKAGE)} {name}: {first}")
+    return random.sample(first_lines, number)
+
+
+def report(files: Mapping[str, int]) -> Iterator[str]:
+    """The table of features, and the one by which the size is judged."""
+    for feature, lines in sorted(by_feature(files, FEATURES).items(), key=lambda pair: -pair[1]):
+        yield f"{lines:6,} of {feature.budget:6,}  {feature.name}"
+    python = sum(lines for path, lines in files.items() if path.endswith(".py"))
+    modules = [path for path in files if path.endswith(".py")]
+    small = sum(0 < files[path] <= SMALL for path in modules)
+    found = circles(imports_of_modules())
+    test_lines = sum(len(path.read_text().splitlines()) for path in TESTS.rglob("*.py"))
+    yield ""
+    yield f"{'':40} {'e108bff':>8} {'now':>8} {'to reach':>8}"
+    for name, before, now, goal in (
+        ("code lines of Python", 36_332, python, 29_500),
+        ("code lines of JS and CSS", 2_434, sum(files.values()) - python, 1_400),
+        ("modules", 343, len(modules), 250),
+        (f"modules of {SMALL} code lines or fewer", 46, small, 0),
+        ("import circles of files", 5, len(found), 0),
+        ("lines of tests", 65_035, test_lines, 46_000),
+    ):
+        yield f"{name:40} {before:8,} {now:8,} {goal:8,}"
+    yield from (f"circle of {len(circle)}: {' '.join(circle)}" for circle in found)
+
+
+def main() -> int:
+    """Print the tables; 1 when a feature is over its budget or a file belongs to none."""
+    parser = argparse.ArgumentParser(prog="python -m tests.size")
+    parser.add_argument("--call", action="store_true", help="count what a call passes")
+    parser.add_argument("--draw", type=int, metavar="N", help="print N docstrings' first lines")
+    arguments = parser.parse_args()
+    if arguments.draw is not None:
+        print("\n".join(draw_docstrings(arguments.draw)))
+        return 0
+    files = files_of()
+    print("\n".join(report(files)))
+    if arguments.call:
+        from tests.support.call_path import call_path
+
+        modules, calls = call_path()
+        print(f"{'modules that a call passes':40} {30:8} {modules:8} {20:8}")
+        print(f"{'Python calls of a call':40} {157:8} {calls:8} {130:8}")
+    for hint in hints(files, FEATURES):
+        print(hint)
+    failures = list(problems(files, FEATURES))
+    for failure in failures:
+        print(failure, file=sys.stderr)
+    return bool(failures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
