@@ -128,7 +128,7 @@ class Ranks:
         """
         name = getattr(function, "__qualname__", type(function).__name__)
         pickled, buffers, num_bytes = self.rank_set.lend(*dump_call(name, function, args, kwargs))
-        verb = RunCall(0, pickled, *self._shown)
+        verb = RunCall(0, pickled, own_xmode())
         return self.rank_set.start(verb, name, buffers, num_bytes=num_bytes)
 
     def cell(self, source: str, argv: str | Iterable[str] | None = None) -> Any:
@@ -173,7 +173,7 @@ class Ranks:
         count = execution_count or session.runs.count_cell()
         sink = sink or current_sink(session.features.displays, has_tabs)
         code = cell.source, cell.transformed, cell.is_async
-        verb = RunCell(0, *code, count, quiet, timed, *self._shown, words)
+        verb = RunCell(0, *code, count, quiet, timed, own_xmode(), words)
         sink = SilentSink(sink) if quiet else sink
         return self.rank_set.start(verb, f"cell {count}", num_bytes=len(cell.source), sink=sink)
 
@@ -410,14 +410,6 @@ class Ranks:
 
     def _part(self, ranks: Sequence[int], is_single: bool = False) -> Ranks:
         return Ranks(self.rank_set.part(ranks, is_single))
-
-    @property
-    def _shown(self) -> tuple[int, int, str]:
-        """The rank whose widgets are shown, the number that names this controller in the widgets'
-        messages, and how tracebacks are shown (see `RunCall`).
-        """
-        rank_set = self.rank_set
-        return min(rank_set.ranks), rank_set.session.features.comms.audience, own_xmode()
 
     def __reduce__(self) -> Any:
         raise TypeError(f"this is {_STAYS_HERE}")

@@ -20,10 +20,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from . import checkpoint, comms, completion, inspect, replicas, trace
+from . import checkpoint, completion, inspect, replicas, trace
 from .attach import Detach, Detached, Hello, Inquire, Refused, SetAgents, Standing, Welcome
 from .code_files import FilesAnswer, OfferFiles, SendFiles
-from .comms import FromFrontEnd, ToFrontEnd
 from .environment import Surroundings
 from .groups import Begun, Blueprint, Describe, GroupCount, Heal, SetMesh
 from .hosts import ClockReading, ReadClock
@@ -47,7 +46,6 @@ AnyRequest = (
     | replicas.AnyRequest
     | checkpoint.AnyRequest
     | trace.AnyRequest
-    | comms.AnyRequest
 )
 
 PROTOCOL = 11
@@ -223,7 +221,6 @@ Work = (
     | Heal
     | PostMortem
     | Request
-    | FromFrontEnd
 )
 ToMainThread = Work | Resume
 Control = Interrupt | Pause | Release | Probe | Request | Stacks | Describe | InputReply | Leave
@@ -334,7 +331,6 @@ FromRank = (
     | Freed
     | Mapped
     | Bar
-    | ToFrontEnd
 )
 
 

@@ -14,9 +14,8 @@ class RunCell(WorkVerb, frozen=True):
 
     `transformed` is the source with IPython's magics turned into calls ("": the rank is to do
     that); `execution_count` is the notebook's ``In[n]``; `quiet` drops the value of a last
-    expression; `is_timed`: the answer is to say how long it took. `lead`, `audience` and `xmode`:
-    as of `RunCall`. `argv`: what `sys.argv` has behind the program's name while the cell runs; None
-    leaves it alone.
+    expression; `is_timed`: the answer is to say how long it took. `xmode`: as of `RunCall`. `argv`:
+    what `sys.argv` has behind the program's name while the cell runs; None leaves it alone.
     """
 
     is_cell: ClassVar[bool] = True
@@ -30,8 +29,6 @@ class RunCell(WorkVerb, frozen=True):
     execution_count: int
     quiet: bool = False
     is_timed: bool = False
-    lead: int = 0
-    audience: int = 0
     xmode: str = ""
     argv: tuple[str, ...] | None = None
 
@@ -39,9 +36,7 @@ class RunCell(WorkVerb, frozen=True):
 class RunCall(WorkVerb, frozen=True):
     """Ask ranks to call a pickled ``(function, args, kwargs)`` and to answer with its value.
 
-    `lead` is the lowest rank that does: widgets that it makes are shown, others' are not
-    (`ToFrontEnd`). `audience` tells the controller that shows them from those before it. `xmode`:
-    how tracebacks are shown in the notebook (``%xmode``); "" as by default.
+    `xmode`: how tracebacks are shown in the notebook (``%xmode``); "" as by default.
     """
 
     is_user_code: ClassVar[bool] = True
@@ -49,8 +44,6 @@ class RunCall(WorkVerb, frozen=True):
 
     run: int
     payload: Pickled
-    lead: int = 0
-    audience: int = 0
     xmode: str = ""
 
 

@@ -1,6 +1,6 @@
 """Knows which run a rank's code belongs to; has one record a cell or call, set once at its begin.
 
-Output, widgets, spans, progress bars and questions are not told of a run's begin and end: with ten
+Output, spans, progress bars and questions are not told of a run's begin and end: with ten
 that are, a call costs ten times what it does.
 """
 
@@ -29,8 +29,6 @@ class RunRecord(msgspec.Struct):
     run: int
     name: str  # of the called function, "" of a cell
     execution_count: int  # the cell's ``In[n]``, 0 of a call
-    lead: int  # the lowest rank that runs it: widgets that it makes are shown
-    audience: int  # the controller that shows them
     begin_s: float  # by ``time.monotonic``
     end_s: float | None = None  # None as long as it goes on
 

@@ -18,8 +18,6 @@ from tests.conftest import check_nothing_left
 WORKERS = Path(features.__file__).parents[1]
 FOLDERS = ("checkpoint", "completion", "inspect", "progress", "replicas", "values")
 MODULES = (
-    "comms",
-    "output_widget",
     "rank.debugger",
     "trace.timing",
     "trace.torch_profiler",
@@ -69,7 +67,6 @@ USES = {
     "trace.timing": "mesh.submit_cell('pass', timed=True).result()",
     "rank.debugger": "mesh.cell('breakpoint()')",
     "progress.meters": "mesh.cell('import rich.progress')",
-    "comms": "mesh.cell('import comm')",
 }
 
 

@@ -466,15 +466,14 @@ def test_many_results_that_are_held_do_not_use_up_descriptors() -> None:
 
 
 FLOOD = """%%dist --nowait
-import cellmesh, ipywidgets as w
+import cellmesh
 from IPython.display import display
-label = w.Label()
-display(label)
+label = display({"text/plain": ""}, raw=True, display_id=True)
 step = 0
 while True:
     step += 1
     print("x" * 200)
-    label.value = str(step) * 50
+    label.update({"text/plain": str(step) * 50}, raw=True)
     cellmesh.log(loss=step)
     if step % 10 == 0:
         display({"text/plain": "y" * 10_000}, raw=True)
@@ -489,7 +488,7 @@ print(psutil.Process().memory_info().rss, agent.memory_info().rss)
 
 
 def test_a_flood_while_the_notebook_computes_is_bounded(runtime_dir: Path) -> None:
-    """Ranks print, display, log and tell widgets without end; the kernel's main thread is busy."""
+    """Ranks print, display, update and log without end; the kernel's main thread is busy."""
     with open_notebook() as notebook:
         notebook.run("import psutil, os\n%load_ext cellmesh\n%dist_start 2")
         agent = process_named(runtime_dir, "cellmesh-agent").pid

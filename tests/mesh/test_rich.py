@@ -173,6 +173,24 @@ def test_every_kind_of_display(notebook: Notebook, source: str, kind: str) -> No
     assert switches(outcome) == []
 
 
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("w.IntSlider(value=2)", "[0-2]\nIntSlider(value=2)\n"),
+        ("display(w.IntSlider(value=2))", "[0-2] IntSlider(value=2)\n"),
+        ("w.interact(lambda p: print('power', p), p=(1, 4));", "[0-2] power 2\n"),
+        ("o = w.Output()\nwith o: print('within')\no", "[0-2] within\n"),
+    ],
+    ids=["value", "display", "interact", "output"],
+)
+def test_a_widget_is_its_text(notebook: Notebook, source: str, text: str) -> None:
+    outcome = run(notebook, f"import ipywidgets as w\n{source}")
+    shown = outcome.text() + "".join(data["text/plain"] for data in bundles(outcome))
+    assert shown.startswith(text), shown
+    assert shown.count("(a rank's widget is its text") == 1, shown
+    assert not any("application/vnd.jupyter.widget-view+json" in data for data in bundles(outcome))
+
+
 def test_updates_of_one_of_several_ranks(notebook: Notebook) -> None:
     outcome = run(
         notebook,

@@ -6,13 +6,13 @@ import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ...wire.ranks import describe_ranks, group_ranks
+from ...wire.ranks import group_ranks
 from ..progress.bars import Bars
 from ..progress.drawing import as_html, as_lines
 from .cell_record import DisplayPlace, Displays, Publish, Record, RecordEntry
 from .clear_output import Pane
 from .console import as_remark, as_text, is_textual, join_streams
-from .fold import VIEW_MIME, Block, Line, Live, Ranks, Rich, Trace, WidgetView
+from .fold import Block, Line, Live, Ranks, Rich, Trace
 from .live_lines import compact
 from .mime_bundle import FigureRow, has_room, heading, is_figure, label, labelled
 from .rank_tabs import switch
@@ -101,7 +101,6 @@ class CellSink:
 
     def end(self, ranks: Sequence[int]) -> None:
         """Show the switch to each rank's output, as the run has ended or has printed more since."""
-        self._record.keeps_widgets = True
         self._displays.keep(self._record)
         if not (self._has_tabs and self._displays.has_tabs and len(ranks) > 1):
             return
@@ -186,9 +185,6 @@ class CellSink:
             self._clear(block.ranks, rich.bundle == b"wait")
             return
         content = rich.content()
-        if isinstance(rich, WidgetView):
-            self._show_widget(block.ranks, rich.class_name, content)
-            return
         if rich.kind == "update":
             self._update(block, content)
             return
@@ -219,25 +215,6 @@ class CellSink:
         row = FigureRow()
         self._publish("display_data", row.add(ranks, content))
         self._row = row
-
-    def _show_widget(self, ranks: Ranks, class_name: str, content: dict[str, Any]) -> None:
-        """Show the widget of the lowest rank, and name the other ranks that made one."""
-        model_id = str(content["data"][VIEW_MIME].get("model_id", ""))
-        if not self._displays.is_open(model_id):
-            first = f"`%%dist --ranks {ranks[0]}` shows rank {ranks[0]}'s"
-            said = heading(ranks, f"{class_name} (not shown; {first})")
-            self._publish_display("display_data", said)
-            return
-        remark = ""
-        if others := ranks[1:]:
-            verb = "has" if len(others) == 1 else "have"
-            first = f"`%%dist --ranks {others[0]}` shows rank {others[0]}'s"
-            remark = f"({describe_ranks(others)} {verb} one, too: {first})"
-        display_id = uuid.uuid4().hex
-        said = heading(ranks[:1], remark)
-        for each, identity in ((said, ""), (_with_id(content, display_id), display_id)):
-            self._publish_display("display_data", each)
-            self._record.add(RecordEntry(ranks, None, identity, each, model_id))
 
     def _update(self, block: Block, content: dict[str, Any]) -> None:
         # A display that several ranks share follows its lowest rank.
@@ -319,8 +296,6 @@ class CellSink:
                 continue
             self._write(texts)
             texts = []
-            if entry.widget and not self._displays.is_open(entry.widget):
-                continue
             if entry.content:
                 self._publish("display_data", dict(entry.content))
             elif isinstance(entry.item, Trace):

@@ -33,14 +33,12 @@ class RecordEntry:
         item: what it is.
         display_id: ours, of a display that can be updated.
         content: what was published for it, where that is not made of `item` again.
-        widget: of a widget that stands there, or of the line above it: its model.
     """
 
     ranks: Ranks
     item: Item | None
     display_id: str = ""
     content: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    widget: str = ""
 
     @property
     def num_bytes(self) -> int:
@@ -67,9 +65,6 @@ class Record:
     Args:
         budget_bytes: about how much; beyond twice of it, the oldest output of those ranks goes that
             have the most.
-
-    Attributes:
-        keeps_widgets: whether clearing leaves widgets, as is right for what their callbacks clear.
     """
 
     def __init__(self, budget_bytes: int = BUDGET_BYTES) -> None:
@@ -78,7 +73,6 @@ class Record:
         self._entries: list[RecordEntry] = []
         self._dropped: dict[int, int] = {}
         self._is_off = False
-        self.keeps_widgets = False
 
     @property
     def entries(self) -> Sequence[RecordEntry]:
@@ -134,11 +128,7 @@ class Record:
         these = set(ranks)
         if not these.issuperset(self._dropped):
             return float("inf")
-        return sum(
-            entry.num_bytes
-            for entry in self._entries
-            if not these.issuperset(entry.ranks) or self._is_kept(entry)
-        )
+        return sum(entry.num_bytes for entry in self._entries if not these.issuperset(entry.ranks))
 
     def clear(self, ranks: Iterable[int]) -> None:
         """Remove these ranks' output; items that other ranks share stay theirs."""
@@ -146,7 +136,7 @@ class Record:
         kept: list[RecordEntry] = []
         for entry in self._entries:
             left = tuple(rank for rank in entry.ranks if rank not in gone)
-            if left == entry.ranks or self._is_kept(entry):
+            if left == entry.ranks:
                 kept.append(entry)
             elif left:
                 kept.append(replace(entry, ranks=left))
@@ -182,9 +172,6 @@ class Record:
             elif isinstance(entry.item, Line) and entry.ranks:
                 lines.append((entry.ranks, entry.item))
         return lines
-
-    def _is_kept(self, entry: RecordEntry) -> bool:
-        return self.keeps_widgets and entry.widget != ""
 
     def _keep(self, entries: list[RecordEntry]) -> None:
         self._entries = entries
@@ -256,14 +243,12 @@ class Displays:
 
     Attributes:
         places: a rank's own id, as (rank, id) -> where it is shown.
-        is_open: whether the front end has the widget of this model open.
         has_tabs: whether cells whose ranks show different things get a switch between ranks.
         folds_numbers: whether lines of ranks that differ only in numbers are joined.
         records: what the newest cells have shown, for output that comes after a cell's end.
     """
 
     places: dict[tuple[int, str], DisplayPlace] = field(default_factory=dict)
-    is_open: Callable[[str], bool] = lambda model_id: False
     has_tabs: bool = True
     folds_numbers: bool = True
     records: collections.deque[Record] = field(default_factory=collections.deque)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from .console import as_text, is_textual
-from .fold import AlikeLines, Block, Gap, Line, Live, Rich, WidgetView
+from .fold import AlikeLines, Block, Gap, Line, Live, Rich
 from .mime_bundle import html_label, still
 from .rank_tabs import join
 from .terminal import as_html
@@ -56,8 +56,7 @@ class Pane:
             isinstance(item, Rich) and item.kind in ("clear", "update")
         ):
             return False
-        is_updated = isinstance(item, WidgetView) or any(block.display_ids)
-        if is_updated or not self.ranks.issuperset(block.ranks):
+        if any(block.display_ids) or not self.ranks.issuperset(block.ranks):
             self.ranks.difference_update(block.ranks)
             return False
         self._blocks.append(block)

@@ -38,7 +38,6 @@ HOLD_TRACE_S = 0.5
 # A plot takes ranks that share cores unequally long to draw.
 HOLD_DISPLAY_S = 0.3
 _STREAMS: tuple[StreamName, ...] = ("stdout", "stderr")
-VIEW_MIME = "application/vnd.jupyter.widget-view+json"
 
 Ranks = tuple[int, ...]
 
@@ -68,16 +67,6 @@ class Rich:
     def content(self) -> dict[str, Any]:
         """Return the bundle's data and metadata; empty for a display that clears."""
         return unpack_bundle(self.bundle)
-
-
-@dataclass(frozen=True)
-class WidgetView(Rich):
-    """A displayed widget. Widgets of one class on several ranks count as equal, and the lowest
-    rank's is shown.
-    """
-
-    bundle: bytes = field(compare=False)
-    class_name: str = ""
 
 
 @dataclass(frozen=True)
@@ -164,7 +153,7 @@ class Folder:
             case Display():
                 for rank in ranks:
                     self._finish_partials(rank, now)
-                self._queue(ranks, _rich(verb.kind, verb.bundle), now, verb.display_id)
+                self._queue(ranks, Rich(verb.kind, verb.bundle), now, verb.display_id)
             case Failed():
                 for rank in ranks:
                     self._finish_partials(rank, now)
@@ -411,20 +400,12 @@ def _began_before(item: Item, other: Item) -> bool:
 
 def _hold_s(item: Item, hold_s: float) -> float:
     """Return how long an item waits for its like; `hold_s` is how long a line does."""
-    if isinstance(item, WidgetView) or (isinstance(item, Rich) and item.kind == "result"):
+    if isinstance(item, Rich) and item.kind == "result":
         return HOLD_RESULT_S
     if isinstance(item, Trace):
         return HOLD_TRACE_S
     is_drawn = isinstance(item, Rich) and item.kind == "display"
     return HOLD_DISPLAY_S if is_drawn else hold_s
-
-
-def _rich(kind: DisplayKind, bundle: bytes) -> Rich:
-    if kind in ("display", "result") and VIEW_MIME.encode() in bundle:
-        data = unpack_bundle(bundle)["data"]
-        if isinstance(data.get(VIEW_MIME), dict):
-            return WidgetView(kind, bundle, str(data.get("text/plain", "")).partition("(")[0])
-    return Rich(kind, bundle)
 
 
 def _after_returns(text: str, keep_return: bool = False) -> str:

@@ -25,8 +25,7 @@ class RunOrders:
     Args:
         link: carries the orders out.
         num_ranks: of the mesh.
-        beside: gives the runs on some ranks that a run of the user's may wait for: callbacks of
-            widgets, and queries.
+        beside: gives the runs on some ranks that a run of the user's may wait for: queries.
     """
 
     def __init__(

@@ -454,7 +454,7 @@ class Session:
         return connection
 
     def _leave(self) -> None:
-        """Close the link and all widgets: this process has nothing more to do with the mesh."""
+        """Close the link and all live views: this process has nothing more to do with the mesh."""
         self._at_exit.forget()
         if not self._has_left:
             self._has_left = True
@@ -499,11 +499,8 @@ class Session:
         return self.runs.adopt(welcome, self._sink or ConsoleSink())
 
     def _beside_runs(self, ranks: Sequence[int]) -> list[int]:
-        """Return the runs in flight on some ranks that are no cells or calls: widgets' callbacks
-        and queries.
-        """
-        queries = [run.number for run in self.runs.on(ranks) if run.is_query]
-        return [*self.features.comms.running(ranks), *queries]
+        """Return the queries in flight on some ranks."""
+        return [run.number for run in self.runs.on(ranks) if run.is_query]
 
     def _is_over(self) -> bool:
         return self.life.end is not None or self._has_left

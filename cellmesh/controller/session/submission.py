@@ -23,7 +23,7 @@ class Submission:
     Args:
         link: sends the work.
         runs: keeps the runs in flight.
-        follow: prepares the session's features for a run, given `Relay.fills`.
+        follow: prepares the session's features for a run.
         check_usable: raises if the mesh has ended or one of some ranks is dead.
         is_over: returns whether the mesh has ended or the session has left it.
         states: asks ranks what they are doing.
@@ -35,7 +35,7 @@ class Submission:
         self,
         link: Link,
         runs: RunRegistry,
-        follow: Callable[[Run[Any], bool], None],
+        follow: Callable[[Run[Any]], None],
         check_usable: Callable[[Sequence[int]], None],
         is_over: Callable[[], bool],
         states: Callable[[Sequence[int]], Mapping[int, RankState]],
@@ -70,7 +70,7 @@ class Submission:
         parcel = item.relay(run.number)
         try:
             self._runs.add(run, item.num_bytes)
-            self._follow(run, parcel.verb.fills)
+            self._follow(run)
             self._link.start_run(run, lambda core, now: core.submit(parcel, now))
         except BaseException:  # Ctrl-C, before or after it was sent
             with contextlib.suppress(NoMeshError):

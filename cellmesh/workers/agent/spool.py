@@ -18,7 +18,6 @@ import msgspec
 
 from ...wire.attach import RunInfo
 from ...wire.codec import Frame, Parcel
-from ...wire.comms import ToFrontEnd
 from ...wire.limits import MAX_ANSWER_BYTES, may_wait_for
 from ...wire.messages import (
     AgentFault,
@@ -389,8 +388,6 @@ def size_of(parcel: Parcel[Any]) -> int:
             traceback = len(verb.traceback) if isinstance(verb, Failed) else 0
             stream = len(verb.payload.stream) if verb.payload is not None else 0
             return _LEAST_BYTES + traceback + stream + sum(map(_num_bytes, parcel.buffers))
-        case ToFrontEnd():
-            return _LEAST_BYTES + len(verb.content) + sum(map(len, parcel.buffers))
         case Logged():
             return _LEAST_BYTES + 16 * len(verb.steps) * len(verb.names)
     return _LEAST_BYTES

@@ -13,7 +13,6 @@ import msgspec
 from ...stdlib import os, time
 from ...wire import payload
 from ...wire.codec import Frame, Parcel, make_parcel
-from ...wire.comms import FromFrontEnd
 from ...wire.groups import Heal, SetMesh
 from ...wire.messages import Done, Failing, Request, Work, interrupted_unbegun
 from ...wire.segments import MIN_BYTES
@@ -32,7 +31,6 @@ from .streams import Pump
 from .value_transfer import bind_missing_names, reduce_for_notebook
 
 if TYPE_CHECKING:
-    from ..comms import Comms
     from ..progress.meters import Meters
     from ..trace.timing import Stopwatch
 
@@ -61,7 +59,6 @@ class Executor:
     _tracker: RunTracker
     _failures: Failures
     _meter: MemoryMeter
-    _comms: Comms | None  # the widgets that user code has made; None where there can be none
     _needs_groups: bool  # the rank replaces one that died: no groups before the first `Heal`
     _bars: Meters | None = None  # the progress bars of user code
 
@@ -88,7 +85,6 @@ class Executor:
             Heal: self._heal,
             PostMortem: self._debug,
             Request: self._request,
-            FromFrontEnd: self._tell_widget,
         }
         self._timing: Timing | None = None
         self._notes: tuple[str, ...] = ()  # what the next heal says of names
@@ -200,9 +196,7 @@ class Executor:
     def _call(self, work: RunCall, buffers: tuple[Frame, ...]) -> Parcel[Done] | None:
         function, args, kwargs = payload.loads(work.payload, buffers, self._segments)
         bind_missing_names((function, args, kwargs), self._namespace)
-        record = RunRecord(
-            work.run, name_of(function), 0, work.lead, work.audience, time.monotonic()
-        )
+        record = RunRecord(work.run, name_of(function), 0, time.monotonic())
         if record.name:
             self._tracker.records.append(record)
         self._shell.notebook_xmode = work.xmode
@@ -241,9 +235,6 @@ class Executor:
     def _debug(self, work: PostMortem, buffers: tuple[Frame, ...]) -> None:
         load("rank.debugger").post_mortem()
 
-    def _tell_widget(self, work: FromFrontEnd, buffers: tuple[Frame, ...]) -> None:
-        (self._comms or load("comms").Comms).receive(work, buffers)
-
     def _request(self, work: Request, buffers: tuple[Frame, ...]) -> Parcel[Done]:
         answer = self._context.find_handler(work.body).handle(work.body, buffers)
         if type(answer) is Packed:
@@ -263,9 +254,7 @@ class Executor:
     def _run_cell(self, work: RunCell) -> BaseException | None:
         self._shell.notebook_xmode = work.xmode
         self._meter.begin(work.execution_count)
-        record = RunRecord(
-            work.run, "", work.execution_count, work.lead, work.audience, time.monotonic()
-        )
+        record = RunRecord(work.run, "", work.execution_count, time.monotonic())
         self._tracker.records.append(record)
         if work.argv is not None:
             before, sys.argv = getattr(sys, "argv", [PROGRAM]), [PROGRAM, *work.argv]

@@ -1,4 +1,4 @@
-"""A rank's optional features (widgets, bars, inspector, debugger): their import, and the handlers
+"""A rank's optional features (bars, inspector, debugger): their import, and the handlers
 of their requests.
 
 A feature leans on libraries, and on parts of Python, that change with their versions. The zygote
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, get_args
 
 from ...errors import CellmeshError
-from ...wire import checkpoint, comms, completion, inspect, replicas, trace
+from ...wire import checkpoint, completion, inspect, replicas, trace
 from ...wire.codec import Frame
 from ...wire.messages import FeatureRequest, Pickled
 from ..groups import model_reset
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 # are used.
 PREIMPORTED = (
     "progress.libraries",
-    "comms",
     "rank.debugger",
     "inspect.handler",
     "completion.handler",
@@ -98,7 +97,6 @@ _MODULES: Mapping[type, str] = {
         (replicas.AnyRequest, "replicas.handler"),
         (checkpoint.AnyRequest, "checkpoint.handler"),
         (trace.AnyRequest, "trace.handler"),
-        (comms.AnyRequest, "comms"),
     )
     for request in get_args(union) or (union,)
 }

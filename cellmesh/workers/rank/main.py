@@ -113,10 +113,7 @@ def run_rank(
     )
     sys.stdout = RankStream("stdout", pump, tracker)
     sys.stderr = RankStream("stderr", pump, tracker)
-    show, comms = _shower(pump, tracker), None
-    if widgets := load_or_say("comms", ("comm",)):
-        comms = widgets.Comms(shell, pump, tracker, interrupts, options.rank)
-    shell.connect(comms.showing(show) if comms is not None else show)
+    shell.connect(_shower(pump, tracker))
     asker = Asker(pump.send, tracker)
     asker.install(shell)
     reporter = Reporter(pump.send, tracker.current)
@@ -179,12 +176,9 @@ def run_rank(
         tracker,
         Failures(shell, groups, control_thread.stop_of),
         meter,
-        comms,
         options.rejoin,
         meters,
     )
-    if comms is not None:
-        comms.install()
     guard_forks(
         options.rank, (work, control, segments), executor.end_as_child, shell.show_traceback
     )

@@ -166,8 +166,8 @@ class RankShell(InteractiveShell):
             self._note_shown(value)
 
     def _note_shown(self, error: BaseException) -> None:
-        """Keep an error for the end of the cell; between cells, and in an `Output`, print it."""
-        if self._shown is None or _is_captured():
+        """Keep an error for the end of the cell; between cells, print it."""
+        if self._shown is None:
             self._print_traceback(error)
         elif not any(error is each for each in self._shown):
             self._shown.append(error)
@@ -407,13 +407,6 @@ def _run_at_once(cell: Coroutine[Any, Any, ExecutionResult]) -> ExecutionResult:
         result: ExecutionResult = end.value
         return result
     raise RuntimeError("the cell awaits, and was not known to")
-
-
-def _is_captured() -> bool:
-    """Return whether an ipywidgets `Output` collects the caller's output."""
-    # A rank starts without the features; one that was not imported captures nothing.
-    output_widget = sys.modules.get("cellmesh.workers.output_widget")
-    return output_widget is not None and output_widget.is_capturing()
 
 
 def _print_or_raise(*values: Any, **options: Any) -> None:

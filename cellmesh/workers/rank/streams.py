@@ -23,7 +23,6 @@ from IPython.core.displaypub import DisplayPublisher
 
 from ...stdlib import os, threading, time
 from ...wire.codec import Parcel
-from ...wire.comms import ToFrontEnd
 from ...wire.messages import Done, Failed
 from ...wire.output import Display, DisplayKind, StreamName
 from ..run_tracker import RunTracker
@@ -35,12 +34,12 @@ _INLINE_FLUSH_BYTES = 1 << 20
 # Displays pass at this rate, after this many at once; a front end chokes on thousands.
 _DISPLAYS_PER_S = 20
 _MAX_DISPLAYS = 200
-# So much of displays and of widgets' messages passes at once, and in the long run; a kernel and a
-# page hold what has passed.
+# So many bytes of displays pass at once, and in the long run; a kernel and a page hold what has
+# passed.
 DISPLAY_BYTES = 32 << 20
 _DISPLAY_BYTES_PER_S = 2 << 20
 DISPLAY_BOUND = (
-    f"a rank's displays and widgets pass up to {DISPLAY_BYTES >> 20} MiB at once "
+    f"a rank's displays pass up to {DISPLAY_BYTES >> 20} MiB at once "
     f"and {_DISPLAY_BYTES_PER_S >> 20} MiB/s"
 )
 _MAX_TEXT = 1000
@@ -188,16 +187,6 @@ class Pump:
             text += f" ({len(verb.bundle):,} bytes, not shown: {DISPLAY_BOUND}; {where})"
         self.write(verb.run, "stdout", text + "\n")
 
-    def send_to_widget(self, parcel: Parcel[ToFrontEnd], num_bytes: int) -> bool:
-        """Send a widget's message if the bound allows; return whether it was sent."""
-        with self._shield, self._lock:
-            self._refill()
-            if num_bytes > self._display_bytes:
-                return False
-            self._display_bytes -= num_bytes
-        self.send(parcel)
-        return True
-
     def _refill(self) -> None:
         """Refill the token buckets of displays, for the time since the last call."""
         now = time.monotonic()
@@ -250,9 +239,6 @@ def _join(pieces: Iterable[tuple[int, StreamName, str]]) -> list[tuple[int, Stre
 class RankStream(io.TextIOBase):
     """A text stream, as `sys.stdout`, whose text appears below the cell that printed it."""
 
-    # Takes text that goes elsewhere (into a widget), and says whether it did.
-    divert: Callable[[StreamName, str], bool] | None = None
-
     def __init__(self, name: StreamName, pump: Pump, tracker: RunTracker) -> None:
         self._name: StreamName = name
         self._pump = pump
@@ -286,7 +272,7 @@ class RankStream(io.TextIOBase):
     def write(self, text: str) -> int:
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-        if text and not (self.divert is not None and self.divert(self._name, text)):
+        if text:
             self._pump.write(self._tracker.current(), self._name, text)
         return len(text)
 
@@ -316,10 +302,14 @@ Show = Callable[[DisplayKind, bytes, str], None]
 
 # Where an object lies in memory: it differs between ranks that show the same.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+>")
+_WIDGET = "application/vnd.jupyter.widget-view+json"
+_NO_WIDGETS = "(a rank's widget is its text: pull the values, and make the widget in the notebook)"
 
 
 def _to_bundle(data: dict[str, Any], metadata: dict[str, Any] | None) -> bytes:
     text = data.get("text/plain")
+    if _WIDGET in data:
+        data, metadata = {"text/plain": f"{text}\n{_NO_WIDGETS}"}, None
     if len(data) > 1 and isinstance(text, str) and " at 0x" in text:
         data = {**data, "text/plain": _ADDRESS.sub(">", text)}
     return json.dumps({"data": data, "metadata": metadata or {}}, default=_jsonable).encode()

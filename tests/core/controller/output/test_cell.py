@@ -14,12 +14,10 @@ from cellmesh.controller.output.cell import _STAYS, CellSink
 from cellmesh.controller.output.cell_record import Displays
 from cellmesh.controller.output.console import ConsoleSink
 from cellmesh.controller.output.fold import (
-    VIEW_MIME,
     Block,
     Folder,
     Live,
     Rich,
-    WidgetView,
 )
 from cellmesh.wire.output import Display, Output
 
@@ -346,24 +344,6 @@ def test_clearing_beside_much_output_is_bounded_and_shared_output_stands_below()
     assert front.area[-1] == "[0-1] all\n[1] after\n"
 
 
-def test_a_widgets_callback_clears_all_but_the_widget() -> None:
-    def view() -> Block:
-        bundle = json.dumps({"data": {VIEW_MIME: {"model_id": "m"}}, "metadata": {}}).encode()
-        return Block((0,), WidgetView("display", bundle, "Button"), ("",))
-
-    known, front = ["m"], Recorder()
-    sink = CellSink(front, Displays(is_open=lambda model_id: model_id in known))
-    sink.show([view(), clear(0), view(), line(0, text="made")])
-    sink.end((0,))
-    assert sum(VIEW_MIME in each for each in front.area) == 1
-    sink.show([clear(0), line(0, text="clicked")])
-    assert [VIEW_MIME in each for each in front.area] == [False, True, False]
-    assert front.area[-1] == "[0] clicked\n"
-    known.clear()
-    sink.show([clear(0), line(0, text="closed")])
-    assert front.area == ["[0] closed\n"]
-
-
 # ---- what cannot be shown
 
 
@@ -374,8 +354,6 @@ def test_a_widgets_callback_clears_all_but_the_widget() -> None:
         ({"text/html": "<b>"}, {"text/html": 3}),
         ({"image/png": "iVBORw0="}, {"image/png": {"width": float("nan"), "height": float("inf")}}),
         ({"image/png": 3, "text/html": None, "text/plain": 5}, {}),
-        ({VIEW_MIME: "x"}, {}),
-        ({VIEW_MIME: {}}, {}),
         (5, {}),
         ({}, {}),
         ({"text/html": "\ud800<b>", "text/plain": "\udcff"}, {"a": "\ud800"}),
@@ -385,8 +363,6 @@ def test_a_widgets_callback_clears_all_but_the_widget() -> None:
         "types",
         "sizes",
         "values",
-        "view",
-        "no model",
         "no dict",
         "nothing",
         "no Unicode",

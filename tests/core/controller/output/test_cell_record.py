@@ -98,17 +98,6 @@ def test_dropped_output_of_other_ranks_is_not_shown_again() -> None:
     assert record.cost_of_others((1,)) == 0
 
 
-def test_widgets_stay_once_it_is_their_callbacks_that_clear() -> None:
-    record = Record()
-    record.add(line(0))
-    record.add(RecordEntry((0,), None, "d", {"data": {}}, widget="m"))
-    assert record.cost_of_others((0,)) == 0
-    record.keeps_widgets = True
-    assert record.cost_of_others((0,)) > 0
-    record.clear((0,))
-    assert [entry.widget for entry in record.entries] == ["m"]
-
-
 def test_shares() -> None:
     assert share([], 100) == float("inf")
     assert share([10, 20], 100) == float("inf")

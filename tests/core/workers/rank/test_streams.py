@@ -159,10 +159,7 @@ def test_displays_are_bounded_by_bytes(
     path = rank.log_path.with_name(f"rank0-display-{len(sizes) - len(shown)}.html")
     assert log.endswith(f"the whole is in {str(path).replace('rank0', 'rank*')}{where})\n")
     assert path.read_bytes() == b"x" * sizes[-1]
-    assert (
-        f"({len(bundle):,} bytes, not shown: a rank's displays and widgets pass up to 32 MiB at "
-        "once" in log
-    )
+    assert f"({len(bundle):,} bytes, not shown: a rank's displays pass up to 32 MiB at once" in log
 
 
 def test_everything_is_in_the_log(rank: Rank) -> None:

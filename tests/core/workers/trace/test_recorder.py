@@ -23,7 +23,7 @@ def begin(spans: Spans, sequence: int = 1, what: What = REDUCE, is_sync: bool = 
 
 
 def begin_cell(spans: Spans, run: int, name: str, execution_count: int) -> None:
-    spans._cells.append(RunRecord(run, name, execution_count, 0, 0, time.monotonic()))
+    spans._cells.append(RunRecord(run, name, execution_count, time.monotonic()))
 
 
 def end_cell(spans: Spans) -> None:

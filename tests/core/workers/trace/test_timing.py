@@ -68,13 +68,13 @@ def test_time_in_collectives_is_that_of_the_timeline(monkeypatch: pytest.MonkeyP
     clock = Clock(monkeypatch)
     cells: collections.deque[RunRecord] = collections.deque()
     spans = Spans(cells)
-    cells.append(RunRecord(1, "", 1, 0, 0, 0.0))
+    cells.append(RunRecord(1, "", 1, 0.0))
     before = begin_at(spans, clock, 0.5)
     cells[-1].end_s = 1.0
     stopwatch = Stopwatch(spans)
     clock.now_s = 1.0
     stopwatch.start()
-    cells.append(RunRecord(2, "", 2, 0, 0, 1.0))
+    cells.append(RunRecord(2, "", 2, 1.0))
     first, second = begin_at(spans, clock, 2.0), begin_at(spans, clock, 3.0)
     end_at(spans, clock, before, 3.5)  # begun by the cell before
     end_at(spans, clock, first, 4.0)
