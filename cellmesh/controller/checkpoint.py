@@ -6,15 +6,21 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ..errors import CellmeshError, MeshUsageError
-from ..wire.checkpoint import CheckLoad, CheckSave, FinishSave, LoadNames, SaveNames
+from ..errors import MeshUsageError
+from ..wire.checkpoint import CheckLoad, CheckSave, LoadNames, SaveNames
 from ..wire.ranks import describe_groups, describe_ranks
 from .rank_set import RankSet
 from .results import Results
 
 
-def save(ranks: RankSet, names: Sequence[str], path: str | os.PathLike[str], waits: bool) -> None:
+def save(ranks: RankSet, names: Sequence[str], path: str | os.PathLike[str], wait: bool) -> None:
     """Save variables of all ranks as one checkpoint; see `Mesh.save`."""
+    if not wait:
+        raise MeshUsageError(
+            "a save is waited for; to write while the ranks go on, call `dcp.async_save(state, "
+            "checkpoint_id=path)` of torch.distributed.checkpoint in a cell, with a process group "
+            "of its own"
+        )
     target = _absolute(path)
     if not names:
         raise MeshUsageError("name what to save")
@@ -26,7 +32,7 @@ def save(ranks: RankSet, names: Sequence[str], path: str | os.PathLike[str], wai
             "load what was saved before"
         )
     _check(ranks, CheckSave(names, target))
-    ranks.start(SaveNames(names, target, waits), "the save").result()
+    ranks.start(SaveNames(names, target), "the save").result()
 
 
 def load(ranks: RankSet, names: Sequence[str], path: str | os.PathLike[str]) -> tuple[str, ...]:
@@ -38,14 +44,6 @@ def load(ranks: RankSet, names: Sequence[str], path: str | os.PathLike[str]) -> 
     run = everyone.start(LoadNames(names, target), "the load")
     loaded: Results[tuple[str, ...]] = run.result()
     return tuple(dict.fromkeys(name for theirs in loaded.values() for name in theirs))
-
-
-def finish_saving(ranks: RankSet) -> None:
-    """Wait until the ranks have written their checkpoint; the cell that saved reports a failure."""
-    try:
-        ranks.start(FinishSave(), "the save").result()
-    except CellmeshError:
-        pass  # they have died
 
 
 def _check(ranks: RankSet, request: CheckSave | CheckLoad) -> None:

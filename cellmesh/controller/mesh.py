@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +13,7 @@ from ..errors import HostError, MeshUsageError
 from ..wire.groups import SetMesh
 from ..wire.messages import LogText
 from ..wire.status import HostReport, RankInfo
-from .checkpoint import finish_saving, save
+from .checkpoint import save
 from .copying import copy_names
 from .core.effects import HealReport
 from .failure_summary import explain_waits
@@ -182,7 +181,6 @@ class Mesh(Ranks):
             names=session.host_names,
             dims=session.dims,
         )
-        session.finish_save()
         try:
             report = session.resize(plan)
         finally:  # also where the user waits for it no longer
@@ -195,23 +193,20 @@ class Mesh(Ranks):
     def save(self, *names: str, path: str | os.PathLike[str], wait: bool = True) -> None:
         """Save variables of the ranks as one checkpoint (``torch.distributed.checkpoint``). Blocks.
 
-        What was at `path` stays until the new one is whole on disk, and is then replaced in one
-        step. An earlier save that is still being written is waited for.
+        The checkpoint at `path` stays until the new one is whole on disk, and is then replaced in
+        one step.
 
         Args:
             names: modules, optimizers, anything with a ``state_dict``, DTensors, tensors, plain
                 values.
             path: a directory; made if need be.
-            wait: for the writing. Without, come back when the state is copied; the end or the
-                failure is printed where this call prints.
+            wait: must be True: ``dcp.async_save`` in a cell writes in the background.
 
         Raises:
             MeshUsageError: something cannot be saved; nothing has been written then.
-            RankFailure: it could not be written; what was at `path` is still there.
+            RankFailure: it could not be written; the checkpoint at `path` is as it was.
         """
         save(self.rank_set, names, path, wait)
-        session = self.rank_set.session
-        session.finish_saving = None if wait else functools.partial(finish_saving, self.rank_set)
 
     def report(self) -> Sequence[RankInfo]:
         """Return each rank's process, device and memory, as the agent measures them."""
@@ -320,7 +315,6 @@ class Mesh(Ranks):
             NoMeshError: the mesh has ended.
             HostError: the new ranks did not come up; the mesh has ended.
         """
-        self.rank_set.session.finish_save()
         taken = self.rank_set.session.restart(timeout_s, on_progress)
         if self._reloads:
             self.reloads = True
@@ -367,10 +361,7 @@ class Mesh(Ranks):
     def stop(self) -> None:
         """End every process of the mesh and wait until they have gone. Calling it again does
         nothing.
-
-        A checkpoint that is being written by idle ranks is waited for.
         """
-        self.rank_set.session.finish_save()
         self.rank_set.session.stop()
 
     def __enter__(self) -> Mesh:

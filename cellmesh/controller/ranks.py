@@ -303,9 +303,7 @@ class Ranks:
 
     def load(self, *names: str, path: str | os.PathLike[str]) -> tuple[str, ...]:
         """Load a checkpoint into the ranks' objects, in place, on whatever number of ranks it was
-        saved.
-
-        Waits for a save that is being written. Blocks.
+        saved. Blocks.
 
         Args:
             names: which of those that were saved; none for all.

@@ -314,9 +314,8 @@ class Commands:
             raise MeshUsageError(
                 "name what to save, and where: `%dist_save model optimizer runs/latest`"
             )
-        self._need_mesh().save(*names, path=unquote(path), wait=not options["is_async"])
-        if not options["is_async"]:
-            print(f"saved {', '.join(names)}")
+        self._need_mesh().save(*names, path=unquote(path))
+        print(f"saved {', '.join(names)}")
 
     def dist_load(self, options: Given) -> None:
         *names, path = options["names"]

@@ -344,12 +344,6 @@ COMMANDS = {
                 metavar="NAME... PATH",
                 type=Text(meanings.names_and_file),
             ),
-            click.Option(
-                ["--async", "is_async"],
-                is_flag=True,
-                help="Come back when the state is copied; write in the "
-                "background, and say when it is done.",
-            ),
         ),
         _command(
             "dist_load",

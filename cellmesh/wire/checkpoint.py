@@ -15,11 +15,10 @@ class CheckSave(FeatureRequest, frozen=True):
 
 
 class SaveNames(FeatureRequest, frozen=True):
-    """Ask ranks to save these variables; a collective. `waits`: answer once files are written."""
+    """Ask ranks to save these variables to a path; a collective."""
 
     names: tuple[str, ...]
     path: str
-    waits: bool = True
 
 
 class CheckLoad(FeatureRequest, frozen=True):
@@ -40,8 +39,4 @@ class LoadNames(FeatureRequest, frozen=True):
     path: str
 
 
-class FinishSave(FeatureRequest, frozen=True):
-    """Ask a rank to answer once the save that it writes in the background, if any, has ended."""
-
-
-AnyRequest = CheckSave | SaveNames | CheckLoad | LoadNames | FinishSave
+AnyRequest = CheckSave | SaveNames | CheckLoad | LoadNames

@@ -12,7 +12,6 @@ import torch.distributed.checkpoint as dcp
 
 import cellmesh as cm
 from cellmesh.errors import MeshUsageError
-from tests.mesh.conftest import Recorder
 
 SETUP = """
 import os
@@ -232,19 +231,32 @@ def test_incomplete_checkpoint_is_reported(mesh: cm.Mesh, tmp_path: Path) -> Non
         mesh.load(path=tmp_path / "saved")
 
 
-def test_a_save_in_the_background_copies_what_is_there_now(
-    mesh: cm.Mesh, tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("cellmesh.controller.rank_set.current_sink", lambda *args: recorder)
-    mesh.cell("counter = torch.zeros(3)")
-    mesh.save("counter", path=tmp_path / "one", wait=False)
-    mesh.cell("counter += 1")
-    mesh.save("counter", path=tmp_path / "two", wait=False)  # waits for the first
-    mesh.cell("counter += 1")
-    mesh.load("counter", path=tmp_path / "one")  # waits for the second
-    assert mesh.pull("counter.tolist()").list == [[0.0] * 3] * 4
-    mesh.load("counter", path=tmp_path / "two")
-    assert mesh.pull("counter.tolist()").list == [[1.0] * 3] * 4
-    for name in ("one", "two"):
-        line = next(text for _, text in recorder.lines() if text.endswith(f"to {tmp_path / name}"))
-        assert line.startswith("counter: saved in ")
+def test_a_save_in_the_background_is_refused(mesh: cm.Mesh, tmp_path: Path) -> None:
+    with pytest.raises(
+        MeshUsageError, match=r"call `dcp\.async_save\(state, checkpoint_id=path\)`"
+    ):
+        mesh.save("step", path=tmp_path / "saved", wait=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_files_that_rank_0_cannot_see_are_reported(mesh: cm.Mesh, tmp_path: Path) -> None:
+    """As on hosts that do not share the directory: rank 3's path leads elsewhere."""
+    mesh.save("grid", path=tmp_path / "shared" / "saved")
+    (tmp_path / "own").mkdir()
+    mesh.push(elsewhere=(str(tmp_path / "shared"), str(tmp_path / "own")))
+    mesh[3].cell(
+        "import pathlib\nresolve = pathlib.Path.resolve\n"
+        "pathlib.Path.resolve = lambda self: pathlib.Path(str(resolve(self)).replace(*elsewhere))"
+    )
+    try:
+        with pytest.raises(
+            cm.RankFailure,
+            match=r"not saved: rank 0: FileNotFoundError: __3_0.distcp is not in .*: do all hosts "
+            r"share it\?; .*saved is as it was",
+        ):
+            mesh.save("grid", path=tmp_path / "shared" / "saved")
+    finally:
+        mesh[3].cell("pathlib.Path.resolve = resolve")
+    assert [entry.name for entry in (tmp_path / "shared").iterdir()] == ["saved"]
+    assert not list((tmp_path / "own").iterdir())
+    mesh.load("grid", path=tmp_path / "shared" / "saved")

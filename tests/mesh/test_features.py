@@ -62,7 +62,7 @@ USES = {
     "inspect.summary": "mesh.inspect('rank')",
     "replicas.parts": "mesh.check('rank')",
     "values.shards": "mesh.pull('rank', gather=True)",
-    "checkpoint.saving": "mesh.save('rank', path=path)",
+    "checkpoint.loading": "mesh.save('rank', path=path)",
     "trace.torch_profiler": "mesh.profile('pass')",
     "trace.timing": "mesh.submit_cell('pass', timed=True).result()",
     "rank.debugger": "mesh.cell('breakpoint()')",

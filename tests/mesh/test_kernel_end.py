@@ -88,18 +88,6 @@ def _run(opened: Notebook, cell: str) -> None:
         opened.run(cell)
 
 
-def test_a_save_in_the_background_is_whole_when_the_kernel_has_gone(
-    runtime_dir: Path, tmp_path: Path
-) -> None:
-    with open_notebook() as opened:
-        opened.run("%load_ext cellmesh")
-        opened.run("%dist_start 2")
-        opened.run("%%dist\nx = torch.ones(1 << 24)")
-        assert opened.run(f"%dist_save x {tmp_path / 'kept'} --async").status == "ok"
-    check_nothing_left(runtime_dir)
-    assert (tmp_path / "kept" / ".metadata").exists()
-
-
 def test_nbclient_leaves_nothing(runtime_dir: Path) -> None:
     cells = ["%load_ext cellmesh", "%dist_start 2", "%%dist\nprint('hi')"]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])

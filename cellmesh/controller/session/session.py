@@ -113,8 +113,6 @@ class Session:
         self._has_left = False
         self._surroundings = OwnSurroundings.now()  # as the ranks have them
         self._fixed_names = fixed_names(ticket, self._surroundings.environment)
-        # Waits for a save that ranks may be writing.
-        self.finish_saving: Callable[[], None] | None = None
         self._link = Link(
             self._connect,
             self._core,
@@ -138,7 +136,7 @@ class Session:
             self.states,
             None if self.code is None else self.code.bring,
         )
-        self._at_exit = AtExit(self._is_kept, self._end, self._order_end, self._leave_alive)
+        self._at_exit = AtExit(self._is_kept, self.stop, self._order_end, self._leave_alive)
         self._link.start()  # last, as the agent's first message may need all of the above
 
     # ---- what there is to know
@@ -409,12 +407,6 @@ class Session:
         else:
             remove_directory(Path(self._ticket.directory))
 
-    def finish_save(self) -> None:
-        """Wait for a checkpoint that idle ranks may still be writing."""
-        finish, self.finish_saving = self.finish_saving, None
-        if finish is not None and self.life.state == "ready" and not self.runs.all():
-            finish()
-
     def detach(self) -> None:
         """Leave the mesh to its lease: the ranks live on without a controller.
 
@@ -475,14 +467,8 @@ class Session:
     def _is_kept(self) -> bool:
         return self._ticket.is_lease_chosen or bool(self.runs.busy_ranks())
 
-    def _end(self) -> None:
-        with contextlib.suppress(CellmeshError):
-            self.finish_save()
-        self.stop()
-
     def _order_end(self) -> None:
-        if self.finish_saving is None:
-            self.orders.post_if_open(lambda core, now: core.stop())
+        self.orders.post_if_open(lambda core, now: core.stop())
 
     def _leave_alive(self) -> None:
         """Leave the mesh to its lease; if it has none, end it."""

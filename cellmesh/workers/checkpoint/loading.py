@@ -6,6 +6,7 @@ run.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -15,8 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.checkpoint._traverse import set_element
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import (
@@ -67,18 +68,6 @@ class _Contents:
         }
         self.keys = dict.fromkeys(str(path[0]) for path in self.paths.values())
         self.names = list(dict.fromkeys(key.partition("@")[0] for key in self.keys))
-
-    def cut_short(self) -> str:
-        """Return the name of a file of the checkpoint that is too short; "" if none is."""
-        ends: dict[str, int] = {}
-        for stored in self.metadata.storage_data.values():
-            end = stored.offset + stored.length
-            ends[stored.relative_path] = max(end, ends.get(stored.relative_path, 0))
-        for name, end in ends.items():
-            file = self.path / name
-            if not file.is_file() or file.stat().st_size < end:
-                return name
-        return ""
 
     def key_of(self, name: str) -> str:
         """Return the checkpoint's key of a variable; this rank's key, if each rank has one."""
@@ -141,14 +130,22 @@ class _Contents:
         return "; ".join(told[:_MAX_NAMED]) + more
 
 
+def find_cut_file(path: Path, metadata: Metadata) -> str:
+    """Return the name of a file of a checkpoint that is missing or too short; "" if none is."""
+    for stored in metadata.storage_data.values():
+        file = path / stored.relative_path
+        if not file.is_file() or file.stat().st_size < stored.offset + stored.length:
+            return str(stored.relative_path)
+    return ""
+
+
 def find_load_problem(namespace: dict[str, Any], names: Sequence[str], path: Path) -> str:
     """Return why variables cannot be loaded from a checkpoint; "" if they can."""
     try:
         contents = _Contents(path)
     except Exception as error:  # whatever unpickling meets
         return f"{path} cannot be read: {type(error).__name__}: {error}"
-    cut_short = contents.cut_short()
-    if cut_short:
+    if cut_short := find_cut_file(path, contents.metadata):
         return f"{path} is not complete: {cut_short} is missing or too short"
     try:
         for name in names or contents.names:
@@ -179,14 +176,11 @@ def load(namespace: dict[str, Any], names: Sequence[str], path: Path) -> tuple[s
     chosen = tuple(names or contents.names)
     targets = [_target(contents, name, namespace, names) for name in chosen]
     trees = {target.key: target.tree for target in targets}
-    # As dcp.load does, but alone: a part of a mesh may load, and a rank that has failed keeps
-    # nobody waiting.
-    reader, planner = FileSystemReader(path), DefaultLoadPlanner()
-    planner.set_up_planner(trees, contents.metadata, True)
-    reader.set_up_storage_reader(contents.metadata, True)
-    plan = reader.prepare_local_plan(planner.create_local_plan())
-    (plan,) = reader.prepare_global_plan(planner.create_global_plan([plan]))
-    reader.read_data(planner.finish_plan(plan), planner).wait()
+    with warnings.catch_warnings():
+        # Each rank loads alone: a part of a mesh may load, and a rank that has failed keeps no
+        # other waiting.
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        state_dict_loader.load(trees, checkpoint_id=path, no_dist=True)
     for target in targets:
         target.finish(trees[target.key])
     return chosen

@@ -54,8 +54,8 @@ every_magic = pytest.mark.parametrize("name", COMMANDS)
         ("dist_interrupt", "--ranks 1", {"ranks": "1"}),
         (
             "dist_save",
-            "model opt runs/x --async",
-            {"names": ("model", "opt", "runs/x"), "is_async": True},
+            "model opt runs/x",
+            {"names": ("model", "opt", "runs/x")},
         ),
         ("dist_load", "'my runs/x' --ranks 0", {"names": ("'my runs/x'",), "ranks": "0"}),
     ],

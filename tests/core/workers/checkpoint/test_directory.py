@@ -1,20 +1,17 @@
-"""A checkpoint's place holds a whole checkpoint, wherever a save that replaces it is killed."""
+"""A checkpoint's directory holds a whole checkpoint, wherever a save that replaces it is killed."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cellmesh.workers.checkpoint import directory as checkpoint_place
+from cellmesh.workers.checkpoint import directory as checkpoint_directory
 from cellmesh.workers.checkpoint.directory import CheckpointDirectory, exchange
-
-
-class Killed(BaseException):
-    """Stands for SIGKILL: nobody handles it."""
 
 
 def write(directory: Path, version: str) -> None:
@@ -30,17 +27,29 @@ def version_at(directory: Path) -> str:
     return version
 
 
-def begin(target: Path, version: str, token: str) -> CheckpointDirectory:
-    """A save that has written all."""
-    place = CheckpointDirectory(target)
-    place.open_beside(token, cleans_up=True)
-    place.mark_written(0, b"")
-    write(place.beside, version)
-    return place
+@contextlib.contextmanager
+def begin(target: Path, version: str, token: str) -> Iterator[Callable[[], None]]:
+    """A save that has written all, and puts it in place when the function is called."""
+    directory = CheckpointDirectory(target)
+    assert not directory.why_not()
+    beside = directory.name_beside(token)
+    with directory.open_beside(beside):
+        write(beside, version)
+        yield lambda: directory.put(beside)
 
 
-def kill_at(monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
-    """Be killed before the nth change of the file system."""
+def save(target: Path, version: str) -> None:
+    with begin(target, version, version) as put:
+        put()
+
+
+def is_killed_at(nth: int, can_exchange: bool, target: Path) -> bool:
+    """Save in another process, which dies before the nth change of the file system that puts the
+    new checkpoint in place; whether it was so many.
+    """
+    pid = os.fork()
+    if pid:
+        return bool(os.waitpid(pid, 0)[1])
     num_changes = 0
 
     def counted(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -48,51 +57,52 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
             nonlocal num_changes
             num_changes += 1
             if num_changes == nth:
-                raise Killed
+                os._exit(1)
             return function(*args, **kwargs)
 
         return call
 
-    monkeypatch.setattr(os, "unlink", counted(os.unlink))
-    monkeypatch.setattr(os, "fsync", counted(os.fsync))
-    monkeypatch.setattr(Path, "rename", counted(Path.rename))
-    monkeypatch.setattr(checkpoint_place, "exchange", counted(checkpoint_place.exchange))
-    monkeypatch.setattr(checkpoint_place.shutil, "rmtree", counted(checkpoint_place.shutil.rmtree))
+    try:
+        if not can_exchange:
+            checkpoint_directory.exchange = lambda first, second: False
+        with begin(target, "new", "a") as put:
+            os.fsync = counted(os.fsync)
+            Path.rename = counted(Path.rename)  # type: ignore[method-assign]
+            checkpoint_directory.exchange = counted(checkpoint_directory.exchange)
+            checkpoint_directory.shutil.rmtree = counted(checkpoint_directory.shutil.rmtree)  # type: ignore[assignment]
+            put()
+        os._exit(0)
+    finally:
+        os._exit(2)
 
 
 @pytest.mark.parametrize("can_exchange", [True, False])
 @pytest.mark.parametrize("has_old", [True, False])
 @pytest.mark.parametrize("nth", range(1, 8))
 def test_checkpoint_is_whole_wherever_the_save_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int, has_old: bool, can_exchange: bool
+    tmp_path: Path, nth: int, has_old: bool, can_exchange: bool
 ) -> None:
     target = tmp_path / "runs" / "latest"
     if has_old:
         write(target, "old")
-    place = begin(target, "new", "a")
-    with monkeypatch.context() as patch:
-        if not can_exchange:
-            patch.setattr(checkpoint_place, "exchange", lambda first, second: False)
-        kill_at(patch, nth)
-        was_killed = False
-        try:
-            place.put()
-        except Killed:
-            was_killed = True
-    place.close(discards=False)  # as the kernel does
+    was_killed = is_killed_at(nth, can_exchange, target)
     if has_old and can_exchange:
-        assert version_at(target) in ("old", "new")  # nobody need have looked after it
+        assert version_at(target) in ("old", "new")  # before a load or save has looked after it
     assert not CheckpointDirectory(target).why_no_checkpoint() or (was_killed and not has_old)
     if target.exists():
         assert (
             version_at(target) == "new" if not was_killed else version_at(target) in ("old", "new")
         )
-    # The next save removes what was left.
-    after = begin(target, "newer", "b")
-    after.put()
-    after.close(discards=False)
+    # The next save removes the remains.
+    save(target, "newer")
     assert version_at(target) == "newer"
     assert [entry.name for entry in target.parent.iterdir()] == ["latest"]
+
+
+def test_every_change_of_a_save_is_a_place_to_be_killed_at(tmp_path: Path) -> None:
+    write(tmp_path / "latest", "old")
+    assert is_killed_at(3, True, tmp_path / "latest")
+    assert not is_killed_at(8, False, tmp_path / "latest")
 
 
 def test_two_directories_change_their_names(tmp_path: Path) -> None:
@@ -105,40 +115,44 @@ def test_two_directories_change_their_names(tmp_path: Path) -> None:
         exchange(tmp_path / "a", tmp_path / "c")
 
 
-def test_a_save_that_goes_on_is_not_cleaned_up(tmp_path: Path) -> None:
-    first = begin(tmp_path / "latest", "first", "a")
-    second = begin(tmp_path / "latest", "second", "b")
-    assert first.beside.exists()
-    first.put()
-    second.put()
-    assert not first.is_there()
-    assert second.is_there()
-    first.close(discards=True)
-    second.close(discards=False)
-    assert version_at(tmp_path / "latest") == "second"
+@pytest.mark.parametrize("name", ["latest", "run[0-9]*"])
+def test_save_in_progress_is_not_removed_by_another(tmp_path: Path, name: str) -> None:
+    with begin(tmp_path / name, "first", "a") as put_first:
+        with begin(tmp_path / name, "second", "b") as put_second:
+            put_first()
+            put_second()
+        assert version_at(tmp_path / name) == "second"
+    assert [entry.name for entry in tmp_path.iterdir()] == [name]
 
 
-def test_the_last_to_let_go_of_a_failed_save_removes_it(tmp_path: Path) -> None:
-    ranks = [CheckpointDirectory(tmp_path / "latest") for _ in range(3)]
-    for rank, place in enumerate(ranks):
-        place.open_beside("a", cleans_up=rank == 0)
-    ranks[1].mark_failed(1, "OSError: full")
-    ranks[0].mark_written(0, b"x")
-    assert ranks[2].failures() == {1: "OSError: full"}
-    assert ranks[2].written() == [0]
-    for place in ranks[:2]:
-        place.close(discards=True)
-    assert ranks[2].failures() == {1: "OSError: full"}
-    ranks[2].close(discards=True)
-    assert not list(tmp_path.iterdir())
+@pytest.mark.parametrize("has_old", [True, False])
+def test_failed_save_leaves_the_old_checkpoint_and_nothing_else(
+    tmp_path: Path, has_old: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "latest"
+    if has_old:
+        write(target, "old")
+    with pytest.raises(OSError, match="full"), begin(target, "new", "a"):
+        raise OSError("full")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["latest"] * has_old
+
+    def cannot_rename(path: Path, to: Path) -> None:
+        if path.name.endswith(".saving"):
+            raise OSError("no rename")
+        os.rename(path, to)
+
+    monkeypatch.setattr(checkpoint_directory, "exchange", lambda first, second: False)
+    monkeypatch.setattr(Path, "rename", cannot_rename)
+    with pytest.raises(OSError, match="no rename"):
+        save(target, "new")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["latest"] * has_old
+    assert not has_old or version_at(target) == "old"
 
 
 def test_of_a_link_the_directory_behind_it_is_replaced(tmp_path: Path) -> None:
     write(tmp_path / "disk" / "runs", "old")
     (tmp_path / "latest").symlink_to(tmp_path / "disk" / "runs")
-    place = begin(tmp_path / "latest", "new", "a")
-    place.put()
-    place.close(discards=False)
+    save(tmp_path / "latest", "new")
     assert (tmp_path / "latest").is_symlink()
     assert version_at(tmp_path / "latest") == version_at(tmp_path / "disk" / "runs") == "new"
     assert [entry.name for entry in (tmp_path / "disk").iterdir()] == ["runs"]
