@@ -198,7 +198,7 @@ FEATURES = (
     ),
     Feature(
         "checkpoints",
-        684,
+        493,
         "wire/checkpoint.py controller/checkpoint.py workers/checkpoint/",
     ),
     Feature(
