@@ -139,10 +139,9 @@ def _find_by_agents(ticket: Ticket) -> Found:
             ticket, "running" if holder.is_attached else "detached", (), age_s, holder, unheard
         )
     has_ended = all(each.has_ended for each in standings)
-    is_indirect = any(agent.way != "agent" for agent in ticket.agents)  # reached by the notebook
     if psutil.pid_exists(ticket.controller_pid) and ticket.place == this_place():
         # A firewall that was closed since refuses connections as a host does where nothing listens.
-        return Found(ticket, "running" if is_indirect else "unheard", (), age_s, own, unheard)
+        return Found(ticket, "unheard", (), age_s, own, unheard)
     return Found(ticket, "stale" if has_ended else "unheard", (), age_s, None, unheard)
 
 

@@ -45,7 +45,7 @@ class Options:
         launch: the command line that starts an agent on a host; "" for ssh; one of `INVITING` where
             hosts announce themselves.
         interface: the network interface of the hosts; "" for that of the route to this host.
-        address: this host's, or its interface, for agents that connect to it; "" to choose it.
+        address: this host's, or its interface, for hosts that announce themselves; "" to choose it.
         spares: hosts that may take the place of lost ones.
         host_lease_s: how long a host may be without a connection before its ranks count as lost, in
             seconds.

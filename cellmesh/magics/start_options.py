@@ -114,7 +114,7 @@ _RANKS = (
     click.Option(
         ["--address"],
         metavar="ADDRESS",
-        help="This host's address or interface, for agents that connect to it.",
+        help="This host's address or interface, for hosts that announce themselves.",
     ),
     click.Option(
         ["--sync"],

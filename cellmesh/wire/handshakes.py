@@ -2,8 +2,7 @@
 
 ZeroMQ says by its descriptor which connection was accepted and which has ended, but not which one
 has passed the handshake, and says nothing of a peer that does not speak its protocol at all. So a
-connection that ends counts as refused unless it is one of those that have passed. Events name the
-endpoint, so connections that the socket itself has made are known, and are no refused peers.
+connection that ends counts as refused unless it is one of those that have passed.
 """
 
 from __future__ import annotations
@@ -13,9 +12,8 @@ from dataclasses import dataclass, field
 
 import zmq
 
-_BEGUN = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED
 # What a monitor that `PeerMonitor` reads has to watch.
-WATCHED = _BEGUN | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+WATCHED = zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 
 @dataclass
@@ -24,24 +22,12 @@ class Handshakes:
 
     Attributes:
         num_refused: how many have ended without a handshake.
-        num_changes: how often one has passed the handshake, or one that had passed has ended.
     """
 
     num_refused: int = 0
-    num_changes: int = 0
     _pending: set[int] = field(default_factory=set)  # accepted; some of them may have passed
     _open: set[int] = field(default_factory=set)  # passed
     _num_passed: int = 0  # of the pending ones
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether a connection that has passed is open."""
-        return bool(self._open) or self._num_passed > 0
-
-    @property
-    def is_begun(self) -> bool:
-        """Whether a connection is open, or on the way to be."""
-        return bool(self._open or self._pending)
 
     def accepted(self, descriptor: int) -> None:
         """Note a new connection."""
@@ -50,14 +36,12 @@ class Handshakes:
     def passed(self) -> None:
         """Note that one of the connections has passed the handshake."""
         self._num_passed += 1
-        self.num_changes += 1
         self._settle()
 
     def ended(self, descriptor: int) -> None:
         """Note the end of a connection."""
         if descriptor in self._open:
             self._open.discard(descriptor)
-            self.num_changes += 1
         else:
             self._pending.discard(descriptor)
             self.num_refused += 1
@@ -67,7 +51,6 @@ class Handshakes:
         if self._num_passed > len(self._pending):  # one that has ended, and was counted, had passed
             self._num_passed -= 1
             self.num_refused -= 1
-            self.num_changes += 1
         if self._num_passed == len(self._pending):
             self._open |= self._pending
             self._pending.clear()
@@ -80,32 +63,18 @@ class PeerMonitor:
     Args:
         socket: the socket.
         monitor: on which ZeroMQ reports its `WATCHED` events, if that was made before.
-
-    Attributes:
-        dialed: the connections that the socket itself makes, if it is also connected.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes] | None = None) -> None:
         self._socket = socket
         self._monitor = monitor or socket.get_monitor_socket(WATCHED)
-        self._handshakes, self.dialed = Handshakes(), Handshakes()
-        self._dialed_endpoints: set[bytes] = set()
+        self._handshakes = Handshakes()
         self.hear()  # its descriptor reports changes since the last look only
 
     @property
     def num_refused(self) -> int:
         """How many peers were refused: without a key, with a wrong one, with one of no list."""
         return self._handshakes.num_refused
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether a peer with a key is connected."""
-        return self._handshakes.is_connected
-
-    @property
-    def num_changes(self) -> int:
-        """How many connections of peers with a key were made or have ended."""
-        return self._handshakes.num_changes
 
     def fileno(self) -> int:
         """Return the descriptor to poll, upon which `hear` has something to do."""
@@ -115,18 +84,15 @@ class PeerMonitor:
         """Take in all events; return whether a connection has ended."""
         have_ended = False
         while int(self._monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-            event, endpoint = self._monitor.recv_multipart()
+            event, _ = self._monitor.recv_multipart()
             number = int.from_bytes(event[:2], sys.byteorder)
             descriptor = int.from_bytes(event[2:6], sys.byteorder)
-            if number == zmq.EVENT_CONNECTED:
-                self._dialed_endpoints.add(endpoint)
-            of = self.dialed if endpoint in self._dialed_endpoints else self._handshakes
-            if number & _BEGUN:
-                of.accepted(descriptor)
+            if number == zmq.EVENT_ACCEPTED:
+                self._handshakes.accepted(descriptor)
             elif number == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                of.passed()
+                self._handshakes.passed()
             else:
-                of.ended(descriptor)
+                self._handshakes.ended(descriptor)
                 have_ended = True
         return have_ended
 

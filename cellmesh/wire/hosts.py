@@ -4,8 +4,6 @@ announces when it has started.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
 from .host import Place
@@ -17,8 +15,6 @@ from .versions import Versions
 ANNOUNCEMENT = "cellmesh-agent: "
 # What the launcher writes to an agent's standard input once every host has announced itself.
 GO = b"go\n"
-# What it writes before that, with an endpoint, to have the agent connect to the notebook's host.
-DIAL = b"dial "
 # Both ends of a connection send a heartbeat this often, and each closes the connection when it has
 # received nothing for `SILENT_S`: a loss is reported within the sum, and once more the interval
 # where heartbeats still arrive from a host that hears none.
@@ -87,9 +83,7 @@ class AgentAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         endpoint: ``tcp://address:port``.
         public_key: CURVE's, of the agent (Z85).
         first_rank, num_ranks: the ranks that it runs.
-        way: how the controller that wrote this reaches it: at its ``agent``'s endpoint; at an
-            endpoint of the ``notebook``'s host, to which the agent connects; or through ``ssh``.
-        via: the endpoint of the controller's host in the latter cases.
+        via: the endpoint of ssh's forwarding to it on the controller's host; "" without.
     """
 
     host: str
@@ -97,7 +91,6 @@ class AgentAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     public_key: str
     first_rank: int
     num_ranks: int
-    way: Literal["agent", "notebook", "ssh"] = "agent"
     via: str = ""
 
     @property

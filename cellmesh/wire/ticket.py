@@ -35,8 +35,6 @@ _MAX_DIRECTORY_BYTES = 108 - len("/agent.sock") - 1
 # A directory without a ticket may be that of a mesh which just starts.
 _STARTING_S = 60.0
 _FILE = "ticket.json"
-# The endpoint of the notebook's host to which a host's agent connects upon SIGUSR1.
-DIAL_FILE = "dial"
 
 
 class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -88,7 +86,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         notebook_path: on another host, the notebook's ``sys.path``, and `sys_path` is what there is
             of it.
         curve_secret: CURVE's secret key of this ticket's owner (Z85): an agent, or controllers.
-        address: the notebook's, for agents that connect to it; "" for the one it chooses.
+        address: the notebook's, for hosts that announce themselves; "" for the one it chooses.
         invitation: what hosts are given that announce themselves; None where nobody is invited.
         invitation_secret: CURVE's secret key of the listener that they connect to (Z85).
         notebook: that started it (`kernel.own_notebook`); "" for a script.

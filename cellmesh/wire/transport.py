@@ -20,7 +20,6 @@ import zmq
 from ..errors import HostError
 from .codec import MAX_FRAME_BYTES, Frame
 from .curve import KeyPair, serve_curve, use_curve
-from .handshakes import WATCHED
 from .hosts import HEARTBEAT_S, SILENT_S
 from .secret import Secret
 
@@ -33,7 +32,7 @@ _get = zmq.backend.Socket.get
 # pyzmq's own `send` is a Python function round this one.
 _send: Any = zmq.backend.Socket.send
 _SNDMORE, _EVENTS = int(zmq.SNDMORE), int(zmq.EVENTS)
-_POLLIN, _NOBLOCK = int(zmq.POLLIN), int(zmq.NOBLOCK)
+_POLLIN = int(zmq.POLLIN)
 
 
 def _configure(socket: Socket) -> Socket:
@@ -96,7 +95,6 @@ def connect_dealer(
     endpoint: str,
     identity: bytes,
     keys: tuple[Secret, str] | None = None,
-    binds: bool = False,
 ) -> tuple[Socket, Socket]:
     """Make a controller's DEALER socket, connected to an agent's ROUTER, which need not exist yet.
 
@@ -105,15 +103,12 @@ def connect_dealer(
         endpoint: the agent's.
         identity: the name under which the ROUTER knows it, until `connect_again`.
         keys: of a TCP endpoint: CURVE's own secret key, and the agent's public key.
-        binds: whether the endpoint is this process's, and the agent connects to it; send by
-            `send_or_drop` then.
 
     Returns:
-        The socket, and one on which `hear_connection` hears of its connections; `PeerMonitor`
-        reads it where the socket `binds`.
+        The socket, and one on which `hear_connection` hears of its connections.
 
     Raises:
-        HostError: the endpoint cannot be bound, or this process may have no more sockets.
+        HostError: this process may have no more sockets.
     """
     socket = monitor = None
     made_or_lost = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
@@ -122,15 +117,12 @@ def connect_dealer(
         socket.setsockopt(zmq.ROUTING_ID, identity)
         if keys is not None:
             use_curve(_watch_peers(socket), *keys)
-        monitor = socket.get_monitor_socket(WATCHED if binds else made_or_lost)
+        monitor = socket.get_monitor_socket(made_or_lost)
         # The agent binds some milliseconds after its launcher returns; the default of 100 ms would
         # show.
         socket.setsockopt(zmq.RECONNECT_IVL, 5)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
-        if binds:
-            socket.bind(endpoint)
-        else:
-            socket.connect(endpoint)
+        socket.connect(endpoint)
     except zmq.ZMQError as e:
         if socket is not None and monitor is not None:
             socket.disable_monitor()
@@ -170,18 +162,6 @@ def send(socket: Socket, frames: list[Frame]) -> None:
     for index, frame in enumerate(frames):
         large = len(frame) >= ZERO_COPY_BYTES
         _send(socket, frame, _SNDMORE if index < last else 0, copy=not large, track=False)
-
-
-def send_or_drop(socket: Socket, frames: list[Frame]) -> None:
-    """Send one message by a DEALER that is bound, or drop it if no agent is connected: the socket
-    has no queue then, and would wait.
-    """
-    try:
-        _send(socket, frames[0], _NOBLOCK | (_SNDMORE if len(frames) > 1 else 0), track=False)
-    except zmq.Again:
-        return
-    if len(frames) > 1:
-        send(socket, frames[1:])
 
 
 def reaches(router: Socket, frames: list[Frame]) -> bool:

@@ -82,19 +82,6 @@ def test_hosts_have_agents_of_their_own(mesh: cm.Mesh) -> None:
     assert agents[0] == agents[1] != agents[2] == agents[3]
 
 
-def test_signal_to_connect_is_ignored_without_an_endpoint(
-    mesh: cm.Mesh, directory: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    agent = agent_of(mesh, 0)
-    agent.send_signal(signal.SIGUSR1)
-    mesh.cell(REDUCE)
-    assert agent_of(mesh, 0) == agent
-    logs = [path.read_text() for path in directory.glob("cellmesh/*/logs/agent.log")]
-    assert logs
-    assert not any("Error" in log for log in logs)
-    assert "Error" not in capfd.readouterr().err
-
-
 def test_collectives_cross_hosts(mesh: cm.Mesh) -> None:
     mesh.cell(REDUCE)
     assert mesh.pull("float(x)").list == [6.0] * 4

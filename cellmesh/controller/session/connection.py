@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -19,7 +19,6 @@ from ...wire import transport
 from ...wire.attach import Detached, Hello, Refused, Welcome
 from ...wire.bulk import Arrivals, Sender
 from ...wire.codec import Frame, Parcel, at_controller, encode
-from ...wire.handshakes import PeerMonitor
 from ...wire.host import host_name, own_package, own_python, own_torch, own_version
 from ...wire.messages import PROTOCOL, Died, Done, MeshReady, Ranked, Relay
 from ...wire.reliable import Reliable
@@ -58,12 +57,10 @@ class Connection:
         steal: whether to take the mesh from a controller that holds it.
         keys: of an endpoint on TCP: CURVE's own secret key, and the agent's public key. Segments
             then travel in chunks.
-        binds: whether the endpoint is this process's, and the agent connects to it.
-        refused: called with how many peers without the agent's key have connected there.
         context: ZeroMQ's, which is closed by its owner; None to have one of its own.
 
     Raises:
-        HostError: the endpoint is this process's, and another process has it.
+        HostError: this process may have no more sockets.
 
     Attributes:
         lost_at: since when there is no connection, on the clock of `hear`; None while there is one.
@@ -75,8 +72,6 @@ class Connection:
         key: Secret,
         steal: bool,
         keys: tuple[Secret, str] | None = None,
-        binds: bool = False,
-        refused: Callable[[int], None] = lambda number: None,
         context: zmq.Context[transport.Socket] | None = None,
     ) -> None:
         link, name = os.urandom(16), _new_name()
@@ -97,14 +92,12 @@ class Connection:
         self._context = context or transport.make_context(1)
         try:
             self._socket, self._monitor = transport.connect_dealer(
-                self._context, endpoint, name, keys, binds
+                self._context, endpoint, name, keys
             )
         except HostError:
             if self._owns_context:
                 self._context.term()
             raise
-        self._peers = PeerMonitor(self._socket, self._monitor) if binds else None
-        self._refused = refused
         self._codec = at_controller()
         self._is_remote = keys is not None
         self._endpoint, self._is_broken = endpoint, False
@@ -237,27 +230,14 @@ class Connection:
         return opened
 
     def _hear_connection(self, now: float) -> None:
-        if self._peers is not None:
-            self._hear_peers(self._peers, now)
-            return
         for is_new in transport.hear_connection(self._monitor):
             if not self._is_broken:
                 self._note_connection(is_new, now)
 
-    def _hear_peers(self, peers: PeerMonitor, now: float) -> None:
-        """Take note of the agent's connections to this process, and count those of strangers."""
-        num_changes, num_refused = peers.num_changes, peers.num_refused
-        peers.hear()
-        # What was sent by an old connection of the agent's may be lost, if there is a newer one.
-        if peers.num_changes != num_changes:
-            self._note_connection(peers.is_connected, now)
-        if peers.num_refused != num_refused:
-            self._refused(peers.num_refused - num_refused)
-
     def _note_connection(self, is_there: bool, now: float) -> None:
         self._is_open, self._open_by = False, None
         self.lost_at = None if is_there else (self.lost_at or now)
-        self._is_broken = not is_there and self._is_remote and self._peers is None
+        self._is_broken = not is_there and self._is_remote
         if is_there:
             self._open_by = now + _ANSWER_S if self._is_remote else None
             hello = msgspec.structs.replace(self._hello, num_received=self._reliable.num_received)
@@ -271,10 +251,7 @@ class Connection:
         self._may_have_news = [True, True]
 
     def _send(self, frames: list[Frame]) -> None:
-        if self._peers is not None:
-            transport.send_or_drop(self._socket, frames)  # `Reliable` sends again what was dropped
-        else:
-            transport.send(self._socket, frames)
+        transport.send(self._socket, frames)
         self._may_have_news[0] = True
 
     def tick(self, now: float) -> None:

@@ -105,8 +105,8 @@ def start(
             that is shown.
         interface: the hosts' network interface for cellmesh, gloo, NCCL and the c10d store; by
             default that of the route to this host.
-        address: this host's, or its interface, for agents that connect to it; by default that of
-            the route to other networks.
+        address: this host's, or its interface, for hosts that announce themselves; by default
+            that of the route to other networks.
         spares: how many of the hosts, the last ones, run nothing until `Mesh.heal` has them replace
             lost ones.
         host_lease_s: how long a host may be without a connection before its ranks count as lost:

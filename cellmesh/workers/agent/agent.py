@@ -48,7 +48,7 @@ from ...wire.messages import (
     UseStore,
 )
 from ...wire.status import HostReport, ReadHost
-from ...wire.ticket import DIAL_FILE, Ticket, read_ticket, remove_directory, write_ticket
+from ...wire.ticket import Ticket, read_ticket, remove_directory, write_ticket
 from ...wire.values import Chunk, Unwanted
 from .. import linux_process
 from ..rank.stdout import read_log
@@ -98,7 +98,6 @@ class Agent:
             (signal.SIGTERM, signal.SIGHUP), lambda: self._stop("stopped from outside")
         )
         self._events.watch_signals((signal.SIGCHLD,), self._family.reap_orphans)
-        self._events.watch_signals((signal.SIGUSR1,), self._dial)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     @property
@@ -149,12 +148,6 @@ class Agent:
         self._faults.guard(linux_process.end_descendants)
         remove_directory(Path(self._ticket.directory))
         self._faults.guard(self._attachment.close)
-
-    def _dial(self) -> None:
-        """Connect to the controller whose endpoint `on_host` has written."""
-        path = Path(self._ticket.directory) / DIAL_FILE
-        with contextlib.suppress(FileNotFoundError):  # the signal is not of `on_host`
-            self._attachment.dial(path.read_text())
 
     def _report(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)  # agent.log

@@ -159,8 +159,8 @@ class Attachment:
         """Act on time-outs (lease, acknowledgement) that have passed."""
         if self._identity is not None and self._reliable.owes_ack(now):
             self._send([self._identity, self._reliable.wrap_aside()])
-        if self.port is not None and self.port.tick(now):
-            self.may_be_readable = True  # as in `_send`
+        if self.port is not None:
+            self.port.tick(now)
         if self._file.write_at is not None and now >= self._file.write_at:
             self._file.write()
         if self._lease_ends is not None and now >= self._lease_ends:
@@ -175,12 +175,6 @@ class Attachment:
         lost_at = None if self.port is None else self.port.deadline()
         others = (due, lost_at, self._file.write_at)
         return min((at for at in others if at is not None), default=None)
-
-    def dial(self, endpoint: str) -> None:
-        """Connect to a controller that listens on another host."""
-        if self.port is not None:
-            self.port.dial(endpoint)
-            self.may_be_readable = True  # as in `_send`
 
     def is_awaiting_first(self, now: float) -> bool:
         """Return whether the process that starts the mesh may still send its first message."""

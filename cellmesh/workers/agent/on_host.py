@@ -27,13 +27,12 @@ from ...wire.curve import new_keys
 from ...wire.descriptors import wait_readable
 from ...wire.environment import SOCKET_INTERFACES, choose_gpus, gpus_of
 from ...wire.host import is_process, own_python, own_torch, own_version, this_place
-from ...wire.hosts import ANNOUNCEMENT, DIAL, GO, Announcement, HostPart
+from ...wire.hosts import ANNOUNCEMENT, GO, Announcement, HostPart
 from ...wire.interpreter import absolute, isolated_command
 from ...wire.marks import end_carriers, end_mesh_if_dead, is_dead, value_of
 from ...wire.rendezvous import Invitation, own_facts, parse_invitation
 from ...wire.secret import from_json
 from ...wire.ticket import (
-    DIAL_FILE,
     Ticket,
     find_tickets,
     make_directory,
@@ -51,8 +50,6 @@ from .own_address import choose_address
 # How long a host whose agent has ended looks for the notebook: where the mesh has ended, nobody
 # listens.
 _ENDED_S = 5.0
-# How long a connection to the notebook's host may take.
-_DIAL_S = 2.0
 # What torchrun sets for the processes that it starts, besides TORCHELASTIC_*.
 _ENGINES = {
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
@@ -363,7 +360,7 @@ def _start(
             versions=own_versions(),
         )
     )
-    if not _is_let_go(notebook, guardian, signed):
+    if not _is_let_go(notebook, guardian):
         _end(guardian)
     elif outlives_this:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -374,30 +371,15 @@ def _start(
     return status
 
 
-def _is_let_go(notebook: Notebook, guardian: subprocess.Popen[bytes], agent: Ticket) -> bool:
+def _is_let_go(notebook: Notebook, guardian: subprocess.Popen[bytes]) -> bool:
     """Wait until the launcher says that every host has started; False if it ends before."""
     pidfd = os.pidfd_open(guardian.pid)
     try:
-        while order := notebook.hear(pidfd):
-            if order == GO:
-                return True
-            if order.startswith(DIAL):
-                notebook.say(_dial(order.removeprefix(DIAL).decode().strip(), agent))
+        if notebook.hear(pidfd) == GO:
+            return True
         return bool(wait_readable([pidfd], 0))
     finally:
         os.close(pidfd)
-
-
-def _dial(endpoint: str, agent: Ticket) -> Announcement:
-    """Have the agent connect to the notebook's host, if this host can."""
-    address, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-    try:
-        socket.create_connection((address, int(port)), _DIAL_S).close()
-        (Path(agent.directory) / DIAL_FILE).write_text(endpoint)
-        os.kill(agent.agent_pid, signal.SIGUSR1)
-    except (OSError, ValueError) as error:
-        return Announcement(problem=f"{endpoint}: {error}")
-    return Announcement(pid=agent.agent_pid)
 
 
 def _end(guardian: subprocess.Popen[bytes]) -> None:

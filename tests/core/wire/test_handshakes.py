@@ -57,24 +57,3 @@ def test_handshakes_are_counted_right_once_all_connections_have_ended(
         else:
             getattr(seen, event)(descriptor)
     assert seen.num_refused == sum(not may_pass for may_pass, *_ in peers)
-
-
-def test_handshakes_of_strangers_change_no_connection() -> None:
-    seen = Handshakes()
-    seen.accepted(15)
-    seen.passed()
-    assert (seen.is_connected, seen.num_changes) == (True, 1)
-    seen.accepted(16)
-    seen.ended(16)
-    assert (seen.is_connected, seen.num_changes) == (True, 1)
-    seen.ended(15)
-    assert (seen.is_connected, seen.num_changes) == (False, 2)
-
-
-def test_handshakes_of_a_peer_that_connects_again_leave_it_connected() -> None:
-    seen = Handshakes()
-    for descriptor in (15, 16):
-        seen.accepted(descriptor)
-        seen.passed()
-    seen.ended(15)
-    assert (seen.is_connected, seen.num_changes, seen.num_refused) == (True, 3, 0)

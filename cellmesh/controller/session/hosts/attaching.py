@@ -54,7 +54,7 @@ def find_agents(ticket: Ticket) -> tuple[Ticket, tuple[int, ...]]:
     if ticket.agents != tuple(each.agent for each in standings):
         standings = ask_agents(ticket, timeout_s=_ANSWER_S)
     lost = tuple(index for index, each in enumerate(standings) if each.standing is None)
-    if len(lost) == len(standings) and all(agent.way == "agent" for agent in ticket.agents):
+    if len(lost) == len(standings) and not any(agent.via for agent in ticket.agents):
         raise _no_answer(ticket, standings)
     return ticket, lost
 

@@ -15,7 +15,6 @@ from ....wire.attach import Refused, SetAgents, Welcome
 from ....wire.code_files import FilesAnswer
 from ....wire.codec import Parcel
 from ....wire.descriptors import FILES_A_HOST, make_room
-from ....wire.holder import add_refused
 from ....wire.hosts import SILENT_S, AgentAddress, ClockReading, ReadClock
 from ....wire.messages import AgentFault, Resize, Stop, Stopped
 from ....wire.ticket import Ticket
@@ -25,9 +24,6 @@ from .candidate import Candidate
 from .fan import Fan, Routed
 from .file_requests import Answers, FileRequests, Make
 from .loss_inquiry import ASK_S, LossInquiry, asker_of
-
-# How often the count of refused peers is written, at most.
-_COUNT_S = 1.0
 
 
 def connect(ticket: Ticket, steal: bool, lost: Collection[int] = ()) -> AnyConnection:
@@ -48,16 +44,12 @@ class HostConnections:
         ticket: of the mesh, with the agents' addresses.
         steal: whether to take the mesh from a controller that holds it.
         lost: the hosts that were lost before.
-
-    Raises:
-        HostError: a port of this host, which an agent connects to, is another process's.
     """
 
     def __init__(self, ticket: Ticket, steal: bool, lost: Collection[int] = ()) -> None:
         self._ticket = ticket
         self._lease_s = ticket.host_lease_s
         self._fan = Fan(ticket.agents, lost)
-        self._num_refused, self._write_at = 0, math.inf  # peers that are not in the file yet
         self._inquiry, self._heard_at = LossInquiry(asker_of(ticket)), 0.0
         # Connections come and go, and the link polls what it was given at first.
         self._poll = select.epoll()
@@ -347,26 +339,12 @@ class HostConnections:
 
     def _connect_to(self, agent: AgentAddress, steal: bool) -> Connection:
         keys = self._ticket.curve_secret, agent.public_key
-        binds = agent.way == "notebook"
-        connection = Connection(
-            agent.reached_at,
-            self._ticket.key,
-            steal,
-            keys,
-            binds,
-            self._note_refused,
-            self._context,
-        )
+        connection = Connection(agent.reached_at, self._ticket.key, steal, keys, self._context)
         self._each.append(connection)
         for number in connection.descriptors():
             self._of[number] = connection
             self._poll.register(number, select.EPOLLIN)
         return connection
-
-    def _note_refused(self, number: int) -> None:
-        """Count peers that connected here without a key; their number is written to a file soon."""
-        self._num_refused += number
-        self._write_at = min(self._write_at, clock.monotonic() + _COUNT_S)
 
     def _dismiss(self, connection: Connection) -> None:
         """End an agent that was replaced, once it is heard; keep calling as long as it may live."""
@@ -397,9 +375,6 @@ class HostConnections:
 
     def tick(self, now: float) -> None:
         """As `Connection.tick`."""
-        if now >= self._write_at:
-            add_refused(self._ticket, self._num_refused)
-            self._num_refused, self._write_at = 0, math.inf
         for connection in self._each:
             connection.tick(now)
         for index in self._fan.hosts:
@@ -410,7 +385,7 @@ class HostConnections:
 
     def deadline(self) -> float | None:
         """As `Connection.deadline`; also when a host that is not heard counts as lost."""
-        due = min((self._write_at, *self._replaced.values()))
+        due = min(self._replaced.values(), default=math.inf)
         for connection in self._each:
             at = connection.deadline()
             if at is not None and at < due:

@@ -87,12 +87,10 @@ def end_agents(ticket: Ticket, timeout_s: float) -> list[AgentAddress]:
     while left and time.monotonic() < deadline:
         # An agent's socket goes last, after its processes and its files.
         ended = _find_ended(left, ANSWER_S)
-        indirect = [agent for agent in left if agent.way != "agent"]
+        indirect = [agent for agent in left if agent.via]
         answering = _inquire(ticket, indirect, False, ANSWER_S)
         left = [
-            agent
-            for agent in left
-            if agent not in ended and (agent.way == "agent" or agent in answering)
+            agent for agent in left if agent not in ended and (not agent.via or agent in answering)
         ]
         if left:
             time.sleep(_PAUSE_S)
@@ -175,14 +173,10 @@ def _inquire(
     try:
         for agent in asked:
             for endpoint in {agent.endpoint, agent.reached_at}:
-                binds = endpoint != agent.endpoint and agent.way == "notebook"
                 keys = (ticket.curve_secret, agent.public_key) if agent.public_key else None
-                try:
-                    dealer, monitor = transport.connect_dealer(
-                        context, endpoint, b"Q" + os.urandom(16), keys, binds
-                    )
-                except HostError:  # the mesh's controller has that port, or another host
-                    continue
+                dealer, monitor = transport.connect_dealer(
+                    context, endpoint, b"Q" + os.urandom(16), keys
+                )
                 poller.register(dealer, zmq.POLLIN)
                 poller.register(monitor, zmq.POLLIN)
                 agents[dealer], monitors[monitor] = agent, dealer
@@ -193,7 +187,7 @@ def _inquire(
             for dealer, _ in ready:
                 if dealer in monitors:
                     if any(transport.hear_connection(dealer)):
-                        transport.send_or_drop(monitors[dealer], list(question))
+                        transport.send(monitors[dealer], list(question))
                     continue
                 try:
                     (parcel,) = decode(transport.receive(dealer)[1:])
@@ -208,7 +202,7 @@ def _inquire(
 
 def _find_ended(agents: Sequence[AgentAddress], timeout_s: float) -> set[AgentAddress]:
     """Return those of the agents, reached straight, at whose address nothing listens."""
-    agents = [agent for agent in agents if agent.way == "agent"]
+    agents = [agent for agent in agents if not agent.via]
     if not agents:
         return set()
     ended: set[AgentAddress] = set()

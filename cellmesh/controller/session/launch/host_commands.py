@@ -114,14 +114,6 @@ class HostCommands:
             self._starting.append(_Command(part.name, ticket.launch, process, log_path))
             _write(process, text)
 
-    def order(self, index: int, line: bytes, timeout_s: float) -> Announcement:
-        """As `Starter.order`."""
-        command = self._starting[index]
-        if command.process.stdin is None:
-            raise HostError("its command has no standard input by which it could be asked to")
-        _write(command.process, line)
-        return self._hear([command], timeout_s)[0]
-
     def _hear(
         self,
         commands: Sequence[_Command],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import ipaddress
 import math
 import os
@@ -17,7 +16,7 @@ import msgspec
 
 from ....errors import HostError, MeshUsageError
 from ....wire.curve import new_keys, public_of
-from ....wire.hosts import DIAL, AgentAddress, Announcement, HostPart
+from ....wire.hosts import AgentAddress, Announcement, HostPart
 from ....wire.rendezvous import own_addresses
 from ....wire.ticket import Ticket, remove_directory, write_ticket
 from ....wire.versions import describe_mismatch
@@ -32,8 +31,6 @@ from .starter import Starter
 _ATTACHED_START_S = 120.0
 # How long an engine may take to give nodes back.
 _RELEASE_S = 30.0
-# How long an agent may take to say whether it can connect to this host.
-_DIAL_S = 15.0
 
 
 class HostAgents:
@@ -65,9 +62,7 @@ class HostAgents:
         self._report = report
         self.unheard: tuple[int, ...] = ()
         self._starter: Starter | None = None  # made when it is needed
-        self._reach = Reach(
-            secret, ticket.address, not ticket.launch, lambda text: report(text, True)
-        )
+        self._reach = Reach(secret, not ticket.launch, lambda text: report(text, True))
         self._never, self._lock = -1, threading.Lock()
 
     def start(self) -> int:
@@ -102,7 +97,7 @@ class HostAgents:
             announced = starter.start(self.ticket, parts, self._timeout_s)
             check_hosts(announced, is_ssh=not self.ticket.launch)
             addresses = [each.address for each in announced if each.address is not None]
-            found = self._reach.find(addresses, functools.partial(self._dial, starter))
+            found = self._reach.find(addresses)
             self.ticket = msgspec.structs.replace(self.ticket, agents=tuple(found))
             write_ticket(self.ticket)
             starter.let_go()
@@ -151,7 +146,9 @@ class HostAgents:
             left = [part.index for part in parts if part.index not in failed]
             for place in reversed(range(len(left))):  # as those after one that is dropped move up
                 try:
-                    started[left[place]] = self._find_one(starter, place, announced[place])
+                    address = announced[place].address
+                    assert address is not None
+                    (started[left[place]],) = self._reach.find([address])
                 except HostError as error:
                     failed[left[place]] = error
                     starter.drop(place)
@@ -165,16 +162,6 @@ class HostAgents:
         if started:
             self._note_started(started, {names[index] for index in started})
         return failed
-
-    def _find_one(self, starter: Starter, place: int, announced: Announcement) -> AgentAddress:
-        """Find the way to one of the agents that were started last, by its place among them."""
-
-        def dial(index: int, endpoint: str) -> None:
-            self._dial(starter, place, endpoint)
-
-        assert announced.address is not None
-        (found,) = self._reach.find([announced.address], dial)
-        return found
 
     def _note_started(self, started: Mapping[int, AgentAddress], used: Collection[str]) -> None:
         """Write to the ticket which agents are in place of lost ones, on which hosts."""
@@ -227,7 +214,7 @@ class HostAgents:
                     name = taken[each.address.address]
                     raise MeshUsageError(f"{part.name} is {name}, which has ranks of the mesh")
             addresses = [each.address for each in announced if each.address is not None]
-            found = self._reach.find(addresses, functools.partial(self._dial, starter))
+            found = self._reach.find(addresses)
             starter.let_go()
         except BaseException:
             starter.end()
@@ -278,9 +265,6 @@ class HostAgents:
                 _ATTACHED_START_S, 0 if math.isinf(self._timeout_s) else self._timeout_s
             ),
         )
-
-    def _dial(self, starter: Starter, index: int, endpoint: str) -> None:
-        starter.order(index, DIAL + endpoint.encode() + b"\n", _DIAL_S)
 
     def poll(self) -> bool:
         """Whether anything runs by which agents were started; it does as long as the agents."""

@@ -149,11 +149,6 @@ class InvitedHosts:
             raise HostError(f"{guest.facts.name}: {announced.problem}")
         return announced
 
-    def order(self, index: int, line: bytes, timeout_s: float) -> Announcement:
-        """As `Starter.order`."""
-        self._rendezvous.order(self._starting[index], line)
-        return self._hear(self._starting[index], time.monotonic() + timeout_s)
-
     def drop(self, index: int) -> None:
         """As `Starter.drop`."""
         self._rendezvous.refuse(self._starting.pop(index), "the notebook says why")

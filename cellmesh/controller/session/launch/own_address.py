@@ -1,4 +1,4 @@
-"""Which address of the notebook's host agents on other hosts connect to."""
+"""The address of the notebook's host at which other hosts announce themselves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ELSEWHERE = "192.0.2.1"
 
 
 def choose_own_address(wanted: str) -> str:
-    """Choose the address of this host that agents connect to.
+    """Choose the address of this host at which other hosts announce themselves.
 
     Args:
         wanted: an address, or an interface; "" for that of the route to other networks.

@@ -256,10 +256,7 @@ def _run(group: str, node: str, command: Sequence[str], stdin: IO[bytes]) -> int
             if line == GO:
                 ray.get(actor.go.remote())
                 return 0
-            if line:
-                answer = actor.order.remote(line)
-            else:
-                status = 1
+            status = 1
     ray.kill(actor)
     if not json.loads(ticket)["host"]["joins"]:
         remove_placement_group(made)  # the mesh's start has failed

@@ -39,14 +39,6 @@ class Starter(Protocol):
         """
         ...
 
-    def order(self, index: int, line: bytes, timeout_s: float) -> Announcement:
-        """Send one of the agents that were started last an order, and wait for its answer.
-
-        Raises:
-            HostError: there is no answer in time.
-        """
-        ...
-
     def drop(self, index: int) -> None:
         """End one of the agents that were started last: those after it move up by a place."""
         ...

@@ -218,7 +218,7 @@ def test_a_mesh_of_1024_ranks_is_shown_as_counts() -> None:
 
 
 def test_status_table_says_how_hosts_are_reached() -> None:
-    way = "a connects to this host (tcp://10.0.0.1:5): its own port is closed from here"
+    way = "a is reached through ssh's forwarding: its own port is closed from here"
     infos = [info(0, phase="dead", last_output="Killed")]
     assert status_table("", infos, {}, [way]).notes[:2] == [way, "the last lines of rank 0:"]
     assert status_table("", [info(0)], {}).notes == []

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import msgspec
-import pytest
 import zmq
 
 from cellmesh.wire import transport
@@ -97,77 +92,4 @@ def test_ended_connection_is_told_and_its_peer_is_not_reached() -> None:
     assert not transport.reaches(port.socket, [b"C1", b"there?"])
     port.close()
     port.socket.close()
-    context.term()
-
-
-@contextmanager
-def service(port: int, banner: bytes, met: Callable[[], None]) -> Iterator[None]:
-    """A process that has the port, says something of its own, and closes each connection."""
-    with socket.create_server(("127.0.0.1", port)) as listener:
-
-        def serve() -> None:
-            while True:
-                try:
-                    connection, _ = listener.accept()
-                except OSError:
-                    return
-                with connection:
-                    connection.sendall(banner)
-                met()
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        yield
-        listener.shutdown(socket.SHUT_RDWR)
-        thread.join()
-
-
-@contextmanager
-def other_mesh(port: int, met: Callable[[], None]) -> Iterator[None]:
-    """A notebook that has the port for another mesh."""
-    context: zmq.Context[transport.Socket] = zmq.Context()
-    keys = (new_keys().secret, new_keys().public)
-    dealer, monitor = transport.connect_dealer(
-        context, f"tcp://127.0.0.1:{port}", b"C2", keys, binds=True
-    )
-    thread = threading.Thread(target=lambda: (monitor.poll(), met()))
-    thread.start()
-    yield
-    thread.join()
-    dealer.disable_monitor()
-    context.destroy(linger=0)
-
-
-@pytest.mark.parametrize("stranger", ["closes", "sshd", "other mesh"])
-def test_port_that_a_stranger_had_is_dialed_until_the_controller_has_it(stranger: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        at = listener.getsockname()[1]
-    events = Events(Faults("the test", print))
-    controller, agent = new_keys(), new_keys()
-    context: zmq.Context[transport.Socket] = zmq.Context()
-    tcp = TcpPort(context, ticket_of(controller, agent), events, bool, lambda: None, lambda: None)
-    deadline = time.monotonic() + WAIT_S
-
-    def serve_until(is_done: Callable[[], bool]) -> None:
-        while not is_done():
-            assert time.monotonic() < deadline
-            events.wait(0.02)
-            tcp.tick(time.monotonic())
-
-    met = threading.Event()
-    banner = b"SSH-2.0-x\r\n" if stranger == "sshd" else b""
-    with other_mesh(at, met.set) if stranger == "other mesh" else service(at, banner, met.set):
-        tcp.dial(f"tcp://127.0.0.1:{at}")
-        serve_until(met.is_set)
-        serve_until(lambda: tcp._dial_at is not None)
-    dealer, monitor = transport.connect_dealer(
-        context, f"tcp://127.0.0.1:{at}", b"C1", (controller.secret, agent.public), binds=True
-    )
-    serve_until(lambda: any(transport.hear_connection(monitor)))
-    assert tcp.num_refused == 0
-    dealer.disable_monitor()
-    monitor.close()
-    dealer.close()
-    tcp.close()
-    tcp.socket.close()
     context.term()

@@ -152,7 +152,7 @@ def test_lost_hosts_are_started_again_as_far_as_they_can_be(
     agents = HostAgents(ticket)
     agents._starter = starter = Starter()
 
-    def find(found: list[AgentAddress], dial: object) -> list[AgentAddress]:
+    def find(found: list[AgentAddress]) -> list[AgentAddress]:
         if found[0].host == "c":
             raise HostError("not reached")
         return found
