@@ -248,18 +248,13 @@ FEATURES = (
     ),
     Feature(
         "command line",
-        672,
+        615,
         "cli/",
     ),
     Feature(
         "doctor",
-        1002,
+        578,
         "cli/doctor/",
-    ),
-    Feature(
-        "Kubernetes",
-        135,
-        "cli/manifest.py",
     ),
 )
 

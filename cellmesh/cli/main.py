@@ -13,19 +13,16 @@ import click
 from click.shell_completion import CompletionItem
 
 from .. import __version__
-from ..controller.host_list import parse_hosts
 from ..controller.options import MAX_RANKS
 from ..controller.process_memory import memory_bytes
 from ..controller.suggestion import did_you_mean
 from ..errors import CellmeshError
 from ..wire.marks import end_dead_meshes
-from ..wire.own_file import read_own_file
 from ..wire.segments import held_bytes
 from ..wire.ticket import find_strange, runtime_root
 from .doctor.checks import examine
 from .given_ticket import read_given
 from .kill import PATIENCE_S, end, sweep
-from .manifest import KubernetesJob, as_yaml, check_job, describe_use, kubernetes_objects
 from .meshes import Found, find_meshes, find_waiting
 from .rendering import as_json, echo_findings, echo_meshes, echo_progress, printable
 from .text import format_bytes, plural
@@ -257,52 +254,6 @@ def agent(
         ctx.exit(run(text, stdin if has_orders else None, address, interface))
 
 
-@main.group()
-def manifest() -> None:
-    """Write manifests for engines that read files."""
-
-
-@manifest.command("k8s")
-@click.option("--image", required=True, help="With Python, torch and cellmesh: team/train:1.2.")
-@click.option("--name", default="cellmesh", show_default=True, help="Of the Job and the Service.")
-@click.option(
-    "--nodes", "num_nodes", type=click.IntRange(1), default=2, show_default=True, help="Pods."
-)
-@click.option(
-    "--nproc-per-host",
-    type=click.IntRange(1, MAX_RANKS),
-    default=1,
-    show_default=True,
-    help="Ranks in each pod; each asks for a CPU.",
-)
-@click.option(
-    "--gpus", "num_gpus", type=click.IntRange(0), default=0, show_default=True, help="Of each pod."
-)
-@click.option("--namespace", default="", help="By default the one that kubectl uses.")
-@click.option(
-    "--ticket",
-    default=None,
-    metavar="FILE",
-    help="The ticket that %dist_start --launch hand has written: it becomes a Secret, and pods "
-    "announce themselves to the notebook. Without it they wait for kubectl exec.",
-)
-def k8s(ticket: str | None, **options: Any) -> None:
-    """Write an Indexed Job with a headless Service, and a Secret, for Kubernetes.
-
-    Each pod is a host of a mesh, on a node of its own. Nothing is run. With --ticket, what is
-    written has the ticket in it: give it to kubectl, or keep it in a file of mode 0600.
-
-    \b
-    Examples:
-      cellmesh manifest k8s --image team/train:1.2 --nodes 2 --nproc-per-host 4 --gpus 4
-      cellmesh manifest k8s --image team/train:1.2 --ticket ~/join.json | kubectl apply -f -
-    """
-    text = "" if ticket is None else read_own_file(Path(ticket).expanduser()).decode().strip()
-    job = KubernetesJob(ticket=text, **options)
-    check_job(job)
-    click.echo(f"{describe_use(job)}\n{as_yaml(kubernetes_objects(job))}", nl=False)
-
-
 @main.command()
 @click.option(
     "-n",
@@ -315,68 +266,35 @@ def k8s(ticket: str | None, **options: Any) -> None:
 @click.option(
     "--no-start", is_flag=True, help="Do not start a mesh of 2 ranks to see that it works."
 )
-@click.option(
-    "--hosts",
-    metavar="A,B",
-    help="Check other hosts and what lies between them, as %dist_start --hosts would use them.",
-)
-@click.option(
-    "--launch",
-    default="",
-    metavar="COMMAND",
-    help="The command line that starts a command on a host, as of %dist_start; by default ssh.",
-)
-@click.option("--interface", default="", help="The hosts' network interface.")
 @click.option("--json", "wants_json", is_flag=True, help="Write findings and facts as JSON.")
 @click.pass_context
 def doctor(
     ctx: click.Context,
     num_ranks: int | None,
     no_start: bool,
-    hosts: str | None,
-    launch: str,
-    interface: str,
     wants_json: bool,
 ) -> None:
-    """Check what this machine or other hosts can run, and how to mend it.
+    """Check what this machine can run, and how to mend it.
 
     Looks for what makes the start of a mesh fail or a mesh slow: packages, torch and its backends,
     GPUs, cores, memory, limits, the runtime directory and the loopback, and starts a mesh of 2
     ranks. Nothing is changed, but that what is left of a mesh whose agent was killed is ended. The
     exit code is 1 if there is a problem, else 0; a warning is no problem.
 
-    With --hosts, it runs on each host by the way agents are started there, looks for the same, and
-    compares: names, versions, interfaces, TCP connections between all hosts, clocks, and the
-    notebook's directory. No mesh is started.
-
     \b
     Examples:
       cellmesh doctor
       cellmesh doctor -n 64           is there enough for 64 ranks?
       cellmesh doctor --json --no-start
-      cellmesh doctor --hosts a,b
-      cellmesh doctor --hosts a:8,b:8 --interface ib0
     """
-    from .doctor.facts import Facts, gather
-    from .doctor.host_checks import HostsFacts, examine_hosts, refuse_engine
-    from .doctor.hosts import gather_hosts
+    from .doctor.facts import gather
 
-    if refusal := refuse_engine(launch):
-        raise click.UsageError(refusal)
-    if hosts is None and (launch or interface):
-        raise click.UsageError("--launch and --interface are for --hosts: name the hosts")
     end_dead_meshes(runtime_root())
-    facts: Facts | HostsFacts
     try:
-        if hosts is None:
-            facts = gather(num_ranks, not no_start, echo_progress)
-            findings = examine(facts)
-        else:
-            entries = parse_hosts(hosts, nproc_per_host=num_ranks or 1)
-            facts = gather_hosts(entries, launch, interface, echo_progress)
-            findings = examine_hosts(facts)
+        facts = gather(num_ranks, not no_start, echo_progress)
     finally:
         echo_progress("")
+    findings = examine(facts)
     if wants_json:
         click.echo(as_json({"version": __version__, "findings": findings, "facts": facts}))
     else:

@@ -1,25 +1,49 @@
-"""The objects for Kubernetes, checked against its published schema."""
+"""The objects for Kubernetes in docs/hosts.md, checked against the published schema."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
+from pathlib import Path
+from typing import Any
 
 import kubernetes_validate
 import pytest
+import yaml
 
-from cellmesh.cli.manifest import KubernetesJob, kubernetes_objects
-from tests.core.cli.test_manifest import JOB
+DOCS = Path(__file__).parents[2] / "docs/hosts.md"
+
+
+def documented() -> list[dict[str, Any]]:
+    """Return the objects of the section on Kubernetes."""
+    section = DOCS.read_text().partition("\n## Kubernetes\n")[2].partition("\n## ")[0]
+    (text,) = re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)
+    return list(yaml.safe_load_all(text))
 
 
 @pytest.mark.parametrize("version", ["1.26", "1.30", "1.35"])
-@pytest.mark.parametrize("job", [JOB, replace(JOB, ticket="", namespace="", num_gpus=0)])
-def test_objects_are_valid(job: KubernetesJob, version: str) -> None:
-    for each in kubernetes_objects(job):
+def test_objects_are_valid(version: str) -> None:
+    for each in documented():
         kubernetes_validate.validate(each, version, strict=True)
 
 
 def test_schema_refuses_what_is_not_in_it() -> None:
-    (*_, job) = kubernetes_objects(JOB)
+    (*_, job) = documented()
     job["spec"]["completionModus"] = "Indexed"
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(job, "1.30", strict=True)
+
+
+def test_pods_are_hosts_that_find_each_other_and_read_the_ticket() -> None:
+    service, job = documented()
+    assert service["spec"]["clusterIP"] == "None"
+    assert job["spec"]["completions"] == job["spec"]["parallelism"]
+    pod = job["spec"]["template"]["spec"]
+    assert pod["subdomain"] == service["metadata"]["name"]
+    assert service["spec"]["selector"] == job["spec"]["template"]["metadata"]["labels"]
+    (container,) = pod["containers"]
+    mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+    assert f"agent < {mounts['ticket']}/join.json" in container["command"][-1]
+    secrets = {each["name"]: each["secret"] for each in pod["volumes"] if "secret" in each}
+    assert secrets["ticket"]["defaultMode"] == 0o400
+    name = secrets["ticket"]["secretName"]
+    assert f"kubectl create secret generic {name} --from-file=join.json" in DOCS.read_text()

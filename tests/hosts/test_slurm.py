@@ -21,7 +21,6 @@ from tests.faults.watching import Stuck, wait_until
 
 from .interrupted_start import STEPS, die_at, die_with_mesh, interrupt_at, remove_dead
 from .netns import run
-from .notebook import here
 from .slurm import slurm
 
 WAIT_S = 60.0
@@ -105,17 +104,6 @@ def test_mesh_uses_the_allocation_that_it_is_in() -> None:
     )
     text = run("salloc", "--nodes=2", "--time=5", sys.executable, "-c", script)
     assert "['n1', 'n1', 'n2', 'n2']" in text
-
-
-def test_doctor_checks_the_nodes_of_an_allocation_by_the_line_that_it_names() -> None:
-    refused = here("doctor", "--launch", "slurm")
-    (line,) = re.findall(r"--launch '(srun [^']*)'", refused.stderr)
-    doctor = (sys.executable, "-m", "cellmesh", "doctor", "--hosts", "n1,n2", "--launch", line)
-    done = subprocess.run(
-        ("salloc", "--nodes=2", "--time=5", *doctor), capture_output=True, text=True, timeout=100
-    )
-    assert re.search(r"ok +routes and ports +each host reaches all", done.stdout), done
-    assert re.search(r"ok +interfaces +n1 \S+ \(\S+\), n2 ", done.stdout)
 
 
 def test_options_of_salloc_are_passed_on() -> None:

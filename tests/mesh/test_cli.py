@@ -348,7 +348,7 @@ def test_version_and_help() -> None:
     [
         (
             ("stpo",),
-            "there is no command 'stpo' (agent, doctor, manifest, ps, stop); did you mean 'stop'?",
+            "there is no command 'stpo' (agent, doctor, ps, stop); did you mean 'stop'?",
         ),
         (("stop",), "name the meshes to stop, or say --all"),
         (("stop", "x", "--all"), "name the meshes to stop, or say --all"),

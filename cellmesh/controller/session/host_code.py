@@ -44,7 +44,7 @@ def sync_through(
             silent = ",".join(hosts.unanswered(future) if hosts is not None else ())
             raise HostError(
                 f"{silent}: no answer about the files beside the notebook for {timeout_s:.0f} s. "
-                f"`cellmesh doctor --hosts {silent}` shows what lies between this host and theirs"
+                "`%dist_status` says whether they are heard"
             ) from None
 
     def name_host(index: int) -> str:

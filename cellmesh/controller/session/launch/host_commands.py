@@ -53,7 +53,7 @@ class _Command:
         """Say how the command ended, and why."""
         status = self.process.wait()
         said = _end_of(self.log) or self.output.decode(errors="replace")[-2000:].strip()
-        return explain(self.name, self.launch, sys.executable, status, said).describe(self.name)
+        return explain(self.name, self.launch, sys.executable, status, said)
 
 
 @dataclass(eq=False)

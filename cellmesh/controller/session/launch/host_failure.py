@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
 
 from ...host_list import command_for
 from .ray import is_rays
@@ -115,48 +114,38 @@ _KNOWN = (
 )
 
 
-@dataclass(frozen=True)
-class HostFailure:
-    """Why no agent runs on a host.
-
-    Attributes:
-        text: what is wrong.
-        remedy: what to type next.
-        said: what the command has printed.
-    """
-
-    text: str
-    remedy: str
-    said: str
-
-    def describe(self, name: str) -> str:
-        """Return one sentence with all of it."""
-        said = f": {self.said}" if self.said else ""
-        return f"{name}: {self.text}{said}. Next: {self.remedy}"
-
-
-def explain(name: str, launch: str, python: str, status: int, said: str) -> HostFailure:
-    """Explain the end of a command that should start an agent.
+def explain(name: str, launch: str, python: str, status: int, said: str) -> str:
+    """Return why no agent was started on a host, and what to type next.
 
     Args:
         name: the host.
         launch: the command line that starts an agent; "" for ssh.
         python: the interpreter that the command names.
         status: the command's exit code.
-        said: what it has printed.
+        said: the command's output.
     """
+    text, remedy = _find_cause(name, launch, python, status, said)
     program = command_for(launch, name, ())[0]
+    output = f": {said}" if said else ""
     ended = f"no agent was started, {program} exited with {status}"
+    cause = f"{text} ({ended})" if text else ended
+    return f"{name}: {cause}{output}. Next: {remedy}"
+
+
+def _find_cause(name: str, launch: str, python: str, status: int, said: str) -> tuple[str, str]:
+    """Return the cause, "" if it is unknown, and the remedy."""
+    program = command_for(launch, name, ())[0]
     for pattern, text, remedy in _KNOWN:
         found = re.search(pattern, said)
         if found is not None:
             word = next((group for group in found.groups() if group), "")
-            mend = remedy.format(name=name, program=program, python=python, found=word)
-            return HostFailure(f"{text} ({ended})", mend, said)
+            return text, remedy.format(name=name, program=program, python=python, found=word)
     if status == 127 or python in said:
-        mend = f"is cellmesh installed on {name}? There must be a {python}, as in the notebook"
-        return HostFailure(f"the notebook's Python is not there ({ended})", mend, said)
-    return HostFailure(ended, f"try by hand: `{command_to_try(name, launch, python)}`", said)
+        return (
+            "the notebook's Python is not there",
+            f"is cellmesh installed on {name}? There must be a {python}, as in the notebook",
+        )
+    return "", f"try by hand: `{command_to_try(name, launch, python)}`"
 
 
 def command_to_try(name: str, launch: str, python: str) -> str:
