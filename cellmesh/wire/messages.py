@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from . import checkpoint, completion, inspect, replicas, trace
+from . import checkpoint, inspect, replicas, trace
 from .attach import Detach, Detached, Hello, Inquire, Refused, SetAgents, Standing, Welcome
 from .code_files import FilesAnswer, OfferFiles, SendFiles
 from .environment import Surroundings
@@ -42,7 +42,7 @@ from .verb import WorkVerb as WorkVerb
 # What features ask: a feature adds its union here, and its handler to those of the ranks.
 AnyRequest = (
     inspect.AnyRequest
-    | completion.AnyRequest
+    | inspect.CompletionRequest
     | replicas.AnyRequest
     | checkpoint.AnyRequest
     | trace.AnyRequest

@@ -39,9 +39,7 @@ def notebook(page: Page, server: Server) -> Iterator[Notebook]:
     with open_notebook(page, server, "completion.ipynb") as notebook:
         notebook.run("%load_ext cellmesh\n%dist_start 4", timeout_s=60)
         # A loaded machine takes its time, and what is tested here is not how long.
-        notebook.run(
-            "from cellmesh.magics.completion import hooks\nhooks._WAIT_S = hooks._TOOLTIP_S = 10"
-        )
+        notebook.run("from cellmesh.magics.completion import hooks\nhooks._WAIT_S = 10")
         notebook.run(CELL)
         yield notebook
 

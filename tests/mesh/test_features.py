@@ -16,8 +16,9 @@ from cellmesh.workers.rank import features
 from tests.conftest import check_nothing_left
 
 WORKERS = Path(features.__file__).parents[1]
-FOLDERS = ("checkpoint", "completion", "inspect", "progress", "replicas", "values")
+FOLDERS = ("checkpoint", "inspect", "progress", "replicas", "values")
 MODULES = (
+    "complete",
     "rank.debugger",
     "trace.timing",
     "trace.torch_profiler",

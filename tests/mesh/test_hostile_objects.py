@@ -14,8 +14,7 @@ import pytest
 import cellmesh as cm
 from cellmesh.controller.inspect.query import look
 from cellmesh.controller.inspect.source import inspect
-from cellmesh.wire.completion import Complete, Explain
-from cellmesh.wire.inspect import Gradients, Names, Overview
+from cellmesh.wire.inspect import Complete, Explain, Gradients, Names, Overview
 from cellmesh.wire.replicas import SurveyNames
 
 WAIT_S = 40.0

@@ -18,7 +18,7 @@ from cellmesh.controller.trace.operations import Operation
 from cellmesh.errors import MeshUsageError, NoMeshError
 from cellmesh.magics.render.who import names_table
 from cellmesh.magics.widgets.timeline.timeline import static_of
-from cellmesh.wire.completion import Complete
+from cellmesh.wire.inspect import Complete
 from tests.conftest import check_nothing_left, own_runtime_dir
 
 from .test_kernel import Notebook, open_notebook

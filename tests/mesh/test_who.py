@@ -9,7 +9,7 @@ import pytest
 import cellmesh as cm
 from cellmesh.controller.inspect.query import look, look_at_one
 from cellmesh.magics.render.who import names_table
-from cellmesh.wire.completion import Complete, Explain
+from cellmesh.wire.inspect import Complete, Explain
 
 from .conftest import Recorder
 
@@ -103,9 +103,7 @@ def test_one_rank_is_asked_the_lowest_idle_one(mesh: cm.Mesh) -> None:
 @pytest.mark.parametrize(
     ("code", "text"),
     [
-        ("mesh['", "tp"),
         ("mesh.get_loc", "get_local_rank"),
-        ("mesh['tp'].get_gr", "get_group"),
         ("sharded.to_lo", "to_local"),
         ("sharded.placem", "placements"),
         ("sharded.shap", "shape"),

@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import click
+from click.shell_completion import CompletionItem, ShellComplete
 from IPython.core import page
 from IPython.core.completer import Completion, CompletionContext, SimpleCompletion, context_matcher
 from IPython.core.interactiveshell import InteractiveShell
@@ -20,12 +22,13 @@ from ...controller.mesh import Mesh
 from ...controller.ranks import Ranks
 from ...controller.session.living import living_meshes
 from ...errors import CellmeshError
-from ...wire.completion import Complete, Completions, Explain
-from ...wire.inspect import Query
+from ...wire.inspect import Complete, Completions, Explain, Query
 from ..auto import CellForRanks
+from ..line import words_of
+from ..options import COMMANDS
 from .meanings import Choices, NameSources
-from .options import complete_line
 
+# Help that is asked for by name, as in ``model?``, is the output of a cell, and may take longer.
 _HELP_S = 5.0
 
 
@@ -57,8 +60,6 @@ def name_at(source: str, cursor: int) -> str:
 
 
 _WAIT_S = 0.15
-# A tooltip is not waited for as one waits for help that one has asked for by name.
-_TOOLTIP_S = 0.5
 # The notebook's own matchers that tell of names in its own process.
 _OF_NAMES = ("jedi", "python", "dict_key")
 
@@ -150,7 +151,7 @@ class CellCompletion:
     ) -> Any:
         """Explain as the kernel does, for names on ranks."""
         text, _ = self._ask(
-            code, cursor_pos, lambda *at: Explain(name_at(*at), detail_level), _TOOLTIP_S
+            code, cursor_pos, lambda *at: Explain(name_at(*at), detail_level), _WAIT_S
         )
         if text:
             return {"status": "ok", "found": True, "data": {"text/plain": text}, "metadata": {}}
@@ -243,3 +244,53 @@ def _give_back(owner: Any, name: str, ours: Callable[..., Any]) -> None:
     """Restore an object's own method, unless other code has replaced it since."""
     if owner is not None and vars(owner).get(name) == ours:
         delattr(owner, name)
+
+
+# ---------------------------------------------------------------- options of the magics
+
+_LINE = re.compile(r"^\s*(?:\w+\s*=\s*)?%{1,2}(\w+)\s(.*)$", re.DOTALL)
+
+
+def complete_line(text: str, sources: NameSources) -> Choices | None:
+    """Return the completions of the last word of a magic's line.
+
+    Args:
+        text: the line up to the cursor, with the magic and its ``%``.
+        sources: where choices come from that change.
+
+    Returns:
+        The choices; None if it is no line of ours, or nothing is known of what could stand there.
+    """
+    match = _LINE.match(text)
+    if match is None or match[1] not in COMMANDS:
+        return None
+    command, line = COMMANDS[match[1]], match[2]
+    words = words_of(line)
+    typed = words.pop() if words and not line[-1:].isspace() else ""
+    shell = ShellComplete(command, {"obj": sources}, match[1], "")
+    found = shell.get_completions([*words], typed)
+    if typed.startswith("-") and "=" not in typed:
+        return _flags(typed, found)
+    if not (found or typed or _awaits_value(command, words)):
+        return _flags("", shell.get_completions(words, "-"))
+    if not found:
+        return None
+    replaced = found[0].typed  # of our own types, which click's do not say
+    if replaced is None:
+        replaced = typed.partition("=")[2] if typed.startswith("-") else typed
+    kind = "instance" if found[0].type == "plain" else found[0].type
+    return Choices(replaced, tuple(item.value for item in found), kind)
+
+
+def _flags(typed: str, found: list[CompletionItem[str]]) -> Choices | None:
+    texts = sorted((item.value for item in found), key=lambda flag: (flag[:2] != "--", flag))
+    return Choices(typed, tuple(texts), "param") if texts else None
+
+
+def _awaits_value(command: click.Command, words: list[str]) -> bool:
+    """Return whether the last word is an option whose value follows."""
+    return any(
+        isinstance(param, click.Option) and not param.is_flag and words[-1:] == [flag]
+        for param in command.params
+        for flag in param.opts
+    )

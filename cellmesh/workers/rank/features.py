@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, get_args
 
 from ...errors import CellmeshError
-from ...wire import checkpoint, completion, inspect, replicas, trace
+from ...wire import checkpoint, inspect, replicas, trace
 from ...wire.codec import Frame
 from ...wire.messages import FeatureRequest, Pickled
 from ..groups import model_reset
@@ -40,7 +40,7 @@ PREIMPORTED = (
     "progress.libraries",
     "rank.debugger",
     "inspect.handler",
-    "completion.handler",
+    "complete",
 )
 
 
@@ -93,7 +93,7 @@ _MODULES: Mapping[type, str] = {
     request: module
     for union, module in (
         (inspect.AnyRequest, "inspect.handler"),
-        (completion.AnyRequest, "completion.handler"),
+        (inspect.CompletionRequest, "complete"),
         (replicas.AnyRequest, "replicas.handler"),
         (checkpoint.AnyRequest, "checkpoint.handler"),
         (trace.AnyRequest, "trace.handler"),

@@ -27,10 +27,9 @@ from traitlets.config import Config
 
 from ...errors import CellmeshError
 from ...wire import payload
-from ..parsing import parse_again
 from ..static_lookup import plain_traceback, text_of, traceback_of
 from .child_processes import status_of
-from .compiler import RankCompiler
+from .compiler import RankCompiler, parse_again
 from .features import load
 from .stack_inspection import Place, is_machinery, lines_of, place_of
 from .streams import RankDisplayHook, RankDisplayPublisher, Show

@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed import Work
 
 from ...stdlib import threading
-from ..parsing import parse_again
 from ..static_lookup import module_of, traceback_of
+from .compiler import parse_again
 
 if TYPE_CHECKING:
     from .shell import RankShell

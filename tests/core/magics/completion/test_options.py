@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cellmesh.magics.completion.hooks import complete_line
 from cellmesh.magics.completion.meanings import Choices, NameSources
-from cellmesh.magics.completion.options import complete_line
 from cellmesh.magics.options import COMMANDS
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cellmesh.workers.parsing import parse_again
+from cellmesh.workers.rank.compiler import parse_again
 
 DISTURBED = SystemError("AST constructor recursion depth mismatch (before=78, after=29)")
 

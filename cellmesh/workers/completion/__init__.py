@@ -1,1 +1,0 @@
-"""Completes and explains names from a rank's namespace."""
