@@ -24,12 +24,14 @@ if TYPE_CHECKING:
     from .errors import Released as Released
     from .metrics import log as log
     from .resets import on_heal as on_heal
+    from .wire.options import StartOptions as StartOptions
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Mesh": ".controller.mesh",
     "start": ".controller.session.start",
+    "StartOptions": ".wire.options",
     "attach": ".controller.session.attach",
     "Results": ".controller.results",
     "Run": ".controller.run",

@@ -21,8 +21,16 @@ Every message says what was wrong, where, and what to type next.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return ``"; did you mean 'x'?"``, or "" if no known word is similar."""
+    import difflib  # which agents do without
+
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 class CellmeshError(Exception):

@@ -15,8 +15,7 @@ from click.shell_completion import CompletionItem
 from .. import __version__
 from ..controller.options import MAX_RANKS
 from ..controller.process_memory import memory_bytes
-from ..controller.suggestion import did_you_mean
-from ..errors import CellmeshError
+from ..errors import CellmeshError, did_you_mean
 from ..wire.marks import end_dead_meshes
 from ..wire.segments import held_bytes
 from ..wire.ticket import find_strange, runtime_root

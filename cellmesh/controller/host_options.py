@@ -4,35 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from ..errors import MeshUsageError
-from .duration import check_duration
+from ..wire.options import StartOptions
 from .environment import check_gpu_hosts, read_gpus
 from .host_list import INVITING, HostEntry, awaited_hosts, command_for, parse_hosts
 from .node_request import ENGINES, NodeRequest, check_request, parse_arguments
 
-
-@dataclass(frozen=True)
-class HostOptions:
-    """What a user has said of a mesh's hosts; the fields are as of `make_options`."""
-
-    hosts: str | Iterable[str] = ()
-    nproc_per_host: int | None = None
-    launch: str = ""
-    spares: int = 0
-    nodes: int | None = None
-    time_limit: str = ""
-    partition: str = ""
-    launch_args: str = ""
-    queue_timeout_s: float | str | None = None
-    gpus: str | Mapping[str, Any] | Iterable[int] | int | None = None
-
-    @property
-    def asks_for_nodes(self) -> bool:
-        """Whether there is an option that only an engine with nodes of its own takes."""
-        asks = self.time_limit or self.partition or self.launch_args
-        return bool(asks) or self.queue_timeout_s is not None
+# Options that only an engine with nodes of its own takes.
+_OF_ENGINES = ("time_limit", "partition", "launch_args", "queue_timeout_s")
 
 
 @dataclass(frozen=True)
@@ -54,30 +35,30 @@ class HostChoice:
     gpus: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-def choose_hosts(given: HostOptions, num_ranks: Any, may_use_gpus: bool) -> HostChoice:
+def choose_hosts(given: StartOptions, num_ranks: Any) -> HostChoice:
     """Check what a user has said of the hosts, and return the hosts.
 
     Args:
-        given: by the user.
+        given: by the user, simple values checked.
         num_ranks: likewise; None if the hosts say it.
-        may_use_gpus: whether an engine is asked for GPUs.
 
     Raises:
         MeshUsageError: something in it cannot be.
     """
-    launch, nodes = given.launch, given.nodes
-    gpus = {} if given.gpus is None else read_gpus(given.gpus)
+    launch, nodes = given.get("launch", ""), given.get("nodes")
+    gpus = read_gpus(given["gpus"]) if "gpus" in given else {}
+    asks_for_nodes = any(given.get(name, "") not in ("", None) for name in _OF_ENGINES)
     if launch in ENGINES:
-        return _choose_nodes(given, num_ranks, may_use_gpus, gpus)
+        return _choose_nodes(given, num_ranks, gpus)
     if launch in INVITING:
-        if given.hosts or given.spares or given.asks_for_nodes:
+        if given.get("hosts") or given.get("spares") or asks_for_nodes:
             raise MeshUsageError(
                 f"--launch {launch} takes --nodes and --nproc-per-host only: the hosts announce "
                 "themselves"
             )
-        entries = awaited_hosts(launch, nodes, num_ranks, given.nproc_per_host)
+        entries = awaited_hosts(launch, nodes, num_ranks, given.get("nproc_per_host"))
         return HostChoice(_sum(entries), entries, gpus=gpus)
-    if nodes is not None or given.asks_for_nodes:
+    if nodes is not None or asks_for_nodes:
         raise MeshUsageError(
             "--nodes, --time, --partition, --launch-args and --queue-timeout are for engines with "
             "nodes of their own: add --launch slurm or --launch ray"
@@ -92,28 +73,27 @@ def _sum(entries: Iterable[HostEntry]) -> int:
 
 
 def _choose_nodes(
-    given: HostOptions, num_ranks: Any, may_use_gpus: bool, gpus: Mapping[str, tuple[str, ...]]
+    given: StartOptions, num_ranks: Any, gpus: Mapping[str, tuple[str, ...]]
 ) -> HostChoice:
     """Return what an engine with nodes of its own is asked for."""
-    launch, nodes, nproc_per_host = given.launch, given.nodes, given.nproc_per_host
-    if given.hosts or given.spares:
+    launch, nodes, nproc_per_host = given["launch"], given.get("nodes"), given.get("nproc_per_host")
+    if given.get("hosts") or given.get("spares"):
         raise MeshUsageError(
             f"--launch {launch} takes its hosts from {launch.title()}: leave --hosts out"
         )
     if num_ranks is None and nodes and nproc_per_host:
         num_ranks = nodes * nproc_per_host
-    patience = given.queue_timeout_s
     request = check_request(
         NodeRequest(
             launch,
             nodes,
             num_ranks,
             nproc_per_host,
-            given.time_limit,
-            given.partition,
-            parse_arguments(given.launch_args),
-            None if patience is None else check_duration("queue_timeout_s", patience),
-            may_use_gpus=may_use_gpus,
+            given.get("time_limit", ""),
+            given.get("partition", ""),
+            parse_arguments(given.get("launch_args", "")),
+            cast(float | None, given.get("queue_timeout_s")),
+            may_use_gpus=given.get("backend") != "gloo",
         )
     )
     # Of one node, until the nodes are known.
@@ -121,24 +101,29 @@ def _choose_nodes(
 
 
 def _choose_named(
-    given: HostOptions, num_ranks: Any
+    given: StartOptions, num_ranks: Any
 ) -> tuple[tuple[HostEntry, ...], tuple[str, ...]]:
     """Return the hosts that the user has named: those with ranks, and the spares."""
-    hosts, spares = given.hosts, given.spares
+    hosts, spares = given.get("hosts", ()), given.get("spares", 0)
+    if not isinstance(hosts, str | list | tuple):
+        raise MeshUsageError(
+            f"hosts must be text like a:4,b:4 or a list of such texts, not {hosts!r}"
+        )
+    launch, nproc_per_host = given.get("launch", ""), given.get("nproc_per_host")
     if not hosts:
-        if given.launch or spares or given.nproc_per_host is not None:
+        if launch or spares or nproc_per_host is not None:
             raise MeshUsageError("say on which hosts, like --hosts a:4,b:4")
         return (), ()
     if num_ranks is not None and (isinstance(num_ranks, bool) or not isinstance(num_ranks, int)):
         raise MeshUsageError(f"the number of ranks must be a whole number, not {num_ranks!r}")
     names = hosts.split(",") if isinstance(hosts, str) else list(hosts)
-    if isinstance(spares, bool) or not isinstance(spares, int) or not 0 <= spares < len(names):
+    if not 0 <= spares < len(names):
         raise MeshUsageError(
             f"--spares must be fewer than the {len(names)} hosts, not {spares!r}: they are the "
             "last of --hosts, without ranks"
         )
     used = len(names) - spares
     kept = tuple(str(name).strip().partition(":")[0] for name in names[used:])
-    entries = parse_hosts(names[:used], num_ranks, given.nproc_per_host)
-    command_for(given.launch, entries[0].name, [])
+    entries = parse_hosts(names[:used], num_ranks, nproc_per_host)
+    command_for(launch, entries[0].name, [])
     return entries, kept

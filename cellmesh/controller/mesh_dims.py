@@ -6,8 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 
-from ..errors import MeshUsageError
-from .suggestion import did_you_mean
+from ..errors import MeshUsageError, did_you_mean
 
 DEFAULT_DIM = "dp"
 

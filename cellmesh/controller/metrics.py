@@ -7,12 +7,11 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..errors import MeshUsageError
+from ..errors import MeshUsageError, did_you_mean
 from ..wire.codec import Parcel
 from ..wire.metrics import Logged
 from ..wire.ranks import describe_ranks, group_ranks
 from .live_views import LiveViews
-from .suggestion import did_you_mean
 
 # Of each name on each rank; beyond that, every second point is dropped.
 MAX_POINTS = 20_000

@@ -12,7 +12,7 @@ from ..wire.ranks import describe_ranks
 from .core.effects import HealReport
 from .host_list import HostEntry, parse_hosts
 from .mesh_dims import check_mesh, parse_mesh
-from .options import MAX_RANKS
+from .options import check_num_ranks
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,7 @@ def plan_resize(
     joining = _read_hosts(hosts, None if num_ranks is None else num_ranks - before, names)
     if num_ranks is None and joining:
         num_ranks = before + sum(entry.num_ranks for entry in joining)
-    if isinstance(num_ranks, bool) or not isinstance(num_ranks, int):
-        raise MeshUsageError(
-            f"the number of ranks must be a whole number, not {num_ranks!r}: say how many, as in "
-            f"`%dist_resize {before * 2}`"
-        )
-    if not 1 <= num_ranks <= MAX_RANKS:
-        raise MeshUsageError(f"the number of ranks must be 1 to {MAX_RANKS}, not {num_ranks}")
+    num_ranks = check_num_ranks(num_ranks, f"say how many, as in `%dist_resize {before * 2}`")
     planned = _choose_dims(num_ranks, wanted, dims)
     if num_ranks == before:
         raise MeshUsageError(f"the mesh has {before} ranks: `%dist_mesh` gives it other dims")

@@ -26,9 +26,8 @@ from ..controller.session.living import advise_left, left_meshes
 from ..controller.session.same_mesh import check_same, describe_kept, settle_left
 from ..controller.session.session import StartProgress
 from ..controller.session.start import start
-from ..controller.suggestion import did_you_mean
 from ..controller.trace.profile import Profiling
-from ..errors import CellmeshError, MeshUsageError, NoMeshError
+from ..errors import CellmeshError, MeshUsageError, NoMeshError, did_you_mean
 from ..wire.ranks import parse_ranks
 from .auto import CellForRanks, magics_inside, read_cell, read_help
 from .completion.hooks import show_help

@@ -19,13 +19,13 @@ import stat
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
 from ..errors import HostError
 from .host import Place, own_python, own_torch, own_version, this_place
-from .hosts import HOST_LEASE_S, AgentAddress, HostPart
+from .hosts import AgentAddress, HostPart
+from .options import MeshOptions
 from .own_file import cannot_write, is_others, read_own_file, write_whole
 from .rendezvous import Invitation
 from .secret import Secret, from_json
@@ -37,29 +37,20 @@ _STARTING_S = 60.0
 _FILE = "ticket.json"
 
 
-class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The options and the key of one mesh.
+class Ticket(MeshOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The options (`MeshOptions`) and the key of one mesh.
 
     Attributes:
         name: the mesh's name, also of its directory.
         key: shared secret (hex) that authenticates controllers to the agent.
         directory: the mesh's own directory.
         num_ranks: number of ranks.
-        backend: ``auto``, ``gloo`` or ``nccl``.
         mesh_dim_names: names of the DeviceMesh's dims.
         mesh_shape: sizes of the DeviceMesh's dims.
-        preload: modules that the zygote imports besides torch.
         sys_path: the notebook's ``sys.path``.
         cwd: the notebook's working directory.
         controller_pid: the process that starts it, and its first controller.
         created_at: seconds since the epoch.
-        lease_s: how long it lives on without a controller, in seconds.
-        is_lease_chosen: whether the user has said so; else a kernel that is shut down ends the
-            mesh.
-        settle_s: how long the other ranks of a run may take after one has failed, in seconds.
-        on_error: what then happens to them: ``release`` or ``wait``.
-        auto_heal: whether dead ranks are replaced without being asked.
-        fold_numbers: whether lines of ranks that differ only in numbers are shown as one.
         version: of cellmesh.
         python: version of Python.
         torch: version of torch in the notebook.
@@ -70,23 +61,13 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         host: what the agent runs of a mesh on many hosts; None for all ranks, on one host.
         agents: where the agents of a mesh on many hosts are reached; () on one host.
         agents_revision: how often the agents have changed: were replaced, or resized.
-        launch: the command line that starts agents on other hosts; "" for ssh.
-        interface: the hosts' network interface; "" for that of the route to the notebook's host.
-        spares: hosts that may take the place of lost ones.
-        host_lease_s: how long a host may be without a connection before it counts as lost.
         num_resizes: how often the mesh has got another number of ranks.
         replaced: agents that others have replaced, and that may not have learned it yet.
-        release_command: what gives an allocation back that was made for the mesh.
-        env: environment variables that the ranks get besides those of their host.
-        gpus: which GPUs the ranks use, by host (`environment.gpus_of`); empty for all.
-        leave_command: run on each host when its agent has ended (`HostPart`).
-        slurm_job: the job that the hosts are nodes of; "" without Slurm.
         roots: the directories of the user's modules, which are made the same on all hosts; () on
             one host.
         notebook_path: on another host, the notebook's ``sys.path``, and `sys_path` is what there is
             of it.
         curve_secret: CURVE's secret key of this ticket's owner (Z85): an agent, or controllers.
-        address: the notebook's, for hosts that announce themselves; "" for the one it chooses.
         invitation: what hosts are given that announce themselves; None where nobody is invited.
         invitation_secret: CURVE's secret key of the listener that they connect to (Z85).
         notebook: that started it (`kernel.own_notebook`); "" for a script.
@@ -96,20 +77,12 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     key: Secret
     directory: str
     num_ranks: int
-    backend: str
     mesh_dim_names: tuple[str, ...]
     mesh_shape: tuple[int, ...]
-    preload: tuple[str, ...]
     sys_path: tuple[str, ...]
     cwd: str
     controller_pid: int
     created_at: float
-    lease_s: float = 0.0
-    is_lease_chosen: bool = False
-    settle_s: float = 1.0
-    on_error: Literal["release", "wait"] = "release"
-    auto_heal: bool = False
-    fold_numbers: bool = True
     version: str = msgspec.field(default_factory=own_version)
     python: str = msgspec.field(default_factory=own_python)
     torch: str = msgspec.field(default_factory=own_torch)
@@ -120,21 +93,11 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     host: HostPart | None = None
     agents: tuple[AgentAddress, ...] = ()
     agents_revision: int = 0
-    launch: str = ""
-    interface: str = ""
-    spares: tuple[str, ...] = ()
-    host_lease_s: float = HOST_LEASE_S
     num_resizes: int = 0
     replaced: tuple[AgentAddress, ...] = ()
-    release_command: tuple[str, ...] = ()
-    env: dict[str, str] = {}
-    gpus: dict[str, tuple[str, ...]] = {}
-    leave_command: tuple[str, ...] = ()
-    slurm_job: str = ""
     roots: tuple[str, ...] = ()
     notebook_path: tuple[str, ...] = ()
     curve_secret: Secret = Secret("")
-    address: str = ""
     invitation: Invitation | None = None
     invitation_secret: Secret = Secret("")
     notebook: str = ""

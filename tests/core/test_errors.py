@@ -193,3 +193,8 @@ def test_every_error_pickles(error: BaseException) -> None:
 )
 def test_a_notebook_shows_the_message_without_our_frames(error: BaseException) -> None:
     assert error._render_traceback_() == [f"{type(error).__name__}: {error}"]  # type: ignore[attr-defined]
+
+
+def test_the_nearest_word_is_suggested() -> None:
+    assert errors.did_you_mean("backed", ["backend", "mesh"]) == "; did you mean 'backend'?"
+    assert errors.did_you_mean("zzz", ["backend", "mesh"]) == ""

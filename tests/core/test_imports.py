@@ -30,7 +30,7 @@ ALLOWED = {
     "controller": {"wire", "errors", "stdlib"},
     "magics": {"controller", "wire", "errors"},
     "cli": {"magics", "controller", "workers", "wire", "errors", "__init__"},
-    "__init__": {"controller", "magics", "metrics", "resets", "errors"},
+    "__init__": {"controller", "magics", "metrics", "resets", "errors", "wire"},
     "__main__": {"cli"},
 }
 # What a notebook, a terminal and an agent begin with: none of them needs torch.

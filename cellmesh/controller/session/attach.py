@@ -6,14 +6,13 @@ import functools
 import time
 from pathlib import Path
 
-from ...errors import HostError, MeshUsageError, NoMeshError
+from ...errors import HostError, MeshUsageError, NoMeshError, did_you_mean
 from ...wire.host import fits, is_process, own_python, this_place
 from ...wire.modules import loaded
 from ...wire.ticket import Ticket, find_strange, read_ticket, runtime_root
 from ..mesh import Mesh
 from ..output.calling_cell import current_sink
 from ..output.console import Sink
-from ..suggestion import did_you_mean
 from .hosts.attaching import find_agents, keep_ticket
 from .launch.hosts import HostAgents
 from .launch.launcher import Launcher

@@ -33,7 +33,7 @@ def check_same(session: Session, given: Mapping[str, Any]) -> Options:
     Raises:
         MeshUsageError: it would make another one; the text says what to type.
     """
-    options, _ = read_options(given)
+    options = read_options(given)
     name, fresh = session.name, "`%dist_start ... --fresh` ends it and starts another"
     if options.request is None and options.num_ranks != session.num_ranks:
         raise MeshUsageError(
@@ -84,7 +84,7 @@ def find_same(given: Mapping[str, Any], left: Sequence[LivingMesh]) -> list[Livi
     own = [mesh for mesh in left if mesh.is_of(notebook)]
     if not own:
         return []
-    options, _ = read_options(given)
+    options = read_options(given)
     return [mesh for mesh in own if _is_same(options, mesh.ticket)]
 
 

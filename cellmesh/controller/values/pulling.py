@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...errors import MeshUsageError
+from ...errors import MeshUsageError, did_you_mean
 from ...wire.segments import SegmentFrame
 from ...wire.values import GatherParts, PullNames
 from ..rank_set import RankSet
-from ..suggestion import did_you_mean
 from . import gather as gathering
 
 

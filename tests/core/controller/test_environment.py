@@ -94,7 +94,7 @@ def test_gpus_of_a_host_that_is_not_there_are_refused() -> None:
 
 
 def test_values_are_not_in_the_options_repr() -> None:
-    assert "secret" not in repr(make_options(2, env={"TOKEN": "secret"}))
+    assert "hidden" not in repr(make_options(2, env={"TOKEN": "hidden"}))
 
 
 def test_magic_passes_on_several_variables() -> None:

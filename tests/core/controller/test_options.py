@@ -1,12 +1,19 @@
-"""What may be asked of a mesh, and how what cannot be is refused."""
+"""Options of a start are checked, and read from the project's pyproject.toml."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cellmesh.controller.options import MAX_RANKS, Options, make_options
+from cellmesh.controller.options import (
+    MAX_RANKS,
+    Options,
+    make_options,
+    parse_duration,
+    read_project_options,
+)
 from cellmesh.errors import MeshUsageError
 
 
@@ -69,14 +76,20 @@ def test_switches_are_on_or_off_or_true_or_false(option: str, value: Any, switch
 
 
 def test_by_default_all_ranks_are_in_one_dim() -> None:
-    assert make_options(8) == Options(8, {"dp": 8}, "auto", (), "")
+    assert make_options(8) == Options(num_ranks=8, mesh={"dp": 8})
 
 
 def test_every_option_is_taken() -> None:
     options = make_options(
         8, mesh="dp=2,tp=4", backend="gloo", preload="numpy, a.b", name="my-mesh_1"
     )
-    assert options == Options(8, {"dp": 2, "tp": 4}, "gloo", ("numpy", "a.b"), "my-mesh_1")
+    assert options == Options(
+        num_ranks=8,
+        mesh={"dp": 2, "tp": 4},
+        backend="gloo",
+        preload=("numpy", "a.b"),
+        name="my-mesh_1",
+    )
 
 
 def test_the_dims_give_the_number_of_ranks() -> None:
@@ -110,12 +123,12 @@ def test_dims_that_do_not_multiply_to_the_number_are_refused() -> None:
 
 @pytest.mark.parametrize(("backend", "near"), [("glo", "gloo"), ("ncll", "nccl"), ("Auto", "auto")])
 def test_an_unknown_backend_names_the_nearest(backend: str, near: str) -> None:
-    with pytest.raises(MeshUsageError, match=f"no backend '{backend}'.*did you mean '{near}'"):
+    with pytest.raises(MeshUsageError, match=f"not '{backend}'; did you mean '{near}'"):
         make_options(2, backend=backend)
 
 
 def test_an_unknown_backend_near_none_names_them_all() -> None:
-    with pytest.raises(MeshUsageError, match=r"no backend 'xyz' \(auto, gloo or nccl\)$"):
+    with pytest.raises(MeshUsageError, match=r"backend must be auto, gloo or nccl, not 'xyz'$"):
         make_options(2, backend="xyz")
 
 
@@ -140,10 +153,105 @@ def test_a_name_that_makes_no_directory_is_refused(name: str) -> None:
         make_options(2, name=name)
 
 
-WRONG_TYPES = {"mesh": 3, "backend": 3, "preload": 3, "name": 3}
+WRONG_TYPES = {"mesh": 3, "backend": 3, "preload": 3, "name": 3, "hosts": 3, "nodes": "two"}
 
 
 @pytest.mark.parametrize(("option", "value"), WRONG_TYPES.items(), ids=WRONG_TYPES)
 def test_a_value_of_the_wrong_type_is_refused(option: str, value: Any) -> None:
     with pytest.raises(MeshUsageError):
         make_options(2, **{option: value})
+
+
+def test_an_unknown_option_names_the_nearest() -> None:
+    with pytest.raises(
+        MeshUsageError, match=r"'bakend', which is no option .*did you mean 'backend'"
+    ):
+        make_options(2, **{"bakend": "gloo"})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("0", 0),
+        ("90", 90),
+        ("30m", 1800),
+        ("30 min", 1800),
+        ("1.5h", 5400),
+        (" 2d ", 172800),
+        (".5s", 0.5),
+    ],
+)
+def test_durations_are_parsed(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "m", "30x", "-5", "5m3s", "nan", "1e3", "30 m m"])
+def test_invalid_durations_are_refused_with_an_example(text: str) -> None:
+    with pytest.raises(MeshUsageError, match="is no span of time: write it like 30m"):
+        parse_duration(text)
+
+
+def test_the_projects_table_gives_options(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(
+        '[tool.cellmesh]\nnum_ranks = 4\nmesh = "dp=2,tp=2"\npreload = ["json"]\nbackend = "gloo"\n'
+    )
+    options = make_options(**read_project_options(tmp_path))
+    assert options == Options(
+        num_ranks=4, mesh={"dp": 2, "tp": 2}, backend="gloo", preload=("json",)
+    )
+
+
+def test_options_of_a_start_that_are_no_field_of_a_mesh_are_known(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.cellmesh]\nnproc_per_host = 4\n")
+    assert read_project_options(tmp_path) == {"nproc_per_host": 4}
+
+
+@pytest.mark.parametrize("key", ["leave_command", "slurm_job", "request"])
+def test_what_only_a_start_decides_is_no_option(tmp_path: Path, key: str) -> None:
+    (tmp_path / "pyproject.toml").write_text(f"[tool.cellmesh]\n{key} = 'x'\n")
+    with pytest.raises(MeshUsageError, match=f"{key!r}, which is no option"):
+        read_project_options(tmp_path)
+
+
+def test_dims_may_be_a_table(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.cellmesh.mesh]\ndp = 2\ntp = 2\n")
+    assert make_options(**read_project_options(tmp_path)).mesh == {"dp": 2, "tp": 2}
+
+
+def test_the_nearest_project_counts(tmp_path: Path) -> None:
+    inner = tmp_path / "inner" / "deep"
+    inner.mkdir(parents=True)
+    (tmp_path / "pyproject.toml").write_text("[tool.cellmesh]\nnum_ranks = 2\n")
+    assert read_project_options(inner) == {"num_ranks": 2}
+    (tmp_path / "inner" / "pyproject.toml").write_text("[tool.cellmesh]\nnum_ranks = 3\n")
+    assert read_project_options(inner) == {"num_ranks": 3}
+
+
+@pytest.mark.parametrize("text", ["", "[project]\nname = 'x'\n", "[tool.other]\nx = 1\n"])
+def test_a_project_without_a_table_gives_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "pyproject.toml").write_text(text)
+    assert read_project_options(tmp_path) == {}
+
+
+def test_an_unknown_key_names_its_file_and_the_nearest(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.cellmesh]\nnum_rank = 2\n")
+    with pytest.raises(
+        MeshUsageError, match=r"pyproject.toml: .*'num_rank'.*did you mean 'num_ranks'\?"
+    ):
+        read_project_options(tmp_path)
+
+
+BAD_FILES = {
+    "no TOML": b"[tool",
+    "no UTF-8": b"\xff\xfe",
+    "tool is no table": b"tool = 3",
+    "cellmesh is no table": b"[tool]\ncellmesh = 3",
+    "cellmesh is a list": b"[[tool.cellmesh]]\nnum_ranks = 2",
+}
+
+
+@pytest.mark.parametrize("content", BAD_FILES.values(), ids=BAD_FILES)
+def test_a_file_that_does_not_parse_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "pyproject.toml").write_bytes(content)
+    with pytest.raises(MeshUsageError, match=r"pyproject\.toml"):
+        read_project_options(tmp_path)

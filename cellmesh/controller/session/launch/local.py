@@ -20,6 +20,7 @@ from ....wire.descriptors import wait_readable
 from ....wire.environment import choose_gpus, gpus_of
 from ....wire.host import is_process, started_ticks
 from ....wire.interpreter import isolated_command
+from ....wire.options import MeshOptions
 from ....wire.ticket import (
     Ticket,
     make_directory,
@@ -45,12 +46,11 @@ def ranks_environment(options: Options) -> dict[str, str]:
     return {**options.env, **choose_gpus(gpus_of(options.gpus), os.environ)}
 
 
-def make_ticket(options: Options, is_lease_chosen: bool) -> Ticket:
+def make_ticket(options: Options) -> Ticket:
     """Make a mesh's directory and ticket.
 
     Args:
         options: what to start.
-        is_lease_chosen: whether the lease is the user's wish, and not the default.
 
     Returns:
         The ticket, written.
@@ -72,35 +72,18 @@ def make_ticket(options: Options, is_lease_chosen: bool) -> Ticket:
         sys_path = [path or cwd for path in sys_path]
     name = options.name or f"mesh-{os.getpid()}-{secrets.token_hex(2)}"
     directory = make_directory(runtime_root(), name)
+    carried = {field: getattr(options, field) for field in MeshOptions.__struct_fields__}
     ticket = Ticket(
-        name=name,
+        **carried | {"name": name, "env": environment},
         key=new_key(),
         directory=str(directory),
         num_ranks=options.num_ranks,
-        backend=options.backend,
         mesh_dim_names=tuple(options.mesh),
         mesh_shape=tuple(options.mesh.values()),
-        preload=options.preload,
         sys_path=tuple(sys_path),
         cwd=cwd,
         controller_pid=os.getpid(),
         created_at=time.time(),
-        lease_s=options.lease_s,
-        is_lease_chosen=is_lease_chosen,
-        settle_s=options.settle_s,
-        on_error=options.on_error,
-        auto_heal=options.auto_heal,
-        fold_numbers=options.fold_numbers,
-        launch=options.launch,
-        interface=options.interface,
-        address=options.address,
-        spares=options.spares,
-        host_lease_s=options.host_lease_s,
-        release_command=options.release_command,
-        env=environment,
-        gpus=dict(options.gpus),
-        leave_command=options.leave_command,
-        slurm_job=options.slurm_job,
         roots=user_roots(sys_path) if options.hosts and options.sync else (),
         notebook=own_notebook(),
     )

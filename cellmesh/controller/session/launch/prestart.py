@@ -32,7 +32,7 @@ from ....wire.prestart import READY, StartMesh, argument
 from ....wire.secret import SecretBytes
 from ....wire.ticket import Ticket, runtime_root
 from ...kernel import own_shell
-from ...project_options import read_project_options
+from ...options import read_project_options
 
 # How long a zygote waits while no mesh of it lives.
 KEEP_S = 600.0

@@ -58,7 +58,7 @@ def own_signals() -> Iterator[None]:
 def given_ticket() -> Ticket:
     """A ticket for the agent of the only host, as a launcher sends it."""
     part = HostPart(0, 1, "a", 0, 1, new_keys().public, ("127.0.0.1",))
-    ticket = make_ticket(make_options(hosts="a:1", name="x"), False)
+    ticket = make_ticket(make_options(hosts="a:1", name="x"))
     return msgspec.structs.replace(ticket, host=part)
 
 

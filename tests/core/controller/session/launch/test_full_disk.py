@@ -15,7 +15,7 @@ from cellmesh.wire.ticket import remove_directory
 def test_a_start_that_leaves_no_log_says_that_the_disk_is_full(
     num_pages: int, is_full: bool, runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ticket = make_ticket(Options(num_ranks=1, mesh={"dp": 1}), False)
+    ticket = make_ticket(Options(num_ranks=1, mesh={"dp": 1}))
     remove_directory(Path(ticket.directory))  # as its guardian does
     disk = SimpleNamespace(f_bavail=num_pages, f_frsize=4096)
     monkeypatch.setattr(os, "statvfs", {runtime_dir / "cellmesh": disk}.__getitem__)

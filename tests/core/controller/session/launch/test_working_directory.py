@@ -22,7 +22,7 @@ def removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_start_says_that_the_directory_was_removed(removed: Path) -> None:
     with pytest.raises(HostError, match="the working directory of this process was removed"):
-        make_ticket(Options(num_ranks=1, mesh={"dp": 1}), False)
+        make_ticket(Options(num_ranks=1, mesh={"dp": 1}))
 
 
 def test_names_of_a_rank_there_can_be_copied(removed: Path) -> None:

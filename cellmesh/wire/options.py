@@ -1,0 +1,221 @@
+"""The options of a start, each in two forms: as users give it, and as a mesh's processes read it.
+
+A new option is a field of `StartOptions`, from which ``%dist_start``, `cellmesh.start` and the
+project's ``pyproject.toml`` take it, and of `MeshOptions` where the mesh's ticket is to carry it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypedDict
+
+import msgspec
+
+from .hosts import HOST_LEASE_S
+
+
+@dataclass(frozen=True)
+class Flag:
+    """How ``%dist_start`` takes an option; an option without a flag is none of the magic's.
+
+    Attributes:
+        help: a line for the magic's help.
+        metavar: what stands for the value there; "" for the name of its type.
+        name: the flag; "" for the option's name with dashes, without the unit.
+        is_repeated: whether it may be given several times.
+    """
+
+    help: str
+    metavar: str = ""
+    name: str = ""
+    is_repeated: bool = False
+
+
+# Seconds, or text like ``30m``.
+Duration = float | str
+Switch = bool | Literal["on", "off"]
+
+
+class StartOptions(TypedDict, total=False):
+    """The options of a start, as users give them.
+
+    Attributes:
+        mesh: dims of the DeviceMesh, ``{"dp": 2, "tp": 4}`` or ``"dp=2,tp=4"``; by default one,
+            ``dp``.
+        backend: ``auto`` (the default: NCCL where each rank has a GPU of its own, else gloo),
+            ``gloo`` or ``nccl``.
+        preload: modules to import once, before the ranks are forked; a list, or names joined by
+            commas.
+        name: for ``cellmesh ps``, of letters, digits, ``_`` and ``-``; by default one of its own.
+        settle_s: how long the other ranks of a cell may take after one has failed, in seconds (1).
+        on_error: what then happens to them: ``release`` (the default) raises `Released` in them,
+            ``wait`` leaves them to the user.
+        hosts: to run on, ``"a:4,b:4"``; ranks are numbered host by host. By default this machine.
+        nproc_per_host: how many ranks run on each host that names no number.
+        launch: the command line that starts `cellmesh agent` on a host, such as ``docker exec -i
+            {host} {command}``; by default OpenSSH's client. ``slurm`` uses the nodes of this
+            process's allocation, or a new one; ``ray`` nodes of a Ray cluster. With ``hand`` and
+            ``torchrun`` hosts announce themselves on which people, or torchrun, start the command
+            that is shown.
+        nodes: how many nodes Slurm or Ray is asked for, or hosts announce themselves.
+        time_limit: of the allocation, as salloc takes it.
+        partition: of Slurm.
+        launch_args: further options of salloc (``"--gres=gpu:4 --account=x"``), or what each node
+            of Ray gives (``"CPU=8 GPU=4"``; by default a CPU and, where there are some, a GPU for
+            each rank).
+        queue_timeout_s: how long nodes may be waited for, in seconds or like ``1h``; by default as
+            long as it takes.
+        spares: how many of the hosts, the last ones, run nothing until `Mesh.heal` has them replace
+            lost ones.
+        host_lease_s: how long a host may be without a connection before its ranks count as lost:
+            seconds, or text like ``30s`` (10).
+        interface: the hosts' network interface for cellmesh, gloo, NCCL and the c10d store; by
+            default that of the route to this host.
+        env: environment variables that the ranks of all hosts get besides those of their host:
+            names of variables that are set here, ``["HF_HOME"]``, or names and values.
+        gpus: which GPUs the ranks of each host use: ``[0, 2]`` or ``"0,2"``, counted among those
+            that an engine has given (``CUDA_VISIBLE_DEVICES``); by host ``{"a": [0, 1], "b": [2]}``
+            or ``"a=0,1;b=2"``; ``"none"``.
+        address: this host's, or its interface, for hosts that announce themselves; by default that
+            of the route to other networks.
+        sync: whether the modules beside the notebook are brought to the other hosts as they are
+            here, before a cell when they have changed (yes); or ``"on"``, ``"off"``.
+        lease_s: how long the mesh lives on when this process has gone, for `attach`: seconds, or
+            text like ``30m``. By default half an hour in a notebook, unless its kernel is shut down
+            while nothing runs, and 0 (it ends) elsewhere.
+        auto_heal: whether dead ranks are replaced without being asked (no).
+        fold_numbers: whether lines of ranks that differ only in numbers are shown as one, with the
+            span of each number (yes); or ``"on"``, ``"off"``. `Mesh.fold_numbers` changes it.
+        prestart: whether the ranks may be forked from the process that has imported torch in the
+            background of the notebook (yes).
+    """
+
+    mesh: Annotated[
+        Mapping[str, int] | str, Flag("Dims of the DeviceMesh, like dp=2,tp=4.", "DIMS")
+    ]
+    backend: Annotated[Literal["auto", "gloo", "nccl"], Flag("What the process groups use.")]
+    preload: Annotated[
+        Iterable[str] | str, Flag("Import these once for all ranks: a,b,c.", "MODULES")
+    ]
+    name: Annotated[str, Flag("A name for `cellmesh ps` and %dist_attach.")]
+    settle_s: Annotated[
+        Duration,
+        Flag(
+            "After a rank fails, how long the others may take before they are released (1).",
+            "SECONDS",
+        ),
+    ]
+    on_error: Annotated[
+        Literal["release", "wait"],
+        Flag("What then happens: release them, or wait for the stop button."),
+    ]
+    hosts: Annotated[
+        Iterable[str] | str,
+        Flag("Run on these hosts, by ssh: a:4,b:4. Ranks are numbered host by host.", "HOSTS"),
+    ]
+    nproc_per_host: Annotated[int, Flag("Ranks on each host that names no number.", "N")]
+    launch: Annotated[
+        str,
+        Flag(
+            "What starts an agent on a host, in place of ssh: slurm, ray, torchrun, hand (you do), "
+            "or 'docker exec -i {host} {command}'.",
+            "COMMAND",
+        ),
+    ]
+    nodes: Annotated[
+        int, Flag("Nodes to ask Slurm or Ray for, or hosts that announce themselves.", "N")
+    ]
+    time_limit: Annotated[str, Flag("Of Slurm's allocation: 2:00:00.", "TIME", "--time")]
+    partition: Annotated[str, Flag("Slurm's partition.", "NAME")]
+    launch_args: Annotated[
+        str,
+        Flag(
+            "Further options of salloc, in quotes, like '--gres=gpu:4 --account=x'; of Ray what "
+            "each node gives: 'CPU=8 GPU=4'.",
+            "ARGUMENTS",
+        ),
+    ]
+    queue_timeout_s: Annotated[
+        Duration, Flag("How long to wait for nodes of Slurm or Ray: 10m (no limit).", "TIME")
+    ]
+    spares: Annotated[int, Flag("Keep the last N of the hosts for %dist_heal --replace.", "N")]
+    host_lease_s: Annotated[
+        Duration,
+        Flag(
+            "How long a host may be without a connection before its ranks count as lost (10s).",
+            "TIME",
+        ),
+    ]
+    interface: Annotated[
+        str, Flag("The hosts' network interface, for the wire, gloo, NCCL and the store.", "NAME")
+    ]
+    env: Annotated[
+        Mapping[str, str] | Iterable[str] | str,
+        Flag(
+            "Pass on this environment variable to the ranks of all hosts, or NAME=value.",
+            "NAME",
+            is_repeated=True,
+        ),
+    ]
+    gpus: Annotated[
+        str | Mapping[str, Any] | Iterable[int] | int,
+        Flag("GPUs that the ranks of each host use: 0,2, or by host a=0,1;b=2, or none.", "LIST"),
+    ]
+    address: Annotated[
+        str,
+        Flag("This host's address or interface, for hosts that announce themselves.", "ADDRESS"),
+    ]
+    sync: Annotated[
+        Switch, Flag("Bring the modules beside the notebook to other hosts as they are here (on).")
+    ]
+    lease_s: Annotated[
+        Duration,
+        Flag(
+            "How long the ranks outlive their notebook, one that is shut down, too: 30m, 2h, 0.",
+            "TIME",
+        ),
+    ]
+    auto_heal: Annotated[bool, Flag("Replace ranks that die by themselves.")]
+    fold_numbers: Annotated[
+        Switch, Flag("Show lines of ranks that differ only in numbers as one (on).")
+    ]
+    prestart: bool
+
+
+class MeshOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Checked options that a mesh's ticket carries; the fields are as of `StartOptions`.
+
+    Attributes:
+        is_lease_chosen: whether the user has said so; else a kernel that is shut down ends the
+            mesh.
+        spares: hosts that may take the place of lost ones.
+        gpus: which GPUs the ranks use, by host (`environment.gpus_of`); empty for all.
+        release_command: what gives an allocation back once the mesh has ended.
+        leave_command: run on each host when its agent has ended (`HostPart`).
+        slurm_job: the job that the hosts are nodes of; "" without Slurm.
+    """
+
+    backend: str = "auto"
+    preload: tuple[str, ...] = ()
+    name: str = ""
+    lease_s: float = 0.0
+    is_lease_chosen: bool = False
+    settle_s: float = 1.0
+    on_error: Literal["release", "wait"] = "release"
+    auto_heal: bool = False
+    fold_numbers: bool = True
+    launch: str = ""
+    interface: str = ""
+    address: str = ""
+    spares: tuple[str, ...] = ()
+    host_lease_s: float = HOST_LEASE_S
+    env: dict[str, str] = {}
+    gpus: dict[str, tuple[str, ...]] = {}
+    release_command: tuple[str, ...] = ()
+    leave_command: tuple[str, ...] = ()
+    slurm_job: str = ""
+
+    def __repr__(self) -> str:  # without variables, whose values may be secret
+        fields = (field for field in self.__struct_fields__ if field != "env")
+        return f"{type(self).__name__}({', '.join(f'{f}={getattr(self, f)!r}' for f in fields)})"
