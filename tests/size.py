@@ -48,7 +48,7 @@ class Feature:
 FEATURES = (
     Feature(
         "package",
-        107,
+        111,
         "__init__.py __main__.py errors.py resets.py stdlib.py",
     ),
     Feature(
@@ -90,8 +90,8 @@ FEATURES = (
     ),
     Feature(
         "start and its options",
-        1097,
-        "controller/options.py controller/project_options.py controller/host_options.py "
+        987,
+        "controller/options.py wire/options.py controller/host_options.py "
         "controller/host_list.py controller/environment.py controller/session/start.py "
         "controller/session/same_mesh.py controller/session/surroundings.py "
         "magics/start_options.py wire/environment.py wire/ticket.py",
