@@ -138,8 +138,8 @@ FEATURES = (
     ),
     Feature(
         "output",
-        2082,
-        "wire/output.py controller/output/ workers/output_widget.py",
+        1957,
+        "wire/output.py controller/output/",
     ),
     Feature(
         "input and debugger",
@@ -165,9 +165,9 @@ FEATURES = (
     ),
     Feature(
         "timeline",
-        1187,
-        "controller/trace/timeline.py magics/render/timeline.py "
-        "magics/render/timeline_text.py magics/render/time_axis.py magics/widgets/timeline/",
+        565,
+        "controller/trace/timeline.py magics/render/timeline.py magics/render/timeline_svg.py "
+        "magics/render/history.py",
     ),
     Feature(
         "plots",
@@ -200,11 +200,6 @@ FEATURES = (
         "checkpoints",
         493,
         "wire/checkpoint.py controller/checkpoint.py workers/checkpoint/",
-    ),
-    Feature(
-        "widgets of ranks",
-        437,
-        "wire/comms.py controller/comms.py workers/comms.py",
     ),
     Feature(
         "completion",

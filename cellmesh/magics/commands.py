@@ -240,7 +240,7 @@ class Commands:
         return names_table(self._choose(options), options["pattern"] or "*")
 
     def dist_timeline(self, options: Given) -> Any:
-        from .widgets.timeline.timeline import show_timeline
+        from .render.history import show_timeline
 
         return show_timeline(self._choose(options), options["num_cells"], options["trace"])
 

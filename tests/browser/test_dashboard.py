@@ -209,7 +209,7 @@ FAKE = """
 import time
 from cellmesh.controller.status import Snapshot
 from cellmesh.magics.widgets.base.widget import LiveView
-from cellmesh.magics.widgets.dashboard.dashboard import Dashboard, DashboardWidget, Static
+from cellmesh.magics.widgets.dashboard.dashboard import Dashboard, DashboardWidget
 from cellmesh.wire.messages import RankInfo, RankState
 DIMS = {dims}
 def take(before):

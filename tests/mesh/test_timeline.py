@@ -16,8 +16,8 @@ from cellmesh.controller.seeding import seed_ranks
 from cellmesh.controller.trace.history import History
 from cellmesh.controller.trace.operations import Operation
 from cellmesh.errors import MeshUsageError, NoMeshError
+from cellmesh.magics.render.history import static_of
 from cellmesh.magics.render.who import names_table
-from cellmesh.magics.widgets.timeline.timeline import static_of
 from cellmesh.wire.inspect import Complete
 from tests.conftest import check_nothing_left, own_runtime_dir
 
@@ -214,13 +214,12 @@ def notebook() -> Iterator[Notebook]:
         check_nothing_left(directory)
 
 
-def test_the_magic_shows_a_widget_a_picture_and_a_text(notebook: Notebook, tmp_path: Path) -> None:
+def test_the_magic_shows_a_picture_and_a_text(notebook: Notebook, tmp_path: Path) -> None:
     assert "no mesh is running" in notebook.run("%dist_timeline").errors()[0]["evalue"]
     assert notebook.run("%dist_start 2").status == "ok"
     notebook.run("%%dist\ndist.barrier()")
     path = tmp_path / "trace.json"
     [shown] = notebook.run(f"%dist_timeline --cells 1 -o {path}").data()
-    assert "application/vnd.jupyter.widget-view+json" in shown
     assert 'class="cellmesh-timeline"' in shown["text/html"]
     assert "<svg" not in shown["text/html"]
     assert "A barrier" in shown["text/plain"]

@@ -12,9 +12,8 @@ from ...controller.inspect.query import Inspection, Spread, describe_odd
 from ...controller.inspect.replica_diff import Comparison, compare
 from ...wire.inspect import Pixels, TensorSummary
 from ...wire.ranks import describe_groups, describe_ranks, group_ranks
-from ..widgets.base.widget import Static
 from .drawings import bars_image, bars_text, blocks_of, heatmap_image, shards_image
-from .tables import Table, compact_table, facts_table, format_bytes
+from .tables import Static, Table, compact_table, facts_table, format_bytes
 
 # How many of a nest's tensors are listed.
 _MAX_LISTED = 50

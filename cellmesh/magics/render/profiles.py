@@ -15,9 +15,9 @@ from ...controller.trace.profile import OperatorByRank, Profile
 from ...wire.ranks import format_ranks, group_ranks
 from ...wire.trace import covered
 from ...wire.user_code import Timing
-from .tables import Table
-from .time_axis import format_time
-from .timeline import timeline_of
+from .tables import Table, format_time
+from .timeline import draw_text, timeline_of
+from .timeline_svg import draw_html
 
 # From here on a rank is said to have kept the others waiting: in seconds, and as a part of the
 # others' time.
@@ -95,7 +95,11 @@ class ProfileView:
     num_rows: int = 10
 
     def __repr__(self) -> str:
-        pieces = [repr(timeline_of(self.profile)), *map(repr, self._tables()), *self._sentences()]
+        pieces = [
+            draw_text(timeline_of(self.profile)),
+            *map(repr, self._tables()),
+            *self._sentences(),
+        ]
         return "\n\n".join(pieces) if self.profile.by_rank else "\n".join(self._sentences())
 
     def _repr_html_(self) -> str:
@@ -106,7 +110,7 @@ class ProfileView:
             f'<div style="overflow-x:auto;margin-top:8px">{table._repr_html_()}</div>'
             for table in self._tables()
         )
-        return f"{timeline_of(self.profile)._repr_html_()}{tables}{words}"
+        return f"{draw_html(timeline_of(self.profile))}{tables}{words}"
 
     def _sentences(self) -> list[str]:
         texts = [

@@ -91,6 +91,25 @@ class Table:
         )
 
 
+@dataclass(frozen=True)
+class Static:
+    """A view that stands still; shows itself as HTML or text.
+
+    Attributes:
+        text: for terminals.
+        html: for viewers; it holds no script, and everything in it that came from users is escaped.
+    """
+
+    text: str
+    html: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        return self.html
+
+
 def compact_table(
     headers: Sequence[str],
     rows: Sequence[Sequence[str]],
@@ -390,3 +409,13 @@ def format_bytes(number: float) -> str:
             return f"{number:.0f} {unit}" if unit in ("B", "kB") else f"{number:.1f} {unit}"
         number /= 1000
     raise AssertionError
+
+
+def format_time(ns: float) -> str:
+    """Format nanoseconds: ``12 µs``, ``3.4 ms``, ``1.25 s``."""
+    if ns == 0:
+        return "0"
+    for size, unit in ((1e9, "s"), (1e6, "ms"), (1e3, "µs")):
+        if ns >= size:
+            return f"{ns / size:.3g} {unit}"
+    return f"{ns:.0f} ns"

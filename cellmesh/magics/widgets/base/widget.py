@@ -12,7 +12,6 @@ import contextlib
 import html
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import anywidget
 import traitlets
 
 from ....controller.output.calling_cell import cell_publisher, is_attended
+from ...render.tables import Static
 
 # What a page without a widget manager shows below a view.
 _NO_WIDGETS = (
@@ -29,19 +29,6 @@ _NO_WIDGETS = (
 )
 FOLDER = Path(__file__).parents[1]  # of the widgets, one folder each
 _VIEW = "application/vnd.jupyter.widget-view+json"
-
-
-@dataclass(frozen=True)
-class Static:
-    """A widget drawn for viewers without widgets: as HTML and text.
-
-    Attributes:
-        text: for terminals.
-        html: for viewers; it holds no script, and everything in it that came from users is escaped.
-    """
-
-    text: str
-    html: str
 
 
 def load_css(*names: str) -> str:

@@ -44,8 +44,8 @@ from ....controller.status import (
 from ....errors import CellmeshError
 from ....wire.ranks import describe_ranks
 from ....wire.status import RankState
-from ...render.tables import Table, status_table
-from ..base.widget import LiveView, Static, Widget, load_css, load_js
+from ...render.tables import Static, Table, status_table
+from ..base.widget import LiveView, Widget, load_css, load_js
 
 PERIOD_S = 1.0
 _LOG_BYTES = 8192

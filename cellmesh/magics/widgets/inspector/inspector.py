@@ -17,8 +17,9 @@ from ....controller.inspect.query import Inspection
 from ....controller.inspect.source import InspectionSource
 from ....wire.inspect import Gradients, Overview, Pixels, Refusal
 from ...render.inspections import static_of
+from ...render.tables import Static
 from ..base.auto_refresh import PERIOD_S, AutoRefresh, Occasion, Worker
-from ..base.widget import LiveView, Static, Widget, load_css, load_js
+from ..base.widget import LiveView, Widget, load_css, load_js
 from .slices import as_message, ask_element, ask_picture, small_picture
 from .view_model import as_columns, detail, gradients_table, list_items, summarise, tabulate
 

@@ -16,8 +16,9 @@ from ....controller.live_views import do_apart
 from ....controller.metrics import Plot, Series, Watcher, describe_nans, first_nan, thin
 from ...render.plots import draw_html
 from ...render.svg import colour_of
+from ...render.tables import Static
 from ..base.auto_refresh import pause_after
-from ..base.widget import LiveView, Static, Widget, load_css, load_js
+from ..base.widget import LiveView, Widget, load_css, load_js
 
 # New points are drawn this often at most; where there are many, which are all drawn again, less
 # often.

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import base64
-import json
 import xml.etree.ElementTree as ET
-from array import array
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +14,17 @@ from hypothesis import strategies as st
 from cellmesh.controller.trace.history import History, TimelineCell
 from cellmesh.controller.trace.operations import Operation
 from cellmesh.controller.trace.profile import MAX_TRACE_BYTES, Profile
+from cellmesh.magics.render.history import cell_table, rank_table, static_of
 from cellmesh.magics.render.profiles import ProfileView
-from cellmesh.magics.render.tables import memory_table
-from cellmesh.magics.render.time_axis import format_time, ticks
+from cellmesh.magics.render.tables import format_time, memory_table
 from cellmesh.magics.render.timeline import (
     Row,
     Timeline,
-    draw_html,
-    draw_svg,
+    draw_text,
     timeline_of,
     timeline_of_history,
 )
-from cellmesh.magics.render.timeline_text import draw_text
-from cellmesh.magics.widgets.timeline.timeline import cell_table, pack, rank_table, static_of
+from cellmesh.magics.render.timeline_svg import draw_html, draw_svg, ticks
 from cellmesh.wire.status import MemoryUse, RankInfo, RankState
 from cellmesh.wire.trace import Collective, OperatorTime, RankProfile
 
@@ -89,7 +85,7 @@ def test_timeline_picture_has_a_row_for_each_rank_and_marks_waits() -> None:
         texts
     )
     assert titles == [
-        "rank 0: all_reduce, 70 ms, 60 ms of it waiting for another rank",
+        "rank 0: all_reduce, 70 ms, 60 ms of it waiting for rank 1",
         "rank 1: all_reduce, 10 ms",
     ]
 
@@ -139,7 +135,7 @@ def test_of_very_many_ranks_those_are_drawn_that_differ() -> None:
 def test_the_work_of_a_picture_grows_with_the_number_of_ranks() -> None:
     def work(num_ranks: int) -> Any:
         history = history_of(num_ranks)
-        return lambda: (static_of(history, []), cell_table(history), pack(history, []))
+        return lambda: (static_of(history, []), cell_table(history))
 
     assert growth(work, 16) < 6
 
@@ -322,7 +318,7 @@ def test_last_cells_are_drawn_without_the_pauses_between() -> None:
     assert {"rank 0", "rank 1", "straggler", "In[3]", "<b>train</b>()", "compute"} <= set(texts)
     assert "<b>" not in picture
     titles = [element.attrib["title"] for element in page_of(timeline).iter("area")]
-    assert titles.count("rank 0: all_reduce, 70 ms, 60 ms of it waiting for another rank") == 2
+    assert titles.count("rank 0: all_reduce, 70 ms, 60 ms of it waiting for rank 1") == 2
 
 
 def test_many_ranks_have_lower_rows() -> None:
@@ -354,17 +350,3 @@ def test_profile_tables_show_where_time_went() -> None:
         ["0", "60 ms", "140 ms", "120 ms", "0 of 2", "0"],
         ["1", "180 ms", "20 ms", "0", "2 of 2", "120 ms"],
     ]
-
-
-def test_widget_data_uses_the_drawn_clock() -> None:
-    forms = pack(history_of(2), ["a note"])
-    about, numbers = forms["about"], array("d", forms["operations"])
-    assert len(numbers) == 4 * 10
-    row, kind, cell, begin, end, waited, last, wait, is_open, lane = numbers[10:20]
-    assert (row, about["kinds"][int(kind)]["name"], cell) == (0, "all_reduce", 1)
-    assert (begin, end, waited, wait) == (220_000, 290_000, 60_000, 220_000)
-    assert (last, is_open, lane) == (1, 0, 0)
-    assert about["straggler"] == 1
-    assert about["notes"] == ["a note"]
-    assert array("d", forms["computing"])[:4].tolist() == [0, 0, 0, 20_000]
-    assert json.loads(json.dumps(about)) == about

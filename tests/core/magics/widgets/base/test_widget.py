@@ -12,14 +12,12 @@ from typing import Any
 
 import pytest
 
-from cellmesh.controller.live_views import LiveViews
 from cellmesh.controller.metrics import Metrics, Plot
-from cellmesh.controller.trace.history import History
+from cellmesh.magics.render.tables import Static
 from cellmesh.magics.widgets.base import widget as base
-from cellmesh.magics.widgets.base.widget import LiveView, Static, Widget
+from cellmesh.magics.widgets.base.widget import LiveView, Widget
 from cellmesh.magics.widgets.plot import plot as plots
 from cellmesh.magics.widgets.plot.plot import REFRESH_S, LivePlot
-from cellmesh.magics.widgets.timeline.timeline import LiveTimeline
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.metrics import Logged
 
@@ -117,31 +115,6 @@ def test_view_that_cannot_be_drawn_freezes_as_it_was(cell: Cell) -> None:
     assert cell.next()[:2] == ("display_data", "seen")
     view.close()
     assert widget.comm is None
-
-
-def test_a_timeline_asks_its_ranks_on_a_thread_of_its_own(cell: Cell) -> None:
-    """Where its messages come, others' come as well: the dashboard's buttons."""
-    asked, answered = threading.Event(), threading.Event()
-    histories = iter([History(notes=("before",)), History(notes=("after",))])
-
-    def timeline(*_: object) -> History:
-        history = next(histories)
-        if history.notes == ("after",):
-            asked.set()
-            assert answered.wait(10)
-        return history
-
-    features = SimpleNamespace(shown=LiveViews())
-    ranks: Any = SimpleNamespace(
-        timeline=timeline, rank_set=SimpleNamespace(session=SimpleNamespace(features=features))
-    )
-    shown, told = LiveTimeline(ranks, 5, None), queue.SimpleQueue[list[str]]()
-    shown.widget.observe(lambda change: told.put(change["new"]["notes"]), "about")
-    shown.handle({"action": "update"})
-    assert asked.wait(10)
-    assert told.empty()
-    answered.set()
-    assert told.get(timeout=10) == ["after"]
 
 
 def test_a_page_without_a_widget_manager_is_told_what_to_install(cell: Cell) -> None:

@@ -1,1 +1,0 @@
-"""The timeline of the last cells, as a widget."""
