@@ -219,14 +219,14 @@ def test_the_magic_shows_a_picture_and_a_text(notebook: Notebook, tmp_path: Path
     assert notebook.run("%dist_start 2").status == "ok"
     notebook.run("%%dist\ndist.barrier()")
     path = tmp_path / "trace.json"
-    [shown] = notebook.run(f"%dist_timeline --cells 1 -o {path}").data()
+    [shown] = notebook.run(f"%dist_timeline --cells 1 -o {path}").data("execute_result")
     assert 'class="cellmesh-timeline"' in shown["text/html"]
     assert "<svg" not in shown["text/html"]
     assert "A barrier" in shown["text/plain"]
     assert "In[4]" in shown["text/plain"]
     assert f"trace: {path}" in shown["text/plain"]
     assert json.loads(path.read_text())["traceEvents"]
-    [one] = notebook.run("%dist_timeline --ranks 1").data()
+    [one] = notebook.run("%dist_timeline --ranks 1").data("execute_result")
     assert "rank 0" not in one["text/plain"]
     assert (
         "Did you mean '--cells'?" in notebook.run("%dist_timeline --cell 1").errors()[0]["evalue"]
