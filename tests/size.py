@@ -134,7 +134,7 @@ FEATURES = (
         "code sync",
         702,
         "wire/code_files.py wire/filesystems.py controller/code_files/ "
-        "controller/session/host_code.py workers/agent/code_files.py",
+        "controller/session/hosts/code.py workers/agent/code_files.py",
     ),
     Feature(
         "output",

@@ -13,7 +13,7 @@ from ...wire.ticket import Ticket, find_strange, read_ticket, runtime_root
 from ..mesh import Mesh
 from ..output.calling_cell import current_sink
 from ..output.console import Sink
-from .hosts.attaching import find_agents, keep_ticket
+from .hosts.standing import find_agents, keep_ticket
 from .launch.hosts import HostAgents
 from .launch.launcher import Launcher
 from .launch.local import (

@@ -16,10 +16,10 @@ from ...wire.hosts import AgentAddress
 from ..code_files.sync import CodeSync
 from ..core.core import Answer, Core, Effect, HealReport
 from ..resizing import Resizing
+from .hosts.answers import FILES_S
 from .hosts.connections import HostConnections
-from .hosts.file_requests import FILES_S
-from .hosts.loop_call import Post, call_in_loop
 from .hosts.standing import end_agents
+from .hosts.start import Post, call_in_loop
 from .launch.hosts import HostAgents
 from .launch.launcher import Launcher
 

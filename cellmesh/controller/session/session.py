@@ -31,10 +31,9 @@ from ..kernel import AtExit
 from ..output.console import ConsoleSink, Sink
 from ..resizing import Resizing
 from .features import Features
-from .host_code import sync_through
+from .hosts.code import sync_through
 from .hosts.connections import AnyConnection, HostConnections, connect
-from .hosts.lost_hosts import bring_back, describe_replaced
-from .hosts.unheard_end import end_unheard
+from .hosts.start import bring_back, describe_replaced, end_unheard
 from .launch.hosts import HostAgents
 from .launch.launcher import Launcher
 from .launch.local import describe_full_disk, read_agent_log

@@ -26,7 +26,7 @@ from ..mesh_dims import DEFAULT_DIM, check_mesh
 from ..node_request import NodeRequest
 from ..options import Options, make_options, read_project_options
 from ..output.calling_cell import current_sink
-from .hosts.attaching import forget_if_ended
+from .hosts.standing import forget_if_ended
 from .launch import ray, slurm
 from .launch.hosts import HostAgents
 from .launch.launcher import Launcher

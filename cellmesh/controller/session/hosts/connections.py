@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import select
 import time as clock
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any
 
 from ....errors import HostError
 from ....wire import transport
-from ....wire.attach import Refused, SetAgents, Welcome
+from ....wire.attach import Detached, Refused, SetAgents, Welcome
 from ....wire.code_files import FilesAnswer
 from ....wire.codec import Parcel
 from ....wire.descriptors import FILES_A_HOST, make_room
@@ -20,10 +21,45 @@ from ....wire.messages import AgentFault, Resize, Stop, Stopped
 from ....wire.ticket import Ticket
 from ...core.clocks import ClockComparison, ClockOffset
 from ..connection import Connection, Message
-from .candidate import Candidate
+from .answers import Answers, FileRequests, Make
 from .fan import Fan, Routed
-from .file_requests import Answers, FileRequests, Make
 from .loss_inquiry import ASK_S, LossInquiry, asker_of
+
+
+@dataclass(eq=False)
+class Candidate:
+    """The agent of a host that may join.
+
+    Attributes:
+        agent: where it is.
+        said: its messages, which are handled once the host has joined.
+        ending: why the host cannot join; "" while it can.
+    """
+
+    agent: AgentAddress
+    said: list[Parcel[Any]] = field(default_factory=list)
+    ending: str = ""
+
+    def hear(
+        self, parcels: Iterable[Parcel[Any]], lost_at: float | None, lease_s: float, now: float
+    ) -> Iterator[FilesAnswer]:
+        """Take note of the agent's messages, and yield its answers about files.
+
+        Args:
+            parcels: that have arrived.
+            lost_at: since when there is no connection; None while there is one.
+            lease_s: how long the host may be without.
+            now: the time.
+        """
+        for parcel in parcels:
+            if isinstance(parcel.verb, FilesAnswer):
+                yield parcel.verb
+            elif isinstance(parcel.verb, Stopped | Refused | Detached):
+                self.ending = self.ending or f"its agent has ended: {parcel.verb.reason}"
+            else:
+                self.said.append(parcel)
+        if lost_at is not None and now >= lost_at + lease_s:
+            self.ending = self.ending or f"its agent is not heard for {lease_s:.0f} s"
 
 
 def connect(ticket: Ticket, steal: bool, lost: Collection[int] = ()) -> AnyConnection:

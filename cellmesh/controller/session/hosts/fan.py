@@ -40,9 +40,7 @@ from ....wire.ranks import describe_ranks
 from ....wire.status import HostReport, ReadHost
 from ...core.mesh_state import HostLost, Returned
 from ...core.requests import control
-from .host_reports import HostReports
-from .joined_news import join_progress
-from .respawn_answers import RespawnAnswers
+from .answers import HostReports, RespawnAnswers, join_progress
 
 
 @dataclass

@@ -1,5 +1,5 @@
-"""Asks the agents of a mesh how the mesh stands, without being its controller; ends a mesh on many
-hosts by them.
+"""Asks the agents of a mesh for its standing, without being its controller: to list meshes, to
+attach one, also on another host that has a copy of its ticket, and to end one on many hosts.
 
 Its processes are on other hosts, so nothing but its agents says whether it lives.
 """
@@ -14,21 +14,29 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 import zmq
 
-from ....errors import HostError, ProtocolError
+from ....errors import HostError, NoMeshError, ProtocolError
 from ....wire import transport
 from ....wire.attach import Inquire, Standing
 from ....wire.codec import Parcel, at_controller, encode
 from ....wire.descriptors import FILES_A_HOST, make_room
 from ....wire.holder import Holder
-from ....wire.host import format_span
+from ....wire.host import format_span, this_place
 from ....wire.hosts import AgentAddress
 from ....wire.reliable import Reliable
 from ....wire.secret import SecretBytes
-from ....wire.ticket import Ticket, remove_own_directory
+from ....wire.ticket import (
+    Ticket,
+    make_directory,
+    read_ticket,
+    remove_own_directory,
+    runtime_root,
+    write_ticket,
+)
 
 # How long an agent may take to answer; a handshake takes three times the way there and back.
 ANSWER_S = 2.0
@@ -247,3 +255,97 @@ def _refusing(agents: Sequence[AgentAddress], timeout_s: float) -> set[AgentAddr
                 if probe.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNREFUSED:
                     refused.add(agent)
     return refused
+
+
+# As long as a host is waited for that is attached, on a machine that is loaded, too.
+_ANSWER_S = 10.0
+
+
+def find_agents(ticket: Ticket) -> tuple[Ticket, tuple[int, ...]]:
+    """Find out where a mesh's agents are now, as some may have been replaced since the ticket was
+    copied. Blocks.
+
+    Args:
+        ticket: of the mesh, as read; its directory may be on another host.
+
+    Returns:
+        The ticket with the agents as they are and a directory of this host, which need not exist,
+        and the hosts whose agents do not answer, maybe as their way is to be found again.
+
+    Raises:
+        NoMeshError: no agent answers.
+        HostError: another mesh of the same name is on this host.
+    """
+    directory = runtime_root() / ticket.name
+    forget_if_ended(directory, ticket.mark)
+    if os.path.lexists(directory) and read_ticket(directory / "ticket.json").mark != ticket.mark:
+        raise HostError(
+            f"{directory} is of another mesh that is named {ticket.name}: `cellmesh stop "
+            f"{ticket.name}` ends that one"
+        )
+    standings = ask_agents(ticket, timeout_s=_ANSWER_S)
+    ticket = with_newest_agents(ticket, standings)
+    ticket = msgspec.structs.replace(ticket, directory=str(directory))
+    if ticket.agents != tuple(each.agent for each in standings):
+        standings = ask_agents(ticket, timeout_s=_ANSWER_S)
+    lost = tuple(index for index, each in enumerate(standings) if each.standing is None)
+    if len(lost) == len(standings) and not any(agent.via for agent in ticket.agents):
+        raise _no_answer(ticket, standings)
+    return ticket, lost
+
+
+def with_newest_agents(ticket: Ticket, standings: Sequence[HostStanding]) -> Ticket:
+    """Return the ticket with the agents that the mesh has now, as the one says that knows best."""
+    for each in standings:
+        known = each.standing.agents if each.standing is not None else None
+        if known is not None and known.revision > ticket.agents_revision:
+            ticket = msgspec.structs.replace(
+                ticket,
+                agents=known.agents,
+                agents_revision=known.revision,
+                num_ranks=sum(agent.num_ranks for agent in known.agents),
+                num_resizes=known.num_resizes,
+            )
+    return ticket
+
+
+def keep_ticket(ticket: Ticket) -> None:
+    """Write the ticket of a mesh that this host's controller has attached, for `cellmesh ps` and
+    the next attach.
+
+    Raises:
+        HostError: it cannot be written.
+    """
+    if not os.path.lexists(ticket.directory):
+        make_directory(Path(ticket.directory).parent, ticket.name)
+    write_ticket(ticket)
+
+
+def forget_if_ended(directory: Path, but: str = "") -> None:
+    """Remove the directory of a mesh on many hosts if all its agents have ended. Blocks.
+
+    Args:
+        directory: the mesh's, on this host.
+        but: the mark of a mesh to leave alone.
+    """
+    try:
+        ticket = read_ticket(directory / "ticket.json")
+    except HostError:
+        return
+    is_own = ticket.spans_hosts and ticket.mark != but and Path(ticket.directory) == directory
+    if is_own and ticket.agents and all(each.has_ended for each in ask_agents(ticket)):
+        remove_own_directory(ticket)
+
+
+def _no_answer(ticket: Ticket, standings: Sequence[HostStanding]) -> NoMeshError:
+    where = ", ".join(f"{each.agent.host} ({each.agent.endpoint})" for each in standings)
+    if all(each.has_ended for each in standings):
+        return NoMeshError(
+            f"{ticket.name} has ended: nothing listens any longer at {where}. If its hosts have "
+            f"been replaced since this ticket was copied, take the one of {ticket.place.host}; "
+            "else `cellmesh ps` removes what is left, and `%dist_start` starts another"
+        )
+    return NoMeshError(
+        f"no host of {ticket.name} answers: {where}. Are they up, and does a firewall let "
+        f"{this_place().host} reach these ports?"
+    )

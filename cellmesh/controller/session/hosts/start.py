@@ -1,18 +1,58 @@
-"""Brings lost hosts back: takes them back with what their ranks hold if they are heard again, else
-starts other agents in their place.
+"""Starts agents in place of those of lost hosts, or takes the hosts back if they are heard again;
+at the end of a mesh, ends the agents that did not hear it.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import TypeVar
+
+import msgspec
 
 from ....errors import HostError
 from ...code_files.sync import CodeSync
+from ...core.core import Core, Effect
 from ..launch.hosts import HostAgents
+from ..launch.launcher import Launcher
+from .answers import FILES_S
 from .connections import HostConnections
-from .file_requests import FILES_S
-from .loop_call import Post, call_in_loop
+from .standing import describe_left, end_agents
+
+_T = TypeVar("_T")
+Post = Callable[[Callable[[Core, float], Sequence[Effect]]], None]
+# The loop takes up an order within milliseconds, unless callbacks keep it.
+_ORDER_S = 30.0
+
+
+def call_in_loop(post: Post, action: Callable[[], _T]) -> _T:
+    """Have the link's loop call a function; return the function's result, or raise its exception.
+
+    Args:
+        post: gives the link's loop a command.
+        action: is called there.
+
+    Raises:
+        NoMeshError: the mesh has ended, and its loop with it.
+        HostError: the loop does not get to it in time; it will not call the function any more.
+    """
+    result: Future[_T] = Future()
+
+    def act(core: Core, now: float) -> Sequence[Effect]:
+        if result.set_running_or_notify_cancel():
+            try:
+                result.set_result(action())
+            except BaseException as error:
+                result.set_exception(error)
+        return ()
+
+    post(act)
+    done, _ = concurrent.futures.wait([result], _ORDER_S)
+    if not done and result.cancel():
+        raise HostError(f"the notebook's link to the mesh is busy for {_ORDER_S:.0f} s: try again")
+    return result.result()
 
 
 def bring_back(
@@ -86,3 +126,22 @@ def describe_replaced(before: Sequence[str], now: Sequence[str]) -> list[str]:
         for old, name in zip(before, now, strict=True)
         if name != old
     ]
+
+
+_END_S = 5.0
+
+
+def end_unheard(hosts: HostConnections | None, launcher: Launcher) -> str:
+    """Ask the agents at their ports to end, and return what is to be said of those that do not
+    answer; "" if none is left, as of a mesh on this machine alone. Blocks.
+
+    Args:
+        hosts: the connections to many hosts, closed by now.
+        launcher: has the mesh's ticket with its present hosts.
+    """
+    if hosts is None or not isinstance(launcher, HostAgents):
+        return ""
+    unended = hosts.unended(launcher.ticket.replaced)
+    ticket = msgspec.structs.replace(launcher.ticket, agents=tuple(unended), replaced=())
+    left = end_agents(ticket, _END_S) if unended else []
+    return describe_left(ticket, left) if left else ""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-from ...errors import HostError
-from ...wire.modules import loaded
-from ...wire.ticket import Ticket
-from ..code_files.sync import CodeSync
-from ..core.core import Core, Effect
-from .hosts.connections import HostConnections
-from .hosts.file_requests import Answers, Make
-from .link import Link, warn
+from ....errors import HostError
+from ....wire.modules import loaded
+from ....wire.ticket import Ticket
+from ...code_files.sync import CodeSync
+from ...core.core import Core, Effect
+from ..link import Link, warn
+from .answers import Answers, Make
+from .connections import HostConnections
 
 
 def sync_through(

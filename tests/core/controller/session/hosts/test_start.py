@@ -1,4 +1,4 @@
-"""Lost hosts are brought back at once, each as far as that is possible."""
+"""Lost hosts are taken back or started again, by calls in the loop of the link."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import pytest
 
 from cellmesh.controller.code_files.sync import CodeSync
 from cellmesh.controller.core.core import Core
+from cellmesh.controller.session.hosts import start
 from cellmesh.controller.session.hosts.connections import HostConnections
-from cellmesh.controller.session.hosts.lost_hosts import (
+from cellmesh.controller.session.hosts.start import (
     bring_back,
+    call_in_loop,
     describe_failures,
     describe_replaced,
 )
@@ -124,3 +126,23 @@ def test_failures_are_listed() -> None:
 def test_hosts_that_others_have_replaced_are_named() -> None:
     assert describe_replaced(["a", "b", "c"], ["a", "d", "c"]) == ["d has taken the place of b"]
     assert describe_replaced([], []) == []
+
+
+def test_call_returns_its_result_or_raises_its_exception() -> None:
+    assert call_in_loop(at_once, lambda: 3) == 3
+    with pytest.raises(TimeoutError, match="its own"):
+        call_in_loop(at_once, fail)
+
+
+def fail() -> None:
+    raise TimeoutError("its own")
+
+
+def test_call_that_is_given_up_is_not_made_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start, "_ORDER_S", 0.0)
+    posted: list[Callable[[Core, float], Any]] = []
+    calls: list[int] = []
+    with pytest.raises(HostError, match="is busy"):
+        call_in_loop(posted.append, lambda: calls.append(1))
+    posted[0](cast(Core, None), 0.0)
+    assert not calls

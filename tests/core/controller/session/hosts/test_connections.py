@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cellmesh.controller.session.hosts.candidate import Candidate
+from cellmesh.controller.session.hosts.connections import Candidate
 from cellmesh.wire.attach import Refused
 from cellmesh.wire.code_files import FilesAnswer
 from cellmesh.wire.codec import Parcel
