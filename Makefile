@@ -3,6 +3,9 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 
+# Tests start thousands of processes: without bytecode, each would compile cellmesh again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test check lint types core docs venv compat hosts bench faults soak gpu gpu-wheels clean
 
 venv: $(VENV)/.installed
