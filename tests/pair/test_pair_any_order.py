@@ -47,7 +47,7 @@ def shown_by(world: World, run: Run[Any], rank: int) -> list[str]:
     return said
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(
     steps=steps_of(
         {
@@ -140,7 +140,7 @@ def calm_down(world: World) -> None:
     world.wait(2.0)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(
     steps=steps_of(
         {

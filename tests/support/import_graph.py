@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -50,6 +51,7 @@ def name_of(path: Path) -> str:
     return name.removesuffix(".__init__")
 
 
+@functools.cache
 def imports_of_modules(is_run: bool = False) -> dict[str, set[str]]:
     """The modules of ours that each module of ours imports; see `imported_by`."""
     names = {name_of(path) for path in MODULES}

@@ -64,8 +64,12 @@ def _make(dtype: torch.dtype, length: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("length", [0, 6, 200_000])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_each_dtype_travels(travel: Callable[..., Any], dtype: torch.dtype, length: int) -> None:
+def test_each_dtype_travels(travel: Callable[..., Any], length: int) -> None:
+    for dtype in DTYPES:
+        check_that_it_travels(travel, dtype, length)
+
+
+def check_that_it_travels(travel: Callable[..., Any], dtype: torch.dtype, length: int) -> None:
     tensor = _make(dtype, length)
     arrived = travel({"whole": tensor, "part": tensor[: length // 2]})
     whole, part = arrived["whole"], arrived["part"]

@@ -40,7 +40,7 @@ def test_lines_of_many_ranks(kind: str, folds_numbers: bool) -> None:
 
         return fold
 
-    assert growth(work, 32) < 6
+    assert growth(work, 16) < 6
 
 
 def test_failures_of_many_ranks() -> None:
