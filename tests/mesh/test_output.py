@@ -25,18 +25,6 @@ def run_cell(mesh: cm.Ranks, source: str, recorder: Recorder, **options: Any) ->
     mesh.submit_cell(source, sink=recorder, **options).result(timeout_s=90)
 
 
-def test_equal_lines_are_folded_and_odd_ones_marked(mesh: cm.Mesh, recorder: Recorder) -> None:
-    run_cell(
-        mesh, "print('step 1')\nprint('nan!' if rank == 3 else 'ok')\nprint('step 2')", recorder
-    )
-    assert recorder.lines() == [
-        (ALL, "step 1"),
-        ((0, 1, 2), "ok"),
-        ((3,), "nan!"),
-        (ALL, "step 2"),
-    ]
-
-
 def test_output_is_shown_while_the_cell_runs(mesh: cm.Mesh, recorder: Recorder) -> None:
     mesh.cell("import threading; gate = threading.Event()")
     run = mesh.submit_cell("print('before'); gate.wait(); print('after')", sink=recorder)
@@ -67,21 +55,6 @@ def test_the_last_expression_is_shown_and_can_be_silenced(
     assert mesh[0].pull("_") == 2
 
 
-def test_rich_displays_arrive_with_their_types(mesh: cm.Mesh, recorder: Recorder) -> None:
-    source = """
-import pandas as pd, matplotlib.pyplot as plt
-from IPython.display import HTML, display
-display(HTML("<b>hi</b>"))
-plt.plot([1, 2]); plt.show()
-pd.DataFrame({"a": [1]})
-"""
-    run_cell(mesh[1], source, recorder)
-    kinds = [set(json.loads(b.item.bundle)["data"]) for b in recorder.items(Rich)]  # type: ignore[union-attr]
-    assert "text/html" in kinds[0]
-    assert "image/png" in kinds[1]
-    assert "text/html" in kinds[2]
-
-
 def test_ipythons_comforts_work(mesh: cm.Mesh, recorder: Recorder) -> None:
     run_cell(
         mesh[2],
@@ -91,19 +64,6 @@ def test_ipythons_comforts_work(mesh: cm.Mesh, recorder: Recorder) -> None:
     lines = [line for _, line in recorder.lines()]
     assert lines[0] == "shell 2"
     assert "loop" in lines[1]
-
-
-def test_a_thread_prints_into_the_cell_that_started_it(mesh: cm.Mesh, recorder: Recorder) -> None:
-    run_cell(
-        mesh,
-        "import threading\ngo = threading.Event()\n"
-        "thread = threading.Thread(target=lambda: (go.wait(), print('late')))\nthread.start()",
-        recorder,
-    )
-    other = Recorder()
-    run_cell(mesh, "print('other'); go.set(); thread.join()", other)
-    recorder.wait_for_line("late")
-    assert other.lines() == [(ALL, "other")]
 
 
 def test_text_from_below_python_is_the_ranks_and_the_cells(
@@ -186,17 +146,6 @@ def test_one_print_of_200_mb(mesh: cm.Mesh, recorder: Recorder) -> None:
     assert recorder.lines()[-1][1].endswith("done")
     sizes = [path.stat().st_size for path in mesh.log_path(0).parent.glob("rank0.log*")]
     assert LOG_BYTES <= sum(sizes) < 2.1 * LOG_BYTES
-
-
-def test_a_traceback_names_the_cell_and_its_line(mesh: cm.Mesh, recorder: Recorder) -> None:
-    with pytest.raises(cm.RankFailure, match=r"line 3"):
-        run_cell(mesh, "x = 1\n\nraise ValueError('boom')", recorder, execution_count=7)
-    blocks = recorder.items(Trace)  # one, if all ranks are in time to be folded
-    assert sorted(rank for block in blocks for rank in block.ranks) == list(ALL)
-    for block in blocks:
-        assert isinstance(block.item, Trace)
-        assert "In[7]" in block.item.traceback
-        assert "site-packages" not in block.item.traceback
 
 
 def test_lines_of_another_cell_are_named_with_it_on_both_sides(
@@ -375,13 +324,6 @@ def test_an_error_is_shown_while_others_wait(
         cm.RankFailure, match=r"ranks 0,2-3 ran gate\.wait at line 3 and were released"
     ):
         run.result(20)
-
-
-def test_a_syntax_error_is_one_error_and_nothing_runs(mesh: cm.Mesh) -> None:
-    mesh.cell("ran = False")
-    with pytest.raises(SyntaxError):
-        mesh.cell("ran = True\ndef f(:")
-    assert not any(mesh.pull("ran").list)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 import cellmesh as cm
 from cellmesh.controller.output.fold import Rich
-from cellmesh.errors import MeshUsageError, NoMeshError, RanksInterrupted
+from cellmesh.errors import MeshUsageError
 from tests.conftest import check_nothing_left, processes_named, stop_process
 
 from .conftest import Recorder
@@ -75,26 +75,6 @@ def test_the_zygotes_death_with_unread_news_costs_no_rank(
     zygote.kill()
     psutil.wait_procs([zygote], timeout=WAIT_S)
     assert own_mesh[0].run(lambda: 7) == 7
-
-
-def test_stopped_mesh_says_so_for_every_call(runtime_dir: Path) -> None:
-    mesh = cm.start(1)
-    mesh.stop()
-    assert mesh.states() == {}
-    assert mesh.report() == ()
-    assert mesh.read_log(0) is None
-    with pytest.raises(NoMeshError):
-        mesh.restart()
-    check_nothing_left(runtime_dir)
-
-
-def test_ranks_are_chosen_once_each_and_wrong_choices_are_explained(mesh: cm.Mesh) -> None:
-    assert mesh[[0, 0, 1]].ranks == (0, 1)
-    for wrong in ([9], "a", [None]):
-        with pytest.raises(MeshUsageError, match="chooses no"):
-            mesh[wrong]  # type: ignore[index]
-    with pytest.raises(MeshUsageError, match="2 indices"):
-        mesh.at(tp="x")  # type: ignore[arg-type]
 
 
 def test_a_restart_keeps_the_dims_that_were_given_since(runtime_dir: Path) -> None:
@@ -179,29 +159,6 @@ def test_helpers_methods_and_partials_find_the_ranks_names(mesh: cm.Mesh) -> Non
     assert mesh.run(call).list == [10, 20, 30, 40]
     assert mesh.run(Counter().count).list == [4] * 4
     assert mesh.run(functools.partial(helper)).list == [1, 2, 3, 4]
-
-
-def test_giving_up_an_await_interrupts_the_ranks(mesh: cm.Mesh) -> None:
-    import asyncio
-
-    async def main() -> cm.Run[None]:
-        run = mesh.submit_cell("while True: pass")
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(run._wait_async(), 0.2)
-        return run
-
-    run = asyncio.run(main())
-    with pytest.raises(RanksInterrupted):
-        run.result(timeout_s=WAIT_S)
-
-
-def test_an_unpicklable_argument_is_named_by_its_place(mesh: cm.Mesh) -> None:
-    import threading
-
-    with pytest.raises(MeshUsageError, match="argument 1 of"):
-        mesh.run(max, 1, threading.Lock())
-    with pytest.raises(MeshUsageError, match="argument key of"):
-        mesh.run(max, 1, key=threading.Lock())
 
 
 def test_too_few_descriptors_are_reported(runtime_dir: Path) -> None:

@@ -98,6 +98,10 @@ def test_an_unpicklable_argument_is_named_with_its_part(mesh: cm.Mesh) -> None:
         mesh.run(lambda: lock)
     with pytest.raises(MeshUsageError, match="DeviceMesh"):
         mesh.push(m=mesh)
+    with pytest.raises(MeshUsageError, match="argument 1 of"):
+        mesh.run(max, 1, lock)
+    with pytest.raises(MeshUsageError, match="argument key of"):
+        mesh.run(max, 1, key=lock)
 
 
 def test_an_unpicklable_result_is_named_on_its_rank(mesh: cm.Mesh) -> None:

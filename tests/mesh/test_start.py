@@ -84,6 +84,12 @@ def test_parts_of_a_mesh_are_chosen_by_rank_and_coordinate(mesh: cm.Mesh) -> Non
         mesh.at(pp=0)
     with pytest.raises(IndexError, match="no rank 9"):
         mesh[9]
+    assert mesh[[0, 0, 1]].ranks == (0, 1)
+    for wrong in ([9], "a", [None]):
+        with pytest.raises(MeshUsageError, match="chooses no"):
+            mesh[wrong]  # type: ignore[index]
+    with pytest.raises(MeshUsageError, match="2 indices"):
+        mesh.at(tp="x")  # type: ignore[arg-type]
 
 
 def test_a_torchrun_script_runs_unchanged(mesh: cm.Mesh) -> None:
@@ -152,7 +158,10 @@ def test_stop_is_idempotent_and_says_so_afterwards(runtime_dir: Path) -> None:
     check_nothing_left(runtime_dir)
     with pytest.raises(NoMeshError, match="dist_start"):
         mesh.run(int)
+    with pytest.raises(NoMeshError):
+        mesh.restart()
     assert not mesh.alive
+    assert (mesh.states(), mesh.report(), mesh.read_log(0)) == ({}, (), None)
 
 
 def test_stop_does_not_wait_for_a_cell(runtime_dir: Path) -> None:

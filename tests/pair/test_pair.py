@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -11,14 +9,8 @@ from cellmesh.controller.core.core import ANSWER_S
 from cellmesh.controller.core.runs import REPORT_AFTER_S
 from cellmesh.controller.output.fold import HOLD_TRACE_S
 from cellmesh.errors import RankDied, RankFailure, RanksInterrupted
-from cellmesh.wire.messages import StoreDied
 
 from .world import World
-
-
-def causes(world: World, kind: type) -> list[Any]:
-    return [change.cause for change in world.changes if isinstance(change.cause, kind)]
-
 
 # ---- runs
 
@@ -43,15 +35,6 @@ def test_a_run_on_some_ranks_reaches_no_others() -> None:
         world.ranks[rank].done(rank)
     world.wait(0.01)
     assert run.result(0) == {1: 1, 3: 3}
-
-
-def test_a_single_ranks_value_is_the_result() -> None:
-    world = World(2).start()
-    run = world.submit((1,), single=True)
-    world.deliver()
-    world.ranks[1].done("value")
-    world.deliver()
-    assert run.result(0) == "value"
 
 
 def test_arrays_cross_both_hops() -> None:
@@ -218,24 +201,6 @@ def test_ranks_that_do_not_answer_hold_up_the_report_for_a_second_at_most() -> N
     assert "rank 1 in barrier at line 5" in world.text_of(run)
 
 
-def test_original_exceptions_are_raised_by_rank() -> None:
-    world = World(3).start()
-    run = world.submit()
-    world.deliver()
-    world.ranks[0].done("fine")
-    world.ranks[1].fail(KeyError("key"), line=2)
-    world.ranks[2].fail(ValueError("nan"), line=4)
-    world.deliver()
-    with pytest.raises(RankFailure) as caught:
-        run.result(0)
-    assert {rank: type(exc) for rank, exc in caught.value.exceptions_by_rank.items()} == {
-        1: KeyError,
-        2: ValueError,
-    }
-    assert "rank 2 raised ValueError: nan (line 4)" in str(caught.value)
-    assert "rank 0 finished" in str(caught.value)
-
-
 def test_an_interrupt_reaches_the_ranks_that_still_run() -> None:
     world = World(3).start()
     run = world.submit()
@@ -308,22 +273,6 @@ def test_work_that_crosses_the_news_of_a_death_ends_all_the_same() -> None:
     world.wait(0.5)
     with pytest.raises(RankFailure, match="rank 1 killed by SIGKILL; rank 0 finished"):
         run.result(0)
-
-
-def test_all_runs_of_a_dead_rank_end() -> None:
-    world = World(2).start()
-    runs = [world.submit((1,)) for _ in range(3)]
-    world.deliver()
-    world.reap(1)
-    world.wait(0.5)
-    assert all(run.done() for run in runs)
-
-
-def test_store_death_is_reported() -> None:
-    world = World(1).start()
-    world.act(world.supervisor.store_ended("killed by SIGKILL"))
-    world.deliver()
-    assert causes(world, StoreDied) == [StoreDied("killed by SIGKILL")]
 
 
 # ---- questions

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
-
 from cellmesh.controller.core.core import Answer, Change, Core, Deliver, Finish, Waiting
 from cellmesh.controller.core.runs import REPORT_AFTER_S
 from cellmesh.wire.codec import Parcel, at_rank_for_work
 from cellmesh.wire.messages import (
     Died,
     Done,
-    Interrupt,
     LogText,
-    Pickled,
     ReadLog,
     Relay,
     StoreDied,
 )
-from cellmesh.wire.output import Display, Output, Skipped
-from cellmesh.wire.status import HostReport, Probe, RankState, ReadHost
-from cellmesh.wire.stopping import Pause, StopState
+from cellmesh.wire.status import HostReport, RankState, ReadHost
 from cellmesh.wire.values import PullNames
 
 from ....support.core_decisions import (
@@ -52,33 +44,6 @@ def test_work_for_control_threads_goes_there() -> None:
     assert effect.parcel.verb == Relay((1,), "control", 7, 1)
 
 
-def test_a_run_finishes_when_its_last_rank_has_answered() -> None:
-    core = ready_core()
-    core.submit(relay(1, (0, 1, 2)))
-    done = Done(1)
-    assert hear(core, (0, 2), done) == [Deliver(1, (0, 2), Parcel(done))]
-    assert hear(core, (1,), done) == [Deliver(1, (1,), Parcel(done)), Finish(1)]
-
-
-def test_answers_bring_their_buffers() -> None:
-    core = ready_core()
-    core.submit(relay(1, (0,)))
-    done = Done(1, Pickled(b"s", 1))
-    effects = hear(core, (0,), done, buffers=(b"buffer",))
-    assert effects == [Deliver(1, (0,), Parcel(done, (b"buffer",))), Finish(1)]
-
-
-@pytest.mark.parametrize(
-    "verb", [Output(1, "stdout", "x\n"), Skipped(1, 2, 3), Display(1, "display", b"{}", "id")]
-)
-def test_output_is_delivered_while_a_run_runs_and_after_it(verb: Any) -> None:
-    core = ready_core()
-    core.submit(relay(1, (0,)))
-    assert hear(core, (0,), verb) == [Deliver(1, (0,), Parcel(verb))]
-    hear(core, (0,), Done(1))
-    assert hear(core, (0,), verb) == [Deliver(1, (0,), Parcel(verb))]
-
-
 def test_an_answer_to_no_run_is_dropped() -> None:
     core = ready_core()
     assert hear(core, (0,), Done(99)) == []
@@ -95,51 +60,7 @@ def test_a_second_answer_of_a_rank_is_dropped() -> None:
     assert hear(core, (0, 1), Done(1)) == [Deliver(1, (1,), Parcel(Done(1))), Finish(1)]
 
 
-def test_runs_do_not_mix() -> None:
-    core = ready_core()
-    core.submit(relay(1, (0, 1)))
-    core.submit(relay(2, (0, 1)))
-    assert Finish(1) not in hear(core, (0,), Done(1))
-    assert Finish(1) not in hear(core, (1,), Done(2))
-    assert Finish(2) in hear(core, (0,), Done(2))
-    assert Finish(1) in hear(core, (1,), Done(1))
-
-
-def test_an_interrupt_goes_to_the_ranks_that_still_run() -> None:
-    core = ready_core()
-    core.submit(relay(1, (0, 1, 3)))
-    hear(core, (1,), Done(1))
-    assert control_sent(core.interrupt(1)) == [((0, 3), Pause(1))]
-    paused = StopState(1, True, False, False, 0.0, ())
-    assert control_sent(hear(core, (0, 3), paused)) == [((0, 3), Interrupt(1, True))]
-    hear(core, (0, 3), Done(1))
-    assert core.interrupt(1) == []
-    assert core.interrupt(99) == []
-
-
 # ---- one rank fails while others run
-
-
-def test_a_failure_is_delivered_at_once() -> None:
-    core = ready_core()
-    core.submit(relay(1, (0, 1, 2, 3)))
-    assert hear(core, (3,), FAILED) == [Deliver(1, (3,), Parcel(FAILED))]
-
-
-def test_after_a_failure_the_others_are_asked_where_they_are() -> None:
-    core = ready_core(on_error="wait")
-    core.submit(relay(1, (0, 1, 2, 3)), now=10.0)
-    hear(core, (3,), FAILED, now=10.0)
-    assert core.deadline() == 10.0 + REPORT_AFTER_S
-    assert core.tick(10.0) == []
-    hear(core, (0,), Done(1), now=10.1)
-    [(ranks, probe)] = control_sent(core.tick(10.0 + REPORT_AFTER_S))
-    assert ranks == (1, 2)
-    assert type(probe) is Probe
-    assert hear(core, (1,), state_of(probe.request, 1)) == []
-    assert hear(core, (2,), state_of(probe.request, 1, 6)) == [
-        Waiting(1, {1: state_of(probe.request, 1), 2: state_of(probe.request, 1, 6)})
-    ]
 
 
 def test_ranks_that_answer_soon_after_a_failure_are_not_asked() -> None:
@@ -212,16 +133,6 @@ def test_store_death_is_reported() -> None:
 
 
 # ---- questions
-
-
-def test_states_are_answered_by_all_living_ranks() -> None:
-    core = ready_core()
-    lose_rank(core, Died(2, "killed", ""))
-    request, effects = core.ask_states((0, 1, 2), 0.0)
-    assert control_sent(effects) == [((0, 1), Probe(request))]
-    same = state_of(request, -1)
-    assert hear(core, (0, 1), same) == [Answer(request, {0: same, 1: same})]
-    assert core.deadline() is None
 
 
 def test_states_of_no_ranks_are_answered_at_once() -> None:

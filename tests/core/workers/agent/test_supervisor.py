@@ -18,12 +18,6 @@ from ....support.supervisor_decisions import FRAMES, LATER, done, phases, starte
 # ---- running
 
 
-def test_work_is_passed_to_its_ranks_unchanged() -> None:
-    supervisor = started()
-    assert work(supervisor, 7, (0, 2)) == [ToRanks((0, 2), "work", FRAMES)]
-    assert phases(supervisor) == ["running", "idle", "running"]
-
-
 def test_control_does_not_make_a_rank_busy() -> None:
     supervisor = started()
     frames = encode([Parcel(Probe(1))])
@@ -49,17 +43,6 @@ def test_work_for_ranks_that_are_not_there_goes_to_none() -> None:
     supervisor.rank_ended(1, "killed", "", 0.0)
     assert work(supervisor, 2, (1,)) == []
     assert work(supervisor, 3, (0, 1)) == [ToRanks((0,), "work", FRAMES)]
-
-
-def test_equal_answers_go_up_as_one_as_soon_as_all_are_there() -> None:
-    supervisor = started()
-    work(supervisor, 1, (0, 1, 2))
-    for rank in (2, 0):
-        done(supervisor, rank, 1)
-        assert supervisor.tick(0.0) == []
-    done(supervisor, 1, 1)
-    assert up(supervisor.tick(0.0)) == [Ranked((0, 1, 2), Done(1))]
-    assert supervisor.deadline() is None
 
 
 @pytest.mark.parametrize(
@@ -129,19 +112,6 @@ def test_a_death_goes_up_after_the_ranks_last_words() -> None:
         Died(1, "killed by SIGKILL", "goodbye"),
     ]
     assert supervisor.deadline() is None
-
-
-def test_the_others_go_on_without_a_dead_rank() -> None:
-    supervisor = started()
-    work(supervisor, 1, (0, 1, 2))
-    supervisor.rank_ended(1, "killed by SIGKILL", "", 0.0)
-    assert supervisor.state == "ready"
-    info = supervisor.report({})[1]
-    assert (info.phase, info.pid, info.ending) == ("dead", 0, "killed by SIGKILL")
-    assert supervisor.pids() == {0: 100, 2: 102}
-    done(supervisor, 0, 1)
-    done(supervisor, 2, 1)
-    assert Ranked((0, 2), Done(1)) in up(supervisor.tick(0.0))
 
 
 def test_answers_do_not_wait_for_a_dead_rank() -> None:

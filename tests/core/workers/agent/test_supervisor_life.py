@@ -9,8 +9,6 @@ import pytest
 
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.messages import (
-    Died,
-    Done,
     MeshReady,
     Progress,
     Ranked,
@@ -20,16 +18,12 @@ from cellmesh.wire.messages import (
     StoreDied,
 )
 from cellmesh.wire.output import Output
-from cellmesh.workers.agent.actions import Action, AskToLeave, Fork, KillRanks
+from cellmesh.workers.agent.actions import Action, Fork, KillRanks
 from cellmesh.workers.agent.supervisor import LEAVE_S, MAX_ZYGOTES_LOST, Supervisor
 
 from ....support.supervisor_decisions import (
-    LATER,
-    READY,
-    done,
     make,
     of,
-    phases,
     pids,
     started,
     up,
@@ -37,35 +31,6 @@ from ....support.supervisor_decisions import (
 )
 
 # ---- starting
-
-
-def test_a_mesh_starts_by_forking_all_ranks_once_torch_is_there() -> None:
-    supervisor = make()
-    assert supervisor.state == "starting"
-    assert supervisor.deadline() is None
-    actions = supervisor.zygote_ready(0)
-    assert up(actions) == [Progress("forking ranks", 0)]
-    assert of(Fork, actions) == [Fork((0, 1, 2), 1)]
-    assert supervisor.forked(pids(3)) == []
-    assert supervisor.pids() == {0: 100, 1: 101, 2: 102}
-    assert phases(supervisor) == ["starting"] * 3
-
-
-def test_a_mesh_is_ready_when_every_rank_has_answered() -> None:
-    supervisor = make()
-    supervisor.zygote_ready(0)
-    supervisor.forked(pids(3))
-    assert up(supervisor.from_rank(2, READY, 0.0)) == [Progress("process group", 1)]
-    assert up(supervisor.from_rank(0, READY, 0.0)) == [Progress("process group", 2)]
-    assert supervisor.state == "starting"
-    progress, ready = up(supervisor.from_rank(1, READY, 0.0))
-    assert progress == Progress("process group", 3)
-    assert isinstance(ready, MeshReady)
-    assert supervisor.state == "ready"
-    assert [(info.rank, info.pid, info.host, info.phase) for info in ready.ranks] == [
-        (rank, 100 + rank, "host", "idle") for rank in range(3)
-    ]
-    assert {(info.device, info.backend) for info in ready.ranks} == {("cpu", "gloo")}
 
 
 def test_later_controller_gets_the_progress_of_the_start() -> None:
@@ -112,22 +77,6 @@ def test_a_start_without_ranks_fails_and_ends(
     assert supervisor.state == "ended"
 
 
-def test_a_rank_that_dies_while_it_starts_ends_the_start() -> None:
-    supervisor = make()
-    supervisor.zygote_ready(0)
-    supervisor.forked(pids(3))
-    actions = supervisor.rank_ended(1, "exited with code 1", "last words", 0.0)
-    assert up(actions) == [
-        StartFailed("host", "rank 1 exited with code 1 while it started\nlast words")
-    ]
-    assert of(KillRanks, actions) == [KillRanks((0, 2))]
-    assert supervisor.state == "stopping"
-    assert supervisor.rank_ended(0, "killed", "", 0.0) == []
-    actions = supervisor.rank_ended(2, "killed", "", 0.0)
-    assert up(actions) == [Stopped("the start failed")]
-    assert supervisor.state == "ended"
-
-
 def test_a_rank_that_cannot_start_ends_the_start() -> None:
     supervisor = make(2)
     supervisor.zygote_ready(0)
@@ -164,44 +113,11 @@ def test_store_death_is_reported_while_ranks_live() -> None:
 # ---- restarting
 
 
-def test_a_restart_kills_all_and_forks_all() -> None:
-    supervisor = started()
-    work(supervisor, 1, (0, 1, 2))
-    assert supervisor.restart() == [KillRanks((0, 1, 2))]
-    assert supervisor.restart() == []
-    assert supervisor.state == "restarting"
-    assert supervisor.rank_ended(0, "killed", "", 0.0) == []
-    assert supervisor.rank_ended(2, "killed", "", 0.0) == []
-    assert supervisor.rank_ended(1, "killed", "", 0.0) == [Fork((0, 1, 2), 2)]
-    assert supervisor.state == "starting"
-    supervisor.forked(pids(3, 2))
-    for rank in range(3):
-        actions = supervisor.from_rank(rank, READY, 0.0)
-    assert isinstance(up(actions)[-1], MeshReady)
-    assert supervisor.state == "ready"
-    assert phases(supervisor) == ["idle"] * 3
-    assert up(supervisor.tick(LATER)) == []
-    work(supervisor, 2, (0, 1))
-    done(supervisor, 0, 2)
-    done(supervisor, 1, 2)
-    assert up(supervisor.tick(0.0)) == [Ranked((0, 1), Done(2))]
-
-
 def test_a_restart_without_living_ranks_forks_at_once() -> None:
     supervisor = started(2)
     for rank in range(2):
         supervisor.rank_ended(rank, "killed", "", 0.0)
     assert supervisor.restart() == [Fork((0, 1), 2)]
-
-
-def test_death_just_before_a_restart_is_not_reported_for_the_new_rank() -> None:
-    supervisor = started(1)
-    supervisor.rank_ended(0, "killed", "", 5.0)
-    supervisor.restart()
-    supervisor.forked(pids(1, 2))
-    supervisor.from_rank(0, READY, 5.01)
-    assert supervisor.state == "ready"
-    assert [verb for verb in up(supervisor.tick(LATER)) if isinstance(verb, Died)] == []
 
 
 def test_a_restart_before_torch_is_there_forks_once() -> None:
@@ -231,17 +147,6 @@ def test_a_restart_whose_zygotes_keep_dying_fails() -> None:
 
 
 # ---- stopping
-
-
-def test_a_stop_asks_all_to_leave_and_ends_when_they_have() -> None:
-    supervisor = started()
-    assert supervisor.stop("stopped", 5.0) == [AskToLeave((0, 1, 2))]
-    assert supervisor.state == "stopping"
-    assert supervisor.rank_ended(0, "exited with code 0", "", 5.1) == []
-    assert supervisor.rank_ended(1, "exited with code 0", "", 5.1) == []
-    actions = supervisor.rank_ended(2, "exited with code 0", "", 5.1)
-    assert up(actions)[-1] == Stopped("stopped")
-    assert supervisor.state == "ended"
 
 
 def test_stubborn_ranks_are_killed_until_they_are_gone() -> None:
