@@ -177,13 +177,13 @@ FEATURES = (
     ),
     Feature(
         "status",
-        671,
+        523,
         "wire/status.py controller/status.py controller/stacks.py "
         "controller/process_memory.py workers/rank/stack_inspection.py workers/rank/memory.py",
     ),
     Feature(
         "dashboard",
-        768,
+        321,
         "magics/widgets/dashboard/",
     ),
     Feature(

@@ -54,9 +54,8 @@ class RankState(Verb, frozen=True):
     `asks` that it waits for the user (`InputRequest`); `is_broken` that its groups must be healed,
     `is_half_done` that a step has left models half done; `counts` has all its groups, with their
     last collectives; `in_flight` the oldest operation of each group and peer; `making` the members
-    of the group that it is making (`group` is its name); `memory` what it holds; `device_percent`
-    how busy its GPU is, by any process (-1: not known); `steps` the steps of its optimizers in the
-    last run, if it is idle.
+    of the group that it is making (`group` is its name); `memory` what it holds; `steps` the steps
+    of its optimizers in the last run, if it is idle.
     """
 
     request: int
@@ -73,7 +72,6 @@ class RankState(Verb, frozen=True):
     is_broken: bool = False
     counts: tuple[GroupCount, ...] = ()
     memory: MemoryUse = MemoryUse()
-    device_percent: int = -1
     in_flight: tuple[InFlight, ...] = ()
     inner: str = ""
     steps: Steps = Steps()
@@ -103,7 +101,6 @@ class RankInfo(msgspec.Struct, frozen=True, array_like=True):
         predecessor_ending: how the rank ended that it replaced, as long as it is empty: no work
             that `fills` (`Relay`) has ended well on it; "" for all others.
         last_output: the last lines of the one that ended, if either is given.
-        cpu_s: CPU time that its process has used, by all its threads, in seconds.
         is_heard: whether its host is; what else stands here is older if it is not.
     """
 
@@ -117,7 +114,6 @@ class RankInfo(msgspec.Struct, frozen=True, array_like=True):
     ending: str = ""
     predecessor_ending: str = ""
     last_output: str = ""
-    cpu_s: float = 0.0
     is_heard: bool = True
 
 

@@ -181,12 +181,6 @@ def rss_bytes(pid: int) -> int:
         return 0
 
 
-def cpu_s(pid: int) -> float:
-    """Return the CPU time that a process's threads have used, in seconds; 0 if it is gone."""
-    fields = process_stat(pid)
-    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
-
-
 def _parents() -> Iterator[tuple[int, int]]:
     for entry in os.listdir("/proc"):
         if entry.isdigit() and (fields := process_stat(entry)):

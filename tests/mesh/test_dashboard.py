@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 import cellmesh as cm
-from cellmesh.controller.status import rank_statuses, take_snapshot
 from tests.conftest import check_nothing_left, own_runtime_dir
 from tests.mesh.test_kernel import WAIT_S, Notebook, Outcome, open_notebook
 
@@ -33,32 +32,32 @@ class FrontEnd:
         message = session.msg("comm_msg", {"comm_id": self.model, "data": data})
         self.notebook.client.shell_channel.send(message)
 
-    def look(self, looks: bool = True, view: str = "view") -> None:
-        self.say(kind="look", view=view, looks=looks)
+    def look(self) -> None:
+        self.say(kind="look")
 
     def wait_for(self, wanted: Callable[[str, dict[str, Any]], Any]) -> Any:
-        """What `wanted` makes of the first message of which it makes anything."""
+        """What `wanted` makes of the first message of which it makes anything; of the widget's
+        state it is given what is new.
+        """
         deadline = time.monotonic() + WAIT_S
         while True:
             left_s = max(0.1, deadline - time.monotonic())
             message = self.notebook.client.get_iopub_msg(timeout=left_s)
             kind, content = message["msg_type"], message["content"]
             if kind == "comm_msg" and content["comm_id"] == self.model:
-                kind, content = "told", content["data"].get("content", {})
+                kind, content = "state", content["data"].get("state", {})
             if found := wanted(kind, content):
                 return found
 
-    def wait_for_told(self, kind: str, **fields: Any) -> dict[str, Any]:
-        told: dict[str, Any] = self.wait_for(
-            lambda each, content: (
-                content
-                if each == "told"
-                and content.get("kind") == kind
-                and all(content[key] == value for key, value in fields.items())
+    def wait_for_state(self, name: str, is_it: Callable[[Any], Any]) -> Any:
+        """The first value of one of the widget's traits of which this holds."""
+        return self.wait_for(
+            lambda kind, content: (
+                [content[name]]
+                if kind == "state" and name in content and is_it(content[name])
                 else None
             )
-        )
-        return told
+        )[0]
 
 
 @pytest.fixture
@@ -76,38 +75,21 @@ def test_dashboard_is_shown_in_three_forms_with_its_ranks(front_end: FrontEnd) -
     assert "<table" in front_end.data["text/html"]
     assert "<script" not in front_end.data["text/html"]
     front_end.look()
-    rows = front_end.wait_for_told("all")["rows"]
-    pids = [
-        front_end.notebook.run(f"mesh.report()[{rank}].pid").data("execute_result")
-        for rank in (0, 1)
-    ]
-    assert [str(row["pid"]) for row in rows] == [data[0]["text/plain"] for data in pids]
-    sample = front_end.wait_for_told("look")["sample"]
-    assert all(number > 10_000_000 for number in sample["rss"])
-    front_end.say(kind="open", rank=1)
-    assert front_end.wait_for_told("panel")["stack"].strip() == "idle"
+    table = front_end.wait_for_state("table", lambda table: True)
+    assert table.count('data-doing="idle"') == 2
+    assert table.count(" MB</div>") == 2
 
 
 def test_dashboard_goes_on_after_a_restart_and_freezes_after_the_end(front_end: FrontEnd) -> None:
     front_end.look()
-    before = front_end.wait_for_told("all")["rows"][1]["pid"]
+    front_end.wait_for_state("looked_at", bool)
+    front_end.notebook.run("%%dist\nx = 1")
     front_end.say(kind="do", action="restart")
-    assert (
-        "2 ranks ready in "
-        in front_end.wait_for_told("told", action="restart", is_busy=False)["text"]
-    )
-    front_end.look(
-        view="another"
-    )  # which is told all: the first may have been told before what came of it
-    after = front_end.wait_for(
-        lambda kind, content: [
-            row["pid"]
-            for row in (content.get("rows", ()) if kind == "told" else ())
-            if row["rank"] == 1 and row.get("pid") not in (None, 0, before)
-        ]
-    )
-    assert after
-    front_end.say(kind="do", action="stop")
+    front_end.wait_for_state("told", lambda told: "2 ranks ready in " in told["text"])
+    front_end.look()
+    front_end.wait_for_state("looked_at", bool)
+    assert front_end.notebook.run("%%dist\nassert 'x' not in globals()").status == "ok"
+    front_end.notebook.send("%dist_stop")
     display = next(c for kind, c in front_end.shown.messages if kind == "display_data")["transient"]
     left = front_end.wait_for(
         lambda kind, content: (
@@ -138,24 +120,3 @@ def test_a_terminal_is_shown_the_table(mesh: cm.Mesh) -> None:
     table = show_dashboard(mesh)
     assert isinstance(table, Table)
     assert [row[0] for row in table.rows] == ["0", "1", "2", "3"]
-
-
-def test_the_cpu_time_of_a_rank_is_its_own(mesh: cm.Mesh) -> None:
-    session = mesh.rank_set.session
-    before = take_snapshot(session)
-    mesh[1].run(_compute, 0.5)
-    now = take_snapshot(session)
-    assert before is not None
-    assert now is not None
-    rows = rank_statuses(before, now)
-    assert [row.doing for row in rows] == ["idle"] * 4
-    used_s = [b.cpu_s - a.cpu_s for a, b in zip(before.infos, now.infos, strict=True)]
-    assert used_s[1] >= 0.45
-    assert sum(used_s) - used_s[1] < 0.4
-    assert (rows[1].cpu or 0.0) > max(rows[rank].cpu or 0.0 for rank in (0, 2, 3))
-
-
-def _compute(cpu_s: float) -> None:
-    until = time.process_time() + cpu_s
-    while time.process_time() < until:
-        pass

@@ -139,7 +139,7 @@ def status_table(
         states: what they are doing; ranks that do not answer are missing.
         ways: how hosts are reached that are not reached straight.
     """
-    notes = [*ways, *_all_last_lines(infos)]
+    notes = [*ways, *last_lines(infos)]
     if len(infos) > MAX_ROWS:
         return _status_of_many(title, infos, states, notes)
     headers = ("rank", "host", "pid", "device", "state", "memory", "GPU memory")
@@ -220,7 +220,8 @@ def mesh_table(title: str, dims: Mapping[str, int], words: Sequence[str]) -> Tab
     return Table([*outer, *(f"{inner}={index}" for index in range(size))], rows, title)
 
 
-def _all_last_lines(infos: Sequence[RankInfo]) -> list[str]:
+def last_lines(infos: Sequence[RankInfo]) -> list[str]:
+    """Return the last output of ranks that are dead, or were replaced and hold nothing yet."""
     ended = [lines for info in infos if (lines := _last_lines(info))]
     more = len(ended) - _MAX_LAST_RANKS
     lines = [line for lines in ended[:_MAX_LAST_RANKS] for line in lines]

@@ -277,8 +277,7 @@ class Agent:
             case ReadHost(request):
                 at_s, pids = time.monotonic(), self._supervisor.pids().values()
                 rss_bytes = {pid: linux_process.rss_bytes(pid) for pid in pids}
-                cpu_s = {pid: linux_process.cpu_s(pid) for pid in pids}
-                report = self._supervisor.report(rss_bytes, cpu_s)
+                report = self._supervisor.report(rss_bytes)
                 self._attachment.send([Parcel(HostReport(request, report, at_s))])
 
     @functools.cached_property

@@ -66,7 +66,7 @@ class RankRecord:
         self.runs.clear()
         self.filling.clear()
 
-    def info(self, rank: int, host: str, rss_bytes: int, cpu_s: float = 0.0) -> RankInfo:
+    def info(self, rank: int, host: str, rss_bytes: int) -> RankInfo:
         """Return the record in the form that is sent to controllers."""
         return RankInfo(
             rank=rank,
@@ -79,5 +79,4 @@ class RankRecord:
             ending=self.ending,
             predecessor_ending=self.predecessor_ending if self.phase in ("idle", "running") else "",
             last_output=self.last_output,
-            cpu_s=cpu_s,
         )

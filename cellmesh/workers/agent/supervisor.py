@@ -364,13 +364,10 @@ class Supervisor:
         to_come = {died.rank for _, died in self._endings}
         return [died for rank, died in sorted(self._deaths.items()) if rank not in to_come]
 
-    def report(
-        self, rss_bytes: Mapping[int, int], cpu_s: Mapping[int, float] | None = None
-    ) -> tuple[RankInfo, ...]:
-        """Return all ranks' records, with memory and CPU time where these are given by pid."""
-        spent_s = cpu_s or {}
+    def report(self, rss_bytes: Mapping[int, int]) -> tuple[RankInfo, ...]:
+        """Return all ranks' records, with memory where it is given by pid."""
         return tuple(
-            state.info(rank, self._host, rss_bytes.get(state.pid, 0), spent_s.get(state.pid, 0.0))
+            state.info(rank, self._host, rss_bytes.get(state.pid, 0))
             for rank, state in self._ranks.items()
             if rank not in self._leaving
         )

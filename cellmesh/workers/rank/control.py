@@ -321,7 +321,6 @@ class ControlThread:
             # Also of an idle rank: others may wait in an operation that it has begun otherwise.
             counts=tuple(self._groups.counts(with_recent=True)),
             memory=memory,
-            device_percent=self._meter.device_percent(),
             in_flight=self._groups.ledger.in_flight() if waited.collective else (),
             steps=Steps() if busy else self._context.steps.describe(self._shell.user_ns),
         )

@@ -1,18 +1,15 @@
-"""Measures a rank's memory, its change in a cell, and the load of its GPU."""
+"""Measures a rank's memory and its change in a cell."""
 
 from __future__ import annotations
 
 import mmap
 import resource
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
 from ...stdlib import os
 from ...wire.status import MemoryUse
-
-UNKNOWN = -1
 
 
 class _Reading(NamedTuple):
@@ -45,7 +42,6 @@ class MemoryMeter:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._read_gpu_load: Callable[[], int] | None = None
         self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         self._execution_count = 0
         self._before = _Reading()
@@ -72,15 +68,6 @@ class MemoryMeter:
             cell_allocated=after["allocated"] - before["allocated"],
         )
 
-    def device_percent(self) -> int:
-        """Return the load of the rank's GPU in percent; `UNKNOWN` before the rank has used one."""
-        if not self._has_gpu():
-            return UNKNOWN
-        if self._read_gpu_load is None:
-            uuid = torch.cuda.get_device_properties(self._device).uuid
-            self._read_gpu_load = open_gpu(f"GPU-{uuid}")
-        return self._read_gpu_load()
-
     def _read(self) -> _Reading:
         stats = torch.cuda.memory_stats_as_nested_dict(self._device) if self._has_gpu() else None
         return _Reading(
@@ -90,29 +77,3 @@ class MemoryMeter:
     def _has_gpu(self) -> bool:
         """Return whether the rank has used a GPU; asking torch would else initialise CUDA."""
         return self._device.type == "cuda" and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-
-
-def open_gpu(uuid: str) -> Callable[[], int]:
-    """Return a function that reads a GPU's load by all processes, in percent (`UNKNOWN` where the
-    package, the driver or its answer is missing).
-
-    NVML's library is loaded here, which takes some ten milliseconds. It finds the GPU by its UUID:
-    its number would depend on CUDA_VISIBLE_DEVICES.
-    """
-    try:
-        import pynvml
-    except ImportError:
-        return lambda: UNKNOWN
-    try:
-        pynvml.nvmlInit()
-        gpu = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-    except pynvml.NVMLError:
-        return lambda: UNKNOWN
-
-    def read() -> int:
-        try:
-            return int(pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu)
-        except pynvml.NVMLError:
-            return UNKNOWN
-
-    return read

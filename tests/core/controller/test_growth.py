@@ -15,9 +15,10 @@ from cellmesh.controller.core.verdict import find_verdict
 from cellmesh.controller.core.verdict_text import describe_waits
 from cellmesh.controller.failure_summary import describe_live, explain_waits
 from cellmesh.controller.replicas import bring_together
-from cellmesh.controller.status import Snapshot, find_trouble, rank_statuses
+from cellmesh.controller.status import Snapshot
 from cellmesh.controller.trace.timeline import merge
 from cellmesh.magics.render.tables import memory_table, mesh_table, status_table
+from cellmesh.magics.widgets.dashboard.dashboard import draw_mesh
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.groups import Begun, GroupCount, InFlight
 from cellmesh.wire.messages import Done, Failed
@@ -312,6 +313,6 @@ def test_snapshots() -> None:
     def work(num: int) -> Callable[[], Any]:
         states = {rank: in_operation(rank, "all_reduce", 2) for rank in range(num) if rank % 3}
         snapshot = Snapshot(1.0, "ready", {"dp": num}, [info(rank) for rank in range(num)], states)
-        return lambda: (rank_statuses(snapshot, snapshot), find_trouble(snapshot))
+        return lambda: draw_mesh("fake", snapshot)
 
     check_linear(work)

@@ -52,7 +52,6 @@ def test_a_process_may_have_any_bytes_as_its_name(name: bytes) -> None:
         assert is_process(process.pid, started_ticks(process.pid))
         assert process.pid in linux_process.children(os.getpid())
         assert process.pid in linux_process.descendants(os.getpid())
-        assert linux_process.cpu_s(process.pid) >= 0
         process.kill()
 
 

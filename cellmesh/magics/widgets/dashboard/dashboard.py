@@ -1,141 +1,109 @@
-"""The mesh dashboard: what every rank does, updated once a second while a page shows it.
+"""The live dashboard (``%dist_status --live``): what every rank does, once a second while a page
+shows it.
 
-A thread takes snapshots of the mesh and sends them; it begins when a view in the front end says
-that it is seen, and ends when none is. What the buttons ask for runs in threads of its own, so
-that the next message is heard at once. A message is a dict with its ``kind``:
-
-=========  =============================================  ======================================
-kind       fields                                         sender
-=========  =============================================  ======================================
-``look``   ``view`` (an id), ``looks``                    front end, every 2 s and on a change
-``do``     ``action``: one of `ACTIONS`                   front end
-``open``   ``rank``, or null to close the panel           front end
-``all``    those of ``look``, ``history``, ``told``       kernel, to a new view
-``look``   ``name, state, dims, rows, sample``            kernel, once a second
-``told``   ``action, text, failed, is_busy``              kernel: what a button has done
-``panel``  ``rank, stack, log``                           kernel
-=========  =============================================  ======================================
+The page sends ``{"kind": "look"}`` every two seconds while the dashboard is visible in it, and
+``{"kind": "do", "action": ...}`` when a button is pressed. A thread takes snapshots of the mesh as
+long as the page looks, and sets the widget's state. Buttons act on threads of their own, so that
+the next message is received at once.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import html
+import itertools
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import msgspec
+import traitlets
 
 from ....controller.core.effects import describe_healing
 from ....controller.core.runs import ESCALATE_S, STOP_S
 from ....controller.mesh import Mesh
 from ....controller.output.calling_cell import cell_publisher
 from ....controller.run import Run
-from ....controller.stacks import show_stacks
-from ....controller.status import (
-    RankStatus,
-    Snapshot,
-    StatusHistory,
-    ViewHeartbeat,
-    find_trouble,
-    rank_statuses,
-    take_snapshot,
-)
+from ....controller.status import Activity, Snapshot, activity_of, find_trouble, take_snapshot
 from ....errors import CellmeshError
 from ....wire.ranks import describe_ranks
-from ....wire.status import RankState
-from ...render.tables import Static, Table, status_table
+from ....wire.status import RankInfo, RankState
+from ...render.many_ranks import MAX_GRID
+from ...render.tables import Static, Table, doing, format_bytes, last_lines, status_table
 from ..base.widget import LiveView, Widget, load_css, load_js
 
 PERIOD_S = 1.0
-_LOG_BYTES = 8192
-_LOG_LINES = 60
+# A page that has been silent for so long has been closed.
+PATIENCE_S = 5.0
+# What stands before an activity, which is so told not by colour alone.
+_SIGNS: Mapping[Activity, str] = {
+    "idle": "○", "runs": "●", "waits": "◐", "asks": "?", "heals": "+", "new": "◇", "starts": "…",
+    "silent": "!", "dead": "✕",
+}  # fmt: skip
 
 Take = Callable[[Snapshot | None], Snapshot | None]
 
 
 class DashboardWidget(Widget):
-    """The ipywidget that draws the dashboard in the front end."""
+    """The ipywidget of the dashboard."""
 
-    _esm = load_js("base/elements", "dashboard/cards", "dashboard/grid", "dashboard/dashboard")
+    _esm = load_js("base/elements", "dashboard/dashboard")
     _css = load_css("dashboard/dashboard")
+
+    table = traitlets.Unicode("").tag(sync=True)  # HTML: the ranks, and how some ended
+    looked_at = traitlets.Float(0.0).tag(sync=True)
+    told = traitlets.Dict().tag(sync=True)  # number, action, text, failed, is_busy
 
 
 class Dashboard:
-    """One dashboard of a mesh: takes snapshots and sends them to its widget.
+    """One dashboard of a mesh: takes snapshots and shows them by its widget.
 
     Args:
-        mesh: which.
+        mesh: the mesh.
         take: takes a snapshot, given the one before; None once the mesh has ended.
-        send: sends a message to the front end; called on any thread.
+        widget: shows them; its state is set on any thread.
         period_s: from one snapshot to the next, in seconds.
     """
 
     def __init__(
-        self,
-        mesh: Mesh,
-        take: Take,
-        send: Callable[[dict[str, Any]], None],
-        period_s: float = PERIOD_S,
+        self, mesh: Mesh, take: Take, widget: DashboardWidget, period_s: float = PERIOD_S
     ) -> None:
-        self._period_s = period_s
-        self._mesh = mesh
-        self._take = take
-        self._send = send
+        self._mesh, self._take, self._widget, self._period_s = mesh, take, widget, period_s
         self._lock = threading.RLock()
         self._wake = threading.Condition(self._lock)
-        self._heartbeat = ViewHeartbeat()
+        self._loop: asyncio.AbstractEventLoop | None = None  # where messages are received
+        self._silent_s = 0.0  # the page, while its messages could be received
         self._thread: threading.Thread | None = None
         self._is_due = False
         self._is_over = False
-        self._ranks: list[RankStatus] = []
-        self._history = StatusHistory()
-        self._told: dict[str, Any] = {}
-        self._open: int | None = None
-        self._panel: dict[str, Any] = {}
-        self._said: dict[int, RankState] = {}  # what each rank said last
+        self._num_told = 0
+        self._states: dict[int, RankState] = {}  # the last of each rank
         self.snapshot: Snapshot | None = None
 
-    # ---- the front end
-
-    def hear(self, message: Mapping[str, Any]) -> None:
-        """Handle a message of the widget in the page, on any thread; malformed ones are ignored."""
+    def handle(self, message: Mapping[str, Any]) -> None:
+        """Handle a message of the page, on any thread; malformed ones are ignored."""
         match message:
-            case {"kind": "look", "view": str(view), "looks": bool(looks)}:
-                self._hear_look(view, looks)
+            case {"kind": "look"}:
+                self._begin_watching()
             case {"kind": "do", "action": str(action)} if action in ACTIONS:
-                self._begin(lambda: self._act(action))
-            case {"kind": "open", "rank": int(rank)} if rank in self._mesh.ranks:
-                with self._lock:
-                    self._open, self._panel = rank, {}
-                self._begin(self._show_panel)
-            case {"kind": "open", "rank": None}:
-                with self._lock:
-                    self._open = None
+                threading.Thread(
+                    target=self._act, args=(action,), name="cellmesh-dashboard-button", daemon=True
+                ).start()
 
     def look(self) -> None:
-        """Take a snapshot of all ranks and send it to the front end."""
+        """Take a snapshot of all ranks and show it."""
         snapshot = self._take(self.snapshot)
         if snapshot is None:
             self.end()
             return
         with self._lock:
-            self._ranks = rank_statuses(self.snapshot, snapshot)
             self.snapshot = snapshot
-            self._said.update(snapshot.states)
-            sample = self._history.add(snapshot.at_s, self._ranks)
-            self._tell({**self._status("look"), "sample": sample})
-
-    def _status(self, kind: str) -> dict[str, Any]:
-        snapshot = self.snapshot
-        return {
-            "kind": kind,
-            "name": self._mesh.name,
-            "state": snapshot.state if snapshot is not None else "",
-            "dims": [list(dim) for dim in snapshot.dims.items()] if snapshot is not None else [],
-            "rows": msgspec.to_builtins(self._ranks),
-            "verdict": find_trouble(snapshot) if snapshot is not None else "",
-        }
+            self._states.update(snapshot.states)
+            if not self._is_over:
+                with self._widget.hold_sync():
+                    self._widget.looked_at = time.time()
+                    self._widget.table = draw_mesh(self._mesh.name, snapshot)
 
     def end(self) -> None:
         """Stop taking snapshots of the mesh."""
@@ -149,17 +117,25 @@ class Dashboard:
         with self._lock:
             return self._thread is not None
 
+    def static(self) -> Static:
+        """Return the table of ``%dist_status`` at the last snapshot.
+
+        A rank that did not answer then is shown by its last answer: its mesh may have been ending.
+        """
+        infos = self.snapshot.infos if self.snapshot is not None else ()
+        table = status_table(repr(self._mesh), infos, self._states)
+        return Static(repr(table), table._repr_html_())
+
     # ---- looking
 
-    def _hear_look(self, view: str, looks: bool) -> None:
-        is_new = self._heartbeat.hear(view, looks)
+    def _begin_watching(self) -> None:
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            loop = None
         with self._lock:
-            if is_new:
-                history = self._history.all()
-                self._send({**self._status("all"), "history": history, "told": self._told})
-            if not looks:
-                self._wake.notify_all()
-            if self._heartbeat and self._thread is None and not self._is_over:
+            self._loop, self._silent_s = loop, 0.0
+            if self._thread is None and not self._is_over:
                 self._thread = threading.Thread(
                     target=self._watch, name="cellmesh-dashboard", daemon=True
                 )
@@ -172,49 +148,36 @@ class Dashboard:
             trouble = ""
             try:
                 self.look()
-                self._show_panel()
             except CellmeshError as error:
                 trouble = str(error)
             except Exception as error:  # whatever it is, the next look may be better
                 trouble = f"{type(error).__name__}: {error}"
-            if trouble or self._told.get("action") == "look":
+            if trouble or self._widget.told.get("action") == "look":
                 self._report("look", trouble, failed=bool(trouble))
             with self._lock:
                 self._wake.wait_for(
-                    lambda: self._is_over or self._is_due or not self._heartbeat,
+                    lambda: self._is_over or self._is_due,
                     max(0.0, began_at + self._period_s - time.monotonic()),
                 )
                 self._is_due = False
-                self._heartbeat.pass_time(time.monotonic() - began_at)
-                if self._is_over or not self._heartbeat:
+                self._pass_time(time.monotonic() - began_at)
+                if self._is_over or self._silent_s >= PATIENCE_S:
                     self._thread = None
                     return
 
-    def _tell(self, message: dict[str, Any]) -> None:
-        if not self._is_over:
-            self._send(message)
+    def _pass_time(self, seconds: float) -> None:
+        """Count the page's silence where its messages are received: they may wait for a cell."""
+        if self._loop is None or self._loop.is_closed():  # closed with its subshell
+            self._count(seconds)
+        else:
+            with contextlib.suppress(RuntimeError):  # it has just been closed
+                self._loop.call_soon_threadsafe(self._count, seconds)
 
-    # ---- one rank
-
-    def _show_panel(self) -> None:
-        """Send the selected rank's stack and the end of its log, if they have changed."""
-        rank = self._open
-        if rank is None:
-            return
-        session = self._mesh.rank_set.session
-        stack = show_stacks(session, [rank]).partition("\n")[2]
-        log = session.ask_log(rank, _LOG_BYTES)
-        lines = log.text.splitlines()[-_LOG_LINES:] if log is not None else []
-        panel = {"kind": "panel", "rank": rank, "stack": stack, "log": "\n".join(lines)}
+    def _count(self, seconds: float) -> None:
         with self._lock:
-            if rank == self._open and panel != self._panel:
-                self._panel = panel
-                self._tell(panel)
+            self._silent_s += seconds
 
     # ---- buttons
-
-    def _begin(self, work: Callable[[], None]) -> None:
-        threading.Thread(target=work, name="cellmesh-dashboard-button", daemon=True).start()
 
     def _act(self, action: str) -> None:
         try:
@@ -226,39 +189,21 @@ class Dashboard:
             self._report(action, f"{type(error).__name__}: {error}", failed=True)
 
     def _report(self, action: str, text: str, failed: bool = False, is_busy: bool = False) -> None:
-        told = {
-            "kind": "told",
-            "action": action,
-            "text": text,
-            "failed": failed,
-            "is_busy": is_busy,
-        }
+        told = {"action": action, "text": text, "failed": failed, "is_busy": is_busy}
         with self._lock:
-            if told != self._told:
-                self._told = told
-                self._tell(told)
+            self._num_told += 1  # so that the page is sent an equal report, too
+            if not self._is_over:
+                self._widget.told = {"number": self._num_told, **told}
             if action != "look":
                 self._is_due = True
                 self._wake.notify_all()
-
-    # ---- where no widget can be
-
-    def static(self) -> Static:
-        """Return the table of ``%dist_status`` at the last snapshot.
-
-        A rank that did not answer then is shown by what it said before: its mesh may have been
-        ending.
-        """
-        infos = self.snapshot.infos if self.snapshot is not None else ()
-        table = status_table(repr(self._mesh), infos, self._said)
-        return Static(repr(table), table._repr_html_())
 
 
 def show_dashboard(mesh: Mesh) -> LiveView | Table:
     """Show ``%dist_status --live``: the dashboard, or a table where no front end can draw it.
 
     Args:
-        mesh: which.
+        mesh: the mesh.
 
     Raises:
         HostError: its agent does not answer.
@@ -267,29 +212,83 @@ def show_dashboard(mesh: Mesh) -> LiveView | Table:
     if cell_publisher() is None or session.state == "ended":
         return status_table(repr(mesh), mesh.report(), mesh.states(), session.describe_ways())
     widget = DashboardWidget()
-    dashboard = Dashboard(mesh, lambda before: take_snapshot(session, before), widget.send)
-    widget.on_msg(lambda _, content, buffers: dashboard.hear(content))
+    dashboard = Dashboard(mesh, lambda before: take_snapshot(session, before), widget)
+    widget.on_msg(lambda _, content, buffers: dashboard.handle(content))
     dashboard.look()
     view = LiveView(widget, dashboard.static, dashboard.end)
     session.features.shown.add("dashboards", view)
     return view
 
 
-# ---- what the buttons do: each says what it is about to do, and returns what came of it
-
-Say = Callable[[str], None]
+# ---- the table
 
 
-def _interrupt(mesh: Mesh, say: Say) -> str:
+def draw_mesh(name: str, snapshot: Snapshot) -> str:
+    """Draw a mesh as HTML: a sentence, ranks that can never go on, the ranks, how some ended."""
+    shape = " ".join(f"{dim}={size}" for dim, size in snapshot.dims.items())
+    words = [name, f"{len(snapshot.infos)} ranks", shape, snapshot.state]
+    parts = [f"<div>{html.escape(' · '.join(filter(None, words)))}</div>"]
+    if trouble := find_trouble(snapshot):
+        parts.append(f'<div class="cmd-bad" role="alert">{html.escape(trouble)}</div>')
+    if len(snapshot.infos) > MAX_GRID:
+        parts.append(status_table("", snapshot.infos, snapshot.states)._repr_html_())
+    else:
+        cells = [_draw_rank(info, snapshot.states.get(info.rank)) for info in snapshot.infos]
+        parts.append(_draw_grid(snapshot.dims, cells))
+        if lines := last_lines(snapshot.infos):
+            parts.append(f"<pre>{html.escape(chr(10).join(lines))}</pre>")
+    return "".join(parts)
+
+
+def _draw_grid(dims: Mapping[str, int], cells: Sequence[str]) -> str:
+    """Return ranks at their coordinates: the last dim across, the others down; ranks of a mesh of
+    one dim one after the other.
+    """
+    *outer, inner = dims
+    if not outer:
+        return f'<div class="cmd-ranks">{"".join(cells)}</div>'
+    size = dims[inner]
+    heads = "".join(f"<th>{html.escape(inner)}={index}</th>" for index in range(size))
+    rows = [f"<tr><th></th>{heads}</tr>"]
+    for row, place in enumerate(itertools.product(*(range(dims[dim]) for dim in outer))):
+        words = " ".join(f"{dim}={index}" for dim, index in zip(outer, place, strict=True))
+        ranks = "".join(f"<td>{cell}</td>" for cell in cells[row * size : (row + 1) * size])
+        rows.append(f"<tr><th>{html.escape(words)}</th>{ranks}</tr>")
+    width = f"width:min(100%, {40 + 200 * size}px);min-width:{40 + 80 * size}px"
+    return f'<table class="cmd-grid" style="{width}">{"".join(rows)}</table>'
+
+
+def _draw_rank(info: RankInfo, state: RankState | None) -> str:
+    activity, words = activity_of(info, state), html.escape(doing(info, state))
+    waited = ""
+    if activity == "waits" and state is not None and state.waited_s >= 1:
+        waited = f" {state.waited_s:.0f} s"
+    memory = [format_bytes(info.rss_bytes)] if info.pid else []
+    if state is not None and state.device.startswith("cuda"):
+        memory.append(f"GPU {format_bytes(state.device_bytes)}")
+    return (
+        f'<div class="cmd-rank" data-rank="{info.rank}" data-doing="{activity}" title="rank {info.rank}: {words}">'
+        f"<div><b>{info.rank}</b> {_SIGNS[activity]} {activity}{waited}</div>"
+        f"<div>{'' if activity == 'idle' else words}</div>"
+        f'<div class="cm-weak">{", ".join(memory)}</div></div>'
+    )
+
+
+# ---- what the buttons do: each reports what it is about to do, and returns the result
+
+Report = Callable[[str], None]
+
+
+def _interrupt(mesh: Mesh, report: Report) -> str:
     runs = mesh.rank_set.session.runs.on(mesh.ranks)
     ranks = sorted({rank for run in runs for rank in run.waiting_ranks()})
     if not ranks:
         return "nothing runs that could be interrupted"
-    say(f"interrupting {describe_ranks(ranks)}")
+    report(f"interrupting {describe_ranks(ranks)}")
     mesh.interrupt()
     if left := _wait_for(runs, STOP_S):
         rest_s = ESCALATE_S - STOP_S
-        say(
+        report(
             f"{describe_ranks(left)} did not stop: press again within {rest_s:.0f} s "
             "to kill and replace what still runs"
         )
@@ -306,26 +305,19 @@ def _wait_for(runs: Sequence[Run[Any]], timeout_s: float) -> list[int]:
     return sorted({rank for run in runs for rank in run.waiting_ranks()})
 
 
-def _heal(mesh: Mesh, say: Say) -> str:
-    say("healing")
+def _heal(mesh: Mesh, report: Report) -> str:
+    report("healing")
     return describe_healing(mesh.heal())
 
 
-def _restart(mesh: Mesh, say: Say) -> str:
-    say("restarting")
+def _restart(mesh: Mesh, report: Report) -> str:
+    report("restarting")
     mesh.restart()
     return f"{len(mesh)} ranks ready in {mesh.start_s:.1f} s"
 
 
-def _stop(mesh: Mesh, say: Say) -> str:
-    say("stopping")
-    mesh.stop()
-    return "stopped"
-
-
-ACTIONS: Mapping[str, Callable[[Mesh, Say], str]] = {
+ACTIONS: Mapping[str, Callable[[Mesh, Report], str]] = {
     "interrupt": _interrupt,
     "heal": _heal,
     "restart": _restart,
-    "stop": _stop,
 }

@@ -1,11 +1,13 @@
-"""The dashboard's thread and messages, with a mesh that is made up; what draws it is tested in a
-browser.
+"""The dashboard's thread, messages and table, with a mesh that is made up; buttons and layout are
+tested in a browser.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import queue
+import re
 import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -15,7 +17,8 @@ import pytest
 
 from cellmesh.controller.status import Snapshot
 from cellmesh.errors import HostError
-from cellmesh.magics.widgets.dashboard.dashboard import Dashboard
+from cellmesh.magics.widgets.dashboard import dashboard as dashboards
+from cellmesh.magics.widgets.dashboard.dashboard import Dashboard, DashboardWidget, draw_mesh
 from cellmesh.wire.status import RankInfo, RankState
 
 PATIENCE_S = 20.0
@@ -42,35 +45,45 @@ class Mesh:
 
 
 class Rig:
-    """A dashboard, what it looks at, and what it has told."""
+    """A dashboard, what it looks at, and each state that its widget was given."""
 
     def __init__(self) -> None:
         self.mesh = Mesh()
-        self.told: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.shown: queue.Queue[tuple[str, Any]] = queue.Queue()
         self.looks = 0
         self.take: Callable[[], Snapshot | None] = self.snapshot
+        self.widget = DashboardWidget()
+        self.widget.observe(
+            lambda change: self.shown.put((change["name"], change["new"])), ["looked_at", "told"]
+        )
         self.dashboard = Dashboard(
-            self.mesh, lambda before: self.take(), self.told.put, period_s=0.01
-        )  # type: ignore[arg-type]
+            self.mesh,  # type: ignore[arg-type]
+            lambda before: self.take(),
+            self.widget,
+            period_s=0.01,
+        )
 
     def snapshot(self) -> Snapshot:
         self.looks += 1
-        infos = [
-            RankInfo(rank, 10 + rank, "node", "idle", "cpu", "gloo", cpu_s=0.0) for rank in range(2)
-        ]
+        infos = [RankInfo(rank, 10 + rank, "node", "idle", "cpu", "gloo") for rank in range(2)]
         idle = RankState(1, -1, 0, 0, "", "", "cpu", 0)
         return Snapshot(float(self.looks), "ready", {"dp": 2}, infos, {0: idle, 1: idle})
 
-    def see(self, looks: bool = True, view: str = "a") -> None:
-        self.dashboard.hear({"kind": "look", "view": view, "looks": looks})
+    def see(self) -> None:
+        self.dashboard.handle({"kind": "look"})
 
-    def wait_for(self, kind: str, **fields: Any) -> dict[str, Any]:
+    def press(self, action: str) -> None:
+        self.dashboard.handle({"kind": "do", "action": action})
+
+    def wait_for_look(self) -> None:
+        while self.shown.get(timeout=PATIENCE_S)[0] != "looked_at":
+            pass
+
+    def wait_for_told(self, **fields: Any) -> dict[str, Any]:
         while True:
-            message = self.told.get(timeout=PATIENCE_S)
-            if message["kind"] == kind and all(
-                message[key] == value for key, value in fields.items()
-            ):
-                return message
+            name, told = self.shown.get(timeout=PATIENCE_S)
+            if name == "told" and all(told[key] == value for key, value in fields.items()):
+                return dict(told)
 
     def wait_for_end(self) -> None:
         for thread in threading.enumerate():
@@ -87,70 +100,46 @@ def rig() -> Iterator[Rig]:
     rig.wait_for_end()
 
 
-def test_dashboard_without_a_view_takes_no_snapshot(rig: Rig) -> None:
+def test_dashboard_without_a_page_takes_no_snapshot(rig: Rig) -> None:
+    rig.dashboard.handle({"kind": "nonsense"})
+    rig.press("format the disk")
+    rig.dashboard.handle({})
     assert not rig.dashboard.is_looking
-    rig.see(False)
-    rig.dashboard.hear({"kind": "nonsense"})
-    rig.dashboard.hear({"kind": "do", "action": "format the disk"})
-    rig.dashboard.hear({"kind": "open", "rank": 7})
-    rig.dashboard.hear({})
-    assert not rig.dashboard.is_looking
-    assert rig.told.empty()
+    assert rig.shown.empty()
 
 
-def test_view_gets_the_whole_state_and_then_each_snapshot(rig: Rig) -> None:
+def test_a_page_is_shown_each_snapshot(rig: Rig) -> None:
     rig.see()
-    everything = rig.wait_for("all")
-    assert everything["name"] == "fake"
-    first = rig.wait_for("look")
-    assert [(row["rank"], row["doing"]) for row in first["rows"]] == [(0, "idle"), (1, "idle")]
-    assert first["dims"] == [["dp", 2]]
-    assert first["verdict"] == ""
-    second = rig.wait_for("look")
-    assert [row["cpu"] for row in second["rows"]] == [0.0, 0.0]
-    rig.see(view="b")
-    again = rig.wait_for("all")
-    assert [row["doing"] for row in again["rows"]] == ["idle", "idle"]
-    assert len(again["history"]) >= 2
+    for _ in range(3):
+        rig.wait_for_look()
+    assert rig.widget.table.count('data-doing="idle"') == 2
 
 
-def test_dashboard_pauses_without_views_and_resumes_with_one(rig: Rig) -> None:
+def test_dashboard_pauses_without_a_page_and_resumes_with_one(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dashboards, "PATIENCE_S", 0.05)
     rig.see()
-    rig.wait_for("look")
-    rig.see(False)
     rig.wait_for_end()
     num_looks = rig.looks
     rig.see()
-    rig.wait_for("look", sample={"at_s": num_looks + 1.0, "cpu": [0.0, 0.0], "rss": [0, 0]})
+    rig.wait_for_end()
+    assert rig.looks > num_looks
 
 
-def test_dashboard_goes_on_while_a_cell_blocks_the_views_messages(rig: Rig) -> None:
+def test_dashboard_goes_on_while_a_cell_keeps_the_page_unheard(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dashboards, "PATIENCE_S", 0.05)
+
     async def run_a_cell() -> None:
-        rig.see()  # heard on this loop, which is busy from here
-        for _ in range(3):
-            rig.wait_for("look")
+        rig.see()  # received on this loop, which is busy from here
+        while rig.looks < 20:  # 0.2 s
+            rig.wait_for_look()
         assert rig.dashboard.is_looking
 
     asyncio.run(run_a_cell())
-
-
-def test_dashboard_pauses_after_a_long_silence_of_its_views(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("cellmesh.controller.status.UNHEARD_S", 0.1)
-
-    async def run_a_cell() -> None:
-        rig.see()  # heard on this loop, which is busy from here
-        rig.wait_for("look")
-        rig.wait_for_end()
-
-    async def look_again() -> None:
-        rig.see()
-        rig.wait_for("look")
-        rig.dashboard.end()
-
-    asyncio.run(run_a_cell())
-    asyncio.run(look_again())
+    rig.wait_for_end()
 
 
 def test_failed_snapshot_is_shown_and_the_next_replaces_it(rig: Rig) -> None:
@@ -159,25 +148,25 @@ def test_failed_snapshot_is_shown_and_the_next_replaces_it(rig: Rig) -> None:
 
     rig.take = fail
     rig.see()
-    told = rig.wait_for("told", failed=True)
-    assert told["text"] == "an agent hangs"
+    assert rig.wait_for_told(failed=True)["text"] == "an agent hangs"
     rig.take = rig.snapshot
-    rig.wait_for("told", failed=False, text="")
-    rig.wait_for("look")
+    rig.wait_for_told(failed=False, text="")
+    rig.wait_for_look()
 
 
 def test_buttons_report_their_result(rig: Rig) -> None:
-    rig.dashboard.hear({"kind": "do", "action": "restart"})
-    assert rig.wait_for("told", action="restart")["is_busy"]
-    told = rig.wait_for("told", action="restart")
+    rig.press("restart")
+    assert rig.wait_for_told(action="restart")["is_busy"]
+    told = rig.wait_for_told(action="restart")
     assert (told["text"], told["failed"], told["is_busy"]) == (
         "2 ranks ready in 0.5 s",
         False,
         False,
     )
     assert rig.mesh.num_restarts == 1
-    rig.dashboard.hear({"kind": "do", "action": "heal"})
-    assert rig.wait_for("told", failed=True)["text"] == "ValueError: <b>cannot</b>"
+    for _ in range(2):  # an equal report is one, too
+        rig.press("heal")
+        assert rig.wait_for_told(failed=True)["text"] == "ValueError: <b>cannot</b>"
 
 
 class Stubborn:
@@ -202,8 +191,8 @@ def test_the_advice_to_press_again_goes_with_its_time(rig: Rig, ends: bool, text
     mesh: Any = rig.mesh
     mesh.rank_set = SimpleNamespace(session=SimpleNamespace(runs=runs))
     mesh.interrupt = lambda: None
-    rig.dashboard.hear({"kind": "do", "action": "interrupt"})
-    told = [rig.wait_for("told", action="interrupt") for _ in range(3)]
+    rig.press("interrupt")
+    told = [rig.wait_for_told(action="interrupt") for _ in range(3)]
     assert "rank 1 did not stop: press again within 3 s" in told[1]["text"]
     assert [each["is_busy"] for each in told] == [True, True, False]
     assert told[2]["text"] == text
@@ -211,12 +200,53 @@ def test_the_advice_to_press_again_goes_with_its_time(rig: Rig, ends: bool, text
 
 def test_dashboard_ends_with_its_mesh(rig: Rig) -> None:
     rig.see()
-    rig.wait_for("look")
+    rig.wait_for_look()
     rig.take = lambda: None
     rig.wait_for_end()
-    rig.see(view="b")
-    assert rig.wait_for("all")["rows"] != [], "a page that is loaded later sees what was last"
+    rig.see()
     assert not rig.dashboard.is_looking
+    assert 'data-rank="1"' in rig.widget.table
+
+
+def draw(dims: dict[str, int], **changes: Any) -> str:
+    """What is drawn of ranks, of which rank 1 has these changes."""
+    num = math.prod(dims.values())
+    infos = [RankInfo(rank, 10 + rank, "node", "running", "cuda:0", "nccl") for rank in range(num)]
+    states = {
+        rank: RankState(1, 3, 7, 5, "", "barrier", "cuda:0", 3_000_000, waited_s=12.3)
+        for rank in range(num)
+    }
+    if changes:
+        infos[1] = RankInfo(1, 0, "node", "dead", **changes)
+        del states[1]
+    return draw_mesh("<m>", Snapshot(1.0, "ready", dims, infos, states))
+
+
+def test_ranks_stand_at_their_coordinates() -> None:
+    table = draw({"pp": 2, "dp": 2, "tp": 3})
+    rows = [
+        re.findall(r"<th>(.*?)</th>|data-rank=\"(\d+)\"", row) for row in table.split("<tr>")[1:]
+    ]
+    assert ["".join(cell) for cell in rows[0]] == ["", "tp=0", "tp=1", "tp=2"]
+    assert ["".join(cell) for cell in rows[3]] == ["pp=1 dp=0", "6", "7", "8"]
+    assert "&lt;m&gt; · 12 ranks · pp=2 dp=2 tp=3 · ready" in table
+    assert "<tr>" not in draw({"dp": 4})
+
+
+def test_a_rank_has_its_state_its_wait_and_its_memory() -> None:
+    table = draw({"dp": 2})
+    for part in ('data-doing="waits"', "waits 12 s", "In[7]: in barrier", "GPU 3.0 MB"):
+        assert part in table, table
+    dead = draw({"dp": 2}, ending="was killed by <b>SIGKILL</b>", last_output="<i>bye")
+    assert 'data-doing="dead"' in dead
+    assert "dead: was killed by &lt;b&gt;SIGKILL" in dead
+    assert "<pre>the last lines of rank 1:\n    &lt;i&gt;bye</pre>" in dead
+
+
+def test_very_many_ranks_share_rows() -> None:
+    table = draw({"dp": 1024})
+    assert "data-rank" not in table
+    assert len(table) < 10_000
 
 
 def test_last_activity_stays_shown_for_ranks_without_an_answer(rig: Rig) -> None:
