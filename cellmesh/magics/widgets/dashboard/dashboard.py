@@ -266,10 +266,11 @@ def _draw_rank(info: RankInfo, state: RankState | None) -> str:
     memory = [format_bytes(info.rss_bytes)] if info.pid else []
     if state is not None and state.device.startswith("cuda"):
         memory.append(f"GPU {format_bytes(state.device_bytes)}")
+    shown = "" if activity == "idle" else words
     return (
-        f'<div class="cmd-rank" data-rank="{info.rank}" data-doing="{activity}" title="rank {info.rank}: {words}">'
-        f"<div><b>{info.rank}</b> {_SIGNS[activity]} {activity}{waited}</div>"
-        f"<div>{'' if activity == 'idle' else words}</div>"
+        f'<div class="cmd-rank" data-rank="{info.rank}" data-doing="{activity}" '
+        f'title="rank {info.rank}: {words}">'
+        f"<div><b>{info.rank}</b> {_SIGNS[activity]} {activity}{waited}</div><div>{shown}</div>"
         f'<div class="cm-weak">{", ".join(memory)}</div></div>'
     )
 
