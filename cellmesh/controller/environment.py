@@ -73,44 +73,15 @@ def _is_no_environment(given: object) -> MeshUsageError:
     )
 
 
-def read_gpus(given: str | Mapping[str, Any] | Iterable[Any] | int) -> dict[str, tuple[str, ...]]:
+def read_gpus(given: Any) -> tuple[str, ...]:
     """Read which GPUs the ranks of each host use.
 
     Args:
-        given: ``0,2`` for every host, ``a=0,1;b=2`` by host, ``none``; or a list, or a mapping
-            from hosts to lists.
-
-    Returns:
-        By host; the key "" stands for every host that is not named.
+        given: ``0,2`` or ``none``; or a list, or one number.
 
     Raises:
         MeshUsageError: it is not of that form.
     """
-    if isinstance(given, str) and "=" in given:
-        pairs = [part.partition("=") for part in given.split(";") if part.strip()]
-        if len({host.strip() for host, _, _ in pairs}) < len(pairs):
-            raise MeshUsageError(f"--gpus {given!r} names a host twice")
-        given = {host.strip(): gpus for host, _, gpus in pairs}
-    if isinstance(given, Mapping):
-        if not all(isinstance(host, str) and host for host in given):
-            raise MeshUsageError("--gpus: name the hosts, like --gpus 'a=0,1;b=2'")
-        return {host: _read_list(gpus) for host, gpus in given.items()}
-    return {"": _read_list(given)}
-
-
-def check_gpu_hosts(gpus: Mapping[str, object], hosts: set[str]) -> None:
-    """Check that GPUs are chosen for hosts of the mesh.
-
-    Raises:
-        MeshUsageError: they are for another one.
-    """
-    for host in gpus:
-        if host and host not in hosts:
-            among = f"the hosts are {', '.join(sorted(hosts))}" if hosts else "there is no --hosts"
-            raise MeshUsageError(f"--gpus: {host!r} is no host: {among}")
-
-
-def _read_list(given: Any) -> tuple[str, ...]:
     if isinstance(given, int) and not isinstance(given, bool):
         given = [given]
     if not isinstance(given, str | list | tuple):

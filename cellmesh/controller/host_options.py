@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, cast
 
 from ..errors import MeshUsageError
 from ..wire.options import StartOptions
-from .environment import check_gpu_hosts, read_gpus
 from .host_list import INVITING, HostEntry, awaited_hosts, command_for, parse_hosts
 from .node_request import ENGINES, NodeRequest, check_request, parse_arguments
 
@@ -23,16 +22,12 @@ class HostChoice:
     Attributes:
         num_ranks: of the mesh; not checked where no host says it.
         entries: hosts with their numbers of ranks; () for this host, or those of a `request`.
-        spares: hosts that may take the place of lost ones.
         request: what Slurm or Ray is asked for; None without.
-        gpus: which GPUs the ranks use, by host, "" for every host; empty for all GPUs.
     """
 
     num_ranks: Any
     entries: tuple[HostEntry, ...] = ()
-    spares: tuple[str, ...] = ()
     request: NodeRequest | None = None
-    gpus: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def choose_hosts(given: StartOptions, num_ranks: Any) -> HostChoice:
@@ -46,38 +41,34 @@ def choose_hosts(given: StartOptions, num_ranks: Any) -> HostChoice:
         MeshUsageError: something in it cannot be.
     """
     launch, nodes = given.get("launch", ""), given.get("nodes")
-    gpus = read_gpus(given["gpus"]) if "gpus" in given else {}
     asks_for_nodes = any(given.get(name, "") not in ("", None) for name in _OF_ENGINES)
     if launch in ENGINES:
-        return _choose_nodes(given, num_ranks, gpus)
+        return _choose_nodes(given, num_ranks)
     if launch in INVITING:
-        if given.get("hosts") or given.get("spares") or asks_for_nodes:
+        if given.get("hosts") or asks_for_nodes:
             raise MeshUsageError(
                 f"--launch {launch} takes --nodes and --nproc-per-host only: the hosts announce "
                 "themselves"
             )
         entries = awaited_hosts(launch, nodes, num_ranks, given.get("nproc_per_host"))
-        return HostChoice(_sum(entries), entries, gpus=gpus)
+        return HostChoice(_sum(entries), entries)
     if nodes is not None or asks_for_nodes:
         raise MeshUsageError(
             "--nodes, --time, --partition, --launch-args and --queue-timeout are for engines with "
             "nodes of their own: add --launch slurm or --launch ray"
         )
-    entries, spares = _choose_named(given, num_ranks)
-    check_gpu_hosts(gpus, {*spares, *(entry.name for entry in entries)})
-    return HostChoice(_sum(entries) if entries else num_ranks, entries, spares, gpus=gpus)
+    entries = _choose_named(given, num_ranks)
+    return HostChoice(_sum(entries) if entries else num_ranks, entries)
 
 
 def _sum(entries: Iterable[HostEntry]) -> int:
     return sum(entry.num_ranks for entry in entries)
 
 
-def _choose_nodes(
-    given: StartOptions, num_ranks: Any, gpus: Mapping[str, tuple[str, ...]]
-) -> HostChoice:
+def _choose_nodes(given: StartOptions, num_ranks: Any) -> HostChoice:
     """Return what an engine with nodes of its own is asked for."""
     launch, nodes, nproc_per_host = given["launch"], given.get("nodes"), given.get("nproc_per_host")
-    if given.get("hosts") or given.get("spares"):
+    if given.get("hosts"):
         raise MeshUsageError(
             f"--launch {launch} takes its hosts from {launch.title()}: leave --hosts out"
         )
@@ -97,33 +88,22 @@ def _choose_nodes(
         )
     )
     # Of one node, until the nodes are known.
-    return HostChoice(num_ranks or nproc_per_host, request=request, gpus=gpus)
+    return HostChoice(num_ranks or nproc_per_host, request=request)
 
 
-def _choose_named(
-    given: StartOptions, num_ranks: Any
-) -> tuple[tuple[HostEntry, ...], tuple[str, ...]]:
-    """Return the hosts that the user has named: those with ranks, and the spares."""
-    hosts, spares = given.get("hosts", ()), given.get("spares", 0)
+def _choose_named(given: StartOptions, num_ranks: Any) -> tuple[HostEntry, ...]:
+    """Return the hosts that the user has named."""
+    hosts, launch = given.get("hosts", ()), given.get("launch", "")
     if not isinstance(hosts, str | list | tuple):
         raise MeshUsageError(
             f"hosts must be text like a:4,b:4 or a list of such texts, not {hosts!r}"
         )
-    launch, nproc_per_host = given.get("launch", ""), given.get("nproc_per_host")
     if not hosts:
-        if launch or spares or nproc_per_host is not None:
+        if launch or "nproc_per_host" in given:
             raise MeshUsageError("say on which hosts, like --hosts a:4,b:4")
-        return (), ()
+        return ()
     if num_ranks is not None and (isinstance(num_ranks, bool) or not isinstance(num_ranks, int)):
         raise MeshUsageError(f"the number of ranks must be a whole number, not {num_ranks!r}")
-    names = hosts.split(",") if isinstance(hosts, str) else list(hosts)
-    if not 0 <= spares < len(names):
-        raise MeshUsageError(
-            f"--spares must be fewer than the {len(names)} hosts, not {spares!r}: they are the "
-            "last of --hosts, without ranks"
-        )
-    used = len(names) - spares
-    kept = tuple(str(name).strip().partition(":")[0] for name in names[used:])
-    entries = parse_hosts(names[:used], num_ranks, nproc_per_host)
+    entries = parse_hosts(hosts, num_ranks, given.get("nproc_per_host"))
     command_for(launch, entries[0].name, [])
-    return entries, kept
+    return entries

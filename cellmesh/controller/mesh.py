@@ -237,7 +237,7 @@ class Mesh(Ranks):
             raise MeshUsageError(f"there is no rank {rank}: the mesh has 0-{len(self) - 1}")
         return self.rank_set.session.ask_log(rank, num_bytes)
 
-    def heal(self, source: int | None = None, *, replace: bool = False) -> HealReport:
+    def heal(self, source: int | None = None, *, hosts: str | Iterable[str] = ()) -> HealReport:
         """Replace dead ranks by new ones, and rebuild the process groups where that is needed.
         Blocks.
 
@@ -247,19 +247,22 @@ class Mesh(Ranks):
         Args:
             source: a living rank whose names are copied to ranks that are new; None leaves them
                 empty.
-            replace: whether a spare host takes the place of one that is lost.
+            hosts: new ones, each in the place of a lost host: ``"c:4"``, or ``"c"`` for the ranks
+                of any. A lost host that is named itself is started again, and what it holds is
+                given up.
 
         Returns:
             What was done, and which names were copied and which not.
 
         Raises:
-            MeshUsageError: ranks still run something, or `source` cannot give anything.
+            MeshUsageError: ranks still run something, `source` cannot give anything, or a host of
+                `hosts` has no lost one's place to take.
             HostError: it did not work out; what lives is as it was.
         """
         if source is not None:
             self._check_source(source)
         began_at = time.monotonic()
-        report = self.rank_set.session.heal(replace)
+        report = self.rank_set.session.heal(hosts)
         if report.failure:
             busy = "must be idle" in report.failure
             raise MeshUsageError(report.failure) if busy else HostError(report.failure)

@@ -12,7 +12,7 @@ from typing import Any, Literal, Unpack, cast, get_args, get_origin, get_type_hi
 from ..errors import MeshUsageError, did_you_mean
 from ..wire.hosts import HOST_LEASE_S
 from ..wire.options import Duration, MeshOptions, StartOptions, Switch
-from .environment import read_environment
+from .environment import read_environment, read_gpus
 from .host_list import HostEntry
 from .host_options import choose_hosts
 from .mesh_dims import DEFAULT_DIM, check_mesh, parse_mesh
@@ -118,8 +118,7 @@ def make_options(num_ranks: Any = None, **given: Unpack[StartOptions]) -> Option
             "host_lease_s": _check_host_lease(given.get("host_lease_s", HOST_LEASE_S)),
             "env": read_environment(given.get("env", ()), os.environ),
             "hosts": chosen.entries,
-            "spares": chosen.spares,
-            "gpus": dict(chosen.gpus),
+            "gpus": read_gpus(given["gpus"]) if "gpus" in given else None,
             "request": chosen.request,
         }
     )

@@ -14,6 +14,11 @@ from .host_list import HostEntry, parse_hosts
 from .mesh_dims import check_mesh, parse_mesh
 from .options import check_num_ranks
 
+ONE_HOST = (
+    "the mesh runs on this machine alone: other hosts join one that was started on hosts, like "
+    "`%dist_start --hosts a:4,b:4`"
+)
+
 
 @dataclass(frozen=True)
 class Resizing:
@@ -82,10 +87,7 @@ def _read_hosts(
     if not hosts:
         return ()
     if not names:
-        raise MeshUsageError(
-            "the mesh runs on this machine alone: other hosts join one that was started on hosts, "
-            "like `%dist_start --hosts a:4,b:4`"
-        )
+        raise MeshUsageError(ONE_HOST)
     words = hosts.split(",") if isinstance(hosts, str) else list(hosts)
     joining = parse_hosts(words, num_ranks)
     for entry in joining:

@@ -283,7 +283,9 @@ class Commands:
 
     def dist_heal(self, options: Given) -> None:
         print(
-            describe_healing(self._need_mesh().heal(options["source"], replace=options["replace"]))
+            describe_healing(
+                self._need_mesh().heal(options["source"], hosts=options["hosts"] or ())
+            )
         )
 
     def dist_resize(self, options: Given) -> None:

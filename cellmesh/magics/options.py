@@ -240,9 +240,9 @@ COMMANDS = {
                 help="Copy this rank's names to ranks that are new, as far as they can be copied.",
             ),
             click.Option(
-                ["--replace"],
-                is_flag=True,
-                help="Use a spare host in place of one that is lost.",
+                ["--hosts"],
+                metavar="HOSTS",
+                help="Put these hosts in the places of lost ones: c:4, or c for the ranks of any.",
             ),
         ),
         _command(

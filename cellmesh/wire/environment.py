@@ -60,16 +60,6 @@ class Surroundings(msgspec.Struct, frozen=True, array_like=True):
         return f"<Surroundings of {len(self.environment)} variables>"  # they may be secret
 
 
-def gpus_of(gpus: Mapping[str, tuple[str, ...]], host: str = "") -> tuple[str, ...] | None:
-    """Return the GPUs that a host's ranks use, as the user named them; None for all of them.
-
-    Args:
-        gpus: by host; "" stands for every host that is not named.
-        host: as the user named it; "" on one host.
-    """
-    return gpus.get(host, gpus.get(""))
-
-
 def choose_gpus(asked: Sequence[str] | None, environment: Mapping[str, str]) -> dict[str, str]:
     """Choose which GPUs the ranks of this host see, among those that an engine has given to it.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Literal, TypedDict
 
 import msgspec
 
@@ -66,8 +66,6 @@ class StartOptions(TypedDict, total=False):
             each rank).
         queue_timeout_s: how long nodes may be waited for, in seconds or like ``1h``; by default as
             long as it takes.
-        spares: how many of the hosts, the last ones, run nothing until `Mesh.heal` has them replace
-            lost ones.
         host_lease_s: how long a host may be without a connection before its ranks count as lost:
             seconds, or text like ``30s`` (10).
         interface: the hosts' network interface for cellmesh, gloo, NCCL and the c10d store; by
@@ -75,8 +73,7 @@ class StartOptions(TypedDict, total=False):
         env: environment variables that the ranks of all hosts get besides those of their host:
             names of variables that are set here, ``["HF_HOME"]``, or names and values.
         gpus: which GPUs the ranks of each host use: ``[0, 2]`` or ``"0,2"``, counted among those
-            that an engine has given (``CUDA_VISIBLE_DEVICES``); by host ``{"a": [0, 1], "b": [2]}``
-            or ``"a=0,1;b=2"``; ``"none"``.
+            that an engine has given (``CUDA_VISIBLE_DEVICES``); ``"none"``.
         address: this host's, or its interface, for hosts that announce themselves; by default that
             of the route to other networks.
         sync: whether the modules beside the notebook are brought to the other hosts as they are
@@ -139,7 +136,6 @@ class StartOptions(TypedDict, total=False):
     queue_timeout_s: Annotated[
         Duration, Flag("How long to wait for nodes of Slurm or Ray: 10m (no limit).", "TIME")
     ]
-    spares: Annotated[int, Flag("Keep the last N of the hosts for %dist_heal --replace.", "N")]
     host_lease_s: Annotated[
         Duration,
         Flag(
@@ -159,8 +155,8 @@ class StartOptions(TypedDict, total=False):
         ),
     ]
     gpus: Annotated[
-        str | Mapping[str, Any] | Iterable[int] | int,
-        Flag("GPUs that the ranks of each host use: 0,2, or by host a=0,1;b=2, or none.", "LIST"),
+        str | Iterable[int] | int,
+        Flag("GPUs that the ranks of each host use: 0,2, or none.", "LIST"),
     ]
     address: Annotated[
         str,
@@ -189,8 +185,7 @@ class MeshOptions(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         is_lease_chosen: whether the user has said so; else a kernel that is shut down ends the
             mesh.
-        spares: hosts that may take the place of lost ones.
-        gpus: which GPUs the ranks use, by host (`environment.gpus_of`); empty for all.
+        gpus: which GPUs the ranks of each host use; None for all.
         release_command: what gives an allocation back once the mesh has ended.
         leave_command: run on each host when its agent has ended (`HostPart`).
         slurm_job: the job that the hosts are nodes of; "" without Slurm.
@@ -208,10 +203,9 @@ class MeshOptions(msgspec.Struct, frozen=True, kw_only=True):
     launch: str = ""
     interface: str = ""
     address: str = ""
-    spares: tuple[str, ...] = ()
     host_lease_s: float = HOST_LEASE_S
     env: dict[str, str] = {}
-    gpus: dict[str, tuple[str, ...]] = {}
+    gpus: tuple[str, ...] | None = None
     release_command: tuple[str, ...] = ()
     leave_command: tuple[str, ...] = ()
     slurm_job: str = ""

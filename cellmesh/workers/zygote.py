@@ -29,7 +29,7 @@ import msgspec
 from ..errors import HostError
 from ..wire import marks
 from ..wire.descriptors import wait_readable
-from ..wire.environment import VISIBLE, Surroundings, gpus_of
+from ..wire.environment import VISIBLE, Surroundings
 from ..wire.host import same_release
 from ..wire.ticket import Ticket, read_ticket
 from .linux_process import (
@@ -212,8 +212,7 @@ def _count_gpus(ticket: Ticket) -> int:
 
     is_built = torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
     num_gpus = max(0, torch.cuda._device_count_nvml()) if is_built else 0
-    asked = gpus_of(ticket.gpus, "" if ticket.host is None else ticket.host.name)
-    if asked and num_gpus < len(asked):
+    if (asked := ticket.gpus) and num_gpus < len(asked):
         raise HostError(
             f"--gpus {','.join(asked)} ({VISIBLE}={ticket.env[VISIBLE]}) names {len(asked)} GPUs, "
             f"of which this host has {num_gpus}: name others, or leave it out"

@@ -124,12 +124,12 @@ def test_attach_by_a_wrong_or_dead_ticket_says_what_is_wrong(
 def test_attach_by_an_old_copy_finds_the_hosts_that_replaced_others(
     machines: list[Host], runtime_dir: Path
 ) -> None:
-    with cm.start(hosts="cm1:1,cm2:1,cm3:1", spares=1, lease_s=60, name="far") as mesh:
+    with cm.start(hosts="cm1:1,cm2:1", lease_s=60, name="far") as mesh:
         mesh.cell("kept = rank + 5")
         path = copy_ticket(machines[3])
         machines[1].kill()
         wait_until(lambda: mesh.rank_set.session.dead_ranks == {1}, WAIT_S, "cm2 is lost")
-        mesh.heal(0, replace=True)
+        mesh.heal(0, hosts="cm3")
         assert [agent.host for agent in ticket_of().agents] == ["cm1", "cm3"]
         mesh.detach()
         with notebook_on(machines[3]) as notebook:

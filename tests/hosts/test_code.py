@@ -227,7 +227,7 @@ def test_environment_and_gpus_of_all_hosts(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"gpus": "cm2=0,2"}, r"on cm2: --gpus 0,2 .* names 2 GPUs, of which this host has 0"),
+        ({"gpus": "0,2"}, r"on cm[12]: --gpus 0,2 .* names 2 GPUs, of which this host has 0"),
         ({"backend": "nccl"}, r"on cm[12]: --backend nccl needs a GPU for each rank"),
     ],
 )

@@ -133,12 +133,12 @@ def test_dead_host_is_started_again_or_replaced(
 ) -> None:
     """The first host has the store."""
     lost, living = ({0, 1}, [2, 3]) if index == 0 else ({2, 3}, [0, 1])
-    with cm.start(hosts="cm1:2,cm2:2,cm3:2", spares=1, lease_s=60, host_lease_s=2) as mesh:
+    with cm.start(hosts="cm1:2,cm2:2", lease_s=60, host_lease_s=2) as mesh:
         mesh.cell("kept = rank + 5")
-        for replace, host in ((False, f"cm{index + 1}"), (True, "cm3")):
+        for hosts, host in (("", f"cm{index + 1}"), ("cm3", "cm3")):
             machines[index].kill()
             wait_until(lambda: lost_ranks(mesh) == lost, WAIT_S, "the host is lost")
-            assert set(mesh.heal(living[0], replace=replace).respawned) == lost
+            assert set(mesh.heal(living[0], hosts=hosts).respawned) == lost
             assert {mesh.report()[rank].host for rank in lost} == {host}
             assert mesh[living].pull("kept").list == [rank + 5 for rank in living]
             mesh.cell(REDUCE)

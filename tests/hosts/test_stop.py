@@ -47,13 +47,13 @@ def test_host_that_is_cut_off_is_named_and_can_be_ended_later(
     check_named_and_ended(machines[1], capfd.readouterr().err)
 
 
-def test_host_that_a_spare_has_replaced_is_named_and_can_be_ended_later(
+def test_host_that_another_has_replaced_is_named_and_can_be_ended_later(
     machines: list[Host], runtime_dir: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    mesh = cm.start(hosts="cm1:1,cm2:1,cm3:1", spares=1, lease_s=600, host_lease_s=1.0, name="left")
+    mesh = cm.start(hosts="cm1:1,cm2:1", lease_s=600, host_lease_s=1.0, name="left")
     machines[1].cut()
     wait_until(lambda: mesh.rank_set.session.dead_ranks == {1}, WAIT_S, "cm2 is lost")
-    report = mesh.heal(replace=True)
+    report = mesh.heal(hosts="cm3:1")
     assert report.respawned == (1,)
     assert "; cm3 has taken the place of cm2" in describe_healing(report)
     mesh.stop()

@@ -310,33 +310,33 @@ def test_host_that_is_heard_again_is_taken_back_with_all_that_it_holds(step: str
         check_nothing_left(directory)
 
 
-def test_spare_takes_the_place_of_a_lost_host() -> None:
+def test_new_host_takes_the_place_of_a_lost_one() -> None:
     with own_runtime_dir() as directory:
-        with start("a:2,b:2,c:2", spares=1, host_lease_s=SHORT_LEASE_S) as mesh:
-            assert mesh.size() == 4
+        with start("a:2,b:2", host_lease_s=SHORT_LEASE_S) as mesh:
             mesh.cell("kept = rank + 5")
             lose(mesh, {2, 3}, signal.SIGKILL)
-            assert set(mesh.heal(0, replace=True).respawned) == {2, 3}
+            with pytest.raises(MeshUsageError, match=r"place c:3 could take \(lost: b:2\)"):
+                mesh.heal(hosts="c:3")
+            assert set(mesh.heal(0, hosts="c:2").respawned) == {2, 3}
             assert [info.host for info in mesh.report()] == ["a", "a", "c", "c"]
             assert mesh.pull("kept").list == [5, 6, 5, 5]
             mesh.cell(REDUCE)
             assert mesh.pull("float(x)").list == [6.0] * 4
-            assert own_ticket(directory).spares == ()
         check_nothing_left(directory)
 
 
-@pytest.mark.parametrize("spares", [0, 1])
-def test_replaced_agent_that_wakes_ends_and_takes_part_in_nothing(spares: int) -> None:
+@pytest.mark.parametrize("new_host", ["b", "c"])
+def test_replaced_agent_that_wakes_ends_and_takes_part_in_nothing(new_host: str) -> None:
     with own_runtime_dir() as directory:
-        with start("a:2,b:1,c:1"[: 7 + 4 * spares], spares=spares, host_lease_s=1.0) as mesh:
+        with start("a:2,b:1", host_lease_s=1.0) as mesh:
             mesh.cell("kept = rank + 5")
             agent = lose(mesh, {2}, signal.SIGSTOP)
             (old,) = [each for each in agent.children(recursive=True) if "r2" in each.name()]
-            if not spares:
-                with pytest.raises(HostError, match=r"process \d+\) lives there.*heal --replace"):
+            if new_host == "b":
+                with pytest.raises(HostError, match=r"process \d+\) lives there.*heal --hosts b`"):
                     mesh.heal()
-            assert mesh.heal(0, replace=True).respawned == (2,)
-            assert old.is_running() == bool(spares)  # one on the same host has been ended
+            assert mesh.heal(0, hosts=new_host).respawned == (2,)
+            assert old.is_running() == (new_host == "c")  # one on the same host has been ended
             with contextlib.suppress(psutil.NoSuchProcess):
                 agent.send_signal(signal.SIGCONT)
             mesh.cell(f"{REDUCE}\ng = dist.new_group([0, 2])")
@@ -352,17 +352,17 @@ def test_host_that_cannot_be_started_again_costs_nothing_more(tmp_path: Path) ->
     engine = f"sh -c 'if [ -e {switch} ] || [ $0 != b ]; then exec {HERE}; fi; exit 9' {{host}}"
     with own_runtime_dir() as directory:
         with cm.start(
-            hosts="a:2,b:1,c:1", launch=engine, spares=1, lease_s=60, host_lease_s=SHORT_LEASE_S
+            hosts="a:2,b:1", launch=engine, lease_s=60, host_lease_s=SHORT_LEASE_S
         ) as mesh:
             mesh.cell("kept = rank + 5")
             lose(mesh, {2}, signal.SIGKILL)
             switch.unlink()
             with pytest.raises(
-                HostError, match=r"(?s)b is lost, .*exited with 9.*--replace` uses c"
+                HostError, match=r"(?s)b is lost, .*exited with 9.*--hosts NAME` puts"
             ):
                 mesh.heal()
             assert mesh[[0, 1]].pull("kept").list == [5, 6]
-            mesh.heal(replace=True)
+            mesh.heal(hosts="c")
             mesh.cell(REDUCE)
             assert mesh.pull("float(x)").list == [3.0] * 3
         check_nothing_left(directory)

@@ -140,7 +140,7 @@ class HostLost(msgspec.Struct, frozen=True):
         return (
             f"{self.host} ({describe_ranks(self.ranks)}) is lost: {self.reason}. The other ranks "
             "keep what they hold; `%dist_heal` takes the host back if it is heard again, else "
-            "starts it again, and `%dist_heal --replace` uses a spare"
+            "starts it again, and `%dist_heal --hosts NAME` puts another host in its place"
         )
 
 

@@ -123,7 +123,7 @@ def differences(options: Options, ticket: Ticket) -> list[str]:
         options: of the start.
         ticket: of the mesh.
     """
-    hosts = tuple(entry.name for entry in options.hosts if entry.name not in options.spares)
+    hosts = tuple(entry.name for entry in options.hosts)
     agents = tuple(agent.host for agent in ticket.agents)
     pairs = {
         "--backend": (ticket.backend, options.backend),
@@ -140,7 +140,7 @@ def differences(options: Options, ticket: Ticket) -> list[str]:
         for option, (has, wanted) in pairs.items()
         if has != wanted
     ]
-    if dict(ticket.gpus) != dict(options.gpus):
+    if ticket.gpus != options.gpus:
         found.append("other --gpus")
     if ticket.env != ranks_environment(options):  # whose values may be secret
         found.append("other --env")

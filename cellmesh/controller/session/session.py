@@ -7,7 +7,7 @@ import dataclasses
 import os
 import secrets
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from ..core.transitions import describe_transitions
 from ..failure_summary import refuse_dead
 from ..kernel import AtExit
 from ..output.console import ConsoleSink, Sink
-from ..resizing import Resizing
+from ..resizing import ONE_HOST, Resizing
 from .features import Features
 from .hosts.code import sync_through
 from .hosts.connections import AnyConnection, HostConnections, connect
@@ -248,13 +248,14 @@ class Session:
 
     # ---- life
 
-    def heal(self, may_replace: bool = False) -> HealReport:
+    def heal(self, new_hosts: str | Iterable[str] = ()) -> HealReport:
         """Replace dead ranks and rebuild groups where needed; Ctrl-C stops waiting for that.
 
         Args:
-            may_replace: whether a spare host may take the place of a lost one.
+            new_hosts: take the place of lost ones (`choose_places`).
 
         Raises:
+            MeshUsageError: a new host cannot take a lost one's place.
             HostError: no lost host could be brought back.
         """
         self._check_usable(())
@@ -262,9 +263,11 @@ class Session:
         if self._hosts is not None and isinstance(self._launcher, HostAgents):
             post, code = self._link.post, self.code
             try:
-                why_not = bring_back(self._hosts, self._launcher, post, may_replace, code)
+                why_not = bring_back(self._hosts, self._launcher, post, new_hosts, code)
             finally:
                 self._ticket = self._launcher.ticket
+        elif new_hosts:
+            raise MeshUsageError(ONE_HOST)
         try:
             report = self.ask(lambda core, now: core.heal(now), None)
         except KeyboardInterrupt:

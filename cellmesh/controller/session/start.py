@@ -18,7 +18,6 @@ from ...wire.marks import end_dead_meshes
 from ...wire.modules import loaded
 from ...wire.options import StartOptions
 from ...wire.ticket import Ticket, runtime_root
-from ..environment import check_gpu_hosts
 from ..host_list import INVITING, parse_hosts
 from ..kernel import own_kernel
 from ..mesh import Mesh
@@ -187,7 +186,6 @@ def _with_nodes(
         else slurm.allocate(request, name, os.environ, report, holder)
     )
     entries = parse_hosts(allocation.nodes, request.num_ranks, request.nproc_per_host)
-    check_gpu_hosts(options.gpus, {entry.name for entry in entries})
     num_ranks = sum(entry.num_ranks for entry in entries)
     is_default = tuple(options.mesh) == (DEFAULT_DIM,)
     dims = {DEFAULT_DIM: num_ranks} if is_default else check_mesh(options.mesh, num_ranks)

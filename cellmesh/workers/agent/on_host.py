@@ -25,7 +25,7 @@ import msgspec
 from ...errors import HostError
 from ...wire.curve import new_keys
 from ...wire.descriptors import wait_readable
-from ...wire.environment import SOCKET_INTERFACES, choose_gpus, gpus_of
+from ...wire.environment import SOCKET_INTERFACES, choose_gpus
 from ...wire.host import is_process, own_python, own_torch, own_version, this_place
 from ...wire.hosts import ANNOUNCEMENT, GO, Announcement, HostPart
 from ...wire.interpreter import absolute, isolated_command
@@ -233,7 +233,7 @@ def _own_ticket(given: Ticket, address: str, interface: str) -> Ticket:
     )
     sockets = dict.fromkeys(SOCKET_INTERFACES, interface) if is_chosen else {}
     part = msgspec.structs.replace(given.host, address=address, interface=interface)
-    visible = choose_gpus(gpus_of(given.gpus, part.name), os.environ)
+    visible = choose_gpus(given.gpus, os.environ)
     name = f"{given.name}-h{part.index}"
     if not part.joins:
         _remove_dead(runtime_root() / name)
@@ -307,7 +307,8 @@ def _make_way(given: Ticket, path: Path, part: HostPart) -> bool:
         if not part.replaces:
             raise HostError(
                 f"its agent (process {old.agent_pid}) lives there, and is not heard. `%dist_heal` "
-                "takes its ranks back once it is heard; `%dist_heal --replace` gives them up"
+                f"takes its ranks back once it is heard; `%dist_heal --hosts {part.name}` gives "
+                "them up"
             )
         with contextlib.suppress(ProcessLookupError):
             os.kill(old.agent_pid, signal.SIGKILL)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cellmesh.errors import HostError
-from cellmesh.wire.environment import SET_BY_MESH, choose_gpus, gpus_of
+from cellmesh.wire.environment import SET_BY_MESH, choose_gpus
 
 CUDA, STEP, JOB = "CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS"
 
@@ -38,12 +38,6 @@ def test_gpu_that_was_not_given_is_refused(environment: dict[str, str]) -> None:
     (source, text), *_ = environment.items()
     with pytest.raises(HostError, match=rf"--gpus 0,2: .* \({source}={text}\)"):
         choose_gpus(("0", "2"), environment)
-
-
-def test_gpus_of_a_host_go_before_those_of_every_host() -> None:
-    gpus = {"": ("0",), "b": ("1",)}
-    assert [gpus_of(gpus, host) for host in ("a", "b", "")] == [("0",), ("1",), ("0",)]
-    assert gpus_of({}, "a") is None
 
 
 def test_variables_of_torchrun_are_the_meshs() -> None:

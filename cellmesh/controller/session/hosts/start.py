@@ -6,15 +6,17 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
 import msgspec
 
-from ....errors import HostError
+from ....errors import HostError, MeshUsageError
+from ....wire.hosts import AgentAddress
 from ...code_files.sync import CodeSync
 from ...core.core import Core, Effect
+from ...host_list import parse_hosts
 from ..launch.hosts import HostAgents
 from ..launch.launcher import Launcher
 from .answers import FILES_S
@@ -59,7 +61,7 @@ def bring_back(
     hosts: HostConnections,
     launcher: HostAgents,
     post: Post,
-    may_replace: bool,
+    new_hosts: str | Iterable[str],
     code: CodeSync | None,
 ) -> str:
     """Make the ranks of lost hosts ones that a heal can reach. Blocks while agents start.
@@ -68,29 +70,32 @@ def bring_back(
         hosts: the connections to all hosts.
         launcher: starts agents, all at once.
         post: gives the link's loop a command.
-        may_replace: whether spare hosts may take the place of those that are not heard.
+        new_hosts: take the place of lost ones that are not heard (`choose_places`).
         code: keeps the user's modules the same on all hosts; new agents' zygotes wait for them.
 
     Returns:
         Why some hosts could not be brought back, while others were; "" if all were.
 
     Raises:
+        MeshUsageError: a new host cannot take a lost one's place; nothing has changed.
         HostError: no host could be brought back, or one cannot have the modules.
         NoMeshError: the mesh has ended.
     """
     lost = hosts.lost
-    before, spares = launcher.ticket.agents, list(launcher.ticket.spares if may_replace else ())
+    before = launcher.ticket.agents
+    places = choose_places(new_hosts, lost, before)
+    launcher.check_may_join(places.values())
     names: dict[int, str] = {}  # of the hosts on which agents are started
     for index in lost:
         if not call_in_loop(post, functools.partial(hosts.take_back, index)):
-            names[index] = spares.pop(0) if spares else before[index].host
-    failed = launcher.start_again(names, replaces=may_replace) if names else {}
+            names[index] = places.get(index, before[index].host)
+    failed = launcher.start_again(names, given_up=places.keys()) if names else {}
     ticket = launcher.ticket
     for index in sorted(names.keys() - failed.keys()):
         is_gone = ticket.agents[index].host == before[index].host
         call_in_loop(post, functools.partial(hosts.replace, index, ticket, is_gone))
     lines = {before[index].host: error for index, error in sorted(failed.items())}
-    text = describe_failures(lines, "" if may_replace or not ticket.spares else ticket.spares[0])
+    text = describe_failures(lines)
     if failed and len(failed) == len(lost):
         raise HostError(text)
     if code is not None:
@@ -100,18 +105,57 @@ def bring_back(
     return text
 
 
-def describe_failures(errors: Mapping[str, HostError], spare: str) -> str:
+def choose_places(
+    new_hosts: str | Iterable[str], lost: Sequence[int], agents: Sequence[AgentAddress]
+) -> dict[int, str]:
+    """Choose which lost host's place each new host takes: that of the host itself if it is named,
+    else the first one with as many ranks. Pure.
+
+    Args:
+        new_hosts: ``c:4,d:4``, or ``c`` for the ranks of any lost host.
+        lost: the indices of the lost hosts.
+        agents: of all hosts.
+
+    Returns:
+        The new hosts' names by the index of the lost host.
+
+    Raises:
+        MeshUsageError: no lost host is left for one of them, or it has ranks of the mesh.
+    """
+    words = (
+        new_hosts.split(",") if isinstance(new_hosts, str) else [str(each) for each in new_hosts]
+    )
+    left, places = [agents[index] for index in lost], dict[int, str]()
+    living = {agent.host for agent in agents} - {agent.host for agent in left}
+    for word in filter(None, map(str.strip, words)):
+        (entry,) = parse_hosts([word], nproc_per_host=None if ":" in word else 1)
+        fitting = [each for each in left if ":" not in word or each.num_ranks == entry.num_ranks]
+        own = [each for each in fitting if each.host == entry.name]
+        if entry.name in living:
+            raise MeshUsageError(f"{entry.name} has ranks of the mesh: name another host")
+        if not fitting:
+            among = ", ".join(f"{each.host}:{each.num_ranks}" for each in left)
+            raise MeshUsageError(
+                f"no lost host is there whose place {word} could take "
+                f"({f'lost: {among}' if among else 'no further one is lost'})"
+            )
+        place = (own or fitting)[0]
+        left.remove(place)
+        places[agents.index(place)] = entry.name
+    return places
+
+
+def describe_failures(errors: Mapping[str, HostError]) -> str:
     """Say which lost hosts could not be brought back, and why; "" if all were. Pure.
 
     Args:
         errors: by host.
-        spare: a host that could take the place of one; "" for none.
     """
     lines = [
         f"{host} is lost, and no agent could be started: {error}" for host, error in errors.items()
     ]
-    if lines and spare:
-        lines.append(f"`%dist_heal --replace` uses {spare} in its place")
+    if lines:
+        lines.append("`%dist_heal --hosts NAME` puts another host in a lost one's place")
     return "\n".join(lines)
 
 

@@ -88,7 +88,7 @@ class HostCommands:
         soft = make_room(FILES_A_HOST * len(parts))
         for part in parts:
             sent = msgspec.structs.replace(
-                ticket, host=part, agents=(), spares=(), replaced=(), curve_secret=Secret("")
+                ticket, host=part, agents=(), replaced=(), curve_secret=Secret("")
             )
             text = SecretBytes(to_json(sent) + b"\n")
             path = None

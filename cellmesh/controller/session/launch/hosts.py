@@ -9,7 +9,7 @@ import os
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -118,13 +118,15 @@ class HostAgents:
                 self._starter = HostCommands()
         return self._starter
 
-    def start_again(self, names: Mapping[int, str], replaces: bool = False) -> dict[int, HostError]:
+    def start_again(
+        self, names: Mapping[int, str], given_up: Collection[int] = ()
+    ) -> dict[int, HostError]:
         """Start agents in place of lost ones, all at once, and put the addresses of those that
         start into `ticket`. Blocks.
 
         Args:
             names: index of a lost host -> the host to start its agent on.
-            replaces: whether agents that live there, and are not heard, are ended.
+            given_up: the indices of lost hosts whose agents are ended even if they live.
 
         Returns:
             The errors of those that could not be started, by the index of the lost host.
@@ -133,7 +135,7 @@ class HostAgents:
         for index, name in names.items():
             lost = self.ticket.agents[index]
             part = self._part(index, len(self.ticket.agents), name, lost.first_rank, lost.num_ranks)
-            parts.append(msgspec.structs.replace(part, joins=True, replaces=replaces))
+            parts.append(msgspec.structs.replace(part, joins=True, replaces=index in given_up))
         started: dict[int, AgentAddress] = {}
         try:
             starter = self._begin()
@@ -160,11 +162,11 @@ class HostAgents:
             starter.end()
             raise
         if started:
-            self._note_started(started, {names[index] for index in started})
+            self._note_started(started)
         return failed
 
-    def _note_started(self, started: Mapping[int, AgentAddress], used: Collection[str]) -> None:
-        """Write to the ticket which agents are in place of lost ones, on which hosts."""
+    def _note_started(self, started: Mapping[int, AgentAddress]) -> None:
+        """Write to the ticket which agents are in place of lost ones."""
         agents, replaced = list(self.ticket.agents), list(self.ticket.replaced)
         for index, agent in started.items():
             if agent.host != agents[index].host:  # where nothing has ended the lost one
@@ -174,10 +176,21 @@ class HostAgents:
             self.ticket,
             agents=tuple(agents),
             agents_revision=self.ticket.agents_revision + 1,
-            spares=tuple(spare for spare in self.ticket.spares if spare not in used),
             replaced=tuple(replaced),
         )
         write_ticket(self.ticket)
+
+    def check_may_join(self, names: Iterable[str]) -> None:
+        """Check that hosts can join a mesh that was started so.
+
+        Raises:
+            MeshUsageError: there are some, and they cannot.
+        """
+        if is_rays(self.ticket.launch) and (named := ", ".join(names)):
+            raise MeshUsageError(
+                f"{named}: no node joins a mesh on Ray, whose reservation keeps its size. Without "
+                "--hosts its last node gets more ranks; for more nodes start the mesh again"
+            )
 
     def start_more(self, layout: Sequence[int], entries: Sequence[HostEntry]) -> list[AgentAddress]:
         """Start agents on more hosts, and return where they are reached. Blocks.
@@ -192,12 +205,7 @@ class HostAgents:
         """
         if not entries:
             return []
-        if is_rays(self.ticket.launch):
-            names = ", ".join(entry.name for entry in entries)
-            raise MeshUsageError(
-                f"{names}: no node joins a mesh on Ray, whose reservation keeps its size. Without "
-                "--hosts its last node gets more ranks; for more nodes start the mesh again"
-            )
+        self.check_may_join(entry.name for entry in entries)
         num_old = len(layout) - len(entries)
         parts = []
         for index, entry in enumerate(entries, num_old):

@@ -106,7 +106,6 @@ class InvitedHosts:
                 ticket,
                 host=named,
                 agents=(),
-                spares=(),
                 replaced=(),
                 curve_secret=Secret(""),
                 invitation=None,

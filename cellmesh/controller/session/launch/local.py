@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from ....errors import HostError
 from ....wire.descriptors import wait_readable
-from ....wire.environment import choose_gpus, gpus_of
+from ....wire.environment import choose_gpus
 from ....wire.host import is_process, started_ticks
 from ....wire.interpreter import isolated_command
 from ....wire.options import MeshOptions
@@ -43,7 +43,7 @@ def ranks_environment(options: Options) -> dict[str, str]:
     """
     if options.hosts:  # each of which chooses GPUs among its own
         return dict(options.env)
-    return {**options.env, **choose_gpus(gpus_of(options.gpus), os.environ)}
+    return {**options.env, **choose_gpus(options.gpus, os.environ)}
 
 
 def make_ticket(options: Options) -> Ticket:

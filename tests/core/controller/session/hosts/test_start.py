@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, cast
 
 import msgspec
@@ -15,16 +15,19 @@ from cellmesh.controller.session.hosts.connections import HostConnections
 from cellmesh.controller.session.hosts.start import (
     bring_back,
     call_in_loop,
+    choose_places,
     describe_failures,
     describe_replaced,
 )
 from cellmesh.controller.session.launch.hosts import HostAgents
-from cellmesh.errors import HostError
+from cellmesh.errors import HostError, MeshUsageError
 from cellmesh.wire.hosts import AgentAddress
 from tests.core.controller.session.test_session import TICKET
 
 NAMES = ("a", "b", "c")
 AGENTS = tuple(AgentAddress(name, f"tcp://{name}:5", "key", i, 1) for i, name in enumerate(NAMES))
+
+OF_TWO_SIZES = (*AGENTS[:2], msgspec.structs.replace(AGENTS[2], num_ranks=2))
 
 
 class World:
@@ -36,14 +39,19 @@ class World:
         self.returned: set[int] = set()
         self.fault: Exception | None = None
         self.failures: dict[int, HostError] = {}
-        self.ticket = msgspec.structs.replace(TICKET, agents=AGENTS, spares=("d",))
+        self.ticket = msgspec.structs.replace(TICKET, agents=AGENTS)
 
     def take_back(self, index: int) -> bool:
         if self.fault is not None:
             raise self.fault
         return index in self.returned
 
-    def start_again(self, names: Mapping[int, str], replaces: bool) -> dict[int, HostError]:
+    def check_may_join(self, names: Iterable[str]) -> None:
+        assert "ray" not in names
+
+    def start_again(
+        self, names: Mapping[int, str], given_up: Collection[int]
+    ) -> dict[int, HostError]:
         self.done.append(dict(names))
         agents = list(self.ticket.agents)
         for index in names.keys() - self.failures.keys():
@@ -60,9 +68,9 @@ class World:
     def bring(self, timeout_s: float) -> None:
         self.done.append("bring")
 
-    def bring_back(self, may_replace: bool = False) -> str:
+    def bring_back(self, new_hosts: str = "") -> str:
         hosts, launcher = cast(HostConnections, self), cast(HostAgents, self)
-        return bring_back(hosts, launcher, at_once, may_replace, cast(CodeSync, self))
+        return bring_back(hosts, launcher, at_once, new_hosts, cast(CodeSync, self))
 
 
 def at_once(command: Callable[[Core, float], Any]) -> None:
@@ -79,8 +87,8 @@ def test_lost_hosts_are_started_at_once(world: World) -> None:
     assert world.done == [{1: "b", 2: "c"}, (1, True), (2, True), "forget", "bring"]
 
 
-def test_spares_replace_as_many_as_they_are(world: World) -> None:
-    assert world.bring_back(may_replace=True) == ""
+def test_new_host_takes_the_first_lost_ones_place(world: World) -> None:
+    assert world.bring_back("d") == ""
     assert world.done[:3] == [{1: "d", 2: "c"}, (1, False), (2, True)]
 
 
@@ -88,6 +96,44 @@ def test_host_that_is_heard_again_is_not_started(world: World) -> None:
     world.returned = {1}
     world.bring_back()
     assert world.done[:2] == [{2: "c"}, (2, True)]
+
+
+def test_new_host_is_not_needed_for_one_that_is_heard_again(world: World) -> None:
+    world.returned = {1}
+    world.bring_back("d")
+    assert world.done[:2] == [{2: "c"}, (2, True)]
+
+
+@pytest.mark.parametrize(
+    ("new_hosts", "places"),
+    [
+        ("", {}),
+        ("d", {1: "d"}),
+        ("d:2", {2: "d"}),
+        ("d,e", {1: "d", 2: "e"}),
+        (["c"], {2: "c"}),
+        ("d:2,b", {1: "b", 2: "d"}),
+    ],
+)
+def test_new_hosts_get_places_of_lost_ones(new_hosts: Any, places: dict[int, str]) -> None:
+    assert choose_places(new_hosts, [1, 2], OF_TWO_SIZES) == places
+
+
+@pytest.mark.parametrize(
+    ("new_hosts", "lost", "message"),
+    [
+        ("d:3", [1, 2], r"place d:3 could take \(lost: b:1, c:2\)"),
+        ("d,e,f", [1, 2], r"place f could take \(no further one is lost\)"),
+        ("d", [], r"place d could take \(no further one is lost\)"),
+        ("a", [1], "a has ranks of the mesh"),
+        ("d:x", [1], "is no host with a number"),
+    ],
+)
+def test_new_hosts_without_a_place_are_refused(
+    new_hosts: str, lost: list[int], message: str
+) -> None:
+    with pytest.raises(MeshUsageError, match=message):
+        choose_places(new_hosts, lost, OF_TWO_SIZES)
 
 
 def test_mesh_without_lost_hosts_gets_what_was_changed(world: World) -> None:
@@ -100,7 +146,7 @@ def test_host_that_does_not_start_is_named_and_the_other_is_used(world: World) -
     world.failures = {1: HostError("b: no route")}
     text = world.bring_back()
     assert text.startswith("b is lost, and no agent could be started: b: no route\n")
-    assert "`%dist_heal --replace` uses d" in text
+    assert "`%dist_heal --hosts NAME` puts another host in a lost one's place" in text
     assert world.done[1:] == [(2, True), "forget", "bring"]
 
 
@@ -118,9 +164,9 @@ def test_fault_in_the_loop_is_raised(world: World) -> None:
 
 
 def test_failures_are_listed() -> None:
-    assert describe_failures({}, "d") == ""
+    assert describe_failures({}) == ""
     error = HostError("b: no route")
-    assert describe_failures({"b": error}, "").endswith("started: b: no route")
+    assert "started: b: no route\n" in describe_failures({"b": error})
 
 
 def test_hosts_that_others_have_replaced_are_named() -> None:

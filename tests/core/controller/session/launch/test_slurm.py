@@ -107,18 +107,9 @@ def test_job_is_read_from_what_salloc_says(text: str, job: str) -> None:
         ({"launch": "ray", "nodes": 1, "nproc_per_host": 1, "queue_timeout_s": "x"}, "no span"),
         ({"num_ranks": 2, "nodes": 2}, "add --launch slurm"),
         ({"num_ranks": 2, "launch_args": "--x"}, "add --launch slurm"),
-        ({"num_ranks": 2, "spares": 1}, "on which hosts"),
-        ({"hosts": "a:1,b:1", "spares": 2}, "fewer than the 2 hosts"),
-        ({"hosts": "a:1,b:1", "spares": -1}, "fewer than the 2 hosts"),
+        ({"num_ranks": 2, "nproc_per_host": 1}, "on which hosts"),
     ],
 )
 def test_requests_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(MeshUsageError, match=message):
         make_options(options.pop("num_ranks", None), **options)
-
-
-def test_spares_are_the_last_hosts() -> None:
-    options = make_options(hosts="a:2,b:2,c:2,d", spares=2)
-    assert [entry.name for entry in options.hosts] == ["a", "b"]
-    assert options.spares == ("c", "d")
-    assert options.num_ranks == 4
