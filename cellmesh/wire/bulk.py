@@ -8,10 +8,9 @@ with it; whatever concerns other ranks, and control messages, do not.
 
 from __future__ import annotations
 
-import collections
 import math
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,7 +60,6 @@ class Window:
 class _Transfer:
     frame: SegmentFrame
     ranks: tuple[int, ...]
-    spans: collections.deque[tuple[int, int]]
     num_left: int
 
 
@@ -96,11 +94,9 @@ class Sender:
 
         Args:
             frame: of the segment, which is kept open.
-            ranks: whose it is, or who read it: only what they need is sent.
+            ranks: whose it is, or who read it.
         """
-        spans = collections.deque(needed_by(frame, ranks))
-        num_bytes = sum(stop - start for start, stop in spans)
-        self._transfers[frame.ref.loan] = _Transfer(frame, ranks, spans, num_bytes)
+        self._transfers[frame.ref.loan] = _Transfer(frame, ranks, frame.num_bytes)
 
     def next(self, now: float) -> Parcel[Chunk] | None:
         """Return the next chunk to send; None if enough bytes are in flight, or none is left."""
@@ -111,10 +107,8 @@ class Sender:
         loan = next(iter(self._transfers))
         transfer = self._transfers.pop(loan)
         most = max(_MIN_CHUNK_BYTES, min(_MAX_CHUNK_BYTES, self._window.num_bytes // 4))
-        at, stop = transfer.spans.popleft() if transfer.spans else (0, 0)
-        end = min(stop, at + most)
-        if end < stop:
-            transfer.spans.appendleft((end, stop))
+        at = transfer.frame.num_bytes - transfer.num_left
+        end = at + min(transfer.num_left, most)
         transfer.num_left -= end - at
         if transfer.num_left:
             self._transfers[loan] = transfer  # behind the others
@@ -139,19 +133,6 @@ class Sender:
     def drop(self, loan: int) -> None:
         """Send no more chunks of a segment."""
         self._transfers.pop(loan, None)
-
-
-def needed_by(frame: SegmentFrame, ranks: Iterable[int]) -> list[tuple[int, int]]:
-    """Return the ranges of a segment's bytes that these ranks read, in order and disjoint."""
-    if not frame.needed:
-        return [(0, frame.num_bytes)]
-    joined: list[tuple[int, int]] = []
-    for start, stop in sorted(span for rank in ranks for span in frame.needed[rank]):
-        if joined and start <= joined[-1][1]:
-            joined[-1] = joined[-1][0], max(joined[-1][1], stop)
-        else:
-            joined.append((start, stop))
-    return joined
 
 
 @dataclass

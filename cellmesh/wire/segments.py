@@ -17,9 +17,8 @@ import mmap
 import os
 import resource
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -64,7 +63,6 @@ class Ref(msgspec.Struct, frozen=True, array_like=True):
     why_missing: str = ""
 
 
-Spans = tuple[tuple[int, int], ...]
 INTERRUPTED = "the run was interrupted before its value had arrived"
 
 
@@ -79,16 +77,10 @@ class Memfd:
 
 
 class SegmentFrame(bytes):
-    """The message frame that names a shared-memory segment, and keeps it open while it exists.
-
-    Attributes:
-        needed: by rank, the ranges of the segment that the rank reads; empty where each rank may
-            read all of it.
-    """
+    """The message frame that names a shared-memory segment, and keeps it open while it exists."""
 
     memfd: Memfd
     ref: Ref
-    needed: Mapping[int, Spans] = MappingProxyType({})
 
     @classmethod
     def of(cls, memfd: Memfd, loan: int, sizes: Sequence[int]) -> SegmentFrame:

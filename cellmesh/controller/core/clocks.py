@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 # Exchanges at first, in quick succession, and then for good, as clocks drift apart.
 NUM_FIRST, FIRST_INTERVAL_S, INTERVAL_S = 8, 0.02, 5.0
-# Clocks run apart by so much of the time, at most: RFC 5905 takes 15 ppm for each.
-DRIFT = 30e-6
-_MAX_SAMPLES = 1000
+# Of how many exchanges, the last ones, the best is used: older ones are off by the clocks' drift.
+_NUM_KEPT = 8
 
 
 @dataclass(frozen=True)
@@ -33,15 +32,6 @@ class ClockOffset:
         return f"{self.host}: {offset_s:+,.4f} s ± {self.error_s * 1e3:.2g} ms"
 
 
-@dataclass(frozen=True)
-class _Sample:
-    """One exchange with an agent, which read its host's clock between two readings of ours."""
-
-    host_s: float
-    offset_s: float
-    error_s: float
-
-
 class ClockComparison:
     """Compares the monotonic clock of one host with that of this process's host, by exchanges: this
     side sends a message, the agent answers with its clock.
@@ -52,7 +42,8 @@ class ClockComparison:
     """
 
     def __init__(self) -> None:
-        self._samples: tuple[_Sample, ...] = ()  # replaced whole: other threads read it
+        # Errors and offsets; replaced whole, as other threads read it.
+        self._samples: tuple[tuple[float, float], ...] = ()
         self._num_sent = 0
         self.due_s = math.inf
 
@@ -73,27 +64,17 @@ class ClockComparison:
             host_s: what the other host's clock showed.
             received_s: when the answer arrived, by the clock of this host.
         """
-        offset_s = host_s - (sent_s + received_s) / 2
-        sample = _Sample(host_s, offset_s, (received_s - sent_s) / 2)
-        self._samples = (*self._samples[1 - _MAX_SAMPLES :], sample)
+        sample = (received_s - sent_s) / 2, host_s - (sent_s + received_s) / 2
+        self._samples = (*self._samples[1 - _NUM_KEPT :], sample)
 
-    def over(self, host: str, begin_s: float, end_s: float) -> ClockOffset | None:
-        """Return the offset over a span of time, by the exchange that gives it most exactly.
-
-        Args:
-            host: its name.
-            begin_s, end_s: the span, by the host's clock.
-
-        Returns:
-            None if there has been no exchange.
+    def offset(self, host: str) -> ClockOffset | None:
+        """Return the offset of the named host's clock, by the exchange that gives it most exactly;
+        None if there has been no exchange.
         """
-
-        def error_s(sample: _Sample) -> float:
-            away_s = max(abs(begin_s - sample.host_s), abs(end_s - sample.host_s))
-            return sample.error_s + DRIFT * away_s
-
-        best = min(self._samples, key=error_s, default=None)
-        return None if best is None else ClockOffset(host, best.offset_s, error_s(best))
+        if not self._samples:
+            return None
+        error_s, offset_s = min(self._samples)
+        return ClockOffset(host, offset_s, error_s)
 
 
 def describe_clocks(clocks: Iterable[ClockOffset]) -> str:

@@ -235,11 +235,9 @@ class Session:
         self._link.check_may_wait()
         return self._link.ask(lambda core, now: core.await_calm())
 
-    def clocks(self, spans: Mapping[int, tuple[float, float]]) -> dict[int, ClockOffset]:
-        """Return the offsets of ranks' clocks over spans of time (`HostConnections.clocks`); none
-        on one host.
-        """
-        return {} if self._hosts is None else self._hosts.clocks(spans)
+    def clocks(self, ranks: Iterable[int]) -> dict[int, ClockOffset]:
+        """Return the offsets of ranks' clocks (`HostConnections.clocks`); none on one host."""
+        return {} if self._hosts is None else self._hosts.clocks(ranks)
 
     def ask_log(self, rank: int, num_bytes: int) -> LogText | None:
         """Ask the agent for the end of a rank's log; None if the mesh has ended."""

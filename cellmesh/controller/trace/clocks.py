@@ -16,15 +16,6 @@ from ...wire.trace import Past, RankProfile
 from ..core.clocks import ClockOffset
 
 
-def spans_of_pasts(pasts: Mapping[int, Past], num_cells: int) -> dict[int, tuple[float, float]]:
-    """Return when each rank's last cells were, by its host's clock."""
-    return {
-        rank: (min((cell.begin_s for cell in past.cells[-num_cells:]), default=end_s), end_s)
-        for rank, past in pasts.items()
-        for end_s in [past.now_s]
-    }
-
-
 def past_on_our_clock(past: Past, clock: ClockOffset) -> Past:
     """Return a rank's record with times by the clock of the notebook's host."""
     ahead_s, told = clock.offset_s, past.operations
@@ -51,14 +42,6 @@ def past_on_our_clock(past: Past, clock: ClockOffset) -> Past:
         since_s=past.since_s - ahead_s,
         now_s=past.now_s - ahead_s,
     )
-
-
-def spans_of_profiles(profiles: Mapping[int, RankProfile]) -> dict[int, tuple[float, float]]:
-    """Return when each rank ran the profiled cell, by its host's monotonic clock."""
-    return {
-        rank: ((one.start_ns - one.epoch_ns) / 1e9, (one.end_ns - one.epoch_ns) / 1e9)
-        for rank, one in profiles.items()
-    }
 
 
 def epoch_offsets(

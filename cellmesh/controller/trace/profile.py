@@ -15,7 +15,7 @@ from ...wire.trace import BeginProfile, EndProfile, OperatorKind, RankProfile, r
 from ..core.clocks import ClockOffset, describe_clocks
 from ..run import Run
 from .chrome import merge_traces
-from .clocks import epoch_offsets, profile_on_our_clock, spans_of_profiles
+from .clocks import epoch_offsets, profile_on_our_clock
 from .lateness import Lateness, add_up_lateness, describe_lateness
 from .operations import MESSAGES, Match, Operation, match, with_waits
 
@@ -215,7 +215,7 @@ class Profiling:
         traces = {rank: one.trace for rank, one in by_rank.items() if one.trace}
         clocks = epoch_offsets(
             by_rank,
-            self._ranks.session.clocks(spans_of_profiles(by_rank)),
+            self._ranks.session.clocks(by_rank),
             read_epoch_ns(),
         )
         for rank, clock in clocks.items():

@@ -20,7 +20,7 @@ from ...wire.trace import Past
 from ..core.clocks import ClockOffset, describe_clocks
 from ..inspect.query import ANSWER_S, look
 from .chrome import NO_CLOCKS, trace_of
-from .clocks import past_on_our_clock, spans_of_pasts
+from .clocks import past_on_our_clock
 from .history import History, TimelineCell
 from .operations import Operation, match, with_waits
 from .profile import check_target
@@ -43,7 +43,7 @@ def remember(ranks: RankSet, num_cells: int, trace: str | Path | None = None) ->
     max_operations = max(_MIN_OPERATIONS, _MAX_OPERATIONS // len(ranks))
     subject = HistoryQuery(num_cells, max_operations)
     looked = look(ranks, subject, is_beside=True, timeout_s=ANSWER_S)
-    clocks = ranks.session.clocks(spans_of_pasts(looked.answers, num_cells))
+    clocks = ranks.session.clocks(looked.answers)
     history = merge(looked.answers, looked.refusals, num_cells, clocks)
     if path is not None:
         try:

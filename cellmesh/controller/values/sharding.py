@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
 import os
 import sys
 import zipfile
@@ -12,19 +10,14 @@ from typing import Any
 
 from ...errors import MeshUsageError
 from ...wire.files import SUFFIXES, FileValue, choose, read_npy, read_safetensors
-from ...wire.segments import SegmentFrame
 from ...wire.values import (
-    Box,
     Placements,
     PushNames,
     PushParts,
-    placed_box,
-    plain_box,
     read_placements,
 )
 from ..arguments import dump_names
 from ..rank_set import RankSet
-from .needed import find_needed
 
 
 def from_file(path: str | os.PathLike[str], key: str | None = None) -> FileValue:
@@ -221,28 +214,6 @@ def push(
         pickled, buffers, num_bytes = ranks.lend(*dump_names(names))
         ranks.start(PushNames(0, pickled), "push", buffers, num_bytes=num_bytes).result()
         return
-    whole, parts = dump_names(names, reduce_to_cpu)
-    pickled, buffers, num_bytes = ranks.lend(whole, parts)
-    if session.has_hosts and buffers and isinstance(buffers[0], SegmentFrame):
-        leaves = [value for _, value in _leaves(names)]
-        boxes = functools.partial(_boxes, ranks.ranks, dim, placed, tuple(session.dims.values()))
-        buffers[0].needed = find_needed(leaves, parts, buffers[0].ref.sizes, boxes)
+    pickled, buffers, num_bytes = ranks.lend(*dump_names(names, reduce_to_cpu))
     verb = PushParts(0, pickled, ranks.ranks, dim, placed)
     ranks.start(verb, "push", buffers, num_bytes=num_bytes).result()
-
-
-def _boxes(
-    ranks: Sequence[int],
-    dim: int,
-    placed: Placements | None,
-    mesh_shape: Sequence[int],
-    shape: Sequence[int],
-) -> dict[int, Box]:
-    """Return each rank's part of a whole, as `workers.values.shards` cuts it."""
-    if placed is None:
-        return {r: plain_box(shape, dim, len(ranks), at) for at, r in enumerate(ranks)}
-    places = itertools.product(*map(range, mesh_shape))  # the ranks' coordinates, in their order
-    return {
-        r: placed_box(shape, placed, mesh_shape, place)
-        for r, place in zip(ranks, places, strict=True)
-    }

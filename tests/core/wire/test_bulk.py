@@ -104,30 +104,6 @@ def test_values_behind_each_other_go_on_in_the_order_of_their_runs(host: Host) -
     assert value_of(host.passed[1]) == b"x" * 100
 
 
-def test_ranges_that_other_hosts_need_are_not_sent(host: Host) -> None:
-    sender, frame = Sender(), make_segment()
-    half = len(DATA) // 2
-    frame.needed = {0: ((0, 100),), 1: ((50, half),), 2: ((half, len(DATA)),)}
-    sender.add(frame, (0, 1))
-    assert sender.num_bytes == half
-    host.hear(push(1, (0, 1), frame))
-    while (chunk := sender.next(0.0)) is not None:
-        host.hear(chunk)
-        sender.acked([chunk], 0.01)
-    assert value_of(host.passed[0]) == DATA[:half] + bytes(len(DATA) - half)
-
-
-def test_host_that_needs_nothing_of_a_segment_goes_on(host: Host) -> None:
-    sender, frame = Sender(), make_segment()
-    frame.needed = {0: (), 1: ((0, 100),)}
-    sender.add(frame, (0,))
-    host.hear(push(1, (0,), frame))
-    chunk = sender.next(0.0)
-    assert chunk is not None
-    assert host.hear(chunk)
-    assert host.runs == [1]
-
-
 @pytest.mark.parametrize("verb", [Interrupt(1), Release(1)])
 def test_run_that_is_interrupted_does_not_wait_for_its_segment(host: Host, verb: Any) -> None:
     host.hear(push(1, (0,), make_segment()))

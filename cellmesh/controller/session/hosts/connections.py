@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import select
 import time as clock
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -355,22 +355,13 @@ class HostConnections:
         numbered = enumerate(self._candidates.values(), len(self._all))
         return self._fan.hosts.union(index for index, each in numbered if not each.ending)
 
-    def clocks(self, spans: Mapping[int, tuple[float, float]]) -> dict[int, ClockOffset]:
-        """Return the offsets of ranks' clocks, the same for all ranks of a host; on any thread.
-
-        Args:
-            spans: rank -> begin and end of the time that is asked about, by its host's clock.
-        """
-        by_host: dict[int, list[int]] = {}
-        for rank in spans:
-            by_host.setdefault(self._fan.host_of(rank), []).append(rank)
+    def clocks(self, ranks: Iterable[int]) -> dict[int, ClockOffset]:
+        """Return the offsets of ranks' clocks, the same for all ranks of a host; on any thread."""
         found = {}
-        for index, ranks in by_host.items():
-            begin_s = min(spans[rank][0] for rank in ranks)
-            end_s = max(spans[rank][1] for rank in ranks)
-            offset = self._clocks[index].over(self._fan.name_of(index), begin_s, end_s)
-            if offset is not None:
-                found.update(dict.fromkeys(ranks, offset))
+        for rank in ranks:
+            index = self._fan.host_of(rank)
+            if offset := self._clocks[index].offset(self._fan.name_of(index)):
+                found[rank] = offset
         return found
 
     def _connect_to(self, agent: AgentAddress, steal: bool) -> Connection:

@@ -11,8 +11,6 @@ from cellmesh.controller.trace.clocks import (
     epoch_offsets,
     past_on_our_clock,
     profile_on_our_clock,
-    spans_of_pasts,
-    spans_of_profiles,
 )
 from cellmesh.controller.trace.timeline import merge
 from cellmesh.wire.trace import CellSpan, Collective, Operations, Past, RankProfile, What
@@ -53,13 +51,6 @@ def test_past_is_put_on_our_clock() -> None:
     assert str(moved.operations.end_s[0]) == "nan"
 
 
-def test_span_of_a_past_is_that_of_its_last_cells() -> None:
-    assert spans_of_pasts({0: past(0, 11)}, 1) == {0: (10, 20)}
-    assert spans_of_pasts({0: past(0, 11)}, 5) == {0: (2, 20)}
-    empty = Past((), past(0, 11).operations, 0, 1, 20)
-    assert spans_of_pasts({0: empty}, 5) == {0: (20, 20)}
-
-
 def test_late_rank_of_another_host_is_late_by_our_clock() -> None:
     """Without the offset, its cell would be two days after those of the others."""
     pasts = {0: past(0, 10.5), 1: past(0, 10.5), 2: past(AHEAD_S, 12)}
@@ -89,7 +80,6 @@ def test_profile_of_a_host_whose_system_clock_was_set_wrong_is_put_on_ours() -> 
         busy=((402 * S, S),),
     )
     profiles = {0: ours, 1: theirs}
-    assert spans_of_profiles(profiles) == {0: (100, 103), 1: (300, 303)}
     offsets = {0: NEAR, 1: ClockOffset("b", 200.0, 2e-4)}
     clocks = epoch_offsets(profiles, offsets, 900 * S)
     assert clocks == {0: NEAR, 1: ClockOffset("b", -600.0, 2e-4)}
