@@ -58,7 +58,7 @@ FEATURES = (
     ),
     Feature(
         "pickling and large values",
-        1807,
+        1722,
         "wire/payload.py wire/tensors.py wire/classes.py wire/segments.py wire/bulk.py "
         "wire/values.py wire/files.py wire/regular_files.py controller/values/ "
         "controller/copying.py workers/values/ workers/rank/value_transfer.py",
@@ -75,7 +75,7 @@ FEATURES = (
     ),
     Feature(
         "decisions (core)",
-        2568,
+        2560,
         "controller/core/",
     ),
     Feature(
@@ -90,7 +90,7 @@ FEATURES = (
     ),
     Feature(
         "start and its options",
-        987,
+        948,
         "controller/options.py wire/options.py controller/host_options.py "
         "controller/host_list.py controller/environment.py controller/session/start.py "
         "controller/session/same_mesh.py controller/session/surroundings.py "
@@ -160,7 +160,7 @@ FEATURES = (
     ),
     Feature(
         "trace and profile",
-        1228,
+        1221,
         "wire/trace.py controller/trace/ workers/trace/ magics/render/profiles.py",
     ),
     Feature(
