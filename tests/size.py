@@ -148,8 +148,8 @@ FEATURES = (
     ),
     Feature(
         "bars",
-        970,
-        "wire/progress.py controller/progress/ workers/progress/",
+        513,
+        "controller/output/bars.py controller/output/bar_drawing.py workers/progress.py",
     ),
     Feature(
         "inspector",
@@ -203,8 +203,8 @@ FEATURES = (
     ),
     Feature(
         "completion",
-        1029,
-        "wire/completion.py workers/completion/ magics/completion/",
+        385,
+        "workers/complete.py magics/completion/",
     ),
     Feature(
         "agent",

@@ -27,8 +27,7 @@ from .environment import Surroundings
 from .groups import Begun, Blueprint, Describe, GroupCount, Heal, SetMesh
 from .hosts import ClockReading, ReadClock
 from .metrics import Logged
-from .output import Display, Output, Skipped
-from .progress import Bar
+from .output import Bar, Display, Output, Skipped
 from .status import HostReport, Probe, RankInfo, RankState, ReadHost, Stacks, StackText
 from .stdin import InputCancelled, InputReply, InputRequest
 from .stopping import Pause, StopState

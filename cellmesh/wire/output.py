@@ -1,4 +1,4 @@
-"""Messages with what a rank prints and displays, and with how much of it was not sent."""
+"""Messages with a rank's text, displays and progress bars, and with how much was not sent."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Literal
 from .verb import Verb
 
 StreamName = Literal["stdout", "stderr"]
-
-
 DisplayKind = Literal["display", "update", "result", "clear"]
+BarState = Literal["open", "done", "failed", "stopped", "removed"]
 
 
 class Output(Verb, frozen=True):
@@ -39,3 +38,34 @@ class Display(Verb, frozen=True):
     kind: DisplayKind
     bundle: bytes
     display_id: str = ""
+
+
+class Bar(Verb, frozen=True):
+    """The state of a progress bar of user code.
+
+    Attributes:
+        run: the run that it was made in.
+        bar: its number on the rank; what says that it is open no more is the last of that number.
+        title: what stands before it.
+        done, total: in `unit`; a total of 0 is not known.
+        elapsed_s: since it began.
+        unit: of what is counted.
+        divisor: numbers are shown with k, M, G of this base (1000 or 1024); 0 for plain ones.
+        rate: units a second, lately; 0 is not known.
+        note: what stands behind it (tqdm's postfix).
+        state: whether it goes on. `stopped`: it was interrupted or released.
+        num_outer: how many bars were open round it.
+    """
+
+    run: int
+    bar: int
+    title: str
+    done: float
+    total: float
+    elapsed_s: float
+    unit: str = "it"
+    divisor: int = 0
+    rate: float = 0.0
+    note: str = ""
+    state: BarState = "open"
+    num_outer: int = 0

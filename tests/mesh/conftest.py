@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import cellmesh as cm
+from cellmesh.controller.output.bar_drawing import Bars
 from cellmesh.controller.output.fold import Block, Gap, Line, Live, Rich, Trace
-from cellmesh.controller.progress.bars import Bars
 from cellmesh.controller.ranks import Ranks
 from cellmesh.controller.session import start as starting
 from cellmesh.controller.session.launch.prestart import Prestart, conditions

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 import cellmesh as cm
-from cellmesh.controller.progress.bars import Bars
+from cellmesh.controller.output.bar_drawing import Bars
 from cellmesh.controller.session.attach import attach
 from cellmesh.errors import HostError, MeshUsageError, NoMeshError
 from cellmesh.wire.ticket import Ticket, read_ticket, runtime_root, write_ticket

@@ -16,9 +16,10 @@ from cellmesh.workers.rank import features
 from tests.conftest import check_nothing_left
 
 WORKERS = Path(features.__file__).parents[1]
-FOLDERS = ("checkpoint", "inspect", "progress", "replicas", "values")
+FOLDERS = ("checkpoint", "inspect", "replicas", "values")
 MODULES = (
     "complete",
+    "progress",
     "rank.debugger",
     "trace.timing",
     "trace.torch_profiler",
@@ -67,7 +68,7 @@ USES = {
     "trace.torch_profiler": "mesh.profile('pass')",
     "trace.timing": "mesh.submit_cell('pass', timed=True).result()",
     "rank.debugger": "mesh.cell('breakpoint()')",
-    "progress.meters": "mesh.cell('import rich.progress')",
+    "progress": "mesh.cell('import tqdm.notebook')",
 }
 
 

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from ..progress.bars import Bars
+from .bar_drawing import Bars
 from .cell import CellSink
 from .cell_record import Displays, Publish
 from .console import ConsoleBars, ConsoleSink, as_texts, is_textual, join_streams

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ...wire.ranks import group_ranks
-from ..progress.bars import Bars
-from ..progress.drawing import as_html, as_lines
+from .bar_drawing import Bars, as_html, as_lines
 from .cell_record import DisplayPlace, Displays, Publish, Record, RecordEntry
 from .clear_output import Pane
 from .console import as_remark, as_text, is_textual, join_streams

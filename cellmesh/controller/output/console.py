@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol, TextIO
 
-from ..progress.bars import Bars, Mark
-from ..progress.drawing import as_lines
+from .bar_drawing import Bars, as_lines
+from .bars import Mark
 from .fold import AlikeLines, Block, Gap, Line, Live, Rich, Trace
 from .live_lines import compact
 from .mime_bundle import label

@@ -17,7 +17,8 @@ from typing import Any
 from ...wire.messages import Failed
 from ...wire.output import Display, DisplayKind, Output, Skipped, StreamName
 from ...wire.stdin import InputRequest
-from ..progress.bars import Bars, Mark
+from .bar_drawing import Bars
+from .bars import Mark
 from .mime_bundle import unpack_bundle
 from .number_folding import MIN_LINES, alike_keys
 from .rank_queues import Queued, RankQueues

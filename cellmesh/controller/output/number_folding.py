@@ -37,12 +37,17 @@ def alike_keys(rank: int, stream: str, text: str) -> tuple[Hashable, ...]:
     numbers = _NUMBERS.findall(text)
     if not 0 < len(numbers) <= _MAX_NUMBERS:
         return ()
-    words = _PADDED.sub("\0", text)
+    words = replace_numbers(text)
     wholes = [each for each in enumerate(numbers) if re.fullmatch(_WHOLE, each[1])]
     keys: list[Hashable] = [(stream, words, *wholes[:1])]
     if wholes and wholes[0][1] == str(rank):
         keys.append((stream, words, "rank", *wholes[1:2]))
     return tuple(keys)
+
+
+def replace_numbers(text: str) -> str:
+    """Return a text with a placeholder for each number."""
+    return _PADDED.sub("\0", text)
 
 
 def join_lines(lines: Sequence[tuple[int, str]]) -> str:

@@ -7,9 +7,9 @@ from typing import Any
 
 from ...errors import RankDied
 from ...wire.messages import Died, Failed
-from ...wire.progress import Bar
+from ...wire.output import Bar
 from ..failure_summary import describe_end
-from ..progress.bars import BarBoard, Mark
+from .bars import BarBoard, Mark
 from .cell import CellSink
 from .console import SilentSink, Sink
 from .fold import HOLD_S, Block, Folder, Live, Ranks

@@ -15,8 +15,7 @@ from typing import Any
 
 from ...wire.codec import Frame, Parcel
 from ...wire.messages import Done, Failed, FromRank, Ranked
-from ...wire.output import Output
-from ...wire.progress import Bar
+from ...wire.output import Bar, Output
 
 # How long an answer waits for its like from other ranks.
 HOLD_S = 0.005

@@ -32,9 +32,8 @@ from ...wire.messages import (
     StoreUp,
 )
 from ...wire.metrics import Logged
-from ...wire.output import Display, Output, Skipped
+from ...wire.output import Bar, Display, Output, Skipped
 from ...wire.payload import stand_in
-from ...wire.progress import Bar
 from ...wire.segments import SegmentFrame
 from ...wire.status import RankState
 from ...wire.stdin import InputCancelled, InputRequest

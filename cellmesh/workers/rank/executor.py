@@ -31,7 +31,7 @@ from .streams import Pump
 from .value_transfer import bind_missing_names, reduce_for_notebook
 
 if TYPE_CHECKING:
-    from ..progress.meters import Meters
+    from ..progress import TqdmBars
     from ..trace.timing import Stopwatch
 
 
@@ -60,7 +60,7 @@ class Executor:
     _failures: Failures
     _meter: MemoryMeter
     _needs_groups: bool  # the rank replaces one that died: no groups before the first `Heal`
-    _bars: Meters | None = None  # the progress bars of user code
+    _bars: TqdmBars | None = None  # the progress bars of user code
 
     def __post_init__(self) -> None:
         self._shell = self._context.shell

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 # The features that many ranks use, as modules of `cellmesh.workers`; others are imported when they
 # are used.
 PREIMPORTED = (
-    "progress.libraries",
+    "progress",
     "rank.debugger",
     "inspect.handler",
     "complete",

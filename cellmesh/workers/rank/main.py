@@ -119,10 +119,10 @@ def run_rank(
     reporter = Reporter(pump.send, tracker.current)
     shell.report_numbers = reporter.log
     shell.events.register("post_execute", reporter.flush)
-    meters = None
-    if bars := load_or_say("progress.libraries", ("tqdm.std", "rich.progress")):
-        meters = bars.Meters(pump.send, tracker.current, interrupts)
-        bars.watch_bars(meters)
+    bars = None
+    if progress := load_or_say("progress", ("tqdm.std", "tqdm.notebook")):
+        bars = progress.TqdmBars(pump.send, tracker.current, interrupts)
+        bars.watch()
     build_whole_files()
     bound_source_files()
     sys.breakpointhook = lambda *args, **kwargs: load("rank.debugger").break_here(*args, **kwargs)
@@ -177,7 +177,7 @@ def run_rank(
         Failures(shell, groups, control_thread.stop_of),
         meter,
         options.rejoin,
-        meters,
+        bars,
     )
     guard_forks(
         options.rank, (work, control, segments), executor.end_as_child, shell.show_traceback

@@ -22,8 +22,7 @@ from cellmesh.magics.widgets.dashboard.dashboard import draw_mesh
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.groups import Begun, GroupCount, InFlight
 from cellmesh.wire.messages import Done, Failed
-from cellmesh.wire.output import Output
-from cellmesh.wire.progress import Bar
+from cellmesh.wire.output import Bar, Output
 from cellmesh.wire.replicas import Entry
 from cellmesh.wire.status import RankInfo, RankState
 from cellmesh.wire.stopping import StepCount, Steps, StopState

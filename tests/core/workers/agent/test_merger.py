@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.messages import Done, Failed, Pickled, Ranked
-from cellmesh.wire.output import Output, Skipped
-from cellmesh.wire.progress import Bar
+from cellmesh.wire.output import Bar, Output, Skipped
 from cellmesh.wire.status import RankState
 from cellmesh.workers.agent.merger import HOLD_BARS_S, HOLD_S, HOLD_TEXT_S, Merger
 

@@ -23,8 +23,7 @@ from cellmesh.wire.messages import (
     StoreDied,
     StoreUp,
 )
-from cellmesh.wire.output import Display, Output, Skipped
-from cellmesh.wire.progress import Bar
+from cellmesh.wire.output import Bar, Display, Output, Skipped
 from cellmesh.wire.status import HostReport, RankState
 from cellmesh.wire.stdin import InputCancelled, InputRequest
 from cellmesh.workers.agent.spool import MAX_BARS, Spool

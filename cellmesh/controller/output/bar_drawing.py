@@ -1,10 +1,13 @@
-"""Sums up one progress bar of all ranks: the progress of the slowest, and which ranks stand out.
+"""Sums up one progress bar of all ranks, with the slowest rank's progress and the ranks that stand
+out, and draws blocks of bars as text and as HTML.
 
-Pure: the ranks' last words go in, a `ProgressRow` comes out.
+The HTML holds no script; its styles are inline, and of those that viewers leave in notebooks that
+they do not trust. Colours are good on light and on dark ground.
 """
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,10 +15,13 @@ from typing import Literal
 
 import msgspec
 
-from ...wire.progress import Bar
+from ...wire.output import Bar
 from ...wire.ranks import count_ranks, describe_ranks
+from .number_folding import join_lines, replace_numbers
 
 RowState = Literal["open", "done", "short", "failed", "stopped"]
+# A row is open while a rank goes on, unless a rank has failed or was stopped.
+_WORST_FIRST: tuple[RowState, ...] = ("failed", "stopped", "open", "short", "done")
 
 # The slowest rank is named when it is so much behind: in steps and as a part of all, or in seconds.
 _GAP_STEPS = 2
@@ -25,16 +31,6 @@ _GAP_S = 1.0
 _SLOWER = 1.1
 # What took less is said in tenths of a second.
 _BRIEF_S = 10.0
-
-
-@dataclass(frozen=True)
-class Member:
-    """One rank's progress in a row that shows all ranks' bar; `fraction` is None without total."""
-
-    rank: int
-    fraction: float | None
-    text: str
-    state: RowState
 
 
 @dataclass(frozen=True)
@@ -52,8 +48,6 @@ class ProgressRow:
         note: what stands behind it.
         state: of all.
         num_outer: how many bars it is in.
-        marked: the ranks that `mark` names.
-        members: rank by rank.
     """
 
     number: int
@@ -67,8 +61,25 @@ class ProgressRow:
     note: str
     state: RowState
     num_outer: int
-    marked: tuple[int, ...]
-    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True)
+class Bars:
+    """One block of progress bars of a cell, as it is drawn now.
+
+    Attributes:
+        number: of the block; drawings of the same number replace each other.
+        rows: its bars.
+        num_passed: earlier bars of it that ended and are not shown any more.
+        num_more: bars that there is no room for.
+        closed: none of its bars goes on.
+    """
+
+    number: int
+    rows: tuple[ProgressRow, ...]
+    num_passed: int = 0
+    num_more: int = 0
+    closed: bool = False
 
 
 def make_row(number: int, bars: Mapping[int, Bar], died: Mapping[int, str]) -> ProgressRow:
@@ -77,26 +88,18 @@ def make_row(number: int, bars: Mapping[int, Bar], died: Mapping[int, str]) -> P
     going = {rank: bar for rank, bar in bars.items() if states[rank] == "open"} or dict(bars)
     slow = min(going, key=lambda rank: _place(going[rank]))
     fast = max(bars, key=lambda rank: _place(bars[rank]))
-    mark, marked = _mark(bars, states, died, slow, fast)
     return ProgressRow(
         number=number,
         ranks=tuple(sorted(bars)),
-        title=_common([bar.title for bar in bars.values()]),
+        title=_joined({rank: bar.title for rank, bar in bars.items()}),
         slowest=_fraction(bars[slow]),
         fastest=_fraction(bars[fast]),
         counts=_counts(bars[slow], bars[fast]),
-        mark=mark,
+        mark=_mark(bars, states, died, slow, fast),
         stats=_ended_stats(bars) if "open" not in states.values() else _stats(bars[slow], "open"),
-        note=_notes([bar.note for _, bar in sorted(bars.items())]),
-        state=_overall(states),
+        note=_joined({rank: bar.note for rank, bar in bars.items()}),
+        state=next(state for state in _WORST_FIRST if state in states.values()),
         num_outer=min(bar.num_outer for bar in bars.values()),
-        marked=marked,
-        members=tuple(
-            Member(
-                rank, _fraction(bar), _member_text(bar, states[rank], died.get(rank)), states[rank]
-            )
-            for rank, bar in sorted(bars.items())
-        ),
     )
 
 
@@ -106,12 +109,6 @@ def _state_of(bar: Bar, has_died: bool) -> RowState:
     if bar.state in ("failed", "stopped"):
         return bar.state
     return "done" if not bar.total or bar.done >= bar.total or bar.state == "removed" else "short"
-
-
-def _overall(states: Mapping[int, RowState]) -> RowState:
-    """Return the state of a row: the worst state of its ranks, or open while a rank goes on."""
-    order: tuple[RowState, ...] = ("failed", "stopped", "open", "short", "done")
-    return next(state for state in order if state in states.values())
 
 
 def _place(bar: Bar) -> float:
@@ -128,10 +125,8 @@ def _mark(
     died: Mapping[int, str],
     slow: int,
     fast: int,
-) -> tuple[str, tuple[int, ...]]:
-    """Return the ranks that stand out (slow, failed, ended early), and a text that describes
-    them.
-    """
+) -> str:
+    """Return a text that describes the ranks that stand out: slow or failed ones."""
     lost = sorted(rank for rank in bars if states[rank] == "failed" and rank in died)
     failed = sorted(rank for rank in bars if states[rank] == "failed" and rank not in died)
     stopped = sorted(rank for rank in bars if states[rank] == "stopped")
@@ -142,11 +137,11 @@ def _mark(
         verb = "stopped" if said else "interrupted"
         said.append(verb if len(stopped) == len(bars) else f"{describe_ranks(stopped)} {verb}")
     if said:
-        return ", ".join(said), (*lost, *failed, *stopped)
+        return ", ".join(said)
     if states[slow] != "open" or not _is_behind(bars[slow], bars[fast]):
-        return "", ()
+        return ""
     last = tuple(sorted(rank for rank in bars if _place(bars[rank]) == _place(bars[slow])))
-    return f"{describe_ranks(last)} slowest", last
+    return f"{describe_ranks(last)} slowest"
 
 
 def _is_behind(slow: Bar, fast: Bar) -> bool:
@@ -191,66 +186,22 @@ def _ended_stats(bars: Mapping[int, Bar]) -> str:
         return _stats(longest, "done")
     low = min(rated, key=lambda rank: bars[rank].rate)
     slow, fast = bars[low], max((bars[rank] for rank in rated), key=lambda bar: bar.rate)
-    time = _stats(msgspec.structs.replace(longest, rate=0.0), "done")
     if fast.rate < _SLOWER * slow.rate:
-        return f"{_rate(slow)}, {time}"
-    number, _, unit = _rate(slow).partition(" ")
-    is_one_unit = _rate(fast).endswith(f" {unit}")
-    return f"{number if is_one_unit else _rate(slow)} … {_rate(fast)}, {time}, rank {low} slowest"
+        return _stats(msgspec.structs.replace(longest, rate=slow.rate), "done")
+    time = _stats(msgspec.structs.replace(longest, rate=0.0), "done")
+    return f"{_rate(slow)} … {_rate(fast)}, {time}, rank {low} slowest"
 
 
 def _rate(bar: Bar) -> str:
     return format_rate(bar.rate, bar.unit, bar.divisor)
 
 
-def _member_text(bar: Bar, state: RowState, death: str | None) -> str:
-    fraction = _fraction(bar)
-    percent = "" if fraction is None else f"{math.floor(100 * fraction)} %  "
-    ending = {"failed": death or "failed", "stopped": "stopped", "short": "ended early"}.get(
-        state, ""
-    )
-    parts = [f"{percent}{_counts(bar, bar)}", _stats(bar, state), bar.note, ending]
-    return "  ".join(part for part in parts if part)
-
-
-def _common(titles: list[str]) -> str:
-    """Return the part that the titles of all ranks share, as each rank may write its own number
-    into its title.
-    """
-    first = titles[0]
-    if all(title == first for title in titles):
-        return first
-    start = 0
-    while all(title[start : start + 1] == first[start : start + 1] != "" for title in titles):
-        start += 1
-    end = 0
-    shortest = min(map(len, titles))
-    while end < shortest - start and all(title[-1 - end] == first[-1 - end] for title in titles):
-        end += 1
-    return f"{first[:start]}…{first[len(first) - end :]}"
-
-
-def _notes(notes: list[str]) -> str:
-    """Merge the texts that ranks show beside a bar; a number that differs becomes a range."""
-    if all(note == notes[0] for note in notes):
-        return notes[0]
-    pairs = [[part.partition("=") for part in note.split(", ")] for note in notes]
-    names = [name for name, _, _ in pairs[0]]
-    if any([name for name, _, _ in row] != names for row in pairs):
-        return ""
-    parts = []
-    for column, name in enumerate(names):
-        values = [row[column][2] for row in pairs]
-        if all(value == values[0] for value in values):
-            parts.append("".join(pairs[0][column]))
-            continue
-        try:
-            ordered = sorted(values, key=float)
-        except ValueError:
-            parts.append(f"{name}=…")
-            continue
-        parts.append(f"{name}={ordered[0]}…{ordered[-1]}")
-    return ", ".join(parts)
+def _joined(texts: Mapping[int, str]) -> str:
+    """Return one text for those of ranks, with the span of each number in which they differ."""
+    lines = sorted(texts.items())
+    if len({replace_numbers(text) for text in texts.values()}) == 1:
+        return join_lines(lines)
+    return f"{lines[0][1]}…"
 
 
 def format_count(number: float, divisor: int = 0) -> str:
@@ -286,6 +237,121 @@ def format_time(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def label_of(row: ProgressRow) -> str:
-    """Return the ranks of a row as a label: ``[0-3]``."""
-    return f"[{count_ranks(row.ranks)}]"
+# ---------------------------------------------------------------- drawing
+
+_WIDTH = 10
+_BLOCKS = " ▏▎▍▌▋▊▉█"
+_COLOURS: dict[RowState, str] = {
+    "open": "#3b82f6",
+    "done": "#22a06b",
+    "short": "#8b8b8b",
+    "stopped": "#d08700",
+    "failed": "#e5484d",
+}
+_BEHIND = "#d08700"
+_GROUND = "rgba(128,128,128,0.25)"
+_SOFT = "opacity:0.65"
+
+
+def as_lines(bars: Bars) -> list[str]:
+    """Return a block of progress bars as text, a line for each bar."""
+    lines = [passed] if (passed := _passed_text(bars)) else []
+    width = max((len(_head(row)) for row in bars.rows), default=0)
+    lines += [_line(row, width) for row in bars.rows]
+    return [*lines, f"… {bars.num_more} more"] if bars.num_more else lines
+
+
+def as_html(bars: Bars) -> str:
+    """Return a block of progress bars as HTML."""
+    width = max((len(_head(row)) for row in bars.rows), default=0)
+    parts = []
+    passed = _passed_text(bars)
+    if passed:
+        parts.append(f'<div style="{_SOFT}">{html.escape(passed)}</div>')
+    parts += [_row_html(row, width) for row in bars.rows]
+    if bars.num_more:
+        parts.append(f'<div style="{_SOFT}">… {bars.num_more} more</div>')
+    style = "font-family:monospace;font-size:12px;line-height:18px;margin:2px 0"
+    return f'<div style="{style}">{"".join(parts)}</div>'
+
+
+# ---- text
+
+
+def _head(row: ProgressRow) -> str:
+    """Return a bar's label and title, indented below the bar that it is nested in."""
+    return f"[{count_ranks(row.ranks)}] {'  ' * row.num_outer}{row.title}".rstrip()
+
+
+def _passed_text(bars: Bars) -> str:
+    if not bars.num_passed:
+        return ""
+    return f"… {bars.num_passed:,} earlier bar{'s' if bars.num_passed > 1 else ''}"
+
+
+def _line(row: ProgressRow, width: int) -> str:
+    parts = [f"{_head(row):{width}}"]
+    if row.slowest is not None:
+        parts.append(f"{_percent(row.slowest):>5} |{_blocks(row.slowest)}|")
+    parts.append(row.counts)
+    end = [f"[{row.mark}]"] if row.mark else []
+    end += [text for text in (row.stats, row.note) if text]
+    return "  ".join([" ".join(parts), *end])
+
+
+def _percent(fraction: float) -> str:
+    return f"{math.floor(fraction * 100 + 1e-9)} %"
+
+
+def _blocks(fraction: float) -> str:
+    whole, part = divmod(int(fraction * _WIDTH * 8 + 1e-9), 8)
+    bar = _BLOCKS[8] * whole + (_BLOCKS[part] if part else "")
+    return f"{bar:{_WIDTH}}"
+
+
+# ---- HTML
+
+
+def _row_html(row: ProgressRow, width: int) -> str:
+    pieces = [
+        f'<span style="display:inline-block;min-width:{width * 0.62:.1f}em;margin-right:8px">'
+        f'<span style="{_SOFT}">[{count_ranks(row.ranks)}]</span> '
+        f"{'&nbsp;' * (2 * row.num_outer)}{html.escape(row.title)}</span>"
+    ]
+    if row.slowest is not None and row.fastest is not None:
+        pieces.append(
+            '<span style="display:inline-block;min-width:3.1em;text-align:right;margin-right:8px">'
+            f"{_percent(row.slowest)}</span>"
+        )
+        pieces.append(_track(row.slowest, row.fastest, _COLOURS[row.state]))
+    pieces.append(_span(row.counts, "margin-right:12px"))
+    if row.mark:
+        colour = _COLOURS[row.state] if row.state in ("failed", "stopped") else _BEHIND
+        pieces.append(_span(row.mark, f"color:{colour};font-weight:bold;margin-right:12px"))
+    pieces.append(_span(row.stats, f"{_SOFT};margin-right:12px"))
+    if row.note:
+        pieces.append(_span(row.note, ""))
+    return f"<div>{''.join(pieces)}</div>"
+
+
+def _span(text: str, style: str) -> str:
+    kept = html.escape(text).replace("  ", "&nbsp; ")
+    return f'<span style="display:inline-block;{style}">{kept}</span>'
+
+
+def _track(slowest: float, fastest: float, colour: str) -> str:
+    """Return a bar as HTML: filled up to the slowest rank, pale up to the fastest."""
+    fill = "display:inline-block;height:10px;vertical-align:top"
+    pieces = f'<span style="{fill};width:{slowest * 100:.1f}%;background-color:{colour}"></span>'
+    if fastest > slowest:
+        width = (fastest - slowest) * 100
+        pieces += (
+            "<span "
+            f'style="{fill};width:{width:.1f}%;background-color:{colour};opacity:0.35"></span>'
+        )
+    style = (
+        "display:inline-block;width:120px;height:10px;vertical-align:middle;font-size:0;"
+        "line-height:10px;white-space:nowrap;border-radius:2px;overflow:hidden;margin-right:8px;"
+        f"background-color:{_GROUND}"
+    )
+    return f'<span style="{style}">{pieces}</span>'

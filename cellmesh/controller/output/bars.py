@@ -9,25 +9,18 @@ other output has a block of its own. A block is redrawn in its place.
 
 from __future__ import annotations
 
-import math
+import itertools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-import msgspec
-
-from ...wire.progress import Bar
-from .rows import ProgressRow, make_row
+from ...wire.output import Bar
+from .bar_drawing import Bars, make_row
 
 REDRAW_S = 0.1
-# With many ranks a drawing is large, and looks no better ten times a second.
-_MANY_RANKS = 16
-_REDRAW_MANY_S = 0.25
 # Once no bar of a block goes on, ranks that have not begun theirs are waited for, before it counts
 # as ended.
 SETTLE_S = 0.3
-# What has not changed for so long is drawn once more, so that it can be looked at rank by rank.
-STILL_S = 1.0
 _MAX_ROWS = 10
 _MAX_BLOCKS = 50
 
@@ -41,30 +34,10 @@ class Mark:
     group: int
 
 
-@dataclass(frozen=True)
-class Bars:
-    """One block of progress bars of a cell, as it is drawn now.
-
-    Attributes:
-        number: of the block; drawings of the same number replace each other.
-        rows: its bars.
-        num_passed: earlier bars of it that ended and are not shown any more.
-        num_more: bars that there is no room for.
-        closed: none of its bars goes on.
-        is_still: nothing has changed for a while.
-    """
-
-    number: int
-    rows: tuple[ProgressRow, ...]
-    num_passed: int = 0
-    num_more: int = 0
-    closed: bool = False
-    is_still: bool = False
-
-
 @dataclass
 class _Group:
     number: int
+    key: tuple[object, ...]
     num_outer: int
     bars: dict[int, Bar] = field(default_factory=dict)
     block: int = -1
@@ -76,10 +49,8 @@ class _Block:
     num_passed: int = 0
     is_changed: bool = True
     is_closed: bool = False
-    may_be_still: bool = False
-    ended_at: float | None = (
-        None  # when none of its bars went on any more, and ranks may still come
-    )
+    # When none of its bars went on any more, and ranks may still begin theirs.
+    ended_at: float | None = None
 
 
 class BarBoard:
@@ -88,13 +59,13 @@ class BarBoard:
     def __init__(self, ranks: Iterable[int] = ()) -> None:
         self._ranks = set(ranks)
         self._groups: dict[int, _Group] = {}
-        self._by_key: dict[tuple[object, ...], int] = {}
+        self._by_key: dict[tuple[object, ...], _Group] = {}
         self._num_seen: dict[tuple[object, ...], int] = {}  # bars of a rank with this key
         self._members: dict[tuple[int, int, int], _Group] = {}  # (run, rank, bar)
         self._blocks: list[_Block] = []
         self._died: dict[int, str] = {}
         self._is_buried = False
-        self._num_groups = 0
+        self._numbers = itertools.count(1)
         self._drawn_at = float("-inf")
         self._changed = False
 
@@ -105,7 +76,6 @@ class BarBoard:
         output yet.
         """
         mark = None
-        bar = _with_finite_numbers(bar)
         member = (bar.run, rank, bar.bar)
         group = self._members.get(member)
         if group is None:
@@ -156,44 +126,34 @@ class BarBoard:
         due = self.deadline()
         if not is_over and (due is None or (now < due and not at_once)):
             return []
-        is_still = not self._changed
         self._drawn_at, self._changed = now, False
         drawings = []
         for number, block in enumerate(self._blocks):
             has_settled = block.ended_at is not None and now >= block.ended_at + SETTLE_S
-            stands = is_still and block.may_be_still
-            if block.is_changed or has_settled or stands or (is_over and not block.is_closed):
+            if block.is_changed or has_settled or (is_over and not block.is_closed):
                 drawing = self._draw_block(number, block, now)
-                drawings.append(replace(drawing, closed=drawing.closed or is_over, is_still=stands))
-                block.is_changed, block.is_closed = False, drawings[-1].closed
-                block.may_be_still = not (block.is_closed or stands)
+                block.is_changed, block.is_closed = False, drawing.closed or is_over
+                drawings.append(replace(drawing, closed=block.is_closed))
                 if is_over:
                     block.ended_at = None
         return drawings
 
     def deadline(self) -> float | None:
         """Return when `draw` returns a block without new messages; None if no bar has changed."""
-        if not self._changed:
-            ends = [
-                block.ended_at + SETTLE_S for block in self._blocks if block.ended_at is not None
-            ]
-            stills = [self._drawn_at + STILL_S for block in self._blocks if block.may_be_still]
-            return min([*ends, *stills], default=None)
-        many = any(len(group.bars) > _MANY_RANKS for group in self._groups.values())
-        return self._drawn_at + (_REDRAW_MANY_S if many else REDRAW_S)
+        if self._changed:
+            return self._drawn_at + REDRAW_S
+        ends = [block.ended_at + SETTLE_S for block in self._blocks if block.ended_at is not None]
+        return min(ends, default=None)
 
     # ---- inside
 
     def _join(self, rank: int, bar: Bar) -> _Group:
         key = (bar.run, bar.num_outer, re.sub(r"\d+", "#", bar.title))
         place = self._num_seen[(rank, *key)] = self._num_seen.get((rank, *key), 0) + 1
-        number = self._by_key.get((place, *key))
-        if number is not None and number in self._groups:
-            return self._groups[number]
-        self._num_groups += 1
-        group = _Group(self._num_groups, bar.num_outer)
-        self._groups[group.number] = group
-        self._by_key[(place, *key)] = group.number
+        group = self._by_key.get((place, *key))
+        if group is None:
+            group = _Group(next(self._numbers), (place, *key), bar.num_outer)
+            self._groups[group.number] = self._by_key[group.key] = group
         return group
 
     def _touch(self, group: _Group) -> None:
@@ -202,18 +162,12 @@ class BarBoard:
 
     def _block_for(self, group: _Group) -> int:
         last = len(self._blocks) - 1
-        if last < 0:
-            self._blocks.append(_Block())
-            return 0
-        if not self._is_buried or last + 1 >= _MAX_BLOCKS or not self._blocks[last].groups:
+        is_below_other = self._is_buried and last >= 0 and bool(self._blocks[last].groups)
+        if last >= 0 and not (is_below_other and last + 1 < _MAX_BLOCKS):
             return last
-        outer = [
-            other
-            for other in self._groups.values()
-            if other.block >= 0 and other.num_outer < group.num_outer and self._is_open(other)
-        ]
-        if outer:
-            return outer[-1].block
+        for other in reversed(self._groups.values()):
+            if other.block >= 0 and other.num_outer < group.num_outer and self._is_open(other):
+                return other.block
         self._blocks.append(_Block())
         return last + 1
 
@@ -240,16 +194,14 @@ class BarBoard:
 
     def _has_ended(self, block: _Block, now: float) -> bool:
         """Return whether all bars of a block have ended and no rank is expected to add one."""
-        groups = block.groups
-        if any(self._is_open(group) for group in groups):
+        if any(self._is_open(group) for group in block.groups):
             block.ended_at = None
             return False
-        if all(self._ranks <= group.bars.keys() | self._died.keys() for group in groups):
-            block.ended_at = None
-            return True
-        block.ended_at = now if block.ended_at is None else block.ended_at
-        if now < block.ended_at + SETTLE_S:
-            return False
+        gone = self._died.keys()
+        if not all(self._ranks <= group.bars.keys() | gone for group in block.groups):
+            block.ended_at = now if block.ended_at is None else block.ended_at
+            if now < block.ended_at + SETTLE_S:
+                return False
         block.ended_at = None
         return True
 
@@ -262,15 +214,4 @@ class BarBoard:
         del self._groups[group.number]
         for rank, bar in group.bars.items():
             self._members.pop((bar.run, rank, bar.bar), None)
-        self._by_key = {
-            key: number for key, number in self._by_key.items() if number in self._groups
-        }
-
-
-def _with_finite_numbers(bar: Bar) -> Bar:
-    """Replace infinite and NaN numbers of a bar by 0, which means unknown."""
-    numbers = (bar.done, bar.total, bar.elapsed_s, bar.rate)
-    if all(map(math.isfinite, numbers)):
-        return bar
-    done, total, elapsed_s, rate = (number if math.isfinite(number) else 0.0 for number in numbers)
-    return msgspec.structs.replace(bar, done=done, total=total, elapsed_s=elapsed_s, rate=rate)
+        self._by_key.pop(group.key, None)

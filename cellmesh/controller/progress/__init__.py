@@ -1,1 +1,0 @@
-"""Progress bars of ranks, shown as one bar for the mesh."""

@@ -1,1 +1,0 @@
-"""Progress bars of user code: their numbers are sent instead of the lines that they would draw."""
