@@ -44,57 +44,49 @@ def state(
 
 # ---- disagreements
 
-
-def test_members_that_have_begun_the_same_number_agree() -> None:
-    assert find_disagreements({0: counted(3), 1: counted(3)}, 2, True) == []
-
-
-def test_members_that_have_begun_different_numbers_disagree() -> None:
-    assert find_disagreements({0: counted(3), 1: counted(2)}, 2, True) == [(0, 1)]
-
-
-def test_rank_without_a_group_has_begun_nothing_on_the_group() -> None:
-    assert find_disagreements({0: counted(1), 1: ()}, 2, True) == [(0, 1)]
-    assert find_disagreements({0: counted(0), 1: ()}, 2, True) == []
-
-
-def test_only_the_group_that_disagrees_is_named() -> None:
-    counts = {
-        0: (count(5), count(2, (0, 1), "a")),
-        1: (count(5), count(1, (0, 1), "a")),
-        2: (count(5), count(4, (2, 3), "b")),
-        3: (count(5), count(4, (2, 3), "b")),
-    }
-    assert find_disagreements(counts, 4, True) == [(0, 1)]
-
-
-def test_groups_with_a_member_of_which_nothing_is_known_are_passed_over() -> None:
-    assert find_disagreements({0: counted(3), 1: counted(2)}, 3, True) == []
-    assert find_disagreements({0: counted(3, (0, 1)), 1: counted(2, (0, 1))}, 3, True) == [(0, 1)]
-
-
-@pytest.mark.parametrize("with_messages", [True, False])
-def test_a_message_that_was_not_received_is_a_disagreement_if_messages_are_looked_at(
-    with_messages: bool,
-) -> None:
-    counts = {0: counted(3, num_sent=((1, 2),)), 1: counted(3, num_received=((0, 1),))}
-    assert find_disagreements(counts, 2, with_messages) == ([(0, 1)] if with_messages else [])
+# The counts of ranks, how many ranks there are, and the groups that disagree.
+GROUPS_OF_TWO = {
+    0: (count(5), count(2, (0, 1), "a")),
+    1: (count(5), count(1, (0, 1), "a")),
+    2: (count(5), count(4, (2, 3), "b")),
+    3: (count(5), count(4, (2, 3), "b")),
+}
+FROM_ANYONE = {
+    0: counted(0, num_sent=((2, 1),)),
+    1: counted(0, num_sent=((2, 2),)),
+    2: counted(0, num_received=((-1, 2), (1, 1))),
+}
+DISAGREEMENTS: dict[str, tuple[Any, int, list[tuple[int, ...]]]] = {
+    "the same number": ({0: counted(3), 1: counted(3)}, 2, []),
+    "different numbers": ({0: counted(3), 1: counted(2)}, 2, [(0, 1)]),
+    "a group that a rank has not made": ({0: counted(1), 1: ()}, 2, [(0, 1)]),
+    "one that is not used yet": ({0: counted(0), 1: ()}, 2, []),
+    "only that group is named": (GROUPS_OF_TWO, 4, [(0, 1)]),
+    "nothing is known of a member": ({0: counted(3), 1: counted(2)}, 3, []),
+    "all members are known": ({0: counted(3, (0, 1)), 1: counted(2, (0, 1))}, 3, [(0, 1)]),
+    "a message that was not received": (
+        {0: counted(3, num_sent=((1, 2),)), 1: counted(3, num_received=((0, 1),))},
+        2,
+        [(0, 1)],
+    ),
+    "messages that were received": (
+        {0: counted(3, num_sent=((1, 2),)), 1: counted(3, num_received=((0, 2),))},
+        2,
+        [],
+    ),
+    "messages received from anyone": (FROM_ANYONE, 3, []),
+    "one more than was sent": ({**FROM_ANYONE, 1: counted(0, num_sent=((2, 1),))}, 3, [(0, 1, 2)]),
+}
 
 
-def test_messages_that_were_received_agree() -> None:
-    counts = {0: counted(3, num_sent=((1, 2),)), 1: counted(3, num_received=((0, 2),))}
-    assert find_disagreements(counts, 2, True) == []
+@pytest.mark.parametrize(("counts", "num", "found"), DISAGREEMENTS.values(), ids=DISAGREEMENTS)
+def test_groups_that_disagree_are_found(counts: Any, num: int, found: Any) -> None:
+    assert find_disagreements(counts, num, True) == found
 
 
-def test_messages_received_from_anyone_agree_with_what_all_have_sent() -> None:
-    counts = {
-        0: counted(0, num_sent=((2, 1),)),
-        1: counted(0, num_sent=((2, 2),)),
-        2: counted(0, num_received=((-1, 2), (1, 1))),
-    }
-    assert find_disagreements(counts, 3, True) == []
-    counts[1] = counted(0, num_sent=((2, 1),))
-    assert find_disagreements(counts, 3, True) == [(0, 1, 2)]
+def test_messages_are_left_out_where_they_are_not_looked_at() -> None:
+    counts, num, _ = DISAGREEMENTS["a message that was not received"]
+    assert find_disagreements(counts, num, False) == []
 
 
 def test_ranks_are_healed_if_one_is_broken_or_counts_disagree() -> None:
@@ -130,113 +122,88 @@ def test_ranks_whose_groups_are_new_have_begun_nothing() -> None:
     assert tally.find_new_disagreements((0, 1), 2) == []
 
 
-# ---- who is stuck
+# ---- ranks that are stuck
+
+REDUCES = state(count(3), in_="all_reduce")
+BEFORE, SAME = state(count(2)), state(count(3))
+IN_GROUP = state(count(0), count(3, (0, 1), "a"), in_="all_reduce", group="a")
+AT_STORE = state(count(1), in_="init_process_group", group="")
+MAKES = state(count(1), in_="new_group", group="b", making=(0, 1, 2))
+MADE, ONE, OTHER = (
+    state(count(1), count(0, (0, 1, 2), "b")),
+    state(count(1)),
+    state(count(1), count(0, (1, 3), "b")),
+)
+RECEIVES = state(count(0, num_received=((1, 2),)), in_="recv")
+SENDS = state(count(0, num_sent=((1, 2),)), in_="send")
+FROM_ANY = state(count(0, num_received=((-1, 2),)), in_="recv")
+SENT, SILENT = state(count(0, num_sent=((0, 1),))), state(count(0))
+
+# The states of ranks, which of them have ended, and which are stuck; there are four ranks.
+STUCK: dict[str, tuple[dict[int, RankState], set[int], list[int]]] = {
+    "a rank ended without the collective": ({0: REDUCES, 1: BEFORE}, {1}, [0]),
+    "a rank took part": ({0: REDUCES, 1: SAME}, {1}, []),
+    "a rank still runs": ({0: REDUCES, 1: BEFORE}, set(), []),
+    "a short wait": ({0: state(count(3), in_="all_reduce", waited_s=0.9), 1: BEFORE}, {1}, []),
+    "no wait": ({0: SAME, 1: BEFORE}, {1}, []),
+    "an asynchronous collective": ({0: state(count(3), in_="wait"), 1: SAME, 2: BEFORE}, {1}, []),
+    "one that a rank has not begun": (
+        {0: state(count(3), in_="wait"), 1: SAME, 2: BEFORE},
+        {1, 2},
+        [0],
+    ),
+    "no member of the group": ({0: IN_GROUP, 2: SILENT}, {2}, []),
+    "a member of the group": ({0: IN_GROUP, 1: SILENT}, {1}, [0]),
+    "all are needed at a store": ({0: AT_STORE, 1: ONE}, {1}, [0]),
+    "all may come to the store": ({0: AT_STORE, 1: ONE}, set(), []),
+    "a group that a member has not made": ({0: MAKES, 1: MADE, 2: ONE}, {1, 2}, [0]),
+    "a group that all have made": ({0: MAKES, 1: MADE, 2: MADE}, {1, 2}, []),
+    "a group of the same name": ({0: MAKES, 1: OTHER, 2: MADE}, {1, 2}, [0]),
+    "an ended rank that is no member": ({0: MAKES, 1: MADE, 2: ONE, 3: ONE}, {1, 3}, []),
+    "no answer of a living rank": ({0: REDUCES}, {1}, []),
+    "a sender ended without sending": (
+        {0: RECEIVES, 1: state(count(0, num_sent=((0, 1),)))},
+        {1},
+        [0],
+    ),
+    "a sender has sent": ({0: RECEIVES, 1: state(count(0, num_sent=((0, 2),)))}, {1}, []),
+    "a receiver ended without receiving": (
+        {0: SENDS, 1: state(count(0, num_received=((0, 1),)))},
+        {1},
+        [0],
+    ),
+    "a receiver has received": (
+        {0: SENDS, 1: state(count(0, num_received=((-1, 2),)))},
+        {1},
+        [],
+    ),
+    "a message does not wait for collectives": (
+        {0: state(count(9, num_received=((1, 2),)), in_="recv"), 1: SAME, 2: SAME},
+        {2},
+        [],
+    ),
+    "a message is waited for": (
+        {0: state(count(3, num_received=((1, 1),)), in_="wait"), 1: SAME},
+        {1},
+        [0],
+    ),
+    "a sender is left": ({0: FROM_ANY, 1: SENT, 2: SILENT, 3: SILENT}, {1, 2}, []),
+    "no sender is left": ({0: FROM_ANY, 1: SENT, 2: SILENT, 3: SILENT}, {1, 2, 3}, [0]),
+    "two have sent": ({0: FROM_ANY, 1: SENT, 2: SENT, 3: SILENT}, {1, 2, 3}, []),
+}
 
 
-def stuck(
-    states: dict[int, RankState],
-    absent: set[int],
-    dead: set[int] | None = None,
-    waiting: Any = None,
-) -> list[int]:
-    waiting = set(states) - absent if waiting is None else waiting
-    return find_stuck(states, waiting, absent, dead or set(), 4, 1.0)
+@pytest.mark.parametrize(("states", "ended", "found"), STUCK.values(), ids=STUCK)
+def test_ranks_that_wait_in_vain_are_found(
+    states: dict[int, RankState], ended: set[int], found: list[int]
+) -> None:
+    assert find_stuck(states, set(states) - ended, ended, set(), 4, 1.0) == found
 
 
-def test_rank_is_stuck_waiting_for_a_rank_that_ended_without_the_collective() -> None:
-    states = {0: state(count(3), in_="all_reduce"), 1: state(count(2))}
-    assert stuck(states, {1}) == [0]
-
-
-def test_rank_is_not_stuck_waiting_for_a_rank_that_took_part() -> None:
-    states = {0: state(count(3), in_="all_reduce"), 1: state(count(3))}
-    assert stuck(states, {1}) == []
-
-
-def test_rank_is_not_stuck_waiting_for_a_rank_that_still_runs() -> None:
-    states = {0: state(count(3), in_="all_reduce"), 1: state(count(2))}
-    assert stuck(states, set()) == []
-
-
-def test_rank_is_not_stuck_without_a_long_wait() -> None:
-    ended = state(count(2))
-    assert stuck({0: state(count(3), in_="all_reduce", waited_s=0.9), 1: ended}, {1}) == []
-    assert stuck({0: state(count(3)), 1: ended}, {1}) == []
-
-
-def test_an_asynchronous_collective_that_an_ended_rank_has_begun_counts() -> None:
-    states = {0: state(count(3), in_="wait"), 1: state(count(3)), 2: state(count(2))}
-    assert stuck(states, {1}) == []
-    assert stuck(states, {1, 2}) == [0]
-
-
-def test_only_members_of_the_group_matter() -> None:
-    own = state(count(0), count(3, (0, 1), "a"), in_="all_reduce", group="a")
-    assert stuck({0: own, 2: state(count(0))}, {2}) == []
-    assert stuck({0: own, 1: state(count(0))}, {1}) == [0]
-
-
-def test_all_are_needed_where_a_store_is_waited_for() -> None:
-    states = {0: state(count(1), in_="init_process_group", group=""), 1: state(count(1))}
-    assert stuck(states, {1}) == [0]
-    assert stuck(states, set()) == []
-
-
-def test_rank_that_makes_a_group_needs_the_members_that_have_not_made_it() -> None:
-    makes = state(count(1), in_="new_group", group="b", making=(0, 1, 2))
-    made, ended = state(count(1), count(0, (0, 1, 2), "b")), state(count(1))
-    other = state(count(1), count(0, (1, 3), "b"))
-    assert stuck({0: makes, 1: made, 2: ended}, {1, 2}) == [0]
-    assert stuck({0: makes, 1: made, 2: made}, {1, 2}) == []
-    assert stuck({0: makes, 1: other, 2: made}, {1, 2}) == [0]
-    assert stuck({0: makes, 1: made, 2: ended, 3: ended}, {1, 3}) == []
-    assert stuck({0: makes, 1: made}, {1}, dead={2}) == [0]
-
-
-def test_rank_is_stuck_waiting_for_a_dead_rank() -> None:
-    states = {0: state(count(1), in_="all_reduce")}
-    assert stuck(states, set(), dead={3}) == [0]
-
-
-def test_living_rank_without_an_answer_counts_as_running() -> None:
-    assert stuck({0: state(count(1), in_="all_reduce")}, {1}) == []
-
-
-def test_receiver_is_stuck_when_the_sender_ended_without_sending() -> None:
-    own = state(count(0, num_received=((1, 2),)), in_="recv")
-    assert stuck({0: own, 1: state(count(0, num_sent=((0, 1),)))}, {1}) == [0]
-    assert stuck({0: own, 1: state(count(0, num_sent=((0, 2),)))}, {1}) == []
-
-
-def test_sender_is_stuck_when_the_receiver_ended_without_receiving() -> None:
-    own = state(count(0, num_sent=((1, 2),)), in_="send")
-    assert stuck({0: own, 1: state(count(0, num_received=((0, 1),)))}, {1}) == [0]
-    assert stuck({0: own, 1: state(count(0, num_received=((-1, 2),)))}, {1}) == []
-
-
-def test_a_message_does_not_wait_for_collectives() -> None:
-    own = state(count(9, num_received=((1, 2),)), in_="recv")
-    assert stuck({0: own, 1: state(count(3)), 2: state(count(3))}, {2}) == []
-
-
-def test_waiting_may_be_for_a_message() -> None:
-    own = state(count(3, num_received=((1, 1),)), in_="wait")
-    assert stuck({0: own, 1: state(count(3))}, {1}) == [0]
-
-
-def test_receiver_from_any_rank_is_stuck_when_no_sender_is_left() -> None:
-    own = state(count(0, num_received=((-1, 2),)), in_="recv")
-    sent = state(count(0, num_sent=((0, 1),)))
-    silent = state(count(0))
-    assert stuck({0: own, 1: sent, 2: silent, 3: silent}, {1, 2}) == []
-    assert stuck({0: own, 1: sent, 2: silent, 3: silent}, {1, 2, 3}) == [0]
-    assert stuck({0: own, 1: sent, 2: sent, 3: silent}, {1, 2, 3}) == []
+def test_dead_ranks_are_waited_for_in_vain() -> None:
+    assert find_stuck({0: REDUCES}, {0}, set(), {3}, 4, 1.0) == [0]
+    assert find_stuck({0: MAKES, 1: MADE}, {0}, {1}, {2}, 4, 1.0) == [0]
 
 
 def test_ranks_that_do_not_wait_for_the_run_are_left_alone() -> None:
-    states = {
-        0: state(count(3), in_="all_reduce"),
-        1: state(count(2)),
-        2: state(count(3), in_="all_reduce"),
-    }
-    assert stuck(states, {1}, waiting={2}) == [2]
+    assert find_stuck({0: REDUCES, 1: BEFORE, 2: REDUCES}, {2}, {1}, set(), 4, 1.0) == [2]
