@@ -60,7 +60,7 @@ FEATURES = (
         "pickling and large values",
         1722,
         "wire/payload.py wire/tensors.py wire/classes.py wire/segments.py wire/bulk.py "
-        "wire/values.py wire/files.py wire/regular_files.py controller/values/ "
+        "wire/values.py wire/files.py controller/values/ "
         "controller/copying.py workers/values/ workers/rank/value_transfer.py",
     ),
     Feature(

@@ -23,8 +23,8 @@ from ..wire import marks
 from ..wire.filesystems import SHARED_FILESYSTEMS, filesystem_of
 from ..wire.holder import Holder, read_holder
 from ..wire.host import this_place
+from ..wire.own_file import Secret
 from ..wire.prestart import kernel_of
-from ..wire.secret import Secret
 from ..wire.ticket import Ticket, find_tickets
 
 # An agent writes its number into the ticket within a second; a loaded machine may need longer.

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import MeshUsageError
 from ..wire.environment import SET_BY_MESH, VISIBLE
-from ..wire.secret import Secret
+from ..wire.own_file import Secret
 
 # A ticket, which carries them, has at most a megabyte.
 _MAX_BYTES = 256 << 10

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import zmq
 from zmq.utils import z85
 
-from .secret import Secret, SecretBytes
+from .own_file import Secret, SecretBytes
 
 _ZAP = "inproc://zeromq.zap.01"
 # How long a peer may take for the handshake, in ms.

@@ -1,16 +1,22 @@
-"""Files of a mesh's directory, which only their owner may read."""
+"""Files of a mesh's directory, which only their owner may read, and regular files of others; the
+secrets in them, whose `repr` hides them: tracebacks that show local variables show none of a mesh's
+keys (IPython's ``%xmode Verbose``).
+"""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
 from ..errors import HostError
-from .secret import SecretBytes, to_json
+
+S = TypeVar("S", bound=msgspec.Struct)
 
 # A ticket has some kilobytes: the notebook's sys.path is the longest of it.
 _MAX_BYTES = 1 << 20
@@ -69,3 +75,74 @@ def cannot_write(path: Path, error: OSError) -> HostError:
         f"cannot write {path}: {error.strerror or error}. Free some space or make it writable, or "
         "set JUPYTER_RUNTIME_DIR to another directory"
     )
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a regular file for reading.
+
+    Raises:
+        OSError: it is none, or cannot be opened.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file", os.fspath(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def read_regular(path: str | os.PathLike[str], max_bytes: int) -> bytes:
+    """Return the content of a regular file.
+
+    Raises:
+        OSError: it is none, has more than `max_bytes`, or cannot be read.
+    """
+    with open_regular(path) as file:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise OSError(errno.EFBIG, f"it has more than {max_bytes:,} bytes", os.fspath(path))
+    return content
+
+
+class Secret(str):
+    """A key as text."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "<secret>"
+
+
+class SecretBytes(bytes):
+    """Bytes with a key in them: a file's content, or a message."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} secret bytes>"
+
+
+def to_json(value: msgspec.Struct, indent: int | None = None) -> SecretBytes:
+    """Return a struct as JSON.
+
+    msgspec would write UTF-8 only; paths in a ticket may have bytes that are none (as surrogates).
+    """
+    return SecretBytes(json.dumps(value, indent=indent, default=msgspec.structs.asdict).encode())
+
+
+def from_json(text: bytes, type: type[S]) -> S:
+    """Read a struct that `to_json` has written; its text is in no traceback.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    try:
+        return msgspec.convert(json.loads(text), type, dec_hook=_as_secret)
+    except (ValueError, RecursionError) as error:
+        problem = str(error)
+    raise ValueError(problem)  # without the frames of `json`, which hold the text
+
+
+def _as_secret(type: type[Any], value: Any) -> Any:
+    if not isinstance(value, str):
+        raise TypeError("Expected `str`")
+    return type(value)

@@ -24,7 +24,7 @@ import msgspec
 
 from ..errors import HostError
 from .host import Place, host_name, this_place
-from .secret import Secret, from_json
+from .own_file import Secret, from_json
 from .versions import Versions, own_versions
 
 ARRIVED, SAID, TICKET, ORDER, REFUSED = b"arrived", b"said", b"ticket", b"order", b"refused"

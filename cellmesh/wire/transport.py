@@ -21,7 +21,7 @@ from ..errors import HostError
 from .codec import MAX_FRAME_BYTES, Frame
 from .curve import KeyPair, serve_curve, use_curve
 from .hosts import HEARTBEAT_S, SILENT_S
-from .secret import Secret
+from .own_file import Secret
 
 # Larger buffers are handed to ZeroMQ without a copy; smaller ones are cheaper copied.
 ZERO_COPY_BYTES = 256 * 1024

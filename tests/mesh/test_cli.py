@@ -22,7 +22,7 @@ import pytest
 
 import cellmesh as cm
 from cellmesh.wire.host import Place
-from cellmesh.wire.secret import to_json
+from cellmesh.wire.own_file import to_json
 from cellmesh.wire.ticket import (
     Ticket,
     make_directory,

@@ -17,7 +17,7 @@ from traitlets.config import Config
 
 import cellmesh as cm
 from cellmesh.wire.curve import KeyPair, new_keys
-from cellmesh.wire.secret import Secret
+from cellmesh.wire.own_file import Secret
 from cellmesh.wire.ticket import new_key, runtime_root
 from tests.conftest import check_nothing_left, own_runtime_dir
 from tests.faults.watching import wait_until
@@ -29,7 +29,7 @@ TOKEN = "a-token-that-the-notebook-passes-on"
 HERE = {"hosts": "a:1,b:1", "launch": ENGINE, "lease_s": 60, "env": ["CM_TOKEN"]}
 HAND = {"launch": "hand", "nodes": 1, "nproc_per_host": 2, "address": "127.0.0.1", "timeout_s": 60}
 # Nothing can be raised there once these have a key: an error that has it is raised without frames.
-BRIEF = {"/wire/codec.py:encode:frames", "/wire/secret.py:_as_secret:value"}
+BRIEF = {"/wire/codec.py:encode:frames", "/wire/own_file.py:_as_secret:value"}
 AGENT = [sys.executable, "-m", "cellmesh", "agent", "--ticket"]
 # What raises, and what is called then: each frame on the way there is shown.
 LAUNCH = "cellmesh.controller.session.launch."

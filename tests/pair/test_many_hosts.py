@@ -21,8 +21,8 @@ from cellmesh.wire.descriptors import wait_readable
 from cellmesh.wire.holder import Holder
 from cellmesh.wire.hosts import AgentAddress
 from cellmesh.wire.messages import PROTOCOL
+from cellmesh.wire.own_file import Secret
 from cellmesh.wire.reliable import Reliable
-from cellmesh.wire.secret import Secret
 from cellmesh.wire.ticket import Ticket
 
 NUM_HOSTS = 400

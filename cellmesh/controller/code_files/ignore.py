@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...wire.regular_files import read_regular
+from ...wire.own_file import read_regular
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec

@@ -14,7 +14,7 @@ from ...errors import HostError
 from ...wire.code_files import CodeFile, FilesAnswer, OfferFiles, SendFiles, digest_of
 from ...wire.codec import Parcel
 from ...wire.host import this_place
-from ...wire.regular_files import open_regular
+from ...wire.own_file import open_regular
 from .scan import FileState, Found, Key, Scanner
 
 # So much goes in one message, which other messages to the host wait behind.

@@ -21,8 +21,8 @@ from ...wire.bulk import Arrivals, Sender
 from ...wire.codec import Frame, Parcel, at_controller, encode
 from ...wire.host import host_name, own_package, own_python, own_torch, own_version
 from ...wire.messages import PROTOCOL, Died, Done, MeshReady, Ranked, Relay
+from ...wire.own_file import Secret, SecretBytes
 from ...wire.reliable import Reliable
-from ...wire.secret import Secret, SecretBytes
 from ...wire.segments import SegmentFrame
 from ...wire.status import RankState, StackText
 from ...wire.stopping import StopState

@@ -25,7 +25,7 @@ from ...wire.code_files import CodeFile, FilesAnswer, OfferFiles, SendFiles, dig
 from ...wire.codec import Frame
 from ...wire.filesystems import SHARED_FILESYSTEMS, filesystem_of
 from ...wire.host import this_place
-from ...wire.regular_files import open_regular, read_regular
+from ...wire.own_file import open_regular, read_regular
 from .events import Events, Order
 
 # How long a network file system may show an older version of a file.

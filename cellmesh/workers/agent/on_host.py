@@ -30,8 +30,8 @@ from ...wire.host import is_process, own_python, own_torch, own_version, this_pl
 from ...wire.hosts import ANNOUNCEMENT, GO, Announcement, HostPart
 from ...wire.interpreter import absolute, isolated_command
 from ...wire.marks import end_carriers, end_mesh_if_dead, is_dead, value_of
+from ...wire.own_file import from_json
 from ...wire.rendezvous import Invitation, own_facts, parse_invitation
-from ...wire.secret import from_json
 from ...wire.ticket import (
     Ticket,
     find_tickets,

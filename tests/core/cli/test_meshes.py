@@ -13,7 +13,7 @@ from cellmesh.cli.meshes import Found, classify, find_meshes
 from cellmesh.cli.rendering import echo_meshes
 from cellmesh.errors import HostError
 from cellmesh.wire.hosts import AgentAddress
-from cellmesh.wire.secret import Secret
+from cellmesh.wire.own_file import Secret
 from cellmesh.wire.ticket import Ticket, make_directory, write_ticket
 
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from cellmesh.errors import HostError
 from cellmesh.wire.holder import Holder, read_holder, write_holder
 from cellmesh.wire.host import own_python, own_version, this_place
-from cellmesh.wire.secret import to_json
+from cellmesh.wire.own_file import to_json
 from cellmesh.wire.ticket import (
     Ticket,
     find_strange,

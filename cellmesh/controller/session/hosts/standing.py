@@ -27,8 +27,8 @@ from ....wire.descriptors import FILES_A_HOST, make_room
 from ....wire.holder import Holder
 from ....wire.host import format_span, this_place
 from ....wire.hosts import AgentAddress
+from ....wire.own_file import SecretBytes
 from ....wire.reliable import Reliable
-from ....wire.secret import SecretBytes
 from ....wire.ticket import (
     Ticket,
     make_directory,

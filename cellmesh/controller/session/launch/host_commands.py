@@ -21,7 +21,7 @@ import msgspec
 from ....errors import HostError
 from ....wire.descriptors import FILES_A_HOST, limit_child, make_room
 from ....wire.hosts import ANNOUNCEMENT, GO, Announcement, HostPart
-from ....wire.secret import Secret, SecretBytes, to_json
+from ....wire.own_file import Secret, SecretBytes, to_json
 from ....wire.ticket import Ticket
 from ...host_list import command_for, has_stdin
 from .host_failure import explain

@@ -17,8 +17,8 @@ from ....errors import HostError
 from ....wire.curve import new_keys, public_of
 from ....wire.holder import add_refused
 from ....wire.hosts import GO, Announcement, HostPart
+from ....wire.own_file import Secret, to_json
 from ....wire.rendezvous import Invitation
-from ....wire.secret import Secret, to_json
 from ....wire.ticket import Ticket
 from ....wire.versions import describe_mismatch, own_versions
 from .own_address import choose_own_address

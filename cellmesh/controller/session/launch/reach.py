@@ -21,7 +21,7 @@ from ....errors import CellmeshError, HostError
 from ....wire import transport
 from ....wire.descriptors import wait_readable
 from ....wire.hosts import AgentAddress
-from ....wire.secret import Secret
+from ....wire.own_file import Secret
 
 # How long an agent may take to answer; a firewall that drops packets answers nothing.
 _PROBE_S = 2.0

@@ -19,8 +19,8 @@ from ....wire.curve import AllowList, KeyPair, public_of
 from ....wire.descriptors import wait_readable
 from ....wire.handshakes import PeerMonitor
 from ....wire.hosts import Announcement
+from ....wire.own_file import Secret, SecretBytes
 from ....wire.rendezvous import AGAIN_S, ARRIVED, ORDER, REFUSED, SAID, TICKET, HostFacts
-from ....wire.secret import Secret, SecretBytes
 
 # A host that waits and says nothing for so long has gone; one that starts its agent may be slower.
 _GONE_S = 5 * AGAIN_S

@@ -22,7 +22,7 @@ from cellmesh.errors import MeshUsageError
 from cellmesh.wire.attach import RunInfo
 from cellmesh.wire.holder import Holder
 from cellmesh.wire.hosts import AgentAddress
-from cellmesh.wire.secret import Secret
+from cellmesh.wire.own_file import Secret
 from cellmesh.wire.ticket import Ticket
 
 OWN, OTHER, UNNAMED = "/home/a/own.ipynb", "/home/a/other.ipynb", "/run/kernel-1.json"

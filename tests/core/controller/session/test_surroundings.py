@@ -11,7 +11,7 @@ from cellmesh.controller.session.surroundings import OwnSurroundings, fixed_name
 from cellmesh.errors import MeshUsageError
 from cellmesh.wire.environment import Surroundings
 from cellmesh.wire.hosts import AgentAddress
-from cellmesh.wire.secret import Secret
+from cellmesh.wire.own_file import Secret
 from cellmesh.wire.ticket import Ticket
 
 BEFORE = OwnSurroundings({b"A": b"1", b"B": b"1", b"GIVEN": b"1", b"OWN": b"1"}, b"/old")

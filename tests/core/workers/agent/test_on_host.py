@@ -17,7 +17,7 @@ from cellmesh.errors import HostError
 from cellmesh.wire.curve import new_keys
 from cellmesh.wire.host import Place, started_ticks, this_place
 from cellmesh.wire.hosts import Announcement, HostPart
-from cellmesh.wire.secret import Secret, to_json
+from cellmesh.wire.own_file import Secret, to_json
 from cellmesh.wire.ticket import (
     Ticket,
     make_directory,
