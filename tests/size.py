@@ -101,7 +101,7 @@ FEATURES = (
         2694,
         "controller/session/hosts/ controller/session/launch/ workers/agent/on_host.py "
         "workers/agent/own_address.py workers/agent/invited.py workers/agent/tcp_port.py "
-        "wire/hosts.py wire/rendezvous.py wire/handshakes.py wire/curve.py wire/versions.py",
+        "wire/hosts.py wire/rendezvous.py wire/handshakes.py wire/curve.py",
     ),
     Feature(
         "this host",

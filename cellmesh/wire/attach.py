@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from .holder import Holder
 from .hosts import AgentAddress
+from .ticket import Holder
 from .verb import Verb
 
 

@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import msgspec
 
-from .host import Place
+from .host import Place, Versions
 from .verb import Verb
-from .versions import Versions
 
 # An agent's announcement is the line of its output that begins so; what login scripts print comes
 # before it.

@@ -23,9 +23,8 @@ from typing import Any
 import msgspec
 
 from ..errors import HostError
-from .host import Place, host_name, this_place
+from .host import Place, Versions, host_name, own_versions, this_place
 from .own_file import Secret, from_json
-from .versions import Versions, own_versions
 
 ARRIVED, SAID, TICKET, ORDER, REFUSED = b"arrived", b"said", b"ticket", b"order", b"refused"
 # How often a host that waits says that it does.

@@ -16,8 +16,7 @@ from nbclient import NotebookClient
 
 from cellmesh.controller.session.attach import attach
 from cellmesh.controller.session.living import living_meshes
-from cellmesh.wire.holder import read_holder
-from cellmesh.wire.ticket import read_ticket, runtime_root
+from cellmesh.wire.ticket import read_holder, read_ticket, runtime_root
 from tests.conftest import LEFTOVER_S, check_nothing_left, kernel_config
 
 from .test_kernel import Notebook, open_notebook

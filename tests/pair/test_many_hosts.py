@@ -18,12 +18,11 @@ from cellmesh.wire.attach import Hello, Inquire, Standing, Welcome
 from cellmesh.wire.codec import Parcel, at_agent_from_controller, encode
 from cellmesh.wire.curve import AllowList, new_keys
 from cellmesh.wire.descriptors import wait_readable
-from cellmesh.wire.holder import Holder
 from cellmesh.wire.hosts import AgentAddress
 from cellmesh.wire.messages import PROTOCOL
 from cellmesh.wire.own_file import Secret
 from cellmesh.wire.reliable import Reliable
-from cellmesh.wire.ticket import Ticket
+from cellmesh.wire.ticket import Holder, Ticket
 
 NUM_HOSTS = 400
 SOFT_LIMIT = 1024  # of most systems

@@ -14,10 +14,16 @@ import msgspec
 
 from ...errors import MeshUsageError
 from ...wire.attach import RunInfo
-from ...wire.holder import Holder, read_holder
 from ...wire.host import format_span, is_process, this_place
 from ...wire.ranks import describe_ranks
-from ...wire.ticket import Ticket, find_tickets, remove_own_directory, runtime_root
+from ...wire.ticket import (
+    Holder,
+    Ticket,
+    find_tickets,
+    read_holder,
+    remove_own_directory,
+    runtime_root,
+)
 from ..kernel import own_notebook
 from ..process_memory import children_of, memory_bytes
 from .hosts.standing import HostStanding, ask_agents, end_on_hosts, summarize

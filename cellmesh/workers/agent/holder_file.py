@@ -12,8 +12,7 @@ import msgspec
 
 from ...errors import HostError
 from ...wire.attach import Hello
-from ...wire.holder import Holder, write_holder
-from ...wire.ticket import Ticket
+from ...wire.ticket import Holder, Ticket, write_holder
 
 # How often the count of refused peers is written, at most.
 _COUNT_S = 1.0

@@ -26,7 +26,16 @@ from ...errors import HostError
 from ...wire.curve import new_keys
 from ...wire.descriptors import wait_readable
 from ...wire.environment import SOCKET_INTERFACES, choose_gpus
-from ...wire.host import is_process, own_python, own_torch, own_version, this_place
+from ...wire.host import (
+    Versions,
+    describe_mismatch,
+    is_process,
+    own_python,
+    own_torch,
+    own_version,
+    own_versions,
+    this_place,
+)
 from ...wire.hosts import ANNOUNCEMENT, GO, Announcement, HostPart
 from ...wire.interpreter import absolute, isolated_command
 from ...wire.marks import end_carriers, end_mesh_if_dead, is_dead, value_of
@@ -42,7 +51,6 @@ from ...wire.ticket import (
     runtime_root,
     write_ticket,
 )
-from ...wire.versions import Versions, describe_mismatch, own_versions
 from .guardian import READY
 from .invited import Visit
 from .own_address import choose_address

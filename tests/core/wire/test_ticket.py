@@ -19,19 +19,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellmesh.errors import HostError
-from cellmesh.wire.holder import Holder, read_holder, write_holder
 from cellmesh.wire.host import own_python, own_version, this_place
 from cellmesh.wire.own_file import to_json
 from cellmesh.wire.ticket import (
+    Holder,
     Ticket,
     find_strange,
     find_tickets,
     make_directory,
     new_key,
+    read_holder,
     read_ticket,
     remove_directory,
     remove_own_directory,
     runtime_root,
+    write_holder,
     write_ticket,
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cellmesh.wire.versions import Versions, describe_mismatch, own_versions
+from cellmesh.wire.host import Versions, describe_mismatch, own_versions
 
 OWN = Versions("1.0", "3.11.4", "2.13.0", "2.27.3")
 

@@ -24,12 +24,12 @@ from ....wire import transport
 from ....wire.attach import Inquire, Standing
 from ....wire.codec import Parcel, at_controller, encode
 from ....wire.descriptors import FILES_A_HOST, make_room
-from ....wire.holder import Holder
 from ....wire.host import format_span, this_place
 from ....wire.hosts import AgentAddress
 from ....wire.own_file import SecretBytes
 from ....wire.reliable import Reliable
 from ....wire.ticket import (
+    Holder,
     Ticket,
     make_directory,
     read_ticket,

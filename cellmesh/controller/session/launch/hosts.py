@@ -16,10 +16,10 @@ import msgspec
 
 from ....errors import HostError, MeshUsageError
 from ....wire.curve import new_keys, public_of
+from ....wire.host import describe_mismatch
 from ....wire.hosts import AgentAddress, Announcement, HostPart
 from ....wire.rendezvous import own_addresses
 from ....wire.ticket import Ticket, remove_directory, write_ticket
-from ....wire.versions import describe_mismatch
 from ...host_list import INVITING, HostEntry
 from .host_commands import HostCommands
 from .invited_hosts import InvitedHosts

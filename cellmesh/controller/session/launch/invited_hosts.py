@@ -15,12 +15,11 @@ import msgspec
 
 from ....errors import HostError
 from ....wire.curve import new_keys, public_of
-from ....wire.holder import add_refused
+from ....wire.host import describe_mismatch, own_versions
 from ....wire.hosts import GO, Announcement, HostPart
 from ....wire.own_file import Secret, to_json
 from ....wire.rendezvous import Invitation
-from ....wire.ticket import Ticket
-from ....wire.versions import describe_mismatch, own_versions
+from ....wire.ticket import Ticket, add_refused
 from .own_address import choose_own_address
 from .rendezvous import Guest, Rendezvous
 

@@ -20,10 +20,9 @@ from cellmesh.controller.session.living import (
 from cellmesh.controller.session.same_mesh import find_same, offer_left
 from cellmesh.errors import MeshUsageError
 from cellmesh.wire.attach import RunInfo
-from cellmesh.wire.holder import Holder
 from cellmesh.wire.hosts import AgentAddress
 from cellmesh.wire.own_file import Secret
-from cellmesh.wire.ticket import Ticket
+from cellmesh.wire.ticket import Holder, Ticket
 
 OWN, OTHER, UNNAMED = "/home/a/own.ipynb", "/home/a/other.ipynb", "/run/kernel-1.json"
 

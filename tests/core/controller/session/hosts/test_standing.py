@@ -16,9 +16,8 @@ from cellmesh.controller.session.hosts.standing import (
     with_newest_agents,
 )
 from cellmesh.wire.attach import SetAgents, Standing
-from cellmesh.wire.holder import Holder
 from cellmesh.wire.hosts import AgentAddress
-from cellmesh.wire.ticket import Ticket
+from cellmesh.wire.ticket import Holder, Ticket
 
 
 def agent_at(port: int | str) -> AgentAddress:

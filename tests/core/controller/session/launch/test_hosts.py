@@ -13,10 +13,9 @@ import pytest
 from cellmesh.controller.session.launch.host_commands import HostCommands
 from cellmesh.controller.session.launch.hosts import HostAgents, check_hosts
 from cellmesh.errors import HostError, MeshUsageError
-from cellmesh.wire.host import Place
+from cellmesh.wire.host import Place, Versions
 from cellmesh.wire.hosts import AgentAddress, Announcement, HostPart
 from cellmesh.wire.ticket import Ticket, read_ticket
-from cellmesh.wire.versions import Versions
 
 
 def announced(name: str, address: str, nccl: str = "", boot: str = "") -> Announcement:

@@ -14,10 +14,9 @@ import pytest
 from cellmesh.controller.session.launch.rendezvous import Guest, Rendezvous, choose_guests
 from cellmesh.errors import HostError
 from cellmesh.wire.curve import new_keys, public_of
-from cellmesh.wire.host import Place
+from cellmesh.wire.host import Place, Versions
 from cellmesh.wire.hosts import GO, Announcement
 from cellmesh.wire.rendezvous import HostFacts, Invitation
-from cellmesh.wire.versions import Versions
 from cellmesh.workers.agent.invited import Visit
 
 VERSIONS = Versions("1", "3.11.1", "2.13.0")
