@@ -58,9 +58,8 @@ from cellmesh.wire.messages import (
 )
 from cellmesh.wire.status import HostReport, ReadHost
 from cellmesh.wire.values import PullNames, PushNames
-from cellmesh.workers.agent.actions import AskToLeave, Fork, KillRanks, ToRanks, Up
 from cellmesh.workers.agent.spool import Spool
-from cellmesh.workers.agent.supervisor import Supervisor
+from cellmesh.workers.agent.supervisor import AskToLeave, Fork, KillRanks, Supervisor, ToRanks, Up
 
 from ..support.runs import FakeControl, work_item
 from .scripted import ScriptedRank

@@ -8,8 +8,7 @@ from typing import Any
 from cellmesh.wire.codec import Parcel, encode
 from cellmesh.wire.messages import Done, RankReady, Relay
 from cellmesh.wire.values import PullNames
-from cellmesh.workers.agent.actions import Action, Up
-from cellmesh.workers.agent.supervisor import Supervisor
+from cellmesh.workers.agent.supervisor import Action, Supervisor, Up
 
 FRAMES = encode([Parcel(PullNames(1, "x"))])
 READY = Parcel(RankReady("cpu", "gloo"))

@@ -13,10 +13,11 @@ from .clear_output import Pane
 from .console import as_remark, as_text, is_textual, join_streams
 from .fold import Block, Line, Live, Ranks, Rich, Trace
 from .live_lines import compact
-from .mime_bundle import FigureRow, has_room, heading, is_figure, label, labelled
+from .mime_bundle import FigureRow, has_room, heading, is_figure, label, labelled, pre
 from .rank_tabs import switch
-from .traces import fold
+from .terminal import as_html as as_coloured_html
 
+_SUMMARY = "cursor:pointer;font:11px monospace;opacity:.65;margin:2px 0"
 _STAYS = "cleared: what stands above stays, as others have shown too much to show it again"
 # When a rank clears, others' output is shown again: always if it is little, else until that comes
 # to so much.
@@ -149,7 +150,7 @@ class CellSink:
         )
         if trace.whole:
             # Without text, as the switch between ranks is.
-            self._publish("display_data", {"data": {"text/html": fold(trace)}, "metadata": {}})
+            self._publish("display_data", {"data": {"text/html": _whole(trace)}, "metadata": {}})
 
     def _show_bars(self, ranks: Ranks, bars: Bars) -> None:
         is_new = bars.number not in self._bar_ids
@@ -336,3 +337,13 @@ def _with_id(content: dict[str, Any], display_id: str) -> dict[str, Any]:
 def _as_display(item: Any) -> Rich:
     assert isinstance(item, Rich)
     return Rich("display", item.bundle)
+
+
+def _whole(trace: Trace) -> str:
+    """Return a rank's whole traceback, with the frames of libraries, as HTML that opens on a
+    click.
+    """
+    return (
+        f'<details><summary style="{_SUMMARY}">the traceback with the frames of libraries</summary>'
+        f"{pre(as_coloured_html(trace.whole.rstrip()))}</details>"
+    )

@@ -52,11 +52,10 @@ from ...wire.ticket import Ticket, read_ticket, remove_directory, write_ticket
 from ...wire.values import Chunk, Unwanted
 from .. import linux_process
 from ..rank.stdout import read_log
-from .actions import Action, AskToLeave, Fork, KillRanks, ToRanks, Up
 from .controller_port import Attachment, Dims
 from .events import Events
 from .processes import Family
-from .supervisor import Supervisor
+from .supervisor import Action, AskToLeave, Fork, KillRanks, Supervisor, ToRanks, Up
 from .zygote_client import ZygoteClient
 
 if TYPE_CHECKING:

@@ -32,7 +32,6 @@ from ...wire.values import Mapped
 from .. import linux_process
 from ..rank.stdout import Log, read_log
 from ..zygote import ZygoteFailed, ZygoteReady
-from .actions import Action, Fork
 from .death_report import (
     OomWatch,
     explain_cuts,
@@ -44,7 +43,7 @@ from .death_report import (
 )
 from .events import Events, Order
 from .rank_link import Lending, RankLink
-from .supervisor import Supervisor
+from .supervisor import Action, Fork, Supervisor
 from .zygote_client import ZygoteClient
 
 _LAST_BYTES = 32 * 1024

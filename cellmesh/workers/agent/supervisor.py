@@ -20,8 +20,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import msgspec
+
 from ...wire.codec import Frame, Parcel
 from ...wire.messages import (
+    Channel,
     Died,
     Done,
     Failed,
@@ -40,9 +43,46 @@ from ...wire.messages import (
 from ...wire.output import StreamName
 from ...wire.status import RankInfo
 from ..rank.stdout import Gate
-from .actions import Action, AskToLeave, Fork, KillRanks, ToRanks, Up
 from .merger import Merger
 from .rank_record import RankRecord
+
+
+class Fork(msgspec.Struct, frozen=True):
+    """Action: the agent forks these ranks; without a zygote, it starts one first."""
+
+    ranks: tuple[int, ...]
+    incarnation: int  # how often all ranks have been forked
+    rejoin: bool = False  # they replace dead ones, and join the living ranks' process groups later
+
+
+class KillRanks(msgspec.Struct, frozen=True):
+    """Action: the agent sends SIGKILL to these ranks and to what they started."""
+
+    ranks: tuple[int, ...]
+
+
+class AskToLeave(msgspec.Struct, frozen=True):
+    """Action: the agent asks these ranks to exit."""
+
+    ranks: tuple[int, ...]
+
+
+class ToRanks(msgspec.Struct, frozen=True):
+    """Action: the agent writes frames to the sockets of ranks."""
+
+    ranks: tuple[int, ...]
+    channel: Channel
+    frames: Sequence[Frame]
+
+
+class Up(msgspec.Struct, frozen=True):
+    """Action: the agent sends messages to the controller."""
+
+    parcels: Sequence[Parcel[Any]]
+
+
+Action = Fork | KillRanks | AskToLeave | ToRanks | Up
+
 
 # How long ranks may run their exit handlers before they are killed.
 LEAVE_S = 1.0

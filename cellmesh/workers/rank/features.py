@@ -96,7 +96,7 @@ _MODULES: Mapping[type, str] = {
         (inspect.CompletionRequest, "complete"),
         (replicas.AnyRequest, "replicas.handler"),
         (checkpoint.AnyRequest, "checkpoint.handler"),
-        (trace.AnyRequest, "trace.handler"),
+        (trace.AnyRequest, "trace.torch_profiler"),
     )
     for request in get_args(union) or (union,)
 }

@@ -40,6 +40,7 @@ from ..metrics import Reporter
 from ..run_tracker import RunTracker
 from ..trace.recorder import Spans
 from .child_processes import follow_children, guard_forks
+from .compiler import bound_source_files
 from .control import ControlThread
 from .executor import Executor
 from .failures import Failures, find_lost_context, report_lost_context
@@ -48,7 +49,6 @@ from .import_hooks import build_whole_files
 from .interrupts import Interrupts, bound_switch_interval
 from .memory import MemoryMeter
 from .shell import RankShell
-from .source_files import bound_source_files
 from .stdin import Asker
 from .stdout import Log
 from .streams import Pump, RankStream, Show

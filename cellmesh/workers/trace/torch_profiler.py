@@ -16,7 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from ...wire.codec import Frame
 from ...wire.trace import (
+    AnyRequest,
+    BeginProfile,
     Collective,
     OperatorKind,
     OperatorTime,
@@ -27,6 +30,7 @@ from ...wire.trace import (
 )
 
 if TYPE_CHECKING:
+    from ..rank.features import RankContext
     from .recorder import Spans
 
 _MAX_OPERATORS = 100  # of each kind
@@ -351,3 +355,32 @@ def _unstack(on_thread: list[Event]) -> list[tuple[Event, int]]:
             self_ns[parent] -= min(event.end_ns, on_thread[parent].end_ns) - event.start_ns
         open_ones.append(index)
     return list(zip(on_thread, self_ns, strict=True))
+
+
+class ProfileHandler:
+    """Begins and ends profiles of cells on one rank.
+
+    Args:
+        context: the rank's.
+    """
+
+    def __init__(self, context: RankContext) -> None:
+        self._context = context
+        self._profiler: CellProfiler | None = None
+
+    def handle(self, request: AnyRequest, buffers: tuple[Frame, ...]) -> RankProfile | None:
+        """Begin or end a profile, on the main thread; see `rank.features.Handler`."""
+        profiler, self._profiler = self._profiler, None
+        if isinstance(request, BeginProfile):
+            self._profiler = CellProfiler(self._context.groups.ledger.spans, self._context.device)
+        self._context.observer = self._profiler
+        if profiler is None or isinstance(request, BeginProfile):
+            return None
+        return profiler.collect(request.trace_path, request.max_trace_bytes)
+
+    def handle_beside(self, request: AnyRequest) -> Any:
+        """Raise NotImplementedError: profiles begin and end on the main thread only."""
+        raise NotImplementedError(request)
+
+
+make_handler = ProfileHandler

@@ -10,8 +10,16 @@ from hypothesis import strategies as st
 
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.messages import RankUnready, Respawned, RespawnFailed, Stopped
-from cellmesh.workers.agent.actions import Action, AskToLeave, Fork, KillRanks, ToRanks, Up
-from cellmesh.workers.agent.supervisor import LEAVE_S, RESPAWN_S
+from cellmesh.workers.agent.supervisor import (
+    LEAVE_S,
+    RESPAWN_S,
+    Action,
+    AskToLeave,
+    Fork,
+    KillRanks,
+    ToRanks,
+    Up,
+)
 
 from ....support.supervisor_decisions import READY, done, make, phases, work
 

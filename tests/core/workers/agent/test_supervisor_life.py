@@ -18,8 +18,14 @@ from cellmesh.wire.messages import (
     StoreDied,
 )
 from cellmesh.wire.output import Output
-from cellmesh.workers.agent.actions import Action, Fork, KillRanks
-from cellmesh.workers.agent.supervisor import LEAVE_S, MAX_ZYGOTES_LOST, Supervisor
+from cellmesh.workers.agent.supervisor import (
+    LEAVE_S,
+    MAX_ZYGOTES_LOST,
+    Action,
+    Fork,
+    KillRanks,
+    Supervisor,
+)
 
 from ....support.supervisor_decisions import (
     make,

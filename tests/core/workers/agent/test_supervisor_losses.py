@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from cellmesh.wire.messages import RespawnFailed, StartFailed, Stopped
-from cellmesh.workers.agent.actions import Action, AskToLeave, Fork, KillRanks
-from cellmesh.workers.agent.supervisor import MAX_STARTS_LOST
+from cellmesh.workers.agent.supervisor import MAX_STARTS_LOST, Action, AskToLeave, Fork, KillRanks
 
 from ....support.supervisor_decisions import READY, make, phases, up
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.messages import MeshReady, RankReady, Respawned, RespawnFailed
-from cellmesh.workers.agent.actions import Fork, KillRanks
+from cellmesh.workers.agent.supervisor import Fork, KillRanks
 
 from ....support.supervisor_decisions import (
     LATER,

@@ -8,12 +8,13 @@ import pytest
 
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.messages import Died, RankUnready, Respawned, RespawnFailed
-from cellmesh.workers.agent.actions import Fork, KillRanks
 from cellmesh.workers.agent.supervisor import (
     KILLED,
     LAST_WORDS_S,
     MAX_ZYGOTES_LOST,
     RESPAWN_S,
+    Fork,
+    KillRanks,
     Supervisor,
 )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cellmesh.workers.rank.source_files import MAX_SOURCE_BYTES, bound_source_files
+from cellmesh.workers.rank.compiler import MAX_SOURCE_BYTES, bound_source_files
 
 
 @pytest.fixture(autouse=True)
