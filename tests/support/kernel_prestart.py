@@ -24,8 +24,8 @@ SOCKET, CONDITIONS = "prestart.sock", "prestart.conditions"
 _START = "cellmesh.controller.session.start"
 
 
-# What readline and a kernel set in their processes' environment, and torch does not read.
-_OF_TERMINALS = dict.fromkeys(("TERM", "LINES", "COLUMNS"))
+# Kernels have variables of their own; of those that are read at import, tests set such ones.
+_READ_AT_IMPORT = ("CUDA", "LD_", "MKL", "OMP_", "PYTHON", "TORCH")
 
 
 def are_same(one: prestart.Conditions, other: prestart.Conditions) -> bool:
@@ -34,15 +34,13 @@ def are_same(one: prestart.Conditions, other: prestart.Conditions) -> bool:
 
 
 def _comparable(made_in: prestart.Conditions) -> prestart.Conditions:
-    """Return conditions in which an environment that is reached by a link is the same one."""
-    packages = [
-        (os.path.realpath(stamp[0]), stamp[1]) for stamp in made_in["packages"] if stamp is not None
-    ]
-    variables = {
-        name: os.path.realpath(value) if name == "VIRTUAL_ENV" else value
-        for name, value in made_in.items()
-    }
-    return {**variables, **_OF_TERMINALS, "packages": packages}
+    """Return conditions with those variables alone that are read at import, and torch's file also
+    where a link leads to it.
+    """
+    variables = made_in["environment"].items()
+    read = {name: value for name, value in variables if name.startswith(_READ_AT_IMPORT)}
+    path, changed_at = made_in["torch"]
+    return {**made_in, "environment": read, "torch": (os.path.realpath(path), changed_at)}
 
 
 class LentPrestart(prestart.Prestart):

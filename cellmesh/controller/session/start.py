@@ -37,7 +37,7 @@ from .launch.local import (
     spawned,
 )
 from .launch.node_holder import NodeHolder
-from .launch.prestart import changes_import, own_prestart
+from .launch.prestart import own_prestart
 from .session import Session, StartProgress
 
 # A notebook is restarted now and then, and the ranks are to be there then; a script is over when it
@@ -151,8 +151,9 @@ def _launch(
         agents = HostAgents(ticket, options.hosts, timeout_s, show)
         end = agents.start()
         return agents.ticket, agents, end
-    can_fork = options.prestart and not changes_import(ranks_environment(options))
-    prestart = own_prestart() if can_fork else None
+    # Variables that only ranks get may be read while torch is imported.
+    is_fitting = ranks_environment(options).items() <= os.environ.items()
+    prestart = own_prestart() if options.prestart and is_fitting else None
     if prestart is not None and prestart.prepare(timeout_s, report):
         ticket = make_ticket(options)
         launcher = LocalAgent(functools.partial(forked, ticket, prestart))

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from ...errors import MeshUsageError
 from ...wire.environment import SET_BY_MESH, VISIBLE, Surroundings
 from ...wire.ticket import Ticket
-from .launch.prestart import is_read_at_import
 
 # Of one variable: no process can be started with a larger one (Linux's MAX_ARG_STRLEN).
 _MAX_BYTES = 128 << 10
@@ -69,24 +68,19 @@ class OwnSurroundings:
 
     def describe(self, changes: Surroundings) -> str:
         """Say what new ranks take: names, but no values, which may be secret; "" for nothing."""
-        parts, early = [], []
+        parts = []
         for name, value in changes.environment.items():
             text = os.fsdecode(name)
             how = "removed" if value is None else "changed" if name in self.environment else "new"
             parts.append(f"{_shown(text)} ({how})")
-            if is_read_at_import(text):
-                early.append(_shown(text))
         parts = _shortened(parts)
         if changes.cwd:
             parts.append(f"the working directory {_shown(os.fsdecode(changes.cwd))}")
         if not parts:
             return ""
         text = f"the new ranks take from this notebook: {', '.join(parts)}"
-        if early:
-            text += (
-                f". What is read while torch is imported ({', '.join(_shortened(early))}?) needs "
-                "`%dist_start ... --fresh`"
-            )
+        if changes.environment:
+            text += ". A variable that is read while torch is imported needs `%dist_start --fresh`"
         return text
 
 

@@ -44,63 +44,30 @@ _END_S = 5.0
 _OVERRIDDEN = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 # torch sets these itself, in a notebook that uses it; it reads them when it needs them.
 _SET_BY_TORCH = ("CUDA_MODULE_LOADING", "TORCHINDUCTOR_CACHE_DIR")
-# What is read when Python starts and torch, numpy, IPython and the libraries below them are
-# imported (tests/mesh/test_prestart.py looks). By the beginnings of their names.
-READ_AT_IMPORT = (
-    "ACC_", "ATEN_", "BLIS_", "C10", "COLUMNS", "COMPILE_STROBELIGHT_", "CUBLAS", "CUDA", "CUDNN",
-    "DNNL_",
-    "FX_", "GFORTRAN_", "GLIBC_", "GLOO_", "GOMP_", "GOTO_", "HIP_", "HOME", "HSA_", "I_MPI_",
-    "INTEL_",
-    "IN_SPHINX_RUN", "IPYTHON", "KINETO_", "KMP_", "LANG", "LC_", "LD_", "LINES", "MALLOC_", "MKL",
-    "MPI_",
-    "NCCL_", "NPY_", "NUMPY_", "NVIDIA_", "NVPL_", "OMPI_", "OMP_", "ONEDNN_", "OPENBLAS_",
-    "OPENSSL",
-    "PATH", "PYTHON", "PYTORCH_", "ROC", "TEMP", "TERM", "TMP", "TORCH", "TRAITLETS_", "TRITON_",
-    "TZ",
-    "UCC_", "UCX_", "VIRTUAL_ENV", "XDG_", "_PYTHON", "__PYVENV_LAUNCHER__",
-)  # fmt: skip
-# What the ranks import that this decides must be imported from the same files.
-_PACKAGES = ("torch", "numpy", "IPython", "msgspec")
-
 Conditions = Mapping[str, Any]
 State = Literal["none", "importing", "ready", "failed", "ended"]
 
 
 def conditions(environment: Mapping[str, str], sys_path: Iterable[str]) -> Conditions:
-    """Return what a process reads only when it starts and imports torch (environment, packages,
-    limits), so that a waiting zygote fits a mesh only if these are equal.
+    """Return what a waiting zygote has of the notebook since it was made: it serves a mesh only
+    where these are as they were.
 
     Args:
-        environment: the process's variables.
-        sys_path: where it looks for modules.
+        environment: the notebook's variables.
+        sys_path: where the notebook looks for modules, as for torch.
     """
     path = absolute(entry for entry in sys_path if isinstance(entry, str))
-    specs = {name: PathFinder.find_spec(name, path) for name in _PACKAGES}
+    torch = PathFinder.find_spec("torch", path)
     limits = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
     status = _read("/proc/self/status").splitlines()
     return {
-        **{name: value for name, value in environment.items() if is_read_at_import(name)},
-        "packages": [_stamp(spec.origin) if spec is not None else None for spec in specs.values()],
+        "environment": {n: v for n, v in environment.items() if n not in _SET_BY_TORCH},
+        "torch": None if torch is None else _stamp(torch.origin),
         "limits": [resource.getrlimit(limit) for limit in limits],
         "cores": os.sched_getaffinity(0),
         "nice": os.getpriority(os.PRIO_PROCESS, 0),
         "umask": [line for line in status if line.startswith("Umask")],
     }
-
-
-def is_read_at_import(variable: str) -> bool:
-    """Whether an environment variable matters to an interpreter that imports torch."""
-    return variable.startswith(READ_AT_IMPORT) and variable not in _OVERRIDDEN + _SET_BY_TORCH
-
-
-def changes_import(variables: Mapping[str, str]) -> bool:
-    """Whether variables that only ranks get matter to their import of torch, so that no waiting
-    zygote fits.
-    """
-    return any(
-        is_read_at_import(name) and os.environ.get(name) != value
-        for name, value in variables.items()
-    )
 
 
 def decide(
