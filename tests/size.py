@@ -132,7 +132,7 @@ FEATURES = (
     ),
     Feature(
         "code sync",
-        702,
+        542,
         "wire/code_files.py wire/filesystems.py controller/code_files/ "
         "controller/session/hosts/code.py workers/agent/code_files.py",
     ),

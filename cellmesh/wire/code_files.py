@@ -1,11 +1,14 @@
 """The messages by which the user's modules are made the same on all hosts of a mesh.
 
-The controller offers what there is beside the notebook, by path and hash (`OfferFiles`); each agent
-answers what its host lacks (`FilesAnswer`), gets that (`SendFiles`), and answers again once every
-file is in its place. Files are bytes on their way: nothing is unpickled.
+The files beside the notebook have one name, the hash of all their contents (`name_of`). The
+controller sends agents an archive (`PlaceFiles`), which leads from the files of one name to those
+of another; each agent answers with the name of the files that its host has then (`FilesAnswer`).
+Files are bytes on their way: nothing is unpickled.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import msgspec
 
@@ -16,76 +19,64 @@ DIGEST_BYTES = 16
 
 
 class CodeFile(msgspec.Struct, frozen=True, array_like=True):
-    """One file beside the notebook.
+    """One file of an archive.
 
     Attributes:
-        root: the place of its directory among the mesh's (`Ticket.roots`).
-        path: relative to that, with ``/`` between its parts.
-        digest: of its content.
-        num_bytes: its size.
-        mtime_ns, ctime_ns, inode: as the notebook's host sees it: a host on which they are the
-            same shares the file.
+        path: the number of its directory among the mesh's (`Ticket.roots`), and its path in that:
+            ``0/package/module.py``.
+        mtime_ns: of the file.
+        content: of the file.
     """
 
-    root: int
     path: str
-    digest: bytes
-    num_bytes: int
     mtime_ns: int
-    ctime_ns: int = 0
-    inode: int = 0
+    content: bytes
 
 
-class OfferFiles(Verb, frozen=True):
-    """Ask an agent to have these files in some roots, and no others that were offered before.
+class PlaceFiles(Verb, frozen=True):
+    """Have an agent put files in place; the buffer that follows is a part of their archive.
 
     Attributes:
-        request: that is answered (`FilesAnswer`).
-        roots: the places of the directories that the files belong to.
-        files: in these directories.
-        boot: of the notebook's host (`Place.boot`): an agent on the same machine may see the
-            very same files.
+        request: that is answered (`FilesAnswer`) after its last part.
+        name: of the files.
+        base: the name of the files that the archive adds to; "" if it has all files.
+        removed: paths of files of `base` that no longer exist.
+        is_last: no part of the archive follows.
+        num_buffers: 1.
     """
 
     request: int
-    roots: tuple[int, ...]
-    files: tuple[CodeFile, ...]
-    boot: str = ""
-
-
-class SendFiles(Verb, frozen=True):
-    """Carry contents that one host lacks, in the buffers that follow.
-
-    Attributes:
-        request: that is answered once all that the host lacks has arrived.
-        digests: of the contents.
-        num_buffers: how many there are.
-    """
-
-    request: int
-    digests: tuple[bytes, ...]
-    num_buffers: int
+    name: str
+    base: str
+    removed: tuple[str, ...] = ()
+    is_last: bool = True
+    num_buffers: int = 1
 
 
 class FilesAnswer(Verb, frozen=True):
-    """Say which contents a host lacks; if none, its files are in their places.
+    """Answer `PlaceFiles`.
 
     Attributes:
-        request: of the `OfferFiles` or `SendFiles`.
-        missing: the contents that are to be sent.
+        request: of the `PlaceFiles`.
+        name: of the files that the host has.
         problem: why the files cannot be placed; "" if they can.
     """
 
     request: int
-    missing: tuple[bytes, ...] = ()
+    name: str = ""
     problem: str = ""
 
 
 def digest_of(content: bytes | bytearray | memoryview) -> bytes:
-    """Return the hash by which the content of a file is known."""
+    """Return the hash of a file's content."""
     import hashlib  # 10 ms, and only for meshes on many hosts
 
     return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
+
+
+def name_of(files: Iterable[tuple[str, int, bytes]]) -> str:
+    """Return the name of files, given the path, time and digest of each."""
+    return digest_of(msgspec.msgpack.encode(sorted(files))).hex()
 
 
 def is_inside(path: str) -> bool:

@@ -22,7 +22,7 @@ from typing import Literal
 
 from . import checkpoint, inspect, replicas, trace
 from .attach import Detach, Detached, Hello, Inquire, Refused, SetAgents, Standing, Welcome
-from .code_files import FilesAnswer, OfferFiles, SendFiles
+from .code_files import FilesAnswer, PlaceFiles
 from .environment import Surroundings
 from .groups import Begun, Blueprint, Describe, GroupCount, Heal, SetMesh
 from .hosts import ClockReading, ReadClock
@@ -163,8 +163,7 @@ ToAgent = (
     | ReadClock
     | Chunk
     | Unwanted
-    | OfferFiles
-    | SendFiles
+    | PlaceFiles
     | SetAgents
 )
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from cellmesh.controller.session.launch import local
 from tests.conftest import LEFTOVER_S, own_runtime_dir
 
 from .netns import Host, hosts
@@ -21,6 +22,19 @@ def machines() -> Iterator[list[Host]]:
     with hosts(4) as (made, path), pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{path}:{os.environ['PATH']}")
         yield made
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _checkout_is_not_sent() -> Iterator[None]:
+    """Leave the checkout of cellmesh, which all hosts see at its path, out of what is sent."""
+    user_roots = local.user_roots
+
+    def roots(sys_path: Iterable[str]) -> tuple[str, ...]:
+        return tuple(root for root in user_roots(sys_path) if not os.path.isdir(f"{root}/cellmesh"))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local, "user_roots", roots)
+        yield
 
 
 @pytest.fixture

@@ -61,15 +61,15 @@ def project(
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The sizes of the contents that are sent to hosts."""
+    """The sizes of the files in the archives that are sent to hosts."""
     sizes: list[int] = []
-    plain = sync._message
+    plain = sync._archive
 
-    def message(request: int, digests: Any, contents: Any) -> Any:
-        sizes.extend(len(contents[digest]) for digest in digests)
-        return plain(request, digests, contents)
+    def archive(files: Any) -> Any:
+        sizes.extend(len(copy.content) for copy in files.values())
+        return plain(files)
 
-    monkeypatch.setattr(sync, "_message", message)
+    monkeypatch.setattr(sync, "_archive", archive)
     return sizes
 
 
@@ -87,14 +87,14 @@ def test_modules_beside_the_notebook_are_the_same_on_all_hosts(
         assert mesh.pull("package.text, first.number()").list == [("data", 1)] * 3
         assert mesh.pull("socket.gethostname()").list == ["cm1", "cm1", "cm2"]
         assert mesh.run(first.number).list == [1] * 3
-        assert len(sent) == 2 * len(set(sent))  # each content once to each host
+        assert len(sent) == 4
         sent.clear()
         mesh.cell("pass")
         assert sent == []
         # A function of a module that was edited and reloaded here.
         project.write("first.py", "def number(): return 22\n")
         mesh.cell("assert first.number() == 1")
-        assert sent == [len("def number(): return 22\n")] * 2
+        assert sent == [len("def number(): return 22\n")]
         first = project.load("first")
         assert mesh.run(first.number).list == [22] * 3
         # A module that ranks have imported, with objects of it.
@@ -117,40 +117,37 @@ def test_modules_beside_the_notebook_are_the_same_on_all_hosts(
         assert mesh.pull("there").list == [False] * 3
 
 
-def test_own_copies_of_hosts_are_used_as_far_as_they_are_the_same(
-    project: Project, sent: list[int], machines: list[Host], runtime_dir: Path
+def test_own_copies_of_hosts_are_left_alone(
+    project: Project, machines: list[Host], runtime_dir: Path
 ) -> None:
-    project.write("same.py", "VALUE = 'the same everywhere'\n")
     project.write("old.py", "VALUE = 'new'\n")
     for host in machines[:2]:
         host.shell(
             f"mkdir -p {project.directory}; cd {project.directory}; touch only_here.py;"
-            "echo \"VALUE = 'old'\" > old.py; echo \"VALUE = 'the same everywhere'\" > same.py"
+            "echo \"VALUE = 'old'\" > old.py"
         )
     with cm.start(hosts=HOSTS) as mesh:
-        mesh.cell("import same, old")
-        assert mesh.pull("same.VALUE, old.VALUE").list == [("the same everywhere", "new")] * 3
-        assert sent == [len("VALUE = 'new'\n")] * 2
-        same = project.load("same")
-        mesh.run(lambda: same.VALUE)
+        mesh.cell("import old")
+        assert mesh.pull("old.VALUE").list == ["new"] * 3
         with pytest.raises(cm.RankFailure, match="No module named 'only_here'"):
             mesh.cell("import only_here")
+    for host in machines[:2]:
+        assert host.shell(f"cat {project.directory}/old.py").strip() == "VALUE = 'old'"
 
 
-def test_directory_that_hosts_share_is_used_as_it_is(
-    sent: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime_dir: Path
+def test_shared_directory_is_used_as_it_is_without_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime_dir: Path
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     project = Project(tmp_path)
     project.write("shared.py", "VALUE = 1\n")
-    with cm.start(hosts=HOSTS) as mesh:
+    with cm.start(hosts=HOSTS, sync="off") as mesh:
         mesh.cell("import shared")
         assert mesh.pull("shared.__file__").list == [str(tmp_path / "shared.py")] * 3
         project.write("shared.py", "VALUE = 22\n")
         project.write("later.py", "")
         mesh.cell("import later, importlib; importlib.reload(shared)")
         assert mesh.pull("shared.VALUE").list == [22] * 3
-    assert sent == []
 
 
 def test_without_sync_hosts_have_their_own(

@@ -39,7 +39,6 @@ class FileState:
     num_bytes: int
     mtime_ns: int
     ctime_ns: int
-    inode: int
 
 
 @dataclass(frozen=True)
@@ -198,7 +197,7 @@ def _state(path: str) -> FileState | None:
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
         return None
-    return FileState(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+    return FileState(status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def bound(

@@ -23,7 +23,7 @@ import msgspec
 
 from ...errors import HostError
 from ...wire.attach import Detach, SetAgents
-from ...wire.code_files import OfferFiles, SendFiles
+from ...wire.code_files import PlaceFiles
 from ...wire.codec import Frame, Parcel, encode
 from ...wire.curve import public_of
 from ...wire.faults import Faults
@@ -239,7 +239,7 @@ class Agent:
                 self._take_chunk(verb, buffers[0])
             case Unwanted(loan):
                 self._attachment.sender.drop(loan)
-            case OfferFiles() | SendFiles():
+            case PlaceFiles():
                 self._code_files.handle(verb, buffers)
             case Detach() if self._ticket.lease_s > 0:
                 self._attachment.dismiss("it was detached")
@@ -281,11 +281,11 @@ class Agent:
 
     @functools.cached_property
     def _code_files(self) -> CodeFiles:
-        from .code_files import CodeFiles, CodeStore, is_own  # on many hosts only
+        from .code_files import CodeFiles, CodeStore  # on many hosts only
 
         directory = Path(self._ticket.directory) / "code"
         return CodeFiles(
-            CodeStore(self._ticket.roots, directory, is_own),
+            CodeStore(len(self._ticket.roots), directory),
             self._events,
             lambda answer: self._attachment.send([Parcel(answer)]),
             self._family.import_from,

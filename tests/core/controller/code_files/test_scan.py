@@ -106,7 +106,7 @@ def test_scan_that_reaches_its_bound_says_so_and_forgets_nothing(tmp_path: Path)
 
 def test_largest_files_are_left_out_and_modules_last() -> None:
     sizes = {"a.py": 60, "p/large.bin": 50, "p/small.bin": 5, "p/x.bin": 45}
-    files = {(0, path): FileState(size, 0, 0, 0) for path, size in sizes.items()}
+    files = {(0, path): FileState(size, 0, 0) for path, size in sizes.items()}
     assert bound(files, ("/r",), 160) == (files, [])
     kept, (text,) = bound(files, ("/r",), 100)
     assert {path for _, path in kept} == {"a.py", "p/small.bin"}

@@ -15,7 +15,7 @@ from cellmesh.controller.session.hosts.answers import (
     join_progress,
     join_reports,
 )
-from cellmesh.wire.code_files import FilesAnswer, OfferFiles
+from cellmesh.wire.code_files import FilesAnswer, PlaceFiles
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.hosts import AgentAddress
 from cellmesh.wire.messages import Progress
@@ -59,7 +59,7 @@ def begin(requests: FileRequests, hosts: Collection[int]) -> tuple[int, Future[A
     future: Future[Answers] = Future()
 
     def make(request: int, there: Collection[int]) -> Mapping[int, Sequence[Parcel[Any]]]:
-        return {host: [Parcel(OfferFiles(request, (), ()))] for host in there}
+        return {host: [Parcel(PlaceFiles(request, "a", ""), (b"",))] for host in there}
 
     messages = requests.begin(make, hosts, future)
     assert messages.keys() == set(hosts)
@@ -72,8 +72,8 @@ def test_request_is_answered_once_all_hosts_have(requests: FileRequests) -> None
     requests.answer(0, FilesAnswer(number))
     requests.answer(0, FilesAnswer(number - 1))  # of a controller before this one
     assert not future.done()
-    requests.answer(2, FilesAnswer(number, (b"x",)))
-    assert future.result(0) == {0: FilesAnswer(number), 2: FilesAnswer(number, (b"x",))}
+    requests.answer(2, FilesAnswer(number, "a"))
+    assert future.result(0) == {0: FilesAnswer(number), 2: FilesAnswer(number, "a")}
 
 
 def test_lost_host_is_not_waited_for(requests: FileRequests) -> None:
