@@ -53,7 +53,7 @@ FEATURES = (
     ),
     Feature(
         "messages between processes",
-        1205,
+        1250,
         "wire/",
     ),
     Feature(
@@ -138,13 +138,13 @@ FEATURES = (
     ),
     Feature(
         "output",
-        1957,
-        "wire/output.py controller/output/",
+        1944,
+        "controller/output/",
     ),
     Feature(
         "input and debugger",
-        221,
-        "wire/stdin.py controller/stdin.py workers/rank/stdin.py workers/rank/debugger.py",
+        209,
+        "controller/stdin.py workers/rank/stdin.py workers/rank/debugger.py",
     ),
     Feature(
         "bars",
@@ -171,8 +171,8 @@ FEATURES = (
     ),
     Feature(
         "plots",
-        781,
-        "metrics.py wire/metrics.py controller/metrics.py workers/metrics.py "
+        776,
+        "metrics.py controller/metrics.py workers/metrics.py "
         "magics/render/plots.py magics/widgets/plot/",
     ),
     Feature(

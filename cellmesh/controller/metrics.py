@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from ..errors import MeshUsageError, did_you_mean
 from ..wire.codec import Parcel
-from ..wire.metrics import Logged
 from ..wire.ranks import describe_ranks, group_ranks
+from ..wire.user_code import Logged
 from .live_views import LiveViews
 
 # Of each name on each rank; beyond that, every second point is dropped.

@@ -20,8 +20,7 @@ from ..wire.codec import Frame, Parcel
 from ..wire.messages import Done, Failed, Pickled
 from ..wire.ranks import describe_ranks, group_ranks
 from ..wire.status import RankState
-from ..wire.stdin import InputCancelled, InputRequest
-from ..wire.user_code import Timing
+from ..wire.user_code import InputCancelled, InputRequest, Timing
 from .failure_summary import describe_live, describe_state, exception_of, is_released, summarize
 from .output.printer import Printer
 from .results import Results

@@ -12,7 +12,7 @@ from typing import Protocol
 from ..errors import RanksInterrupted
 from ..stdlib import time
 from ..wire.ranks import describe_ranks
-from ..wire.stdin import InputRequest
+from ..wire.user_code import InputRequest
 from .core.runs import ESCALATE_S, STOP_S
 from .kernel import is_leaving
 from .stdin import Prompt, Prompts, ask_user

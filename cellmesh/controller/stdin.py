@@ -9,7 +9,7 @@ import getpass
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from ..wire.stdin import InputRequest
+from ..wire.user_code import InputRequest
 from .output.mime_bundle import label
 
 # How long ranks that ask alike may take to come together.

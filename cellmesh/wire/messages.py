@@ -26,12 +26,22 @@ from .code_files import FilesAnswer, PlaceFiles
 from .environment import Surroundings
 from .groups import Begun, Blueprint, Describe, GroupCount, Heal, SetMesh
 from .hosts import ClockReading, ReadClock
-from .metrics import Logged
-from .output import Bar, Display, Output, Skipped
 from .status import HostReport, Probe, RankInfo, RankState, ReadHost, Stacks, StackText
-from .stdin import InputCancelled, InputReply, InputRequest
 from .stopping import Pause, StopState
-from .user_code import PostMortem, RunCall, RunCell, Timing
+from .user_code import (
+    Bar,
+    Display,
+    InputCancelled,
+    InputReply,
+    InputRequest,
+    Logged,
+    Output,
+    PostMortem,
+    RunCall,
+    RunCell,
+    Skipped,
+    Timing,
+)
 from .values import Chunk, Freed, GatherParts, Mapped, PullNames, PushNames, PushParts, Unwanted
 from .verb import FeatureRequest as FeatureRequest
 from .verb import Pickled as Pickled

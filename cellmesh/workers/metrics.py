@@ -10,7 +10,7 @@ import torch
 from ..errors import MeshUsageError
 from ..stdlib import threading, time
 from ..wire.codec import Parcel
-from ..wire.metrics import Logged
+from ..wire.user_code import Logged
 from .rank.value_transfer import is_dtensor
 
 # How long points are gathered, so that a fast loop makes few messages.

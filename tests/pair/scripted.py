@@ -19,9 +19,9 @@ from cellmesh.wire.messages import (
     Request,
     Resume,
 )
-from cellmesh.wire.output import Display, Output
 from cellmesh.wire.status import Probe, RankState
 from cellmesh.wire.stopping import Pause, StopState
+from cellmesh.wire.user_code import Display, Output
 
 Frames = Sequence[Frame]
 

@@ -17,7 +17,7 @@ from cellmesh.wire.attach import Welcome
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.hosts import AgentAddress
 from cellmesh.wire.messages import Done, Failed, Ranked
-from cellmesh.wire.output import Display, Output
+from cellmesh.wire.user_code import Display, Output
 from cellmesh.workers.agent.merger import Merger
 
 NUM_HOSTS, PER_HOST = 8, 8

@@ -41,8 +41,8 @@ from ...wire.messages import (
 )
 from ...wire.ranks import describe_ranks
 from ...wire.status import HostReport, Probe, RankInfo, RankState, ReadHost, Stacks, StackText
-from ...wire.stdin import InputCancelled, InputReply, InputRequest
 from ...wire.stopping import StopState
+from ...wire.user_code import InputCancelled, InputReply, InputRequest
 from .effects import Answer as Answer
 from .effects import Change as Change
 from .effects import Deliver as Deliver

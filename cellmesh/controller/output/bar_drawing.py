@@ -15,8 +15,8 @@ from typing import Literal
 
 import msgspec
 
-from ...wire.output import Bar
 from ...wire.ranks import count_ranks, describe_ranks
+from ...wire.user_code import Bar
 from .number_folding import join_lines, replace_numbers
 
 RowState = Literal["open", "done", "short", "failed", "stopped"]

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from ...wire.output import Bar
+from ...wire.user_code import Bar
 from .bar_drawing import Bars, make_row
 
 REDRAW_S = 0.1

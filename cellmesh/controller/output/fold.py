@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...wire.messages import Failed
-from ...wire.output import Display, DisplayKind, Output, Skipped, StreamName
-from ...wire.stdin import InputRequest
+from ...wire.user_code import Display, DisplayKind, InputRequest, Output, Skipped, StreamName
 from .bar_drawing import Bars
 from .bars import Mark
 from .mime_bundle import unpack_bundle

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...errors import RankDied
 from ...wire.messages import Died, Failed
-from ...wire.output import Bar
+from ...wire.user_code import Bar
 from ..failure_summary import describe_end
 from .bars import BarBoard, Mark
 from .cell import CellSink

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...wire.codec import Parcel
 from ...wire.messages import Died
-from ...wire.metrics import Logged
+from ...wire.user_code import Logged
 from ...wire.values import Freed
 from ..core.effects import Change
 from ..live_views import LiveViews

@@ -19,7 +19,7 @@ from ...wire.attach import Welcome
 from ...wire.codec import Parcel
 from ...wire.faults import Faults
 from ...wire.messages import AgentFault, Died, Done, Failed
-from ...wire.stdin import InputCancelled, InputRequest
+from ...wire.user_code import InputCancelled, InputRequest
 from ..core.core import (
     Answer,
     Change,

@@ -25,8 +25,8 @@ from ...wire.limits import MAX_ANSWER_BYTES
 from ...wire.messages import PROTOCOL, Died, Relay
 from ...wire.reliable import Reliable
 from ...wire.segments import SegmentFrame
-from ...wire.stdin import InputReply
 from ...wire.ticket import Ticket
+from ...wire.user_code import InputReply
 from .events import Events, Order
 from .greeting import Dismissals, describe_hold, find_mismatch
 from .holder_file import HolderFile

@@ -15,7 +15,7 @@ from typing import Any
 
 from ...wire.codec import Frame, Parcel
 from ...wire.messages import Done, Failed, FromRank, Ranked
-from ...wire.output import Bar, Output
+from ...wire.user_code import Bar, Output
 
 # How long an answer waits for its like from other ranks.
 HOLD_S = 0.005

@@ -24,10 +24,10 @@ from ...wire.environment import Surroundings
 from ...wire.faults import Faults
 from ...wire.hosts import HostPart
 from ...wire.messages import Channel, Done, Failed, RankUnready, Relay
-from ...wire.output import Output, StreamName
 from ...wire.segments import INTERRUPTED, SegmentFrame
 from ...wire.stream import pack
 from ...wire.ticket import Ticket, path_of_ranks
+from ...wire.user_code import Output, StreamName
 from ...wire.values import Mapped
 from .. import linux_process
 from ..rank.stdout import Log, read_log

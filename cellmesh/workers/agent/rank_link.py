@@ -17,10 +17,10 @@ from ...errors import CellmeshError, ProtocolError
 from ...wire.bulk import Arrivals
 from ...wire.codec import Frame, Parcel
 from ...wire.messages import Channel, Done, Failed, Relay
-from ...wire.output import StreamName
 from ...wire.payload import stand_in
 from ...wire.segments import Memfd, SegmentFrame, open_segment, read_ref
 from ...wire.stream import QueuedChannel
+from ...wire.user_code import StreamName
 from ..linux_process import receive_descriptors
 from .events import Events, Order
 

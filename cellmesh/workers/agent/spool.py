@@ -31,12 +31,10 @@ from ...wire.messages import (
     StoreDied,
     StoreUp,
 )
-from ...wire.metrics import Logged
-from ...wire.output import Bar, Display, Output, Skipped
 from ...wire.payload import stand_in
 from ...wire.segments import SegmentFrame
 from ...wire.status import RankState
-from ...wire.stdin import InputCancelled, InputRequest
+from ...wire.user_code import Bar, Display, InputCancelled, InputRequest, Logged, Output, Skipped
 
 MAX_OUTPUT_BYTES = 64 << 20
 # What one message may hold of what has waited.

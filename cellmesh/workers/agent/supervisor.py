@@ -40,8 +40,8 @@ from ...wire.messages import (
     StoreDied,
     StoreUp,
 )
-from ...wire.output import StreamName
 from ...wire.status import RankInfo
+from ...wire.user_code import StreamName
 from ..rank.stdout import Gate
 from .merger import Merger
 from .rank_record import RankRecord

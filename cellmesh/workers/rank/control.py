@@ -18,9 +18,9 @@ from ...wire.groups import Blueprint, Describe
 from ...wire.inspect import Refusal
 from ...wire.messages import Done, Interrupt, Leave, Release, Request
 from ...wire.status import Probe, RankState, Stacks, StackText
-from ...wire.stdin import InputReply
 from ...wire.stopping import QUIET_MAX_S, Pause, Steps, StopState
 from ...wire.stream import Channel
+from ...wire.user_code import InputReply
 from ..linux_process import main_thread_sleeps, signal_own_group, start_thread, write_stderr
 from .features import RankContext
 from .interrupts import DescriptionTimeout

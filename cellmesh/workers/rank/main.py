@@ -29,8 +29,8 @@ from ...wire.codec import Parcel, at_rank_for_work, encode
 from ...wire.groups import Heal
 from ...wire.held_signals import hold_back
 from ...wire.messages import RankReady, RankUnready, Resume, ToMainThread
-from ...wire.output import Display, DisplayKind
 from ...wire.stream import Channel
+from ...wire.user_code import Display, DisplayKind
 from ..groups.abort import raise_as_stops
 from ..groups.group_factory import choose_placement
 from ..groups.groups import Groups

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ...stdlib import open, os
-from ...wire.output import Output, Skipped, StreamName
+from ...wire.user_code import Output, Skipped, StreamName
 
 BURST_BYTES = 256 * 1024
 BYTES_PER_S = 32 * 1024

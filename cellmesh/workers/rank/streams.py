@@ -24,7 +24,7 @@ from IPython.core.displaypub import DisplayPublisher
 from ...stdlib import os, threading, time
 from ...wire.codec import Parcel
 from ...wire.messages import Done, Failed
-from ...wire.output import Display, DisplayKind, StreamName
+from ...wire.user_code import Display, DisplayKind, StreamName
 from ..run_tracker import RunTracker
 from .stdout import Gate, Log
 

@@ -22,11 +22,11 @@ from cellmesh.magics.widgets.dashboard.dashboard import draw_mesh
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.groups import Begun, GroupCount, InFlight
 from cellmesh.wire.messages import Done, Failed
-from cellmesh.wire.output import Bar, Output
 from cellmesh.wire.replicas import Entry
 from cellmesh.wire.status import RankInfo, RankState
 from cellmesh.wire.stopping import StepCount, Steps, StopState
 from cellmesh.wire.trace import What
+from cellmesh.wire.user_code import Bar, Output
 from cellmesh.workers.agent.merger import Merger
 
 from ...support.core_decisions import heal_all, hear, ready_core

@@ -26,7 +26,7 @@ from cellmesh.controller.metrics import (
 from cellmesh.errors import MeshUsageError
 from cellmesh.magics.render.plots import draw_html, ticks
 from cellmesh.wire.codec import Parcel
-from cellmesh.wire.metrics import Logged
+from cellmesh.wire.user_code import Logged
 from cellmesh.workers import metrics as reporting
 from cellmesh.workers.metrics import Reporter
 

@@ -9,8 +9,8 @@ from cellmesh.controller.results import Results
 from cellmesh.errors import MeshUsageError, RankDied, RankFailure, RanksInterrupted, RemoteError
 from cellmesh.wire import payload
 from cellmesh.wire.messages import Done, Failed, Pickled
-from cellmesh.wire.output import Output
 from cellmesh.wire.status import RankState
+from cellmesh.wire.user_code import Output
 
 from ...support.run_cases import Case
 

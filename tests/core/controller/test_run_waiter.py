@@ -16,8 +16,8 @@ from cellmesh.controller.run import Run
 from cellmesh.errors import RankFailure, RanksInterrupted
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.messages import Done, Failed
-from cellmesh.wire.output import Output
 from cellmesh.wire.status import RankState
+from cellmesh.wire.user_code import Output
 
 from ...support.run_cases import WAIT_S, Case, Sink, beside, press_stop_once_main_waits_in
 from ...support.runs import FakeControl, work_item

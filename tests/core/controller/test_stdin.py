@@ -15,7 +15,7 @@ import pytest
 from cellmesh.controller.run_waiter import RunWaiter
 from cellmesh.controller.stdin import GATHER_S, Prompts
 from cellmesh.errors import RanksInterrupted
-from cellmesh.wire.stdin import InputRequest
+from cellmesh.wire.user_code import InputRequest
 
 from ...support.run_cases import WAIT_S, beside, press_stop_once_main_waits_in
 from ...support.runs import FakeControl

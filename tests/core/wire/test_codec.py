@@ -40,9 +40,8 @@ from cellmesh.wire.messages import (
     ToController,
     ToMainThread,
 )
-from cellmesh.wire.output import Output
 from cellmesh.wire.status import Probe
-from cellmesh.wire.user_code import RunCall
+from cellmesh.wire.user_code import Output, RunCall
 from cellmesh.wire.values import PullNames
 
 from ...support.verb_strategies import parcels_of

@@ -18,7 +18,7 @@ from cellmesh.wire.codec import Parcel
 from cellmesh.wire.groups import Begun, GroupCount, InFlight
 from cellmesh.wire.messages import Died, Done, Failed, Failing, Interrupt, Kill, Release
 from cellmesh.wire.status import Probe, RankState
-from cellmesh.wire.stdin import InputCancelled, InputReply, InputRequest
+from cellmesh.wire.user_code import InputCancelled, InputReply, InputRequest
 
 from ....support.core_decisions import (
     FAILED,

@@ -20,7 +20,7 @@ from cellmesh.controller.output.bar_drawing import (
 )
 from cellmesh.controller.output.bars import REDRAW_S, SETTLE_S, BarBoard, Mark
 from cellmesh.controller.output.console import ConsoleBars
-from cellmesh.wire.output import Bar
+from cellmesh.wire.user_code import Bar
 
 from ....support.step_counter import growth
 

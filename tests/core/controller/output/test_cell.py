@@ -19,7 +19,7 @@ from cellmesh.controller.output.fold import (
     Live,
     Rich,
 )
-from cellmesh.wire.output import Display, Output
+from cellmesh.wire.user_code import Display, Output
 
 from ....support.blocks import TRACE, Recorder, clear, line, rich
 

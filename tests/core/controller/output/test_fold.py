@@ -19,7 +19,7 @@ from cellmesh.controller.output.fold import (
     Line,
     Rich,
 )
-from cellmesh.wire.output import Display, Output
+from cellmesh.wire.user_code import Display, Output
 
 from ....support.folded_reader import ALL, LONG_S, SHORT_S, Screen, display, failure
 

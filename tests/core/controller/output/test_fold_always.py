@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cellmesh.controller.output.fold import HOLD_RESULT_S, HOLD_S
 from cellmesh.wire.messages import Failed
-from cellmesh.wire.output import Display, Output, Skipped
+from cellmesh.wire.user_code import Display, Output, Skipped
 
 from ....support.folded_reader import LONG_S, SHORT_S, Screen, as_text, display, failure
 

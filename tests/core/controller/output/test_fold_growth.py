@@ -9,7 +9,7 @@ import pytest
 
 from cellmesh.controller.output.fold import Folder
 from cellmesh.wire.messages import Failed
-from cellmesh.wire.output import Output
+from cellmesh.wire.user_code import Output
 
 from ....support.step_counter import growth
 

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from cellmesh.controller.output.fold import HOLD_TRACE_S, Gap, Line, Rich, Trace
-from cellmesh.wire.output import Skipped
+from cellmesh.wire.user_code import Skipped
 
 from ....support.folded_reader import ALL, LONG_S, SHORT_S, Screen, as_text, display, failure
 

@@ -12,7 +12,7 @@ from cellmesh.controller.output.cell_record import Record, RecordEntry
 from cellmesh.controller.output.console import as_text
 from cellmesh.controller.output.fold import HOLD_S, AlikeLines, Block, Folder, Line
 from cellmesh.controller.output.rank_tabs import switch
-from cellmesh.wire.output import Output
+from cellmesh.wire.user_code import Output
 
 
 def shown(texts: list[str], now: float = 1.0) -> list[str]:

@@ -20,8 +20,8 @@ from cellmesh.magics.render.who import fold_names
 from cellmesh.magics.widgets.inspector.view_model import as_columns, gradients_table, tabulate
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.inspect import Bound, Gradient, Pixels, TensorSummary, ValueSummary
-from cellmesh.wire.metrics import Logged
 from cellmesh.wire.status import RankInfo
+from cellmesh.wire.user_code import Logged
 
 MAX_BYTES = 60_000
 NAMES = [f"module.layers.{index}.attention.query.weight" for index in range(400)]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.messages import Done, Failed, Pickled, Ranked
-from cellmesh.wire.output import Bar, Output, Skipped
 from cellmesh.wire.status import RankState
+from cellmesh.wire.user_code import Bar, Output, Skipped
 from cellmesh.workers.agent.merger import HOLD_BARS_S, HOLD_S, HOLD_TEXT_S, Merger
 
 LATER = 1e6

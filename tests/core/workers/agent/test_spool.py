@@ -23,9 +23,8 @@ from cellmesh.wire.messages import (
     StoreDied,
     StoreUp,
 )
-from cellmesh.wire.output import Bar, Display, Output, Skipped
 from cellmesh.wire.status import HostReport, RankState
-from cellmesh.wire.stdin import InputCancelled, InputRequest
+from cellmesh.wire.user_code import Bar, Display, InputCancelled, InputRequest, Output, Skipped
 from cellmesh.workers.agent.spool import MAX_BARS, Spool
 
 STATE = Parcel(MeshReady(()))

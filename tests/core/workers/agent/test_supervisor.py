@@ -8,8 +8,8 @@ import pytest
 
 from cellmesh.wire.codec import Parcel, encode
 from cellmesh.wire.messages import Died, Done, Ranked, Relay
-from cellmesh.wire.output import Display, Output, Skipped
 from cellmesh.wire.status import Probe, RankState
+from cellmesh.wire.user_code import Display, Output, Skipped
 from cellmesh.workers.agent.supervisor import LAST_WORDS_S, ToRanks
 
 from ....support.supervisor_decisions import FRAMES, LATER, done, phases, started, up, work

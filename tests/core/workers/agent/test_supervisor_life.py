@@ -17,7 +17,7 @@ from cellmesh.wire.messages import (
     Stopped,
     StoreDied,
 )
-from cellmesh.wire.output import Output
+from cellmesh.wire.user_code import Output
 from cellmesh.workers.agent.supervisor import (
     LEAVE_S,
     MAX_ZYGOTES_LOST,

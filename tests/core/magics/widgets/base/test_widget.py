@@ -19,7 +19,7 @@ from cellmesh.magics.widgets.base.widget import LiveView, Widget
 from cellmesh.magics.widgets.plot import plot as plots
 from cellmesh.magics.widgets.plot.plot import REFRESH_S, LivePlot
 from cellmesh.wire.codec import Parcel
-from cellmesh.wire.metrics import Logged
+from cellmesh.wire.user_code import Logged
 
 
 class Cell:
