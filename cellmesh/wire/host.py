@@ -42,8 +42,8 @@ def this_place() -> Place:
 
 
 def host_name() -> str:
-    """Return this host's name, with "?" for bytes that are not UTF-8, which messages require."""
-    return socket.gethostname().encode(errors="replace").decode()
+    """Return this host's name."""
+    return socket.gethostname()
 
 
 def process_stat(pid: int | str) -> list[bytes]:

@@ -209,12 +209,6 @@ def make_directory(root: Path, name: str) -> Path:
             "bytes): choose a shorter --name or a shorter JUPYTER_RUNTIME_DIR"
         )
     try:
-        str(directory).encode()
-    except UnicodeEncodeError:
-        raise HostError(
-            f"{directory!r} is not UTF-8: set JUPYTER_RUNTIME_DIR to one that is"
-        ) from None
-    try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Under /tmp the root may be another user's link to another directory of this user's. Once
         # it is seen to be this user's, no other user can replace it there.

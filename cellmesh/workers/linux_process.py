@@ -132,24 +132,6 @@ def is_ending(pid: int) -> bool:
     return not fields or bool(int(fields[6]) & _PF_EXITING)
 
 
-def describe_program(pid: int) -> str:
-    """Return what runs in a process: the beginning of its command line."""
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return file.read(80).replace(b"\0", b" ").decode(errors="replace").strip()
-    except OSError:
-        return "?"
-
-
-def has_own_name(pid: int) -> bool:
-    """Return whether a process still has a name of `name_process`, which execve(2) replaces."""
-    try:
-        with open(f"/proc/{pid}/comm", "rb") as file:
-            return file.read().startswith(b"cellmesh-")
-    except OSError:
-        return True
-
-
 def signal_own_group(number: int) -> None:
     """Signal this process and all others in its process group."""
     try:

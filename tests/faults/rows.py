@@ -156,7 +156,7 @@ FAULTS = (
         Fault(name, striker, "died", source, "RankDied", words, idle_outcome="died")
         for name, striker, source, words in (
             ("os._exit", "victim", "os._exit(3)", "exited with code 3"),
-            ("os.execvp", "victim", _EXEC, "became another program"),
+            ("os.execvp", "victim", _EXEC, "closed its connection"),
             # A thread of gloo's may miss its sockets first.
             ("os.closerange", "victim", _CLOSING, "closed its connection|killed by SIGABRT"),
             ("SIGKILL", "outside", "", "killed by SIGKILL"),

@@ -289,10 +289,8 @@ class Family:
             why = f"wrote into its connection to the agent what is no message ({error})"
         elif linux_process.is_ending(pid):
             return  # its pidfd will report how it ended
-        elif linux_process.has_own_name(pid):
-            why = "closed its connection to the agent (os.closerange, os.close?)"
         else:
-            why = f"became another program (os.exec*: `{linux_process.describe_program(pid)}`)"
+            why = "closed its connection to the agent (os.exec*, os.closerange, os.close?)"
         self._logs[rank].append(f"cellmesh: rank {rank} {why}\n")
         self._act(self._supervisor.kill((rank,), f"{why}: killed"))
 
