@@ -1,4 +1,4 @@
-"""Eight hosts that say the same are one line: what agents join, joined by the controller."""
+"""Equal lines of eight hosts are shown once; equal messages of a host's ranks travel as one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Hosts:
             AgentAddress(f"h{i}", f"tcp://10.0.0.{i + 1}:1", "k", i * PER_HOST, PER_HOST)
             for i in range(NUM_HOSTS)
         ]
-        self._mergers = [Merger(folds_text=True) for _ in agents]
+        self._mergers = [Merger() for _ in agents]
         self._fan = Fan(agents)
         for index in range(NUM_HOSTS):
             self._fan.join(index, Parcel(Welcome(protocol=1, agent_pid=1, host="x")))
@@ -106,7 +106,8 @@ def test_what_all_ranks_say_is_shown_once_with_all_ranks(what: str) -> None:
     shown = hosts.text.splitlines()
     assert len(shown) == num_lines
     assert all(line.startswith("[0-63] ") for line in shown)
-    assert hosts.num_messages <= 2 * NUM_HOSTS
+    if what != "lines":  # which each rank cuts in its own way
+        assert hosts.num_messages <= 2 * NUM_HOSTS
 
 
 def test_odd_line_of_one_rank_unfolds_no_other() -> None:
@@ -118,4 +119,4 @@ def test_odd_line_of_one_rank_unfolds_no_other() -> None:
         hosts.deliver(index, 0.0)
     hosts.finish()
     assert hosts.text.splitlines() == ["[0-63] a", "[37] odd", "[0-63] b"]
-    assert hosts.num_messages <= 2 * NUM_HOSTS + 2
+    assert hosts.num_messages <= 3 * (NUM_HOSTS + 1), "whole messages that are equal are one"

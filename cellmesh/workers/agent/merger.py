@@ -6,21 +6,15 @@ travel ten times a second at most, whatever the number of ranks.
 
 from __future__ import annotations
 
-import collections
-import itertools
-import re
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...wire.codec import Frame, Parcel
 from ...wire.messages import Done, Failed, FromRank, Ranked
-from ...wire.user_code import Bar, Output
+from ...wire.user_code import Bar
 
 # How long an answer waits for its like from other ranks.
 HOLD_S = 0.005
-# How long text waits for its like, where it is folded.
-HOLD_TEXT_S = 0.03
 # How long bars wait, unless their rank says something else.
 HOLD_BARS_S = 0.1
 
@@ -33,25 +27,11 @@ class _Slot:
 
 
 @dataclass
-class _Said:
-    kind: Any
-    key: Any
-    verb: FromRank
-    buffers: tuple[Frame, ...]
-    text: str
-
-
-@dataclass
 class Merger:
     """Collects ranks' messages, merges equal ones and keeps each rank's order; releases them when a
     run's last expected answer or a failure arrives, else after a short delay.
-
-    Attributes:
-        folds_text: messages travel to another host: text that ranks print waits longer, failures
-            wait, too, and what several ranks print alike is merged line by line.
     """
 
-    folds_text: bool = False
     _slots: list[_Slot] = field(default_factory=list)
     _latest_slot: dict[Any, int] = field(default_factory=dict)
     _last_of_rank: dict[int, int] = field(default_factory=dict)
@@ -61,7 +41,6 @@ class Merger:
     _bars_due: float | None = None
     _oldest: float | None = None
     _urgent: bool = False
-    _has_text_alone: bool = True
 
     def expect(self, run: int, num_ranks: int) -> None:
         """Note that this many ranks will answer a run."""
@@ -89,10 +68,8 @@ class Merger:
             self._let_bars_go(rank)
         if self._oldest is None:
             self._oldest = now
-        if self.folds_text and kind is not Output:
-            self._has_text_alone = False
         if kind is Done or kind is Failed:
-            self._urgent |= kind is Failed and not self.folds_text
+            self._urgent |= kind is Failed
             left = self._expected.get(verb.run)
             if left is not None and left > 1:
                 self._expected[verb.run] = left - 1
@@ -116,12 +93,11 @@ class Merger:
 
     def deadline(self) -> float | None:
         """Return the time at which `take` must be called; None if no message waits."""
-        hold_s = HOLD_TEXT_S if self.folds_text and self._has_text_alone else HOLD_S
         if self._oldest is None or (
-            self._bars_due is not None and self._bars_due < self._oldest + hold_s
+            self._bars_due is not None and self._bars_due < self._oldest + HOLD_S
         ):
             return self._bars_due
-        return self._oldest + hold_s
+        return self._oldest + HOLD_S
 
     def take(self, now: float) -> list[Parcel[Ranked]]:
         """Remove and return the collected messages if one is urgent or has waited long enough, else
@@ -131,15 +107,14 @@ class Merger:
             for rank in list(self._bars):  # behind what their ranks have said before
                 self._let_bars_go(rank)
             self._bars_due, self._urgent = None, True
-        hold_s = HOLD_TEXT_S if self.folds_text and self._has_text_alone else HOLD_S
-        if not self._urgent and (self._oldest is None or now < self._oldest + hold_s):
+        if not self._urgent and (self._oldest is None or now < self._oldest + HOLD_S):
             return []
-        slots = _fold_texts(self._slots) if self.folds_text else self._slots
         parcels = [
-            Parcel(Ranked(tuple(sorted(slot.ranks)), slot.verb), slot.buffers) for slot in slots
+            Parcel(Ranked(tuple(sorted(slot.ranks)), slot.verb), slot.buffers)
+            for slot in self._slots
         ]
         self._slots, self._latest_slot, self._last_of_rank = [], {}, {}
-        self._oldest, self._urgent, self._has_text_alone = None, False, True
+        self._oldest, self._urgent = None, False
         return parcels
 
     def _let_bars_go(self, rank: int) -> None:
@@ -147,73 +122,3 @@ class Merger:
         for bar in self._bars.pop(rank, {}).values():
             self._last_of_rank[rank] = len(self._slots)
             self._slots.append(_Slot(bar, [rank], ()))
-
-
-# A line, or what is written over it after a carriage return.
-_PIECE = re.compile(r"\r*[^\r\n]*(?:\r?\n)?")
-
-
-def _fold_texts(slots: Sequence[_Slot]) -> Iterator[_Slot]:
-    """Join each rank's text that follows text of the same stream, then what several ranks say
-    alike, text line by line; a message goes first that no other rank says later.
-    """
-    queues: dict[int, collections.deque[_Said]] = {}
-    numbers: collections.Counter[Any] = collections.Counter()  # of what a rank says several times
-    for slot in slots:
-        for rank in slot.ranks:
-            _queue(queues.setdefault(rank, collections.deque()), rank, slot, numbers)
-    later = collections.Counter(
-        said.key for queue in queues.values() for said in itertools.islice(queue, 1, None)
-    )
-    while queues:
-        heads: dict[Any, list[int]] = {}
-        for rank, queue in queues.items():
-            heads.setdefault(queue[0].key, []).append(rank)
-        key = next((each for each in heads if not later[each]), next(iter(heads)))
-        said = {rank: queues[rank].popleft() for rank in heads[key]}
-        for rank in said:
-            if queues[rank]:
-                later[queues[rank][0].key] -= 1
-            else:
-                del queues[rank]
-        first = said[heads[key][0]]
-        if type(first.verb) is not Output:
-            yield _Slot(first.verb, heads[key], first.buffers)
-            continue
-        pieces = {rank: _PIECE.findall(each.text)[:-1] for rank, each in said.items()}
-        for ranks, text in _fold(pieces):
-            yield _Slot(Output(first.verb.run, first.verb.stream, text), ranks, ())
-
-
-def _queue(
-    queue: collections.deque[_Said], rank: int, slot: _Slot, numbers: collections.Counter[Any]
-) -> None:
-    """Put what a rank has said behind what it said before; its key is the same for ranks that say
-    the same, and another each time.
-    """
-    verb = slot.verb
-    kind: Any = (verb.run, verb.stream) if type(verb) is Output else verb
-    text = verb.text if type(verb) is Output else ""
-    if queue and text and queue[-1].kind == kind:
-        queue[-1].text += text
-        return
-    numbers[rank, kind] += 1
-    key = id(slot) if slot.buffers else (kind, numbers[rank, kind])
-    queue.append(_Said(kind, key, verb, slot.buffers, text))
-
-
-def _fold(pieces: Mapping[int, Sequence[str]]) -> Iterator[tuple[list[int], str]]:
-    """Yield what ranks say alike from the start, then what is left of each that says more."""
-    groups: dict[str, list[int]] = {}
-    for rank, own in pieces.items():
-        if own:
-            groups.setdefault(own[0], []).append(rank)
-    for ranks in groups.values():
-        said = [pieces[rank] for rank in ranks]
-        alike = [each[0] for each in itertools.takewhile(_are_equal, zip(*said, strict=False))]
-        yield ranks, "".join(alike)
-        yield from _fold({rank: pieces[rank][len(alike) :] for rank in ranks})
-
-
-def _are_equal(pieces: Sequence[str]) -> bool:
-    return len(set(pieces)) == 1

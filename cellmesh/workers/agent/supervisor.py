@@ -133,7 +133,7 @@ class Supervisor:
         self._backend = backend
         self._host = host
         self._ranks = {rank: RankRecord(Gate(now)) for rank in ranks}
-        self._merger = Merger(folds_text=not is_whole)
+        self._merger = Merger()
         self.state: State = "ready" if joins else "starting"
         for state in self._ranks.values() if joins else ():
             state.end("was on a host that is lost", "")

@@ -193,10 +193,9 @@ def test_a_failure_and_what_follows() -> None:
 # ---- what travels and is shown
 
 
-@pytest.mark.parametrize("folds_text", [False, True])
-def test_messages_of_ranks(folds_text: bool) -> None:
+def test_messages_of_ranks() -> None:
     def work(num: int) -> Callable[[], Any]:
-        merger = Merger(folds_text=folds_text)
+        merger = Merger()
         merger.expect(1, num)
 
         def take() -> None:

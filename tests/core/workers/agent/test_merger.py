@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from cellmesh.wire.codec import Parcel
 from cellmesh.wire.messages import Done, Failed, Pickled, Ranked
 from cellmesh.wire.status import RankState
 from cellmesh.wire.user_code import Bar, Output, Skipped
-from cellmesh.workers.agent.merger import HOLD_BARS_S, HOLD_S, HOLD_TEXT_S, Merger
+from cellmesh.workers.agent.merger import HOLD_BARS_S, HOLD_S, Merger
 
 LATER = 1e6
 
@@ -182,79 +181,6 @@ def test_each_rank_is_heard_in_full_and_in_order(said: Sequence[Any]) -> None:
             if r == rank
         ]
         assert got == wanted
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.integers(0, 3),
-            st.one_of(
-                st.builds(out, st.text("ab\r\n", min_size=1, max_size=6)),
-                st.sampled_from([Done(1), Output(1, "stderr", "a\n")]),
-            ),
-        ),
-        max_size=30,
-    )
-)
-def test_folded_text_of_each_rank_is_whole_and_in_its_place(said: Sequence[Any]) -> None:
-    merger = Merger(folds_text=True)
-    for rank, verb in said:
-        say(merger, rank, verb)
-    heard = merger.take(LATER)
-
-    def told(verbs: Sequence[Any]) -> list[Any]:
-        """What a rank said, text that follows text of its stream joined."""
-        joined: list[Any] = []
-        for verb in verbs:
-            last = joined[-1] if joined else None
-            if isinstance(verb, Output) and isinstance(last, Output) and last.stream == verb.stream:
-                joined[-1] = Output(1, verb.stream, last.text + verb.text)
-            else:
-                joined.append(verb)
-        return joined
-
-    for rank in range(4):
-        got = [ranked.verb for ranked, _ in heard if rank in ranked.ranks]
-        assert told(got) == told([verb for r, verb in said if r == rank])
-
-
-def test_text_is_folded_line_by_line_however_it_was_cut() -> None:
-    merger = Merger(folds_text=True)
-    for rank, texts in enumerate((["a\nb\n", "c\n"], ["a\n", "b\nc\n"], ["a\nb\nodd\n"], ["\r1"])):
-        for text in texts:
-            say(merger, rank, out(text))
-    assert taken(merger) == [
-        ((0, 1, 2), out("a\nb\n")),
-        ((0, 1), out("c\n")),
-        ((2,), out("odd\n")),
-        ((3,), out("\r1")),
-    ]
-
-
-def test_text_that_is_folded_waits_longer_but_not_behind_an_answer() -> None:
-    merger = Merger(folds_text=True)
-    say(merger, 0, out("a\n"))
-    assert merger.deadline() == HOLD_TEXT_S
-    say(merger, 0, Done(7), HOLD_S)
-    assert merger.deadline() == HOLD_S
-    assert taken(merger, HOLD_S) == [((0,), out("a\n")), ((0,), Done(7))]
-    say(merger, 0, out("b\n"), 1.0)
-    assert merger.deadline() == 1.0 + HOLD_TEXT_S
-
-
-def test_many_ranks_that_print_alike_are_a_few_messages() -> None:
-    """The same 100 lines from 64 ranks, each of which sends them in pieces of its own."""
-    merger, num_messages = Merger(folds_text=True), 0
-    lines = [f"step {number}\n" for number in range(100)]
-    for rank in range(64):
-        at = 0
-        for size in itertools.cycle((1 + rank % 7, 3, 2)):
-            say(merger, rank, out("".join(lines[at : at + size])), 0.01)
-            at += size
-            if at >= len(lines):
-                break
-    num_messages += len(taken(merger, 0.05))
-    assert num_messages == 1
 
 
 @given(SAID)
