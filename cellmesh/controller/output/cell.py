@@ -12,8 +12,8 @@ from .cell_record import DisplayPlace, Displays, Publish, Record, RecordEntry
 from .clear_output import Pane
 from .console import as_remark, as_text, is_textual, join_streams
 from .fold import Block, Line, Live, Ranks, Rich, Trace
-from .live_lines import compact
 from .mime_bundle import FigureRow, has_room, heading, is_figure, label, labelled, pre
+from .number_folding import compact
 from .rank_tabs import switch
 from .terminal import as_html as as_coloured_html
 

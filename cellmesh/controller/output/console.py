@@ -15,9 +15,8 @@ from typing import Protocol, TextIO
 from .bar_drawing import Bars, as_lines
 from .bars import Mark
 from .fold import AlikeLines, Block, Gap, Line, Live, Rich, Trace
-from .live_lines import compact
 from .mime_bundle import label
-from .number_folding import join_lines
+from .number_folding import compact, join_lines
 
 # Of bars that go on, so many are in the line.
 _MAX_GOING = 2

@@ -21,6 +21,7 @@ from .bars import Mark
 from .mime_bundle import unpack_bundle
 from .number_folding import MIN_LINES, alike_keys
 from .rank_queues import Queued, RankQueues
+from .rank_queues import Ranks as Ranks
 from .terminal import Canvas, has_controls, moves_up, strip_controls
 
 HOLD_S = 0.1
@@ -38,8 +39,6 @@ HOLD_TRACE_S = 0.5
 # A plot takes ranks that share cores unequally long to draw.
 HOLD_DISPLAY_S = 0.3
 _STREAMS: tuple[StreamName, ...] = ("stdout", "stderr")
-
-Ranks = tuple[int, ...]
 
 
 @dataclass(frozen=True)

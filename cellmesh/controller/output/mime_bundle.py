@@ -12,12 +12,10 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...wire.ranks import count_ranks
-
-if TYPE_CHECKING:
-    from .fold import Ranks
+from .rank_queues import Ranks
 
 PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 # Front ends that prefer HTML show a picture under its label; those that know no HTML (LaTeX, PDF)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ...errors import RankDied
@@ -12,13 +13,14 @@ from ..failure_summary import describe_end
 from .bars import BarBoard, Mark
 from .cell import CellSink
 from .console import SilentSink, Sink
-from .fold import HOLD_S, Block, Folder, Live, Ranks
-from .live_lines import Frames
+from .fold import HOLD_S, Block, Folder, Live, Ranks, Rich
 
 # What is printed after a run's end is in the switch between ranks a second later, then two, four,
 # ...
 _LATE_S = 1.0
 _MAX_LATE_S = 60.0
+# What is cleared or updated is shown ten times a second at most.
+FRAME_S = 0.1
 
 
 class Printer:
@@ -187,3 +189,70 @@ class Printer:
             self._folder = Folder(self._ranks, self._hold_s, self._folds_numbers)
             self._folder.leave(self._left, now)
         return self._folder
+
+
+class Frames:
+    """Holds back displays that others are about to replace; used in the link's loop."""
+
+    def __init__(self) -> None:
+        self._held: list[Block | Live] = []
+        self._shown_at = float("-inf")
+
+    def pass_on(
+        self, blocks: Sequence[Block | Live], now: float, everything: bool
+    ) -> list[Block | Live]:
+        """Return the blocks of output to show now, of these and of those that were held back."""
+        if not self._held and not any(map(_is_change, blocks)):
+            return list(blocks)
+        self._held = _without_replaced([*self._held, *blocks])
+        if not everything and now < self._shown_at + FRAME_S:
+            return []
+        held, self._held = self._held, []
+        self._shown_at = now
+        return held
+
+    def deadline(self) -> float | None:
+        """Return when a block that is held back is to be shown; None if there is none."""
+        return self._shown_at + FRAME_S if self._held else None
+
+
+def _is_change(block: Block | Live) -> bool:
+    return (
+        isinstance(block, Block)
+        and isinstance(block.item, Rich)
+        and block.item.kind in ("clear", "update")
+    )
+
+
+def _without_replaced(blocks: Sequence[Block | Live]) -> list[Block | Live]:
+    """Return blocks of output without those that a later block clears or updates."""
+    kept: list[Block | Live] = []
+    cleared: set[int] = set()
+    updated: set[tuple[int, str]] = set()
+    for block in reversed(blocks):
+        if isinstance(block, Live):
+            lines = tuple(
+                (left, text)
+                for ranks, text in block.lines
+                if (left := tuple(rank for rank in ranks if rank not in cleared))
+            )
+            kept += [replace(block, lines=lines)] if lines or not block.lines else []
+            continue
+        kind = block.item.kind if isinstance(block.item, Rich) else ""
+        ids = block.display_ids or ("",) * len(block.ranks)
+        # An update may be of an earlier cell's display: clearing this cell does not replace it.
+        pairs = [
+            (rank, each)
+            for rank, each in zip(block.ranks, ids, strict=True)
+            if ((rank, each) not in updated if kind == "update" else rank not in cleared)
+        ]
+        if kind == "update":
+            updated.update(pairs)
+        elif kind == "clear":
+            cleared.update(block.ranks)
+        if pairs:
+            ranks, left_ids = zip(*pairs, strict=True)
+            kept.append(
+                replace(block, ranks=ranks, display_ids=left_ids if block.display_ids else ())
+            )
+    return kept[::-1]

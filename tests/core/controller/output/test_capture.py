@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from IPython.core.displaypub import CapturingDisplayPublisher, DisplayPublisher
 
-from cellmesh.controller.output.capture import (
+from cellmesh.controller.output.calling_cell import (
     Capture,
     CapturedConsole,
     CapturedSink,

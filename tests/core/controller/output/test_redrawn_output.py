@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from cellmesh.controller.output.fold import Block, Line, Live, Rich
-from cellmesh.controller.output.live_lines import FRAME_S, Frames, compact
+from cellmesh.controller.output.number_folding import compact
+from cellmesh.controller.output.printer import FRAME_S, Frames
 
 # ---- lines of many ranks
 
