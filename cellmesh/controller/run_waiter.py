@@ -1,4 +1,4 @@
-"""Waits for a run: receives messages, asks the user what ranks ask, and handles the stop button."""
+"""Waits for a run: asks the user what ranks ask, and handles the stop button."""
 
 from __future__ import annotations
 
@@ -15,32 +15,20 @@ from ..wire.ranks import describe_ranks
 from ..wire.user_code import InputRequest
 from .core.runs import ESCALATE_S, STOP_S
 from .kernel import is_leaving
+from .news import LOOK_UP_S, News
 from .stdin import Prompt, Prompts, ask_user
 
 # How long a question may stand open before it is told that nobody waits who could answer it.
 _UNATTENDED_S = 1.0
-# A signal that comes just before a thread begins to wait does not end the wait: its handler runs at
-# the next look around.
-_LOOK_UP_S = 0.5
-
-# Brings news (see `Link.serve`): whether there is any, until when, how to wait where another thread
-# does it.
-Serve = Callable[[Callable[[], bool], float, Callable[[], object]], None]
 
 
 class RunControl(Protocol):
-    """Protocol of what a run's waiter may do through the session: receive messages, interrupt the
-    run, answer questions.
+    """Protocol of what a run's waiter may do through the session: interrupt the run, answer
+    questions.
     """
 
-    @property
-    def serve(self) -> Serve | None:
-        """A function that receives ranks' messages on this thread; None if another thread does."""
-
-    def hand_over(self) -> None:
-        """Have another thread receive messages of ranks while this one waits for the user to answer
-        a question.
-        """
+    def check_may_wait(self) -> None:
+        """Raise an error if the caller is a callback in the link's loop, or in a forked process."""
 
     def interrupt_run(self, number: int, ranks: Sequence[int]) -> None:
         """Interrupt a run on its ranks; a second call soon after kills ranks that do not stop."""
@@ -84,11 +72,8 @@ class RunWaiter:
         self._advise = advise
         self._title = title
         self._control = control
-        self._serve = control.serve
-        self._news = threading.Condition()
-        self._last_news = object()  # another one with each
-        self._num_waiting = 0  # on the condition
-        self._wakers: list[Callable[[], None]] = []  # of who awaits news
+        self._news = News()
+        self._lock = threading.RLock()  # of the prompts
         self._prompts = Prompts()
         self._num_attending = 0  # who wait and can answer
         self._box: Prompt | None = None  # the question that the user sees
@@ -101,22 +86,12 @@ class RunWaiter:
         """Whether a rank waits for the user to answer a request for input."""
         return bool(self._prompts)
 
-    def tell_news(self) -> None:
-        """Wake the threads that wait for the run."""
-        self._last_news = object()
-        if self._num_waiting or self._wakers:
-            with self._news:
-                self._news.notify_all()
-                wakers, self._wakers = self._wakers, []
-            for wake in wakers:
-                wake()
-
     def end(self) -> None:
         """Note that the run has ended. The waiter holds no reference to the run, so that its values
         go when the user drops it.
         """
         self._running, self._interrupt, self._advise = list, _do_nothing, _say_nothing
-        self.tell_news()
+        self._news.report()
 
     def add(
         self,
@@ -135,7 +110,7 @@ class RunWaiter:
                 that run now ask the same; a thread that waits sees no question until it has
                 returned.
         """
-        with self._news:
+        with self._lock:
             self._prompts.add(ranks, ask, now)
             if self._prompts.due_at(self._running()) == float("-inf"):
                 before()
@@ -144,16 +119,16 @@ class RunWaiter:
             timer = threading.Timer(_UNATTENDED_S, self._note_unattended)
             timer.daemon = True
             timer.start()
-        self.tell_news()
+        self._news.report()
 
     def withdraw(self, ranks: Sequence[int], request: int | None = None) -> None:
         """Drop the requests for input of these ranks, or one of them; close an input box that no
         rank waits for.
         """
         if not self._prompts and self._box is None:
-            self.tell_news()
+            self._news.report()
             return
-        with self._news:
+        with self._lock:
             self._prompts.withdraw(ranks, request)
             if self._box is not None and not self._prompts.waits(self._box):
                 self._is_box_withdrawn = True
@@ -161,7 +136,7 @@ class RunWaiter:
                 main = threading.main_thread().ident
                 assert main is not None
                 signal.pthread_kill(main, signal.SIGINT)
-        self.tell_news()
+        self._news.report()
 
     # ---- from any thread
 
@@ -170,7 +145,7 @@ class RunWaiter:
         again, it kills ranks that did not stop.
 
         Args:
-            is_over: what is waited for; news that change it are told with `tell_news`.
+            is_over: what is waited for; each change of it is reported to this waiter.
             timeout_s: how long, in seconds, unless the button is pressed; None as long as it takes.
 
         Returns:
@@ -208,45 +183,41 @@ class RunWaiter:
                 self._interrupt()
 
     def wait_beside(self, is_over: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Wait while another thread receives messages; ask the user nothing, and let the stop
-        button end only this wait.
+        """Wait; ask the user nothing, and let the stop button end only this wait.
 
         Returns:
             Whether it is over, rather than the time.
         """
         if is_over() or timeout_s == 0:
             return is_over()
-        self._control.hand_over()
-        with self._news:
-            self._num_waiting += 1
-            try:
-                return self._news.wait_for(is_over, timeout_s)
-            finally:
-                self._num_waiting -= 1
+        self._control.check_may_wait()
+        return self._news.wait_for(is_over, timeout_s)
 
     async def await_until(self, is_over: Callable[[], bool]) -> None:
         """Wait in an asyncio loop; a request for input blocks the loop, as ``input()`` would.
         Cancelling interrupts the run.
         """
         if not is_over():
-            self._control.hand_over()
-        can_answer = threading.current_thread() is threading.main_thread()
+            self._control.check_may_wait()
+        can_answer = threading.get_ident() == threading.main_thread().ident
         self._num_attending += can_answer
         try:
             while True:
-                with self._news:
-                    if is_over():
-                        return
-                    now = time.monotonic()
-                    prompt, due_at = self._next_prompt(now) if can_answer else (None, None)
-                    waiter, wake = _make_waker()
-                    self._wakers.append(wake)
+                seen = self._news.last
+                if is_over():
+                    return
+                now = time.monotonic()
+                prompt, due_at = self._next_prompt(now) if can_answer else (None, None)
                 if prompt is not None:
                     try:
                         self._put(prompt)
                     except KeyboardInterrupt:
                         self._drop_questions()
                         self._interrupt()
+                    continue
+                waiter, wake = _make_waker()
+                self._news.add(wake)
+                if self._news.last is not seen:
                     continue
                 try:
                     async with asyncio.timeout(None if due_at is None else max(0.0, due_at - now)):
@@ -263,66 +234,51 @@ class RunWaiter:
 
     def _attend(self, is_over: Callable[[], bool], deadline: float | None) -> bool:
         """Wait until the run is over or the time is up, and put requests for input to the user."""
-        can_answer = threading.current_thread() is threading.main_thread()
+        can_answer = threading.get_ident() == threading.main_thread().ident
         self._num_attending += can_answer
         try:
             while True:
-                seen = self._last_news
+                seen = self._news.last
                 if is_over():
                     return True
                 now, prompt = time.monotonic(), None
                 if deadline is not None and now >= deadline:
                     return False
-                until = now + _LOOK_UP_S
+                until = now + LOOK_UP_S
                 if can_answer and self._prompts:
-                    with self._news:
-                        prompt, due_at = self._next_prompt(now)
+                    prompt, due_at = self._next_prompt(now)
                     until = until if due_at is None else min(until, due_at)
                 if prompt is not None:
                     self._put(prompt)
                     continue
-                self._await_news(seen, until if deadline is None else min(until, deadline))
+                until = until if deadline is None else min(until, deadline)
+                self._control.check_may_wait()
+                self._news.wait(seen, until - now)
         finally:
             self._num_attending -= can_answer
 
-    def _await_news(self, seen: object, until: float) -> None:
-        """Wait until the run has changed since `seen`, the time is up, or a signal arrives."""
-
-        def wait() -> None:
-            with self._news:
-                self._num_waiting += 1
-                try:
-                    if self._last_news is seen:
-                        self._news.wait(max(0.0, until - time.monotonic()))
-                finally:
-                    self._num_waiting -= 1
-
-        if self._serve is None:
-            wait()
-        else:
-            self._serve(lambda: self._last_news is not seen, until, wait)
-
     def _next_prompt(self, now: float) -> tuple[Prompt | None, float | None]:
         """Return the prompt to put to the user now, and when to look for the next."""
-        running = self._running()
-        return self._prompts.take_due(running, now), self._prompts.due_at(running)
+        with self._lock:
+            running = self._running()
+            return self._prompts.take_due(running, now), self._prompts.due_at(running)
 
     def _put(self, prompt: Prompt) -> None:
         """Put a prompt to the user, and send the answer to the ranks that ask for it."""
         try:
             try:
-                with self._news:
+                with self._lock:
                     self._is_box_withdrawn = False
                     self._box = prompt
                 text, is_end = ask_user(prompt)
             finally:
-                with self._news:
+                with self._lock:
                     self._box = None
         except KeyboardInterrupt:
             if self._is_box_withdrawn:
                 return
             raise
-        with self._news:
+        with self._lock:
             waiting = self._prompts.close(prompt, time.monotonic())
         if waiting:
             self._control.reply(waiting, text, is_end)
@@ -347,11 +303,11 @@ class RunWaiter:
 
     def _drop_questions(self) -> None:
         """Drop the requests for input of ranks that are being interrupted."""
-        with self._news:
+        with self._lock:
             self._prompts.withdraw(self._running())
 
     def _note_unattended(self) -> None:
-        with self._news:
+        with self._lock:
             prompt = self._prompts.first() if not self._num_attending else None
         if prompt is not None:
             self._note(

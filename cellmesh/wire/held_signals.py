@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from threading import get_ident, main_thread
 from typing import Any, TypeVar
 
@@ -14,44 +14,26 @@ T = TypeVar("T")
 _signal = importlib.import_module("_signal")
 _set_handler: Callable[[int, Any], Any] = _signal.signal
 _handler_of: Callable[[int], Any] = _signal.getsignal
-# The standard ones. SIGINT is held first and let go last.
-_SIGINT = int(_signal.SIGINT)
-_OTHERS = tuple(number for number in range(1, 32) if number != _SIGINT)
+# The standard ones, but for SIGINT, which is the rank's own.
+_SIGNALS = tuple(number for number in range(1, 32) if number != int(_signal.SIGINT))
 
 
 class HeldSignals:
-    """Holds back, on the main thread, signals that have a Python handler; does nothing on other
-    threads.
-
-    Args:
-        note: told at once that a signal has come.
-        numbers: the signals.
+    """Holds back, once and on the main thread, signals other than SIGINT that have a Python
+    handler; does nothing on other threads.
     """
 
-    def __init__(
-        self, note: Callable[[], object], numbers: Iterable[int] = (_SIGINT, *_OTHERS)
-    ) -> None:
-        self._tell, self._numbers = note, tuple(numbers)
+    def __init__(self) -> None:
         self._held: list[tuple[int, Any]] = []  # signal, its handler
         self._noted: list[int] = []
-        self._depth = 0
-        self._main = main_thread().ident
+        self._is_main = get_ident() == main_thread().ident
         self._note_signal = self._note  # one object: it is compared
 
-    @property
-    def has_noted(self) -> bool:
-        """Whether a signal has arrived while signals were held back."""
-        return bool(self._noted)
-
     def __enter__(self) -> None:
-        if get_ident() != self._main:
+        if not self._is_main:
             return
-        if self._depth:
-            self._depth += 1
-            return
-        self._noted.clear()
         try:
-            for number in self._numbers:
+            for number in _SIGNALS:
                 handler = _handler_of(number)
                 if callable(handler):
                     self._held.append((number, handler))
@@ -59,21 +41,14 @@ class HeldSignals:
         except BaseException:  # of a handler, before its signal was held
             self._restore()
             raise
-        self._depth = 1
 
     def __exit__(self, *exc: object) -> None:
-        if get_ident() != self._main:
+        if not self._is_main:
             return
-        if self._depth > 1:
-            self._depth -= 1
-            return
-        self._depth = 0
         handlers = tuple(self._held)
         self._restore()
         if self._noted:  # asked only now: a signal may have come up to the last moment
-            noted = self._noted.copy()
-            self._noted.clear()
-            self._handle(noted, dict(handlers))
+            self._handle(self._noted.copy(), dict(handlers))
 
     def _handle(self, noted: list[int], handlers: dict[int, Any]) -> None:
         """Call the handlers of these signals, all of them even if one raises."""
@@ -99,7 +74,6 @@ class HeldSignals:
 
     def _note(self, number: int, frame: object) -> None:
         self._noted.append(number)
-        self._tell()
 
 
 def hold_back(act: Callable[[], T], report: Callable[[BaseException], object]) -> T:
@@ -110,7 +84,7 @@ def hold_back(act: Callable[[], T], report: Callable[[BaseException], object]) -
         act: what to do.
         report: given what handlers raise before `act` begins, and after it.
     """
-    held = HeldSignals(lambda: None, _OTHERS)
+    held = HeldSignals()
     raised: list[BaseException] = []
     while True:
         try:

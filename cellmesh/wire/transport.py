@@ -27,12 +27,10 @@ from .own_file import Secret
 ZERO_COPY_BYTES = 256 * 1024
 
 Socket = zmq.Socket[bytes]
-# pyzmq's `getsockopt` wraps what it returns in enums, which costs more than the call itself.
-_get = zmq.backend.Socket.get
 # pyzmq's own `send` is a Python function round this one.
 _send: Any = zmq.backend.Socket.send
-_SNDMORE, _EVENTS = int(zmq.SNDMORE), int(zmq.EVENTS)
-_POLLIN = int(zmq.POLLIN)
+_poll: Any = zmq.backend.zmq_poll
+_SNDMORE, _POLLIN = int(zmq.SNDMORE), int(zmq.POLLIN)
 
 
 def _configure(socket: Socket) -> Socket:
@@ -180,8 +178,11 @@ def reaches(router: Socket, frames: list[Frame]) -> bool:
 
 
 def readable(socket: Socket) -> bool:
-    """Return whether a message has arrived at a socket, as its descriptor reports changes only."""
-    return bool(int(_get(socket, _EVENTS)) & _POLLIN)
+    """Return whether a message has arrived at a socket, as its descriptor reports changes only.
+
+    Asking for the option itself costs more, as pyzmq makes enums of its number and value.
+    """
+    return bool(_poll([(socket, _POLLIN)], 0))
 
 
 def receive(socket: Socket) -> list[Frame]:

@@ -282,7 +282,7 @@ def test_callback_may_take_an_ended_result(quick: cm.Mesh) -> None:
     [
         ("_check_usable", NoMeshError),
         ("make_room", KeyboardInterrupt),
-        ("start_run", KeyboardInterrupt),
+        ("submit", KeyboardInterrupt),
     ],
 )
 def test_unsent_run_is_lent_no_memory(
@@ -294,12 +294,12 @@ def test_unsent_run_is_lent_no_memory(
     wait_until(lambda: segments._loans.keys() == lent, WAIT_S, "the segment has come back")
     num_fds = psutil.Process().num_fds()
     submitting = quick.rank_set.session.submission
-    for target in (submitting, submitting._link) if where == "start_run" else (submitting,):
-        with monkeypatch.context() as patch:
-            patch.setattr(target, where, raiser(error))
-            for _ in range(3):
-                with pytest.raises(error):
-                    quick.push(x=np.ones(8 * MB))
+    target = submitting._link if where == "submit" else submitting
+    with monkeypatch.context() as patch:
+        patch.setattr(target, where, raiser(error))
+        for _ in range(3):
+            with pytest.raises(error):
+                quick.push(x=np.ones(8 * MB))
     wait_until(lambda: not quick.rank_set.session.runs.living, WAIT_S, "no rank counts as busy")
     assert segments._loans.keys() == lent
     assert psutil.Process().num_fds() <= num_fds

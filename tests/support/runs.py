@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from cellmesh.controller.run_waiter import Serve
 from cellmesh.controller.work_item import WorkItem
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.messages import Channel, Relay
@@ -32,7 +31,6 @@ class FakeControl:
     """What a run calls of its session: notes what it was asked.
 
     Attributes:
-        serve: as of `RunControl`; None, so that another thread has to bring news.
         condemned_ranks: the answer of `condemned`.
         replies: the replies to ranks, as (requests, text, is_end).
         on_reply: called after each.
@@ -43,13 +41,12 @@ class FakeControl:
         on_interrupt: Callable[[], object] = lambda: None,
         condemned_ranks: Collection[int] = (),
     ) -> None:
-        self.serve: Serve | None = None
         self.condemned_ranks = condemned_ranks
         self.replies: list[tuple[dict[int, int], str, bool]] = []
         self.on_reply: Callable[[], object] = lambda: None
         self._on_interrupt = on_interrupt
 
-    def hand_over(self) -> None:
+    def check_may_wait(self) -> None:
         pass
 
     def interrupt_run(self, number: int, ranks: Sequence[int]) -> None:

@@ -161,7 +161,7 @@ class Core:
         """
         now, relay = self._see(now), parcel.verb
         run, ranks = relay.run, relay.ranks
-        if self.state != "ready":
+        if self._mesh.state != "ready":
             reason = f"cannot be reached: the mesh is {self.state}"
             died = Parcel(Died(min(ranks), reason, ""))
             return [Deliver(run, ranks, died, has_begun=False), Finish(run)]
@@ -321,7 +321,7 @@ class Core:
         """Handle a message that the agent has sent."""
         now = self._see(now)
         verb = parcel.verb
-        if self.state == "ended":
+        if self._mesh.state == "ended":
             return []
         match verb:
             case Ranked():

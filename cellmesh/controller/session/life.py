@@ -4,7 +4,6 @@ an ended mesh.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from ...wire.attach import Detached, Refused
 from ...wire.messages import MeshReady, StartFailed, Stopped
 from ...wire.messages import Progress as ProgressVerb
 from ..core.core import Change, State
+from ..news import News
 
 # Why there is no more to be done with a mesh.
 End = StartFailed | Refused | Detached | Stopped
@@ -111,13 +111,12 @@ class Life:
         self.num_ranks = num_ranks
         self._started_at = started_at
         self._on_progress = on_progress
-        self._condition = threading.Condition()
+        self._news = News()
 
     def restart(self, on_progress: Callable[[StartProgress], None] | None) -> None:
         """Note that all ranks are about to be replaced, and who is shown the progress."""
         self._on_progress = on_progress
-        with self._condition:
-            self.state = "restarting"
+        self.state = "restarting"
         self._started_at = time.monotonic()
 
     def note(self, change: Change) -> None:
@@ -132,11 +131,10 @@ class Life:
             self._on_progress(
                 StartProgress(cause.stage, cause.num_ready, self.num_ranks, elapsed_s)
             )
-        with self._condition:
-            self.state = change.state
-            if isinstance(cause, End) and self.end is None:
-                self.end = cause
-            self._condition.notify_all()
+        if isinstance(cause, End) and self.end is None:
+            self.end = cause
+        self.state = change.state
+        self._news.report()
 
     def wait(
         self, is_there: Callable[[], bool], timeout_s: float, give_up: Callable[[], None]
@@ -150,10 +148,7 @@ class Life:
             give_up: called where Ctrl-C ends the wait.
         """
         try:
-            with self._condition:
-                return self._condition.wait_for(
-                    lambda: is_there() or self.end is not None, timeout_s
-                )
+            return self._news.wait_for(lambda: is_there() or self.end is not None, timeout_s)
         except BaseException:  # Ctrl-C
             give_up()
             raise

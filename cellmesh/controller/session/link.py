@@ -1,6 +1,4 @@
-"""The link to a mesh's agents: carries out what `Core` decides, on whichever thread `Turns` gives
-its loop to.
-"""
+"""The link to a mesh's agents: carries out what `Core` decides, on a thread of its own."""
 
 from __future__ import annotations
 
@@ -8,17 +6,16 @@ import collections
 import math
 import os
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from ...errors import NoMeshError, ProtocolError
-from ...stdlib import time
+from ...stdlib import threading, time
 from ...wire.attach import Welcome
 from ...wire.codec import Parcel
 from ...wire.faults import Faults
-from ...wire.messages import AgentFault, Died, Done, Failed
+from ...wire.messages import AgentFault, Died, Done, Failed, Relay
 from ...wire.user_code import InputCancelled, InputRequest
 from ..core.core import (
     Answer,
@@ -38,8 +35,8 @@ from ..output.printer import Printer
 from ..run import Run
 from . import features
 from .hosts.connections import AnyConnection
+from .loop import Loop
 from .run_registry import Adopted
-from .turns import Turns, forked_from
 
 # Output may come long after its run (threads): the printers of so many ended runs are kept, the
 # newest cells' and the newest calls'.
@@ -88,14 +85,15 @@ class Link:
         self._timed: dict[int, Printer] = {}
         self._answers: dict[int, Future[Any]] = {}
         self._commands: list[Command] = []
-        self._lock = threading.Lock()
+        # Reentrant: a finalizer of user code, which may run anywhere, may post a command.
+        self._lock = threading.RLock()
+        self._is_roused = False  # the loop will look at the commands
         self._agent = agent_end
         self._agent_has_ended = False
         self._closing = False
-        self._connection: AnyConnection | None = None  # made by the link's thread
-        self._due = -math.inf  # when the loop must look around at the latest
-        self._turns = Turns(self._step_guarded, self._is_over, self._note_ready)
-        self.serve, self.check_may_wait = self._turns.serve, self._turns.check_may_wait
+        self._due = 0.0  # when the loop must look around at the latest
+        self._loop = Loop()
+        self.check_may_wait = self._loop.check_may_wait
         self._faults, self._num_faults = Faults("the notebook's link to the mesh", warn), 0
         self._thread = threading.Thread(target=self._serve, name="cellmesh-link", daemon=True)
 
@@ -112,72 +110,31 @@ class Link:
             NoMeshError: the link has been closed.
             MeshUsageError: this is a process forked from the one that has the link.
         """
-        if os.getpid() != self._turns.pid:
-            raise forked_from(self._turns.pid)
+        if os.getpid() != self._loop.pid:
+            self._loop.check_pid()
         with self._lock:
             if self._closing:
                 raise NoMeshError(
                     "the mesh has ended: start another with `%dist_start` or cellmesh.start()"
                 )
             self._commands.append(command)
-            if len(self._commands) == 1:
-                self._turns.rouse()
-        self._turns.hand_over()
+            if not self._is_roused:  # Ctrl-C before this: the next command rouses it
+                self._loop.rouse()
+                self._is_roused = True
 
-    def hand_over(self) -> None:
-        """Have the link's thread run the loop, because the calling thread is going to wait for
-        something else.
+    def submit(self, run: Run[Any], parcel: Parcel[Relay]) -> None:
+        """Register a run with the link, then have the core send its work; returns at once.
 
         Raises:
-            MeshUsageError: as `serve`.
+            NoMeshError, MeshUsageError: as `post`.
         """
-        self.check_may_wait()
-        self._turns.hand_over()
-
-    def post_at_once(self, command: Command) -> None:
-        """As `post`, but execute it on the calling thread if no other uses the sockets.
-
-        Effects that may call user code are left to the loop.
-        """
-        connection = self._connection
-        if connection is not None and os.getpid() == self._turns.pid:
-            with self._turns.signals:
-                if self._turns.turn.acquire(blocking=False):
-                    try:
-                        if not (self._commands or self._closing or self._core.has_ended):
-                            self._faults.guard(self._send_at_once, command, connection)
-                            return
-                    finally:
-                        self._turns.turn.release()
-        self.post(command)
-
-    def _send_at_once(self, command: Command, connection: AnyConnection) -> None:
-        effects = command(self._core, time.monotonic())
-        if not effects:
-            return
-        outgoing = [effect.parcel for effect in effects if type(effect) is Send]
-        if outgoing:
-            connection.send(outgoing)
-        if len(outgoing) < len(effects):
-            rest = [effect for effect in effects if type(effect) is not Send]
-            with self._lock:
-                self._commands.append(lambda core, now: rest)
-        due = self._core.deadline()
-        is_early = due is not None and due < self._due
-        if due is not None and is_early:
-            self._due = due
-        if self._commands or connection.is_readable() or is_early:
-            self._turns.rouse()
-
-    def start_run(self, run: Run[Any], command: Command) -> None:
-        """Register a run with the link, then execute the command that sends it."""
 
         def start(core: Core, now: float) -> Sequence[Effect]:
             self._runs[run.number] = run
             self._printers[run.number] = run.printer
-            return command(core, now)
+            return core.submit(parcel, now)
 
-        self.post_at_once(start)
+        self.post(start)
 
     def has(self, number: int) -> bool:
         """Return whether a run was sent and has not ended; called in the loop."""
@@ -204,7 +161,7 @@ class Link:
 
     def is_in_loop(self) -> bool:
         """Return whether the calling thread is in a callback of the link's loop."""
-        return threading.get_ident() == self._turns.inside
+        return threading.get_ident() == self._loop.thread
 
     def close(self) -> None:
         """End the link's thread and close its sockets, as when the mesh ends; waits for both.
@@ -214,7 +171,7 @@ class Link:
         with self._lock:
             if not self._closing:
                 self._closing = True
-                self._turns.call_off()
+                self._loop.rouse()
         self._thread.join()
 
     # ---- the loop
@@ -223,62 +180,49 @@ class Link:
         """Run the loop on the link's thread until the end of the mesh."""
         connection, problem = None, ""
         try:
-            connection = self._connection = self._connect()
+            connection = self._connect()
         except Exception as error:  # a port of this host is another process's by now
             problem = str(error)
+            self._loop.begin(())
         else:
-            self._turns.run((*connection.descriptors(), self._agent))
+            self._loop.begin((*connection.descriptors(), self._agent))
+            while not self._is_over():
+                self._turn(connection)
         with self._lock:
             self._closing = True
-        with self._turns.turn:
-            self._connection = None
-            self._turns.inside = threading.get_ident()
-            self._faults.guard(self._serve_rest, connection, problem)
-            self._turns.inside = 0
-            if connection is not None:
-                connection.close()
-            self._turns.close()
+        self._faults.guard(self._serve_rest, connection, problem)
+        if connection is not None:
+            self._faults.guard(connection.close)
+        self._loop.close()
         os.close(self._agent)
         self._faults.guard(self._on_close)
 
     def _is_over(self) -> bool:
         return self._closing or self._core.has_ended
 
-    def _note_ready(self, number: int) -> bool:
-        """Note that a descriptor is ready; return whether to poll it again."""
-        if number == self._agent:
-            self._agent_has_ended = True
-        elif self._connection is not None:
-            self._connection.note_ready(number)
-        return number != self._agent
-
-    def _step_guarded(self) -> float:
-        """Run `_step` if there is something to do; return when the loop must run it again."""
-        connection = self._connection
-        assert connection is not None
-        self._turns.inside = threading.get_ident()
+    def _turn(self, connection: AnyConnection) -> None:
+        """Wait for something to do, and do it. Nothing that callbacks raise ends the loop, whose
+        end would leave all threads waiting: not `SystemExit` either.
+        """
         try:
-            if (
-                self._commands
-                or self._agent_has_ended
-                or connection.has_news()
-                or time.monotonic() >= self._due
-            ):
-                self._step(connection)
-                self._due = self._next_deadline(connection)
-        except Exception as error:
+            for number in self._loop.wait(self._due):
+                if number == self._agent:
+                    self._agent_has_ended = True
+                    self._loop.forget(number)
+                else:
+                    connection.note_ready(number)
+            self._step(connection)
+            self._due = self._next_deadline(connection)
+        except BaseException as error:
             self._faults.take(error)
             self._due = time.monotonic() + _PAUSE_S
-        finally:
-            self._turns.inside = 0
-        return self._due
 
     def _step(self, connection: AnyConnection) -> None:
         """Execute commands, read messages and carry out effects until there are none."""
         while True:
             now = time.monotonic()
             effects: list[Effect] = self._obey(now) if self._commands else []
-            num_heard = self._hear(connection, effects, now)
+            num_heard = self._hear(connection, effects, now) if connection.has_news() else 0
             if self._agent_has_ended and not num_heard:  # only once nothing is left to read
                 effects += self._core.agent_ended("its agent's process ended")
             try:
@@ -330,6 +274,7 @@ class Link:
     def _obey(self, now: float) -> list[Effect]:
         with self._lock:
             commands, self._commands = self._commands, []
+            self._is_roused = False
         effects: list[Effect] = []
         for command in commands:
             try:
@@ -360,13 +305,17 @@ class Link:
     def _carry_out(
         self, effects: Sequence[Effect], connection: AnyConnection | None, now: float
     ) -> None:
-        outgoing = [effect.parcel for effect in effects if type(effect) is Send]
+        outgoing = []
+        for effect in effects:
+            if type(effect) is Send:
+                outgoing.append(effect.parcel)
         if outgoing and connection is not None:
             self._faults.guard(connection.send, outgoing)
         for effect in effects:
             try:
-                self._apply(effect, now)
-            except Exception as error:
+                if type(effect) is not Send:
+                    self._apply(effect, now)
+            except BaseException as error:  # of a user's callback
                 self._faults.take(error)
         for number, printer in list(self._timed.items()):
             due = printer.deadline()

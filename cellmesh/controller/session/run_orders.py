@@ -34,7 +34,7 @@ class RunOrders:
         self._link = link
         self.num_ranks = num_ranks
         self._beside = beside
-        self.serve, self.hand_over = link.serve, link.hand_over
+        self.check_may_wait = link.check_may_wait
 
     def post_if_open(self, command: Command) -> None:
         """Have the core execute a command, unless the link is closed."""
@@ -43,10 +43,7 @@ class RunOrders:
 
     def wait_for(self, number: int) -> None:
         """Note that the caller waits for a run on some ranks, and submits nothing else."""
-        try:
-            self._link.post_at_once(lambda core, now: core.wait_for(number))
-        except NoMeshError:
-            return
+        self.post_if_open(lambda core, now: core.wait_for(number))
 
     def begin_wait(self, number: int, ranks: Sequence[int]) -> None:
         """Note that the user waits for a run's end on these ranks, and submits nothing else."""

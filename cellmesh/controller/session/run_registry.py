@@ -16,11 +16,12 @@ from ...wire.limits import COUNTED_BYTES, MAX_RUN_BYTES, MAX_RUNS, may_wait_for
 from ...wire.status import RankState
 from ...wire.user_code import RunCall, RunCell
 from ...wire.values import PullNames
+from ..news import News
 from ..output.console import Sink
 from ..output.fold import Block, Live
 from ..output.printer import Printer
 from ..run import Run
-from ..run_waiter import RunControl, Serve
+from ..run_waiter import RunControl
 from ..work_item import WorkItem
 
 
@@ -96,7 +97,7 @@ def heading_for(welcome: Welcome) -> str:
     return f"{text}:"
 
 
-# How often a thread that waits until it may submit looks whether a signal has come.
+# How often a thread that waits until it may submit asks ranks whether they wait for idle ones.
 _LOOK_UP_S = 0.5
 
 
@@ -109,7 +110,6 @@ class RunRegistry:
 
     Attributes:
         living: the runs in flight by their numbers, in the order sent.
-        room: notified of each run that ends, while somebody waits on it.
     """
 
     def __init__(self, num_ranks: int, control: RunControl) -> None:
@@ -120,8 +120,7 @@ class RunRegistry:
         self._num_cells = 0
         self.living: dict[int, Run[Any]] = {}
         self._num_bytes: dict[int, int] = {}  # run -> of its arguments, where they are not small
-        self.room = threading.Condition()
-        self._num_waiting = 0
+        self._ends = News()  # of runs
         self._adopted: tuple[Run[Any], ...] = ()
 
     def new_run(self, item: WorkItem, printer: Printer) -> Run[Any]:
@@ -163,7 +162,6 @@ class RunRegistry:
         self,
         ranks: Sequence[int],
         num_bytes: int,
-        serve: Serve,
         is_over: Callable[[], bool],
         states: Callable[[Sequence[int]], Mapping[int, RankState]],
     ) -> None:
@@ -173,7 +171,6 @@ class RunRegistry:
         Args:
             ranks: of the run that there is to be room for.
             num_bytes: of its arguments.
-            serve: brings news on this thread.
             is_over: whether there is nothing more to wait for.
             states: asks ranks what they are doing.
         """
@@ -184,20 +181,11 @@ class RunRegistry:
         all_ranks = range(self.num_ranks)
         while not may_go_on():
             until = time.monotonic() + _LOOK_UP_S
-            serve(may_go_on, until, lambda: self.wait_for_news(_LOOK_UP_S))
+            self._ends.wait_for(may_go_on, _LOOK_UP_S)
             if time.monotonic() >= until:
                 idle = set(all_ranks) - self.busy_ranks()
                 if any(may_wait_for(state, idle) for state in states(all_ranks).values()):
                     return
-
-    def wait_for_news(self, timeout_s: float) -> None:
-        """Wait until a run ends, or for this time, while another thread has the link's loop."""
-        with self.room:
-            self._num_waiting += 1
-            try:
-                self.room.wait(timeout_s)
-            finally:
-                self._num_waiting -= 1
 
     def count_cell(self) -> int:
         """Return an execution count for a cell that has none from a notebook."""
@@ -246,9 +234,7 @@ class RunRegistry:
         self.living.pop(number, None)
         if self._num_bytes:
             self._num_bytes.pop(number, None)
-        if self._num_waiting:
-            with self.room:
-                self.room.notify_all()
+        self._ends.report()
 
     def _in_flight(self) -> list[Run[Any]]:
         return list(self.living.copy().values())

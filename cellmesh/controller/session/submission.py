@@ -71,7 +71,7 @@ class Submission:
         try:
             self._runs.add(run, item.num_bytes)
             self._follow(run)
-            self._link.start_run(run, lambda core, now: core.submit(parcel, now))
+            self._link.submit(run, parcel)
         except BaseException:  # Ctrl-C, before or after it was sent
             with contextlib.suppress(NoMeshError):
                 self._link.post(lambda core, now: self._forget_unsent(run.number))
@@ -89,7 +89,7 @@ class Submission:
         """
         self._check_usable(ranks)
         if not self._link.is_in_loop():
-            self._runs.make_room(ranks, num_bytes, self._link.serve, self._is_over, self._states)
+            self._runs.make_room(ranks, num_bytes, self._is_over, self._states)
 
     def _forget_unsent(self, number: int) -> Sequence[Effect]:
         """Forget a run if it was not sent, as it would keep its ranks busy forever."""

@@ -140,7 +140,7 @@ class Case:
 
     def end(self) -> None:
         self.over.set()
-        self.waiter.tell_news()
+        self.waiter._news.report()
 
     def wait(self) -> bool:
         return self.waiter.wait_until(self.over.is_set, WAIT_S)
@@ -165,7 +165,7 @@ def test_a_thread_that_looks_up_sees_no_question_before_what_was_printed(
         return "Ada"
 
     def show() -> None:  # slowly, while the user's thread is awake
-        case.waiter.tell_news()
+        case.waiter._news.report()
         assert not asked.wait(0.7), "asked before the output was shown"
 
     monkeypatch.setattr("builtins.input", Keyboard(answer))

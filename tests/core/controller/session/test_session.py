@@ -38,7 +38,7 @@ def hear_welcome(link: Link) -> None:
     try:
         link._take_over(WELCOME)
     finally:
-        link._turns.close()
+        link._loop.close()
         os.close(link._agent)
 
 

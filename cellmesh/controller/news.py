@@ -1,0 +1,65 @@
+"""News of a change, for which threads and asyncio tasks wait.
+
+A signal's handler (Ctrl-C) may raise between any two instructions of the main thread, and within a
+condition of `threading` as well. So no waiting thread holds a lock that the reporting thread needs,
+and each waits on a lock of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable
+
+from ..stdlib import threading, time
+
+# A signal that arrives just before a thread begins to wait does not end the wait: its handler runs
+# at the next look around.
+LOOK_UP_S = 0.5
+
+
+class News:
+    """Wakes threads and asyncio tasks once something they wait for may have changed.
+
+    Attributes:
+        last: another object after each report.
+    """
+
+    def __init__(self) -> None:
+        self.last = object()
+        self._wakers: deque[Callable[[], object]] = deque()
+
+    def report(self) -> None:
+        """Wake all that wait; call this after the change."""
+        self.last = object()
+        try:
+            for _ in range(len(self._wakers)):
+                self._wakers.popleft()()
+        except IndexError:  # another thread reports, too
+            return
+
+    def add(self, wake: Callable[[], object]) -> None:
+        """Have the next report call a function once; compare `last` after this call."""
+        self._wakers.append(wake)
+
+    def wait(self, seen: object, timeout_s: float) -> None:
+        """Wait until `last` is another object than `seen`, or the time is up."""
+        bell = threading.Lock()
+        bell.acquire()
+        self._wakers.append(bell.release)
+        is_rung = self.last is not seen or bell.acquire(timeout=max(0.0, timeout_s))
+        if not is_rung:
+            with contextlib.suppress(ValueError):  # it is being rung
+                self._wakers.remove(bell.release)
+
+    def wait_for(self, is_over: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Wait until a condition holds, which a report follows; return whether it does in time."""
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            seen = self.last
+            if is_over():
+                return True
+            left_s = LOOK_UP_S if until is None else until - time.monotonic()
+            if left_s <= 0:
+                return False
+            self.wait(seen, min(left_s, LOOK_UP_S))

@@ -1,0 +1,98 @@
+"""Threads that wait for news, and what Ctrl-C leaves of them."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import types
+from typing import Any
+
+import pytest
+
+from cellmesh.controller.news import News
+
+WAIT_S = 10.0
+
+
+def test_a_report_wakes_each_thread_that_waits() -> None:
+    news, changed, woken = News(), threading.Event(), list[bool]()
+    threads = [
+        threading.Thread(target=lambda: woken.append(news.wait_for(changed.is_set, WAIT_S)))
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    changed.set()
+    news.report()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert woken == [True] * 3
+
+
+def test_a_report_between_the_look_and_the_wait_is_not_missed() -> None:
+    news = News()
+    seen = news.last
+    news.report()
+    news.wait(seen, float("inf"))  # would raise an error if it began to wait
+
+
+def test_a_wait_that_ends_by_time_leaves_nothing() -> None:
+    news = News()
+    assert not news.wait_for(lambda: False, 0.001)
+    assert not news._wakers
+    assert not news.wait_for(lambda: False, -1.0)
+
+
+def test_a_function_is_called_by_the_next_report_only() -> None:
+    news, calls = News(), list[str]()
+    news.add(lambda: calls.append("woken"))
+    news.report()
+    news.report()
+    assert calls == ["woken"]
+
+
+def test_an_interrupt_at_any_instant_of_a_wait_holds_up_no_report() -> None:
+    def strike(at: int) -> tuple[Any, list[int]]:
+        seen: list[int] = []
+
+        def trace(frame: types.FrameType, event: str, arg: Any) -> Any:
+            frame.f_trace_opcodes = True
+            seen.append(frame.f_lineno)
+            if len(seen) == at + 1:
+                signal.raise_signal(signal.SIGINT)
+            return trace
+
+        return trace, seen
+
+    before = sys.gettrace()
+    for at in range(5000):
+        news = News()
+        trace, seen = strike(at)
+        try:
+            sys.settrace(trace)
+            news.wait_for(lambda: False, 0.0001)
+            was_raised = False
+        except KeyboardInterrupt:
+            was_raised = True
+        finally:
+            sys.settrace(before)
+        reporting = threading.Thread(target=news.report, daemon=True)
+        reporting.start()
+        reporting.join(WAIT_S)
+        assert not reporting.is_alive(), f"after an interrupt at line {seen[at]}"
+        if len(seen) <= at:
+            break
+        assert was_raised
+    assert 50 < at < 4999
+
+
+def test_an_interrupt_ends_a_wait() -> None:
+    news = News()
+    main = threading.main_thread().ident
+    assert main is not None
+    timer = threading.Timer(0.05, signal.pthread_kill, (main, signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        news.wait_for(lambda: False, WAIT_S)
+    timer.join()
