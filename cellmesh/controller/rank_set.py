@@ -82,10 +82,10 @@ class RankSet:
         printer = Printer(self.ranks, sink, kind.is_user_code, hold_s, folds_numbers)
         segment = buffers[0] if buffers and isinstance(buffers[0], SegmentFrame) else None
         if segment is None:
-            return session.submission.start_run(item, printer)
+            return session.runs.start_run(item, printer)
         try:
             session.features.segments.keep(segment, self.ranks)
-            run = session.submission.start_run(item, printer)
+            run = session.runs.start_run(item, printer)
             session.features.segments.follow(run, segment)
             return run
         except BaseException:
@@ -107,5 +107,5 @@ class RankSet:
         num_bytes = num_bytes_of(pickled, buffers)
         if num_bytes >= MIN_BYTES:
             num_bytes = max(num_bytes, SEGMENT_BYTES)
-            self.session.submission.make_room(self.ranks, num_bytes)
+            self.session.runs.make_room(self.ranks, num_bytes)
         return *self.session.features.segments.lend(pickled, buffers), num_bytes

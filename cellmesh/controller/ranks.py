@@ -401,7 +401,7 @@ class Ranks:
 
     def interrupt(self) -> None:
         """Interrupt the runs of these ranks, also those that are queued. Does not wait."""
-        self.rank_set.session.orders.interrupt(self.rank_set.session.runs.on(self.ranks))
+        self.rank_set.session.runs.interrupt(self.rank_set.session.runs.on(self.ranks))
 
     def __repr__(self) -> str:
         return f"<ranks {self.ranks} of {self.rank_set.session!r}>"

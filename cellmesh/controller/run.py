@@ -291,8 +291,8 @@ class Run(Generic[T]):
 
     def clear_live(self) -> None:
         """Remove the status line of `show_live`."""
-        if self._is_live:
-            with self._lock:
+        with self._lock:
+            if self._is_live:
                 self._is_live = False
                 self.printer.status("")
 
@@ -312,7 +312,8 @@ class Run(Generic[T]):
     def finish(self, now: float) -> None:
         """Note that every rank has ended the run; wake waiting threads and call callbacks."""
         try:
-            self.clear_live()
+            if self._is_live:
+                self.clear_live()
             self.printer.finish(now, is_raised=bool(self._callers))
         finally:
             self._call_back()
@@ -344,7 +345,7 @@ class Run(Generic[T]):
         if raises:
             self._callers.add(caller)
         try:
-            if timeout_s is None and not self.done():
+            if timeout_s is None and not self._has_ended:
                 self._control.begin_wait(self.number, self.ranks)
             return self._waiter.wait_until(self.done, timeout_s)
         finally:

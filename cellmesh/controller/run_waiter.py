@@ -84,7 +84,7 @@ class RunWaiter:
     @property
     def has_questions(self) -> bool:
         """Whether a rank waits for the user to answer a request for input."""
-        return bool(self._prompts)
+        return bool(self._prompts.open)
 
     def end(self) -> None:
         """Note that the run has ended. The waiter holds no reference to the run, so that its values
@@ -125,7 +125,7 @@ class RunWaiter:
         """Drop the requests for input of these ranks, or one of them; close an input box that no
         rank waits for.
         """
-        if not self._prompts and self._box is None:
+        if not self._prompts.open and self._box is None:
             self._news.report()
             return
         with self._lock:
@@ -245,7 +245,7 @@ class RunWaiter:
                 if deadline is not None and now >= deadline:
                     return False
                 until = now + LOOK_UP_S
-                if can_answer and self._prompts:
+                if can_answer and self._prompts.open:
                     prompt, due_at = self._next_prompt(now)
                     until = until if due_at is None else min(until, due_at)
                 if prompt is not None:

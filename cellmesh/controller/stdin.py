@@ -45,30 +45,31 @@ class _Open:
 
 
 class Prompts:
-    """The open requests for input of a run's ranks: one at most for each rank."""
+    """The open requests for input of a run's ranks: one at most for each rank.
+
+    Attributes:
+        open: the requests, by rank.
+    """
 
     def __init__(self) -> None:
-        self._open: dict[int, _Open] = {}
+        self.open: dict[int, _Open] = {}
         self._answered_at = float("-inf")
-
-    def __bool__(self) -> bool:
-        return bool(self._open)
 
     def add(self, ranks: Collection[int], ask: InputRequest, now: float) -> None:
         """Add a request for input that these ranks have sent."""
         question = _Open(ask.request, ask.prompt, ask.is_password, now)
-        self._open.update(dict.fromkeys(ranks, question))
+        self.open.update(dict.fromkeys(ranks, question))
 
     def withdraw(self, ranks: Collection[int], request: int | None = None) -> None:
         """Drop the requests for input of these ranks, or the one of this number."""
         for rank in ranks:
-            if rank in self._open and request in (None, self._open[rank].request):
-                del self._open[rank]
+            if rank in self.open and request in (None, self.open[rank].request):
+                del self.open[rank]
 
     def waits(self, prompt: Prompt) -> bool:
         """Return whether a rank still waits for the answer to a prompt."""
         return any(
-            rank in self._open and self._open[rank].request == request
+            rank in self.open and self.open[rank].request == request
             for rank, request in prompt.requests.items()
         )
 
@@ -79,10 +80,10 @@ class Prompts:
         waiting = {
             rank: request
             for rank, request in prompt.requests.items()
-            if rank in self._open and self._open[rank].request == request
+            if rank in self.open and self.open[rank].request == request
         }
         for rank in waiting:
-            del self._open[rank]
+            del self.open[rank]
         self._answered_at = now
         return waiting
 
@@ -93,12 +94,12 @@ class Prompts:
             running: the ranks that have not ended the run: if all of them ask alike, no more is
                 waited for.
         """
-        if not self._open:
+        if not self.open:
             return None
         first = self._first()
         if set(first.requests) >= set(running):
             return float("-inf")
-        asked_at = min(self._open[rank].asked_at for rank in first.requests)
+        asked_at = min(self.open[rank].asked_at for rank in first.requests)
         # Those that were just answered may be about to ask again, as in a debugger.
         return max(asked_at, self._answered_at) + GATHER_S
 
@@ -109,13 +110,13 @@ class Prompts:
 
     def first(self) -> Prompt | None:
         """Return the prompt that is put to the user next."""
-        return self._first() if self._open else None
+        return self._first() if self.open else None
 
     def _first(self) -> Prompt:
-        oldest = min(self._open.values(), key=lambda question: question.asked_at)
+        oldest = min(self.open.values(), key=lambda question: question.asked_at)
         alike = {
             rank: question.request
-            for rank, question in self._open.items()
+            for rank, question in self.open.items()
             if (question.text, question.is_password) == (oldest.text, oldest.is_password)
         }
         return Prompt(dict(sorted(alike.items())), oldest.text, oldest.is_password)

@@ -132,7 +132,7 @@ def test_python_calls(what: str, counted: tuple[cm.Mesh, Path, Path]) -> None:
     work, shared = work_of(mesh, what), bytearray(8)
     mesh.run(count_on_rank, "Executor.execute")
     counts.write_bytes(bytes(8))
-    with profiled(mesh, Counter("Submission.start_run", shared)):
+    with profiled(mesh, Counter("Runs.start_run", shared)):
         for _ in range(NUM_ROUNDS):
             for _ in range(NUM_CALLS):
                 work()

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 import cellmesh as cm
-from cellmesh.controller.session import run_registry, submission
+from cellmesh.controller.session import runs as runs_module
 from cellmesh.errors import MeshUsageError, NoMeshError
 from cellmesh.wire.limits import MAX_ANSWER_BYTES, MAX_RUN_BYTES, MAX_RUNS
 from cellmesh.workers.rank.stack_inspection import stacks_of_threads
@@ -145,8 +145,7 @@ def test_stop_and_heal_wait_for_no_full_queue(
     way: str, slow: cm.Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With all queues full; each is to be done before the ranks have done any of what waits."""
-    for module in (run_registry, submission):  # so many are submitted in a second
-        monkeypatch.setattr(module, "MAX_RUNS", FEW_RUNS)
+    monkeypatch.setattr(runs_module, "MAX_RUNS", FEW_RUNS)  # so many are submitted in a second
     if way == "signal":
         for _ in range(FEW_RUNS - 2):
             slow.submit(abs, -1)
@@ -210,8 +209,7 @@ def test_a_callback_of_the_link_may_submit_when_there_is_no_room(
     ended = threading.Event()
 
     def again() -> None:
-        for module in (run_registry, submission):
-            monkeypatch.setattr(module, "MAX_RUNS", 0)
+        monkeypatch.setattr(runs_module, "MAX_RUNS", 0)
         made.append(quick.submit(abs, -3))
         made[0].on_end(ended.set)
 
@@ -280,7 +278,7 @@ def test_callback_may_take_an_ended_result(quick: cm.Mesh) -> None:
 @pytest.mark.parametrize(
     ("where", "error"),
     [
-        ("_check_usable", NoMeshError),
+        ("check_usable", NoMeshError),
         ("make_room", KeyboardInterrupt),
         ("submit", KeyboardInterrupt),
     ],
@@ -293,8 +291,8 @@ def test_unsent_run_is_lent_no_memory(
     quick.run(len, np.ones(MB))  # whatever is opened once is open
     wait_until(lambda: segments._loans.keys() == lent, WAIT_S, "the segment has come back")
     num_fds = psutil.Process().num_fds()
-    submitting = quick.rank_set.session.submission
-    target = submitting._link if where == "submit" else submitting
+    session = quick.rank_set.session
+    target = {"check_usable": session, "make_room": session.runs, "submit": session._link}[where]
     with monkeypatch.context() as patch:
         patch.setattr(target, where, raiser(error))
         for _ in range(3):
@@ -323,7 +321,7 @@ def test_a_pipeline_over_ranks_does_not_wait_for_itself(
     """Rank 0 waits for what rank 1 does in a run that is submitted behind more than rank 0 may
     have.
     """
-    monkeypatch.setattr(run_registry, "MAX_RUN_BYTES", 4 * MB)
+    monkeypatch.setattr(runs_module, "MAX_RUN_BYTES", 4 * MB)
     quick[0].submit_cell(RECEIVE)
     runs = [quick[0].submit(len, bytes(3 * MB)) for _ in range(4)]
     quick[1].submit_cell(SEND)
@@ -343,8 +341,7 @@ def test_a_rank_ahead_of_one_that_waits_for_it_is_read(runtime_dir: Path) -> Non
 def test_a_coroutine_submits_more_than_there_is_room_for(
     quick: cm.Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (run_registry, submission):
-        monkeypatch.setattr(module, "MAX_RUNS", 10)
+    monkeypatch.setattr(runs_module, "MAX_RUNS", 10)
 
     async def submit() -> list[Any]:
         return await asyncio.gather(*(quick.submit(abs, -number) for number in range(100)))

@@ -319,7 +319,7 @@ class Core:
 
     def receive(self, parcel: Parcel[Any], now: float) -> list[Effect]:
         """Handle a message that the agent has sent."""
-        now = self._see(now)
+        now = self._now = max(self._now, now)
         verb = parcel.verb
         if self._mesh.state == "ended":
             return []
@@ -372,7 +372,7 @@ class Core:
 
     def tick(self, now: float) -> list[Effect]:
         """Act on each deadline of runs, questions and the recovery that has passed."""
-        now = self._see(now)
+        now = self._now = max(self._now, now)
         effects = self._runs.tick(now)
         if self._questions.open:
             effects += self._questions.tick(now)

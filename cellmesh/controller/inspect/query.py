@@ -223,7 +223,7 @@ def look(
             run = part.start(subject, "the query", channel=channel)
             runs.append((run, channel))
             if takes_turn:  # ranks that wait in it for one that has raised are to be released
-                session.orders.wait_for(run.number)
+                session.runs.wait_for(run.number)
     limit_s = ANSWER_S if timeout_s is None else timeout_s
     deadline = time.monotonic() + limit_s
     for run, channel in runs:
@@ -239,7 +239,7 @@ def look(
             looked.refusals[rank] = Refusal(type(error).__name__, str(error))
         late = set(run.ranks) - answers.keys() - failures.keys()
         if late and getattr(subject, "runs", False):
-            session.orders.give_up(run.number)  # what it evaluates would hold up what comes next
+            session.runs.give_up(run.number)  # what it evaluates would hold up what comes next
         for rank in late:
             looked.refusals[rank] = Refusal("TimeoutError", f"no answer within {limit_s:.3g} s")
     return looked

@@ -5,7 +5,7 @@ large values.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...wire.codec import Parcel
 from ...wire.messages import Died
@@ -18,10 +18,6 @@ from ..output.cell_record import Displays
 from ..run import Run
 from ..values.pool import SegmentPool
 
-if TYPE_CHECKING:
-    from .session import Session
-
-
 # What ranks say that is no run's output or answer.
 KINDS = (Logged, Freed)
 
@@ -30,7 +26,6 @@ class Features:
     """The metrics, displays, live views and pinned values of one mesh; for any thread.
 
     Args:
-        session: of the mesh.
         name: the mesh's.
         folds_numbers: as of `Displays`.
 
@@ -42,8 +37,7 @@ class Features:
         gone_holds: tokens and ranks of values kept for inspections that are gone (`PinnedValue`).
     """
 
-    def __init__(self, session: Session, name: str, folds_numbers: bool) -> None:
-        self._session = session
+    def __init__(self, name: str, folds_numbers: bool) -> None:
         self.metrics = Metrics()
         self.displays = Displays(folds_numbers=folds_numbers)
         self.shown = LiveViews()
@@ -58,20 +52,24 @@ class Features:
             self.segments.freed(ranks, parcel.verb)
 
     def follow(self, run: Run[Any]) -> None:
-        """Prepare metrics for a run that is about to be sent."""
-        if run.is_cell:
-            run.on_end(self.metrics.settle)
+        """Prepare metrics for a cell that is about to be sent."""
+        run.on_end(self.metrics.settle)
 
-    def note(self, change: Change) -> None:
-        """Close views and free memory that end with this change of state; in the link's loop."""
+    def note(self, change: Change, ending: str) -> None:
+        """Close views and free memory that end with this change of state; in the link's loop.
+
+        Args:
+            change: of the mesh's state.
+            ending: why the mesh has ended, if it has.
+        """
         if isinstance(change.cause, Died):
             self.segments.rank_ended(change.cause.rank)
         if change.state == "restarting":
             self.segments.clear()
         if change.state == "ended":
-            self.end()
+            self.end(ending)
 
-    def end(self) -> None:
+    def end(self, ending: str) -> None:
         """Close the views of a mesh that has ended, or that this notebook has left."""
         self.segments.clear()
-        self.shown.end(self._session.ending)
+        self.shown.end(ending)

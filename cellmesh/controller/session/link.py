@@ -8,7 +8,8 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from ...errors import NoMeshError, ProtocolError
 from ...stdlib import threading, time
@@ -36,7 +37,6 @@ from ..run import Run
 from . import features
 from .hosts.connections import AnyConnection
 from .loop import Loop
-from .run_registry import Adopted
 
 # Output may come long after its run (threads): the printers of so many ended runs are kept, the
 # newest cells' and the newest calls'.
@@ -48,37 +48,55 @@ _PAUSE_S = 0.1
 Command = Callable[[Core, float], Sequence[Effect]]
 
 
+@dataclass(frozen=True)
+class Adopted:
+    """The runs of an earlier controller that a session takes over when it attaches.
+
+    Attributes:
+        runs: those that nobody has taken in whole.
+        others: shows what came of runs that had ended; None if there are none of earlier
+            controllers.
+    """
+
+    runs: Sequence[Run[Any]]
+    others: Printer | None
+
+
+class Owner(Protocol):
+    """Protocol of the session that has the link; all is called on the link's thread."""
+
+    def connect(self) -> AnyConnection:
+        """Connect to the agent."""
+
+    def adopt(self, welcome: Welcome) -> Adopted:
+        """Make the runs that are in flight when the agent accepts this controller."""
+
+    def note(self, change: Change) -> None:
+        """Note a change of the mesh's state."""
+
+    def take(self, run: int, ranks: tuple[int, ...], parcel: Parcel[Any]) -> None:
+        """Handle a message of ranks that is no output or answer."""
+
+    def forget(self, run: int) -> None:
+        """Note that a run is not in flight any more."""
+
+    def note_closed(self) -> None:
+        """Note that the link's sockets are closed, and that its thread ends."""
+
+
 class Link:
     """Receives the messages of a mesh's agents, and carries out the core's effects.
 
     Args:
-        connect: connects to the agent; called on the link's thread.
+        owner: of the link.
         core: decides; used by the loop only.
         agent_end: a descriptor that can be read once the agent has ended, which ends the mesh.
-        on_change: told of every change of the mesh's state, in the loop.
-        adopt: makes the runs that are in flight when the agent accepts us, in the loop; they are
-            not in flight any more once they are done.
-        on_aside: called in the loop with what ranks say that is no output or answer.
-        on_close: told when the link's sockets are closed, on its thread, which ends then.
     """
 
-    def __init__(
-        self,
-        connect: Callable[[], AnyConnection],
-        core: Core,
-        agent_end: int,
-        on_change: Callable[[Change], None],
-        adopt: Callable[[Welcome], Adopted],
-        on_aside: Callable[[int, tuple[int, ...], Parcel[Any]], None],
-        on_close: Callable[[], None],
-    ) -> None:
-        self._connect = connect
-        self._adopt = adopt
-        self._on_aside = on_aside
-        self._on_close = on_close
+    def __init__(self, owner: Owner, core: Core, agent_end: int) -> None:
+        self._owner = owner
         self._others: Printer | None = None
         self._core = core
-        self._on_change = on_change
         self._runs: dict[int, Run[Any]] = {}
         self._printers: dict[int, Printer] = {}
         self._ended = {is_cell: collections.deque[int]() for is_cell in (False, True)}
@@ -180,7 +198,7 @@ class Link:
         """Run the loop on the link's thread until the end of the mesh."""
         connection, problem = None, ""
         try:
-            connection = self._connect()
+            connection = self._owner.connect()
         except Exception as error:  # a port of this host is another process's by now
             problem = str(error)
             self._loop.begin(())
@@ -195,7 +213,7 @@ class Link:
             self._faults.guard(connection.close)
         self._loop.close()
         os.close(self._agent)
-        self._faults.guard(self._on_close)
+        self._faults.guard(self._owner.note_closed)
 
     def _is_over(self) -> bool:
         return self._closing or self._core.has_ended
@@ -284,7 +302,7 @@ class Link:
         return effects
 
     def _take_over(self, welcome: Welcome) -> None:
-        adopted = self._adopt(welcome)
+        adopted = self._owner.adopt(welcome)
         self._others = adopted.others
         for run in adopted.runs:
             self._runs[run.number] = run
@@ -310,7 +328,10 @@ class Link:
             if type(effect) is Send:
                 outgoing.append(effect.parcel)
         if outgoing and connection is not None:
-            self._faults.guard(connection.send, outgoing)
+            try:
+                connection.send(outgoing)
+            except Exception as error:
+                self._faults.take(error)
         for effect in effects:
             try:
                 if type(effect) is not Send:
@@ -353,10 +374,11 @@ class Link:
                     for future in self._answers.values():
                         future.set_result(None)
                     self._answers.clear()
-                self._on_change(effect)
+                self._owner.note(effect)
 
     def _finish(self, number: int, now: float) -> None:
         run = self._runs.pop(number)
+        self._owner.forget(number)  # before the run's end is seen
         ended = self._ended[run.is_cell]
         ended.append(number)
         if len(ended) > _MAX_ENDED:
@@ -371,7 +393,7 @@ class Link:
             if type(parcel.verb) is Done:
                 return
         elif type(parcel.verb) in features.KINDS:
-            self._on_aside(number, ranks, parcel)
+            self._owner.take(number, ranks, parcel)
             return
         elif type(parcel.verb) in (InputRequest, InputCancelled):
             if number in self._runs:

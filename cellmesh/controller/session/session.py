@@ -17,6 +17,7 @@ import msgspec
 from ...errors import CellmeshError, HostError, MeshUsageError, NoMeshError
 from ...stdlib import time
 from ...wire.attach import Detached, Refused, Welcome
+from ...wire.codec import Parcel
 from ...wire.hosts import AgentAddress
 from ...wire.messages import LogText
 from ...wire.ranks import describe_ranks
@@ -40,11 +41,9 @@ from .launch.local import describe_full_disk, read_agent_log
 from .launch.reach import describe_detours
 from .life import Life, describe_end, explain_start, reason_of, refuse_use
 from .life import StartProgress as StartProgress
-from .link import Link, warn
+from .link import Adopted, Link, warn
 from .resize import resize
-from .run_orders import RunOrders
-from .run_registry import Adopted, RunRegistry
-from .submission import Submission
+from .runs import Runs
 from .surroundings import OwnSurroundings, fixed_names
 
 # The agent gives ranks a second to leave; then everything is killed.
@@ -95,7 +94,7 @@ class Session:
         )
         started_at = time.monotonic() if started_at is None else started_at
         self.life = Life(self.num_ranks, started_at, on_progress)
-        self.features = Features(self, ticket.name, ticket.fold_numbers)
+        self.features = Features(ticket.name, ticket.fold_numbers)
         self._sink, self._steal = sink, steal
         self._hosts: HostConnections | None = None  # made by the link's thread
         self._owner_pid = os.getpid()
@@ -112,29 +111,11 @@ class Session:
         self._has_left = False
         self._surroundings = OwnSurroundings.now()  # as the ranks have them
         self._fixed_names = fixed_names(ticket, self._surroundings.environment)
-        self._link = Link(
-            self._connect,
-            self._core,
-            agent_end,
-            self._note_change,
-            self._adopt,
-            self.features.take,
-            self._release,
-        )
-        self.orders = RunOrders(self._link, ticket.num_ranks, self._beside_runs)
-        self.runs = RunRegistry(ticket.num_ranks, self.orders)
+        self._link = Link(self, self._core, agent_end)
+        self.runs = Runs(self, self._link, ticket.num_ranks)
         self.code: CodeSync | None = None
         if ticket.agents and ticket.roots:
             self.code = sync_through(lambda: self._hosts, self._link, ticket)
-        self.submission = Submission(
-            self._link,
-            self.runs,
-            self.features.follow,
-            self._check_usable,
-            self._is_over,
-            self.states,
-            None if self.code is None else self.code.bring,
-        )
         self._at_exit = AtExit(self._is_kept, self.stop, self._order_end, self._leave_alive)
         self._link.start()  # last, as the agent's first message may need all of the above
 
@@ -256,7 +237,7 @@ class Session:
             MeshUsageError: a new host cannot take a lost one's place.
             HostError: no lost host could be brought back.
         """
-        self._check_usable(())
+        self.check_usable(())
         why_not, before = "", self.host_names  # why not: some hosts have not been brought back
         if self._hosts is not None and isinstance(self._launcher, HostAgents):
             post, code = self._link.post, self.code
@@ -269,7 +250,7 @@ class Session:
         try:
             report = self.ask(lambda core, now: core.heal(now), None)
         except KeyboardInterrupt:
-            self.orders.post_if_open(lambda core, now: core.abandon_heal())
+            self.runs.post_if_open(lambda core, now: core.abandon_heal())
             raise
         report = report or HealReport(failure="the mesh has ended")
         notes = (*report.notes, *describe_replaced(before, self.host_names))
@@ -292,7 +273,7 @@ class Session:
             MeshUsageError: ranks run something, or are dead; nothing has changed.
             HostError: a new host cannot be used; nothing has changed.
         """
-        self._check_usable(())
+        self.check_usable(())
         self._link.check_may_wait()
         return resize(
             plan,
@@ -316,13 +297,13 @@ class Session:
         else:  # whose agent writes the ticket
             number = self._ticket.num_resizes + 1
             self._ticket = msgspec.structs.replace(self._ticket, num_ranks=size, num_resizes=number)
-        self.num_ranks = self.life.num_ranks = self.orders.num_ranks = self.runs.num_ranks = size
+        self.num_ranks = self.life.num_ranks = self.runs.num_ranks = size
         self.dims = dict(dims)
 
     def reshaped(self, dims: Mapping[str, int]) -> None:
         """Note that the ranks' DeviceMesh has new dims, and post that to the agent."""
         self.dims = dict(dims)
-        self.orders.post_if_open(lambda core, now: core.set_dims(dims))
+        self.runs.post_if_open(lambda core, now: core.set_dims(dims))
 
     def wait_until_ready(self, timeout_s: float) -> None:
         """Wait until every rank of the mesh is ready.
@@ -372,7 +353,7 @@ class Session:
         Raises:
             HostError: a host is lost, or not heard; the ranks are as they were.
         """
-        self._check_usable(())
+        self.check_usable(())
         self._link.check_may_wait()
         if self._hosts is not None:
             self._hosts.check_all_heard()
@@ -392,7 +373,7 @@ class Session:
         if isinstance(self.life.end, Detached):  # another one's, or nobody's
             self._leave()
             return
-        self.orders.post_if_open(lambda core, now: core.stop())
+        self.runs.post_if_open(lambda core, now: core.stop())
         if self._ticket.agents:  # whose processes are seen through their connections only
             self.life.wait(lambda: False, _STOP_S, lambda: None)
         if not self._launcher.wait(_STOP_S):
@@ -417,7 +398,7 @@ class Session:
         """
         self._link.check_may_wait()
         if self.life.end is not None:
-            self._check_usable(())
+            self.check_usable(())
         if self.lease_s <= 0:
             raise MeshUsageError(
                 "this mesh has no lease, so it would end: start it with `--lease 30m` "
@@ -438,12 +419,39 @@ class Session:
         shape = ", ".join(f"{name}={size}" for name, size in self.dims.items())
         return f"{self.name}: {self.num_ranks} ranks ({shape}), {self.state}"
 
-    # ---- inside
+    # ---- for the link, on its thread
 
-    def _connect(self) -> AnyConnection:
+    def connect(self) -> AnyConnection:
+        """Connect to the mesh's agents."""
         connection = connect(self._ticket, self._steal, self._lost)
         self._hosts = connection if isinstance(connection, HostConnections) else None
         return connection
+
+    def adopt(self, welcome: Welcome) -> Adopted:
+        """Take over the runs in flight of an earlier controller."""
+        if welcome.mesh_dim_names:
+            self.dims = dict(zip(welcome.mesh_dim_names, welcome.mesh_shape, strict=True))
+        return self.runs.adopt(welcome, self._sink or ConsoleSink())
+
+    def note(self, change: Change) -> None:
+        """Note a change of the mesh's state."""
+        self.life.note(change)
+        self.features.note(change, self.ending)
+
+    def take(self, run: int, ranks: tuple[int, ...], parcel: Parcel[Any]) -> None:
+        """Handle a message of ranks that is no output or answer."""
+        self.features.take(run, ranks, parcel)
+
+    def forget(self, run: int) -> None:
+        """Note that a run is not in flight any more."""
+        self.runs.forget(run)
+
+    def note_closed(self) -> None:
+        """Handle the link's end: drop the exit handler if another controller holds the mesh."""
+        if isinstance(self.life.end, Detached):
+            self._at_exit.forget()
+
+    # ---- inside
 
     def _leave(self) -> None:
         """Close the link and all live views: this process has nothing more to do with the mesh."""
@@ -451,13 +459,8 @@ class Session:
         if not self._has_left:
             self._has_left = True
             self._link.close()
-            self.features.end()
+            self.features.end(self.ending)
             self._launcher.leave()
-
-    def _release(self) -> None:
-        """Handle the link's end: drop the exit handler if another controller holds the mesh."""
-        if isinstance(self.life.end, Detached):
-            self._at_exit.forget()
 
     def _give_up(self) -> None:
         """End a mesh that did not become ready within the start's time-out."""
@@ -468,7 +471,7 @@ class Session:
         return self._ticket.is_lease_chosen or bool(self.runs.busy_ranks())
 
     def _order_end(self) -> None:
-        self.orders.post_if_open(lambda core, now: core.stop())
+        self.runs.post_if_open(lambda core, now: core.stop())
 
     def _leave_alive(self) -> None:
         """Leave the mesh to its lease; if it has none, end it."""
@@ -478,30 +481,19 @@ class Session:
         else:
             self.stop()
 
-    def _adopt(self, welcome: Welcome) -> Adopted:
-        """Take over the runs in flight of an earlier controller; called in the link's loop."""
-        if welcome.mesh_dim_names:
-            self.dims = dict(zip(welcome.mesh_dim_names, welcome.mesh_shape, strict=True))
-        return self.runs.adopt(welcome, self._sink or ConsoleSink())
-
-    def _beside_runs(self, ranks: Sequence[int]) -> list[int]:
-        """Return the queries in flight on some ranks."""
-        return [run.number for run in self.runs.on(ranks) if run.is_query]
-
-    def _is_over(self) -> bool:
+    def is_over(self) -> bool:
+        """Return whether the mesh has ended or the session has left it."""
         return self.life.end is not None or self._has_left
 
-    def _check_usable(self, ranks: Sequence[int]) -> None:
-        if self.state != "ready":
+    def check_usable(self, ranks: Sequence[int]) -> None:
+        """Raise an error if the mesh has ended or one of some ranks is dead."""
+        if self.life.state != "ready":
             raise refuse_use(self.name, self.life.end, self.state)
-        if beyond := [rank for rank in ranks if rank >= self.num_ranks]:
+        if max(ranks, default=0) >= self.num_ranks:
+            beyond = [rank for rank in ranks if rank >= self.num_ranks]
             raise MeshUsageError(
                 f"there is no {describe_ranks(beyond)} any more: the mesh has {self.num_ranks} "
                 "ranks since its last `%dist_resize`"
             )
         if self._core.dead and (dead := [rank for rank in ranks if rank in self._core.lost]):
             raise refuse_dead(dead, self._core.dead[dead[0]])
-
-    def _note_change(self, change: Change) -> None:
-        self.life.note(change)
-        self.features.note(change)

@@ -16,8 +16,8 @@ from cellmesh.controller.core.sweeps import MAX_WATCHED, WATCH_AFTER_S
 from cellmesh.controller.output.console import ConsoleSink
 from cellmesh.controller.output.printer import Printer
 from cellmesh.controller.run import Run
-from cellmesh.controller.session import run_registry as catalogs
-from cellmesh.controller.session.run_registry import RunRegistry
+from cellmesh.controller.session import runs as runs_module
+from cellmesh.controller.session.runs import Runs
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.messages import Died, Done, Interrupt, Pickled
 from cellmesh.wire.status import Probe, RankState
@@ -34,9 +34,10 @@ def make_run(number: int, ranks: Sequence[int]) -> Run[Any]:
     return Run(number, work_item(ranks), Printer(ranks, ConsoleSink()), FakeControl())
 
 
-def in_flight(*runs: tuple[Sequence[int], int]) -> RunRegistry:
+def in_flight(*runs: tuple[Sequence[int], int]) -> Runs:
     """Runs of these ranks with so many bytes, the oldest first."""
-    catalog = RunRegistry(4, FakeControl())
+    link: Any = FakeControl()
+    catalog = Runs(link, link, 4)
     for number, (ranks, num_bytes) in enumerate(runs, 1):
         catalog.add(make_run(number, ranks), num_bytes)
     return catalog
@@ -66,7 +67,7 @@ def test_room(
     runs: Any, ranks: Sequence[int], num_bytes: int, has_room: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not num_bytes or (num_bytes == MB and len(runs) < 100):
-        monkeypatch.setattr(catalogs, "MAX_RUNS", 10)
+        monkeypatch.setattr(runs_module, "MAX_RUNS", 10)
     assert in_flight(*runs).has_room(ranks, num_bytes) is has_room
 
 
@@ -78,6 +79,7 @@ def test_ended_runs_of_a_rank_make_room() -> None:
     assert not catalog.has_room([1], 200 * MB)
     first.settle((1,), Parcel(Done(1)), 0.0)
     first.finish(0.0)
+    catalog.forget(1)
     assert catalog.has_room([1], 200 * MB)
     assert not catalog._num_bytes.keys() - {2}
 

@@ -1,0 +1,337 @@
+"""The runs of one session: submits and numbers them, bounds how many are in flight, carries out
+users' orders about them, and takes over those of an earlier controller.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from ...errors import NoMeshError
+from ...stdlib import time
+from ...wire.attach import RunInfo, Welcome
+from ...wire.host import format_span
+from ...wire.limits import COUNTED_BYTES, MAX_RUN_BYTES, MAX_RUNS, may_wait_for
+from ...wire.status import RankState
+from ...wire.user_code import RunCall, RunCell
+from ...wire.values import PullNames
+from ..code_files.sync import CodeSync
+from ..core.core import Core, Effect
+from ..news import News
+from ..output.console import Sink
+from ..output.fold import Block, Live
+from ..output.printer import Printer
+from ..run import Run
+from ..work_item import WorkItem
+from .features import Features
+from .link import Adopted, Command, Link
+
+# How often a thread that waits until it may submit asks ranks whether they wait for idle ones.
+_LOOK_UP_S = 0.5
+_ANSWER_S = 5.0
+
+
+class Owner(Protocol):
+    """Protocol of the session whose runs they are."""
+
+    features: Features
+    code: CodeSync | None
+
+    def check_usable(self, ranks: Sequence[int]) -> None:
+        """Raise an error if the mesh has ended or one of some ranks is dead."""
+
+    def is_over(self) -> bool:
+        """Return whether the mesh has ended or the session has left it."""
+
+    def states(self, ranks: Sequence[int]) -> Mapping[int, RankState]:
+        """Ask ranks what they are doing."""
+
+
+class HeadedSink:
+    """A sink of output that shows a heading before its first output.
+
+    Args:
+        sink: where it goes.
+        heading: what it says.
+    """
+
+    def __init__(self, sink: Sink, heading: str) -> None:
+        self._sink = sink
+        self._heading = heading
+
+    def show(self, blocks: Sequence[Block | Live]) -> None:
+        self._say_heading()
+        self._sink.show(blocks)
+
+    def note(self, text: str) -> None:
+        self._say_heading()
+        self._sink.note(text)
+
+    def status(self, text: str, final: bool) -> None:
+        self._sink.status(text, final)
+
+    def _say_heading(self) -> None:
+        heading, self._heading = self._heading, ""
+        if heading:
+            self._sink.note(heading)
+
+
+def adopt(
+    welcome: Welcome, num_ranks: int, sink: Sink, make_run: Callable[[RunInfo, Printer], Run[Any]]
+) -> Adopted:
+    """Make runs of those that an agent has in flight from an earlier controller.
+
+    Args:
+        welcome: its greeting.
+        num_ranks: of the mesh.
+        sink: the attaching cell's.
+        make_run: makes a run.
+    """
+    if welcome.next_run == 1:  # nobody was here before
+        return Adopted((), None)
+    headed = HeadedSink(sink, heading_for(welcome))
+    runs = [make_run(info, Printer(info.ranks, headed)) for info in welcome.runs]
+    return Adopted(runs, Printer(range(num_ranks), headed))
+
+
+def heading_for(welcome: Welcome) -> str:
+    """Return the heading of output that the agent kept while no controller was attached."""
+    text = f"nobody was attached for {format_span(welcome.away_s)}; what the ranks have shown since"
+    if welcome.num_dropped_bytes:
+        text += (
+            f" (without the first {welcome.num_dropped_bytes / 1e6:,.1f} MB; `%dist_logs` has "
+            "them, as far as logs reach)"
+        )
+    return f"{text}:"
+
+
+class Runs:
+    """The runs of one session: submits them, keeps those in flight, and carries out users' orders
+    about them. Runs call it as their `RunControl`. Usable on any thread.
+
+    Args:
+        session: of the mesh.
+        link: to the agents.
+        num_ranks: of the mesh.
+
+    Attributes:
+        living: the runs in flight by their numbers, in the order sent.
+    """
+
+    def __init__(self, session: Owner, link: Link, num_ranks: int) -> None:
+        self._session, self._link = session, link
+        self.num_ranks = num_ranks
+        self._lock = threading.Lock()
+        self._num_runs = 0
+        self._num_cells = 0
+        self.living: dict[int, Run[Any]] = {}
+        self._num_bytes: dict[int, int] = {}  # run -> of its arguments, where they are not small
+        self._ends = News()  # of runs
+        self._adopted: tuple[Run[Any], ...] = ()
+        self.check_may_wait = link.check_may_wait
+
+    # ---- submitting
+
+    def start_run(self, item: WorkItem, printer: Printer) -> Run[Any]:
+        """Send work to ranks as a run; waits while too much work is in flight (`make_room`).
+
+        Args:
+            item: the work.
+            printer: shows its output.
+
+        Raises:
+            NoMeshError: the mesh has ended.
+            RankDied: one of the ranks is dead.
+        """
+        is_full = len(self.living) >= MAX_RUNS or item.num_bytes >= COUNTED_BYTES
+        if is_full and item.kind.needs_room:
+            self.make_room(item.ranks, item.num_bytes)
+        self._session.check_usable(item.ranks)
+        code = self._session.code
+        if code is not None and item.kind.fills and not self._link.is_in_loop():
+            code.bring(not item.kind.is_cell)
+        with self._lock:
+            self._num_runs += 1
+            number = self._num_runs
+        run: Run[Any] = Run(number, item, printer, self)
+        parcel = item.relay(number)
+        try:
+            self.add(run, item.num_bytes)
+            if run.is_cell:
+                self._session.features.follow(run)
+            self._link.submit(run, parcel)
+        except BaseException:  # Ctrl-C, before or after it was sent
+            self.post_if_open(lambda core, now: self._forget_unsent(number))
+            raise
+        return run
+
+    def make_room(self, ranks: Sequence[int], num_bytes: int) -> None:
+        """Wait until a run with so many bytes of arguments may be sent (`has_room`), unless a rank
+        waits for idle ranks, which may need that very run.
+
+        Ctrl-C ends the wait. A callback in the link's loop does not wait, as only that loop
+        receives the answers that make room.
+
+        Raises:
+            NoMeshError, RankDied: as `start_run`.
+        """
+
+        def may_go_on() -> bool:
+            return self._session.is_over() or self.has_room(ranks, num_bytes)
+
+        self._session.check_usable(ranks)
+        if self._link.is_in_loop():
+            return
+        all_ranks = range(self.num_ranks)
+        while not may_go_on():
+            until = time.monotonic() + _LOOK_UP_S
+            self._ends.wait_for(may_go_on, _LOOK_UP_S)
+            if time.monotonic() >= until:
+                idle = set(all_ranks) - self.busy_ranks()
+                states = self._session.states(all_ranks)
+                if any(may_wait_for(state, idle) for state in states.values()):
+                    return
+
+    def _forget_unsent(self, number: int) -> Sequence[Effect]:
+        """Forget a run if it was not sent, as it would keep its ranks busy forever."""
+        if not self._link.has(number):
+            self.forget(number)
+        return ()
+
+    # ---- orders
+
+    def post_if_open(self, command: Command) -> None:
+        """Have the core execute a command, unless the link is closed."""
+        with contextlib.suppress(NoMeshError):
+            self._link.post(command)
+
+    def wait_for(self, number: int) -> None:
+        """Note that the caller waits for a run on some ranks, and submits nothing else."""
+        self.post_if_open(lambda core, now: core.wait_for(number))
+
+    def begin_wait(self, number: int, ranks: Sequence[int]) -> None:
+        """Note that the user waits for a run's end on these ranks, and submits nothing else."""
+        if len(ranks) < self.num_ranks:  # else there is none that would have to join it
+            self.wait_for(number)
+
+    def interrupt(self, runs: Sequence[Run[Any]]) -> None:
+        """Interrupt runs in flight, given with the oldest first; does not wait for their ends."""
+        for run in runs:
+            run.note_interrupted()
+        numbers = [run.number for run in reversed(runs)]
+        self.post_if_open(lambda core, now: core.interrupt_all(numbers, now))
+
+    def interrupt_run(self, number: int, ranks: Sequence[int]) -> None:
+        """Interrupt a run, and older queries on its ranks, for which it may wait."""
+        self.give_up(number)
+        for run in self.on(ranks):
+            if run.is_query and run.number < number:
+                self.give_up(run.number)
+
+    def give_up(self, number: int) -> None:
+        """Interrupt one run and no other: its user has stopped waiting for it."""
+        self.post_if_open(lambda core, now: core.interrupt(number))
+
+    def reply(self, requests: Mapping[int, int], text: str, is_end: bool = False) -> None:
+        """Send the user's input to ranks that asked for it (rank -> request)."""
+        self.post_if_open(lambda core, now: core.reply(requests, text, is_end))
+
+    def condemned(self) -> set[int]:
+        """Return the ranks that will be killed unless they end their interrupted run before, once
+        earlier orders have been executed.
+        """
+        found: Future[set[int]] = Future()
+
+        def look(core: Core, now: float) -> Sequence[Effect]:
+            found.set_result(core.condemned)
+            return ()
+
+        try:
+            self._link.post(look)
+            return found.result(_ANSWER_S)
+        except (NoMeshError, TimeoutError):
+            return set()
+
+    # ---- in flight
+
+    def add(self, run: Run[Any], num_bytes: int = 0) -> None:
+        """Register a run as in flight until `forget`, with the bytes of its arguments."""
+        self.living[run.number] = run
+        if num_bytes >= COUNTED_BYTES:
+            self._num_bytes[run.number] = num_bytes
+
+    def has_room(self, ranks: Iterable[int], num_bytes: int) -> bool:
+        """Return whether another run with so many bytes of arguments may be sent to these ranks.
+
+        What a rank may be executing does not count, and one more may always wait: runs of several
+        ranks may have to meet.
+        """
+        if len(self.living) >= MAX_RUNS:
+            return False
+        sizes = self._num_bytes.copy()
+        if num_bytes < COUNTED_BYTES or sum(sizes.values()) + num_bytes <= MAX_RUN_BYTES:
+            return True
+        waiting: dict[int, list[int]] = {rank: [] for rank in ranks}
+        for number, each in sizes.items():
+            run = self.living.get(number)
+            for rank in run.waiting_ranks() if run is not None else ():
+                if rank in waiting:
+                    waiting[rank].append(each)
+        return all(
+            len(own) < 2 or sum(own[1:]) + num_bytes <= MAX_RUN_BYTES for own in waiting.values()
+        )
+
+    def count_cell(self) -> int:
+        """Return an execution count for a cell that has none from a notebook."""
+        self._num_cells += 1
+        return self._num_cells
+
+    def all(self) -> tuple[Run[Any], ...]:
+        """Return the runs in flight, oldest first; after an attach, also those that were in flight
+        then.
+        """
+        runs = {run.number: run for run in (*self._adopted, *self._in_flight())}
+        return tuple(run for _, run in sorted(runs.items()))
+
+    def on(self, ranks: Iterable[int]) -> list[Run[Any]]:
+        """Return the runs in flight on any of these ranks, oldest first."""
+        wanted = set(ranks)
+        return [run for run in self._in_flight() if wanted.intersection(run.waiting_ranks())]
+
+    def busy_ranks(self) -> set[int]:
+        """Return the ranks that have work they have not ended; queries do not count."""
+        return {
+            rank for run in self._in_flight() if not run.is_query for rank in run.waiting_ranks()
+        }
+
+    def adopt(self, welcome: Welcome, sink: Sink) -> Adopted:
+        """Take over the runs that an agent has in flight, and number new runs after them."""
+        with self._lock:
+            self._num_runs = max(self._num_runs, welcome.next_run - 1)
+        self._num_cells = max(
+            (info.execution_count for info in welcome.runs), default=self._num_cells
+        )
+        adopted = adopt(welcome, self.num_ranks, sink, self._adopt_run)
+        self._adopted = tuple(adopted.runs)
+        return adopted
+
+    def _adopt_run(self, info: RunInfo, printer: Printer) -> Run[Any]:
+        kind = RunCell if info.execution_count else RunCall
+        # Another controller has sent the work; only its kind is known.
+        item = WorkItem(PullNames(info.run, ""), kind, info.ranks, title=info.title or "a call")
+        run: Run[Any] = Run(info.run, item, printer, self)
+        self.add(run)
+        return run
+
+    def forget(self, number: int) -> None:
+        """Note that a run is not in flight any more."""
+        self.living.pop(number, None)
+        if self._num_bytes:
+            self._num_bytes.pop(number, None)
+        self._ends.report()
+
+    def _in_flight(self) -> list[Run[Any]]:
+        return list(self.living.copy().values())
