@@ -80,7 +80,7 @@ FEATURES = (
     ),
     Feature(
         "session",
-        1358,
+        1089,
         "controller/session/",
     ),
     Feature(

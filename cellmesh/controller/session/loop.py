@@ -14,7 +14,7 @@ class Loop:
 
     Attributes:
         pid: the process that has the loop.
-        thread: the identifier of the loop's thread; 0 before it runs.
+        thread: the identifier of the loop's thread; 0 before it runs, and after its end.
     """
 
     def __init__(self) -> None:
@@ -84,5 +84,6 @@ class Loop:
         return ready
 
     def close(self) -> None:
-        """Close the loop's own descriptor."""
+        """Close the loop's own descriptor, as its thread ends."""
+        self.thread = 0  # another thread may get the number
         os.close(self._wake)

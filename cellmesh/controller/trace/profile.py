@@ -7,23 +7,32 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ...errors import HostError, MeshUsageError, RankFailure, RanksInterrupted
 from ...wire.ranks import describe_groups, format_ranks
 from ...wire.trace import BeginProfile, EndProfile, OperatorKind, RankProfile, read_epoch_ns
 from ..core.clocks import ClockOffset, describe_clocks
+from ..rank_set import RankSet
 from ..run import Run
 from .chrome import merge_traces
 from .clocks import epoch_offsets, profile_on_our_clock
 from .lateness import Lateness, add_up_lateness, describe_lateness
 from .operations import MESSAGES, Match, Operation, match, with_waits
 
-if TYPE_CHECKING:
-    from ..ranks import Ranks
-
 # A longer trace of one rank is not sent, and stays where the rank has written it.
 MAX_TRACE_BYTES = 64 << 20
+
+
+class Ranks(Protocol):
+    """Protocol of the public `Ranks`, which import this module."""
+
+    rank_set: RankSet
+
+    def submit_cell(
+        self, source: str, *, execution_count: int = 0, argv: str | None = None
+    ) -> Run[None]:
+        """Run source in the ranks' namespace, and return without waiting."""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ from .healing import Healer
 from .init_process_group import DefaultGroup, torch_init_process_group
 from .interruptible_wait import Patience
 from .model_reset import BackwardPasses, HealCallbacks, note_reducers
-from .op_tracking import Ledger
+from .op_tracking import Ledger, TrackedGroup
 from .rendezvous import Rendezvous, Session
 from .signatures import Signed, as_begun, compare_first
 from .store import MeshStore
@@ -145,7 +145,7 @@ class Groups:
         self._mesh, self.mesh = MeshPlan(tuple(names), tuple(shape), first_group), mesh
         return mesh
 
-    def _compare_first(self, group: HealableGroup, signed: Signed) -> None:
+    def _compare_first(self, group: TrackedGroup, signed: Signed) -> None:
         """Compare the first collective of a run on a group with the other members' (`Ledger`)."""
         # Keys differ where ranks began different runs, or are at different numbers: a verdict says
         # so once they wait.

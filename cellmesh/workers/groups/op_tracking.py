@@ -14,7 +14,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import ProcessGroup, Work
@@ -23,16 +23,15 @@ from torch._C._dynamo import eval_frame
 from ...stdlib import threading, time
 from ...wire import groups as wire
 from ...wire.groups import GroupCount, InFlight
+from ...wire.trace import What
 from ..static_lookup import module_of
 from ..trace.recorder import Spans
 from .abort import Drain
 from .any_backend import ForeignWork
 from .gate import Gate
+from .group_factory import GroupPlan
 from .interruptible_wait import Patience, PatientCollective, PatientMessage, PatientReceive
 from .signatures import Signed, signer
-
-if TYPE_CHECKING:
-    from .healable_group import HealableGroup
 
 # What users call the methods of ProcessGroup; a `_coalesced` or unknown one keeps its own name.
 _LABELS = {
@@ -77,7 +76,7 @@ class CollectiveRecord:
 
 # An operation's label, its group, when it was begun, how to reach its Work (None while it is
 # called), its number on the group or among the messages with its peer, and that peer.
-Begun = tuple[str, "HealableGroup", float, Callable[[], Work | None] | None, int, int]
+Begun = tuple[str, "TrackedGroup", float, Callable[[], Work | None] | None, int, int]
 
 
 @dataclass
@@ -93,9 +92,9 @@ class Ledger:
     # Counts the stops and heals after which ranks may go on from different places: the next
     # collective on each group is compared.
     num_doubts: int = 0
-    compare_first: Callable[[HealableGroup, Signed], None] = lambda group, signed: None
+    compare_first: Callable[[TrackedGroup, Signed], None] = lambda group, signed: None
     # The groups that have begun collectives since `mark`.
-    touched: list[HealableGroup] = field(default_factory=list)
+    touched: list[TrackedGroup] = field(default_factory=list)
     last: Begun | None = None  # of the main thread
     before_run: float = 0.0  # when the last one before the current run was begun
     # Those that were under way when others were begun, oldest first: the last one may fail or end
@@ -120,7 +119,7 @@ class Ledger:
         while earlier and not _is_under_way(earlier[0]):
             earlier.popleft()
 
-    def forget(self, group: HealableGroup) -> None:
+    def forget(self, group: TrackedGroup) -> None:
         """Drop all records of operations of a group."""
         self.touched = [other for other in self.touched if other is not group]
         group.is_touched = False
@@ -208,6 +207,45 @@ class Ledger:
                 continue
 
 
+class TrackedGroup(Protocol):
+    """Protocol of a `HealableGroup`, as the ledger and the forwarded methods use it."""
+
+    _ledger: Ledger
+    _inner: Any
+    _backward_work: Work | None
+    _from_anyone: list[Work]
+    _num_sent: dict[int, int]
+    _num_received: dict[int, int]
+    is_touched: bool
+    is_gloo: bool
+    num_collectives: int
+    num_doubts: int
+    plan: GroupPlan
+    recent: deque[Signed]
+    whats: dict[str, What]
+
+    @property
+    def group_name(self) -> str: ...
+
+    @property
+    def label(self) -> str: ...
+
+    @property
+    def gives_up_soon(self) -> bool: ...
+
+    def size(self) -> int: ...
+
+    def global_rank(self, rank: int) -> int: ...
+
+    def count(self, with_messages: bool = True, with_recent: bool = False) -> GroupCount: ...
+
+    def what(self, label: str) -> What: ...
+
+    def forget_backward(self) -> None: ...
+
+    def _settle_from_anyone(self) -> None: ...
+
+
 def _is_under_way(begun: Begun) -> bool:
     find_work = begun[3]
     if find_work is None:
@@ -230,7 +268,7 @@ def has_ended_well(work: Work) -> bool:
 
 
 def _begin(
-    group: HealableGroup,
+    group: TrackedGroup,
     label: str,
     call: Callable[..., Any],
     args: Any,
@@ -313,7 +351,7 @@ def _collective(method: str) -> Callable[..., Any]:
     label = _LABELS.get(method, method)
     sign = signer(method)
 
-    def begin(self: HealableGroup, *args: Any, **kwargs: Any) -> Any:
+    def begin(self: TrackedGroup, *args: Any, **kwargs: Any) -> Any:
         gate = self._ledger.gate
         if gate.is_closed:
             gate.enter(self.size())
@@ -339,7 +377,7 @@ def _collective(method: str) -> Callable[..., Any]:
 def _message(method: str) -> Callable[..., Any]:
     label = _LABELS.get(method, method)
 
-    def begin(self: HealableGroup, *args: Any, **kwargs: Any) -> Any:
+    def begin(self: TrackedGroup, *args: Any, **kwargs: Any) -> Any:
         gate = self._ledger.gate
         if gate.is_closed:
             gate.enter(self.size())
@@ -364,14 +402,14 @@ def _message(method: str) -> Callable[..., Any]:
 
 
 def _passed_on(method: str) -> Callable[..., Any]:
-    def call(self: HealableGroup, *args: Any, **kwargs: Any) -> Any:
+    def call(self: TrackedGroup, *args: Any, **kwargs: Any) -> Any:
         return getattr(self._inner, method)(*args, **kwargs)
 
     return call
 
 
 def _passed_on_property(name: str) -> property:
-    def write(self: HealableGroup, value: Any) -> None:
+    def write(self: TrackedGroup, value: Any) -> None:
         setattr(self._inner, name, value)
 
     return property(lambda self: getattr(self._inner, name), write)
@@ -384,7 +422,7 @@ def is_operation(name: str) -> bool:
     return name == "monitored_barrier" or bool(found and not name.endswith("_coalescing"))
 
 
-def pass_on_everything(kind: type[HealableGroup]) -> None:
+def pass_on_everything(kind: type[TrackedGroup]) -> None:
     """Add to `HealableGroup` the methods and properties of ``ProcessGroup`` that it lacks."""
     left_alone = eval_frame._FrameExecStrategy(
         eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP

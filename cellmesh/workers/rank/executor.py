@@ -23,8 +23,9 @@ from ..run_tracker import RunRecord, RunTracker, name_of
 from ..static_lookup import traceback_of
 from .child_processes import end_children, run_fork_hooks
 from .failures import Failures
-from .features import Packed, RankContext, load
+from .features import Packed, RankContext
 from .given_names import GivenNames
+from .loading import load
 from .memory import MemoryMeter
 from .shell import remember_error
 from .streams import Pump

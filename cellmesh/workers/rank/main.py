@@ -44,9 +44,10 @@ from .compiler import bound_source_files
 from .control import ControlThread
 from .executor import Executor
 from .failures import Failures, find_lost_context, report_lost_context
-from .features import RankContext, load, load_or_say
+from .features import RankContext
 from .import_hooks import build_whole_files
 from .interrupts import Interrupts, bound_switch_interval
+from .loading import load, load_or_say
 from .memory import MemoryMeter
 from .shell import RankShell
 from .stdin import Asker

@@ -30,7 +30,7 @@ from ...wire import payload
 from ..static_lookup import plain_traceback, text_of, traceback_of
 from .child_processes import status_of
 from .compiler import RankCompiler, parse_again
-from .features import load
+from .loading import load
 from .stack_inspection import Place, is_machinery, lines_of, place_of
 from .streams import RankDisplayHook, RankDisplayPublisher, Show
 from .tracebacks import (

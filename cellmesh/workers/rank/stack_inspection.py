@@ -22,7 +22,7 @@ import types
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch.distributed import Work
 
@@ -30,14 +30,17 @@ from ...stdlib import threading
 from ..static_lookup import module_of, traceback_of
 from .compiler import parse_again
 
-if TYPE_CHECKING:
-    from .shell import RankShell
-
-
 _MACHINERY = ("IPython.core.", "cellmesh.")
 
 # The collector is the process's: who turns it on again must be the last who wants it off.
 _LOCK = threading.Lock()
+
+
+class Cells(Protocol):
+    """Protocol of the rank's shell, which knows its cells."""
+
+    def cell_of(self, filename: str) -> int:
+        """Return the execution count of the cell that has this filename; 0 if none has."""
 
 
 @contextlib.contextmanager
@@ -288,7 +291,7 @@ class Place:
     inner: str = ""
 
 
-def place_of(frames: Iterable[tuple[types.CodeType, int]], shell: RankShell) -> Place:
+def place_of(frames: Iterable[tuple[types.CodeType, int]], shell: Cells) -> Place:
     """Return the place of code in cells.
 
     Args:
@@ -344,7 +347,7 @@ def _runs_file(code: types.CodeType) -> bool:
     return code.co_name == "<module>" and name.startswith("/") and not is_of_library(name)
 
 
-def describe_call(frames: Sequence[tuple[types.CodeType, int]], shell: RankShell) -> str:
+def describe_call(frames: Sequence[tuple[types.CodeType, int]], shell: Cells) -> str:
     """Return in words which line of the user's made a call; "" if that is not known.
 
     Args:
@@ -362,7 +365,7 @@ def describe_call(frames: Sequence[tuple[types.CodeType, int]], shell: RankShell
     return f"{shorten_path(users[-1][0].co_filename)} line {users[-1][1]}" if users else ""
 
 
-def look_at_main_thread(shell: RankShell) -> Activity:
+def look_at_main_thread(shell: Cells) -> Activity:
     """Return where the main thread is, by its stack; it may have moved on since."""
     return _read(stack_of_main_thread(), shell)
 
@@ -409,7 +412,7 @@ def _is_collective(code: types.CodeType) -> bool:
     return code.co_filename.endswith(_COLLECTIVES) and code.co_name not in _WRAPPERS
 
 
-def _read(stack: Sequence[types.FrameType], shell: RankShell) -> Activity:
+def _read(stack: Sequence[types.FrameType], shell: Cells) -> Activity:
     innermost, user = stack[0] if stack else None, None
     collective = ""
     for frame in stack:
@@ -440,7 +443,7 @@ def _read(stack: Sequence[types.FrameType], shell: RankShell) -> Activity:
 _OWN_THREADS = "cellmesh-"
 
 
-def format_stacks(shell: RankShell, all_threads: bool = False) -> str:
+def format_stacks(shell: Cells, all_threads: bool = False) -> str:
     """Return as text the stack of the main thread, or of all threads that user code has started."""
     stacks = stacks_of_threads()
     main = threading.main_thread()
@@ -461,7 +464,7 @@ def shorten_path(name: str) -> str:
     return name
 
 
-def _format_stack(stack: Sequence[types.FrameType], shell: RankShell) -> str:
+def _format_stack(stack: Sequence[types.FrameType], shell: Cells) -> str:
     outermost_first = stack[::-1]
     frames = outermost_first[user_part(outermost_first, shell)]
     if not frames:

@@ -39,7 +39,7 @@ def test_ranks_that_ask_alike_are_put_together_after_a_moment() -> None:
     assert prompt is not None
     assert prompt.labelled == "[0,2] name? "
     assert prompts.close(prompt, 11.0) == {0: 4, 2: 9}
-    assert not prompts
+    assert not prompts.open
 
 
 def test_if_all_that_run_ask_alike_there_is_no_wait() -> None:
