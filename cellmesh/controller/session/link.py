@@ -187,9 +187,8 @@ class Link:
         Not from the link's own thread.
         """
         with self._lock:
-            if not self._closing:
-                self._closing = True
-                self._loop.rouse()
+            self._closing = True
+            self._loop.rouse()
         self._thread.join()
 
     # ---- the loop
@@ -211,7 +210,8 @@ class Link:
         self._faults.guard(self._serve_rest, connection, problem)
         if connection is not None:
             self._faults.guard(connection.close)
-        self._loop.close()
+        with self._lock:
+            self._loop.close()
         os.close(self._agent)
         self._faults.guard(self._owner.note_closed)
 
@@ -240,7 +240,7 @@ class Link:
         while True:
             now = time.monotonic()
             effects: list[Effect] = self._obey(now) if self._commands else []
-            num_heard = self._hear(connection, effects, now) if connection.has_news() else 0
+            num_heard = self._hear(connection, effects, now)
             if self._agent_has_ended and not num_heard:  # only once nothing is left to read
                 effects += self._core.agent_ended("its agent's process ended")
             try:

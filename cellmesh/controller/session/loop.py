@@ -55,8 +55,9 @@ class Loop:
             )
 
     def rouse(self) -> None:
-        """Have `wait` return; not after `close`."""
-        os.eventfd_write(self._wake, 1)
+        """Have `wait` return; does nothing after `close`, which must not run at the same time."""
+        if self._wake >= 0:
+            os.eventfd_write(self._wake, 1)
 
     # ---- on the loop's thread
 
@@ -86,4 +87,5 @@ class Loop:
     def close(self) -> None:
         """Close the loop's own descriptor, as its thread ends."""
         self.thread = 0  # another thread may get the number
-        os.close(self._wake)
+        wake, self._wake = self._wake, -1
+        os.close(wake)

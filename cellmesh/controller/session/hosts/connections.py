@@ -118,15 +118,6 @@ class HostConnections:
         for ready, _ in self._poll.poll(0):
             self._of[ready].note_ready(ready)
 
-    def has_news(self) -> bool:
-        """As `Connection.has_news`."""
-        if self._up:
-            return True
-        for each in self._each:  # noqa: SIM110 - on the path of each call
-            if each.has_news():
-                return True
-        return False
-
     def is_readable(self) -> bool:
         """As `Connection.is_readable`."""
         if self._up:

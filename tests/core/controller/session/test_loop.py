@@ -62,6 +62,7 @@ def test_only_the_loops_thread_may_not_wait_for_it_and_only_until_it_ends() -> N
     other.start()
     other.join()
     loop.close()
+    loop.rouse()
     loop.check_may_wait()  # as a later thread to which the system gives the same number
 
 
