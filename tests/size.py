@@ -58,10 +58,10 @@ FEATURES = (
     ),
     Feature(
         "pickling and large values",
-        1722,
+        1680,
         "wire/payload.py wire/tensors.py wire/classes.py wire/segments.py wire/bulk.py "
         "wire/values.py wire/files.py controller/values/ "
-        "controller/copying.py workers/values/ workers/rank/value_transfer.py",
+        "workers/values/ workers/rank/value_transfer.py",
     ),
     Feature(
         "edited modules",
@@ -132,8 +132,8 @@ FEATURES = (
     ),
     Feature(
         "code sync",
-        542,
-        "wire/code_files.py wire/filesystems.py controller/code_files/ "
+        504,
+        "wire/code_files.py controller/code_files/ "
         "controller/session/hosts/code.py workers/agent/code_files.py",
     ),
     Feature(
@@ -193,7 +193,7 @@ FEATURES = (
     ),
     Feature(
         "replicas",
-        1226,
+        1258,
         "wire/replicas.py controller/replicas.py workers/replicas/",
     ),
     Feature(
@@ -243,7 +243,7 @@ FEATURES = (
     ),
     Feature(
         "command line",
-        615,
+        653,
         "cli/",
     ),
     Feature(

@@ -20,11 +20,11 @@ import psutil
 from ..controller.process_memory import children_of
 from ..controller.session.hosts.standing import ask_agents, summarize
 from ..wire import marks
-from ..wire.filesystems import SHARED_FILESYSTEMS, filesystem_of
 from ..wire.host import this_place
 from ..wire.own_file import Secret
 from ..wire.prestart import kernel_of
 from ..wire.ticket import Holder, Ticket, find_tickets, read_holder
+from .filesystems import SHARED_FILESYSTEMS, filesystem_of
 
 # An agent writes its number into the ticket within a second; a loaded machine may need longer.
 STARTING_S = 60.0

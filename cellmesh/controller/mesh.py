@@ -14,12 +14,12 @@ from ..wire.groups import SetMesh
 from ..wire.messages import LogText
 from ..wire.status import HostReport, RankInfo
 from .checkpoint import save
-from .copying import copy_names
 from .core.effects import HealReport
 from .failure_summary import explain_waits
 from .mesh_dims import check_mesh, parse_mesh
 from .rank_set import RankSet
 from .ranks import Ranks
+from .replicas import copy_names
 from .resizing import plan_resize
 from .run import Run
 from .session.session import Session, StartProgress

@@ -239,7 +239,7 @@ class Ranks:
         """
         check_expression(expression)
         if gather or reduce is not None:
-            from .values.pulling import pull_one
+            from .values.gather import pull_one
 
             return pull_one(self.rank_set, expression, gather, reduce, dim)
         return self.rank_set.start(PullNames(0, expression)).result()

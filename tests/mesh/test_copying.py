@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import cellmesh as cm
-from cellmesh.controller.copying import copy_names
+from cellmesh.controller.replicas import copy_names
 from tests.conftest import check_nothing_left
 
 WORLD = """

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from ...wire.filesystems import SHARED_FILESYSTEMS
+from ..filesystems import SHARED_FILESYSTEMS
 from ..text import format_bytes, plural
 from .facts import Facts
 

@@ -19,9 +19,9 @@ import psutil
 from packaging.requirements import Requirement
 
 from ...errors import CellmeshError, HostError
-from ...wire.filesystems import filesystem_of
 from ...wire.limits import Quota, read_quota
 from ...wire.ticket import make_directory, remove_directory, runtime_root
+from ..filesystems import filesystem_of
 from .probe import HostProbe, run_probe
 
 _NUM_RANKS = 2

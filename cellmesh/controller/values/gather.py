@@ -1,4 +1,4 @@
-"""Makes one value of several ranks' values: puts parts of a tensor together, or reduces."""
+"""Pulls one value from several ranks: puts parts of a tensor together, or reduces."""
 
 from __future__ import annotations
 
@@ -7,16 +7,50 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
-from ...errors import MeshUsageError
+from ...errors import MeshUsageError, did_you_mean
 from ...wire.ranks import describe_ranks, group_ranks
 from ...wire.segments import SegmentFrame, map_joined
-from ...wire.values import Part
+from ...wire.values import GatherParts, Part, PullNames
+from ..rank_set import RankSet
 
 Reduction = Literal["mean", "sum", "stack"]
 REDUCTIONS = get_args(Reduction)
 
 
-def gather(
+def pull_one(ranks: RankSet, expression: str, gather: bool, reduce: str | None, dim: int) -> Any:
+    """Evaluate an expression on ranks, and gather or reduce their values.
+
+    Args:
+        ranks, expression, gather, reduce, dim: as of `Ranks.pull`.
+
+    Raises:
+        MeshUsageError: the options exclude each other, or the values make no whole.
+        RankFailure: a rank could not evaluate or pickle it.
+    """
+    if gather and reduce is not None:
+        raise MeshUsageError("gather and reduce exclude each other: gather puts parts together")
+    if not gather and reduce not in REDUCTIONS:
+        known = REDUCTIONS
+        raise MeshUsageError(
+            f"reduce={reduce!r} is none of {', '.join(known)}{did_you_mean(str(reduce), known)}"
+        )
+    verb = GatherParts if gather else PullNames
+    run = ranks.start(verb(0, expression))
+    if reduce is not None:
+        return reduce_values(_as_mapping(ranks, run.result()), reduce, expression)
+    frames = {
+        rank: buffers[0]
+        for rank in ranks.ranks
+        if (buffers := run.payload_of(rank)[1]) and isinstance(buffers[0], SegmentFrame)
+    }
+    return gather_parts(_as_mapping(ranks, run.result()), frames, dim, expression)
+
+
+def _as_mapping(ranks: RankSet, result: Any) -> dict[int, Any]:
+    return {ranks.ranks[0]: result} if ranks.is_single else dict(result)
+
+
+def gather_parts(
     parts: Mapping[int, Part], frames: Mapping[int, SegmentFrame], dim: int, name: str
 ) -> Any:
     """Put ranks' parts of a tensor together: DTensors by their placements, plain tensors and arrays
@@ -66,7 +100,7 @@ def gather(
     return whole
 
 
-def reduce(values: Mapping[int, Any], how: str, name: str) -> Any:
+def reduce_values(values: Mapping[int, Any], how: str, name: str) -> Any:
     """Reduce the values of ranks to one value; containers of tensors element by element.
 
     Args:
@@ -86,7 +120,9 @@ def reduce(values: Mapping[int, Any], how: str, name: str) -> Any:
         if any(other.keys() != first.keys() for other in others):
             raise MeshUsageError(f"{name} has other keys on other ranks")
         return {
-            key: reduce({r: value[key] for r, value in values.items()}, how, f"{name}[{key!r}]")
+            key: reduce_values(
+                {r: value[key] for r, value in values.items()}, how, f"{name}[{key!r}]"
+            )
             for key in first
         }
     if type(first) in (list, tuple):
@@ -95,7 +131,7 @@ def reduce(values: Mapping[int, Any], how: str, name: str) -> Any:
                 f"{name} has other lengths on other ranks: {_by_rank(values, len)}"
             )
         return type(first)(
-            reduce({r: value[i] for r, value in values.items()}, how, f"{name}[{i}]")
+            reduce_values({r: value[i] for r, value in values.items()}, how, f"{name}[{i}]")
             for i in range(len(first))
         )
     if _is_array(first):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cellmesh.wire.filesystems import filesystem_of, find_mount
+from cellmesh.cli.filesystems import filesystem_of, find_mount
 
 MOUNTS = """\
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
