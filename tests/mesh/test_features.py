@@ -21,7 +21,6 @@ MODULES = (
     "complete",
     "progress",
     "rank.debugger",
-    "trace.timing",
     "trace.torch_profiler",
     *(
         f"{folder}.{path.stem}"
@@ -66,7 +65,6 @@ USES = {
     "values.shards": "mesh.pull('rank', gather=True)",
     "checkpoint.loading": "mesh.save('rank', path=path)",
     "trace.torch_profiler": "mesh.profile('pass')",
-    "trace.timing": "mesh.submit_cell('pass', timed=True).result()",
     "rank.debugger": "mesh.cell('breakpoint()')",
     "progress": "mesh.cell('import tqdm.notebook')",
 }

@@ -21,6 +21,7 @@ from ...wire.values import GatherParts, PullNames, PushNames, PushParts
 from ..linux_process import PROGRAM, flush_c_stdio
 from ..run_tracker import RunRecord, RunTracker, name_of
 from ..static_lookup import traceback_of
+from ..trace.recorder import Stopwatch
 from .child_processes import end_children, run_fork_hooks
 from .failures import Failures
 from .features import Packed, RankContext
@@ -33,7 +34,6 @@ from .value_transfer import bind_missing_names, reduce_for_notebook
 
 if TYPE_CHECKING:
     from ..progress import TqdmBars
-    from ..trace.timing import Stopwatch
 
 
 # What Python begins with; user code may set one that neither a heal nor a description gets along
@@ -245,7 +245,7 @@ class Executor:
     def _cell(self, work: RunCell, buffers: tuple[Frame, ...]) -> BaseException | None:
         if not work.is_timed:
             return self._run_cell(work)
-        stopwatch: Stopwatch = load("trace.timing").Stopwatch(self._groups.ledger.spans)
+        stopwatch = Stopwatch(self._groups.ledger.spans)
         stopwatch.start()
         try:
             return self._run_cell(work)

@@ -1,4 +1,4 @@
-"""Records a rank's last cells and collectives in ring buffers.
+"""Records a rank's last cells and collectives in ring buffers, and times a cell by them.
 
 Written with each operation, so what is written is little, and in one place: six numbers, in about
 half a microsecond. The ring grows with its use; once it holds `CAPACITY`, the oldest operations are
@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...stdlib import time
 from ...wire.inspect import HistoryQuery
-from ...wire.trace import CellSpan, Operations, Past, What
+from ...wire.trace import CellSpan, Operations, Past, What, in_operations
+from ...wire.user_code import Timing
 
 if TYPE_CHECKING:
     from ..run_tracker import RunRecord
@@ -202,3 +203,36 @@ def _copy(cells: deque[RunRecord]) -> list[RunRecord]:
             return list(cells)
         except RuntimeError:  # the main thread has begun one while they were copied
             continue
+
+
+class Stopwatch:
+    """Times one cell and the collectives in it, from `start` to `stop`.
+
+    Args:
+        recorder: of the rank's collectives.
+    """
+
+    def __init__(self, recorder: Spans) -> None:
+        self._recorder = recorder
+        self._first = 0
+        self._began_at = self._added_until = 0.0
+        self._in_collectives_s = 0.0
+
+    def start(self) -> None:
+        """Note that the cell begins, and begin to add up the time of its collectives."""
+        self._first = self._recorder.num_begun
+        self._recorder.before_overwriting = self._add_up
+        self._began_at = self._added_until = time.monotonic()
+
+    def stop(self) -> Timing:
+        """Note that the cell has ended, well or not."""
+        self._recorder.before_overwriting = None
+        self._add_up()
+        return Timing(self._added_until - self._began_at, self._in_collectives_s)
+
+    def _add_up(self) -> None:
+        """Add the time of collectives so far: the ring buffer may overwrite some of them next."""
+        since, now = self._added_until, time.monotonic()
+        spans = ((begin, end) for _, begin, end in self._recorder.begun_since(self._first))
+        self._in_collectives_s += in_operations(spans, since, now)
+        self._first, self._added_until = self._recorder.num_begun, now

@@ -10,10 +10,8 @@ from cellmesh.controller.trace.timeline import merge
 from cellmesh.wire.inspect import HistoryQuery
 from cellmesh.wire.trace import What
 from cellmesh.workers.run_tracker import RunRecord
-from cellmesh.workers.trace import recorder as module
-from cellmesh.workers.trace import timing
-from cellmesh.workers.trace.recorder import Spans
-from cellmesh.workers.trace.timing import Stopwatch
+from cellmesh.workers.trace import recorder
+from cellmesh.workers.trace.recorder import Spans, Stopwatch
 
 REDUCE = What("all_reduce", "0", (), 0)
 
@@ -23,8 +21,8 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 0.0
-        monkeypatch.setattr(timing.time, "monotonic", lambda: self.now_s)
-        monkeypatch.setattr(module, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr(recorder.time, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr(recorder, "monotonic", lambda: self.now_s)
 
 
 def begin_at(spans: Spans, clock: Clock, at_s: float) -> int:
@@ -53,7 +51,7 @@ def test_time_in_collectives_counts_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_collectives_that_were_overwritten_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CAPACITY", 4)
+    monkeypatch.setattr(recorder, "CAPACITY", 4)
     clock, spans = Clock(monkeypatch), Spans()
     stopwatch = Stopwatch(spans)
     stopwatch.start()
