@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from .controller.mesh import Mesh as Mesh
-    from .controller.results import Results as Results
+    from .controller.run import Results as Results
     from .controller.run import Run as Run
     from .controller.session.attach import attach as attach
     from .controller.session.start import start as start
@@ -33,7 +33,7 @@ _HOMES = {
     "start": ".controller.session.start",
     "StartOptions": ".wire.options",
     "attach": ".controller.session.attach",
-    "Results": ".controller.results",
+    "Results": ".controller.run",
     "Run": ".controller.run",
     "CellmeshError": ".errors",
     "RankDied": ".errors",

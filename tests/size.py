@@ -70,7 +70,7 @@ FEATURES = (
     ),
     Feature(
         "mesh, ranks and runs",
-        1300,
+        1267,
         "controller/",
     ),
     Feature(
@@ -85,7 +85,7 @@ FEATURES = (
     ),
     Feature(
         "attach",
-        302,
+        325,
         "wire/attach.py controller/session/attach.py controller/session/living.py",
     ),
     Feature(
@@ -94,7 +94,7 @@ FEATURES = (
         "controller/options.py wire/options.py controller/host_options.py "
         "controller/host_list.py controller/environment.py controller/session/start.py "
         "controller/session/same_mesh.py controller/session/surroundings.py "
-        "magics/start_options.py wire/environment.py wire/ticket.py",
+        "wire/environment.py wire/ticket.py",
     ),
     Feature(
         "hosts",
@@ -122,7 +122,7 @@ FEATURES = (
     ),
     Feature(
         "prestart",
-        313,
+        292,
         "wire/prestart.py controller/session/launch/prestart.py workers/prestart.py",
     ),
     Feature(
@@ -177,9 +177,9 @@ FEATURES = (
     ),
     Feature(
         "status",
-        523,
+        500,
         "wire/status.py controller/status.py controller/stacks.py "
-        "controller/process_memory.py workers/rank/stack_inspection.py workers/rank/memory.py",
+        "workers/rank/stack_inspection.py workers/rank/memory.py",
     ),
     Feature(
         "dashboard",
@@ -248,7 +248,7 @@ FEATURES = (
     ),
     Feature(
         "doctor",
-        578,
+        608,
         "cli/doctor/",
     ),
 )

@@ -6,25 +6,27 @@ import io
 import os
 import sys
 import time
+from collections.abc import MutableMapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import click
 from click.shell_completion import CompletionItem
 
 from .. import __version__
 from ..controller.options import MAX_RANKS
-from ..controller.process_memory import memory_bytes
+from ..controller.session.living import memory_bytes
 from ..errors import CellmeshError, did_you_mean
 from ..wire.marks import end_dead_meshes
+from ..wire.own_file import read_own_file
 from ..wire.segments import held_bytes
 from ..wire.ticket import find_strange, runtime_root
-from .doctor.checks import examine
-from .given_ticket import read_given
+from .doctor.checks import echo_findings, examine
 from .kill import PATIENCE_S, end, sweep
 from .meshes import Found, find_meshes, find_waiting
-from .rendering import as_json, echo_findings, echo_meshes, echo_progress, printable
-from .text import format_bytes, plural
+from .rendering import as_json, echo_meshes, echo_progress, format_bytes, plural, printable
+
+TICKET_VARIABLE = "CELLMESH_TICKET"
 
 
 class _Commands(click.Group):
@@ -215,6 +217,43 @@ def _stop(mesh: Found, timeout_s: float) -> None:
     memory = format_bytes(memory_bytes(mesh.pids))
     how = "stopped" if end(mesh, timeout_s) else "killed"
     click.echo(printable(f"{how} {name}: {what}, {memory}"))
+
+
+def read_given(
+    option: str | None, environment: MutableMapping[str, str], stdin: IO[bytes]
+) -> tuple[bytes, bool]:
+    """Read the ticket that this process was given.
+
+    Args:
+        option: a file, or ``-`` for standard input; None if it is elsewhere.
+        environment: of this process; the ticket is removed, so that nothing inherits it.
+        stdin: standard input; a terminal is asked, without an echo.
+
+    Returns:
+        The ticket's text, and whether standard input goes on with orders.
+
+    Raises:
+        HostError: the file cannot be read, or others may read it.
+        click.UsageError: there is no ticket.
+    """
+    given = environment.pop(TICKET_VARIABLE, "").strip()
+    if option is None and given.startswith("{"):
+        return given.encode(), False
+    if option is None and given:
+        option = given
+    if option not in (None, "-"):
+        assert option is not None
+        return read_own_file(Path(option).expanduser()), False
+    if option is None and stdin.isatty():
+        text = click.prompt("Paste the ticket (it is not shown)", hide_input=True, err=True)
+        return str(text).strip().encode(), False
+    text_ = stdin.readline()
+    if not text_.strip():
+        raise click.UsageError(
+            f"there is no ticket: name its file (--ticket FILE), set ${TICKET_VARIABLE} to its "
+            "text or file, or write it to standard input"
+        )
+    return text_, True
 
 
 @main.command()

@@ -17,8 +17,8 @@ from typing import Literal
 
 import psutil
 
-from ..controller.process_memory import children_of
 from ..controller.session.hosts.standing import ask_agents, summarize
+from ..controller.session.living import children_of
 from ..wire import marks
 from ..wire.host import this_place
 from ..wire.own_file import Secret

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
-import textwrap
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -15,16 +13,8 @@ import click
 import msgspec
 
 from ..controller.session.launch.reach import describe_detours
-from .doctor.checks import Finding, Status
 from .meshes import Found
-from .text import format_bytes, format_seconds, plural
 
-_MAX_WIDTH = 110
-_STYLES: dict[Status, dict[str, Any]] = {
-    "ok": {"fg": "green"},
-    "warning": {"fg": "yellow"},
-    "problem": {"fg": "red", "bold": True},
-}
 _HEADERS = (
     "NAME",
     "STATE",
@@ -186,39 +176,6 @@ def _short(path: str) -> str:
         return path
 
 
-def echo_findings(findings: Sequence[Finding]) -> None:
-    """Write findings, one a paragraph, and a summary.
-
-    Args:
-        findings: as `examine` gives.
-    """
-    out = sys.stdout
-    width = min(_MAX_WIDTH, shutil.get_terminal_size().columns) if out.isatty() else None
-    indent = max(len(finding.title) for finding in findings) + len("problem") + 4
-    for finding in findings:
-        mark = click.style(f"{finding.status:<7}", **_STYLES[finding.status])
-        head = f"{finding.title:<{indent - len('problem') - 2}}"
-        click.echo(f"{mark}  {head}{_hang(finding.text, indent, width)}")
-        if finding.remedy:
-            click.echo(" " * indent + _hang(f"mend: {finding.remedy}", indent, width))
-    counts = [
-        (sum(finding.status == status for finding in findings), status)
-        for status in ("problem", "warning")
-    ]
-    said = [plural(count, status) for count, status in counts if count]
-    worst: Status = "problem" if counts[0][0] else "warning" if counts[1][0] else "ok"
-    click.echo()
-    click.secho(", ".join(said) if said else "all is well", **_STYLES[worst])
-
-
-def _hang(text: str, indent: int, width: int | None) -> str:
-    if width is None or width - indent < 20:
-        return text
-    return f"\n{' ' * indent}".join(
-        textwrap.wrap(text, width - indent, break_long_words=False, break_on_hyphens=False)
-    )
-
-
 def echo_progress(text: str) -> None:
     """Show on a terminal what is being done, in a line that the next call replaces.
 
@@ -227,3 +184,29 @@ def echo_progress(text: str) -> None:
     """
     if sys.stderr.isatty():
         click.echo(f"\r\x1b[K{text}" + (" ..." if text else ""), nl=False, err=True)
+
+
+def format_bytes(number: float) -> str:
+    """Format bytes: ``1.5 GB``."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.0f} {unit}" if unit in ("B", "kB", "MB") else f"{number:.1f} {unit}"
+        number /= 1000
+    return f"{number:.1f} TB"
+
+
+def format_seconds(seconds: float) -> str:
+    """Format seconds: ``40 s``, ``5 min``, ``3 h``, ``2 days``; below a second ``30 ms``."""
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+
+
+def plural(number: int, noun: str) -> str:
+    """Return a number with its noun: ``1 rank``, ``2 ranks``, ``2 processes``."""
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number} {noun}{'es' if noun.endswith('s') else 's'}"

@@ -10,7 +10,7 @@ from ..errors import MeshUsageError
 from ..wire.checkpoint import CheckLoad, CheckSave, LoadNames, SaveNames
 from ..wire.ranks import describe_groups, describe_ranks
 from .rank_set import RankSet
-from .results import Results
+from .run import Results
 
 
 def save(ranks: RankSet, names: Sequence[str], path: str | os.PathLike[str], wait: bool) -> None:

@@ -23,11 +23,44 @@ from ..wire.status import RankState
 from ..wire.user_code import InputCancelled, InputRequest, Timing
 from .failure_summary import describe_live, describe_state, exception_of, is_released, summarize
 from .output.printer import Printer
-from .results import Results
 from .run_waiter import RunControl, RunWaiter
 from .work_item import WorkItem
 
 T = TypeVar("T")
+
+
+class Results(Mapping[int, T], Generic[T]):
+    """The values that ranks returned: rank -> value, in the order of ranks.
+
+    Args:
+        by_rank: the values.
+    """
+
+    def __init__(self, by_rank: Mapping[int, T]) -> None:
+        self._by_rank = dict(sorted(by_rank.items()))
+
+    def __getitem__(self, rank: int) -> T:
+        try:
+            return self._by_rank[rank]
+        except KeyError:
+            raise KeyError(
+                f"no result of rank {rank}: there are results of {list(self._by_rank)}"
+            ) from None
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._by_rank)
+
+    def __len__(self) -> int:
+        return len(self._by_rank)
+
+    def __repr__(self) -> str:
+        lines = (f"{rank}: {value!r}" for rank, value in self._by_rank.items())
+        return "Results({" + ", ".join(lines) + "})"
+
+    @property
+    def list(self) -> list[T]:
+        """The values alone, in the order of ranks."""
+        return list(self._by_rank.values())
 
 
 class Run(Generic[T]):

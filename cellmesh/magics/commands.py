@@ -17,10 +17,9 @@ from ..controller.mesh import Mesh
 from ..controller.mesh_dims import parse_coordinate, parse_mesh
 from ..controller.output.calling_cell import current_sink, is_executed
 from ..controller.output.console import Sink
-from ..controller.ranks import Ranks
+from ..controller.ranks import Ranks, seed_ranks
 from ..controller.resizing import describe_resize
 from ..controller.run import Run
-from ..controller.seeding import seed_ranks
 from ..controller.session.attach import attach, stop_mesh
 from ..controller.session.living import advise_left, left_meshes
 from ..controller.session.same_mesh import check_same, describe_kept, settle_left

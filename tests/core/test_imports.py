@@ -116,8 +116,7 @@ def test_torch_is_not_imported(module: str) -> None:
 
 def test_public_names_are_those_of_their_homes() -> None:
     from cellmesh.controller.mesh import Mesh
-    from cellmesh.controller.results import Results
-    from cellmesh.controller.run import Run
+    from cellmesh.controller.run import Results, Run
 
     assert (cellmesh.Mesh, cellmesh.Results, cellmesh.Run) == (Mesh, Results, Run)
     assert callable(cellmesh.start)

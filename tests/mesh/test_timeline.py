@@ -12,7 +12,7 @@ import pytest
 
 import cellmesh as cm
 from cellmesh.controller.inspect.query import look_at_one
-from cellmesh.controller.seeding import seed_ranks
+from cellmesh.controller.ranks import seed_ranks
 from cellmesh.controller.trace.history import History
 from cellmesh.controller.trace.operations import Operation
 from cellmesh.errors import MeshUsageError, NoMeshError

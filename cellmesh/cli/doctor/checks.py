@@ -5,18 +5,28 @@ They look for what makes the start of a mesh fail, and for what makes a mesh slo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Literal
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
+import click
 import msgspec
 
 from ..filesystems import SHARED_FILESYSTEMS
-from ..text import format_bytes, plural
+from ..rendering import format_bytes, plural
 from .facts import Facts
 
 Status = Literal["ok", "warning", "problem"]
 Answer = tuple[Status, str, str]
 
+_MAX_WIDTH = 110
+_STYLES: dict[Status, dict[str, Any]] = {
+    "ok": {"fg": "green"},
+    "warning": {"fg": "yellow"},
+    "problem": {"fg": "red", "bold": True},
+}
 _MB, _GB = 10**6, 10**9
 _SLOW_IMPORT_S = 15.0
 # PSS of the whole tree with torch imported and nothing else: measured (233 MB with 1 rank, 628 MB
@@ -385,3 +395,36 @@ CHECKS: Mapping[str, Callable[[Facts], Answer | None]] = {
 
 def _format_version(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))
+
+
+def echo_findings(findings: Sequence[Finding]) -> None:
+    """Write findings, one a paragraph, and a summary.
+
+    Args:
+        findings: as `examine` gives.
+    """
+    out = sys.stdout
+    width = min(_MAX_WIDTH, shutil.get_terminal_size().columns) if out.isatty() else None
+    indent = max(len(finding.title) for finding in findings) + len("problem") + 4
+    for finding in findings:
+        mark = click.style(f"{finding.status:<7}", **_STYLES[finding.status])
+        head = f"{finding.title:<{indent - len('problem') - 2}}"
+        click.echo(f"{mark}  {head}{_hang(finding.text, indent, width)}")
+        if finding.remedy:
+            click.echo(" " * indent + _hang(f"mend: {finding.remedy}", indent, width))
+    counts = [
+        (sum(finding.status == status for finding in findings), status)
+        for status in ("problem", "warning")
+    ]
+    said = [plural(count, status) for count, status in counts if count]
+    worst: Status = "problem" if counts[0][0] else "warning" if counts[1][0] else "ok"
+    click.echo()
+    click.secho(", ".join(said) if said else "all is well", **_STYLES[worst])
+
+
+def _hang(text: str, indent: int, width: int | None) -> str:
+    if width is None or width - indent < 20:
+        return text
+    return f"\n{' ' * indent}".join(
+        textwrap.wrap(text, width - indent, break_long_words=False, break_on_hyphens=False)
+    )

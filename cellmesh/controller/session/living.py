@@ -6,11 +6,12 @@ import functools
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from ...errors import MeshUsageError
 from ...wire.attach import RunInfo
@@ -25,7 +26,6 @@ from ...wire.ticket import (
     runtime_root,
 )
 from ..kernel import own_notebook
-from ..process_memory import children_of, memory_bytes
 from .hosts.standing import HostStanding, ask_agents, end_on_hosts, summarize
 from .launch.local import LocalAgent, found
 
@@ -256,3 +256,39 @@ def _running(mesh: LivingMesh) -> str:
     runs = [f"{info.title or 'a call'} on {describe_ranks(info.ranks)}" for info in mesh.runs]
     more = f", {len(runs) - _MAX_RUNS} more" if len(runs) > _MAX_RUNS else ""
     return ", ".join(runs[:_MAX_RUNS]) + more or "nothing"
+
+
+def memory_bytes(pids: Iterable[int]) -> int:
+    """Return the memory of processes, shared pages counted once (PSS); RSS where PSS cannot be
+    read.
+
+    Args:
+        pids: the processes; those that have gone count nothing.
+    """
+    total = 0
+    for pid in pids:
+        try:
+            total += _pss_bytes(pid)
+        except (OSError, ValueError):
+            try:
+                total += psutil.Process(pid).memory_info().rss
+            except psutil.Error:
+                continue
+    return total
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the children of a process, and theirs; none of a process that has gone."""
+    try:
+        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    except psutil.Error:
+        return []
+
+
+def _pss_bytes(pid: int) -> int:
+    with open(f"/proc/{pid}/smaps_rollup") as file:
+        for line in file:
+            name, _, rest = line.partition(":")
+            if name == "Pss":
+                return int(rest.split()[0]) * 1024
+    raise ValueError("no Pss in smaps_rollup")

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-from cellmesh.cli.given_ticket import VARIABLE, read_given
+from cellmesh.cli.main import TICKET_VARIABLE, read_given
 from cellmesh.errors import HostError
 
 
@@ -30,14 +30,14 @@ def read(option: str | None, environment: dict[str, str], stdin: bytes = b"") ->
 
 def test_ticket_is_taken_from_where_it_is_given(file: Path) -> None:
     assert read(str(file), {}) == (b"in a file", False)
-    assert read(None, {VARIABLE: str(file)}) == (b"in a file", False)
-    assert read(None, {VARIABLE: ' {"in": "it"}\n'}) == (b'{"in": "it"}', False)
+    assert read(None, {TICKET_VARIABLE: str(file)}) == (b"in a file", False)
+    assert read(None, {TICKET_VARIABLE: ' {"in": "it"}\n'}) == (b'{"in": "it"}', False)
     assert read("-", {}, b"a line\nan order\n") == (b"a line\n", True)
     assert read(None, {}, b"a line\n") == (b"a line\n", True)
 
 
 def test_environment_keeps_no_ticket(file: Path) -> None:
-    environment = {VARIABLE: '{"secret": 1}', "HOME": "/"}
+    environment = {TICKET_VARIABLE: '{"secret": 1}', "HOME": "/"}
     assert read(str(file), environment)[0] == b"in a file"
     assert environment == {"HOME": "/"}
 

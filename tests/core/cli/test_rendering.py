@@ -7,8 +7,7 @@ import re
 import click
 import pytest
 
-from cellmesh.cli.doctor.checks import Finding
-from cellmesh.cli.rendering import echo_findings
+from cellmesh.cli.doctor.checks import Finding, echo_findings
 
 
 def test_findings_as_text(capsys: pytest.CaptureFixture[str]) -> None:

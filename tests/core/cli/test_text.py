@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cellmesh.cli.text import format_bytes, format_seconds, plural
+from cellmesh.cli.rendering import format_bytes, format_seconds, plural
 
 
 @pytest.mark.parametrize(

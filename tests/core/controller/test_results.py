@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellmesh.controller.results import Results
+from cellmesh.controller.run import Results
 
 
 @given(st.dictionaries(st.integers(0, 100), st.integers()))

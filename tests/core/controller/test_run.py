@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cellmesh.controller.failure_summary import describe_state
-from cellmesh.controller.results import Results
+from cellmesh.controller.run import Results
 from cellmesh.errors import MeshUsageError, RankDied, RankFailure, RanksInterrupted, RemoteError
 from cellmesh.wire import payload
 from cellmesh.wire.messages import Done, Failed, Pickled

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import pytest
 
-from cellmesh.magics.start_options import START_OPTIONS
+from cellmesh.magics.options import START_OPTIONS
 
 USAGE = (Path(__file__).parents[3] / "docs/usage.md").read_text()
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cellmesh.controller.seeding import seed_ranks
+from cellmesh.controller.ranks import seed_ranks
 from cellmesh.workers.run_tracker import RunTracker, name_of
 
 
