@@ -109,16 +109,14 @@ FEATURES = (
         "controller/session/launch/local.py",
     ),
     Feature(
-        "Slurm",
-        347,
-        "controller/session/launch/slurm.py controller/session/launch/slurm_driver.py "
-        "controller/session/launch/node_holder.py controller/node_request.py "
-        "workers/agent/slurm_job.py",
+        "Slurm and Ray",
+        95,
+        "controller/engines.py",
     ),
     Feature(
-        "Ray",
-        254,
-        "controller/session/launch/ray.py controller/session/launch/ray_driver.py",
+        "Ray's driver",
+        189,
+        "controller/session/launch/ray_driver.py",
     ),
     Feature(
         "prestart",

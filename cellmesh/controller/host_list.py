@@ -23,7 +23,7 @@ class HostEntry:
     """One host of a mesh.
 
     Attributes:
-        name: as the user named it; what `{host}` stands for.
+        name: as the user named it; what `{host}` stands for. "" for a host that names itself.
         num_ranks: on it.
     """
 
@@ -34,10 +34,10 @@ class HostEntry:
 def awaited_hosts(
     launch: str, nodes: int | None, num_ranks: int | None, nproc_per_host: int | None
 ) -> tuple[HostEntry, ...]:
-    """Return the hosts that are to announce themselves; their names are not known yet.
+    """Return hosts that announce themselves, or that one command gets; their names are not known.
 
     Args:
-        launch: one of `INVITING`.
+        launch: one of `INVITING`, or the name or the command line of an engine.
         nodes: how many.
         num_ranks: of all of them.
         nproc_per_host: ranks of each.
@@ -47,10 +47,12 @@ def awaited_hosts(
     """
     if nodes is None or isinstance(nodes, bool) or not 1 <= nodes <= _MAX_HOSTS:
         raise MeshUsageError(
-            f"on how many hosts does --launch {launch} wait for agents? Say it, like --nodes 2 "
+            f"on how many hosts does --launch {launch!r} run agents? Say it, like --nodes 2 "
             f"(1 to {_MAX_HOSTS}), not {nodes}"
         )
-    return parse_hosts([f"host{number}" for number in range(nodes)], num_ranks, nproc_per_host)
+    names = [f"host{number}" for number in range(nodes)]
+    entries = parse_hosts(names, num_ranks, nproc_per_host)
+    return tuple(HostEntry("", entry.num_ranks) for entry in entries)
 
 
 def parse_hosts(
@@ -110,16 +112,20 @@ def has_stdin(template: str) -> bool:
     return "{ticket}" not in template
 
 
-def command_for(template: str, host: str, command: Sequence[str], ticket: str = "") -> list[str]:
-    """Return the command line that starts an agent on a host.
+def command_for(
+    template: str, host: str, command: Sequence[str], ticket: str = "", mesh: str = ""
+) -> list[str]:
+    """Return the command line that starts an agent on a host, or those of all hosts.
 
     Args:
         template: such as ``kubectl exec -i {host} -- {command}``; "" for ssh. ``{command}`` as a
             word of its own stands for all words of the command, else for the command as a text that
-            a shell reads. ``{ticket}`` stands for the ticket's file.
+            a shell reads. ``{ticket}`` stands for the ticket's file, ``{mesh}`` for the mesh's
+            name.
         host: what ``{host}`` stands for.
         command: what is to run there.
         ticket: what ``{ticket}`` stands for.
+        mesh: what ``{mesh}`` stands for.
 
     Raises:
         MeshUsageError: the template does not say where the command stands.
@@ -139,6 +145,7 @@ def command_for(template: str, host: str, command: Sequence[str], ticket: str = 
         if word == "{command}" and template:
             argv += command
         else:
-            word = word.replace("{host}", host).replace("{ticket}", ticket)
+            for mark, value in (("host", host), ("ticket", ticket), ("mesh", mesh)):
+                word = word.replace(f"{{{mark}}}", value)
             argv.append(word.replace("{command}", text))
     return argv

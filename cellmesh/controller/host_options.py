@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 
 from ..errors import MeshUsageError
 from ..wire.options import StartOptions
+from .engines import ENGINES, NodeRequest, parse_arguments
 from .host_list import INVITING, HostEntry, awaited_hosts, command_for, parse_hosts
-from .node_request import ENGINES, NodeRequest, check_request, parse_arguments
 
 # Options that only an engine with nodes of its own takes.
 _OF_ENGINES = ("time_limit", "partition", "launch_args", "queue_timeout_s")
@@ -17,17 +19,17 @@ _OF_ENGINES = ("time_limit", "partition", "launch_args", "queue_timeout_s")
 
 @dataclass(frozen=True)
 class HostChoice:
-    """The hosts of a mesh, as far as they are known before an engine is asked.
+    """The hosts of a mesh.
 
     Attributes:
         num_ranks: of the mesh; not checked where no host says it.
-        entries: hosts with their numbers of ranks; () for this host, or those of a `request`.
-        request: what Slurm or Ray is asked for; None without.
+        entries: hosts with their numbers of ranks; () for this host.
+        command: the command line that starts the agents of all hosts; "" where each host has one.
     """
 
     num_ranks: Any
     entries: tuple[HostEntry, ...] = ()
-    request: NodeRequest | None = None
+    command: str = ""
 
 
 def choose_hosts(given: StartOptions, num_ranks: Any) -> HostChoice:
@@ -52,10 +54,15 @@ def choose_hosts(given: StartOptions, num_ranks: Any) -> HostChoice:
             )
         entries = awaited_hosts(launch, nodes, num_ranks, given.get("nproc_per_host"))
         return HostChoice(_sum(entries), entries)
+    is_for_all = "{command}" in launch and "{host}" not in launch and not given.get("hosts")
+    if nodes is not None and is_for_all:
+        entries = awaited_hosts(launch, nodes, num_ranks, given.get("nproc_per_host"))
+        return HostChoice(_sum(entries), entries, launch)
     if nodes is not None or asks_for_nodes:
         raise MeshUsageError(
             "--nodes, --time, --partition, --launch-args and --queue-timeout are for engines with "
-            "nodes of their own: add --launch slurm or --launch ray"
+            "nodes of their own: add --launch slurm or --launch ray. --nodes is for a command line "
+            "without {host}, too, which starts the agents of all hosts"
         )
     entries = _choose_named(given, num_ranks)
     return HostChoice(_sum(entries) if entries else num_ranks, entries)
@@ -66,29 +73,25 @@ def _sum(entries: Iterable[HostEntry]) -> int:
 
 
 def _choose_nodes(given: StartOptions, num_ranks: Any) -> HostChoice:
-    """Return what an engine with nodes of its own is asked for."""
-    launch, nodes, nproc_per_host = given["launch"], given.get("nodes"), given.get("nproc_per_host")
+    """Return the hosts that an engine with nodes of its own is asked for."""
+    launch, nodes = given["launch"], given.get("nodes")
     if given.get("hosts"):
         raise MeshUsageError(
             f"--launch {launch} takes its hosts from {launch.title()}: leave --hosts out"
         )
-    if num_ranks is None and nodes and nproc_per_host:
-        num_ranks = nodes * nproc_per_host
-    request = check_request(
-        NodeRequest(
-            launch,
-            nodes,
-            num_ranks,
-            nproc_per_host,
-            given.get("time_limit", ""),
-            given.get("partition", ""),
-            parse_arguments(given.get("launch_args", "")),
-            cast(float | None, given.get("queue_timeout_s")),
-            may_use_gpus=given.get("backend") != "gloo",
-        )
+    nodes = ENGINES[launch].default_nodes(os.environ) if nodes is None else nodes
+    entries = awaited_hosts(launch, nodes, num_ranks, given.get("nproc_per_host"))
+    request = NodeRequest(
+        len(entries),
+        entries[0].num_ranks,
+        given.get("time_limit", ""),
+        given.get("partition", ""),
+        parse_arguments(given.get("launch_args", "")),
+        cast(float | None, given.get("queue_timeout_s")),
+        may_use_gpus=given.get("backend") != "gloo",
     )
-    # Of one node, until the nodes are known.
-    return HostChoice(num_ranks or nproc_per_host, request=request)
+    command = shlex.join(ENGINES[launch].start(request, os.environ))
+    return HostChoice(_sum(entries), entries, command)
 
 
 def _choose_named(given: StartOptions, num_ranks: Any) -> tuple[HostEntry, ...]:

@@ -16,7 +16,6 @@ from .environment import read_environment, read_gpus
 from .host_list import HostEntry
 from .host_options import choose_hosts
 from .mesh_dims import DEFAULT_DIM, check_mesh, parse_mesh
-from .node_request import NodeRequest
 
 MAX_RANKS = 1024
 _HOST_LEASES_S = 1.0, 3600.0
@@ -32,8 +31,7 @@ class Options(MeshOptions, frozen=True, kw_only=True):
         mesh: DeviceMesh dims, name -> size; their product is `num_ranks`.
         prestart: whether the ranks may be forked from the notebook's waiting zygote.
         hosts: on which the mesh runs, with their numbers of ranks; () for this host.
-        request: what Slurm or Ray is asked for; None without. `num_ranks` and `mesh` are checked
-            again once the nodes are known.
+        command: the command line that starts the agents of all hosts; "" where each host has one.
         sync: whether the user's modules are made the same on all hosts.
     """
 
@@ -41,7 +39,7 @@ class Options(MeshOptions, frozen=True, kw_only=True):
     mesh: Mapping[str, int]
     prestart: bool = True
     hosts: tuple[HostEntry, ...] = ()
-    request: NodeRequest | None = None
+    command: str = ""
     sync: bool = True
 
 
@@ -119,7 +117,7 @@ def make_options(num_ranks: Any = None, **given: Unpack[StartOptions]) -> Option
             "env": read_environment(given.get("env", ()), os.environ),
             "hosts": chosen.entries,
             "gpus": read_gpus(given["gpus"]) if "gpus" in given else None,
-            "request": chosen.request,
+            "command": chosen.command,
         }
     )
 

@@ -12,7 +12,9 @@ from .verb import Verb
 # An agent's announcement is the line of its output that begins so; what login scripts print comes
 # before it.
 ANNOUNCEMENT = "cellmesh-agent: "
-# What the launcher writes to an agent's standard input once every host has announced itself.
+# What a command that gets nodes waits for; a line of its output.
+WAITING = "cellmesh-waiting: "
+# What the launcher writes to an agent's standard input once the mesh is ready.
 GO = b"go\n"
 # Both ends of a connection send a heartbeat this often, and each closes the connection when it has
 # received nothing for `SILENT_S`: a loss is reported within the sum, and once more the interval
@@ -42,7 +44,7 @@ class HostPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         index: the host's place among the mesh's hosts.
         num_hosts: of the mesh.
-        name: the host, as the user named it.
+        name: the host, as the user named it; "" where it names itself.
         first_rank: the lowest of its ranks, which are consecutive.
         num_ranks: on this host.
         controller_key: CURVE's public key of the controllers that the agent accepts (Z85).
@@ -54,7 +56,6 @@ class HostPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         replaces: an agent of the mesh that is still there, and is not heard, is ended.
         invited_by: public key of the listener that the host has announced itself to; "" where the
             notebook has started the agent.
-        leave_command: run when the agent has ended; gives the mesh's hosts back after the last.
         start_timeout_s: how long the mesh's hosts may take to start, which the agent waits for.
     """
 
@@ -70,7 +71,6 @@ class HostPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     joins: bool = False
     replaces: bool = False
     invited_by: str = ""
-    leave_command: tuple[str, ...] = ()
     start_timeout_s: float = 120.0
 
 
@@ -117,6 +117,8 @@ class Announcement(msgspec.Struct, frozen=True):
         place: host, boot and PID namespace.
         pid: the agent's process.
         versions: of what the host has installed.
+        host: its name, also with a problem.
+        job: of the engine that has started the agent; "" without such.
     """
 
     problem: str = ""
@@ -124,3 +126,5 @@ class Announcement(msgspec.Struct, frozen=True):
     place: Place | None = None
     pid: int = 0
     versions: Versions | None = None
+    host: str = ""
+    job: str = ""

@@ -59,9 +59,9 @@ class StartOptions(TypedDict, total=False):
             ``torchrun`` hosts announce themselves on which people, or torchrun, start the command
             that is shown.
         nodes: how many nodes Slurm or Ray is asked for, or hosts announce themselves.
-        time_limit: of the allocation, as salloc takes it.
+        time_limit: of the allocation, as srun takes it.
         partition: of Slurm.
-        launch_args: further options of salloc (``"--gres=gpu:4 --account=x"``), or what each node
+        launch_args: further options of srun (``"--gres=gpu:4 --account=x"``), or what each node
             of Ray gives (``"CPU=8 GPU=4"``; by default a CPU and, where there are some, a GPU for
             each rank).
         queue_timeout_s: how long nodes may be waited for, in seconds or like ``1h``; by default as
@@ -128,7 +128,7 @@ class StartOptions(TypedDict, total=False):
     launch_args: Annotated[
         str,
         Flag(
-            "Further options of salloc, in quotes, like '--gres=gpu:4 --account=x'; of Ray what "
+            "Further options of srun, in quotes, like '--gres=gpu:4 --account=x'; of Ray what "
             "each node gives: 'CPU=8 GPU=4'.",
             "ARGUMENTS",
         ),
@@ -186,9 +186,6 @@ class MeshOptions(msgspec.Struct, frozen=True, kw_only=True):
         is_lease_chosen: whether the user has said so; else a kernel that is shut down ends the
             mesh.
         gpus: which GPUs the ranks of each host use; None for all.
-        release_command: what gives an allocation back once the mesh has ended.
-        leave_command: run on each host when its agent has ended (`HostPart`).
-        slurm_job: the job that the hosts are nodes of; "" without Slurm.
     """
 
     backend: str = "auto"
@@ -206,9 +203,6 @@ class MeshOptions(msgspec.Struct, frozen=True, kw_only=True):
     host_lease_s: float = HOST_LEASE_S
     env: dict[str, str] = {}
     gpus: tuple[str, ...] | None = None
-    release_command: tuple[str, ...] = ()
-    leave_command: tuple[str, ...] = ()
-    slurm_job: str = ""
 
     def __repr__(self) -> str:  # without variables, whose values may be secret
         fields = (field for field in self.__struct_fields__ if field != "env")

@@ -30,8 +30,14 @@ ARRIVED, SAID, TICKET, ORDER, REFUSED = b"arrived", b"said", b"ticket", b"order"
 # How often a host that waits says that it does.
 AGAIN_S = 1.0
 _KEY = r"[0-9A-Za-z.:+=^!/*?&<>()\[\]{}@%$#-]{40}"  # Z85
-# What an engine that numbers its hosts sets: torchrun, Kubernetes (an Indexed Job).
-_NUMBERS = ("GROUP_RANK", "JOB_COMPLETION_INDEX")
+# What an engine that numbers its hosts sets: cellmesh's Ray driver or another command, torchrun,
+# Kubernetes (an Indexed Job), Slurm, Open MPI, other MPIs.
+_NUMBERS = (
+    *("CELLMESH_HOST_NUMBER", "GROUP_RANK", "JOB_COMPLETION_INDEX", "SLURM_PROCID"),
+    *("OMPI_COMM_WORLD_RANK", "PMI_RANK"),
+)
+_NAMES = ("CELLMESH_HOST_NAME", "SLURMD_NODENAME")
+_JOBS = ("CELLMESH_JOB", "SLURM_JOB_ID")
 
 
 class Invitation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -111,7 +117,6 @@ def own_facts(environment: Mapping[str, str]) -> HostFacts:
     Args:
         environment: of this process.
     """
-    numbers = [environment[name] for name in _NUMBERS if environment.get(name, "").isdecimal()]
     return HostFacts(
         host_name(),
         this_place(),
@@ -119,8 +124,24 @@ def own_facts(environment: Mapping[str, str]) -> HostFacts:
         tuple(own_addresses()),
         tuple(_own_gpus(environment.get("CUDA_VISIBLE_DEVICES"))),
         own_versions(),
-        int(numbers[0]) if numbers else -1,
+        number_of_host(environment),
     )
+
+
+def number_of_host(environment: Mapping[str, str]) -> int:
+    """Return this host's place among the mesh's hosts, as its engine numbers them; -1 if not."""
+    numbers = (environment[name] for name in _NUMBERS if environment.get(name, "").isdecimal())
+    return int(next(numbers, -1))
+
+
+def name_of_host(environment: Mapping[str, str]) -> str:
+    """Return the name that an engine has for this host, or its own."""
+    return next((environment[name] for name in _NAMES if environment.get(name)), host_name())
+
+
+def job_of_host(environment: Mapping[str, str]) -> str:
+    """Return the engine's job that this host's agent is started in; "" without such."""
+    return next((environment[name] for name in _JOBS if environment.get(name)), "")
 
 
 def own_addresses() -> list[str]:

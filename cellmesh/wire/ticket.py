@@ -59,6 +59,9 @@ class Ticket(MeshOptions, frozen=True, kw_only=True, forbid_unknown_fields=True)
         agent_pid: the agent's process, 0 until it runs.
         agent_ticks: when that started (`place.started_ticks`).
         host: what the agent runs of a mesh on many hosts; None for all ranks, on one host.
+        parts: of all hosts, of which an agent takes that of its host's number; () where it has
+            its own (`host`).
+        job: of the engine that has started the agents; "" without such.
         agents: where the agents of a mesh on many hosts are reached; () on one host.
         agents_revision: how often the agents have changed: were replaced, or resized.
         num_resizes: how often the mesh has got another number of ranks.
@@ -91,6 +94,8 @@ class Ticket(MeshOptions, frozen=True, kw_only=True, forbid_unknown_fields=True)
     agent_pid: int = 0
     agent_ticks: int = 0
     host: HostPart | None = None
+    parts: tuple[HostPart, ...] = ()
+    job: str = ""
     agents: tuple[AgentAddress, ...] = ()
     agents_revision: int = 0
     num_resizes: int = 0

@@ -19,12 +19,11 @@ from tests.conftest import LEFTOVER_S, processes_of
 _SESSION = "cellmesh.controller.session"
 # What a start is about to do once its engine has given nodes.
 STEPS = {
-    "read the nodes' names": f"{_SESSION}.start.parse_hosts",
-    "start agents": f"{_SESSION}.launch.host_commands.HostCommands._run",
-    "hear of agents": f"{_SESSION}.launch.host_commands.HostCommands._hear",
-    "let agents go": f"{_SESSION}.launch.host_commands.HostCommands.let_go",
+    "start agents": f"{_SESSION}.launch.commands.HostCommands._run",
+    "hear of agents": f"{_SESSION}.launch.commands.HostCommands._hear",
     "connect to agents": f"{_SESSION}.start.Session",
     "wait for ranks": f"{_SESSION}.session.Session.wait_until_ready",
+    "let agents go": f"{_SESSION}.launch.commands.HostCommands.let_go",
 }
 _KILLED = """
 import json, os, signal, sys

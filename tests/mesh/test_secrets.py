@@ -36,13 +36,13 @@ LAUNCH = "cellmesh.controller.session.launch."
 FAILING_STARTS = [
     ("cellmesh.wire.ticket.write_whole", "cm.start(2)"),
     ("cellmesh.wire.own_file.to_json", "cm.start(**HERE)"),
-    (LAUNCH + "host_commands.to_json", "cm.start(**HERE)"),
-    (LAUNCH + "host_commands._write", "cm.start(**HERE)"),
+    (LAUNCH + "commands.to_json", "cm.start(**HERE)"),
+    (LAUNCH + "commands._write", "cm.start(**HERE)"),
     (
-        LAUNCH + "host_commands._write_file",
+        LAUNCH + "commands._write_file",
         "cm.start(**{**HERE, 'launch': HERE['launch'] + ' {ticket}'})",
     ),
-    (LAUNCH + "host_commands.HostCommands._hear", "cm.start(**HERE)"),
+    (LAUNCH + "commands.HostCommands._hear", "cm.start(**HERE)"),
     (LAUNCH + "hosts.public_of", "cm.start(**HERE)"),
     (LAUNCH + "hosts.check_hosts", "cm.start(**HERE)"),
     (LAUNCH + "reach.transport.hear_connection", "cm.start(**HERE)"),

@@ -35,7 +35,7 @@ def check_same(session: Session, given: Mapping[str, Any]) -> Options:
     """
     options = read_options(given)
     name, fresh = session.name, "`%dist_start ... --fresh` ends it and starts another"
-    if options.request is None and options.num_ranks != session.num_ranks:
+    if options.num_ranks != session.num_ranks:
         raise MeshUsageError(
             f"{name} runs with {session.num_ranks} ranks, not {options.num_ranks}: "
             f"`%dist_resize {options.num_ranks}` gives it that number, {fresh}"
@@ -105,7 +105,7 @@ def offer_left(same: Sequence[LivingMesh]) -> MeshUsageError:
 
 def _is_same(options: Options, ticket: Ticket) -> bool:
     dims = dict(zip(ticket.mesh_dim_names, ticket.mesh_shape, strict=False))
-    has_size = options.request is not None or options.num_ranks == ticket.num_ranks
+    has_size = options.num_ranks == ticket.num_ranks
     return has_size and not _asks_other_dims(options, dims) and not differences(options, ticket)
 
 
@@ -125,6 +125,8 @@ def differences(options: Options, ticket: Ticket) -> list[str]:
     """
     hosts = tuple(entry.name for entry in options.hosts)
     agents = tuple(agent.host for agent in ticket.agents)
+    if hosts and not any(hosts):  # they name themselves
+        hosts = agents
     pairs = {
         "--backend": (ticket.backend, options.backend),
         "--preload": (",".join(ticket.preload), ",".join(options.preload)),
@@ -133,7 +135,7 @@ def differences(options: Options, ticket: Ticket) -> list[str]:
         "--on-error": (ticket.on_error, options.on_error),
         "--auto-heal": (ticket.auto_heal, options.auto_heal),
         "--lease": (f"{ticket.lease_s:g}s", f"{options.lease_s:g}s"),
-        "--hosts": (",".join(agents), ",".join(hosts if options.request is None else agents)),
+        "--hosts": (",".join(agents), ",".join(hosts)),
     }
     found = [
         f"{option} {_word(has)}, not {_word(wanted)}"

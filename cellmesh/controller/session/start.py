@@ -18,15 +18,12 @@ from ...wire.marks import end_dead_meshes
 from ...wire.modules import loaded
 from ...wire.options import StartOptions
 from ...wire.ticket import Ticket, runtime_root
-from ..host_list import INVITING, parse_hosts
+from ..host_list import INVITING
 from ..kernel import own_kernel
 from ..mesh import Mesh
-from ..mesh_dims import DEFAULT_DIM, check_mesh
-from ..node_request import NodeRequest
 from ..options import Options, make_options, read_project_options
 from ..output.calling_cell import current_sink
 from .hosts.standing import forget_if_ended
-from .launch import ray, slurm
 from .launch.hosts import HostAgents
 from .launch.launcher import Launcher
 from .launch.local import (
@@ -36,7 +33,6 @@ from .launch.local import (
     ranks_environment,
     spawned,
 )
-from .launch.node_holder import NodeHolder
 from .launch.prestart import own_prestart
 from .session import Session, StartProgress
 
@@ -79,17 +75,16 @@ def start(
         forget_if_ended(runtime_root() / checked.name)
     limit_s = _START_S if timeout_s is None else timeout_s
     patience_s = math.inf if timeout_s is None and checked.launch in INVITING else limit_s
-    with NodeHolder() as holder:
-        ticket, launcher, end = _launch(checked, patience_s, on_progress, holder)
-        session = Session(ticket, launcher, end, on_progress=on_progress, started_at=started_at)
-        try:
-            loaded.record()
-            _bring_code(session, limit_s)
-            session.wait_until_ready(limit_s)
-            holder.keep()
-        except BaseException:
-            session.stop()
-            raise
+    ticket, launcher, end = _launch(checked, patience_s, on_progress)
+    session = Session(ticket, launcher, end, on_progress=on_progress, started_at=started_at)
+    try:
+        loaded.record()
+        _bring_code(session, limit_s)
+        session.wait_until_ready(limit_s)
+        launcher.let_go()
+    except BaseException:
+        session.stop()
+        raise
     return Mesh(session)
 
 
@@ -129,7 +124,6 @@ def _launch(
     options: Options,
     timeout_s: float,
     on_progress: Callable[[StartProgress], None] | None,
-    holder: NodeHolder,
 ) -> tuple[Ticket, Launcher, int]:
     """Start an agent, from the waiting zygote if this process has one."""
 
@@ -137,18 +131,18 @@ def _launch(
         if on_progress is not None:
             on_progress(StartProgress("importing torch", 0, options.num_ranks, 0.0))
 
-    if options.request is not None:
-        options = _with_nodes(options, options.request, on_progress, holder)
     if options.hosts:
+        began = time.monotonic()
 
         def show(text: str, stays: bool) -> None:
             if stays:
                 current_sink().note(text)
             elif on_progress is not None:
-                on_progress(StartProgress(text, 0, options.num_ranks, 0.0))
+                elapsed_s = time.monotonic() - began
+                on_progress(StartProgress(text, 0, options.num_ranks, elapsed_s))
 
         ticket = make_ticket(options)
-        agents = HostAgents(ticket, options.hosts, timeout_s, show)
+        agents = HostAgents(ticket, options.hosts, options.command, timeout_s, show)
         end = agents.start()
         return agents.ticket, agents, end
     # Variables that only ranks get may be read while torch is imported.
@@ -162,41 +156,3 @@ def _launch(
     ticket = make_ticket(options)
     launcher = LocalAgent(functools.partial(spawned, ticket))
     return ticket, launcher, launcher.start()
-
-
-def _with_nodes(
-    options: Options,
-    request: NodeRequest,
-    on_progress: Callable[[StartProgress], None] | None,
-    holder: NodeHolder,
-) -> Options:
-    """Return the options with the nodes that an engine has given as hosts. Blocks while it
-    queues.
-    """
-    began = time.monotonic()
-
-    def report(text: str) -> None:
-        if on_progress is not None:
-            elapsed_s = time.monotonic() - began
-            on_progress(StartProgress(text, 0, options.num_ranks, elapsed_s))
-
-    name = options.name or "cellmesh"
-    allocation = (
-        ray.allocate(request, name, report, holder)
-        if request.engine == "ray"
-        else slurm.allocate(request, name, os.environ, report, holder)
-    )
-    entries = parse_hosts(allocation.nodes, request.num_ranks, request.nproc_per_host)
-    num_ranks = sum(entry.num_ranks for entry in entries)
-    is_default = tuple(options.mesh) == (DEFAULT_DIM,)
-    dims = {DEFAULT_DIM: num_ranks} if is_default else check_mesh(options.mesh, num_ranks)
-    return msgspec.structs.replace(
-        options,
-        num_ranks=num_ranks,
-        mesh=dims,
-        hosts=entries,
-        launch=allocation.template,
-        release_command=allocation.release_command,
-        leave_command=allocation.leave_command,
-        slurm_job=allocation.slurm_job,
-    )

@@ -40,7 +40,14 @@ from ...wire.hosts import ANNOUNCEMENT, GO, Announcement, HostPart
 from ...wire.interpreter import absolute, isolated_command
 from ...wire.marks import end_carriers, end_mesh_if_dead, is_dead, value_of
 from ...wire.own_file import from_json
-from ...wire.rendezvous import Invitation, own_facts, parse_invitation
+from ...wire.rendezvous import (
+    Invitation,
+    job_of_host,
+    name_of_host,
+    number_of_host,
+    own_facts,
+    parse_invitation,
+)
 from ...wire.ticket import (
     Ticket,
     find_tickets,
@@ -58,6 +65,8 @@ from .own_address import choose_address
 # How long a host whose agent has ended looks for the notebook: where the mesh has ended, nobody
 # listens.
 _ENDED_S = 5.0
+# Characters of a problem that is announced.
+_MAX_PROBLEM = 600
 # What torchrun sets for the processes that it starts, besides TORCHELASTIC_*.
 _ENGINES = {
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
@@ -92,7 +101,8 @@ class Lines:
     stdin: IO[bytes] | None
 
     def say(self, announcement: Announcement) -> None:
-        """As `Notebook.say`."""
+        """As `Notebook.say`; in one line that srun does not break."""
+        announcement = msgspec.structs.replace(announcement, host=name_of_host(os.environ))
         sys.stdout.write(ANNOUNCEMENT + msgspec.json.encode(announcement).decode() + "\n")
         sys.stdout.flush()
 
@@ -129,8 +139,15 @@ def run(text: bytes, stdin: IO[bytes] | None, address: str = "", interface: str 
     try:
         return _start(text, notebook, address, interface)
     except HostError as error:
-        notebook.say(Announcement(problem=str(error)))
+        notebook.say(Announcement(problem=_shortened(str(error))))
         return 1
+
+
+def _shortened(text: str) -> str:
+    """Return the beginning and the end of a text: srun breaks lines of more than 1,024 bytes, and
+    parts of other hosts' lines may be between.
+    """
+    return text if len(text) <= _MAX_PROBLEM else f"{text[:150]} ... {text[150 - _MAX_PROBLEM :]}"
 
 
 def _join(invitation: Invitation, address: str, interface: str) -> int:
@@ -227,6 +244,16 @@ def _decode(text: bytes) -> Ticket:
         raise HostError(
             f"what was given is no ticket of cellmesh {own_version()}: {error}"
         ) from error
+    if ticket.parts:
+        number = number_of_host(os.environ)
+        if not 0 <= number < len(ticket.parts):
+            raise HostError(
+                f"the command that has started this agent numbers its host {number}, of "
+                f"{len(ticket.parts)}: have it start one process a host, with CELLMESH_HOST_NUMBER "
+                "from 0"
+            )
+        part = msgspec.structs.replace(ticket.parts[number], name=name_of_host(os.environ))
+        ticket = msgspec.structs.replace(ticket, host=part, parts=())
     if ticket.host is None:
         raise HostError("the ticket is of a mesh on one host, which needs no `cellmesh agent`")
     return ticket
@@ -367,6 +394,7 @@ def _start(
             place=signed.place,
             pid=signed.agent_pid,
             versions=own_versions(),
+            job=job_of_host(os.environ),
         )
     )
     if not _is_let_go(notebook, guardian):
@@ -374,14 +402,11 @@ def _start(
     elif outlives_this:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
-    status = guardian.wait()
-    if ticket.host is not None and ticket.host.leave_command:
-        subprocess.run(ticket.host.leave_command, capture_output=True)
-    return status
+    return guardian.wait()
 
 
 def _is_let_go(notebook: Notebook, guardian: subprocess.Popen[bytes]) -> bool:
-    """Wait until the launcher says that every host has started; False if it ends before."""
+    """Wait until the launcher says that the mesh is ready; False if it ends before."""
     pidfd = os.pidfd_open(guardian.pid)
     try:
         if notebook.hear(pidfd) == GO:

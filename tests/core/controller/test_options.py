@@ -206,7 +206,7 @@ def test_options_of_a_start_that_are_no_field_of_a_mesh_are_known(tmp_path: Path
     assert read_project_options(tmp_path) == {"nproc_per_host": 4}
 
 
-@pytest.mark.parametrize("key", ["leave_command", "slurm_job", "request"])
+@pytest.mark.parametrize("key", ["command", "job", "is_lease_chosen"])
 def test_what_only_a_start_decides_is_no_option(tmp_path: Path, key: str) -> None:
     (tmp_path / "pyproject.toml").write_text(f"[tool.cellmesh]\n{key} = 'x'\n")
     with pytest.raises(MeshUsageError, match=f"{key!r}, which is no option"):

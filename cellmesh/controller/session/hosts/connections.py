@@ -21,9 +21,9 @@ from ....wire.messages import AgentFault, Resize, Stop, Stopped
 from ....wire.ticket import Ticket
 from ...core.clocks import ClockComparison, ClockOffset
 from ..connection import Connection, Message
+from ..launch.commands import describe_job_end
 from .answers import Answers, FileRequests, Make
 from .fan import Fan, Routed
-from .loss_inquiry import ASK_S, LossInquiry, asker_of
 
 
 @dataclass(eq=False)
@@ -86,7 +86,6 @@ class HostConnections:
         self._ticket = ticket
         self._lease_s = ticket.host_lease_s
         self._fan = Fan(ticket.agents, lost)
-        self._inquiry, self._heard_at = LossInquiry(asker_of(ticket)), 0.0
         # Connections come and go, and the link polls what it was given at first.
         self._poll = select.epoll()
         self._of: dict[int, Connection] = {}
@@ -160,17 +159,14 @@ class HostConnections:
                     continue
                 if isinstance(parcel.verb, Welcome):
                     self._clocks[index].begin(now)
-                if not self._is_held(index, parcel.verb):
-                    yield from self._route(self._fan.join(index, parcel))
+                if isinstance(parcel.verb, Stopped):
+                    parcel = Parcel(Stopped(self._explain(index, parcel.verb.reason)))
+                yield from self._route(self._fan.join(index, parcel))
         for connection in list(self._replaced):
             self._end_replaced(connection, now)
         if self._candidates:
             self._hear_candidates(now)
         self._heard_at = now
-        for index, reason in self._inquiry.answers():
-            if reason:
-                self._reported.discard(index)
-                yield from self._route(self._fan.lose(index, reason))
         if self._reported or [each for each in self._all if each.lost_at is not None]:
             yield from self._watch(now)
         if self._files:
@@ -194,13 +190,13 @@ class HostConnections:
                 continue
             since = clock.strftime("%H:%M:%S", clock.localtime(clock.time() - now + lost_at))
             if now >= lost_at + self._lease_s:
-                yield from self._route(self._fan.lose(index, f"without a connection since {since}"))
+                why = self._explain(index, f"without a connection since {since}")
+                yield from self._route(self._fan.lose(index, why))
                 self._reported.discard(index)
                 self._all[index].renew()
             elif index not in self._reported:
                 self._reported.add(index)
                 yield from self._route(self._fan.note_heard(index, False))
-                self._inquiry.begin(index, self._fan.name_of(index))
                 yield Parcel(
                     AgentFault(
                         f"{self._fan.describe(index)} is not heard: without a connection since "
@@ -216,14 +212,10 @@ class HostConnections:
             for parcel in parcels:
                 connections[index].send([parcel])
 
-    def _is_held(self, index: int, verb: Any) -> bool:
-        """Whether an agent's message has to wait until it is known why the agent has ended."""
-        return (
-            isinstance(verb, Stopped)
-            and index in self._fan.hosts
-            and not self._fan.is_stopping
-            and self._inquiry.begin(index, self._fan.name_of(index), verb.reason)
-        )
+    def _explain(self, index: int, reason: str) -> str:
+        """Return why a host's agent has ended, with what its engine has printed of that."""
+        said = describe_job_end(self._ticket, self._fan.name_of(index))
+        return f"{reason}; {said}" if said and not self._fan.is_stopping else reason
 
     def unended(self, replaced: Sequence[AgentAddress]) -> list[AgentAddress]:
         """Return the agents that have not said that they end; on any thread.
@@ -416,8 +408,6 @@ class HostConnections:
         for connection, candidate in self._candidates.items():
             if connection.lost_at is not None and not candidate.ending:
                 due = min(due, connection.lost_at + self._lease_s)
-        if self._inquiry.is_open:
-            due = min(due, self._heard_at + ASK_S)
         return None if due == math.inf else due
 
     def close(self) -> None:

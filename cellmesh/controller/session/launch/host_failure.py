@@ -8,7 +8,6 @@ import re
 import shlex
 
 from ...host_list import command_for
-from .ray import is_rays
 
 # What is put in the place of a ticket's file.
 _ANY_FILE = "/tmp/cellmesh-try"
@@ -82,6 +81,16 @@ _KNOWN = (
         "`kubectl cluster-info` must work",
     ),
     (
+        r"Unable to allocate resources: Requested nodes are busy",
+        "Slurm has not given the nodes in time",
+        "ask for less, or wait longer (--queue-timeout); `squeue` shows who has them",
+    ),
+    (
+        r"error: (?:Unable to allocate resources|Job submit/allocate failed)",
+        "Slurm refuses the job",
+        "`sinfo` lists partitions, limits and nodes",
+    ),
+    (
         r"Slurm job (\d+) has expired|allocation for job (\d+): Invalid job id",
         "Slurm's job has ended",
         "`sacct -j {found}` says why; start the mesh again",
@@ -152,7 +161,7 @@ def command_to_try(name: str, launch: str, python: str) -> str:
     """Return the command line that shows whether an agent can be started on a host, without the
     ticket, which a person has not.
     """
-    if is_rays(launch):  # it runs in what Ray had reserved, which is given back
+    if "ray_driver" in launch:  # it runs in what Ray had reserved, which is given back
         return "ray status"
     outside = re.sub(r"^srun --jobid=\d+ ", "srun ", launch)  # of a job that may have ended
     command = command_for(outside, name, [python, "-m", "cellmesh", "--version"], _ANY_FILE)

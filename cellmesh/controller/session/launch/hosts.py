@@ -7,7 +7,6 @@ import ipaddress
 import math
 import os
 import socket
-import subprocess
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -21,16 +20,13 @@ from ....wire.hosts import AgentAddress, Announcement, HostPart
 from ....wire.rendezvous import own_addresses
 from ....wire.ticket import Ticket, remove_directory, write_ticket
 from ...host_list import INVITING, HostEntry
-from .host_commands import HostCommands
+from .commands import HostCommands
 from .invited_hosts import InvitedHosts
-from .ray import is_rays
 from .reach import Reach, describe_way
 from .starter import Starter
 
 # How long the agent that replaces a lost one may take.
 _ATTACHED_START_S = 120.0
-# How long an engine may take to give nodes back.
-_RELEASE_S = 30.0
 
 
 class HostAgents:
@@ -40,6 +36,7 @@ class HostAgents:
         ticket: of the mesh, in the notebook's runtime directory; it gets the agents' addresses. If
             it has them already, the agents were started by another process.
         hosts: on which agents are started.
+        command: the command line that starts the agents of all hosts; "" where each host has one.
         timeout_s: how long all of them may take; infinite to wait for people to start them.
         report: shows a line of progress; called with a text and whether the text stays.
 
@@ -52,12 +49,13 @@ class HostAgents:
         self,
         ticket: Ticket,
         hosts: Sequence[HostEntry] = (),
+        command: str = "",
         timeout_s: float = _ATTACHED_START_S,
         report: Callable[[str, bool], None] = lambda text, stays: None,
     ) -> None:
         secret = ticket.curve_secret or new_keys().secret
         self.ticket = msgspec.structs.replace(ticket, curve_secret=secret)
-        self._hosts = hosts
+        self._hosts, self._command = hosts, command
         self._timeout_s = timeout_s
         self._report = report
         self.unheard: tuple[int, ...] = ()
@@ -98,9 +96,10 @@ class HostAgents:
             check_hosts(announced, is_ssh=not self.ticket.launch)
             addresses = [each.address for each in announced if each.address is not None]
             found = self._reach.find(addresses)
-            self.ticket = msgspec.structs.replace(self.ticket, agents=tuple(found))
+            self.ticket = msgspec.structs.replace(
+                self.ticket, agents=tuple(found), job=announced[0].job
+            )
             write_ticket(self.ticket)
-            starter.let_go()
         except BaseException:
             if self._starter is not None:
                 self._starter.end()
@@ -115,7 +114,7 @@ class HostAgents:
                 invited = InvitedHosts(self.ticket, self._report)
                 self._starter, self.ticket = invited, invited.ticket
             else:
-                self._starter = HostCommands()
+                self._starter = HostCommands(self._command, lambda text: self._report(text, False))
         return self._starter
 
     def start_again(
@@ -186,7 +185,7 @@ class HostAgents:
         Raises:
             MeshUsageError: there are some, and they cannot.
         """
-        if is_rays(self.ticket.launch) and (named := ", ".join(names)):
+        if self.ticket.launch == "ray" and (named := ", ".join(names)):
             raise MeshUsageError(
                 f"{named}: no node joins a mesh on Ray, whose reservation keeps its size. Without "
                 "--hosts its last node gets more ranks; for more nodes start the mesh again"
@@ -268,11 +267,15 @@ class HostAgents:
             num_ranks=num_ranks,
             controller_key=public_of(self.ticket.curve_secret),
             notebook=(socket.gethostname(), *own_addresses()),
-            leave_command=self.ticket.leave_command,
             start_timeout_s=max(
                 _ATTACHED_START_S, 0 if math.isinf(self._timeout_s) else self._timeout_s
             ),
         )
+
+    def let_go(self) -> None:
+        """Have the agents go on, whatever becomes of this process."""
+        if self._starter is not None:
+            self._starter.let_go()
 
     def poll(self) -> bool:
         """Whether anything runs by which agents were started; it does as long as the agents."""
@@ -280,14 +283,8 @@ class HostAgents:
 
     def wait(self, timeout_s: float | None) -> bool:
         """Wait until all that started agents has ended; False if it has not."""
-        if self._starter is not None:
-            if not self._starter.wait(timeout_s):
-                return False
-            if self.ticket.slurm_job and self.ticket.release_command:
-                # The agents' steps have given the job back, unless one was killed that had to.
-                with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-                    command = self.ticket.release_command
-                    subprocess.run(command, capture_output=True, timeout=_RELEASE_S)
+        if self._starter is not None and not self._starter.wait(timeout_s):
+            return False
         # A notebook's cell and its kernel's shutdown may both end the mesh: closed twice, the
         # number may be another's by then, a socket of the kernel's.
         with self._lock:

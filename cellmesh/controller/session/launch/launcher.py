@@ -40,6 +40,10 @@ class Launcher(Protocol):
         """Send the agent a signal, unless it has ended."""
         ...
 
+    def let_go(self) -> None:
+        """Have the agent go on, whatever becomes of this process: the mesh is ready."""
+        ...
+
     def leave(self) -> None:
         """Close what this process has open for the agent, which goes on or has ended."""
         ...

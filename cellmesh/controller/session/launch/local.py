@@ -199,6 +199,9 @@ class LocalAgent:
             finally:
                 os.close(pidfd)
 
+    def let_go(self) -> None:
+        """As `Launcher.let_go`: it goes on without this process."""
+
     def leave(self) -> None:
         """As `Launcher.leave`: nothing is open."""
 

@@ -1,12 +1,12 @@
-"""Uses Ray for a mesh, in a process of its own: ``python -m
-cellmesh.controller.session.launch.ray_driver``.
+"""Starts agents on nodes of a Ray cluster, by Ray's public API, and stays as long as they do:
+``python -m cellmesh.controller.session.launch.ray_driver``.
 
-``reserve JSON`` makes a placement group, prints its nodes' names, and removes it unless the mesh
-starts. ``run GROUP NODE COMMAND...`` runs an agent's command in the node's bundle, with
-this process's standard input and output; once the agent was told to go on, an actor of Ray's stays
-with it in place of this process.
+``start JSON COMMAND...`` waits for a placement group with a bundle of resources on each node, runs
+the agents' command in each bundle, with this process's standard input, and prints what agents
+announce. Group and agents are this process's: Ray ends them with it. ``again GROUP NODE
+COMMAND...`` runs the command once more in the bundle of a node, where the agent is lost.
 
-Group and actors are detached: they outlive the notebook, and the last actor removes the group.
+The notebook's own process uses no Ray, and may use it for itself.
 """
 
 from __future__ import annotations
@@ -19,45 +19,42 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
+import msgspec
 import ray
-from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    get_placement_group,
+    placement_group,
+    placement_group_table,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from ....errors import HostError
 from ....wire.descriptors import wait_readable
-from ....wire.hosts import ANNOUNCEMENT, GO
-from .node_holder import hold, say
-from .ray import bundle_of, choose_bundle, explain_shortage
+from ....wire.hosts import ANNOUNCEMENT, GO, WAITING, Announcement
 
 _NAMESPACE = "cellmesh"
 _ASK_S = 0.5
 _REPORT_S = 2.0
 _CONNECT_S = 10.0
-# An agent that nobody lets go on ends after this time, as its mesh's start was given up.
-_START_S = 600.0
 
 
 class AgentActor:
-    """Runs one agent's command on a node of Ray, and stays as long as the command runs.
+    """Runs one agent's command on a node of Ray.
 
     Ray sends this class by value, as nodes need not find cellmesh for the Python of their workers.
-
-    Args:
-        group: the placement group.
-        name: the actor's own.
     """
 
-    def __init__(self, group: str, name: str) -> None:
-        self._group, self._name = group, name
+    def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._give_up = threading.Timer(_START_S, self._end)
-        self._give_up.daemon = True
 
-    def start(self, command: Sequence[str], ticket: bytes) -> tuple[bytes, int | None]:
+    def start(
+        self, command: Sequence[str], ticket: bytes, variables: Mapping[str, str]
+    ) -> tuple[bytes, int | None]:
         """Run the command until it has announced its agent, or has ended.
 
         Returns:
@@ -71,28 +68,22 @@ class AgentActor:
         environment |= {
             name: value for name, value in os.environb.items() if name.endswith(b"VISIBLE_DEVICES")
         }
+        environment |= {name.encode(): value.encode() for name, value in variables.items()}
         # Where Ray ends this process, the agent ends in order: the command is a grandchild, as Ray
         # kills children.
         below = ["sh", "-c", 'setpriv --pdeathsig TERM -- "$@"; exit $?', "sh", *command]
-        guarded = ["setpriv", "--pdeathsig", "KILL", "--", *below]
         self._process = subprocess.Popen(
-            guarded,
+            ["setpriv", "--pdeathsig", "KILL", "--", *below],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=environment,
             start_new_session=True,
         )
-        self._give_up.start()
-        return self.order(ticket)
-
-    def order(self, line: bytes) -> tuple[bytes, int | None]:
-        """Write a line to the agent's standard input; wait for its announcement or its end."""
-        assert self._process is not None
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
-            self._process.stdin.write(line)
+            self._process.stdin.write(ticket)
             self._process.stdin.flush()
         except OSError:
             pass  # it has ended: its output says why
@@ -104,168 +95,194 @@ class AgentActor:
         return text, self._process.wait()
 
     def go(self) -> None:
-        """Have the agent go on without those who have started it."""
+        """Have the agent go on without the notebook, and wait for its end."""
         assert self._process is not None
-        assert self._process.stdin is not None
-        self._give_up.cancel()
-        self._process.stdin.write(GO)
-        self._process.stdin.close()
-        threading.Thread(target=self._stay, daemon=True).start()
-
-    def _stay(self) -> None:
-        """Wait for the agent's end, and for that of all others if this is the first actor of them;
-        then the group is removed.
-        """
-        assert self._process is not None
-        assert self._process.stdout is not None
-        while self._process.stdout.readline():
-            pass
-        self._process.wait()
-        while True:
-            named = ray.util.list_named_actors()
-            others = [each for each in named if each.startswith(f"{self._group}:")]
-            others = [each for each in others if each != self._name]
-            if not others:
-                remove_placement_group(ray.util.get_placement_group(self._group))
-            if not others or min(others) < self._name:
-                self._end()
-                return
-            time.sleep(_ASK_S)
-
-    def _end(self) -> None:
-        ray.kill(ray.get_runtime_context().current_actor)
+        try:
+            self._process.communicate(GO)
+        except OSError:
+            self._process.wait()
 
 
 def main() -> None:
     """Run the command that the arguments name."""
     what, *arguments = sys.argv[1:]
     logging.disable(logging.WARNING)
-    address = os.environ.get("RAY_ADDRESS", "auto")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    with open(0, "rb", buffering=0, closefd=False) as stdin:
+        ticket = stdin.readline()
+        try:
+            _connect(os.environ.get("RAY_ADDRESS", "auto"))
+            if what == "start":
+                asked = json.loads(arguments[0])
+                run(_reserve(**asked), range(asked["nodes"]), arguments[1:], ticket, stdin)
+            else:
+                group, node, *command = arguments
+                bundle = int(node.rpartition(".")[2])
+                run(get_placement_group(group), [bundle], command, ticket, stdin)
+        except (HostError, ValueError) as error:
+            problem = msgspec.json.encode(Announcement(problem=str(error))).decode()
+            print(f"{ANNOUNCEMENT}{problem}", flush=True)
+            sys.exit(1)
+
+
+def _connect(address: str) -> None:
     try:
         if found := re.fullmatch(r"(?:\w+://)?(.+):(\d+)", address):
             # Ray itself tries for minutes.
             socket.create_connection((found[1].strip("[]"), int(found[2])), _CONNECT_S).close()
         ray.init(
-            address=address,
-            namespace=_NAMESPACE,
-            log_to_driver=False,
-            configure_logging=False,
+            address=address, namespace=_NAMESPACE, log_to_driver=False, configure_logging=False
         )
     except Exception as error:
-        text = (
+        raise HostError(
             f"--launch ray: no Ray cluster is reached at {address!r} ({str(error).splitlines()[0]})"
             ": start one with `ray start --head`, and run the notebook on one of its nodes, or set "
             "RAY_ADDRESS"
-        )
-        say({"problem": text})
-        sys.exit(text)
-    if what == "reserve":
-        reserve(**json.loads(arguments[0]))
-    else:
-        sys.exit(run(arguments[0], arguments[1], arguments[2:]))
+        ) from error
 
 
-def reserve(
-    group: str,
+def _reserve(
+    mesh: str,
     nodes: int,
     ranks_per_node: int,
     resources: Mapping[str, float],
     may_use_gpus: bool,
     timeout_s: float | None,
-) -> None:
-    """Make a placement group, send the notebook its nodes, and hold them until the mesh has
-    started.
+) -> PlacementGroup:
+    """Return a placement group once Ray has given its nodes.
+
+    Raises:
+        HostError: the cluster does not have such nodes, or they are not free in time.
+        SystemExit: the notebook waits no longer.
     """
     bundle = choose_bundle(ray.nodes(), ranks_per_node, resources, may_use_gpus)
     shortage = explain_shortage(ray.nodes(), nodes, bundle)
     if shortage and timeout_s is None:
-        say({"usage": shortage})
-        return
-    made = placement_group(
-        [bundle] * nodes, strategy="STRICT_SPREAD", name=group, lifetime="detached"
-    )
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+        raise HostError(shortage)
+    name = f"{mesh}-{os.urandom(4).hex()}"
+    group = placement_group([bundle] * nodes, strategy="STRICT_SPREAD", name=name)
     began, reported_at = time.monotonic(), -_REPORT_S
+    while not group.wait(_ASK_S):
+        now = time.monotonic()
+        if _has_ended():
+            sys.exit("the notebook waits no longer")
+        free = describe(ray.available_resources(), bundle)
+        text = f"{nodes} nodes of Ray with {describe(bundle, bundle)} each; {free} are free in all"
+        if timeout_s is not None and now > began + timeout_s:
+            why = explain_shortage(ray.nodes(), nodes, bundle) or text
+            raise HostError(f"Ray did not give the nodes within {timeout_s:.0f} s: {why}")
+        if now > reported_at + _REPORT_S:
+            reported_at = now
+            print(f"{WAITING}{text}", flush=True)
+    return group
+
+
+def run(
+    group: PlacementGroup,
+    bundles: Sequence[int],
+    command: Sequence[str],
+    ticket: bytes,
+    stdin: IO[bytes],
+) -> None:
+    """Run the agents' command in bundles of a group, until all agents have ended.
+
+    Raises:
+        SystemExit: an agent has not started, or the notebook has ended before its mesh was ready.
+    """
+    table = placement_group_table(group)
+    names = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes()}
+    actors, started = [], {}
     try:
-        while not made.wait(_ASK_S):
-            now = time.monotonic()
-            if _has_ended(0.0):
-                sys.exit("the notebook waits no longer")
-            free = sum(
-                all(there.get(name, 0.0) >= amount for name, amount in bundle.items())
-                for there in ray._private.state.available_resources_per_node().values()
-            )
-            text = f"{free} of {nodes} nodes of Ray are free"
-            if timeout_s is not None and now > began + timeout_s:
-                why = explain_shortage(ray.nodes(), nodes, bundle) or f"{text} for {bundle}"
-                say({"problem": f"Ray did not give the nodes within {timeout_s:.0f} s: {why}"})
+        for index in bundles:
+            actor = _actor_in(group, index)
+            actors.append(actor)
+            host = re.sub(r"[^A-Za-z0-9_.-]", "-", names[table["bundles_to_node_id"][index]])
+            variables = {
+                "CELLMESH_HOST_NUMBER": str(index),
+                "CELLMESH_HOST_NAME": f"{host.lstrip('.-') or 'node'}.{index}",
+                "CELLMESH_JOB": table["name"],
+            }
+            started[actor.start.remote(list(command), ticket, variables)] = actor
+        waiting, status = list(started), 0
+        while waiting:
+            done, waiting = ray.wait(waiting, timeout=_ASK_S / 10)
+            for text, ended in ray.get(done):
+                sys.stdout.buffer.write(text)
+                sys.stdout.buffer.flush()
+                status = status if ended is None else 1
+            if status or _has_ended():
                 sys.exit(1)
-            if now > reported_at + _REPORT_S:
-                reported_at = now
-                say({"waiting": text})
-        hosts = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes()}
-        by_bundle = ray.util.placement_group_table(made)["bundles_to_node_id"]
-        say({"nodes": [hosts[by_bundle[index]] for index in range(nodes)]})
-        hold()
-    except BaseException:
-        remove_placement_group(made)
-        raise
+        if stdin.readline() != GO:
+            sys.exit(1)
+        ends = {actor.go.remote(): actor for actor in actors}
+        while ends:
+            for end in ray.wait(list(ends))[0]:
+                ray.kill(ends.pop(end))  # its bundle is free for another
+    finally:
+        for actor in actors:
+            ray.kill(actor)
 
 
-def run(group: str, node: str, command: Sequence[str]) -> int:
-    """Run an agent's command in its bundle; return the exit code."""
-    with open(0, "rb", buffering=0, closefd=False) as stdin:
-        return _run(group, node, command, stdin)
-
-
-def _run(group: str, node: str, command: Sequence[str], stdin: IO[bytes]) -> int:
-    ticket = stdin.readline()
-    bundle, made = bundle_of(node), ray.util.get_placement_group(group)
-    prefix = f"{group}:{bundle:04d}:"
-    for other in ray.util.list_named_actors():
-        if other.startswith(prefix):  # it waits for the others, and its agent is lost
-            ray.kill(ray.get_actor(other))
-    amounts = dict(made.bundle_specs[bundle])
-    name = f"{prefix}{time.time_ns()}"
-    actor: Any = (
-        ray.remote(AgentActor)
-        .options(
-            name=name,
-            lifetime="detached",
-            num_cpus=amounts.pop("CPU", 0),
-            num_gpus=amounts.pop("GPU", 0),
-            resources=amounts,
-            max_concurrency=1,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(made, bundle),
-        )
-        .remote(group, name)
+def _actor_in(group: PlacementGroup, bundle: int) -> Any:
+    amounts = dict(group.bundle_specs[bundle])
+    options: Any = ray.remote(AgentActor).options(
+        num_cpus=amounts.pop("CPU", 0),
+        num_gpus=amounts.pop("GPU", 0),
+        resources=amounts,
+        scheduling_strategy=PlacementGroupSchedulingStrategy(group, bundle),
     )
-    answer = actor.start.remote(list(command), ticket)
-    status = None
-    while status is None:
-        while not ray.wait([answer], timeout=_ASK_S / 10)[0]:
-            if _has_ended(0.0):
-                status = 1
-                break
-        else:
-            text, status = ray.get(answer)
-            sys.stdout.buffer.write(text)
-            sys.stdout.buffer.flush()
-        if status is None:
-            line = stdin.readline()
-            if line == GO:
-                ray.get(actor.go.remote())
-                return 0
-            status = 1
-    ray.kill(actor)
-    if not json.loads(ticket)["host"]["joins"]:
-        remove_placement_group(made)  # the mesh's start has failed
-    return status
+    return options.remote()
 
 
-def _has_ended(timeout_s: float) -> bool:
-    """Whether the standard input has ended within a time; nothing is written to it yet."""
-    return bool(wait_readable([0], timeout_s))
+def choose_bundle(
+    nodes: Sequence[Mapping[str, Any]],
+    ranks_per_node: int,
+    resources: Mapping[str, float],
+    may_use_gpus: bool,
+) -> dict[str, float]:
+    """Choose what each node gives: by default a CPU and, where there are some, a GPU for each rank.
+
+    Args:
+        nodes: as ``ray.nodes()`` describes them.
+        resources: chosen by the user.
+    """
+    if resources:
+        return dict(resources)
+    has_gpus = any(node["Resources"].get("GPU", 0) for node in nodes if node["Alive"])
+    chosen = {"CPU": float(ranks_per_node)}
+    return chosen | ({"GPU": float(ranks_per_node)} if has_gpus and may_use_gpus else {})
+
+
+def explain_shortage(
+    nodes: Sequence[Mapping[str, Any]], num_nodes: int, bundle: Mapping[str, float]
+) -> str:
+    """Say what the cluster lacks, and what it has; "" if enough of its nodes are large enough."""
+    alive = [node for node in nodes if node["Alive"]]
+    fitting = [
+        node
+        for node in alive
+        if all(node["Resources"].get(name, 0.0) >= amount for name, amount in bundle.items())
+    ]
+    if len(fitting) >= num_nodes:
+        return ""
+    there = "; ".join(
+        f"{node['NodeManagerHostname']}: {describe(node['Resources'], bundle)}" for node in alive
+    )
+    return (
+        f"{num_nodes} nodes with {describe(bundle, bundle)} each are asked for, and "
+        f"{len(fitting)} of the Ray cluster's {len(alive)} nodes have that ({there}): ask for "
+        "fewer --nodes or --nproc-per-host, or say what a node gives, like --launch-args 'CPU=1'"
+    )
+
+
+def describe(resources: Mapping[str, float], names: Mapping[str, float]) -> str:
+    """Return the amounts of some resources, like ``CPU=4, GPU=1``."""
+    return ", ".join(f"{name}={resources.get(name, 0.0):g}" for name in names)
+
+
+def _has_ended() -> bool:
+    """Whether the standard input, of which the ticket is read, has ended."""
+    return bool(wait_readable([0], 0.0))
 
 
 if __name__ == "__main__":

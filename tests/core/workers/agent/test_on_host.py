@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,13 +11,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from cellmesh.wire.versions import Versions
 
 from cellmesh.controller.options import make_options
 from cellmesh.controller.session.launch.local import make_ticket
 from cellmesh.errors import HostError
 from cellmesh.wire.curve import new_keys
 from cellmesh.wire.host import Place, started_ticks, this_place
-from cellmesh.wire.hosts import Announcement, HostPart
+from cellmesh.wire.hosts import AgentAddress, Announcement, HostPart
 from cellmesh.wire.own_file import Secret, to_json
 from cellmesh.wire.ticket import (
     Ticket,
@@ -26,7 +28,7 @@ from cellmesh.wire.ticket import (
     write_ticket,
 )
 from cellmesh.workers.agent import on_host
-from cellmesh.workers.agent.on_host import is_engines
+from cellmesh.workers.agent.on_host import Lines, is_engines
 from cellmesh.workers.agent.own_address import choose_address
 
 # Reserved for documentation: no host has it.
@@ -112,6 +114,59 @@ def test_directory_of_an_agent_that_may_live_is_in_the_way(
     with pytest.raises(HostError, match=rf"may live on {named} .*`cellmesh ps`.*--name"):
         on_host._own_ticket(given, "127.0.0.1", "")
     assert read_ticket(left.path).key == left.key
+
+
+def ticket_for_all() -> bytes:
+    """A ticket for the agents of three hosts, as one command gets it."""
+    parts = tuple(HostPart(i, 3, "", 2 * i, 2, new_keys().public) for i in range(3))
+    return to_json(msgspec.structs.replace(given_ticket(), host=None, parts=parts))
+
+
+@pytest.mark.parametrize(
+    ("environment", "first_rank", "name"),
+    [
+        ({"SLURM_PROCID": "2", "SLURMD_NODENAME": "n2"}, 4, "n2"),
+        ({"CELLMESH_HOST_NUMBER": "1", "CELLMESH_HOST_NAME": "a.1", "SLURM_PROCID": "0"}, 2, "a.1"),
+        ({"OMPI_COMM_WORLD_RANK": "0"}, 0, HERE.host),
+    ],
+)
+def test_agent_takes_the_part_of_its_hosts_number(
+    environment: dict[str, str],
+    first_rank: int,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    runtime_dir: Path,
+) -> None:
+    monkeypatch.setattr(os, "environ", environment | {"JUPYTER_RUNTIME_DIR": str(runtime_dir)})
+    ticket = on_host._decode(ticket_for_all())
+    assert ticket.host is not None
+    assert (ticket.host.first_rank, ticket.host.name) == (first_rank, name)
+    assert ticket.parts == ()
+
+
+@pytest.mark.parametrize(("number", "said"), [("3", "3, of 3"), ("x", "-1, of 3")])
+def test_host_without_a_part_is_refused(
+    number: str, said: str, monkeypatch: pytest.MonkeyPatch, runtime_dir: Path
+) -> None:
+    monkeypatch.setenv("CELLMESH_HOST_NUMBER", number)
+    with pytest.raises(HostError, match=f"numbers its host {said}.*CELLMESH_HOST_NUMBER"):
+        on_host._decode(ticket_for_all())
+
+
+def test_announcement_fits_into_a_line_that_srun_does_not_break(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It breaks lines of more than 1,024 bytes, and other hosts' lines may be between."""
+    name, number = "n" * 64, "9" * 20
+    address = AgentAddress(name, f"tcp://255.255.255.255:{number}", "k" * 40, 1023, 1023)
+    place, versions = Place(name, "b" * 36, number), Versions(*["2.13.0+cu130.dev20261126"] * 4)
+    lines = Lines(None)
+    lines.say(Announcement("", address, place, 4_000_000, versions, job=number))
+    lines.say(Announcement(problem=on_host._shortened("begin" + "x" * 5000 + "end"), host=name))
+    announced, problem = capsys.readouterr().out.splitlines()
+    assert len(announced) < 1024
+    assert len(problem) < 1024
+    assert re.search("begin.* ... .*end", problem)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What Ray is asked for, and what is said where its cluster is too small."""
+"""The resources that the Ray driver asks for, and its text where the cluster is too small."""
 
 from __future__ import annotations
 
@@ -6,13 +6,7 @@ from typing import Any
 
 import pytest
 
-from cellmesh.controller.host_list import command_for, parse_hosts
-from cellmesh.controller.session.launch.ray import (
-    allocation_of,
-    bundle_of,
-    choose_bundle,
-    explain_shortage,
-)
+from cellmesh.controller.session.launch.ray_driver import choose_bundle, explain_shortage
 
 
 def node(name: str, is_alive: bool = True, **resources: float) -> dict[str, Any]:
@@ -20,20 +14,6 @@ def node(name: str, is_alive: bool = True, **resources: float) -> dict[str, Any]
 
 
 NODES = [node("a", CPU=8.0), node("b", CPU=2.0, GPU=2.0), node("c", False, CPU=64.0, GPU=8.0)]
-
-
-def test_nodes_of_one_machine_have_names_of_their_own() -> None:
-    allocation = allocation_of("train-1", ["box", "box", "a b"])
-    assert allocation.nodes == ("box.0", "box.1", "a-b.2")
-    assert [entry.name for entry in parse_hosts(allocation.nodes, 3)] == list(allocation.nodes)
-    assert [bundle_of(name) for name in allocation.nodes] == [0, 1, 2]
-
-
-def test_agent_is_run_in_the_bundle_of_its_node() -> None:
-    allocation = allocation_of("train-1", ["box"])
-    command = command_for(allocation.template, "box.0", ["python", "-m", "cellmesh"])
-    assert command[-6:] == ["run", "train-1", "box.0", "python", "-m", "cellmesh"]
-    assert allocation.leave_command == ()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,186 @@
+"""Agents of several hosts are started at once, and those that start do not need the others."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cellmesh.controller.session.launch import commands as commands_module
+from cellmesh.controller.session.launch.commands import ALL_LOG, HostCommands, describe_job_end
+from cellmesh.errors import HostError
+from cellmesh.wire.host import Place
+from cellmesh.wire.hosts import ANNOUNCEMENT, AgentAddress, Announcement, HostPart
+from cellmesh.wire.ticket import Ticket
+from tests.core.controller.session.test_session import TICKET
+
+WAIT_S = 30.0
+# What the hosts do: a and b start only beside each other, as they wait for each other's file.
+SCRIPT = """
+cd {directory}; touch $0; read ticket
+case $0 in
+  a) until [ -e b ]; do sleep 0.01; done; cat announced; read go;;
+  b) until [ -e a ]; do sleep 0.01; done; cat announced; read go;;
+  broken) echo no such file >&2; exit 3;;
+  full) cat problem; read go;;
+  silent) read go;;
+esac
+"""
+
+
+def parts(*names: str) -> list[HostPart]:
+    return [HostPart(i, len(names), name, i, 1, "key", ("here",)) for i, name in enumerate(names)]
+
+
+@pytest.fixture
+def commands(tmp_path: Path) -> HostCommands:
+    for name, problem in (("announced", ""), ("problem", "the disk is full")):
+        said = Announcement(place=Place("h", "boot", "pids"), problem=problem)
+        (tmp_path / name).write_bytes(ANNOUNCEMENT.encode() + msgspec.json.encode(said) + b"\n")
+    (tmp_path / "logs").mkdir()
+    return HostCommands()
+
+
+@pytest.fixture
+def ticket(tmp_path: Path) -> Ticket:
+    script = SCRIPT.format(directory=tmp_path)
+    return msgspec.structs.replace(
+        TICKET, directory=str(tmp_path), launch=f"sh -c '{script}' {{host}} {{command}}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("broken", "broken: .*no such file"),
+        ("full", "full: the disk is full"),
+        ("silent", "silent did not answer within 3 s"),
+    ],
+)
+def test_hosts_start_at_once_whatever_becomes_of_another(
+    name: str, text: str, commands: HostCommands, ticket: Ticket
+) -> None:
+    failures: dict[int, HostError] = {}
+    timeout_s = 3.0 if name == "silent" else WAIT_S
+    started = commands.start(ticket, parts("a", name, "b"), timeout_s, failures)
+    assert [each.problem for each in started] == ["", ""]
+    assert failures.keys() == {1}
+    with pytest.raises(HostError, match=f"(?s){text}"):
+        raise failures[1]
+    assert [each.name for each in commands._starting] == ["a", "b"]
+    commands.drop(0)
+    assert [each.name for each in commands._starting] == ["b"]
+    commands.let_go()
+    assert commands.wait(WAIT_S)
+
+
+def test_host_that_is_needed_fails_the_start(commands: HostCommands, ticket: Ticket) -> None:
+    with pytest.raises(HostError, match="full: the disk is full"):
+        commands.start(ticket, parts("a", "full", "b"), WAIT_S)
+    commands.end()
+    assert not commands.poll()
+
+
+# Starts the agents of all hosts, of which each says its number.
+ALL = """
+cd {directory}; read ticket
+echo cellmesh-waiting: 1 of 2 nodes; echo login: welcome
+for rank in 1 0; do cat announced$rank; done
+read go; echo $go > let_go
+"""
+
+
+@pytest.fixture
+def all_hosts(tmp_path: Path) -> HostCommands:
+    for rank in (0, 1):
+        address = AgentAddress(f"n{rank}", f"tcp://n{rank}:5", "key", rank, 1)
+        said = Announcement(address=address, host=f"n{rank}", job="7")
+        encoded = ANNOUNCEMENT.encode() + msgspec.json.encode(said) + b"\n"
+        (tmp_path / f"announced{rank}").write_bytes(encoded)
+    (tmp_path / "logs").mkdir()
+    return HostCommands(f"sh -c '{ALL.format(directory=tmp_path)}' {{mesh}} {{command}}")
+
+
+def test_one_command_starts_all_hosts_and_is_let_go(
+    all_hosts: HostCommands, ticket: Ticket, tmp_path: Path
+) -> None:
+    reports: list[str] = []
+    all_hosts.report = reports.append
+    announced = all_hosts.start(ticket, parts("", ""), WAIT_S)
+    assert [each.host for each in announced] == ["n0", "n1"]
+    assert reports == ["1 of 2 nodes"]
+    assert all_hosts.poll()
+    all_hosts.let_go()
+    assert all_hosts.wait(WAIT_S)
+    assert (tmp_path / "let_go").read_text() == "go\n"
+
+
+def test_end_of_a_notebook_ends_the_command_that_was_not_let_go(
+    all_hosts: HostCommands, ticket: Ticket, tmp_path: Path
+) -> None:
+    all_hosts.start(ticket, parts("", ""), WAIT_S)
+    all_hosts.end()
+    assert not all_hosts.poll()
+    assert (tmp_path / "let_go").read_text() == "\n"
+
+
+def test_problem_of_one_of_all_hosts_names_it(
+    all_hosts: HostCommands, ticket: Ticket, tmp_path: Path
+) -> None:
+    said = Announcement(problem="its disk is full", host="n1")
+    encoded = ANNOUNCEMENT.encode() + msgspec.json.encode(said) + b"\n"
+    (tmp_path / "announced1").write_bytes(encoded)
+    with pytest.raises(HostError, match="n1: its disk is full"):
+        all_hosts.start(ticket, parts("", ""), WAIT_S)
+    all_hosts.end()
+
+
+def test_time_does_not_run_while_a_job_is_queued(
+    all_hosts: HostCommands,
+    ticket: Ticket,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The nodes are given once the queue was asked three times, each beyond the start's time."""
+    monkeypatch.setattr(commands_module, "_ASK_S", 0.01)
+    (tmp_path / "squeue").write_text(
+        f"#!/bin/sh\ncd {tmp_path}; echo x >> asked\n"
+        '[ $(wc -l < asked) -lt 3 ] && echo "12 PENDING Priority" || touch given\n'
+    )
+    (tmp_path / "squeue").chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    wait = f"until [ -e {tmp_path}/given ]; do sleep 0.01; done"
+    all_hosts.first = all_hosts.first.replace("read ticket", f"read ticket; {wait}", 1)
+    reports: list[str] = []
+    all_hosts.report = reports.append
+    queued = msgspec.structs.replace(ticket, launch="slurm")
+    announced = all_hosts.start(queued, parts("", ""), WAIT_S)
+    assert len(announced) == 2
+    assert reports == ["job 12: pending (Priority)"] * 2 + ["1 of 2 nodes"]
+    all_hosts.end()
+
+
+@pytest.mark.parametrize(
+    ("log", "text"),
+    [
+        ("srun: error: n2: task 1: Killed", ""),
+        ("srun: error: Node failure on n2", "Slurm: Node failure on n2 (`scontrol show job 7`)"),
+        ("srun: error: Node failure on n21", ""),
+        (
+            "slurmstepd-n1: error: *** STEP 7.0 ON n1 CANCELLED AT 5:00 DUE TO TIME LIMIT ***\n"
+            "srun: error: n1: task 0: Terminated",
+            "Slurm: *** STEP 7.0 ON n1 CANCELLED AT 5:00 DUE TO TIME LIMIT *** "
+            "(`scontrol show job 7`)",
+        ),
+    ],
+)
+def test_end_of_a_job_is_described_as_srun_prints_it(
+    log: str, text: str, ticket: Ticket, tmp_path: Path
+) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / ALL_LOG).write_text(log + "\n")
+    slurm = msgspec.structs.replace(ticket, launch="slurm", job="7")
+    assert describe_job_end(slurm, "n2") == text
+    assert describe_job_end(msgspec.structs.replace(slurm, launch=""), "n2") == ""
