@@ -111,20 +111,6 @@ def test_the_ranks_and_their_cell_outlive_the_notebook(
     check_nothing_left(runtime_dir)
 
 
-def test_run_that_ended_while_detached_has_its_value(runtime_dir: Path) -> None:
-    with controller("mesh.submit(lambda: 'value ' * 100_000)") as process:
-        process.kill()
-        process.communicate()
-        mesh = attach("kept")
-        try:
-            for run in mesh.runs:
-                assert set(run.result(WAIT_S).values()) == {"value " * 100_000}
-            assert mesh.run(lambda: 1).list == [1, 1]
-        finally:
-            mesh.stop()
-    check_nothing_left(runtime_dir)
-
-
 def test_a_mesh_can_be_left_and_attached_again_in_one_process(leased: cm.Mesh) -> None:
     leased.detach()
     assert not leased.alive

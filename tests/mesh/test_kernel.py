@@ -417,20 +417,6 @@ def test_wrong_calls_name_the_right_one(notebook: Notebook, code: str, words: st
     assert len(outcome.errors()[-1]["traceback"]) == 1
 
 
-def test_every_magic_explains_itself_with_an_example(notebook: Notebook) -> None:
-    names = (
-        notebook.run(
-            "print(*[n for n in get_ipython().magics_manager.magics['line'] if "
-            "n.startswith('dist')])"
-        )
-        .text()
-        .split()
-    )
-    assert {"dist_start", "dist_status", "dist_logs", "dist_stop"} <= set(names)
-    for name in names:
-        assert "Example" in notebook.run(f"%{name} --help").text(), name
-
-
 def test_names_of_the_notebook_are_not_overwritten(notebook: Notebook) -> None:
     names = notebook.run(
         "print(sorted(n for n in globals() if n in "

@@ -11,7 +11,6 @@ import psutil
 import pytest
 
 import cellmesh as cm
-from cellmesh.controller.output.fold import Rich
 from cellmesh.errors import MeshUsageError
 from tests.conftest import check_nothing_left, processes_named, stop_process
 
@@ -55,15 +54,6 @@ def test_no_exception_is_too_odd_for_a_rank(source: str, mesh: cm.Mesh) -> None:
     assert mesh.pull("rank").list == [0, 1, 2, 3]
 
 
-def test_long_errors_are_cut(mesh: cm.Mesh, recorder: Recorder) -> None:
-    with pytest.raises(cm.RankFailure) as caught:
-        mesh.submit_cell("raise ValueError('x' * 3_000_000)", sink=recorder).result(
-            timeout_s=WAIT_S
-        )
-    assert len(str(caught.value)) < 10_000
-    assert len(caught.value.tracebacks[0]) < 100_000
-
-
 def test_the_zygotes_death_with_unread_news_costs_no_rank(
     own_mesh: cm.Mesh, runtime_dir: Path
 ) -> None:
@@ -103,14 +93,6 @@ def test_a_cells_output_survives_many_calls_beside_it(mesh: cm.Mesh, recorder: R
         mesh[1].run(int)
     mesh[0].cell("gate.set(); t.join()")
     recorder.wait_for_line("late")
-
-
-def test_a_flood_of_displays_is_bounded(mesh: cm.Mesh, recorder: Recorder) -> None:
-    source = "from IPython.display import display\nfor i in range(5_000): display(i)"
-    mesh.submit_cell(source, sink=recorder).result(timeout_s=90)
-    displays = [block for block in recorder.items(Rich) if block.item.kind == "display"]  # type: ignore[union-attr]
-    assert 200 <= sum(len(block.ranks) for block in displays) < 3_000
-    assert recorder.lines()[-1][1] == "4999"
 
 
 def test_an_interrupt_ends_what_c_code_waits_for(mesh: cm.Mesh) -> None:

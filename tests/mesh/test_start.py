@@ -195,24 +195,6 @@ def test_a_preload_that_does_not_exist_is_named(runtime_dir: Path) -> None:
     check_nothing_left(runtime_dir)
 
 
-@pytest.mark.parametrize("number", [0, -1, "eight", 2.5, True, 10**6])
-def test_a_wrong_number_of_ranks_is_refused(number: object, runtime_dir: Path) -> None:
-    with pytest.raises(MeshUsageError, match="number of ranks"):
-        cm.start(number)  # type: ignore[arg-type]
-    check_nothing_left(runtime_dir)
-
-
-def test_dims_must_multiply_to_the_number_of_ranks(runtime_dir: Path) -> None:
-    with pytest.raises(MeshUsageError, match="makes 6 ranks, and the mesh has 4"):
-        cm.start(4, mesh="dp=2,tp=3")
-
-
-def test_nccl_needs_a_gpu_for_each_rank(runtime_dir: Path) -> None:
-    with pytest.raises(MeshUsageError, match="needs a GPU for each rank: 64 ranks"):
-        cm.start(64, backend="nccl")
-    check_nothing_left(runtime_dir)
-
-
 def test_a_second_mesh_of_the_same_name_is_refused(runtime_dir: Path) -> None:
     with cm.start(1, name="twin"), pytest.raises(HostError, match="cellmesh stop twin"):
         cm.start(1, name="twin")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from cellmesh.controller.failure_summary import describe_state
-from cellmesh.controller.run import Results
 from cellmesh.errors import MeshUsageError, RankDied, RankFailure, RanksInterrupted, RemoteError
 from cellmesh.wire import payload
 from cellmesh.wire.messages import Done, Failed, Pickled
@@ -15,16 +14,6 @@ from cellmesh.wire.user_code import Output
 from ...support.run_cases import Case
 
 # ---- values
-
-
-def test_a_result_has_every_ranks_value() -> None:
-    case = Case(3)
-    for rank in (2, 0, 1):
-        case.give(rank, {"rank": rank})
-    result = case.run.result(0)
-    assert type(result) is Results
-    assert result == {rank: {"rank": rank} for rank in range(3)}
-    assert list(result) == [0, 1, 2]
 
 
 def test_a_run_without_values_gives_none() -> None:

@@ -264,10 +264,3 @@ def test_a_dtensor_is_described_by_this_ranks_part(world: None) -> None:
 def test_only_dtensors_are_dtensors() -> None:
     assert not is_dtensor(torch.ones(1))
     assert not is_dtensor(3)
-
-
-def test_inspected_storage_can_still_be_resized() -> None:
-    tensor = torch.arange(6.0)
-    describe(tensor)
-    tensor.untyped_storage().resize_(0)
-    tensor.untyped_storage().resize_(24)
