@@ -11,13 +11,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from cellmesh.wire.versions import Versions
 
 from cellmesh.controller.options import make_options
 from cellmesh.controller.session.launch.local import make_ticket
 from cellmesh.errors import HostError
 from cellmesh.wire.curve import new_keys
-from cellmesh.wire.host import Place, started_ticks, this_place
+from cellmesh.wire.host import Place, Versions, started_ticks, this_place
 from cellmesh.wire.hosts import AgentAddress, Announcement, HostPart
 from cellmesh.wire.own_file import Secret, to_json
 from cellmesh.wire.ticket import (
