@@ -141,8 +141,8 @@ class Digests(Query, frozen=True):
 
 
 class Sample(Query, frozen=True):
-    """Ask for elements of a tensor, evenly spaced over some ranges (see `Digests`). Answer:
-    `Sampled`.
+    """Ask for elements of a tensor, evenly spaced over some ranges (see `Digests`). Answer: an
+    array of float64, complex128, or 64-bit integers where the tensor's elements are such.
     """
 
     expression: str
@@ -269,17 +269,6 @@ class Pixels:
     is_exact: bool
     is_torn: bool = False
     is_sampled: bool = False
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """A rank's answer to `Sample`: the elements, and whether these are all elements.
-
-    They are float64, complex128, or 64-bit integers where the tensor's are such.
-    """
-
-    values: npt.NDArray[np.float64 | np.complex128 | np.int64 | np.uint64]
-    is_all: bool
 
 
 class Gradient(msgspec.Struct, frozen=True):

@@ -278,7 +278,7 @@ def _difference(
     result = context.look(one_of_each, Sample(context.expression, path, parts, most))
     if result.refusals:
         return None
-    samples = [result.answers[rank].values for rank in one_of_each]
+    samples = [result.answers[rank] for rank in one_of_each]
     if len({sample.shape for sample in samples}) > 1:  # the value has changed since
         return None
     return LargestDifference(largest_difference(samples), size_of(parts) > most)

@@ -156,7 +156,7 @@ def sample_of_parts(
     max_elements: int,
     read: SafeReader = DIRECT,
 ) -> torch.Tensor:
-    """Return elements of a tensor, evenly spaced over runs, in row-major order: see `Sampled`.
+    """Return elements of a tensor, evenly spaced over runs, in row-major order: see `Sample`.
 
     Args:
         data: see `readable`.

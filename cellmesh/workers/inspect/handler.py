@@ -25,7 +25,6 @@ from ...wire.inspect import (
     Pixels,
     Refusal,
     Sample,
-    Sampled,
     ValueSummary,
 )
 from ..rank.value_transfer import refusal
@@ -161,8 +160,7 @@ class InspectHandler:
                 case Digests():
                     return digests_of_parts(data, subject.parts, read)
                 case Sample():
-                    picked = sample_of_parts(data, subject.parts, subject.max_elements, read)
-                    return Sampled(picked.numpy(), picked.numel() == data.numel())
+                    return sample_of_parts(data, subject.parts, subject.max_elements, read).numpy()
 
     def _value(self, subject: OfValue, is_beside: bool) -> Any:
         runs = isinstance(subject, Overview) and subject.runs and not is_beside

@@ -113,7 +113,7 @@ def test_read_during_a_cell_equals_read_without_a_cell() -> None:
             if isinstance(idle, Pixels):
                 assert np.array_equal(idle.values, beside.values), subject
             elif isinstance(subject, Sample):
-                assert np.array_equal(idle.values, beside.values)
+                assert np.array_equal(idle, beside)
             elif isinstance(subject, Overview):
                 assert idle.items == beside.items
             else:
