@@ -59,7 +59,7 @@ def test_the_inspector_shows_what_ranks_hold(notebook: Notebook, server: Server)
     root = opened(notebook.run("%dist_inspect w --watch"))
     rows = root.locator("[data-tab=overview] tr[data-ranks]")
     assert [row.get_attribute("data-ranks") for row in rows.all()] == ["0", "1"]
-    expect(rows.first.locator("[data-key=num_nan]")).to_have_text("1")
+    expect(rows.first.locator("[data-key=NaN]")).to_have_text("1")
     expect(root).to_contain_text("replicas differ: ranks 0 ≠ 1")
 
     canvas = open_heatmap(root)
@@ -98,7 +98,7 @@ def test_the_inspector_shows_what_ranks_hold(notebook: Notebook, server: Server)
     notebook.run("%%dist\nw.fill_(41 + rank)")
     root.scroll_into_view_if_needed()  # what nobody sees is looked at again once somebody does
     expect(rows.nth(1).locator("[data-key=max]")).to_have_text("42")
-    expect(rows.nth(0).locator("[data-key=num_nan]")).to_have_text("0")
+    expect(rows.nth(0).locator("[data-key=NaN]")).to_have_text("0")
 
     # --follow: while a cell runs, without stopping it
     root.get_by_role("button", name="Look again each second while a cell runs").click()

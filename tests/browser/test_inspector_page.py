@@ -179,8 +179,8 @@ def test_looks(browser: Browser, theme: str, width: int) -> None:
     with open_page(browser, answers, dark=theme == "dark", width=width) as (page, _):
         rows_shown = page.locator(".cmi-panel[data-tab=overview] tr[data-ranks]")
         assert [row.get_attribute("data-ranks") for row in rows_shown.all()] == ["0,2", "1", "3"]
-        expect(rows_shown.nth(0).locator("[data-key=num_nan]")).to_have_text("84")
-        expect(rows_shown.nth(0).locator("[data-key=num_nan]")).to_have_class(
+        expect(rows_shown.nth(0).locator("[data-key=NaN]")).to_have_text("84")
+        expect(rows_shown.nth(0).locator("[data-key=NaN]")).to_have_class(
             "cm-mono cmi-number cmi-bad"
         )
         expect(rows_shown.nth(0).locator("svg")).to_be_visible()
@@ -238,8 +238,11 @@ def test_values_without_a_picture_show_their_text(browser: Browser) -> None:
             expect(page.get_by_role("tab", name="Overview")).to_be_visible()
             expect(page.get_by_role("tab", name="Heatmap")).to_be_hidden()
             if isinstance(value, str) or (isinstance(value, torch.Tensor) and value.dim() == 0):
-                expect(page.locator(".cmi-row")).to_have_count(1)
-                expect(page.locator(".cmi-panel[data-tab=overview] table")).to_be_hidden()
+                rows = page.locator("tr[data-ranks]")
+                expect(rows).to_have_count(1)
+                expect(rows.locator("[data-key=value]")).to_have_text(
+                    repr(value) if isinstance(value, str) else str(value.item())
+                )
 
 
 def test_thousands_of_tensors_are_filtered_at_once(browser: Browser) -> None:

@@ -340,16 +340,22 @@ def facts_table(
         facts: rank -> its view.
         comparison: whether replicas are equal; None to go by their digests.
     """
-    is_table = not all(fact.is_scalar or not fact.dtype for fact in facts.values())
-    cells = {
-        rank: _tensor_row(fact) if is_table else _value_row(fact) for rank, fact in facts.items()
-    }
+    headers, rows = group_facts(facts)
     return compact_table(
-        ("ranks", *(_TENSOR_HEADERS if is_table else _VALUE_HEADERS)),
-        [(format_ranks(ranks), *row) for row, ranks in group_ranks(cells).items()],
+        ("ranks", *headers),
+        [(format_ranks(ranks), *row) for row, ranks in rows.items()],
         f"{expression}: {sentence_of(facts, comparison)}",
         describe_groups({rank: fact.note for rank, fact in facts.items()}),
     )
+
+
+def group_facts(
+    facts: Mapping[int, TensorSummary],
+) -> tuple[Sequence[str], Mapping[tuple[str, ...], Sequence[int]]]:
+    """Return the headers of a value's table, and its rows with the ranks that each is of."""
+    if all(fact.is_scalar or not fact.dtype for fact in facts.values()):
+        return _VALUE_HEADERS, group_ranks({r: _value_row(fact) for r, fact in facts.items()})
+    return _TENSOR_HEADERS, group_ranks({r: _tensor_row(fact) for r, fact in facts.items()})
 
 
 def sentence_of(facts: Mapping[int, TensorSummary], comparison: Comparison | None = None) -> str:

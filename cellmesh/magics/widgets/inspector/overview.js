@@ -58,68 +58,29 @@ function drawHistogram(counts, label) {
   return draw("svg", { viewBox: `0 0 ${width} ${height}`, width, height, class: "cmi-histogram", role: "img", preserveAspectRatio: "none", "aria-label": label }, ...bars);
 }
 
-// What differs most often comes first: in a narrow page, the others are scrolled to.
-const FIRST = [
-  ["shape", (facts) => formatShape(facts.shape)],
-  ["here", (facts) => (String(facts.local_shape) === String(facts.shape) ? "" : formatShape(facts.local_shape))],
-  ["dtype", (facts) => facts.dtype],
-  ["placements", (facts) => facts.placements],
-];
-const NUMBERS = [["num_nan", "NaN"], ["num_inf", "Inf"], ["min"], ["max"], ["mean"], ["std"], ["norm"], ["num_zeros", "zeros"]];
-const LAST = [
-  ["device", (facts) => facts.device],
-  ["memory a rank", (facts) => formatBytes(facts.num_bytes)],
-  ["strides", (facts) => (facts.strides?.length ? formatShape(facts.strides) : "")],
-  ["requires_grad", (facts) => (facts.requires_grad ? "yes" : "")],
-];
+const NUMBERS = new Set(["min", "max", "mean", "std", "norm", "NaN", "Inf", "zeros"]);
 
-// What is one value on each rank is said in words, without the numbers of a tensor.
-function drawValue(detail) {
-  const rows = detail.groups.map(({ ranks, facts }) => make("div", { class: "cmi-row", "data-ranks": ranks },
-    make("b", { class: "cm-mono" }, `[${ranks}] `), make("span", { class: "cm-mono" }, facts.text), " ",
-    make("span", { class: "cm-weak" }, [facts.dtype, facts.placements, facts.note].filter(Boolean).join(", "))));
-  const missing = detail.missing.map(({ ranks, text }) => make("div", { class: "cmi-missing", "data-ranks": ranks }, `[${ranks}] ${text}`));
-  return make("div", { class: "cmi-scroll" }, ...rows, ...missing);
+function classOf(header, text = "") {
+  if (!NUMBERS.has(header)) return header === "value" ? "cm-mono cmi-text" : "cm-mono";
+  return `cm-mono cmi-number${(header === "NaN" || header === "Inf") && Number(text) > 0 ? " cmi-bad" : ""}`;
 }
 
 function drawDetail(root, detail) {
-  const kinds = [...new Set(detail.groups.map((group) => group.facts.kind))].join(", ");
-  const scale = detail.low !== null && detail.low !== undefined && detail.groups.some((group) => group.counts)
-    ? `; histograms from ${formatNumber(toNumber(detail.low))} to ${formatNumber(toNumber(detail.high))}` : "";
+  const { headers, rows, notes, missing } = detail;
+  const hasPictures = rows.some((row) => row.counts);
+  const heads = ["ranks", ...(hasPictures ? ["histogram"] : []), ...headers];
+  const drawRow = ({ ranks, cells, counts }) => make("tr", { "data-ranks": ranks },
+    make("th", { scope: "row", class: "cm-mono" }, ranks),
+    hasPictures ? make("td", {}, counts ? drawHistogram(counts, `histogram of ranks ${ranks}`) : "") : null,
+    ...cells.map((text, at) => make("td", { class: classOf(headers[at], text), "data-key": headers[at] }, text)));
+  const drawMissing = ({ ranks, text }) => make("tr", { "data-ranks": ranks, class: "cmi-missing" },
+    make("th", { scope: "row", class: "cm-mono" }, ranks), make("td", { colspan: heads.length - 1, class: "cmi-text" }, text));
+  const scale = hasPictures ? `; histograms from ${formatNumber(toNumber(detail.low))} to ${formatNumber(toNumber(detail.high))}` : "";
   root.replaceChildren(
-    make("div", { class: "cmi-heading" }, make("span", { class: "cm-mono" }, detail.label), " ", make("span", { class: "cm-weak" }, kinds)),
-    detail.is_scalar ? drawValue(detail) : drawTable(detail),
-    make("div", { class: detail.is_bad ? "cmi-bad cmi-said" : "cm-weak cmi-said" }, detail.said + scale));
-}
-
-function drawTable(detail) {
-  const some = (test) => detail.groups.some((group) => test(group.facts));
-  const known = (columns) => columns.filter(([, of]) => some((facts) => facts.shape && of(facts)));
-  const [first, last] = [known(FIRST), known(LAST)];
-  const numbers = some((facts) => facts.min !== null || facts.num_nan || facts.num_inf) ? NUMBERS : [];
-  const hasPictures = detail.groups.some((group) => group.counts);
-  const [texts, notes] = [some((facts) => !facts.shape && facts.text), some((facts) => facts.note)];
-  const heads = [
-    ["ranks"], ...(hasPictures ? [["histogram"]] : []), ...first.map(([name]) => [name]),
-    ...numbers.map(([key, name]) => [name ?? key, "cmi-number"]), ...last.map(([name]) => [name]),
-    ...(texts ? [["value"]] : []), ...(notes ? [["note"]] : []),
-  ];
-  const number = (facts, key) => {
-    const value = toNumber(facts[key]);
-    const isBad = (key === "num_nan" || key === "num_inf") && value > 0;
-    return make("td", { class: `cm-mono cmi-number${isBad ? " cmi-bad" : ""}`, "data-key": key }, facts.shape ? formatNumber(value) : "");
-  };
-  const rows = detail.groups.map(({ ranks, facts, counts }) => {
-    const plain = (columns) => columns.map(([, of]) => make("td", { class: "cm-mono" }, facts.shape ? of(facts) : ""));
-    return make("tr", { "data-ranks": ranks },
-      make("th", { scope: "row", class: "cm-mono" }, ranks),
-      hasPictures ? make("td", {}, counts ? drawHistogram(counts, `histogram of ranks ${ranks}`) : "") : null,
-      ...plain(first), ...numbers.map(([key]) => number(facts, key)), ...plain(last),
-      texts ? make("td", { class: "cm-mono cmi-text" }, facts.shape ? "" : facts.text) : null,
-      notes ? make("td", { class: "cm-weak cmi-text" }, facts.note || "") : null);
-  });
-  const missing = detail.missing.map(({ ranks, text }) =>
-    make("tr", { "data-ranks": ranks, class: "cmi-missing" }, make("th", { scope: "row", class: "cm-mono" }, ranks), make("td", { colspan: heads.length - 1, class: "cmi-text" }, text)));
-  return make("div", { class: "cmi-scroll" }, make("table", {},
-    make("thead", {}, make("tr", {}, ...heads.map(([text, kind]) => make("th", { scope: "col", class: kind }, text)))), make("tbody", {}, ...rows, ...missing)));
+    make("div", { class: "cmi-heading cm-mono" }, detail.label),
+    make("div", { class: "cmi-scroll" }, make("table", {},
+      make("thead", {}, make("tr", {}, ...heads.map((text) => make("th", { scope: "col", class: NUMBERS.has(text) ? "cmi-number" : null }, text)))),
+      make("tbody", {}, ...rows.map(drawRow), ...missing.map(drawMissing)))),
+    make("div", { class: detail.is_bad ? "cmi-bad cmi-said" : "cm-weak cmi-said" }, detail.said + scale),
+    ...notes.map((text) => make("div", { class: "cm-weak cmi-said" }, text)));
 }

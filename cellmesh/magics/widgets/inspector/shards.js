@@ -42,7 +42,7 @@ function drawShards(root, detail, open) {
         ...(block.coordinate ? [" ", make("span", {}, block.coordinate)] : []));
     });
   }
-  const said = [`${formatShape(shape)}, ${detail.groups[0].facts.placements}`];
+  const said = [`${formatShape(shape)}, ${detail.placements}`];
   if (shape.length > 2) said.push(`drawn: dim ${dims[0]} downwards, dim ${dims[1]} across`);
   const empty = blocks.filter((block) => block.size.some((size) => size === 0)).map((block) => block.ranks_text);
   if (empty.length) said.push(`empty on ranks ${empty.join(", ")}`);

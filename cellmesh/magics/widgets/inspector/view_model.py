@@ -7,15 +7,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import msgspec
-
 from ....controller.inspect.query import Inspection, QueryResult, Spread, describe_odd
 from ....controller.inspect.replica_diff import Comparison
 from ....wire.inspect import Gradient, Refusal, TensorSummary, ValueSummary
 from ....wire.ranks import describe_groups, format_ranks, group_ranks
 from ...render.drawings import blocks_of
 from ...render.inspections import label_of, torn_note
-from ...render.tables import Table, compact_table, sentence_of
+from ...render.tables import Table, compact_table, facts_table, group_facts, sentence_of
 
 # So many of a value's tensors, and of a model's gradients, are in the widget's state, and so in the
 # notebook.
@@ -27,12 +25,6 @@ _MAX_STILL_BYTES = 11_000
 _MAX_NORMS = 4
 _DIGITS = 4  # of a number in the gradients' table
 _FLAG_TEXTS = {"nan": "NaN", "inf": "Inf", "none": "no gradient"}
-# What the table of one tensor is told of each group of ranks.
-_SHOWN = (
-    "kind", "text", "shape", "local_shape", "strides", "dtype", "device", "placements",
-    "requires_grad",
-    "num_bytes", "min", "max", "mean", "std", "norm", "num_nan", "num_inf", "num_zeros", "note",
-)  # fmt: skip
 
 
 def number(value: float | None) -> float | str | None:
@@ -114,15 +106,12 @@ def detail(
         spread: histograms.
     """
     shapes = {fact.shape for fact in facts.values()}
-    counts: Mapping[int, tuple[int, ...]] = {} if spread is None else spread.counts
     return {
         "path": path,
         "label": label_of(expression, path),
         "shape": next(iter(shapes)) if len(shapes) == 1 else None,
-        "groups": [
-            {"ranks": format_ranks(ranks), "facts": shown, "counts": counts.get(ranks[0])}
-            for ranks, shown in _grouped_facts(facts)
-        ],
+        **_table_of(facts, {} if spread is None else spread.counts),
+        "placements": next((fact.placements for fact in facts.values()), ""),
         "missing": _said(refusals),
         "parts": {
             str(rank): {
@@ -136,11 +125,30 @@ def detail(
         "blocks": blocks(facts) if len(shapes) == 1 else [],
         "num_ranks": max([*facts, *refusals], default=0) + 1,
         "is_partial": any("Partial" in fact.placements for fact in facts.values()),
-        "is_scalar": all(fact.is_scalar for fact in facts.values()),
         "is_bad": bool(comparison.unequal or _odd_elements(facts.values())),
         "said": sentence_of(facts, comparison) if facts else "",
         "low": None if spread is None else number(spread.low),
         "high": None if spread is None else number(spread.high),
+    }
+
+
+def _table_of(
+    facts: Mapping[int, TensorSummary], counts: Mapping[int, Sequence[int]]
+) -> dict[str, Any]:
+    """Return the table of one value as JSON, a row for each group of equal ranks."""
+    table = facts_table("", facts)
+    groups = group_facts(facts)[1].values()
+    return {
+        "headers": table.headers[1:],
+        "rows": [
+            {
+                "ranks": row[0],
+                "cells": [cell[:_MAX_TEXT] for cell in row[1:]],
+                "counts": counts.get(ranks[0]),
+            }
+            for row, ranks in zip(table.rows, groups, strict=True)
+        ],
+        "notes": table.notes,
     }
 
 
@@ -332,19 +340,6 @@ def _odd_elements(summaries: Collection[TensorSummary]) -> list[str]:
         "inf": sum(summary.num_inf for summary in summaries),
     }
     return [flag for flag, count in counts.items() if count]
-
-
-def _grouped_facts(
-    facts: Mapping[int, TensorSummary],
-) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
-    shown = {rank: msgspec.json.encode(_shown(fact)) for rank, fact in sorted(facts.items())}
-    return [(ranks, msgspec.json.decode(fact)) for fact, ranks in group_ranks(shown).items()]
-
-
-def _shown(fact: TensorSummary) -> dict[str, Any]:
-    shown = {name: getattr(fact, name) for name in _SHOWN}
-    shown |= {name: number(shown[name]) for name in ("min", "max", "mean", "std", "norm")}
-    return {**shown, "text": fact.text[:_MAX_TEXT]}
 
 
 def _said(texts: Mapping[int, Any]) -> list[dict[str, str]]:

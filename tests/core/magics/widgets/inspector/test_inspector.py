@@ -141,7 +141,7 @@ def test_equal_ranks_share_a_row() -> None:
         for rank in range(4)
     }
     shown = detail("x", "", facts, {4: Refusal("E", "gone")}, {0: "dp=0"}, Comparison(()))
-    assert [group["ranks"] for group in shown["groups"]] == ["0-1", "2-3"]
+    assert [row["ranks"] for row in shown["rows"]] == ["0-1", "2-3"]
     assert shown["missing"] == [{"ranks": "4", "text": "E: gone"}]
     assert shown["parts"]["0"]["coordinate"] == "dp=0"
     assert shown["num_ranks"] == 5
