@@ -92,25 +92,61 @@ def blocks_of(facts: Mapping[int, TensorSummary]) -> list[TextBlock]:
     return [TextBlock(ranks, *place) for place, ranks in group_ranks(places).items()]
 
 
+@dataclass(frozen=True)
+class Layout:
+    """Where the parts of a DTensor lie in two of its dims.
+
+    Attributes:
+        dims: the dims for rows and columns; None for the rows of a vector.
+        size: of the whole in them.
+        places: a block, and its top, left, height and width as shares of the whole. Blocks that
+            differ in other dims only lie below each other in one place.
+    """
+
+    dims: tuple[int | None, int]
+    size: tuple[int, int]
+    places: Sequence[tuple[TextBlock, tuple[float, float, float, float]]]
+
+    def height_of(self, width: float, least: float, most: float) -> int:
+        """Return how high a drawing of this width is."""
+        return round(min(max(width * self.size[0] / self.size[1], least), most))
+
+
+def lay_out(shape: Sequence[int], blocks: Sequence[TextBlock]) -> Layout | None:
+    """Lay out the parts of a DTensor, those with elements; None if there is nothing to draw."""
+    drawn = [block for block in blocks if block.shape and all(block.shape)]
+    if not drawn or not all(shape):
+        return None
+    row_dim, col_dim = _dims_to_draw(shape, drawn)
+    num_rows, num_cols = 1 if row_dim is None else shape[row_dim], shape[col_dim]
+    boxes: dict[tuple[int, ...], list[TextBlock]] = {}
+    for block in drawn:
+        rows = (0, 1) if row_dim is None else (block.offset[row_dim], block.shape[row_dim])
+        box = (*rows, block.offset[col_dim], block.shape[col_dim])
+        boxes.setdefault(box, []).append(block)
+    places = []
+    for (top, height, left, width), shared in boxes.items():
+        tall = height / num_rows / len(shared)
+        for layer, block in enumerate(shared):
+            place = (top / num_rows + layer * tall, left / num_cols, tall, width / num_cols)
+            places.append((block, place))
+    return Layout((row_dim, col_dim), (num_rows, num_cols), places)
+
+
 def shards_image(shape: Sequence[int], blocks: Sequence[TextBlock]) -> str:
     """Draw two dims of a whole DTensor with each rank's part in its place; "" if there is nothing
     to draw.
     """
-    drawn = [block for block in blocks if block.shape and all(block.shape)][:_MAX_BLOCKS]
-    if not drawn or not all(shape):
+    layout = lay_out(shape, blocks)
+    if layout is None:
         return ""
-    row_dim, col_dim = _dims_to_draw(shape, drawn)
-    num_rows = 1 if row_dim is None else shape[row_dim]
-    num_cols = shape[col_dim]
-    width = 360
-    height = round(min(max(width * num_rows / num_cols, 36), 240))
+    drawn = layout.places[:_MAX_BLOCKS]
+    width, height = 360, layout.height_of(360, 36, 240)
     num_ranks = 1 + max(rank for block in blocks for rank in block.ranks)
     parts: list[str] = []
     names: list[str] = []
-    for block in drawn:
-        top, rows = (0, 1) if row_dim is None else (block.offset[row_dim], block.shape[row_dim])
-        x, wide = block.offset[col_dim] / num_cols * width, block.shape[col_dim] / num_cols * width
-        y, tall = top / num_rows * height, rows / num_rows * height
+    for block, place in drawn:
+        y, x, tall, wide = (a * b for a, b in zip(place, (height, width) * 2, strict=True))
         colour, text = colour_of(block.ranks[0], num_ranks), format_ranks(block.ranks)
         box = {"x": x + 1, "y": y + 1, "width": wide, "height": tall}
         parts.append(element("rect", **box, fill=colour, stroke=colour))

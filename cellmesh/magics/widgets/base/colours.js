@@ -2,8 +2,6 @@
 
 const MAPS = {
   cividis: "00224e 123570 3b496c 575d6d 707173 8a8678 a59c74 c3b369 e1cc55 fee838",
-  viridis: "440154 482878 3e4989 31688e 26828e 1f9e89 35b779 6ece58 b5de2b fde725",
-  grey: "000000 ffffff",
   diverging: "053061 2166ac 4393c3 92c5de d1e5f0 f7f7f7 fddbc7 f4a582 d6604d b2182b 67001f",
   // Zero is dark, so that small values are quiet on a dark page, too.
   divergingDark: "9bd6ff 56a8e2 2c76ae 194b73 102b41 161616 43210f 7a3a17 b85c22 ea8a45 ffc692",
@@ -49,10 +47,7 @@ function makeScale(kind, low, high) {
   };
 }
 
-function chooseMap(name, scale, dark) {
-  const wanted = name === "auto" ? (scale.isDiverging ? "diverging" : "cividis") : name;
-  return makeTable(wanted === "diverging" && dark ? "divergingDark" : wanted);
-}
+const chooseMap = (scale, dark) => makeTable(!scale.isDiverging ? "cividis" : dark ? "divergingDark" : "diverging");
 
 const colourOf = (value, scale, table) =>
   Number.isNaN(value) ? ODD.nan

@@ -19,14 +19,10 @@ function makeButton(text, title, onclick, attributes = {}) {
 
 // choices: [value, text] each.
 function makeSelect(label, choices, value, onchange) {
-  const select = make("select", { "aria-label": label, onchange: () => onchange(select.value) });
-  setChoices(select, choices, value);
-  return make("label", { class: "cmi-field" }, make("span", { class: "cm-weak" }, label), select);
-}
-
-function setChoices(select, choices, value) {
-  select.replaceChildren(...choices.map(([key, text]) => make("option", { value: key }, text)));
+  const options = choices.map(([key, text]) => make("option", { value: key }, text));
+  const select = make("select", { "aria-label": label, onchange: () => onchange(select.value) }, ...options);
   select.value = value;
+  return make("label", { class: "cmi-field" }, make("span", { class: "cm-weak" }, label), select);
 }
 
 function formatNumber(value, digits = 4) {
@@ -36,13 +32,6 @@ function formatNumber(value, digits = 4) {
   if (Number.isInteger(value) && Math.abs(value) < 1e6) return String(value);
   const text = value.toPrecision(digits);
   return text.includes("e") ? text.replace(/\.?0+e/, "e") : text.includes(".") ? text.replace(/\.?0+$/, "") : text;
-}
-
-function formatBytes(number) {
-  for (const unit of ["B", "kB", "MB", "GB", "TB"]) {
-    if (number < 1000 || unit === "TB") return `${unit === "B" ? number : formatNumber(number, 3)} ${unit}`;
-    number /= 1000;
-  }
 }
 
 const formatShape = (shape) => (shape ? `(${shape.join(", ")}${shape.length === 1 ? "," : ""})` : "");

@@ -54,12 +54,8 @@ export default {
       root.classList.toggle("cmd-stale", hasEnded || Date.now() - heardAt > STALE_MS);
     };
     const handlers = {
-      "change:table": () => {
-        table.innerHTML = model.get("table"); // the kernel has escaped everything that is a user's
-      },
-      "change:looked_at": () => {
-        heardAt = Date.now();
-      },
+      "change:table": () => { table.innerHTML = model.get("table"); }, // the kernel has escaped what is a user's
+      "change:looked_at": () => { heardAt = Date.now(); },
       "change:told": () => {
         const { action = "", text = "", failed = false, is_busy: isBusy = false } = model.get("told");
         unheard.cancel();

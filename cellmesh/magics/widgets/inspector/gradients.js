@@ -8,19 +8,16 @@ const GRADIENT_COLUMNS = [
 
 const MAX_DECADES = 12;
 
-class GradientTable {
+class GradientTable extends FilteredTable {
   constructor(root) {
+    const heads = GRADIENT_COLUMNS.map(([key, text, kind]) => make("th",
+      { scope: "col", "data-key": key, class: ["number", "bad", "percent"].includes(kind) ? "cmi-number" : null },
+      makeButton(text, `sort by ${text}`, () => this.sort(key), { class: "cmi-sort" })));
+    super(root, "filter gradients", "filter by name or flag", heads);
+    this.heads = heads;
     this.order = null; // [key, descending]
-    this.filter = make("input", { type: "search", placeholder: "filter by name or flag", "aria-label": "filter gradients", oninput: () => this.redraw() });
-    this.said = make("span", { class: "cm-weak" });
-    this.body = make("tbody");
-    this.heads = new Map(GRADIENT_COLUMNS.map(([key, text, kind]) => [key,
-      make("th", { scope: "col", class: kind === "number" || kind === "bad" || kind === "percent" ? "cmi-number" : null }, makeButton(text, `sort by ${text}`, () => this.sort(key), { class: "cmi-sort" }))]));
     this.missing = make("div");
-    root.replaceChildren(
-      make("div", { class: "cmi-bar" }, this.filter, this.said),
-      make("div", { class: "cmi-scroll cmi-tall" }, make("table", {}, make("thead", {}, make("tr", {}, ...this.heads.values())), this.body)),
-      this.missing);
+    root.append(this.missing);
   }
 
   show({ columns, ...table }) {
@@ -39,11 +36,7 @@ class GradientTable {
 
   redraw() {
     const { table, order } = this;
-    const words = this.filter.value.toLowerCase().split(/\s+/).filter(Boolean);
-    let rows = table.rows.filter((row) => {
-      const text = `${row.name} ${row.flags.map((flag) => FLAGS[flag] ?? flag).join(" ")}`.toLowerCase();
-      return words.every((word) => text.includes(word));
-    });
+    let { rows } = table;
     if (order) {
       const [key, descending] = order;
       const rank = (row) => {
@@ -57,16 +50,13 @@ class GradientTable {
       };
       rows = [...rows].sort((one, other) => (descending ? -compare(one, other) : compare(one, other)));
     }
-    for (const [key, head] of this.heads) {
-      head.setAttribute("aria-sort", order?.[0] === key ? (order[1] ? "descending" : "ascending") : "none");
+    for (const head of this.heads) {
+      head.setAttribute("aria-sort", order?.[0] === head.dataset.key ? (order[1] ? "descending" : "ascending") : "none");
     }
     const norms = table.rows.map((row) => toNumber(row.norm)).filter((norm) => norm > 0 && Number.isFinite(norm));
     this.most = Math.max(...norms);
     this.decades = Math.min(MAX_DECADES, Math.max(1, Math.ceil(Math.log10(this.most / Math.min(...norms)))));
-    this.body.replaceChildren(...rows.slice(0, MAX_ROWS).map((row) => this.row(row)));
-    const more = rows.length > MAX_ROWS ? `, the first ${MAX_ROWS} shown` : "";
-    const left = table.num_left_out ? `; ${table.num_left_out.toLocaleString("en")} more not listed` : "";
-    this.said.textContent = `${rows.length.toLocaleString("en")} of ${count(table.rows.length, "parameter")}${more}${left}`;
+    this.draw(rows, (row) => row.name, "parameter", table.num_left_out ? `; ${table.num_left_out.toLocaleString("en")} more not listed` : "");
     this.missing.replaceChildren(...table.missing.map(({ ranks, text }) => make("div", { class: "cmi-missing" }, `${/^\d+$/.test(ranks) ? "rank" : "ranks"} ${ranks}: ${text}`)));
   }
 

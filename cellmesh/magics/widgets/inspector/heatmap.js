@@ -13,7 +13,7 @@ class Heatmap extends Pane {
     this.cut = null; // what is looked at: path, rank, minus, dims, index, reduction
     this.picture = null; // values, height, width, rows, cols, low, high
     this.held = null; // [low, high] to be kept
-    this.look = { scale: "linear", map: "auto" };
+    this.scaleName = "linear";
     this.wanted = 0;
     this.isBusy = false;
     this.laterElement = later(80);
@@ -21,18 +21,17 @@ class Heatmap extends Pane {
   }
 
   build() {
-    const change = (key) => (value) => { this.look[key] = value; this.redraw(); };
     this.controls = make("div", { class: "cmi-bar" });
     this.value = make("div", { class: "cmi-value cm-mono", role: "status", "aria-live": "polite" });
     this.legend = make("div", { class: "cmi-legend" });
     this.notes = make("div", { class: "cm-weak cmi-notes" });
     this.hold = makeButton("hold range", "Keep the colours' range as it is", () => this.toggleHold(), { "aria-pressed": "false" });
-    this.scale = makeSelect("scale", [["linear", "linear"], ["symmetric", "symmetric"], ["log", "symmetric log"]], "linear", change("scale"));
+    this.scale = makeSelect("scale", [["linear", "linear"], ["symmetric", "symmetric"], ["log", "symmetric log"]], "linear",
+      (value) => this.setScale(value));
     this.tools = make("div", { class: "cmi-bar" },
       makeSelect("reduce by", [["mean", "mean"], ["absmax", "max. magnitude"], ["stride", "every n-th"]], "mean",
         (value) => { this.cut.reduction = value; this.request(); }),
       this.scale,
-      makeSelect("colours", [["auto", "auto"], ["cividis", "cividis"], ["viridis", "viridis"], ["diverging", "diverging"], ["grey", "grey"]], "auto", change("map")),
       this.hold,
       make("span", { class: "cmi-zoom", role: "group", "aria-label": "zoom" },
         makeButton("−", "Zoom out (-)", () => this.zoom(1.6)),
@@ -45,7 +44,8 @@ class Heatmap extends Pane {
   }
 
   setScale(name) {
-    this.scale.querySelector("select").value = this.look.scale = name;
+    this.scale.querySelector("select").value = this.scaleName = name;
+    this.redraw();
   }
 
   // ---- what is looked at
@@ -109,7 +109,7 @@ class Heatmap extends Pane {
     if (others.length) {
       const minus = [["", "nothing"], ...others.map(name)];
       fields.push(makeSelect("minus", minus, cut.minus === null ? "" : String(cut.minus), (value) => {
-        if (value !== "" && this.look.scale === "linear") this.setScale("symmetric"); // differences are about zero
+        if (value !== "" && this.scaleName === "linear") this.setScale("symmetric"); // differences are about zero
         again({ minus: value === "" ? null : Number(value) });
       }));
     }
@@ -166,17 +166,16 @@ class Heatmap extends Pane {
     };
     const key = JSON.stringify(this.cut);
     this.isBusy = true;
-    const begin = performance.now();
     const reply = await this.ask(message, () => {
       this.isBusy = false; // it may be asked for again
       this.value.textContent = "no answer yet: the kernel may be busy";
     });
     this.isBusy = false;
-    if (key === JSON.stringify(this.cut)) this.take(message, ...reply, performance.now() - begin);
+    if (key === JSON.stringify(this.cut)) this.take(message, ...reply);
     if (number !== this.wanted) this.fetch();
   }
 
-  take(message, answer, buffers, took) {
+  take(message, answer, buffers) {
     if (answer.error) {
       if (this.picture && this.isStale()) {
         this.picture = null;
@@ -189,12 +188,10 @@ class Heatmap extends Pane {
     }
     const view = buffers[0];
     const raw = view.buffer ? view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength) : view;
-    const { rows, cols } = message;
-    const { path, rank, minus, ndim, dims, index, reduction } = message;
+    const { rows, cols, path, rank, minus, ndim, dims, index, reduction } = message;
     this.picture = {
-      cut: { path, rank, minus, ndim, dims, index, reduction }, rows, cols, took, height: answer.height, width: answer.width,
-      low: toNumber(answer.low), high: toNumber(answer.high), is_exact: answer.is_exact, is_torn: answer.is_torn, is_sampled: answer.is_sampled,
-      values: new Float32Array(raw),
+      ...answer, cut: { path, rank, minus, ndim, dims, index, reduction }, rows, cols,
+      low: toNumber(answer.low), high: toNumber(answer.high), values: new Float32Array(raw),
     };
     this.canvas.dataset.shown = (Number(this.canvas.dataset.shown) || 0) + 1;
     this.redraw();
@@ -225,8 +222,8 @@ class Heatmap extends Pane {
     const isStale = this.isStale();
     canvas.dataset.stale = String(isStale);
     const [low, high] = this.held ?? [picture.low, picture.high];
-    const scale = makeScale(this.look.scale, low, high);
-    const table = chooseMap(this.look.map, scale, this.isDark);
+    const scale = makeScale(this.scaleName, low, high);
+    const table = chooseMap(scale, this.isDark);
     const image = document.createElement("canvas");
     image.width = picture.width;
     image.height = picture.height;

@@ -126,7 +126,7 @@ class Inspector {
       this.tabs.heatmap.hidden = !Object.values(detail.parts).some((part) => part.is_drawable);
       drawDetail(this.detailRoot, detail);
       drawShards(this.panels.shards, detail, (rank) => this.open("heatmap", rank));
-      this.tabs.shards.hidden = !detail.blocks.length;
+      this.tabs.shards.hidden = !detail.shards.blocks.length;
       if (this.tab === "heatmap") this.heatmap.show(detail, null, this.isLive ? null : model.get("picture"));
     } else this.detailRoot.replaceChildren(...summary.texts.map(({ ranks, text }) =>
       make("div", { class: "cmi-row" }, make("b", { class: "cm-mono" }, `[${ranks}] `), make("span", { class: "cm-mono" }, text))));

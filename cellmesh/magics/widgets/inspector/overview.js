@@ -1,25 +1,39 @@
 // What a value holds: the list of its tensors, and one of them in numbers, a row for each group of equal ranks.
 
-const MEMORY_OF_ALL = "memory of all ranks";
 const MAX_ROWS = 150; // in the page at a time; the filter finds the others
 
 const FLAGS = { nan: "NaN", inf: "Inf", unequal: "unequal", dead: "dead", none: "no gradient", frozen: "frozen", missing: "missing" };
 const drawFlags = (flags) => flags.map((flag) => make("span", { class: `cmi-flag cmi-flag-${flag}` }, FLAGS[flag] ?? flag));
 
-class ItemList {
-  constructor(root, choose) {
-    this.items = [];
-    this.choose = choose;
-    this.filter = make("input", {
-      type: "search", placeholder: "filter by name, dtype or flag", "aria-label": "filter", oninput: () => this.redraw(),
-    });
+// A table of things that are found by their words and flags. Who extends it has redraw() and row(thing).
+class FilteredTable {
+  constructor(root, label, placeholder, heads) {
+    this.filter = make("input", { type: "search", placeholder, "aria-label": label, oninput: () => this.redraw() });
     this.said = make("span", { class: "cm-weak" });
     this.body = make("tbody");
-    const headers = ["name", "flags", "shape or value", "dtype", MEMORY_OF_ALL]
-      .map((text) => make("th", { scope: "col", class: text === MEMORY_OF_ALL ? "cmi-number" : null }, text));
     root.replaceChildren(
       make("div", { class: "cmi-bar" }, this.filter, this.said),
-      make("div", { class: "cmi-scroll" }, make("table", {}, make("thead", {}, make("tr", {}, ...headers)), this.body)));
+      make("div", { class: "cmi-scroll" }, make("table", {}, make("thead", {}, make("tr", {}, ...heads)), this.body)));
+  }
+
+  // noun: what the things are. rest: how many more there are, in words.
+  draw(things, textOf, noun, rest) {
+    const words = this.filter.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const found = things.filter((thing) => {
+      const text = [textOf(thing), ...thing.flags.map((flag) => FLAGS[flag] ?? flag)].join(" ").toLowerCase();
+      return words.every((word) => text.includes(word));
+    });
+    this.body.replaceChildren(...found.slice(0, MAX_ROWS).map((thing) => this.row(thing)));
+    const more = found.length > MAX_ROWS ? `, the first ${MAX_ROWS} shown` : "";
+    this.said.textContent = `${words.length ? `${found.length.toLocaleString("en")} of ` : ""}${count(things.length, noun)}${more}${rest}`;
+  }
+}
+
+class ItemList extends FilteredTable {
+  constructor(root, choose) {
+    const heads = ["name", "flags", "shape or value", "dtype", "memory of all ranks"];
+    super(root, "filter", "filter by name, dtype or flag", heads.map((text, at) => make("th", { scope: "col", class: at > 3 ? "cmi-number" : null }, text)));
+    this.choose = choose;
   }
 
   show(items, total, chosen) {
@@ -28,13 +42,8 @@ class ItemList {
   }
 
   redraw() {
-    const words = this.filter.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const texts = (item) => `${item.path} ${item.dtype} ${item.flags.map((flag) => FLAGS[flag] ?? flag).join(" ")}`.toLowerCase();
-    const found = words.length ? this.items.filter((item) => { const text = texts(item); return words.every((word) => text.includes(word)); }) : this.items;
-    this.body.replaceChildren(...found.slice(0, MAX_ROWS).map((item) => this.row(item)));
-    const more = found.length > MAX_ROWS ? `, the first ${MAX_ROWS} shown` : "";
-    const rest = this.total > this.items.length ? `; ${count(this.total - this.items.length, "more tensor")} not listed` : "";
-    this.said.textContent = `${words.length ? `${found.length.toLocaleString("en")} of ` : ""}${count(this.items.length, "tensor")}${more}${rest}`;
+    const left = this.total - this.items.length;
+    this.draw(this.items, (item) => `${item.path} ${item.dtype}`, "tensor", left > 0 ? `; ${count(left, "more tensor")} not listed` : "");
   }
 
   row(item) {
@@ -42,9 +51,8 @@ class ItemList {
       class: "cmi-link cm-mono", "aria-current": item.path === this.chosen ? "true" : null,
     });
     return make("tr", { class: item.path === this.chosen ? "cmi-chosen" : null },
-      make("td", {}, name), make("td", {}, ...drawFlags(item.flags)),
-      make("td", { class: "cm-mono cmi-short", title: item.text || null }, item.text || formatShape(item.shape)), make("td", {}, item.dtype),
-      make("td", { class: "cmi-number" }, item.num_bytes ? formatBytes(item.num_bytes) : ""));
+      make("td", {}, name), make("td", {}, ...drawFlags(item.flags)), make("td", { class: "cm-mono cmi-short", title: item.text }, item.text),
+      make("td", {}, item.dtype), make("td", { class: "cmi-number" }, item.memory));
   }
 }
 

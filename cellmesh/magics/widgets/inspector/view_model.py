@@ -11,9 +11,17 @@ from ....controller.inspect.query import Inspection, QueryResult, Spread, descri
 from ....controller.inspect.replica_diff import Comparison
 from ....wire.inspect import Gradient, Refusal, TensorSummary, ValueSummary
 from ....wire.ranks import describe_groups, format_ranks, group_ranks
-from ...render.drawings import blocks_of
+from ...render.drawings import blocks_of, lay_out
 from ...render.inspections import label_of, torn_note
-from ...render.tables import Table, compact_table, facts_table, group_facts, sentence_of
+from ...render.svg import colour_of
+from ...render.tables import (
+    Table,
+    compact_table,
+    facts_table,
+    format_bytes,
+    group_facts,
+    sentence_of,
+)
 
 # So many of a value's tensors, and of a model's gradients, are in the widget's state, and so in the
 # notebook.
@@ -40,18 +48,22 @@ def list_items(inspection: Inspection) -> list[dict[str, Any]]:
     rows = []
     for path, facts in inspection.by_path().items():
         one = next(iter(facts.values()))
+        num_bytes = sum(fact.num_bytes for fact in facts.values())
         rows.append(
             {
                 "path": path,
                 "label": path or "(itself)",
-                "shape": one.shape,
-                "text": one.text[:_MAX_ITEM_TEXT] if one.is_scalar else "",
+                "text": one.text[:_MAX_ITEM_TEXT] if one.is_scalar else _shape_text(one),
                 "dtype": one.dtype or one.kind,
-                "num_bytes": sum(fact.num_bytes for fact in facts.values()),
+                "memory": format_bytes(num_bytes) if num_bytes else "",
                 "flags": _flags(facts, inspection.comparisons.get(path), num_ranks),
             }
         )
     return rows
+
+
+def _shape_text(fact: TensorSummary) -> str:
+    return str(tuple(fact.shape)) if fact.shape is not None else ""
 
 
 def summarise(
@@ -111,7 +123,6 @@ def detail(
         "label": label_of(expression, path),
         "shape": next(iter(shapes)) if len(shapes) == 1 else None,
         **_table_of(facts, {} if spread is None else spread.counts),
-        "placements": next((fact.placements for fact in facts.values()), ""),
         "missing": _said(refusals),
         "parts": {
             str(rank): {
@@ -122,9 +133,7 @@ def detail(
             }
             for rank, fact in sorted(facts.items())
         },
-        "blocks": blocks(facts) if len(shapes) == 1 else [],
-        "num_ranks": max([*facts, *refusals], default=0) + 1,
-        "is_partial": any("Partial" in fact.placements for fact in facts.values()),
+        "shards": shards(next(iter(shapes)) if len(shapes) == 1 else None, facts),
         "is_bad": bool(comparison.unequal or _odd_elements(facts.values())),
         "said": sentence_of(facts, comparison) if facts else "",
         "low": None if spread is None else number(spread.low),
@@ -171,19 +180,36 @@ def _shared_coordinate(facts: Sequence[TensorSummary]) -> str:
     return ",".join(part for part in first if all(part in other for other in others))
 
 
-def blocks(facts: Mapping[int, TensorSummary]) -> list[dict[str, Any]]:
-    """Return the parts of a DTensor in their places; ranks with the same part share one."""
-    return [
-        {
-            "offset": block.offset,
-            "size": block.shape,
-            "ranks": list(block.ranks),
-            "ranks_text": format_ranks(block.ranks),
-            "coordinate": _shared_coordinate([facts[rank] for rank in block.ranks]),
-        }
-        for block in blocks_of(facts)
-        if block.shape
-    ]
+def shards(shape: Sequence[int] | None, facts: Mapping[int, TensorSummary]) -> dict[str, Any]:
+    """Return the parts of a DTensor in their places as JSON; ranks with the same part share one."""
+    parts = blocks_of(facts) if shape else []
+    layout = lay_out(shape, parts) if shape else None
+    if layout is None or shape is None:
+        return {"blocks": [], "height": 0, "said": ""}
+    num_ranks = max(facts) + 1
+    said = [f"{tuple(shape)}, {next(iter(facts.values())).placements}"]
+    if len(shape) > 2:
+        said.append(f"drawn: dim {layout.dims[0]} downwards, dim {layout.dims[1]} across")
+    if empty := [format_ranks(part.ranks) for part in parts if not all(part.shape)]:
+        said.append(f"empty on ranks {', '.join(empty)}")
+    if any("Partial" in fact.placements for fact in facts.values()):
+        said.append("partial: the ranks' values are still to be summed")
+    return {
+        "blocks": [
+            {
+                "place": place,
+                "colour": colour_of(block.ranks[0], num_ranks),
+                "rank": block.ranks[0],
+                "ranks": format_ranks(block.ranks),
+                "coordinate": _shared_coordinate([facts[rank] for rank in block.ranks]),
+                "shape": str(block.shape),
+                "title": str(block),
+            }
+            for block, place in layout.places
+        ],
+        "height": layout.height_of(560, 48, 420),
+        "said": " · ".join(said),
+    }
 
 
 def tabulate(looked: QueryResult, max_rows: int | None = None) -> dict[str, Any]:

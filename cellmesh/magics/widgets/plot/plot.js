@@ -135,11 +135,9 @@ class Panel {
     };
     const stepAxis = { size: 22, space: 80, grid: { show: false }, values: (_, ticks) => ticks.map((tick) => formatNumber(tick)) };
     const heightAxis = { size: 62, values: (_, ticks) => ticks.map((tick) => formatNumber(this.fromHeight(tick))) };
+    const shares = (type) => type === "mousemove" || type === "mouseleave";
     const options = {
-      width: this.width(),
-      height: HEIGHT,
-      padding: [8, 12, 0, 0],
-      legend: { show: false },
+      width: this.width(), height: HEIGHT, padding: [8, 12, 0, 0], legend: { show: false },
       scales: {
         x: { time: false, range: (_, low, high) => (this.zoom.length ? this.zoom : widen(low, high, 0)) },
         y: { range: (_, low, high) => widen(low, high, 0.05) },
@@ -147,11 +145,7 @@ class Panel {
       axes: [{ ...axis, ...stepAxis }, { ...axis, ...heightAxis }],
       series: [{}, ...this.series()],
       bands: this.mean ? [{ series: [2, 3], fill: () => this.colour("--cm-accent", 20) }] : [],
-      cursor: {
-        y: false,
-        drag: { setScale: false },
-        sync: { key: this.syncKey, filters: { pub: (type) => type === "mousemove" || type === "mouseleave" } },
-      },
+      cursor: { y: false, drag: { setScale: false }, sync: { key: this.syncKey, filters: { pub: shares } } },
       hooks: { draw: [(plot) => this.cross(plot)], setCursor: [(plot) => this.tell(plot)], setSelect: [(plot) => this.zoomTo(plot)] },
     };
     this.plot = new uPlot(options, data, this.chart);
@@ -241,22 +235,13 @@ class Panel {
 function rankButtons(lines, hidden, onToggle) {
   const colours = new Map(lines.map((line) => [line.rank, line.colour]));
   const ranks = [...colours.keys()].sort((one, other) => one - other);
-  return ranks.map((rank) =>
-    make(
-      "button",
-      {
-        type: "button",
-        class: "cm-rank",
-        "aria-pressed": String(!hidden.includes(rank)),
-        "aria-label": `rank ${rank}`,
-        "data-rank": rank,
-        title: `show or hide rank ${rank}`,
-        onclick: () => onToggle(rank),
-      },
-      make("i", { style: `background:${colours.get(rank)}` }),
-      ranks.length > 8 ? String(rank) : `rank ${rank}`,
-    ),
-  );
+  return ranks.map((rank) => {
+    const button = makeButton("", `show or hide rank ${rank}`, () => onToggle(rank), {
+      class: "cm-rank", "aria-pressed": String(!hidden.includes(rank)), "aria-label": `rank ${rank}`, "data-rank": rank,
+    });
+    button.append(make("i", { style: `background:${colours.get(rank)}` }), ranks.length > 8 ? String(rank) : `rank ${rank}`);
+    return button;
+  });
 }
 
 function render({ model, el }) {

@@ -23,11 +23,11 @@ from cellmesh.magics.widgets.inspector.slices import (
 )
 from cellmesh.magics.widgets.inspector.view_model import (
     NUM_KEPT,
-    blocks,
     detail,
     gradients_table,
     list_items,
     number,
+    shards,
     summarise,
     tabulate,
 )
@@ -144,23 +144,37 @@ def test_equal_ranks_share_a_row() -> None:
     assert [row["ranks"] for row in shown["rows"]] == ["0-1", "2-3"]
     assert shown["missing"] == [{"ranks": "4", "text": "E: gone"}]
     assert shown["parts"]["0"]["coordinate"] == "dp=0"
-    assert shown["num_ranks"] == 5
 
 
 def test_blocks_are_in_their_places_uneven_and_empty_ones_too() -> None:
     places = {0: ((0, 0), (4, 6)), 1: ((4, 0), (4, 6)), 2: ((8, 0), (2, 6)), 3: ((10, 0), (0, 6))}
     facts = {rank: part(rank, *place) for rank, place in places.items()}
-    assert [(one["ranks"], one["offset"], one["size"]) for one in blocks(facts)] == [
-        ([rank], *place) for rank, place in places.items()
+    drawn = shards((10, 6), facts)
+    assert [(one["rank"], one["place"], one["coordinate"]) for one in drawn["blocks"]] == [
+        (0, (0.0, 0.0, 0.4, 1.0), "tp=0"),
+        (1, (0.4, 0.0, 0.4, 1.0), "tp=1"),
+        (2, (0.8, 0.0, 0.2, 1.0), "tp=2"),
     ]
-    assert [one["coordinate"] for one in blocks(facts)] == ["tp=0", "tp=1", "tp=2", "tp=3"]
+    assert drawn["said"].endswith("empty on ranks 3")
+
+
+def test_blocks_that_differ_in_a_dim_that_is_not_drawn_lie_below_each_other() -> None:
+    facts = {
+        rank: part(rank, (4 * (rank // 4), 2 * (rank // 2 % 2), rank % 2), (4, 2, 1))
+        for rank in range(8)
+    }
+    drawn = shards((8, 4, 2), facts)
+    tops = [one["place"][0] for one in drawn["blocks"]]
+    assert (len(set(tops)), {one["place"][2] for one in drawn["blocks"]}) == (4, {0.25})
+    assert "drawn: dim 0 downwards, dim 1 across" in drawn["said"]
 
 
 def test_replicas_share_a_block() -> None:
     facts = {rank: part(rank, (0, 0), (10, 6)) for rank in range(3)}
-    (block,) = blocks(facts)
-    assert (block["ranks_text"], block["coordinate"]) == ("0-2", "")
-    assert blocks({0: TensorSummary(kind="Tensor", shape=(2, 2), local_shape=(2, 2))}) == []
+    (block,) = shards((10, 6), facts)["blocks"]
+    assert (block["ranks"], block["coordinate"]) == ("0-2", "")
+    plain = {0: TensorSummary(kind="Tensor", shape=(2, 2), local_shape=(2, 2))}
+    assert shards((2, 2), plain)["blocks"] == []
 
 
 def without_grad(name: str) -> Gradient:
