@@ -310,11 +310,12 @@ def test_a_click_on_a_shard_opens_its_rank(browser: Browser, theme: str) -> None
     with open_page(browser, answers, dark=theme == "dark") as (page, _):
         page.get_by_role("tab", name="Shards").click()
         blocks = page.locator(".cmi-block")
-        assert [block.get_attribute("data-ranks") for block in blocks.all()] == [
-            "0,4",
-            "1,5",
-            "2,6",
-            "3,7",
+        titles = [block.get_attribute("title") or "" for block in blocks.all()]
+        assert [title.partition(", (")[0] for title in titles] == [
+            "ranks 0,4: [0:3, 0:6]",
+            "ranks 1,5: [3:6, 0:6]",
+            "ranks 2,6: [6:9, 0:6]",
+            "ranks 3,7: [9:10, 0:6]",
         ]
         board = page.locator(".cmi-board").bounding_box()
         last = blocks.nth(3).bounding_box()
