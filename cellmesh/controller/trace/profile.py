@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
+
+import msgspec
 
 from ...errors import HostError, MeshUsageError, RankFailure, RanksInterrupted
 from ...wire.ranks import describe_groups, format_ranks
@@ -16,7 +18,6 @@ from ..core.clocks import ClockOffset, describe_clocks
 from ..rank_set import RankSet
 from ..run import Run
 from .chrome import merge_traces
-from .clocks import epoch_offsets, profile_on_our_clock
 from .lateness import Lateness, add_up_lateness, describe_lateness
 from .operations import MESSAGES, Match, Operation, match, with_waits
 
@@ -248,6 +249,39 @@ def profile(ranks: Ranks, source: str, trace: str | Path | None = None) -> Profi
         error.profile = profiling.collect()
         raise
     return profiling.collect()
+
+
+def epoch_offsets(
+    profiles: Mapping[int, RankProfile], clocks: Mapping[int, ClockOffset], epoch_ns: int
+) -> dict[int, ClockOffset]:
+    """Return the offsets of hosts' system clocks, from those of their monotonic clocks.
+
+    Args:
+        profiles: of ranks.
+        clocks: rank -> the offset of its host's monotonic clock.
+        epoch_ns: what this host's system clock is ahead of its monotonic one.
+    """
+    return {
+        rank: replace(clock, offset_s=clock.offset_s + (profiles[rank].epoch_ns - epoch_ns) / 1e9)
+        for rank, clock in clocks.items()
+    }
+
+
+def profile_on_our_clock(profile: RankProfile, clock: ClockOffset) -> RankProfile:
+    """Return a rank's profile with times by the clock of the notebook's host, except for the times
+    in its Chrome trace.
+    """
+    ahead_ns = round(clock.offset_s * 1e9)
+    return msgspec.structs.replace(
+        profile,
+        start_ns=profile.start_ns - ahead_ns,
+        end_ns=profile.end_ns - ahead_ns,
+        collectives=tuple(
+            msgspec.structs.replace(each, start_ns=each.start_ns - ahead_ns)
+            for each in profile.collectives
+        ),
+        busy=tuple((begin_ns - ahead_ns, length_ns) for begin_ns, length_ns in profile.busy),
+    )
 
 
 def check_target(path: Path) -> Path:

@@ -8,6 +8,7 @@ other hosts are compared with it.
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,6 @@ from ...wire.trace import Past
 from ..core.clocks import ClockOffset, describe_clocks
 from ..inspect.query import ANSWER_S, look
 from .chrome import NO_CLOCKS, trace_of
-from .clocks import past_on_our_clock
 from .history import History, TimelineCell
 from .operations import Operation, match, with_waits
 from .profile import check_target
@@ -51,6 +51,34 @@ def remember(ranks: RankSet, num_cells: int, trace: str | Path | None = None) ->
         except OSError as error:
             raise HostError(f"the trace could not be written: {error}") from error
     return history
+
+
+def past_on_our_clock(past: Past, clock: ClockOffset) -> Past:
+    """Return a rank's record with times by the clock of the notebook's host."""
+    ahead_s, told = clock.offset_s, past.operations
+
+    def shifted(column: array[float]) -> array[float]:
+        return array("d", [at_s - ahead_s for at_s in column])
+
+    return replace(
+        past,
+        cells=tuple(
+            replace(
+                cell,
+                begin_s=cell.begin_s - ahead_s,
+                end_s=None if cell.end_s is None else cell.end_s - ahead_s,
+            )
+            for cell in past.cells
+        ),
+        operations=replace(
+            told,
+            begin_s=shifted(told.begin_s),
+            end_s=shifted(told.end_s),
+            wait_s=shifted(told.wait_s),
+        ),
+        since_s=past.since_s - ahead_s,
+        now_s=past.now_s - ahead_s,
+    )
 
 
 def merge(

@@ -7,12 +7,8 @@ from array import array
 
 from cellmesh.controller.core.clocks import ClockOffset
 from cellmesh.controller.trace.chrome import merge_traces, trace_of
-from cellmesh.controller.trace.clocks import (
-    epoch_offsets,
-    past_on_our_clock,
-    profile_on_our_clock,
-)
-from cellmesh.controller.trace.timeline import merge
+from cellmesh.controller.trace.profile import epoch_offsets, profile_on_our_clock
+from cellmesh.controller.trace.timeline import merge, past_on_our_clock
 from cellmesh.wire.trace import CellSpan, Collective, Operations, Past, RankProfile, What
 
 S = 10**9
