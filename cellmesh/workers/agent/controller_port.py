@@ -360,13 +360,10 @@ class Attachment:
             self._transmit(self.spool.take())
 
     def _bound_ranks(self) -> None:
-        """Stop reading from ranks while too much waits for the controller: from all if it reads
-        nothing, else from ranks with the most.
-        """
+        """Stop reading from ranks of which too much waits for the controller."""
         unheard: Collection[int] = ()
         if self._identity is not None:
-            is_full = self.spool.num_bytes > MAX_ANSWER_BYTES
-            unheard = self._ticket.ranks if is_full else frozenset(self.spool.given.ahead)
+            unheard = frozenset(self.spool.given.ahead)
             if self.sender and self.sender.num_bytes > MAX_ANSWER_BYTES:
                 unheard = frozenset(unheard) | self.sender.givers
         if unheard != self._unheard:

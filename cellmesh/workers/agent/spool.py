@@ -3,8 +3,8 @@
 While an attached controller keeps up, messages of ranks are passed on at once. Otherwise they wait
 here. Output is bounded, and the oldest is dropped first; answers are kept, as runs wait for them.
 Of runs in flight, answers that an earlier controller has received are kept, too, so that the next
-one gets all of them. Answers are bounded as well: while a controller is attached, ranks are not
-read (`num_bytes`, `given`); while none is, values that are too large are left out.
+one gets all of them. What is not output is bounded for each rank (`GivenBytes`): beyond the bound,
+the rank is not read while a controller is attached, and its values are left out while none is.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 
 from ...wire.attach import RunInfo
 from ...wire.codec import Frame, Parcel
-from ...wire.limits import MAX_ANSWER_BYTES, may_wait_for
+from ...wire.limits import COUNTED_BYTES, MAX_ANSWER_BYTES, may_wait_for
 from ...wire.messages import (
     AgentFault,
     Died,
@@ -54,29 +54,38 @@ _LASTING = (
 BarKey = tuple[tuple[int, ...], int, int]
 
 
-class GivenAnswers:
-    """Counts, by rank, result bytes of unfinished runs, and decides which ranks are not read.
+class GivenBytes:
+    """Counts, by rank, the bytes that a rank has given and that no controller is done with (they
+    wait, or are results of unfinished runs), and decides which ranks are not read.
 
     Attributes:
+        num_bytes: rank -> those bytes.
         ahead: the ranks that are not read: those beyond the limit, but for those that another rank
-            may wait for. The rank that is furthest behind is never among them.
+            may wait for.
         waits: the states of ranks that waited for others when they were last asked.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._num_bytes: collections.Counter[int] = collections.Counter()
+        self.num_bytes: collections.Counter[int] = collections.Counter()
         self.waits: dict[int, RankState] = {}
         self.ahead: set[int] = set()
 
     def count(self, ranks: Iterable[int], num_bytes: int) -> None:
-        """Add to each rank's number of kept result bytes; negative once a run has ended."""
+        """Add to the bytes of each of these ranks; negative once the controller is done with
+        them.
+        """
         for rank in ranks:
-            self._num_bytes[rank] += num_bytes
-            if self._num_bytes[rank] <= self._limit_bytes:
+            self.num_bytes[rank] += num_bytes
+            if self.num_bytes[rank] <= self._limit_bytes:
                 self.ahead.discard(rank)
             elif not self._is_awaited(rank):
                 self.ahead.add(rank)
+
+    def room(self, ranks: Iterable[int]) -> int:
+        """Return how large a value of each of these ranks is kept; small ones always are."""
+        used = max((self.num_bytes[rank] for rank in ranks), default=0)
+        return max(COUNTED_BYTES, self._limit_bytes - used)
 
     def note_state(self, ranks: Iterable[int], state: RankState) -> None:
         """Note whether these ranks wait in a collective for other ranks."""
@@ -103,7 +112,7 @@ class GivenAnswers:
     def _find_ahead(self) -> None:
         self.ahead = {
             rank
-            for rank, num_bytes in self._num_bytes.items()
+            for rank, num_bytes in self.num_bytes.items()
             if num_bytes > self._limit_bytes and not self._is_awaited(rank)
         }
 
@@ -126,8 +135,7 @@ class Spool:
     unfinished runs, which the next controller receives again.
 
     Attributes:
-        num_bytes: of what waits and may not be dropped.
-        given: which ranks have given so much that they are not read.
+        given: how much each rank has given, and which ranks are not read.
         num_dropped_bytes: of output, since the last controller left.
         next_run: above every run that was seen.
     """
@@ -142,10 +150,7 @@ class Spool:
         # Those entries that may be dropped.
         self._output: collections.deque[int] = collections.deque()
         self._output_bytes = 0
-        self._answer_bytes = 0
-        self.num_bytes = 0
-        self.given = GivenAnswers(max_answer_bytes)
-        self._kept_bytes = 0  # of answers in flights
+        self.given = GivenBytes(max_answer_bytes)
         self._bars: dict[BarKey, int] = {}  # entries that a bar's next word replaces
         self._skipped: dict[tuple[tuple[int, ...], int], list[int]] = {}
         self._flights: dict[int, _Flight] = {}
@@ -167,7 +172,7 @@ class Spool:
     def forget_runs(self) -> None:
         """Forget all runs, whose ranks are being replaced."""
         self._flights.clear()
-        self._forget_answers()
+        self._count_again()
 
     def replied(self, ranks: Iterable[int]) -> None:
         """Note that the user has answered these ranks' requests for input."""
@@ -223,7 +228,7 @@ class Spool:
                 self._output.append(self._next_entry)
                 self._output_bytes += size_of(parcel)
             else:
-                self.num_bytes += size_of(parcel)
+                self.given.count(_givers(parcel), size_of(parcel))
             self._next_entry += 1
         while self._output_bytes > self._max_output_bytes:
             self._drop_oldest_output()
@@ -243,7 +248,7 @@ class Spool:
                 self._output.popleft()
                 self._output_bytes -= size
             else:
-                self.num_bytes -= size
+                self.given.count(_givers(parcel), -size)
             if _is_bar(parcel.verb):
                 del self._bars[_bar_key(parcel)]
             num_bytes += size
@@ -259,7 +264,6 @@ class Spool:
         waiting = [*(parcel for message in unacked for parcel in message), *self._entries.values()]
         self._clear_entries()
         self._is_attended, self.num_dropped_bytes = False, 0
-        self._answer_bytes = self._kept_bytes
         self.add(waiting)
 
     def attend(self, state: Parcel[Any], deaths: Sequence[Died]) -> None:
@@ -282,7 +286,6 @@ class Spool:
             bars += flight.bars.values()
             flight.bars = {}
             flight.answers, flight.asks, flight.waiting = [], {}, set(flight.info.ranks)
-        self._forget_answers()
         told = [Parcel(died) for died in deaths if died.rank not in to_come]
         self._clear_entries()
         self._is_attended, self.num_dropped_bytes = True, 0
@@ -312,7 +315,8 @@ class Spool:
         self._bars[key] = self._next_entry
         if len(self._bars) > MAX_BARS:
             oldest = next(iter(self._bars))
-            self.num_bytes -= size_of(self._entries.pop(self._bars.pop(oldest)))
+            dropped = self._entries.pop(self._bars.pop(oldest))
+            self.given.count(_givers(dropped), -size_of(dropped))
         return False
 
     def _note_answer(self, run: int, ranks: tuple[int, ...], parcel: Parcel[Any]) -> None:
@@ -325,19 +329,24 @@ class Spool:
         if self.given.waits:
             self.given.note_going_on(ranks)
         if flight.waiting:
-            light = _lighten(parcel, self._max_answer_bytes - self._kept_bytes)
-            self._kept_bytes += size_of(light)
+            light = _lighten(parcel, self.given.room(ranks))
             self.given.count(ranks, size_of(parcel))
             flight.answers.append((light, ranks, size_of(parcel)))
             return
         del self._flights[run]
-        for light, givers, num_bytes in flight.answers:
-            self._kept_bytes -= size_of(light)
+        for _, givers, num_bytes in flight.answers:
             self.given.count(givers, -num_bytes)
 
-    def _forget_answers(self) -> None:
-        self._kept_bytes = 0
-        self.given = GivenAnswers(self._max_answer_bytes)
+    def _count_again(self) -> None:
+        """Count what ranks have given anew, as ranks were replaced or what waits was."""
+        self.given = GivenBytes(self._max_answer_bytes)
+        for flight in self._flights.values():
+            for _, givers, num_bytes in flight.answers:
+                self.given.count(givers, num_bytes)
+        output = set(self._output)
+        for number, parcel in self._entries.items():
+            if number not in output:
+                self.given.count(_givers(parcel), size_of(parcel))
 
     def _fit_for_others(self, parcel: Parcel[Any]) -> Parcel[Any] | None:
         """Return the part of a message to keep while no controller is attached; None if nothing."""
@@ -348,9 +357,7 @@ class Spool:
             return parcel
         if verb.run not in self._flights:  # a control thread's, or a heal's: who asked has gone
             return None
-        light = _lighten(parcel, self._max_answer_bytes - self._answer_bytes)
-        self._answer_bytes += size_of(light)
-        return light
+        return _lighten(parcel, self.given.room(_givers(parcel)))
 
     def _drop_oldest_output(self) -> None:
         parcel = self._entries.pop(self._output.popleft())
@@ -370,7 +377,8 @@ class Spool:
         self._entries.clear()
         self._output.clear()
         self._bars.clear()
-        self._output_bytes = self.num_bytes = 0
+        self._output_bytes = 0
+        self._count_again()
 
 
 def size_of(parcel: Parcel[Any]) -> int:
@@ -392,6 +400,11 @@ def size_of(parcel: Parcel[Any]) -> int:
 
 def _num_bytes(frame: Frame) -> int:
     return frame.num_bytes if isinstance(frame, SegmentFrame) else len(frame)
+
+
+def _givers(parcel: Parcel[Any]) -> tuple[int, ...]:
+    """Return the ranks that have sent a message; none of the agent's own."""
+    return parcel.verb.ranks if type(parcel.verb) is Ranked else ()
 
 
 def _is_bar(verb: Any) -> bool:

@@ -253,13 +253,13 @@ def large(run: int, num_bytes: int) -> Parcel[Any]:
 
 
 def test_values_too_large_to_keep_raise_when_loaded() -> None:
-    spool = Spool(max_answer_bytes=10_000)
-    begin(spool, 1, 0)
-    begin(spool, 2, 0)
-    spool.leave([[large(1, 9_000)]])
-    spool.add([large(2, 2_000)])
-    kept, lost = take_all(spool)
-    assert kept == large(1, 9_000)
+    spool = Spool(max_answer_bytes=100_000)
+    for run in (1, 2, 3):
+        begin(spool, run, 0)
+    spool.leave([[large(1, 90_000)]])
+    spool.add([large(2, 20_000), large(3, 1_000)])
+    kept, lost, small = take_all(spool)
+    assert (kept, small) == (large(1, 90_000), large(3, 1_000))
     assert lost.buffers == ()
     with pytest.raises(
         HostError, match=r"it was 0 MB, too much to keep .* ask for the value again"
@@ -267,21 +267,47 @@ def test_values_too_large_to_keep_raise_when_loaded() -> None:
         payload.loads(lost.verb.verb.payload, ())
 
 
-def test_undroppable_messages_are_counted_while_they_wait() -> None:
+def given(spool: Spool, rank: int = 0) -> int:
+    return spool.given.num_bytes[rank]
+
+
+def test_bytes_that_wait_are_counted_by_rank() -> None:
     spool = attended()
-    assert spool.num_bytes == 0
+    assert given(spool) == 0
     begin(spool, 1, 0)
     spool.add([large(1, 1 << 20), say((0,), Output(1, "stdout", "x" * 5000))])
-    assert 1 << 20 < spool.num_bytes < (1 << 20) + 1000
+    assert 1 << 20 < given(spool) < (1 << 20) + 1000
+    assert given(spool, 1) == 0
     for number in range(2 * MAX_BARS):
         spool.add([bar(1.0, number=number)])
     take_all(spool)
-    assert spool.num_bytes == 0
+    assert given(spool) == 0
     spool.add([large(1, 10)])
     spool.leave([])
     spool.attend(STATE, [])
     take_all(spool)
-    assert spool.num_bytes == 0
+    assert given(spool) == 0
+
+
+def test_a_rank_is_not_read_while_too_much_of_it_waits() -> None:
+    spool = Spool(max_answer_bytes=10_000)
+    spool.attend(STATE, [])
+    take_all(spool)
+    begin(spool, 1, 0, 1)
+    spool.add([large(1, 20_000)])
+    assert spool.given.ahead == {0}
+    take_all(spool)
+    assert spool.given.ahead == set()
+
+
+def test_a_restart_forgets_results_and_counts_what_waits() -> None:
+    spool = attended()
+    begin(spool, 1, 0, 1)
+    begin(spool, 2, 0, 1)
+    spool.acked([large(1, 4_000)])
+    spool.add([large(2, 1_000)])
+    spool.forget_runs()
+    assert 1_000 < given(spool) < 2_000
 
 
 def test_a_rank_is_ahead_while_too_much_of_it_waits_for_the_answers_of_others() -> None:
@@ -291,14 +317,12 @@ def test_a_rank_is_ahead_while_too_much_of_it_waits_for_the_answers_of_others() 
         begin(spool, run, 0, 1, 2)
         spool.acked([large(run, 4_000)])
     assert spool.given.ahead == {0}
-    assert spool._kept_bytes < 12_000  # of what an attached controller has, to be given to another
     spool.acked([say((1,), Done(1)), Parcel(Died(2, "was killed by SIGKILL", ""))])
     assert spool.given.ahead == {0}
     spool.acked([say((1,), Done(2))])
     assert spool.given.ahead == set()
     spool.acked([say((1,), Done(run)) for run in (3, 4)])
-    assert not +spool.given._num_bytes
-    assert not spool._kept_bytes
+    assert not +spool.given.num_bytes
     assert not spool.runs()
 
 
@@ -335,9 +359,9 @@ def test_values_taken_in_are_kept_for_others_as_far_as_there_is_room() -> None:
     spool = Spool(max_answer_bytes=100)
     spool.attend(STATE, [])
     begin(spool, 1, 0, 1)
-    spool.add([large(1, 1000)])
-    assert take_all(spool) == [STATE, large(1, 1000)], "who is attached gets every value"
-    spool.acked([large(1, 1000)])
+    spool.add([large(1, 20_000)])
+    assert take_all(spool) == [STATE, large(1, 20_000)], "who is attached gets every value"
+    spool.acked([large(1, 20_000)])
     spool.leave([])
     spool.attend(STATE, [])
     (lost, *_) = (p for p in take_all(spool) if isinstance(p.verb, Ranked))
@@ -348,7 +372,7 @@ def test_an_exception_that_is_too_large_keeps_its_text() -> None:
     spool = Spool(max_answer_bytes=10)
     begin(spool, 1, 0)
     spool.leave([])
-    failed = Failed(1, "ValueError", "no", "", 3, Pickled(b"x" * 100))
+    failed = Failed(1, "ValueError", "no", "", 3, Pickled(b"x" * 20_000))
     spool.add([say((0,), failed)])
     (kept,) = take_all(spool)
     assert kept.verb.verb.payload is None
