@@ -46,20 +46,20 @@ class Mesh(Ranks):
     @property
     def tabs(self) -> bool:
         """Whether cells whose ranks show different things get a switch to one rank's output."""
-        return self.rank_set.session.features.displays.has_tabs
+        return self.rank_set.session.displays.has_tabs
 
     @tabs.setter
     def tabs(self, shown: bool) -> None:
-        self.rank_set.session.features.displays.has_tabs = shown
+        self.rank_set.session.displays.has_tabs = shown
 
     @property
     def fold_numbers(self) -> bool:
         """Whether lines of ranks that differ only in numbers are shown as one, with their span."""
-        return self.rank_set.session.features.displays.folds_numbers
+        return self.rank_set.session.displays.folds_numbers
 
     @fold_numbers.setter
     def fold_numbers(self, folded: bool) -> None:
-        self.rank_set.session.features.displays.folds_numbers = folded
+        self.rank_set.session.displays.folds_numbers = folded
 
     @property
     def dims(self) -> dict[str, int]:

@@ -74,22 +74,22 @@ class RankSet:
         verb: Work = Request(0, work) if isinstance(work, FeatureRequest) else work  # type: ignore[arg-type]
         kind = type(work)
         item = WorkItem(verb, kind, self.ranks, buffers, title, channel, num_bytes, self.is_single)
-        sink = sink or current_sink(session.features.displays)
+        sink = sink or current_sink(session.displays)
         # What a query cannot have is said once, by its answer.
         sink = Unremarked(sink) if kind.is_query else sink
         hold_s = HOLD_HOSTS_S if session.has_hosts else HOLD_S
-        folds_numbers = session.features.displays.folds_numbers
+        folds_numbers = session.displays.folds_numbers
         printer = Printer(self.ranks, sink, kind.is_user_code, hold_s, folds_numbers)
         segment = buffers[0] if buffers and isinstance(buffers[0], SegmentFrame) else None
         if segment is None:
             return session.runs.start_run(item, printer)
         try:
-            session.features.segments.keep(segment, self.ranks)
+            session.segments.keep(segment, self.ranks)
             run = session.runs.start_run(item, printer)
-            session.features.segments.follow(run, segment)
+            session.segments.follow(run, segment)
             return run
         except BaseException:
-            session.features.segments.forget(segment)
+            session.segments.forget(segment)
             raise
 
     def lend(
@@ -108,4 +108,4 @@ class RankSet:
         if num_bytes >= MIN_BYTES:
             num_bytes = max(num_bytes, SEGMENT_BYTES)
             self.session.runs.make_room(self.ranks, num_bytes)
-        return *self.session.features.segments.lend(pickled, buffers), num_bytes
+        return *self.session.segments.lend(pickled, buffers), num_bytes

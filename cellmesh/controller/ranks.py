@@ -171,7 +171,7 @@ class Ranks:
         words = None if argv is None else read_argv(argv)
         session = self.rank_set.session
         count = execution_count or session.runs.count_cell()
-        sink = sink or current_sink(session.features.displays, has_tabs)
+        sink = sink or current_sink(session.displays, has_tabs)
         code = cell.source, cell.transformed, cell.is_async
         verb = RunCell(0, *code, count, quiet, timed, own_xmode(), words)
         sink = SilentSink(sink) if quiet else sink
@@ -353,11 +353,11 @@ class Ranks:
         from .metrics import plot  # rarely used
 
         return plot(
-            self.rank_set.session.features.metrics,
+            self.rank_set.session.metrics,
             names,
             self.ranks,
             mean,
-            self.rank_set.session.features.shown,
+            self.rank_set.session.shown,
         )
 
     def timeline(self, num_cells: int = 5, trace: str | Path | None = None) -> History:

@@ -286,7 +286,7 @@ def test_callback_may_take_an_ended_result(quick: cm.Mesh) -> None:
 def test_unsent_run_is_lent_no_memory(
     where: str, error: type[BaseException], quick: cm.Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    segments = quick.rank_set.session.features.segments
+    segments = quick.rank_set.session.segments
     lent = set(segments._loans)  # what other tests have pushed
     quick.run(len, np.ones(MB))  # whatever is opened once is open
     wait_until(lambda: segments._loans.keys() == lent, WAIT_S, "the segment has come back")

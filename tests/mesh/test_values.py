@@ -139,7 +139,7 @@ def test_each_rank_has_memory_of_its_own(quick: cm.Mesh, value: Any) -> None:
 
 
 def free_segments(mesh: cm.Mesh) -> list[Any]:
-    return mesh.rank_set.session.features.segments._free
+    return mesh.rank_set.session.segments._free
 
 
 def wait_for(is_so: Callable[[], Any], timeout_s: float = 20.0) -> None:
@@ -302,9 +302,9 @@ def test_work_that_waits_outlives_the_memory_of_the_notebook(own_mesh: cm.Mesh) 
     """The agent has what is under way: a controller that goes takes nothing along."""
     gate = own_mesh[1].submit(signal.pause)
     waiting = own_mesh[1].submit(lambda value: float(value.sum()), np.ones(2 * N))
-    wait_for(lambda: own_mesh.rank_set.session.features.segments._loans)
+    wait_for(lambda: own_mesh.rank_set.session.segments._loans)
     own_mesh.states()  # the agent has passed on what was sent before
-    own_mesh.rank_set.session.features.segments.clear()
+    own_mesh.rank_set.session.segments.clear()
     gate.interrupt()
     with contextlib.suppress(KeyboardInterrupt):
         gate.result()

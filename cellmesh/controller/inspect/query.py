@@ -290,7 +290,7 @@ class PinnedValue:
         self.session = session
         self._ranks = tuple(ranks)
         # The collector may call this anywhere, so that it asks nobody: see `forget_what_is_gone`.
-        gone = session.features.gone_holds
+        gone = session.gone_holds
         self._finalizer = weakref.finalize(self, gone.append, (self.token, self._ranks))
         self._finalizer.atexit = False
 
@@ -309,7 +309,7 @@ def forget_what_is_gone(session: Session) -> None:
     """Have ranks drop the values that they keep for inspections which were garbage-collected here;
     does not wait.
     """
-    gone = session.features.gone_holds
+    gone = session.gone_holds
     while gone:
         _forget(session, *gone.popleft())
 

@@ -17,7 +17,8 @@ from ...wire.attach import Welcome
 from ...wire.codec import Parcel
 from ...wire.faults import Faults
 from ...wire.messages import AgentFault, Died, Done, Failed, Relay
-from ...wire.user_code import InputCancelled, InputRequest
+from ...wire.user_code import InputCancelled, InputRequest, Logged
+from ...wire.values import Freed
 from ..core.core import (
     Answer,
     Change,
@@ -34,7 +35,6 @@ from ..core.core import (
 from ..core.mesh_state import HostLost
 from ..output.printer import Printer
 from ..run import Run
-from . import features
 from .hosts.connections import AnyConnection
 from .loop import Loop
 
@@ -392,7 +392,7 @@ class Link:
             self._runs[number].settle(ranks, parcel, now, has_begun)
             if type(parcel.verb) is Done:
                 return
-        elif type(parcel.verb) in features.KINDS:
+        elif type(parcel.verb) in (Logged, Freed):
             self._owner.take(number, ranks, parcel)
             return
         elif type(parcel.verb) in (InputRequest, InputCancelled):

@@ -20,13 +20,13 @@ from ...wire.user_code import RunCall, RunCell
 from ...wire.values import PullNames
 from ..code_files.sync import CodeSync
 from ..core.core import Core, Effect
+from ..metrics import Metrics
 from ..news import News
 from ..output.console import Sink
 from ..output.fold import Block, Live
 from ..output.printer import Printer
 from ..run import Run
 from ..work_item import WorkItem
-from .features import Features
 from .link import Adopted, Command, Link
 
 # How often a thread that waits until it may submit asks ranks whether they wait for idle ones.
@@ -37,7 +37,7 @@ _ANSWER_S = 5.0
 class Owner(Protocol):
     """Protocol of the session whose runs they are."""
 
-    features: Features
+    metrics: Metrics
     code: CodeSync | None
 
     def check_usable(self, ranks: Sequence[int]) -> None:
@@ -161,7 +161,7 @@ class Runs:
         try:
             self.add(run, item.num_bytes)
             if run.is_cell:
-                self._session.features.follow(run)
+                run.on_end(self._session.metrics.settle)
             self._link.submit(run, parcel)
         except BaseException:  # Ctrl-C, before or after it was sent
             self.post_if_open(lambda core, now: self._forget_unsent(number))

@@ -7,6 +7,7 @@ import dataclasses
 import os
 import secrets
 import signal
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -19,19 +20,23 @@ from ...stdlib import time
 from ...wire.attach import Detached, Refused, Welcome
 from ...wire.codec import Parcel
 from ...wire.hosts import AgentAddress
-from ...wire.messages import LogText
+from ...wire.messages import Died, LogText
 from ...wire.ranks import describe_ranks
 from ...wire.status import HostReport, RankInfo, RankState
 from ...wire.ticket import Ticket, remove_directory
+from ...wire.user_code import Logged
 from ..code_files.sync import CodeSync
 from ..core.clocks import ClockOffset
 from ..core.core import Change, Core, Effect, HealReport, State
 from ..core.transitions import describe_transitions
 from ..failure_summary import refuse_dead
 from ..kernel import AtExit
+from ..live_views import LiveViews
+from ..metrics import Metrics
+from ..output.cell_record import Displays
 from ..output.console import ConsoleSink, Sink
 from ..resizing import ONE_HOST, Resizing
-from .features import Features
+from ..values.pool import SegmentPool
 from .hosts.code import sync_through
 from .hosts.connections import AnyConnection, HostConnections, connect
 from .hosts.start import bring_back, describe_replaced, end_unheard
@@ -69,6 +74,11 @@ class Session:
     Attributes:
         num_ranks: of the mesh.
         has_hosts: the mesh was started on hosts by their names: messages travel over a network.
+        displays: those of its output that can be updated.
+        metrics: what ranks have logged.
+        shown: the views of the mesh in this notebook.
+        segments: the memory that large values travel in.
+        gone_holds: tokens and ranks of values kept for inspections that are gone (`PinnedValue`).
     """
 
     def __init__(
@@ -94,7 +104,10 @@ class Session:
         )
         started_at = time.monotonic() if started_at is None else started_at
         self.life = Life(self.num_ranks, started_at, on_progress)
-        self.features = Features(ticket.name, ticket.fold_numbers)
+        self.metrics, self.shown = Metrics(), LiveViews()
+        self.displays = Displays(folds_numbers=ticket.fold_numbers)
+        self.segments = SegmentPool(ticket.name)
+        self.gone_holds: deque[tuple[str, tuple[int, ...]]] = deque()
         self._sink, self._steal = sink, steal
         self._hosts: HostConnections | None = None  # made by the link's thread
         self._owner_pid = os.getpid()
@@ -436,11 +449,19 @@ class Session:
     def note(self, change: Change) -> None:
         """Note a change of the mesh's state."""
         self.life.note(change)
-        self.features.note(change, self.ending)
+        if isinstance(change.cause, Died):
+            self.segments.rank_ended(change.cause.rank)
+        if change.state == "restarting":
+            self.segments.clear()
+        if change.state == "ended":
+            self._end_views()
 
     def take(self, run: int, ranks: tuple[int, ...], parcel: Parcel[Any]) -> None:
         """Handle a message of ranks that is no output or answer."""
-        self.features.take(run, ranks, parcel)
+        if type(parcel.verb) is Logged:
+            self.metrics.take(run, ranks, parcel)
+        else:
+            self.segments.freed(ranks, parcel.verb)
 
     def forget(self, run: int) -> None:
         """Note that a run is not in flight any more."""
@@ -459,8 +480,13 @@ class Session:
         if not self._has_left:
             self._has_left = True
             self._link.close()
-            self.features.end(self.ending)
+            self._end_views()
             self._launcher.leave()
+
+    def _end_views(self) -> None:
+        """Close the views of a mesh that has ended, or that this notebook has left."""
+        self.segments.clear()
+        self.shown.end(self.ending)
 
     def _give_up(self) -> None:
         """End a mesh that did not become ready within the start's time-out."""

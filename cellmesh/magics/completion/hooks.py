@@ -223,9 +223,7 @@ class CellCompletion:
                 if not name.startswith("_") and name not in hidden
             ),
             meshes=living_meshes,
-            numbers=lambda: (
-                mesh.rank_set.session.features.metrics.names() if mesh is not None else ()
-            ),
+            numbers=lambda: mesh.rank_set.session.metrics.names() if mesh is not None else (),
         )
 
     def _on_ranks(self, typed: str, names_only: bool) -> Choices:

@@ -216,7 +216,7 @@ def show_dashboard(mesh: Mesh) -> LiveView | Table:
     widget.on_msg(lambda _, content, buffers: dashboard.handle(content))
     dashboard.look()
     view = LiveView(widget, dashboard.static, dashboard.end)
-    session.features.shown.add("dashboards", view)
+    session.shown.add("dashboards", view)
     return view
 
 

@@ -52,7 +52,7 @@ def show_inspection(
     )
     if is_terminal:
         return Printed(inspector, events, lambda: bool(session.ending), watch, follow)
-    session.features.shown.add("inspectors", inspector.view)
+    session.shown.add("inspectors", inspector.view)
     return inspector.view
 
 

@@ -87,8 +87,7 @@ class Keeping:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.forgotten: list[str] = []
-        features = SimpleNamespace(gone_holds=deque())
-        self._session: Any = SimpleNamespace(features=features)
+        self._session: Any = SimpleNamespace(gone_holds=deque())
         self.ranks = RankSet(self._session, [0, 1])
         monkeypatch.setattr(look_module, "look", self._look)
 
