@@ -146,7 +146,7 @@ class HostCommands:
         try:
             if parts[0].name:
                 template = template_for(ticket.launch, ticket.job)
-                if parts[0].num_hosts > 1 and "{host}" not in template:
+                if template == self.first:
                     raise HostError("its command line starts the agents of all hosts")
                 for part in parts:
                     own = msgspec.structs.replace(sent, host=part)

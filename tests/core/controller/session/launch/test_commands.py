@@ -126,6 +126,20 @@ def test_end_of_a_notebook_ends_the_command_that_was_not_let_go(
     assert (tmp_path / "let_go").read_text() == "\n"
 
 
+def test_command_of_all_hosts_starts_no_single_one(all_hosts: HostCommands, ticket: Ticket) -> None:
+    started = msgspec.structs.replace(ticket, launch=all_hosts.first)
+    with pytest.raises(HostError, match="starts the agents of all hosts"):
+        all_hosts.start(started, parts("n0"), WAIT_S)
+
+
+def test_command_line_of_a_host_need_not_name_it(commands: HostCommands, ticket: Ticket) -> None:
+    """As where hosts are directories, containers of one command, or this host."""
+    unnamed = msgspec.structs.replace(ticket, launch=ticket.launch.replace("{host}", "full"))
+    with pytest.raises(HostError, match="a: the disk is full"):
+        commands.start(unnamed, parts("a", "b"), WAIT_S)
+    commands.end()
+
+
 def test_problem_of_one_of_all_hosts_names_it(
     all_hosts: HostCommands, ticket: Ticket, tmp_path: Path
 ) -> None:
