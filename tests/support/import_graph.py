@@ -21,6 +21,11 @@ def statements(node: ast.AST) -> Iterator[ast.AST]:
             yield from statements(child)
 
 
+@functools.cache
+def _statements_of(path: Path) -> list[ast.AST]:
+    return list(statements(ast.parse(path.read_text())))
+
+
 def imported_by(path: Path, is_run: bool = False) -> Iterator[str]:
     """The full names that a module of ours imports, at its top or in functions.
 
@@ -29,7 +34,7 @@ def imported_by(path: Path, is_run: bool = False) -> Iterator[str]:
         is_run: leave out imports that only type checkers read.
     """
     package = ("cellmesh", *path.relative_to(PACKAGE).parts[:-1])
-    found = list(statements(ast.parse(path.read_text())))
+    found = _statements_of(path)
     skipped = {
         within
         for node in found

@@ -65,7 +65,7 @@ pack = msgspec.msgpack.encode
 
 
 @every_direction
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_a_batch_round_trips(
     codec: Callable[[], Codec[Any]], union: Any, data: st.DataObject
@@ -75,7 +75,7 @@ def test_a_batch_round_trips(
 
 
 @every_direction
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_concatenated_batches_decode_as_one(
     codec: Callable[[], Codec[Any]], union: Any, data: st.DataObject
@@ -162,7 +162,7 @@ def test_random_frames_are_refused(codec: Callable[[], Codec[Any]], frames: list
 
 
 @every_direction
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_a_damaged_message_is_a_message_or_is_refused(
     codec: Callable[[], Codec[Any]], union: Any, data: st.DataObject
@@ -180,7 +180,7 @@ def test_a_damaged_message_is_a_message_or_is_refused(
 
 
 @every_direction
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_a_truncated_header_is_refused(
     codec: Callable[[], Codec[Any]], union: Any, data: st.DataObject

@@ -37,7 +37,7 @@ EVERY_VERB = [
 
 
 @pytest.mark.parametrize(("union", "kind"), EVERY_VERB)
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_every_verb_is_a_value_and_round_trips(
     union: Any, kind: type[Verb], data: st.DataObject
