@@ -151,25 +151,25 @@ FEATURES = (
     ),
     Feature(
         "inspector",
-        4283,
+        4234,
         "wire/inspect.py controller/inspect/ workers/inspect/ workers/static_lookup.py "
         "magics/widgets/inspector/ magics/render/inspections.py magics/render/drawings.py "
         "magics/render/who.py",
     ),
     Feature(
         "trace and profile",
-        1221,
+        1200,
         "wire/trace.py controller/trace/ workers/trace/ magics/render/profiles.py",
     ),
     Feature(
         "timeline",
-        565,
+        588,
         "controller/trace/timeline.py magics/render/timeline.py magics/render/timeline_svg.py "
         "magics/render/history.py",
     ),
     Feature(
         "plots",
-        776,
+        761,
         "metrics.py controller/metrics.py workers/metrics.py "
         "magics/render/plots.py magics/widgets/plot/",
     ),
@@ -181,7 +181,7 @@ FEATURES = (
     ),
     Feature(
         "dashboard",
-        321,
+        318,
         "magics/widgets/dashboard/",
     ),
     Feature(
