@@ -137,9 +137,10 @@ def _complete_by_ipython(shell: RankShell, request: Complete) -> Completions:
             found |= texts
     if "dict key" in found.values():
         return _completions(request, fragment, found, is_whole=True)
-    dot = fragment.rfind(".") + 1
-    found = {text[dot:]: kind for text, kind in found.items()}
-    return _completions(request, fragment[dot:], found, is_whole=dot > 0)
+    # An attribute stands behind its dot, in some versions of IPython behind its owner as well.
+    _, dot, typed = fragment.rpartition(".")
+    found = {text.rpartition(".")[2]: kind for text, kind in found.items()}
+    return _completions(request, typed, found, is_whole=bool(dot))
 
 
 def _completions(

