@@ -13,8 +13,7 @@ from .output.calling_cell import current_sink
 from .output.console import Sink, Unremarked
 from .output.fold import HOLD_HOSTS_S, HOLD_S
 from .output.printer import Printer
-from .run import Run
-from .work_item import WorkItem
+from .run import Run, WorkItem
 
 if TYPE_CHECKING:
     from .session.session import Session

@@ -10,23 +10,69 @@ from collections.abc import (
     Generator,
     Iterator,
     Mapping,
+    Sequence,
 )
 from typing import Any, Generic, TypeVar
+
+import msgspec
 
 from ..errors import MeshUsageError, RankFailure, RanksInterrupted
 from ..stdlib import time
 from ..wire import payload
-from ..wire.codec import Frame, Parcel
-from ..wire.messages import Done, Failed, Pickled
+from ..wire.codec import Frame, Parcel, encode
+from ..wire.messages import Channel, Done, Failed, Pickled, Relay, Work, WorkVerb
 from ..wire.ranks import describe_ranks, group_ranks
+from ..wire.segments import SegmentFrame
 from ..wire.status import RankState
 from ..wire.user_code import InputCancelled, InputRequest, Timing
 from .failure_summary import describe_live, describe_state, exception_of, is_released, summarize
 from .output.printer import Printer
 from .run_waiter import RunControl, RunWaiter
-from .work_item import WorkItem
 
 T = TypeVar("T")
+
+
+class WorkItem(msgspec.Struct, frozen=True):
+    """The work of one run: what ranks are to do, which ranks, and how the run is called.
+
+    Attributes:
+        verb: what each rank does; its `run` is set when the run has its number.
+        kind: the class of the verb or, of a feature's request, that of the request: its class
+            attributes say what the work is (`WorkVerb`).
+        ranks: the ranks that do it.
+        buffers: the frames that the verb's payload announces.
+        title: what errors call the run.
+        channel: ``control`` for what a rank answers beside the run that it executes.
+        num_bytes: how long the arguments are.
+        is_single: the run's result is the value of the one rank, not `Results`.
+    """
+
+    verb: Work
+    kind: type[WorkVerb]
+    ranks: tuple[int, ...]
+    buffers: Sequence[Frame] = ()
+    title: str = "the call"
+    channel: Channel = "work"
+    num_bytes: int = 0
+    is_single: bool = False
+
+    def relay(self, run: int) -> Parcel[Relay]:
+        """Return the message that has the agent pass the work to its ranks, as this run."""
+        verb: Any = msgspec.structs.replace(self.verb, run=run)
+        frames = encode([Parcel(verb, tuple(self.buffers))])
+        execution_count = verb.execution_count if self.kind.is_cell else 0
+        lends = isinstance(frames[-1], SegmentFrame)
+        relay = Relay(
+            self.ranks,
+            self.channel,
+            run,
+            len(frames),
+            self.title,
+            execution_count,
+            self.kind.fills,
+            lends,
+        )
+        return Parcel(relay, tuple(frames))
 
 
 class Results(Mapping[int, T], Generic[T]):

@@ -28,8 +28,7 @@ from cellmesh.controller.core.core import (
 )
 from cellmesh.controller.output.console import ConsoleSink
 from cellmesh.controller.output.printer import Printer
-from cellmesh.controller.run import Run
-from cellmesh.controller.work_item import WorkItem
+from cellmesh.controller.run import Run, WorkItem
 from cellmesh.wire.attach import Welcome
 from cellmesh.wire.codec import (
     Frame,

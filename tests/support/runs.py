@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from cellmesh.controller.work_item import WorkItem
+from cellmesh.controller.run import WorkItem
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.messages import Channel, Relay
 from cellmesh.wire.values import PullNames

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cellmesh.controller.core.core import Answer, Core, Effect, Finish, Send
-from cellmesh.controller.work_item import WorkItem
+from cellmesh.controller.run import WorkItem
 from cellmesh.wire.attach import RunInfo, Welcome
 from cellmesh.wire.codec import Parcel, at_rank_for_control, at_rank_for_work
 from cellmesh.wire.groups import Blueprint, Describe, GroupCount, Heal

@@ -25,8 +25,7 @@ from ..news import News
 from ..output.console import Sink
 from ..output.fold import Block, Live
 from ..output.printer import Printer
-from ..run import Run
-from ..work_item import WorkItem
+from ..run import Run, WorkItem
 from .link import Adopted, Command, Link
 
 # How often a thread that waits until it may submit asks ranks whether they wait for idle ones.
