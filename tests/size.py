@@ -98,7 +98,7 @@ FEATURES = (
     ),
     Feature(
         "hosts",
-        2694,
+        2711,
         "controller/session/hosts/ controller/session/launch/ workers/agent/on_host.py "
         "workers/agent/own_address.py workers/agent/invited.py workers/agent/tcp_port.py "
         "wire/hosts.py wire/rendezvous.py wire/handshakes.py wire/curve.py",

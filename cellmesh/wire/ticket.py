@@ -118,7 +118,15 @@ class Ticket(MeshOptions, frozen=True, kw_only=True, forbid_unknown_fields=True)
     @property
     def layout(self) -> tuple[int, ...]:
         """How many ranks each host has, as far as the ticket names the mesh's hosts."""
-        return tuple(agent.num_ranks for agent in self.agents) or (self.num_ranks,)
+        return tuple(agent.num_ranks for agent in self.all_agents)
+
+    @property
+    def all_agents(self) -> tuple[AgentAddress, ...]:
+        """The mesh's agents, one a host: the only one on this machine is at its socket file, and
+        takes no keys.
+        """
+        own = AgentAddress("", self.agent_endpoint, "", 0, self.num_ranks)
+        return self.agents or (own,)
 
     @property
     def spans_hosts(self) -> bool:

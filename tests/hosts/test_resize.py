@@ -12,7 +12,7 @@ import pytest
 import cellmesh as cm
 from cellmesh.controller.code_files.sync import CodeSync
 from cellmesh.controller.session import resize
-from cellmesh.controller.session.hosts.connections import HostConnections
+from cellmesh.controller.session.hosts.connections import Connections
 from cellmesh.errors import HostError, MeshUsageError
 from tests.faults.watching import wait_until
 
@@ -142,7 +142,7 @@ def test_host_that_does_not_answer_does_not_join(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The agent stops before it has the modules."""
-    bring, hosts = CodeSync.bring, list[HostConnections]()
+    bring, hosts = CodeSync.bring, list[Connections]()
 
     def interrupt() -> None:
         wait_until(lambda: bool(hosts[0]._files), WAIT_S, "files are offered")

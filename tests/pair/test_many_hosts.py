@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from cellmesh.controller.session.hosts.connections import HostConnections
+from cellmesh.controller.session.hosts.connections import Connections
 from cellmesh.controller.session.hosts.standing import ask_agents
 from cellmesh.wire import transport
 from cellmesh.wire.attach import Hello, Inquire, Standing, Welcome
@@ -115,7 +115,8 @@ def test_four_hundred_hosts_are_asked_and_connected_to(ticket: Ticket) -> None:
     standings = ask_agents(ticket, timeout_s=20)
     assert [each.agent.host for each in standings if each.standing is None] == []
 
-    connections = HostConnections(ticket, steal=False)
+    connections = Connections(ticket, steal=False)
+    connections.open()
     poll = connections.descriptors()
     is_welcomed = False
     deadline = time.monotonic() + 60

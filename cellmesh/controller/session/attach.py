@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from pathlib import Path
 
@@ -55,16 +54,15 @@ def attach(name: str | None = None, *, steal: bool = False, sink: Sink | None = 
         ticket, lost = find_agents(ticket)
         launcher = HostAgents(ticket, report=_show)
     else:
-        launcher = LocalAgent(functools.partial(found, ticket))
+        launcher = LocalAgent(ticket, found)
     try:
         end = launcher.start()
     except HostError as error:
         if ticket.spans_hosts:
             raise NoMeshError(f"{ticket.name} cannot be attached: {error}") from error
         raise _gone(ticket) from None
-    if isinstance(launcher, HostAgents):
-        ticket = launcher.ticket  # with the ways from here to the agents
-        lost = tuple(index for index in lost if index in launcher.unheard)
+    ticket = launcher.ticket  # with the ways from here to the agents
+    lost = tuple(index for index in lost if index in launcher.unheard)
     session = Session(
         ticket, launcher, end, steal=steal, sink=sink or current_sink(), is_found=True, lost=lost
     )

@@ -63,7 +63,9 @@ class Connection:
         HostError: this process may have no more sockets.
 
     Attributes:
-        lost_at: since when there is no connection, on the clock of `hear`; None while there is one.
+        is_remote: whether the agent may be on another host.
+        lost_at: since when there is no connection to an agent on another host, on the clock of
+            `hear`; None while there is one. The end of an agent on this host is known otherwise.
     """
 
     def __init__(
@@ -99,12 +101,12 @@ class Connection:
                 self._context.term()
             raise
         self._codec = at_controller()
-        self._is_remote = keys is not None
+        self.is_remote = keys is not None
         self._endpoint, self._is_broken = endpoint, False
         self._begin()
         self._is_open = False  # the agent has greeted us on this connection
         # ZeroMQ says nothing of a connection that never opens.
-        self._open_by = time.monotonic() + _OPEN_S if self._is_remote else None
+        self._open_by = time.monotonic() + _OPEN_S if self.is_remote else None
         self._numbers = int(self._socket.getsockopt(zmq.FD)), int(self._monitor.getsockopt(zmq.FD))
         self._may_have_news = [True, True]  # messages, and news of the connection
         self._was_welcomed = False
@@ -113,7 +115,7 @@ class Connection:
     def _begin(self) -> None:
         self._sender, self._ready = Sender(), list[Parcel[Any]]()  # messages that waited
         self._arrivals = Arrivals(_WHY_INTERRUPTED, "cellmesh-result")
-        self._reliable: Reliable[Message] = Reliable(self._note_acked if self._is_remote else None)
+        self._reliable: Reliable[Message] = Reliable(self._note_acked if self.is_remote else None)
 
     def descriptors(self) -> tuple[int, int]:
         """Return the descriptors to poll before `hear`, once nothing is readable: of messages, and
@@ -143,7 +145,7 @@ class Connection:
         preamble = self._reliable.wrap(parcels, sum(map(len, frames)))
         if self._is_open:
             self._send([preamble, *frames])
-        if self._is_remote:
+        if self.is_remote:
             self._follow(parcels)
 
     def _follow(self, parcels: Message) -> None:
@@ -187,13 +189,13 @@ class Connection:
             preamble, rest = bytes(frames[0]), frames[1:]
             if self._reliable.unwrap(preamble, sum(map(len, rest)), now):
                 for parcel in self._codec.decode(rest):
-                    if self._is_remote:
+                    if self.is_remote:
                         yield from self._admit(parcel, now)
                     else:
                         yield self._open_value(parcel, now) if parcel.buffers else parcel
             elif rest and Reliable.is_aside(preamble):
                 yield from self._hear_aside(rest)
-            if self._is_remote and self._sender:
+            if self.is_remote and self._sender:
                 self._send_chunks()
 
     def _admit(self, parcel: Parcel[Any], now: float) -> Iterator[Parcel[Any]]:
@@ -236,10 +238,11 @@ class Connection:
 
     def _note_connection(self, is_there: bool, now: float) -> None:
         self._is_open, self._open_by = False, None
-        self.lost_at = None if is_there else (self.lost_at or now)
-        self._is_broken = not is_there and self._is_remote
+        if self.is_remote:
+            self.lost_at = None if is_there else (self.lost_at or now)
+            self._is_broken = not is_there
         if is_there:
-            self._open_by = now + _ANSWER_S if self._is_remote else None
+            self._open_by = now + _ANSWER_S if self.is_remote else None
             hello = msgspec.structs.replace(self._hello, num_received=self._reliable.num_received)
             frames = map(SecretBytes, encode([Parcel(hello)]))
             self._send([self._reliable.wrap_aside(), *frames])

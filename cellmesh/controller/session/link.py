@@ -35,7 +35,7 @@ from ..core.core import (
 from ..core.mesh_state import HostLost
 from ..output.printer import Printer
 from ..run import Run
-from .hosts.connections import AnyConnection
+from .hosts.connections import Connections
 from .loop import Loop
 
 # Output may come long after its run (threads): the printers of so many ended runs are kept, the
@@ -65,7 +65,7 @@ class Adopted:
 class Owner(Protocol):
     """Protocol of the session that has the link; all is called on the link's thread."""
 
-    def connect(self) -> AnyConnection:
+    def connect(self) -> Connections:
         """Connect to the agent."""
 
     def adopt(self, welcome: Welcome) -> Adopted:
@@ -198,7 +198,7 @@ class Link:
         connection, problem = None, ""
         try:
             connection = self._owner.connect()
-        except Exception as error:  # a port of this host is another process's by now
+        except Exception as error:  # this process may have no more sockets
             problem = str(error)
             self._loop.begin(())
         else:
@@ -218,7 +218,7 @@ class Link:
     def _is_over(self) -> bool:
         return self._closing or self._core.has_ended
 
-    def _turn(self, connection: AnyConnection) -> None:
+    def _turn(self, connection: Connections) -> None:
         """Wait for something to do, and do it. Nothing that callbacks raise ends the loop, whose
         end would leave all threads waiting: not `SystemExit` either.
         """
@@ -235,7 +235,7 @@ class Link:
             self._faults.take(error)
             self._due = time.monotonic() + _PAUSE_S
 
-    def _step(self, connection: AnyConnection) -> None:
+    def _step(self, connection: Connections) -> None:
         """Execute commands, read messages and carry out effects until there are none."""
         while True:
             now = time.monotonic()
@@ -253,7 +253,7 @@ class Link:
             if self._core.has_ended or not (self._commands or connection.is_readable()):
                 return
 
-    def _hear(self, connection: AnyConnection, effects: list[Effect], now: float) -> int:
+    def _hear(self, connection: Connections, effects: list[Effect], now: float) -> int:
         """Have the core handle each message that has arrived; return how many there were."""
         num_heard = 0
         try:
@@ -276,7 +276,7 @@ class Link:
             self._faults.take(error)
         return num_heard
 
-    def _serve_rest(self, connection: AnyConnection | None, problem: str) -> None:
+    def _serve_rest(self, connection: Connections | None, problem: str) -> None:
         """Execute the commands posted before the end, and show the last output.
 
         Args:
@@ -308,7 +308,7 @@ class Link:
             self._runs[run.number] = run
             self._printers[run.number] = run.printer
 
-    def _next_deadline(self, connection: AnyConnection) -> float:
+    def _next_deadline(self, connection: Connections) -> float:
         due, num_faults = self._core.deadline(), self._faults.num
         at = connection.deadline()
         due = at if due is None or (at is not None and at < due) else due
@@ -321,7 +321,7 @@ class Link:
         return max(due, time.monotonic() + _PAUSE_S) if has_failed else due
 
     def _carry_out(
-        self, effects: Sequence[Effect], connection: AnyConnection | None, now: float
+        self, effects: Sequence[Effect], connection: Connections | None, now: float
     ) -> None:
         outgoing = []
         for effect in effects:

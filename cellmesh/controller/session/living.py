@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
 import time
@@ -187,7 +186,7 @@ def end_left(mesh: LivingMesh) -> None:
     if ticket.spans_hosts:
         end_on_hosts(ticket, _STOP_S)
         return
-    agent = LocalAgent(functools.partial(found, ticket))
+    agent = LocalAgent(ticket, found)
     os.close(agent.start())
     agent.signal(signal.SIGTERM)
     if not agent.wait(_STOP_S):

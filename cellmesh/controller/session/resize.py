@@ -17,10 +17,9 @@ from ..code_files.sync import CodeSync
 from ..core.core import Answer, Core, Effect, HealReport
 from ..resizing import Resizing
 from .hosts.answers import FILES_S
-from .hosts.connections import HostConnections
+from .hosts.connections import Connections
 from .hosts.standing import end_agents
 from .hosts.start import Post, call_in_loop
-from .launch.hosts import HostAgents
 from .launch.launcher import Launcher
 
 Question = Callable[[Core, float], tuple[int, Sequence[Effect]]]
@@ -36,7 +35,7 @@ def resize(
     ask: Callable[[Question], Future[Any]],
     post: Post,
     launcher: Launcher,
-    hosts: HostConnections | None,
+    hosts: Connections,
     note: Callable[[Resizing, Sequence[AgentAddress]], None],
     code: CodeSync | None,
 ) -> HealReport:
@@ -48,7 +47,7 @@ def resize(
         ask: has the link's loop ask the core a question; the future gets the answer.
         post: gives the link's loop a command.
         launcher: starts agents on hosts that join.
-        hosts: the connections to all hosts; None for a mesh on this machine.
+        hosts: the connections to all hosts.
         note: called in the link's loop once nothing speaks against the new size.
         code: keeps the user's modules the same on all hosts.
 
@@ -67,8 +66,7 @@ def resize(
         try:
             if why := core.why_not_resize(size):  # it may have begun something by now
                 raise MeshUsageError(f"the mesh cannot be resized now: {why}")
-            if hosts is not None:
-                hosts.check_candidates()
+            hosts.check_candidates()
             note(plan, new)
         except BaseException:
             has_begun.set_result(False)
@@ -78,7 +76,7 @@ def resize(
 
     new: list[AgentAddress] = []
     try:
-        if isinstance(launcher, HostAgents) and hosts is not None and plan.new_hosts:
+        if plan.new_hosts:
             new = launcher.start_more(plan.layout, plan.new_hosts)
             call_in_loop(post, lambda: hosts.invite(new))
             if code is not None:  # whose zygotes wait for the modules
@@ -98,10 +96,10 @@ def resize(
 
 
 def _end_new(
-    new: Sequence[AgentAddress], launcher: Launcher, hosts: HostConnections | None, post: Post
+    new: Sequence[AgentAddress], launcher: Launcher, hosts: Connections, post: Post
 ) -> None:
     """End agents that were started and are not used, and wait for that a while."""
-    if new and hosts is not None and isinstance(launcher, HostAgents):
+    if new:
         with contextlib.suppress(NoMeshError):
             call_in_loop(post, hosts.turn_away)
         if not end_agents(msgspec.structs.replace(launcher.ticket, agents=tuple(new)), _END_S):

@@ -13,8 +13,6 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from ...errors import CellmeshError, HostError, MeshUsageError, NoMeshError
 from ...stdlib import time
 from ...wire.attach import Detached, Refused, Welcome
@@ -38,9 +36,8 @@ from ..output.console import ConsoleSink, Sink
 from ..resizing import ONE_HOST, Resizing
 from ..values.pool import SegmentPool
 from .hosts.code import sync_through
-from .hosts.connections import AnyConnection, HostConnections, connect
+from .hosts.connections import Connections
 from .hosts.start import bring_back, describe_replaced, end_unheard
-from .launch.hosts import HostAgents
 from .launch.launcher import Launcher
 from .launch.local import describe_full_disk, read_agent_log
 from .launch.reach import describe_detours
@@ -94,11 +91,11 @@ class Session:
         started_at: float | None = None,
         lost: Sequence[int] = (),
     ) -> None:
-        self._is_found, self._lost = is_found, lost
+        self._is_found = is_found
         self._ticket = ticket
         self._launcher = launcher
         self.num_ranks = ticket.num_ranks
-        self.has_hosts = bool(ticket.agents)
+        self.has_hosts = ticket.spans_hosts
         self.dims: Mapping[str, int] = dict(
             zip(ticket.mesh_dim_names, ticket.mesh_shape, strict=True)
         )
@@ -108,8 +105,8 @@ class Session:
         self.displays = Displays(folds_numbers=ticket.fold_numbers)
         self.segments = SegmentPool(ticket.name)
         self.gone_holds: deque[tuple[str, tuple[int, ...]]] = deque()
-        self._sink, self._steal = sink, steal
-        self._hosts: HostConnections | None = None  # made by the link's thread
+        self._sink = sink
+        self._hosts = Connections(ticket, steal, lost)  # opened by the link's thread
         self._owner_pid = os.getpid()
         self._core = Core(
             ticket.num_ranks,
@@ -127,8 +124,8 @@ class Session:
         self._link = Link(self, self._core, agent_end)
         self.runs = Runs(self, self._link, ticket.num_ranks)
         self.code: CodeSync | None = None
-        if ticket.agents and ticket.roots:
-            self.code = sync_through(lambda: self._hosts, self._link, ticket)
+        if ticket.roots:
+            self.code = sync_through(self._hosts, self._link, ticket)
         self._at_exit = AtExit(self._is_kept, self.stop, self._order_end, self._leave_alive)
         self._link.start()  # last, as the agent's first message may need all of the above
 
@@ -230,8 +227,8 @@ class Session:
         return self._link.ask(lambda core, now: core.await_calm())
 
     def clocks(self, ranks: Iterable[int]) -> dict[int, ClockOffset]:
-        """Return the offsets of ranks' clocks (`HostConnections.clocks`); none on one host."""
-        return {} if self._hosts is None else self._hosts.clocks(ranks)
+        """Return the offsets of ranks' clocks (`Connections.clocks`); none on one host."""
+        return self._hosts.clocks(ranks)
 
     def ask_log(self, rank: int, num_bytes: int) -> LogText | None:
         """Ask the agent for the end of a rank's log; None if the mesh has ended."""
@@ -252,14 +249,13 @@ class Session:
         """
         self.check_usable(())
         why_not, before = "", self.host_names  # why not: some hosts have not been brought back
-        if self._hosts is not None and isinstance(self._launcher, HostAgents):
-            post, code = self._link.post, self.code
-            try:
-                why_not = bring_back(self._hosts, self._launcher, post, new_hosts, code)
-            finally:
-                self._ticket = self._launcher.ticket
-        elif new_hosts:
+        if new_hosts and not self.has_hosts:
             raise MeshUsageError(ONE_HOST)
+        post, code = self._link.post, self.code
+        try:
+            why_not = bring_back(self._hosts, self._launcher, post, new_hosts, code)
+        finally:
+            self._ticket = self._launcher.ticket
         try:
             report = self.ask(lambda core, now: core.heal(now), None)
         except KeyboardInterrupt:
@@ -301,15 +297,10 @@ class Session:
 
     def _note_resized(self, plan: Resizing, new: Sequence[AgentAddress]) -> None:
         size, dims = sum(plan.layout), plan.dims
-        if isinstance(self._launcher, HostAgents):
-            self._launcher.note_resized(plan.layout, dims, new)
-            self._ticket = self._launcher.ticket
-            if self._hosts is not None:
-                self._hosts.admit()
-                self._hosts.tell_agents(self._ticket)
-        else:  # whose agent writes the ticket
-            number = self._ticket.num_resizes + 1
-            self._ticket = msgspec.structs.replace(self._ticket, num_ranks=size, num_resizes=number)
+        self._launcher.note_resized(plan.layout, dims, new)
+        self._ticket = self._launcher.ticket
+        self._hosts.admit()
+        self._hosts.tell_agents(self._ticket)
         self.num_ranks = self.life.num_ranks = self.runs.num_ranks = size
         self.dims = dict(dims)
 
@@ -368,8 +359,7 @@ class Session:
         """
         self.check_usable(())
         self._link.check_may_wait()
-        if self._hosts is not None:
-            self._hosts.check_all_heard()
+        self._hosts.check_all_heard()
         before, now = self._surroundings, OwnSurroundings.now()
         changes = before.changes(now, self._ticket, self._fixed_names)
         self.life.restart(on_progress)
@@ -387,7 +377,7 @@ class Session:
             self._leave()
             return
         self.runs.post_if_open(lambda core, now: core.stop())
-        if self._ticket.agents:  # whose processes are seen through their connections only
+        if self.has_hosts:  # whose processes are seen through their connections only
             self.life.wait(lambda: False, _STOP_S, lambda: None)
         if not self._launcher.wait(_STOP_S):
             if isinstance(self.life.end, Detached):  # it has been stolen
@@ -396,7 +386,7 @@ class Session:
             self._launcher.signal(signal.SIGKILL)
             self._launcher.wait(None)
         self._leave()
-        if left := end_unheard(self._hosts, self._launcher):
+        if left := end_unheard(self._hosts, self._launcher.ticket):
             warn(left)  # the ticket stays: `cellmesh stop` ends them later
         else:
             remove_directory(Path(self._ticket.directory))
@@ -434,11 +424,10 @@ class Session:
 
     # ---- for the link, on its thread
 
-    def connect(self) -> AnyConnection:
+    def connect(self) -> Connections:
         """Connect to the mesh's agents."""
-        connection = connect(self._ticket, self._steal, self._lost)
-        self._hosts = connection if isinstance(connection, HostConnections) else None
-        return connection
+        self._hosts.open()
+        return self._hosts
 
     def adopt(self, welcome: Welcome) -> Adopted:
         """Take over the runs in flight of an earlier controller."""

@@ -150,9 +150,9 @@ def _launch(
     prestart = own_prestart() if options.prestart and is_fitting else None
     if prestart is not None and prestart.prepare(timeout_s, report):
         ticket = make_ticket(options)
-        launcher = LocalAgent(functools.partial(forked, ticket, prestart))
+        launcher = LocalAgent(ticket, functools.partial(forked, prestart=prestart))
         with contextlib.suppress(HostError):  # else without it
             return ticket, launcher, launcher.start()
     ticket = make_ticket(options)
-    launcher = LocalAgent(functools.partial(spawned, ticket))
+    launcher = LocalAgent(ticket, spawned)
     return ticket, launcher, launcher.start()

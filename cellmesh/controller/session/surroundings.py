@@ -54,7 +54,7 @@ class OwnSurroundings:
         changed: dict[bytes, bytes | None] = {}
         for name in sorted(self.environment.keys() | now.environment.keys()):
             before, value = self.environment.get(name), now.environment.get(name)
-            if before == value or name in fixed or (ticket.agents and name not in given):
+            if before == value or name in fixed or (ticket.spans_hosts and name not in given):
                 continue
             text = os.fsdecode(name)
             if len(name) + len(value or b"") >= _MAX_BYTES:
@@ -63,7 +63,7 @@ class OwnSurroundings:
                     f"most {_MAX_BYTES >> 10} kB can be passed on: put its value into a file"
                 )
             changed[name] = value
-        moved = now.cwd if now.cwd != self.cwd and not ticket.agents else b""
+        moved = now.cwd if now.cwd != self.cwd and not ticket.spans_hosts else b""
         return Surroundings(changed, moved)
 
     def describe(self, changes: Surroundings) -> str:

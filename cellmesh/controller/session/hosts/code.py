@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 
 from ....errors import HostError
@@ -12,16 +12,14 @@ from ...code_files.sync import CodeSync
 from ...core.core import Core, Effect
 from ..link import Link, warn
 from .answers import Answers, Make
-from .connections import HostConnections
+from .connections import Connections
 
 
-def sync_through(
-    connections: Callable[[], HostConnections | None], link: Link, ticket: Ticket
-) -> CodeSync:
+def sync_through(hosts: Connections, link: Link, ticket: Ticket) -> CodeSync:
     """Return a `CodeSync` that sends the user's modules to a mesh's hosts through its session.
 
     Args:
-        connections: returns those to the agents, once the link has made them.
+        hosts: the connections to the agents.
         link: uses them, in its loop.
         ticket: of the mesh.
     """
@@ -31,8 +29,6 @@ def sync_through(
         future: Future[Answers] = Future()
 
         def begin(core: Core, now: float) -> Sequence[Effect]:
-            hosts = connections()
-            assert hosts is not None
             hosts.ask_files(make, future)
             return ()
 
@@ -40,15 +36,10 @@ def sync_through(
         try:
             return future.result(timeout_s)
         except TimeoutError:
-            hosts = connections()
-            silent = ",".join(hosts.unanswered(future) if hosts is not None else ())
+            silent = ",".join(hosts.unanswered(future))
             raise HostError(
                 f"{silent}: no answer about the files beside the notebook for {timeout_s:.0f} s. "
                 "`%dist_status` says whether they are heard"
             ) from None
 
-    def name_host(index: int) -> str:
-        hosts = connections()
-        return hosts.name_of(index) if hosts is not None else ""
-
-    return CodeSync(ticket.roots, ask, name_host, lambda: loaded.num_loads, warn)
+    return CodeSync(ticket.roots, ask, hosts.name_of, lambda: loaded.num_loads, warn)

@@ -1,4 +1,4 @@
-"""The connections to the agents of all hosts, used as one `Connection`."""
+"""The connections to a mesh's agents, one on each of its hosts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ....wire.code_files import FilesAnswer
 from ....wire.codec import Parcel
 from ....wire.descriptors import FILES_A_HOST, make_room
 from ....wire.hosts import SILENT_S, AgentAddress, ClockReading, ReadClock
-from ....wire.messages import AgentFault, Resize, Stop, Stopped
+from ....wire.messages import AgentFault, Ranked, Relay, Resize, Stop, Stopped
 from ....wire.ticket import Ticket
 from ...core.clocks import ClockComparison, ClockOffset
 from ..connection import Connection, Message
@@ -62,15 +62,8 @@ class Candidate:
             self.ending = self.ending or f"its agent is not heard for {lease_s:.0f} s"
 
 
-def connect(ticket: Ticket, steal: bool, lost: Collection[int] = ()) -> AnyConnection:
-    """Connect to a mesh's agent, or to its agents on all hosts, of which some may be lost."""
-    if not ticket.agents:
-        return Connection(ticket.agent_endpoint, ticket.key, steal)
-    return HostConnections(ticket, steal, lost)
-
-
-class HostConnections:
-    """The controller's ends of the connections to the agents of all hosts.
+class Connections:
+    """The controller's ends of the connections to a mesh's agents. Made on any thread, used on one.
 
     A host without a connection is reported; one that has none for the ticket's `host_lease_s` is
     lost, and with it its ranks. An agent that was replaced is ended as soon as it is heard: until
@@ -83,37 +76,52 @@ class HostConnections:
     """
 
     def __init__(self, ticket: Ticket, steal: bool, lost: Collection[int] = ()) -> None:
-        self._ticket = ticket
+        self._ticket, self._steal = ticket, steal
         self._lease_s = ticket.host_lease_s
-        self._fan = Fan(ticket.agents, lost)
-        # Connections come and go, and the link polls what it was given at first.
-        self._poll = select.epoll()
+        self._fan = Fan(ticket.all_agents, lost)
+        self._heard_at = 0.0
         self._of: dict[int, Connection] = {}
         self._each: list[Connection] = []  # those of `_all`, `_candidates` and `_replaced`
         self._candidates: dict[Connection, Candidate] = {}  # on hosts that may join, in their order
         self._replaced: dict[Connection, float] = {}  # until when they are called
         self._up: list[Parcel[Any]] = []
         self._reported: set[int] = set()
-        self._clocks = [ClockComparison() for _ in ticket.agents]
+        self._clocks = [ClockComparison() for _ in ticket.all_agents]
         self._files = FileRequests()
-        make_room(FILES_A_HOST * len(ticket.agents))
-        self._context = transport.make_context(len(ticket.agents))
+        self._all: list[Connection] = []
+
+    def open(self) -> None:
+        """Connect to all agents, on the thread that uses the connections from then on.
+
+        Raises:
+            HostError: this process may have no more sockets.
+        """
+        agents = self._ticket.all_agents
+        make_room(FILES_A_HOST * len(self._ticket.agents))
+        # Connections come and go, and the link polls what it was given at first.
+        self._poll = select.epoll()
+        self._context = transport.make_context(len(agents))
         try:
-            self._all = [self._connect_to(agent, steal) for agent in ticket.agents]
-            for index in lost:
+            self._all += [self._connect_to(agent, self._steal) for agent in agents]
+            for index in self._fan.lost:
                 self._all[index].renew()
-            for agent in ticket.replaced:
+            for agent in self._ticket.replaced:
                 self._dismiss(self._connect_to(agent, True))
         except BaseException:
             self.close()
             raise
 
     def descriptors(self) -> tuple[int, ...]:
-        """As `Connection.descriptors`."""
-        return (self._poll.fileno(),)
+        """Return the descriptors to poll before `hear`, once nothing is readable: those of the only
+        connection to this machine, or one for those to hosts, which join and leave.
+        """
+        return (self._poll.fileno(),) if self._ticket.agents else tuple(self._of)
 
     def note_ready(self, number: int) -> None:
-        """As `Connection.note_ready`."""
+        """Note that poll has reported one of the descriptors."""
+        if number in self._of:
+            self._of[number].note_ready(number)
+            return
         for ready, _ in self._poll.poll(0):
             self._of[ready].note_ready(ready)
 
@@ -129,7 +137,11 @@ class HostConnections:
     def send(self, parcels: Message) -> None:
         """Send each agent what concerns it, now or once there is a connection."""
         by_host: dict[int, list[Parcel[Any]]] = {}
+        is_only = len(self._all) == 1 and bool(self._fan.hosts)
         for parcel in parcels:
+            if is_only and type(parcel.verb) is Relay:  # on the path of each call
+                by_host.setdefault(0, []).append(parcel)
+                continue
             routed = self._fan.split(parcel)
             self._up += routed.up
             for index, part in routed.down:
@@ -144,12 +156,19 @@ class HostConnections:
 
     def hear(self, now: float) -> Iterator[Parcel[Any]]:
         """Yield what has arrived, without waiting; as `Connection.hear`."""
-        waiting, self._up = self._up, []
+        waiting, self._up, fan = self._up, [], self._fan
         yield from waiting
         for index, connection in enumerate(self._all):
             if not connection.has_news():
                 continue
             for parcel in connection.hear(now):
+                if (
+                    type(parcel.verb) is Ranked
+                    and fan.is_welcome
+                    and index in fan.hosts - fan.joining
+                ):
+                    yield parcel
+                    continue
                 if isinstance(parcel.verb, ClockReading):
                     verb = parcel.verb
                     self._clocks[index].add(verb.sent_s, verb.host_s, clock.monotonic())
@@ -157,7 +176,7 @@ class HostConnections:
                 if isinstance(parcel.verb, FilesAnswer):
                     self._files.answer(index, parcel.verb)
                     continue
-                if isinstance(parcel.verb, Welcome):
+                if isinstance(parcel.verb, Welcome) and connection.is_remote:
                     self._clocks[index].begin(now)
                 if isinstance(parcel.verb, Stopped):
                     parcel = Parcel(Stopped(self._explain(index, parcel.verb.reason)))
@@ -167,7 +186,10 @@ class HostConnections:
         if self._candidates:
             self._hear_candidates(now)
         self._heard_at = now
-        if self._reported or [each for each in self._all if each.lost_at is not None]:
+        is_missing = bool(self._reported)
+        for connection in self._all:
+            is_missing |= connection.lost_at is not None
+        if is_missing:
             yield from self._watch(now)
         if self._files:
             self._files.keep(self._with_candidates())
@@ -336,7 +358,9 @@ class HostConnections:
     def _with_candidates(self) -> frozenset[int]:
         """Return the hosts that get files: those of the mesh, and those that may join."""
         numbered = enumerate(self._candidates.values(), len(self._all))
-        return self._fan.hosts.union(index for index, each in numbered if not each.ending)
+        return frozenset(self._fan.hosts).union(
+            index for index, each in numbered if not each.ending
+        )
 
     def clocks(self, ranks: Iterable[int]) -> dict[int, ClockOffset]:
         """Return the offsets of ranks' clocks, the same for all ranks of a host; on any thread."""
@@ -348,7 +372,8 @@ class HostConnections:
         return found
 
     def _connect_to(self, agent: AgentAddress, steal: bool) -> Connection:
-        keys = self._ticket.curve_secret, agent.public_key
+        # An agent of this machine listens on a socket file, where the kernel knows who connects.
+        keys = (self._ticket.curve_secret, agent.public_key) if agent.public_key else None
         connection = Connection(agent.reached_at, self._ticket.key, steal, keys, self._context)
         self._each.append(connection)
         for number in connection.descriptors():
@@ -417,6 +442,3 @@ class HostConnections:
             connection.close()
         self._context.term()  # waits for the last messages of all
         self._poll.close()
-
-
-AnyConnection = Connection | HostConnections

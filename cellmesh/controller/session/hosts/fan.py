@@ -62,17 +62,23 @@ class Fan:
     Args:
         agents: one a host, in the order of their ranks.
         lost: the hosts that were lost before.
+
+    Attributes:
+        hosts: the hosts that are not lost.
+        joining: those of them that took the place of lost ones, and are not ready yet.
+        is_welcome: whether every agent has accepted this controller; then messages of ranks, but
+            for those on hosts that join, are the controller's as they are.
     """
 
     def __init__(self, agents: Sequence[AgentAddress], lost: Collection[int] = ()) -> None:
         self._agents = list(agents)
-        self._hosts = set(range(len(agents))).difference(lost)  # those that are not gone
-        self._joining: set[int] = set()  # hosts that took the place of lost ones, not ready yet
+        self.hosts = set(range(len(agents))).difference(lost)
+        self.joining: set[int] = set()
         self._returned: dict[int, tuple[Welcome, MeshReady | None]] = {}
         self._store: tuple[int, int] = (0, 0)  # host and port
         self._held: list[tuple[int, Parcel[Any]]] = []  # until every agent has welcomed us
         self._welcomes: dict[int, Welcome] = {}
-        self._is_welcome = False  # on all hosts
+        self.is_welcome = False
         self._progress: dict[int, Progress] = {}
         self._ready: dict[int, MeshReady] = {}
         self._reports = HostReports()
@@ -80,11 +86,6 @@ class Fan:
         self._has_failed = self._is_stopping = self._is_leaving = False
         self._ended: set[int] = set()  # hosts whose agents have said that they end
         self._respawns = RespawnAnswers()
-
-    @property
-    def hosts(self) -> frozenset[int]:
-        """The hosts that are not gone."""
-        return frozenset(self._hosts)
 
     @property
     def unended(self) -> list[AgentAddress]:
@@ -115,31 +116,31 @@ class Fan:
                 return self._respawn(parcel)
             case ReadLog(request, rank):
                 index = self.host_of(rank)
-                if index in self._hosts - self._reports.silent:
+                if index in self.hosts - self._reports.silent:
                     return self._to([index], parcel)
                 name = self.name_of(index)
                 said = f"it cannot be read: {name} is not heard"
                 return Routed(up=[Parcel(LogText(request, said, 0, f"its log on {name}"))])
             case ReadHost():
                 self._reports.begin(verb.request)
-                return self._add(self._to(self._hosts, parcel), Routed(self._joined_reports()))
+                return self._add(self._to(self.hosts, parcel), Routed(self._joined_reports()))
             case Restart():
                 self._ready.clear()
                 self._progress.clear()
                 self._dead.clear()
             case Resize(_, layout):
                 self._resize(layout)
-                orders = self._to(self._hosts, parcel)
+                orders = self._to(self.hosts, parcel)
                 if self._store[0] >= len(layout):
                     orders.down.append(self._make_store())
                 return orders
             case Stop():
                 self._is_stopping = True
                 returned = [(index, parcel) for index in sorted(self._returned)]
-                return Routed(down=[*self._to(self._hosts, parcel).down, *returned])
+                return Routed(down=[*self._to(self.hosts, parcel).down, *returned])
             case Detach():
                 self._is_leaving = True
-        return self._to(self._hosts, parcel)
+        return self._to(self.hosts, parcel)
 
     def _resize(self, layout: Sequence[int]) -> None:
         """Give hosts other numbers of ranks, and none to those that `layout` leaves out."""
@@ -147,10 +148,10 @@ class Fan:
             msgspec.structs.replace(agent, num_ranks=num_ranks)
             for agent, num_ranks in zip(self._agents, layout, strict=False)
         ]
-        for index in [i for i in {*self._hosts, *self._returned} if i >= len(layout)]:
-            self._hosts.discard(index)
+        for index in [i for i in {*self.hosts, *self._returned} if i >= len(layout)]:
+            self.hosts.discard(index)
             self._returned.pop(index, None)
-            self._joining.discard(index)
+            self.joining.discard(index)
             self._ready.pop(index, None)
             self._welcomes.pop(index, None)
             self._reports.forget(index)
@@ -165,7 +166,7 @@ class Fan:
     def _respawn(self, parcel: Parcel[Respawn]) -> Routed:
         routed = self._split_by_ranks(parcel)
         awaited = {index: part.verb.ranks for index, part in routed.down}
-        gone = tuple(r for r in parcel.verb.ranks if self.host_of(r) not in self._hosts)
+        gone = tuple(r for r in parcel.verb.ranks if self.host_of(r) not in self.hosts)
         names = sorted({self.name_of(self.host_of(rank)) for rank in gone})
         why_gone = f"{', '.join(names)} is lost" if gone else ""
         routed.up += self._respawns.begin(awaited, gone, why_gone)
@@ -174,7 +175,7 @@ class Fan:
     def _split_by_ranks(self, parcel: Parcel[Any]) -> Routed:
         routed = Routed()
         wanted = set(parcel.verb.ranks)
-        for index in sorted(self._hosts):
+        for index in sorted(self.hosts):
             agent = self._agents[index]
             ranks = tuple([rank for rank in agent.ranks if rank in wanted])
             if ranks:
@@ -183,32 +184,32 @@ class Fan:
         return routed
 
     def _to(self, hosts: Sequence[int] | set[int], parcel: Parcel[Any]) -> Routed:
-        return Routed(down=[(index, parcel) for index in sorted(set(hosts) & self._hosts)])
+        return Routed(down=[(index, parcel) for index in sorted(set(hosts) & self.hosts)])
 
     # ---- from the agents
 
     def join(self, index: int, parcel: Parcel[Any]) -> Routed:
         """Return what an agent's message means for the controller, and for other agents."""
-        if index not in self._hosts:
+        if index not in self.hosts:
             return self._note_return(index, parcel.verb)
-        if index in self._joining:
+        if index in self.joining:
             if isinstance(parcel.verb, MeshReady):
-                self._joining.discard(index)
+                self.joining.discard(index)
             if isinstance(parcel.verb, Welcome):
                 self._welcomes[index] = parcel.verb
             if isinstance(parcel.verb, Welcome | MeshReady | Progress):
                 return Routed()
         if isinstance(parcel.verb, Welcome):
             self._welcomes[index] = parcel.verb
-            return self._all_welcomed() if self._hosts <= self._welcomes.keys() else Routed()
-        if not self._is_welcome and not isinstance(parcel.verb, Refused | Detached):
+            return self._all_welcomed() if self.hosts <= self._welcomes.keys() else Routed()
+        if not self.is_welcome and not isinstance(parcel.verb, Refused | Detached):
             # Which runs are in flight is known once every agent has said so.
             self._held.append((index, parcel))
             return Routed()
         return self._join(index, parcel)
 
     def _all_welcomed(self) -> Routed:
-        self._is_welcome = True
+        self.is_welcome = True
         first = self._welcomes[min(self._welcomes)]
         runs: dict[int, RunInfo] = {}
         for welcome in self._welcomes.values():
@@ -230,21 +231,21 @@ class Fan:
         return routed
 
     def _join(self, index: int, parcel: Parcel[Any]) -> Routed:
-        verb, host = parcel.verb, self._agents[index].host
+        verb = parcel.verb
         match verb:
             case Progress():
                 self._progress[index] = verb
-                said = [self._progress.get(each) for each in self._hosts]
+                said = [self._progress.get(each) for each in self.hosts]
                 return Routed(up=[Parcel(join_progress(said))])
             case MeshReady():
                 self._ready[index] = verb
                 self._reports.note_ranks(index, verb.ranks)
                 if not self._store[1]:  # attached to a mesh that was started before
                     self._find_store(verb)
-                return self._all_ready() if self._hosts <= self._ready.keys() else Routed()
+                return self._all_ready() if self.hosts <= self._ready.keys() else Routed()
             case StoreUp(port):
                 told = self._tell_store(index, port)
-                if self._ready.keys() >= self._hosts:  # the store's host was lost
+                if self._ready.keys() >= self.hosts:  # the store's host was lost
                     address = self._agents[index].address
                     told.up.append(Parcel(StoreDied("was on a host that is lost", port, address)))
                 return told
@@ -254,16 +255,16 @@ class Fan:
                 if self._has_failed:
                     return Routed()
                 self._has_failed = True
-                return Routed(up=[Parcel(StartFailed(fault, f"on {host}: {text}"))])
+                return Routed(up=[Parcel(StartFailed(fault, self._name(index, text)))])
             case Respawned(infos):
                 self._dead.difference_update(info.rank for info in infos)
                 return Routed(up=self._respawns.succeeded(index, infos))
             case RespawnFailed(ranks, text):
-                return Routed(up=self._respawns.failed(index, ranks, f"on {host}: {text}"))
+                return Routed(up=self._respawns.failed(index, ranks, self._name(index, text)))
             case Died(rank):
                 self._dead.add(rank)
             case AgentFault(text):
-                return Routed(up=[Parcel(AgentFault(f"on {host}: {text}"))])
+                return Routed(up=[Parcel(AgentFault(self._name(index, text)))])
             case HostReport():
                 self._reports.note(index, verb)
                 return Routed(up=self._joined_reports())
@@ -271,21 +272,21 @@ class Fan:
                 self._ended.add(index)
                 return self.lose(index, reason)
             case Detached() if self._is_leaving:
-                self._hosts.discard(index)
-                return Routed(up=[] if self._hosts else [parcel])
+                self.hosts.discard(index)
+                return Routed(up=[] if self.hosts else [parcel])
         return Routed(up=[parcel])
 
     def lose(self, index: int, reason: str) -> Routed:
         """Handle that a host's agent has ended or counts as lost, with its ranks."""
-        if index not in self._hosts:
+        if index not in self.hosts:
             return Routed()
-        self._hosts.discard(index)
+        self.hosts.discard(index)
         self._reports.note_lost(index, reason)
         if self._is_leaving:
-            return Routed(up=[] if self._hosts else [Parcel(Detached(reason))])
-        if not self._hosts or (self._has_failed and not self._is_stopping):
-            others = self._to(self._hosts, Parcel(Stop()))  # which have no part in the failure
-            self._hosts.clear()
+            return Routed(up=[] if self.hosts else [Parcel(Detached(reason))])
+        if not self.hosts or (self._has_failed and not self._is_stopping):
+            others = self._to(self.hosts, Parcel(Stop()))  # which have no part in the failure
+            self.hosts.clear()
             return Routed([Parcel(Stopped(reason))], others.down)
         if self._is_stopping:
             return Routed()
@@ -293,7 +294,7 @@ class Fan:
         living = [rank for rank in agent.ranks if rank not in self._dead]
         self._dead.update(living)
         routed = Routed(up=[Parcel(HostLost(agent.host, tuple(living), reason))] if living else [])
-        if not self._ready.keys() >= self._hosts:
+        if not self._ready.keys() >= self.hosts:
             text = f"{agent.host} is lost while the mesh starts: {reason}"
             self._has_failed = True
             routed.up = [Parcel(StartFailed("host", text))]
@@ -308,7 +309,7 @@ class Fan:
     @property
     def lost(self) -> tuple[int, ...]:
         """The hosts that are gone."""
-        return tuple(sorted(set(range(len(self._agents))) - self._hosts))
+        return tuple(sorted(set(range(len(self._agents))) - self.hosts))
 
     @property
     def returned(self) -> frozenset[int]:
@@ -333,7 +334,7 @@ class Fan:
         """Use a lost host that is heard again, with what its ranks hold; their runs are over."""
         welcome, ready = self._returned.pop(index)
         assert ready is not None
-        self._hosts.add(index)
+        self.hosts.add(index)
         self._ready[index] = ready
         living = tuple(info for info in ready.ranks if info.phase != "dead")
         self._dead.difference_update(info.rank for info in living)
@@ -353,8 +354,8 @@ class Fan:
         self._agents[index] = agent
         self._ended.discard(index)
         self._returned.pop(index, None)
-        self._hosts.add(index)
-        self._joining.add(index)
+        self.hosts.add(index)
+        self.joining.add(index)
         self._ready.setdefault(index, MeshReady(()))
         host, port = self._store
         incarnation = max((ready.incarnation for ready in self._ready.values()), default=1)
@@ -368,14 +369,14 @@ class Fan:
             self._store = index, port
         incarnation = max((ready.incarnation for ready in self._ready.values()), default=0)
         order = Parcel(UseStore(self._agents[index].address, port, incarnation))
-        return self._to(self._hosts - {index}, order) if port else Routed()
+        return self._to(self.hosts - {index}, order) if port else Routed()
 
     def _make_store(self) -> tuple[int, Parcel[Any]]:
         """Return the order to start the c10d store again, whose host has gone, for a host that is
         heard.
         """
-        heard = self._hosts - self._reports.silent
-        self._store = min(heard or self._hosts), 0  # until it says on which port
+        heard = self.hosts - self._reports.silent
+        self._store = min(heard or self.hosts), 0  # until it says on which port
         return self._store[0], Parcel(MakeStore())
 
     def _all_ready(self) -> Routed:
@@ -387,7 +388,7 @@ class Fan:
         ranks += gone
         ready = MeshReady(tuple(sorted(ranks, key=lambda info: info.rank)), port)
         routed = Routed(up=[Parcel(ready)])
-        if self.lost and self._store[0] not in self._hosts:
+        if self.lost and self._store[0] not in self.hosts:
             routed.down.append(self._make_store())
         return routed
 
@@ -399,7 +400,7 @@ class Fan:
                 return
 
     def _joined_reports(self) -> list[Parcel[Any]]:
-        return [Parcel(report) for report in self._reports.take(self._agents, self._hosts)]
+        return [Parcel(report) for report in self._reports.take(self._agents, self.hosts)]
 
     def note_heard(self, index: int, is_heard: bool) -> Routed:
         """Note whether a host is heard; questions do not wait for one that is not."""
@@ -418,6 +419,11 @@ class Fan:
     def is_stopping(self) -> bool:
         """Whether the controller has ended the mesh."""
         return self._is_stopping
+
+    def _name(self, index: int, text: str) -> str:
+        """Return a text of an agent's with its host, unless that is this machine alone."""
+        host = self._agents[index].host
+        return f"on {host}: {text}" if host else text
 
     def describe(self, index: int) -> str:
         """Name a host and its ranks."""

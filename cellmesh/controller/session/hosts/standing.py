@@ -70,7 +70,7 @@ def ask_agents(
         ends: whether they are to end the mesh.
         timeout_s: how long they may take.
     """
-    agents = ticket.agents or (_local_agent(ticket),)
+    agents = ticket.all_agents
     answers = _inquire(ticket, agents, ends, timeout_s)
     ended = _find_ended([agent for agent in ticket.agents if agent not in answers], timeout_s)
     return [HostStanding(each, answers.get(each), each in ended) for each in agents]
@@ -155,11 +155,6 @@ def summarize(standings: Sequence[HostStanding], own: Holder | None = None) -> H
         num_refused=sum(each.num_refused for each in counted),
         refused_at=max(each.refused_at for each in counted),
     )
-
-
-def _local_agent(ticket: Ticket) -> AgentAddress:
-    """The only agent of a mesh on this host, at its socket file, which takes no keys."""
-    return AgentAddress("", ticket.agent_endpoint, "", 0, ticket.num_ranks)
 
 
 def _inquire(

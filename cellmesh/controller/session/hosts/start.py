@@ -14,13 +14,13 @@ import msgspec
 
 from ....errors import HostError, MeshUsageError
 from ....wire.hosts import AgentAddress
+from ....wire.ticket import Ticket
 from ...code_files.sync import CodeSync
 from ...core.core import Core, Effect
 from ...host_list import parse_hosts
-from ..launch.hosts import HostAgents
 from ..launch.launcher import Launcher
 from .answers import FILES_S
-from .connections import HostConnections
+from .connections import Connections
 from .standing import describe_left, end_agents
 
 _T = TypeVar("_T")
@@ -58,8 +58,8 @@ def call_in_loop(post: Post, action: Callable[[], _T]) -> _T:
 
 
 def bring_back(
-    hosts: HostConnections,
-    launcher: HostAgents,
+    hosts: Connections,
+    launcher: Launcher,
     post: Post,
     new_hosts: str | Iterable[str],
     code: CodeSync | None,
@@ -175,17 +175,15 @@ def describe_replaced(before: Sequence[str], now: Sequence[str]) -> list[str]:
 _END_S = 5.0
 
 
-def end_unheard(hosts: HostConnections | None, launcher: Launcher) -> str:
+def end_unheard(hosts: Connections, ticket: Ticket) -> str:
     """Ask the agents at their ports to end, and return what is to be said of those that do not
-    answer; "" if none is left, as of a mesh on this machine alone. Blocks.
+    answer; "" if none is left. Blocks.
 
     Args:
-        hosts: the connections to many hosts, closed by now.
-        launcher: has the mesh's ticket with its present hosts.
+        hosts: the connections to the agents, closed by now.
+        ticket: the mesh's, with its present hosts.
     """
-    if hosts is None or not isinstance(launcher, HostAgents):
-        return ""
-    unended = hosts.unended(launcher.ticket.replaced)
-    ticket = msgspec.structs.replace(launcher.ticket, agents=tuple(unended), replaced=())
+    unended = [agent for agent in hosts.unended(ticket.replaced) if agent.public_key]
+    ticket = msgspec.structs.replace(ticket, agents=tuple(unended), replaced=())
     left = end_agents(ticket, _END_S) if unended else []
     return describe_left(ticket, left) if left else ""

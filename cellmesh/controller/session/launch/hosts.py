@@ -22,6 +22,7 @@ from ....wire.ticket import Ticket, remove_directory, write_ticket
 from ...host_list import INVITING, HostEntry
 from .commands import HostCommands
 from .invited_hosts import InvitedHosts
+from .launcher import Launcher
 from .reach import Reach, describe_way
 from .starter import Starter
 
@@ -29,7 +30,7 @@ from .starter import Starter
 _ATTACHED_START_S = 120.0
 
 
-class HostAgents:
+class HostAgents(Launcher):
     """The launcher of one agent on each host.
 
     Args:
@@ -120,16 +121,7 @@ class HostAgents:
     def start_again(
         self, names: Mapping[int, str], given_up: Collection[int] = ()
     ) -> dict[int, HostError]:
-        """Start agents in place of lost ones, all at once, and put the addresses of those that
-        start into `ticket`. Blocks.
-
-        Args:
-            names: index of a lost host -> the host to start its agent on.
-            given_up: the indices of lost hosts whose agents are ended even if they live.
-
-        Returns:
-            The errors of those that could not be started, by the index of the lost host.
-        """
+        """As `Launcher.start_again`."""
         parts = []
         for index, name in names.items():
             lost = self.ticket.agents[index]
@@ -180,11 +172,7 @@ class HostAgents:
         write_ticket(self.ticket)
 
     def check_may_join(self, names: Iterable[str]) -> None:
-        """Check that hosts can join a mesh that was started so.
-
-        Raises:
-            MeshUsageError: there are some, and they cannot.
-        """
+        """As `Launcher.check_may_join`."""
         if self.ticket.launch == "ray" and (named := ", ".join(names)):
             raise MeshUsageError(
                 f"{named}: no node joins a mesh on Ray, whose reservation keeps its size. Without "
@@ -192,16 +180,7 @@ class HostAgents:
             )
 
     def start_more(self, layout: Sequence[int], entries: Sequence[HostEntry]) -> list[AgentAddress]:
-        """Start agents on more hosts, and return where they are reached. Blocks.
-
-        Args:
-            layout: how many ranks each host has then.
-            entries: the hosts that are new, the last of `layout`.
-
-        Raises:
-            HostError: one could not be started; those that were have been ended.
-            MeshUsageError: no hosts can join, or one is in the mesh.
-        """
+        """As `Launcher.start_more`."""
         if not entries:
             return []
         self.check_may_join(entry.name for entry in entries)
@@ -229,17 +208,13 @@ class HostAgents:
         return found
 
     def forget(self, agents: Sequence[AgentAddress]) -> None:
-        """Close what leads to agents that `start_more` has started and that have ended."""
+        """As `Launcher.forget`."""
         self._reach.forget(agents)
 
     def note_resized(
         self, layout: Sequence[int], dims: Mapping[str, int], new: Sequence[AgentAddress]
     ) -> None:
-        """Write the mesh's new number of ranks and its hosts to the ticket.
-
-        Raises:
-            HostError: it cannot be written; nothing has changed.
-        """
+        """Write the mesh's new number of ranks and its hosts to the ticket."""
         agents = [
             msgspec.structs.replace(agent, num_ranks=num_ranks)
             for agent, num_ranks in zip([*self.ticket.agents, *new], layout, strict=False)

@@ -4,11 +4,25 @@ engine.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
+
+from ....errors import HostError
+from ....wire.hosts import AgentAddress
+from ....wire.ticket import Ticket
+from ...host_list import HostEntry
 
 
 class Launcher(Protocol):
-    """Starts an agent's process, and watches and signals the process."""
+    """Starts the agents of a mesh, one a host, and watches and signals what runs of them here.
+
+    Attributes:
+        ticket: the mesh's, with the addresses of its agents as they are now.
+        unheard: the places of the agents that were started by another process, and not reached.
+    """
+
+    ticket: Ticket
+    unheard: tuple[int, ...] = ()
 
     def start(self) -> int:
         """Start the agent.
@@ -50,4 +64,54 @@ class Launcher(Protocol):
 
     def describe(self) -> str:
         """Where the agent runs, and as which process."""
+        ...
+
+    def start_again(
+        self, names: Mapping[int, str], given_up: Collection[int] = ()
+    ) -> dict[int, HostError]:
+        """Start agents in place of lost ones, all at once, and put the addresses of those that
+        start into `ticket`. Blocks.
+
+        Args:
+            names: index of a lost host -> the host to start its agent on.
+            given_up: the indices of lost hosts whose agents are ended even if they live.
+
+        Returns:
+            The errors of those that could not be started, by the index of the lost host.
+        """
+        return {}
+
+    def check_may_join(self, names: Iterable[str]) -> None:
+        """Check that hosts can join a mesh that was started so.
+
+        Raises:
+            MeshUsageError: there are some, and they cannot.
+        """
+        ...
+
+    def start_more(self, layout: Sequence[int], entries: Sequence[HostEntry]) -> list[AgentAddress]:
+        """Start agents on more hosts, and return where they are reached. Blocks.
+
+        Args:
+            layout: how many ranks each host has then.
+            entries: the hosts that are new, the last of `layout`.
+
+        Raises:
+            HostError: one could not be started; those that were have been ended.
+            MeshUsageError: no hosts can join, or one is in the mesh.
+        """
+        return []
+
+    def forget(self, agents: Sequence[AgentAddress]) -> None:
+        """Close what leads to agents that `start_more` has started and that have ended."""
+        ...
+
+    def note_resized(
+        self, layout: Sequence[int], dims: Mapping[str, int], new: Sequence[AgentAddress]
+    ) -> None:
+        """Note the mesh's new number of ranks and its hosts.
+
+        Raises:
+            HostError: that cannot be written; nothing has changed.
+        """
         ...

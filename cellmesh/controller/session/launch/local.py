@@ -10,15 +10,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+
+import msgspec
 
 from ....errors import HostError
 from ....wire.descriptors import wait_readable
 from ....wire.environment import choose_gpus
 from ....wire.host import is_process, started_ticks
+from ....wire.hosts import AgentAddress
 from ....wire.interpreter import isolated_command
 from ....wire.options import MeshOptions
 from ....wire.ticket import (
@@ -32,6 +35,7 @@ from ....wire.ticket import (
 from ...code_files.scan import user_roots
 from ...kernel import own_notebook
 from ...options import Options
+from .launcher import Launcher
 from .prestart import Prestart
 
 
@@ -152,15 +156,16 @@ class Started:
     wait_for_guardian: Callable[[float], object] = lambda timeout_s: None
 
 
-class LocalAgent:
+class LocalAgent(Launcher):
     """The launcher of an agent on this machine.
 
     Args:
+        ticket: of the mesh.
         begin: starts the agent's process, or finds it: `spawned`, `forked` or `found`.
     """
 
-    def __init__(self, begin: Callable[[], Started]) -> None:
-        self._begin = begin
+    def __init__(self, ticket: Ticket, begin: Callable[[Ticket], Started]) -> None:
+        self.ticket, self._begin = ticket, begin
         self._started: Started | None = None
 
     @property
@@ -173,7 +178,7 @@ class LocalAgent:
         Raises:
             HostError: it could not be started, or there is none.
         """
-        self._started = self._begin()
+        self._started = self._begin(self.ticket)
         try:
             return self._agent.open()
         except ProcessLookupError as error:
@@ -204,6 +209,20 @@ class LocalAgent:
 
     def leave(self) -> None:
         """As `Launcher.leave`: nothing is open."""
+
+    def check_may_join(self, names: Iterable[str]) -> None:
+        """As `Launcher.check_may_join`: none is asked for."""
+
+    def forget(self, agents: Sequence[AgentAddress]) -> None:
+        """As `Launcher.forget`: none is started."""
+
+    def note_resized(
+        self, layout: Sequence[int], dims: Mapping[str, int], new: Sequence[AgentAddress]
+    ) -> None:
+        """As `Launcher.note_resized`: the agent writes the ticket."""
+        self.ticket = msgspec.structs.replace(
+            self.ticket, num_ranks=sum(layout), num_resizes=self.ticket.num_resizes + 1
+        )
 
     def describe(self) -> str:
         """Where the agent runs, and as which process."""

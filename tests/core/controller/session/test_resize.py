@@ -14,7 +14,7 @@ from cellmesh.controller.core.effects import HealReport
 from cellmesh.controller.host_list import HostEntry
 from cellmesh.controller.resizing import Resizing
 from cellmesh.controller.session import resize as module
-from cellmesh.controller.session.hosts.connections import HostConnections
+from cellmesh.controller.session.hosts.connections import Connections
 from cellmesh.controller.session.launch.hosts import HostAgents
 from cellmesh.controller.session.resize import Question, resize
 from cellmesh.errors import HostError, MeshUsageError, NoMeshError
@@ -105,7 +105,7 @@ def do(world: World, plan: Resizing = PLAN) -> HealReport:
         world.ask,
         world.post,
         world.launcher,
-        cast(HostConnections, world),
+        cast(Connections, world),
         lambda plan, new: world.step("note"),
         cast(CodeSync, world),
     )

@@ -45,9 +45,7 @@ def hear_welcome(link: Link) -> None:
 def test_an_agent_may_answer_as_soon_as_the_link_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Link, "_serve", hear_welcome)
     monkeypatch.setattr(threading.Thread, "start", threading.Thread.run)
-    session = Session(
-        TICKET, LocalAgent(lambda: found(TICKET)), os.pidfd_open(os.getpid()), is_found=True
-    )
+    session = Session(TICKET, LocalAgent(TICKET, found), os.pidfd_open(os.getpid()), is_found=True)
     session._at_exit.forget()
     (run,) = session.runs.all()
     assert (run.number, run.title) == (7, "cell 2")
@@ -63,8 +61,6 @@ def test_connection_that_cannot_be_made_ends_the_mesh_with_the_cause(tmp_path: P
     ticket = msgspec.structs.replace(
         TICKET, agents=tuple(agents), curve_secret=new_keys().secret, directory=str(tmp_path)
     )
-    session = Session(
-        ticket, LocalAgent(lambda: found(TICKET)), os.pidfd_open(os.getpid()), is_found=True
-    )
+    session = Session(ticket, LocalAgent(TICKET, found), os.pidfd_open(os.getpid()), is_found=True)
     with pytest.raises(NoMeshError, match="cannot use tcp://no-port: Invalid argument"):
         session.wait_until_attached(60.0)

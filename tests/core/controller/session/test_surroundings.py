@@ -70,7 +70,7 @@ def test_ranks_on_other_hosts_take_passed_variables_only() -> None:
         AgentAddress(host="a", endpoint="tcp://a:1", public_key="", first_rank=0, num_ranks=1),
     )
     now = OwnSurroundings({b"A": b"2", b"GIVEN": b"2"}, b"/new")
-    assert taken(now, agents=agents)[0] == Surroundings({b"GIVEN": b"2"})
+    assert taken(now, agents=agents, curve_secret="s")[0] == Surroundings({b"GIVEN": b"2"})
 
 
 def test_many_names_are_counted_and_odd_ones_are_no_control_characters() -> None:

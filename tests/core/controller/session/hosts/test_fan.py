@@ -397,3 +397,11 @@ def test_controller_has_left_once_all_agents_say_so(ready: Fan) -> None:
     assert verbs(ready.lose(1, "not heard")) == []
     (last,) = verbs(ready.join(2, Parcel(Detached("it was detached"))))
     assert last == Detached("it was detached")
+
+
+def test_agent_of_this_machine_alone_is_not_named_in_its_messages() -> None:
+    fan = Fan([AgentAddress("", "ipc:///m/agent.sock", "", 0, 2)])
+    fan.join(0, Parcel(welcome()))
+    (fault,) = verbs(fan.join(0, Parcel(AgentFault("a log cannot be written"))))
+    (failed,) = verbs(fan.join(0, Parcel(StartFailed("host", "no torch"))))
+    assert (fault.text, failed.text) == ("a log cannot be written", "no torch")

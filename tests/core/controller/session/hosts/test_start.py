@@ -11,7 +11,7 @@ import pytest
 from cellmesh.controller.code_files.sync import CodeSync
 from cellmesh.controller.core.core import Core
 from cellmesh.controller.session.hosts import start
-from cellmesh.controller.session.hosts.connections import HostConnections
+from cellmesh.controller.session.hosts.connections import Connections
 from cellmesh.controller.session.hosts.start import (
     bring_back,
     call_in_loop,
@@ -69,7 +69,7 @@ class World:
         self.done.append("bring")
 
     def bring_back(self, new_hosts: str = "") -> str:
-        hosts, launcher = cast(HostConnections, self), cast(HostAgents, self)
+        hosts, launcher = cast(Connections, self), cast(HostAgents, self)
         return bring_back(hosts, launcher, at_once, new_hosts, cast(CodeSync, self))
 
 

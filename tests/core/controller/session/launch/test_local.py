@@ -21,7 +21,7 @@ from tests.core.controller.session.test_session import TICKET
 def agent_of(child: subprocess.Popen[bytes]) -> Iterator[Launcher]:
     """A launcher whose agent is a child of this process."""
     agent = Process(child.pid, started_ticks(child.pid))
-    launcher = LocalAgent(lambda: Started(agent, child.wait))
+    launcher = LocalAgent(TICKET, lambda ticket: Started(agent, child.wait))
     end = launcher.start()
     try:
         yield launcher
@@ -56,7 +56,9 @@ def test_an_agent_is_waited_for_signalled_and_described() -> None:
 
 def test_the_descriptor_of_an_agent_can_be_read_once_it_has_ended() -> None:
     with subprocess.Popen(["sleep", "100"]) as child:
-        launcher = LocalAgent(lambda: Started(Process(child.pid, started_ticks(child.pid))))
+        launcher = LocalAgent(
+            TICKET, lambda ticket: Started(Process(child.pid, started_ticks(child.pid)))
+        )
         end = launcher.start()
         child.kill()
         assert Process(child.pid, started_ticks(child.pid)).wait(10)
@@ -66,7 +68,7 @@ def test_the_descriptor_of_an_agent_can_be_read_once_it_has_ended() -> None:
 
 @pytest.mark.parametrize("ticks", [0, 1])
 def test_a_process_with_the_number_of_an_agent_that_has_ended_is_left_alone(ticks: int) -> None:
-    launcher = LocalAgent(lambda: Started(Process(os.getpid(), ticks)))
+    launcher = LocalAgent(TICKET, lambda ticket: Started(Process(os.getpid(), ticks)))
     with pytest.raises(HostError, match="the agent has ended"):
         launcher.start()
     assert not launcher.poll()
