@@ -138,9 +138,12 @@ class Ticket(MeshOptions, frozen=True, kw_only=True, forbid_unknown_fields=True)
     @property
     def ranks(self) -> range:
         """The ranks that the ticket's agent runs."""
-        if self.host is None:
-            return range(self.num_ranks)
-        return range(self.host.first_rank, self.host.first_rank + self.host.num_ranks)
+        return range(self.part.first_rank, self.part.first_rank + self.part.num_ranks)
+
+    @property
+    def part(self) -> HostPart:
+        """What the ticket's agent runs: one host's part, or the whole mesh on this machine."""
+        return self.host or HostPart(0, 1, "", 0, self.num_ranks, "")
 
     @property
     def path(self) -> Path:

@@ -69,15 +69,15 @@ class Agent:
     """The agent of one host: starts the processes that its ticket names, and supervises them."""
 
     def __init__(self, ticket: Ticket, zygote: ZygoteClient) -> None:
-        self._ticket = ticket
+        self._ticket, part = ticket, ticket.part
         self._supervisor = Supervisor(
             ticket.ranks,
             ticket.backend,
-            host_name() if ticket.host is None else ticket.host.name,
+            part.name or host_name(),
             time.monotonic(),
             is_whole=ticket.host is None,
-            owns_store=ticket.host is None or (ticket.host.index == 0 and not ticket.host.joins),
-            joins=ticket.host is not None and ticket.host.joins,
+            owns_store=part.index == 0 and not part.joins,
+            joins=part.joins,
         )
         linux_process.become_subreaper()
         linux_process.name_process("cellmesh-agent")
@@ -102,8 +102,8 @@ class Agent:
     @property
     def address(self) -> AgentAddress | None:
         """Where controllers on other hosts reach the agent; None if the mesh is on one host."""
-        part, port = self._ticket.host, self._attachment.port
-        if part is None or port is None:
+        part, port = self._ticket.part, self._attachment.port
+        if port is None:
             return None
         key = public_of(self._ticket.curve_secret)
         return AgentAddress(part.name, port.endpoint, key, part.first_rank, part.num_ranks)
@@ -267,8 +267,8 @@ class Agent:
             case MakeStore():
                 self._family.make_store()
             case ReadLog(request, rank, num_bytes):
-                path, part = self._family.log_path(rank), self._ticket.host
-                place = str(path) if part is None else f"{part.name}:{path}"
+                path, name = self._family.log_path(rank), self._ticket.part.name
+                place = f"{name}:{path}" if name else str(path)
                 answer = LogText(request, *read_log(path, num_bytes), place)
                 self._attachment.send([Parcel(answer)])
             case ReadClock(sent_s):

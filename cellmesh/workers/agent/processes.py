@@ -22,7 +22,6 @@ from ...wire.bulk import Arrivals
 from ...wire.codec import Frame, Parcel, at_agent_from_rank
 from ...wire.environment import Surroundings
 from ...wire.faults import Faults
-from ...wire.hosts import HostPart
 from ...wire.messages import Channel, Done, Failed, RankUnready, Relay
 from ...wire.segments import INTERRUPTED, SegmentFrame
 from ...wire.stream import pack
@@ -107,14 +106,13 @@ class Family:
         self._num_gpus = 0
         self._store_pid = 0
         self._oom_watch = OomWatch()
-        part = self._ticket.host
-        self.store_address = part.address if part is not None else linux_process.LOOPBACK
+        self.store_address = self._ticket.part.address or linux_process.LOOPBACK
         self._store_end = ""  # how the last one ended, as long as there is none
         self._new_stores = _Replacements(_MAX_STORES, _STORES_S)
         self._new_zygotes = _Replacements(_MAX_ZYGOTES, _ZYGOTES_S)
         self._zygote_is_ready = False
         self._sys_path: tuple[str, ...] | None = None  # of ranks, once it is known
-        if part is not None and not self._ticket.roots:  # nothing is brought here
+        if not is_local and not self._ticket.roots:  # nothing is brought here
             self._sys_path = path_of_ranks(self._ticket, ())
         self._changes = Surroundings()  # of environment and directory, since the start
         self.dims = self._ticket.mesh_dim_names, self._ticket.mesh_shape
@@ -144,7 +142,7 @@ class Family:
             self._fork_store(self._zygote)
         if not order.rejoin:  # all are new: what the old ones have started ends, wherever it went
             linux_process.end_descendants({self._zygote.pid, self._store_pid})
-        part = self._ticket.host or HostPart(0, 1, "", 0, self._ticket.num_ranks, "")
+        part = self._ticket.part
         common = {
             "world_size": self._ticket.num_ranks,
             "first_local_rank": part.first_rank,
@@ -435,9 +433,7 @@ class Family:
 
     def make_store(self) -> None:
         """Fork the c10d store here, now or once the zygote can, as the old one's host is lost."""
-        part = self._ticket.host
-        assert part is not None
-        self.store_address, self._supervisor.owns_store = part.address, True
+        self.store_address, self._supervisor.owns_store = self._ticket.part.address, True
         if self._zygote is not None and self._zygote_is_ready:
             self._fork_store(self._zygote)
         else:
