@@ -48,19 +48,14 @@ def attach(name: str | None = None, *, steal: bool = False, sink: Sink | None = 
     """
     ticket = _find_ticket(name, steal)
     _check_ticket(ticket)
-    lost: tuple[int, ...] = ()
-    launcher: Launcher
-    if ticket.spans_hosts:
-        ticket, lost = find_agents(ticket)
-        launcher = HostAgents(ticket, report=_show)
-    else:
-        launcher = LocalAgent(ticket, found)
+    ticket, lost = find_agents(ticket) if ticket.spans_hosts else (ticket, ())
+    launcher: Launcher = (
+        HostAgents(ticket, report=_show) if ticket.spans_hosts else LocalAgent(ticket, found)
+    )
     try:
         end = launcher.start()
     except HostError as error:
-        if ticket.spans_hosts:
-            raise NoMeshError(f"{ticket.name} cannot be attached: {error}") from error
-        raise _gone(ticket) from None
+        raise NoMeshError(f"{ticket.name} cannot be attached: {error}") from error
     ticket = launcher.ticket  # with the ways from here to the agents
     lost = tuple(index for index in lost if index in launcher.unheard)
     session = Session(
@@ -155,14 +150,10 @@ def _check_ticket(ticket: Ticket) -> None:
             f"one, or end the mesh with `cellmesh stop {ticket.name}`"
         )
     if not is_process(ticket.agent_pid, ticket.agent_ticks):
-        raise _gone(ticket)
-
-
-def _gone(ticket: Ticket) -> NoMeshError:
-    return NoMeshError(
-        f"{ticket.name} has ended: its agent (process {ticket.agent_pid}) is gone. `cellmesh ps` "
-        "removes what is left of it; `%dist_start` starts another"
-    )
+        raise NoMeshError(
+            f"{ticket.name} has ended: its agent (process {ticket.agent_pid}) is gone. "
+            "`cellmesh ps` removes what is left of it; `%dist_start` starts another"
+        )
 
 
 def _show(text: str, stays: bool) -> None:
