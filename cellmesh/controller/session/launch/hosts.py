@@ -22,9 +22,8 @@ from ....wire.ticket import Ticket, remove_directory, write_ticket
 from ...host_list import INVITING, HostEntry
 from .commands import HostCommands
 from .invited_hosts import InvitedHosts
-from .launcher import Launcher
+from .launcher import Launcher, Starter
 from .reach import Reach, describe_way
-from .starter import Starter
 
 # How long the agent that replaces a lost one may take.
 _ATTACHED_START_S = 120.0

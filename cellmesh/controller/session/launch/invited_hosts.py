@@ -4,28 +4,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
-from ....errors import HostError
+from ....errors import HostError, MeshUsageError
 from ....wire.curve import new_keys, public_of
 from ....wire.host import describe_mismatch, own_versions
 from ....wire.hosts import GO, Announcement, HostPart
 from ....wire.own_file import Secret, to_json
-from ....wire.rendezvous import Invitation
+from ....wire.rendezvous import Invitation, addresses_by_interface
 from ....wire.ticket import Ticket, add_refused
-from .own_address import choose_own_address
 from .rendezvous import Guest, Rendezvous
 
 # How long a heal waits for a host that has announced itself again.
 _RETURN_S = 10.0
 _FILE = "join.json"
+# Of the documentation (RFC 5737): no packet is sent, the kernel looks up its route.
+_ELSEWHERE = "192.0.2.1"
 
 
 class InvitedHosts:
@@ -219,3 +222,56 @@ def write_invitation(path: Path, invitation: Invitation) -> None:
             file.write(to_json(invitation) + b"\n")
     except OSError as error:
         raise HostError(f"cannot write {path}: {error.strerror}") from error
+
+
+def choose_own_address(wanted: str) -> str:
+    """Choose the address of this host at which other hosts announce themselves.
+
+    Args:
+        wanted: an address, or an interface; "" for that of the route to other networks.
+
+    Raises:
+        MeshUsageError: this host has no such address, or several and none was chosen.
+    """
+    return choose_address(wanted, addresses_by_interface(), route_address())
+
+
+def choose_address(wanted: str, by_interface: Mapping[str, Sequence[str]], routed: str) -> str:
+    """Choose an address. Pure.
+
+    Args:
+        wanted: an address or an interface, as the user has said; "" for none.
+        by_interface: this host's addresses.
+        routed: that of the route to other networks; "" without such a route.
+
+    Raises:
+        MeshUsageError: there is no such address, or several, and none was chosen.
+    """
+    known = {address for addresses in by_interface.values() for address in addresses}
+    there = ", ".join(f"{name} {' '.join(all_)}" for name, all_ in by_interface.items() if all_)
+    if wanted:
+        found = by_interface.get(wanted, [wanted] if wanted in known else [])
+        if not found:
+            raise MeshUsageError(
+                f"--address {wanted}: this host has no such address or interface ({there})"
+            )
+        return found[0]
+    if routed:
+        return routed
+    others = [
+        address for name, addresses in by_interface.items() if name != "lo" for address in addresses
+    ]
+    if len(others) != 1:
+        raise MeshUsageError(
+            "at which address do the other hosts find this one? Say it, like --address eth0 "
+            f"({there})"
+        )
+    return others[0]
+
+
+def route_address() -> str:
+    """Return this host's address on its way to other networks; "" if there is no way."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+        way.connect((_ELSEWHERE, 9))
+        return str(way.getsockname()[0])
+    return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cellmesh.controller.session.launch.own_address import choose
+from cellmesh.controller.session.launch.invited_hosts import choose_address as choose
 from cellmesh.errors import MeshUsageError
 
 ALL = {"lo": ["127.0.0.1"], "eth0": ["10.0.0.1"], "ib0": ["10.1.0.1"], "down": []}
