@@ -145,6 +145,8 @@ class Agent:
     def close(self) -> None:
         """End every process below this one, and remove the mesh's directory."""
         self._faults.guard(linux_process.end_descendants)
+        if "_code_files" in vars(self):  # else no files were sent
+            self._faults.guard(self._code_files.close)
         remove_directory(Path(self._ticket.directory))
         self._faults.guard(self._attachment.close)
 

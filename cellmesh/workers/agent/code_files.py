@@ -23,6 +23,9 @@ from ...wire.code_files import CodeFile, FilesAnswer, PlaceFiles, is_inside
 from ...wire.codec import Frame
 from .events import Events, Order
 
+# How long a file system may keep the end of the agent waiting.
+_CLOSE_S = 5.0
+
 
 class CodeStore:
     """The user's files on one host.
@@ -36,6 +39,11 @@ class CodeStore:
         self._directory, self._current = directory, directory / "current"
         self.places = tuple(str(self._current / str(index)) for index in range(num_roots))
         self.name = ""
+        self._has_ended = False
+
+    def end(self) -> None:
+        """Have a `place` of another thread, and any later one, stop before its next file."""
+        self._has_ended = True
 
     def place(self, order: PlaceFiles, archive: bytes) -> None:
         """Put files in place, unless they are there or the archive adds to other files.
@@ -78,6 +86,8 @@ class CodeStore:
         for index in range(len(self.places)):
             (draft / str(index)).mkdir(parents=True, exist_ok=True)
         for file in files:
+            if self._has_ended:
+                raise OSError("the mesh ends")
             path = draft / file.path
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(file.content)
@@ -103,17 +113,25 @@ class CodeFiles:
     ) -> None:
         self._store, self._events = store, events
         self._answer, self._take_places = answer, take_places
-        self._orders: queue.SimpleQueue[tuple[PlaceFiles, bytes]] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[tuple[PlaceFiles, bytes] | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[FilesAnswer] = queue.SimpleQueue()
         self._request, self._parts = -1, list[bytes]()
         self._news = -1
+        self._thread = threading.Thread(target=self._work, name="cellmesh-files", daemon=True)
+
+    def close(self) -> None:
+        """Stop writing files, before the mesh's directory is removed."""
+        if self._news >= 0:
+            self._store.end()
+            self._orders.put(None)
+            self._thread.join(_CLOSE_S)
 
     def handle(self, order: PlaceFiles, buffers: Sequence[Frame]) -> None:
         """Take a part of an archive; after the last one, begin to put the files in place."""
         if self._news < 0:
             self._news = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             self._events.add(self._news, Order.SOCKET, lambda event: self._report())
-            threading.Thread(target=self._work, name="cellmesh-files", daemon=True).start()
+            self._thread.start()
         if order.request != self._request:  # the controller that sent the other parts has gone
             self._request, self._parts = order.request, []
         self._parts.append(bytes(buffers[0]))
@@ -130,8 +148,8 @@ class CodeFiles:
             self._answer(answer)
 
     def _work(self) -> None:
-        while True:
-            order, archive = self._orders.get()
+        while (received := self._orders.get()) is not None:
+            order, archive = received
             problem = ""
             try:
                 self._store.place(order, archive)
