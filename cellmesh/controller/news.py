@@ -1,8 +1,8 @@
-"""News of a change, for which threads and asyncio tasks wait.
+"""News of a change, and replies, for which threads and asyncio tasks wait.
 
 A signal's handler (Ctrl-C) may raise between any two instructions of the main thread, and within a
-condition of `threading` as well. So no waiting thread holds a lock that the reporting thread needs,
-and each waits on a lock of its own.
+condition of `threading` or a future as well. So no waiting thread holds a lock that the reporting
+thread needs, and each waits on a lock of its own.
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from ..stdlib import threading, time
 
 # A signal that arrives just before a thread begins to wait does not end the wait: its handler runs
 # at the next look around.
 LOOK_UP_S = 0.5
+
+_T = TypeVar("_T")
 
 
 class News:
@@ -63,3 +66,47 @@ class News:
             if left_s <= 0:
                 return False
             self.wait(seen, min(left_s, LOOK_UP_S))
+
+
+class Reply(Generic[_T]):
+    """A value or an error that one thread gives once, and others wait for."""
+
+    def __init__(self) -> None:
+        self._news = News()
+        self._value: _T | None = None
+        self._error: BaseException | None = None
+        self._is_given = False
+
+    def give(self, value: _T) -> None:
+        """Give the value."""
+        self._value = value
+        self._note_given()
+
+    def fail(self, error: BaseException) -> None:
+        """Give the error that is raised in place of a value."""
+        self._error = error
+        self._note_given()
+
+    def is_given(self) -> bool:
+        """Return whether there is a value or an error."""
+        return self._is_given
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until there is a value or an error; return whether there is one in time."""
+        return self._news.wait_for(self.is_given, timeout_s)
+
+    def result(self, timeout_s: float | None = None) -> _T:
+        """Wait for the value, and return it.
+
+        Raises:
+            TimeoutError: it was not given in time.
+        """
+        if not self.wait(timeout_s):
+            raise TimeoutError
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]
+
+    def _note_given(self) -> None:
+        self._is_given = True
+        self._news.report()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable
-from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from IPython.display import display
 from ..controller.core.effects import describe_healing
 from ..controller.mesh import Mesh
 from ..controller.mesh_dims import parse_coordinate, parse_mesh
+from ..controller.news import Reply
 from ..controller.output.calling_cell import current_sink, is_executed
 from ..controller.output.console import Sink
 from ..controller.ranks import Ranks, seed_ranks
@@ -52,8 +52,8 @@ class Commands:
         self.mesh: Mesh | None = None
         self.is_auto = False
         self.recorder = Recorder(shell)
-        # A cell that has ended before its recovery, and the future of the note on that.
-        self._late: tuple[int | None, Future[str | None]] | None = None
+        # A cell that has ended before its recovery, and the reply with the note on that.
+        self._late: tuple[int | None, Reply[str | None]] | None = None
 
     # ---- a mesh's life
 
@@ -362,9 +362,9 @@ class Commands:
         """
         with contextlib.suppress(CellmeshError, KeyboardInterrupt):
             recovery = self.mesh.rank_set.session.recovery() if self.mesh is not None else None
-            if recovery is not None and wait([recovery], _RECOVERY_S).not_done:
+            if recovery is not None and not recovery.wait(_RECOVERY_S):
                 self._late = self._late or (result.execution_count, recovery)
-        if self._late is not None and self._late[1].done():
+        if self._late is not None and self._late[1].is_given():
             (count, recovery), self._late = self._late, None
             if is_executed() and (text := recovery.result()):
                 current_sink().note(f"after In[{count}] had ended: {text}")

@@ -7,7 +7,6 @@ import math
 import os
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -33,6 +32,7 @@ from ..core.core import (
     Watch,
 )
 from ..core.mesh_state import HostLost
+from ..news import Reply
 from ..output.printer import Printer
 from ..run import Run
 from .hosts.connections import Connections
@@ -101,7 +101,7 @@ class Link:
         self._printers: dict[int, Printer] = {}
         self._ended = {is_cell: collections.deque[int]() for is_cell in (False, True)}
         self._timed: dict[int, Printer] = {}
-        self._answers: dict[int, Future[Any]] = {}
+        self._answers: dict[int, Reply[Any]] = {}
         self._commands: list[Command] = []
         # Reentrant: a finalizer of user code, which may run anywhere, may post a command.
         self._lock = threading.RLock()
@@ -158,24 +158,24 @@ class Link:
         """Return whether a run was sent and has not ended; called in the loop."""
         return number in self._runs
 
-    def ask(self, question: Callable[[Core, float], tuple[int, Sequence[Effect]]]) -> Future[Any]:
-        """Have the core ask a question; the future gets the answer, or None if the mesh ends."""
-        future: Future[Any] = Future()
+    def ask(self, question: Callable[[Core, float], tuple[int, Sequence[Effect]]]) -> Reply[Any]:
+        """Have the core ask a question; return the reply, which is None if the mesh ends."""
+        reply: Reply[Any] = Reply()
 
         def put(core: Core, now: float) -> Sequence[Effect]:
             try:
                 request, effects = question(core, now)
             except Exception as error:
-                future.set_exception(error)  # else it would be waited for without end
+                reply.fail(error)  # else it would be waited for without end
                 return []
-            self._answers[request] = future
+            self._answers[request] = reply
             return effects
 
         try:
             self.post(put)
         except NoMeshError:
-            future.set_result(None)
-        return future
+            reply.give(None)
+        return reply
 
     def is_in_loop(self) -> bool:
         """Return whether the calling thread is in a callback of the link's loop."""
@@ -366,13 +366,13 @@ class Link:
                 if number in self._printers:
                     self._printers[number].note(text, now)
             case Answer(request, value):
-                future = self._answers.pop(request, None)
-                if future is not None:
-                    future.set_result(value)
+                reply = self._answers.pop(request, None)
+                if reply is not None:
+                    reply.give(value)
             case Change():
                 if effect.state == "ended":
-                    for future in self._answers.values():
-                        future.set_result(None)
+                    for reply in self._answers.values():
+                        reply.give(None)
                     self._answers.clear()
                 self._owner.note(effect)
 

@@ -15,6 +15,7 @@ from ...errors import CellmeshError, MeshUsageError, NoMeshError
 from ...wire.hosts import AgentAddress
 from ..code_files.sync import CodeSync
 from ..core.core import Answer, Core, Effect, HealReport
+from ..news import Reply
 from ..resizing import Resizing
 from .hosts.answers import FILES_S
 from .hosts.connections import Connections
@@ -32,7 +33,7 @@ _END_S = 10.0
 def resize(
     plan: Resizing,
     core: Core,
-    ask: Callable[[Question], Future[Any]],
+    ask: Callable[[Question], Reply[Any]],
     post: Post,
     launcher: Launcher,
     hosts: Connections,

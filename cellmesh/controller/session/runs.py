@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from typing import Any, Protocol
 
 from ...errors import NoMeshError
@@ -21,7 +20,7 @@ from ...wire.values import PullNames
 from ..code_files.sync import CodeSync
 from ..core.core import Core, Effect
 from ..metrics import Metrics
-from ..news import News
+from ..news import News, Reply
 from ..output.console import Sink
 from ..output.fold import Block, Live
 from ..output.printer import Printer
@@ -242,10 +241,10 @@ class Runs:
         """Return the ranks that will be killed unless they end their interrupted run before, once
         earlier orders have been executed.
         """
-        found: Future[set[int]] = Future()
+        found: Reply[set[int]] = Reply()
 
         def look(core: Core, now: float) -> Sequence[Effect]:
-            found.set_result(core.condemned)
+            found.give(core.condemned)
             return ()
 
         try:

@@ -9,7 +9,6 @@ import secrets
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from ..failure_summary import refuse_dead
 from ..kernel import AtExit
 from ..live_views import LiveViews
 from ..metrics import Metrics
+from ..news import Reply
 from ..output.cell_record import Displays
 from ..output.console import ConsoleSink, Sink
 from ..resizing import ONE_HOST, Resizing
@@ -217,9 +217,9 @@ class Session:
         report: HostReport | None = self.ask(lambda core, now: core.ask_host())
         return report
 
-    def recovery(self) -> Future[str | None] | None:
-        """Return a future of the note on the recovery in progress, "" if there is nothing to say;
-        None if none is in progress.
+    def recovery(self) -> Reply[str | None] | None:
+        """Return the coming note on the recovery in progress, "" if there is nothing to say; None
+        if none is in progress.
         """
         if not self._core.is_recovering:
             return None

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import threading
 import types
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from cellmesh.controller.news import News
+from cellmesh.controller.news import News, Reply
 
 WAIT_S = 10.0
 
@@ -52,7 +54,22 @@ def test_a_function_is_called_by_the_next_report_only() -> None:
     assert calls == ["woken"]
 
 
-def test_an_interrupt_at_any_instant_of_a_wait_holds_up_no_report() -> None:
+def wait_for_reply(reply: Reply[int]) -> None:
+    with contextlib.suppress(TimeoutError):
+        reply.result(0.0001)
+
+
+@pytest.mark.parametrize(
+    ("make", "wait", "report"),
+    [
+        (News, lambda news: news.wait_for(lambda: False, 0.0001), News.report),
+        (Reply, wait_for_reply, lambda reply: reply.give(1)),
+    ],
+    ids=["news", "reply"],
+)
+def test_an_interrupt_at_any_instant_of_a_wait_holds_up_no_report(
+    make: Callable[[], Any], wait: Callable[[Any], Any], report: Callable[[Any], Any]
+) -> None:
     def strike(at: int) -> tuple[Any, list[int]]:
         seen: list[int] = []
 
@@ -67,17 +84,17 @@ def test_an_interrupt_at_any_instant_of_a_wait_holds_up_no_report() -> None:
 
     before = sys.gettrace()
     for at in range(5000):
-        news = News()
+        made = make()
         trace, seen = strike(at)
         try:
             sys.settrace(trace)
-            news.wait_for(lambda: False, 0.0001)
+            wait(made)
             was_raised = False
         except KeyboardInterrupt:
             was_raised = True
         finally:
             sys.settrace(before)
-        reporting = threading.Thread(target=news.report, daemon=True)
+        reporting = threading.Thread(target=report, args=(made,), daemon=True)
         reporting.start()
         reporting.join(WAIT_S)
         assert not reporting.is_alive(), f"after an interrupt at line {seen[at]}"
@@ -85,6 +102,19 @@ def test_an_interrupt_at_any_instant_of_a_wait_holds_up_no_report() -> None:
             break
         assert was_raised
     assert 50 < at < 4999
+
+
+def test_a_reply_is_the_value_or_error_that_was_given() -> None:
+    given, failed = Reply[int](), Reply[int]()
+    assert not given.wait(0.0)
+    with pytest.raises(TimeoutError):
+        given.result(0.0)
+    given.give(1)
+    failed.fail(ValueError("why"))
+    assert given.is_given()
+    assert given.result() == given.result() == 1
+    with pytest.raises(ValueError, match="why"):
+        failed.result()
 
 
 def test_an_interrupt_ends_a_wait() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import Any, cast
 
 import pytest
@@ -12,6 +11,7 @@ from cellmesh.controller.code_files.sync import CodeSync
 from cellmesh.controller.core.core import Core
 from cellmesh.controller.core.effects import HealReport
 from cellmesh.controller.host_list import HostEntry
+from cellmesh.controller.news import Reply
 from cellmesh.controller.resizing import Resizing
 from cellmesh.controller.session import resize as module
 from cellmesh.controller.session.hosts.connections import Connections
@@ -49,19 +49,19 @@ class World:
             raise NoMeshError("the mesh has ended")
         command(cast(Core, self), 0.0)
 
-    def ask(self, question: Question) -> Future[Any]:
+    def ask(self, question: Question) -> Reply[Any]:
         """As `Link.ask`."""
-        future: Future[Any] = Future()
+        reply: Reply[Any] = Reply()
         self.step("ask")
         if self.has_ended:
-            future.set_result(None)
-            return future
+            reply.give(None)
+            return reply
         try:
             _, ((answer),) = question(cast(Core, self), 0.0)
-            future.set_result(answer)
+            reply.give(answer)
         except Exception as error:
-            future.set_exception(error)
-        return future
+            reply.fail(error)
+        return reply
 
     # ---- the core's, the connections' and the modules' parts
 
@@ -150,7 +150,7 @@ def test_run_that_begins_in_the_meantime_ends_the_new_agents(world: World) -> No
 def test_interrupt_before_the_question_withdraws_it(world: World) -> None:
     questions: list[Question] = []
 
-    def ask(question: Question) -> Future[Any]:
+    def ask(question: Question) -> Reply[Any]:
         questions.append(question)
         raise KeyboardInterrupt
 
@@ -163,7 +163,7 @@ def test_interrupt_before_the_question_withdraws_it(world: World) -> None:
 
 
 def test_interrupt_once_the_core_resizes_ends_nothing(world: World) -> None:
-    def ask(question: Question) -> Future[Any]:
+    def ask(question: Question) -> Reply[Any]:
         question(cast(Core, world), 0.0)
         raise KeyboardInterrupt
 
