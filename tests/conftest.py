@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
 from traitlets.config import Config
 
 from cellmesh.wire import marks
@@ -42,6 +43,18 @@ TO_RUN = {
     "gpu": "make gpu, on a machine with a GPU",
     "hosts": "sudo make hosts",
 }
+
+# How hypothesis runs: the same examples each time; `--hypothesis-profile search` looks for others.
+settings.register_profile(
+    "repeatable",
+    deadline=None,
+    max_examples=100,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("search", deadline=None, max_examples=3000, print_blob=True)
+settings.load_profile("repeatable")
 
 # A shell that runs a job in the background has it ignore SIGINT, and what the job starts: kernels,
 # which Jupyter starts with the default, scripts and their children. Tests that press the stop

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cellmesh.controller.run import Run
 from cellmesh.errors import RankFailure
 from cellmesh.workers.agent.supervisor import LEAVE_S
 
+from ..support.examples import examples
 from .world import World
 
 
@@ -47,7 +48,7 @@ def shown_by(world: World, run: Run[Any], rank: int) -> list[str]:
     return said
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     steps=steps_of(
         {
@@ -140,7 +141,7 @@ def calm_down(world: World) -> None:
     world.wait(2.0)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(
     steps=steps_of(
         {

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cellmesh.errors import RankFailure
 
+from ..support.examples import examples
 from .world import World
 
 SUBSETS = [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)]
@@ -148,7 +149,7 @@ STEP = st.tuples(
 )
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.lists(STEP, min_size=20, max_size=60))
 def test_however_often_controllers_go_every_run_ends_once(
     steps: Sequence[tuple[str, int, int]],

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cellmesh.errors import MeshUsageError
 from cellmesh.magics.line import describe, parse, wants_help
 from cellmesh.magics.options import COMMANDS
+
+from ...support.examples import examples
 
 every_magic = pytest.mark.parametrize("name", COMMANDS)
 
@@ -144,7 +146,7 @@ def test_a_negative_number_of_ranks_is_refused() -> None:
 
 
 @every_magic
-@settings(max_examples=20)
+@examples(20)
 @given(line=st.text(max_size=30))
 def test_any_line_is_read_or_refused(name: str, line: str) -> None:
     try:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cellmesh.errors import ProtocolError
@@ -44,6 +44,7 @@ from cellmesh.wire.status import Probe
 from cellmesh.wire.user_code import Output, RunCall
 from cellmesh.wire.values import PullNames
 
+from ...support.examples import examples
 from ...support.verb_strategies import parcels_of
 
 DIRECTIONS: dict[str, tuple[Callable[[], Codec[Any]], Any]] = {
@@ -65,7 +66,7 @@ pack = msgspec.msgpack.encode
 
 
 @every_direction
-@settings(max_examples=20)
+@examples(20)
 @given(data=st.data())
 def test_a_batch_round_trips(
     codec: Callable[[], Codec[Any]], union: Any, data: st.DataObject
@@ -75,7 +76,7 @@ def test_a_batch_round_trips(
 
 
 @every_direction
-@settings(max_examples=15)
+@examples(15)
 @given(data=st.data())
 def test_concatenated_batches_decode_as_one(
     codec: Callable[[], Codec[Any]], union: Any, data: st.DataObject
@@ -162,7 +163,7 @@ def test_random_frames_are_refused(codec: Callable[[], Codec[Any]], frames: list
 
 
 @every_direction
-@settings(max_examples=20)
+@examples(20)
 @given(data=st.data())
 def test_a_damaged_message_is_a_message_or_is_refused(
     codec: Callable[[], Codec[Any]], union: Any, data: st.DataObject
@@ -180,7 +181,7 @@ def test_a_damaged_message_is_a_message_or_is_refused(
 
 
 @every_direction
-@settings(max_examples=15)
+@examples(15)
 @given(data=st.data())
 def test_a_truncated_header_is_refused(
     codec: Callable[[], Codec[Any]], union: Any, data: st.DataObject

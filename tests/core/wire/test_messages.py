@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cellmesh.wire.messages import (
@@ -19,6 +19,7 @@ from cellmesh.wire.messages import (
     Verb,
 )
 
+from ...support.examples import examples
 from ...support.verb_strategies import kinds_of, values_of
 
 UNIONS = {
@@ -37,7 +38,7 @@ EVERY_VERB = [
 
 
 @pytest.mark.parametrize(("union", "kind"), EVERY_VERB)
-@settings(max_examples=10)
+@examples(10)
 @given(data=st.data())
 def test_every_verb_is_a_value_and_round_trips(
     union: Any, kind: type[Verb], data: st.DataObject

@@ -12,13 +12,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cellmesh.errors import ProtocolError
 from cellmesh.wire.codec import Parcel, at_rank_for_work, encode
 from cellmesh.wire.stream import Channel, QueuedChannel, StreamReader
 from cellmesh.wire.values import PullNames
+
+from ...support.examples import examples
 
 WAIT_S = 10.0
 
@@ -72,7 +74,7 @@ MESSAGES = st.lists(st.lists(st.binary(max_size=200), max_size=4), max_size=6)
 
 
 @given(messages=MESSAGES)
-@settings(max_examples=30)
+@examples(30)
 def test_a_channel_writes_what_the_format_says(messages: list[list[bytes]]) -> None:
     with socketpair() as (ours, theirs):
         channel = Channel(ours)
@@ -84,7 +86,7 @@ def test_a_channel_writes_what_the_format_says(messages: list[list[bytes]]) -> N
 
 
 @given(messages=MESSAGES)
-@settings(max_examples=30)
+@examples(30)
 def test_messages_read_byte_by_byte_are_whole(messages: list[list[bytes]]) -> None:
     reader = StreamReader()
     received: list[Any] = []
@@ -96,7 +98,7 @@ def test_messages_read_byte_by_byte_are_whole(messages: list[list[bytes]]) -> No
 
 
 @given(messages=MESSAGES, data=st.data())
-@settings(max_examples=50)
+@examples(50)
 def test_messages_are_whole_for_any_split(messages: list[list[bytes]], data: st.DataObject) -> None:
     reader = StreamReader()
     received: list[Any] = []
@@ -138,7 +140,7 @@ def test_frames_of_every_size_arrive_among_small_ones(size: int) -> None:
     sizes=st.lists(st.integers(0, 150_000), max_size=5),
     cuts=st.lists(st.integers(1, 90_000), min_size=1),
 )
-@settings(max_examples=15)
+@examples(15)
 def test_large_frames_read_in_pieces_are_whole(sizes: list[int], cuts: list[int]) -> None:
     message = [bytes((index + 1,)) * size for index, size in enumerate(sizes)]
     wire = on_the_wire([message, [b"next"]])
@@ -314,7 +316,7 @@ def test_a_queued_channel_never_waits_for_a_slow_reader() -> None:
     sizes=st.lists(st.integers(0, 80_000), max_size=12),
     reads=st.lists(st.integers(0, 3), min_size=1, max_size=12),
 )
-@settings(max_examples=40)
+@examples(40)
 def test_a_queued_channel_keeps_the_order_whenever_it_is_read(
     sizes: list[int], reads: list[int]
 ) -> None:

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from cellmesh.controller.core.recovery import FIRST_HEAL
 
+from ....support.examples import examples
 from ....support.simulated_mesh import (
     ASYNC,
     COLLECTIVE,
@@ -203,7 +204,10 @@ class ChangingHands(Mesh):
 
 
 SETTINGS = settings(
-    max_examples=80, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    examples(80),
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
 )
 TestMesh = Mesh.TestCase
 TestMesh.settings = SETTINGS

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cellmesh.controller.output.fold import HOLD_RESULT_S, HOLD_S
 from cellmesh.wire.messages import Failed
 from cellmesh.wire.user_code import Display, Output, Skipped
 
+from ....support.examples import examples
 from ....support.folded_reader import LONG_S, SHORT_S, Screen, as_text, display, failure
 
 # ---- everything, once, in order
@@ -83,7 +84,7 @@ def check_all_shown_once(screen: Screen, all_scripts: Sequence[Sequence[Any]]) -
         assert seen == expected_of(script), f"rank {rank}"
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(all_scripts=scripts(WHOLE), data=st.data())
 def test_every_line_of_every_rank_is_shown_once_in_its_order(
     all_scripts: list[list[Any]], data: st.DataObject
@@ -93,7 +94,7 @@ def test_every_line_of_every_rank_is_shown_once_in_its_order(
     check_all_shown_once(screen, all_scripts)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(all_scripts=scripts(PIECES), data=st.data())
 def test_every_line_is_shown_once_in_order_for_any_split_of_the_text(
     all_scripts: list[list[Any]], data: st.DataObject
@@ -114,7 +115,7 @@ BOTH_STREAMS = st.sampled_from(
 )
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(
     all_scripts=st.lists(st.lists(BOTH_STREAMS, max_size=8), min_size=1, max_size=3), data=st.data()
 )

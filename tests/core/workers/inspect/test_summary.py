@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cellmesh.wire.inspect import TensorSummary
 from cellmesh.workers.inspect.summary import describe, is_dtensor
+
+from ....support.examples import examples
 
 # ---- tensors
 
@@ -128,7 +130,7 @@ def test_large_tensors_are_described_too() -> None:
     assert (facts.min, facts.max, facts.mean, facts.std) == (1.0, 1.0, 1.0, 0.0)
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(st.lists(st.floats(width=32), min_size=1, max_size=20))
 def test_statistics_are_those_of_the_finite_elements(values: list[float]) -> None:
     facts = describe(torch.tensor(values))

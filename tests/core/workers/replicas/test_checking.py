@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -18,6 +18,8 @@ from cellmesh.errors import MeshUsageError
 from cellmesh.workers.rank.failures import interrupted_step
 from cellmesh.workers.replicas.checking import check, compare, distance, find_tensor
 from cellmesh.workers.replicas.parts import rng_parts
+
+from ....support.examples import examples
 
 
 def model_of(seed: int = 0) -> nn.Sequential:
@@ -214,7 +216,7 @@ def test_distance_of_large_integers_is_exact(
     assert (found.ours, found.theirs) == (str(ours), str(theirs))
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(st.lists(st.floats(width=32), min_size=1, max_size=20), st.data())
 def test_distance_counts_what_differs(numbers: list[float], data: st.DataObject) -> None:
     other = [data.draw(st.one_of(st.just(x), st.floats(width=32))) for x in numbers]
