@@ -13,7 +13,13 @@ from cellmesh.wire.messages import Died, Done, Failed, MeshReady, Progress, Rank
 from cellmesh.wire.status import Probe, RankInfo, RankState
 from cellmesh.wire.stopping import QUIET_MAX_S, StopState
 
+from .runs import relay
+
 FAILED = Failed(1, "ValueError", "no", "Traceback", 3)
+
+
+def failed(run: int, type_name: str = "ValueError", text: str = "") -> Failed:
+    return Failed(run, type_name, text, "", 0)
 
 
 def infos(num_ranks: int) -> tuple[RankInfo, ...]:
@@ -26,6 +32,14 @@ def ready_core(num_ranks: int = 4, **options: Any) -> Core:
     core.receive(Parcel(Progress("forking ranks", 0)), 0.0)
     core.receive(Parcel(MeshReady(infos(num_ranks))), 0.0)
     assert core.state == "ready"
+    return core
+
+
+def running_core(num_ranks: int, *runs: tuple[int, ...], **options: Any) -> Core:
+    """A core that has given ranks their runs, which are numbered from 1, at 0.0 s."""
+    core = ready_core(num_ranks, **options)
+    for number, ranks in enumerate(runs, 1):
+        core.submit(relay(number, ranks), 0.0)
     return core
 
 
@@ -46,18 +60,18 @@ def heal_all(core: Core, effects: Iterable[Effect], now: float = 0.0) -> list[Ef
         if type(effect) is not Send or type(effect.parcel.verb) is not Relay:
             rest.append(effect)
             continue
-        relay, frames = effect.parcel
-        codec = at_rank_for_control() if relay.channel == "control" else at_rank_for_work()
+        order, frames = effect.parcel
+        codec = at_rank_for_control() if order.channel == "control" else at_rank_for_work()
         for verb, _ in codec.decode(frames):
             match verb:
                 case Probe(request):
                     waiting += hear(
-                        core, relay.ranks, RankState(request, -1, 0, 0, "", "", "cpu", 0), now
+                        core, order.ranks, RankState(request, -1, 0, 0, "", "", "cpu", 0), now
                     )
                 case Describe(request):
-                    waiting += hear(core, relay.ranks, Blueprint(request, b"groups"), now)
+                    waiting += hear(core, order.ranks, Blueprint(request, b"groups"), now)
                 case Heal():
-                    waiting += hear(core, relay.ranks, Done(verb.run), now)
+                    waiting += hear(core, order.ranks, Done(verb.run), now)
                 case Resume():
                     pass
                 case _:
@@ -87,20 +101,20 @@ def sent(effects: Iterable[Effect]) -> list[Parcel[Any]]:
 def control_sent(effects: Iterable[Effect]) -> list[tuple[tuple[int, ...], Any]]:
     """(ranks, verb) of what goes to control threads."""
     found = []
-    for relay, frames in sent(effects):
-        assert relay.channel == "control"
-        assert relay.run == -1
-        found += [(relay.ranks, verb) for verb, _ in at_rank_for_control().decode(frames)]
+    for order, frames in sent(effects):
+        assert order.channel == "control"
+        assert order.run == -1
+        found += [(order.ranks, verb) for verb, _ in at_rank_for_control().decode(frames)]
     return found
 
 
 def told(effects: Iterable[Effect]) -> list[tuple[tuple[int, ...], Any]]:
     """(ranks, verb) of what goes to ranks, on either channel."""
     found = []
-    for relay, frames in sent(effects):
-        if type(relay) is Relay:
-            codec = at_rank_for_control() if relay.channel == "control" else at_rank_for_work()
-            found += [(relay.ranks, verb) for verb, _ in codec.decode(frames)]
+    for order, frames in sent(effects):
+        if type(order) is Relay:
+            codec = at_rank_for_control() if order.channel == "control" else at_rank_for_work()
+            found += [(order.ranks, verb) for verb, _ in codec.decode(frames)]
     return found
 
 

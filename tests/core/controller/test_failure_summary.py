@@ -51,11 +51,8 @@ def summary(outcomes: dict[int, Any]) -> str:
             "rank 3 raised ValueError: boom (line 4); ranks 0-2,4 waited in all_reduce at line 5 "
             "for 1.0 s and were released",
         ),
-        (  # as torch's ProcessRaisedException
-            {
-                0: failed("ProcessRaisedException", "\n\n-- Process 1:\nTraceback"),
-                1: failed("E", " \n"),
-            },
+        (
+            {0: failed("ProcessRaisedException", "\n\n-- Process 1:\n"), 1: failed("E", " \n")},
             "rank 0 raised ProcessRaisedException: -- Process 1: (line 4); rank 1 raised E (line "
             "4)",
         ),
@@ -74,12 +71,9 @@ def summary(outcomes: dict[int, Any]) -> str:
             "released; rank 2 finished",
         ),
         (
-            {
-                0: failed(),
-                1: released("barrier", text="waited in barrier, while handling KeyError: 1\n2"),
-            },
-            "rank 0 raised ValueError: boom (line 4); rank 1 waited in barrier, while handling "
-            "KeyError: 1 at line 5 for 1.0 s and was released",
+            {0: failed(), 1: released("barrier", text="waited in barrier, while x: 1\n2")},
+            "rank 0 raised ValueError: boom (line 4); rank 1 waited in barrier, while x: 1 at "
+            "line 5 for 1.0 s and was released",
         ),
         (  # lines of another cell
             {0: failed(inner="In[8] line 10"), 1: released("barrier", inner="In[8] line 12")},
@@ -100,11 +94,8 @@ def summary(outcomes: dict[int, Any]) -> str:
             "released; rank 1 waited in barrier at line 9 for 1.0 s and was released",
         ),
         (
-            {
-                0: released("all_reduce", waited_s=0.8),
-                1: released("all_reduce", waited_s=1.2),
-                2: failed(),
-            },
+            {rank: released("all_reduce", waited_s=0.8 + 0.4 * rank) for rank in (0, 1)}
+            | {2: failed()},
             "rank 2 raised ValueError: boom (line 4); ranks 0-1 waited in all_reduce at line 5 "
             "for 1.2 s and were released",
         ),
@@ -115,30 +106,23 @@ def test_summary_of_an_ended_run(outcomes: dict[int, Any], words: str) -> None:
 
 
 def state(
-    line: int = 5,
-    where: str = "",
-    collective: str = "",
-    run: int = 7,
-    waited_s: float = 0.0,
-    asks: bool = False,
-    inner: str = "",
+    line: int = 5, where: str = "", collective: str = "", run: int = 7, **facts: Any
 ) -> RankState:
-    fields = {"waited_s": waited_s, "asks": asks, "inner": inner}
-    return RankState(1, run, 3, line, where, collective, "cpu", 0, **fields)  # type: ignore[arg-type]
+    return RankState(1, run, 3, line, where, collective, "cpu", 0, **facts)
 
 
-def test_status_line_names_waiting_ranks_their_place_and_the_others() -> None:
-    waiting = {rank: state(collective="all_reduce", waited_s=12.2) for rank in (0, 1, 2, 4, 5, 7)}
-    states = {**waiting, 3: state(2, "time.sleep")}
-    assert describe_live(7, range(8), states) == (
-        "ranks 0-2,4-5,7 wait in all_reduce (line 5) 12 s; rank 3 runs line 2: time.sleep; rank 6 "
-        "does not answer"
-    )
+IN_BARRIER = {rank: state(collective="barrier", waited_s=3 + 6 * rank) for rank in (0, 1)}
 
 
 @pytest.mark.parametrize(
     ("states", "words"),
     [
+        (
+            {rank: state(collective="all_reduce", waited_s=12.2) for rank in (0, 1, 2, 4, 5, 7)}
+            | {3: state(2, "time.sleep")},
+            "ranks 0-2,4-5,7 wait in all_reduce (line 5) 12 s; rank 3 runs line 2: time.sleep; "
+            "rank 6 does not answer",
+        ),
         ({0: state(), 1: state()}, "ranks 0-1 run line 5"),
         ({0: state(0), 1: state(0, "f")}, "rank 0 runs; rank 1 runs f"),
         (
@@ -158,21 +142,27 @@ def test_status_line_names_waiting_ranks_their_place_and_the_others() -> None:
             "f",
         ),
         ({}, "ranks 0-1 do not answer"),
-        (
-            {
-                0: state(collective="barrier", waited_s=3),
-                1: state(collective="barrier", waited_s=9),
-            },
-            "ranks 0-1 wait in barrier (line 5) 9 s",
-        ),
+        (IN_BARRIER, "ranks 0-1 wait in barrier (line 5) 9 s"),
     ],
 )
 def test_the_live_line(states: dict[int, RankState], words: str) -> None:
-    assert describe_live(7, range(2), states) == words
+    assert describe_live(7, range(max(states, default=1) + 1), states) == words
 
 
-def test_a_rank_that_asks_is_not_running() -> None:
-    assert describe_state(state(asks=True)) == "asking you at line 5"
+@pytest.mark.parametrize(
+    ("seen", "words"),
+    [
+        (state(asks=True), "asking you at line 5"),
+        (state(run=-1), "idle"),
+        (state(where="m.f"), "running m.f at line 5"),
+        (state(0, "m.f"), "running m.f"),
+        (state(), "running at line 5"),
+        (state(collective="all_reduce"), "in all_reduce at line 5"),
+        (state(0, collective="barrier"), "in barrier"),
+    ],
+)
+def test_states_in_words(seen: RankState, words: str) -> None:
+    assert describe_state(seen) == words
 
 
 ABORTED = Died(0, f"was killed by SIGABRT: {ENDED_BY_GLOO}, as sizes differ", "")
@@ -249,77 +239,63 @@ def test_the_live_line_is_short(num_ranks: int) -> None:
 
 
 def in_operation(number: int, run: int = 7, name: str = "all_reduce", began: int = 0) -> RankState:
-    waits = bool(name)
     counts = (GroupCount("0", (), began or number, description="mesh_dp"),)
-    return RankState(
-        1,
-        run,
-        1,
-        3,
-        "time.sleep(9)",
-        name,
-        "cpu",
-        0,
-        "0",
-        5.0 if waits else 0.0,
-        counts=counts,
-        in_flight=(InFlight("0", name, number),) if waits else (),
-    )
+    flight = (InFlight("0", name, number),) if name else ()
+    facts = {"group": "0", "waited_s": 5.0 if name else 0.0, "counts": counts, "in_flight": flight}
+    return RankState(1, run, 1, 3, "time.sleep(9)", name, "cpu", 0, **facts)  # type: ignore[arg-type]
 
 
-def test_who_waits_for_whom_is_said_with_what_that_rank_does() -> None:
-    states = {0: in_operation(3), 1: in_operation(3), 2: in_operation(0, name="", began=2)}
-    waits = "ranks 0-1 wait in the 3rd operation on dp (all_reduce), "
-    assert explain_waits(states, (), 3) == (
-        f"{waits}which rank 2 has not begun; rank 2 is running time.sleep(9) at line 3"
-    )
-    states[2] = in_operation(0, run=-1, name="", began=2)
-    assert explain_waits(states, (), 3) == (f"{waits}and rank 2 has ended after 2; rank 2 is idle")
-    del states[2]
-    assert explain_waits(states, (), 3) == (
-        f"{waits}which rank 2 has not begun; rank 2 does not answer"
-    )
-    assert explain_waits(states, (2,), 3) == f"these cannot meet: {waits}and rank 2 is dead"
+WAITS = "ranks 0-1 wait in the 3rd operation on dp (all_reduce), "
+COMPUTES, ENDED = (in_operation(0, run, "", 2) for run in (7, -1))
+
+
+@pytest.mark.parametrize(
+    ("third", "dead", "words"),
+    [
+        (COMPUTES, (), "which rank 2 has not begun; rank 2 is running time.sleep(9) at line 3"),
+        (ENDED, (), "and rank 2 has ended after 2; rank 2 is idle"),
+        (None, (), "which rank 2 has not begun; rank 2 does not answer"),
+        (in_operation(0, 7, "", 3), (), "which all have begun"),
+    ],
+)
+def test_who_waits_for_whom_is_said_with_what_that_rank_does(
+    third: RankState | None, dead: tuple[int, ...], words: str
+) -> None:
+    states = {0: in_operation(3), 1: in_operation(3)} | ({2: third} if third else {})
+    assert explain_waits(states, dead, 3) == f"{WAITS}{words}"
+
+
+def test_a_wait_for_a_dead_rank_can_never_end() -> None:
+    states = {0: in_operation(3), 1: in_operation(3)}
+    assert explain_waits(states, (2,), 3) == f"these cannot meet: {WAITS}and rank 2 is dead"
 
 
 def test_a_wait_that_can_never_end_is_said_first() -> None:
-    states = {0: in_operation(3), 1: in_operation(2, name="barrier")}
-    recent = {0: Begun(2, "all_reduce"), 1: Begun(2, "barrier")}
-    states = {
-        rank: msgspec.structs.replace(
-            state, counts=(msgspec.structs.replace(state.counts[0], recent=(recent[rank],)),)
-        )
-        for rank, state in states.items()
-    }
+    states = {}
+    for rank, (number, name) in enumerate([(3, "all_reduce"), (2, "barrier")]):
+        one = in_operation(number, name=name)
+        count = msgspec.structs.replace(one.counts[0], recent=(Begun(2, name),))
+        states[rank] = msgspec.structs.replace(one, counts=(count,))
     assert explain_waits(states, (), 2) == (
         "these cannot meet: on dp the 2nd operation is all_reduce on rank 0 and barrier on rank 1"
     )
 
 
-def test_ranks_in_an_operation_that_all_have_begun_are_named() -> None:
-    states = {0: in_operation(3), 1: in_operation(3)}
-    assert explain_waits(states, (), 2) == (
-        "ranks 0-1 wait in the 3rd operation on dp (all_reduce), which all have begun"
-    )
-
-
-def test_nobody_waits() -> None:
-    assert explain_waits({0: in_operation(0, run=-1, name="")}, (), 1) == (
-        "no rank waits for another"
+def test_no_rank_waits() -> None:
+    assert (
+        explain_waits({0: in_operation(0, run=-1, name="")}, (), 1) == "no rank waits for another"
     )
 
 
 def test_a_verdict_stands_before_what_ranks_were_doing() -> None:
-    released = Failed(1, "Released", "waited in all_reduce", "", 3, released=True)
-    outcomes = {0: Parcel(released), 1: Parcel(Done(1))}
-    text = summarize({0: Released("x")}, outcomes, "these cannot meet: why")
-    assert text == (
-        "these cannot meet: why; rank 0 waited in all_reduce at line 3 and was released; rank 1 "
-        "finished"
+    why = "these cannot meet: why"
+    waited = Failed(1, "Released", "waited in all_reduce", "", 3, released=True)
+    outcomes = {0: Parcel(waited), 1: Parcel(Done(1))}
+    assert summarize({0: Released("x")}, outcomes, why) == (
+        f"{why}; rank 0 waited in all_reduce at line 3 and was released; rank 1 finished"
     )
     outcomes[1] = Parcel(Failed(1, "ValueError", "no", "", 2))
-    text = summarize({0: Released("x"), 1: ValueError("no")}, outcomes, "these cannot meet: why")
+    text = summarize({0: Released("x"), 1: ValueError("no")}, outcomes, why)
     assert text.startswith("rank 1 raised ValueError")
-    assert describe_live(7, [0], {0: in_operation(3)}, "these cannot meet: why").startswith(
-        "these cannot meet: why; rank 0 waits in all_reduce"
-    )
+    line = describe_live(7, [0], {0: in_operation(3)}, why)
+    assert line.startswith(f"{why}; rank 0 waits in all_reduce")

@@ -93,9 +93,7 @@ def test_series_are_kept_by_rank_and_restart_with_a_new_loop() -> None:
 
 
 @pytest.mark.parametrize("num_in_one_message", [1, 2, 3, 6])
-def test_series_of_a_repeated_inner_loop_restarts_for_any_batching(
-    num_in_one_message: int,
-) -> None:
+def test_series_of_a_repeated_inner_loop_restarts_for_any_batching(num_in_one_message: int) -> None:
     metrics, sent = Metrics(), list[Parcel[Logged]]()
     reporter = Reporter(sent.append, lambda: 7)
     reporter.log(99, {"other": 0.0})  # the first is sent at once

@@ -5,14 +5,7 @@ from __future__ import annotations
 from cellmesh.controller.core.core import Answer, Change, Core, Deliver, Finish, Waiting
 from cellmesh.controller.core.runs import REPORT_AFTER_S
 from cellmesh.wire.codec import Parcel, at_rank_for_work
-from cellmesh.wire.messages import (
-    Died,
-    Done,
-    LogText,
-    ReadLog,
-    Relay,
-    StoreDied,
-)
+from cellmesh.wire.messages import Died, Done, LogText, ReadLog, Relay, StoreDied
 from cellmesh.wire.status import HostReport, RankState, ReadHost
 from cellmesh.wire.values import PullNames
 
@@ -24,6 +17,7 @@ from ....support.core_decisions import (
     lose_rank,
     of,
     ready_core,
+    running_core,
     sent,
     state_of,
 )
@@ -53,8 +47,7 @@ def test_an_answer_to_no_run_is_dropped() -> None:
 
 
 def test_a_second_answer_of_a_rank_is_dropped() -> None:
-    core = ready_core()
-    core.submit(relay(1, (0, 1)))
+    core = running_core(4, (0, 1))
     hear(core, (0,), Done(1))
     assert hear(core, (0,), Done(1)) == []
     assert hear(core, (0, 1), Done(1)) == [Deliver(1, (1,), Parcel(Done(1))), Finish(1)]
@@ -64,8 +57,7 @@ def test_a_second_answer_of_a_rank_is_dropped() -> None:
 
 
 def test_ranks_that_answer_soon_after_a_failure_are_not_asked() -> None:
-    core = ready_core(on_error="wait")
-    core.submit(relay(1, (0, 1)))
+    core = running_core(4, (0, 1), on_error="wait")
     hear(core, (0,), FAILED, now=10.0)
     hear(core, (1,), Done(1), now=10.1)
     assert of(Waiting, core.tick(10.1 + REPORT_AFTER_S)) == []
@@ -73,8 +65,7 @@ def test_ranks_that_answer_soon_after_a_failure_are_not_asked() -> None:
 
 
 def test_ranks_that_are_no_longer_in_the_run_are_left_out() -> None:
-    core = ready_core(on_error="wait")
-    core.submit(relay(1, (0, 1, 2)))
+    core = running_core(4, (0, 1, 2), on_error="wait")
     hear(core, (0,), FAILED, now=0.0)
     [(_, probe)] = control_sent(core.tick(REPORT_AFTER_S))
     hear(core, (1,), state_of(probe.request, 1))
@@ -84,8 +75,7 @@ def test_ranks_that_are_no_longer_in_the_run_are_left_out() -> None:
 
 
 def test_ended_run_gets_no_more_messages() -> None:
-    core = ready_core(on_error="wait")
-    core.submit(relay(1, (0, 1)))
+    core = running_core(4, (0, 1), on_error="wait")
     hear(core, (0,), FAILED, now=0.0)
     [(_, probe)] = control_sent(core.tick(REPORT_AFTER_S))
     hear(core, (1,), Done(1), now=REPORT_AFTER_S)
@@ -97,10 +87,7 @@ def test_ended_run_gets_no_more_messages() -> None:
 
 
 def test_a_death_ends_the_ranks_part_in_every_run() -> None:
-    core = ready_core()
-    core.submit(relay(1, (0, 1)))
-    core.submit(relay(2, (1,)))
-    core.submit(relay(3, (0,)))
+    core = running_core(4, (0, 1), (1,), (0,))
     died = Died(1, "killed by SIGKILL", "last words")
     effects = core.receive(Parcel(died), 0.0)
     assert of(Deliver, effects) == [

@@ -9,14 +9,9 @@ import pytest
 from cellmesh.controller.core.core import Answer, Change, Core, Deliver, Finish
 from cellmesh.wire.attach import Refused, Welcome
 from cellmesh.wire.codec import Parcel
-from cellmesh.wire.messages import (
-    MeshReady,
-    StartFailed,
-    Stop,
-    Stopped,
-)
+from cellmesh.wire.messages import MeshReady, StartFailed, Stop, Stopped
 
-from ....support.core_decisions import infos, of, ready_core, sent
+from ....support.core_decisions import infos, of, ready_core, running_core, sent
 from ....support.runs import relay
 
 # ---- starting
@@ -83,8 +78,7 @@ def test_stop_is_sent_once() -> None:
 
 @pytest.mark.parametrize("how", ["agent", "stopped"])
 def test_the_end_ends_everything(how: str) -> None:
-    core = ready_core()
-    core.submit(relay(1, (0, 1)))
+    core = running_core(4, (0, 1))
     request, _ = core.ask_states((0,), 0.0)
     if how == "agent":
         effects = core.agent_ended("its process ended")

@@ -172,11 +172,7 @@ STUCK: dict[str, tuple[dict[int, RankState], set[int], list[int]]] = {
         {1},
         [0],
     ),
-    "a receiver has received": (
-        {0: SENDS, 1: state(count(0, num_received=((-1, 2),)))},
-        {1},
-        [],
-    ),
+    "a receiver has received": ({0: SENDS, 1: state(count(0, num_received=((-1, 2),)))}, {1}, []),
     "a message does not wait for collectives": (
         {0: state(count(9, num_received=((1, 2),)), in_="recv"), 1: SAME, 2: SAME},
         {2},

@@ -15,29 +15,21 @@ from cellmesh.controller.core.requests import ANSWER_S
 from cellmesh.controller.core.runs import STOP_S
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.groups import Blueprint, Describe, Heal
-from cellmesh.wire.messages import (
-    Died,
-    Done,
-    Failed,
-    Interrupt,
-    Kill,
-    Ranked,
-    Release,
-    Respawn,
-    Resume,
-)
+from cellmesh.wire.messages import Died, Done, Interrupt, Kill, Ranked, Release, Respawn, Resume
 from cellmesh.wire.status import Probe, RankInfo
 
 from ....support.core_decisions import (
     FAILED,
     answer_probe,
     counted,
+    failed,
     heal_all,
     hear,
     lose_rank,
     of,
     only,
     ready_core,
+    running_core,
     told,
 )
 from ....support.recovery_cases import (
@@ -53,6 +45,7 @@ from ....support.recovery_cases import (
     started,
     state,
     submit,
+    told_of_heals,
 )
 from ....support.runs import relay
 
@@ -60,8 +53,7 @@ from ....support.runs import relay
 
 
 def test_after_a_failure_ranks_whose_groups_agree_go_on() -> None:
-    core = ready_core(2)
-    submit(core, 1, (0, 1))
+    core = running_core(2, (0, 1))
     assert told(hear(core, (0,), FAILED)) == []
     effects = answer_probe(core, hear(core, (1,), Done(1)), 0.0, counts=counted(3))
     assert told(effects) == [((0,), Resume())]
@@ -79,8 +71,7 @@ def test_after_a_failure_ranks_whose_groups_agree_go_on() -> None:
     ids=["broken", "collectives", "messages"],
 )
 def test_after_a_failure_groups_that_disagree_are_healed(facts: Any) -> None:
-    core = ready_core(2, new_generation=lambda: 42, dims={"dp": 2})
-    submit(core, 1, (0, 1))
+    core = running_core(2, (0, 1), new_generation=lambda: 42, dims={"dp": 2})
     hear(core, (0,), FAILED)
     effects = answer_probe(core, hear(core, (1,), Done(1)), 0.0, **facts)
     assert told(effects) == [((0, 1), Heal(FIRST_HEAL + 42, 42, (0, 1), b"", ("dp",), (2,)))]
@@ -95,23 +86,20 @@ def test_after_a_failure_groups_that_disagree_are_healed(facts: Any) -> None:
 
 
 def test_a_run_that_ended_well_is_not_looked_at() -> None:
-    core = ready_core(2)
-    submit(core, 1, (0, 1))
+    core = running_core(2, (0, 1))
     assert hear(core, (0, 1), Done(1, None, counted(2)))[1:] == [Finish(1)]
     assert_calm(core)
 
 
 def test_released_or_interrupted_rank_is_examined_even_if_its_code_went_on() -> None:
-    core = ready_core(2)
-    submit(core, 1, (0, 1))
+    core = running_core(2, (0, 1))
     core.interrupt(1, 0.0)
     effects = hear(core, (0, 1), Done(1))
     assert only(Heal, answer_probe(core, effects, 0.0, is_broken=True))[0] == (0, 1)
 
 
 def test_counts_that_disagree_after_a_run_are_healed_before_the_next_on_the_members() -> None:
-    core = ready_core(3)
-    submit(core, 1, (0, 1, 2))
+    core = running_core(3, (0, 1, 2))
     hear(core, (0,), Done(1, None, counted(3)))
     hear(core, (1, 2), Done(1, None, counted(2)))
     assert started(submit(core, 2, (0, 1))) == [((0, 1), 2)]
@@ -127,14 +115,7 @@ def test_counts_that_disagree_after_a_run_are_healed_before_the_next_on_the_memb
 
 
 def test_counts_that_seemed_to_disagree_cost_one_look() -> None:
-    core = ready_core(2)
-    submit(core, 1, (0, 1))
-    hear(core, (0,), Done(1, None, counted(3)))
-    hear(core, (1,), FAILED)  # it began as many, and could not say so
-    effects = submit(core, 2, (0, 1))
-    heal_all(core, effects)
-    core = ready_core(2)
-    submit(core, 1, (0, 1))
+    core = running_core(2, (0, 1))
     hear(core, (0,), Done(1, None, counted(3)))
     hear(core, (1,), Done(1))
     effects = submit(core, 2, (0, 1))
@@ -147,10 +128,8 @@ def test_counts_that_seemed_to_disagree_cost_one_look() -> None:
 
 
 def test_running_rank_has_no_part_in_a_heal_until_idle() -> None:
-    core = ready_core(3)
-    submit(core, 1, (2,))
-    submit(core, 2, (0, 1))
-    effects = hear(core, (0, 1), Failed(2, "E", "", "", 0))
+    core = running_core(3, (2,), (0, 1))
+    effects = hear(core, (0, 1), failed(2))
     ranks, first = only(Heal, answer_probe(core, effects, 0.0, busy={2: 1}, is_broken=True))
     assert ranks == (0, 1)
     hear(core, ranks, Done(first.run))
@@ -163,17 +142,14 @@ def test_running_rank_has_no_part_in_a_heal_until_idle() -> None:
 
 
 def test_rank_with_work_in_flight_is_not_idle() -> None:
-    core = ready_core(3)
-    submit(core, 1, (0, 1))
-    submit(core, 2, (2,))
+    core = running_core(3, (0, 1), (2,))
     effects = hear(core, (0, 1), FAILED)
     ranks, _ = only(Heal, answer_probe(core, effects, 0.0, is_broken=True))
     assert ranks == (0, 1)
 
 
 def test_silent_rank_is_healed_before_its_next_run() -> None:
-    core = ready_core(3)
-    submit(core, 1, (0, 1))
+    core = running_core(3, (0, 1))
     _, probe = only(Probe, hear(core, (0, 1), FAILED))
     for rank in (0, 1):
         hear(core, (rank,), state(probe.request, is_broken=True))
@@ -189,27 +165,20 @@ def test_silent_rank_is_healed_before_its_next_run() -> None:
 
 
 def test_holding_rank_stays_until_the_failed_run_has_ended_everywhere() -> None:
-    core = ready_core(4, on_error="wait")
-    submit(core, 1, (0, 1))
-    submit(core, 2, (0,))
-    submit(core, 3, (2, 3))
+    core = running_core(4, (0, 1), (0,), (2, 3), on_error="wait")
     hear(core, (0,), FAILED)
-    effects = answer_probe(
-        core, hear(core, (2, 3), Failed(3, "E", "", "", 0)), 0.0, busy={1: 1}, is_broken=True
-    )
-    ranks, heal = only(Heal, effects)
+    effects = hear(core, (2, 3), failed(3))
+    ranks, heal = only(Heal, answer_probe(core, effects, 0.0, busy={1: 1}, is_broken=True))
     assert ranks == (2, 3)
     assert told(hear(core, ranks, Done(heal.run))) == []
-    effects = heal_all(core, hear(core, (1,), Done(1)))
-    assert [deliver.run for deliver in of(Finish, hear(core, (0,), Done(2)))] == [2]
+    heal_all(core, hear(core, (1,), Done(1)))
+    assert of(Finish, hear(core, (0,), Done(2))) == [Finish(2)]
 
 
 def test_rank_that_fails_during_an_examination_is_examined_next() -> None:
-    core = ready_core(3)
-    submit(core, 1, (0, 1))
-    submit(core, 2, (2,))
+    core = running_core(3, (0, 1), (2,))
     effects = hear(core, (0, 1), FAILED)
-    hear(core, (2,), Failed(2, "E", "", "", 0))
+    hear(core, (2,), failed(2))
     effects = answer_probe(core, effects, 0.0)
     assert [type(verb) for _, verb in told(effects)] == [Probe]
     assert told(answer_probe(core, effects, 0.0)) == [((0, 1, 2), Resume())]
@@ -217,9 +186,7 @@ def test_rank_that_fails_during_an_examination_is_examined_next() -> None:
 
 
 def test_rank_that_ends_its_run_during_a_heal_is_healed_next() -> None:
-    core = ready_core(3)
-    submit(core, 1, (0, 1))
-    submit(core, 2, (2,))
+    core = running_core(3, (0, 1), (2,))
     effects = hear(core, (0, 1), FAILED)
     hear(core, (2,), Done(2))
     ranks, heal = only(Heal, answer_probe(core, effects, 0.0, busy={2: 2}, is_broken=True))
@@ -256,13 +223,11 @@ def test_work_that_waited_goes_only_to_those_that_were_there_all_the_time() -> N
 
 def test_work_for_a_missing_rank_tries_its_replacement_again() -> None:
     core = ready_core(2)
-    effects = healed_by_user(core)
-    effects += die(core, 0)
+    healed_by_user(core)
+    die(core, 0)
     late = PATIENCE_S + 2 * ANSWER_S
-    effects = [
-        effect for now in range(1, int(late)) for effect in core.tick(now)
-    ]  # rank 1 does not answer
-    assert asked_of_agent(effects, Respawn) == []
+    for now in range(1, int(late)):  # rank 1 does not answer
+        assert asked_of_agent(core.tick(now), Respawn) == []
     effects = submit(core, 1, (0,), late)
     assert started(effects) == []
     assert started(drive(core, effects, late)) == [((0,), 1)]
@@ -274,8 +239,7 @@ def test_work_for_a_rank_that_cannot_be_replaced_ends() -> None:
     die(core, 0)
     core.tick(ANSWER_S)
     core.tick(2 * ANSWER_S)
-    effects = submit(core, 1, (0,), 5.0)
-    effects += core.tick(5.0 + ANSWER_S)
+    effects = submit(core, 1, (0,), 5.0) + core.tick(5.0 + ANSWER_S)
     assert of(Finish, effects) == [Finish(1)]
 
 
@@ -291,15 +255,13 @@ def test_after_a_death_the_others_are_healed() -> None:
 
 
 def test_after_a_death_its_run_ends_first() -> None:
-    core = ready_core(3)
-    submit(core, 1, (0, 1))
+    core = running_core(3, (0, 1))
     assert told(die(core, 1)) == []
     assert only(Probe, hear(core, (0,), FAILED))[0] == (0, 2)
 
 
 def test_a_rank_that_dies_after_its_part_in_a_run_is_not_waited_for() -> None:
-    core = ready_core(3)
-    submit(core, 1, (0, 1))
+    core = running_core(3, (0, 1))
     hear(core, (1,), Done(1))
     assert only(Heal, answer_probe(core, die(core, 1), 0.0, busy={0: 1}))[0] == (2,)
 
@@ -307,8 +269,7 @@ def test_a_rank_that_dies_after_its_part_in_a_run_is_not_waited_for() -> None:
 def test_a_question_to_a_control_thread_does_not_keep_a_death_from_being_healed() -> None:
     core = ready_core(3)
     core.submit(relay(1, (0, 1), "control"))
-    effects = die(core, 1)
-    assert only(Probe, effects)[0] == (0, 2)
+    assert only(Probe, die(core, 1))[0] == (0, 2)
 
 
 def test_death_reported_twice_is_healed_once() -> None:
@@ -321,22 +282,19 @@ def test_dead_ranks_are_replaced_and_learn_of_the_groups() -> None:
     core = ready_core(3)
     lose_rank(core, Died(1, KILLED, ""))
     request, effects = core.heal(5.0)
-    effects = answer_probe(core, effects, 5.0)
-    assert asked_of_agent(effects, Respawn) == [Respawn((1,))]
+    assert asked_of_agent(answer_probe(core, effects, 5.0), Respawn) == [Respawn((1,))]
     assert core.deadline() == 5.0 + RESPAWN_S
     effects = respawned(core, 1, now=5.1)
     assert core.dead == {}
-    effects = answer_probe(core, effects, 5.1)
-    ranks, describe = only(Describe, effects)
+    ranks, describe = only(Describe, answer_probe(core, effects, 5.1))
     assert ranks == (0,)
     ranks, heal = only(Heal, hear(core, (0,), Blueprint(describe.request, b"the groups"), 5.2))
     assert ranks == heal.ranks == (0, 1, 2)
     assert heal.blueprint == b"the groups"
     effects = hear(core, ranks, Done(heal.run, notes=("gradients are dropped",)), 5.5)
-    (answer,) = of(Answer, effects)
-    assert answer == Answer(
-        request, HealReport((1,), True, "", 0.5, notes=("gradients are dropped",))
-    )
+    [answer] = of(Answer, effects)
+    report = HealReport((1,), True, "", 0.5, notes=("gradients are dropped",))
+    assert answer == Answer(request, report)
     assert describe_heal(answer.value).endswith("; gradients are dropped")
     assert_calm(core)
 
@@ -353,22 +311,16 @@ def test_if_all_are_dead_the_new_ones_make_the_meshs_own_groups() -> None:
 
 def test_auto_heal_replaces_dead_ranks_without_a_request() -> None:
     core = ready_core(3, auto_heal=True)
-    effects = drive(core, die(core, 1))
-    assert [
-        change.cause.respawned
-        for change in of(Change, effects)
-        if isinstance(change.cause, HealReport)
-    ] == [(1,)]
+    assert [report.respawned for report in told_of_heals(drive(core, die(core, 1)))] == [(1,)]
     assert core.dead == {}
     assert_calm(core)
 
 
 def test_rank_killed_for_not_stopping_is_replaced() -> None:
-    core = ready_core(2)
-    submit(core, 1, (0, 1))
+    core = running_core(2, (0, 1))
     core.interrupt(1, 0.0)
     core.interrupt(1, 0.1)
-    hear(core, (0,), Failed(1, "KeyboardInterrupt", "", "", 0), 0.2)
+    hear(core, (0,), failed(1, "KeyboardInterrupt"), 0.2)
     effects = [*core.tick(STOP_S), *die(core, 1, STOP_S + 0.1)]
     assert asked_of_agent(effects, Kill) == [Kill((1,))]
     effects = drive(core, effects, STOP_S + 0.1)
@@ -389,13 +341,6 @@ def test_a_mesh_that_is_well_is_not_healed() -> None:
     assert effects == [Answer(request, HealReport(took_s=0.5))]
 
 
-def test_ranks_that_run_something_are_named() -> None:
-    core = ready_core(2)
-    submit(core, 1, (1,))
-    [report] = reports(healed_by_user(core))
-    assert "rank 1 must be idle" in report.failure
-
-
 def test_refused_heal_names_the_runs_of_busy_ranks() -> None:
     core = ready_core(3)
     core.submit(relay(1, (0, 2), title="cell 3"))
@@ -404,8 +349,7 @@ def test_refused_heal_names_the_runs_of_busy_ranks() -> None:
 
 
 def test_ranks_that_are_about_to_be_released_are_waited_for() -> None:
-    core = ready_core(3)
-    submit(core, 1, (0, 1, 2))
+    core = running_core(3, (0, 1, 2))
     die(core, 1)
     assert healed_by_user(core, 0.1) == []
     assert only(Release, core.tick(1.0))[0] == (0, 2)
@@ -416,27 +360,14 @@ def test_ranks_that_are_about_to_be_released_are_waited_for() -> None:
     assert_calm(core)
 
 
-def test_a_heal_that_waits_is_not_answered_by_a_look_at_others() -> None:
-    core = ready_core(4)
-    submit(core, 1, (0, 1))
+@pytest.mark.parametrize("ranks", [(0, 1), (0, 1, 2)])
+def test_a_heal_that_waits_is_not_answered_by_a_look_at_others(ranks: tuple[int, ...]) -> None:
+    core = running_core(4, ranks)
     die(core, 1)
     assert healed_by_user(core, 0.1) == []
-    submit(core, 3, (3,), 0.1)
-    effects = hear(core, (3,), Failed(3, "E", "", "", 0), 0.2)
-    assert reports(drive(core, effects, 0.2)) == []  # ranks 2 and 3 are healed
-    [report] = reports(drive(core, hear(core, (0,), FAILED, 0.9), 0.9))
-    assert report.respawned == (1,)
-
-
-def test_a_heal_that_waits_is_not_answered_while_ranks_hold_back() -> None:
-    core = ready_core(4)
-    submit(core, 1, (0, 1, 2))
-    die(core, 1)
-    assert healed_by_user(core, 0.1) == []
-    hear(core, (2,), FAILED, 0.15)  # rank 2 has left the run, and rank 0 is yet to
+    hear(core, ranks[2:], FAILED, 0.15)  # rank 2 holds back, and rank 0 is yet to leave the run
     submit(core, 3, (3,), 0.2)
-    effects = hear(core, (3,), Failed(3, "E", "", "", 0), 0.3)
-    assert reports(drive(core, effects, 0.3)) == []
+    assert reports(drive(core, hear(core, (3,), failed(3), 0.3), 0.3)) == []
     [report] = reports(drive(core, hear(core, (0,), FAILED, 0.9), 0.9))
     assert (report.respawned, report.failure) == ((1,), "")
 
@@ -459,10 +390,8 @@ def test_ranks_that_do_not_end_a_failed_run_are_not_waited_for_without_end() -> 
 def test_a_rank_that_is_late_to_answer_is_asked_again() -> None:
     core = ready_core(2)
     die(core, 1)
-    asked = healed_by_user(core, 1.0)
-    assert len(of(Answer, asked)) == 0
-    again = core.tick(1.0 + ANSWER_S)
-    [report] = reports(drive(core, again, 2.5))
+    assert reports(healed_by_user(core, 1.0)) == []
+    [report] = reports(drive(core, core.tick(1.0 + ANSWER_S), 2.5))
     assert (report.respawned, report.failure) == ((1,), "")
 
 
@@ -485,8 +414,7 @@ def test_rank_is_not_asked_again_after_the_heal_was_abandoned() -> None:
 
 
 def test_heal_does_not_wait_for_ranks_that_are_not_released() -> None:
-    core = ready_core(2, on_error="wait")
-    submit(core, 1, (0, 1))
+    core = running_core(2, (0, 1), on_error="wait")
     die(core, 1)
     core.tick(1.0)
     [report] = reports(healed_by_user(core, 1.1))
@@ -496,8 +424,7 @@ def test_heal_does_not_wait_for_ranks_that_are_not_released() -> None:
 
 
 def test_waiting_heal_can_be_abandoned() -> None:
-    core = ready_core(2)
-    submit(core, 1, (0, 1))
+    core = running_core(2, (0, 1))
     die(core, 1)
     healed_by_user(core, 0.1)
     assert len(reports(core.abandon_heal())) == 1
@@ -506,11 +433,8 @@ def test_waiting_heal_can_be_abandoned() -> None:
 
 
 @pytest.mark.parametrize("gives_up", [True, False])
-def test_auto_healed_rank_is_replaced_after_a_refused_heal(
-    gives_up: bool,
-) -> None:
-    core = ready_core(3, auto_heal=True)
-    submit(core, 1, (0, 1, 2))
+def test_auto_healed_rank_is_replaced_after_a_refused_heal(gives_up: bool) -> None:
+    core = running_core(3, (0, 1, 2), auto_heal=True)
     die(core, 2, 0.1)
     assert healed_by_user(core, 0.2) == []
     submit(core, 2, (0, 1, 2), 0.3)
@@ -525,8 +449,7 @@ def test_auto_healed_rank_is_replaced_after_a_refused_heal(
 
 
 def test_rank_killed_for_not_stopping_is_replaced_after_a_refused_heal() -> None:
-    core = ready_core(2)
-    submit(core, 1, (0, 1))
+    core = running_core(2, (0, 1))
     die(core, 1)
     healed_by_user(core, 0.1)
     core.interrupt(1, 0.2)
@@ -538,17 +461,14 @@ def test_rank_killed_for_not_stopping_is_replaced_after_a_refused_heal() -> None
 
 
 def test_heal_report_names_ranks_without_an_answer() -> None:
-    core = ready_core(2)
-    _, probe = only(Probe, healed_by_user(core))
-    hear(core, (0,), state(probe.request))
-    effects, now = core.tick(ANSWER_S), ANSWER_S
+    core, now = ready_core(2), 0.0
+    effects = healed_by_user(core)
     while not reports(effects):  # it is asked again, but not without end
         assert now < PATIENCE_S + 2 * ANSWER_S
         now += ANSWER_S
         request = only(Probe, effects)[1].request
         effects = hear(core, (0,), state(request)) + core.tick(now)
-    [report] = reports(effects)
-    assert "rank 1" in report.failure
+    assert "rank 1" in reports(effects)[0].failure
 
 
 @pytest.mark.parametrize("is_ready", [True, False])
@@ -556,20 +476,17 @@ def test_a_mesh_that_is_not_there_is_not_healed(is_ready: bool) -> None:
     core = ready_core(2) if is_ready else Core(2)
     if is_ready:
         core.agent_ended("stopped")
-    [report] = reports(healed_by_user(core))
-    assert report.failure
+    assert reports(healed_by_user(core))[0].failure
 
 
 def test_rank_that_returned_in_a_run_that_is_over_is_interrupted_until_it_leaves_it() -> None:
     core = ready_core(2, settle_s=0.0)
     core.receive(Parcel(HostLost("b", (1,), "not heard")), 0.0)
-    info = RankInfo(1, 101, "b", "running")
-    core.receive(Parcel(Returned((info,))), 1.0)
-    effects = healed_by_user(core, 1.0)
-    found = []
+    core.receive(Parcel(Returned((RankInfo(1, 101, "b", "running"),))), 1.0)
+    effects, found = healed_by_user(core, 1.0), []
     for now in (1.0, 1.5, 2.5, 3.0, 4.0):
-        if not of(Send, effects):
-            effects = core.tick(now)
-        effects = answer_probe(core, effects, now, busy={1: 77})
+        effects = answer_probe(
+            core, effects if of(Send, effects) else core.tick(now), now, busy={1: 77}
+        )
         found += [(now, verb) for _, verb in told(effects) if type(verb) is Interrupt]
     assert found == [(2.5, Interrupt(77)), (4.0, Interrupt(77))]

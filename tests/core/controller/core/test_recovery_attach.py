@@ -15,6 +15,7 @@ from cellmesh.wire.status import Probe, RankInfo
 from ....support.core_decisions import (
     answer_probe,
     counted,
+    failed,
     heal_all,
     hear,
     of,
@@ -78,7 +79,7 @@ def test_attaching_controller_gets_the_end_of_runs_in_flight() -> None:
     core, effects = attached_core(3, runs=(RunInfo(7, (0, 1), "step()"),))
     effects = answer_probe(core, effects, 0.0, busy={0: 7, 1: 7}, counts=counted(2))
     assert told(effects) == [((2,), Resume())]
-    effects = hear(core, (0,), Failed(7, "E", "", "", 0))
+    effects = hear(core, (0,), failed(7))
     assert of(Finish, hear(core, (1,), Done(7))) == [Finish(7)]
 
 
@@ -133,7 +134,7 @@ def test_attaching_controller_finds_ranks_without_groups() -> None:
 
 def test_failure_of_a_forgotten_run_holds_no_rank_back_for_ever() -> None:
     core = ready_core(2)
-    effects = hear(core, (1,), Failed(77, "E", "", "", 0))
+    effects = hear(core, (1,), failed(77, "E"))
     assert told(answer_probe(core, effects, 0.0)) == [((1,), Resume())]
     effects = hear(core, (1,), Failed(FIRST_HEAL + 77, "Released", "", "", 0))
     assert only(Heal, answer_probe(core, effects, 0.0, is_broken={1: True}))[0] == (0, 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
@@ -11,6 +10,7 @@ import msgspec
 import pytest
 
 from cellmesh.controller.core import stopping
+from cellmesh.controller.core.core import Core, Note
 from cellmesh.controller.core.stopping import (
     IN_STEP_LIMIT_S,
     LIMIT_S,
@@ -25,11 +25,11 @@ from cellmesh.controller.core.stopping import (
     find_step_differences,
 )
 from cellmesh.wire.groups import GroupCount
-from cellmesh.wire.messages import Done, Failed, Interrupt
+from cellmesh.wire.messages import Done, Interrupt
 from cellmesh.wire.stopping import QUIET_MAX_S, Owed, Pause, StepCount, Steps, StopState, owes
 
-from ....support.core_decisions import hear, of, ready_core, told
-from ....support.runs import relay
+from ....support.core_decisions import failed, hear, of, running_core, told
+from ....support.step_counter import growth
 
 WORLD = "0"
 
@@ -48,6 +48,10 @@ def waiting(*counts: GroupCount) -> StopState:
 
 def all_reduces(number: int, ranks: tuple[int, ...] = (), name: str = WORLD) -> GroupCount:
     return GroupCount(name, ranks, number)
+
+
+def steps(number: int, name: str = "o", model: str = "m") -> Steps:
+    return Steps(1, (StepCount("Adam 1", number, name, model),))
 
 
 def stopping_of(num_ranks: int) -> Stopping:
@@ -97,21 +101,19 @@ def test_what_a_rank_begins_on_its_way_is_owed_by_others() -> None:
 
 def test_a_rank_with_one_step_less_goes_on_though_it_owes_no_operation() -> None:
     ranks = stopping_of(2)
-    four, five = (Steps(1, (StepCount("SGD 1", number),)) for number in (4, 5))
-    behind = msgspec.structs.replace(at_gate(all_reduces(9, (0,), "a")), steps=four)
-    ahead = msgspec.structs.replace(at_gate(all_reduces(9, (1,), "b")), steps=five)
+    behind = msgspec.structs.replace(at_gate(all_reduces(9, (0,), "a")), steps=steps(4))
+    ahead = msgspec.structs.replace(at_gate(all_reduces(9, (1,), "b")), steps=steps(5))
     ranks.report((0,), behind, 0.0)
-    assert ranks.report((1,), ahead, 0.0) == {0: Owed((), (("SGD 1", 5),))}
+    assert ranks.report((1,), ahead, 0.0) == {0: Owed((), (("Adam 1", 5),))}
     assert ranks.decide(0.0) is None
-    ranks.report((0,), msgspec.structs.replace(behind, steps=five), 0.1)
+    ranks.report((0,), msgspec.structs.replace(behind, steps=steps(5)), 0.1)
     assert ranks.decide(0.1) == Verdict(True)
 
 
 def test_ranks_that_differ_by_many_steps_owe_none() -> None:
     ranks = stopping_of(2)
-    four, nine = (Steps(1, (StepCount("SGD 1", number),)) for number in (4, 9))
-    ranks.report((0,), msgspec.structs.replace(at_gate(), steps=four), 0.0)
-    assert ranks.report((1,), msgspec.structs.replace(at_gate(), steps=nine), 0.0) == {}
+    ranks.report((0,), msgspec.structs.replace(at_gate(), steps=steps(4)), 0.0)
+    assert ranks.report((1,), msgspec.structs.replace(at_gate(), steps=steps(9)), 0.0) == {}
     assert ranks.decide(0.0) == Verdict(True)
 
 
@@ -122,13 +124,18 @@ def test_a_message_that_was_sent_is_received_and_the_other_way_round() -> None:
     assert found == {1: Owed((GroupCount(WORLD, (), 0, ((0, 2),), ((0, 3),)),))}
 
 
-def test_owing_is_seen_on_the_rank_as_in_the_core() -> None:
-    owed = (GroupCount(WORLD, (), 3, ((1, 2),), ((1, 1),)),)
-    assert owes((), owed)
-    assert owes((GroupCount(WORLD, (), 3, ((1, 1),), ((1, 1),)),), owed)
-    assert owes((GroupCount(WORLD, (), 3, ((1, 2),)),), owed)
-    assert owes((GroupCount(WORLD, (), 2, ((1, 2),), ((1, 1),)),), owed)
-    assert not owes((GroupCount(WORLD, (), 3, ((1, 5),), ((1, 1),)),), owed)
+@pytest.mark.parametrize(
+    ("own", "is_owing"),
+    [
+        ((), True),
+        ((GroupCount(WORLD, (), 3, ((1, 1),), ((1, 1),)),), True),
+        ((GroupCount(WORLD, (), 3, ((1, 2),)),), True),
+        ((GroupCount(WORLD, (), 2, ((1, 2),), ((1, 1),)),), True),
+        ((GroupCount(WORLD, (), 3, ((1, 5),), ((1, 1),)),), False),
+    ],
+)
+def test_owing_is_seen_on_the_rank_as_in_the_core(own: Any, is_owing: bool) -> None:
+    assert owes(own, (GroupCount(WORLD, (), 3, ((1, 2),), ((1, 1),)),)) == is_owing
 
 
 def test_ranks_that_run_python_end_where_they_are_after_a_while() -> None:
@@ -174,9 +181,10 @@ def test_a_rank_inside_an_optimizers_step_gets_more_time() -> None:
 
 def test_ranks_with_different_steps_get_more_time() -> None:
     ranks = stopping_of(2)
-    one, two = (Steps(1, (StepCount("SGD 1", number, "o", "m"),)) for number in (1, 2))
-    ranks.report((0,), in_python(all_reduces(4), quiet_s=3.0, steps=one, has_begun=True), 0.0)
-    ranks.report((1,), in_python(all_reduces(4), quiet_s=3.0, steps=two, has_begun=True), 0.0)
+    for rank in (0, 1):
+        own = steps(rank + 1)
+        state = in_python(all_reduces(4), quiet_s=3.0, steps=own, has_begun=True)
+        ranks.report((rank,), state, 0.0)
     assert ranks.decide(STEPS_LIMIT_S - 0.01) is None
     assert ranks.decide(STEPS_LIMIT_S) == Verdict(True, (0, 1))
 
@@ -288,42 +296,28 @@ def test_all_members_of_a_group_have_begun_the_same_number(
             assert all(counts[member].get(group, 0) == own.get(group, 0) for member in members)
 
 
-def num_calls(function: Callable[[], object]) -> int:
-    count = 0
-
-    def profile(frame: Any, event: str, argument: Any) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    sys.setprofile(profile)
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
-    return count
-
-
 def test_the_work_grows_with_the_number_of_ranks_and_not_faster() -> None:
-    def align(num_ranks: int) -> None:
-        begun = Begun(num_ranks)
-        ranks = stopping_of(num_ranks)
-        for rank in range(num_ranks):
-            pair = (rank & ~1, rank | 1)
-            counts = (all_reduces(4), all_reduces(rank // 2, pair, f"pair {pair}"))
-            begun.note(rank, counts)
-            ranks.report((rank,), at_gate(*counts), 0.0)
-        assert ranks.decide(0.0) == Verdict(True)
+    def work(num_ranks: int) -> Callable[[], None]:
+        begun, ranks = Begun(num_ranks), stopping_of(num_ranks)
 
-    small, large = (num_calls(lambda n=n: align(n)) for n in (64, 256))  # type: ignore[misc]
-    assert large < 4.5 * small
+        def align() -> None:
+            for rank in range(num_ranks):
+                pair = (rank & ~1, rank | 1)
+                counts = (all_reduces(4), all_reduces(rank // 2, pair, f"pair {pair}"))
+                begun.note(rank, counts)
+                ranks.report((rank,), at_gate(*counts), 0.0)
+            assert ranks.decide(0.0) == Verdict(True)
+
+        return align
+
+    assert growth(work, 64) < 6
 
 
 # ---- in the core
 
 
 def test_a_run_is_paused_then_ended_on_all_ranks_together() -> None:
-    core = ready_core(3)
-    core.submit(relay(1, (0, 1, 2)), 0.0)
+    core = running_core(3, (0, 1, 2))
     assert told(core.interrupt(1, 5.0)) == [((0, 1, 2), Pause(1))]
     assert hear(core, (0, 1), at_gate(all_reduces(7)), 5.01) == []
     effects = hear(core, (2,), at_gate(all_reduces(8)), 5.02)
@@ -332,74 +326,59 @@ def test_a_run_is_paused_then_ended_on_all_ranks_together() -> None:
     assert told(effects) == [((0, 1, 2), Interrupt(1, True))]
 
 
-def test_ranks_that_do_not_get_there_are_interrupted_as_they_are_and_named() -> None:
-    core = ready_core(2)
-    core.submit(relay(1, (0, 1)), 0.0)
+def stopped_core() -> Core:
+    """Rank 0 waits in an operation, when the run is to stop."""
+    core = running_core(2, (0, 1))
     core.interrupt(1, 5.0)
     hear(core, (0,), waiting(all_reduces(8)), 5.0)
+    return core
+
+
+def test_ranks_that_do_not_get_there_are_interrupted_as_they_are_and_named() -> None:
+    core = stopped_core()
     hear(core, (1,), in_python(all_reduces(7)), 5.0)
     assert ((0, 1), Pause(1)) in told(core.tick(5.0 + LOOK_S))
     effects = core.tick(5.0 + LIMIT_S)
     assert told(effects) == [((0, 1), Interrupt(1))]
-    (note,) = [effect.text for effect in effects if hasattr(effect, "text")]
-    assert note.startswith("ranks 0-1 did not get to the same operation within 1 s")
+    [note] = of(Note, effects)
+    assert note.text.startswith("ranks 0-1 did not get to the same operation within 1 s")
 
 
 def test_a_rank_that_fails_ends_the_alignment() -> None:
-    core = ready_core(2)
-    core.submit(relay(1, (0, 1)), 0.0)
-    core.interrupt(1, 5.0)
-    hear(core, (0,), waiting(all_reduces(8)), 5.0)
-    effects = hear(core, (1,), Failed(1, "ValueError", "", "", 0), 5.1)
+    effects = hear(stopped_core(), (1,), failed(1), 5.1)
     assert told(effects) == [((0,), Interrupt(1))]
 
 
 def test_a_second_press_ends_the_alignment() -> None:
-    core = ready_core(2)
-    core.submit(relay(1, (0, 1)), 0.0)
-    core.interrupt(1, 5.0)
-    hear(core, (0,), waiting(all_reduces(8)), 5.0)
-    assert told(core.interrupt(1, 5.2)) == [((0, 1), Interrupt(1))]
+    assert told(stopped_core().interrupt(1, 5.2)) == [((0, 1), Interrupt(1))]
 
 
 def test_two_runs_that_are_stopped_together_end_together() -> None:
-    core = ready_core(2)
-    core.submit(relay(1, (0,)), 0.0)
-    core.submit(relay(2, (1,)), 0.0)
+    core = running_core(2, (0,), (1,))
     core.interrupt_all((2, 1), 5.0)
-    effects = hear(core, (0,), at_gate(all_reduces(3)), 5.0)
-    assert told(effects) == []
+    assert told(hear(core, (0,), at_gate(all_reduces(3)), 5.0)) == []
     effects = hear(core, (1,), at_gate(all_reduces(3), run=2), 5.0)
     assert sorted(told(effects)) == [((0,), Interrupt(1, True)), ((1,), Interrupt(2, True))]
 
 
 def test_an_alignment_ends_with_its_run() -> None:
-    core = ready_core(2)
-    core.submit(relay(1, (0, 1)), 0.0)
-    core.interrupt(1, 5.0)
+    core = stopped_core()
     hear(core, (0, 1), Done(1), 5.1)
     assert told(core.tick(7.0)) == []
-    assert of(Interrupt, core.tick(9.0)) == []
+    assert told(core.tick(9.0)) == []
 
 
 # ---- optimizer steps
 
 
-def steps(number: int, name: str = "o", model: str = "m") -> Steps:
-    return Steps(1, (StepCount("Adam 1", number, name, model),))
-
-
-def test_a_rank_with_one_step_more_is_named() -> None:
-    found = find_step_differences({0: steps(4), 1: steps(4), 2: steps(4), 3: steps(5)})
-    assert describe_steps(found) == (
-        "rank 3 has made one step more than ranks 0-2 (o): `%dist_sync m --from 0` makes "
-        "replicas equal"
-    )
-
-
 @pytest.mark.parametrize(
     ("numbers", "text"),
     [
+        (
+            (4, 4, 4, 5),
+            "rank 3 has made one step more than ranks 0-2 (o): `%dist_sync m --from 0` makes "
+            "replicas equal",
+        ),
         ((4, 4, 1), "rank 2 has made 3 steps fewer than ranks 0-1 (o)"),
         ((4, 4, 3), "rank 2 has made one step less than ranks 0-1 (o)"),
         ((1, 2, 3), "ranks have made different numbers of steps: 1 on rank 0, 2 on rank 1, 3 on"),

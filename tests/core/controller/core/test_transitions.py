@@ -16,7 +16,15 @@ from cellmesh.controller.core.transitions import (
 )
 from cellmesh.wire.messages import Died, Done
 
-from ....support.core_decisions import FAILED, heal_all, hear, lose_rank, ready_core, stop
+from ....support.core_decisions import (
+    FAILED,
+    heal_all,
+    hear,
+    lose_rank,
+    ready_core,
+    running_core,
+    stop,
+)
 from ....support.recovery_cases import submit
 
 
@@ -58,8 +66,7 @@ def test_a_run_that_ends_as_it_should_leaves_no_transition() -> None:
 
 
 def test_a_run_that_fails_is_followed_to_its_end_and_to_the_recovery() -> None:
-    core = ready_core(2)
-    submit(core, 1, (0, 1))
+    core = running_core(2, (0, 1))
     hear(core, (0,), FAILED, 1.0)
     core.tick(2.5)
     heal_all(core, hear(core, (1,), FAILED, 2.6), 2.6)
@@ -75,8 +82,7 @@ def test_a_run_that_fails_is_followed_to_its_end_and_to_the_recovery() -> None:
 
 
 def test_a_run_that_is_interrupted_twice_is_killed() -> None:
-    core = ready_core(2)
-    submit(core, 1, (0, 1))
+    core = running_core(2, (0, 1))
     stop(core, 1, (0, 1), 1.0)
     core.interrupt(1, 2.0)
     core.tick(4.0)

@@ -107,9 +107,7 @@ def token(inspection: Inspection) -> str:
     return inspection.pinned.token
 
 
-def test_ranks_forget_the_values_of_a_frozen_inspector(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ranks_forget_the_values_of_a_frozen_inspector(monkeypatch: pytest.MonkeyPatch) -> None:
     keeping = Keeping(monkeypatch)
     seen = keeping.inspection()
     answers = InspectionSource(keeping.ranks, "f()", seen)

@@ -33,11 +33,7 @@ def test_last_rank_to_arrive_is_the_one_waited_for() -> None:
     assert [
         (one.num_last, round(one.awaited_s * 1e9), round(one.waited_s * 1e9))
         for one in lateness.values()
-    ] == [
-        (0, 0, 102),
-        (1, 160, 1),
-        (1, 3, 60),
-    ]
+    ] == [(0, 0, 102), (1, 160, 1), (1, 3, 60)]
     assert waits_of(profile_of(collectives)) == {0: [100, 2], 1: [0, 1], 2: [60, 0]}
 
 

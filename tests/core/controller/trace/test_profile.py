@@ -208,10 +208,7 @@ def test_traces_become_one_with_a_process_for_each_rank_on_one_clock() -> None:
     }
     assert {
         e["pid"]: e["args"]["sort_index"] for e in events if named(e, "process_sort_index")
-    } == {
-        0: 0,
-        3: 3,
-    }
+    } == {0: 0, 3: 3}
     assert [(e["pid"], e["ts"]) for e in events if named(e, "mm")] == [(0, 0.0), (3, 99.875)]
     threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if named(e, "thread_name")}
     (gloo,) = (e for e in events if named(e, "gloo:all_reduce"))

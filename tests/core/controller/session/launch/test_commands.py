@@ -152,10 +152,7 @@ def test_problem_of_one_of_all_hosts_names_it(
 
 
 def test_time_does_not_run_while_a_job_is_queued(
-    all_hosts: HostCommands,
-    ticket: Ticket,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    all_hosts: HostCommands, ticket: Ticket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The nodes are given once the queue was asked three times, each beyond the start's time."""
     monkeypatch.setattr(commands_module, "_ASK_S", 0.01)

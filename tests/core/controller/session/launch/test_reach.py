@@ -12,11 +12,7 @@ import pytest
 import zmq
 
 from cellmesh.controller.session.launch import reach
-from cellmesh.controller.session.launch.reach import (
-    Reach,
-    describe_detours,
-    tunnel_command,
-)
+from cellmesh.controller.session.launch.reach import Reach, describe_detours, tunnel_command
 from cellmesh.errors import HostError
 from cellmesh.wire import transport
 from cellmesh.wire.curve import new_keys
@@ -138,5 +134,5 @@ def test_ways_are_said_of_hosts_that_are_not_reached_straight(nowhere: str) -> N
     agent = agent_at(nowhere)
     forwarded = msgspec.structs.replace(agent, host="c", via="tcp://127.0.0.1:5")
     assert describe_detours([agent, forwarded]) == [
-        "c is reached through ssh's forwarding: its own port is closed from here",
+        "c is reached through ssh's forwarding: its own port is closed from here"
     ]
