@@ -10,7 +10,7 @@ from cellmesh.controller.core.runs import REPORT_AFTER_S
 from cellmesh.controller.output.fold import HOLD_TRACE_S
 from cellmesh.errors import RankDied, RankFailure, RanksInterrupted
 
-from .world import World
+from ..support.scripted import World
 
 # ---- runs
 

@@ -15,7 +15,7 @@ from cellmesh.errors import RankFailure
 from cellmesh.workers.agent.supervisor import LEAVE_S
 
 from ..support.examples import examples
-from .world import World
+from ..support.scripted import World
 
 
 def causes(world: World, kind: type) -> list[Any]:

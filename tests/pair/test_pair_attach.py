@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cellmesh.errors import RankFailure
 
 from ..support.examples import examples
-from .world import World
+from ..support.scripted import World
 
 SUBSETS = [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)]
 

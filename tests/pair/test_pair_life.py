@@ -9,7 +9,7 @@ import pytest
 from cellmesh.errors import RankFailure
 from cellmesh.wire.messages import MeshReady, StartFailed, Stopped
 
-from .world import World
+from ..support.scripted import World
 
 
 def causes(world: World, kind: type) -> list[Any]:

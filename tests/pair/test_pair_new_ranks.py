@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from .world import World
+from ..support.scripted import World
 
 NOTE = (
     "rank 1 was killed by SIGKILL; it is new and empty (`%dist_heal --from 0` copies from a rank)"

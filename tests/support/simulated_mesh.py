@@ -1,48 +1,34 @@
-"""A mesh of pretended ranks and their agent, for the controller's core to bring back from anything.
+"""A mesh whose ranks run programs, for controller and agent to bring back from anything.
 
-Ranks run programs, count collectives, wait for each other in them, hold back after a failure, heal
-together, are silent for a while, and die. Every message waits until somebody delivers it, in any
-order that sockets allow: what is said on one socket stays in order, and nothing else does.
+Ranks count collectives, wait for each other in them, hold back after a failure, heal together, are
+silent for a while, and die. Every message waits until it is delivered, in any order that sockets
+allow: messages on one socket stay in order, and nothing else does.
 """
 
 from __future__ import annotations
 
 import collections
+import itertools
 import json
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cellmesh.controller.core.core import Answer, Core, Effect, Finish, Send
-from cellmesh.controller.run import WorkItem
-from cellmesh.wire.attach import RunInfo, Welcome
+from cellmesh.controller.core.core import Effect, Finish, Send
+from cellmesh.wire.attach import Welcome
 from cellmesh.wire.codec import Parcel, at_rank_for_control, at_rank_for_work
 from cellmesh.wire.groups import Blueprint, Describe, GroupCount, Heal
-from cellmesh.wire.messages import (
-    Died,
-    Done,
-    Failed,
-    Interrupt,
-    Kill,
-    MeshReady,
-    Progress,
-    Ranked,
-    Relay,
-    Release,
-    Respawn,
-    Respawned,
-    RespawnFailed,
-    Restart,
-    Resume,
-    StoreDied,
-)
-from cellmesh.wire.status import Phase, Probe, RankInfo, RankState
+from cellmesh.wire.messages import Done, Failed, Interrupt, RankReady, Relay, Release, Resume
+from cellmesh.wire.status import Probe, RankState
 from cellmesh.wire.stopping import QUIET_MAX_S, Pause, StopState
 from cellmesh.wire.user_code import RunCell
+from cellmesh.workers.agent.supervisor import Fork
+
+from .world import BothSides, Frames
 
 Step = Sequence[Any]
-# What a rank's part of a run may be made of.
+# The steps of a rank's program in a run.
 COLLECTIVE, ASYNC, COMPUTE, FOREVER, FAIL, DIE, SWALLOW = (
     "collective",
     "async",
@@ -65,16 +51,20 @@ class Group:
 
 
 @dataclass
-class Rank:
+class SimulatedRank:
     """One rank's process."""
 
     rank: int
+    pid: int
     groups: dict[str, Group]
     inbox: collections.deque[Any] = field(default_factory=collections.deque)
     control: collections.deque[Any] = field(default_factory=collections.deque)
     said: dict[str, collections.deque[Any]] = field(
         default_factory=lambda: {"work": collections.deque(), "control": collections.deque()}
     )
+    is_doomed: bool = False
+    was_asked_to_leave: bool = False
+    is_ready: bool = False
     holds_back: bool = False
     is_broken: bool = False
     current: Any = None
@@ -87,9 +77,25 @@ class Rank:
     cancelled: set[int] = field(default_factory=set)
     silent_until: float = 0.0
 
+    def ready(self) -> None:
+        if not self.is_ready:
+            self.is_ready = True
+            self.said["control"].append(RankReady("cpu", "gloo"))
 
-class Simulation:
-    """The mesh, its agent and the wires.
+    def hear_work(self, frames: Frames) -> None:
+        self.inbox.extend(verb for verb, _ in at_rank_for_work().decode(frames))
+
+    def hear_control(self, frames: Frames) -> None:
+        self.control.extend(verb for verb, _ in at_rank_for_control().decode(frames))
+
+    @property
+    def runs(self) -> list[int]:
+        """The user's runs that it has not ended."""
+        return [verb.run for verb in [self.current, *self.inbox] if type(verb) is RunCell]
+
+
+class Simulation(BothSides[SimulatedRank]):
+    """The mesh.
 
     Args:
         num_ranks: number of ranks.
@@ -99,153 +105,92 @@ class Simulation:
     """
 
     def __init__(self, num_ranks: int, seed: int, hangs_on_death: bool, **options: Any) -> None:
-        self.num_ranks = num_ranks
+        self.generations = itertools.count(1)
+        super().__init__(num_ranks, new_generation=self.generations.__next__, **options)
         self.random = random.Random(seed)
         self.hangs_on_death = hangs_on_death
-        self.options = options
-        self.now = 0.0
-        self.core = Core(num_ranks, new_generation=self._new_generation, **options)
         self.members = {"world": tuple(range(num_ranks))}
         self.members |= {f"pair{i}": (i, i + 1) for i in range(0, num_ranks - 1, 2)}
-        self.ranks: dict[int, Rank] = {}
-        self.ups: collections.deque[Any] = collections.deque()  # agent -> controller
-        self.downs: collections.deque[Parcel[Any]] = collections.deque()  # controller -> agent
-        self.respawning: tuple[int, ...] = ()
-        self.is_restarting = False
         self.fork_fails = False
-        self.next_run = 1
-        self.generations = 0
+        self.num_seen = itertools.count(1)
         self.submitted_at: dict[int, int] = {}  # run -> how many things had been seen then
         self.finished_at: dict[int, int] = {}
-        self.num_seen = 0
         self.pairs: dict[tuple[str, int, int], dict[int, int]] = {}  # collective -> rank -> run
-        self.unfinished: set[int] = set()
-        self.open_requests: set[int] = set()
-        self.reports: list[Any] = []
-        self.heals: dict[int, set[int]] = {}  # run -> who has not ended it
-        self.arrived: dict[int, set[int]] = {}  # heal's run -> who has come to it
+        self.requests: list[int] = []
+        self.heals: dict[int, set[int]] = {}  # run -> ranks that have not ended it
+        self.arrived: dict[int, set[int]] = {}  # heal's run -> ranks that have begun it
         self.heals_sent: list[Heal] = []
         self.has_attached = False
-        self.cuts: set[tuple[str, int]] = set()  # connections that are no more: group, generation
-        self._hear(Welcome(2, 1, "host"))
-        self._hear(Progress("forking ranks", 0))
-        self._start_ranks()
-        self._hear(MeshReady(self._infos()))
+        self.cuts: set[tuple[str, int]] = set()  # connections that have ended: group, generation
+        self.start()
 
-    # ---- the user
+    # ---- the user and faults
 
     def submit(self, ranks: Sequence[int], programs: dict[int, list[Step]]) -> int:
-        run, self.next_run = self.next_run, self.next_run + 1
-        self.num_seen += 1
-        self.submitted_at[run] = self.num_seen
-        self.unfinished.add(run)
-        verb = RunCell(run, json.dumps(programs), "", False, 0)
-        item = WorkItem(verb, RunCell, tuple(ranks), title="")
-        self.carry_out(self.core.submit(item.relay(run), self.now))
-        return run
+        number = max(self.runs, default=self.spool.next_run - 1) + 1
+        self.submitted_at[number] = next(self.num_seen)
+        self.finished_at.pop(number, None)
+        assert self.begin(RunCell(0, json.dumps(programs), "", False, 0), ranks).number == number
+        return number
 
-    def interrupt(self, run: int) -> None:
-        self.carry_out(self.core.interrupt(run, self.now))
+    def heal(self) -> int:
+        self.requests.append(super().heal())
+        return self.requests[-1]
 
-    def heal(self) -> None:
-        request, effects = self.core.heal(self.now)
-        self.open_requests.add(request)
-        self.carry_out(effects)
-
-    def restart(self) -> None:
-        self.carry_out(self.core.restart())
-
-    def attach(self) -> None:
-        """Another controller takes over; what the agent had said to the first is heard by it."""
-        self.carry_out(self.core.agent_ended("taken over"))
-        self.core = Core(self.num_ranks, new_generation=self._new_generation, **self.options)
-        for parcel in list(self.downs):  # the agent has read those
-            self._agent_obeys(self.downs.popleft())
-            assert parcel is not None
-        flights: dict[int, set[int]] = {}
-        for rank in self.ranks.values():
-            for verb in [rank.current, *rank.inbox]:
-                if type(verb) is RunCell:
-                    flights.setdefault(verb.run, set()).add(rank.rank)
-            for verb in [verb for socket in rank.said.values() for verb in socket]:
-                if type(verb) in (Done, Failed):
-                    flights.setdefault(verb.run, set()).add(rank.rank)
-        for verb in self.ups:
-            if type(verb) is Ranked and type(verb.verb) in (Done, Failed):
-                flights.setdefault(verb.verb.run, set()).update(verb.ranks)
-        runs = tuple(
-            RunInfo(run, tuple(sorted(ranks)), "")
-            for run, ranks in flights.items()
-            if run < 1 << 40
-        )
-        self.unfinished = {info.run for info in runs}
-        for info in runs:
-            self.finished_at.pop(info.run, None)
+    def attach(self) -> Welcome:
         self.has_attached = True
-        held = [
-            verb
-            for verb in self.ups
-            if type(verb) is not MeshReady and not (type(verb) is Died and verb.rank in self.ranks)
-        ]  # the state is told anew, and who died and was replaced is not dead
-        ready = any(type(verb) is MeshReady for verb in self.ups) or not self.is_restarting
-        self.ups.clear()
-        self._hear(Welcome(2, 1, "host", next_run=self.next_run, runs=runs))
-        if ready:
-            self._hear(MeshReady(self._infos()))
-        self.ups.extend(held)
-
-    # ---- what happens by itself
+        self.requests.clear()
+        welcome = super().attach()
+        for info in welcome.runs:
+            self.finished_at.pop(info.run, None)
+        return welcome
 
     def kill(self, rank: int) -> None:
-        """A rank's process ends; the agent hears its last words first."""
-        dying = self.ranks.pop(rank, None)
-        if dying is None:
-            return
-        for socket in dying.said.values():
-            for verb in socket:
-                self.ups.append(Ranked((rank,), verb))
+        """A rank's process ends; while all ranks start, one that does would end the mesh."""
+        if rank in self.ranks and self.supervisor.state != "starting":
+            self.reap(rank)
+
+    def reap(self, rank: int, reason: str = "was killed", last_output: str = "") -> None:
+        dying = self.ranks[rank]
+        for verb in itertools.chain(*dying.said.values()):
+            self._hear_rank(rank, verb)
         for left in self.heals.values():
             left.discard(rank)
-        for name, group in dying.groups.items():
-            if not self.hangs_on_death:
-                self.cuts.add((name, group.generation))
-        if self.is_restarting:
-            return
-        if rank in self.respawning:
-            ranks, self.respawning = self.respawning, ()
-            for other in ranks:
-                self.ranks.pop(other, None)
-                for left in self.heals.values():
-                    left.discard(other)
-            self.ups.append(RespawnFailed(ranks, f"rank {rank} was killed"))
-        else:
-            self.ups.append(Died(rank, "was killed", ""))
+        if not self.hangs_on_death:
+            self.cuts.update((name, group.generation) for name, group in dying.groups.items())
+        super().reap(rank, reason, last_output)
 
     def silence(self, rank: int, seconds: float) -> None:
         if rank in self.ranks:
             self.ranks[rank].silent_until = self.now + seconds
 
     def lose_store(self, port: int) -> None:
-        if not self.is_restarting:
-            self.ups.append(StoreDied("was killed", port))
+        if self.supervisor.state == "ready":
+            self.supervisor.store_port = port
+            self.act(self.supervisor.store_ended("was killed"))
 
-    def choices(self) -> list[Any]:
+    # ---- messages and time
+
+    def choices(self) -> list[Callable[[], object]]:
         """Everything that could happen next without time passing."""
-        found: list[Any] = []
-        if self.ups:
-            found.append(self._controller_hears)
-        if self.downs:
-            found.append(lambda: self._agent_obeys(self.downs.popleft()))
-        if self.respawning and all(rank in self.ranks for rank in self.respawning):
-            found.append(self._respawned)
-        if self.is_restarting:
-            found.append(self._restarted)
-        for rank in self.ranks.values():
-            for socket in rank.said.values():
-                if socket:
-                    found.append(
-                        lambda r=rank, s=socket: self.ups.append(Ranked((r.rank,), s.popleft()))
-                    )
+        found: list[Callable[[], object]] = []
+        if self.to_controller:
+            found.append(self.deliver_up)
+        if self.to_agent:
+            found.append(self.deliver_down)
+        if super().deadline() <= self.now:
+            found.append(self.tick)
+        for number, rank in self.ranks.items():
+            found += [
+                lambda n=number, s=s: self._hear_rank(n, s.popleft())
+                for s in rank.said.values()
+                if s
+            ]
+            if rank.is_doomed:
+                found.append(lambda n=number: self.reap(n))
+                continue
+            if not rank.is_ready:
+                found.append(rank.ready)
             if rank.control and rank.silent_until <= self.now:
                 found.append(lambda r=rank: self._obey_control(r, r.control.popleft()))
             if self._can_go_on(rank):
@@ -261,58 +206,34 @@ class Simulation:
             self.random.choice(found)()
         assert limit < 100_000, "it never becomes quiet"
 
-    def pass_time(self, seconds: float) -> None:
-        """Let time pass, and all that happens in it."""
-        end = self.now + seconds
-        num_still = 0
+    def deliver(self) -> None:
         self.happen()
-        while True:
-            times = [self.core.deadline()]
-            times += [rank.until for rank in self.ranks.values()]
-            times += [
-                r.silent_until
-                for r in self.ranks.values()
-                if r.control and r.silent_until > self.now
-            ]
-            at = min((at for at in times if at is not None), default=end)
-            if at > end:
-                break
-            num_still = num_still + 1 if at <= self.now else 0
-            assert num_still < 20, f"due at {at} for ever, at {self.now}"
-            self.now = max(self.now, at)
-            self.carry_out(self.core.tick(self.now))
-            self.happen()
-            if at >= end:
-                break
-        self.now = max(self.now, end)
+
+    def deadline(self) -> float:
+        times = [super().deadline()]
+        for rank in self.ranks.values():
+            times += [rank.until] if rank.until is not None else []
+            times += [rank.silent_until] if rank.control and rank.silent_until > self.now else []
+        return min(times)
 
     # ---- the controller's side
 
-    def carry_out(self, effects: Iterable[Effect]) -> None:
+    def carry_out(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
             match effect:
-                case Send(parcel):
-                    self._check_sent(parcel)
-                    self.downs.append(parcel)
+                case Send(Parcel(Relay() as relay, frames)):
+                    self._check_sent(relay, frames)
                 case Finish(run):
-                    assert run in self.unfinished, f"run {run} finishes twice"
-                    self.unfinished.discard(run)
-                    self.num_seen += 1
-                    self.finished_at[run] = self.num_seen
-                case Answer(request, value):
-                    self.open_requests.discard(request)
-                    self.reports.append(value)
+                    self.finished_at[run] = next(self.num_seen)
+        super().carry_out(effects)
 
-    def _check_sent(self, parcel: Parcel[Any]) -> None:
-        relay = parcel.verb
-        if type(relay) is not Relay:
-            return
+    def _check_sent(self, relay: Relay, frames: Frames) -> None:
         assert relay.ranks, "a message to nobody"
         assert not set(relay.ranks) & self.core.dead.keys(), f"sent to the dead: {relay}"
         codec = at_rank_for_work() if relay.channel == "work" else at_rank_for_control()
-        for verb, _ in codec.decode(parcel.buffers):
+        for verb, _ in codec.decode(frames):
             if type(verb) is RunCell:
-                assert verb.run in self.unfinished, f"run {verb.run} is sent and has ended"
+                assert verb.run in self.in_flight, f"run {verb.run} is sent and has ended"
             if type(verb) is Heal:
                 self._check_heal(verb)
 
@@ -325,8 +246,7 @@ class Simulation:
             state = self.ranks.get(rank)
             if state is None or self.has_attached:
                 continue
-            runs = [verb.run for verb in [state.current, *state.inbox] if type(verb) is RunCell]
-            waiting = [run for run in runs if run not in state.cancelled]
+            waiting = [run for run in state.runs if run not in state.cancelled]
             assert state.holds_back or not waiting, (
                 f"rank {rank} is to heal and has {waiting} to run"
             )
@@ -334,73 +254,20 @@ class Simulation:
                 old = [r for r in heal.ranks if r in self.ranks and self.ranks[r].groups]
                 assert heal.blueprint or not old, (heal, old)
 
-    def _controller_hears(self) -> None:
-        self.carry_out(self.core.receive(Parcel(self.ups.popleft()), self.now))
-
-    def _hear(self, verb: Any) -> None:
-        self.carry_out(self.core.receive(Parcel(verb), self.now))
-
     # ---- the agent
 
-    def _agent_obeys(self, parcel: Parcel[Any]) -> None:
-        order = parcel.verb
-        match order:
-            case Relay():
-                for rank in order.ranks:
-                    if rank in self.ranks and not self.is_restarting:
-                        socket = (
-                            self.ranks[rank].inbox
-                            if order.channel == "work"
-                            else self.ranks[rank].control
-                        )
-                        codec = (
-                            at_rank_for_work() if order.channel == "work" else at_rank_for_control()
-                        )
-                        socket.extend(verb for verb, _ in codec.decode(parcel.buffers))
-            case Kill():
-                for rank in order.ranks:
-                    self.kill(rank)
-            case Respawn():
-                dead = tuple(rank for rank in order.ranks if rank not in self.ranks)
-                if self.is_restarting:
-                    return
-                if self.fork_fails or not dead or self.respawning:
-                    self.ups.append(RespawnFailed(order.ranks, "cannot fork"))
-                else:
-                    self.respawning = dead
-                    self.ranks |= {rank: Rank(rank, {}) for rank in dead}
-            case Restart():
-                self.respawning, self.is_restarting = (), True
-                for rank in list(self.ranks):
-                    self.kill(rank)
+    def _hear_rank(self, rank: int, verb: Any) -> None:
+        self.act(self.supervisor.from_rank(rank, Parcel(verb), self.now))
 
-    def _respawned(self) -> None:
-        ranks, self.respawning = self.respawning, ()
-        infos = tuple(info for info in self._infos() if info.rank in ranks)
-        self.ups.append(Respawned(infos))
+    def _fork(self, order: Fork) -> None:
+        if order.rejoin and self.fork_fails:
+            self.act(self.supervisor.fail("cannot fork"))
+        else:
+            super()._fork(order)
 
-    def _restarted(self) -> None:
-        self.is_restarting = False
-        self.heals.clear()
-        self._start_ranks()
-        self.ups.append(MeshReady(self._infos()))
-
-    def _start_ranks(self) -> None:
-        self.generations += 1
-        self.ranks = {
-            rank: Rank(rank, self._groups_of(rank, self.generations))
-            for rank in range(self.num_ranks)
-        }
-
-    def _infos(self) -> tuple[RankInfo, ...]:
-        return tuple(
-            RankInfo(rank, rank + 1, "host", self._phase(rank)) for rank in range(self.num_ranks)
-        )
-
-    def _phase(self, rank: int) -> Phase:
-        if rank in self.respawning:
-            return "starting"
-        return "idle" if rank in self.ranks else "dead"
+    def _new_rank(self, order: Fork, rank: int, pid: int) -> SimulatedRank:
+        groups = {} if order.rejoin else self._groups_of(rank, -order.incarnation)
+        return SimulatedRank(rank, pid, groups)
 
     def _groups_of(self, rank: int, generation: int) -> dict[str, Group]:
         return {
@@ -409,13 +276,9 @@ class Simulation:
             if rank in members
         }
 
-    def _new_generation(self) -> int:
-        self.generations += 1
-        return self.generations
-
     # ---- a rank
 
-    def _obey_control(self, rank: Rank, verb: Any) -> None:
+    def _obey_control(self, rank: SimulatedRank, verb: Any) -> None:
         match verb:
             case Probe(request):
                 rank.said["control"].append(self._state_of(rank, request))
@@ -441,7 +304,7 @@ class Simulation:
                 else:
                     self._end(rank, _failure(run, type(verb) is Release))
 
-    def _state_of(self, rank: Rank, request: int) -> RankState:
+    def _state_of(self, rank: SimulatedRank, request: int) -> RankState:
         run = rank.current.run if rank.current is not None else -1
         group = rank.waits_in[0] if rank.waits_in is not None else ""
         return RankState(
@@ -459,14 +322,14 @@ class Simulation:
             counts=_counts_of(rank, rank.groups),
         )
 
-    def _is_broken(self, rank: Rank) -> bool:
+    def _is_broken(self, rank: SimulatedRank) -> bool:
         """A cut is seen from both ends."""
         return rank.is_broken or any(
             (name, group.generation) in self.cuts and not group.is_down
             for name, group in rank.groups.items()
         )
 
-    def _can_go_on(self, rank: Rank) -> bool:
+    def _can_go_on(self, rank: SimulatedRank) -> bool:
         if rank.current is None:
             return any(not rank.holds_back or type(verb) in (Heal, Resume) for verb in rank.inbox)
         if type(rank.current) is Heal:
@@ -477,7 +340,7 @@ class Simulation:
             return self._is_met(rank.waits_in) or rank.waits_in[:2] in self.cuts
         return not (rank.steps and rank.steps[0][0] == FOREVER)
 
-    def _go_on(self, rank: Rank) -> None:
+    def _go_on(self, rank: SimulatedRank) -> None:
         if rank.current is None:
             self._begin(rank)
         elif type(rank.current) is Heal:
@@ -493,7 +356,7 @@ class Simulation:
         else:
             self._do_step(rank, rank.steps[0])
 
-    def _begin(self, rank: Rank) -> None:
+    def _begin(self, rank: SimulatedRank) -> None:
         index = next(
             i
             for i, verb in enumerate(rank.inbox)
@@ -513,7 +376,7 @@ class Simulation:
         else:
             rank.steps = list(json.loads(verb.source).get(str(rank.rank), []))
 
-    def _do_step(self, rank: Rank, step: Step) -> None:
+    def _do_step(self, rank: SimulatedRank, step: Step) -> None:
         kind = step[0]
         run = rank.current.run
         match kind:
@@ -552,13 +415,9 @@ class Simulation:
         met[rank] = run
 
     def _is_met(self, place: tuple[str, int, int]) -> bool:
-        name, generation, number = place
-        met = self.pairs.get(place, {})
-        assert number > 0
-        assert generation > 0
-        return set(self.members[name]) <= met.keys()
+        return set(self.members[place[0]]) <= self.pairs.get(place, {}).keys()
 
-    def _end(self, rank: Rank, answer: Done | Failed) -> None:
+    def _end(self, rank: SimulatedRank, answer: Done | Failed) -> None:
         if type(rank.current) is Heal:
             self.heals.get(rank.current.run, set()).discard(rank.rank)
             if type(answer) is Failed:
@@ -574,7 +433,7 @@ class Simulation:
     def _heal_is_complete(self, heal: Heal) -> bool:
         return self.arrived.get(heal.run, set()) >= set(heal.ranks)
 
-    def _finish_heal(self, rank: Rank, heal: Heal) -> None:
+    def _finish_heal(self, rank: SimulatedRank, heal: Heal) -> None:
         if not rank.groups:
             rank.groups = self._groups_of(rank.rank, 0)
         for name, group in rank.groups.items():
@@ -588,7 +447,7 @@ class Simulation:
         self._end(rank, Done(heal.run))
 
 
-def _counts_of(rank: Rank, names: Iterable[str]) -> tuple[GroupCount, ...]:
+def _counts_of(rank: SimulatedRank, names: Iterable[str]) -> tuple[GroupCount, ...]:
     return tuple(
         GroupCount(name, () if name == "world" else group.members, group.begun)
         for name, group in ((name, rank.groups[name]) for name in names)

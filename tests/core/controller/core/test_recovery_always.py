@@ -73,7 +73,7 @@ class Mesh(RuleBasedStateMachine):
         self, first: int, count: int, parts: Any, faults: Any, swallows: bool, waits: bool
     ) -> None:
         sim = self.sim
-        if not self.pipelines and (sim.unfinished or sim.choices()):
+        if not self.pipelines and (sim.in_flight or sim.choices()):
             return
         ranks = list(range(first % sim.num_ranks, sim.num_ranks))[:count]
         groups = {name for name, members in sim.members.items() if set(members) <= set(ranks)}
@@ -92,8 +92,8 @@ class Mesh(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 3))
     def interrupt(self, which: int) -> None:
-        for run in sorted(self.sim.unfinished)[which : which + 1]:
-            self.sim.interrupt(run)
+        for run in sorted(self.sim.in_flight)[which : which + 1]:
+            self.sim.runs[run].interrupt()
 
     @rule()
     def heal(self) -> None:
@@ -130,7 +130,7 @@ class Mesh(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.1, 0.5, 1.1, 4.0]))
     def wait(self, seconds: float) -> None:
-        self.sim.pass_time(seconds)
+        self.sim.wait(seconds)
 
     @invariant()
     def heals_are_numbered(self) -> None:
@@ -144,47 +144,47 @@ class Mesh(RuleBasedStateMachine):
         if not hasattr(self, "sim"):
             return
         sim = self.sim
-        sim.pass_time(30.0)
+        sim.wait(30.0)
         if self.needs_user or self.pipelines:
             self.stop_all()
-        assert sim.unfinished == set(), sim.core._mesh.pending
+        assert sim.in_flight == set(), sim.core._mesh.pending
         self.check_quiet()
         self.check_whole()
 
     def stop_all(self) -> None:
         for _ in range(4):
-            for run in sorted(self.sim.unfinished):
-                self.sim.interrupt(run)
-            self.sim.pass_time(2.0)
-            for run in sorted(self.sim.unfinished):
-                self.sim.interrupt(run)
-            self.sim.pass_time(10.0)
+            for run in sorted(self.sim.in_flight):
+                self.sim.runs[run].interrupt()
+            self.sim.wait(2.0)
+            for run in sorted(self.sim.in_flight):
+                self.sim.runs[run].interrupt()
+            self.sim.wait(10.0)
 
     def check_quiet(self) -> None:
         sim, core = self.sim, self.sim.core
-        sim.pass_time(1.0)
+        sim.wait(1.0)
         assert core._mesh.pending == {}
         assert core._recovery.phase == "calm"
         assert core._mesh.held == {}
-        assert not sim.open_requests
+        assert set(sim.requests) <= sim.answers.keys()
         assert [rank.rank for rank in sim.ranks.values() if rank.holds_back or rank.inbox] == []
-        assert core.deadline() is None
+        assert (core.deadline(), sim.supervisor.deadline()) == (None, None)
         assert not sim.choices()
 
     def check_whole(self) -> None:
         """What lives can be healed and used again."""
         sim = self.sim
         sim.fork_fails = False
-        sim.heal()
-        sim.pass_time(5.0)
+        request = sim.heal()
+        sim.wait(5.0)
         assert sim.core.dead == {}
         assert len(sim.ranks) == sim.num_ranks
-        assert sim.reports[-1].failure == ""
+        assert sim.answers[request].failure == ""
         for _ in range(2):
             every = {rank: [(COLLECTIVE, "world")] for rank in sim.ranks}
             sim.submit(tuple(range(sim.num_ranks)), every)
-            sim.happen()
-            assert sim.unfinished == set()
+            sim.wait(0.5)
+            assert sim.in_flight == set()
             assert not any(rank.holds_back for rank in sim.ranks.values())
         self.check_quiet()
 
@@ -198,8 +198,11 @@ class PatientMesh(Mesh):
 class ChangingHands(Mesh):
     """As `Mesh`, where other controllers take over."""
 
-    @rule()
-    def attach(self) -> None:
+    @rule(is_idle=st.booleans())
+    def attach(self, is_idle: bool) -> None:
+        while is_idle and self.sim.deliver_down():
+            pass  # else the messages to the agent are lost
+        self.sim.leave()
         self.sim.attach()
 
 

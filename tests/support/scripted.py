@@ -1,19 +1,30 @@
-"""A rank's process in memory, which says what a test has it say."""
+"""A mesh in memory whose ranks say what a test has them say."""
 
 from __future__ import annotations
 
 import collections
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from cellmesh.controller.run import Run
 from cellmesh.wire import payload
-from cellmesh.wire.codec import Frame, Parcel, at_rank_for_control, at_rank_for_work, encode
+from cellmesh.wire.codec import (
+    Frame,
+    Parcel,
+    at_agent_from_rank,
+    at_rank_for_control,
+    at_rank_for_work,
+    encode,
+)
 from cellmesh.wire.groups import Blueprint, Describe, Heal
+from cellmesh.wire.inspect import Names
 from cellmesh.wire.messages import (
     Done,
     Failed,
     Interrupt,
     Leave,
+    Pickled,
     RankReady,
     Release,
     Request,
@@ -22,6 +33,10 @@ from cellmesh.wire.messages import (
 from cellmesh.wire.status import Probe, RankState
 from cellmesh.wire.stopping import Pause, StopState
 from cellmesh.wire.user_code import Display, Output
+from cellmesh.wire.values import PullNames, PushNames
+from cellmesh.workers.agent.supervisor import Fork
+
+from .world import BothSides
 
 Frames = Sequence[Frame]
 
@@ -144,3 +159,24 @@ class ScriptedRank:
 
     def _say(self, verb: Any, buffers: Frames = ()) -> None:
         self._send(encode([Parcel(verb, tuple(buffers))]))
+
+
+class World(BothSides[ScriptedRank]):
+    """A mesh of scripted ranks."""
+
+    def submit(self, ranks: Sequence[int] | None = None, fills: bool = False) -> Run[Any]:
+        """Start a run; what it is to do is up to the ranks."""
+        verb = PushNames(0, Pickled(b"")) if fills else PullNames(0, "x")
+        return self.begin(verb, range(self.num_ranks) if ranks is None else ranks)
+
+    def look(self, ranks: Sequence[int]) -> Run[Any]:
+        """Start a run that control threads answer."""
+        return self.begin(Request(0, Names()), ranks, channel="control")
+
+    def hear_rank(self, rank: int, frames: Frames) -> None:
+        """A rank said something."""
+        for parcel in at_agent_from_rank().decode(frames):
+            self.act(self.supervisor.from_rank(rank, parcel, self.now))
+
+    def _new_rank(self, order: Fork, rank: int, pid: int) -> ScriptedRank:
+        return ScriptedRank(rank, pid, functools.partial(self.hear_rank, rank))

@@ -1,18 +1,19 @@
 """Controller and agent in one process: what decides on both sides, with the wire's bytes between
 them.
 
-`World` does what the link does on one side and the agent's shell on the other, without sockets,
+`BothSides` does what the link does on one side and the agent's shell on the other, without sockets,
 processes or time of its own. What is sent waits until it is delivered, so that a test can let
-messages cross.
+messages cross. Its ranks do what a test has them do (`scripted.World`), or run programs and are
+delivered to in any order (`simulated_mesh.Simulation`).
 """
 
 from __future__ import annotations
 
 import collections
-import functools
 import io
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from cellmesh.controller.core.core import (
     Answer,
@@ -34,11 +35,9 @@ from cellmesh.wire.codec import (
     Frame,
     Parcel,
     at_agent_from_controller,
-    at_agent_from_rank,
     at_controller,
     encode,
 )
-from cellmesh.wire.inspect import Names
 from cellmesh.wire.messages import (
     Channel,
     Died,
@@ -46,27 +45,39 @@ from cellmesh.wire.messages import (
     Failed,
     Kill,
     Leave,
-    Pickled,
     Relay,
-    Request,
     Respawn,
     Restart,
     Stop,
     Stopped,
-    Work,
 )
 from cellmesh.wire.status import HostReport, ReadHost
-from cellmesh.wire.values import PullNames, PushNames
 from cellmesh.workers.agent.spool import Spool
 from cellmesh.workers.agent.supervisor import AskToLeave, Fork, KillRanks, Supervisor, ToRanks, Up
 
-from ..support.runs import FakeControl, work_item
-from .scripted import ScriptedRank
+from .runs import FakeControl, work_item
 
 Frames = Sequence[Frame]
 
 
-class World:
+class Rank(Protocol):
+    """A rank's process, for its agent."""
+
+    pid: int
+    is_doomed: bool
+    was_asked_to_leave: bool
+
+    def ready(self) -> None: ...
+
+    def hear_work(self, frames: Frames) -> None: ...
+
+    def hear_control(self, frames: Frames) -> None: ...
+
+
+RankKind = TypeVar("RankKind", bound=Rank)
+
+
+class BothSides(Generic[RankKind]):
     """A mesh whose every part is here.
 
     Attributes:
@@ -82,7 +93,7 @@ class World:
         self._options = options
         self.core = Core(num_ranks, **options)
         self.supervisor = Supervisor(range(num_ranks), backend, "host", self.now)
-        self.ranks: dict[int, ScriptedRank] = {}
+        self.ranks: dict[int, RankKind] = {}
         self.changes: list[Change] = []
         self.answers: dict[int, Any] = {}
         self.runs: dict[int, Run[Any]] = {}
@@ -95,9 +106,10 @@ class World:
         self.is_attached = True
         self.spool = Spool()
         self._num_forks = 0
-        self._in_flight: set[int] = set()
-        self._to_agent: collections.deque[list[Frame]] = collections.deque()
-        self._to_controller: collections.deque[list[Frame]] = collections.deque()
+        self._num_controllers = 0
+        self.in_flight: set[int] = set()
+        self.to_agent: collections.deque[list[Frame]] = collections.deque()
+        self.to_controller: collections.deque[list[Frame]] = collections.deque()
 
     # ---- life
 
@@ -106,7 +118,7 @@ class World:
         self.act(self.supervisor.zygote_ready(num_gpus))
         self.deliver()
 
-    def start(self) -> World:
+    def start(self) -> Self:
         """Bring it up."""
         self.greet()
         self.import_torch()
@@ -122,26 +134,28 @@ class World:
 
     def restart(self) -> None:
         """As the user asks; the ranks are then doomed, and live until they are reaped."""
-        self._carry_out(self.core.restart({"dp": self.num_ranks}))
+        self.carry_out(self.core.restart({"dp": self.num_ranks}))
 
     def heal(self) -> int:
         """As the user asks; the answer comes to `answers`."""
         request, effects = self.core.heal(self.now)
-        self._carry_out(effects)
+        self.carry_out(effects)
         return request
 
     def leave(self) -> None:
         """The controller's process ends; what is under way to it is lost, and from it as well."""
-        unacked = [list(at_controller().decode(frames)) for frames in self._to_controller]
-        self._to_agent.clear()
-        self._to_controller.clear()
+        unacked = [list(at_controller().decode(frames)) for frames in self.to_controller]
+        self.to_agent.clear()
+        self.to_controller.clear()
         self.is_attached = False
         self.spool.leave(unacked)
 
     def attach(self) -> Welcome:
         """Another controller comes, and has the runs in flight."""
-        self.core = Core(self.num_ranks, **self._options)
-        self.runs, self._in_flight, self.answers = {}, set(), {}
+        self._num_controllers += 1
+        last_request = self._num_controllers << 20
+        self.core = Core(self.num_ranks, last_request=last_request, **self._options)
+        self.runs, self.in_flight, self.answers = {}, set(), {}
         self.finished.clear()
         self.settled.clear()
         return self.greet()
@@ -151,16 +165,16 @@ class World:
         welcome = Welcome(2, 1, "host", 0, self.spool.next_run, self.spool.runs(), away_s=1.0)
         for info in welcome.runs:
             self._add_run(info.run, work_item(info.ranks, f"run {info.run}"))
-        self._carry_out(self.core.receive(Parcel(welcome), self.now))
+        self.carry_out(self.core.receive(Parcel(welcome), self.now))
         self.spool.attend(self.supervisor.progress(), self.supervisor.deaths())
         self.is_attached = True
         while self.spool:
-            self._to_controller.append(encode(self.spool.take()))
+            self.to_controller.append(encode(self.spool.take()))
         return welcome
 
     def stop(self) -> None:
         """As the user asks."""
-        self._carry_out(self.core.stop())
+        self.carry_out(self.core.stop())
 
     def reap(self, rank: int, reason: str = "killed by SIGKILL", last_output: str = "") -> None:
         """A rank's process has ended."""
@@ -181,20 +195,10 @@ class World:
     def lose_agent(self) -> None:
         """The agent's process ends, and all others with it."""
         self.ranks.clear()
-        self._to_controller.clear()
-        self._carry_out(self.core.agent_ended("its agent's process ended"))
+        self.to_controller.clear()
+        self.carry_out(self.core.agent_ended("its agent's process ended"))
 
     # ---- runs
-
-    def submit(
-        self, ranks: Sequence[int] | None = None, single: bool = False, fills: bool = False
-    ) -> Run[Any]:
-        """Start a run; what it is to do is up to the scripted ranks."""
-        return self._start(ranks, single, "work", fills)
-
-    def look(self, ranks: Sequence[int]) -> Run[Any]:
-        """Start a run that control threads answer."""
-        return self._start(ranks, False, "control")
 
     def text_of(self, run: Run[Any]) -> str:
         """All that a run has shown so far."""
@@ -203,28 +207,21 @@ class World:
     def ask_states(self, ranks: Sequence[int]) -> int:
         """Ask what ranks are doing; the answer comes to `answers`."""
         request, effects = self.core.ask_states(ranks, self.now)
-        self._carry_out(effects)
+        self.carry_out(effects)
         return request
 
     def ask_host(self) -> int:
         """Ask for the agent's report; the answer comes to `answers`."""
         request, effects = self.core.ask_host()
-        self._carry_out(effects)
+        self.carry_out(effects)
         return request
 
-    def _start(
-        self, ranks: Sequence[int] | None, single: bool, channel: Channel, fills: bool = False
-    ) -> Run[Any]:
+    def begin(self, verb: Any, ranks: Sequence[int], channel: Channel = "work") -> Run[Any]:
+        """Start a run."""
         number = max(self.runs, default=self.spool.next_run - 1) + 1
-        chosen = tuple(range(self.num_ranks) if ranks is None else ranks)
-        verb: Work = PushNames(0, Pickled(b"")) if fills else PullNames(0, "x")
-        if channel == "control":
-            verb = Request(0, Names())
-        item = WorkItem(
-            verb, type(verb), chosen, title=f"run {number}", channel=channel, is_single=single
-        )
+        item = WorkItem(verb, type(verb), tuple(ranks), title=f"run {number}", channel=channel)
         run = self._add_run(number, item)
-        self._carry_out(self.core.submit(item.relay(number), self.now))
+        self.carry_out(self.core.submit(item.relay(number), self.now))
         return run
 
     def _add_run(self, number: int, item: WorkItem) -> Run[Any]:
@@ -232,11 +229,11 @@ class World:
         printer = Printer(item.ranks, ConsoleSink(text, text))
         run: Run[Any] = Run(number, item, printer, FakeControl(lambda: self._interrupt(number)))
         self.runs[number] = run
-        self._in_flight.add(number)
+        self.in_flight.add(number)
         return run
 
     def _interrupt(self, number: int) -> None:
-        self._carry_out(self.core.interrupt(number, self.now))
+        self.carry_out(self.core.interrupt(number, self.now))
 
     # ---- time and messages
 
@@ -245,33 +242,33 @@ class World:
         while True:
             if self.deliver_down() or self.deliver_up():
                 continue
-            before = len(self._to_agent), len(self._to_controller)
+            before = len(self.to_agent), len(self.to_controller)
             self.tick()
-            if (len(self._to_agent), len(self._to_controller)) == before:
+            if (len(self.to_agent), len(self.to_controller)) == before:
                 return
 
     def deliver_down(self) -> bool:
         """Deliver one message to the agent; whether there was one."""
-        if not self._to_agent:
+        if not self.to_agent:
             return False
-        self._hear_controller(self._to_agent.popleft())
+        self._hear_controller(self.to_agent.popleft())
         return True
 
     def deliver_up(self) -> bool:
         """Deliver one message to the controller; whether there was one."""
-        if not self._to_controller:
+        if not self.to_controller:
             return False
-        parcels = at_controller().decode(self._to_controller.popleft())
+        parcels = at_controller().decode(self.to_controller.popleft())
         self.spool.acked(parcels)
         for parcel in parcels:
-            self._carry_out(self.core.receive(parcel, self.now))
+            self.carry_out(self.core.receive(parcel, self.now))
         return True
 
     def tick(self) -> None:
         """Let both sides do what is due now."""
         self.act(self.supervisor.tick(self.now))
         if self.is_attached:
-            self._carry_out(self.core.tick(self.now))
+            self.carry_out(self.core.tick(self.now))
         for run in self.runs.values():
             due = run.printer.deadline()
             if due is not None and due <= self.now:
@@ -282,16 +279,20 @@ class World:
         until = self.now + seconds
         self.deliver()
         while True:
-            printers = [run.printer.deadline() for run in self.runs.values()]
-            core = self.core.deadline() if self.is_attached else None
-            deadlines = [core, self.supervisor.deadline(), *printers]
-            due = [at for at in deadlines if at is not None]
-            if not due or min(due) > until:
+            due = self.deadline()
+            if due > until:
                 break
-            assert min(due) >= self.now - 1e-9 or min(due) == 0.0, "something stays due"
-            self.now = max(self.now, min(due))
+            assert due >= self.now - 1e-9 or due == 0.0, "something stays due"
+            self.now = max(self.now, due)
             self.deliver()
         self.now = until
+
+    def deadline(self) -> float:
+        """Return when `tick` has something to do next."""
+        deadlines = [run.printer.deadline() for run in self.runs.values()]
+        deadlines += [self.supervisor.deadline()]
+        deadlines += [self.core.deadline() if self.is_attached else None]
+        return min((at for at in deadlines if at is not None), default=math.inf)
 
     # ---- the agent's shell
 
@@ -305,15 +306,15 @@ class World:
                         assert not self.ranks
                         self.ended += 1
                     if self.is_attached:
-                        self._to_controller.append(encode(parcels))
+                        self.to_controller.append(encode(parcels))
                     else:
                         self.spool.add(parcels)
                 case ToRanks(ranks, channel, frames):
                     for rank in ranks:
                         if rank in self.ranks:
                             self._pass_on(self.ranks[rank], channel, frames)
-                case Fork(ranks):
-                    self._fork(ranks)
+                case Fork():
+                    self._fork(action)
                 case KillRanks(ranks):
                     for rank in ranks:
                         if rank in self.ranks:
@@ -322,24 +323,22 @@ class World:
                     for rank in ranks:
                         self.ranks[rank].hear_control(encode([Parcel(Leave())]))
 
-    def hear_rank(self, rank: int, frames: Frames) -> None:
-        """A rank said something."""
-        for parcel in at_agent_from_rank().decode(frames):
-            self.act(self.supervisor.from_rank(rank, parcel, self.now))
-
-    def _pass_on(self, rank: ScriptedRank, channel: str, frames: Frames) -> None:
+    def _pass_on(self, rank: RankKind, channel: str, frames: Frames) -> None:
         if channel == "work":
             rank.hear_work(frames)
         else:
             rank.hear_control(frames)
 
-    def _fork(self, ranks: Sequence[int]) -> None:
-        assert not self.ranks.keys() & set(ranks), "forked beside living ranks"
+    def _fork(self, order: Fork) -> None:
+        assert not self.ranks.keys() & set(order.ranks), "forked beside living ranks"
         self._num_forks += 1
-        for rank in ranks:
-            say = functools.partial(self.hear_rank, rank)
-            self.ranks[rank] = ScriptedRank(rank, 1000 * self._num_forks + rank, say)
-        self.act(self.supervisor.forked({rank: self.ranks[rank].pid for rank in ranks}))
+        for rank in order.ranks:
+            self.ranks[rank] = self._new_rank(order, rank, 1000 * self._num_forks + rank)
+        self.act(self.supervisor.forked({rank: self.ranks[rank].pid for rank in order.ranks}))
+
+    def _new_rank(self, order: Fork, rank: int, pid: int) -> RankKind:
+        """Return a rank's process that the zygote has forked on this order."""
+        raise NotImplementedError
 
     def _hear_controller(self, frames: Frames) -> None:
         for verb, buffers in at_agent_from_controller().decode(frames):
@@ -361,23 +360,24 @@ class World:
 
     # ---- the link
 
-    def _carry_out(self, effects: Sequence[Effect]) -> None:
+    def carry_out(self, effects: Sequence[Effect]) -> None:
+        """Carry out what the core decided."""
         outgoing = [effect.parcel for effect in effects if type(effect) is Send]
         if outgoing:
-            self._to_agent.append(encode(outgoing))
+            self.to_agent.append(encode(outgoing))
         for effect in effects:
             match effect:
                 case Deliver(number, ranks, parcel):
                     self._deliver_to_run(number, ranks, parcel)
                 case Finish(number):
-                    self._in_flight.remove(number)
+                    self.in_flight.remove(number)
                     self.finished[number] += 1
                     self.runs[number].finish(self.now)
                 case Waiting(number, states):
-                    assert number in self._in_flight
+                    assert number in self.in_flight
                     self.runs[number].report_waiting(states)
                 case Watch(number, states):
-                    assert number in self._in_flight
+                    assert number in self.in_flight
                     self.runs[number].show_live(states, self.now)
                 case Note(number, text):
                     self.notes.append(text)
@@ -390,7 +390,7 @@ class World:
 
     def _deliver_to_run(self, number: int, ranks: tuple[int, ...], parcel: Parcel[Any]) -> None:
         if type(parcel.verb) in (Done, Failed, Died):
-            assert number in self._in_flight
+            assert number in self.in_flight
             self.settled[number] += ranks
             self.runs[number].settle(ranks, parcel, self.now)
         elif number in self.runs:
