@@ -20,17 +20,11 @@ from tests.conftest import check_nothing_left, processes_named
 from tests.faults.watching import Stuck, wait_until
 
 from .interrupted_start import STEPS, die_at, die_with_mesh, interrupt_at, remove_dead
-from .netns import Host, run
+from .netns import run
 from .slurm import slurm
 
 WAIT_S = 60.0
 REDUCE = "x = torch.ones(1) * rank; dist.all_reduce(x)"
-
-
-@pytest.fixture(scope="module")
-def machines() -> list[Host]:
-    """No host of a network of its own."""
-    return []
 
 
 @pytest.fixture(scope="module", autouse=True)
