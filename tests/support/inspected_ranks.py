@@ -45,7 +45,7 @@ class LocalAnswers:
         self.busy = False
         self.is_closed = False
         self._change = change
-        self._lookers = {rank: _looker(names) for rank, names in namespaces.items()}
+        self._lookers = {rank: looker(names) for rank, names in namespaces.items()}
         self._token = ""  # of the value that was inspected last
 
     def look(
@@ -100,9 +100,10 @@ class LocalAnswers:
 
 def ask(value: Any, subject: OfValue) -> Any:
     """What an idle rank answers about a value of the name ``x``."""
-    return _looker({"x": value}).answer(subject, is_beside=False)
+    return looker({"x": value}).answer(subject, is_beside=False)
 
 
-def _looker(namespace: dict[str, Any]) -> InspectHandler:
-    shell: Any = SimpleNamespace(user_ns=namespace)
+def looker(namespace: dict[str, Any]) -> InspectHandler:
+    """What answers on a rank that has these names."""
+    shell: Any = SimpleNamespace(user_ns=namespace, user_ns_hidden={})
     return InspectHandler(SimpleNamespace(shell=shell))  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ place.
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Callable
@@ -17,9 +18,7 @@ from cellmesh.magics.widgets.inspector.view_model import is_drawable
 from cellmesh.wire.inspect import Element, Histogram, Overview, Picture, Refusal
 from tests.support.inspected_ranks import ask
 
-from .test_chunks import NAMES, ODD, per_channel
-
-REDUCTIONS = ("mean", "absmax", "stride")
+from .test_chunks import ODD, per_channel
 
 
 def facts_of(value: Any) -> Any:
@@ -42,26 +41,22 @@ MORE = {name: of_odd_type(name) for name in ("int4", "uint1", "bits8", "float4_e
 MORE["infinite"] = lambda: torch.full((4, 3), math.inf)
 
 
-@pytest.mark.parametrize("make", [*(odd[0] for odd in ODD), *MORE.values()], ids=[*NAMES, *MORE])
+@pytest.mark.parametrize(
+    "make", [*(odd[0] for odd in ODD.values()), *MORE.values()], ids=[*ODD, *MORE]
+)
 @pytest.mark.filterwarnings("ignore:Lazy modules")
 def test_values_marked_drawable_can_be_drawn(make: Callable[[], Any]) -> None:
     value = make()
     facts = facts_of(value)
     if not is_drawable(facts):
         return
-    shape = (1, *facts.local_shape)[-2:]
-    dims = (
-        len(facts.local_shape) - 2 if len(facts.local_shape) > 1 else -1,
-        len(facts.local_shape) - 1,
-    )
-    for side in (1, 9):
-        for reduction in REDUCTIONS:
-            subject = Picture(
-                "x", "", (), dims, (0, shape[0]), (0, shape[1]), side, side, reduction
-            )
-            drawn = ask(value, subject)
-            assert not isinstance(drawn, Refusal), (subject, drawn)
-    assert isinstance(ask(value, Element("x", "", (0,) * len(facts.local_shape))), str)
+    num_dims, shape = len(facts.local_shape), (1, *facts.local_shape)[-2:]
+    dims, rows, cols = (max(num_dims - 2, -1), num_dims - 1), (0, shape[0]), (0, shape[1])
+    for side, reduction in itertools.product((1, 9), ("mean", "absmax", "stride")):
+        subject = Picture("x", "", (), dims, rows, cols, side, side, reduction)  # type: ignore[arg-type]
+        drawn = ask(value, subject)
+        assert not isinstance(drawn, Refusal), (subject, drawn)
+    assert isinstance(ask(value, Element("x", "", (0,) * num_dims)), str)
 
 
 def test_values_without_numbers_are_not_drawable_and_values_without_finite_numbers_are() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,8 @@ from cellmesh.workers.inspect import downsample
 from cellmesh.workers.inspect.downsample import element, picture
 from cellmesh.workers.inspect.safe_read import DIRECT
 
+from .test_chunks import quantised
+
 
 def look(value: Any, **changes: Any) -> Pixels:
     shape = value.shape
@@ -24,7 +25,7 @@ def look(value: Any, **changes: Any) -> Pixels:
         "path": "", "index": (0,) * (len(shape) - 2), "dims": (0, 1), "height": 512, "width": 512,
     }  # fmt: skip
     fields |= changes
-    sizes = [1 if dim == -1 else shape[dim] for dim in fields["dims"]]
+    sizes = [shape[dim] if 0 <= dim < len(shape) else 1 for dim in fields["dims"]]
     fields = {"rows": (0, sizes[0]), "cols": (0, sizes[1]), **fields}
     return picture(value, Picture("x", **fields), DIRECT)
 
@@ -33,90 +34,57 @@ def expected(
     part: np.ndarray[Any, Any], height: int, width: int, reduction: str
 ) -> np.ndarray[Any, Any]:
     """Pixel by pixel."""
-    num_rows, num_cols = part.shape
-    height, width = min(height, num_rows), min(width, num_cols)
-    join = {
+    rows, cols = (
+        [slice(i * size // side, (i + 1) * size // side) for i in range(side)]
+        for size, side in zip(part.shape, np.minimum(part.shape, (height, width)), strict=True)
+    )
+    join: dict[str, Any] = {
         "mean": np.mean,
         "absmax": lambda block: np.abs(block).max(),
         "stride": lambda block: block[0, 0],
     }
-    return np.array(
-        [
-            [
-                join[reduction](
-                    part[
-                        i * num_rows // height : (i + 1) * num_rows // height,
-                        j * num_cols // width : (j + 1) * num_cols // width,
-                    ]
-                )
-                for j in range(width)
-            ]
-            for i in range(height)
-        ],
-        np.float32,
-    )
+    return np.array([[join[reduction](part[i, j]) for j in cols] for i in rows], np.float32)
 
 
 @given(st.data())
 def test_pixels_are_those_of_plain_loops(data: Any) -> None:
     shape = data.draw(st.lists(st.integers(1, 40), min_size=2, max_size=3))
-    value = torch.randn(
-        shape, generator=torch.Generator().manual_seed(data.draw(st.integers(0, 9)))
-    )
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 9)))
+    value = torch.randn(shape, generator=generator)
     value = value.permute(data.draw(st.permutations(range(len(shape)))))
     dims = tuple(data.draw(st.permutations(range(len(shape))))[:2])
     others = [dim for dim in range(len(shape)) if dim not in dims]
     index = tuple(data.draw(st.integers(0, value.shape[dim] - 1)) for dim in others)
+    ends = [st.integers(0, value.shape[dim]) for dim in dims]
     rows, cols = (
-        tuple(
-            sorted(
-                data.draw(
-                    st.lists(st.integers(0, value.shape[dim]), min_size=2, max_size=2, unique=True)
-                )
-            )
-        )
-        for dim in dims
+        tuple(sorted(data.draw(st.lists(each, min_size=2, max_size=2, unique=True))))
+        for each in ends
     )
-    height, width = data.draw(st.integers(1, 20)), data.draw(st.integers(1, 20))
     reduction = data.draw(st.sampled_from(["mean", "absmax", "stride"]))
-    found = look(
-        value,
-        dims=dims,
-        index=index,
-        rows=rows,
-        cols=cols,
-        height=height,
-        width=width,
-        reduction=reduction,
-    )
-    plain = value.numpy()
+    wanted: dict[str, Any] = {
+        "height": data.draw(st.integers(1, 20)), "width": data.draw(st.integers(1, 20)),
+        "reduction": reduction,
+    }  # fmt: skip
+    found = look(value, dims=dims, index=index, rows=rows, cols=cols, **wanted)
     at: list[Any] = [slice(None)] * len(shape)
     for dim, position in zip(others, index, strict=True):
         at[dim] = position
-    part = plain[tuple(at)]
+    part = value.numpy()[tuple(at)]
     part = (part if dims[0] < dims[1] else part.T)[slice(*rows), slice(*cols)]
     assert found.values.dtype == np.float32
-    np.testing.assert_allclose(
-        found.values, expected(part, height, width, reduction), rtol=1e-4, atol=1e-6
-    )
+    np.testing.assert_allclose(found.values, expected(part, **wanted), rtol=1e-4, atol=1e-6)
     assert found.is_exact == (found.values.shape == part.shape)
     assert (found.low, found.high) == (found.values.min(), found.values.max())
     assert not found.is_sampled
 
 
-def test_bands_do_not_change_the_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("reduction", ["mean", "absmax"])
+def test_bands_do_not_change_the_pixels(reduction: str, monkeypatch: pytest.MonkeyPatch) -> None:
     value = torch.randn(1003, 517, generator=torch.Generator().manual_seed(3))
-    whole = [
-        look(value, height=100, width=50, reduction=reduction).values
-        for reduction in ("mean", "absmax")
-    ]
+    whole = look(value, height=100, width=50, reduction=reduction).values
     monkeypatch.setattr(downsample, "piece_size", lambda part: 500)
-    banded = [
-        look(value, height=100, width=50, reduction=reduction).values
-        for reduction in ("mean", "absmax")
-    ]
-    for one, other in zip(whole, banded, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    banded = look(value, height=100, width=50, reduction=reduction).values
+    np.testing.assert_allclose(whole, banded, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("size", [40, 41])
@@ -132,11 +100,6 @@ def test_picture_shows_non_finite_elements(size: int, reduction: str) -> None:
     assert (found.low, found.high) == (1.0, 1.0)
 
 
-def test_without_finite_elements_the_scale_is_zero() -> None:
-    found = look(torch.full((2, 2), math.nan))
-    assert (found.low, found.high) == (0.0, 0.0)
-
-
 def test_a_huge_tensor_is_sampled_over_each_pixel() -> None:
     rows = torch.arange(100_000.0)[:, None].expand(100_000, 100_000)
     for value in (rows, rows.t()):
@@ -144,23 +107,16 @@ def test_a_huge_tensor_is_sampled_over_each_pixel() -> None:
         assert found.is_sampled
         lines = found.values if value is rows else found.values.T
         centres = (np.arange(len(lines)) + 0.5) * 100_000 / len(lines)
-        np.testing.assert_allclose(
-            lines, centres[:, None].repeat(lines.shape[1], 1), atol=100_000 / 200
-        )
+        centres = centres[:, None].repeat(lines.shape[1], 1)
+        np.testing.assert_allclose(lines, centres, atol=100_000 / 200)
     stride = look(rows, height=50, width=40, reduction="stride")
     assert not stride.is_sampled
     assert stride.values[:, 7].tolist() == [2000.0 * row for row in range(50)]
-    assert (
-        look(torch.ones(30, 30), height=7, width=7, max_elements=100, reduction="absmax").high
-        == 1.0
-    )
-
-
-def test_a_part_of_a_huge_tensor_is_exact() -> None:
-    value = torch.arange(100_000.0)[:, None].expand(100_000, 100_000)
-    found = look(value, rows=(99_990, 100_000), cols=(5, 8))
-    assert found.is_exact
-    assert found.values[:, 0].tolist() == list(range(99_990, 100_000))
+    ones = torch.ones(30, 30)
+    assert look(ones, height=7, width=7, max_elements=100, reduction="absmax").high == 1.0
+    part = look(rows, rows=(99_990, 100_000), cols=(5, 8))
+    assert part.is_exact
+    assert part.values[:, 0].tolist() == list(range(99_990, 100_000))
 
 
 def test_vectors_and_numbers_are_slices_too() -> None:
@@ -171,62 +127,46 @@ def test_vectors_and_numbers_are_slices_too() -> None:
     assert look(torch.tensor(3.0), dims=(-1, -1), index=()).values.tolist() == [[3.0]]
 
 
-def quantised() -> torch.Tensor:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.quantize_per_tensor(torch.eye(4), 0.5, 0, torch.qint8)
-
-
 @pytest.mark.parametrize(
     "value",
     [
-        torch.eye(4, dtype=torch.bool),
-        torch.eye(4, dtype=torch.int64),
-        torch.eye(4).to(torch.uint16),
-        torch.eye(4, dtype=torch.float16),
-        torch.eye(4, dtype=torch.bfloat16),
-        torch.eye(4).to(torch.float8_e4m3fn),
-        torch.eye(4) * 1j,
-        (torch.eye(4) * 1j).conj(),
-        torch.eye(4).to_sparse(),
-        quantised(),
-        torch.eye(4, dtype=torch.float64).requires_grad_(),
-        np.eye(4),
+        *(torch.eye(4, dtype=dtype) for dtype in (torch.bool, torch.int64, torch.float16)),
+        torch.eye(4, dtype=torch.bfloat16), torch.eye(4).to(torch.uint16),
+        torch.eye(4).to(torch.float8_e4m3fn), torch.eye(4) * 1j, (torch.eye(4) * 1j).conj(),
+        torch.eye(4).to_sparse(), quantised(torch.eye(4)),
+        torch.eye(4, dtype=torch.float64).requires_grad_(), np.eye(4),
     ],
-    ids=[
-        "bool", "int64", "uint16", "float16", "bfloat16", "float8", "complex", "conjugate",
-        "sparse",
-        "quantised", "grad", "numpy",
-    ],
+    ids=lambda value: f"{value.dtype}",
 )  # fmt: skip
-@pytest.mark.parametrize("reduction", ["mean", "absmax", "stride"])
-def test_elements_of_all_types_are_drawn(value: Any, reduction: str) -> None:
+@pytest.mark.parametrize(
+    ("reduction", "halves", "third"),
+    [
+        ("mean", [[0.5, 0.0], [0.0, 0.5]], [1 / 3] * 3),
+        ("absmax", [[1.0, 0.0], [0.0, 1.0]], [1.0] * 3),
+        ("stride", [[1.0, 0.0], [0.0, 1.0]], [1.0, 0.0, 0.0]),
+    ],
+)
+def test_elements_of_all_types_are_drawn(
+    value: Any, reduction: str, halves: list[list[float]], third: list[float]
+) -> None:
     assert look(value, reduction=reduction).values.tolist() == torch.eye(4).tolist()
-    reduced = {
-        "mean": [[0.5, 0.0], [0.0, 0.5]],
-        "absmax": [[1.0, 0.0], [0.0, 1.0]],
-        "stride": [[1, 0], [0, 1]],
-    }
-    assert look(value, reduction=reduction, height=2, width=2).values.tolist() == reduced[reduction]
-    third = [[1 / 3, 0.0, 0.0]] if reduction == "mean" else [[1.0, 0.0, 0.0]]
+    assert look(value, reduction=reduction, height=2, width=2).values.tolist() == halves
     found = look(value, reduction=reduction, rows=(0, 3), cols=(0, 3), height=1, width=3).values
-    if reduction == "stride":
-        assert found.tolist() == third
-    else:
-        np.testing.assert_allclose(found, [[1 / 3] * 3] if reduction == "mean" else [[1.0] * 3])
+    np.testing.assert_allclose(found, [third])
 
 
-def test_finite_elements_stay_finite() -> None:
-    value = torch.tensor([[1e300, -1e300], [math.inf, 0.0]], dtype=torch.float64)
-    found = look(value)
+def test_the_scale_is_that_of_finite_elements_which_stay_finite() -> None:
+    found = look(torch.tensor([[1e300, -1e300], [math.inf, 0.0]], dtype=torch.float64))
     assert np.isfinite(found.values[0]).all()
     assert found.values[1, 0] == math.inf
+    nothing = look(torch.full((2, 2), math.nan))
+    assert (nothing.low, nothing.high) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(
     ("value", "changes", "words"),
     [
-        (torch.ones(4), {"dims": (0, 1), "index": ()}, "with 1 dims has no slice"),
+        (torch.ones(4), {"index": ()}, "with 1 dims has no slice"),
         (torch.ones(4, 4), {"dims": (0, 0)}, "no slice of dims"),
         (torch.ones(4, 4, 4), {"index": ()}, "needs 1 more"),
         (torch.ones(4, 4, 4), {"index": (4,)}, "no element"),
@@ -240,14 +180,8 @@ def test_finite_elements_stay_finite() -> None:
 def test_undrawable_value_gives_its_reason(
     value: torch.Tensor, changes: dict[str, Any], words: str
 ) -> None:
-    shape = value.shape
-    fields: dict[str, Any] = {
-        "path": "", "index": (0,) * (len(shape) - 2), "dims": (0, 1), "rows": (0, 4),
-        "cols": (0, 4),
-        "height": 9, "width": 9,
-    }  # fmt: skip
     with pytest.raises(ValueError, match=words):
-        picture(value, Picture("x", **{**fields, **changes}), DIRECT)
+        look(value, **changes)
 
 
 def test_empty_slices_are_empty() -> None:
@@ -271,7 +205,7 @@ def test_empty_slices_are_empty() -> None:
         (torch.tensor([-math.inf]), (0,), "-inf"),
         (torch.tensor([1e-45]), (0,), "1e-45"),
         (torch.eye(3).to_sparse(), (1, 1), "1.0"),
-        (quantised(), (1, 1), "1.0 (2)"),
+        (quantised(torch.eye(4)), (1, 1), "1.0 (2)"),
         ({"a": [torch.tensor([7])]}, (0,), "7"),
     ],
 )

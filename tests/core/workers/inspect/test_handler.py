@@ -39,13 +39,8 @@ from cellmesh.workers.rank.control import ControlThread
 from cellmesh.workers.rank.failures import Failures
 from cellmesh.workers.rank.features import RankContext
 from cellmesh.workers.rank.stack_inspection import Place
-
-RAN: list[str] = []
-
-
-def looker_of(**names: Any) -> InspectHandler:
-    context: Any = SimpleNamespace(shell=SimpleNamespace(user_ns=names))
-    return InspectHandler(context)
+from tests.support.inspected_ranks import looker
+from tests.support.loud_values import RAN, Loud, LoudTensor, noting
 
 
 def questions(expression: str, token: str = "") -> list[OfValue]:
@@ -65,37 +60,37 @@ def questions(expression: str, token: str = "") -> list[OfValue]:
 
 def test_an_expression_is_run_once_and_asked_about_often() -> None:
     numbers = iter(range(100))
-    looker = looker_of(take=lambda: torch.full((2, 2), float(next(numbers)), requires_grad=True))
-    found = looker.answer(Overview("take()", token="a", runs=True), False)
+    rank = looker({"take": lambda: torch.full((2, 2), float(next(numbers)), requires_grad=True)})
+    found = rank.answer(Overview("take()", token="a", runs=True), False)
     assert (found.items[0].min, found.items[0].max) == (0.0, 0.0)
-    answers = [looker.answer(subject, False) for subject in questions("take()", "a")]
+    answers = [rank.answer(subject, False) for subject in questions("take()", "a")]
     assert not [answer for answer in answers if isinstance(answer, Refusal)]
     assert answers[0].items[0].max == 0.0
-    assert answers[1] == (4, 0, 0, 0)
-    assert answers[3] == "0.0"
+    assert (answers[1], answers[3]) == ((4, 0, 0, 0), "0.0")
     # Also while something runs: it is no path, but its value is there.
-    assert isinstance(looker.answer(questions("take()", "a")[2], True), Pixels)
+    assert isinstance(rank.answer(questions("take()", "a")[2], True), Pixels)
     assert next(numbers) == 1
 
 
 def test_expression_is_not_run_without_consent() -> None:
-    looker = looker_of(take=lambda: RAN.append("take"), x=torch.ones(2, 2))
+    rank = looker({"take": lambda: RAN.append("take")})
     RAN.clear()
     for subject in questions("take()"):
-        refusal = looker.answer(subject, False)
+        refusal = rank.answer(subject, False)
         assert refusal.needs_code
         assert "would have to run code" in refusal.text
-    refusal = looker.answer(Overview("take()", token="a", runs=True), True)
+    refusal = rank.answer(Overview("take()", token="a", runs=True), True)
     assert "the rank is busy" in refusal.text
-    assert not looker.answer(Overview("gone"), False).needs_code
+    assert not rank.answer(Overview("gone"), False).needs_code
     assert RAN == []
 
 
 def test_path_is_resolved_each_time() -> None:
-    looker = looker_of(x=torch.zeros(2, 2))
-    looker.answer(Overview("x[0]", token="a", runs=True), False)
-    looker._shell.user_ns["x"] = torch.ones(2, 2)
-    assert looker.answer(Element("x[0]", "", (1,), "a"), False) == "1.0"
+    names = {"x": torch.zeros(2, 2)}
+    rank = looker(names)
+    rank.answer(Overview("x[0]", token="a", runs=True), False)
+    names["x"] = torch.ones(2, 2)
+    assert rank.answer(Element("x[0]", "", (1,), "a"), False) == "1.0"
 
 
 def test_pinned_value_is_released() -> None:
@@ -104,120 +99,48 @@ def test_pinned_value_is_released() -> None:
             made.add(self)
 
     made: weakref.WeakSet[Any] = weakref.WeakSet()
-    looker = looker_of(make=Value)
+    rank = looker({"make": Value})
     for token in "abcdef":
-        looker.answer(Overview("make()", token=token, runs=True), False)
-        looker.answer(Overview("make()", token="a"), False)
+        rank.answer(Overview("make()", token=token, runs=True), False)
+        rank.answer(Overview("make()", token="a"), False)
     assert len(made) == 4
-    refusal = looker.answer(Overview("make()", token="b"), False)
+    refusal = rank.answer(Overview("make()", token="b"), False)
     assert "no longer kept: inspect it again" in refusal.text
-    assert isinstance(looker.answer(Overview("make()", token="a"), False), ValueSummary)
-    looker.answer(Overview("make()", token="a", runs=True), False)
+    assert isinstance(rank.answer(Overview("make()", token="a"), False), ValueSummary)
+    rank.answer(Overview("make()", token="a", runs=True), False)
     assert len(made) == 4
-    assert looker.answer(Forget(("a", "d", "never")), True) is None
+    assert rank.answer(Forget(("a", "d", "never")), True) is None
     assert len(made) == 2
 
 
 # ---- nothing runs beside
 
 
-class Loud:
-    """Tells of all of its code that runs."""
-
-    def __init__(self) -> None:
-        self.held = torch.ones(2)
-
-    @property
-    def __class__(self) -> type:  # type: ignore[override]
-        RAN.append("class")
-        return Loud
-
-    @property
-    def field(self) -> int:
-        RAN.append("property")
-        return 1
-
-    def __getattr__(self, name: str) -> int:
-        RAN.append(f"getattr {name}")
-        raise AttributeError(name)
-
-    def __repr__(self) -> str:
-        RAN.append("repr")
-        return "Loud"
-
-    def __hash__(self) -> int:
-        RAN.append("hash")
-        return 1
-
-    def __eq__(self, other: object) -> bool:
-        RAN.append("eq")
-        return self is other
-
-    def __lt__(self, other: object) -> bool:
-        RAN.append("lt")
-        return False
-
-
 class LoudMapping(collections.abc.Mapping[str, int]):
-    def __getitem__(self, key: str) -> int:
-        RAN.append("getitem")
-        return 1
-
-    def __iter__(self) -> Any:
-        RAN.append("iter")
-        return iter("ab")
-
-    def __len__(self) -> int:
-        RAN.append("len")
-        return 2
+    __getitem__ = noting("getitem", 1)
+    __iter__ = noting("iter", iter("ab"))
+    __len__ = noting("len", 2)
 
 
 class LoudDict(dict[str, Any]):
-    def items(self) -> Any:
-        RAN.append("items")
-        return super().items()
-
-    def __iter__(self) -> Any:
-        RAN.append("iter")
-        return super().__iter__()
+    items, __iter__ = noting("items", ()), noting("iter", iter(()))
 
 
 class LoudModule(nn.Linear):
+    extra_repr = noting("extra_repr", "")
+
     def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
         RAN.append("named_parameters")
         return super().named_parameters(*args, **kwargs)
 
-    def extra_repr(self) -> str:
-        RAN.append("extra_repr")
-        return ""
-
 
 class LoudOptimizer(torch.optim.SGD):
-    @property
-    def param_groups(self) -> Any:
-        RAN.append("param_groups")
-        return [{"params": []}]
-
-    @param_groups.setter
-    def param_groups(self, groups: Any) -> None:
-        pass
-
-    def add_param_group(self, param_group: Any) -> None:
-        pass
-
-
-class LoudTensor(torch.Tensor):
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        RAN.append("torch function")
-        return super().__torch_function__(func, types, args, kwargs or {})
+    param_groups = property(noting("param_groups", []), lambda self, groups: None)
+    add_param_group: Any = lambda self, param_group: None
 
 
 class OwnTensor(torch.Tensor):
-    @property
-    def shape(self) -> Any:
-        RAN.append("shape")
-        return torch.Size([7])
+    shape = property(noting("shape", torch.Size([7])))  # type: ignore[assignment]
 
 
 @dataclasses.dataclass
@@ -255,54 +178,47 @@ def loud_values() -> dict[str, Any]:
 def test_no_code_of_the_users_runs(name: str, is_beside: bool) -> None:
     if name == "own" and not is_beside:
         return  # what a tensor has by code of its class is asked where nothing else runs
-    looker = looker_of(x=loud_values()[name])
+    rank = looker({"x": loud_values()[name]})
     RAN.clear()
-    answers = [looker.answer(subject, is_beside) for subject in questions("x")]
+    answers = [rank.answer(subject, is_beside) for subject in questions("x")]
     pickle.dumps(answers)
     assert RAN == []
     assert isinstance(answers[0], ValueSummary)
 
 
 def test_value_of_the_user_is_described_by_its_type_at_any_time() -> None:
-    looker = looker_of(
-        object=object(), loud=[{"a": Loud()}], number=3, text="abc", model=nn.Linear(1, 1)
-    )
-    told = {name: looker.answer(Overview(name), False) for name in looker._shell.user_ns}
-    assert told["object"].text == "<object>"
-    assert told["loud"].text == "[{'a': <Loud>}]"
+    names = {"object": object(), "loud": [{"a": Loud()}], "number": 3, "model": nn.Linear(1, 1)}
+    rank = looker(names)
+    told = {name: rank.answer(Overview(name), False) for name in names}
+    assert [each.text for each in told.values()] == [
+        "<object>", "[{'a': <Loud>}]", "3", "Linear, 2 parameters and buffers",
+    ]  # fmt: skip
     assert [item.path for item in told["loud"].items] == ["[0]['a'].held"]
-    assert (told["number"].text, told["text"].text) == ("3", "'abc'")
-    assert told["model"].text == "Linear, 2 parameters and buffers"
     assert told["object"].items[0].digest == ""  # others that are alike lie elsewhere
     for name, idle in told.items():
-        beside = looker.answer(Overview(name), True)
+        beside = rank.answer(Overview(name), True)
         assert (beside.text, beside.items) == (idle.text, idle.items)
 
 
 def test_tensors_of_the_users_classes_are_read_as_plain_ones_beside_a_cell() -> None:
-    looker = looker_of(
-        tensor=torch.ones(2).as_subclass(LoudTensor), own=torch.ones(2).as_subclass(OwnTensor)
-    )
-    assert looker.answer(Overview("tensor"), True).items[0].max == 1.0
-    own = looker.answer(Overview("own"), True).items[0]
-    assert (own.max, own.note) == (
-        None,
-        "its class has code of its own, which does not run beside a cell",
-    )
-    assert looker.answer(Overview("own"), False).items[0].shape == (7,)
+    ones = torch.ones(2)
+    rank = looker({"tensor": ones.as_subclass(LoudTensor), "own": ones.as_subclass(OwnTensor)})
+    assert rank.answer(Overview("tensor"), True).items[0].max == 1.0
+    own = rank.answer(Overview("own"), True).items[0]
+    assert own.max is None
+    assert own.note == "its class has code of its own, which does not run beside a cell"
+    assert rank.answer(Overview("own"), False).items[0].shape == (7,)
 
 
 # ---- there is an answer
 
 
-class Interrupts:
-    def __repr__(self) -> str:
-        raise KeyboardInterrupt
+class Raises:
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
 
-
-class Ends:
     def __repr__(self) -> str:
-        sys.exit(1)
+        raise self.error
 
 
 class EndsWhenTold(Exception):
@@ -320,22 +236,21 @@ def raise_(error: BaseException) -> None:
 
 
 def test_any_exception_is_an_answer() -> None:
-    looker = looker_of(
-        ends=Ends(), interrupts=Interrupts(), own=OwnText(), raise_=raise_, E=EndsWhenTold
-    )
-    assert looker.answer(Overview("ends"), False).text == "<Ends>"
-    assert looker.answer(Overview("interrupts"), False).text == "<Interrupts>"
-    assert looker.answer(Overview("own"), False).text == "<OwnText>"
-    refusal = looker.answer(Overview("raise_(E())", runs=True), False)
-    assert refusal == Refusal("EndsWhenTold", "<its str() raised SystemExit>")
-    assert looker.answer(Overview("raise_(SystemExit(3))", runs=True), False) == Refusal(
-        "SystemExit", "3"
-    )
+    names = {"ends": Raises(SystemExit(1)), "stops": Raises(KeyboardInterrupt()), "own": OwnText()}
+    rank = looker(names | {"raise_": raise_, "E": EndsWhenTold})
+    assert [rank.answer(Overview(name), False).text for name in names] == [
+        "<Raises>", "<Raises>", "<OwnText>",
+    ]  # fmt: skip
+    for code, refusal in (
+        ("raise_(E())", Refusal("EndsWhenTold", "<its str() raised SystemExit>")),
+        ("raise_(SystemExit(3))", Refusal("SystemExit", "3")),
+    ):
+        assert rank.answer(Overview(code, runs=True), False) == refusal
 
 
 def test_the_user_interrupts_what_is_run_for_a_look() -> None:
     with pytest.raises(KeyboardInterrupt):
-        looker_of(raise_=raise_).answer(Overview("raise_(KeyboardInterrupt())", runs=True), False)
+        looker({"raise_": raise_}).answer(Overview("raise_(KeyboardInterrupt())", runs=True), False)
 
 
 @pytest.mark.parametrize("answer", [raise_, lambda error: threading.Lock()])
@@ -347,13 +262,8 @@ def test_the_control_thread_answers_always_and_as_beside(answer: Any) -> None:
             asked.append(True)
             return answer(KeyboardInterrupt("odd"))  # raised, or in what cannot be pickled
 
-    context = SimpleNamespace(
-        shell=None,
-        groups=None,
-        interrupts=SimpleNamespace(),
-        device=None,
-        find_handler=lambda request: Odd(),
-    )
+    context = SimpleNamespace(shell=None, groups=None, interrupts=SimpleNamespace(), device=None)
+    context.find_handler = lambda request: Odd()
     parts = cast(Any, [None, context, None, None])
     done = ControlThread(*parts)._query(Request(7, Overview("x")))
     assert done.verb.run == 7

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import types
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from cellmesh.magics.render.who import fold_names
 from cellmesh.wire.inspect import Bound, Names, TensorSummary
 from cellmesh.workers.inspect.names import describe_shortly, names
 from cellmesh.workers.inspect.safe_read import DIRECT
+from tests.support.loud_values import RAN, Loud, LoudTensor, noting
 
 
 def tell(**values: Any) -> Bound:
@@ -62,7 +64,7 @@ class Odd:
         (set(range(2000)), "<set of 2,000>"),
         ([[[[[1]]]]], "[[[[...]]]]"),
         (torch, "torch"),
-        (torch.nn.Linear(2, 3), "9 parameters"),
+        (nn.Linear(2, 3), "9 parameters"),
         (torch.tensor(0.25), "0.25"),
         (torch.ones(2), ""),
     ],
@@ -71,12 +73,20 @@ def test_short_values(value: Any, text: str) -> None:
     assert describe_shortly(value).text == text
 
 
+LAYER = nn.Linear(2, 3)
+OPTIMIZER = torch.optim.SGD(LAYER.parameters(), lr=0.1, momentum=0.9)
+LAYER(torch.ones(1, 2)).sum().backward()
+OPTIMIZER.step()
+
+
 @pytest.mark.parametrize(
     ("value", "num_bytes"),
     [
         (torch.ones(3), 12),
         (np.ones((2, 3)), 48),
-        (torch.nn.Linear(2, 3), 36),
+        (LAYER, 36),
+        (nn.Sequential(LAYER, LAYER), 36),  # shared parameters count once
+        (OPTIMIZER, 36),
         ([torch.ones(2), torch.ones(1), "x"], 12),
         ({"a": torch.ones(2)}, 8),
         ("abc", 3),
@@ -88,19 +98,6 @@ def test_sizes(value: Any, num_bytes: int) -> None:
     assert describe_shortly(value).num_bytes == num_bytes
 
 
-def test_shared_parameters_count_once() -> None:
-    layer = torch.nn.Linear(2, 3)
-    assert describe_shortly(torch.nn.Sequential(layer, layer)).num_bytes == 36
-
-
-def test_an_optimizers_state_has_a_size() -> None:
-    layer = torch.nn.Linear(2, 3)
-    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
-    layer(torch.ones(1, 2)).sum().backward()
-    optimizer.step()
-    assert describe_shortly(optimizer).num_bytes == 36
-
-
 @pytest.mark.parametrize(
     "value",
     [
@@ -110,18 +107,6 @@ def test_an_optimizers_state_has_a_size() -> None:
 )  # fmt: skip
 def test_shortened_descriptions_are_not_compared(value: Any) -> None:
     assert describe_shortly(value).digest == ""
-
-
-def test_a_subclass_of_tensor_runs_no_code() -> None:
-    class Mine(torch.Tensor):
-        @classmethod
-        def __torch_function__(cls, *args: Any, **kwargs: Any) -> NoReturn:
-            raise AssertionError("the user's code ran")
-
-    with torch._C.DisableTorchFunctionSubclass():
-        value = torch.ones(2).as_subclass(Mine)
-    facts = describe_shortly(value)
-    assert (facts.shape, facts.num_bytes, facts.digest) == ((2,), 8, "")
 
 
 def test_only_names_of_the_user_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,61 +122,41 @@ def test_only_names_of_the_user_are_listed(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_pattern_chooses_names_before_there_are_too_many() -> None:
-    namespace = {"x": 1, 5: "no name", **{f"v{i}": i for i in range(3000)}}
-    assert [named.path for named in ask(namespace, Names("x*")).names] == ["x"]
+    namespace = {"x": 1, "x_2": 2, "X": 3, 5: "no name", **{f"v{i}": i for i in range(3000)}}
+    assert [named.path for named in ask(namespace, Names("x*")).names] == ["x", "x_2"]
+    assert [named.path for named in ask(namespace, Names("x")).names] == ["x"]
     bound = ask(namespace, Names())
-    assert (len(bound.names), bound.num_left_out) == (1000, 2001)
-
-
-class Living:
-    """Keys that run code as they are compared or hashed."""
-
-    ran: ClassVar[list[str]] = []
-
-    def __hash__(self) -> int:
-        self.ran.append("hash")
-        return 1
-
-    def __eq__(self, other: object) -> bool:
-        self.ran.append("eq")
-        return self is other
-
-    def __lt__(self, other: object) -> bool:
-        self.ran.append("lt")
-        return True
+    assert (len(bound.names), bound.num_left_out) == (1000, 2003)
 
 
 class Named_(type):
-    @property
-    def __name__(cls) -> NoReturn:  # type: ignore[override]
-        raise AssertionError("the user's code ran")
+    __name__ = property(noting("class name", ""))  # type: ignore[assignment]
 
 
 class Long(str):
-    def __len__(self) -> NoReturn:
-        raise AssertionError("the user's code ran")
+    __len__ = noting("len", 3)
 
 
 def test_no_code_of_the_users_runs_and_no_value_costs_the_others_their_rows() -> None:
     class Metal(metaclass=Named_): ...
 
     class Torn(torch.Tensor):
-        @property
-        def shape(self) -> NoReturn:  # type: ignore[override]
-            raise RuntimeError("odd")
+        shape = property(noting("shape", RuntimeError("odd")))  # type: ignore[assignment]
 
     namespace = {
-        "keys": {Living(): 1, Living(): 2}, "members": {Living(), Living()}, "metal": Metal(),
-        "cls": Metal,
-        "long": Long("abc"), "torn": torch.ones(2).as_subclass(Torn), "rank": 10**5000, "z": 1,
+        "keys": {Loud(): 1, Loud(): 2}, "members": {Loud(), Loud()}, "metal": Metal(),
+        "cls": Metal, "long": Long("abc"), "torn": torch.ones(2).as_subclass(Torn),
+        "tensor": torch.ones(3).as_subclass(LoudTensor), "rank": 10**5000, "z": 1,
     }  # fmt: skip
-    Living.ran.clear()
-    told = {named.path: named.text for named in ask(namespace, Names()).names}
-    assert Living.ran == []
+    RAN.clear()
+    told = {named.path: named for named in ask(namespace, Names()).names}
+    assert {*RAN} == {"shape"}  # which a tensor's class may compute where nothing else runs
     assert told.keys() == namespace.keys()
-    assert told["keys"] == "{<Living>: 1, <Living>: 2}"
-    assert told["members"] == "{<Living>, <Living>}"
-    assert (told["torn"], told["z"]) == ("<Torn>", "1")
+    assert told["keys"].text == "{<Loud>: 1, <Loud>: 2}"
+    assert told["members"].text == "{<Loud>, <Loud>}"
+    assert (told["torn"].text, told["z"].text) == ("<Torn>", "1")
+    tensor = told["tensor"]
+    assert (tensor.shape, tensor.num_bytes, tensor.digest) == ((3,), 12, "")
 
 
 # ---- folding
@@ -218,30 +183,29 @@ def test_differing_names_are_listed_by_rank() -> None:
 
 
 def test_types_are_short_where_modules_differ_too() -> None:
-    (row,) = rows(
-        {
-            0: Bound((TensorSummary(kind="torch.nn.modules.linear.Linear").at("m"),)),
-            1: Bound((TensorSummary(kind="mine.nn.Linear").at("m"),)),
-        }
-    )
+    kinds = ("torch.nn.modules.linear.Linear", "mine.nn.Linear")
+    (row,) = rows({i: Bound((TensorSummary(kind=kinds[i]).at("m"),)) for i in range(2)})
     assert (row["type"], row["between ranks"]) == ("Linear", "differ in type")
 
 
 def test_names_that_some_ranks_lack() -> None:
-    told = {0: tell(a=1), 1: tell(a=1, b=2), 2: tell(a=1.0, b=2)}
-    a, b = rows(told)
-    assert a["between ranks"] == "differ in type, value"
-    assert a["type"] == "[0-1] int, [2] float"
+    a, b = rows({0: tell(a=1), 1: tell(a=1, b=2), 2: tell(a=1.0, b=2)})
+    assert (a["between ranks"], a["type"]) == ("differ in type, value", "[0-1] int, [2] float")
     assert b["between ranks"] == "not on rank 0"
 
 
-def test_a_pattern_chooses_names() -> None:
-    namespace = {"loss": 1, "loss_2": 2, "Loss": 3, "x": 4}
-    assert [named.path for named in ask(namespace, Names("loss*")).names] == ["loss", "loss_2"]
-    assert [named.path for named in ask(namespace, Names("x")).names] == ["x"]
+def test_where_no_name_fits_the_ranks_are_named() -> None:
     assert "rank 0: no names like 'nope'" in repr(fold_names({0: Bound(())}, "nope", []))
-    none = {0: Bound(()), 1: Bound(())}
-    assert "ranks 0-1: no names" in repr(fold_names(none, "*", ["rank 2: RankDied: killed"]))
+    none = fold_names({0: Bound(()), 1: Bound(())}, "*", ["rank 2: RankDied: killed"])
+    assert "ranks 0-1: no names" in repr(none)
+
+
+def test_values_are_escaped_and_uncompared_ones_are_not_called_equal() -> None:
+    table = fold_names(dict.fromkeys((0, 1), tell(x=Odd(), y="<script>")), "*", [])
+    assert dict(zip(table.headers, table.rows[0], strict=True)).get("between ranks", "") == ""
+    html = table._repr_html_()
+    assert "<script>" not in html
+    assert "&lt;script&gt;" in html
 
 
 def test_name_is_not_absent_on_a_rank_with_a_shortened_list() -> None:
@@ -255,11 +219,6 @@ def test_name_is_not_absent_on_a_rank_with_a_shortened_list() -> None:
     assert "the first 2 names are shown" in repr(fold_names(told, "*", []))
 
 
-def test_uncompared_values_are_not_called_equal() -> None:
-    (row,) = rows({0: tell(x=Odd()), 1: tell(x=Odd())})
-    assert row.get("between ranks", "") == ""
-
-
 def test_a_distributed_tensor_shows_its_part() -> None:
     facts = TensorSummary(
         kind="torch.distributed.tensor.DTensor", shape=(8, 2), local_shape=(4, 2), dtype="float32",
@@ -267,9 +226,3 @@ def test_a_distributed_tensor_shows_its_part() -> None:
     )  # fmt: skip
     (row,) = rows(dict.fromkeys((0, 1), Bound((facts.at("w"),))))
     assert (row["type"], row["shape"]) == ("DTensor float32 S(0)", "(8, 2), here (4, 2)")
-
-
-def test_values_are_escaped() -> None:
-    html = fold_names({0: tell(x="<script>alert(1)</script>")}, "*", [])._repr_html_()
-    assert "<script>" not in html
-    assert "&lt;script&gt;" in html

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import itertools
 import mmap
-from types import SimpleNamespace
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from cellmesh.wire.inspect import (
     AnyRequest,
@@ -20,6 +22,7 @@ from cellmesh.wire.inspect import (
     Element,
     Gradients,
     Histogram,
+    Names,
     Overview,
     Picture,
     Pixels,
@@ -29,9 +32,9 @@ from cellmesh.wire.inspect import (
 from cellmesh.workers.inspect import downsample
 from cellmesh.workers.inspect import safe_read as reading_module
 from cellmesh.workers.inspect.chunks import pieces
-from cellmesh.workers.inspect.handler import InspectHandler
 from cellmesh.workers.inspect.names import describe_shortly
 from cellmesh.workers.inspect.safe_read import Copier, SafeReader, UnreadableError, reading
+from tests.support.inspected_ranks import looker
 
 from .test_chunks import quantised, tensors
 
@@ -104,11 +107,10 @@ def test_read_during_a_cell_equals_read_without_a_cell() -> None:
         torch.randn(700, 900, generator=torch.Generator().manual_seed(2)).t(),
         (torch.randn(90, 80, generator=torch.Generator().manual_seed(3)) * 9).long()[:, ::3],
     ]
-    shell: Any = SimpleNamespace(user_ns={"x": value})
-    looker = InspectHandler(SimpleNamespace(shell=shell))  # type: ignore[arg-type]
+    rank = looker({"x": value})
     for position, tensor in enumerate(value):
         for subject in subjects(f"[{position}]", *tensor.shape):
-            idle, beside = (looker.answer(subject, is_beside) for is_beside in (False, True))
+            idle, beside = (rank.answer(subject, is_beside) for is_beside in (False, True))
             assert not isinstance(idle, Refusal), (subject, idle)
             if isinstance(idle, Pixels):
                 assert np.array_equal(idle.values, beside.values), subject
@@ -120,11 +122,27 @@ def test_read_during_a_cell_equals_read_without_a_cell() -> None:
                 assert idle == beside, subject
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.uint8], ids=str)
+@pytest.mark.parametrize("is_beside", [False, True], ids=["idle", "beside"])
+def test_inspected_storage_can_still_be_resized(dtype: torch.dtype, is_beside: bool) -> None:
+    """FSDP resizes the memory of parameters, which torch refuses once numpy has had it."""
+    value, one = torch.arange(6).reshape(2, 3).to(dtype), torch.tensor(3).to(dtype)
+    model = nn.Linear(3, 2)
+    model(torch.ones(3)).sum().backward()
+    rank = looker({"x": {"v": value, "one": one, "model": model}})
+    whole, number = Sample("x", "['v']", ((0, 6),), 9), Sample("x", "['one']", ((0, 1),), 9)
+    for subject in (*subjects("['v']", 2, 3), whole, number, Names()):
+        answer = rank.answer(subject, is_beside)
+        assert not isinstance(answer, Refusal), (subject, answer)
+        for tensor in (value, one, model.weight, model.weight.grad):
+            assert tensor is not None
+            assert tensor.untyped_storage().resizable(), subject
+
+
 def test_a_huge_slice_is_sampled_beside_a_cell_as_well() -> None:
     value = torch.arange(3000.0)[:, None].expand(3000, 4000)
-    shell: Any = SimpleNamespace(user_ns={"x": value})
     subject = Picture("x", "", (), (0, 1), (0, 3000), (0, 4000), 30, 40, "mean", 1 << 20)
-    pixels = InspectHandler(SimpleNamespace(shell=shell)).answer(subject, is_beside=True)  # type: ignore[arg-type]
+    pixels = looker({"x": value}).answer(subject, is_beside=True)
     assert pixels.is_sampled
     np.testing.assert_allclose(pixels.values[:, 0], np.arange(30) * 100 + 50, atol=20)
 
@@ -141,15 +159,10 @@ def test_copied_chunk_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Copier, "_make_room", noted)
     whole = torch.arange(90_000.0).reshape(300, 10, 30)
-    for view in (
-        whole[:, :, 0],
-        whole[:, 0, 0],
-        whole.permute(1, 2, 0),
-        whole,
-        whole[:, 1].expand(2, 300, 30),
-        COMPLEX.conj(),
-    ):
+    check(whole)
+    for view in (whole[:, :, 0], whole[:, 0, 0], whole.permute(1, 2, 0), COMPLEX.conj()):
         check(view)
+    check(whole[:, 1].expand(2, 300, 30))
     assert len(sizes) > 5
     assert max(sizes) <= 1 << 12
 
@@ -160,29 +173,22 @@ def test_a_long_row_of_pixels_is_read_in_parts(
 ) -> None:
     monkeypatch.setattr(downsample, "piece_size", lambda part: 100)
     taken: list[int] = []
+
+    def noting(take: Any) -> Any:
+        return lambda read, view: taken.append(view.numel()) or take(read, view)
+
     for kind in (SafeReader, Copier):
-        monkeypatch.setattr(kind, "take", noting(kind.take, taken))
+        monkeypatch.setattr(kind, "take", noting(kind.take))
     value = torch.randn(40_009, 3, generator=torch.Generator().manual_seed(1))[:, 1]
-    shell: Any = SimpleNamespace(user_ns={"x": value})
-    looker = InspectHandler(SimpleNamespace(shell=shell))  # type: ignore[arg-type]
     for reduction in ("mean", "absmax"):
         subject = Picture("x", "", (), (-1, 0), (0, 1), (0, 40_009), 9, 97, reduction)  # type: ignore[arg-type]
-        pixels = looker.answer(subject, is_beside)
+        pixels = looker({"x": value}).answer(subject, is_beside)
         edges = [index * 40_009 // 97 for index in range(98)]
         join = np.mean if reduction == "mean" else lambda part: np.abs(part).max()
         wanted = [join(value[a:b].numpy()) for a, b in itertools.pairwise(edges)]
         np.testing.assert_allclose(pixels.values, [wanted], rtol=1e-4, atol=1e-6)
     assert max(taken) <= 800
     assert sum(taken) == 2 * 40_009
-
-
-def noting(take: Any, sizes: list[int]) -> Any:
-    def taking(read: SafeReader, view: torch.Tensor) -> torch.Tensor:
-        sizes.append(view.numel())
-        taken: torch.Tensor = take(read, view)
-        return taken
-
-    return taking
 
 
 def test_memory_that_is_freed_between_two_pieces_is_not_read() -> None:
@@ -213,33 +219,27 @@ def test_memory_that_is_gone_behind_the_back_of_its_tensor_is_not_read() -> None
 
 
 def test_a_quantised_tensor_waits_for_the_end_of_the_cell() -> None:
-    shell: Any = SimpleNamespace(user_ns={"x": quantised()})
-    found = InspectHandler(SimpleNamespace(shell=shell)).answer(Overview("x"), is_beside=True)  # type: ignore[arg-type]
-    assert "when no cell runs" in found.items[0].note
-    assert found.items[0].max is None
+    (item,) = looker({"x": quantised()}).answer(Overview("x"), is_beside=True).items
+    assert "when no cell runs" in item.note
+    assert item.max is None
 
 
 def test_read_without_the_kernels_copy_waits_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading_module, "_COPIED", ())  # as if all tensors lay on a GPU
-    model = torch.nn.Linear(47, 61)
+    model = nn.Linear(47, 61)
     model(torch.ones(47)).sum().backward()
-    shell: Any = SimpleNamespace(user_ns={"x": {"w": model.weight, "s": model.weight.to_sparse()}})
-    looker = InspectHandler(SimpleNamespace(shell=shell))  # type: ignore[arg-type]
+    rank = looker({"x": {"w": model.weight, "s": model.weight.to_sparse()}})
     for path in ("['w']", "['s']"):
         for subject in subjects(path, 61, 47):
-            answer = looker.answer(subject, is_beside=True)
+            answer = rank.answer(subject, is_beside=True)
             if isinstance(subject, Overview):
                 (item,) = answer.items
-                assert item.shape == (61, 47)
-                assert (item.max, item.digest) == (None, "")
+                assert (item.shape, item.max, item.digest) == ((61, 47), None, "")
                 answer = item.note
             elif isinstance(subject, Gradients):
-                (gradient,) = answer
-                assert gradient.grad is not None
-                answer = gradient.grad.note
-            assert "on cpu is not read beside a cell" in str(answer) or "sparse" in str(answer), (
-                subject
-            )
+                answer = answer[0].grad.note
+            text = str(answer)
+            assert "on cpu is not read beside a cell" in text or "sparse" in text, subject
     with reading(is_beside=True) as read:
         with pytest.raises(UnreadableError, match="refresh when none runs"):
             read.take(model.weight)
@@ -252,3 +252,30 @@ def test_a_number_whose_memory_was_freed_has_a_name_and_no_value() -> None:
     assert describe_shortly(one).text == "3.5"
     one.untyped_storage().resize_(0)
     assert (describe_shortly(one).text, describe_shortly(one).digest) == ("", "")
+
+
+# ---- torch's threads
+
+
+def in_thread(function: Callable[[], int]) -> int:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()
+
+
+def threads_of_others(is_beside: bool) -> int:
+    """Return with how many threads torch computes in a thread that begins during a look."""
+    with reading(is_beside):
+        assert torch.get_num_threads() == 1
+        return in_thread(torch.get_num_threads)
+
+
+def test_only_the_look_computes_with_one_thread() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert threads_of_others(is_beside=False) == 3
+        assert torch.get_num_threads() == 3
+        assert in_thread(lambda: threads_of_others(is_beside=True)) == 3
+        assert (torch.get_num_threads(), in_thread(torch.get_num_threads)) == (3, 3)
+    finally:
+        torch.set_num_threads(before)

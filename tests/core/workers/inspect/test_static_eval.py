@@ -16,51 +16,11 @@ from torch import nn
 from cellmesh.workers.inspect.overview import gradients
 from cellmesh.workers.inspect.safe_read import DIRECT
 from cellmesh.workers.inspect.static_eval import NeedsCode, follow
-
-RAN: list[str] = []
-
-
-class Loud:
-    """Tells of all of its code that runs."""
-
-    kind = "a class's"
-
-    def __init__(self) -> None:
-        self.held = torch.ones(2)
-
-    @property
-    def weight(self) -> int:
-        RAN.append("property")
-        return 1
-
-    def __getattr__(self, name: str) -> int:
-        RAN.append("getattr")
-        return 2
-
-    def __getitem__(self, index: Any) -> int:
-        RAN.append("getitem")
-        return 3
-
-    def __repr__(self) -> str:
-        RAN.append("repr")
-        return "Loud"
-
-    def __hash__(self) -> int:
-        return hash("a")
-
-    def __eq__(self, other: object) -> bool:
-        RAN.append("eq")
-        return False
-
-    def __lt__(self, other: object) -> bool:
-        RAN.append("lt")
-        return False
+from tests.support.loud_values import RAN, Loud, LoudTensor, noting
 
 
 class Sly:
-    def __getattribute__(self, name: str) -> Any:
-        RAN.append("getattribute")
-        return object.__getattribute__(self, name)
+    __getattribute__ = noting("getattribute", 1)
 
 
 class Slotted:
@@ -70,25 +30,9 @@ class Slotted:
         self.here = 5
 
 
-class LoudDict(dict):  # type: ignore[type-arg]
-    def __getitem__(self, key: Any) -> Any:
-        RAN.append("getitem")
-        return 4
-
-    def __missing__(self, key: Any) -> Any:
-        RAN.append("missing")
-        return 5
-
-    def __getattr__(self, name: str) -> Any:
-        RAN.append("getattr")
-        return 6
-
-
-class LoudTensor(torch.Tensor):
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        RAN.append("torch function")
-        return super().__torch_function__(func, types, args, kwargs or {})
+class LoudDict(dict[str, int]):
+    __getitem__, __missing__ = noting("getitem", 4), noting("missing", 5)
+    __getattr__ = noting("getattr", 6)
 
 
 @dataclasses.dataclass

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from cellmesh.wire.inspect import Digests, Gradient, Histogram, Overview, Sample, ValueSummary
+from cellmesh.wire.inspect import Digests, Histogram, Overview, Sample, ValueSummary
 from cellmesh.workers.inspect.overview import gradients, overview
 from cellmesh.workers.inspect.safe_read import DIRECT, Copier
 from cellmesh.workers.inspect.tree import find, walk
@@ -38,10 +38,8 @@ class Batch:
 
 class Trainer:
     def __init__(self) -> None:
-        self.model = nn.Linear(2, 1)
-        self.loss = torch.ones(())
-        self.inner = Inner()
-        self.step = 3
+        self.model, self.loss = nn.Linear(2, 1), torch.ones(())
+        self.inner, self.step = Inner(), 3
 
 
 class Inner:
@@ -49,35 +47,25 @@ class Inner:
         self.hidden = torch.ones(3)
 
 
+ONE = torch.ones(1)
 Pair = collections.namedtuple("Pair", "left right")
 
 
 @pytest.mark.parametrize(
     ("value", "wanted"),
     [
-        (torch.ones(2), [""]),
-        (np.ones(2), [""]),
-        (3, [""]),
-        (None, [""]),
-        ("text", [""]),
-        (types, [""]),
-        (Batch, [""]),
+        *((one, [""]) for one in (torch.ones(2), np.ones(2), 3, None, "text", types, Batch)),
         ([], []),
         ({}, []),
-        (
-            {"a": [torch.ones(1), {"b": (torch.ones(2), 5)}]},
-            ["['a'][0]", "['a'][1]['b'][0]", "['a'][1]['b'][1]"],
-        ),
+        ({"a": [ONE, {"b": (ONE * 2, 5)}]}, ["['a'][0]", "['a'][1]['b'][0]", "['a'][1]['b'][1]"]),
         ({1: torch.ones(1), (2, "x"): torch.ones(2)}, ["[1]", "[(2, 'x')]"]),
         (Batch(torch.ones(2)), ["tokens", "name"]),
         ([Batch(torch.ones(2))], ["[0].tokens", "[0].name"]),
         (Pair(torch.ones(1), 2), ["left", "right"]),
         (Trainer(), ["model.weight", "model.bias", "loss", "inner", "step"]),
-        (
-            nn.BatchNorm1d(2),
-            ["weight", "bias", "running_mean", "running_var", "num_batches_tracked"],
-        ),
         ([nn.Linear(1, 1), np.ones(3)], ["[0].weight", "[0].bias", "[1]"]),
+        ({"deque": collections.deque([ONE, ONE * 2])}, ["['deque'][0]", "['deque'][1]"]),
+        ({index: torch.ones(1) for index in range(101)}, [f"[{index}]" for index in range(101)]),
     ],
 )
 def test_tensors_have_paths(value: Any, wanted: list[str]) -> None:
@@ -101,28 +89,25 @@ def test_value_that_contains_itself_is_visited_once() -> None:
 
 
 def test_a_key_may_be_anything() -> None:
-    value = {
-        "<script>": torch.ones(1),
-        Inner(): torch.ones(2),
-        Inner(): torch.ones(3),
-        "k" * 200: torch.ones(4),
-    }
+    keys = ("<script>", Inner(), Inner(), "k" * 200)
+    value = {key: torch.ones(number) for number, key in enumerate(keys)}
     found = paths(value)
     assert found == ["['<script>']", "[<Inner>]", "[<Inner>] (2)", "['" + "k" * 78 + "…]"]
-    assert [len(find(value, path)) for path in found] == [1, 2, 3, 4]
+    assert [len(find(value, path)) for path in found] == [0, 1, 2, 3]
+
+
+def stepped(parameters: Any, model: nn.Module) -> torch.optim.Optimizer:
+    optimizer = torch.optim.SGD(parameters, lr=0.5, momentum=0.9)
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+    return optimizer
 
 
 def test_an_optimizer_has_its_groups_and_its_state() -> None:
     model = nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
-    model(torch.ones(2)).sum().backward()
-    optimizer.step()
-    found = look(optimizer)
-    texts = {item.path: item.text for item in found.items if item.shape is None}
-    shapes = {item.path: item.shape for item in found.items if item.shape is not None}
-    settings = "{'dampening': 0, 'lr': 0.5, 'momentum': 0.9, 'weight_decay': 0}"
-    assert texts == {"param_groups[0]": settings}
-    assert shapes == {
+    found = look(stepped(model.parameters(), model))
+    assert {item.path: item.shape or item.text for item in found.items} == {
+        "param_groups[0]": "{'dampening': 0, 'lr': 0.5, 'momentum': 0.9, 'weight_decay': 0}",
         "param_groups[0].params[0]": (1, 2),
         "param_groups[0].params[1]": (1,),
         "state[0].momentum_buffer": (1, 2),
@@ -133,9 +118,7 @@ def test_an_optimizer_has_its_groups_and_its_state() -> None:
 
 def test_optimizer_of_named_parameters_shows_their_names() -> None:
     model = nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.named_parameters(), lr=0.5, momentum=0.9)
-    model(torch.ones(2)).sum().backward()
-    optimizer.step()
+    optimizer = stepped(model.named_parameters(), model)
     assert {"param_groups[0].weight", "state[bias].momentum_buffer"} <= set(paths(optimizer))
 
 
@@ -143,20 +126,14 @@ def test_an_optimizers_state_has_the_names_that_the_ranks_models_give(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
-    optimizer = torch.optim.SGD(
-        [{"params": model[0].parameters()}, {"params": model[1].parameters(), "lr": 0.1}],
-        lr=0.5, momentum=0.9,
-    )  # fmt: skip
-    model(torch.ones(2)).sum().backward()
-    optimizer.step()
+    groups = [{"params": model[0].parameters()}, {"params": model[1].parameters(), "lr": 0.1}]
+    optimizer = stepped(groups, model)
     main = types.ModuleType("__main__")
     vars(main).update(layer=model[1], wrapped=nn.ModuleDict({"module": model}), net=model)
     monkeypatch.setitem(sys.modules, "__main__", main)
     found = paths(optimizer)
     assert [path for path in found if path.startswith("state")] == [
-        f"state[net.{index}.{name}].momentum_buffer"
-        for index in (0, 1)
-        for name in ("weight", "bias")
+        f"state[net.{name}].momentum_buffer" for name, _ in model.named_parameters()
     ]
     assert {"param_groups[0]", "param_groups[0].net.0.weight", "param_groups[1]"} <= set(found)
     buffer = find(optimizer, "state[net.1.bias].momentum_buffer")
@@ -165,54 +142,33 @@ def test_an_optimizers_state_has_the_names_that_the_ranks_models_give(
 
 @pytest.mark.filterwarnings("ignore:Lazy modules")
 def test_a_module_that_has_not_run_is_described() -> None:
-    found = look(nn.LazyLinear(3))
-    assert [(item.path, item.shape) for item in found.items] == [
-        ("weight", None),
-        ("bias", None),
-    ]
-    assert all("not initialised" in item.note for item in found.items)
-
-
-def test_long_nests_are_cut() -> None:
-    found = look([torch.ones(1)] * 1 + list(range(20)), max_items=5)
-    assert (len(found.items), found.num_left_out) == (5, 16)
+    found = look(nn.LazyLinear(3)).items
+    assert [(item.path, item.shape) for item in found] == [("weight", None), ("bias", None)]
+    assert all("not initialised" in item.note for item in found)
 
 
 def test_many_plain_values_are_one_item_and_push_no_tensor_out() -> None:
-    value = Trainer()
+    hidden = Inner().__dict__
     found = look(
         SimpleNamespace(losses=[0.5] * 30_000, tokens=[[1, 2]] * 200, weight=torch.ones(3))
     )
     assert [item.path for item in found.items] == ["losses", "tokens", "weight"]
     assert found.items[0].text == "30,000 items: [0.5, 0.5, 0.5, 0.5, 0.5, 0.5, ...]"
-    records = [
-        {"text": "a", "tokens": [index], "more": value.inner.__dict__.copy()}
-        for index in range(101)
-    ]
-    assert len(paths(records)) == 203  # the tensor once
     records = [{"text": "a", "tokens": [index]} for index in range(101)]
     assert paths({"records": records, "few": [1, 2]}) == ["['records']", "['few'][0]", "['few'][1]"]
+    assert len(paths([record | {"more": hidden.copy()} for record in records])) == 203  # one tensor
     mixed = look([torch.ones(1), *range(5000), torch.ones(2)], max_items=1500)
     assert (len(mixed.items), mixed.num_left_out, mixed.items[-1].path) == (1002, 4000, "[5001]")
+    short = look([torch.ones(1), *range(20)], max_items=5)
+    assert (len(short.items), short.num_left_out) == (5, 16)
     assert paths([0] * 101) == [""]
-    assert paths({index: torch.ones(1) for index in range(101)})[100] == "[100]"
 
 
 def test_objects_without_tensors_are_one_item() -> None:
-    class Frame:
-        def __init__(self) -> None:
-            self._blocks, self._name = Inner, None
-
-    class Settings:
-        def __init__(self) -> None:
-            self.rate, self._frame = 0.5, Frame()
-
-    assert paths(Frame()) == [""]
-    assert paths([Frame(), Settings()]) == ["[0]", "[1].rate", "[1]._frame"]
-    assert paths({"buffer": collections.deque([torch.ones(1), torch.ones(2)])}) == [
-        "['buffer'][0]",
-        "['buffer'][1]",
-    ]
+    frame = SimpleNamespace(_blocks=Inner, _name=None)
+    settings = SimpleNamespace(rate=0.5, _frame=SimpleNamespace(_blocks=Inner))
+    assert paths(frame) == [""]
+    assert paths([frame, settings]) == ["[0]", "[1].rate", "[1]._frame"]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:`torch.jit:FutureWarning")
@@ -260,14 +216,12 @@ def test_gradients_are_those_of_the_parameters() -> None:
     model[1](torch.ones(2)).sum().backward()
     model[1].weight.grad = torch.tensor([[3.0, float("nan")]])
     model[1].bias.grad = torch.tensor([0.0])
-    found = {one.parameter.path: one for one in gradients(model, DIRECT)}
+    found: dict[str, Any] = {one.parameter.path: one for one in gradients(model, DIRECT)}
     assert list(found) == [name for name, _ in model.named_parameters()]
     assert found["0.weight"].grad is None
     assert found["0.weight"].parameter.norm == pytest.approx(model[0].weight.norm().item())
     assert not found["2.bias"].parameter.requires_grad
     weight, bias = found["1.weight"].grad, found["1.bias"].grad
-    assert weight is not None
-    assert bias is not None
     assert (weight.norm, weight.max, weight.num_nan, weight.num_zeros) == (3.0, 3.0, 1, 0)
     assert (bias.num_zeros, bias.num_elements) == (1, 1)
     assert weight.digest
@@ -292,8 +246,6 @@ def test_gradients_of_optimizers_and_nests() -> None:
 def test_sparse_gradients_are_described() -> None:
     model = nn.Embedding(5, 2, sparse=True)
     model(torch.tensor([1, 3])).sum().backward()
-    (found,) = gradients(model, DIRECT)
-    assert isinstance(found, Gradient)
-    assert found.grad is not None
-    assert found.grad.norm == 2.0
-    assert "stores" in found.grad.note
+    found: Any = gradients(model, DIRECT)[0].grad
+    assert found.norm == 2.0
+    assert "stores" in found.note
