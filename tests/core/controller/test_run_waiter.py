@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from cellmesh.controller.output.fold import Block, Live
 from cellmesh.controller.output.printer import Printer
 from cellmesh.controller.run import Run
 from cellmesh.errors import RankFailure, RanksInterrupted
@@ -23,6 +22,19 @@ from ...support.run_cases import WAIT_S, Case, Sink, beside, press_stop_once_mai
 from ...support.runs import FakeControl, work_item
 
 # ---- waiting
+
+
+def released() -> Failed:
+    where = "waited in barrier"
+    text = f"Released: {where} at line 4"
+    return Failed(1, "Released", where, text, 4, None, "", True, "barrier", 1.0)
+
+
+def noted_at_the_end(case: Case) -> list[str]:
+    """A list that the end of the run adds to."""
+    called: list[str] = []
+    case.run.on_end(lambda: called.append("ended"))
+    return called
 
 
 def test_run_shows_its_progress() -> None:
@@ -62,39 +74,28 @@ def test_waiting_raises_nothing_that_happened_on_ranks() -> None:
     assert case.run.wait(0)
 
 
-def test_callbacks_are_called_at_the_end_or_at_once() -> None:
-    case, called = Case(1), []
-    case.run.on_end(lambda: called.append("before"))
-    assert called == []
-    case.settle((0,), Done(1))
-    assert called == ["before"]
-    case.run.on_end(lambda: called.append("after"))
-    assert called == ["before", "after"]
-
-
-def test_a_callback_sees_the_run_done() -> None:
+def test_callbacks_see_the_run_done_at_the_end_or_at_once() -> None:
     case, seen = Case(1), []
-    case.run.on_end(lambda: seen.append((case.run.done(), case.run.result(0))))
-    case.give(0, 5)
-    assert seen == [(True, {0: 5})]
+    for _ in range(2):
+        case.run.on_end(lambda: seen.append((case.run.done(), case.run.result(0))))
+        if not case.run.done():
+            assert seen == []
+            case.give(0, 5)
+    assert seen == [(True, {0: 5})] * 2
 
 
 def test_a_callback_that_fails_keeps_no_other_from_being_called() -> None:
-    case, called = Case(1), []
-
-    def fail() -> None:
-        raise ValueError("a user's callback")
-
-    case.run.on_end(fail)
-    case.run.on_end(lambda: called.append("second"))
+    case = Case(1)
+    case.run.on_end(lambda: int("a user's callback"))
+    called = noted_at_the_end(case)
     with contextlib.suppress(ValueError):
         case.settle((0,), Done(1))
-    assert called == ["second"]
+    assert called == ["ended"]
 
 
 def test_a_front_end_that_fails_does_not_keep_the_run_from_ending() -> None:
-    case, called = Case(1), []
-    case.run.on_end(lambda: called.append("ended"))
+    case = Case(1)
+    called = noted_at_the_end(case)
     case.run.printer.feed((0,), Output(1, "stdout", "text"), 0.0)
     case.sink.out.close()
     with contextlib.suppress(ValueError):
@@ -124,26 +125,16 @@ def test_iteration_yields_values_while_other_ranks_run() -> None:
         next(values)
 
 
-def test_iterating_raises_at_the_first_that_failed() -> None:
-    case = Case(2)
-    case.give(1, "fine")
-    case.fail(0, ValueError("no"))
-    values = iter(case.run)
-    assert next(values) == (1, "fine")
-    with pytest.raises(RankFailure) as caught:
-        next(values)
-    assert list(caught.value.exceptions_by_rank) == [0]
-
-
-def test_iteration_error_names_no_running_ranks() -> None:
+def test_iterating_raises_at_the_first_that_failed_and_names_no_running_ranks() -> None:
     case = Case(3)
     case.give(2, "fine")
     case.fail(0, ValueError("no"))
     values = iter(case.run)
-    next(values)
-    with pytest.raises(RankFailure, match=r"^rank 0 raised ValueError: no \(line 3\)") as caught:
+    assert next(values) == (2, "fine")
+    with pytest.raises(RankFailure) as caught:
         next(values)
-    assert "finished" not in str(caught.value).replace("rank 2 finished", "")
+    assert list(caught.value.exceptions_by_rank) == [0]
+    assert str(caught.value) == "rank 0 raised ValueError: no (line 3); rank 2 finished"
 
 
 def test_a_run_may_be_iterated_over_again() -> None:
@@ -162,34 +153,27 @@ def test_two_may_iterate_over_a_run_at_once() -> None:
     case = Case(2)
     first, second = iter(case.run), iter(case.run)
     case.give(1, "one")
-    case.give(0, "zero")
-    assert next(first) == (1, "one")
-    assert next(second) == (1, "one")
+    assert next(first) == next(second) == (1, "one")
 
 
 # ---- asyncio
 
 
-def test_a_run_can_be_awaited() -> None:
+async def wait_for(run: Run[Any], timeout_s: float = WAIT_S) -> Any:
+    async def wait() -> Any:
+        return await run
+
+    return await asyncio.wait_for(wait(), timeout_s)
+
+
+def test_a_run_can_be_awaited_again_and_again() -> None:
     case = Case(2)
 
-    async def main() -> Any:
-        assert not case.run.done()
-        asyncio.get_running_loop().run_in_executor(
-            None, lambda: [case.give(rank, rank) for rank in (0, 1)]
-        )
-        return await asyncio.wait_for(case.run, WAIT_S)
-
-    assert asyncio.run(main()) == {0: 0, 1: 1}
-
-
-def test_a_run_that_is_done_can_be_awaited_again_and_again() -> None:
-    case = Case(1)
-    case.give(0, "value")
-
     async def main() -> None:
-        assert await case.run == {0: "value"}
-        assert await case.run == {0: "value"}
+        loop = asyncio.get_running_loop()
+        loop.run_in_executor(None, lambda: [case.give(rank, rank) for rank in (0, 1)])
+        assert await wait_for(case.run) == {0: 0, 1: 1}
+        assert await wait_for(case.run) == {0: 0, 1: 1}
 
     asyncio.run(main())
 
@@ -197,12 +181,8 @@ def test_a_run_that_is_done_can_be_awaited_again_and_again() -> None:
 def test_await_raises_failures_of_ranks() -> None:
     case = Case(1)
     case.fail(0, ValueError("no"))
-
-    async def main() -> Any:
-        return await case.run
-
     with pytest.raises(RankFailure):
-        asyncio.run(main())
+        asyncio.run(wait_for(case.run))
 
 
 def test_giving_up_an_await_interrupts_the_ranks() -> None:
@@ -210,7 +190,7 @@ def test_giving_up_an_await_interrupts_the_ranks() -> None:
 
     async def main() -> Any:
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(_wait_for(case.run), 0.01)
+            await wait_for(case.run, 0.01)
         assert case.interrupted.is_set()
         case.give(0, 1)  # too late for the rank
         return await case.run
@@ -219,14 +199,10 @@ def test_giving_up_an_await_interrupts_the_ranks() -> None:
 
 
 def test_a_run_may_outlive_the_loop_that_awaited_it() -> None:
-    case, called = Case(1), []
-
-    async def main() -> None:
-        await asyncio.wait_for(_wait_for(case.run), 0.01)
-
+    case = Case(1)
     with pytest.raises(TimeoutError):
-        asyncio.run(main())
-    case.run.on_end(lambda: called.append("ended"))
+        asyncio.run(wait_for(case.run, 0.01))
+    called = noted_at_the_end(case)
     with contextlib.suppress(RuntimeError):
         case.give(0, 1)
     assert called == ["ended"]
@@ -262,10 +238,6 @@ def test_giving_up_an_asynchronous_iteration_interrupts_the_ranks_and_hangs_nowh
     thread.join(WAIT_S)
     assert not hangs
     assert case.interrupted.is_set()
-
-
-async def _wait_for(run: Run[Any]) -> Any:
-    return await run
 
 
 # ---- the stop button
@@ -323,18 +295,10 @@ def test_stop_while_iterating_interrupts_the_ranks() -> None:
 
 
 def test_blocks_reach_the_sink_in_order() -> None:
-    shown: list[Block | Live] = []
-
-    class Keeps(Sink):
-        def show(self, blocks: Sequence[Block | Live]) -> None:
-            shown.extend(blocks)
-
-    printer = Printer((0,), Keeps())
-    run: Run[Any] = Run(1, work_item((0,), "t"), printer, FakeControl())
-    printer.feed((0,), Output(1, "stdout", "a\nb\n"), 0.0)
-    run.settle((0,), Parcel(Done(1)), 0.0)
-    run.finish(0.0)
-    assert [block.item.text for block in shown] == ["a", "b"]
+    case = Case(1)
+    case.run.printer.feed((0,), Output(1, "stdout", "a\nb\n"), 0.0)
+    case.settle((0,), Done(1))
+    assert case.sink.text == "[0] a\n[0] b\n"
 
 
 @pytest.mark.parametrize(
@@ -354,16 +318,12 @@ def test_released_ranks_stand_in_the_failure_that_is_raised_or_else_in_a_block(
     read: Callable[[Run[Any]], Any], is_raised: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = Case(3)
-    text = "waited in barrier"
-    released = Failed(
-        1, "Released", text, f"Released: {text} at line 4", 4, None, "", True, "barrier", 1.0
-    )
 
     def settle(is_over: Callable[[], bool] = bool, timeout_s: float | None = None) -> bool:
         if timeout_s != 0 and not case.run.done():
             case.fail(1, ValueError("no"))
             for rank in (2, 0):
-                case.settle((rank,), released)
+                case.settle((rank,), released())
         return is_over()
 
     async def settle_async(is_over: Callable[[], bool]) -> None:
@@ -376,8 +336,7 @@ def test_released_ranks_stand_in_the_failure_that_is_raised_or_else_in_a_block(
         read(case.run)
     except (RankFailure, TimeoutError) as error:
         failure = error
-    if not case.run.done():
-        settle()
+    settle()
     if is_raised:
         assert isinstance(failure, RankFailure)
         assert "ranks 0,2 waited in barrier at line 4" in str(failure)

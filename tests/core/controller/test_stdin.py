@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cellmesh.controller.run_waiter import RunWaiter
-from cellmesh.controller.stdin import GATHER_S, Prompts
+from cellmesh.controller.stdin import GATHER_S, Prompt, Prompts
 from cellmesh.errors import RanksInterrupted
 from cellmesh.wire.user_code import InputRequest
 
@@ -23,6 +23,13 @@ from ...support.runs import FakeControl
 
 def ask(request: int = 1, prompt: str = "name? ", is_password: bool = False) -> InputRequest:
     return InputRequest(1, request, prompt, is_password)
+
+
+def take(prompts: Prompts, ranks: list[int], now: float) -> Prompt:
+    """The prompt that is due, which there is."""
+    prompt = prompts.take_due(ranks, now)
+    assert prompt is not None
+    return prompt
 
 
 # ---- gathering
@@ -35,8 +42,7 @@ def test_ranks_that_ask_alike_are_put_together_after_a_moment() -> None:
     prompts.add([2], ask(9), 10.1)
     assert prompts.take_due([0, 1, 2], 10.1) is None
     assert prompts.due_at([0, 1, 2]) == 10.0 + GATHER_S
-    prompt = prompts.take_due([0, 1, 2], 10.0 + GATHER_S)
-    assert prompt is not None
+    prompt = take(prompts, [0, 1, 2], 10.0 + GATHER_S)
     assert prompt.labelled == "[0,2] name? "
     assert prompts.close(prompt, 11.0) == {0: 4, 2: 9}
     assert not prompts.open
@@ -45,20 +51,16 @@ def test_ranks_that_ask_alike_are_put_together_after_a_moment() -> None:
 def test_if_all_that_run_ask_alike_there_is_no_wait() -> None:
     prompts = Prompts()
     prompts.add([0, 2], ask(), 10.0)
-    prompt = prompts.take_due([0, 2], 10.0)
-    assert prompt is not None
-    assert prompt.requests == {0: 1, 2: 1}
+    assert take(prompts, [0, 2], 10.0).requests == {0: 1, 2: 1}
 
 
 def test_other_questions_wait_their_turn() -> None:
-    prompts = Prompts()
+    prompts, seen = Prompts(), []
     prompts.add([1], ask(1, "second? "), 10.05)
     prompts.add([0], ask(1, "first? "), 10.0)
     prompts.add([2], ask(1, "first? ", is_password=True), 10.1)
-    seen = []
     for now in (11.0, 12.0, 13.0):
-        prompt = prompts.take_due([0, 1, 2], now)
-        assert prompt is not None
+        prompt = take(prompts, [0, 1, 2], now)
         seen.append((prompt.labelled, prompt.is_password))
         prompts.close(prompt, now)
     assert seen == [("[0] first? ", False), ("[1] second? ", False), ("[2] first? ", True)]
@@ -67,22 +69,18 @@ def test_other_questions_wait_their_turn() -> None:
 def test_answered_rank_may_ask_again_before_other_questions() -> None:
     prompts = Prompts()
     prompts.add([0], ask(1, "(Pdb) "), 10.0)
-    first = prompts.take_due([0, 1], 10.0 + GATHER_S)
-    assert first is not None
+    first = take(prompts, [0, 1], 10.0 + GATHER_S)
     prompts.add([1], ask(1, "(Pdb) "), 10.0 + GATHER_S)
     prompts.close(first, 20.0)
     assert prompts.take_due([0, 1], 20.0) is None
     prompts.add([0], ask(2, "(Pdb) "), 20.01)
-    both = prompts.take_due([0, 1], 20.01)
-    assert both is not None
-    assert both.labelled == "[0-1] (Pdb) "
+    assert take(prompts, [0, 1], 20.01).labelled == "[0-1] (Pdb) "
 
 
 def test_withdrawn_question_is_not_answered() -> None:
     prompts = Prompts()
     prompts.add([0, 1], ask(3), 10.0)
-    prompt = prompts.take_due([0, 1], 10.0)
-    assert prompt is not None
+    prompt = take(prompts, [0, 1], 10.0)
     prompts.withdraw([0], request=2)  # an older one
     prompts.withdraw([1], request=3)
     assert prompts.waits(prompt)
@@ -205,39 +203,27 @@ def test_no_answer_is_the_end_of_input(
     assert case.control.replies == [({0: 5, 1: 5}, text, True)]
 
 
-def test_input_box_without_a_waiting_rank_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    case, asked = Case(), threading.Event()
-    monkeypatch.setattr("builtins.input", Keyboard(lambda: sit_before_the_box(asked)))
-
-    def die() -> None:
-        assert asked.wait(WAIT_S)
-        case.waiter.withdraw([0, 1])
-        case.end()
-
-    case.waiter.add([0, 1], ask(5), 0.0)
-    with beside(die):
-        assert case.wait()
-    assert case.control.replies == []
-    assert case.num_interrupts == 0
-
-
-def test_the_stop_button_in_a_box_interrupts_and_does_not_ask_again(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("is_pressed", [False, True])
+def test_input_box_is_closed_by_the_end_of_the_ranks_and_by_the_stop_button(
+    is_pressed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case, asked = Case(), threading.Event()
     monkeypatch.setattr("builtins.input", Keyboard(lambda: sit_before_the_box(asked)))
 
-    def press() -> None:
+    def act() -> None:
         assert asked.wait(WAIT_S)
-        os.kill(os.getpid(), signal.SIGINT)
-        assert case.presses[0].wait(WAIT_S)
+        if is_pressed:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert case.presses[0].wait(WAIT_S)
+        else:
+            case.waiter.withdraw([0, 1])
         case.end()
 
     case.waiter.add([0, 1], ask(5), 0.0)
-    with beside(press):
+    with beside(act):
         assert case.wait()
     assert case.control.replies == []
-    assert case.num_interrupts == 1
+    assert case.num_interrupts == is_pressed
 
 
 def test_question_without_a_waiting_caller_is_shown() -> None:

@@ -20,36 +20,19 @@ from cellmesh.controller.session.living import (
 from cellmesh.controller.session.same_mesh import find_same, offer_left
 from cellmesh.errors import MeshUsageError
 from cellmesh.wire.attach import RunInfo
-from cellmesh.wire.hosts import AgentAddress
 from cellmesh.wire.own_file import Secret
-from cellmesh.wire.ticket import Holder, Ticket
+from cellmesh.wire.ticket import Holder
+
+from ....support.tickets import address, make_ticket
 
 OWN, OTHER, UNNAMED = "/home/a/own.ipynb", "/home/a/other.ipynb", "/run/kernel-1.json"
 
 
 def mesh(name: str, held: bool = False, notebook: str = OWN, **fields: Any) -> LivingMesh:
-    options: dict[str, Any] = {
-        "num_ranks": 2,
-        "mesh_dim_names": ("dp",),
-        "mesh_shape": (2,),
-        "cwd": os.getcwd(),
-        "backend": "auto",
-        "lease_s": 0.0,
-        "controller_pid": 1,
-    }
-    ticket = Ticket(
-        name=name,
-        key=Secret("0"),
-        directory=f"/run/{name}",
-        preload=(),
-        sys_path=(),
-        created_at=100.0,
-        notebook=notebook,
-        **{**options, **fields},
-    )
+    usual = {"cwd": os.getcwd(), "backend": "auto", "controller_pid": 1, "created_at": 100.0}
+    ticket = make_ticket(name=name, directory=f"/run/{name}", notebook=notebook, **usual | fields)
     holder = Holder(controller_pid=77, is_attached=held, since=160.0, notebook=notebook)
-    runs = (RunInfo(5, (0, 1), "cell 5"),) if held else ()
-    return LivingMesh(ticket, holder, runs)
+    return LivingMesh(ticket, holder, (RunInfo(5, (0, 1), "cell 5"),) if held else ())
 
 
 def this_notebook(monkeypatch: pytest.MonkeyPatch, name: str, *meshes: LivingMesh) -> None:
@@ -146,7 +129,7 @@ def test_a_mesh_on_many_hosts_that_were_not_asked_may_live_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     this_notebook(monkeypatch, OWN)
-    agents = (AgentAddress("a", "tcp://a:1", "k", 0, 1), AgentAddress("b", "tcp://b:1", "k", 1, 1))
+    agents = (address("a"), address("b", 1))
     left = mesh("a", agents=agents, curve_secret=Secret("s"), controller_pid=2**30)
     unasked = LivingMesh(left.ticket, None)
     assert unasked.is_free

@@ -14,23 +14,11 @@ from cellmesh.errors import NoMeshError
 from cellmesh.wire.attach import RunInfo, Welcome
 from cellmesh.wire.curve import new_keys
 from cellmesh.wire.hosts import AgentAddress
-from cellmesh.wire.ticket import Ticket
+
+from ....support.tickets import make_ticket
 
 WELCOME = Welcome(1, os.getpid(), "host", next_run=8, runs=(RunInfo(7, (0, 1), "cell 2"),))
-TICKET = Ticket(
-    name="found",
-    key="00",
-    directory="/nowhere",
-    num_ranks=2,
-    backend="gloo",
-    mesh_dim_names=("dp",),
-    mesh_shape=(2,),
-    preload=(),
-    sys_path=(),
-    cwd="/",
-    controller_pid=os.getpid(),
-    created_at=0.0,
-)
+TICKET = make_ticket()
 
 
 def hear_welcome(link: Link) -> None:

@@ -10,34 +10,14 @@ import pytest
 from cellmesh.controller.session.surroundings import OwnSurroundings, fixed_names
 from cellmesh.errors import MeshUsageError
 from cellmesh.wire.environment import Surroundings
-from cellmesh.wire.hosts import AgentAddress
-from cellmesh.wire.own_file import Secret
-from cellmesh.wire.ticket import Ticket
+
+from ....support.tickets import address, make_ticket
 
 BEFORE = OwnSurroundings({b"A": b"1", b"B": b"1", b"GIVEN": b"1", b"OWN": b"1"}, b"/old")
 
 
-def make_ticket(**options: object) -> Ticket:
-    return Ticket(
-        name="m",
-        key=Secret("k"),
-        directory="/d",
-        num_ranks=1,
-        backend="gloo",
-        mesh_dim_names=("dp",),
-        mesh_shape=(1,),
-        preload=(),
-        sys_path=(),
-        cwd="/old",
-        controller_pid=1,
-        created_at=0.0,
-        env={"GIVEN": "1", "OWN": "other"},
-        **options,  # type: ignore[arg-type]
-    )
-
-
 def taken(now: OwnSurroundings, **options: object) -> tuple[Surroundings, str]:
-    ticket = make_ticket(**options)
+    ticket = make_ticket(cwd="/old", env={"GIVEN": "1", "OWN": "other"}, **options)
     changes = BEFORE.changes(now, ticket, fixed_names(ticket, BEFORE.environment))
     return changes, BEFORE.describe(changes)
 
@@ -66,11 +46,9 @@ def test_what_the_mesh_sets_itself_stays_and_a_removed_directory_is_no_change() 
 
 
 def test_ranks_on_other_hosts_take_passed_variables_only() -> None:
-    agents = (
-        AgentAddress(host="a", endpoint="tcp://a:1", public_key="", first_rank=0, num_ranks=1),
-    )
     now = OwnSurroundings({b"A": b"2", b"GIVEN": b"2"}, b"/new")
-    assert taken(now, agents=agents, curve_secret="s")[0] == Surroundings({b"GIVEN": b"2"})
+    found, _ = taken(now, agents=(address("a"),), curve_secret="s")
+    assert found == Surroundings({b"GIVEN": b"2"})
 
 
 def test_many_names_are_counted_and_odd_ones_are_no_control_characters() -> None:

@@ -34,28 +34,26 @@ def cell(run: int, begin_ms: float, end_ms: float | None, name: str = "") -> Cel
 def told(
     cells: list[CellSpan], operations: list[tuple[Any, ...]], since_ms: float = -1e6, **fields: Any
 ) -> Past:
-    """What a rank tells; operations: what, sequence, run, begin, end, and peer and wait if
-    wanted.
-    """
-    whole = [(*one, -1)[:6] if len(one) < 6 else one[:6] for one in operations]
-    waits = [one[6] if len(one) > 6 else one[3] for one in operations]
-    whats = tuple(dict.fromkeys(one[0] for one in whole))
+    """A rank's past; operations: what, sequence, run, begin, end, and peer and wait if wanted."""
+    whole = [(*one, -1, one[3])[:7] if len(one) == 5 else (*one, one[3])[:7] for one in operations]
+    what, number, run, begin, end, peer, wait = zip(*whole, strict=True) if whole else [()] * 7
+    whats = tuple(dict.fromkeys(what))
+    seconds = (array("d", [time / 1e3 for time in times]) for times in (begin, end, wait))
+    facts = ([whats.index(one) for one in what], number, peer, run)
+    columns = map(array, "iqiq", facts)
+    left_out, now_s = fields.get("num_left_out", 0), fields.get("now_ms", 1000) / 1e3
     return Past(
-        tuple(cells),
-        Operations(
-            whats,
-            array("i", [whats.index(one[0]) for one in whole]),
-            array("q", [one[1] for one in whole]),
-            array("i", [one[5] for one in whole]),
-            array("q", [one[2] for one in whole]),
-            array("d", [one[3] / 1e3 for one in whole]),
-            array("d", [one[4] / 1e3 for one in whole]),
-            array("d", [wait / 1e3 for wait in waits]),
-        ),
-        fields.get("num_left_out", 0),
-        since_ms / 1e3,
-        fields.get("now_ms", 1000) / 1e3,
+        tuple(cells), Operations(whats, *columns, *seconds), left_out, since_ms / 1e3, now_s
     )
+
+
+def history_of(*pasts: Past) -> History:
+    """Of the first ranks' last five cells."""
+    return merge(dict(enumerate(pasts)), {}, 5)
+
+
+def waits_ms(history: History, rank: int) -> list[float]:
+    return [one.waited_ns // MS for one in history.operations[rank]]
 
 
 def one_late() -> dict[int, Past]:
@@ -86,58 +84,42 @@ def test_early_ranks_wait_for_the_last() -> None:
 def test_groups_and_generations_are_kept_apart() -> None:
     tp, healed = What("all_reduce", "1", (0, 1), 0), What("all_reduce", "0", (), 7)
     cells = [cell(1, 0, 100)]
-    history = merge(
-        {
-            0: told(cells, [(ALL, 1, 1, 0, 9), (tp, 1, 1, 10, 50), (healed, 1, 1, 60, 61)]),
-            1: told(cells, [(ALL, 1, 1, 5, 9), (tp, 1, 1, 40, 50), (healed, 1, 1, 60, 61)]),
-            2: told(cells, [(ALL, 1, 1, 8, 9), (healed, 1, 1, 60, 61)]),
-        },
-        {},
-        5,
+    history = history_of(
+        told(cells, [(ALL, 1, 1, 0, 9), (tp, 1, 1, 10, 50), (healed, 1, 1, 60, 61)]),
+        told(cells, [(ALL, 1, 1, 5, 9), (tp, 1, 1, 40, 50), (healed, 1, 1, 60, 61)]),
+        told(cells, [(ALL, 1, 1, 8, 9), (healed, 1, 1, 60, 61)]),
     )
-    assert [one.waited_ns // MS for one in history.operations[0]] == [8, 30, 0]
+    assert waits_ms(history, 0) == [8, 30, 0]
     assert [one.last for one in history.operations[0]] == [2, 1, 0]
 
 
 def test_groups_made_again_are_counted_from_the_start() -> None:
     cells = [cell(1, 0, 100)]
-    history = merge(
-        {
-            0: told(cells, [(ALL, 1, 1, 0, 9), (ALL, 1, 1, 50, 70)]),
-            1: told(cells, [(ALL, 1, 1, 5, 9), (ALL, 1, 1, 60, 70)]),
-        },
-        {},
-        5,
+    history = history_of(
+        told(cells, [(ALL, 1, 1, 0, 9), (ALL, 1, 1, 50, 70)]),
+        told(cells, [(ALL, 1, 1, 5, 9), (ALL, 1, 1, 60, 70)]),
     )
-    assert [one.waited_ns // MS for one in history.operations[0]] == [5, 10]
+    assert waits_ms(history, 0) == [5, 10]
 
 
 def test_message_waits_for_its_peer_and_makes_no_straggler() -> None:
     send, receive = What("send", "0", (), 0), What("recv", "0", (), 0)
     cells = [cell(1, 0, 100)]
-    history = merge(
-        {
-            0: told(cells, [(send, 1, 1, 80, 90, 1), (send, 1, 1, 81, 90, 2)]),
-            1: told(cells, [(receive, 1, 1, 10, 90, 0)]),
-            2: told(cells, [(receive, 1, 1, 85, 90, 0)]),
-        },
-        {},
-        5,
+    history = history_of(
+        told(cells, [(send, 1, 1, 80, 90, 1), (send, 1, 1, 81, 90, 2)]),
+        told(cells, [(receive, 1, 1, 10, 90, 0)]),
+        told(cells, [(receive, 1, 1, 85, 90, 0)]),
     )
-    assert [one.waited_ns // MS for one in history.operations[1]] == [70]
+    assert (waits_ms(history, 0), waits_ms(history, 1)) == ([0, 4], [70])
     assert [one.last for one in history.operations[1]] == [0]
-    assert [one.waited_ns // MS for one in history.operations[0]] == [0, 4]
     assert history.straggler is None
     assert history.describe() == ""
 
 
 def test_while_the_main_thread_does_not_wait_it_computes() -> None:
-    operations = [
-        (ALL, 1, 1, 10, 60, -1, 40),
-        (ALL, 2, 1, 70, 80, -1, NAN),
-        (ALL, 3, 1, 85, 90, -1, 95),
-    ]
-    history = merge({0: told([cell(1, 0, 100)], operations)}, {}, 5)
+    operations = [(10, 60, -1, 40), (70, 80, -1, NAN), (85, 90, -1, 95)]
+    numbered = [(ALL, number, 1, *times) for number, times in enumerate(operations, 1)]
+    history = history_of(told([cell(1, 0, 100)], numbered))
     computing = history.computing(0, history.cells[0])
     assert computing == [(0, 40 * MS), (60 * MS, 100 * MS)]
     assert history.computing(3, history.cells[0]) == []
@@ -145,14 +127,10 @@ def test_while_the_main_thread_does_not_wait_it_computes() -> None:
 
 def test_open_collective_lasts_until_now_and_names_missing_ranks() -> None:
     running = [cell(1, 0, None)]
-    history = merge(
-        {
-            0: told(running, [(ALL, 1, 1, 100, NAN)], now_ms=500),
-            1: told(running, [], now_ms=501),
-            2: told(running, [(ALL, 1, 1, 200, NAN)], now_ms=500),
-        },
-        {},
-        5,
+    history = history_of(
+        told(running, [(ALL, 1, 1, 100, NAN)], now_ms=500),
+        told(running, [], now_ms=501),
+        told(running, [(ALL, 1, 1, 200, NAN)], now_ms=500),
     )
     (one,) = history.operations[0]
     assert (one.is_open, one.duration_ns, one.waited_ns, one.last) == (True, 400 * MS, 400 * MS, 1)
@@ -162,22 +140,17 @@ def test_open_collective_lasts_until_now_and_names_missing_ranks() -> None:
 
 
 def test_abandoned_collective_ends_with_its_cell() -> None:
-    history = merge({0: told([cell(1, 0, 50)], [(ALL, 1, 1, 10, NAN)])}, {}, 5)
-    (one,) = history.operations[0]
+    (one,) = history_of(told([cell(1, 0, 50)], [(ALL, 1, 1, 10, NAN)])).operations[0]
     assert (one.is_open, one.end_ns) == (False, 50 * MS)
 
 
 def test_the_last_cells_of_all_ranks_count_and_calls_have_their_names() -> None:
-    history = merge(
-        {
-            0: told(
-                [cell(1, 0, 10), cell(3, 30, 40, "step")], [(ALL, 1, 1, 1, 2), (ALL, 2, 3, 31, 32)]
-            ),
-            1: told([cell(1, 0, 10), cell(2, 20, 25)], [(ALL, 1, 1, 1, 2)]),
-        },
-        {},
-        2,
-    )
+    first, call = cell(1, 0, 10), cell(3, 30, 40, "step")
+    pasts = {
+        0: told([first, call], [(ALL, 1, 1, 1, 2), (ALL, 2, 3, 31, 32)]),
+        1: told([first, cell(2, 20, 25)], [(ALL, 1, 1, 1, 2)]),
+    }
+    history = merge(pasts, {}, 2)
     assert [one.title for one in history.cells] == ["In[2]", "step()"]
     assert [one.run for one in history.operations[0]] == [3]
     assert list(history.operations[1]) == []
@@ -194,10 +167,8 @@ def test_pauses_between_cells_are_not_drawn() -> None:
 
 
 def test_unrecorded_collectives_are_not_missing() -> None:
-    whole, cut = [(ALL, 1, 1, 10, 20), (ALL, 2, 1, 30, 40)], [(ALL, 2, 1, 35, 40)]
-    history = merge(
-        {0: told([cell(1, 0, 50)], whole), 1: told([cell(1, 0, 50)], cut, num_left_out=1)}, {}, 5
-    )
+    cells, whole = [cell(1, 0, 50)], [(ALL, 1, 1, 10, 20), (ALL, 2, 1, 30, 40)]
+    history = history_of(told(cells, whole), told(cells, [(ALL, 2, 1, 35, 40)], num_left_out=1))
     assert [one.last for one in history.operations[0]] == [-1, 1]
     assert history.notes == (
         "1 older operations of these cells are not shown: ranks keep their last ones",
@@ -205,14 +176,9 @@ def test_unrecorded_collectives_are_not_missing() -> None:
 
 
 def test_dead_and_new_ranks_are_listed() -> None:
-    history = merge(
-        {0: told([cell(1, 0, 50)], [(ALL, 1, 1, 10, 20)]), 1: told([], [], since_ms=70)},
-        {
-            2: Refusal("RankDied", "was killed by SIGKILL"),
-            3: Refusal("RankDied", "was killed by SIGKILL"),
-        },
-        5,
-    )
+    pasts = {0: told([cell(1, 0, 50)], [(ALL, 1, 1, 10, 20)]), 1: told([], [], since_ms=70)}
+    died = Refusal("RankDied", "was killed by SIGKILL")
+    history = merge(pasts, {2: died, 3: died}, 5)
     assert history.notes == (
         "nothing of ranks 2-3: was killed by SIGKILL; what it did is gone with it",
         "rank 1 replaced another after In[1]: what that one did is gone with it",
@@ -222,7 +188,7 @@ def test_dead_and_new_ranks_are_listed() -> None:
 
 
 def test_no_cell_has_run() -> None:
-    history = merge({0: told([], []), 1: told([], [])}, {}, 5)
+    history = history_of(told([], []), told([], []))
     assert history.notes == ("no cell has run on the ranks yet",)
     assert history.length_ns == 0
     assert history.describe() == ""
@@ -231,15 +197,9 @@ def test_no_cell_has_run() -> None:
 
 def test_launches_on_gpus_are_not_taken_for_waits() -> None:
     launched = What("all_reduce", "0", (), 0, is_launch=True)
-    history = merge(
-        {
-            rank: told([cell(1, 0, 50)], [(launched, 1, 1, 10 * rank, 10 * rank + 1)])
-            for rank in range(2)
-        },
-        {},
-        5,
-    )
-    assert [one.waited_ns for one in history.operations[0]] == [0]
+    operations = [(launched, 1, 1, 10 * rank, 10 * rank + 1) for rank in range(2)]
+    history = history_of(*[told([cell(1, 0, 50)], [one]) for one in operations])
+    assert waits_ms(history, 0) == [0]
     assert history.notes[0].startswith("collectives on GPUs are shown where they were launched")
 
 
@@ -278,16 +238,11 @@ def test_operations_of_one_lane_do_not_overlap(spans: list[tuple[int, int]]) -> 
 def test_waits_are_never_longer_than_their_operation(
     spans: dict[int, list[tuple[int, int]]],
 ) -> None:
-    pasts = {
-        rank: told(
-            [cell(1, 0, 200)],
-            [
-                (ALL, index + 1, 1, start, start + took)
-                for index, (start, took) in enumerate(sorted(ours))
-            ],
-        )
+    operations = {
+        rank: [(ALL, i, 1, start, start + took) for i, (start, took) in enumerate(sorted(ours), 1)]
         for rank, ours in spans.items()
     }
+    pasts = {rank: told([cell(1, 0, 200)], ours) for rank, ours in operations.items()}
     history = merge(pasts, {}, 5)
     for ours in history.operations.values():
         assert all(0 <= one.waited_ns <= one.duration_ns for one in ours)

@@ -17,7 +17,9 @@ from cellmesh.controller.session.hosts.standing import (
 )
 from cellmesh.wire.attach import SetAgents, Standing
 from cellmesh.wire.hosts import AgentAddress
-from cellmesh.wire.ticket import Holder, Ticket
+from cellmesh.wire.ticket import Holder
+
+from .....support.tickets import make_ticket
 
 
 def agent_at(port: int | str) -> AgentAddress:
@@ -56,22 +58,8 @@ OLD = AgentAddress("a", "tcp://10.0.0.1:1", "key-a", 0, 2), AgentAddress("b", "b
 NEW = OLD[0], AgentAddress("c", "tcp://10.0.0.3:3", "key-c", 2, 2)
 LARGER = *NEW, AgentAddress("d", "tcp://10.0.0.4:4", "key-d", 4, 2)
 
-TICKET = Ticket(
-    name="far",
-    key="00",
-    directory="/run/cellmesh/far",
-    num_ranks=4,
-    backend="gloo",
-    mesh_dim_names=("dp",),
-    mesh_shape=(4,),
-    preload=(),
-    sys_path=(),
-    cwd="/",
-    controller_pid=1,
-    created_at=0.0,
-    agents=OLD,
-    agents_revision=1,
-    curve_secret="secret of controllers",
+TICKET = make_ticket(
+    name="far", num_ranks=4, agents=OLD, agents_revision=1, curve_secret="secret of controllers"
 )
 
 

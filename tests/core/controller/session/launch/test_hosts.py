@@ -16,6 +16,8 @@ from cellmesh.wire.host import Place, Versions
 from cellmesh.wire.hosts import AgentAddress, Announcement, HostPart
 from cellmesh.wire.ticket import Ticket, read_ticket
 
+from .....support.tickets import make_ticket
+
 
 def announced(name: str, address: str, nccl: str = "", boot: str = "") -> Announcement:
     return Announcement(
@@ -26,21 +28,7 @@ def announced(name: str, address: str, nccl: str = "", boot: str = "") -> Announ
 
 
 def ticket_in(directory: Path, *agents: AgentAddress) -> Ticket:
-    return Ticket(
-        name="far",
-        key="00",
-        directory=str(directory),
-        num_ranks=len(agents),
-        backend="gloo",
-        mesh_dim_names=("dp",),
-        mesh_shape=(len(agents),),
-        preload=(),
-        sys_path=(),
-        cwd="/",
-        controller_pid=1,
-        created_at=0.0,
-        agents=agents,
-    )
+    return make_ticket(directory=str(directory), num_ranks=len(agents), agents=agents)
 
 
 def test_hosts_that_fit_pass() -> None:

@@ -15,7 +15,8 @@ from cellmesh.controller.session.launch.invited_hosts import (
 from cellmesh.errors import HostError
 from cellmesh.wire.hosts import HostPart
 from cellmesh.wire.rendezvous import Invitation, parse_invitation
-from cellmesh.wire.ticket import Ticket
+
+from .....support.tickets import make_ticket
 
 INVITATION = Invitation("train", "tcp://10.0.0.1:4711", "p" * 40, "s" * 40)
 
@@ -58,21 +59,8 @@ def test_line_for_a_lost_host_is_that_of_the_start(
 ) -> None:
     """torchrun's rendezvous is for all hosts of the mesh, of which one is lost."""
     monkeypatch.setattr("cellmesh.controller.session.launch.invited_hosts._RETURN_S", 0.0)
-    ticket = Ticket(
-        name="train",
-        key="k",
-        directory=str(tmp_path),
-        num_ranks=3,
-        backend="gloo",
-        mesh_dim_names=("dp",),
-        mesh_shape=(3,),
-        preload=(),
-        sys_path=(),
-        cwd="/",
-        controller_pid=1,
-        created_at=0.0,
-        launch="torchrun",
-        address="127.0.0.1",
+    ticket = make_ticket(
+        directory=str(tmp_path), num_ranks=3, launch="torchrun", address="127.0.0.1"
     )
     invited = InvitedHosts(ticket, lambda text, stays: None)
     failures: dict[int, HostError] = {}
