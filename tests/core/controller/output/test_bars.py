@@ -76,27 +76,57 @@ def line_of(*bars: Bar, died: dict[int, str] | None = None) -> str:
 # ---- one bar for the mesh
 
 
-def test_the_slowest_rank_counts_and_is_named() -> None:
-    line = line_of(
-        *(bar(done, note="loss=0.3") for done in (57, 50, 57)), bar(42, rate=12.1, note="loss=0.3")
-    )
-    assert line == (
-        "[0-3] train  42 % |████▏     | 42-57/100  [rank 3 slowest]  12.1 it/s, 0:05 left  loss=0.3"
-    )
+SIZES: dict[str, Any] = {"total": 1e7, "divisor": 1000, "unit": "B", "rate": 1e6}
+NOTES = ("loss=0.30, lr=1e-3", "loss=-0.5, lr=1e-3", "loss=0.45, lr=1e-3")
 
 
-def test_bars_of_ranks_in_step_are_one_bar() -> None:
-    assert "slowest" not in line_of(bar(42), bar(43))
-    assert "42-43/100" in line_of(bar(42), bar(43))
-    assert "42/100" in line_of(bar(42), bar(42))
+@pytest.mark.parametrize(
+    ("bars", "part"),
+    [
+        ([bar(42), bar(43)], "| 42-43/100  10 it/s"),
+        ([bar(42), bar(42)], "| 42/100  10 it/s"),
+        ([bar(3, rate=0.1), bar(2, rate=0.1)], "[rank 1 slowest]"),
+        ([bar(90), bar(10), bar(10), bar(90)], "[ranks 1-2 slowest]"),
+        (
+            [bar(30, state="done"), bar(50), bar(90)],
+            "50 % |█████     | 50-90/100  [rank 1 slowest]",
+        ),
+        ([bar(20, total=40.0), bar(90)], "20/40 - 90/100"),
+        ([bar(2.5e6, **SIZES)], "2.5M/10MB  1MB/s, 0:08 left"),
+        ([bar(5, note=note) for note in NOTES], "  loss=-0.5 … 0.45 (rank 2), lr=1e-3"),
+        ([bar(5, note="a=b"), bar(5, note="a=c")], "  a=b…"),
+        (
+            [bar(40, state="stopped"), bar(41, state="stopped"), bar(39, state="failed")],
+            "[rank 2 failed, ranks 0-1 stopped]",
+        ),
+        ([bar(40, state="stopped")] * 2, "[interrupted]"),
+    ],
+)
+def test_the_bar_of_several_ranks(bars: Sequence[Bar], part: str) -> None:
+    assert part in line_of(*bars)
 
 
-def test_one_slow_step_splits_the_bar_by_ranks() -> None:
-    assert "[rank 1 slowest]" in line_of(bar(3, rate=0.1), bar(2, rate=0.1))
-
-
-def test_several_ranks_can_be_the_slowest() -> None:
-    assert "[ranks 1-2 slowest]" in line_of(bar(90), bar(10), bar(10), bar(90))
+@pytest.mark.parametrize(
+    ("bars", "line"),
+    [
+        (
+            [*(bar(done, note="a=0.3") for done in (57, 50, 57)), bar(42, rate=12.1, note="a=0.3")],
+            "[0-3] train  42 % |████▏     | 42-57/100  [rank 3 slowest]  12.1 it/s, 0:05 left"
+            "  a=0.3",
+        ),
+        (
+            [bar(7, total=0.0), bar(9, total=0.0)],
+            "[0-1] train 7-9 it  [rank 0 slowest]  10 it/s, 0:20",
+        ),
+        (
+            [bar(100, state="done"), bar(100, state="done", elapsed_s=75.0)],
+            "[0-1] train 100 % |██████████| 100/100  10 it/s, in 1:15",
+        ),
+    ],
+    ids=["runs", "no total", "ended"],
+)
+def test_a_bar_as_text(bars: Sequence[Bar], line: str) -> None:
+    assert line_of(*bars) == line
 
 
 def test_many_ranks_are_counted() -> None:
@@ -104,34 +134,13 @@ def test_many_ranks_are_counted() -> None:
     assert make_row(1, ranks, {}).mark == "32 ranks (0,2,4,…) slowest"
 
 
-def test_a_rank_that_has_finished_is_not_the_slowest() -> None:
-    line = line_of(bar(30, state="done"), bar(50), bar(90))
-    assert "[rank 1 slowest]" in line
-    assert " 50 %" in line
+def test_bar_names_dead_ranks_and_their_reason() -> None:
+    line = line_of(bar(40), bar(10), died={1: "was killed by SIGKILL"})
+    assert "[rank 1 was killed by SIGKILL]" in line
+    assert make_row(1, {0: bar(40), 1: bar(10)}, {1: "died"}).state == "failed"
 
 
-def test_without_a_total_there_is_no_bar() -> None:
-    assert (
-        line_of(bar(7, total=0.0), bar(9, total=0.0))
-        == "[0-1] train 7-9 it  [rank 0 slowest]  10 it/s, 0:20"
-    )
-
-
-def test_totals_may_differ() -> None:
-    assert "20/40 - 90/100" in line_of(bar(20, total=40.0), bar(90))
-
-
-def test_sizes_are_shown_with_their_unit() -> None:
-    line = line_of(bar(2.5e6, total=1e7, divisor=1000, unit="B", rate=1e6))
-    assert "2.5M/10MB" in line
-    assert "1MB/s, 0:08 left" in line
-
-
-def test_notes_that_differ_show_how_far_they_reach() -> None:
-    notes = ["loss=0.30, lr=1e-3", "loss=-0.5, lr=1e-3", "loss=0.45, lr=1e-3"]
-    shown = "  loss=-0.5 … 0.45 (rank 2), lr=1e-3"
-    assert line_of(*(bar(5, note=note) for note in notes)).endswith(shown)
-    assert line_of(bar(5, note="name=a"), bar(5, note="name=b")).endswith("  name=a…")
+# ---- bars that begin, change and end
 
 
 def test_a_title_may_hold_the_ranks_number() -> None:
@@ -139,27 +148,6 @@ def test_a_title_may_hold_the_ranks_number() -> None:
     for rank in range(3):
         desk.say(rank, bar(rank, title=f"rank {rank} trains"))
     assert [line.split("  ")[0] for line in desk.lines] == ["[0-2] rank 0 … 2 trains"]
-
-
-# ---- how bars end
-
-
-def test_a_finished_bar_says_how_long_it_took() -> None:
-    assert line_of(bar(100, state="done"), bar(100, state="done", elapsed_s=75.0)) == (
-        "[0-1] train 100 % |██████████| 100/100  10 it/s, in 1:15"
-    )
-
-
-def test_bar_names_failed_and_stopped_ranks() -> None:
-    line = line_of(bar(40, state="stopped"), bar(41, state="stopped"), bar(39, state="failed"))
-    assert "[rank 2 failed, ranks 0-1 stopped]" in line
-    assert "[interrupted]" in line_of(bar(40, state="stopped"), bar(41, state="stopped"))
-
-
-def test_bar_names_dead_ranks_and_their_reason() -> None:
-    line = line_of(bar(40), bar(10), died={1: "was killed by SIGKILL"})
-    assert "[rank 1 was killed by SIGKILL]" in line
-    assert make_row(1, {0: bar(40), 1: bar(10)}, {1: "died"}).state == "failed"
 
 
 def test_the_last_word_counts_and_a_late_one_does_not() -> None:
@@ -238,20 +226,14 @@ def test_hundreds_of_bars_one_after_the_other_are_a_few_lines() -> None:
 
 
 def test_blocks_are_bounded_and_transient_bars_need_but_one() -> None:
-    desk = Desk(1)
-    for number in range(1, 301):
-        desk.say(0, bar(0, number))
-        desk.say(0, bar(100, number, state="done"))
-        desk.board.bury()
-        desk.wait()
-    assert len(desk.blocks) == 50
-    transient = Desk(1)
-    for number in range(1, 301):
-        transient.say(0, bar(0, number))
-        transient.say(0, bar(100, number, state="removed"))
-        transient.board.bury()
-        transient.wait()
-    assert len(transient.blocks) == 1
+    for state, num_blocks in (("done", 50), ("removed", 1)):
+        desk = Desk(1)
+        for number in range(1, 301):
+            desk.say(0, bar(0, number))
+            desk.say(0, bar(100, number, state=state))
+            desk.board.bury()
+            desk.wait()
+        assert len(desk.blocks) == num_blocks
 
 
 def test_bars_are_drawn_ten_times_a_second_at_most() -> None:
@@ -298,7 +280,7 @@ def test_a_mark_of_a_bar_that_is_gone_places_nothing() -> None:
 
 
 class Reader(HTMLParser):
-    """The elements and the text of a piece of HTML, which must be well formed."""
+    """The elements and the text of well-formed HTML."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -361,33 +343,27 @@ def test_terminal_shows_ended_bars_once_and_running_bars_in_one_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "divisor", "text"),
+    ("shown", "text"),
     [
-        (5, 0, "5"),
-        (1234567, 0, "1,234,567"),
-        (0.25, 0, "0.25"),
-        (1536, 1024, "1.5k"),
-        (999, 1000, "999"),
+        (format_count(5, 0), "5"),
+        (format_count(1234567, 0), "1,234,567"),
+        (format_count(0.25, 0), "0.25"),
+        (format_count(1536, 1024), "1.5k"),
+        (format_count(999, 1000), "999"),
+        (format_rate(12.13, "it"), "12.1 it/s"),
+        (format_rate(0.25, "it"), "4 s/it"),
+        (format_rate(0.0, "it"), ""),
+        (format_rate(float("inf"), "it"), ""),
+        (format_rate(1234.5, "it"), "1,234 it/s"),
+        (format_time(5), "0:05"),
+        (format_time(75), "1:15"),
+        (format_time(3723), "1:02:03"),
+        (format_time(float("inf")), "?"),
+        (format_time(-1), "0:00"),
     ],
 )
-def test_counts(number: float, divisor: int, text: str) -> None:
-    assert format_count(number, divisor) == text
-
-
-@pytest.mark.parametrize(
-    ("rate", "text"),
-    [(12.13, "12.1 it/s"), (0.25, "4 s/it"), (0.0, ""), (float("inf"), ""), (1234.5, "1,234 it/s")],
-)
-def test_rates(rate: float, text: str) -> None:
-    assert format_rate(rate, "it") == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(5, "0:05"), (75, "1:15"), (3723, "1:02:03"), (float("inf"), "?"), (-1, "0:00")],
-)
-def test_times(seconds: float, text: str) -> None:
-    assert format_time(seconds) == text
+def test_counts_rates_and_times_are_short(shown: str, text: str) -> None:
+    assert shown == text
 
 
 # ---- bars that have ended
