@@ -14,6 +14,8 @@ ALL = (0, 1, 2, 3)
 SHORT_S = HOLD_S / 10
 LONG_S = HOLD_S * 2
 Entry = tuple[Ranks, Item | str]
+Step = float | tuple[int | Sequence[int], Any]
+LEAVES = object()
 
 
 class Screen:
@@ -32,6 +34,19 @@ class Screen:
         self.redraws: list[tuple[tuple[Ranks, str], ...]] = []
         self._entries: list[Block | Live] = []
         self._live_at: int | None = None
+
+    def play(self, *steps: Step) -> Screen:
+        """Take each step: seconds that pass, or ranks with the text that they print, the verb that
+        they send, or `LEAVES`, where they end the run.
+        """
+        for step in steps:
+            if isinstance(step, float):
+                self.wait(step)
+            elif step[1] is LEAVES:
+                self.leave(*(step[:1] if isinstance(step[0], int) else step[0]))
+            else:
+                (self.print if isinstance(step[1], str) else self.say)(*step)
+        return self
 
     def say(self, ranks: int | Sequence[int], verb: Any) -> None:
         """These ranks say the same thing now."""

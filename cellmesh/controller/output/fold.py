@@ -181,9 +181,7 @@ class Folder:
         over.
         """
         self._close_finished_live()
-        if self._queues and len(self._live) > len(self._open):
-            ended = [key for key in self._live if key[0] in self._queues and key not in self._open]
-            self._vacate(ended, now)
+        self._vacate(self._passed(), now)
         while ranks := self._choose(now, everything):
             taken = self._queues.take(ranks)
             first = taken[0].item
@@ -209,7 +207,7 @@ class Folder:
             (since + OPEN_S for key, since in self._partial_since.items() if self._may_open(key)),
             None,
         )
-        redraws_at = self._redraws_at() if self._live_changed else None
+        redraws_at = self._redraws_at() if self._live_changed or self._passed() else None
         due_at = self._queues.due_at() if self._queues else None
         times = (opens_at, redraws_at, due_at)
         return min((at for at in times if at is not None), default=None)
@@ -341,6 +339,14 @@ class Folder:
         if key in self._live and key not in self._open:
             self._close_finished_live()
             self._vacate([key] if key in self._live else [], now)
+
+    def _passed(self) -> list[tuple[int, StreamName]]:
+        """Return the finished lines in the block of unfinished lines whose ranks have printed
+        more.
+        """
+        if not self._queues or len(self._live) == len(self._open):
+            return []
+        return [key for key in self._live if key[0] in self._queues and key not in self._open]
 
     def _vacate(self, keys: Sequence[tuple[int, StreamName]], now: float) -> None:
         """Show a rank's finished lines above the block of unfinished lines, in which other ranks'

@@ -8,13 +8,7 @@ import pytest
 
 from cellmesh.controller.output.calling_cell import current_sink
 from cellmesh.controller.output.console import ConsoleSink, SilentSink, Sink, as_text, join_streams
-from cellmesh.controller.output.fold import (
-    Block,
-    Gap,
-    Item,
-    Line,
-    Live,
-)
+from cellmesh.controller.output.fold import Block, Gap, Item, Line, Live
 from cellmesh.controller.output.mime_bundle import label
 
 from ....support.blocks import TRACE, clear, line, rich
@@ -141,9 +135,7 @@ def test_a_status_that_is_taken_away_leaves_nothing_in_a_file(console: Console) 
     assert out.getvalue() == ""
 
 
-def test_the_console_writes_to_the_streams_of_the_moment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_console_writes_to_the_streams_of_the_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     sink = ConsoleSink()
     out, err = io.StringIO(), io.StringIO()
     monkeypatch.setattr("sys.stdout", out)

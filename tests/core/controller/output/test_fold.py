@@ -1,12 +1,13 @@
-"""Folding: equal lines are shown once, and nobody waits long for those that differ."""
+"""Folding: equal output is shown once, and no output waits long for its like."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cellmesh.controller.output.fold import (
@@ -14,169 +15,76 @@ from cellmesh.controller.output.fold import (
     HOLD_RESULT_S,
     HOLD_S,
     HOLD_TRACE_S,
-    Block,
     Folder,
+    Gap,
     Line,
     Rich,
+    Trace,
 )
-from cellmesh.wire.user_code import Display, Output
+from cellmesh.wire.user_code import Output, Skipped
 
-from ....support.folded_reader import ALL, LONG_S, SHORT_S, Screen, display, failure
+from ....support.folded_reader import (
+    ALL,
+    LEAVES,
+    LONG_S,
+    SHORT_S,
+    Screen,
+    Step,
+    as_text,
+    display,
+    failure,
+)
 
-# ---- equal lines
-
-
-def test_line_of_all_ranks_is_shown_once_and_at_once() -> None:
-    screen = Screen(ALL)
-    screen.print(ALL, "step 1\nstep 2\n")
-    assert screen.text == ["[0-3] step 1", "[0-3] step 2"]
-
-
-def test_equal_lines_of_ranks_in_turn_are_shown_once() -> None:
-    screen = Screen(ALL)
-    for rank in ALL:
-        screen.print(rank, "step\n")
-        screen.wait(SHORT_S)
-    screen.wait(LONG_S)
-    assert screen.text == ["[0-3] step"]
+BOTH = (0, 1)
+RESULT = display("42", "result")
+Shown = Sequence[str]
 
 
-def test_equal_lines_in_different_pieces_are_shown_once() -> None:
-    screen = Screen((0, 1))
-    screen.print(0, "one\ntwo\nthree\n")
-    for piece in ("on", "e\nt", "wo", "\nthree", "\n"):
-        screen.print(1, piece)
-    screen.finish()
-    assert screen.text == ["[0-1] one", "[0-1] two", "[0-1] three"]
+def screen_of(num_ranks: int, *steps: Step) -> Screen:
+    return Screen(range(num_ranks)).play(*steps)
 
 
-def test_an_equal_line_of_all_ranks_waits_for_nothing() -> None:
-    screen = Screen((0, 1))
-    screen.print(0, "step\n")
-    assert screen.text == []
-    screen.print(1, "step\n")
-    assert screen.text == ["[0-1] step"]
+def own_lines(screen: Screen, rank: int) -> list[str]:
+    return [as_text(item) for ranks, item in screen.shown if rank in ranks]
 
 
-def test_output_of_a_single_rank_is_not_held() -> None:
-    screen = Screen((2,))
-    screen.print(2, "mine\n")
-    assert screen.text == ["[2] mine"]
+# ---- shown at once, or held
 
 
-def test_empty_lines_are_lines() -> None:
-    screen = Screen((0, 1))
-    screen.print((0, 1), "\n\na\n")
-    assert screen.text == ["[0-1] ", "[0-1] ", "[0-1] a"]
-
-
-def test_the_same_text_on_another_stream_is_another_line() -> None:
-    screen = Screen((0, 1))
-    screen.print(0, "text\n", "stdout")
-    screen.print(1, "text\n", "stderr")
-    screen.finish()
-    assert [(block.ranks, block.item) for block in screen.blocks] == [
-        ((0,), Line("stdout", "text")),
-        ((1,), Line("stderr", "text")),
-    ]
-
-
-def test_lines_repeated_by_each_rank_fold_one_by_one() -> None:
-    screen = Screen((0, 1))
-    screen.print(0, "tick\ntick\ntick\n")
-    screen.print(1, "tick\ntick\n")
-    screen.wait(SHORT_S)
-    screen.print(1, "tick\n")
-    screen.finish()
-    assert screen.text == ["[0-1] tick"] * 3
-
-
-# ---- lines that differ
-
-
-def test_lines_that_differ_are_shown_by_rank() -> None:
-    screen = Screen(ALL)
-    for rank in reversed(ALL):
-        screen.print(rank, f"I am {rank}\n")
-    screen.wait(LONG_S)
-    assert screen.text == [f"[{rank}] I am {rank}" for rank in ALL]
-
-
-def test_ranks_that_agree_are_grouped() -> None:
-    screen = Screen(range(8))
-    screen.print(range(7), "ok\n")
-    screen.print(7, "nan!\n")
-    screen.wait(LONG_S)
-    assert sorted(screen.text) == ["[0-6] ok", "[7] nan!"]
-
-
-@pytest.mark.parametrize("odd", ALL)
-def test_an_odd_line_does_not_unfold_what_follows(odd: int) -> None:
-    screen = Screen(ALL)
-    for rank in ALL:
-        screen.print(rank, ("warning\n" if rank == odd else "") + "step 1\nstep 2\n")
-    screen.finish()
-    assert screen.text == [f"[{odd}] warning", "[0-3] step 1", "[0-3] step 2"]
-
-
-@pytest.mark.parametrize("odd", ALL)
-def test_odd_first_line_does_not_unfold_later_lines(odd: int) -> None:
-    # As ranks print: the first line after a pause is sent at once, those after it are gathered.
-    screen = Screen(ALL)
-    screen.print(odd, "warning\n")
-    screen.print([rank for rank in ALL if rank != odd], "step\n")
-    screen.wait(SHORT_S)
-    screen.print(odd, "step\n")
-    screen.finish()
-    assert screen.text == [f"[{odd}] warning", "[0-3] step"]
-
-
-@pytest.mark.parametrize("odd", ALL)
-def test_an_odd_line_in_every_step_unfolds_none(odd: int) -> None:
-    screen = Screen(ALL)
-    for step in range(20):
-        for rank in ALL:
-            screen.print(rank, f"step {step}\n" + (f"extra {step}\n" if rank == odd else ""))
-        screen.wait(LONG_S)
-    screen.finish()
-    assert screen.text == [
-        line for s in range(20) for line in (f"[0-3] step {s}", f"[{odd}] extra {s}")
-    ]
-
-
-def test_a_rank_that_misses_a_line_does_not_unfold_what_follows() -> None:
-    screen = Screen(ALL)
-    for rank in ALL:
-        screen.print(rank, ("a\n" if rank != 2 else "") + "b\nc\n")
-    screen.finish()
-    assert screen.text == ["[0-1,3] a", "[0-3] b", "[0-3] c"]
-
-
-def test_many_odd_lines_do_not_unfold_what_follows() -> None:
-    screen = Screen((0, 1))
-    screen.print(0, "".join(f"detail {n}\n" for n in range(100)) + "done\n")
-    screen.print(1, "done\n")
-    screen.finish()
-    assert screen.text[-1] == "[0-1] done"
-    assert len(screen.text) == 101
-
-
-def test_lines_in_another_order_are_all_shown() -> None:
-    screen = Screen((0, 1))
-    screen.print(0, "a\nb\n")
-    screen.print(1, "b\na\n")
-    screen.finish()
-    assert screen.text == ["[0] a", "[0-1] b", "[1] a"]
-
-
-# ---- holding, and for how long
+@pytest.mark.parametrize(
+    ("num_ranks", "steps", "shown"),
+    [
+        (2, [(BOTH, "1\n2\n")], ["[0-1] 1", "[0-1] 2"]),
+        (2, [(BOTH, "\n\na\n")], ["[0-1] ", "[0-1] ", "[0-1] a"]),
+        (1, [(0, "mine\n")], ["[0] mine"]),
+        (2, [(0, "step\n")], []),
+        (2, [(0, "step\n"), (1, "step\n")], ["[0-1] step"]),
+        (2, [(1, LEAVES), (0, "alone\n")], ["[0] alone"]),
+        (2, [(0, "alone\n"), (1, LEAVES)], ["[0] alone"]),
+        (2, [(0, "a\n"), HOLD_S * 0.6, (0, "b\n"), HOLD_S * 0.5], ["[0] a"]),
+        (2, [(0, RESULT), (0, LEAVES), HOLD_RESULT_S * 0.8], []),
+        (2, [(0, RESULT), (0, LEAVES), HOLD_RESULT_S * 1.1], ["[0] Rich"]),
+        (2, [(0, RESULT), (0, LEAVES), (1, "on\n"), HOLD_S * 1.1], ["[0] Rich", "[1] on"]),
+        (2, [(0, display("P")), HOLD_DISPLAY_S * 0.9], []),
+        (2, [(0, display("P")), HOLD_DISPLAY_S * 1.1], ["[0] Rich"]),
+        (2, [(1, failure()), (1, LEAVES), HOLD_TRACE_S * 0.9], []),
+        (2, [(1, failure()), (1, LEAVES), HOLD_TRACE_S], ["[1] Trace"]),
+        (
+            4,
+            [(r, s) for r in BOTH for s in (failure(), LEAVES)]
+            + [(3, "a\n"), HOLD_S, ((2, 3), failure())],
+            ["[3] a", "[0-3] Trace"],
+        ),
+    ],
+)
+def test_output_is_shown_once_it_need_not_be_held(
+    num_ranks: int, steps: Sequence[Step], shown: Shown
+) -> None:
+    assert screen_of(num_ranks, *steps).text == shown
 
 
 def test_a_line_that_others_do_not_print_is_held_and_then_shown() -> None:
-    screen = Screen((0, 1))
-    screen.wait(5.0)
-    screen.print(0, "mine\n")
-    assert screen.text == []
+    screen = screen_of(2, 5.0, (0, "mine\n"))
     assert screen.folder.deadline() == pytest.approx(5.0 + HOLD_S)
     screen.wait(HOLD_S * 0.9)
     assert screen.text == []
@@ -185,56 +93,103 @@ def test_a_line_that_others_do_not_print_is_held_and_then_shown() -> None:
 
 
 def test_empty_fold_has_no_deadline() -> None:
-    screen = Screen((0, 1))
-    assert screen.folder.deadline() is None
-    screen.print((0, 1), "step\n")
+    assert Folder(BOTH).deadline() is None
+    screen = screen_of(2, (BOTH, "step\n"))
     assert screen.folder.deadline() is None
     assert screen.folder.take(screen.now) == []
 
 
-def test_line_is_held_from_its_arrival() -> None:
-    screen = Screen((0, 1))
-    screen.print(0, "first\n")
-    screen.wait(HOLD_S * 0.6)
-    screen.print(0, "second\n")
-    screen.wait(HOLD_S * 0.5)
-    assert screen.text == ["[0] first"]
-    screen.print(1, "second\n")
-    screen.wait(LONG_S)
-    assert screen.text == ["[0] first", "[0-1] second"]
-
-
-def test_a_result_waits_longer_for_its_like() -> None:
-    screen = Screen((0, 1))
-    last = display("42", "result")
-    screen.say(0, last)
-    screen.leave(0)
-    screen.wait(HOLD_RESULT_S * 0.8)
-    assert screen.text == []
-    screen.say(1, last)
-    screen.leave(1)
+def test_output_after_the_end_is_shown_at_once() -> None:
+    screen = screen_of(2, (BOTH, "in time\n"))
     screen.finish()
-    assert [block.ranks for block in screen.blocks] == [(0, 1)]
-    assert isinstance(screen.blocks[0].item, Rich)
+    screen.play((1, "a thread, late\n"), (BOTH, "both, late\n"))
+    assert screen.text == ["[0-1] in time", "[1] a thread, late", "[0-1] both, late"]
 
 
-def test_a_result_does_not_wait_for_ever() -> None:
-    screen = Screen((0, 1))
-    screen.say(0, display("42", "result"))
-    screen.leave(0)
-    screen.wait(HOLD_RESULT_S * 1.1)
-    assert [block.ranks for block in screen.blocks] == [(0,)]
+# ---- equal lines, and lines that differ
 
 
-def test_a_held_result_does_not_hold_up_what_others_print() -> None:
-    screen = Screen((0, 1))
-    screen.say(0, display("42", "result"))
-    screen.leave(0)
-    screen.print(1, "still working\n")
-    screen.wait(LONG_S)
-    screen.print(1, "and on\n")
-    screen.wait(LONG_S)
-    assert {"[1] still working", "[1] and on"} <= set(screen.text)
+@pytest.mark.parametrize(
+    ("num_ranks", "steps", "shown"),
+    [
+        (4, [step for rank in ALL for step in ((rank, "step\n"), SHORT_S)], ["[0-3] step"]),
+        (
+            2,
+            [(0, "one\ntwo\n"), *((1, text) for text in ("on", "e\nt", "wo", "\n"))],
+            ["[0-1] one", "[0-1] two"],
+        ),
+        (2, [(0, "tick\n" * 3), (1, "tick\n" * 2), SHORT_S, (1, "tick\n")], ["[0-1] tick"] * 3),
+        (
+            4,
+            [*((rank, f"I am {rank}\n") for rank in reversed(ALL)), LONG_S],
+            [f"[{rank}] I am {rank}" for rank in ALL],
+        ),
+        (8, [(range(7), "ok\n"), (7, "nan!\n"), LONG_S], ["[0-6] ok", "[7] nan!"]),
+        (
+            4,
+            [(rank, "b\nc\n" if rank == 2 else "a\nb\nc\n") for rank in ALL],
+            ["[0-1,3] a", "[0-3] b", "[0-3] c"],
+        ),
+        (
+            2,
+            [(0, "".join(f"{n}\n" for n in range(100)) + "done\n"), (1, "done\n")],
+            [*(f"[0] {n}" for n in range(100)), "[0-1] done"],
+        ),
+        (2, [(0, "a\nb\n"), (1, "b\na\n")], ["[0] a", "[0-1] b", "[1] a"]),
+        (2, [(0, "end\n"), (0, LEAVES), SHORT_S, (1, "end\n"), (1, LEAVES)], ["[0-1] end"]),
+        (2, [(BOTH, "half"), (BOTH, LEAVES)], ["[0-1] half"]),
+        (
+            4,
+            [(2, "b\n"), (0, "a\n"), (3, "unfinished"), (1, display("P"))],
+            ["[0] a", "[1] Rich", "[2] b", "[3] unfinished"],
+        ),
+        (
+            1,
+            [(0, "look: "), (0, display("P")), (0, "and on\n")],
+            ["[0] look: ", "[0] Rich", "[0] and on"],
+        ),
+        (
+            1,
+            [(0, "cut off he"), (0, Skipped(1, 10, 1000)), (0, "the last\n")],
+            ["[0] cut off he", "[0] Gap", "[0] the last"],
+        ),
+        (
+            2,
+            [(1, "before\nunfinished"), (1, failure()), (1, LEAVES)],
+            ["[1] before", "[1] unfinished", "[1] Trace"],
+        ),
+    ],
+)
+def test_equal_output_is_folded(num_ranks: int, steps: Sequence[Step], shown: Shown) -> None:
+    screen = screen_of(num_ranks, *steps)
+    screen.finish()
+    assert sorted(screen.text) == sorted(shown)
+    assert [each for each in screen.text if "-" in each] == [each for each in shown if "-" in each]
+    assert screen.folder.deadline() is None
+    assert not screen.has_unfinished_lines
+
+
+@pytest.mark.parametrize("odd", ALL)
+def test_an_odd_line_does_not_unfold_what_follows(odd: int) -> None:
+    others = [rank for rank in ALL if rank != odd]
+    screen = screen_of(4, *((r, ("odd\n" if r == odd else "") + "1\n2\n") for r in ALL))
+    screen.finish()
+    assert screen.text == [f"[{odd}] odd", "[0-3] 1", "[0-3] 2"]
+    # As ranks print: the first line after a pause is sent at once, those after it are gathered.
+    screen = screen_of(4, (odd, "odd\n"), (others, "step\n"), SHORT_S, (odd, "step\n"))
+    screen.finish()
+    assert screen.text == [f"[{odd}] odd", "[0-3] step"]
+
+
+@pytest.mark.parametrize("odd", ALL)
+def test_an_odd_line_in_every_step_unfolds_none(odd: int) -> None:
+    screen = Screen(ALL)
+    for step in range(20):
+        screen.play(*((r, f"{step}\n" + (f"odd {step}\n" if r == odd else "")) for r in ALL))
+        screen.wait(LONG_S)
+    screen.finish()
+    lines = ((f"[0-3] {step}", f"[{odd}] odd {step}") for step in range(20))
+    assert screen.text == [line for pair in lines for line in pair]
 
 
 PRINTS = st.lists(
@@ -249,6 +204,7 @@ PRINTS = st.lists(
 
 
 @given(PRINTS)
+@example([({0, 1}, "a", LONG_S, set()), ({0}, "a\n", 0.0, set()), ({0}, "a\n", 0.0, set())])
 def test_there_is_more_exactly_when_the_folder_says_so(prints: Sequence[Any]) -> None:
     folder, now = Folder(ALL), 0.0
     for ranks, text, pause, leaving in prints:
@@ -256,91 +212,143 @@ def test_there_is_more_exactly_when_the_folder_says_so(prints: Sequence[Any]) ->
         folder.leave(leaving, now)
         for moment in (now, now + pause):
             due = folder.deadline()
-            more = folder.take(moment)
-            assert bool(more) == (due is not None and due <= moment)
+            assert bool(folder.take(moment)) == (due is not None and due <= moment)
         now += pause
 
 
-# ---- ranks that leave
+# ---- unfinished lines
 
 
-def test_fold_does_not_wait_for_ranks_that_have_ended() -> None:
-    screen = Screen((0, 1))
-    screen.leave(1)
-    screen.print(0, "alone\n")
-    assert screen.text == ["[0] alone"]
-
-
-def test_output_held_for_an_ended_rank_is_shown() -> None:
-    screen = Screen((0, 1))
-    screen.print(0, "alone\n")
+def test_an_unfinished_line_is_shown_after_a_while_and_redrawn() -> None:
+    screen = screen_of(1, (0, "loading"))
     assert screen.text == []
-    screen.leave(1)
-    assert screen.text == ["[0] alone"]
-
-
-def test_the_last_lines_of_a_rank_that_leaves_fold_with_those_of_others() -> None:
-    screen = Screen((0, 1))
-    screen.print(0, "end\n")
-    screen.leave(0)
-    screen.wait(SHORT_S)
-    screen.print(1, "end\n")
-    screen.leave(1)
-    screen.finish()
-    assert screen.text == ["[0-1] end"]
-
-
-def test_a_line_without_newline_ends_with_its_rank() -> None:
-    screen = Screen((0, 1))
-    screen.print((0, 1), "no newline")
-    screen.leave(0, 1)
-    screen.finish()
-    assert screen.text == ["[0-1] no newline"]
+    screen.wait(LONG_S)
+    assert screen.text == ["[0] loading"]
+    assert screen.has_unfinished_lines
+    screen.print(0, " ...")
+    assert screen.text == ["[0] loading ..."]
+    screen.print(0, " done\n")
+    assert screen.text == ["[0] loading ... done"]
     assert not screen.has_unfinished_lines
 
 
-def test_output_after_the_end_is_shown_at_once() -> None:
-    screen = Screen((0, 1))
-    screen.print((0, 1), "in time\n")
+def test_a_line_that_is_finished_soon_is_never_shown_unfinished() -> None:
+    screen = screen_of(2, (BOTH, "half"), SHORT_S, (BOTH, " and half\n"))
     screen.finish()
-    screen.print(1, "a thread, late\n")
-    screen.print((0, 1), "both, late\n")
-    assert screen.text == ["[0-1] in time", "[1] a thread, late", "[0-1] both, late"]
+    assert screen.redraws == []
+    assert screen.text == ["[0-1] half and half"]
 
 
-def test_the_end_holds_nothing_back() -> None:
-    screen = Screen(ALL)
-    screen.print(2, "b\n")
-    screen.print(0, "a\n")
-    screen.print(3, "unfinished")
-    screen.say(1, display("picture"))
+def test_a_progress_bar_is_one_line_a_rank() -> None:
+    screen = Screen(BOTH)
+    for percent in range(0, 101, 10):
+        screen.play((0, f"\r{percent}%"), (1, f"\r{percent // 2}%"), LONG_S)
+    screen.print(BOTH, "\n")
     screen.finish()
-    assert sorted(screen.text) == ["[0] a", "[1] Rich", "[2] b", "[3] unfinished"]
-    assert screen.folder.deadline() is None
+    assert screen.text == ["[0] 100%", "[1] 50%"]
+    assert len(screen.redraws) > 10
 
 
-def test_a_display_waits_longer_for_its_like_than_a_line() -> None:
-    folder = Folder((0, 1))
-    folder.feed((0,), Display(1, "display", b'{"data": {}}'), 0.0)
-    assert folder.take(HOLD_DISPLAY_S * 0.9) == []
-    folder.feed((1,), Display(1, "display", b'{"data": {}}'), HOLD_DISPLAY_S * 0.9)
-    [block] = folder.take(HOLD_DISPLAY_S * 0.9)
-    assert isinstance(block, Block)
-    assert block.ranks == (0, 1)
-    folder.feed((0,), Display(1, "display", b'{"data": {}}'), 1.0)
-    [alone] = folder.take(1.0 + HOLD_DISPLAY_S)
-    assert isinstance(alone, Block)
-    assert alone.ranks == (0,)
+def test_equal_progress_is_one_line() -> None:
+    screen = screen_of(2, (BOTH, "\r10%"), LONG_S, (BOTH, "\r20%"))
+    assert screen.redraws[-1] == ((BOTH, "20%"),)
 
 
-def test_exceptions_wait_for_their_like_until_all_ranks_have_ended() -> None:
-    screen = Screen((0, 1, 2, 3))
-    for rank in (0, 1):
-        screen.say(rank, failure())
-        screen.leave(rank)
-        screen.wait(HOLD_TRACE_S / 4)
-    screen.print(3, "a line of another rank\n")
-    screen.wait(HOLD_S)
-    assert screen.text == ["[3] a line of another rank"]
-    screen.say((2, 3), failure())
-    assert screen.text[1:] == ["[0-3] Trace"]
+def test_progress_is_redrawn_in_place_while_lines_pass_by() -> None:
+    screen = Screen(BOTH)
+    screen.print(0, "\r10%", "stderr")
+    screen.play(LONG_S, (1, "line\n"), LONG_S)
+    screen.print(0, "\r20%", "stderr")
+    assert screen.text == ["[0] 20%", "[1] line"]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("10%\r20%\r30%\n", "30%"),
+        ("plain\r\n", "plain"),
+        ("twice\r\r\n", "twice"),
+        ("\rfirst\n", "first"),
+        ("gone\r\rlast\n", "last"),
+        ("\r\n", ""),
+    ],
+)
+@pytest.mark.parametrize("cut", [0, 1, 2, 4])
+def test_a_carriage_return_rewrites_its_line(text: str, line: str, cut: int) -> None:
+    screen = screen_of(1, (0, text[:cut]), (0, text[cut:]))
+    screen.finish()
+    assert screen.text == [f"[0] {line}"]
+
+
+def test_output_after_a_finished_bar_stands_below_it() -> None:
+    # As of tqdm over epochs, where one rank is a little ahead of the other.
+    then = "\r100%\nsaved\n\repoch 2: 100%\n"
+    screen = screen_of(2, (BOTH, "\r50%"), LONG_S, (0, then), LONG_S, (1, then))
+    screen.finish()
+    for rank in BOTH:
+        assert own_lines(screen, rank) == ["100%", "saved", "epoch 2: 100%"]
+
+
+def test_one_bar_after_the_other_keeps_the_finished_one() -> None:
+    done, second = "\repoch 1: 100%\n", "\repoch 2: 10%"
+    screen = screen_of(2, (BOTH, "\repoch 1: 50%"), LONG_S, (0, done), (0, second), LONG_S)
+    screen.play((1, done), (BOTH, "\repoch 2: 100%\n"))
+    screen.finish()
+    for rank in BOTH:
+        ended = [line for line in own_lines(screen, rank) if "100%" in line]
+        assert ended == ["epoch 1: 100%", "epoch 2: 100%"]
+
+
+def test_bars_that_end_together_stay_in_their_place() -> None:
+    half, whole = ([(rank, f"\r{text}") for rank in ALL] for text in ("50%", "100%\n"))
+    screen = screen_of(4, *half, LONG_S, *whole, LONG_S, (ALL, "saved\n"))
+    screen.finish()
+    assert screen.text == ["[0-3] 100%", "[0-3] saved"]
+    assert all(screen.redraws), "an empty place was left"
+
+
+# ---- blocks
+
+
+@pytest.mark.parametrize(
+    ("said", "blocks"),
+    [
+        (
+            [(0, Output(1, "stdout", "x\n")), (1, Output(1, "stderr", "x\n"))],
+            [((0,), Line("stdout", "x")), ((1,), Line("stderr", "x"))],
+        ),
+        (
+            [(0, display("42", "display")), (1, display("42", "result"))],
+            [((0,), Rich("display", b"42")), ((1,), Rich("result", b"42"))],
+        ),
+        (
+            [(BOTH, failure()), (3, failure()), (2, failure("else"))],
+            [
+                ((0, 1, 3), Trace("ValueError", "no", "Traceback: no")),
+                ((2,), Trace("ValueError", "else", "Traceback: else")),
+            ],
+        ),
+        ([(BOTH, Skipped(1, 10, 1000))], [(BOTH, Gap(10, 1000))]),
+    ],
+    ids=["streams", "kinds of displays", "tracebacks", "gaps"],
+)
+def test_equal_items_are_one_block(said: Sequence[Step], blocks: Sequence[Any]) -> None:
+    screen = screen_of(4, *said)
+    screen.finish()
+    assert sorted((block.ranks, block.item) for block in screen.blocks) == blocks
+
+
+def test_equal_displays_are_shown_once_with_every_ranks_id() -> None:
+    shown = ((1, display("P", display_id="b")), (0, display("P", display_id="a")))
+    screen = screen_of(3, *shown, (2, display("P")))
+    screen.finish()
+    [block] = screen.blocks
+    assert (block.ranks, block.display_ids) == ((0, 1, 2), ("a", "b", ""))
+    assert block.item == Rich("display", b"P")
+
+
+def test_blocks_are_values() -> None:
+    line = Line("stdout", "x")
+    assert line == Line("stdout", "x")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        line.text = "y"  # type: ignore[misc]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -64,13 +65,8 @@ def play(screen: Screen, all_scripts: Sequence[Sequence[Any]], data: st.DataObje
             screen.leave(speaker)
             continue
         verb = left[speaker][0]
-        alike = [
-            rank
-            for rank, script in left.items()
-            if script and script[0] == verb and rank != speaker
-        ]
-        chosen = data.draw(st.sets(st.sampled_from(alike))) if alike else set()
-        ranks = sorted({speaker, *chosen})
+        alike = [rank for rank, script in left.items() if script and script[0] == verb]
+        ranks = sorted(data.draw(st.sets(st.sampled_from(alike))) | {speaker})
         for rank in ranks:
             left[rank].pop(0)
         screen.say(ranks, verb)
@@ -84,24 +80,19 @@ def check_all_shown_once(screen: Screen, all_scripts: Sequence[Sequence[Any]]) -
         assert seen == expected_of(script), f"rank {rank}"
 
 
+@pytest.mark.parametrize("texts", [WHOLE, PIECES], ids=["whole lines", "any split of the text"])
 @examples(200)
-@given(all_scripts=scripts(WHOLE), data=st.data())
+@given(data=st.data())
 def test_every_line_of_every_rank_is_shown_once_in_its_order(
-    all_scripts: list[list[Any]], data: st.DataObject
+    texts: Sequence[str], data: st.DataObject
 ) -> None:
+    all_scripts = data.draw(scripts(texts))
     screen = Screen(range(len(all_scripts)))
     play(screen, all_scripts, data)
     check_all_shown_once(screen, all_scripts)
-
-
-@examples(200)
-@given(all_scripts=scripts(PIECES), data=st.data())
-def test_every_line_is_shown_once_in_order_for_any_split_of_the_text(
-    all_scripts: list[list[Any]], data: st.DataObject
-) -> None:
-    screen = Screen(range(len(all_scripts)))
-    play(screen, all_scripts, data)
-    check_all_shown_once(screen, all_scripts)
+    assert screen.folder.deadline() is None
+    assert screen.folder.take(screen.now + 10, everything=True) == []
+    assert not screen.has_unfinished_lines
 
 
 OUT_PIECES = ["a", "b\n", "\rc", "d\r", "e\nf"]
@@ -154,12 +145,3 @@ def test_ranks_that_do_the_same_without_pauses_are_one_column(
         expected_of(script)
     )
     check_all_shown_once(screen, [script] * num_ranks)
-
-
-@given(all_scripts=scripts(PIECES), data=st.data())
-def test_after_the_end_nothing_is_held(all_scripts: list[list[Any]], data: st.DataObject) -> None:
-    screen = Screen(range(len(all_scripts)))
-    play(screen, all_scripts, data)
-    assert screen.folder.deadline() is None
-    assert screen.folder.take(screen.now + 10, everything=True) == []
-    assert not screen.has_unfinished_lines

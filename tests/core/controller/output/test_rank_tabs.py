@@ -100,9 +100,7 @@ SAME = (out("step 1"), out("loss 0.5"))
     ],
     ids=["nothing", "silent", "equal", "one rank only", "a line each", "an error each"],
 )
-def test_equal_output_has_no_tabs(
-    outputs: tuple[tuple[Item, ...], ...],
-) -> None:
+def test_equal_output_has_no_tabs(outputs: tuple[tuple[Item, ...], ...]) -> None:
     assert switch({rank: RecordedOutput(items) for rank, items in enumerate(outputs)}, "abc") == ""
 
 

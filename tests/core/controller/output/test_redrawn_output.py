@@ -11,9 +11,7 @@ from cellmesh.controller.output.printer import FRAME_S, Frames
 
 def test_lines_that_differ_in_numbers_are_one_and_name_the_slowest() -> None:
     lines = [((rank,), f"step {3 + rank % 2} of 10, loss 0.{rank + 1}") for rank in range(4)]
-    assert compact(lines) == [
-        ((0, 1, 2, 3), "step 3…4 of 10, loss 0.1…0.4  [ranks 0,2 slowest]"),
-    ]
+    assert compact(lines) == [((0, 1, 2, 3), "step 3…4 of 10, loss 0.1…0.4  [ranks 0,2 slowest]")]
 
 
 def test_two_lines_are_left_as_they_are() -> None:
