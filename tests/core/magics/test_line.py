@@ -54,11 +54,7 @@ every_magic = pytest.mark.parametrize("name", COMMANDS)
         ("dist_logs", "", {"ranks": None, "lines": 50}),
         ("dist_logs", "0-2 --lines 200", {"ranks": "0-2", "lines": 200}),
         ("dist_interrupt", "--ranks 1", {"ranks": "1"}),
-        (
-            "dist_save",
-            "model opt runs/x",
-            {"names": ("model", "opt", "runs/x")},
-        ),
+        ("dist_save", "model opt runs/x", {"names": ("model", "opt", "runs/x")}),
         ("dist_load", "'my runs/x' --ranks 0", {"names": ("'my runs/x'",), "ranks": "0"}),
     ],
 )

@@ -65,7 +65,7 @@ def tensor(**changes: Any) -> TensorSummary:
         "dtype": "float32",
         "device": "cpu", "min": -1.0, "max": 1.0, "mean": 0.5, "std": 0.25, "norm": 2.0,
         "digest": "aa",
-        "num_elements": 16, "num_bytes": 64,
+        "num_elements": 16, "num_bytes": 64
     }  # fmt: skip
     return TensorSummary(**{**fields, **changes})
 

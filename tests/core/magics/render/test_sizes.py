@@ -37,7 +37,7 @@ def part(rank: int, name: str, num_ranks: int) -> TensorSummary:
         device=f"cuda:{rank}", placements="S(0)", requires_grad=True, mesh_dim_names=("dp",),
         coordinate=(rank,), num_elements=rows * 1024, num_bytes=rows * 2048,
         min=-1.2345 - rank, max=1.2345 + rank, mean=rank / 7, std=1 / (rank + 3), norm=rank * 1.7,
-        num_nan=rank, digest=str(rank), shard=(rank,), note=f"note {rank}",
+        num_nan=rank, digest=str(rank), shard=(rank,), note=f"note {rank}"
     )  # fmt: skip
 
 

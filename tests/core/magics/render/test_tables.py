@@ -9,13 +9,7 @@ import msgspec
 import pytest
 
 from cellmesh.controller.inspect.replica_diff import compare
-from cellmesh.magics.render.tables import (
-    Table,
-    facts_table,
-    memory_table,
-    mesh_table,
-    status_table,
-)
+from cellmesh.magics.render.tables import Table, facts_table, memory_table, mesh_table, status_table
 from cellmesh.wire.inspect import TensorSummary
 from cellmesh.wire.status import MemoryUse, RankInfo, RankState
 
@@ -40,7 +34,7 @@ def tensor(**changes: Any) -> TensorSummary:
     fields: dict[str, Any] = {
         "kind": "torch.Tensor", "shape": (4, 4), "local_shape": (4, 4), "dtype": "float32",
         "device": "cpu",
-        "min": 0.0, "max": 1.0, "mean": 0.5, "std": 0.25, "norm": 2.0, "digest": "aa",
+        "min": 0.0, "max": 1.0, "mean": 0.5, "std": 0.25, "norm": 2.0, "digest": "aa"
     }  # fmt: skip
     return TensorSummary(**{**fields, **changes})
 
@@ -115,7 +109,7 @@ def test_status_table_shows_what_each_rank_does() -> None:
     assert table.caption == "a mesh"
     assert row_of(table, 0) == {
         "rank": "0", "host": "node", "pid": "100", "device": "cpu", "state": "idle",
-        "memory": "123.5 MB",
+        "memory": "123.5 MB"
     }  # fmt: skip
     assert row_of(table, 1)["state"] == "In[3]: in all_reduce at line 5"
     assert (

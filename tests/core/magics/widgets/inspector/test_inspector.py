@@ -36,7 +36,7 @@ from tests.support.inspected_ranks import LocalAnswers
 
 CONTENT = {
     "ask": "picture", "path": "", "rank": 0, "minus": None, "dims": [0, 1], "index": [0, 0],
-    "rows": [0, 4], "cols": [0, 6], "height": 4, "width": 6, "reduction": "mean",
+    "rows": [0, 4], "cols": [0, 6], "height": 4, "width": 6, "reduction": "mean"
 }  # fmt: skip
 
 
@@ -205,8 +205,7 @@ def test_the_norm_of_a_sharded_gradient_is_of_the_whole() -> None:
     (row,) = tabulate(QueryResult({0: (without_grad("w"),)}))["rows"]
     assert (row["flags"], row["norm"]) == (["none"], None)
     sheet = tabulate(
-        QueryResult({0: tuple(without_grad(str(i)) for i in range(9))}, {1: Refusal("E", "no")}),
-        4,
+        QueryResult({0: tuple(without_grad(str(i)) for i in range(9))}, {1: Refusal("E", "no")}), 4
     )
     assert (len(sheet["rows"]), sheet["num_left_out"]) == (4, 5)
     assert "... and 5 more" in repr(gradients_table(sheet))

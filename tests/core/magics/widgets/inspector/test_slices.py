@@ -17,7 +17,7 @@ STEP = 2.0**-23  # from 1 to the next float32
 CONTENT: dict[str, Any] = {
     "path": "", "rank": 1, "minus": 0, "dims": [0, 1], "index": [0, 0], "rows": [0, 2],
     "cols": [0, 2],
-    "height": 9, "width": 9, "reduction": "mean",
+    "height": 9, "width": 9, "reduction": "mean"
 }  # fmt: skip
 PAIRS = {
     "float32": (torch.float32, 1.0, 1.0 + STEP, STEP),
