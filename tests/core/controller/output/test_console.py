@@ -8,16 +8,17 @@ import pytest
 
 from cellmesh.controller.output.calling_cell import current_sink
 from cellmesh.controller.output.console import ConsoleSink, SilentSink, Sink, as_text, join_streams
-from cellmesh.controller.output.fold import Block, Gap, Item, Line, Live
-from cellmesh.controller.output.mime_bundle import label
+from cellmesh.controller.output.fold import (
+    Block,
+    Gap,
+    Item,
+    Line,
+    Live,
+)
 
 from ....support.blocks import TRACE, clear, line, rich
 
 # ---- text
-
-
-def test_labels_name_the_ranks() -> None:
-    assert label((0, 1, 2, 5)) == "[0-2,5]"
 
 
 @pytest.mark.parametrize(
@@ -31,17 +32,16 @@ def test_labels_name_the_ranks() -> None:
         (rich(0, plain="two\nlines", html="<b>").item, "stdout", "[0-1]\ntwo\nlines\n"),
         (rich(0, html="<b>").item, "stdout", "[0-1] \n"),
         (clear(0).item, "stdout", ""),
+        (
+            Gap(12345, 6_700_000),
+            "stdout",
+            "[0-1] … 12,345 lines (6.7 MB) not shown; all of it: %dist_logs 0\n",
+        ),
     ],
-    ids=["line", "stderr", "empty", "trace", "result", "lines", "no text", "clear"],
+    ids=["line", "stderr", "empty", "trace", "result", "lines", "no text", "clear", "gap"],
 )
 def test_blocks_as_text(item: Item, stream: str, text: str) -> None:
     assert as_text(Block((0, 1), item, ("", ""))) == (stream, text)
-
-
-def test_gap_names_its_size_and_its_log() -> None:
-    stream, text = as_text(Block((2, 3), Gap(12345, 6_700_000)))
-    assert stream == "stdout"
-    assert text == "[2-3] … 12,345 lines (6.7 MB) not shown; all of it: %dist_logs 2\n"
 
 
 def test_neighbours_of_a_stream_are_joined() -> None:
@@ -68,15 +68,6 @@ def test_the_console_shows_lines_on_their_streams(console: Console) -> None:
     assert err.getvalue() == "[2] warning\n"
 
 
-def test_the_console_shows_every_kind_of_block(console: Console) -> None:
-    sink, out, err = console
-    sink.show(
-        [rich(0, kind="result", plain="42"), Block((1,), TRACE), Block((0,), Gap(1, 2)), clear(0)]
-    )
-    assert out.getvalue().startswith("[0] 42\n[0] … 1 lines")
-    assert err.getvalue().startswith("[1] Traceback")
-
-
 def test_the_console_shows_unfinished_lines_once_they_are_finished(console: Console) -> None:
     sink, out, _ = console
     sink.show([Live((((0, 1), "50%"),), closed=False)])
@@ -98,11 +89,12 @@ def test_without_a_terminal_only_the_final_status_is_shown(console: Console) -> 
     assert out.getvalue() == "ready\n"
 
 
-def test_on_a_terminal_the_status_replaces_itself() -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
+
+def test_on_a_terminal_the_status_replaces_itself() -> None:
     out = Terminal()
     sink = ConsoleSink(out)
     sink.status("1 of 4", final=False)
@@ -111,10 +103,6 @@ def test_on_a_terminal_the_status_replaces_itself() -> None:
 
 
 def test_on_a_terminal_output_takes_the_place_of_the_status() -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     out = Terminal()
     sink = ConsoleSink(out, out)
     sink.status("waiting", final=False)

@@ -4,7 +4,6 @@ it.
 
 from __future__ import annotations
 
-import json
 from html.parser import HTMLParser
 from typing import Any
 
@@ -17,6 +16,8 @@ from cellmesh.controller.output.mime_bundle import balance
 from cellmesh.controller.output.rank_tabs import LIMIT_BYTES, switch
 from cellmesh.controller.output.terminal import as_html
 
+from ....support import blocks
+
 
 def out(text: str) -> Line:
     return Line("stdout", text)
@@ -27,10 +28,9 @@ def err(text: str) -> Line:
 
 
 def rich(**data: Any) -> Rich:
-    keys = {"plain": "text/plain", "html": "text/html", "png": "image/png", "svg": "image/svg+xml"}
-    keys |= {"json": "application/json", "latex": "text/latex"}
-    bundle = {"data": {keys[key]: value for key, value in data.items()}, "metadata": {}}
-    return Rich("display", json.dumps(bundle).encode())
+    item = blocks.rich(**data).item
+    assert isinstance(item, Rich)
+    return item
 
 
 class Tabs(HTMLParser):
@@ -75,9 +75,14 @@ class Tabs(HTMLParser):
             self.parts[self._title] += data
 
 
-def tabs(*outputs: tuple[Item, ...], **options: Any) -> Tabs:
+def switch_of(*outputs: tuple[Item, ...], **options: Any) -> str:
+    """The switch between ranks 0, 1, ... with these outputs."""
     found = {rank: RecordedOutput(items) for rank, items in enumerate(outputs)}
-    parsed = Tabs(switch(found, "abc123", **options))
+    return switch(found, "abc123", **options)
+
+
+def tabs(*outputs: tuple[Item, ...]) -> Tabs:
+    parsed = Tabs(switch_of(*outputs))
     assert parsed.is_balanced
     return parsed
 
@@ -101,7 +106,7 @@ SAME = (out("step 1"), out("loss 0.5"))
     ids=["nothing", "silent", "equal", "one rank only", "a line each", "an error each"],
 )
 def test_equal_output_has_no_tabs(outputs: tuple[tuple[Item, ...], ...]) -> None:
-    assert switch({rank: RecordedOutput(items) for rank, items in enumerate(outputs)}, "abc") == ""
+    assert switch_of(*outputs) == ""
 
 
 def test_ranks_that_differ_have_a_part_each_and_equal_ones_share_it() -> None:
@@ -131,8 +136,8 @@ def test_ranks_that_lost_different_output_differ() -> None:
 
 def test_streams_follow_each_other_as_they_were_printed() -> None:
     found = tabs((out("a"), err("warning"), out("b")), SAME)
-    blocks = [attrs["style"] or "" for tag, attrs in found.elements["0"] if tag == "pre"]
-    assert ["rgba(219" in style for style in blocks] == [False, True, False]
+    styles = [attrs["style"] or "" for tag, attrs in found.elements["0"] if tag == "pre"]
+    assert ["rgba(219" in style for style in styles] == [False, True, False]
     assert found.parts["0"] == "awarningb"
 
 
@@ -146,9 +151,8 @@ def test_an_error_keeps_its_colours() -> None:
 def test_a_gap_and_other_types_are_text() -> None:
     items = (Gap(12, 3_000_000), rich(json={"a": 1}), rich(latex="$x$"), rich(plain="<object>"))
     text = tabs(items, SAME).parts["0"]
-    assert all(
-        part in text for part in ("… 12 lines (3.0 MB) not shown", '"a": 1', "$x$", "<object>")
-    )
+    for part in ("… 12 lines (3.0 MB) not shown", '"a": 1', "$x$", "<object>"):
+        assert part in text
 
 
 def test_drawings_are_pictures() -> None:
@@ -241,24 +245,19 @@ def test_balanced_html_is_left_as_it_is() -> None:
 
 def test_tabs_are_bounded_and_keep_the_newest_output() -> None:
     many = tuple(out(f"line {number} " + "x" * 80) for number in range(20_000))
-    text = switch(
-        {0: RecordedOutput(many), 1: RecordedOutput(many[:-1]), 2: RecordedOutput(SAME)}, "abc"
-    )
+    text = switch_of(many, many[:-1], SAME)
     assert len(text) <= LIMIT_BYTES
     parts = Tabs(text).parts
     assert parts["0"].rstrip("x").endswith("line 19999 ")
-    assert parts["0"].startswith(
-        "… what came before is shown above, and its text is in %dist_logs 0"
-    )
+    cut = "… what came before is shown above, and its text is in %dist_logs 0"
+    assert parts["0"].startswith(cut)
     assert parts["2"] == "step 1\nloss 0.5", "a part that is small is whole"
     assert len(parts["0"]) > LIMIT_BYTES // 3, "what small parts do not need, large ones have"
 
 
 def test_pictures_count() -> None:
     pictures = tuple(rich(png="A" * 60_000 + str(number)) for number in range(5))
-    text = switch(
-        {rank: RecordedOutput((*pictures[rank:], out("end"))) for rank in range(2)}, "abc"
-    )
+    text = switch_of(*((*pictures[rank:], out("end")) for rank in range(2)))
     assert len(text) <= LIMIT_BYTES
     found = Tabs(text)
     assert [str(attrs["src"])[-1] for tag, attrs in found.elements["0"] if tag == "img"] == ["4"]
@@ -271,39 +270,29 @@ def test_shared_output_is_drawn_once_and_output_without_room_not_at_all(
     plain = tabs_module._piece
     monkeypatch.setattr(tabs_module, "_piece", lambda item: [drawn.append(item), plain(item)][1])
     shared = tuple(out(f"{number:>999}") for number in range(1000))
-    outputs = {rank: RecordedOutput((*shared, out(f"of {rank}"), out("end"))) for rank in range(64)}
-    text = switch(outputs, "abc", limit_bytes=100_000)
+    outputs = [(*shared, out(f"of {rank}"), out("end")) for rank in range(64)]
+    text = switch_of(*outputs, limit_bytes=100_000)
     assert set(Tabs(text).parts) == set(map(str, range(64)))
     assert len(drawn) == 64 * 2 + 100
 
 
 def test_one_long_line_keeps_its_end_and_no_half_of_an_entity() -> None:
-    text = switch(
-        {0: RecordedOutput((out("&" * 300_000 + "end"),)), 1: RecordedOutput(SAME)}, "abc"
-    )
+    text = switch_of((out("&" * 300_000 + "end"),), SAME)
     assert len(text) <= LIMIT_BYTES
     assert Tabs(text).parts["0"].endswith("&&&end")
     assert "ogs 0</code></div><pre" in text
-    assert (
-        not text.partition("</code></div>")[2]
-        .partition(">")[2]
-        .startswith(("amp;", "mp;", "p;", ";"))
-    )
+    kept = text.partition("</code></div>")[2].partition(">")[2]
+    assert not kept.startswith(("amp;", "mp;", "p;", ";"))
 
 
 def test_64_ranks_that_all_differ_are_all_there() -> None:
-    outputs = {
-        rank: RecordedOutput((out("a"), *(out(f"{rank} {step}") for step in range(500))))
-        for rank in range(64)
-    }
-    text = switch(outputs, "abc")
+    text = switch_of(*(tuple(out(f"{rank} {step}") for step in range(500)) for rank in range(64)))
     assert len(text) <= LIMIT_BYTES
     assert list(Tabs(text).parts) == [str(rank) for rank in range(64)]
 
 
 def test_1000_ranks_are_too_many() -> None:
-    outputs = {rank: RecordedOutput((out("a"), out(f"{rank}"))) for rank in range(1000)}
-    text = switch(outputs, "abc")
+    text = switch_of(*((out("a"), out(f"{rank}")) for rank in range(1000)))
     assert len(text) <= 1.1 * LIMIT_BYTES
     assert "and 744 more: %dist_logs" in text
 
