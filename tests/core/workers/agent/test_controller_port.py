@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import zmq
 
 from cellmesh.controller.session.connection import Connection
@@ -17,11 +18,11 @@ from cellmesh.wire.attach import Detached, Refused
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.curve import new_keys
 from cellmesh.wire.faults import Faults
-from cellmesh.wire.hosts import HostPart
 from cellmesh.wire.messages import MakeStore, Progress
-from cellmesh.wire.ticket import Ticket
 from cellmesh.workers.agent.controller_port import Attachment
 from cellmesh.workers.agent.events import Events
+
+from .test_tcp_port import ticket_of
 
 WAIT_S = 20.0
 Connect = Callable[[], Connection]
@@ -30,21 +31,11 @@ Connect = Callable[[], Connection]
 def make_attachment(directory: Path, heard: list[Any]) -> tuple[Attachment, Events, Connect]:
     """Return an agent's port, its loop, and what a controller connects to it with."""
     controller, agent = new_keys(), new_keys()
-    ticket = Ticket(
-        name="t",
+    ticket = msgspec.structs.replace(
+        ticket_of(controller, agent),
         key=os.urandom(16).hex(),
         directory=str(directory),
-        num_ranks=1,
-        backend="gloo",
-        mesh_dim_names=(),
-        mesh_shape=(),
-        preload=(),
-        sys_path=(),
-        cwd="/",
         controller_pid=os.getpid(),
-        created_at=0.0,
-        host=HostPart(0, 1, "a", 0, 1, controller.public, address="127.0.0.1"),
-        curve_secret=agent.secret,
     )
     events = Events(Faults("the test", print))
     attachment = Attachment(

@@ -19,9 +19,16 @@ LATER = 1e6
 
 
 def say(
-    merger: Merger, rank: int, verb: Any, now: float = 0.0, buffers: tuple[bytes, ...] = ()
+    merger: Merger, rank: int, *verbs: Any, now: float = 0.0, buffers: tuple[bytes, ...] = ()
 ) -> None:
-    merger.add(rank, Parcel(verb, buffers), now)
+    for verb in verbs:
+        merger.add(rank, Parcel(verb, buffers), now)
+
+
+def expecting(run: int, num_ranks: int) -> Merger:
+    merger = Merger()
+    merger.expect(run, num_ranks)
+    return merger
 
 
 def taken(merger: Merger, now: float = LATER) -> list[tuple[tuple[int, ...], Any]]:
@@ -50,10 +57,8 @@ def test_verbs_that_differ_travel_apart() -> None:
 
 def test_a_verb_does_not_overtake_what_its_rank_said_before() -> None:
     merger = Merger()
-    say(merger, 0, out("a\n"))
-    say(merger, 0, out("b\n"))
-    say(merger, 1, out("b\n"))
-    say(merger, 1, out("a\n"))
+    say(merger, 0, out("a\n"), out("b\n"))
+    say(merger, 1, out("b\n"), out("a\n"))
     assert taken(merger) == [((0,), out("a\n")), ((0, 1), out("b\n")), ((1,), out("a\n"))]
 
 
@@ -86,8 +91,7 @@ def test_message_waits_briefly_for_equal_ones_of_other_ranks() -> None:
 
 
 def test_once_all_have_answered_nothing_waits() -> None:
-    merger = Merger()
-    merger.expect(1, 2)
+    merger = expecting(1, 2)
     say(merger, 0, Done(1))
     assert merger.take(0.0) == []
     say(merger, 1, Done(1))
@@ -95,33 +99,25 @@ def test_once_all_have_answered_nothing_waits() -> None:
 
 
 def test_an_answer_takes_the_output_before_it_along() -> None:
-    merger = Merger()
-    merger.expect(1, 1)
-    say(merger, 0, out("x\n"))
-    say(merger, 0, Done(1))
+    merger = expecting(1, 1)
+    say(merger, 0, out("x\n"), Done(1))
     assert taken(merger, 0.0) == [((0,), out("x\n")), ((0,), Done(1))]
 
 
 def test_a_failure_does_not_wait() -> None:
-    merger = Merger()
-    merger.expect(1, 4)
+    merger = expecting(1, 4)
     say(merger, 0, failed())
     assert taken(merger, 0.0) == [((0,), failed())]
 
 
 def test_ranks_that_will_never_answer_are_not_waited_for() -> None:
-    merger = Merger()
-    merger.expect(1, 3)
-    say(merger, 0, Done(1))
-    say(merger, 1, Done(1))
+    merger = expecting(1, 3)
+    for rank in (0, 1):
+        say(merger, rank, Done(1))
     assert merger.take(0.0) == []
     merger.forget(1)
     assert taken(merger, 0.0) == [((0, 1), Done(1))]
-
-
-def test_forgetting_before_anything_was_said_hurries_nothing_unknown() -> None:
-    merger = Merger()
-    merger.forget(7)
+    merger.forget(7)  # which nobody has expected
     say(merger, 0, out("x\n"))
     assert merger.take(0.0) == []
 
@@ -130,8 +126,7 @@ def test_forgetting_before_anything_was_said_hurries_nothing_unknown() -> None:
     "verb", [out("x"), Skipped(1, 2, 3), RankState(1, -1, 0, 0, "", "", "cpu", 0), Done(99)]
 )
 def test_uncounted_message_waits_for_its_deadline(verb: Any) -> None:
-    merger = Merger()
-    merger.expect(1, 1)
+    merger = expecting(1, 1)
     say(merger, 0, verb)
     assert merger.take(0.0) == []
     assert taken(merger, HOLD_S) == [((0,), verb)]
@@ -141,14 +136,8 @@ def test_uncounted_message_waits_for_its_deadline(verb: Any) -> None:
 
 VERBS = st.sampled_from(
     [
-        out("a\n"),
-        out("b\n"),
-        out("a\n", 2),
-        Skipped(1, 1, 1),
-        Done(1),
-        Done(2),
-        failed(),
-        Done(1, Pickled(b"v")),
+        *(out("a\n"), out("b\n"), out("a\n", 2), Skipped(1, 1, 1)),
+        *(Done(1), Done(2), failed(), Done(1, Pickled(b"v"))),
     ]
 )
 SAID = st.lists(
@@ -161,33 +150,27 @@ SAID = st.lists(
 
 @given(SAID)
 def test_each_rank_is_heard_in_full_and_in_order(said: Sequence[Any]) -> None:
-    merger, now, heard = Merger(), 0.0, []
-    merger.expect(1, 4)
+    merger, now, heard = expecting(1, 4), 0.0, []
+    wanted: dict[int, list[Any]] = {rank: [] for rank in range(4)}
     for index, (rank, verb, has_buffer, pause) in enumerate(said):
+        buffers: tuple[bytes, ...] = ()
         if has_buffer and isinstance(verb, Done):
-            say(merger, rank, Done(verb.run, Pickled(b"v", 1)), now, (b"%d" % index,))
-        else:
-            say(merger, rank, verb, now)
+            verb, buffers = Done(verb.run, Pickled(b"v", 1)), (b"%d" % index,)
+        say(merger, rank, verb, now=now, buffers=buffers)
+        wanted[rank].append((verb, buffers))
         now += pause
         heard += merger.take(now)
     heard += merger.take(LATER)
     for rank in range(4):
         got = [(ranked.verb, buffers) for ranked, buffers in heard if rank in ranked.ranks]
-        wanted = [
-            (Done(verb.run, Pickled(b"v", 1)), (b"%d" % index,))
-            if has_buffer and isinstance(verb, Done)
-            else (verb, ())
-            for index, (r, verb, has_buffer, _) in enumerate(said)
-            if r == rank
-        ]
-        assert got == wanted
+        assert got == wanted[rank]
 
 
 @given(SAID)
 def test_messages_are_taken_at_their_deadline_and_none_later(said: Sequence[Any]) -> None:
     merger, now = Merger(), 0.0
     for rank, verb, _, pause in said:
-        say(merger, rank, verb, now)
+        say(merger, rank, verb, now=now)
         due = merger.deadline()
         assert due is not None
         assert due <= now + HOLD_S
@@ -219,32 +202,21 @@ def bar(done: float, state: Any = "open", number: int = 1, run: int = 1) -> Bar:
 
 def test_bars_do_not_overtake_what_their_rank_has_said_before() -> None:
     merger = Merger()
-    say(merger, 1, bar(1), 0.0)
-    say(merger, 2, out("before\n"), HOLD_BARS_S - HOLD_S / 2)
-    say(merger, 2, bar(2), HOLD_BARS_S - HOLD_S / 2)
-    assert [
-        verb for ranks, verb in [*taken(merger, HOLD_BARS_S), *taken(merger)] if ranks == (2,)
-    ] == [
-        out("before\n"),
-        bar(2),
-    ]
+    say(merger, 1, bar(1))
+    say(merger, 2, out("before\n"), bar(2), now=HOLD_BARS_S - HOLD_S / 2)
+    both = [*taken(merger, HOLD_BARS_S), *taken(merger)]
+    assert [verb for ranks, verb in both if ranks == (2,)] == [out("before\n"), bar(2)]
 
 
 def test_bars_travel_ten_times_a_second_whatever_the_number_of_ranks() -> None:
     merger = Merger()
     num_messages = 0
     for step in range(1000):
-        now = 1 + step / 1000
+        now, state = 1 + step / 1000, "done" if step % 50 == 49 else "open"
         for rank in range(64):  # each opens and ends bars, too
-            say(
-                merger,
-                rank,
-                bar(step % 50, "done" if step % 50 == 49 else "open", number=step // 50),
-                now,
-            )
+            say(merger, rank, bar(step % 50, state, number=step // 50), now=now)
         num_messages += bool(taken(merger, now))
-    assert num_messages <= 1 / HOLD_BARS_S + 1
-    assert num_messages > 5
+    assert 5 < num_messages <= 1 / HOLD_BARS_S + 1
     assert len(taken(merger)) <= 64 * 6
 
 
@@ -257,8 +229,7 @@ def test_a_rank_that_has_ended_is_not_waited_for() -> None:
 
 def test_of_a_bar_the_last_word_travels() -> None:
     merger = Merger()
-    for word in (bar(0), bar(5), bar(1, number=2), bar(10, "done")):
-        say(merger, 0, word)
+    say(merger, 0, bar(0), bar(5), bar(1, number=2), bar(10, "done"))
     assert taken(merger) == [((0,), bar(10, "done")), ((0,), bar(1, number=2))]
     assert taken(merger) == []
 

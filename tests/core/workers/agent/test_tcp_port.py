@@ -20,21 +20,11 @@ WAIT_S = 20.0
 
 def ticket_of(controller: KeyPair, agent: KeyPair) -> Ticket:
     return Ticket(
-        name="t",
-        key="00",
-        directory="/t",
-        num_ranks=1,
-        backend="gloo",
-        mesh_dim_names=(),
-        mesh_shape=(),
-        preload=(),
-        sys_path=(),
-        cwd="/",
-        controller_pid=1,
-        created_at=0.0,
+        name="t", key="00", directory="/t", num_ranks=1, backend="gloo", mesh_dim_names=(),
+        mesh_shape=(), preload=(), sys_path=(), cwd="/", controller_pid=1, created_at=0.0,
         host=HostPart(0, 1, "a", 0, 1, controller.public, address="127.0.0.1"),
         curve_secret=agent.secret,
-    )
+    )  # fmt: skip
 
 
 def test_agent_waits_for_its_controller_for_longer_than_the_start_may_take() -> None:
@@ -45,14 +35,8 @@ def test_agent_waits_for_its_controller_for_longer_than_the_start_may_take() -> 
     context: zmq.Context[transport.Socket] = zmq.Context()
     gone: list[None] = []
     began = time.monotonic()
-    port = TcpPort(
-        context,
-        ticket,
-        Events(Faults("the test", print)),
-        bool,
-        lambda: gone.append(None),
-        lambda: None,
-    )
+    events = Events(Faults("the test", print))
+    port = TcpPort(context, ticket, events, bool, lambda: gone.append(None), lambda: None)
     port.tick(began + 600)
     assert not gone
     port.tick(time.monotonic() + 1000)
