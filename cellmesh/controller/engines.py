@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..errors import MeshUsageError
-from .host_list import SSH
 
 
 @dataclass(frozen=True)
@@ -132,7 +131,7 @@ ENGINES = {
 
 
 def template_for(launch: str, job: str) -> str:
-    """Return the command line that starts an agent on one host of a mesh.
+    """Return the command line that starts an agent on one host of a mesh; "" for ssh.
 
     Args:
         launch: the mesh's; "" for ssh.
@@ -143,7 +142,7 @@ def template_for(launch: str, job: str) -> str:
     """
     if launch in ENGINES:
         return shlex.join(word.replace("{job}", job) for word in ENGINES[launch].again)
-    return launch or SSH
+    return launch
 
 
 def parse_arguments(text: str) -> tuple[str, ...]:

@@ -89,6 +89,8 @@ def test_agent_is_started_again_in_the_job() -> None:
     assert argv[-3:] == AGENT
     assert shlex.split(template_for("ray", "g"))[-4:] == ["again", "g", "{host}", "{command}"]
     assert template_for("docker exec {host} {command}", "") == "docker exec {host} {command}"
+    # The shell on the host splits what ssh has joined.
+    assert command_for(template_for("", ""), "n1", ["/a b/python", "-m"])[-1] == "'/a b/python' -m"
 
 
 @pytest.mark.parametrize(
