@@ -93,27 +93,25 @@ def test_agent_is_started_again_in_the_job() -> None:
     assert command_for(template_for("", ""), "n1", ["/a b/python", "-m"])[-1] == "'/a b/python' -m"
 
 
+SLURM: dict[str, Any] = {"launch": "slurm", "nproc_per_host": 1}
+RAY: dict[str, Any] = {"launch": "ray", "nproc_per_host": 1}
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"launch": "slurm", "nodes": 2}, "how many ranks run on"),
         ({"launch": "slurm", "nodes": 2, "num_ranks": 5}, "cannot be divided"),
-        ({"launch": "slurm", "nodes": 0, "nproc_per_host": 1}, "on how many hosts"),
-        ({"launch": "slurm", "nproc_per_host": 1, "partition": "a b"}, "no name of a partition"),
-        ({"launch": "slurm", "nproc_per_host": 1, "time_limit": "2h"}, "no time of Slurm's"),
-        ({"launch": "slurm", "nproc_per_host": 1, "hosts": "a:1"}, "leave --hosts out"),
-        (
-            {"launch": "slurm", "nproc_per_host": 1, "launch_args": "gpu"},
-            "'gpu' are no options of srun's",
-        ),
-        ({"launch": "slurm", "nproc_per_host": 1, "launch_args": "'"}, "cannot be read"),
-        ({"launch": "ray", "nproc_per_host": 1}, "on how many hosts .* Say it, like --nodes 2"),
-        ({"launch": "ray", "nodes": 1, "nproc_per_host": 1, "partition": "p"}, "are Slurm's"),
-        (
-            {"launch": "ray", "nodes": 1, "nproc_per_host": 1, "launch_args": "GPU"},
-            "'GPU' is no amount of a Ray resource",
-        ),
-        ({"launch": "ray", "nodes": 1, "nproc_per_host": 1, "queue_timeout_s": "x"}, "no span"),
+        (SLURM | {"nodes": 0}, "on how many hosts"),
+        (SLURM | {"partition": "a b"}, "no name of a partition"),
+        (SLURM | {"time_limit": "2h"}, "no time of Slurm's"),
+        (SLURM | {"hosts": "a:1"}, "leave --hosts out"),
+        (SLURM | {"launch_args": "gpu"}, "'gpu' are no options of srun's"),
+        (SLURM | {"launch_args": "'"}, "cannot be read"),
+        (RAY, "on how many hosts .* Say it, like --nodes 2"),
+        (RAY | {"nodes": 1, "partition": "p"}, "are Slurm's"),
+        (RAY | {"nodes": 1, "launch_args": "GPU"}, "'GPU' is no amount of a Ray resource"),
+        (RAY | {"nodes": 1, "queue_timeout_s": "x"}, "no span"),
         ({"num_ranks": 2, "nodes": 2}, "add --launch slurm"),
         ({"num_ranks": 2, "launch_args": "--x"}, "add --launch slurm"),
         ({"num_ranks": 2, "nproc_per_host": 1}, "on which hosts"),
@@ -121,4 +119,4 @@ def test_agent_is_started_again_in_the_job() -> None:
 )
 def test_requests_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(MeshUsageError, match=message):
-        make_options(options.pop("num_ranks", None), **options)
+        make_options(**options)

@@ -29,7 +29,7 @@ from cellmesh.wire.trace import What
 from cellmesh.wire.user_code import Bar, Output
 from cellmesh.workers.agent.merger import Merger
 
-from ...support.core_decisions import heal_all, hear, ready_core
+from ...support.core_decisions import failed, heal_all, hear, running_core
 from ...support.runs import relay
 from ...support.step_counter import growth
 from .trace.test_timeline import ALL, cell, told
@@ -51,10 +51,19 @@ def in_operation(
     recent = () if messages else (Begun(number, name or "all_reduce", 4, "float32", root),)
     count = GroupCount("0", (), number, **messages, description="default_pg", recent=recent)
     waits = (InFlight("0", name, number, peer),) if name else ()
-    waited_s = 9.0 if name else 0.0
-    return RankState(
-        1, 1, 1, 1, "f", name, "cpu", 0, "0", waited_s, counts=(count,), in_flight=waits
-    )
+    where = (1, 1, 1, 1, "f", name, "cpu", 0, "0", 9.0 if name else 0.0)
+    return RankState(*where, counts=(count,), in_flight=waits)
+
+
+def making_a_group(rank: int, num: int) -> RankState:
+    facts: dict[str, Any] = {"collective": "new_group", "waited_s": 9.0}
+    facts |= {"group": "7", "making": tuple(range(num))}
+    return msgspec.structs.replace(in_operation(rank, "", 0), **facts)
+
+
+def in_a_ring(rank: int, num: int) -> RankState:
+    before = (rank - 1) % num
+    return in_operation(rank, "recv", 1, before, num_received=((before, 1),))
 
 
 def late_half(name: str) -> Callable[[int, int], RankState]:
@@ -69,19 +78,9 @@ WAITS: dict[str, Callable[[int, int], RankState]] = {
     "in a reduce": late_half("reduce"),
     "in a broadcast": late_half("broadcast"),
     "in two kinds": lambda rank, num: in_operation(rank, ("all_reduce", "all_gather")[rank % 2], 2),
-    "in a ring": lambda rank, num: in_operation(
-        rank, "recv", 1, (rank - 1) % num, num_received=(((rank - 1) % num, 1),)
-    ),
-    "making a group": lambda rank, num: msgspec.structs.replace(
-        in_operation(rank, "", 0),
-        collective="new_group",
-        waited_s=9.0,
-        group="7",
-        making=tuple(range(num)),
-    ),
-    "for anyone": lambda rank, num: in_operation(
-        rank, "recv_anysource", 1, num_received=((-1, 1),)
-    ),
+    "in a ring": in_a_ring,
+    "making a group": making_a_group,
+    "for anyone": lambda rank, _: in_operation(rank, "recv_anysource", 1, num_received=((-1, 1),)),
 }
 Judge = Callable[[dict[int, RankState], Sequence[int], int], Any]
 JUDGES: dict[str, Judge] = {
@@ -112,9 +111,8 @@ def test_why_ranks_wait(kind: str, judge: str, half_is_gone: bool) -> None:
 
 
 def at(rank: int, is_paused: bool, number: int, quiet_s: float = 0.0, steps: int = 3) -> StopState:
-    count = GroupCount("0", (), number)
     made = Steps(1, (StepCount("SGD 1", steps),))
-    return StopState(1, is_paused, False, False, quiet_s, (count,), made)
+    return StopState(1, is_paused, False, False, quiet_s, (GroupCount("0", (), number),), made)
 
 
 def stop_all_alike(num: int) -> list[tuple[float, int, StopState]]:
@@ -136,8 +134,7 @@ def stop_half_in_python(num: int) -> list[tuple[float, int, StopState]]:
 @pytest.mark.parametrize("reports", [stop_all_alike, stop_with_debts, stop_half_in_python])
 def test_a_stop(reports: Callable[[int], list[tuple[float, int, StopState]]]) -> None:
     def work(num: int) -> Callable[[], Any]:
-        core = ready_core(num)
-        core.submit(relay(1, range(num)), 0.0)
+        core = running_core(num, tuple(range(num)))
 
         def stop() -> None:
             core.interrupt(1, 0.0)
@@ -146,46 +143,29 @@ def test_a_stop(reports: Callable[[int], list[tuple[float, int, StopState]]]) ->
             core.tick(LOOK_S)
             core.tick(LIMIT_S)
             for rank in range(num):
-                hear(core, (rank,), Failed(1, "KeyboardInterrupt", "", "", 1), LIMIT_S)
+                hear(core, (rank,), failed(1, "KeyboardInterrupt"), LIMIT_S)
 
         return stop
 
     check_linear(work)
 
 
-def test_the_end_of_a_run() -> None:
+@pytest.mark.parametrize("is_failure", [False, True])
+def test_the_end_of_a_run(is_failure: bool) -> None:
     def work(num: int) -> Callable[[], Any]:
-        core = ready_core(num)
-        core.submit(relay(1, range(num)), 0.0)
-        counts = (GroupCount("0", (), 7),)
+        core, counts = running_core(num, tuple(range(num))), (GroupCount("0", (), 7),)
 
         def end() -> None:
-            for rank in range(num):
-                hear(core, (rank,), Done(1, counts=counts), 0.1)
-                core.deadline()
-                core.tick(0.1)
-            core.submit(relay(2, range(num)), 0.2)
-
-        return end
-
-    check_linear(work)
-
-
-def test_a_failure_and_what_follows() -> None:
-    def work(num: int) -> Callable[[], Any]:
-        core = ready_core(num)
-        core.submit(relay(1, range(num)), 0.0)
-
-        def fail() -> None:
             effects = []
             for rank in range(num):
-                failed = Failed(1, "ValueError", str(rank), "", 1)
-                effects += hear(core, (rank,), failed, 0.1)
+                answer = failed(1, text=str(rank)) if is_failure else Done(1, counts=counts)
+                effects += hear(core, (rank,), answer, 0.1)
                 core.deadline()
                 core.tick(0.1)
             heal_all(core, effects, 0.2)
+            core.submit(relay(2, range(num)), 0.2)
 
-        return fail
+        return end
 
     check_linear(work)
 
@@ -200,15 +180,10 @@ def test_messages_of_ranks() -> None:
 
         def take() -> None:
             for step in range(2):
+                bar = Bar(run=1, bar=1, title="train", done=step, total=9.0, elapsed_s=1.0)
                 for rank in range(num):
                     merger.add(rank, Parcel(Output(1, "stdout", f"step {step}\n{rank}\n")), 0.0)
-                    merger.add(
-                        rank,
-                        Parcel(
-                            Bar(run=1, bar=1, title="train", done=step, total=9.0, elapsed_s=1.0)
-                        ),
-                        0.0,
-                    )
+                    merger.add(rank, Parcel(bar), 0.0)
                     merger.deadline()
                     merger.take(0.0)
             for rank in range(num):
@@ -225,26 +200,19 @@ def test_messages_of_ranks() -> None:
 def test_replicas(digest: str, names_ranks: bool) -> None:
     def work(num: int) -> Callable[[], Any]:
         everyone = tuple(range(num)) if names_ranks else ()
+        digests = {rank: str(rank // 2) if digest == "own" else digest for rank in range(num)}
         entries = {
-            rank: [
-                Entry(
-                    path="m.w",
-                    kind="parameter",
-                    digest=str(rank // 2) if digest == "own" else digest,
-                    ranks=everyone,
-                )
-            ]
-            for rank in range(num)
+            rank: [Entry(path="m.w", kind="parameter", digest=own, ranks=everyone)]
+            for rank, own in digests.items()
         }
 
         def compare() -> None:
-            report = dataclasses.replace(
-                bring_together("m", entries), dims={"dp": num // 4, "tp": 4}
-            )
-            differences = [
+            report = bring_together("m", entries)
+            differences = tuple(
                 dataclasses.replace(each, is_meant_equal=False) for each in report.differences
-            ]
-            found = dataclasses.replace(report, differences=tuple(differences))
+            )
+            dims = {"dp": num // 4, "tp": 4}
+            found = dataclasses.replace(report, dims=dims, differences=differences)
             repr(found), found._repr_html_()
 
         return compare

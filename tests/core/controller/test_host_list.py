@@ -67,27 +67,25 @@ def test_hosts_that_cannot_be_are_refused(
 COMMAND = ["/opt/my env/python", "-m", "cellmesh"]
 
 
+SSH = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "n1"]
+COPIES = "sh -c 'scp {ticket} {host}:{ticket} && ssh {host} {command}'"
+COPIED = f"scp /t n1:/t && ssh n1 '{COMMAND[0]}' -m cellmesh"
+
+
 @pytest.mark.parametrize(
     ("template", "expected"),
     [
         ("{command}", COMMAND),
         ("docker exec -i {host} {command}", ["docker", "exec", "-i", "n1", *COMMAND]),
-        (
-            "kubectl exec -i pod-{host} -- {command}",
-            ["kubectl", "exec", "-i", "pod-n1", "--", *COMMAND],
-        ),
+        ("kubectl exec pod-{host} -- {command}", ["kubectl", "exec", "pod-n1", "--", *COMMAND]),
         ("sh -c 'exec {command}'", ["sh", "-c", "exec '/opt/my env/python' -m cellmesh"]),
-        (
-            "",
-            [
-                *("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "n1"),
-                "'/opt/my env/python' -m cellmesh",
-            ],
-        ),
+        ("", [*SSH, "'/opt/my env/python' -m cellmesh"]),
+        (COPIES, ["sh", "-c", COPIED]),
     ],
 )
 def test_command_stands_where_the_template_says(template: str, expected: list[str]) -> None:
-    assert command_for(template, "n1", COMMAND) == expected
+    assert command_for(template, "n1", COMMAND, "/t") == expected
+    assert has_stdin(template) == (template != COPIES)
 
 
 @pytest.mark.parametrize(
@@ -119,14 +117,3 @@ def test_hosts_that_announce_themselves_are_counted_before(
 ) -> None:
     with pytest.raises(MeshUsageError, match=message):
         awaited_hosts("hand", nodes, num_ranks, None)
-
-
-def test_template_may_name_the_file_of_the_ticket() -> None:
-    template = "sh -c 'scp {ticket} {host}:{ticket} && ssh {host} {command}'"
-    assert has_stdin("docker exec -i {host} {command}")
-    assert not has_stdin(template)
-    assert command_for(template, "a", ["run", "it"], "/tmp/t") == [
-        "sh",
-        "-c",
-        "scp /tmp/t a:/tmp/t && ssh a run it",
-    ]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import site
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from cellmesh.controller.code_files.scan import FileState, Scanner, bound, user_roots
+from cellmesh.controller.code_files.scan import FileState, Found, Scanner, bound, user_roots
 
 OLD_NS = 1_000_000_000_000_000_000
 
@@ -21,8 +22,12 @@ def write(directory: Path, *names: str, text: str = "") -> None:
         path.write_text(text)
 
 
+def paths_of(scan: Found) -> list[str]:
+    return sorted(path for _, path in scan.files)
+
+
 def found(scanner: Scanner) -> list[str]:
-    return sorted(path for _, path in scanner.scan().files)
+    return paths_of(scanner.scan())
 
 
 def test_what_an_import_can_reach_is_found(tmp_path: Path) -> None:
@@ -100,7 +105,7 @@ def test_scan_that_reaches_its_bound_says_so_and_forgets_nothing(tmp_path: Path)
     assert cut.files == every
     assert cut.left_out[0].startswith(f"{tmp_path}: a scan ends after")
     few = Scanner((str(tmp_path),), max_files=2).scan()
-    assert sorted(path for _, path in few.files) == ["a.py", "b.py"]
+    assert paths_of(few) == ["a.py", "b.py"]
     assert few.left_out[0].startswith(f"{tmp_path}/deep: a scan ends after 2 files")
 
 
@@ -138,53 +143,47 @@ def test_what_is_not_there_has_no_files(kind: str, tmp_path: Path) -> None:
 
 
 def test_entry_that_cannot_be_looked_at_is_named_and_the_rest_is_found(tmp_path: Path) -> None:
-    write(tmp_path, "module.py", "package/__init__.py", "package/inner/x.py")
-    (tmp_path / "circle").symlink_to("circle")
-    (tmp_path / "package/circle.json").symlink_to("circle.json")
-    (tmp_path / "not-reachable").symlink_to("not-reachable")
+    names = ["module.py", "package/__init__.py", "package/inner/x.py"]
+    write(tmp_path, *names)
+    for link in ("circle", "package/circle.json", "not-reachable"):
+        (tmp_path / link).symlink_to(Path(link).name)
     os.utime(tmp_path, ns=(OLD_NS, OLD_NS))
-    scanner = Scanner((str(tmp_path),))
+    scanner, why = Scanner((str(tmp_path),)), "Too many levels of symbolic links"
     for _ in range(2):
         scan = scanner.scan()
-        assert {path for _, path in scan.files} == {
-            "module.py", "package/__init__.py", "package/inner/x.py"
-        }  # fmt: skip
-        why = "Too many levels of symbolic links"
-        assert scan.problems == (
-            f"{tmp_path}/circle: {why}",
-            f"{tmp_path}/package/circle.json: {why}",
-        )
+        assert paths_of(scan) == names
+        circles = (f"{tmp_path}/circle", f"{tmp_path}/package/circle.json")
+        assert scan.problems == tuple(f"{circle}: {why}" for circle in circles)
     (tmp_path / "circle").unlink()
     os.utime(tmp_path, ns=(OLD_NS, OLD_NS))
     assert len(scanner.scan().problems) == 1
 
 
-@pytest.mark.parametrize("kind", ["pipe", "device", "directory", "huge"])
+def make_huge(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(1 << 30)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero"), make_huge],
+    ids=["pipe", "directory", "device", "huge"],
+)
 def test_gitignore_that_cannot_be_read_hides_nothing_and_is_named(
-    kind: str, tmp_path: Path
+    make: Callable[[Path], object], tmp_path: Path
 ) -> None:
-    write(tmp_path, "module.py")
-    (tmp_path / ".git").mkdir()
-    path = tmp_path / ".gitignore"
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "device":
-        path.symlink_to("/dev/zero")
-    elif kind == "directory":
-        path.mkdir()
-    else:
-        with path.open("wb") as file:
-            file.truncate(1 << 30)
+    write(tmp_path, "module.py", ".git/HEAD")
+    make(tmp_path / ".gitignore")
     scan = Scanner((str(tmp_path),)).scan()
-    assert [path for _, path in scan.files] == ["module.py"]
+    assert paths_of(scan) == ["module.py"]
     (problem,) = scan.problems
-    assert problem.startswith(f"{path} hides nothing: it ")
+    assert problem.startswith(f"{tmp_path}/.gitignore hides nothing: it ")
 
 
 def test_line_of_gitignore_that_is_no_pattern_is_named_and_the_others_hold(tmp_path: Path) -> None:
     write(tmp_path, "module.py", "hidden.py")
     write(tmp_path, ".gitignore", text="# a comment\n!\nhidden.py\n")
     scan = Scanner((str(tmp_path),)).scan()
-    assert [path for _, path in scan.files] == ["module.py"]
+    assert paths_of(scan) == ["module.py"]
     (problem,) = scan.problems
     assert problem.startswith(f"line 2 of {tmp_path}/.gitignore hides nothing: ")

@@ -40,6 +40,10 @@ class Hosts:
             return None
         return {host: self._answer(host, parcels) for host, parcels in make(7, (0, 1)).items()}
 
+    def take_asked(self) -> list[str]:
+        asked, self.asked = self.asked, []
+        return asked
+
     def _answer(self, host: int, parcels: Sequence[Parcel[Any]]) -> FilesAnswer:
         assert [parcel.verb.is_last for parcel in parcels] == [False] * (len(parcels) - 1) + [True]
         order = parcels[0].verb
@@ -77,25 +81,25 @@ def test_what_has_changed_is_sent_to_each_host(
     code: CodeSync, hosts: Hosts, tmp_path: Path
 ) -> None:
     code.bring()
-    assert hosts.asked == ["0 to a", "0 to b", "2 to a", "2 to b"]
+    assert hosts.take_asked() == ["0 to a", "0 to b", "2 to a", "2 to b"]
     assert hosts.files[0] == hosts.files[1] == {"0/a.py": b"a", "0/same.py": b"a"}
-    hosts.asked.clear()
     code.bring()
-    assert hosts.asked == []
+    assert hosts.take_asked() == []
     (tmp_path / "b.py").write_text("b")
+    (tmp_path / "same.py").unlink()
     code.bring()
-    assert hosts.asked == ["1 to a", "1 to b"]
-    assert hosts.files[1] == {"0/a.py": b"a", "0/same.py": b"a", "0/b.py": b"b"}
+    assert hosts.take_asked() == ["1 to a", "1 to b"]
+    assert hosts.files[0] == hosts.files[1] == {"0/a.py": b"a", "0/b.py": b"b"}
 
 
 def test_host_with_other_files_gets_all(code: CodeSync, hosts: Hosts, tmp_path: Path) -> None:
     code.bring()
-    hosts.asked.clear()
+    hosts.take_asked()
     hosts.names[1], hosts.files[1] = "", {}  # it was started again
     (tmp_path / "a.py").write_text("b")
     code.forget()
     code.bring()
-    assert hosts.asked == ["1 to a", "1 to b", "2 to b"]
+    assert hosts.take_asked() == ["1 to a", "1 to b", "2 to b"]
     assert hosts.files[0] == hosts.files[1] == {"0/a.py": b"b", "0/same.py": b"a"}
 
 
@@ -104,35 +108,27 @@ def test_calls_in_a_row_look_now_and_then_or_after_a_load(
 ) -> None:
     monkeypatch.setattr(sync, "_LOOK_S", 3600.0)
     code.bring(is_hurried=True)
-    assert len(hosts.asked) == 4
+    assert hosts.take_asked()
     (tmp_path / "a.py").write_text("b")
     code.bring(is_hurried=True)
-    assert len(hosts.asked) == 4
+    assert not hosts.take_asked()
     LOADS.append("a")
     code.bring(is_hurried=True)
-    assert len(hosts.asked) == 6
+    assert hosts.take_asked()
     (tmp_path / "a.py").write_text("cc")
     monkeypatch.setattr(sync, "_LOOK_S", 0.0)
     code.bring(is_hurried=True)
-    assert len(hosts.asked) == 8
+    assert hosts.take_asked()
 
 
 def test_hosts_that_have_all_get_nothing(code: CodeSync, hosts: Hosts) -> None:
     code.bring()
-    hosts.asked.clear()
+    hosts.take_asked()
     code.forget()
     code.bring()
-    assert hosts.asked == ["0 to a", "0 to b"]
-    hosts.asked.clear()
+    assert hosts.take_asked() == ["0 to a", "0 to b"]
     CodeSync(code.roots, hosts.ask, NAMES.__getitem__, int, str).bring()  # another notebook's
-    assert hosts.asked == ["0 to a", "0 to b"]
-
-
-def test_removed_file_is_removed_there(code: CodeSync, hosts: Hosts, tmp_path: Path) -> None:
-    code.bring()
-    (tmp_path / "same.py").unlink()
-    code.bring()
-    assert hosts.files[0] == hosts.files[1] == {"0/a.py": b"a"}
+    assert hosts.take_asked() == ["0 to a", "0 to b"]
 
 
 def test_problem_of_a_host_is_named_and_tried_again(
@@ -208,7 +204,7 @@ def test_what_is_left_out_is_said_once(code: CodeSync, said: list[str], tmp_path
     code.bring()
     code.forget()
     code.bring()
-    (text,) = said
+    text = only(said)
     assert f"{tmp_path}/same.py" in text
     assert ".gitignore" in text
 

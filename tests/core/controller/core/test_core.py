@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from cellmesh.controller.core.core import Answer, Change, Core, Deliver, Finish, Waiting
 from cellmesh.controller.core.runs import REPORT_AFTER_S
 from cellmesh.wire.codec import Parcel, at_rank_for_work
-from cellmesh.wire.messages import Died, Done, LogText, ReadLog, Relay, StoreDied
-from cellmesh.wire.status import HostReport, RankState, ReadHost
+from cellmesh.wire.messages import Channel, Died, Done, LogText, ReadLog, Relay, StoreDied
+from cellmesh.wire.status import HostReport, ReadHost
 from cellmesh.wire.values import PullNames
 
 from ....support.core_decisions import (
@@ -26,31 +28,21 @@ from ....support.runs import relay
 # ---- runs
 
 
-def test_work_is_sent_as_one_relay() -> None:
-    [effect] = ready_core().submit(relay(7, (0, 2)))
+@pytest.mark.parametrize("channel", ["work", "control"])
+def test_work_is_sent_as_one_relay(channel: Channel) -> None:
+    [effect] = ready_core().submit(relay(7, (0, 2), channel))
     order, frames = effect.parcel
-    assert order == Relay((0, 2), "work", 7, 1)
+    assert order == Relay((0, 2), channel, 7, 1)
     assert at_rank_for_work().decode(frames) == [Parcel(PullNames(7, "x"))]
 
 
-def test_work_for_control_threads_goes_there() -> None:
-    [effect] = ready_core().submit(relay(7, (1,), "control"))
-    assert effect.parcel.verb == Relay((1,), "control", 7, 1)
-
-
-def test_an_answer_to_no_run_is_dropped() -> None:
-    core = ready_core()
-    assert hear(core, (0,), Done(99)) == []
-    core.submit(relay(1, (0,)))
-    hear(core, (0,), Done(1))
-    assert hear(core, (0,), Done(1)) == []
-
-
-def test_a_second_answer_of_a_rank_is_dropped() -> None:
+def test_an_answer_to_no_run_and_a_second_one_are_dropped() -> None:
     core = running_core(4, (0, 1))
+    assert hear(core, (0,), Done(99)) == []
     hear(core, (0,), Done(1))
     assert hear(core, (0,), Done(1)) == []
     assert hear(core, (0, 1), Done(1)) == [Deliver(1, (1,), Parcel(Done(1))), Finish(1)]
+    assert hear(core, (1,), Done(1)) == []
 
 
 # ---- one rank fails while others run
@@ -70,8 +62,7 @@ def test_ranks_that_are_no_longer_in_the_run_are_left_out() -> None:
     [(_, probe)] = control_sent(core.tick(REPORT_AFTER_S))
     hear(core, (1,), state_of(probe.request, 1))
     hear(core, (1,), Done(1))
-    idle = RankState(probe.request, -1, 0, 0, "", "", "cpu", 0)
-    assert hear(core, (2,), idle) == []
+    assert hear(core, (2,), state_of(probe.request, -1)) == []
 
 
 def test_ended_run_gets_no_more_messages() -> None:
@@ -90,10 +81,8 @@ def test_a_death_ends_the_ranks_part_in_every_run() -> None:
     core = running_core(4, (0, 1), (1,), (0,))
     died = Died(1, "killed by SIGKILL", "last words")
     effects = core.receive(Parcel(died), 0.0)
-    assert of(Deliver, effects) == [
-        Deliver(1, (1,), Parcel(died)),
-        Deliver(2, (1,), Parcel(died), False),
-    ]
+    first, second = Deliver(1, (1,), Parcel(died)), Deliver(2, (1,), Parcel(died), False)
+    assert of(Deliver, effects) == [first, second]
     assert of(Finish, effects) == [Finish(2)]
     assert of(Change, effects) == [Change("ready", died)]
     assert core.dead == {1: died}
@@ -112,11 +101,10 @@ def test_work_for_a_dead_rank_ends_there_and_runs_on_the_others() -> None:
     assert of(Finish, effects) == [Finish(6)]
 
 
-def test_store_death_is_reported() -> None:
-    core = ready_core()
-    assert core.receive(Parcel(StoreDied("killed")), 0.0) == [Change("ready", StoreDied("killed"))]
-    effects = core.receive(Parcel(StoreDied("killed", 4321)), 0.0)
-    assert of(Change, effects) == [Change("ready", StoreDied("killed", 4321))]
+@pytest.mark.parametrize("port", [0, 4321])
+def test_store_death_is_reported(port: int) -> None:
+    died = StoreDied("killed", port)
+    assert of(Change, ready_core().receive(Parcel(died), 0.0)) == [Change("ready", died)]
 
 
 # ---- questions
@@ -125,10 +113,9 @@ def test_store_death_is_reported() -> None:
 def test_states_of_no_ranks_are_answered_at_once() -> None:
     core = ready_core()
     core.receive(Parcel(Died(2, "killed", "")), 0.0)
-    request, effects = core.ask_states((2,), 0.0)
-    assert effects == [Answer(request, {})]
-    request, effects = Core(2).ask_states((0,), 0.0)
-    assert effects == [Answer(request, {})]
+    for asked in (core, Core(4)):
+        request, effects = asked.ask_states((2,), 0.0)
+        assert effects == [Answer(request, {})]
 
 
 def test_questions_to_the_agent_are_answered_by_it() -> None:
@@ -145,10 +132,5 @@ def test_questions_to_the_agent_are_answered_by_it() -> None:
 
 def test_requests_have_numbers_of_their_own() -> None:
     core = ready_core()
-    requests = [
-        core.ask_host()[0],
-        core.ask_log(0, 1)[0],
-        core.ask_states((0,), 0.0)[0],
-        core.ask_host()[0],
-    ]
-    assert len(set(requests)) == 4
+    asked = core.ask_host(), core.ask_log(0, 1), core.ask_states((0,), 0.0), core.ask_host()
+    assert len({request for request, _ in asked}) == 4

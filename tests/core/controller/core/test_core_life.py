@@ -29,26 +29,27 @@ def test_failed_start_is_reported_with_its_cause(verb: Any) -> None:
     assert change == Change("ended", Stopped("the start failed"))
 
 
+def core_that_is(state: str) -> Core:
+    core = Core(2) if state in ("connecting", "starting") else ready_core(2)
+    if state == "starting":
+        core.receive(Parcel(Welcome(1, 2, "host")), 0.0)
+    elif state == "restarting":
+        core.restart({"dp": 2, "tp": 2})
+    elif state in ("stopping", "ended"):
+        core.stop()
+        if state == "ended":
+            core.agent_ended("stopped")
+    assert core.state == state
+    return core
+
+
 @pytest.mark.parametrize("state", ["connecting", "starting", "restarting", "stopping", "ended"])
 def test_work_for_a_mesh_that_is_not_ready_ends_at_once(state: str) -> None:
-    core = Core(2)
-    if state != "connecting":
-        core = ready_core(2)
-        if state == "starting":
-            core = Core(2)
-            core.receive(Parcel(Welcome(1, 2, "host")), 0.0)
-        elif state == "restarting":
-            core.restart({"dp": 2, "tp": 2})
-        else:
-            core.stop()
-            if state == "ended":
-                core.agent_ended("stopped")
-    assert core.state == state
-    effects = core.submit(relay(1, (0, 1)))
+    effects = core_that_is(state).submit(relay(1, (0, 1)))
     assert not sent(effects)
-    delivered = of(Deliver, effects)
-    assert [deliver.ranks for deliver in delivered] == [(0, 1)]
-    assert state in delivered[0].parcel.verb.reason
+    [deliver] = of(Deliver, effects)
+    assert deliver.ranks == (0, 1)
+    assert state in deliver.parcel.verb.reason
     assert effects[-1] == Finish(1)
 
 
@@ -77,7 +78,7 @@ def test_stop_is_sent_once() -> None:
 
 
 @pytest.mark.parametrize("how", ["agent", "stopped"])
-def test_the_end_ends_everything(how: str) -> None:
+def test_the_end_ends_everything_and_is_reported_once(how: str) -> None:
     core = running_core(4, (0, 1))
     request, _ = core.ask_states((0,), 0.0)
     if how == "agent":
@@ -90,34 +91,20 @@ def test_the_end_ends_everything(how: str) -> None:
     assert [change.state for change in of(Change, effects)] == ["ended"]
     assert core.deadline() is None
     assert core.tick(1e6) == []
-
-
-def test_end_of_the_mesh_is_reported_once() -> None:
-    core = ready_core()
-    core.receive(Parcel(Stopped("stopped")), 0.0)
     assert core.agent_ended("its process ended") == []
 
 
-def test_ended_mesh_stays_ended() -> None:
-    core = ready_core()
-    core.agent_ended("its process ended")
-    core.restart({"dp": 2, "tp": 2})
-    assert core.state == "ended"
-    core.receive(Parcel(MeshReady(infos(4))), 0.0)
-    assert core.state == "ended"
+@pytest.mark.parametrize("state", ["stopping", "ended"])
+def test_a_mesh_that_stops_does_not_become_ready_again(state: str) -> None:
+    core = core_that_is(state)
+    if state == "ended":
+        core.restart({"dp": 2, "tp": 2})
+    core.receive(Parcel(MeshReady(infos(2))), 0.0)
+    assert core.state == state
     assert core.stop() == []
 
 
-def test_a_mesh_that_is_stopping_does_not_become_ready() -> None:
-    core = Core(2)
-    core.receive(Parcel(Welcome(1, 2, "host")), 0.0)
-    core.stop()
-    core.receive(Parcel(MeshReady(infos(2))), 0.0)
-    assert core.state == "stopping"
-
-
 def test_questions_to_an_ended_mesh_are_answered_with_nothing() -> None:
-    core = ready_core()
-    core.agent_ended("its process ended")
+    core = core_that_is("ended")
     for request, effects in (core.ask_host(), core.ask_log(0, 10)):
         assert effects == [Answer(request, None)]

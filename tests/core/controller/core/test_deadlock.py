@@ -19,27 +19,10 @@ def count(
     return GroupCount(name, ranks, number, **messages)
 
 
-def state(
-    *counts: GroupCount,
-    in_: str = "",
-    group: str = "world",
-    waited_s: float = 5.0,
-    making: tuple[int, ...] = (),
-) -> RankState:
-    return RankState(
-        1,
-        7,
-        1,
-        1,
-        "f",
-        in_,
-        "cpu",
-        0,
-        group if in_ else "",
-        waited_s if in_ else 0.0,
-        counts=counts,
-        making=making,
-    )
+def state(*counts: GroupCount, in_: str = "", group: str = "world", **more: Any) -> RankState:
+    wait = (group, more.get("waited_s", 5.0)) if in_ else ("", 0.0)
+    where = (1, 7, 1, 1, "f", in_, "cpu", 0, *wait)
+    return RankState(*where, counts=counts, making=more.get("making", ()))
 
 
 # ---- disagreements
@@ -56,6 +39,13 @@ FROM_ANYONE = {
     1: counted(0, num_sent=((2, 2),)),
     2: counted(0, num_received=((-1, 2), (1, 1))),
 }
+TWO_SENT = counted(3, num_sent=((1, 2),))
+
+
+def received(number: int) -> tuple[GroupCount, ...]:
+    return counted(3, num_received=((0, number),))
+
+
 DISAGREEMENTS: dict[str, tuple[Any, int, list[tuple[int, ...]]]] = {
     "the same number": ({0: counted(3), 1: counted(3)}, 2, []),
     "different numbers": ({0: counted(3), 1: counted(2)}, 2, [(0, 1)]),
@@ -64,16 +54,8 @@ DISAGREEMENTS: dict[str, tuple[Any, int, list[tuple[int, ...]]]] = {
     "only that group is named": (GROUPS_OF_TWO, 4, [(0, 1)]),
     "nothing is known of a member": ({0: counted(3), 1: counted(2)}, 3, []),
     "all members are known": ({0: counted(3, (0, 1)), 1: counted(2, (0, 1))}, 3, [(0, 1)]),
-    "a message that was not received": (
-        {0: counted(3, num_sent=((1, 2),)), 1: counted(3, num_received=((0, 1),))},
-        2,
-        [(0, 1)],
-    ),
-    "messages that were received": (
-        {0: counted(3, num_sent=((1, 2),)), 1: counted(3, num_received=((0, 2),))},
-        2,
-        [],
-    ),
+    "a message that was not received": ({0: TWO_SENT, 1: received(1)}, 2, [(0, 1)]),
+    "messages that were received": ({0: TWO_SENT, 1: received(2)}, 2, []),
     "messages received from anyone": (FROM_ANYONE, 3, []),
     "one more than was sent": ({**FROM_ANYONE, 1: counted(0, num_sent=((2, 1),))}, 3, [(0, 1, 2)]),
 }
@@ -124,7 +106,12 @@ def test_ranks_whose_groups_are_new_have_begun_nothing() -> None:
 
 # ---- ranks that are stuck
 
-REDUCES = state(count(3), in_="all_reduce")
+
+def from_rank(rank: int, num: int, number: int = 0, in_: str = "") -> RankState:
+    return state(count(number, num_received=((rank, num),)), in_=in_)
+
+
+REDUCES, WAITS = state(count(3), in_="all_reduce"), state(count(3), in_="wait")
 BEFORE, SAME = state(count(2)), state(count(3))
 IN_GROUP = state(count(0), count(3, (0, 1), "a"), in_="all_reduce", group="a")
 AT_STORE = state(count(1), in_="init_process_group", group="")
@@ -134,9 +121,9 @@ MADE, ONE, OTHER = (
     state(count(1)),
     state(count(1), count(0, (1, 3), "b")),
 )
-RECEIVES = state(count(0, num_received=((1, 2),)), in_="recv")
+RECEIVES = from_rank(1, 2, in_="recv")
 SENDS = state(count(0, num_sent=((1, 2),)), in_="send")
-FROM_ANY = state(count(0, num_received=((-1, 2),)), in_="recv")
+FROM_ANY = from_rank(-1, 2, in_="recv")
 SENT, SILENT = state(count(0, num_sent=((0, 1),))), state(count(0))
 
 # The states of ranks, which of them have ended, and which are stuck; there are four ranks.
@@ -146,12 +133,8 @@ STUCK: dict[str, tuple[dict[int, RankState], set[int], list[int]]] = {
     "a rank still runs": ({0: REDUCES, 1: BEFORE}, set(), []),
     "a short wait": ({0: state(count(3), in_="all_reduce", waited_s=0.9), 1: BEFORE}, {1}, []),
     "no wait": ({0: SAME, 1: BEFORE}, {1}, []),
-    "an asynchronous collective": ({0: state(count(3), in_="wait"), 1: SAME, 2: BEFORE}, {1}, []),
-    "one that a rank has not begun": (
-        {0: state(count(3), in_="wait"), 1: SAME, 2: BEFORE},
-        {1, 2},
-        [0],
-    ),
+    "an asynchronous collective": ({0: WAITS, 1: SAME, 2: BEFORE}, {1}, []),
+    "one that a rank has not begun": ({0: WAITS, 1: SAME, 2: BEFORE}, {1, 2}, [0]),
     "no member of the group": ({0: IN_GROUP, 2: SILENT}, {2}, []),
     "a member of the group": ({0: IN_GROUP, 1: SILENT}, {1}, [0]),
     "all are needed at a store": ({0: AT_STORE, 1: ONE}, {1}, [0]),
@@ -161,11 +144,7 @@ STUCK: dict[str, tuple[dict[int, RankState], set[int], list[int]]] = {
     "a group of the same name": ({0: MAKES, 1: OTHER, 2: MADE}, {1, 2}, [0]),
     "an ended rank that is no member": ({0: MAKES, 1: MADE, 2: ONE, 3: ONE}, {1, 3}, []),
     "no answer of a living rank": ({0: REDUCES}, {1}, []),
-    "a sender ended without sending": (
-        {0: RECEIVES, 1: state(count(0, num_sent=((0, 1),)))},
-        {1},
-        [0],
-    ),
+    "a sender ended without sending": ({0: RECEIVES, 1: SENT}, {1}, [0]),
     "a sender has sent": ({0: RECEIVES, 1: state(count(0, num_sent=((0, 2),)))}, {1}, []),
     "a receiver ended without receiving": (
         {0: SENDS, 1: state(count(0, num_received=((0, 1),)))},

@@ -29,13 +29,9 @@ from cellmesh.workers.inspect.chunks import sample_of_parts
 def tensor(
     digest: str, shard: tuple[int, ...] = (), mesh: tuple[int, ...] = (), **changes: Any
 ) -> TensorSummary:
-    fields: dict[str, Any] = {
-        "kind": "torch.Tensor",
-        "shape": (2,),
-        "local_shape": (2,),
-        "dtype": "float32",
-    }
-    return TensorSummary(**{**fields, **changes}, digest=digest, shard=shard, mesh_ranks=mesh)
+    kind, shape = "torch.Tensor", (2,)
+    usual = {"kind": kind, "shape": shape, "local_shape": shape, "dtype": "float32"}
+    return TensorSummary(**{**usual, **changes}, digest=digest, shard=shard, mesh_ranks=mesh)  # type: ignore[arg-type]
 
 
 def alike(*facts: TensorSummary) -> list[tuple[tuple[int, ...], ...]]:
@@ -57,20 +53,12 @@ def test_the_same_bytes_in_another_shape_or_type_are_not_the_same() -> None:
 
 
 def test_parts_of_different_meshes_are_replicas_where_they_are_equal() -> None:
-    one, other = (0, 2), (1, 3)
-    equal = [
-        tensor("a", (0,), one),
-        tensor("a", (0,), other),
-        tensor("b", (1,), one),
-        tensor("b", (1,), other),
-    ]
+    places = [((part,), mesh) for part in (0, 1) for mesh in ((0, 2), (1, 3))]
+    equal, stages = (
+        [tensor(digest, *place) for digest, place in zip(digests, places, strict=True)]
+        for digests in ("aabb", "axby")
+    )
     assert alike(*equal) == [((0, 1),), ((2, 3),)]
-    stages = [
-        tensor("a", (0,), one),
-        tensor("x", (0,), other),
-        tensor("b", (1,), one),
-        tensor("y", (1,), other),
-    ]
     assert str(compare(dict(enumerate(stages)))) == "sharded: every rank holds a part of its own"
 
 
@@ -78,9 +66,8 @@ def test_comparison_names_unreadable_parts() -> None:
     comparison = compare({0: tensor("a"), 1: tensor(""), 2: tensor("b")})
     assert comparison.unread == (1,)
     assert str(comparison) == "replicas differ: ranks 0 ≠ 2; not compared: 1"
-    assert (
-        str(compare({0: tensor("a"), 1: tensor("")})) == "not compared: not all of it can be read"
-    )
+    unread = str(compare({0: tensor("a"), 1: tensor("")}))
+    assert unread == "not compared: not all of it can be read"
 
 
 @pytest.mark.parametrize(
@@ -123,12 +110,25 @@ def test_only_runs_that_differ_are_kept() -> None:
     assert differing(parts, [["a", "b", "c"], ["a", "x", "c"], ["a", "b", "y"]]) == ((3, 6), (6, 9))
 
 
-def test_the_largest_difference_is_of_any_to_the_first() -> None:
-    first = np.array([1.0, math.nan, math.inf, -0.0])
-    assert largest_difference([first, first.copy()]) == 0.0
-    assert largest_difference([first, np.array([1.5, math.nan, math.inf, 0.0]), first]) == 0.5
-    assert largest_difference([first, np.array([1.0, 2.0, math.inf, 0.0])]) == math.inf
-    assert largest_difference([first, np.array([1.0, math.nan, -math.inf, 0.0])]) == math.inf
+NUMBERS = np.array([1.0, math.nan, math.inf, -0.0])
+
+
+@pytest.mark.parametrize(
+    ("others", "difference"),
+    [
+        ([NUMBERS.copy()], 0.0),
+        ([np.array([1.5, math.nan, math.inf, 0.0]), NUMBERS], 0.5),
+        ([np.array([1.0, 2.0, math.inf, 0.0])], math.inf),
+        ([np.array([1.0, math.nan, -math.inf, 0.0])], math.inf),
+    ],
+)
+def test_the_largest_difference_is_of_any_to_the_first(
+    others: list[Any], difference: float
+) -> None:
+    assert largest_difference([NUMBERS, *others]) == difference
+
+
+def test_complex_numbers_differ_by_their_distance() -> None:
     assert largest_difference([np.array([3 + 4j]), np.array([0j])]) == 5.0
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cellmesh.controller.core.core import Deliver, Send, Watch
+from cellmesh.controller.core.core import Core, Deliver, Send, Watch
 from cellmesh.controller.core.sweeps import MAX_WATCHED, WATCH_AFTER_S
 from cellmesh.controller.output.console import ConsoleSink
 from cellmesh.controller.output.printer import Printer
@@ -23,8 +23,8 @@ from cellmesh.wire.messages import Died, Done, Interrupt, Pickled
 from cellmesh.wire.status import Probe, RankState
 from cellmesh.wire.stopping import Pause
 
-from ....support.core_decisions import control_sent, hear, of, ready_core, told
-from ....support.runs import FakeControl, relay, work_item
+from ....support.core_decisions import control_sent, hear, of, only, running_core
+from ....support.runs import FakeControl, work_item
 
 MB = 1 << 20
 NUM_RUNS = 3_000
@@ -43,20 +43,18 @@ def in_flight(*runs: tuple[Sequence[int], int]) -> Runs:
     return catalog
 
 
+TWO_LARGE = [((0,), 200 * MB), ((0,), 200 * MB)]
+
+
 @pytest.mark.parametrize(
     ("runs", "ranks", "num_bytes", "has_room"),
     [
         ([], [0], 10_000 * MB, True),
-        ([((0,), 200 * MB)], [0], 200 * MB, True),  # the first may be executing
-        ([((0,), 200 * MB), ((0,), 200 * MB)], [0], 200 * MB, False),
-        ([((0,), 200 * MB), ((0,), 200 * MB)], [0, 1], 200 * MB, False),
-        (
-            [((0,), 200 * MB), ((0,), 200 * MB)],
-            [1],
-            200 * MB,
-            True,
-        ),  # of a rank that may have to meet rank 0
-        ([((0,), 200 * MB), ((0,), 200 * MB)], [0], 0, True),
+        (TWO_LARGE[:1], [0], 200 * MB, True),  # the first may be executing
+        (TWO_LARGE, [0], 200 * MB, False),
+        (TWO_LARGE, [0, 1], 200 * MB, False),
+        (TWO_LARGE, [1], 200 * MB, True),  # of a rank that may have to meet rank 0
+        (TWO_LARGE, [0], 0, True),
         ([((0, 1), MB)] * 257, [1], MB, False),
         ([((0, 1), MB)] * 256, [1], MB, True),
         ([((0, 1), 0)] * 9, [1], MB, True),
@@ -97,53 +95,43 @@ def test_the_value_of_a_run_that_has_ended_goes_with_it() -> None:
         gc.enable()
 
 
+def many_running() -> Core:
+    return running_core(2, *[(0, 1)] * NUM_RUNS)
+
+
 def state(request: int, run: int) -> RankState:
     return RankState(request, run, 0, 0, "f", "", "cpu", 0)
 
 
 def test_many_runs_are_interrupted_by_a_few_messages() -> None:
-    core = ready_core(2)
-    for run in range(1, NUM_RUNS + 1):
-        core.submit(relay(run), now=0.0)
+    core = many_running()
     effects = core.interrupt_all(range(NUM_RUNS, 0, -1), 1.0)
     assert len(of(Send, effects)) == 2
     *interrupts, (_, probe) = control_sent(effects)
     first = Pause(1)  # the only one that the ranks execute
-    assert [verb for _, verb in interrupts] == [
-        *(Interrupt(run) for run in range(NUM_RUNS, 1, -1)),
-        first,
-    ]
+    others = [Interrupt(run) for run in range(NUM_RUNS, 1, -1)]
+    assert [verb for _, verb in interrupts] == [*others, first]
     hear(core, (0,), state(probe.request, 1), 1.0)
     delivered = of(Deliver, hear(core, (1,), state(probe.request, 1), 1.0))
     assert {deliver.run for deliver in delivered} == set(range(2, NUM_RUNS + 1))
     assert not any(deliver.has_begun for deliver in delivered)
 
 
-@pytest.mark.parametrize("ends", ["rank", "mesh"])
-def test_a_death_is_shown_by_the_run_that_met_it(ends: str) -> None:
-    core = ready_core(2)
-    for run in range(1, NUM_RUNS + 1):
-        core.submit(relay(run, (0, 1)))
-    hear(core, (0,), Done(1))
+@pytest.mark.parametrize(("ends", "met"), [("rank", {1}), ("mesh", {1, 2})])
+def test_a_death_is_shown_by_the_run_that_met_it(ends: str, met: set[int]) -> None:
+    core = many_running()
+    hear(core, (0,), Done(1))  # and executes the second by now
     died = Parcel(Died(1, "was killed by SIGKILL", ""))
     effects = core.receive(died, 0.0) if ends == "rank" else core.agent_ended("killed")
-    # Rank 0 executes the second by now.
-    assert {deliver.run for deliver in of(Deliver, effects) if deliver.has_begun} == {
-        1,
-        *([2] if ends == "mesh" else []),
-    }
+    assert {deliver.run for deliver in of(Deliver, effects) if deliver.has_begun} == met
 
 
 def test_of_many_runs_a_few_are_watched() -> None:
-    core = ready_core(2)
+    core = many_running()
     for run in range(1, NUM_RUNS + 1):
-        core.submit(relay(run), now=0.0)
         hear(core, (0,), Done(run))  # rank 1 is slow
-    effects = core.tick(WATCH_AFTER_S)
-    ((_, probe),) = [(ranks, verb) for ranks, verb in told(effects) if type(verb) is Probe]
+    _, probe = only(Probe, core.tick(WATCH_AFTER_S))
     hear(core, (0,), state(probe.request, -1), WATCH_AFTER_S)
     effects = hear(core, (1,), state(probe.request, 1), WATCH_AFTER_S)
-    assert {watch.run for watch in of(Watch, effects)} == {
-        1,
-        *range(NUM_RUNS - MAX_WATCHED + 1, NUM_RUNS + 1),
-    }
+    watched = {1, *range(NUM_RUNS - MAX_WATCHED + 1, NUM_RUNS + 1)}
+    assert {watch.run for watch in of(Watch, effects)} == watched

@@ -70,12 +70,9 @@ def test_operators_are_added_up_by_kind_longest_first() -> None:
 
 
 def test_gloos_collectives_have_the_groups_that_they_were_begun_on() -> None:
-    events = [
-        Event("gloo:all_reduce", 10, 20, **GLOO),
-        Event("gloo:all_gather", 12, 25, **GLOO),
-        Event("gloo:all_reduce", 30, 40, **GLOO),
-        Event("gloo:all_reduce", 50, 60, **GLOO),
-    ]
+    spans = [("all_reduce", 10, 20), ("all_gather", 12, 25), ("all_reduce", 30, 40)]
+    spans += [("all_reduce", 50, 60)]
+    events = [Event(f"gloo:{name}", begin, end, **GLOO) for name, begin, end in spans]
     begun = [
         Begun("all_reduce", 9, "tp", (0, 1)),
         Begun("all_gather_into_tensor", 11, "0", ()),
@@ -103,12 +100,10 @@ def test_nccls_collectives_are_its_kernels() -> None:
 @pytest.mark.parametrize(
     ("called", "below", "same"),
     [
-        ("all_reduce", "all_reduce", True),
-        ("all_gather_into_tensor", "all_gather", True),
-        ("all_gather_single", "all_gather", True),
+        *(("all_reduce", name, name == "all_reduce") for name in ("all_reduce", "all_gather")),
+        *((name, "all_gather", True) for name in ("all_gather_into_tensor", "all_gather_single")),
         ("reduce_scatter_tensor", "all_reduce", True),
         ("all_to_all_single", "all_to_all", True),
-        ("all_reduce", "all_gather", False),
         ("all_reduce", "reduce_scatter", False),
     ],
 )
@@ -151,73 +146,39 @@ def trace_of(base: int, events: list[dict[str, Any]]) -> bytes:
     return json.dumps({"baseTimeNanoseconds": base, "traceEvents": events}).encode()
 
 
-def named(event: dict[str, Any], name: str) -> bool:
-    return bool(event["name"] == name)
+def spent(name: str, at_us: float, **where: int) -> dict[str, Any]:
+    return {"ph": "X", "name": name, "ts": at_us, "dur": 2.0, "cat": "cpu_op", **where}
 
 
 def test_traces_become_one_with_a_process_for_each_rank_on_one_clock() -> None:
-    main: dict[str, Any] = {"ph": "X", "cat": "cpu_op", "pid": 77, "tid": 77}
-    first = trace_of(
-        10**18,
-        [
-            {"ph": "M", "name": "thread_name", "pid": 77, "tid": 78, "args": {"name": "gloo"}},
-            {**main, "name": "mm", "ts": 500.125, "dur": 2.0},
-            {**main, "name": "gloo:all_reduce", "tid": 78, "ts": 510.0, "dur": 1.0},
-            {
-                "ph": "s",
-                "cat": "fwdbwd",
-                "id": 1,
-                "pid": 77,
-                "tid": 77,
-                "name": "fwdbwd",
-                "ts": 500.2,
-            },
-            {"ph": "i", "name": "Record Window End", "pid": "", "tid": "", "ts": 600.0},
-        ],
-    )
-    second = trace_of(
-        10**18 + 400_000,
-        [
-            {**main, "pid": 80, "tid": 80, "name": "mm", "ts": 200.0, "dur": 2.0},
-            {
-                "ph": "s",
-                "cat": "fwdbwd",
-                "id": 1,
-                "pid": 80,
-                "tid": 80,
-                "name": "fwdbwd",
-                "ts": 200.5,
-            },
-            {
-                "ph": "X",
-                "cat": "kernel",
-                "pid": 0,
-                "tid": 7,
-                "name": "sgemm",
-                "ts": 201.0,
-                "dur": 1.0,
-            },
-        ],
-    )
-    merged = json.loads(merge_traces({3: second, 0: first}))
-    events = merged["traceEvents"]
+    flow = {"ph": "s", "cat": "fwdbwd", "id": 1, "name": "fwdbwd", "ts": 500.2}
+    here, there = ({"pid": pid, "tid": pid} for pid in (77, 80))
+    name = {"ph": "M", "name": "thread_name", "pid": 77, "tid": 78, "args": {"name": "gloo"}}
+    window = {"ph": "i", "name": "Record Window End", "pid": "", "tid": "", "ts": 600.0}
+    first = [
+        *(name, window, flow | here, spent("mm", 500.125, **here)),
+        spent("gloo:all_reduce", 510.0, pid=77, tid=78),
+    ]
+    second = [*(flow | there, spent("mm", 200.0, **there)), spent("sgemm", 201.0, pid=0, tid=7)]
+    traces = {3: trace_of(10**18 + 400_000, second), 0: trace_of(10**18, first)}
+    merged = json.loads(merge_traces(traces))
+
+    def events(name: str) -> list[dict[str, Any]]:
+        return [event for event in merged["traceEvents"] if event["name"] == name]
+
     assert merged["baseTimeNanoseconds"] == 10**18 + 500_125
-    assert {e["pid"]: e["args"]["name"] for e in events if named(e, "process_name")} == {
-        0: "rank 0",
-        3: "rank 3",
-    }
-    assert {
-        e["pid"]: e["args"]["sort_index"] for e in events if named(e, "process_sort_index")
-    } == {0: 0, 3: 3}
-    assert [(e["pid"], e["ts"]) for e in events if named(e, "mm")] == [(0, 0.0), (3, 99.875)]
-    threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if named(e, "thread_name")}
-    (gloo,) = (e for e in events if named(e, "gloo:all_reduce"))
-    (kernel,) = (e for e in events if named(e, "sgemm"))
+    names = {event["pid"]: event["args"]["name"] for event in events("process_name")}
+    assert names == {0: "rank 0", 3: "rank 3"}
+    order = {event["pid"]: event["args"]["sort_index"] for event in events("process_sort_index")}
+    assert order == {0: 0, 3: 3}
+    assert [(event["pid"], event["ts"]) for event in events("mm")] == [(0, 0.0), (3, 99.875)]
+    threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in events("thread_name")}
+    (gloo,), (kernel,) = events("gloo:all_reduce"), events("sgemm")
     assert threads[0, gloo["tid"]] == "gloo"
     assert kernel["pid"] == 3
     assert sorted(threads.values()) == ["gloo", "main", "main", "thread 7"]
-    assert len({e["id"] for e in events if e["ph"] == "s"}) == 2
-    assert not any(named(e, "Record Window End") for e in events)
+    assert len({event["id"] for event in events("fwdbwd")}) == 2
+    assert not events("Record Window End")
 
 
 def test_one_trace_and_none_can_be_merged() -> None:
@@ -233,20 +194,16 @@ def test_invalid_trace_is_refused_with_its_rank(trace: bytes) -> None:
 
 
 def test_operators_are_compared_over_ranks() -> None:
-    by_rank = {
-        0: RankProfile(
-            start_ns=0, end_ns=1, operators=(OperatorTime("mm", "computation", 2, 2_000),)
-        ),
-        1: RankProfile(
+    ours = [[("mm", 2, 2_000)], [("mm", 3, 4_000), ("add", 1, 500)]]
+    profiles = {
+        rank: RankProfile(
             start_ns=0,
             end_ns=1,
-            operators=(
-                OperatorTime("mm", "computation", 3, 4_000),
-                OperatorTime("add", "computation", 1, 500),
-            ),
-        ),
+            operators=tuple(OperatorTime(name, "computation", n, ns) for name, n, ns in times),
+        )
+        for rank, times in enumerate(ours)
     }
-    mm, add = compare_operators(by_rank)
+    mm, add = compare_operators(profiles)
     assert (mm.name, mm.num_calls, mm.max_rank) == ("mm", 3, 1)
     assert (mm.min_s, mm.mean_s, mm.max_s) == pytest.approx((2e-6, 3e-6, 4e-6))
     assert (add.name, add.min_s, add.max_rank) == ("add", 0.0, 1)

@@ -9,34 +9,22 @@ from cellmesh.controller.session.launch.host_failure import command_to_try, expl
 PYTHON = "/opt/env/bin/python"
 
 
+SSH, NEXT = "ssh: connect to host b port 22: Connection", "Python is not there"
+
+
 @pytest.mark.parametrize(
     ("status", "said", "text", "remedy"),
     [
-        (
-            255,
-            "ssh: Could not resolve hostname b: Name or service not known",
-            "does not resolve",
-            "`ssh b true` must work",
-        ),
+        (255, "ssh: Could not resolve hostname b: Name or", "does not resolve", "`ssh b true`"),
         (255, "Host key verification failed.", "key is not known", "`ssh b`"),
-        (
-            255,
-            "root@b: Permission denied (publickey,password).",
-            "refuses your key",
-            "ssh-copy-id b",
-        ),
-        (255, "ssh: connect to host b port 22: Connection refused", "nothing listens", "sshd"),
-        (255, "ssh: connect to host b port 22: Connection timed out", "not reached", "firewall"),
-        (
-            1,
-            f"{PYTHON}: No module named cellmesh",
-            "no cellmesh",
-            f"`{PYTHON} -m pip install cellmesh`",
-        ),
+        (255, "root@b: Permission denied (publickey).", "refuses your key", "ssh-copy-id b"),
+        (255, f"{SSH} refused", "nothing listens", "sshd"),
+        (255, f"{SSH} timed out", "not reached", "firewall"),
+        (1, f"{PYTHON}: No module named cellmesh", "no cellmesh", f"`{PYTHON} -m pip install cell"),
         (1, "ModuleNotFoundError: No module named 'zmq'", "lacks a package", "pip install zmq"),
         (1, "OSError: [Errno 28] No space left on device", "disk is full", "free some space on b"),
-        (127, f"sh: 1: exec: {PYTHON}: not found", "Python is not there", "installed on b"),
-        (127, "", "Python is not there", "installed on b"),
+        (127, f"sh: 1: exec: {PYTHON}: not found", NEXT, "installed on b"),
+        (127, "", NEXT, "installed on b"),
         (5, "refused by somebody", "ssh exited with 5", f"b '{PYTHON} -m cellmesh --version'`"),
     ],
 )
@@ -52,6 +40,10 @@ def test_failure_says_what_is_wrong_and_what_mends_it(
     assert f"exited with {status}" in sentence
 
 
+PODMAN = "podman exec -i {host} {command}"
+GONE = "Unable to confirm allocation for job 5: Invalid job id specified"
+NODES = "Unable to create step for job 5: Requested node configuration is not available"
+API, IN = "API server is not reached", "kubectl -n NAMESPACE exec -i {host} -- {command}"
 DOCKER, KUBECTL = "docker exec -i {host} {command}", "kubectl exec -i {host} -- {command}"
 SRUN = "srun --jobid=5 --overlap --nodes=1 --nodelist={host} {command}"
 RAY = f"{PYTHON} -m cellmesh.controller.session.launch.ray_driver run GROUP {{host}} {{command}}"
@@ -62,74 +54,23 @@ RAY = f"{PYTHON} -m cellmesh.controller.session.launch.ray_driver run GROUP {{ho
     [
         (DOCKER, "Error response from daemon: No such container: b", "no such", "`docker ps`"),
         (
-            "podman exec -i {host} {command}",
-            'Error: no container with name or ID "b" found: no such container',
-            "no such container",
+            PODMAN,
+            'Error: no container with name or ID "b" found: no such',
+            "no such",
             "`podman ps`",
         ),
         (DOCKER, "Error response from daemon: container 5f2 is not running", "not run", "start b`"),
-        (
-            DOCKER,
-            "Cannot connect to the Docker daemon at unix:///var/run/docker.sock.",
-            "daemon is not reached",
-            "`docker info`",
-        ),
-        (
-            DOCKER,
-            f'OCI runtime exec failed: exec: "{PYTHON}": stat {PYTHON}: no such file or directory',
-            "Python is not there",
-            "installed on b",
-        ),
-        (
-            KUBECTL,
-            'Error from server (NotFound): pods "b" not found',
-            "no such pod",
-            "`kubectl -n NAMESPACE exec -i {host} -- {command}`",
-        ),
-        (
-            KUBECTL,
-            "error: cannot exec into a container in a completed pod; current phase is Succeeded",
-            "does not run",
-            "`kubectl describe pod b`",
-        ),
-        (
-            KUBECTL,
-            'Error from server (Forbidden): pods "b" is forbidden: User "eve" cannot create',
-            "refuses you",
-            "can-i create pods/exec",
-        ),
-        (
-            KUBECTL,
-            "The connection to the server localhost:8080 was refused - did you specify the right",
-            "API server is not reached",
-            "`kubectl cluster-info`",
-        ),
-        (
-            KUBECTL,
-            "Unable to connect to the server: dial tcp 10.0.0.1:6443: connect: Connection refused",
-            "API server is not reached",
-            "`kubectl cluster-info`",
-        ),
+        (DOCKER, "Cannot connect to the Docker daemon at unix", "daemon is not", "`docker info`"),
+        (DOCKER, f"OCI exec failed: stat {PYTHON}: no such file or directory", NEXT, "on b"),
+        (KUBECTL, 'Error from server (NotFound): pods "b" not found', "no such pod", f"`{IN}`"),
+        (KUBECTL, "error: cannot exec into a container in a completed pod", "not run", "be pod b`"),
+        (KUBECTL, 'Error from server (Forbidden): pods "b" is forbidden', "refuses you", "can-i"),
+        (KUBECTL, "The connection to the server localhost:8080 was refused", API, "cluster-info`"),
+        (KUBECTL, "Unable to connect to the server: dial tcp: Connection refused", API, "-info`"),
         (SRUN, "srun: error: Slurm job 5 has expired", "job has ended", "`sacct -j 5`"),
-        (
-            SRUN,
-            "srun: error: Unable to confirm allocation for job 5: Invalid job id specified",
-            "job has ended",
-            "`sacct -j 5`",
-        ),
-        (
-            SRUN,
-            "srun: error: Unable to create step for job 5: Requested node configuration is not "
-            "available",
-            "not in Slurm's job",
-            "`scontrol show node b`",
-        ),
-        (
-            SRUN,
-            "srun: error: Unable to contact slurm controller (connect failure)",
-            "slurmctld does not answer",
-            "`scontrol ping`",
-        ),
+        (SRUN, f"srun: error: {GONE}", "job has ended", "`sacct -j 5`"),
+        (SRUN, f"srun: error: {NODES}", "not in Slurm's job", "`scontrol show node b`"),
+        (SRUN, "srun: error: Unable to contact slurm controller", "slurmctld", "`scontrol ping`"),
         (SRUN, "Connection timed out", "srun exited with 1", f"=b {PYTHON} -m cellmesh --version`"),
         (RAY, "Connection refused", "exited with 1", "`ray status`"),
     ],
