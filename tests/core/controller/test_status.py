@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from cellmesh.controller import status
@@ -14,19 +15,11 @@ from cellmesh.wire.status import RankInfo, RankState
 
 
 def info(rank: int, **changes: Any) -> RankInfo:
-    fields = {
-        "pid": 100 + rank,
-        "host": "node",
-        "phase": "idle",
-        "device": "cpu",
-        "backend": "gloo",
-    }
-    return RankInfo(rank=rank, **{**fields, **changes})
+    return msgspec.structs.replace(RankInfo(rank, 100 + rank, "node", "idle"), **changes)
 
 
 def state(run: int = -1, **changes: Any) -> RankState:
-    fields: dict[str, Any] = {"execution_count": 0, "line": 0, "where": "", "collective": ""}
-    return RankState(1, run, **{**fields, "device": "cpu", "device_bytes": 0, **changes})
+    return msgspec.structs.replace(RankState(1, run, 0, 0, "", "", "cpu", 0), **changes)
 
 
 def look(infos: list[RankInfo], states: dict[int, RankState], at_s: float = 10.0) -> Snapshot:
@@ -37,16 +30,11 @@ def look(infos: list[RankInfo], states: dict[int, RankState], at_s: float = 10.0
 
 
 def test_ranks_whose_operations_cannot_meet_are_said() -> None:
-    states = {
-        rank: state(
-            3,
-            collective=name,
-            waited_s=9.0,
-            counts=(GroupCount("0", (), 1, recent=(Begun(1, name),)),),
-            in_flight=(InFlight("0", name, 1),),
-        )
-        for rank, name in enumerate(("barrier", "all_reduce"))
-    }
+    states = {}
+    for rank, name in enumerate(("barrier", "all_reduce")):
+        counts = (GroupCount("0", (), 1, recent=(Begun(1, name),)),)
+        flight = (InFlight("0", name, 1),)
+        states[rank] = state(3, collective=name, waited_s=9.0, counts=counts, in_flight=flight)
     infos = [info(rank, phase="running") for rank in range(2)]
     assert status.find_trouble(look(infos, states)) == (
         "these cannot meet: on the default group the 1st operation is barrier on rank 0 and "

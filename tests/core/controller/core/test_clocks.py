@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,20 +39,23 @@ def test_true_offset_is_within_the_error(
     clock = ClockComparison()
     for at_s, there_s, back_s in exchanges:
         exchange(clock, at_s, offset_s, there_s, back_s)
+    found = offset_of(clock)
+    assert abs(offset_s - found.offset_s) <= found.error_s + _ROUNDING_S
+
+
+def offset_of(clock: ClockComparison) -> ClockOffset:
+    """The offset, which is known."""
     found = clock.offset("b")
     assert found is not None
-    assert abs(offset_s - found.offset_s) <= found.error_s + _ROUNDING_S
+    return found
 
 
 def test_exchange_with_the_shortest_round_trip_counts() -> None:
     clock = ClockComparison()
-    exchange(clock, 10, 5, 0.3, 0.001)
-    exchange(clock, 11, 5, 0.001, 0.001)
-    exchange(clock, 12, 5, 0.001, 0.2)
-    found = clock.offset("b")
-    assert found is not None
-    assert math.isclose(found.offset_s, 5, abs_tol=1e-9)
-    assert math.isclose(found.error_s, 0.001, abs_tol=1e-9)
+    for at_s, there_s, back_s in ((10, 0.3, 0.001), (11, 0.001, 0.001), (12, 0.001, 0.2)):
+        exchange(clock, at_s, 5, there_s, back_s)
+    found = offset_of(clock)
+    assert (found.offset_s, found.error_s) == pytest.approx((5, 0.001), abs=1e-9)
 
 
 def test_old_exchange_counts_no_more_where_clocks_drift() -> None:
@@ -59,9 +63,7 @@ def test_old_exchange_counts_no_more_where_clocks_drift() -> None:
     exchange(clock, 0, 5, 0.001, 0.001)
     for at_s in range(1, 9):
         exchange(clock, 1000 + at_s, 6, 0.002, 0.002)
-    found = clock.offset("b")
-    assert found is not None
-    assert math.isclose(found.offset_s, 6, abs_tol=1e-9)
+    assert offset_of(clock).offset_s == pytest.approx(6, abs=1e-9)
 
 
 def test_clock_without_an_exchange_is_not_known() -> None:

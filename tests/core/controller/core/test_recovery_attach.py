@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from cellmesh.controller.core.core import Core, Finish
 from cellmesh.controller.core.recovery import FIRST_HEAL
 from cellmesh.wire.attach import RunInfo, Welcome
@@ -75,6 +73,12 @@ def test_attaching_controller_heals_broken_groups() -> None:
     assert only(Heal, effects)[0] == (0, 1)
 
 
+def test_auto_heal_replaces_dead_ranks_at_attach() -> None:
+    core, effects = attached_core(3, dead=(1,), auto_heal=True)
+    effects = answer_probe(core, effects, 0.0, counts=counted(2))
+    assert asked_of_agent(effects, Respawn) == [Respawn((1,))]
+
+
 def test_attaching_controller_gets_the_end_of_runs_in_flight() -> None:
     core, effects = attached_core(3, runs=(RunInfo(7, (0, 1), "step()"),))
     effects = answer_probe(core, effects, 0.0, busy={0: 7, 1: 7}, counts=counted(2))
@@ -96,21 +100,14 @@ def test_rank_with_a_run_in_flight_at_attach_may_be_about_to_begin() -> None:
 def test_ranks_under_replacement_at_attach_join_later() -> None:
     core = Core(3)
     core.receive(Parcel(Welcome(1, 2, "host", next_run=8)), 0.0)
-    phases: dict[int, Any] = {0: "idle", 1: "starting", 2: "idle"}
-    ready = MeshReady(tuple(RankInfo(rank, 1, "host", phase) for rank, phase in phases.items()))
-    effects = core.receive(Parcel(ready), 0.0)
+    ranks = tuple(RankInfo(r, 1, "host", "starting" if r == 1 else "idle") for r in range(3))
+    effects = core.receive(Parcel(MeshReady(ranks)), 0.0)
     assert only(Probe, effects)[0] == (0, 2)
     heal_all(core, effects)
     assert set(core.dead) == {1}
     effects = respawned(core, 1)
     assert core.dead == {}
     assert only(Describe, answer_probe(core, effects, 0.0))[0] == (0,)
-
-
-def test_auto_heal_replaces_dead_ranks_at_attach() -> None:
-    core, effects = attached_core(3, dead=(1,), auto_heal=True)
-    effects = answer_probe(core, effects, 0.0, counts=counted(2))
-    assert asked_of_agent(effects, Respawn) == [Respawn((1,))]
 
 
 def test_attaching_controller_heals_where_ranks_are_dead() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -75,15 +76,16 @@ def test_dead_ranks_may_leave() -> None:
     assert_calm(core)
 
 
-@pytest.mark.parametrize("what", ["busy", "dead", "healing"])
-def test_mesh_is_not_resized_while_it_is(what: str) -> None:
+@pytest.mark.parametrize(
+    ("begin", "why"),
+    [
+        (lambda core: submit(core, 1, (0, 1)), "ranks 0-1 must be idle"),
+        (lambda core: die(core, 1), "`%dist_heal`, then resize"),
+        (lambda core: core.heal(0.0), "being healed"),
+    ],
+    ids=["busy", "dead", "healing"],
+)
+def test_mesh_is_not_resized_while_it_is(begin: Callable[[Core], object], why: str) -> None:
     core = ready_core(2)
-    if what == "busy":
-        submit(core, 1, (0, 1))
-        assert "ranks 0-1 must be idle" in core.why_not_resize(3)
-    elif what == "dead":
-        die(core, 1)
-        assert "`%dist_heal`, then resize" in core.why_not_resize(3)
-    else:
-        core.heal(0.0)
-        assert "being healed" in core.why_not_resize(3)
+    begin(core)
+    assert why in core.why_not_resize(3)

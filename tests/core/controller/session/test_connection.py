@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Callable
 
 import zmq
 
@@ -11,7 +12,7 @@ from cellmesh.controller.session.connection import Connection
 from cellmesh.wire import transport
 from cellmesh.wire.attach import Hello, Welcome
 from cellmesh.wire.codec import Parcel, at_agent_from_controller, encode
-from cellmesh.wire.curve import new_keys
+from cellmesh.wire.curve import KeyPair, new_keys
 from cellmesh.wire.messages import PROTOCOL
 from cellmesh.wire.reliable import Reliable
 from cellmesh.wire.ticket import new_key
@@ -43,19 +44,27 @@ def test_connection_to_an_agent_of_this_host_is_waited_for() -> None:
     connection.close()
 
 
+def connect(endpoint: str, agent: KeyPair) -> Connection:
+    return Connection(endpoint, new_key(), steal=False, keys=(new_keys().secret, agent.public))
+
+
+def hear_until(is_done: Callable[[], bool], connection: Connection) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not is_done():
+        assert time.monotonic() < deadline
+        hear(connection)
+
+
 def test_connection_that_broke_is_made_again_under_another_name() -> None:
     """ZeroMQ may close a ROUTER's end of a connection whose name an older connection has."""
-    controller, agent = new_keys(), new_keys()
+    agent = new_keys()
     with zmq.Context() as context:
         router = transport.bind_router(context, "tcp://127.0.0.1:*", agent)
         endpoint = router.getsockopt_string(zmq.LAST_ENDPOINT)
-        keys = controller.secret, agent.public
-        connection = Connection(endpoint, new_key(), steal=False, keys=keys)
+        connection = connect(endpoint, agent)
         first, hello = greeting(connection, router)
         router.close()
-        deadline = time.monotonic() + WAIT_S
-        while connection.lost_at is None and time.monotonic() < deadline:
-            hear(connection)
+        hear_until(lambda: connection.lost_at is not None, connection)
         router = transport.bind_router(context, endpoint, agent)
         second, hello_again = greeting(connection, router)
         assert hello == hello_again
@@ -65,12 +74,10 @@ def test_connection_that_broke_is_made_again_under_another_name() -> None:
 
 
 def test_greeting_that_is_not_answered_counts_as_a_loss_until_it_is() -> None:
+    agent = new_keys()
     with zmq.Context() as context:
-        agent = new_keys()
         router = transport.bind_router(context, "tcp://127.0.0.1:*", agent)
-        endpoint = router.getsockopt_string(zmq.LAST_ENDPOINT)
-        keys = new_keys().secret, agent.public
-        connection = Connection(endpoint, new_key(), steal=False, keys=keys)
+        connection = connect(router.getsockopt_string(zmq.LAST_ENDPOINT), agent)
         name, _ = greeting(connection, router)
         due = connection.deadline()
         assert due is not None
@@ -79,10 +86,7 @@ def test_greeting_that_is_not_answered_counts_as_a_loss_until_it_is() -> None:
         welcome = Welcome(PROTOCOL, 1, "a", 0, 0, ())
         preamble = Reliable[None]().wrap_aside()
         transport.send(router, [name, preamble, *encode([Parcel(welcome)])])
-        deadline = time.monotonic() + WAIT_S
-        while connection.lost_at is not None and time.monotonic() < deadline:
-            hear(connection)
-        assert connection.lost_at is None
+        hear_until(lambda: connection.lost_at is None, connection)
         assert connection.deadline() is None
         connection.close()
         router.close()
@@ -96,10 +100,7 @@ def hear(connection: Connection) -> None:
 
 def greeting(connection: Connection, router: transport.Socket) -> tuple[bytes, Hello]:
     """Return the name of a connection at a ROUTER, and the message that it begins with."""
-    deadline = time.monotonic() + WAIT_S
-    while not router.poll(10):
-        assert time.monotonic() < deadline
-        hear(connection)
+    hear_until(lambda: bool(router.poll(10)), connection)
     name, _, *frames = transport.receive(router)
     (parcel,) = at_agent_from_controller().decode(frames)
     assert isinstance(parcel.verb, Hello)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any, cast
 
 import pytest
@@ -99,16 +100,11 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 def do(world: World, plan: Resizing = PLAN) -> HealReport:
-    return resize(
-        plan,
-        cast(Core, world),
-        world.ask,
-        world.post,
-        world.launcher,
-        cast(Connections, world),
-        lambda plan, new: world.step("note"),
-        cast(CodeSync, world),
-    )
+    parts = cast(Core, world), world.ask, world.post, world.launcher, cast(Connections, world)
+    return resize(plan, *parts, lambda plan, new: world.step("note"), cast(CodeSync, world))
+
+
+ENDED = ["turn away", "end b", "forget"]
 
 
 def test_new_host_has_the_modules_before_the_core_is_asked(world: World) -> None:
@@ -126,13 +122,13 @@ def test_resize_without_new_hosts_starts_and_ends_nothing(world: World) -> None:
 def test_fault_before_the_core_resizes_ends_the_new_agents(
     step: str, error: BaseException, world: World
 ) -> None:
-    world.faults[step] = error
     if step != "bring" and isinstance(error, KeyboardInterrupt):
-        world.faults[step] = error = SystemError()  # the loop's thread gets no interrupt
+        error = SystemError()  # the loop's thread gets no interrupt
+    world.faults[step] = error
     with pytest.raises(type(error)) as raised:
         do(world)
     assert "resize" not in world.done
-    assert world.done[-3:] == ["turn away", "end b", "forget"]
+    assert world.done[-3:] == ENDED
     if isinstance(error, HostError):
         assert str(raised.value) == "b: disk full\nb did not join: the mesh is as it was"
 
@@ -144,33 +140,28 @@ def test_run_that_begins_in_the_meantime_ends_the_new_agents(world: World) -> No
     world.bring = bring  # type: ignore[method-assign]
     with pytest.raises(MeshUsageError, match="rank 0 runs cell 3\nb did not join"):
         do(world)
-    assert world.done[-3:] == ["turn away", "end b", "forget"]
+    assert world.done[-3:] == ENDED
 
 
-def test_interrupt_before_the_question_withdraws_it(world: World) -> None:
+@pytest.mark.parametrize("is_late", [False, True])
+def test_interrupt_ends_the_new_agents_until_the_core_resizes(is_late: bool, world: World) -> None:
     questions: list[Question] = []
 
-    def ask(question: Question) -> Reply[Any]:
+    def ask(question: Question) -> Future[Any]:
+        if is_late:
+            question(cast(Core, world), 0.0)
         questions.append(question)
         raise KeyboardInterrupt
 
     world.ask = ask  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         do(world)
-    assert world.done[-3:] == ["turn away", "end b", "forget"]
-    questions[0](cast(Core, world), 0.0)
+    if is_late:
+        assert world.done[-1] == "resize"
+        return
+    assert world.done[-3:] == ENDED
+    questions[0](cast(Core, world), 0.0)  # was withdrawn
     assert "resize" not in world.done
-
-
-def test_interrupt_once_the_core_resizes_ends_nothing(world: World) -> None:
-    def ask(question: Question) -> Reply[Any]:
-        question(cast(Core, world), 0.0)
-        raise KeyboardInterrupt
-
-    world.ask = ask  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt):
-        do(world)
-    assert world.done[-1] == "resize"
 
 
 @pytest.mark.parametrize("step", ["invite", "bring"])

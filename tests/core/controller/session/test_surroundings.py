@@ -68,10 +68,9 @@ def test_a_variable_with_which_no_process_can_be_started_is_refused_by_name() ->
 def test_a_removed_directory_is_read_as_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-    gone.rmdir()
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
     assert OwnSurroundings.now().cwd == b""
     monkeypatch.chdir(tmp_path)
     assert OwnSurroundings.now() == OwnSurroundings(dict(os.environb), os.fsencode(tmp_path))

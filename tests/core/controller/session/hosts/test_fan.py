@@ -119,16 +119,12 @@ def test_progress_is_that_of_the_slowest_host(fan: Fan) -> None:
     assert progress == Progress("forking ranks", 3)
 
 
-def test_mesh_is_ready_once_every_host_is(fan: Fan) -> None:
-    assert join(fan, 2, MeshReady(infos(3, 4))) == []
-    assert join(fan, 0, MeshReady(infos(0, 1), 77)) == []
-    (ready,) = join(fan, 1, MeshReady(infos(2)))
-    assert ready == MeshReady(infos(*range(5)), 77)
-
-
-def test_restarted_mesh_is_ready_once_every_host_is_again(ready: Fan) -> None:
-    assert len(ready.split(Parcel(Restart())).down) == 3
-    assert join(ready, 0, MeshReady(infos(0, 1), 77)) == []
+def test_mesh_is_ready_once_every_host_is_also_after_a_restart(fan: Fan) -> None:
+    for _ in range(2):
+        assert join(fan, 2, MeshReady(infos(3, 4))) == []
+        assert join(fan, 0, MeshReady(infos(0, 1), 77)) == []
+        assert join(fan, 1, MeshReady(infos(2))) == [MeshReady(infos(*range(5)), 77)]
+        assert len(split(fan, Restart())) == 3
 
 
 def test_other_hosts_hear_where_the_store_is(fan: Fan) -> None:
@@ -141,29 +137,13 @@ def test_other_hosts_hear_where_the_store_is(fan: Fan) -> None:
     assert downs(fan.join(0, Parcel(StoreDied("was killed", 0)))) == []
 
 
-def test_first_failed_start_is_reported_with_its_host(fan: Fan) -> None:
-    said = join(fan, 1, StartFailed("user", "no module x"))
-    assert said == [StartFailed("user", "on b: no module x")]
-    assert join(fan, 2, StartFailed("user", "no module x")) == []
-
-
-def test_failed_start_of_one_host_ends_the_others(fan: Fan) -> None:
-    join(fan, 1, StartFailed("user", "no module x"))
+def test_first_failed_start_is_reported_with_its_host_and_ends_the_others(fan: Fan) -> None:
+    failed = StartFailed("user", "no module x")
+    assert join(fan, 1, failed) == [StartFailed("user", "on b: no module x")]
+    assert join(fan, 2, failed) == []
     routed = fan.join(1, Parcel(Stopped("the start failed")))
     assert verbs(routed) == [Stopped("the start failed")]
     assert downs(routed) == [(0, Stop()), (2, Stop())]
-
-
-def test_faults_name_their_host(fan: Fan) -> None:
-    assert join(fan, 2, AgentFault("oops")) == [AgentFault("on c: oops")]
-
-
-def test_reports_are_joined(fan: Fan) -> None:
-    split(fan, ReadHost(4))
-    join(fan, 2, HostReport(4, infos(3, 4), 2.0))
-    join(fan, 0, HostReport(4, infos(0, 1), 1.0))
-    (report,) = join(fan, 1, HostReport(4, infos(2), 3.0))
-    assert report == HostReport(4, infos(*range(5)), 3.0)
 
 
 def test_question_is_answered_without_a_host_that_is_not_heard(ready: Fan) -> None:
@@ -175,9 +155,9 @@ def test_question_is_answered_without_a_host_that_is_not_heard(ready: Fan) -> No
     assert report.ranks[2] == msgspec.structs.replace(info(2), is_heard=False)
     ready.note_heard(1, True)
     split(ready, ReadHost(5))
-    for index, agent in enumerate(AGENTS):
-        said = join(ready, index, HostReport(5, infos(*agent.ranks)))
-    assert said == [HostReport(5, infos(*range(5)))]
+    for index, num_said in ((2, 0), (0, 0), (1, 1)):
+        said = join(ready, index, HostReport(5, infos(*AGENTS[index].ranks), 1.0 + index))
+        assert said == [HostReport(5, infos(*range(5)), 3.0)] * num_said
 
 
 def test_log_on_a_host_that_is_not_heard_is_not_waited_for(ready: Fan) -> None:
@@ -233,18 +213,15 @@ def test_report_has_the_ranks_of_a_lost_host_as_dead(ready: Fan) -> None:
     assert report.ranks[3:] == tuple(RankInfo(r, 0, "c", "dead", ending=why) for r in (3, 4))
 
 
-def test_respawn_is_answered_once_by_all_hosts(ready: Fan) -> None:
-    routed = ready.split(Parcel(Respawn((1, 2))))
-    assert downs(routed) == [(0, Respawn((1,))), (1, Respawn((2,)))]
+def test_respawn_is_answered_once_by_all_hosts_and_says_first_that_one_failed(ready: Fan) -> None:
+    respawn = Respawn((1, 2))
+    assert split(ready, respawn) == [(0, Respawn((1,))), (1, Respawn((2,)))]
     assert join(ready, 1, Respawned(infos(2))) == []
     assert join(ready, 0, Respawned(infos(1))) == [Respawned(infos(2, 1))]
-
-
-def test_respawn_that_failed_on_one_host_says_so_first(ready: Fan) -> None:
-    split(ready, Respawn((1, 2)))
-    join(ready, 0, Respawned(infos(1)))
-    said = join(ready, 1, RespawnFailed((2,), "no memory"))
-    assert said == [RespawnFailed((2,), "on b: no memory"), Respawned(infos(1))]
+    split(ready, respawn)
+    assert join(ready, 0, Respawned(infos(1))) == []
+    failed = join(ready, 1, RespawnFailed((2,), "no memory"))
+    assert failed == [RespawnFailed((2,), "on b: no memory"), Respawned(infos(1))]
 
 
 def test_lost_host_loses_its_ranks_and_no_others(ready: Fan) -> None:
@@ -291,21 +268,19 @@ def test_agents_that_have_not_said_that_they_end_may_live_on(ready: Fan) -> None
     split(ready, Stop())
     join(ready, 0, Stopped("stopped"))
     assert ready.unended == AGENTS[1:]
-    ready.join(1, Parcel(Stopped("stopped")))  # it is heard again
+    join(ready, 1, Stopped("stopped"))  # it is heard again
     ready.lose(2, "without a connection")
     assert ready.unended == AGENTS[2:]
 
 
-def test_agent_in_place_of_one_that_has_ended_may_live(ready: Fan) -> None:
-    join(ready, 1, Stopped("stopped from outside"))
+def test_agent_that_ends_by_itself_is_a_lost_host_and_another_in_its_place_may_live(
+    ready: Fan,
+) -> None:
+    lost = HostLost("b", (2,), "stopped from outside")
+    assert join(ready, 1, Stopped("stopped from outside")) == [lost]
     assert AGENTS[1] not in ready.unended
     ready.replace(1, AGENTS[1])
     assert AGENTS[1] in ready.unended
-
-
-def test_agent_that_ends_by_itself_is_a_lost_host(ready: Fan) -> None:
-    lost = HostLost("b", (2,), "stopped from outside")
-    assert join(ready, 1, Stopped("stopped from outside")) == [lost]
 
 
 def test_another_host_makes_the_store_when_its_host_is_lost(ready: Fan) -> None:
@@ -395,8 +370,7 @@ def test_host_that_is_lost_before_an_attach_is_not_waited_for() -> None:
 
 
 def test_refusal_of_one_agent_is_heard_while_others_are_awaited() -> None:
-    fan = Fan(AGENTS)
-    assert join(fan, 1, Refused("it is held")) == [Refused("it is held")]
+    assert join(Fan(AGENTS), 1, Refused("it is held")) == [Refused("it is held")]
 
 
 def test_controller_has_left_once_all_agents_say_so(ready: Fan) -> None:
@@ -407,9 +381,13 @@ def test_controller_has_left_once_all_agents_say_so(ready: Fan) -> None:
     assert last == Detached("it was detached")
 
 
-def test_agent_of_this_machine_alone_is_not_named_in_its_messages() -> None:
-    fan = Fan([AgentAddress("", "ipc:///m/agent.sock", "", 0, 2)])
-    join(fan, 0, welcome())
-    (fault,) = join(fan, 0, AgentFault("a log cannot be written"))
-    (failed,) = join(fan, 0, StartFailed("host", "no torch"))
-    assert (fault.text, failed.text) == ("a log cannot be written", "no torch")
+@pytest.mark.parametrize(
+    ("agents", "place"), [(AGENTS, "on a: "), ([AgentAddress("", "ipc:///s", "", 0, 2)], "")]
+)
+def test_faults_name_their_host_if_there_are_several(agents: list[Any], place: str) -> None:
+    fan = Fan(agents)
+    for index in range(len(agents)):
+        join(fan, index, welcome())
+    assert join(fan, 0, AgentFault("oops")) == [AgentFault(f"{place}oops")]
+    failed = StartFailed("host", "no torch")
+    assert join(fan, 0, failed) == [StartFailed("host", f"{place}no torch")]

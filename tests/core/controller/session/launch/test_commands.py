@@ -34,11 +34,15 @@ def parts(*names: str) -> list[HostPart]:
     return [HostPart(i, len(names), name, i, 1, "key", ("here",)) for i, name in enumerate(names)]
 
 
+def announce(path: Path, said: Announcement) -> None:
+    path.write_bytes(ANNOUNCEMENT.encode() + msgspec.json.encode(said) + b"\n")
+
+
 @pytest.fixture
 def commands(tmp_path: Path) -> HostCommands:
     for name, problem in (("announced", ""), ("problem", "the disk is full")):
         said = Announcement(place=Place("h", "boot", "pids"), problem=problem)
-        (tmp_path / name).write_bytes(ANNOUNCEMENT.encode() + msgspec.json.encode(said) + b"\n")
+        announce(tmp_path / name, said)
     (tmp_path / "logs").mkdir()
     return HostCommands()
 
@@ -95,10 +99,8 @@ read go; echo $go > let_go
 @pytest.fixture
 def all_hosts(tmp_path: Path) -> HostCommands:
     for rank in (0, 1):
-        address = AgentAddress(f"n{rank}", f"tcp://n{rank}:5", "key", rank, 1)
-        said = Announcement(address=address, host=f"n{rank}", job="7")
-        encoded = ANNOUNCEMENT.encode() + msgspec.json.encode(said) + b"\n"
-        (tmp_path / f"announced{rank}").write_bytes(encoded)
+        at = AgentAddress(f"n{rank}", f"tcp://n{rank}:5", "key", rank, 1)
+        announce(tmp_path / f"announced{rank}", Announcement(address=at, host=at.host, job="7"))
     (tmp_path / "logs").mkdir()
     return HostCommands(f"sh -c '{ALL.format(directory=tmp_path)}' {{mesh}} {{command}}")
 
@@ -143,9 +145,7 @@ def test_command_line_of_a_host_need_not_name_it(commands: HostCommands, ticket:
 def test_problem_of_one_of_all_hosts_names_it(
     all_hosts: HostCommands, ticket: Ticket, tmp_path: Path
 ) -> None:
-    said = Announcement(problem="its disk is full", host="n1")
-    encoded = ANNOUNCEMENT.encode() + msgspec.json.encode(said) + b"\n"
-    (tmp_path / "announced1").write_bytes(encoded)
+    announce(tmp_path / "announced1", Announcement(problem="its disk is full", host="n1"))
     with pytest.raises(HostError, match="n1: its disk is full"):
         all_hosts.start(ticket, parts("", ""), WAIT_S)
     all_hosts.end()

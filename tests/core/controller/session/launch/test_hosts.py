@@ -31,6 +31,9 @@ def ticket_in(directory: Path, *agents: AgentAddress) -> Ticket:
     return make_ticket(directory=str(directory), num_ranks=len(agents), agents=agents)
 
 
+A = AgentAddress("a", "tcp://127.0.0.1:5", "", 0, 1)
+
+
 def test_hosts_that_fit_pass() -> None:
     check_hosts([announced("a", "10.0.0.1"), announced("b", "10.0.0.2", "2.27.3")], is_ssh=True)
     check_hosts([announced("a", "127.0.0.1"), announced("b", "127.0.0.1")], is_ssh=True)
@@ -60,9 +63,7 @@ def test_hosts_with_other_versions_are_refused() -> None:
 def test_agents_hear_how_long_the_start_may_take(
     timeout_s: float, expected: float, tmp_path: Path
 ) -> None:
-    agents = HostAgents(
-        ticket_in(tmp_path, AgentAddress("a", "tcp://127.0.0.1:5", "", 0, 1)), timeout_s=timeout_s
-    )
+    agents = HostAgents(ticket_in(tmp_path, A), timeout_s=timeout_s)
     assert agents._part(0, 1, "a", 0, 1).start_timeout_s == expected
 
 
@@ -70,7 +71,7 @@ def test_end_that_two_threads_await_closes_its_descriptor_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The number may be another's when the second thread is about to close it, too."""
-    ticket = ticket_in(tmp_path, AgentAddress("a", "tcp://127.0.0.1:5", "", 0, 1))
+    ticket = ticket_in(tmp_path, A)
     agents = HostAgents(ticket)
     monkeypatch.setattr(agents._reach, "find_again", lambda found: (found, ()))
     agents_end = agents.start()
