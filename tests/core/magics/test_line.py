@@ -75,19 +75,15 @@ def test_lines_are_read(name: str, line: str, options: dict[str, Any]) -> None:
         "f(x, y)",
         "[v for v in x]",
         "x if y else 'z'",
+        "a - b",
+        "x[-1]",
+        "a-1",
+        "2*-x",
+        "x['two  words']",
+        'names["a   b"]',
     ],
 )
 def test_expressions_are_passed_unchanged(expression: str) -> None:
-    assert " ".join(parse("dist_pull", expression)["expression"]) == expression
-
-
-@pytest.mark.parametrize("expression", ["a - b", "x[-1]", "a-1", "2*-x"])
-def test_a_minus_inside_an_expression_is_no_option(expression: str) -> None:
-    assert " ".join(parse("dist_pull", expression)["expression"]) == expression
-
-
-@pytest.mark.parametrize("expression", ["x['two  words']", 'names["a   b"]'])
-def test_spaces_inside_quotes_are_kept(expression: str) -> None:
     assert " ".join(parse("dist_pull", expression)["expression"]) == expression
 
 
@@ -128,17 +124,13 @@ def test_an_unknown_option_names_the_nearest(name: str, line: str, nearest: str)
         ("dist_logs", "0 --lines many", "'many' is not a valid integer"),
         ("dist_stop", "one two", "unexpected extra argument"),
         ("dist", "0,2", "unexpected extra argument"),
+        ("dist_start", "-1", "-1"),
     ],
 )
 def test_unknown_arguments_of_a_magic_are_refused(name: str, line: str, said: str) -> None:
     with pytest.raises(MeshUsageError) as caught:
         parse(name, line)
     assert said in str(caught.value)
-
-
-def test_a_negative_number_of_ranks_is_refused() -> None:
-    with pytest.raises(MeshUsageError, match="-1"):
-        parse("dist_start", "-1")
 
 
 @every_magic

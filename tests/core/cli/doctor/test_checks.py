@@ -146,34 +146,14 @@ def test_one_thing_wrong_gives_one_finding(
 @pytest.mark.parametrize(
     ("facts", "status", "text", "remedy"),
     [
-        pytest.param(*case[1:], id=case[0])
-        for case in [
-            (
-                "broken driver",
-                change(HEALTHY, "probe.driver", Driver(error="mismatch")),
-                "warning",
-                "mismatch",
-                "restart",
-            ),
-            (
-                "CPU build",
-                with_gpus(cuda="", num_gpus=0, nccl=()),
-                "warning",
-                "without CUDA",
-                "CUDA build",
-            ),
-            (
-                "old driver",
-                with_gpus(driver_cuda=(12, 8)),
-                "problem",
-                "built for CUDA 13.0",
-                "CUDA 12",
-            ),
-            ("hidden", with_gpus(num_gpus=0), "warning", "hides all", "unset CUDA_VISIBLE_DEVICES"),
-            ("exclusive", with_gpus(exclusive=True), "problem", "4 ranks do not fit on 2", "start"),
-            ("no NCCL", with_gpus(nccl=()), "warning", "without NCCL", "official CUDA build"),
-        ]
+        (change(HEALTHY, "probe.driver", Driver(error="bad")), "warning", "bad", "restart"),
+        (with_gpus(cuda="", num_gpus=0, nccl=()), "warning", "without CUDA", "CUDA build"),
+        (with_gpus(driver_cuda=(12, 8)), "problem", "built for CUDA 13.0", "CUDA 12"),
+        (with_gpus(num_gpus=0), "warning", "hides all", "unset CUDA_VISIBLE_DEVICES"),
+        (with_gpus(exclusive=True), "problem", "4 ranks do not fit on 2", "start"),
+        (with_gpus(nccl=()), "warning", "without NCCL", "official CUDA build"),
     ],
+    ids=["broken driver", "CPU build", "old driver", "hidden", "exclusive", "no NCCL"],
 )
 def test_gpu_check_names_what_keeps_torch_from_gpus(
     facts: Facts, status: str, text: str, remedy: str

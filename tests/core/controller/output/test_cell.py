@@ -162,7 +162,7 @@ def test_output_without_room_for_a_label_is_shown_below_its_label() -> None:
         ),
         (
             [rich(0, 1, ids=("x", "y"), plain="10%")],
-            [update(1, ids=("y",), plain="from rank 1"), update(0, ids=("x",), plain="from 0")],
+            [update(0, ids=("x",), plain="from 0"), update(1, ids=("y",), plain="from rank 1")],
             ["[0] from 0"],
         ),
         (

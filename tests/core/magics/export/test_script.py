@@ -211,10 +211,7 @@ def test_failed_and_unfinished_cells_become_comments(monkeypatch: pytest.MonkeyP
     names, _ = run(script, monkeypatch)
     assert (names["x"], names["y"]) == (1, 4)
     assert (script.num_cells, script.left_out) == (2, (3, 4))
-    assert (
-        "# In [3] failed on ranks 1,3 and is left out:\n#     x = 2\n#     raise ValueError\n"
-        in script.text
-    )
+    assert "# In [3] failed on ranks 1,3 and is left out:\n#     x = 2\n#     raise" in script.text
     assert "# In [4] has not ended and is left out:\n#     x = 3\n" in script.text
 
 
@@ -271,21 +268,14 @@ def test_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning")
 def test_checkpoints(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(dist, "is_initialized", lambda: False)  # DCP asks as well
-    items = (
-        Held("model", "model"),
-        Held("opt", "optimizer", "model"),
-        Held("losses", "value", by_rank=True),
-    )
+    losses = Held("losses", "value", by_rank=True)
+    items = (Held("model", "model"), Held("opt", "optimizer", "model"), losses)
     path = str(tmp_path / "latest")
     script = script_of(
-        ran(
-            "model = torch.nn.Linear(2, 2)\nopt = torch.optim.Adam(model.parameters())\nlosses = "
-            "[0.5]\n"
-        ),
-        ran(
-            "model(torch.ones(2)).sum().backward()\nopt.step()\nopt.zero_grad()\n"
-            "before = model.weight.tolist()\n"
-        ),
+        ran("model, losses = torch.nn.Linear(2, 2), [0.5]\n"),
+        ran("opt = torch.optim.Adam(model.parameters())\n"),
+        ran("model(torch.ones(2)).sum().backward()\nopt.step()\nopt.zero_grad()\n"),
+        ran("before = model.weight.tolist()\n"),
         Checkpoint("save", items, path),
         ran("torch.nn.init.zeros_(model.weight)\nlosses = []\n"),
         Checkpoint("load", items, path),
@@ -303,10 +293,8 @@ def test_the_notebooks_own_cells_are_comments() -> None:
         "%%local\ny = 1\n",
         "%load_ext cellmesh\n%dist_auto on\n",
     )
-    assert (
-        "# In [2] ran in the notebook's own process:\n#     import json\n#\n#     %dist_push x\n"
-        in script.text
-    )
+    own = "# In [2] ran in the notebook's own process:\n#     import json\n#\n#     %dist_push x\n"
+    assert own in script.text
     assert "# In [3] is left out: %dist_status\n" in script.text
     assert "process:\n#     y = 1\n" in script.text
     assert "In [5]" not in script.text
@@ -376,10 +364,8 @@ def test_a_file_is_overwritten_only_when_asked(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     history = history_of(ran("x = 1\n"), RankCell("y\n", failed=(0,)))
     said = export(history, path, with_locals=False, overwrite=False)
-    assert (
-        said
-        == f"{path}: 1 cell, 1 left out (In [3]); run it with `torchrun --nproc-per-node 4 {path}`"
-    )
+    command = f"`torchrun --nproc-per-node 4 {path}`"
+    assert said == f"{path}: 1 cell, 1 left out (In [3]); run it with {command}"
     with pytest.raises(MeshUsageError, match="--force"):
         export(history, path, with_locals=False, overwrite=False)
     export(history, path, with_locals=False, overwrite=True)

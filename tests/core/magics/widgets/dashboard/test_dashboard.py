@@ -158,11 +158,9 @@ def test_buttons_report_their_result(rig: Rig) -> None:
     rig.press("restart")
     assert rig.wait_for_told(action="restart")["is_busy"]
     told = rig.wait_for_told(action="restart")
-    assert (told["text"], told["failed"], told["is_busy"]) == (
-        "2 ranks ready in 0.5 s",
-        False,
-        False,
-    )
+    assert told["text"] == "2 ranks ready in 0.5 s"
+    assert not told["failed"]
+    assert not told["is_busy"]
     assert rig.mesh.num_restarts == 1
     for _ in range(2):  # an equal report is one, too
         rig.press("heal")

@@ -7,7 +7,6 @@ import math
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 from cellmesh.controller.inspect.query import Inspection, QueryResult
@@ -16,10 +15,8 @@ from cellmesh.magics.render.inspections import label_of
 from cellmesh.magics.widgets.inspector.inspector import Inspector
 from cellmesh.magics.widgets.inspector.show import coordinates_of
 from cellmesh.magics.widgets.inspector.slices import (
-    ask_element,
     ask_picture,
     small_picture,
-    subtract,
 )
 from cellmesh.magics.widgets.inspector.view_model import (
     NUM_KEPT,
@@ -58,6 +55,15 @@ def part(
     )
 
 
+def plain(**changes: Any) -> TensorSummary:
+    facts: dict[str, Any] = {"shape": (2,), "local_shape": (2,), "dtype": "float32", "digest": "a"}
+    return TensorSummary(kind="Tensor", **facts | changes)
+
+
+def inspector_of(value: Any, num_ranks: int = 1) -> Inspector:
+    return Inspector(LocalAnswers("w", {rank: {"w": value} for rank in range(num_ranks)}))
+
+
 def found(*items: TensorSummary, kind: str = "dict") -> ValueSummary:
     return ValueSummary(kind, "", items)
 
@@ -69,10 +75,7 @@ def test_numbers_that_json_does_not_have_are_texts() -> None:
 
 
 def test_items_are_flagged() -> None:
-    good = TensorSummary(kind="Tensor", shape=(2,), local_shape=(2,), dtype="float32", digest="a")
-    other = TensorSummary(
-        kind="Tensor", shape=(2,), local_shape=(2,), dtype="float32", digest="b", num_nan=1
-    )
+    good, other = plain(), plain(digest="b", num_nan=1)
     inspection = Inspection(
         "nest",
         {0: found(good.at("['x']"), good.at("['y']")), 1: found(other.at("['x']"))},
@@ -87,10 +90,7 @@ def test_items_are_flagged() -> None:
 
 
 def test_nan_is_said_first() -> None:
-    good = TensorSummary(kind="Tensor", shape=(2,), local_shape=(2,), dtype="float32", digest="a")
-    odd = TensorSummary(
-        kind="Tensor", shape=(2,), local_shape=(2,), dtype="float32", digest="b", num_nan=1
-    )
+    good, odd = plain(), plain(digest="b", num_nan=1)
     facts = {0: good, 1: odd}
     shown = detail("w", "", facts, {}, {}, compare(facts))
     assert shown["said"] == "NaN on rank 1; replicas differ: ranks 0 ≠ 1"
@@ -103,10 +103,8 @@ def test_nan_is_said_first() -> None:
 
 
 def test_a_nest_of_many_is_summarised_in_little() -> None:
-    facts = TensorSummary(kind="Tensor", shape=(2,), local_shape=(2,), dtype="float32", digest="a")
-    inspection = Inspection(
-        "nest", {0: ValueSummary("dict", "", tuple(facts.at(f"['{i}']") for i in range(5000)), 7)}
-    )
+    items = tuple(plain().at(f"['{i}']") for i in range(5000))
+    inspection = Inspection("nest", {0: ValueSummary("dict", "", items, 7)})
     summary = summarise(inspection, list_items(inspection), 1, "12:00:00")
     assert len(summary["items"]) == NUM_KEPT
     assert summary["num_items"] == 5007
@@ -134,12 +132,7 @@ def test_labels_are_expressions() -> None:
 
 
 def test_equal_ranks_share_a_row() -> None:
-    facts = {
-        rank: TensorSummary(
-            kind="Tensor", shape=(2,), local_shape=(2,), dtype="int8", max=rank // 2
-        )
-        for rank in range(4)
-    }
+    facts = {rank: plain(max=rank // 2) for rank in range(4)}
     shown = detail("x", "", facts, {4: Refusal("E", "gone")}, {0: "dp=0"}, Comparison(()))
     assert [row["ranks"] for row in shown["rows"]] == ["0-1", "2-3"]
     assert shown["missing"] == [{"ranks": "4", "text": "E: gone"}]
@@ -228,48 +221,17 @@ def test_a_picture_of_one_rank_and_of_a_difference() -> None:
     assert isinstance(difference, Pixels)
     assert np.array_equal(difference.values, base.numpy() * 2)
     assert (difference.low, difference.high, difference.is_exact) == (0.0, 46.0, True)
-    assert (
-        ask_picture(answers, {**CONTENT, "rank": 3}) == "rank 3: NameError: name 'w' is not defined"
-    )
-    assert (
-        ask_picture(answers, {**CONTENT, "minus": 3})
-        == "rank 3: NameError: name 'w' is not defined"
-    )
+    for changes in ({"rank": 3}, {"minus": 3}):
+        missing = "rank 3: NameError: name 'w' is not defined"
+        assert ask_picture(answers, {**CONTENT, **changes}) == missing
 
 
 def test_a_picture_is_never_larger_than_a_megabyte() -> None:
     answers = LocalAnswers("w", {0: {"w": torch.ones(1, 1).expand(9000, 9000)}})
-    content = {
-        **CONTENT,
-        "rows": [0, 9000],
-        "cols": [0, 9000],
-        "height": 5000,
-        "width": 5000,
-        "reduction": "stride",
-    }
-    shown = ask_picture(answers, content)
+    size = {"rows": [0, 9000], "cols": [0, 9000], "height": 5000, "width": 5000}
+    shown = ask_picture(answers, {**CONTENT, **size, "reduction": "stride"})
     assert isinstance(shown, Pixels)
     assert shown.values.nbytes < 1_000_000
-
-
-def test_elements_are_exact() -> None:
-    third = torch.tensor([[1 / 3]], dtype=torch.float64)
-    answers = LocalAnswers(
-        "w", {0: {"w": third}, 1: {"w": third + 1}, 2: {"w": torch.tensor([[2**53 + 1]])}}
-    )
-    content = {"path": "", "rank": 0, "minus": None, "index": [0, 0]}
-    assert ask_element(answers, content) == {"text": repr(1 / 3)}
-    assert ask_element(answers, {**content, "rank": 2}) == {"text": str(2**53 + 1)}
-    assert ask_element(answers, {**content, "rank": 1, "minus": 0})["text"].startswith("1 (1.33")
-    assert "error" in ask_element(answers, {**content, "index": [5, 5]})
-
-
-@pytest.mark.parametrize(
-    ("texts", "said"),
-    [(["True", "True"], "equal (True − True)"), (["(1+2j)", "1j"], "(1+1j) ((1+2j) − 1j)")],
-)
-def test_other_elements_are_subtracted_too(texts: list[str], said: str) -> None:
-    assert subtract(texts) == said
 
 
 def test_the_still_picture_is_of_the_last_two_dims() -> None:
@@ -283,13 +245,8 @@ def test_the_still_picture_is_of_the_last_two_dims() -> None:
 
 
 def test_saved_widget_state_is_small() -> None:
-    answers = LocalAnswers("w", {rank: {"w": torch.rand(2000, 1000)} for rank in range(4)})
-    inspector = Inspector(answers)
-    state = {
-        name: value
-        for name, value in inspector.widget.get_state().items()
-        if name not in ("_esm", "_css")
-    }
+    state = inspector_of(torch.rand(2000, 1000), 4).widget.get_state()
+    del state["_esm"], state["_css"]
     assert len(json.dumps(state, default=str)) < 20_000
     assert state["picture"] is None  # it is the page's, which makes it small
 
@@ -332,13 +289,13 @@ def test_a_still_picture_is_never_of_other_values() -> None:
 
 
 def test_unknown_requests_of_a_page_are_ignored() -> None:
-    inspector = Inspector(LocalAnswers("w", {0: {"w": torch.ones(3)}}))
+    inspector = inspector_of(torch.ones(3))
     assert inspector.answer({"ask": "odd"}) == ({"error": "no such question: odd"}, [])
     assert inspector.answer({"ask": "hello"}) == ({}, [])
 
 
 def test_a_question_that_cannot_be_understood_is_answered() -> None:
-    inspector = Inspector(LocalAnswers("w", {0: {"w": torch.ones(3)}}))
+    inspector = inspector_of(torch.ones(3))
     told: list[dict[str, Any]] = []
     widget: Any = inspector.widget
     widget.send = lambda content, buffers=(): told.append(content)

@@ -75,12 +75,28 @@ def test_elements_of_two_ranks_are_subtracted(name: str, difference: str) -> Non
     assert "−" not in ask_element(answers_of(name), {**CONTENT, "minus": None})["text"]
 
 
-def test_single_element_is_described_shortly() -> None:
-    text = ask_element(answers_of("float32"), {**CONTENT, "minus": None})["text"]
-    assert text == "1.0000001"
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (torch.tensor([[1.0 + STEP]]), "1.0000001"),
+        (torch.tensor([[1 / 3]], dtype=torch.float64), repr(1 / 3)),
+        (torch.tensor([[2**53 + 1]]), str(2**53 + 1)),
+    ],
+)
+def test_elements_are_exact(value: torch.Tensor, text: str) -> None:
+    answers, alone = LocalAnswers("w", {1: {"w": value}}), {**CONTENT, "minus": None}
+    assert ask_element(answers, alone) == {"text": text}
+    assert "error" in ask_element(answers, {**alone, "index": [5, 5]})
 
 
-def test_numbers_of_two_kinds_are_subtracted() -> None:
-    assert subtract(["3", "1.5"]) == "1.5 (3 − 1.5)"
-    assert subtract(["inf", "inf"]) == "nan (inf − inf)"
-    assert subtract(["(1+2j)", "1.0"]) == "2j ((1+2j) − 1.0)"
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (["3", "1.5"], "1.5 (3 − 1.5)"),
+        (["inf", "inf"], "nan (inf − inf)"),
+        (["(1+2j)", "1.0"], "2j ((1+2j) − 1.0)"),
+        (["True", "True"], "equal (True − True)"),
+    ],
+)
+def test_numbers_of_two_kinds_are_subtracted(texts: list[str], said: str) -> None:
+    assert subtract(texts) == said
