@@ -54,19 +54,15 @@ def kernel(request: pytest.FixtureRequest, tmp_path: Path) -> Kernel:
     return Kernel(tmp_path, request.param)
 
 
-def test_a_kill_that_the_group_counts_is_one_for_want_of_memory(kernel: Kernel) -> None:
+@pytest.mark.parametrize("num_kills", [0, 1])
+def test_a_kill_that_the_group_counts_is_one_for_want_of_memory(
+    kernel: Kernel, num_kills: int
+) -> None:
     kernel.set_group("/job/7", 2, "6000")
     watch = kernel.watch()
     watch.watch(PID)
-    kernel.set_group("/job/7", 3, "6000")
-    assert watch.was_killed(PID) == (True, 6000)
-
-
-def test_uncounted_oom_kill_is_attributed(kernel: Kernel) -> None:
-    kernel.set_group("/job/7", 2, "6000")
-    watch = kernel.watch()
-    watch.watch(PID)
-    assert watch.was_killed(PID) == (False, 6000)
+    kernel.set_group("/job/7", 2 + num_kills, "6000")
+    assert watch.was_killed(PID) == (num_kills == 1, 6000)
 
 
 def test_two_oom_killed_ranks_are_both_reported(kernel: Kernel) -> None:
@@ -131,19 +127,14 @@ def test_oom_report_names_the_size_and_the_remedy() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  "
-        "std::bad_alloc",
+        "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  ...",
         "MemoryError",
-        "RuntimeError: [enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate "
-        "memory",
+        "RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory",
     ],
 )
 def test_refused_allocation_is_recognized_by_the_last_output(words: str) -> None:
     assert "refused more memory" in explain_refusal(words, 10**9, None)
     assert "`ulimit -v`, is 4.0 GB" in explain_refusal(words, 10**9, 4 * 10**9)
-
-
-def test_other_last_words_are_no_hint() -> None:
     assert explain_refusal("Segmentation fault", 10**9, 4 * 10**9) == ""
 
 
@@ -170,37 +161,24 @@ TORCH = '  File "/site/torch/nn/modules/module.py", line 1 in _call_impl'
 GROUPS = '  File "/site/cellmesh/workers/groups/groups.py", line 5 in all_reduce'
 
 
+CRASH, ABORTED = [CURRENT, CELL], ["Fatal Python error: Aborted", ""]
+
+
 @pytest.mark.parametrize(
     ("lines", "left"),
     [
         ([], []),
         (["last words", STDLIB], ["last words", STDLIB]),
-        (
-            ["Fatal Python error: Aborted", "", HEAD, OWN, STDLIB, "x"],
-            ["Fatal Python error: Aborted", "", "x"],
-        ),
+        ([*ABORTED, HEAD, OWN, STDLIB, "x"], [*ABORTED, "x"]),
         ([HEAD, STDLIB, STDLIB, OWN], []),
         ([CURRENT, TORCH, CELL, OWN, OWN, STRING], [CURRENT, TORCH, CELL]),
         ([CURRENT, GROUPS, CELL, OWN, STRING], [CURRENT, GROUPS, CELL]),
         ([CURRENT, OWN, STRING, "end"], [CURRENT, OWN, STRING, "end"]),
-        (
-            [HEAD, STDLIB, CELL, STDLIB, HEAD, OWN, CURRENT, CELL],
-            [HEAD, STDLIB, CELL, CURRENT, CELL],
-        ),
+        ([HEAD, STDLIB, CELL, STDLIB, HEAD, OWN, *CRASH], [HEAD, STDLIB, CELL, *CRASH]),
         (["no head", OWN], ["no head", OWN]),
     ],
-    ids=[
-        "none",
-        "words",
-        "runtime",
-        "waits",
-        "cell",
-        "between",
-        "runtime crashes",
-        "threads",
-        "no head",
-    ],
-)
+    ids=["none", "words", "runtime", "waits", "cell", "between", "crash", "threads", "headless"],
+)  # fmt: skip
 def test_stacks_without_the_runtimes_frames(lines: list[str], left: list[str]) -> None:
     assert without_own_frames(lines, "/site/cellmesh") == left
 

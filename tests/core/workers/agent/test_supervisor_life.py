@@ -83,20 +83,19 @@ def test_a_start_without_ranks_fails_and_ends(
     assert supervisor.state == "ended"
 
 
-def test_a_rank_that_cannot_start_ends_the_start() -> None:
-    supervisor = make(2)
+def starting(num_ranks: int = 2) -> Supervisor:
+    """One whose ranks have been forked, and are not ready."""
+    supervisor = make(num_ranks)
     supervisor.zygote_ready(0)
-    supervisor.forked(pids(2))
+    supervisor.forked(pids(num_ranks))
+    return supervisor
+
+
+def test_a_rank_that_cannot_start_ends_the_start_once() -> None:
+    supervisor = starting()
     actions = supervisor.from_rank(0, Parcel(RankUnready("RuntimeError: no network")), 0.0)
     assert up(actions) == [StartFailed("host", "rank 0 could not start: RuntimeError: no network")]
     assert of(KillRanks, actions) == [KillRanks((0, 1))]
-
-
-def test_a_start_fails_once() -> None:
-    supervisor = make(2)
-    supervisor.zygote_ready(0)
-    supervisor.forked(pids(2))
-    supervisor.from_rank(0, Parcel(RankUnready("no")), 0.0)
     assert up(supervisor.from_rank(1, Parcel(RankUnready("no")), 0.0)) == []
     assert supervisor.zygote_ended("killed", "") == []
 
@@ -134,9 +133,7 @@ def test_a_restart_before_torch_is_there_forks_once() -> None:
 
 
 def test_a_restart_while_ranks_start_replaces_them() -> None:
-    supervisor = make(2)
-    supervisor.zygote_ready(0)
-    supervisor.forked(pids(2))
+    supervisor = starting()
     assert supervisor.restart() == [KillRanks((0, 1))]
     supervisor.rank_ended(0, "killed", "", 0.0)
     assert supervisor.rank_ended(1, "killed", "", 0.0) == [Fork((0, 1), 2)]
@@ -174,9 +171,8 @@ def test_a_second_stop_changes_nothing() -> None:
     supervisor.stop("stopped", 0.0)
     assert supervisor.stop("again", 0.5) == supervisor.restart() == []
     assert supervisor.state == "stopping"
-    supervisor.rank_ended(0, "", "", 1.0)
-    supervisor.rank_ended(1, "", "", 1.0)
-    supervisor.rank_ended(2, "", "", 1.0)
+    for rank in range(3):
+        supervisor.rank_ended(rank, "", "", 1.0)
     assert supervisor.stop("again", 2.0) == []
 
 
@@ -194,7 +190,7 @@ def test_last_messages_of_ranks_go_up_before_the_end() -> None:
     supervisor = started(1)
     work(supervisor, 1, (0,))
     supervisor.stop("stopped", 0.0)
-    supervisor.from_rank(0, Parcel(Output(1, "stdout", "from an exit handler\n")), 0.1)
-    actions = supervisor.rank_ended(0, "exited with code 0", "", 0.1)
-    said = up(actions)
-    assert said == [Ranked((0,), Output(1, "stdout", "from an exit handler\n")), Stopped("stopped")]
+    last = Output(1, "stdout", "from an exit handler\n")
+    supervisor.from_rank(0, Parcel(last), 0.1)
+    said = up(supervisor.rank_ended(0, "exited with code 0", "", 0.1))
+    assert said == [Ranked((0,), last), Stopped("stopped")]

@@ -110,8 +110,8 @@ def test_a_path_leads_to_the_value_that_python_gives(expression: str) -> None:
     "expression",
     [
         "loud.weight", "loud.nothing", "loud[0]", "sly.any", "loud_dict['a']", "loud_dict.a",
-        "loud_keys['a']", "loud_tensor[0]", "loud_class.weight", "makes['b']", "f()", "x.sum()",
-        "x.sum",
+        "loud_keys['a']", "loud_tensor[0]", "loud_tensor.T", "loud_class.weight", "makes['b']",
+        "f()", "x.sum()", "x.sum",
         "x + 1", "[x]", "x[x > 0]", "x[[0, 1]]", "x[True]", "x[loud]", "model[0:1]", "lists[0:1]",
         "nest[loud]", "nest[x[0]]", "slotted.__class__", "f'{x}'", "lambda: x", "x if i else i",
         "x; i", "",

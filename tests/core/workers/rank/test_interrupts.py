@@ -61,6 +61,13 @@ def wait_to_be_interrupted() -> None:
     raise AssertionError("nothing interrupted this")
 
 
+def ask(interrupts: Interrupts, run: int) -> bool:
+    """Request an interrupt from beside, and let its signal be handled; return the answer."""
+    answer: bool = from_beside(lambda: interrupts.request(run))
+    do_something()
+    return answer
+
+
 def be_interrupted(interrupts: Interrupts, run: int) -> None:
     """Have a run interrupted from beside, and wait for it."""
     from_beside(lambda: interrupts.request(run))
@@ -104,8 +111,7 @@ def test_a_run_that_swallows_an_interrupt_can_be_interrupted_again(interrupts: I
 
 def test_a_run_that_waits_is_cancelled(interrupts: Interrupts) -> None:
     interrupts.begin(5)
-    assert from_beside(lambda: interrupts.request(6)) is False
-    do_something()
+    assert ask(interrupts, 6) is False
     interrupts.end()
     with pytest.raises(KeyboardInterrupt):
         interrupts.begin(6)
@@ -124,22 +130,12 @@ def test_runs_that_never_arrive_are_forgotten(interrupts: Interrupts) -> None:
         interrupts.begin(2 * MAX_RUNS - 1)
 
 
-def test_unrequested_signal_interrupts_nothing(interrupts: Interrupts) -> None:
-    signal.raise_signal(signal.SIGINT)
-    do_something()
-    interrupts.begin(5)
-    signal.raise_signal(signal.SIGINT)
-    do_something()
-    interrupts.end()
-    signal.raise_signal(signal.SIGINT)
-    do_something()
-
-
-def test_late_request_interrupts_nothing(interrupts: Interrupts) -> None:
-    interrupts.begin(5)
-    interrupts.end()
-    assert from_beside(lambda: interrupts.request(5)) is False
-    do_something()
+def test_unrequested_signals_and_late_requests_interrupt_nothing(interrupts: Interrupts) -> None:
+    for change in (lambda: None, lambda: interrupts.begin(5), interrupts.end):
+        change()
+        signal.raise_signal(signal.SIGINT)
+        do_something()
+    assert ask(interrupts, 5) is False
     interrupts.begin(6)
     do_something()
     interrupts.end()
@@ -151,18 +147,13 @@ def test_late_request_interrupts_nothing(interrupts: Interrupts) -> None:
 def test_only_the_outermost_shield_lets_go(interrupts: Interrupts) -> None:
     interrupts.begin(5)
     steps = []
-
-    def work() -> None:
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
         with interrupts:
             with interrupts:
-                assert from_beside(lambda: interrupts.request(5)) is True
-                do_something()
+                assert ask(interrupts, 5) is True
             do_something()
             steps.append("still held")
         steps.append("never reached")
-
-    with pytest.raises(KeyboardInterrupt):
-        work()
     assert steps == ["still held"]
     do_something()
     interrupts.end()
@@ -188,14 +179,10 @@ def test_a_shield_of_another_thread_shields_nothing_here(interrupts: Interrupts)
 
 
 def test_an_error_inside_a_shield_is_not_lost_on_the_way(interrupts: Interrupts) -> None:
-    def work() -> None:
-        with interrupts:
-            from_beside(lambda: interrupts.request(5))
-            raise ValueError("ours")
-
     interrupts.begin(5)
-    with pytest.raises(KeyboardInterrupt) as caught:
-        work()
+    with pytest.raises(KeyboardInterrupt) as caught, interrupts:  # noqa: PT012
+        from_beside(lambda: interrupts.request(5))
+        raise ValueError("ours")
     assert isinstance(caught.value.__context__, ValueError)
 
 
@@ -205,8 +192,7 @@ def test_an_error_inside_a_shield_is_not_lost_on_the_way(interrupts: Interrupts)
 def test_an_interrupt_that_struck_a_finalizer_strikes_again(interrupts: Interrupts) -> None:
     class Slow:
         def __del__(self) -> None:
-            from_beside(lambda: interrupts.request(5))
-            do_something()
+            ask(interrupts, 5)
 
     def work() -> None:
         slow = Slow()
@@ -231,11 +217,7 @@ def test_the_import_of_a_library_ends_before_it_is_interrupted(
     monkeypatch.setattr(f"{INTERRUPTS}.is_of_library", lambda name: name.startswith(str(tmp_path)))
     monkeypatch.setattr(f"{INTERRUPTS}._IMPORT_S", may_import_s)
 
-    def strike() -> None:
-        from_beside(lambda: interrupts.request(5))
-        do_something()
-
-    monkeypatch.setattr(builtins, "import_strike", strike, raising=False)
+    monkeypatch.setattr(builtins, "import_strike", lambda: ask(interrupts, 5), raising=False)
 
     def work() -> None:
         importlib.import_module("struck_library")
@@ -420,8 +402,7 @@ def test_insisting_interrupts_for_any_sigint_handler(
     interrupts.begin(5)
     take()
     try:
-        from_beside(lambda: interrupts.request(5))
-        do_something()
+        ask(interrupts, 5)
         with pytest.raises(KeyboardInterrupt):
             insist()
         assert not interrupts.is_pending(5)
@@ -445,8 +426,7 @@ def test_only_insisting_interrupts_the_description_of_a_failure(
     interrupts: Interrupts, insist: Callable[[], None]
 ) -> None:
     interrupts.describe(5)
-    from_beside(lambda: interrupts.request(5))
-    do_something()
+    ask(interrupts, 5)
     with pytest.raises(KeyboardInterrupt):
         insist()
     interrupts.end()

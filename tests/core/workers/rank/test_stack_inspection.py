@@ -206,18 +206,15 @@ class Spot:
 STOP = "arrive(), leave()"
 
 
+def run_cell(source: str, number: int, **names: Any) -> Any:
+    return lambda: define(source, f"<cell {number}>", "__main__", **names)
+
+
 def test_innermost_call_and_the_line_of_the_cell_are_named() -> None:
     spot = Spot()
     library = define(f"def compute():\n    {STOP}\n", "/lib/numbers.py", "numbers", **spot.names)
-    activity = spot.look(
-        lambda: define(
-            "def step():\n    compute()\n\nstep()\n",
-            "<cell 3>",
-            "__main__",
-            compute=library["compute"],
-        )
-    )
-    assert activity == Activity(3, 2, "leave", "")
+    cell = run_cell("def step():\n    compute()\n\nstep()\n", 3, compute=library["compute"])
+    assert spot.look(cell) == Activity(3, 2, "leave", "")
 
 
 def collectives(spot: Spot) -> dict[str, Any]:
@@ -234,60 +231,39 @@ def collectives(spot: Spot) -> dict[str, Any]:
 
 def test_collective_called_by_the_user_is_named() -> None:
     spot = Spot()
-    wrapper = collectives(spot)["wrapper"]
-    activity = spot.look(
-        lambda: define("\nall_reduce(1)\n", "<cell 4>", "__main__", all_reduce=wrapper)
-    )
-    assert activity == Activity(4, 2, "leave", "all_reduce", may_wait=True)
+    cell = run_cell("\nall_reduce(1)\n", 4, all_reduce=collectives(spot)["wrapper"])
+    assert spot.look(cell) == Activity(4, 2, "leave", "all_reduce", may_wait=True)
 
 
 def test_a_line_of_another_cell_is_named_with_its_cell_and_the_line_that_called_it() -> None:
     spot = Spot()
-    earlier = define(f"\n\ndef step():\n    {STOP}\n", "<cell 8>", "__main__", **spot.names)
-    activity = spot.look(lambda: define("\nstep()\n", "<cell 9>", "__main__", step=earlier["step"]))
+    step = define(f"\n\ndef step():\n    {STOP}\n", "<cell 8>", "__main__", **spot.names)["step"]
+    activity = spot.look(run_cell("\nstep()\n", 9, step=step))
     assert activity == Activity(9, 2, "leave", "", inner="In[8] line 4")
-    called = spot.look(earlier["step"])  # by `mesh.run`: no cell runs
+    called = spot.look(step)  # by `mesh.run`: no cell runs
     assert called == Activity(0, 0, "leave", "", inner="In[8] line 4")
+
+
+CELL, F, G = ("<module>", "<cell 9>", 5), ("f", "<cell 9>", 2), ("g", "<cell 8>", 10)
+LIBRARY, SCRIPT = ("f", "/lib/a.py", 7), ("<module>", "/home/me/train.py", 30)
+STEP, IMPORT = ("step", "/home/me/train.py", 12), ("<module>", "/home/me/models.py", 3)
+STDLIB = ("<module>", f"{os.path.dirname(os.__file__)}/a.py", 7)
 
 
 @pytest.mark.parametrize(
     ("frames", "place"),
     [
         ([], Place()),
-        ([("f", "/lib/a.py", 7)], Place()),
-        ([("<module>", "<cell 9>", 5), ("f", "/lib/a.py", 7)], Place(9, 5)),
-        ([("<module>", "<cell 9>", 5), ("f", "<cell 9>", 2)], Place(9, 2)),
-        (
-            [("<module>", "<cell 9>", 5), ("f", "<cell 9>", 2), ("g", "<cell 8>", 10)],
-            Place(9, 2, "In[8] line 10"),
-        ),
-        (
-            [("<module>", "<cell 9>", 5), ("g", "<cell 8>", 10), ("f", "<cell 9>", 2)],
-            Place(9, 2),
-        ),
-        ([("g", "<cell 8>", 10), ("h", "<cell 7>", 1)], Place(0, 0, "In[7] line 1")),
-        (  # by %run; an import in it that fails is of its line
-            [
-                ("<module>", "<cell 9>", 5),
-                ("execfile", "/lib/a.py", 7),
-                ("<module>", "/home/me/train.py", 30),
-                ("step", "/home/me/train.py", 12),
-                ("<module>", "/home/me/models.py", 3),
-            ],
-            Place(9, 5, "train.py line 12"),
-        ),
-        (
-            [("<module>", "<cell 9>", 5), ("<module>", f"{os.path.dirname(os.__file__)}/a.py", 7)],
-            Place(9, 5),
-        ),
-        (  # a function of the notebook's that the file calls
-            [
-                ("<module>", "<cell 9>", 5),
-                ("<module>", "/home/me/train.py", 30),
-                ("g", "<cell 8>", 10),
-            ],
-            Place(9, 5, "In[8] line 10"),
-        ),
+        ([LIBRARY], Place()),
+        ([CELL, LIBRARY], Place(9, 5)),
+        ([CELL, F], Place(9, 2)),
+        ([CELL, F, G], Place(9, 2, "In[8] line 10")),
+        ([CELL, G, F], Place(9, 2)),
+        ([G, ("h", "<cell 7>", 1)], Place(0, 0, "In[7] line 1")),
+        # by %run; an import in it that fails is of its line
+        ([CELL, LIBRARY, SCRIPT, STEP, IMPORT], Place(9, 5, "train.py line 12")),
+        ([CELL, STDLIB], Place(9, 5)),
+        ([CELL, SCRIPT, G], Place(9, 5, "In[8] line 10")),  # a cell's function, of the file
     ],
 )
 def test_place_in_cells(frames: list[tuple[str, str, int]], place: Place) -> None:
@@ -318,45 +294,34 @@ def interrupted(run: Any) -> types.TracebackType | None:
     return tb
 
 
-def test_an_interruption_in_the_cell_itself_names_the_cell() -> None:
-    tb = interrupted(lambda: define("raise KeyboardInterrupt", "<cell 1>", "__main__"))
-    assert describe_interruption(tb) == "interrupted in the cell"
+RAISES = "raise KeyboardInterrupt"
 
 
 def test_an_interruption_in_a_collective_names_the_collective() -> None:
     source = (
-        "def _wait():\n    raise KeyboardInterrupt\n"
-        "def barrier():\n    _wait()\n"
-        "def wrapper():\n    barrier()\n"
+        f"def _wait():\n    {RAISES}\ndef barrier():\n    _wait()\ndef wrapper():\n    barrier()\n"
     )
     wrapper = define(source, C10D, "torch.distributed.distributed_c10d")["wrapper"]
-    tb = interrupted(lambda: define("wait()", "<cell 1>", "__main__", wait=wrapper))
+    tb = interrupted(run_cell("wait()", 1, wait=wrapper))
     assert describe_interruption(tb) == "interrupted in barrier"
 
 
 def test_an_interruption_beside_a_collective_that_was_just_freed_names_it() -> None:
-    barrier = define("def barrier():\n    raise RuntimeError\n", C10D, "torch.distributed")[
-        "barrier"
-    ]
+    source = "def barrier():\n    raise RuntimeError\n"
     with pytest.raises(RuntimeError) as freed:
-        barrier()
-    tb = interrupted(lambda: define("raise KeyboardInterrupt", "<cell 1>", "__main__"))
+        define(source, C10D, "torch.distributed")["barrier"]()
+    tb = interrupted(run_cell(RAISES, 1))
     assert describe_interruption(tb, freed.value) == "interrupted in barrier"
-    assert describe_interruption(tb, ValueError("no collective")) == "interrupted in the cell"
+    for other in (None, ValueError("no collective")):
+        assert describe_interruption(tb, other) == "interrupted in the cell"
 
 
 def test_our_own_functions_are_not_named() -> None:
-    ours = define(
-        "def on_signal():\n    raise KeyboardInterrupt\n",
-        "/lib/ours.py",
-        "cellmesh.workers.rank.interrupts",
-    )
-    library = define(
-        "def compute():\n    strike()\n", "/lib/numbers.py", "numbers", strike=ours["on_signal"]
-    )
-    tb = interrupted(
-        lambda: define("compute()", "<cell 1>", "__main__", compute=library["compute"])
-    )
+    source, module = f"def on_signal():\n    {RAISES}\n", "cellmesh.workers.rank.interrupts"
+    strike = define(source, "/lib/ours.py", module)["on_signal"]
+    source = "def compute():\n    strike()\n"
+    compute = define(source, "/lib/numbers.py", "numbers", strike=strike)["compute"]
+    tb = interrupted(run_cell("compute()", 1, compute=compute))
     assert describe_interruption(tb) == "interrupted in strike"
 
 
@@ -397,11 +362,9 @@ def test_call_is_shown_as_written(source: str, words: str) -> None:
         "cellmesh.gate",  # not user code
         **spot.names,
     )
-    names = {**library, "__name__": "__main__", "time": library["Gate"]()}
-    if source.startswith("time."):
-        names["time"] = types.SimpleNamespace(wait=lambda *args: None)
-    activity = spot.look(lambda: define(source, "<cell 5>", "__main__", **names))
-    assert activity.where == words
+    time = types.SimpleNamespace(wait=lambda *args: None)
+    names = library | {"time": time, "__name__": "__main__"}
+    assert spot.look(run_cell(source, 5, **names)).where == words
 
 
 class NoWork:
@@ -415,11 +378,7 @@ def test_waiting_for_a_work_is_a_collective_and_for_anything_else_is_not(
     class Kind(kind):  # type: ignore[misc]
         pass
 
-    spot = Spot()
-    work = Kind()
+    spot, work = Spot(), Kind()
     work.wait = spot.names["leave"]
-    names = {"arrive": spot.names["arrive"], "works": [work]}
-    activity = spot.look(
-        lambda: define("arrive(), works[0].wait()", "<cell 6>", "__main__", **names)
-    )
-    assert activity == Activity(6, 1, "works[0].wait", collective)
+    cell = run_cell("arrive(), works[0].wait()", 6, arrive=spot.names["arrive"], works=[work])
+    assert spot.look(cell) == Activity(6, 1, "works[0].wait", collective)

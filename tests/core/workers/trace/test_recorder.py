@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from torch.futures import Future
@@ -60,9 +61,15 @@ def test_cell_and_its_collectives_are_recorded_with_begin_and_end() -> None:
     assert told.since_s <= cell.begin_s
 
 
-def test_open_operation_has_no_end_and_an_end_counts_once() -> None:
-    spans = Spans()
-    begin_cell(spans, 1, "", 1)
+@pytest.fixture
+def spans() -> Spans:
+    """Those of a rank whose first cell runs."""
+    made = Spans()
+    begin_cell(made, 1, "", 1)
+    return made
+
+
+def test_open_operation_has_no_end_and_an_end_counts_once(spans: Spans) -> None:
     number = begin(spans, is_sync=False)
     told = past(spans)
     assert told.cells[0].end_s is None
@@ -78,50 +85,30 @@ def test_open_operation_has_no_end_and_an_end_counts_once() -> None:
     assert first.begin_s[0] <= first.wait_s[0] <= first.end_s[0]
 
 
-def test_wait_may_begin_before_its_record() -> None:
-    spans = Spans()
-    begin_cell(spans, 1, "", 1)
+def test_wait_may_begin_before_its_record(spans: Spans) -> None:
     at_s = time.monotonic()
     spans.wait(spans.begin(REDUCE, 1, -1, at_s, False), at_s)
     assert past(spans).operations.wait_s[0] == at_s
 
 
-def test_aborted_operation_ends_with_the_heal() -> None:
-    spans = Spans()
-    begin_cell(spans, 1, "", 1)
-    begin(spans)
+def test_aborted_operation_ends_with_the_heal(spans: Spans) -> None:
+    spans.end_with(object(), begin(spans))  # a work without a future is no error
+    assert math.isnan(past(spans).operations.end_s[0])
     spans.end_all()
     assert not math.isnan(past(spans).operations.end_s[0])
 
 
-def test_end_is_that_of_the_work_for_any_waiting_thread() -> None:
-    class OnlyAWork:
-        def __init__(self) -> None:
-            self.future: Future[None] = Future()
-
-        def get_future(self) -> Future[None]:
-            return self.future
-
-    spans, work = Spans(), OnlyAWork()
-    begin_cell(spans, 1, "", 1)
-    spans.end_with(work, begin(spans, is_sync=False))
+def test_end_is_that_of_the_work_for_any_waiting_thread(spans: Spans) -> None:
+    future: Future[None] = Future()
+    spans.end_with(SimpleNamespace(get_future=lambda: future), begin(spans, is_sync=False))
     assert math.isnan(past(spans).operations.end_s[0])
-    other = threading.Thread(target=work.future.set_result, args=(None,))
+    other = threading.Thread(target=future.set_result, args=(None,))
     other.start()
     other.join()
     assert not math.isnan(past(spans).operations.end_s[0])
 
 
-def test_a_work_without_a_future_is_no_error() -> None:
-    spans = Spans()
-    begin_cell(spans, 1, "", 1)
-    spans.end_with(object(), begin(spans))
-    assert math.isnan(past(spans).operations.end_s[0])
-
-
-def test_the_ring_keeps_the_newest_and_says_how_many_are_gone() -> None:
-    spans = Spans()
-    begin_cell(spans, 1, "", 1)
+def test_the_ring_keeps_the_newest_and_says_how_many_are_gone(spans: Spans) -> None:
     first = begin(spans)
     for sequence in range(2, CAPACITY + 101):
         spans.end(begin(spans, sequence))
@@ -137,9 +124,7 @@ def test_the_ring_keeps_the_newest_and_says_how_many_are_gone() -> None:
     assert few.num_left_out == CAPACITY + 95
 
 
-def test_operations_older_than_the_cells_are_not_missing() -> None:
-    spans = Spans()
-    begin_cell(spans, 1, "", 1)
+def test_operations_older_than_the_cells_are_not_missing(spans: Spans) -> None:
     for sequence in range(1, CAPACITY + 1):
         begin(spans, sequence)
     end_cell(spans)
