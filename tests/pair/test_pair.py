@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from cellmesh.controller.core.core import ANSWER_S
 from cellmesh.controller.core.runs import REPORT_AFTER_S
 from cellmesh.controller.output.fold import HOLD_TRACE_S
+from cellmesh.controller.run import Run
 from cellmesh.errors import RankDied, RankFailure, RanksInterrupted
 
 from ..support.scripted import World
+
+
+def running(
+    num_ranks: int, ranks: tuple[int, ...] | None = None, **options: Any
+) -> tuple[World, Run[Any]]:
+    """A mesh that has been started, and a run that its ranks have begun."""
+    world = World(num_ranks, **options).start()
+    run = world.submit(ranks)
+    world.deliver()
+    return world, run
+
 
 # ---- runs
 
 
 def test_a_run_has_the_value_of_every_rank() -> None:
-    world = World(4).start()
-    run = world.submit()
-    world.deliver()
+    world, run = running(4)
     for rank in (2, 0, 3, 1):
         world.ranks[rank].done({"rank": rank})
     world.wait(0.01)
@@ -27,9 +39,7 @@ def test_a_run_has_the_value_of_every_rank() -> None:
 
 
 def test_a_run_on_some_ranks_reaches_no_others() -> None:
-    world = World(4).start()
-    run = world.submit((1, 3))
-    world.deliver()
+    world, run = running(4, ranks=(1, 3))
     assert [len(world.ranks[rank].queue) for rank in range(4)] == [0, 1, 0, 1]
     for rank in (1, 3):
         world.ranks[rank].done(rank)
@@ -38,9 +48,7 @@ def test_a_run_on_some_ranks_reaches_no_others() -> None:
 
 
 def test_arrays_cross_both_hops() -> None:
-    world = World(2).start()
-    run = world.submit()
-    world.deliver()
+    world, run = running(2)
     for rank in (0, 1):
         world.ranks[rank].done(np.full(100_000, rank))
     world.wait(0.01)
@@ -49,9 +57,7 @@ def test_arrays_cross_both_hops() -> None:
 
 
 def test_equal_answers_travel_as_one_message_and_at_once() -> None:
-    world = World(8).start()
-    run = world.submit()
-    world.deliver()
+    world, run = running(8)
     before = world.num_up
     for rank in range(8):
         world.ranks[rank].done()
@@ -96,9 +102,7 @@ def test_work_for_control_threads_is_answered_while_ranks_are_busy() -> None:
 
 
 def test_line_printed_by_all_ranks_is_shown_once() -> None:
-    world = World(4).start()
-    run = world.submit()
-    world.deliver()
+    world, run = running(4)
     for step in range(3):
         for rank in range(4):
             world.ranks[rank].print(f"step {step}\n")
@@ -108,9 +112,7 @@ def test_line_printed_by_all_ranks_is_shown_once() -> None:
 
 
 def test_line_printed_by_one_rank_is_shown_soon() -> None:
-    world = World(4).start()
-    run = world.submit()
-    world.deliver()
+    world, run = running(4)
     world.ranks[2].print("only me\n")
     world.wait(0.2)
     assert world.text_of(run) == "[2] only me\n"
@@ -131,9 +133,7 @@ def test_output_belongs_to_its_run() -> None:
 
 
 def test_all_output_is_shown_before_the_run_is_done() -> None:
-    world = World(2).start()
-    run = world.submit()
-    world.deliver()
+    world, run = running(2)
     seen: list[str] = []
     run.on_end(lambda: seen.append(world.text_of(run)))
     for rank in (0, 1):
@@ -164,9 +164,7 @@ def test_output_after_the_end_goes_to_its_run() -> None:
 
 
 def test_a_failure_is_shown_while_the_others_run() -> None:
-    world = World(4).start()
-    run = world.submit()
-    world.deliver()
+    world, run = running(4)
     world.ranks[3].fail(ValueError("nan"), line=4)
     world.wait(HOLD_TRACE_S)
     assert world.text_of(run) == "[3] ValueError: nan\n"
@@ -174,9 +172,7 @@ def test_a_failure_is_shown_while_the_others_run() -> None:
 
 
 def test_waiting_ranks_are_shown_with_place_and_remedy() -> None:
-    world = World(4, on_error="wait").start()
-    run = world.submit()
-    world.deliver()
+    world, run = running(4, on_error="wait")
     for rank in (0, 1, 2):
         world.ranks[rank].collective = "all_reduce"
     world.ranks[3].fail(ValueError("nan"))
@@ -189,9 +185,7 @@ def test_waiting_ranks_are_shown_with_place_and_remedy() -> None:
 
 
 def test_ranks_that_do_not_answer_hold_up_the_report_for_a_second_at_most() -> None:
-    world = World(3, on_error="wait").start()
-    run = world.submit()
-    world.deliver()
+    world, run = running(3, on_error="wait")
     world.ranks[0].answers_probes = False
     world.ranks[1].collective = "barrier"
     world.ranks[2].fail(ValueError("no"))
@@ -202,9 +196,7 @@ def test_ranks_that_do_not_answer_hold_up_the_report_for_a_second_at_most() -> N
 
 
 def test_an_interrupt_reaches_the_ranks_that_still_run() -> None:
-    world = World(3).start()
-    run = world.submit()
-    world.deliver()
+    world, run = running(3)
     world.ranks[1].done()
     world.wait(0.01)
     run.interrupt()
@@ -223,9 +215,7 @@ def test_an_interrupt_reaches_the_ranks_that_still_run() -> None:
 
 
 def test_death_in_a_run_is_reported_within_half_a_second_and_ends_its_part() -> None:
-    world = World(3).start()
-    run = world.submit()
-    world.deliver()
+    world, run = running(3)
     world.ranks[1].print("last line\n")
     world.reap(1, "killed by SIGKILL", "last line")
     world.wait(0.4)
@@ -241,9 +231,7 @@ def test_death_in_a_run_is_reported_within_half_a_second_and_ends_its_part() -> 
 
 
 def test_other_ranks_are_shown_after_a_death() -> None:
-    world = World(3, on_error="wait").start()
-    run = world.submit()
-    world.deliver()
+    world, run = running(3, on_error="wait")
     for rank in (0, 2):
         world.ranks[rank].collective = "all_gather"
     world.reap(1)
