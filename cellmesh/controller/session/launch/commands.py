@@ -146,7 +146,7 @@ class HostCommands:
         try:
             if parts[0].name:
                 template = template_for(ticket.launch, ticket.job)
-                if template == self.first:
+                if template and template == self.first:
                     raise HostError("its command line starts the agents of all hosts")
                 for part in parts:
                     own = msgspec.structs.replace(sent, host=part)
