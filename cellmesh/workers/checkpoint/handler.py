@@ -95,7 +95,8 @@ class _Writer(FileSystemWriter):
         have written their files.
         """
         super().finish(metadata, results)
-        if name := find_cut_file(self._beside, metadata):
+        parts = [written.storage_data for each in results for written in each]
+        if name := find_cut_file(self._beside, parts):
             raise FileNotFoundError(f"{name} is not in {self._beside}: do all hosts share it?")
         self._directory.put(self._beside)
 

@@ -7,7 +7,7 @@ run.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -130,9 +130,14 @@ class _Contents:
         return "; ".join(told[:_MAX_NAMED]) + more
 
 
-def find_cut_file(path: Path, metadata: Metadata) -> str:
-    """Return the name of a file of a checkpoint that is missing or too short; "" if none is."""
-    for stored in metadata.storage_data.values():
+def find_cut_file(path: Path, parts: Iterable[Any]) -> str:
+    """Return the name of a file of a checkpoint that is missing or too short; "" if none is.
+
+    Args:
+        path: of the checkpoint.
+        parts: where its tensors and values are, as DCP's file system has them.
+    """
+    for stored in parts:
         file = path / stored.relative_path
         if not file.is_file() or file.stat().st_size < stored.offset + stored.length:
             return str(stored.relative_path)
@@ -145,7 +150,7 @@ def find_load_problem(namespace: dict[str, Any], names: Sequence[str], path: Pat
         contents = _Contents(path)
     except Exception as error:  # whatever unpickling meets
         return f"{path} cannot be read: {type(error).__name__}: {error}"
-    if cut_short := find_cut_file(path, contents.metadata):
+    if cut_short := find_cut_file(path, contents.metadata.storage_data.values()):
         return f"{path} is not complete: {cut_short} is missing or too short"
     try:
         for name in names or contents.names:
