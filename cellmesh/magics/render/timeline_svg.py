@@ -48,8 +48,8 @@ class _Layer:
 def draw_html(timeline: Timeline) -> str:
     """Draw the timeline as an ``<img>``, which pages that remove inline SVG still show.
 
-    Hovering over a collective tells what it was; an image map does that, as SVG in an ``<img>``
-    does not.
+    An image map has the title of each collective, as a browser shows no titles of SVG in an
+    ``<img>``.
     """
     picture = draw_svg(timeline)
     while len(picture) > _MAX_PICTURE_BYTES and len(timeline.rows) > _MIN_RANKS:

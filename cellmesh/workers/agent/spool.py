@@ -338,7 +338,9 @@ class Spool:
             self.given.count(givers, -num_bytes)
 
     def _count_again(self) -> None:
-        """Count what ranks have given anew, as ranks were replaced or what waits was."""
+        """Count the bytes that ranks have given from the start, after ranks were replaced or the
+        waiting messages changed.
+        """
         self.given = GivenBytes(self._max_answer_bytes)
         for flight in self._flights.values():
             for _, givers, num_bytes in flight.answers:
