@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import socket
 import types
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -39,13 +41,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="package", autouse=True)
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What all ways of running a program share."""
-    with pytest.MonkeyPatch.context() as patch, socket.create_server(("localhost", 0)) as server:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")  # the number decides in which order a sum is added up
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
         patch.setenv("HF_HUB_OFFLINE", "1")
-        patch.setenv("PROGRAM_PORT", str(server.getsockname()[1]))
-        server.close()
+        patch.setenv("PROGRAM_PORT", str(free_port()))
         yield
+
+
+def free_port() -> int:
+    """Return a free port below the ephemeral ones, which the kernel may give to any process."""
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for port in range(first - 1 - os.getpid() % 10_000, 1024, -1):
+        with contextlib.suppress(OSError), socket.create_server(("localhost", port)):
+            return port
+    raise OSError(f"no port below {first} is free")
 
 
 @pytest.fixture(scope="package")

@@ -31,7 +31,7 @@ MAIN = (
     "def main():\n    setup(rank, world_size)\n" + textwrap.indent(SUM, "    ") + "    cleanup()\n"
 )
 SPAWNED = (
-    "import os, socket, torch, torch.distributed as dist, torch.multiprocessing as mp\n"
+    "import os, torch, torch.distributed as dist, torch.multiprocessing as mp\n"
     "scale = 2\n"
     "def work(rank, world_size, port, queue):\n"
     "    os.environ.update(MASTER_ADDR='localhost', MASTER_PORT=port)\n"
@@ -44,7 +44,7 @@ SPAWNED = (
 )
 SPAWN = (
     "queue = mp.get_context('spawn').SimpleQueue()\n"
-    "port = str(socket.create_server(('localhost', 0)).getsockname()[1])\n"
+    "port = os.environ['PROGRAM_PORT']\n"
     "mp.spawn(work, args=(2, port, queue), nprocs=2)\n"
     "losses += [queue.get(), queue.get()]\n"
 )

@@ -45,11 +45,13 @@ _LONGEST_S, _LOOK_S = 3.0, 0.005
 _HOLD_S, _DRAIN_STEP_S = 5.0, 0.002
 _AT_ONCE = timedelta(milliseconds=1)
 _NO_TAG = 2**31 - 7  # no sender uses it
-# What gloo and NCCL say when a connection ends under an operation; the barrier is that before each
-# operation with TORCH_DISTRIBUTED_DEBUG=DETAIL, of which none has waited for months.
+# Texts of gloo and NCCL when a connection ends under an operation, and of our store when a wait is
+# cut; the barrier is that before each operation with TORCH_DISTRIBUTED_DEBUG=DETAIL, of which none
+# has waited for months.
 _LOST = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|not connected|Socket closed|pair closure|"
-    r"communicator was aborted|failed to pass monitoredBarrier in \d{11,} ms"
+    r"communicator was aborted|failed to pass monitoredBarrier in \d{11,} ms|"
+    r"wait for keys: .* was ended"  # by `StoreWaits.cut`
 )
 # How long a rank that has lost a connection waits for an interrupt or a release: after a death, the
 # controller sends the release when the settle time is over. No message follows where a peer has

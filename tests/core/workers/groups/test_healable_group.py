@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch._C._distributed_c10d as _c10d
 from torch._C._distributed_c10d import FakeWork, ProcessGroup
+from torch.distributed import DistStoreError
 from torch.futures import Future
 
 from cellmesh.errors import GroupDown
@@ -208,6 +209,23 @@ def test_a_wait_is_ended_from_another_thread(store: MeshStore) -> None:
         patience.run(lambda: threading.Event().wait(0.2), limit_s=0)
     with pytest.raises(ZeroDivisionError):
         patience.run(lambda: 1 / 0)
+
+
+def test_a_wait_for_a_key_that_is_cut_is_no_error_of_the_user(
+    store: MeshStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "check", lambda keys: False)
+
+    def cut() -> None:
+        while not store.waits.cut():
+            pass
+
+    cutter = threading.Thread(target=cut)
+    cutter.start()
+    with pytest.raises(DistStoreError) as caught:
+        store.wait(["never"], timedelta(seconds=30))
+    cutter.join()
+    assert abort.lost_its_peers(caught.value)
 
 
 def test_a_helper_thread_holds_no_group_after_a_wait(store: MeshStore) -> None:
