@@ -91,21 +91,19 @@ FEATURES = (
     Feature(
         "start and its options",
         948,
-        "controller/options.py wire/options.py controller/host_options.py "
-        "controller/host_list.py controller/environment.py controller/session/start.py "
-        "controller/session/same_mesh.py controller/session/surroundings.py "
+        "controller/options.py wire/options.py controller/host_list.py "
+        "controller/session/start.py controller/session/surroundings.py "
         "wire/environment.py wire/ticket.py",
     ),
     Feature(
         "hosts",
         2711,
         "controller/session/hosts/ controller/session/launch/ workers/agent/on_host.py "
-        "workers/agent/own_address.py workers/agent/invited.py workers/agent/tcp_port.py "
-        "wire/hosts.py wire/rendezvous.py wire/handshakes.py wire/curve.py",
+        "workers/agent/tcp_port.py wire/hosts.py wire/curve.py",
     ),
     Feature(
         "this host",
-        177,
+        223,
         "controller/session/launch/local.py",
     ),
     Feature(
@@ -121,18 +119,17 @@ FEATURES = (
     Feature(
         "prestart",
         292,
-        "wire/prestart.py controller/session/launch/prestart.py workers/prestart.py",
+        "controller/session/launch/prestart.py workers/prestart.py",
     ),
     Feature(
         "resize",
         194,
-        "controller/resizing.py controller/session/resize.py workers/rank/resizing.py",
+        "controller/resizing.py workers/rank/resizing.py",
     ),
     Feature(
         "code sync",
         504,
-        "wire/code_files.py controller/code_files/ "
-        "controller/session/hosts/code.py workers/agent/code_files.py",
+        "controller/code_files/ workers/agent/code_files.py",
     ),
     Feature(
         "output",

@@ -21,8 +21,8 @@ from ..controller.session.hosts.standing import ask_agents, summarize
 from ..controller.session.living import children_of
 from ..wire import marks
 from ..wire.host import this_place
+from ..wire.marks import kernel_of
 from ..wire.own_file import Secret
-from ..wire.prestart import kernel_of
 from ..wire.ticket import Holder, Ticket, find_tickets, read_holder
 from .filesystems import SHARED_FILESYSTEMS, filesystem_of
 

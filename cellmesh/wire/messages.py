@@ -22,10 +22,9 @@ from typing import Literal
 
 from . import checkpoint, inspect, replicas, trace
 from .attach import Detach, Detached, Hello, Inquire, Refused, SetAgents, Standing, Welcome
-from .code_files import FilesAnswer, PlaceFiles
 from .environment import Surroundings
 from .groups import Begun, Blueprint, Describe, GroupCount, Heal, SetMesh
-from .hosts import ClockReading, ReadClock
+from .hosts import ClockReading, FilesAnswer, PlaceFiles, ReadClock
 from .status import HostReport, Probe, RankInfo, RankState, ReadHost, Stacks, StackText
 from .stopping import Pause, StopState
 from .user_code import (

@@ -25,10 +25,9 @@ import msgspec
 
 from ..errors import HostError
 from .host import Place, own_python, own_torch, own_version, this_place
-from .hosts import AgentAddress, HostPart
+from .hosts import AgentAddress, HostPart, Invitation
 from .options import MeshOptions
 from .own_file import Secret, cannot_write, from_json, is_others, read_own_file, write_whole
-from .rendezvous import Invitation
 
 # sun_path holds 108 bytes; "/agent.sock" and a NUL must still fit.
 _MAX_DIRECTORY_BYTES = 108 - len("/agent.sock") - 1

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..wire.prestart import READY, StartMesh
+from ..wire.marks import READY, StartMesh
 from .agent import (
     agent,  # noqa: F401  (what the agent imports is imported before it is forked)
     guardian,

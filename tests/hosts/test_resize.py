@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import cellmesh as cm
+from cellmesh.controller import resizing as resize
 from cellmesh.controller.code_files.sync import CodeSync
-from cellmesh.controller.session import resize
 from cellmesh.controller.session.hosts.connections import Connections
 from cellmesh.errors import HostError, MeshUsageError
 from tests.faults.watching import wait_until

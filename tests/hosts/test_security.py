@@ -32,10 +32,10 @@ from cellmesh.wire.attach import Hello, Inquire
 from cellmesh.wire.codec import Parcel, encode
 from cellmesh.wire.curve import new_keys, use_curve
 from cellmesh.wire.host import own_package, own_python, own_torch, own_version
+from cellmesh.wire.hosts import ARRIVED, own_facts, parse_invitation
 from cellmesh.wire.messages import PROTOCOL, Relay, Stop
 from cellmesh.wire.own_file import to_json
 from cellmesh.wire.reliable import Reliable
-from cellmesh.wire.rendezvous import ARRIVED, own_facts, parse_invitation
 from cellmesh.wire.ticket import Ticket, new_key, read_ticket, runtime_root
 from cellmesh.wire.user_code import RunCell
 from tests.conftest import LEFTOVER_S, own_runtime_dir

@@ -22,7 +22,7 @@ from cellmesh.controller.session.attach import stop_mesh
 from cellmesh.controller.session.living import find_living
 from cellmesh.errors import CellmeshError, HostError, MeshUsageError, RankFailure
 from cellmesh.wire.curve import new_keys, use_curve
-from cellmesh.wire.rendezvous import own_addresses
+from cellmesh.wire.hosts import own_addresses
 from cellmesh.wire.ticket import Ticket, find_tickets
 from tests.conftest import check_nothing_left, own_runtime_dir, processes_of
 from tests.faults.watching import wait_until

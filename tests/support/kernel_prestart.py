@@ -17,7 +17,7 @@ from pathlib import Path
 from cellmesh.controller.session.launch import prestart
 from cellmesh.wire import marks
 from cellmesh.wire.descriptors import wait_readable
-from cellmesh.wire.prestart import READY
+from cellmesh.wire.marks import READY
 from cellmesh.wire.ticket import Ticket
 
 SOCKET, CONDITIONS = "prestart.sock", "prestart.conditions"

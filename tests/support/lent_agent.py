@@ -76,7 +76,7 @@ if __name__ == "__main__":
     sys.argv[:] = sys.argv[sys.argv.index("cellmesh") :]
 
 from cellmesh.wire.descriptors import wait_readable  # noqa: E402
-from cellmesh.wire.prestart import StartMesh  # noqa: E402
+from cellmesh.wire.marks import StartMesh  # noqa: E402
 from cellmesh.wire.ticket import Ticket, read_ticket  # noqa: E402
 from tests.support.kernel_prestart import LentPrestart  # noqa: E402
 

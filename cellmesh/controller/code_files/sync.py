@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from ...errors import HostError
-from ...wire.code_files import CodeFile, FilesAnswer, PlaceFiles, digest_of, name_of
 from ...wire.codec import Parcel
+from ...wire.hosts import CodeFile, FilesAnswer, PlaceFiles, digest_of, name_of
 from ...wire.own_file import open_regular
 from .scan import FileState, Found, Key, Scanner
 

@@ -14,8 +14,8 @@ from ..output.calling_cell import current_sink
 from ..output.console import Sink
 from .hosts.standing import find_agents, keep_ticket
 from .launch.hosts import HostAgents
-from .launch.launcher import Launcher
 from .launch.local import (
+    Launcher,
     LocalAgent,
     found,
 )

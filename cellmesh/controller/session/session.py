@@ -33,18 +33,15 @@ from ..metrics import Metrics
 from ..news import Reply
 from ..output.cell_record import Displays
 from ..output.console import ConsoleSink, Sink
-from ..resizing import ONE_HOST, Resizing
+from ..resizing import ONE_HOST, Resizing, resize
 from ..values.pool import SegmentPool
-from .hosts.code import sync_through
 from .hosts.connections import Connections
-from .hosts.start import bring_back, describe_replaced, end_unheard
-from .launch.launcher import Launcher
-from .launch.local import describe_full_disk, read_agent_log
+from .hosts.start import bring_back, describe_replaced, end_unheard, sync_through
+from .launch.local import Launcher, describe_full_disk, read_agent_log
 from .launch.reach import describe_detours
 from .life import Life, describe_end, explain_start, reason_of, refuse_use
 from .life import StartProgress as StartProgress
 from .link import Adopted, Link, warn
-from .resize import resize
 from .runs import Runs
 from .surroundings import OwnSurroundings, fixed_names
 

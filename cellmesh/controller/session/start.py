@@ -7,26 +7,28 @@ import functools
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
 import msgspec
 
-from ...errors import HostError, NoMeshError
+from ...errors import HostError, MeshUsageError, NoMeshError
 from ...wire.marks import end_dead_meshes
 from ...wire.modules import loaded
 from ...wire.options import StartOptions
+from ...wire.ranks import describe_ranks
 from ...wire.ticket import Ticket, runtime_root
 from ..host_list import INVITING
-from ..kernel import own_kernel
+from ..kernel import own_kernel, own_notebook
 from ..mesh import Mesh
+from ..mesh_dims import DEFAULT_DIM
 from ..options import Options, make_options, read_project_options
 from ..output.calling_cell import current_sink
 from .hosts.standing import forget_if_ended
 from .launch.hosts import HostAgents
-from .launch.launcher import Launcher
 from .launch.local import (
+    Launcher,
     LocalAgent,
     forked,
     make_ticket,
@@ -34,6 +36,7 @@ from .launch.local import (
     spawned,
 )
 from .launch.prestart import own_prestart
+from .living import LivingMesh, advise_left, describe_left, end_left, left_meshes
 from .session import Session, StartProgress
 
 # A notebook is restarted now and then, and the ranks are to be there then; a script is over when it
@@ -156,3 +159,147 @@ def _launch(
     ticket = make_ticket(options)
     launcher = LocalAgent(ticket, spawned)
     return ticket, launcher, launcher.start()
+
+
+def check_same(session: Session, given: Mapping[str, Any]) -> Options:
+    """Check that a start with these options would make a mesh like the one that runs.
+
+    Args:
+        session: of that mesh.
+        given: the options of the start, as `start` takes them.
+
+    Returns:
+        The options. The notebook's own, as `fold_numbers`, may differ.
+
+    Raises:
+        MeshUsageError: it would make another one; the text says what to type.
+    """
+    options = read_options(given)
+    name, fresh = session.name, "`%dist_start ... --fresh` ends it and starts another"
+    if options.num_ranks != session.num_ranks:
+        raise MeshUsageError(
+            f"{name} runs with {session.num_ranks} ranks, not {options.num_ranks}: "
+            f"`%dist_resize {options.num_ranks}` gives it that number, {fresh}"
+        )
+    if _asks_other_dims(options, session.dims):
+        have = ", ".join(f"{dim}={size}" for dim, size in session.dims.items())
+        wanted = " ".join(f"{dim}={size}" for dim, size in options.mesh.items())
+        raise MeshUsageError(
+            f"{name} runs with mesh {have}: `%dist_mesh {wanted}` gives it these dims, "
+            f"`%dist_restart` then renews its ranks, {fresh}"
+        )
+    if differing := differences(options, session.ticket):
+        raise MeshUsageError(f"{name} runs with {'; '.join(differing)}: {fresh}")
+    return options
+
+
+def settle_left(given: Mapping[str, Any], is_fresh: bool, show: Callable[[str], None]) -> None:
+    """Show which meshes this notebook has left, before it starts another. Blocks.
+
+    Args:
+        given: the options of the start, as `start` takes them.
+        is_fresh: whether those that are like the one to start are ended.
+        show: shows a line.
+
+    Raises:
+        MeshUsageError: one is like that, and is not to be ended; the text says what to type.
+    """
+    left = left_meshes(asks=True)
+    same = find_same(given, left)
+    if same and not is_fresh:
+        raise offer_left(same)
+    for mesh in left:
+        if mesh in same:
+            end_left(mesh)
+        show(f"{mesh.name} has ended" if mesh in same else advise_left(mesh))
+
+
+def find_same(given: Mapping[str, Any], left: Sequence[LivingMesh]) -> list[LivingMesh]:
+    """Return the meshes that are this notebook's, and like the one that a start would make.
+
+    Args:
+        given: the options of the start, as `start` takes them.
+        left: the meshes that live on without a controller.
+    """
+    notebook = own_notebook()
+    own = [mesh for mesh in left if mesh.is_of(notebook)]
+    if not own:
+        return []
+    options = read_options(given)
+    return [mesh for mesh in own if _is_same(options, mesh.ticket)]
+
+
+def offer_left(same: Sequence[LivingMesh]) -> MeshUsageError:
+    """Return the error to raise in place of a start, which says what to type.
+
+    Args:
+        same: meshes like the one to start (`find_same`).
+    """
+    it, name = "it" if len(same) == 1 else "them", same[-1].name
+    lives = "\n".join(map(describe_left, same))
+    return MeshUsageError(
+        f"{lives}.\n`%dist_attach {name}` has it again with what its ranks hold, `%dist_start ... "
+        f"--fresh` ends {it} and starts another, `%dist_start ... --name NAME` starts another "
+        f"beside {it}"
+    )
+
+
+def _is_same(options: Options, ticket: Ticket) -> bool:
+    dims = dict(zip(ticket.mesh_dim_names, ticket.mesh_shape, strict=False))
+    has_size = options.num_ranks == ticket.num_ranks
+    return has_size and not _asks_other_dims(options, dims) and not differences(options, ticket)
+
+
+def _asks_other_dims(options: Options, dims: Mapping[str, int]) -> bool:
+    # Dims that nobody asks for may have been changed by `%dist_mesh` since.
+    wanted = dict(options.mesh)
+    return tuple(wanted) != (DEFAULT_DIM,) and wanted != dict(dims)
+
+
+def differences(options: Options, ticket: Ticket) -> list[str]:
+    """Return what a mesh of these options would have in place of what a mesh has, besides its
+    size.
+
+    Args:
+        options: of the start.
+        ticket: of the mesh.
+    """
+    hosts = tuple(entry.name for entry in options.hosts)
+    agents = tuple(agent.host for agent in ticket.agents)
+    if hosts and not any(hosts):  # they name themselves
+        hosts = agents
+    pairs = {
+        "--backend": (ticket.backend, options.backend),
+        "--preload": (",".join(ticket.preload), ",".join(options.preload)),
+        "--name": (ticket.name, options.name or ticket.name),
+        "--settle": (ticket.settle_s, options.settle_s),
+        "--on-error": (ticket.on_error, options.on_error),
+        "--auto-heal": (ticket.auto_heal, options.auto_heal),
+        "--lease": (f"{ticket.lease_s:g}s", f"{options.lease_s:g}s"),
+        "--hosts": (",".join(agents), ",".join(hosts)),
+    }
+    found = [
+        f"{option} {_word(has)}, not {_word(wanted)}"
+        for option, (has, wanted) in pairs.items()
+        if has != wanted
+    ]
+    if ticket.gpus != options.gpus:
+        found.append("other --gpus")
+    if ticket.env != ranks_environment(options):  # whose values may be secret
+        found.append("other --env")
+    return found
+
+
+def describe_kept(mesh: Mesh) -> str:
+    """Return a sentence for the user of a mesh that runs and is kept."""
+    dead = sorted(mesh.rank_set.session.dead_ranks)
+    text = f"{len(mesh)} ranks are running and kept; `%dist_restart` renews them"
+    verb, it = ("is", "it") if len(dead) == 1 else ("are", "them")
+    died = f"; {describe_ranks(dead)} {verb} dead: `%dist_heal` replaces {it}"
+    return text + died if dead else text
+
+
+def _word(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g}" if isinstance(value, float) else str(value) or "none"

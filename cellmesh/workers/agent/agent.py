@@ -23,12 +23,11 @@ import msgspec
 
 from ...errors import HostError
 from ...wire.attach import Detach, SetAgents
-from ...wire.code_files import PlaceFiles
 from ...wire.codec import Frame, Parcel, encode
 from ...wire.curve import public_of
 from ...wire.faults import Faults
 from ...wire.host import host_name, started_ticks
-from ...wire.hosts import AgentAddress, ClockReading, ReadClock
+from ...wire.hosts import AgentAddress, ClockReading, PlaceFiles, ReadClock
 from ...wire.messages import (
     AgentFault,
     Died,

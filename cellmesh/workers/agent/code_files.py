@@ -19,8 +19,8 @@ from pathlib import Path
 
 import msgspec
 
-from ...wire.code_files import CodeFile, FilesAnswer, PlaceFiles, is_inside
 from ...wire.codec import Frame
+from ...wire.hosts import CodeFile, FilesAnswer, PlaceFiles, is_inside
 from .events import Events, Order
 
 # How long a file system may keep the end of the agent waiting.

@@ -5,6 +5,8 @@ The shell round `Spool` and `Reliable`: the agent's socket for controllers, gree
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import functools
 import hmac
 import os
@@ -13,23 +15,30 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import zmq
 
-from ...errors import ProtocolError
+from ...errors import HostError, ProtocolError
 from ...wire import transport
 from ...wire.attach import Detached, Hello, Inquire, Refused, SetAgents, Standing, Welcome
 from ...wire.bulk import Sender
 from ...wire.codec import Frame, Parcel, at_agent_from_controller, at_rank_for_control, encode
-from ...wire.host import format_span, host_name
+from ...wire.host import (
+    fits,
+    format_span,
+    host_name,
+    own_package,
+    own_python,
+    own_version,
+    same_release,
+)
 from ...wire.limits import MAX_ANSWER_BYTES
 from ...wire.messages import PROTOCOL, Died, Relay
 from ...wire.reliable import Reliable
 from ...wire.segments import SegmentFrame
-from ...wire.ticket import Ticket
+from ...wire.ticket import Holder, Ticket, write_holder
 from ...wire.user_code import InputReply
 from .events import Events, Order
-from .greeting import Dismissals, describe_hold, find_mismatch
-from .holder_file import HolderFile
 from .spool import Spool, size_of
 from .tcp_port import TcpPort
 
@@ -420,3 +429,119 @@ class Attachment:
         self.may_be_readable = (
             True  # ZeroMQ's descriptor tells of changes only, and sending takes them in
         )
+
+
+# Of so many controllers that were sent away, an agent knows why.
+_MAX_DISMISSED = 100
+
+
+class Dismissals:
+    """The controllers that an agent has sent away, which may come back and ask why."""
+
+    def __init__(self) -> None:
+        self._why: collections.OrderedDict[bytes, str] = collections.OrderedDict()
+
+    def note(self, link: bytes, reason: str) -> None:
+        """Note why the controller with this link was sent away; the oldest is forgotten."""
+        self._why[link] = reason
+        if len(self._why) > _MAX_DISMISSED:
+            self._why.popitem(last=False)
+
+    def why(self, link: bytes) -> str:
+        """Return why the controller with this link was sent away; "" if it was not."""
+        return self._why.get(link, "")
+
+
+def find_mismatch(hello: Hello, torch: str, is_local: bool) -> str:
+    """Return why a controller and this agent do not understand each other; "" if they do.
+
+    Args:
+        hello: the controller's greeting.
+        torch: the version that the mesh runs.
+        is_local: both are on one host, and must have imported cellmesh from one place.
+    """
+    version, python = own_version(), own_python()
+    if hello.protocol != PROTOCOL:
+        return f"the mesh speaks protocol {PROTOCOL}, this controller {hello.protocol}"
+    if hello.version != version:
+        return f"the mesh runs cellmesh {version}, and this is {hello.version}"
+    if not fits(hello.python, python):
+        return f"the mesh runs Python {python}, and this is {hello.python}"
+    if hello.package != own_package() and is_local:
+        return (
+            f"the mesh runs cellmesh {version} of {own_package()}, and this is "
+            f"{hello.version} of {hello.package}: use the environment that started it"
+        )
+    if not same_release(hello.torch, torch):
+        return f"the mesh runs torch {torch}, and this is {hello.torch}"
+    return ""
+
+
+def describe_hold(pid: int, host: str, held_s: float) -> str:
+    """Say which process holds the mesh, and what to do to have it.
+
+    Args:
+        pid: the controller's.
+        host: the controller's; "" if it is the agent's, too.
+        held_s: for how long it has held the mesh.
+    """
+    where = f" ({host})" if host else ""
+    return (
+        f"the mesh is held by process {pid}{where}, which attached {format_span(held_s)} ago: "
+        "detach it there (`%dist_detach`), or take it over with `--steal`"
+    )
+
+
+# How often the count of refused peers is written, at most.
+_COUNT_S = 1.0
+
+
+class HolderFile:
+    """A mesh's `Holder`, in memory and in its file.
+
+    Args:
+        ticket: the mesh's.
+
+    Attributes:
+        holder: what the file says, or is about to say.
+        write_at: when to call `write`, on the monotonic clock; None if the file is up to date.
+    """
+
+    def __init__(self, ticket: Ticket) -> None:
+        self._ticket = ticket
+        self.holder = Holder(
+            controller_pid=ticket.controller_pid,
+            is_attached=True,
+            since=ticket.created_at,
+            notebook=ticket.notebook,
+        )
+        self.write_at: float | None = None
+
+    def attach(self, hello: Hello) -> None:
+        """Note which controller has attached, and write the file."""
+        self._note(
+            controller_pid=hello.pid, host=hello.host, notebook=hello.notebook, is_attached=True
+        )
+
+    def leave(self) -> None:
+        """Note that the controller has left, and write the file."""
+        self._note(is_attached=False)
+
+    def _note(self, **changes: Any) -> None:
+        self.holder = msgspec.structs.replace(self.holder, since=time.time(), **changes)
+        self.write()
+
+    def count(self, num_refused: int) -> None:
+        """Note how many peers the agent has refused; the file is written soon."""
+        if num_refused > self.holder.num_refused and self.write_at is None:
+            self.write_at = time.monotonic() + _COUNT_S
+        if num_refused != self.holder.num_refused:
+            self.holder = msgspec.structs.replace(
+                self.holder, num_refused=num_refused, refused_at=time.time()
+            )
+
+    def write(self) -> None:
+        """Write the file."""
+        self.write_at = None
+        with contextlib.suppress(HostError):  # the disk is full; who is attached is not troubled
+            write_holder(self._ticket, self.holder)

@@ -9,6 +9,7 @@ stays as long as the agent does.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import os
 import signal
@@ -16,13 +17,16 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
 import msgspec
+import zmq
 
 from ...errors import HostError
+from ...wire import transport
 from ...wire.curve import new_keys
 from ...wire.descriptors import wait_readable
 from ...wire.environment import SOCKET_INTERFACES, choose_gpus
@@ -36,18 +40,29 @@ from ...wire.host import (
     own_versions,
     this_place,
 )
-from ...wire.hosts import ANNOUNCEMENT, GO, Announcement, HostPart
-from ...wire.interpreter import absolute, isolated_command
-from ...wire.marks import end_carriers, end_mesh_if_dead, is_dead, value_of
-from ...wire.own_file import from_json
-from ...wire.rendezvous import (
+from ...wire.hosts import (
+    AGAIN_S,
+    ANNOUNCEMENT,
+    ARRIVED,
+    GO,
+    ORDER,
+    REFUSED,
+    SAID,
+    TICKET,
+    Announcement,
+    HostFacts,
+    HostPart,
     Invitation,
+    addresses_by_interface,
     job_of_host,
     name_of_host,
     number_of_host,
     own_facts,
     parse_invitation,
 )
+from ...wire.interpreter import absolute, isolated_command
+from ...wire.marks import end_carriers, end_mesh_if_dead, is_dead, value_of
+from ...wire.own_file import from_json
 from ...wire.ticket import (
     Ticket,
     find_tickets,
@@ -59,8 +74,6 @@ from ...wire.ticket import (
     write_ticket,
 )
 from .guardian import READY
-from .invited import Visit
-from .own_address import choose_address
 
 # How long a host whose agent has ended looks for the notebook: where the mesh has ended, nobody
 # listens.
@@ -424,3 +437,171 @@ def _end(guardian: subprocess.Popen[bytes]) -> None:
 
 def _print(text: str) -> None:
     print(f"cellmesh agent: {text}", file=sys.stderr, flush=True)
+
+
+def choose_address(
+    part: HostPart, address: str, interface: str, launch: str, environment: Mapping[str, str]
+) -> tuple[str, str]:
+    """Choose the address of the agent and its interface.
+
+    Args:
+        part: says where the notebook's host is.
+        address, interface: as the user has chosen; "" for none.
+        launch: the command line that has started the agent; "" for ssh.
+        environment: may have ``SSH_CONNECTION`` of sshd.
+
+    Raises:
+        HostError: there is no such interface, or it has no address.
+    """
+    import psutil  # not for agents of meshes on one host
+
+    by_interface = addresses_by_interface()
+    if interface and not address:
+        found = by_interface.get(interface, [])
+        if not found:
+            there = ", ".join(name for name, addresses in by_interface.items() if addresses)
+            raise HostError(
+                f"{socket.gethostname()} has no interface {interface} with an address ({there})"
+            )
+        if not psutil.net_if_stats()[interface].isup:
+            raise HostError(f"interface {interface} of {socket.gethostname()} is down")
+        return found[0], interface
+    dialled = _dialled_by_ssh(launch, environment)
+    if not any(dialled in addresses for addresses in by_interface.values()):
+        dialled = ""
+    chosen = address or dialled or _route_to(part.notebook)
+    if ipaddress.ip_address(chosen).is_unspecified:
+        raise HostError("an agent is not bound to every address: name one of this host")
+    names = [name for name, addresses in by_interface.items() if chosen in addresses]
+    if not names:
+        raise HostError(f"{socket.gethostname()} has no interface with the address {chosen}")
+    return chosen, names[0]
+
+
+def _dialled_by_ssh(launch: str, environment: Mapping[str, str]) -> str:
+    """Return the address of this host to which the notebook's ssh has connected; "" without ssh.
+
+    Other launchers hand on the ``SSH_CONNECTION`` of the session that they were started in, which
+    says nothing of the way to the notebook: srun that of a login node, say.
+    """
+    words = environment.get("SSH_CONNECTION", "").split()
+    is_ssh = not launch or os.path.basename(launch.split()[0]) == "ssh"
+    return words[2] if is_ssh and len(words) == 4 else ""
+
+
+def _route_to(addresses: tuple[str, ...]) -> str:
+    """Return this host's address on the way to another; the loopback's if there is no way.
+
+    A name may stand for the loopback here and for another host there, so it is the last choice.
+    """
+    for name in addresses:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+            way.connect((name, 9))  # no packet is sent: the kernel looks up the route
+            address = str(way.getsockname()[0])
+            if not ipaddress.ip_address(address).is_loopback:
+                return address
+    return "127.0.0.1"
+
+
+# A notebook that does not answer for so long is said to be missing, once in as long.
+_SILENT_S = 10.0
+_LINGER_MS = 500
+
+
+class Visit:
+    """A connection from a host to the listener in the notebook, by which the host joins a mesh.
+
+    Args:
+        invitation: says where it is.
+        facts: of this host.
+    """
+
+    def __init__(self, invitation: Invitation, facts: HostFacts) -> None:
+        self._invitation = invitation
+        self._facts = msgspec.json.encode(facts)
+        self._context: zmq.Context[transport.Socket] = zmq.Context()
+        self._socket, self._monitor = transport.connect_dealer(
+            self._context,
+            invitation.endpoint,
+            b"H" + os.urandom(16),
+            (invitation.secret, invitation.public_key),
+        )
+        self._is_connected = False
+
+    def receive_ticket(self, patience_s: float | None = None) -> bytes | None:
+        """Wait until the notebook sends the ticket of this host's agent.
+
+        Args:
+            patience_s: how long to wait for the listener; None for as long as it takes.
+
+        Returns:
+            The ticket; None if there is no listener.
+
+        Raises:
+            HostError: this host is not wanted.
+        """
+        began = said_at = time.monotonic()
+        while (found := self._next()) is None or found[0] != TICKET:
+            now = time.monotonic()
+            if not self._is_connected and now - said_at > _SILENT_S:
+                said_at = now
+                _print(
+                    f"{self._invitation.endpoint} does not answer: does the notebook run, and may "
+                    "this host connect to it? Waiting for it"
+                )
+            if not self._is_connected and patience_s is not None and now - began > patience_s:
+                return None
+        return found[1]
+
+    def say(self, announcement: Announcement) -> None:
+        """Send the notebook the agent's announcement."""
+        self._send(SAID, msgspec.json.encode(announcement))
+
+    def hear(self, agent: int) -> bytes:
+        """Wait for an order of the notebook; b"" if the notebook has gone, or the agent has ended.
+
+        Args:
+            agent: a descriptor that is readable once the agent has ended.
+        """
+        while True:
+            try:
+                found = self._next(agent)
+            except HostError as error:
+                _print(str(error))
+                return b""
+            if found is not None and found[0] == ORDER:
+                return found[1]
+            if (found is None and wait_readable([agent], 0)) or not self._is_connected:
+                return b""
+
+    def close(self) -> None:
+        """Close the connection; the last message may take a moment to leave."""
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger=_LINGER_MS)
+        self._context.term()
+
+    def _next(self, *watched: int) -> tuple[bytes, bytes] | None:
+        """Return what the notebook has sent within a second, if anything; say that we wait."""
+        self._hear_connection()
+        if self._is_connected:
+            self._send(ARRIVED, self._facts)
+        if not transport.readable(self._socket):
+            numbers = [int(each.getsockopt(zmq.FD)) for each in (self._socket, self._monitor)]
+            wait_readable([*numbers, *watched], AGAIN_S)
+            self._hear_connection()
+            if not transport.readable(self._socket):
+                return None
+        word, text = map(bytes, transport.receive(self._socket))
+        if word == REFUSED:
+            raise HostError(text.decode(errors="replace"))
+        return word, text
+
+    def _hear_connection(self) -> None:
+        for is_new in transport.hear_connection(self._monitor):
+            if is_new:
+                _print(f"announced to {self._invitation.endpoint}; waiting for the other hosts")
+            self._is_connected = is_new
+
+    def _send(self, word: bytes, text: bytes) -> None:
+        transport.send(self._socket, [word, text])

@@ -10,8 +10,7 @@ from collections.abc import Callable
 import zmq
 
 from ...wire import transport
-from ...wire.curve import AllowList, KeyPair, public_of
-from ...wire.handshakes import PeerMonitor
+from ...wire.curve import AllowList, KeyPair, PeerMonitor, public_of
 from ...wire.ticket import Ticket
 from .events import Events, Order
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from cellmesh.controller.environment import read_environment, read_gpus
-from cellmesh.controller.options import make_options
+from cellmesh.controller.options import make_options, read_environment, read_gpus
 from cellmesh.errors import MeshUsageError
 from cellmesh.magics.line import parse
 

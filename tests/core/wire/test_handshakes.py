@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellmesh.wire.handshakes import Handshakes
+from cellmesh.wire.curve import Handshakes
 
 
 def test_handshakes_of_strangers_are_refused() -> None:

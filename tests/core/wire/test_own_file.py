@@ -15,8 +15,8 @@ import pytest
 
 import cellmesh
 from cellmesh.wire.curve import new_keys
+from cellmesh.wire.hosts import Invitation
 from cellmesh.wire.own_file import Secret, SecretBytes, from_json, to_json
-from cellmesh.wire.rendezvous import Invitation
 
 MARKER = "t0p-s3cret"
 NAMES = re.compile(r"(.*_)?(key|keys|secret|ticket|env)")

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from cellmesh.errors import HostError
-from cellmesh.wire.rendezvous import Invitation, own_facts, parse_invitation
+from cellmesh.wire.hosts import Invitation, own_facts, parse_invitation
 
 INVITATION = Invitation("train", "tcp://10.0.0.1:4711", "p" * 40, "s" * 40)
 TEXT = msgspec.json.encode(INVITATION)

@@ -13,17 +13,15 @@ from typing import Any
 from ....errors import HostError
 from ....wire import transport
 from ....wire.attach import Detached, Refused, SetAgents, Welcome
-from ....wire.code_files import FilesAnswer
 from ....wire.codec import Parcel
 from ....wire.descriptors import FILES_A_HOST, make_room
-from ....wire.hosts import SILENT_S, AgentAddress, ClockReading, ReadClock
+from ....wire.hosts import SILENT_S, AgentAddress, ClockReading, FilesAnswer, ReadClock
 from ....wire.messages import AgentFault, Ranked, Relay, Resize, Stop, Stopped
 from ....wire.ticket import Ticket
 from ...core.clocks import ClockComparison, ClockOffset
 from ..connection import Connection, Message
 from ..launch.commands import describe_job_end
-from .answers import Answers, FileRequests, Make
-from .fan import Fan, Routed
+from .fan import Answers, Fan, FileRequests, Make, Routed
 
 
 @dataclass(eq=False)

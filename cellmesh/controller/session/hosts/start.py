@@ -14,13 +14,15 @@ import msgspec
 
 from ....errors import HostError, MeshUsageError
 from ....wire.hosts import AgentAddress
+from ....wire.modules import loaded
 from ....wire.ticket import Ticket
 from ...code_files.sync import CodeSync
 from ...core.core import Core, Effect
 from ...host_list import parse_hosts
-from ..launch.launcher import Launcher
-from .answers import FILES_S
+from ..launch.local import Launcher
+from ..link import Link, warn
 from .connections import Connections
+from .fan import FILES_S, Answers, Make
 from .standing import describe_left, end_agents
 
 _T = TypeVar("_T")
@@ -187,3 +189,33 @@ def end_unheard(hosts: Connections, ticket: Ticket) -> str:
     ticket = msgspec.structs.replace(ticket, agents=tuple(unended), replaced=())
     left = end_agents(ticket, _END_S) if unended else []
     return describe_left(ticket, left) if left else ""
+
+
+def sync_through(hosts: Connections, link: Link, ticket: Ticket) -> CodeSync:
+    """Return a `CodeSync` that sends the user's modules to a mesh's hosts through its session.
+
+    Args:
+        hosts: the connections to the agents.
+        link: uses them, in its loop.
+        ticket: of the mesh.
+    """
+
+    def ask(make: Make, timeout_s: float | None) -> Answers:
+        link.check_may_wait()
+        future: Future[Answers] = Future()
+
+        def begin(core: Core, now: float) -> Sequence[Effect]:
+            hosts.ask_files(make, future)
+            return ()
+
+        link.post(begin)
+        try:
+            return future.result(timeout_s)
+        except TimeoutError:
+            silent = ",".join(hosts.unanswered(future))
+            raise HostError(
+                f"{silent}: no answer about the files beside the notebook for {timeout_s:.0f} s. "
+                "`%dist_status` says whether they are heard"
+            ) from None
+
+    return CodeSync(ticket.roots, ask, hosts.name_of, lambda: loaded.num_loads, warn)

@@ -16,13 +16,12 @@ import msgspec
 from ....errors import HostError, MeshUsageError
 from ....wire.curve import new_keys, public_of
 from ....wire.host import describe_mismatch
-from ....wire.hosts import AgentAddress, Announcement, HostPart
-from ....wire.rendezvous import own_addresses
+from ....wire.hosts import AgentAddress, Announcement, HostPart, own_addresses
 from ....wire.ticket import Ticket, remove_directory, write_ticket
 from ...host_list import INVITING, HostEntry
 from .commands import HostCommands
 from .invited_hosts import InvitedHosts
-from .launcher import Launcher, Starter
+from .local import Launcher, Starter
 from .reach import Reach, describe_way
 
 # How long the agent that replaces a lost one may take.

@@ -28,8 +28,8 @@ from ....errors import HostError, MeshUsageError
 from ....wire import marks
 from ....wire.descriptors import wait_readable
 from ....wire.interpreter import absolute, isolated_command
+from ....wire.marks import READY, StartMesh, argument
 from ....wire.own_file import SecretBytes
-from ....wire.prestart import READY, StartMesh, argument
 from ....wire.ticket import Ticket, runtime_root
 from ...kernel import own_shell
 from ...options import read_project_options

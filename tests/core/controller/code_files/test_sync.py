@@ -13,8 +13,8 @@ import pytest
 from cellmesh.controller.code_files import sync
 from cellmesh.controller.code_files.sync import CodeSync, Make
 from cellmesh.errors import HostError
-from cellmesh.wire.code_files import CodeFile, FilesAnswer
 from cellmesh.wire.codec import Parcel
+from cellmesh.wire.hosts import CodeFile, FilesAnswer
 
 NAMES = ("a", "b")
 LOADS: list[str] = []

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cellmesh.controller.session import living, same_mesh
+from cellmesh.controller.session import living, start
 from cellmesh.controller.session.living import (
     LivingMesh,
     choose,
@@ -17,7 +17,7 @@ from cellmesh.controller.session.living import (
     left_meshes,
     table_of,
 )
-from cellmesh.controller.session.same_mesh import find_same, offer_left
+from cellmesh.controller.session.start import find_same, offer_left
 from cellmesh.errors import MeshUsageError
 from cellmesh.wire.attach import RunInfo
 from cellmesh.wire.own_file import Secret
@@ -37,7 +37,7 @@ def mesh(name: str, held: bool = False, notebook: str = OWN, **fields: Any) -> L
 
 def this_notebook(monkeypatch: pytest.MonkeyPatch, name: str, *meshes: LivingMesh) -> None:
     """Let this process be that of a notebook, and these meshes live."""
-    for module in (living, same_mesh):
+    for module in (living, start):
         monkeypatch.setattr(module, "own_notebook", lambda: name)
     monkeypatch.setattr(living, "find_living", lambda asks: list(meshes))
 

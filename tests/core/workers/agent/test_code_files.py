@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from cellmesh.wire.code_files import CodeFile, FilesAnswer, PlaceFiles
 from cellmesh.wire.faults import Faults
+from cellmesh.wire.hosts import CodeFile, FilesAnswer, PlaceFiles
 from cellmesh.wire.ticket import Ticket, path_of_ranks
 from cellmesh.workers.agent.code_files import CodeFiles, CodeStore
 from cellmesh.workers.agent.events import Events

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cellmesh.workers.agent.greeting import Dismissals
+from cellmesh.workers.agent.controller_port import Dismissals
 
 
 def test_dismissals_are_known_by_link_and_the_oldest_is_forgotten() -> None:

@@ -27,8 +27,7 @@ from cellmesh.wire.ticket import (
     write_ticket,
 )
 from cellmesh.workers.agent import on_host
-from cellmesh.workers.agent.on_host import Lines, is_engines
-from cellmesh.workers.agent.own_address import choose_address
+from cellmesh.workers.agent.on_host import Lines, choose_address, is_engines
 
 # Reserved for documentation: no host has it.
 NOWHERE = "203.0.113.9"
@@ -192,7 +191,7 @@ def test_agent_has_the_address_that_the_notebooks_ssh_has_connected_to(
 ) -> None:
     by_interface = {"lo": [HERE], "mgmt": ["10.1.0.4"]}
     monkeypatch.setattr(
-        "cellmesh.workers.agent.own_address.addresses_by_interface", lambda: by_interface
+        "cellmesh.workers.agent.on_host.addresses_by_interface", lambda: by_interface
     )
     environment = {"SSH_CONNECTION": "10.1.1.1 5 10.1.0.4 22"}
     assert choose_address(PART, "", "", launch, environment) == ("10.1.0.4", "mgmt")
@@ -214,7 +213,7 @@ def test_agent_has_the_address_of_its_route_where_no_ssh_has_started_it(
 ) -> None:
     by_interface = {"lo": [HERE], "mgmt": ["10.1.0.4"]}
     monkeypatch.setattr(
-        "cellmesh.workers.agent.own_address.addresses_by_interface", lambda: by_interface
+        "cellmesh.workers.agent.on_host.addresses_by_interface", lambda: by_interface
     )
     environment = {"SSH_CONNECTION": f"10.1.1.1 5 {dialled} 22"}
     assert choose_address(PART, "", "", launch, environment) == (HERE, "lo")

@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 
-from cellmesh.controller.session.hosts.answers import (
+from cellmesh.controller.session.hosts.fan import (
     Answers,
     FileRequests,
     HostReports,
     join_progress,
     join_reports,
 )
-from cellmesh.wire.code_files import FilesAnswer, PlaceFiles
 from cellmesh.wire.codec import Parcel
-from cellmesh.wire.hosts import AgentAddress
+from cellmesh.wire.hosts import AgentAddress, FilesAnswer, PlaceFiles
 from cellmesh.wire.messages import Progress
 from cellmesh.wire.status import HostReport, RankInfo
 

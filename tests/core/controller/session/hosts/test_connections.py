@@ -6,9 +6,8 @@ import pytest
 
 from cellmesh.controller.session.hosts.connections import Candidate
 from cellmesh.wire.attach import Refused
-from cellmesh.wire.code_files import FilesAnswer
 from cellmesh.wire.codec import Parcel
-from cellmesh.wire.hosts import AgentAddress
+from cellmesh.wire.hosts import AgentAddress, FilesAnswer
 from cellmesh.wire.messages import MeshReady, Stopped, Verb
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cellmesh.controller.session.launch.host_failure import command_to_try, explain
+from cellmesh.controller.session.launch.commands import command_to_try, explain
 
 PYTHON = "/opt/env/bin/python"
 

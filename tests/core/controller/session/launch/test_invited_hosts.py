@@ -13,8 +13,7 @@ from cellmesh.controller.session.launch.invited_hosts import (
     write_invitation,
 )
 from cellmesh.errors import HostError
-from cellmesh.wire.hosts import HostPart
-from cellmesh.wire.rendezvous import Invitation, parse_invitation
+from cellmesh.wire.hosts import HostPart, Invitation, parse_invitation
 
 from .....support.tickets import make_ticket
 

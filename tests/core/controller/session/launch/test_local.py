@@ -10,8 +10,13 @@ from collections.abc import Iterator
 import pytest
 
 import cellmesh
-from cellmesh.controller.session.launch.launcher import Launcher
-from cellmesh.controller.session.launch.local import LocalAgent, Process, Started, command_of
+from cellmesh.controller.session.launch.local import (
+    Launcher,
+    LocalAgent,
+    Process,
+    Started,
+    command_of,
+)
 from cellmesh.errors import HostError
 from cellmesh.wire.host import started_ticks
 from tests.core.controller.session.test_session import TICKET

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cellmesh.controller.session.launch.prestart import State, conditions, decide
-from cellmesh.wire.prestart import argument, kernel_of
+from cellmesh.wire.marks import argument, kernel_of
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from cellmesh.controller.session.launch.rendezvous import Guest, Rendezvous, choose_guests
+from cellmesh.controller.session.launch.invited_hosts import Guest, Rendezvous, choose_guests
 from cellmesh.errors import HostError
 from cellmesh.wire.curve import new_keys, public_of
 from cellmesh.wire.host import Place, Versions
-from cellmesh.wire.hosts import GO, Announcement
-from cellmesh.wire.rendezvous import HostFacts, Invitation
-from cellmesh.workers.agent.invited import Visit
+from cellmesh.wire.hosts import GO, Announcement, HostFacts, Invitation
+from cellmesh.workers.agent.on_host import Visit
 
 VERSIONS = Versions("1", "3.11.1", "2.13.0")
 SECRET, HOSTS = new_keys().secret, new_keys()

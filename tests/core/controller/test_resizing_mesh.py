@@ -8,16 +8,15 @@ from typing import Any, cast
 
 import pytest
 
+from cellmesh.controller import resizing as module
 from cellmesh.controller.code_files.sync import CodeSync
 from cellmesh.controller.core.core import Core
 from cellmesh.controller.core.effects import HealReport
 from cellmesh.controller.host_list import HostEntry
 from cellmesh.controller.news import Reply
-from cellmesh.controller.resizing import Resizing
-from cellmesh.controller.session import resize as module
+from cellmesh.controller.resizing import Question, Resizing, resize
 from cellmesh.controller.session.hosts.connections import Connections
 from cellmesh.controller.session.launch.hosts import HostAgents
-from cellmesh.controller.session.resize import Question, resize
 from cellmesh.errors import HostError, MeshUsageError, NoMeshError
 from cellmesh.wire.hosts import AgentAddress
 from tests.core.controller.session.test_session import TICKET
