@@ -244,7 +244,7 @@ FEATURES = (
     Feature(
         "doctor",
         608,
-        "cli/doctor/",
+        "cli/doctor.py",
     ),
 )
 

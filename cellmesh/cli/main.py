@@ -21,9 +21,7 @@ from ..wire.marks import end_dead_meshes
 from ..wire.own_file import read_own_file
 from ..wire.segments import held_bytes
 from ..wire.ticket import find_strange, runtime_root
-from .doctor.checks import echo_findings, examine
-from .kill import PATIENCE_S, end, sweep
-from .meshes import Found, find_meshes, find_waiting
+from .meshes import PATIENCE_S, Found, end, find_meshes, find_waiting, sweep
 from .rendering import as_json, echo_meshes, echo_progress, format_bytes, plural, printable
 
 TICKET_VARIABLE = "CELLMESH_TICKET"
@@ -304,7 +302,7 @@ def agent(
 @click.option(
     "--no-start", is_flag=True, help="Do not start a mesh of 2 ranks to see that it works."
 )
-@click.option("--json", "wants_json", is_flag=True, help="Write findings and facts as JSON.")
+@click.option("--json", "wants_json", is_flag=True, help="Write the findings as JSON.")
 @click.pass_context
 def doctor(
     ctx: click.Context,
@@ -325,16 +323,15 @@ def doctor(
       cellmesh doctor -n 64           is there enough for 64 ranks?
       cellmesh doctor --json --no-start
     """
-    from .doctor.facts import gather
+    from .doctor import echo_findings, examine
 
     end_dead_meshes(runtime_root())
     try:
-        facts = gather(num_ranks, not no_start, echo_progress)
+        findings = [*examine(num_ranks, not no_start, echo_progress)]
     finally:
         echo_progress("")
-    findings = examine(facts)
     if wants_json:
-        click.echo(as_json({"version": __version__, "findings": findings, "facts": facts}))
+        click.echo(as_json({"version": __version__, "findings": findings}))
     else:
         echo_findings(findings)
     if any(finding.status == "problem" for finding in findings):

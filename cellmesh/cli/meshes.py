@@ -1,33 +1,47 @@
-"""Finds meshes by their tickets, and tells their states by their processes.
+"""Finds meshes by their tickets and their states by their processes, and ends them from outside.
 
 A mesh's guardian, agent, zygote and store have the ticket's path among their arguments (as forks of
 one another); ranks and what they start have the mesh's mark in their environment. A process counts
 as one of the mesh's by either, or by being below the agent, and never by its number alone.
+
+Signals go through pidfds: a pidfd means one process, whatever its number comes to mean.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
+import signal
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import psutil
 
-from ..controller.session.hosts.standing import ask_agents, summarize
+from ..controller.session.hosts.standing import ask_agents, end_on_hosts, summarize
 from ..controller.session.living import children_of
+from ..errors import HostError
 from ..wire import marks
 from ..wire.host import this_place
 from ..wire.marks import kernel_of
 from ..wire.own_file import Secret
-from ..wire.ticket import Holder, Ticket, find_tickets, read_holder
-from .filesystems import SHARED_FILESYSTEMS, filesystem_of
+from ..wire.ticket import Holder, Ticket, find_tickets, read_holder, remove_own_directory
 
 # An agent writes its number into the ticket within a second; a loaded machine may need longer.
 STARTING_S = 60.0
+
+# The agent gives ranks a second to leave, then kills them.
+PATIENCE_S = 5.0
+_LEAVE_S, _KILL_S, _MAX_ROUNDS = 1.0, 2.0, 4
+# Two hosts may both have mounted one of these; what is on any other, only this machine sees.
+_SHARED_FILESYSTEMS = (
+    "9p afs beegfs ceph cifs fuse.ceph fuse.ceph-fuse fuse.glusterfs fuse.juicefs fuse.sshfs gfs2 "
+    "gpfs lustre nfs nfs4 ocfs2 panfs smb3 virtiofs wekafs"
+)
 
 # What the agent's and the zygote's commands import from.
 _PACKAGE = "cellmesh.workers"
@@ -89,7 +103,7 @@ def find_meshes(root: Path) -> list[Found]:
     if not tickets:
         return []
     # Another host may have put a ticket there, whose processes cannot be seen from here.
-    shared = filesystem_of(root) in SHARED_FILESYSTEMS
+    shared = is_shared(root)
     carriers = _carriers(tickets)
     found = []
     for ticket in tickets:
@@ -252,4 +266,147 @@ def _answers(ticket: Ticket) -> bool:
             return True
         except OSError:
             return False
+    return True
+
+
+def is_shared(path: Path) -> bool:
+    """Return whether a path is on a file system that other hosts may have mounted too."""
+    real = path.resolve()
+    above = [
+        (len(mount.mountpoint), mount.fstype)
+        for mount in psutil.disk_partitions(all=True)
+        if real.is_relative_to(mount.mountpoint)
+    ]
+    # Of several at one point, the last hides the others.
+    return max(reversed(above), key=lambda each: each[0])[1] in _SHARED_FILESYSTEMS.split()
+
+
+def end(found: Found, patience_s: float = PATIENCE_S) -> bool:
+    """End a mesh, or a zygote that waits for a notebook's next mesh. Blocks.
+
+    SIGTERM goes to a mesh's agent or to the zygote, SIGKILL to what does not end; a mesh's
+    directory is removed.
+
+    Args:
+        found: as `find_meshes` or `find_waiting` gives.
+        patience_s: how long the agent or zygote may take before it is killed, in seconds.
+
+    Returns:
+        Whether it ended everything by itself.
+
+    Raises:
+        HostError: a process or the directory is still there.
+    """
+    if found.state == "waiting":
+        return _end_waiting(found, patience_s)
+    if found.ticket.spans_hosts:
+        end_on_hosts(found.ticket, patience_s)
+        return True
+    return _end_mesh(found, patience_s)
+
+
+def _end_mesh(found: Found, patience_s: float) -> bool:
+    ticket = found.ticket
+    orderly = True
+    for _ in range(_MAX_ROUNDS):  # what is killed may have forked in between
+        with _watched(ticket) as pidfds:
+            if not pidfds:
+                break
+            orderly &= _end_processes(ticket.agent_pid, pidfds, patience_s)
+    else:
+        left = ", ".join(map(str, sorted(processes_of(ticket))))
+        raise HostError(
+            f"processes of {ticket.name} do not end even when killed: {left}. A driver or a file "
+            "system hangs: try again later, else the host must be restarted"
+        )
+    remove_own_directory(ticket)
+    if os.path.lexists(ticket.directory):
+        raise HostError(
+            f"{ticket.directory} has other files than this mesh's, or cannot be removed: look at it"
+        )
+    return orderly
+
+
+def _end_waiting(found: Found, patience_s: float) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(found.pids[0])
+        if process.create_time() == found.ticket.created_at:  # else the number is another's by now
+            process.terminate()
+            try:
+                process.wait(patience_s)
+            except psutil.TimeoutExpired:
+                process.kill()
+                return False
+    return True
+
+
+def sweep(found: Found) -> bool:
+    """Kill the remaining processes of a mesh whose agent is dead, and remove its directory; return
+    False, and do nothing, for a mesh that is alive.
+
+    Raises:
+        HostError: something of it is still there.
+    """
+    if found.state == "leftover" and marks.is_dead(found.ticket):
+        return not end(found)
+    return found.state == "stale" and remove_own_directory(found.ticket)
+
+
+def _end_processes(agent: int, pidfds: Mapping[int, int], patience_s: float) -> bool:
+    """End these processes; return whether they ended without being killed."""
+    orderly = False
+    if agent in pidfds:
+        _signal(pidfds[agent], signal.SIGTERM)
+        orderly = _wait([pidfds[agent]], patience_s)
+        if not orderly:
+            _signal(pidfds[agent], signal.SIGKILL)
+    # Each ends by itself when the agent has gone, unless it hangs.
+    if _wait(pidfds.values(), _LEAVE_S):
+        return orderly
+    for pidfd in pidfds.values():
+        _signal(pidfd, signal.SIGKILL)
+    _wait(pidfds.values(), _KILL_S)
+    return False
+
+
+@contextlib.contextmanager
+def _watched(ticket: Ticket) -> Iterator[dict[int, int]]:
+    """Open a pidfd for each process of the mesh: pid -> pidfd."""
+    pidfds: dict[int, int] = {}
+    try:
+        for pid in processes_of(ticket):
+            try:
+                pidfds[pid] = os.pidfd_open(pid)
+            except ProcessLookupError:
+                continue
+        # A number may have changed hands before its pidfd was opened, but not since.
+        for pid in pidfds.keys() - processes_of(ticket):
+            os.close(pidfds.pop(pid))
+        yield pidfds
+    finally:
+        for pidfd in pidfds.values():
+            os.close(pidfd)
+
+
+def _signal(pidfd: int, number: signal.Signals) -> None:
+    try:
+        signal.pidfd_send_signal(pidfd, number)
+    except ProcessLookupError:
+        pass
+
+
+def _wait(pidfds: Iterable[int], timeout_s: float) -> bool:
+    """Wait until all these processes have ended; return whether they have."""
+    deadline = time.monotonic() + timeout_s
+    left = set(pidfds)
+    poll = select.poll()
+    for pidfd in left:
+        poll.register(pidfd, select.POLLIN)
+    while left:
+        events = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+        if not events:
+            return False
+        for pidfd, _ in events:
+            poll.unregister(pidfd)
+            left.discard(pidfd)
     return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +15,13 @@ import msgspec
 from ..controller.session.launch.reach import describe_detours
 from .meshes import Found
 
-_HEADERS = (
-    "NAME",
-    "STATE",
-    "RANKS",
-    "MESH",
-    "AGENT",
-    "CONTROLLER",
-    "AGE",
-    "MEMORY",
-    "SEGMENTS",
-    "STARTED IN",
-)
+_HEADERS = "NAME STATE RANKS MESH AGENT CONTROLLER AGE MEMORY SEGMENTS"
+_NOT_LISTED = ("elsewhere", "broken")  # a remark says it
 
 
 def as_json(value: Any) -> str:
     """Return structs, dataclasses and containers as indented JSON."""
     return json.dumps(msgspec.to_builtins(value), indent=2)
-
-
-_NOT_LISTED = ("elsewhere", "broken")  # a remark says it
 
 
 def printable(text: str) -> str:
@@ -56,30 +43,22 @@ def echo_meshes(
         swept: names of those whose directories were removed.
         strange: what is wrong with tickets that cannot be used here.
     """
-    shown = [row for row in rows if row[0].ticket.name not in swept]
-    if any(mesh.state not in _NOT_LISTED for mesh, *_ in shown):
-        lines = [
-            _HEADERS,
-            *(_row(mesh, *sizes) for mesh, *sizes in shown if mesh.state not in _NOT_LISTED),
-        ]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(_HEADERS))]
-        for number, line in enumerate(lines):
-            text = "  ".join(
-                printable(cell).ljust(width) for cell, width in zip(line, widths, strict=True)
-            ).rstrip()
-            click.echo(click.style(text, bold=True) if number == 0 else text)
+    lines = [
+        _row(mesh, *sizes)
+        for mesh, *sizes in rows
+        if mesh.ticket.name not in swept and mesh.state not in _NOT_LISTED
+    ]
+    if lines:
+        table = [(*_HEADERS.split(), "STARTED IN"), *lines]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        for number, line in enumerate(table):
+            cells = zip(map(printable, line), widths, strict=True)
+            text = "  ".join(cell.ljust(width) for cell, width in cells).rstrip()
+            click.secho(text, bold=True if number == 0 else None)
     else:
         click.echo("no mesh is running")
-    for mesh, *_ in rows:
-        for remark in (
-            _remark(mesh, mesh.ticket.name in swept),
-            _refusals(mesh),
-            _unheard(mesh),
-            _ways(mesh),
-        ):
-            if remark:
-                click.secho(printable(remark), fg="yellow", err=True)
-    for text in strange:
+    remarks = [each for mesh, *_ in rows for each in _remarks(mesh, mesh.ticket.name in swept)]
+    for text in (*remarks, *strange):
         click.secho(printable(text), fg="yellow", err=True)
 
 
@@ -113,60 +92,47 @@ def _holder(mesh: Found) -> str:
     return f"{mesh.holder.controller_pid}{where}"
 
 
-def _refusals(mesh: Found) -> str:
-    holder = mesh.holder
-    if holder is None or not holder.num_refused:
-        return ""
-    ago = format_seconds(max(0.0, time.time() - holder.refused_at))
-    return (
-        f"{mesh.ticket.name} has refused {plural(holder.num_refused, 'peer')} without a key of it, "
-        f"the last one {ago} ago"
-    )
-
-
-def _unheard(mesh: Found) -> str:
-    if not mesh.unheard or not mesh.living:
-        return ""
-    return f"{mesh.ticket.name}: {', '.join(mesh.unheard)} does not answer"
-
-
-def _ways(mesh: Found) -> str:
-    """Say by which way its notebook reaches the hosts that are not reached straight."""
-    ways = describe_detours(mesh.ticket.agents) if mesh.living else []
-    return f"{mesh.ticket.name}: {'; '.join(ways)}" if ways else ""
-
-
-def _remark(mesh: Found, swept: bool) -> str:
-    name, directory = mesh.ticket.name, mesh.ticket.directory
+def _remarks(mesh: Found, swept: bool) -> Iterator[str]:
+    """Yield what a row does not say: why a mesh is not running, and how to end it."""
+    ticket, holder = mesh.ticket, mesh.holder
+    name, directory, pids = ticket.name, ticket.directory, ", ".join(map(str, mesh.pids))
+    unheard = ", ".join(mesh.unheard)
     if swept:
-        return f"{name} is dead ({_why_dead(mesh)}): removed {directory}" + (
-            f" and ended processes {', '.join(map(str, mesh.pids))}" if mesh.pids else ""
+        why = f"its agent, process {ticket.agent_pid}, has gone"
+        if ticket.spans_hosts:
+            why = f"nothing of it listens on {unheard}"
+        ended = f" and ended processes {pids}" if pids else ""
+        yield f"{name} is dead ({why}): removed {directory}{ended}"
+    elif mesh.state == "stale":
+        yield f"{name} is dead, and {directory} could not be removed"
+    elif mesh.state == "leftover":
+        yield (
+            f"{name}: its agent has gone, but not processes {pids}: `cellmesh stop {name}` ends "
+            "them"
         )
-    if mesh.state == "leftover":
-        pids = ", ".join(map(str, mesh.pids))
-        return (
-            f"{name}: its agent has gone, but not processes "
-            f"{pids}: `cellmesh stop {name}` ends them"
+    elif mesh.state == "unheard":
+        yield (
+            f"{name}: none of its hosts answers ({unheard}); it may live on there until its lease "
+            f"ends. `rm {ticket.path}` forgets it here"
         )
-    if mesh.state == "unheard":
-        return (
-            f"{name}: none of its hosts answers ({', '.join(mesh.unheard)}); it may live on there "
-            f"until its lease ends. `rm {mesh.ticket.path}` forgets it here"
-        )
-    if mesh.state == "broken":
-        return f"{name}: {mesh.ticket.path} is no ticket of a mesh: {mesh.problem}"
-    if mesh.state == "elsewhere":
-        return (
+    elif mesh.state == "broken":
+        yield f"{name}: {ticket.path} is no ticket of a mesh: {mesh.problem}"
+    elif mesh.state == "elsewhere":
+        yield (
             f"{name} is not seen from here; it may run on another host or in a container. If not: "
-            f"`rm {mesh.ticket.path}`"
+            f"`rm {ticket.path}`"
         )
-    return f"{name} is dead, and {directory} could not be removed" if mesh.state == "stale" else ""
-
-
-def _why_dead(mesh: Found) -> str:
-    if mesh.ticket.spans_hosts:
-        return f"nothing of it listens on {', '.join(mesh.unheard)}"
-    return f"its agent, process {mesh.ticket.agent_pid}, has gone"
+    if holder is not None and holder.num_refused:
+        ago = format_seconds(max(0.0, time.time() - holder.refused_at))
+        yield (
+            f"{name} has refused {plural(holder.num_refused, 'peer')} without a key of it, the "
+            f"last one {ago} ago"
+        )
+    if mesh.living and unheard:
+        yield f"{name}: {unheard} does not answer"
+    # By which way its notebook reaches the hosts that are not reached straight.
+    if mesh.living and (ways := describe_detours(ticket.agents)):
+        yield f"{name}: {'; '.join(ways)}"
 
 
 def _short(path: str) -> str:

@@ -49,7 +49,7 @@ def load(module: str) -> Any:
                 name = frame.f_globals["__name__"]
         raise CellmeshError(
             f"{name} cannot be imported ({type(error).__name__}: {error}), so what needs it does "
-            "not work: `cellmesh doctor` shows which packages are too old"
+            "not work: `python -m pip check` shows which packages are too old"
         ) from error
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
-from cellmesh.cli.kill import end
-from cellmesh.cli.meshes import Found, classify, find_meshes
+from cellmesh.cli.meshes import Found, classify, end, find_meshes, is_shared
 from cellmesh.cli.rendering import echo_meshes
 from cellmesh.errors import HostError
 from cellmesh.wire.hosts import AgentAddress
@@ -105,3 +105,35 @@ def test_a_folder_that_a_ticket_names_is_not_removed_unless_the_ticket_lies_in_i
         end(Found(wrong, "leftover", (), 1.0))
     assert "rm -r" not in str(caught.value)
     assert (tmp_path / "precious/thesis").exists()
+
+
+MOUNTS = [
+    ("/", "ext4"),
+    ("/home", "nfs4"),
+    ("/home/local", "ext4"),
+    ("/mnt", "lustre"),
+    ("/mnt", "overlay"),  # the later of two hides the other
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "shared"),
+    [
+        ("/", False),
+        ("/homes", False),
+        ("/home", True),
+        ("/home/a/b", True),
+        ("/home/local/a", False),
+        ("/mnt/x", False),
+    ],
+)
+def test_a_path_is_on_the_last_mount_above_it(
+    path: str, shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounts = [SimpleNamespace(mountpoint=point, fstype=kind) for point, kind in MOUNTS]
+    monkeypatch.setattr("psutil.disk_partitions", lambda all: mounts)
+    assert is_shared(Path(path)) is shared
+
+
+def test_proc_is_not_shared() -> None:
+    assert not is_shared(Path("/proc/self/fd"))

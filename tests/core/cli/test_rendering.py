@@ -1,44 +1,33 @@
-"""How findings are written."""
+"""Numbers as people read them."""
 
 from __future__ import annotations
 
-import re
+from typing import Any
 
-import click
 import pytest
 
-from cellmesh.cli.doctor.checks import Finding, echo_findings
+from cellmesh.cli.rendering import format_bytes, format_seconds, plural
 
 
-def test_findings_as_text(capsys: pytest.CaptureFixture[str]) -> None:
-    echo_findings(
-        [
-            Finding("memory", "ok", "16 GB"),
-            Finding("/dev/shm", "warning", "64 MB", "`--shm-size=8g`"),
-            Finding("loopback", "problem", "down", "`ip link set lo up`"),
-        ]
-    )
-    assert capsys.readouterr().out == (
-        "ok       memory    16 GB\n"
-        "warning  /dev/shm  64 MB\n"
-        "                   mend: `--shm-size=8g`\n"
-        "problem  loopback  down\n"
-        "                   mend: `ip link set lo up`\n"
-        "\n"
-        "1 problem, 1 warning\n"
-    )
-
-
-def test_findings_on_a_terminal_are_wrapped_and_coloured(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-    monkeypatch.setenv("COLUMNS", "50")
-    with click.Context(click.Command("doctor"), color=True):
-        echo_findings([Finding("memory", "ok", "word " * 20)])
-    out = capsys.readouterr().out
-    assert "\x1b[32mok     \x1b[0m" in out
-    plain = re.sub(r"\x1b\[\d+m", "", out).splitlines()
-    assert max(map(len, plain)) <= 50
-    assert plain[1].startswith(" " * 17 + "word")
-    assert plain[-1] == "all is well"
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (format_bytes(0), "0 B"),
+        (format_bytes(999), "999 B"),
+        (format_bytes(64e6), "64 MB"),
+        (format_bytes(1.5e9), "1.5 GB"),
+        (format_bytes(2e12), "2.0 TB"),
+        (format_seconds(0.0125), "12.5 ms"),
+        (format_seconds(1.25), "1.2 s"),
+        (format_seconds(40), "40 s"),
+        (format_seconds(119), "119 s"),
+        (format_seconds(300), "5 min"),
+        (format_seconds(7200), "2 h"),
+        (format_seconds(2e5), "2 days"),
+        (plural(1, "rank"), "1 rank"),
+        (plural(2, "rank"), "2 ranks"),
+        (plural(0, "process"), "0 processes"),
+    ],
+)
+def test_numbers_as_text(text: Any, expected: str) -> None:
+    assert text == expected

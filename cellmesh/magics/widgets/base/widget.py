@@ -24,8 +24,7 @@ from ...render.tables import Static
 # What a page without a widget manager shows below a view.
 _NO_WIDGETS = (
     '<div style="opacity:.65">a still picture, as this page shows no widgets: <code>pip install '
-    "ipywidgets anywidget</code> where Jupyter runs, and reload the page; <code>cellmesh "
-    "doctor</code> looks for them</div>"
+    "ipywidgets anywidget</code> where Jupyter runs, and reload the page</div>"
 )
 FOLDER = Path(__file__).parents[1]  # of the widgets, one folder each
 _VIEW = "application/vnd.jupyter.widget-view+json"

@@ -1,0 +1,592 @@
+"""``cellmesh doctor``: finds out why meshes do not start here, or are slow, and how to mend that.
+
+Each check looks at one thing and returns a verdict with its remedy. torch and the GPUs' driver are
+probed in a process of their own: both may hang or crash where an installation is broken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+import msgspec
+import psutil
+
+from ..errors import CellmeshError, HostError
+from ..wire.limits import Quota, free_bytes, read_quota
+from ..wire.ticket import make_directory, remove_directory, runtime_root
+from .meshes import is_shared
+from .rendering import format_bytes, plural
+
+_PROBE = (sys.executable, "-c", "from cellmesh.cli.doctor import print_probe; print_probe()")
+_PROBE_S, _START_S, _COLLECTIVE_S, _SLOW_IMPORT_S = 180.0, 120.0, 30.0, 15.0
+_MB = 10**6
+# PSS of the whole tree with torch imported and nothing else: measured (233 MB with 1 rank, 628 MB
+# with 32), and rounded up. That a CUDA context takes 600 MB more is an estimate.
+_BASE_BYTES, _BYTES_A_RANK, _BYTES_A_CUDA_RANK = 250 * _MB, 15 * _MB, 600 * _MB
+# The agent has 5 descriptors a rank and 4 more while it forks; a rank has one for each of the
+# others.
+_BASE_FILES, _FILES_A_RANK = 64, 10
+_BASE_TASKS, _TASKS_A_RANK = 20, 10
+_FREE_BYTES, _NO_FREE_BYTES, _SHM_BYTES = 500 * _MB, 5 * _MB, 1000 * _MB
+
+Status = Literal["ok", "warning", "problem"]
+# Status, what there is and what it means, and what to type or to change.
+Answer = tuple[Status, str, str]
+_STYLES: dict[Status, dict[str, Any]] = {
+    "ok": {"fg": "green"},
+    "warning": {"fg": "yellow"},
+    "problem": {"fg": "red", "bold": True},
+}
+
+
+class Torch(msgspec.Struct, frozen=True):
+    """The installed torch.
+
+    Attributes:
+        import_s: how long the import took, in seconds.
+        num_threads: threads of the process after the import.
+        has_gloo: whether torch.distributed is there, with gloo.
+        nccl: NCCL's version, empty where torch is built without it.
+        cuda: the CUDA that torch was built with, "" for none.
+        num_gpus: GPUs that torch may use (CUDA_VISIBLE_DEVICES).
+        initialized_cuda: whether the import set CUDA up, which spoils forks.
+    """
+
+    version: str
+    import_s: float
+    num_threads: int
+    has_gloo: bool
+    nccl: tuple[int, ...]
+    cuda: str
+    num_gpus: int
+    initialized_cuda: bool
+
+
+class Driver(msgspec.Struct, frozen=True):
+    """NVIDIA's driver.
+
+    Attributes:
+        version: "" where there is no driver.
+        cuda: the newest CUDA that it runs, (major, minor).
+        gpus: names of all GPUs, whatever CUDA_VISIBLE_DEVICES says.
+        exclusive: whether one takes only one process at a time (compute mode EXCLUSIVE_PROCESS).
+        error: NVML's message where it does not work.
+    """
+
+    version: str = ""
+    cuda: tuple[int, int] = (0, 0)
+    gpus: tuple[str, ...] = ()
+    exclusive: bool = False
+    error: str = ""
+
+
+class Probe(msgspec.Struct, frozen=True):
+    """The findings of the probe's process; without torch, the error of its import."""
+
+    torch: Torch | None = None
+    error: str = ""
+    driver: Driver = Driver()
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """The result of one check.
+
+    Attributes:
+        title: the thing that was looked at.
+        status: ``problem``: meshes will not start or not work; ``warning``: something will not, or
+            slowly.
+        text: what there is, and what it means.
+        remedy: what to type or to change; "" where all is well.
+    """
+
+    title: str
+    status: Status
+    text: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Host:
+    """This machine, and the number of ranks that it is to run."""
+
+    num_ranks: int
+    probe: Probe
+    quota: Quota = field(
+        default_factory=lambda: read_quota(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))
+    )
+
+
+def examine(
+    num_ranks: int | None, wants_trial: bool, report: Callable[[str], None]
+) -> Iterator[Finding]:
+    """Run all checks; a check without something to look at yields nothing.
+
+    Args:
+        num_ranks: how many ranks are meant to run here; None for one a GPU, or one a core.
+        wants_trial: whether to start a mesh, if torch can be imported.
+        report: called with what is being looked at.
+    """
+    report("importing torch in a process of its own")
+    probe = run_probe()
+    num_gpus = probe.torch.num_gpus if probe.torch is not None else 0
+    host = Host(num_ranks or max(2, num_gpus or len(os.sched_getaffinity(0))), probe)
+    for title, check in CHECKS.items():
+        report(f"looking at: {title}")
+        answer = check(host) if wants_trial or check is not check_trial else None
+        if answer is not None:
+            yield Finding(title, *answer)
+
+
+def _ok(text: str) -> Answer:
+    return "ok", text, ""
+
+
+def _warning(text: str, remedy: str) -> Answer:
+    return "warning", text, remedy
+
+
+def _problem(text: str, remedy: str) -> Answer:
+    return "problem", text, remedy
+
+
+def check_torch(host: Host) -> Answer:
+    """Check that torch can be imported, and how fast: every start of a mesh does it once."""
+    torch = host.probe.torch
+    if torch is None:
+        return _problem(
+            host.probe.error,
+            f"`{sys.executable} -c 'import torch'` shows the same; install torch again, "
+            "and see that no torch.py lies in this directory",
+        )
+    if not torch.has_gloo:
+        return _problem(
+            f"{torch.version} is built without gloo, over which ranks meet",
+            "install an official build of torch for Linux",
+        )
+    text = f"{torch.version}, imported in {torch.import_s:.1f} s by Python "
+    text += f"{platform.python_version()} ({sys.executable})"
+    if torch.import_s > _SLOW_IMPORT_S:
+        return _warning(
+            f"{text}: every start of a mesh takes at least that long",
+            "try again (the files are cached now); if it stays slow, put the environment on a "
+            "local disk",
+        )
+    return _ok(text)
+
+
+def check_fork(host: Host) -> Answer | None:
+    """Check that a process with torch imported can be forked."""
+    torch = host.probe.torch
+    if torch is None:
+        return None
+    if torch.initialized_cuda:
+        return _problem(
+            "importing torch sets CUDA up, which no forked rank can use then",
+            "find what does it (sitecustomize, a .pth file of another package) and remove it",
+        )
+    if torch.num_threads > 1:
+        return _warning(
+            f"importing torch leaves {torch.num_threads} threads; a rank forked from such a "
+            "process may hang",
+            "find the package that starts them (`py-spy dump` on a process that has imported "
+            "torch) and update it",
+        )
+    return _ok("torch is imported with one thread and without CUDA: safe to fork")
+
+
+def check_gpus(host: Host) -> Answer:
+    """Check the GPUs, their driver, and that torch can use them."""
+    driver, torch = host.probe.driver, host.probe.torch
+    if driver.error:
+        return _warning(
+            f"NVIDIA's driver does not answer, so ranks compute on the CPU: {driver.error}",
+            "`nvidia-smi` should say the same; after a driver's update the machine must be "
+            "restarted, in a container the GPUs must be passed in (`--gpus all`)",
+        )
+    if not driver.gpus:
+        return _ok("none; ranks compute on the CPU")
+    text = (
+        f"{plural(len(driver.gpus), 'GPU')} ({', '.join(sorted(set(driver.gpus)))}), driver "
+        f"{driver.version} for CUDA up to {_format_version(driver.cuda)}"
+    )
+    if torch is None:
+        return _ok(text)
+    if not torch.cuda:
+        return _warning(
+            f"{text}; but this torch is built without CUDA and cannot use them",
+            "install a CUDA build of torch",
+        )
+    if int(torch.cuda.partition(".")[0]) > driver.cuda[0]:
+        return _problem(
+            f"{text}; this torch is built for CUDA {torch.cuda}, which the driver cannot run",
+            f"update the driver, or install a torch built for CUDA {driver.cuda[0]}",
+        )
+    if torch.num_gpus == 0:
+        return _warning(
+            f"{text}; CUDA_VISIBLE_DEVICES hides all of them", "`unset CUDA_VISIBLE_DEVICES`"
+        )
+    if host.num_ranks > torch.num_gpus and driver.exclusive:
+        return _problem(
+            f"{text}; they take one process each (compute mode EXCLUSIVE_PROCESS), so "
+            f"{host.num_ranks} ranks do not fit on {torch.num_gpus}",
+            f"start {torch.num_gpus}, or as root: `nvidia-smi -c DEFAULT`",
+        )
+    if not torch.nccl:
+        return _warning(
+            f"{text}; this torch is built without NCCL: CUDA tensors travel through gloo, slowly",
+            "install an official CUDA build of torch for Linux",
+        )
+    return _ok(
+        f"{text}; torch is built for {torch.cuda}, with NCCL {_format_version(torch.nccl)}, for up "
+        f"to {plural(torch.num_gpus, 'rank')}, one a GPU; more ranks share GPUs, over gloo"
+    )
+
+
+def check_calls(host: Host) -> Answer:
+    """Check that the kernel allows the system calls by which cellmesh watches processes (pidfd) and
+    shares memory (memfd).
+    """
+    calls: dict[str, Callable[[], None]] = {
+        "pidfd_open": lambda: os.close(os.pidfd_open(os.getpid())),
+        "memfd_create": lambda: os.close(os.memfd_create("cellmesh-doctor")),
+    }
+    missing = {call: why for call, attempt in calls.items() if (why := _why_fails(attempt))}
+    if not missing:
+        return _ok("pidfd_open and memfd_create work")
+    remedy = (
+        "use Linux 5.3 or newer; in a container: update its runtime, or start it with "
+        "`--security-opt seccomp=unconfined`"
+    )
+    text = "; ".join(f"{call}: {why}" for call, why in missing.items())
+    if "pidfd_open" in missing:
+        return _problem(f"{text}; ranks cannot be watched", remedy)
+    return _warning(f"{text}; large values cannot be shared between ranks without copies", remedy)
+
+
+def check_cores(host: Host) -> Answer:
+    """Count processor cores against what competes for them: ranks, their threads, other
+    processes.
+    """
+    num_cores, num_usable = os.cpu_count() or 1, len(os.sched_getaffinity(0))
+    usable = float(num_usable)
+    text = plural(num_cores, "core")
+    if num_usable < num_cores:
+        text += f", {num_usable} of them for us (CPU affinity)"
+    if host.quota.cores is not None and host.quota.cores < usable:
+        usable = host.quota.cores
+        text += f", the cgroup's quota grants the time of {usable:g}"
+    omp = os.environ.get("OMP_NUM_THREADS", "")
+    num_threads = host.num_ranks * (int(omp) if omp.isdecimal() else 0)
+    if num_threads > max(usable, host.num_ranks):
+        return _warning(
+            f"{text}; with OMP_NUM_THREADS={omp}, {host.num_ranks} ranks compute with "
+            f"{num_threads} threads",
+            "`unset OMP_NUM_THREADS`: each rank then gets one",
+        )
+    if host.num_ranks > usable:
+        return _warning(
+            f"{text}; {host.num_ranks} ranks take turns: fine to develop, of no use to time "
+            "anything",
+            f"start at most {max(1, int(usable))}, unless they compute on GPUs",
+        )
+    return _ok(f"{text}; enough for {plural(host.num_ranks, 'rank')}")
+
+
+def check_memory(host: Host) -> Answer:
+    """Check memory against what ranks take before they hold anything."""
+    free, total = free_bytes(), psutil.virtual_memory().total
+    total = total if host.quota.memory_bytes is None else min(total, host.quota.memory_bytes)
+    on_gpus = host.probe.torch is not None and host.probe.torch.num_gpus > 0
+    each = _BYTES_A_CUDA_RANK if on_gpus else _BYTES_A_RANK
+    needed = _BASE_BYTES + host.num_ranks * each
+    text = (
+        f"{format_bytes(free)} of {format_bytes(total)} available; "
+        f"{plural(host.num_ranks, 'rank')} take about {format_bytes(needed)} before models and "
+        "data"
+    )
+    if free >= 2 * needed:
+        return _ok(text)
+    fitting = max(0, (free - _BASE_BYTES) // each)
+    return (_problem if free < needed else _warning)(
+        text,
+        f"{f'start at most {fitting}, ' if fitting else ''}end what else runs here, or ask for "
+        "more (batch system: `--mem`, container: `--memory`)",
+    )
+
+
+def check_shm(host: Host) -> Answer:
+    """Check /dev/shm, through which data loaders and NCCL pass tensors."""
+    users = "DataLoader workers and NCCL pass tensors through it"
+    remedy = (
+        "in a container: `docker run --shm-size=8g` or `--ipc=host`; "
+        "else `mount -o remount,size=8g /dev/shm`"
+    )
+    if error := _why_fails(lambda: tempfile.TemporaryFile(dir="/dev/shm").close()):
+        return _warning(f"cannot be written: {error}; {users}", remedy)
+    usage = shutil.disk_usage("/dev/shm")
+    text = f"{format_bytes(usage.free)} of {format_bytes(usage.total)} free"
+    if usage.free >= _SHM_BYTES:
+        return _ok(text)
+    return _warning(f"{text}; {users}, and die with a bus error when it is full", remedy)
+
+
+def check_open_files(host: Host) -> Answer:
+    """Check RLIMIT_NOFILE against the pipes and sockets between agent and ranks."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit == resource.RLIM_INFINITY:
+        return _ok("no limit")
+    needed = _BASE_FILES + _FILES_A_RANK * host.num_ranks
+    fitting = max(0, (limit - _BASE_FILES) // _FILES_A_RANK)
+    text = f"{limit} a process: enough for about {plural(fitting, 'rank')}"
+    if limit >= needed:
+        return _ok(text)
+    return _problem(
+        f"{text}, and {host.num_ranks} are wanted",
+        f"`ulimit -n {max(4096, needed)}` before Jupyter is started; if that is refused, let the "
+        "administrator raise `nofile` in /etc/security/limits.conf",
+    )
+
+
+def check_tasks(host: Host) -> Answer:
+    """Check RLIMIT_NPROC and the cgroup's pids.max, which count threads."""
+    limits = [] if host.quota.free_tasks is None else [host.quota.free_tasks]
+    limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    if limit != resource.RLIM_INFINITY and os.getuid() != 0:  # root is not held to it
+        ours = (
+            each.info["num_threads"] or 0
+            for each in psutil.process_iter(["uids", "num_threads"])
+            if each.info["uids"] is not None and each.info["uids"].real == os.getuid()
+        )
+        limits.append(max(0, limit - sum(ours)))
+    if not limits:
+        return _ok("no limit")
+    needed = _BASE_TASKS + _TASKS_A_RANK * host.num_ranks
+    text = f"{min(limits)} more processes and threads may be started"
+    if min(limits) >= needed:
+        return _ok(text)
+    return _problem(
+        f"{text}; {plural(host.num_ranks, 'rank')} need about {needed}",
+        "`ulimit -u unlimited` before Jupyter is started; in a container: `--pids-limit -1`",
+    )
+
+
+def check_runtime(host: Host) -> Answer:
+    """Check the directory in which every mesh has its ticket, socket and logs."""
+    root = runtime_root()
+    elsewhere = "`export JUPYTER_RUNTIME_DIR=/tmp/jupyter-$USER` before Jupyter is started"
+    made = f"doctor-{os.getpid()}"
+    if error := _why_fails(lambda: remove_directory(make_directory(root, made))):
+        return _problem(error, f"mend that, or {elsewhere}")
+    free = shutil.disk_usage(root).free
+    text = f"{root}, {format_bytes(free)} free"
+    if free < _FREE_BYTES:
+        answer = _problem if free < _NO_FREE_BYTES else _warning
+        return answer(f"{text}; what ranks print is kept there", f"free some space, or {elsewhere}")
+    if is_shared(root):
+        return _warning(
+            f"{text}, is on a file system that other hosts share: it may be slow, and what a crash "
+            "leaves there is not removed by itself",
+            elsewhere,
+        )
+    return _ok(text)
+
+
+def check_tmp(host: Host) -> Answer:
+    """Check the directory for temporary files, in which torch.compile and profilers write."""
+    remedy = "free some space, or `export TMPDIR=...` before Jupyter is started"
+    try:
+        path = tempfile.gettempdir()
+    except OSError:
+        return _problem("no directory for temporary files can be written", remedy)
+    free = shutil.disk_usage(path).free
+    text = f"{path}, {format_bytes(free)} free"
+    if free >= _FREE_BYTES:
+        return _ok(text)
+    return _warning(f"{text}; torch.compile and profilers write there", remedy)
+
+
+def check_trial(host: Host) -> Answer | None:
+    """Start a small mesh, run an all_reduce on it, and stop it."""
+    if host.probe.torch is None:
+        return None
+    try:
+        # What ranks print of an error is no part of the report, which may be JSON.
+        with contextlib.redirect_stdout(sys.stderr):
+            return _ok(_try_mesh())
+    except (CellmeshError, ImportError, TimeoutError, OSError) as error:
+        return _problem(
+            f"a mesh of 2 ranks did not work: {type(error).__name__}: {error}",
+            "mend what else is found here; if that is nothing, report this with `cellmesh doctor "
+            "--json`",
+        )
+
+
+def _try_mesh() -> str:
+    from .. import start  # of a broken installation, it may fail
+
+    # Every option is given, so that a project's own have no part in it.
+    mesh = start(
+        2,
+        mesh={"dp": 2},
+        backend="auto",
+        preload=(),
+        name=f"doctor-{os.getpid()}",
+        timeout_s=_START_S,
+    )
+    reduce = "_sum = torch.ones(1024, device=device); dist.all_reduce(_sum); _sum = _sum.tolist()"
+    try:
+        for _ in range(2):  # the first all_reduce connects the ranks
+            started_at = time.monotonic()
+            mesh.submit_cell(reduce, quiet=True).result(_COLLECTIVE_S)
+        took_ms = (time.monotonic() - started_at) * 1e3
+        backend = str(mesh[0].pull("dist.get_backend()"))
+    finally:
+        mesh.stop()
+    return (
+        f"2 ranks with {backend}: ready in {mesh.start_s:.1f} s, all_reduce in {took_ms:.1f} ms, "
+        "and stopped"
+    )
+
+
+CHECKS: Mapping[str, Callable[[Host], Answer | None]] = {
+    "torch": check_torch,
+    "forking ranks": check_fork,
+    "GPUs": check_gpus,
+    "system calls": check_calls,
+    "cores": check_cores,
+    "memory": check_memory,
+    "/dev/shm": check_shm,
+    "open files": check_open_files,
+    "processes": check_tasks,
+    "runtime directory": check_runtime,
+    "temporary files": check_tmp,
+    "a real mesh": check_trial,
+}
+
+
+def _why_fails(attempt: Callable[[], None]) -> str:
+    try:
+        attempt()
+    except HostError as error:
+        return str(error)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _format_version(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+def echo_findings(findings: Sequence[Finding]) -> None:
+    """Write findings, one a paragraph, and a summary."""
+    width = max(len(finding.title) for finding in findings)
+    for each in findings:
+        status = click.style(f"{each.status:<7}", **_STYLES[each.status])
+        click.echo(f"{status}  {each.title:<{width}}  {each.text}")
+        if each.remedy:
+            click.echo(f"{'':<{width + 11}}mend: {each.remedy}")
+    found = [each.status for each in findings]
+    worst: Status = next((each for each in ("problem", "warning") if each in found), "ok")
+    counts = [plural(found.count(each), each) for each in ("problem", "warning") if each in found]
+    click.secho(f"\n{', '.join(counts) or 'all is well'}", **_STYLES[worst])
+
+
+def run_probe(command: Sequence[str] = _PROBE, timeout_s: float = _PROBE_S) -> Probe:
+    """Probe torch and the driver in a process of their own.
+
+    Args:
+        command: starts it.
+        timeout_s: how long it may take, in seconds.
+    """
+    # As the agent starts the zygote: OpenBLAS starts its threads when numpy is imported, unless
+    # these variables forbid it.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=timeout_s,
+        )
+    except subprocess.TimeoutExpired:
+        return Probe(error=f"import torch has not ended after {timeout_s:.0f} s")
+    try:
+        return msgspec.json.decode(done.stdout.rpartition(b"\n")[2], type=Probe)
+    except msgspec.MsgspecError:
+        code = done.returncode
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+        last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        return Probe(error=f"the process that imported torch {how}. {last}".strip())
+
+
+def print_probe() -> None:
+    """Print the `Probe` of this process as JSON, in the last line."""
+    torch, error = None, ""
+    try:
+        torch = _probe_torch()
+    except Exception as exc:  # whatever a broken installation raises is the finding
+        error = f"{type(exc).__name__}: {exc}"
+    sys.stdout.write(f"\n{msgspec.json.encode(Probe(torch, error, probe_driver())).decode()}")
+
+
+def _probe_torch() -> Torch:
+    """Import torch and look at it; CUDA is left alone."""
+    started_at = time.perf_counter()
+    import torch
+    import torch.distributed as dist
+
+    import_s = time.perf_counter() - started_at
+    has_nccl = dist.is_available() and dist.is_nccl_available()
+    return Torch(
+        version=f"torch {torch.__version__}",
+        import_s=import_s,
+        num_threads=len(os.listdir("/proc/self/task")),
+        has_gloo=dist.is_available() and dist.is_gloo_available(),
+        nccl=tuple(torch.cuda.nccl.version()) if has_nccl else (),  # type: ignore[no-untyped-call]
+        cuda=torch.version.cuda or "",
+        # By NVML, as the zygote counts them.
+        num_gpus=max(0, torch.cuda._device_count_nvml()) if torch.version.cuda else 0,
+        initialized_cuda=torch.cuda.is_initialized(),  # type: ignore[no-untyped-call]
+    )
+
+
+def probe_driver() -> Driver:
+    """Return what NVML says of the driver; it needs no CUDA."""
+    try:
+        import pynvml
+    except ImportError:
+        return Driver()
+    try:
+        pynvml.nvmlInit()
+        cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()
+        gpus = [*map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))]
+        names = tuple(map(pynvml.nvmlDeviceGetName, gpus))
+        modes = []
+        with contextlib.suppress(pynvml.NVMLError):  # a slice of a GPU has none
+            modes = [*map(pynvml.nvmlDeviceGetComputeMode, gpus)]
+        return Driver(
+            pynvml.nvmlSystemGetDriverVersion(),
+            (cuda // 1000, cuda % 1000 // 10),
+            names,
+            pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS in modes,
+        )
+    except pynvml.NVMLError_LibraryNotFound:
+        return Driver()
+    except pynvml.NVMLError as error:
+        return Driver(error=str(error))

@@ -1,0 +1,280 @@
+"""The checks of ``cellmesh doctor`` on made-up machines, and its probe of torch and the driver."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from cellmesh.cli import doctor
+from cellmesh.cli.doctor import Driver, Finding, Host, Probe, Torch, run_probe
+from cellmesh.errors import HostError
+from cellmesh.wire.limits import Quota
+
+GB = 10**9
+TORCH = Torch("torch 2.13.0+cpu", 0.9, 1, True, (), "", 0, initialized_cuda=False)
+GPU_TORCH = msgspec.structs.replace(TORCH, cuda="13.0", nccl=(2, 28, 9), num_gpus=2)
+H100S = Driver("580.65", (13, 0), ("NVIDIA H100",) * 2)
+
+
+def torch(of: Torch = TORCH, **changes: Any) -> Probe:
+    driver = H100S if of is GPU_TORCH else Driver()
+    return Probe(msgspec.structs.replace(of, **changes), "", driver)
+
+
+def with_driver(**changes: Any) -> Probe:
+    return Probe(GPU_TORCH, "", msgspec.structs.replace(H100S, **changes))
+
+
+def examine(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    probe: Probe = torch(),  # noqa: B008
+    quota: Quota = Quota(),  # noqa: B008
+    num_usable: int = 8,
+    omp: str = "",
+    available: int = 16 * GB,
+    shm: Any = 16 * GB,
+    tmp: Any = 50 * GB,
+    runtime: Any = 50 * GB,
+    shared: bool = False,
+    open_files: int = 1024,
+    trial: Any = "2 ranks with gloo",
+    missing_call: str = "",
+    num_ranks: int = 4,
+) -> dict[str, Finding]:
+    """Run all checks on a machine that is healthy but for what is given; an exception is raised by
+    what is tried.
+    """
+
+    def returns(value: Any) -> Callable[..., Any]:
+        def call(*_: Any, **__: Any) -> Any:
+            if isinstance(value, Exception):
+                raise value
+            return value
+
+        return call
+
+    def usage(path: str | Path) -> Any:
+        free = {"/dev/shm": shm, "/tmp": tmp}.get(str(path), runtime)
+        return SimpleNamespace(free=free, total=16 * GB)
+
+    broken = OSError(1, "not permitted")
+    monkeypatch.setenv("OMP_NUM_THREADS", omp)
+    for name, value in {
+        "run_probe": probe,
+        "read_quota": quota,
+        "free_bytes": available,
+        "is_shared": shared,
+        "make_directory": runtime if isinstance(runtime, Exception) else Path("/run/x"),
+        "remove_directory": None,
+        "runtime_root": Path("/run/cellmesh"),
+        "_try_mesh": trial,
+        "psutil.virtual_memory": SimpleNamespace(total=32 * GB),
+        "os.cpu_count": 8,
+        "os.sched_getaffinity": set(range(num_usable)),
+        "os.getuid": 0,
+        "resource.getrlimit": (open_files, open_files),
+        "tempfile.gettempdir": tmp if isinstance(tmp, Exception) else "/tmp",
+        "tempfile.TemporaryFile": shm if isinstance(shm, Exception) else open(os.devnull),  # noqa: SIM115
+        **({f"os.{missing_call}": broken} if missing_call else {}),
+    }.items():
+        monkeypatch.setattr(f"cellmesh.cli.doctor.{name}", returns(value))
+    monkeypatch.setattr("cellmesh.cli.doctor.shutil.disk_usage", usage)
+    found = list(doctor.examine(num_ranks, True, lambda _: None))
+    monkeypatch.undo()
+    return {each.title: each for each in found}
+
+
+@pytest.mark.parametrize("probe", [torch(), torch(GPU_TORCH, num_gpus=4)], ids=["CPU", "GPUs"])
+def test_a_healthy_machine_has_nothing_but_ok(
+    probe: Probe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = examine(monkeypatch, probe=probe)
+    assert list(found) == list(doctor.CHECKS)
+    assert {(each.status, each.remedy) for each in found.values()} == {("ok", "")}
+    if probe.driver.gpus:
+        assert "NVIDIA H100" in found["GPUs"].text
+        assert "NCCL 2.28.9, for up to 4 ranks" in found["GPUs"].text
+
+
+W, P = "warning", "problem"
+
+
+@pytest.mark.parametrize(
+    ("changes", "title", "status", "text", "remedy"),
+    [
+        ({"probe": Probe(error="libcudart")}, "torch", P, "libcudart", "-c 'import torch'"),
+        ({"probe": torch(import_s=40.0)}, "torch", W, "imported in 40.0 s", "local disk"),
+        ({"probe": torch(has_gloo=False)}, "torch", P, "without gloo", "official"),
+        ({"probe": torch(num_threads=5)}, "forking ranks", W, "5 threads", "update"),
+        ({"probe": torch(initialized_cuda=True)}, "forking ranks", P, "no forked", "sitecust"),
+        ({"probe": with_driver(error="bad")}, "GPUs", W, "bad", "restart"),
+        ({"probe": torch(GPU_TORCH, cuda="", num_gpus=0)}, "GPUs", W, "without CUDA", "CUDA build"),
+        ({"probe": with_driver(cuda=(12, 8))}, "GPUs", P, "built for CUDA 13.0", "CUDA 12"),
+        ({"probe": torch(GPU_TORCH, num_gpus=0)}, "GPUs", W, "hides all", "unset CUDA_VISIBLE"),
+        ({"probe": with_driver(exclusive=True)}, "GPUs", P, "4 ranks do not fit on 2", "start"),
+        ({"probe": torch(GPU_TORCH, nccl=())}, "GPUs", W, "without NCCL", "official CUDA build"),
+        ({"missing_call": "pidfd_open"}, "system calls", P, "watched", "seccomp"),
+        ({"missing_call": "memfd_create"}, "system calls", W, "copies", "Linux 5.3"),
+        ({"omp": "4"}, "cores", W, "16 threads", "unset OMP_NUM_THREADS"),
+        ({"num_usable": 2}, "cores", W, "2 of them for us (CPU affinity)", "at most 2"),
+        ({"quota": Quota(cores=1.5)}, "cores", W, "quota grants the time of 1.5", "at most 1"),
+        ({"available": 280_000_000}, "memory", P, "280 MB of 32.0 GB", "at most 2,"),
+        ({"available": 100_000_000}, "memory", P, "take about 310 MB", "end what else"),
+        ({"available": 500_000_000}, "memory", W, "500 MB", "--mem"),
+        ({"shm": 64_000_000}, "/dev/shm", W, "64 MB of 16.0 GB", "--shm-size"),
+        ({"shm": OSError(30, "Read-only")}, "/dev/shm", W, "written: Read-only", "remount"),
+        ({"open_files": 100}, "open files", P, "3 ranks, and 4 are wanted", "`ulimit -n 4096`"),
+        ({"quota": Quota(free_tasks=30)}, "processes", P, "need about 60", "--pids-limit"),
+        ({"runtime": HostError("chmod 700")}, "runtime directory", P, "chmod", "JUPYTER_RUNTIME"),
+        ({"runtime": 10**6}, "runtime directory", P, "1 MB free", "free some space"),
+        ({"runtime": 10**8}, "runtime directory", W, "100 MB free", "free some space"),
+        ({"shared": True}, "runtime directory", W, "other hosts share", "JUPYTER_RUNTIME_DIR"),
+        ({"tmp": 10**6}, "temporary files", W, "1 MB free", "export TMPDIR"),
+        ({"tmp": OSError()}, "temporary files", P, "can be written", "export TMPDIR"),
+        ({"trial": HostError("no")}, "a real mesh", P, "HostError: no", "doctor --json"),
+    ],
+)
+def test_one_thing_wrong_gives_one_finding(
+    changes: Any, title: str, status: str, text: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    findings = examine(monkeypatch, **changes)
+    found = findings[title]
+    assert (found.status, text in found.text, remedy in found.remedy) == (status, True, True), found
+    others = {each.title for each in findings.values() if each.status != "ok"} - {title}
+    assert others <= ({"GPUs", "memory"} if title == "GPUs" else set())
+
+
+@pytest.mark.parametrize(
+    ("probe", "num_ranks"),
+    [(torch(GPU_TORCH, cuda="13.1"), 4), (with_driver(exclusive=True), 2)],
+    ids=["older minor version of the driver", "a rank on each exclusive GPU"],
+)
+def test_gpus_that_will_do(probe: Probe, num_ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert examine(monkeypatch, probe=probe, num_ranks=num_ranks)["GPUs"].status == "ok"
+
+
+def test_ranks_on_gpus_take_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert examine(monkeypatch, available=2 * GB)["memory"].status == "ok"
+    on_gpus = examine(monkeypatch, available=2 * GB, probe=torch(GPU_TORCH))
+    assert on_gpus["memory"].status == "problem"
+
+
+def test_threads_of_this_user_count_against_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.getuid", lambda: 1234)
+    monkeypatch.setattr("resource.getrlimit", lambda _: (100, 100))
+    ours, others = SimpleNamespace(real=1234), SimpleNamespace(real=0)
+    processes = [(ours, 70), (others, 500), (None, None)]
+    infos = [SimpleNamespace(info={"uids": u, "num_threads": n}) for u, n in processes]
+    monkeypatch.setattr("psutil.process_iter", lambda _: infos)
+    status, text, _ = doctor.check_tasks(Host(2, torch(), Quota()))
+    assert (status, text[:8]) == ("problem", "30 more ")
+
+
+def test_runtime_directory_is_tried_as_a_start_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "cellmesh"
+    monkeypatch.setattr(doctor, "runtime_root", lambda: root)
+    assert "chmod" not in doctor.check_runtime(Host(2, torch()))[1]
+    assert list(root.iterdir()) == []
+    root.chmod(0o755)
+    status, text, _ = doctor.check_runtime(Host(2, torch()))
+    assert (status, f"chmod 700 {root}" in text) == ("problem", True)
+
+
+def test_findings_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    doctor.echo_findings(
+        [
+            Finding("memory", "ok", "16 GB"),
+            Finding("/dev/shm", "warning", "64 MB", "`--shm-size=8g`"),
+            Finding("GPUs", "problem", "down", "`nvidia-smi`"),
+        ]
+    )
+    assert capsys.readouterr().out == (
+        "ok       memory    16 GB\n"
+        "warning  /dev/shm  64 MB\n"
+        "                   mend: `--shm-size=8g`\n"
+        "problem  GPUs      down\n"
+        "                   mend: `nvidia-smi`\n"
+        "\n"
+        "1 problem, 1 warning\n"
+    )
+    doctor.echo_findings([Finding("memory", "ok", "16 GB")])
+    assert capsys.readouterr().out.endswith("\nall is well\n")
+
+
+class _NVMLError(Exception):
+    pass
+
+
+class _LibraryNotFound(_NVMLError):
+    pass
+
+
+def _fails(error: Exception) -> Callable[..., int]:
+    def call(*_: object) -> int:
+        raise error
+
+    return call
+
+
+def _nvml(**calls: object) -> SimpleNamespace:
+    return SimpleNamespace(
+        NVMLError=_NVMLError,
+        NVMLError_LibraryNotFound=_LibraryNotFound,
+        NVML_COMPUTEMODE_EXCLUSIVE_PROCESS=3,
+        **{
+            "nvmlInit": lambda: None,
+            "nvmlSystemGetCudaDriverVersion_v2": lambda: 12080,
+            "nvmlSystemGetDriverVersion": lambda: "570.1",
+            "nvmlDeviceGetCount": lambda: 2,
+            "nvmlDeviceGetHandleByIndex": lambda index: index,
+            "nvmlDeviceGetName": lambda _: "A100",
+            "nvmlDeviceGetComputeMode": lambda index: 3 * index,
+            **calls,
+        },
+    )
+
+
+TWO = Driver("570.1", (12, 8), ("A100", "A100"))
+
+
+@pytest.mark.parametrize(
+    ("nvml", "driver"),
+    [
+        (None, Driver()),
+        (_nvml(nvmlInit=_fails(_LibraryNotFound())), Driver()),
+        (_nvml(nvmlInit=_fails(_NVMLError("mismatch"))), Driver(error="mismatch")),
+        (_nvml(), msgspec.structs.replace(TWO, exclusive=True)),
+        (_nvml(nvmlDeviceGetComputeMode=_fails(_NVMLError("a slice"))), TWO),
+    ],
+    ids=["no package", "no driver", "broken driver", "exclusive", "slices"],
+)
+def test_driver_read_through_nvml(
+    nvml: SimpleNamespace | None, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    assert doctor.probe_driver() == driver
+
+
+@pytest.mark.parametrize(
+    ("code", "timeout_s", "error"),
+    [
+        ("import os; os.kill(os.getpid(), 4)", 60, "was killed by SIGILL"),
+        ("raise SystemExit('libtorch is broken')", 60, "exited with 1. libtorch is broken"),
+        ("print('no JSON')", 60, "exited with 0"),
+        ("import select; select.select([], [], [], 60)", 1, "has not ended after 1 s"),
+    ],
+)
+def test_torch_that_crashes_or_hangs_is_named(code: str, timeout_s: float, error: str) -> None:
+    found = run_probe([sys.executable, "-c", code], timeout_s)
+    assert found.torch is None
+    assert error in found.error
