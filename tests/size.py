@@ -238,12 +238,12 @@ FEATURES = (
     ),
     Feature(
         "command line",
-        653,
+        569,
         "cli/",
     ),
     Feature(
         "doctor",
-        608,
+        413,
         "cli/doctor.py",
     ),
 )
