@@ -133,7 +133,7 @@ FEATURES = (
     ),
     Feature(
         "output",
-        1944,
+        1613,
         "controller/output/",
     ),
     Feature(

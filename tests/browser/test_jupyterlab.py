@@ -125,7 +125,7 @@ def test_progress_is_redrawn_in_one_line_for_all_ranks(notebook: Notebook) -> No
     )
     notebook.picture("progress")
     lines = "\n".join(cell.texts()).split("\n")
-    assert sorted(lines) == ["[0-3] done", f"[0-3] rank 0…3: 100%|{'#' * 20}|"]
+    assert sorted(lines) == ["[0-3] done", f"[0-3] rank 0 … 3: 100%|{'#' * 20}|"]
 
 
 @pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark"])

@@ -110,12 +110,10 @@ def test_64_parts_wrap(notebook: Notebook, server: Server) -> None:
     # As 64 ranks would: it needs no mesh to be looked at.
     cell = notebook.run(
         "from cellmesh.controller.output.rank_tabs import switch\n"
-        "from cellmesh.controller.output.cell_record import RecordedOutput\n"
         "from cellmesh.controller.output.fold import Line\n"
         "from IPython.display import HTML\n"
-        'outs = {r: RecordedOutput((Line("stdout", "same"), Line("stdout", '
-        'f"loss of {r}"))) for r in range(64)}\n'
-        'HTML(switch(outs, "64"))'
+        'outs = {r: (Line("stdout", "same"), Line("stdout", f"loss of {r}")) for r in range(64)}\n'
+        'HTML(switch(outs, (), "64"))'
     )
     switch = switch_of(cell)
     expect(switch.locator("summary")).to_have_count(64)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import cellmesh as cm
-from cellmesh.controller.output.fold import Block, Line, Live, Trace
+from cellmesh.controller.output.fold import Block, Line, Trace
 from cellmesh.workers.rank.stack_inspection import stacks_of_threads
 from tests.conftest import processes_named, processes_of
 
@@ -170,13 +170,13 @@ class Shown:
         self.num_flood_lines = 0
         self.first_trace_at: float | None = None
 
-    def show(self, blocks: Sequence[Block | Live]) -> None:
+    def show(self, blocks: Sequence[Block]) -> None:
         with self._changed:
             for block in blocks:
-                if isinstance(block, Block) and isinstance(block.item, Trace):
+                if isinstance(block.item, Trace):
                     self.first_trace_at = self.first_trace_at or time.time()
                     self.texts.append(block.item.traceback)
-                elif isinstance(block, Block) and isinstance(block.item, Line):
+                elif isinstance(block.item, Line):
                     if FLOOD in block.item.text:
                         self.num_flood_lines += 1
                     else:

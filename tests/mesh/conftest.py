@@ -104,11 +104,11 @@ class Recorder:
     """A sink that remembers, and wakes who waits for something to be shown."""
 
     def __init__(self) -> None:
-        self.blocks: list[Block | Live] = []
+        self.blocks: list[Block] = []
         self.notes: list[str] = []
         self._changed = threading.Condition()
 
-    def show(self, blocks: Sequence[Block | Live]) -> None:
+    def show(self, blocks: Sequence[Block]) -> None:
         with self._changed:
             self.blocks += blocks
             self._changed.notify_all()
@@ -123,13 +123,11 @@ class Recorder:
 
     def lines(self) -> list[tuple[tuple[int, ...], str]]:
         return [
-            (block.ranks, block.item.text)
-            for block in self.blocks
-            if isinstance(block, Block) and isinstance(block.item, Line)
+            (block.ranks, block.item.text) for block in self.blocks if isinstance(block.item, Line)
         ]
 
-    def items(self, kind: type[Rich] | type[Trace] | type[Gap] | type[Bars]) -> list[Block]:
-        return [b for b in self.blocks if isinstance(b, Block) and isinstance(b.item, kind)]
+    def items(self, kind: type[Rich | Trace | Gap | Bars | Live]) -> list[Block]:
+        return [block for block in self.blocks if isinstance(block.item, kind)]
 
     def wait_for_line(self, text: str, timeout_s: float = 20.0) -> None:
         with self._changed:

@@ -265,7 +265,7 @@ def test_lines_rewritten_by_other_means_are_one_for_all_ranks(notebook: Notebook
         "%%dist\nimport time\nfor i in range(4):\n"
         "    print(f'\\rstep {i + rank} of 10', end='', flush=True); time.sleep(0.15)\nprint()"
     )
-    assert lines(notebook.run(source)) == ["[0-2] step 3…5 of 10  [rank 0 slowest]"]
+    assert lines(notebook.run(source)) == ["[0-2] step 3 … 5 of 10  [rank 0 slowest]"]
 
 
 def test_bars_of_a_process_that_a_cell_starts_leave_no_escapes(notebook: Notebook) -> None:

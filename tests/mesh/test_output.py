@@ -106,9 +106,8 @@ for i in range(4):
 print(file=sys.stderr)
 """
     run_cell(mesh, source, recorder)
-    live = [block for block in recorder.blocks if isinstance(block, Live)]
-    assert live[-1].closed
-    assert live[-1].lines == tuple(((rank,), f"step 3 of {rank}") for rank in ALL)
+    [*_, last] = recorder.items(Live)
+    assert last.item == Live(tuple(((r,), f"step 3 of {r}") for r in ALL), True, "stderr")
     assert recorder.lines() == []
 
 

@@ -32,7 +32,7 @@ class Screen:
         self.folder = Folder(self.ranks)
         self.now = 0.0
         self.redraws: list[tuple[tuple[Ranks, str], ...]] = []
-        self._entries: list[Block | Live] = []
+        self._entries: list[Block] = []
         self._live_at: int | None = None
 
     def play(self, *steps: Step) -> Screen:
@@ -86,8 +86,8 @@ class Screen:
     def shown(self) -> list[Entry]:
         entries: list[Entry] = []
         for entry in self._entries:
-            if isinstance(entry, Live):
-                entries += entry.lines
+            if isinstance(entry.item, Live):
+                entries += entry.item.lines
             else:
                 entries.append((entry.ranks, entry.item))
         return entries
@@ -99,7 +99,7 @@ class Screen:
 
     @property
     def blocks(self) -> list[Block]:
-        return [entry for entry in self._entries if isinstance(entry, Block)]
+        return [entry for entry in self._entries if not isinstance(entry.item, Live)]
 
     @property
     def has_unfinished_lines(self) -> bool:
@@ -115,18 +115,18 @@ class Screen:
             self._put(more)
         raise AssertionError("it says for ever that there is more")
 
-    def _put(self, entries: Sequence[Block | Live]) -> None:
+    def _put(self, entries: Sequence[Block]) -> None:
         for entry in entries:
-            if isinstance(entry, Block):
+            if not isinstance(entry.item, Live):
                 self._entries.append(entry)
                 continue
-            self.redraws.append(entry.lines)
+            self.redraws.append(entry.item.lines)
             if self._live_at is None:
                 self._live_at = len(self._entries)
                 self._entries.append(entry)
             else:
                 self._entries[self._live_at] = entry
-            if entry.closed:
+            if entry.item.closed:
                 self._live_at = None
 
 

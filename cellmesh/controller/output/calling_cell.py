@@ -11,14 +11,12 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from .bar_drawing import Bars
-from .cell import CellSink
-from .cell_record import Displays, Publish
-from .console import ConsoleBars, ConsoleSink, Sink, as_texts, is_textual, join_streams
-from .fold import AlikeLines, Block, Gap, Line, Live, Ranks, Rich
+from .cell import CellSink, Displays
+from .console import ConsoleBars, ConsoleSink, Sink, is_textual
+from .fold import Block, Rich, Trace
 from .mime_bundle import labelled
 
 
@@ -54,7 +52,7 @@ class CellPublisher:
     def display(self, content: dict[str, Any]) -> None:
         """Display a bundle of the notebook's own, captured where the cell's displays are."""
         if self.capture is not None and self.capture.holds_displays():
-            self.capture.publish("display_data", content)
+            self.capture.display(lambda: content, content["transient"])
         else:
             self("display_data", content)
 
@@ -65,12 +63,10 @@ def current_sink(displays: Displays | None = None, has_tabs: bool = False) -> Si
     if shell is None:
         return ConsoleSink()
     publish = cell_publisher()
-    if publish is not None:
-        if publish.capture is not None:
-            return CapturedSink(publish, publish.capture, displays)
-        return CellSink(publish, displays, has_tabs)
-    capture = find_capture(shell, None)
-    return ConsoleSink() if capture is None else CapturedConsole(capture)
+    capture = find_capture(shell, None) if publish is None else publish.capture
+    has_tabs = has_tabs and capture is None
+    sink = ConsoleSink() if publish is None else CellSink(publish, displays, has_tabs)
+    return sink if capture is None else CapturedSink(capture, sink)
 
 
 def cell_publisher() -> CellPublisher | None:
@@ -164,15 +160,26 @@ class Capture:
 
         self._call(write)
 
-    def publish(self, kind: str, content: dict[str, Any]) -> None:
-        """Publish as IPython's ``display`` and ``clear_output`` do."""
-        pub = self._display_pub
-        if kind == "clear_output":
-            self._call(lambda: pub.clear_output(content["wait"]))
+    def publish(self, block: Block, rich: Rich) -> None:
+        """Publish a display of ranks, or that they clear, as IPython's functions do."""
+        if rich.kind == "clear":
+            self._call(lambda: self._display_pub.clear_output(rich.bundle == b"wait"))
             return
-        data, metadata = content["data"], content.get("metadata", {})
-        more = {"transient": content.get("transient", {}), "update": kind != "display_data"}
-        self._call(lambda: pub.publish(data, metadata, **more))
+        known = [f"{r}:{i}" for r, i in zip(block.ranks, block.display_ids, strict=True) if i]
+        transient = {"display_id": known[0]} if known else {}
+        is_update = rich.kind == "update"
+        self.display(lambda: labelled(rich.content(), block.ranks), transient, is_update)
+
+    def display(
+        self, content: Callable[[], dict[str, Any]], transient: Any, is_update: bool = False
+    ) -> None:
+        """Publish a bundle as IPython's ``display`` does."""
+
+        def publish() -> None:
+            data, metadata = (content()[key] for key in ("data", "metadata"))
+            self._display_pub.publish(data, metadata, transient=transient, update=is_update)
+
+        self._call(publish)
 
     def _call(self, function: Any) -> None:
         with contextlib.suppress(Exception):  # of the user's file: the run's other output follows
@@ -196,95 +203,47 @@ def find_capture(shell: Any, own_stream: type | None) -> Capture | None:
     return Capture(shell, files, None if is_own else display_pub) if files or not is_own else None
 
 
-class CapturedSink(CellSink):
-    """Gives captured output to its capture, and shows the rest in the cell: tracebacks, as the
-    kernel does, status lines, and what is not captured.
+class CapturedSink:
+    """Gives captured output to its capture, and shows the rest: tracebacks, as the kernel does,
+    status lines, and what is not captured.
 
     Progress is captured once it has ended, as a file would get it.
 
     Args:
-        publish: as of `CellSink`.
         capture: what captures output of this cell.
-        displays: as of `CellSink`.
+        shown: the sink that shows the rest.
     """
 
-    def __init__(self, publish: Publish, capture: Capture, displays: Displays | None) -> None:
-        super().__init__(publish, displays)
-        self._capture = capture
-        self._ended_bars = ConsoleBars()
+    def __init__(self, capture: Capture, shown: Sink) -> None:
+        self._capture, self.shown = capture, shown
+        self._bars = ConsoleBars()
+
+    def show(self, blocks: Sequence[Block]) -> None:
+        self.shown.show([block for block in blocks if not self._is_captured(block)])
+
+    def note(self, text: str) -> None:
+        if self._capture.holds("stderr"):
+            self._capture.write("stderr", text + "\n")
+        else:
+            self.shown.note(text)
 
     def status(self, text: str, final: bool) -> None:
         if final and text and self._capture.holds("stdout"):
-            super().status("", True)
-            self._write([("stdout", text + "\n")])
+            self.shown.status("", True)
+            self._capture.write("stdout", text + "\n")
         else:
-            super().status(text, final)
+            self.shown.status(text, final)
 
-    def _show_one(self, block: Block | Live, texts: list[tuple[str, str]]) -> None:
-        if not self._capture.holds(_stream(block)):
-            super()._show_one(block, texts)
-        elif isinstance(block, Block) and isinstance(block.item, Bars):
-            texts.append(("stderr", self._ended_bars.ended(block.item)))
-        else:
-            texts += as_texts(block)
-
-    def _write(self, pieces: Sequence[tuple[str, str]]) -> None:
-        for stream, text in join_streams(pieces):
-            if self._capture.holds(stream):
-                self._capture.write(stream, text)
-            else:
-                super()._write([(stream, text)])
-
-    def _publish_display(self, kind: str, content: dict[str, Any]) -> None:
-        if self._capture.holds_displays():
-            self._capture.publish(kind, content)
-        else:
-            super()._publish_display(kind, content)
-
-    def _show_figure(self, ranks: Ranks, content: dict[str, Any]) -> None:
-        if self._capture.holds_displays():  # each by itself, for code that reads them
-            self._capture.publish("display_data", labelled(content, ranks))
-        else:
-            super()._show_figure(ranks, content)
-
-
-class CapturedConsole(ConsoleSink):
-    """Gives displays of a cell in a terminal to their capture, and writes the rest as text.
-
-    Args:
-        capture: what captures displays of this cell.
-    """
-
-    def __init__(self, capture: Capture) -> None:
-        super().__init__()
-        self._capture = capture
-
-    def show(self, blocks: Sequence[Block | Live]) -> None:
-        for block in blocks:
-            if self._capture.holds_displays() and isinstance(block, Block) and _is_display(block):
-                assert isinstance(block.item, Rich)
-                content = labelled(block.item.content(), block.ranks)
-                self._capture.publish("display_data", content)
-            else:
-                super().show([block])
-
-
-def _is_display(block: Block) -> bool:
-    is_rich = isinstance(block.item, Rich) and block.item.kind != "clear"
-    return is_rich and not is_textual(block)
-
-
-def _stream(block: Block | Live) -> str:
-    """Return the stream that shows a block of output as text; "" for displays and tracebacks."""
-    if isinstance(block, Live):
-        return block.stream
-    match block.item:
-        case Line(stream, _):
-            return stream
-        case AlikeLines(lines):
-            return lines[0][1].stream
-        case Bars():
-            return "stderr"
-        case Gap():
-            return "stdout"
-    return "stdout" if is_textual(block) else ""
+    def _is_captured(self, block: Block) -> bool:
+        """Give a block of output to the capture; return whether it takes such output."""
+        item = block.item
+        if isinstance(item, Trace):
+            return False
+        if isinstance(item, Rich) and not is_textual(block):
+            if self._capture.holds_displays():
+                self._capture.publish(block, item)
+            return self._capture.holds_displays()
+        stream, text = self._bars.text_of(block)
+        if self._capture.holds(stream) and text:
+            self._capture.write(stream, text)
+        return self._capture.holds(stream)

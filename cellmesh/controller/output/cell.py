@@ -1,28 +1,173 @@
-"""Shows a run's output in the output area of its notebook cell, over the Jupyter protocol."""
+"""Shows a run's output in the output area of its notebook cell, over the Jupyter protocol.
+
+A record has what the area shows, bounded, with each display in its latest state. A batch of output
+changes the record first; then what is new or has changed is drawn. A front end can only clear a
+whole cell: where some ranks have cleared their output, all that is left is drawn again.
+"""
 
 from __future__ import annotations
 
+import collections
+import itertools
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...wire.ranks import group_ranks
 from .bar_drawing import Bars, as_html, as_lines
-from .cell_record import DisplayPlace, Displays, Publish, Record, RecordEntry
-from .clear_output import Pane
 from .console import as_remark, as_text, is_textual, join_streams
-from .fold import Block, Line, Live, Ranks, Rich, Trace
+from .fold import AlikeLines, Block, Item, Line, Live, Ranks, Rich, Trace
 from .mime_bundle import FigureRow, has_room, heading, is_figure, label, labelled, pre
-from .number_folding import compact
 from .rank_tabs import switch
 from .terminal import as_html as as_coloured_html
 
+BUDGET_BYTES = 1_000_000
+_ENTRY_BYTES = 100  # what an entry costs beside its text
+_MAX_RECORDS = 16
+# Of so many displays, each rank's counted, it is known where they are; then those are forgotten
+# that have not changed for longest.
+_MAX_PLACES = 10_000
 _SUMMARY = "cursor:pointer;font:11px monospace;opacity:.65;margin:2px 0"
-_STAYS = "cleared: what stands above stays, as others have shown too much to show it again"
-# When a rank clears, others' output is shown again: always if it is little, else until that comes
-# to so much.
-_SMALL_BYTES = 40_000
-_MAX_AGAIN_BYTES = 1_000_000
+_DROPPED = "… what was above is gone from here, and its text is in %dist_logs"
+
+Publish = Callable[[str, dict[str, Any]], None]
+Key = int | str  # of an entry: the display id of what is redrawn in place, else a number
+
+
+class Record:
+    """What a cell's output area shows, from top to bottom.
+
+    Args:
+        budget_bytes: about how much; beyond twice of it, the oldest output of those ranks goes that
+            have more than an equal share.
+
+    Attributes:
+        entries: the blocks of output by key.
+        dropped: the ranks with older output that is not there.
+        num_bytes: about how many bytes the entries take.
+    """
+
+    def __init__(self, budget_bytes: int = BUDGET_BYTES) -> None:
+        self._budget = budget_bytes
+        self.entries: dict[Key, Block] = {}
+        self.dropped: set[int] = set()
+        self.num_bytes = 0
+
+    def put(self, key: Key, block: Block) -> None:
+        """Add a block of output below all others, or in place of the one with its key."""
+        old = self.entries.get(key)
+        self.num_bytes += size_of(block) - (0 if old is None else size_of(old))
+        self.entries[key] = block
+
+    def clear(self, gone: Collection[int]) -> bool:
+        """Remove these ranks' output, and remarks with the last of it; return whether there was
+        any.
+        """
+        if not any(not set(gone).isdisjoint(ranks) for ranks in (self.dropped, *self._ranks())):
+            return False
+        self.dropped.difference_update(gone)
+        left = {key: block.without(gone) for key, block in self.entries.items()}
+        self._keep(
+            {key: new for key, new in left.items() if new.ranks or not self.entries[key].ranks}
+        )
+        if not any(self._ranks()):
+            self._keep({})
+        return True
+
+    def trim(self) -> None:
+        """Drop the oldest output of ranks that have too much."""
+        if self.num_bytes <= 2 * self._budget:
+            return
+        used: collections.Counter[int] = collections.Counter()
+        share = self._budget / max(
+            1, len({rank for ranks in self._ranks() for rank in ranks or (-1,)})
+        )
+        kept: dict[Key, Block] = {}
+        for key, block in reversed(self.entries.items()):
+            owners = block.ranks or (-1,)
+            for rank in owners:
+                used[rank] += size_of(block) // len(owners)
+            gone = {rank for rank in owners if used[rank] > share}
+            if gone != set(owners):
+                kept[key] = block.without(gone) if gone else block
+            self.dropped |= gone - {-1}
+        self._keep(dict(reversed(kept.items())))
+
+    def switch_off(self) -> None:
+        """Forget all output, and what follows as soon as it is shown."""
+        self._budget = 0
+        self.trim()
+
+    def by_rank(self) -> dict[int, tuple[Item, ...]]:
+        """Return the output of each rank, without progress bars, which show all ranks."""
+        items: dict[int, list[Item]] = {rank: [] for rank in sorted(self.dropped)}
+        for block in self.entries.values():
+            for rank, item in () if isinstance(block.item, Bars) else block.by_rank():
+                items.setdefault(rank, []).append(item)
+        return {rank: tuple(own) for rank, own in items.items()}
+
+    def _ranks(self) -> Iterable[Ranks]:
+        return (block.ranks for block in self.entries.values())
+
+    def _keep(self, entries: dict[Key, Block]) -> None:
+        self.entries, self.num_bytes = entries, sum(map(size_of, entries.values()))
+
+
+def size_of(block: Block) -> int:
+    """Return about how many bytes a block of output takes."""
+    fixed = _ENTRY_BYTES + 8 * len(block.ranks)
+    match block.item:
+        case Line(_, text):
+            return fixed + len(text)
+        case AlikeLines(lines):
+            return fixed + sum(_ENTRY_BYTES + len(line.text) for _, line in lines)
+        case Live(lines):
+            return fixed + sum(_ENTRY_BYTES + len(text) for _, text in lines)
+        case Rich(_, bundle):
+            return fixed + len(bundle)
+        case Trace(_, text, traceback, whole):
+            return fixed + len(text) + len(traceback) + len(whole)
+    return fixed
+
+
+@dataclass(frozen=True)
+class DisplayPlace:
+    """The notebook's id of a display that ranks share, and the lowest rank, which updates it."""
+
+    display_id: str
+    leader: int
+
+
+@dataclass
+class Displays:
+    """The displays of a mesh that can be updated, also from a later cell.
+
+    Attributes:
+        places: a rank's own id, as (rank, id) -> where it is shown.
+        has_tabs: whether cells whose ranks show different things get a switch between ranks.
+        folds_numbers: whether lines of ranks that differ only in numbers are joined.
+        records: what the newest cells have shown, for output that comes after a cell's end.
+    """
+
+    places: dict[tuple[int, str], DisplayPlace] = field(default_factory=dict)
+    has_tabs: bool = True
+    folds_numbers: bool = True
+    records: collections.deque[Record] = field(default_factory=collections.deque)
+
+    def put(self, rank: int, theirs: str, place: DisplayPlace) -> None:
+        """Note where the notebook shows a rank's display, so that it can be updated."""
+        self.places.pop((rank, theirs), None)
+        self.places[rank, theirs] = place  # last
+        if len(self.places) > _MAX_PLACES:
+            del self.places[next(iter(self.places))]
+
+    def keep(self, record: Record) -> None:
+        """Remember the record of a run that has ended, and forget those of the oldest runs."""
+        if record not in self.records:
+            self.records.append(record)
+        while len(self.records) > _MAX_RECORDS:
+            self.records.popleft().switch_off()
 
 
 class CellSink:
@@ -33,190 +178,99 @@ class CellSink:
         displays: the mesh's; None for none but the cell's own.
         has_tabs: whether ranks that show different things get a switch in the end, if the mesh's
             have.
+
+    Attributes:
+        redrawn_bytes: how much was drawn again when ranks have last cleared their output.
     """
 
     def __init__(
         self, publish: Publish, displays: Displays | None = None, has_tabs: bool = False
     ) -> None:
         self._send = publish
-        self._row: FigureRow | None = None  # figures that stand at the end of the area
-        self._live_id = ""
-        self._status_id = ""
-        self._live: Live | None = None
-        self._status = ""
-        self._has_tabs = has_tabs
-        self._tabs_id = self._tabs = ""
-        self._record = Record()
-        self._clearing: set[int] = set()  # ranks whose next output clears what they have shown
-        self._again_bytes = 0.0
-        self._pane = Pane()
-        self._pane_id = ""
-        self._bar_ids: dict[int, str] = {}
         self._displays = displays if displays is not None else Displays()
+        self._has_tabs = has_tabs
+        self._record = Record()
+        self._numbers = itertools.count()
+        self._display_ids: dict[object, str] = {}  # of bars by number, and of what is one of a kind
+        self._undrawn: dict[Key, None] = {}  # entries that are new or have changed
+        self._updates: dict[str, Block] = {}  # of displays that are not in the record
+        self._placed: set[str] = set()  # ids of displays that stand in the area
+        self._clearing: set[int] = set()  # ranks whose next output clears what they have shown
+        self._is_cleared = False
+        self.redrawn_bytes = 0
+        self._row: FigureRow | None = None  # figures that stand at the end of the area
+        self._status = self._tabs = ""
 
-    def show(self, blocks: Sequence[Block | Live]) -> None:
-        texts: list[tuple[str, str]] = []
+    def show(self, blocks: Sequence[Block]) -> None:
         for block in blocks:
-            try:
-                self._show_one(block, texts)
-            except (
-                Exception
-            ) as error:  # user code gives odd things to display, and prints more behind them
-                texts.append(as_remark(block, error))
-        self._write(texts)
-        if self._pane.is_changed:
-            self._draw_pane()
-
-    def _show_one(self, block: Block | Live, texts: list[tuple[str, str]]) -> None:
-        """Show a block of output, or add its text to the stream message of the blocks beside it."""
-        if self._clearing:
-            self._flush(texts)
-            self._clear_for(block)
-        if self._pane.take(block):
-            assert isinstance(block, Block)
-            self._record.add(RecordEntry(block.ranks, block.item))
-            return
-        if isinstance(block, Block) and is_textual(block):
-            texts.append(as_text(block))
-            self._record.add(RecordEntry(block.ranks, block.item))
-            return
-        self._flush(texts)
-        if isinstance(block, Live):
-            self._show_live(block)
-        elif isinstance(block.item, Trace):
-            self._show_trace(block.ranks, block.item)
-        elif isinstance(block.item, Bars):
-            self._show_bars(block.ranks, block.item)
-        elif isinstance(block.item, Rich):
-            self._show_rich(block, block.item)
+            self._take(block)
+        self._draw()
 
     def note(self, text: str) -> None:
-        self._record.add(RecordEntry((), Line("stderr", text)))
-        self._write([("stderr", text + "\n")])
+        self.show([Block((), Line("stderr", text))])
 
     def status(self, text: str, final: bool) -> None:
-        if text or self._status_id:
-            self._status = "" if final else text
-            self._status_id = self._redraw(self._status_id, text, final)
+        if not text and "status" not in self._display_ids:
+            return
+        self._put(self._id_of("status"), {"text/plain": text})
+        self._status = "" if final else text
+        if final:
+            del self._display_ids["status"]
 
     def end(self, ranks: Sequence[int]) -> None:
         """Show the switch to each rank's output, as the run has ended or has printed more since."""
-        self._displays.keep(self._record)
+        record = self._record
+        self._displays.keep(record)
         if not (self._has_tabs and self._displays.has_tabs and len(ranks) > 1):
             return
-        identity = self._tabs_id or uuid.uuid4().hex
-        record = self._record
-        text = switch(record.by_rank(), identity, joined=record.joined_lines())
-        if not text or text == self._tabs:
-            return
-        # Without text: in a console, where it would have nothing to switch, it is not shown.
-        self._put({"data": {"text/html": text}, "metadata": {}}, identity, not self._tabs_id)
-        self._tabs_id, self._tabs = identity, text
+        identity = self._id_of("tabs")
+        is_joined = any(isinstance(block.item, AlikeLines) for block in record.entries.values())
+        text = switch(record.by_rank(), record.dropped, identity, is_joined)
+        if text and text != self._tabs:
+            # Without text: in a console, where it would have nothing to switch, it is not shown.
+            self._put(identity, {"text/html": text})
+            self._tabs = text
 
-    def _publish(self, kind: str, content: dict[str, Any]) -> None:
-        if kind != "update_display_data":
-            self._row = None  # the next figure stands below this
-        self._send(kind, content)
+    # ---- the record
 
-    def _put(self, content: dict[str, Any], display_id: str, is_new: bool) -> None:
-        """Display a bundle under a new display id, or update the display that has its id."""
-        kind = "display_data" if is_new else "update_display_data"
-        self._publish(kind, _with_id(content, display_id))
+    def _take(self, block: Block) -> None:
+        """Note what a block of output changes in the area."""
+        item = block.item
+        if isinstance(item, Rich) and item.kind == "update":
+            self._update(block, item)
+        elif isinstance(item, Rich) and item.kind == "clear":
+            self._clearing.update(block.ranks)
+            if item.bundle != b"wait":
+                self._clear(block.ranks)
+        else:
+            self._clear(self._clearing.intersection(block.ranks))
+            key = self._key(block)
+            self._record.put(key, block)
+            self._undrawn[key] = None
 
-    def _flush(self, texts: list[tuple[str, str]]) -> None:
-        self._write(texts)
-        texts.clear()
+    def _key(self, block: Block) -> Key:
+        if isinstance(block.item, Bars):
+            return self._id_of(block.item.number)
+        if isinstance(block.item, Live):
+            key = self._id_of("live")
+            if block.item.closed:
+                del self._display_ids["live"]
+            return key
+        known = [(r, i) for r, i in zip(block.ranks, block.display_ids, strict=False) if i]
+        if not known:
+            return next(self._numbers)
+        ours = uuid.uuid4().hex
+        for rank, theirs in known:
+            self._displays.put(rank, theirs, DisplayPlace(ours, block.ranks[0]))
+        return ours
 
-    def _write(self, pieces: Sequence[tuple[str, str]]) -> None:
-        for stream, text in join_streams(pieces):
-            self._publish("stream", {"name": stream, "text": text})
+    def _id_of(self, name: object) -> str:
+        """Return the display id of what is redrawn in place."""
+        if name not in self._display_ids:
+            self._display_ids[name] = uuid.uuid4().hex
+        return self._display_ids[name]
 
-    def _publish_display(self, kind: str, content: dict[str, Any]) -> None:
-        """Publish what ranks display, or that they clear."""
-        self._publish(kind, content)
-
-    def _show_trace(self, ranks: Ranks, trace: Trace) -> None:
-        self._publish_trace(ranks, trace)
-        self._record.add(RecordEntry(ranks, trace))
-
-    def _publish_trace(self, ranks: Ranks, trace: Trace) -> None:
-        self._publish(
-            "error",
-            {
-                "ename": f"{label(ranks)} {trace.type_name}",
-                "evalue": trace.text,
-                "traceback": [f"{label(ranks)}", *trace.traceback.rstrip().split("\n")],
-            },
-        )
-        if trace.whole:
-            # Without text, as the switch between ranks is.
-            self._publish("display_data", {"data": {"text/html": _whole(trace)}, "metadata": {}})
-
-    def _show_bars(self, ranks: Ranks, bars: Bars) -> None:
-        is_new = bars.number not in self._bar_ids
-        display_id = self._bar_ids.setdefault(bars.number, uuid.uuid4().hex)
-        content = {
-            "data": {"text/plain": "\n".join(as_lines(bars)), "text/html": as_html(bars)},
-            "metadata": {},
-        }
-        self._put(content, display_id, is_new)
-        entry = RecordEntry(ranks, None, display_id, _with_id(content, display_id))
-        self._record.add(entry) if is_new else self._record.replace(entry)
-
-    def _show_live(self, live: Live) -> None:
-        text = _live_text(live)
-        self._live_id = self._redraw(self._live_id, text, live.closed)
-        self._live = None if live.closed else live
-        if live.closed:
-            for ranks, text in live.lines:
-                for line in text.split("\n"):
-                    self._record.add(RecordEntry(ranks, Line(live.stream, line)))
-
-    def _redraw(self, display_id: str, text: str, final: bool) -> str:
-        """Replace the text of the display with this id; return the id under which the new text can
-        be replaced.
-        """
-        identity = display_id or uuid.uuid4().hex
-        self._put({"data": {"text/plain": text}, "metadata": {}}, identity, not display_id)
-        return "" if final else identity
-
-    def _show_rich(self, block: Block, rich: Rich) -> None:
-        if rich.kind == "clear":
-            self._clear(block.ranks, rich.bundle == b"wait")
-            return
-        content = rich.content()
-        if rich.kind == "update":
-            self._update(block, content)
-            return
-        known = [(r, i) for r, i in zip(block.ranks, block.display_ids, strict=True) if i]
-        ours = ""
-        if known:
-            ours = uuid.uuid4().hex
-            for rank, theirs in known:
-                self._displays.put(rank, theirs, DisplayPlace(ours, block.ranks[0]))
-        self._display(block.ranks, content, ours)
-        self._record.add(RecordEntry(block.ranks, rich, ours))
-
-    def _display(self, ranks: Ranks, content: dict[str, Any], display_id: str) -> None:
-        if not display_id and is_figure(content):
-            self._show_figure(ranks, content)
-            return
-        if not has_room(content):
-            self._publish_display("display_data", heading(ranks, ""))
-        if display_id:
-            content = _with_id(content, display_id)
-        self._publish_display("display_data", labelled(content, ranks))
-
-    def _show_figure(self, ranks: Ranks, content: dict[str, Any]) -> None:
-        row = self._row
-        if row is not None and row.has_room(ranks, content):
-            self._publish("update_display_data", row.add(ranks, content))
-            return
-        row = FigureRow()
-        self._publish("display_data", row.add(ranks, content))
-        self._row = row
-
-    def _update(self, block: Block, content: dict[str, Any]) -> None:
+    def _update(self, block: Block, rich: Rich) -> None:
         # A display that several ranks share follows its lowest rank.
         shown: dict[int, DisplayPlace] = {}
         for rank, theirs in zip(block.ranks, block.display_ids, strict=True):
@@ -225,118 +279,123 @@ class CellSink:
                 self._displays.put(rank, theirs, place)
                 shown[rank] = place
         for place, ranks in group_ranks(shown).items():
-            if place.leader in ranks:
-                shown_now = _with_id(labelled(content, ranks), place.display_id)
-                self._publish_display("update_display_data", shown_now)
-                self._record.replace(RecordEntry(ranks, _as_display(block.item), place.display_id))
+            new = Block(tuple(ranks), Rich("display", rich.bundle))
+            if place.leader not in ranks:
+                continue
+            if place.display_id in self._record.entries:
+                self._record.put(place.display_id, new)
+                self._undrawn[place.display_id] = None
+            else:
+                self._updates[place.display_id] = new
 
-    # ---- clearing
-
-    def _clear(self, ranks: Ranks, wait: bool) -> None:
-        """Handle ``clear_output`` of these ranks: remove their output, now or when they show more;
-        keep that of others.
-        """
-        others = self._record.cost_of_others(ranks)
-        if not others and all(set(each) <= set(ranks) for each, _ in self._live_lines()):
-            self._forget_places()
-            self._record.empty()
-            self._live = None
-            self._clearing.clear()
-            self._publish_display("clear_output", {"wait": wait})
-            return
-        self._clearing.update(ranks)
-        if not wait:
-            self._clear_now(ranks)
-
-    def _live_lines(self) -> Sequence[tuple[Ranks, str]]:
-        return self._live.lines if self._live is not None else ()
-
-    def _clear_for(self, block: Block | Live) -> None:
-        """Clear the earlier output of those ranks of a block that called
-        ``clear_output(wait=True)`` before it.
-        """
-        if isinstance(block, Live):
-            ranks = {rank for each, _ in block.lines for rank in each}
-        elif isinstance(block.item, Rich) and block.item.kind in ("clear", "update"):
-            return
-        else:
-            ranks = set(block.ranks)
-        if due := self._clearing & ranks:
-            self._clear_now(due)
-
-    def _clear_now(self, ranks: Iterable[int]) -> None:
-        """Clear the whole cell, which is all that a front end can do, and show again what other
-        ranks have shown, unless it is much.
-        """
+    def _clear(self, ranks: Iterable[int]) -> None:
+        """Remove the output of these ranks, and keep that of others."""
         gone = set(ranks)
         self._clearing -= gone
-        if not self._record.holds(gone) and not any(
-            gone.intersection(each) for each, _ in self._live_lines()
-        ):
-            return
-        cost = self._record.cost_of_others(gone)
-        self._record.clear(gone)
-        if cost <= _SMALL_BYTES:
-            self._show_again(gone)
-        elif self._again_bytes + cost <= _MAX_AGAIN_BYTES:
-            self._again_bytes += cost
-            self._show_again(gone)
-        else:
-            if not gone <= self._pane.ranks:
-                self._write([("stderr", f"{label(tuple(sorted(gone)))} {_STAYS}\n")])
-            self._pane.clear(gone)
+        if gone and self._record.clear(gone):
+            self._is_cleared = True
 
-    def _show_again(self, gone: set[int]) -> None:
-        self._forget_places()
-        self._publish_display("clear_output", {"wait": True})
+    # ---- drawing
+
+    def _draw(self) -> None:
+        """Draw what has changed, or all if ranks have cleared their output."""
+        entries = self._record.entries
+        drawn: Iterable[Key] = self._undrawn
         texts: list[tuple[str, str]] = []
-        for entry in self._record.entries:
-            if entry.item is not None and is_textual(block := Block(entry.ranks, entry.item)):
-                texts.append(as_text(block))
-                continue
-            self._write(texts)
-            texts = []
-            if entry.content:
-                self._publish("display_data", dict(entry.content))
-            elif isinstance(entry.item, Trace):
-                self._publish_trace(entry.ranks, entry.item)
-            elif isinstance(entry.item, Rich):
-                self._display(entry.ranks, entry.item.content(), entry.display_id)
-        self._write(texts)
-        if self._live is not None:
-            self._live_id = self._redraw("", _live_text(self._live, gone), False)
-        if self._status:
-            self._status_id = self._redraw("", self._status, False)
+        if self._is_cleared:
+            self._publish("clear_output", {"wait": bool(entries or self._status)})
+            self._is_cleared, self._tabs, drawn = False, "", entries
+            self.redrawn_bytes = self._record.num_bytes
+            self._placed.clear()
+            if self._record.dropped:
+                ranks = tuple(sorted(self._record.dropped))
+                texts.append(("stderr", f"{label(ranks)} {_DROPPED}\n"))
+        self._placed.update(self._updates)
+        for key, block in [*((key, entries[key]) for key in drawn), *self._updates.items()]:
+            try:
+                self._draw_one(key, block, texts)
+            except (
+                Exception
+            ) as error:  # user code gives odd things to display, and prints more behind them
+                remark = as_remark(block, error)
+                texts.append(as_text(remark))
+                if key in entries:
+                    self._record.put(key, remark)
+        self._flush(texts)
+        if self._status and self._id_of("status") not in self._placed:
+            self.status(self._status, False)
+        self._undrawn.clear()
+        self._updates.clear()
+        self._record.trim()
 
-    def _draw_pane(self) -> None:
-        is_new = not self._pane_id
-        self._pane_id = self._pane_id or uuid.uuid4().hex
-        self._put(self._pane.content(), self._pane_id, is_new)
+    def _draw_one(self, key: Key, block: Block, texts: list[tuple[str, str]]) -> None:
+        """Draw a block of output, or add its text to the stream message of the blocks beside it."""
+        if is_textual(block):
+            texts.append(as_text(block))
+            return
+        self._flush(texts)
+        item = block.item
+        if isinstance(item, Trace):
+            self._publish("error", error_content(block.ranks, item))
+            if item.whole:
+                # Without text, as the switch between ranks is.
+                self._publish("display_data", {"data": {"text/html": _whole(item)}, "metadata": {}})
+        elif isinstance(item, Rich):
+            self._draw_rich(key, block.ranks, item.content())
+        elif isinstance(item, Bars):
+            data = {"text/plain": "\n".join(as_lines(item)), "text/html": as_html(item)}
+            self._put(str(key), data)
+        elif isinstance(item, Live):
+            _, text = as_text(Block(block.ranks, replace(item, closed=True)))
+            self._put(str(key), {"text/plain": text.removesuffix("\n")})
 
-    def _forget_places(self) -> None:
-        """Forget the ids of displays that were redrawn in place, as the cell was cleared."""
-        self._live_id = self._status_id = self._tabs_id = self._tabs = self._pane_id = ""
-        self._pane = Pane()
-        self._bar_ids.clear()
+    def _draw_rich(self, key: Key, ranks: Ranks, content: dict[str, Any]) -> None:
+        has_id = isinstance(key, str)
+        if not has_id and is_figure(content):
+            self._draw_figure(ranks, content)
+            return
+        if not has_room(content) and key not in self._placed:
+            self._publish("display_data", heading(ranks))
+        content = labelled(content, ranks)
+        if has_id:
+            self._put(str(key), **content)
+        else:
+            self._publish("display_data", content)
+
+    def _draw_figure(self, ranks: Ranks, content: dict[str, Any]) -> None:
+        row = self._row
+        if row is not None and row.has_room(ranks, content):
+            self._publish("update_display_data", row.add(ranks, content))
+            return
+        row = FigureRow()
+        self._publish("display_data", row.add(ranks, content))
+        self._row = row
+
+    def _put(self, display_id: str, data: Any, metadata: Any = None, **more: Any) -> None:
+        """Display a bundle, or update the display that has its id."""
+        kind = "update_display_data" if display_id in self._placed else "display_data"
+        self._placed.add(display_id)
+        content = {**more, "data": data, "metadata": metadata or {}}
+        self._publish(kind, {**content, "transient": {"display_id": display_id}})
+
+    def _publish(self, kind: str, content: dict[str, Any]) -> None:
+        if kind != "update_display_data":
+            self._row = None  # the next figure stands below this
+        self._send(kind, content)
+
+    def _flush(self, texts: list[tuple[str, str]]) -> None:
+        for stream, text in join_streams(texts):
+            self._publish("stream", {"name": stream, "text": text})
+        texts.clear()
 
 
-def _live_text(live: Live, gone: Iterable[int] = ()) -> str:
-    without = set(gone)
-    lines = [
-        (tuple(rank for rank in ranks if rank not in without), line) for ranks, line in live.lines
-    ]
-    return "\n".join(
-        f"{label(ranks)} {line}" for ranks, line in compact([each for each in lines if each[0]])
-    )
-
-
-def _with_id(content: dict[str, Any], display_id: str) -> dict[str, Any]:
-    return {**content, "transient": {"display_id": display_id}}
-
-
-def _as_display(item: Any) -> Rich:
-    assert isinstance(item, Rich)
-    return Rich("display", item.bundle)
+def error_content(ranks: Ranks, trace: Trace) -> dict[str, Any]:
+    """Return a traceback as the content of an iopub message of type ``error``."""
+    return {
+        "ename": f"{label(ranks)} {trace.type_name}",
+        "evalue": trace.text,
+        "traceback": [label(ranks), *trace.traceback.rstrip().split("\n")],
+    }
 
 
 def _whole(trace: Trace) -> str:

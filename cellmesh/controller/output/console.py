@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Protocol, TextIO
 
 from .bar_drawing import Bars, as_lines
-from .bars import Mark
 from .fold import AlikeLines, Block, Gap, Line, Live, Rich, Trace
 from .mime_bundle import label
 from .number_folding import compact, join_lines
@@ -25,7 +24,7 @@ _MAX_GOING = 2
 class Sink(Protocol):
     """Protocol of what shows a run's output; called from the link's loop, in order."""
 
-    def show(self, blocks: Sequence[Block | Live]) -> None:
+    def show(self, blocks: Sequence[Block]) -> None:
         """Show these blocks of output now."""
 
     def note(self, text: str) -> None:
@@ -47,20 +46,18 @@ class ConsoleSink:
         self._has_status = False
         self._bars = ConsoleBars()
 
-    def show(self, blocks: Sequence[Block | Live]) -> None:
+    def show(self, blocks: Sequence[Block]) -> None:
         pieces: list[tuple[str, str]] = []
         going: str | None = None
         for block in blocks:
             try:
-                if isinstance(block, Block) and isinstance(block.item, Bars):
-                    pieces.append(("stderr", self._bars.ended(block.item)))
+                pieces.append(self._bars.text_of(block))
+                if isinstance(block.item, Bars):
                     going = self._bars.going(block.item)
-                else:
-                    pieces += as_texts(block)
             except (
                 Exception
             ) as error:  # user code gives odd things to display, and prints more behind them
-                pieces.append(as_remark(block, error))
+                pieces.append(as_text(as_remark(block, error)))
         for stream, text in join_streams(pieces):
             self._write(stream, text)
         if going is not None:
@@ -93,22 +90,14 @@ class ConsoleSink:
         return io.StringIO() if file is None or getattr(file, "closed", False) else file
 
 
-def as_texts(block: Block | Live) -> list[tuple[str, str]]:
-    if isinstance(block, Block):
-        return [as_text(block)]
-    if not block.closed:
-        return []
-    return [(block.stream, f"{label(ranks)} {text}\n") for ranks, text in compact(block.lines)]
-
-
 class SilentSink:
     """Passes on to another sink only errors and remarks (``-q``)."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
 
-    def show(self, blocks: Sequence[Block | Live]) -> None:
-        self._sink.show([b for b in blocks if isinstance(b, Block) and isinstance(b.item, Trace)])
+    def show(self, blocks: Sequence[Block]) -> None:
+        self._sink.show([block for block in blocks if isinstance(block.item, Trace)])
 
     def note(self, text: str) -> None:
         self._sink.note(text)
@@ -122,7 +111,7 @@ class Unremarked:
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
 
-    def show(self, blocks: Sequence[Block | Live]) -> None:
+    def show(self, blocks: Sequence[Block]) -> None:
         self._sink.show(blocks)
 
     def note(self, text: str) -> None: ...
@@ -136,6 +125,12 @@ class ConsoleBars:
 
     def __init__(self) -> None:
         self._shown: dict[int, object] = {}
+
+    def text_of(self, block: Block) -> tuple[str, str]:
+        """Return a block of output as plain text as `as_text` does, bars once they have ended."""
+        if isinstance(block.item, Bars):
+            return "stderr", self.ended(block.item)
+        return as_text(block)
 
     def ended(self, bars: Bars) -> str:
         """Return lines, with newlines, for bars that have ended and are not shown as ended yet."""
@@ -180,10 +175,9 @@ def as_text(block: Block) -> tuple[str, str]:
                 return "stdout", ""
             text = str(block.item.content()["data"].get("text/plain", ""))
             return "stdout", f"{mark}\n{text}\n" if "\n" in text else f"{mark} {text}\n"
-        case Bars():
-            return "stderr", "".join(f"{line}\n" for line in as_lines(block.item))
-        case Mark():  # a place, and nothing there
-            return "stdout", ""
+        case Live(lines, closed, stream):
+            rows = compact(lines) if closed else []
+            return stream, "".join(f"{label(ranks)} {text}\n" for ranks, text in rows)
     raise AssertionError(block.item)
 
 
@@ -196,15 +190,13 @@ def is_textual(block: Block) -> bool:
     return list(block.item.content()["data"]) == ["text/plain"]
 
 
-def as_remark(block: Block | Live, error: Exception) -> tuple[str, str]:
-    """Return a remark that replaces a block of output which cannot be shown, as of `as_text`."""
-    if isinstance(block, Live):
-        ranks, what = tuple(sorted({rank for each, _ in block.lines for rank in each})), "output"
-    elif isinstance(block.item, Trace):
-        ranks, what = block.ranks, block.item.type_name
-    else:
-        ranks, what = block.ranks, "a display" if isinstance(block.item, Rich) else "output"
-    return "stderr", f"{label(ranks)} {what} could not be shown: {type(error).__name__}: {error}\n"
+def as_remark(block: Block, error: Exception) -> Block:
+    """Return the remark that replaces a block of output which cannot be shown."""
+    what = "a display" if isinstance(block.item, Rich) else "output"
+    if isinstance(block.item, Trace):
+        what = block.item.type_name
+    text = f"{what} could not be shown: {type(error).__name__}: {error}"
+    return Block(block.ranks, Line("stderr", text))
 
 
 def join_streams(pieces: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:

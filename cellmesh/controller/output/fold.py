@@ -10,8 +10,8 @@ numbers are joined, too. Unfinished lines (progress bars) live in a block that i
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...wire.messages import Failed
@@ -86,7 +86,21 @@ class Gap:
     num_bytes: int
 
 
-Item = Line | AlikeLines | Rich | Trace | Gap | Mark | Bars
+@dataclass(frozen=True)
+class Live:
+    """Unfinished lines of ranks, redrawn in place; `closed` when they do not change any more."""
+
+    lines: tuple[tuple[Ranks, str], ...]
+    closed: bool = False
+    stream: StreamName = "stdout"
+
+    def without(self, gone: Container[int]) -> Live:
+        """Return the lines of other ranks."""
+        left = ((tuple(r for r in ranks if r not in gone), text) for ranks, text in self.lines)
+        return replace(self, lines=tuple(line for line in left if line[0]))
+
+
+Item = Line | AlikeLines | Rich | Trace | Gap | Live | Mark | Bars
 
 
 @dataclass(frozen=True)
@@ -99,14 +113,23 @@ class Block:
     item: Item
     display_ids: tuple[str, ...] = ()
 
+    def without(self, gone: Container[int]) -> Block:
+        """Return the output of other ranks."""
+        ranks = tuple(rank for rank in self.ranks if rank not in gone)
+        item = self.item.without(gone) if isinstance(self.item, Live) else self.item
+        return Block(ranks, item)
 
-@dataclass(frozen=True)
-class Live:
-    """Unfinished lines of ranks, redrawn in place; `closed` when they do not change any more."""
-
-    lines: tuple[tuple[Ranks, str], ...]
-    closed: bool
-    stream: StreamName = "stdout"
+    def by_rank(self) -> Iterator[tuple[int, Item]]:
+        """Return the output of each rank as it would be without the others."""
+        match self.item:
+            case AlikeLines(lines):
+                yield from (pair for pair in lines if pair[0] in self.ranks)
+            case Live(lines, _, stream):
+                for ranks, text in lines:
+                    rows = [Line(stream, row) for row in text.split("\n")]
+                    yield from ((rank, row) for rank in ranks for row in rows)
+            case _:
+                yield from ((rank, self.item) for rank in self.ranks)
 
 
 class Folder:
@@ -133,7 +156,7 @@ class Folder:
         self._live_changed = False
         self._drawn_at = float("-inf")
         self._is_buried = False  # lines have been shown below the live block
-        self._ready: list[Block | Live] = []
+        self._ready: list[Block] = []
 
     def feed(self, ranks: Ranks, verb: Any, now: float) -> None:
         """Add output that these ranks have sent."""
@@ -176,7 +199,7 @@ class Folder:
             self._finish_partials(rank, now)
             self._running.discard(rank)
 
-    def take(self, now: float, everything: bool = False) -> list[Block | Live]:
+    def take(self, now: float, everything: bool = False) -> list[Block]:
         """Return what is to be shown now, on the clock of `feed`; `everything` once the run is
         over.
         """
@@ -357,12 +380,13 @@ class Folder:
                 self._queues.prepend(key[0], Line(key[1], line), now, self._hold_s)
             self._live_changed = True
 
-    def _draw(self, closed: bool) -> Live:
+    def _draw(self, closed: bool) -> Block:
         by_text: dict[str, list[int]] = {}
         for (rank, _), text in sorted(self._live.items()):
             by_text.setdefault(text, []).append(rank)
         lines = tuple((tuple(ranks), text) for text, ranks in by_text.items())
-        return Live(lines, closed, min(self._live)[1] if self._live else "stdout")
+        stream = min(self._live)[1] if self._live else "stdout"
+        return Block(tuple(sorted({rank for rank, _ in self._live})), Live(lines, closed, stream))
 
     # ---- queues
 

@@ -49,12 +49,9 @@ def html_label(ranks: Ranks) -> str:
     )
 
 
-def heading(ranks: Ranks, text: str) -> dict[str, Any]:
-    """Return a line with the ranks' label, for a display that has no room for one."""
-    line = f"{label(ranks)} {text}".rstrip()
-    style = "font:11px monospace;opacity:.65;margin:2px 0"
-    data = {"text/plain": line, "text/html": f'<div style="{style}">{html.escape(line)}</div>'}
-    return {"data": data, "metadata": {}}
+def heading(ranks: Ranks) -> dict[str, Any]:
+    """Return the label of ranks as a display above one that has no room for a label."""
+    return {"data": {"text/plain": label(ranks), "text/html": html_label(ranks)}, "metadata": {}}
 
 
 def has_room(content: Mapping[str, Any]) -> bool:

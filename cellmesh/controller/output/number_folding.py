@@ -1,6 +1,6 @@
 """Lines of ranks that differ only in numbers, as training prints them, and the one line that stands
 for them: ``step 3 loss 0.120 … 0.956 (rank 3)``; of unfinished lines, as bars are,
-``step 3…5 of 10  [rank 0 slowest]``. Pure.
+``step 3 … 5 of 10  [rank 0 slowest]``. Pure.
 
 Only finished lines of one place in the program may be joined, so the first whole number of a line,
 as that of a step, has to be the same on all ranks, unless it is the rank's own.
@@ -8,6 +8,7 @@ as that of a step, has to be the same on all ranks, unless it is the rank's own.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Hashable, Sequence
@@ -31,8 +32,7 @@ _PADDED = re.compile(rf" *{_NUMBER}", re.IGNORECASE)
 # A list of numbers, as of a tensor, is data, too.
 _LIST = re.compile(r"[\[({][^\])}]*\d\.?\s*,\s*[-+]?\.?\d")
 
-# In an unfinished line: no part of a time (0:05), and what is drawn for a number.
-_UNFINISHED_NUMBER = re.compile(r"(?<![\d.])(?<!\d:)-?\d+(?:\.\d+)?(?!\d|:\d|\.\d)")
+# Of an unfinished line, what is drawn for a number.
 _DRAWN = re.compile(r"[█▏▎▍▌▋▊▉▐░▒▓#=>\-━╸╺\s]+")
 
 UnfinishedLine = tuple[Ranks, str]
@@ -68,18 +68,30 @@ def join_lines(lines: Sequence[tuple[int, str]]) -> str:
         lines: rank and text, ascending.
     """
     ranks = [rank for rank, _ in lines]
-    columns = zip(*(_NUMBERS.findall(text) for _, text in lines), strict=True)
-    spans = iter([_span(ranks, column) for column in columns])
-    return _NUMBERS.sub(lambda match: next(spans), lines[0][1])
+    columns = _columns([text for _, text in lines])
+    return _fill(lines[0][1], [_span(column, ranks) for column in columns])
 
 
-def _span(ranks: Sequence[int], column: Sequence[str]) -> str:
+def _columns(texts: Sequence[str]) -> list[tuple[str, ...]]:
+    return list(zip(*(_NUMBERS.findall(text) for text in texts), strict=True))
+
+
+def _fill(text: str, spans: Sequence[str]) -> str:
+    """Replace the numbers of a text."""
+    left = iter(spans)
+    return _NUMBERS.sub(lambda match: next(left), text)
+
+
+def _span(column: Sequence[str], ranks: Sequence[int] = ()) -> str:
     if len(set(column)) == 1:
         return column[0]
-    pairs = sorted(zip(column, ranks, strict=True), key=lambda pair: _value(pair[0]))
-    (low, _), (high, rank) = pairs[0], pairs[-1]
-    is_rank = all(number == str(rank) for number, rank in pairs)
-    return f"{low} … {high}" if is_rank else f"{low} … {high} (rank {rank})"
+    low, high = min(column, key=_value), max(column, key=_value)
+    is_named = ranks and not _is_ranks_own(column, ranks)
+    return f"{low} … {high} (rank {ranks[column.index(high)]})" if is_named else f"{low} … {high}"
+
+
+def _is_ranks_own(column: Sequence[str], ranks: Sequence[int]) -> bool:
+    return all(number == str(rank) for number, rank in zip(column, ranks, strict=True))
 
 
 def _value(number: str) -> tuple[bool, float]:
@@ -90,9 +102,6 @@ def _value(number: str) -> tuple[bool, float]:
     return math.isnan(value), -value if number.startswith("-") else value
 
 
-# ---------------------------------------------------------------- unfinished lines
-
-
 def compact(lines: Sequence[UnfinishedLine]) -> list[UnfinishedLine]:
     """Join unfinished lines of ranks that differ only in numbers, if there are many.
 
@@ -100,47 +109,31 @@ def compact(lines: Sequence[UnfinishedLine]) -> list[UnfinishedLine]:
     rank may redraw several lines together.
     """
     rows = [(ranks, row) for ranks, text in lines for row in text.split("\n")]
+    words = [_DRAWN.sub("", replace_numbers(row)) for _, row in rows]
     groups: dict[str, list[UnfinishedLine]] = {}
-    for ranks, row in rows:
-        groups.setdefault(_skeleton(row), []).append((ranks, row))
+    for row, key in zip(rows, words, strict=True):
+        groups.setdefault(key, []).append(row)
     joined: list[UnfinishedLine] = []
-    for each in rows:
-        group = groups[_skeleton(each[1])]
-        if len(group) < MIN_LINES:
-            joined.append(each)
-        elif each == group[0]:
-            joined.append(_join_unfinished(group))
+    for row, key in zip(rows, words, strict=True):
+        if len(groups[key]) < MIN_LINES:
+            joined.append(row)
+        elif row is groups[key][0]:
+            joined.append(_join_unfinished(groups[key]))
     return joined
 
 
-def _skeleton(text: str) -> str:
-    return _DRAWN.sub("", re.sub(r"\d+(?:\.\d+)?", "0", text))
-
-
 def _join_unfinished(group: Sequence[UnfinishedLine]) -> UnfinishedLine:
-    found = [[match[0] for match in _UNFINISHED_NUMBER.finditer(text)] for _, text in group]
     ranks = tuple(sorted(rank for members, _ in group for rank in members))
-    if not found[0] or any(len(numbers) != len(found[0]) for numbers in found):
-        return ranks, min(group)[1]
+    columns = _columns([text for _, text in group])
+    spans = [_span(column) for column in columns]
     # Many begin with their rank, which does not tell how far they are.
-    begins_with_rank = all(
-        members == (float(numbers[0]),) for (members, _), numbers in zip(group, found, strict=True)
+    begins_with_rank = columns[1:] and _is_ranks_own(
+        columns[0], [members[0] for members, _ in group]
     )
-    place = 1 if begins_with_rank and len(found[0]) > 1 else 0
-    firsts = [float(numbers[place]) for numbers in found]
-    last = firsts.index(min(firsts))
-    columns = list(zip(*found, strict=True))
-    spans = iter([_reach(column) for column in columns])
-    text = _UNFINISHED_NUMBER.sub(lambda match: next(spans), group[last][1])
-    if min(firsts) == max(firsts):
-        return ranks, text
-    slow = [
-        members for (members, _), first in zip(group, firsts, strict=True) if first == min(firsts)
-    ]
-    behind = sorted(rank for members in slow for rank in members)
-    return ranks, f"{text}  [{describe_ranks(behind)} slowest]"
-
-
-def _reach(column: Sequence[str]) -> str:
-    ordered = sorted(set(column), key=float)
-    return ordered[0] if len(ordered) == 1 else f"{ordered[0]}…{ordered[-1]}"
+    progress = [_value(number) for number in columns[bool(begins_with_rank)]] if columns else []
+    if len(set(progress)) < 2:
+        return ranks, _fill(group[0][1], spans)
+    least = min(progress)
+    behind = [m for (m, _), value in zip(group, progress, strict=True) if value == least]
+    text = _fill(group[progress.index(least)][1], spans)
+    return ranks, f"{text}  [{describe_ranks(sorted(itertools.chain(*behind)))} slowest]"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from ...errors import RankDied
@@ -11,16 +10,19 @@ from ...wire.messages import Died, Failed
 from ...wire.user_code import Bar
 from ..failure_summary import describe_end
 from .bars import BarBoard, Mark
-from .cell import CellSink
+from .cell import CellSink, size_of
 from .console import SilentSink, Sink
-from .fold import HOLD_S, Block, Folder, Live, Ranks, Rich
+from .fold import HOLD_S, Block, Folder, Ranks, Rich
 
 # What is printed after a run's end is in the switch between ranks a second later, then two, four,
 # ...
 _LATE_S = 1.0
 _MAX_LATE_S = 60.0
-# What is cleared or updated is shown ten times a second at most.
+# What is cleared or updated is shown ten times a second at most, less often where much is drawn
+# again with it.
 FRAME_S = 0.1
+_REDRAWN_BYTES_S = 1_000_000
+MAX_HELD_BYTES = 8_000_000
 
 
 class Printer:
@@ -51,7 +53,9 @@ class Printer:
         self._bars: BarBoard | None = None
         self._lost: dict[int, str] = {}  # rank -> how it died
         self._released: list[tuple[Ranks, Failed]] = []
-        self._frames = Frames()
+        self._held: list[Block] = []  # displays that others are about to replace
+        self._held_bytes = 0
+        self._frame_at = float("-inf")  # when the next may be shown
         self._has_ended = False
         self._late_s = _LATE_S
         self._switch_at: float | None = None
@@ -117,7 +121,7 @@ class Printer:
         """Show a remark above the status line until that is removed; where text cannot be taken
         back, as a remark.
         """
-        if isinstance(self._sink, CellSink):
+        if isinstance(getattr(self._sink, "shown", self._sink), CellSink):  # if captured, as well
             self._advice = text
             self._sink.status(text, False)
         else:
@@ -127,11 +131,10 @@ class Printer:
         """Show the output that is not held back any longer."""
         if self._folder is None:
             return
-        blocks = self._folder.take(now, everything)
+        blocks: Sequence[Block] = self._folder.take(now, everything)
         if self._bars is not None:
             blocks = self._place_bars(self._bars, blocks, now, everything)
-        blocks = self._frames.pass_on(blocks, now, everything)
-        if blocks:
+        if blocks := self._pace(blocks, now, everything):
             self._sink.show(blocks)
             if self._has_ended and self._switch_at is None:
                 self._switch_at = now + self._late_s
@@ -163,18 +166,19 @@ class Printer:
         if self._folder is None:
             return None
         bars = self._bars.deadline() if self._bars is not None else None
-        sources = (self._folder.deadline(), bars, self._frames.deadline(), self._switch_at)
+        frame_at = self._frame_at if self._held else None
+        sources = (self._folder.deadline(), bars, frame_at, self._switch_at)
         return min((at for at in sources if at is not None), default=None)
 
     def _place_bars(
-        self, bars: BarBoard, blocks: Sequence[Block | Live], now: float, everything: bool
-    ) -> list[Block | Live]:
+        self, bars: BarBoard, blocks: Sequence[Block], now: float, everything: bool
+    ) -> list[Block]:
         """Place progress bars among the other output, and draw those that are due for a redraw."""
-        shown: list[Block | Live] = []
+        shown: list[Block] = []
         ranks = tuple(self._ranks)
         has_new = False
         for block in blocks:
-            if isinstance(block, Block) and isinstance(block.item, Mark):
+            if isinstance(block.item, Mark):
                 has_new = bars.place(block.item) or has_new
                 continue
             if has_new:  # a bar stands where it is first drawn: before what came after it
@@ -184,6 +188,21 @@ class Printer:
             shown.append(block)
         return [*shown, *(Block(ranks, drawing) for drawing in bars.draw(now, has_new, everything))]
 
+    def _pace(self, blocks: Sequence[Block], now: float, everything: bool) -> Sequence[Block]:
+        """Return the output to show now: without displays that are cleared or updated all of it,
+        else what was held back since the last frame.
+        """
+        if not self._held and not any(map(_is_change, blocks)):
+            return blocks
+        self._held += blocks
+        self._held_bytes += sum(map(size_of, blocks))
+        if not everything and now < self._frame_at and self._held_bytes < MAX_HELD_BYTES:
+            return []
+        held, self._held, self._held_bytes = self._held, [], 0
+        redrawn = self._sink.redrawn_bytes if isinstance(self._sink, CellSink) else 0
+        self._frame_at = now + max(FRAME_S, redrawn / _REDRAWN_BYTES_S)
+        return held
+
     def _need_folder(self, now: float) -> Folder:
         if self._folder is None:
             self._folder = Folder(self._ranks, self._hold_s, self._folds_numbers)
@@ -191,68 +210,5 @@ class Printer:
         return self._folder
 
 
-class Frames:
-    """Holds back displays that others are about to replace; used in the link's loop."""
-
-    def __init__(self) -> None:
-        self._held: list[Block | Live] = []
-        self._shown_at = float("-inf")
-
-    def pass_on(
-        self, blocks: Sequence[Block | Live], now: float, everything: bool
-    ) -> list[Block | Live]:
-        """Return the blocks of output to show now, of these and of those that were held back."""
-        if not self._held and not any(map(_is_change, blocks)):
-            return list(blocks)
-        self._held = _without_replaced([*self._held, *blocks])
-        if not everything and now < self._shown_at + FRAME_S:
-            return []
-        held, self._held = self._held, []
-        self._shown_at = now
-        return held
-
-    def deadline(self) -> float | None:
-        """Return when a block that is held back is to be shown; None if there is none."""
-        return self._shown_at + FRAME_S if self._held else None
-
-
-def _is_change(block: Block | Live) -> bool:
-    return (
-        isinstance(block, Block)
-        and isinstance(block.item, Rich)
-        and block.item.kind in ("clear", "update")
-    )
-
-
-def _without_replaced(blocks: Sequence[Block | Live]) -> list[Block | Live]:
-    """Return blocks of output without those that a later block clears or updates."""
-    kept: list[Block | Live] = []
-    cleared: set[int] = set()
-    updated: set[tuple[int, str]] = set()
-    for block in reversed(blocks):
-        if isinstance(block, Live):
-            lines = tuple(
-                (left, text)
-                for ranks, text in block.lines
-                if (left := tuple(rank for rank in ranks if rank not in cleared))
-            )
-            kept += [replace(block, lines=lines)] if lines or not block.lines else []
-            continue
-        kind = block.item.kind if isinstance(block.item, Rich) else ""
-        ids = block.display_ids or ("",) * len(block.ranks)
-        # An update may be of an earlier cell's display: clearing this cell does not replace it.
-        pairs = [
-            (rank, each)
-            for rank, each in zip(block.ranks, ids, strict=True)
-            if ((rank, each) not in updated if kind == "update" else rank not in cleared)
-        ]
-        if kind == "update":
-            updated.update(pairs)
-        elif kind == "clear":
-            cleared.update(block.ranks)
-        if pairs:
-            ranks, left_ids = zip(*pairs, strict=True)
-            kept.append(
-                replace(block, ranks=ranks, display_ids=left_ids if block.display_ids else ())
-            )
-    return kept[::-1]
+def _is_change(block: Block) -> bool:
+    return isinstance(block.item, Rich) and block.item.kind in ("clear", "update")

@@ -10,12 +10,11 @@ remembers which was open when the page is loaded again.
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from ...wire.ranks import describe_ranks, format_ranks, group_ranks
-from .cell_record import RecordedOutput, share
 from .fold import Gap, Item, Line, Ranks, Rich, Trace
-from .mime_bundle import label, pre, still
+from .mime_bundle import pre, still
 from .terminal import as_html
 
 LIMIT_BYTES = 200_000
@@ -50,39 +49,40 @@ try {
 
 
 def switch(
-    outputs: Mapping[int, RecordedOutput],
+    outputs: Mapping[int, Sequence[Item]],
+    dropped: Collection[int],
     identity: str,
+    is_joined: bool = False,
     limit_bytes: int = LIMIT_BYTES,
-    joined: Sequence[tuple[Ranks, Item]] = (),
 ) -> str:
     """Return HTML that switches between what each rank has shown; of large output, the newest part
     only.
 
-    With `joined`, the lines of all ranks where some are shown as one, it has a part for these, too.
+    Args:
+        outputs: each rank's output, in its order.
+        dropped: ranks with older output that is not there.
+        identity: tells the switch from others; hexadecimal.
+        is_joined: whether one line stands for different lines of ranks.
+        limit_bytes: about the size of the HTML.
 
-    Returns "" where there is nothing to switch: ranks that show anything show the same, or each
-    shows no more than one line, which the folded view has already. `identity` is hexadecimal.
+    Returns:
+        "" where there is nothing to switch: ranks that show anything show the same, or each shows
+        no more than one line, which the folded view has already.
     """
-    groups = _group(outputs)
-    if len(groups) < 2 or (not joined and all(map(_is_one_line, groups.values()))):
+    shown = {
+        rank: (tuple(items), rank in dropped)
+        for rank, items in sorted(outputs.items())
+        if items or rank in dropped
+    }
+    groups = [(ranks, *output) for output, ranks in group_ranks(shown).items()]
+    if len(groups) < 2 or not (is_joined or any(_is_more(*output) for output in shown.values())):
         return ""
-    shown = list(groups.items())[:_MAX_GROUPS]
-    known: dict[int, tuple[str, str]] = {}  # groups share most items
-    pieces = {ranks: _newest(output.items, limit_bytes, known) for ranks, output in shown}
-    every = _newest_of_all(joined, limit_bytes)
-    frames = sum(len(_details(ranks, [], f"cm-{identity}", 0, True)) for ranks, _ in shown)
-    frames += len(_details((), [], f"cm-{identity}", 0, True)) if joined else 0
-    budget = limit_bytes - len(_CSS) - 2 * len(_SCRIPT) - frames
-    sizes = [float(sum(_costs(own))) for own in [every, *pieces.values()]]
-    each = max(0, int(min(float(limit_bytes), share(sizes, budget))))
-    details = _details((), every, f"cm-{identity}", each, False) if joined else ""
-    details += "".join(
-        _details(ranks, pieces[ranks], f"cm-{identity}", each, output.dropped != 0)
-        for ranks, output in shown
-    )
-    more = len(groups) - len(shown)
-    rest = f'<span style="opacity:.7">and {more} more: %dist_logs</span>' if more else ""
     name = f"cm-{identity}"
+    first, more = groups[:_MAX_GROUPS], len(groups) - _MAX_GROUPS
+    limit = (limit_bytes - len(_CSS) - 2 * len(_SCRIPT)) // len(first)
+    known: dict[int, tuple[str, str]] = {}  # groups share most items
+    details = "".join(_details(*group, name, limit, known) for group in first)
+    rest = f'<span style="opacity:.7">and {more} more: %dist_logs</span>' if more > 0 else ""
     return (
         f'{_CSS}<div class="cellmesh-ranks" id="{name}" '
         'style="display:flex;flex-wrap:wrap;gap:2px 4px;'
@@ -92,96 +92,62 @@ def switch(
     )
 
 
-def _group(outputs: Mapping[int, RecordedOutput]) -> dict[Ranks, RecordedOutput]:
-    """Group ranks that have shown the same; leave out ranks that have shown nothing."""
-    shown = {
-        rank: output for rank, output in sorted(outputs.items()) if output.items or output.dropped
-    }
-    return {ranks: output for output, ranks in group_ranks(shown).items()}
-
-
 def _newest(
     items: Sequence[Item], limit_bytes: int, known: dict[int, tuple[str, str]]
-) -> list[tuple[str, str]]:
-    """Return the newest items of a rank as HTML pieces, one more than fits; `known` caches pieces
-    by the item's id.
+) -> tuple[list[tuple[str, str]], bool]:
+    """Return the newest items of a rank as HTML pieces, and whether that is not all of them;
+    `known` caches pieces by the item's id.
     """
-    pieces: list[tuple[str, str]] = []
-    size = 0
+    kept: list[tuple[str, str]] = []
+    left = limit_bytes
     for item in reversed(items):
-        piece = known.get(id(item)) or _piece(item)
-        known[id(item)] = piece
-        pieces.append(piece)
-        size += len(piece[1]) + 1
-        if size > limit_bytes:
-            break
-    return pieces[::-1]
+        if id(item) not in known:
+            known[id(item)] = _piece(item)
+        kind, text = known[id(item)]
+        left -= len(text) + (1 if kept and kept[-1][0] == kind else _BLOCK_BYTES)
+        if left < 0:
+            # An element must not be cut: only text without any can be.
+            if kind != "html" and not kept and "<" not in text:
+                kept.append((kind, _end_of(text, max(0, limit_bytes - _BLOCK_BYTES))))
+            return kept[::-1], True
+        kept.append((kind, text))
+    return kept[::-1], False
 
 
-def _newest_of_all(lines: Sequence[tuple[Ranks, Item]], limit_bytes: int) -> list[tuple[str, str]]:
-    """Return the newest lines of all ranks as HTML pieces with labels, one more than fits."""
-    pieces: list[tuple[str, str]] = []
-    size = 0
-    for ranks, item in reversed(lines):
-        kind, text = _piece(item)
-        pieces.append((kind, f"{label(ranks)} {text}"))
-        size += len(pieces[-1][1]) + 1
-        if size > limit_bytes:
-            break
-    return pieces[::-1]
+def _is_more(items: Sequence[Item], is_cut: bool) -> bool:
+    """Return whether a rank has shown more than one line."""
+    return is_cut or len(items) > 1 or any(_is_display(item) for item in items)
 
 
-def _is_one_line(output: RecordedOutput) -> bool:
-    return not output.dropped and len(output.items) <= 1 and not any(map(_is_rich, output.items))
-
-
-def _is_rich(item: Item) -> bool:
-    """Return whether an item is a display, not text."""
+def _is_display(item: Item) -> bool:
     return isinstance(item, Rich) and list(item.content()["data"]) != ["text/plain"]
 
 
 def _details(
-    ranks: Ranks, pieces: Sequence[tuple[str, str]], name: str, limit_bytes: int, is_cut: bool
+    ranks: Ranks,
+    items: Sequence[Item],
+    is_cut: bool,
+    name: str,
+    limit_bytes: int,
+    known: dict[int, tuple[str, str]],
 ) -> str:
-    kept: list[tuple[str, str]] = []
-    left = limit_bytes - _BLOCK_BYTES
-    for (kind, text), cost in zip(reversed(pieces), reversed(_costs(pieces)), strict=True):
-        left -= cost
-        if left < 0:
-            is_cut = True
-            # An element must not be cut: only text without any can be.
-            if kind != "html" and not kept and "<" not in text:
-                kept.append((kind, _end_of(text, max(0, limit_bytes - _BLOCK_BYTES))))
-            break
-        kept.append((kind, text))
-    remark = ""
-    if is_cut:
-        logs = f"%dist_logs {ranks[0]}" if ranks else "%dist_logs"
-        remark = (
-            '<div style="opacity:.7">… what came before is shown above, and its text is in '
-            f"<code>{logs}</code></div>"
-        )
-    where = html.escape(describe_ranks(ranks), quote=True) if ranks else "all ranks"
-    return (
+    where = html.escape(describe_ranks(ranks), quote=True)
+    before = (
         f'<details name="{name}" style="display:inline-block;max-width:100%;vertical-align:top">'
         f'<summary title="all that {where} showed" style="cursor:pointer;opacity:.7;padding:0 6px;'
         'border:1px solid rgba(128,128,128,.45);border-radius:3px;font-family:monospace">'
-        f"{format_ranks(ranks) if ranks else 'all'}</summary>"
+        f"{format_ranks(ranks)}</summary>"
         "<div "
         'style="width:100vw;max-width:100%;max-height:36em;overflow:auto;margin:3px '
         "0;padding:3px 8px;"
         'box-sizing:border-box;border-left:2px solid rgba(128,128,128,.45)">'
-        f"{remark}{join(kept[::-1])}</div></details>"
     )
-
-
-def _costs(pieces: Sequence[tuple[str, str]]) -> list[int]:
-    """Return the size in bytes of each piece of HTML with the markup around it."""
-    before = ["", *(kind for kind, _ in pieces)]
-    return [
-        len(text) + (1 if kind == last else _BLOCK_BYTES)
-        for (kind, text), last in zip(pieces, before, strict=False)
-    ]
+    remark = (
+        '<div style="opacity:.7">… what came before is shown above, and its text is in '
+        f"<code>%dist_logs {ranks[0]}</code></div>"
+    )
+    pieces, is_more = _newest(items, limit_bytes - len(before) - len(remark) - 16, known)
+    return f"{before}{remark if is_cut or is_more else ''}{join(pieces)}</div></details>"
 
 
 def _end_of(text: str, num_bytes: int) -> str:
@@ -202,7 +168,7 @@ def _piece(item: Item) -> tuple[str, str]:
             return "trace", as_html(item.traceback.rstrip())
         case Rich():
             content = item.content()
-            if list(content["data"]) == ["text/plain"]:
+            if not _is_display(item):
                 return "stdout", as_html(str(content["data"]["text/plain"]))
             return "html", f"<div>{still(content)}</div>"
     return "stdout", ""

@@ -25,16 +25,9 @@ _COLOURS = (
     "#7d7d7d", "#d9453d", "#2e9e5b", "#b08800", "#3b82f6", "#b555c8", "#1597a5", "#8c8c8c",
     "#8a8a8a", "#e5534b", "#3fae6b", "#c09a1a", "#5b9bf8", "#c36fd4", "#2ba8b5", "#9a9a9a",
 )  # fmt: skip
-# What the converter writes for a style, and a colour in it.
+# What the converter writes for a style, and a ground in it.
 _STYLE = re.compile(r'(?<=<span style=")[^"<>]*(?=">)')
-_TEXT, _GROUND = (
-    re.compile(r"(?<![-\w])color: (#\w{6})"),
-    re.compile(r"background(?:-color)?: (#\w{6})"),
-)
-# Text of such luminance has a contrast of 3 or more with the grounds of light and dark themes; text
-# on a ground of its own gets 4.5.
-_DARKEST, _BRIGHTEST = 0.12, 0.3
-_CONTRAST = 4.5
+_GROUND = re.compile(r"background(?:-color)?: #\w{6}")
 # A control sequence, but for those of colours; a cursor that is moved up among them.
 _MOVEMENT = re.compile(r"\x1b\[[0-9;?]*[A-HJKSTfhlnsu]")
 _CONTROL = re.compile(rf"({_MOVEMENT.pattern}|[\r\n])")
@@ -47,52 +40,11 @@ QUIET_S = 1.0
 
 
 def as_html(text: str) -> str:
-    """Escape a text and turn its colours into spans that are legible in light and dark themes; drop
-    other escape sequences.
+    """Escape a text and turn its colours into spans, on grounds so pale that text is legible in
+    light and dark themes; drop other escape sequences.
     """
     page = _converter().convert(_SEQUENCE.sub(_keep_style, text), full=False)
-    return _STYLE.sub(lambda style: _legible(style[0]), page)
-
-
-@functools.lru_cache(maxsize=1000)
-def _legible(style: str) -> str:
-    """Return a style with a text colour that can be read: the text's own, if that can."""
-    text, ground = _TEXT.search(style), _GROUND.search(style)
-    if ground is not None:
-        below = _luminance(ground[1])
-        if text is not None and contrast(_luminance(text[1]), below) >= _CONTRAST:
-            return style
-        colour = max("#000000", "#ffffff", key=lambda each: contrast(_luminance(each), below))
-        return f"{_TEXT.sub('', style).strip('; ')}; color: {colour}"
-    return style if text is None else _TEXT.sub(f"color: {_between(text[1])}", style)
-
-
-def contrast(one: float, other: float) -> float:
-    """Return the contrast of two luminances, from 1 to 21 (WCAG)."""
-    return (max(one, other) + 0.05) / (min(one, other) + 0.05)
-
-
-def _luminance(colour: str) -> float:
-    red, green, blue = _linear(colour)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-def _linear(colour: str) -> list[float]:
-    return [(int(colour[at : at + 2], 16) / 255) ** 2.2 for at in (1, 3, 5)]
-
-
-def _between(colour: str) -> str:
-    """Return a colour that is darker or brighter, if it could not be read in both themes."""
-    own = _luminance(colour)
-    linear = _linear(colour)
-    if own > _BRIGHTEST:
-        linear = [part * _BRIGHTEST / own for part in linear]
-    elif own < _DARKEST:
-        share = (_DARKEST - own) / (1 - own)
-        linear = [part + share * (1 - part) for part in linear]
-    else:
-        return colour
-    return "#" + "".join(f"{round(255 * part ** (1 / 2.2)):02x}" for part in linear)
+    return _STYLE.sub(lambda style: _GROUND.sub(r"\g<0>40", style[0]), page)
 
 
 def _keep_style(sequence: re.Match[str]) -> str:

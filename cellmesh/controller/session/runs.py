@@ -22,7 +22,7 @@ from ..core.core import Core, Effect
 from ..metrics import Metrics
 from ..news import News, Reply
 from ..output.console import Sink
-from ..output.fold import Block, Live
+from ..output.fold import Block
 from ..output.printer import Printer
 from ..run import Run, WorkItem
 from .link import Adopted, Command, Link
@@ -60,7 +60,7 @@ class HeadedSink:
         self._sink = sink
         self._heading = heading
 
-    def show(self, blocks: Sequence[Block | Live]) -> None:
+    def show(self, blocks: Sequence[Block]) -> None:
         self._say_heading()
         self._sink.show(blocks)
 

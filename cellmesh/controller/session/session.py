@@ -31,7 +31,7 @@ from ..kernel import AtExit
 from ..live_views import LiveViews
 from ..metrics import Metrics
 from ..news import Reply
-from ..output.cell_record import Displays
+from ..output.cell import Displays
 from ..output.console import ConsoleSink, Sink
 from ..resizing import ONE_HOST, Resizing, resize
 from ..values.pool import SegmentPool

@@ -9,12 +9,9 @@ from typing import Any
 import pytest
 from IPython.core.displaypub import CapturingDisplayPublisher, DisplayPublisher
 
-from cellmesh.controller.output.calling_cell import (
-    Capture,
-    CapturedConsole,
-    CapturedSink,
-    find_capture,
-)
+from cellmesh.controller.output.calling_cell import Capture, CapturedSink, find_capture
+from cellmesh.controller.output.cell import CellSink
+from cellmesh.controller.output.console import ConsoleSink
 from cellmesh.controller.output.fold import Block, Live
 
 from ....support.blocks import TRACE, Recorder, clear, line, rich
@@ -32,7 +29,7 @@ class Captured:
         capture = find_capture(self.shell, io.BytesIO)
         assert capture is not None
         self.capture: Capture = capture
-        self.sink = CapturedSink(self.front, capture, None)
+        self.sink = CapturedSink(capture, CellSink(self.front))
 
     @property
     def outputs(self) -> list[dict[str, Any]]:
@@ -92,9 +89,9 @@ def test_a_traceback_is_shown_in_the_cell(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_redrawn_line_is_captured_when_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     captured = Captured(monkeypatch)
-    captured.sink.show([Live((((0, 1), "50 %"),), False)])
+    captured.sink.show([Block((0, 1), Live((((0, 1), "50 %"),)))])
     assert captured.out.getvalue() == ""
-    captured.sink.show([Live((((0, 1), "100 %"),), True)])
+    captured.sink.show([Block((0, 1), Live((((0, 1), "100 %"),), True))])
     assert captured.out.getvalue() == "[0-1] 100 %\n"
     assert captured.front.messages == []
 
@@ -143,7 +140,7 @@ def test_in_a_terminal_displays_are_captured_and_text_is_written(
     captured = Captured(monkeypatch)
     capture = find_capture(captured.shell, None)
     assert capture is not None
-    CapturedConsole(capture).show([line(0), rich(0, html="<b>"), clear(0), line(1)])
+    CapturedSink(capture, ConsoleSink()).show([line(0), rich(0, html="<b>"), line(1)])
     assert captured.out.getvalue() == "[0] text\n[1] text\n"
     (shown,) = captured.outputs
     assert shown["data"]["text/html"].endswith("<b>")

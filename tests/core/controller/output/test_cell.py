@@ -10,16 +10,15 @@ from typing import Any
 
 import pytest
 
-from cellmesh.controller.output import cell_record as cell_record_module
-from cellmesh.controller.output.cell import _STAYS, CellSink
-from cellmesh.controller.output.cell_record import Displays
+from cellmesh.controller.output import cell as cell_module
+from cellmesh.controller.output.cell import CellSink, Displays, Record
 from cellmesh.controller.output.console import ConsoleSink
-from cellmesh.controller.output.fold import Block, Folder, Live, Rich
+from cellmesh.controller.output.fold import AlikeLines, Block, Folder, Line, Live, Rich
 from cellmesh.wire.user_code import Display, Output
 
 from ....support.blocks import TRACE, Recorder, clear, line, rich
 
-Blocks = Sequence[Block | Live]
+Blocks = Sequence[Block]
 
 
 def cell(*shown: Blocks, **options: Any) -> tuple[Recorder, CellSink]:
@@ -31,8 +30,8 @@ def cell(*shown: Blocks, **options: Any) -> tuple[Recorder, CellSink]:
     return front, sink
 
 
-def live(*lines: tuple[tuple[int, ...], str], closed: bool = False) -> Live:
-    return Live(lines, closed=closed)
+def live(*lines: tuple[tuple[int, ...], str], closed: bool = False) -> Block:
+    return Block(tuple(rank for ranks, _ in lines for rank in ranks), Live(lines, closed))
 
 
 def update(*ranks: int, ids: tuple[str, ...], plain: str) -> Block:
@@ -190,7 +189,7 @@ def test_a_shared_display_is_updated_once_for_all() -> None:
 
 
 def test_displays_that_no_longer_change_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cell_record_module, "_MAX_PLACES", 4)
+    monkeypatch.setattr(cell_module, "_MAX_PLACES", 4)
     displays = Displays()
     front, sink = cell([rich(0, 1, ids=("old", "old"), plain="old")], displays=displays)
     for number in range(9):  # each cell has a bar of the same id, and a display of its own
@@ -213,9 +212,12 @@ def test_our_display_ids_are_not_the_ranks_own() -> None:
 
 
 def test_clearing_empties_the_area() -> None:
-    front, _ = cell([line(0), clear(0, 1, wait=True), line(0, text="new")])
+    front, sink = cell([line(0)], [clear(0, 1, wait=True)], [line(0, text="new")])
     assert front.messages[1] == ("clear_output", {"wait": True})
     assert front.area == ["[0] new\n"]
+    sink.note("remark")
+    sink.show([clear(0)])
+    assert front.messages[-1] == ("clear_output", {"wait": False})
 
 
 def test_rank_clears_its_own_output_and_that_of_others_is_shown_again() -> None:
@@ -228,88 +230,113 @@ def test_rank_clears_its_own_output_and_that_of_others_is_shown_again() -> None:
 
 def test_a_rank_that_waits_clears_with_its_next_output() -> None:
     front, sink = cell([line(0, 1, text="old"), clear(1, wait=True), line(0, text="more")])
-    assert front.area == ["[0-1] old\n", "[0] more\n"]
+    assert front.area == ["[0-1] old\n[0] more\n"]
     sink.show([line(1, text="new")])
-    assert front.area == ["[0] old\n[0] more\n", "[1] new\n"]
+    assert front.area == ["[0] old\n[0] more\n[1] new\n"]
 
 
-def test_an_error_a_remark_and_an_unfinished_line_survive_anothers_clearing() -> None:
+def test_an_error_a_remark_a_status_and_an_unfinished_line_survive_anothers_clearing() -> None:
     front, sink = cell()
     sink.note("remark")
+    sink.status("waits", final=False)
     sink.show([Block((0,), TRACE), line(1), live(((0,), "10%"), ((1,), "20%")), clear(1)])
-    assert front.area == ["remark\n", "[0] ValueError", {"text/plain": "[0] 10%"}]
+    rest = ["remark\n", "[0] ValueError", {"text/plain": "[0] 10%"}, {"text/plain": "waits"}]
+    assert front.area == rest
     sink.show([live(((0,), "30%"))])
-    assert front.area[-1] == {"text/plain": "[0] 30%"}
+    sink.status("", final=True)
+    assert front.area[2:] == [{"text/plain": "[0] 30%"}, {"text/plain": ""}]
 
 
-def test_live_line_is_redrawn_after_clearing_all() -> None:
+def test_an_unfinished_line_is_redrawn_after_clearing_all() -> None:
     front, _ = cell([live(((0,), "10%")), clear(0), live(((0,), "20%"))])
     assert front.area == [{"text/plain": "[0] 20%"}]
 
 
-def num_bytes_of_frames(sink: CellSink, front: Recorder, blocks: list[Block]) -> int:
-    """Show an animation of rank 1; return the size of its messages."""
-    before = len(json.dumps(front.messages))
+def test_of_an_animation_in_one_batch_the_last_frame_is_drawn() -> None:
+    frames = [[clear(0, wait=True), rich(0, html=f"{at}"), line(1)] for at in range(100)]
+    front, _ = cell([block for frame in frames for block in frame])
+    assert front.kinds == ["clear_output", "stream", "display_data", "stream"]
+    assert front.area[1]["text/html"].endswith("99")
+    assert front.area[0].count("[1] text") == 99
+
+
+def test_of_updates_in_one_batch_the_last_is_drawn() -> None:
+    updates = [update(0, 1, ids=("a", "a"), plain=f"{at}") for at in range(100)]
+    front, _ = cell([rich(0, 1, ids=("a", "a"), plain="x")], updates)
+    assert front.messages[1:] == [
+        ("update_display_data", {**front.messages[0][1], "data": {"text/plain": "[0-1] 99"}})
+    ]
+
+
+def test_an_animation_leaves_nothing_of_its_earlier_frames() -> None:
+    front, sink = cell([line(0, text="before"), rich(0, html="A" * 390_000), line(1, text="old")])
     for frame in range(100):
-        sink.show([clear(1, wait=True), *blocks, line(1, text=f"frame {frame}")])
-    return len(json.dumps(front.messages)) - before
+        sink.show([clear(1, wait=True), line(1, text=f"frame {frame}")])
+    assert front.area[0::2] == ["[0] before\n", "[1] frame 99\n"]
+    assert sink.redrawn_bytes > 390_000
 
 
-def test_an_animation_beside_little_leaves_nothing_of_its_earlier_frames() -> None:
-    front, sink = cell([line(0, text="x" * 1000), line(1)])
-    assert num_bytes_of_frames(sink, front, []) < 300_000
-    assert front.area == [f"[0] {'x' * 1000}\n", "[1] frame 99\n"]
+def test_dropped_output_is_not_drawn_again_and_a_remark_says_so() -> None:
+    front, _ = cell([rich(0, html="A" * 3_000_000), line(1)], [clear(1)], [line(1)])
+    assert front.area == [
+        "[0] … what was above is gone from here, and its text is in %dist_logs\n",
+        "[1] text\n",
+    ]
 
 
-@pytest.mark.parametrize("num_bytes", [390_000, 1_500_000], ids=["much", "not remembered"])
-def test_an_animation_beside_much_is_one_display_and_others_output_stays(num_bytes: int) -> None:
-    before = [line(0, text="before"), rich(0, html="A" * num_bytes), line(1, text="old")]
-    front, sink = cell(before, has_tabs=True)
-    assert num_bytes_of_frames(sink, front, [rich(1, png="AAAA")]) < 2_000_000
-    kept = [each for each in front.area if "AAAA" * 10 in str(each)]
-    assert len(kept) == 1, "others' output is there once"
-    assert "[0] before" in str(front.area)
-    assert str(front.area).count("what stands above stays") == 1
-    pane = front.area[-1]
-    assert pane["text/plain"] == "[1] \n[1] frame 99"
-    assert pane["text/html"].count("<img") == 1
-    assert pane["text/html"].endswith("[1] frame 99</pre></div>")
-    sink.show([line(0, text="below"), Block((1,), TRACE)])
-    assert front.area[-2:] == ["[0] below\n", "[1] ValueError"]
-    sink.end((0, 1))
-    assert "frame 99" in switches(front)[-1]
-    assert "frame 98" not in switches(front)[-1]
-    sink.show([clear(0, 1)])
-    assert front.area == []
-
-
-def test_a_rank_that_clears_in_an_old_cell_leaves_the_others() -> None:
+def test_a_rank_that_clears_in_an_old_cell_leaves_a_remark_for_the_others() -> None:
     displays = Displays()
     front, sink = cell([line(0), line(1)], displays=displays)
     sink.end((0, 1))
     for _ in range(20):
         CellSink(Recorder(), displays).end((0, 1))
     sink.show([clear(1), line(1, text="new")])
-    assert front.area[0] == "[0] text\n[1] text\n"
-    assert front.area[-1]["text/plain"] == "[1] new"
+    remark, new = front.area
+    assert remark.startswith("[0] … what was above is gone")
+    assert new == "[1] new\n"
 
 
-def test_clearing_beside_much_output_is_bounded_and_shared_output_stands_below() -> None:
-    much = rich(0, html="A" * 1_000_000)
-    front, sink = cell([much, clear(1), line(1, 2, text="old"), clear(1, 2)])
-    for number in range(1000):
-        sink.show([line(1, text=f"{number} <b>")])
-    sink.show([line(1, 2, text="both"), rich(2, html="<b onclick=x>two</b>", metadata={})])
-    assert front.area[1:3] == ["[1-2] old\n", f"[1-2] {_STAYS}\n"]
-    assert len(front.area) == 4
-    pane = front.area[-1]
-    assert pane["text/plain"].startswith("… the text above it is in %dist_logs\n[1] 952 <b>\n")
-    assert "999 &lt;b&gt;\n[1-2] both</pre>" in pane["text/html"]
-    assert pane["text/html"].endswith("<div><b>two</b></div></div>")
-    sink.show([clear(1)])
-    assert front.area[-1]["text/plain"] == "[2] both\n[2] "
-    sink.show([line(0, 1, text="all"), line(1, text="after")])
-    assert front.area[-1] == "[0-1] all\n[1] after\n"
+# ---- the record
+
+
+def recorded(*blocks: Block, **options: Any) -> Record:
+    record = Record(**options)
+    for key, block in enumerate(blocks):
+        record.put(key, block)
+        record.trim()
+    return record
+
+
+def texts_of(record: Record, rank: int) -> list[str]:
+    return [item.text for item in record.by_rank()[rank] if isinstance(item, Line)]
+
+
+def test_each_rank_has_what_it_shared_and_what_is_its_own() -> None:
+    alike = Block((0, 1), AlikeLines(((0, Line("stdout", "0.1")), (1, Line("stdout", "0.2")))))
+    both = live(((0, 1), "10%\n20%"), ((1,), "30%"), closed=True)
+    record = recorded(line(0, 1, text="all"), line(1, text="one"), alike, both, line(text="remark"))
+    assert record.by_rank().keys() == {0, 1}
+    assert texts_of(record, 0) == ["all", "0.1", "10%", "20%"]
+    assert texts_of(record, 1) == ["all", "one", "0.2", "10%", "20%", "30%"]
+
+
+def test_a_flood_is_bounded_and_costs_only_who_floods() -> None:
+    flood = (line(0, text=f"{number}") for number in range(10_000))
+    record = recorded(line(1, text="kept"), *flood, budget_bytes=10_000)
+    assert record.num_bytes <= 20_000
+    assert texts_of(record, 1) == ["kept"]
+    assert texts_of(record, 0)[-1] == "9999"
+    assert record.dropped == {0}
+    assert record.clear((0,))
+    assert record.by_rank().keys() == {1}
+    assert not record.clear((0,))
+
+
+def test_ranks_that_lost_the_same_are_still_equal() -> None:
+    record = recorded(*(line(0, 1, text=f"{n}") for n in range(2_000)), budget_bytes=10_000)
+    by_rank = record.by_rank()
+    assert by_rank[0] == by_rank[1]
+    assert record.dropped == {0, 1}
 
 
 # ---- output that cannot be shown

@@ -70,9 +70,9 @@ def test_the_console_shows_lines_on_their_streams(console: Console) -> None:
 
 def test_the_console_shows_unfinished_lines_once_they_are_finished(console: Console) -> None:
     sink, out, _ = console
-    sink.show([Live((((0, 1), "50%"),), closed=False)])
+    sink.show([Block((0, 1), Live((((0, 1), "50%"),)))])
     assert out.getvalue() == ""
-    sink.show([Live((((0,), "100%"), ((1,), "99%")), closed=True)])
+    sink.show([Block((0, 1), Live((((0,), "100%"), ((1,), "99%")), closed=True))])
     assert out.getvalue() == "[0] 100%\n[1] 99%\n"
 
 
@@ -147,7 +147,7 @@ def test_the_silent_sink_shows_errors_and_remarks_only(console: Console) -> None
             line(0),
             Block((0,), Gap(1, 1)),
             rich(0, plain="x"),
-            Live((((0,), "x"),), True),
+            Block((0,), Live((((0,), "x"),), True)),
             Block((1,), TRACE),
         ]
     )

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellmesh.controller.output.cell_record import Record, RecordEntry
 from cellmesh.controller.output.console import as_text
-from cellmesh.controller.output.fold import HOLD_S, AlikeLines, Block, Folder, Line
-from cellmesh.controller.output.rank_tabs import switch
+from cellmesh.controller.output.fold import HOLD_S, AlikeLines, Folder, Line
+from cellmesh.controller.output.number_folding import compact
 from cellmesh.wire.user_code import Output
 
 
@@ -25,7 +25,7 @@ def shown(texts: list[str], now: float = 1.0) -> list[str]:
 
 def lines_of(folder: Folder, now: float, everything: bool = False) -> list[str]:
     blocks = folder.take(now, everything)
-    return [as_text(block)[1].rstrip("\n") for block in blocks if isinstance(block, Block)]
+    return [as_text(block)[1].rstrip("\n") for block in blocks]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,6 @@ def test_every_line_of_every_rank_is_shown_once_in_its_order(scripts: list[list[
         folder.feed((rank,), Output(1, "stdout", "".join(f"{line}\n" for line in lines)), 0.0)
     seen: dict[int, list[str]] = {rank: [] for rank in range(len(scripts))}
     for block in folder.take(1.0, everything=True):
-        assert isinstance(block, Block)
         own = dict(block.item.lines) if isinstance(block.item, AlikeLines) else {}
         for rank in block.ranks:
             line = own.get(rank, block.item)
@@ -124,11 +123,59 @@ def test_every_line_of_every_rank_is_shown_once_in_its_order(scripts: list[list[
     assert list(seen.values()) == scripts
 
 
-def test_each_ranks_own_lines_and_all_of_them_are_on_a_click() -> None:
-    record = Record()
-    lines = tuple((rank, Line("stdout", f"loss 0.{rank}")) for rank in range(3))
-    record.add(RecordEntry((0, 1, 2), AlikeLines(lines)))
-    html = switch(record.by_rank(), "ab", joined=record.joined_lines())
-    assert "all that all ranks showed" in html
-    assert "[0] loss 0.0\n[1] loss 0.1\n[2] loss 0.2" in html
-    assert html.count("<details") == 4
+# ---- unfinished lines
+
+
+def bar(*ranks: int, done: int, rate: float) -> tuple[tuple[int, ...], str]:
+    text = f"{done:3}%|{'█' * (done // 10):10}| {done}/100 [00:05<00:{100 - done:02}, {rate}it/s]"
+    return ranks, text
+
+
+@pytest.mark.parametrize(
+    ("lines", "joined"),
+    [
+        (
+            [((rank,), f"step {3 + rank % 2} of 10, loss 0.{rank + 1}") for rank in range(4)],
+            [((0, 1, 2, 3), "step 3 … 4 of 10, loss 0.1 … 0.4  [ranks 0,2 slowest]")],
+        ),
+        (
+            [bar(0, done=50, rate=10.0), bar(1, done=20, rate=4.0), bar(2, 3, done=90, rate=20.0)],
+            [
+                (
+                    (0, 1, 2, 3),
+                    " 20 … 90%|██        | 20 … 90/100 [00:05<00:10 … 00:80, 4.0 … 20.0it/s]  "
+                    "[rank 1 slowest]",
+                )
+            ],
+        ),
+        ([((rank,), f"{'#' * rank} 5") for rank in range(3)], [((0, 1, 2), " 5")]),
+        (
+            [((r,), f"rank {r}: {90 - 10 * r}%|{'#' * (9 - r):10}|") for r in range(3)],
+            [((0, 1, 2), "rank 0 … 2: 70 … 90%|#######   |  [rank 2 slowest]")],
+        ),
+        (
+            [((rank,), f"rank {rank}: 100%|{'#' * 10}|") for rank in range(3)],
+            [((0, 1, 2), f"rank 0 … 2: 100%|{'#' * 10}|")],
+        ),
+    ],
+    ids=["words", "bars", "equal numbers", "rank first", "done"],
+)
+def test_unfinished_lines_are_one_and_name_the_slowest(lines: Any, joined: Any) -> None:
+    assert compact(lines) == joined
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [((0,), "step 1"), ((1, 2), "step 2")],
+        [((0,), "loads"), ((1,), "trains 3"), ((2,), "waits 3"), ((3,), "trains 4")],
+        [((0,), "a 1"), ((0,), "b"), ((1,), "a 2"), ((1,), "b")],
+    ],
+    ids=["two", "other words", "several lines a rank"],
+)
+def test_few_or_different_unfinished_lines_are_left_as_they_are(lines: Any) -> None:
+    assert compact(lines) == lines
+
+
+def test_numbers_may_have_thousands_of_digits() -> None:
+    assert len(compact([((rank,), f"{'1' * 5000}{rank}") for rank in range(3)])) == 1

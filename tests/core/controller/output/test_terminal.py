@@ -5,16 +5,12 @@ colours.
 from __future__ import annotations
 
 import html
-import re
-
-import pytest
 
 from cellmesh.controller.output.terminal import (
     MAX_ROWS,
     QUIET_S,
     Canvas,
     as_html,
-    contrast,
     has_controls,
     moves_up,
     strip_controls,
@@ -93,34 +89,6 @@ def test_a_movement_may_have_thousands_of_digits() -> None:
     screen.print(0, f"before\n\x1b[{'1' * 5000}Aafter\n")
     screen.finish()
     assert screen.text == ["[0] before", "[0] after"]
-
-
-def luminance(colour: str) -> float:
-    red, green, blue = ((int(colour[at : at + 2], 16) / 255) ** 2.2 for at in (1, 3, 5))
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-CODES = [*map(str, range(30, 38)), *map(str, range(90, 98)), "38;5;0", "38;5;28", "38;5;129",
-         "38;5;231", "38;5;250", "38;2;255;255;0", "38;2;0;0;90"]  # fmt: skip
-GROUNDS = ["40", "41", "43", "47", "100", "103", "107", "48;5;16", "48;5;226", "48;2;90;90;90"]
-
-
-@pytest.mark.parametrize("code", CODES)
-def test_text_can_be_read_in_light_and_dark_themes(code: str) -> None:
-    (colour,) = re.findall(r"color: (#\w{6})", as_html(f"\x1b[1;{code}mx"))
-    for ground in ("#ffffff", "#111111"):
-        assert contrast(luminance(colour), luminance(ground)) >= 2.9
-
-
-@pytest.mark.parametrize("ground", GROUNDS)
-def test_text_on_a_ground_can_be_read(ground: str) -> None:
-    """As the line of a traceback that IPython highlights: `30;43`."""
-    for code in ("", *CODES):
-        page = as_html(f"\x1b[{';'.join(filter(None, (code, ground)))}mx\x1b[39;49;00m")
-        (below,) = re.findall(r"background(?:-color)?: (#\w{6})", page)
-        (colour,) = re.findall(r"(?<!-)color: (#\w{6})", page)
-        assert contrast(luminance(colour), luminance(below)) >= 4.5, code
-        assert "x" in page
 
 
 def test_what_reads_like_a_style_is_left_as_it_is() -> None:
