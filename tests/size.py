@@ -172,8 +172,8 @@ FEATURES = (
     ),
     Feature(
         "status",
-        500,
-        "wire/status.py controller/status.py controller/stacks.py "
+        462,
+        "wire/status.py controller/status.py "
         "workers/rank/stack_inspection.py workers/rank/memory.py",
     ),
     Feature(
@@ -228,7 +228,7 @@ FEATURES = (
     ),
     Feature(
         "magics",
-        995,
+        850,
         "magics/",
     ),
     Feature(

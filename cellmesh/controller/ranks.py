@@ -23,7 +23,7 @@ from .output.calling_cell import current_sink
 from .output.console import SilentSink, Sink
 from .rank_set import RankSet
 from .run import Run
-from .stacks import show_stacks
+from .status import show_stacks
 
 if TYPE_CHECKING:
     from .inspect.query import Inspection
@@ -265,18 +265,14 @@ class Ranks:
         check_expression(expression)
         return inspect(self.rank_set, expression)
 
-    def stacks(self, native: bool = False, all_threads: bool = False) -> str:
+    def stacks(self, all_threads: bool = False) -> str:
         """Show each rank's Python stack, equal stacks once; ranks answer while they are blocked,
-        too.
+        too. Waits about a second for ranks that do not answer.
 
         Args:
-            native: C and C++ frames as well, by py-spy.
             all_threads: all threads, not only the main one.
-
-        Raises:
-            HostError: py-spy is not installed, or may not look.
         """
-        return show_stacks(self.rank_set.session, self.ranks, native, all_threads)
+        return show_stacks(self.rank_set.session, self.ranks, all_threads)
 
     def check(self, expression: str = "") -> CheckReport:
         """Check that replicas are equal: parameters, buffers, optimizer and RNG state.

@@ -1,7 +1,4 @@
-"""Takes the status of all ranks of a mesh, again and again, for the live dashboard.
-
-Only `take_snapshot` asks a process anything; the rest is pure.
-"""
+"""The status of all ranks of a mesh: snapshots for the live dashboard, and where ranks are."""
 
 from __future__ import annotations
 
@@ -9,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..wire.status import RankInfo, RankState
+from ..wire.ranks import describe_ranks, group_ranks
+from ..wire.status import RankInfo, RankState, StackText
 from .core.effects import State
 from .core.mesh_state import FIRST_HEAL
 from .core.sweeps import SWEEP_S
@@ -114,3 +112,20 @@ def activity_of(info: RankInfo, state: RankState | None) -> Activity:
     if state.asks:
         return "asks"
     return "waits" if state.collective else "runs"
+
+
+def show_stacks(session: Session, ranks: Sequence[int], all_threads: bool = False) -> str:
+    """Return ranks' Python stacks as one text, equal stacks once, below the ranks that have
+    them.
+    """
+    dead = session.dead_ranks
+    living = [rank for rank in ranks if rank not in dead]
+    answers: Mapping[int, StackText] = (
+        session.ask(lambda core, now: core.ask_stacks(living, now, all_threads)) or {}
+    )
+    shown = dict.fromkeys(ranks, "  did not answer: it is stopped, or too busy to")
+    shown |= dict.fromkeys(dead.intersection(ranks), "  dead")
+    shown |= {rank: answer.text.rstrip("\n") for rank, answer in answers.items()}
+    return "\n\n".join(
+        f"{describe_ranks(group)}:\n{text}" for text, group in group_ranks(shown).items()
+    )

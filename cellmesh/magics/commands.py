@@ -31,7 +31,7 @@ from .auto import CellForRanks, magics_inside, read_cell, read_help
 from .completion.hooks import show_help
 from .export.recording import Recorder
 from .export.script import export
-from .line import Given, parse, unquote
+from .options import Given, parse, unquote
 from .render.profiles import ProfileView, describe_timings
 from .render.tables import Table, memory_table, status_table
 
@@ -88,20 +88,15 @@ class Commands:
         self._drop()
         print(f"{name} lives on: `%dist_attach {name}` finds it again")
 
-    def dist(self, options: Given, source: str, line: str = "%%dist") -> Run[Any] | None:
-        # The magic's own line counts as line 1 in the notebook: keep its place.
-        typed, mesh, count, timed = (
-            source,
-            self._need_mesh(),
-            self.execution_count(),
-            options["timed"],
-        )
+    def dist(self, options: Given, source: str, line: str) -> Run[Any] | None:
+        typed, mesh, count = source, self._need_mesh(), self.execution_count()
+        timed = options["timed"]
         if self._help(source, self._choose(options)):
             return None
         if timed and options["nowait"]:
             raise MeshUsageError("%%dist: --time and --nowait exclude each other")
         if not source.lstrip().startswith("%%"):
-            source = f"# {line}\n{source}"
+            source = f"{_head('dist', line)}{source}"
         quiet = options["quiet"]
         run = self._choose(options).submit_cell(
             source,
@@ -121,10 +116,11 @@ class Commands:
                 print(describe_timings(run.timings()))
         return None
 
-    def dist_profile(self, options: Given, source: str, line: str = "%%dist_profile") -> None:
+    def dist_profile(self, options: Given, source: str, line: str) -> None:
         mesh, count = self._need_mesh(), self.execution_count()
         trace, argv = options["trace"], options["argv"]
-        profiling = Profiling(self._choose(options), f"# {line}\n{source}", trace, count, argv)
+        source_of_ranks = f"{_head('dist_profile', line)}{source}"
+        profiling = Profiling(self._choose(options), source_of_ranks, trace, count, argv)
         self.recorder.cell(count, source, profiling.run, False, mesh, argv)
         try:
             profiling.run.result()
@@ -153,7 +149,7 @@ class Commands:
             else "cells run in the notebook's process from here; %%dist runs one on the ranks"
         )
 
-    def local(self, source: str) -> None:
+    def local(self, options: Given, source: str, line: str) -> None:
         auto, self.is_auto = self.is_auto, False
         try:
             result = self._shell.run_cell(source, store_history=False)  # type: ignore[no-untyped-call]
@@ -296,7 +292,7 @@ class Commands:
 
     def dist_stacks(self, options: Given) -> None:
         ranks = self._choose(options)
-        print(ranks.stacks(native=options["native"], all_threads=options["all_threads"]))
+        print(ranks.stacks(all_threads=options["all_threads"]))
 
     def dist_why(self, options: Given) -> None:
         print(self._need_mesh().why())
@@ -433,6 +429,11 @@ class Commands:
             f"{len(mesh)} ranks ready in {mesh.start_s:.1f} s: {', '.join(backends)} on "
             f"{', '.join(devices)}, mesh {dims}"
         )
+
+
+def _head(name: str, line: str) -> str:
+    """Return a comment for a magic's line, which counts as line 1 of its cell in the notebook."""
+    return f"# %%{name} {line}".strip() + "\n"
 
 
 def _progress_shower(sink: Sink) -> Callable[[StartProgress], None]:

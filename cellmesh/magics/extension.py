@@ -5,6 +5,7 @@ cellmesh's objects as widgets.
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 import sys
 from collections.abc import Callable
@@ -20,8 +21,7 @@ from ..errors import MeshUsageError, RankFailure
 from .auto import AUTO_MAGIC, make_transformer
 from .commands import Commands
 from .completion.hooks import CellCompletion
-from .line import describe, parse, wants_help
-from .options import COMMANDS
+from .options import CELL_MAGICS, COMMANDS, describe, parse, wants_help
 
 _MESH = ("cellmesh.controller.mesh", "Mesh")
 
@@ -83,7 +83,6 @@ def _show_inspection(inspection: Any) -> None:
 
 
 _NO_MAGIC = re.compile(r"agic (?:function )?`(%+)(\w+)` not found")
-_CELL_MAGICS = ("dist", "dist_profile", "local")
 
 
 class Extension:
@@ -108,13 +107,11 @@ class Extension:
         """Register the magics, auto mode's input transformer, and how cellmesh's errors are
         shown.
         """
-        for name in map(str, COMMANDS):
-            if name not in _CELL_MAGICS:
-                self._register(name, "line", self._line_magic(name, getattr(self.commands, name)))
-        self._register("dist", "line_cell", self._dist_magic)
-        self._register("dist_profile", "line_cell", self._profile_magic)
-        self._register("local", "cell", self._local_magic)
-        self._register(AUTO_MAGIC, "cell", lambda line, cell: self.commands.auto_cell(cell))
+        for name in COMMANDS:
+            kind = "line_cell" if name in CELL_MAGICS else "line"
+            self._register(name, kind, functools.partial(self._call, name), describe(name))
+        auto = self.commands.auto_cell
+        self._register(AUTO_MAGIC, "cell", lambda line, cell: auto(cell), "(auto mode)")
         self._shell.input_transformers_cleanup.append(self._transformer)
         self._shell.events.register("post_run_cell", self.commands.recorder.close_cell)
         self._shell.events.register("post_run_cell", self.commands.await_recovery)
@@ -160,52 +157,28 @@ class Extension:
                 "`mesh.stop()` ends it"
             )
 
-    def _register(self, name: str, kind: str, function: Callable[..., Any]) -> None:
+    def _register(self, name: str, kind: str, function: Callable[..., Any], text: str) -> None:
         def magic(*args: str) -> Any:
             return function(*args)
 
-        magic.__doc__ = describe(name, kind != "line") if name != AUTO_MAGIC else "(auto mode)"
+        magic.__doc__ = text
         magic.cellmesh = True  # type: ignore[attr-defined]
         self._shell.register_magic_function(magic, kind, name)  # type: ignore[arg-type]
 
-    def _line_magic(
-        self, name: str, method: Callable[[dict[str, Any]], Any]
-    ) -> Callable[[str], Any]:
-        def run(line: str) -> Any:
-            if wants_help(line):
-                print(describe(name, False))
-                return None
-            options = parse(name, line)
-            result = method(options)
-            count, mesh = self.commands.execution_count(), self.commands.mesh
-            self.commands.recorder.magic(count, name, line, options, mesh)
-            return result
-
-        return run
-
-    def _dist_magic(self, line: str, cell: str | None = None) -> Any:
+    def _call(self, name: str, line: str, cell: str | None = None) -> Any:
+        """Run a magic by its line and, if it is a cell's, the rest of the cell."""
         if wants_help(line):
-            print(describe("dist", True))
+            print(describe(name))
             return None
-        options = parse("dist", line)
-        if cell is None:
-            raise MeshUsageError("%dist runs a whole cell: write %%dist on its first line")
-        return self.commands.dist(options, cell, f"%%dist {line}".strip())
-
-    def _profile_magic(self, line: str, cell: str | None = None) -> None:
-        if wants_help(line):
-            print(describe("dist_profile", True))
-            return
-        options = parse("dist_profile", line)
-        if cell is None:
-            raise MeshUsageError(
-                "%dist_profile runs a whole cell: write %%dist_profile on its first line"
-            )
-        self.commands.dist_profile(options, cell, f"%%dist_profile {line}".strip())
-
-    def _local_magic(self, line: str, cell: str) -> None:
-        parse("local", line)  # it has no options: whatever is there is told
-        self.commands.local(cell)
+        options, method = parse(name, line), getattr(self.commands, name)
+        if name in CELL_MAGICS:
+            if cell is None:
+                raise MeshUsageError(f"%{name} runs a whole cell: write %%{name} on its first line")
+            return method(options, cell, line)
+        result = method(options)
+        count, mesh = self.commands.execution_count(), self.commands.mesh
+        self.commands.recorder.magic(count, name, line, options, mesh)
+        return result
 
 
 class FailureDisplay:
@@ -274,9 +247,9 @@ def _propose_magic(result: ExecutionResult) -> None:
     found = _NO_MAGIC.search(str(error)) if isinstance(error, UsageError) else None
     if found is None:
         return
-    near = difflib.get_close_matches(found[2], map(str, COMMANDS), n=1, cutoff=0.75)
+    near = difflib.get_close_matches(found[2], COMMANDS, n=1, cutoff=0.75)
     if near:
-        mark = found[1] if near[0] not in _CELL_MAGICS else "%%"
+        mark = found[1] if near[0] not in CELL_MAGICS else "%%"
         print(f"did you mean `{mark}{near[0]}`?", file=sys.stderr)
 
 

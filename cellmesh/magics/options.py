@@ -1,11 +1,17 @@
-"""The magics' options, declared with click; `line` reads them."""
+"""The magics' options: a table of them, read as click's commands; and how a magic's line is read by
+them.
+"""
 
 from __future__ import annotations
 
+import difflib
+import re
+from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import click
 
+from ..errors import MeshUsageError
 from ..wire.options import Flag, StartOptions, Switch
 from .completion import meanings
 from .completion.meanings import Rank, Text
@@ -42,387 +48,337 @@ START_OPTIONS: tuple[click.Parameter, ...] = (
 )
 
 
-def _command(name: str, summary: str, example: str, *params: click.Parameter) -> click.Command:
-    help_text = f"{summary}\n\n\b\nExample:\n{example}"
-    return click.Command(name, params=list(params), help=help_text, add_help_option=False)
+# Of these magics, the rest of the cell is what they run.
+CELL_MAGICS = ("dist", "dist_profile", "local")
 
+# A magic and its summary; an example; its arguments and options. The name of an argument or option,
+# where that is not its flag, stands before it or in parentheses.
+_TABLE = """
+dist_start: Start a mesh of persistent ranks on this machine.
+    %dist_start 8 --mesh dp=2,tp=4
 
-_RANKS = click.Option(
-    ["--ranks"], type=Text(meanings.rank_set), metavar="SET", help="Ranks, like 0,2-3."
-)
-_AT = click.Option(
-    ["--at"],
-    type=Text(meanings.coordinate),
-    metavar="COORD",
-    help="A mesh coordinate, like tp=0 or dp=1,tp=0.",
-)
+dist: Run this cell on the ranks.
+    %%dist --ranks 0,2-3
+    --ranks SET: Ranks, like 0,2-3.
+    --at COORD: A mesh coordinate, like tp=0 or dp=1,tp=0.
+    --nowait: Return a Run at once; output is shown here when it is printed.
+    -q, --quiet: Show nothing but errors.
+    --time (timed): Tell how long each rank took, and which one the others waited for.
+    --argv ARGUMENTS: sys.argv behind the program's name, in quotes, like '--lr 0.1'.
 
-_ARGV = click.Option(
-    ["--argv"],
-    metavar="ARGUMENTS",
-    help="What sys.argv has behind the program's name in this cell, in quotes, like '--lr 0.1'.",
-)
+dist_profile: Run this cell on the ranks under torch.profiler; show where time went on each rank.
+    %%dist_profile -o trace.json
+    --ranks SET: Ranks, like 0,2-3.
+    --at COORD: A mesh coordinate, like tp=0 or dp=1,tp=0.
+    -o, --output FILE (trace): Write one Chrome trace, for Perfetto: a process for each rank.
+    --rows COUNT=10 (num_rows): How many operators of each kind the tables have.
+    --argv ARGUMENTS: sys.argv behind the program's name, in quotes, like '--lr 0.1'.
 
-COMMANDS = {
-    command.name: command
-    for command in (
-        _command(
-            "dist_start",
-            "Start a mesh of persistent ranks on this machine.",
-            "  %dist_start 8 --mesh dp=2,tp=4",
-            *START_OPTIONS,
-        ),
-        _command(
-            "dist",
-            "Run this cell on the ranks.",
-            "  %%dist --ranks 0,2-3\n  print(rank)",
-            _RANKS,
-            _AT,
-            click.Option(
-                ["--nowait"],
-                is_flag=True,
-                help="Return a Run at once; output is shown here when it is printed.",
-            ),
-            click.Option(["-q", "--quiet"], is_flag=True, help="Show nothing but errors."),
-            click.Option(
-                ["--time", "timed"],
-                is_flag=True,
-                help="Tell how long each rank took, and which one the others waited for.",
-            ),
-            _ARGV,
-        ),
-        _command(
-            "dist_profile",
-            "Run this cell on the ranks under torch.profiler; show where time went on each rank.",
-            "  %%dist_profile -o trace.json\n  train_step()",
-            _RANKS,
-            _AT,
-            click.Option(
-                ["-o", "--output", "trace"],
-                type=Text(meanings.file),
-                metavar="FILE",
-                help="Write one Chrome trace, for chrome://tracing or "
-                "Perfetto: a process for each rank.",
-            ),
-            click.Option(
-                ["--rows", "num_rows"],
-                type=click.IntRange(1),
-                default=10,
-                show_default=True,
-                help="How many operators of each kind the tables have.",
-            ),
-            _ARGV,
-        ),
-        _command(
-            "dist_auto",
-            "Run every cell on the ranks from here on; %%local and %dist... cells stay here.",
-            "  %dist_auto on",
-            click.Argument(["switch"], type=click.Choice(["on", "off"])),
-        ),
-        _command("local", "Run this cell in the notebook's own process.", "  %%local\n  import os"),
-        _command(
-            "dist_mesh",
-            "Give `mesh` on every rank other dims; without dims, show them.",
-            "  %dist_mesh dp=2 tp=4",
-            click.Argument(["dims"], nargs=-1, type=Text(meanings.dims)),
-        ),
-        _command(
-            "dist_push",
-            "Copy values of the notebook to the ranks, under the same names.",
-            "  %dist_push batch lr",
-            click.Argument(["names"], nargs=-1, required=True, type=Text(meanings.notebooks_names)),
-            click.Option(
-                ["--shard"], type=int, metavar="DIM", help="Give each rank a part, along this dim."
-            ),
-            click.Option(
-                ["--placements"],
-                metavar="LIST",
-                help='Make DTensors: "Shard(0), Replicate()", one for each dim of the mesh.',
-            ),
-            _RANKS,
-        ),
-        _command(
-            "dist_pull",
-            "Bring a value from the ranks into the notebook.",
-            "  %dist_pull loss --all",
-            click.Argument(["expression"], nargs=-1, required=True, type=Text(meanings.expression)),
-            click.Option(["--rank"], type=Rank(), help="Whose; 0 by default."),
-            click.Option(
-                ["--all"], is_flag=True, help="All ranks' values, as Results (rank -> value)."
-            ),
-            click.Option(["--gather"], is_flag=True, help="All ranks' parts, put together."),
-            click.Option(
-                ["--reduce"],
-                type=click.Choice(["mean", "sum", "stack"]),
-                help="Of all ranks' values.",
-            ),
-            click.Option(
-                ["--dim"],
-                type=int,
-                default=0,
-                show_default=True,
-                help="Along which plain parts are gathered.",
-            ),
-            click.Option(["--as", "target"], metavar="NAME", help="Bind it to this name."),
-        ),
-        _command(
-            "dist_inspect",
-            "Describe a value on every rank: shape, dtype, placements, statistics, replicas equal "
-            "or not.",
-            "  %dist_inspect model.weight",
-            click.Argument(["expression"], nargs=-1, required=True, type=Text(meanings.expression)),
-            _RANKS,
-            click.Option(["--watch"], is_flag=True, help="Look again after each cell."),
-            click.Option(
-                ["--follow"],
-                is_flag=True,
-                help="Look again once a second while a cell runs; values "
-                "may be torn: the rank goes on.",
-            ),
-            click.Option(
-                ["--grads"], is_flag=True, help="The gradients of a model, layer by layer."
-            ),
-        ),
-        _command(
-            "dist_who",
-            "Show the ranks' names: types, shapes, sizes, and where they differ between ranks.",
-            "  %dist_who",
-            click.Argument(["pattern"], required=False, type=Text(meanings.names)),
-            _RANKS,
-        ),
-        _command(
-            "dist_status",
-            "Show each rank: process, device, what it is doing, memory.",
-            "  %dist_status --live",
-            click.Option(["--live"], is_flag=True, help="A dashboard that goes on, with buttons."),
-            click.Option(
-                ["--debug"],
-                is_flag=True,
-                help="Below, the last hundred steps of recoveries, and of runs that failed or were "
-                "interrupted.",
-            ),
-        ),
-        _command(
-            "dist_timeline",
-            "Show when each rank computed, and when it waited in which collective, in the last "
-            "cells.",
-            "  %dist_timeline --cells 3",
-            click.Option(
-                ["--cells", "num_cells"],
-                type=click.IntRange(1),
-                default=5,
-                show_default=True,
-                help="How many of the last cells.",
-            ),
-            click.Option(
-                ["-o", "--output", "trace"],
-                type=Text(meanings.file),
-                metavar="FILE",
-                help="Write a Chrome trace as well.",
-            ),
-            _RANKS,
-        ),
-        _command(
-            "dist_plot",
-            "Plot numbers that ranks report with `cellmesh.log(loss=..., step=...)`, also while a "
-            "cell runs.",
-            "  %dist_plot loss",
-            click.Argument(["names"], nargs=-1, required=True, type=Text(meanings.numbers)),
-            click.Option(
-                ["--mean"], is_flag=True, help="The ranks' mean, and a band from least to most."
-            ),
-            _RANKS,
-        ),
-        _command(
-            "dist_mem",
-            "Show each rank's memory: now, its peak, and the change that the last cell "
-            "made.\n\n`memory` is what is resident (RSS) of the rank's process; pages that ranks "
-            "share, like torch's code and what was imported before they were forked, count in "
-            "each. `peak` is the most since the rank began; `peak rose by` is of the last "
-            "cell's own peak, where it was a new one. Memory that is freed may stay with the "
-            "process. On a GPU: what torch's allocator has given to tensors, the most of that "
-            "since the rank began or torch.cuda.reset_peak_memory_stats(), what it holds of the "
-            "GPU, and the last cell's change of what is allocated. Calls from Python are no cells.",
-            "  %dist_mem",
-            _RANKS,
-        ),
-        _command(
-            "dist_logs",
-            "Show the end of all that ranks have printed, also what was too much for the notebook.",
-            "  %dist_logs 3 --lines 200",
-            click.Argument(["ranks"], required=False, type=Text(meanings.rank_set)),
-            click.Option(
-                ["--lines"], type=click.IntRange(1), default=50, show_default=True, help="How much."
-            ),
-        ),
-        _command(
-            "dist_interrupt",
-            "Interrupt what the ranks run; a second time within 5 s, kill and replace what did "
-            "not stop.",
-            "  %dist_interrupt",
-            _RANKS,
-        ),
-        _command(
-            "dist_heal",
-            "Replace dead ranks and rebuild the process groups; living ranks keep everything.",
-            "  %dist_heal --from 0",
-            click.Option(
-                ["--from", "source"],
-                type=Rank(),
-                metavar="RANK",
-                help="Copy this rank's names to ranks that are new, as far as they can be copied.",
-            ),
-            click.Option(
-                ["--hosts"],
-                metavar="HOSTS",
-                help="Put these hosts in the places of lost ones: c:4, or c for the ranks of any.",
-            ),
-        ),
-        _command(
-            "dist_resize",
-            "Give the mesh another number of ranks, between cells: the highest end, or new ones "
-            "follow.\n\nRanks that stay keep their process and their names. What holds groups of "
-            "the old size (DTensors, models in DDP or FSDP) must be made again: %dist_save before "
-            "and %dist_load after carry its values over.",
-            "  %dist_resize 6 --mesh dp=3,tp=2\n  %dist_resize 6 --hosts c:2",
-            click.Argument(["num_ranks"], type=int, required=False),
-            click.Option(
-                ["--mesh"],
-                type=Text(meanings.dims),
-                metavar="DIMS",
-                help="Dims of the DeviceMesh then, like dp=3,tp=2.",
-            ),
-            click.Option(
-                ["--hosts"], metavar="HOSTS", help="New ranks run on these hosts, which join: c:2."
-            ),
-        ),
-        _command(
-            "dist_stacks",
-            "Show where every rank is: its Python stack, also while it is blocked.",
-            "  %dist_stacks 3",
-            click.Argument(["ranks"], required=False, type=Text(meanings.rank_set)),
-            click.Option(
-                ["--all", "all_threads"], is_flag=True, help="All threads, not only the main one."
-            ),
-            click.Option(
-                ["--native"], is_flag=True, help="C and C++ frames as well (needs py-spy)."
-            ),
-        ),
-        _command(
-            "dist_why",
-            "Say why nothing goes on: operations of ranks that can never meet, or who waits for "
-            "whom.",
-            "  %dist_why",
-        ),
-        _command(
-            "dist_check",
-            "Check that what should be equal on ranks is: parameters, buffers, optimizers, RNG "
-            "state.",
-            "  %dist_check model",
-            click.Argument(["expression"], nargs=-1, type=Text(meanings.expression)),
-            _RANKS,
-        ),
-        _command(
-            "dist_sync",
-            "Make replicas equal again.",
-            "  %dist_sync model --from 0",
-            click.Argument(["expression"], nargs=-1, required=True, type=Text(meanings.expression)),
-            click.Option(
-                ["--from", "source"],
-                type=Rank(),
-                default=0,
-                show_default=True,
-                help="The rank that is right.",
-            ),
-        ),
-        _command(
-            "dist_seed",
-            "Seed the generators of random, numpy and torch on all ranks: alike, or each with its "
-            "rank more.",
-            "  %dist_seed 0",
-            click.Argument(["seed"], type=click.IntRange(0)),
-            click.Option(
-                ["--per-rank"], is_flag=True, help="Seed each rank with the seed plus its rank."
-            ),
-        ),
-        _command(
-            "dist_reload",
-            "Reload modules of yours on the ranks whose files have changed; objects go on with the "
-            "new code.\n\nAs IPython's %autoreload does. With on, ranks do so before each cell; on "
-            "many hosts, these have the notebook's files.",
-            "  %dist_reload\n  %dist_reload on",
-            click.Argument(["switch"], required=False, type=click.Choice(["on", "off"])),
-        ),
-        _command(
-            "dist_export",
-            "Write what ran on the ranks, in its order, as a script for torchrun.",
-            "  %dist_export train.py",
-            click.Argument(["path"], metavar="FILE", type=Text(meanings.file)),
-            click.Option(["--force"], is_flag=True, help="Overwrite the file."),
-            click.Option(
-                ["--locals", "with_locals"],
-                is_flag=True,
-                help="Run the notebook's own cells, too, on rank 0.",
-            ),
-        ),
-        _command(
-            "dist_save",
-            "Save names of the ranks as one checkpoint (torch.distributed.checkpoint), whole or "
-            "not at all.",
-            "  %dist_save model optimizer step runs/latest",
-            click.Argument(
-                ["names"],
-                nargs=-1,
-                required=True,
-                metavar="NAME... PATH",
-                type=Text(meanings.names_and_file),
-            ),
-        ),
-        _command(
-            "dist_load",
-            "Load a checkpoint into the names it was saved from, in place; on any number of ranks.",
-            "  %dist_load model optimizer runs/latest",
-            click.Argument(
-                ["names"],
-                nargs=-1,
-                required=True,
-                metavar="[NAME...] PATH",
-                type=Text(meanings.names_and_file),
-            ),
-            _RANKS,
-        ),
-        _command(
-            "dist_debug",
-            "Open the debugger where a rank's last exception was raised.",
-            "  %dist_debug --ranks 3",
-            click.Argument(
-                ["ranks_argument"], required=False, metavar="[RANKS]", type=Text(meanings.rank_set)
-            ),
-            _RANKS,
-        ),
-        _command(
-            "dist_attach",
-            "Find a living mesh again, after this kernel or another one has left it.",
-            "  %dist_attach",
-            click.Argument(["name"], required=False, type=Text(meanings.meshes)),
-            click.Option(["--steal"], is_flag=True, help="Take it from who holds it."),
-        ),
-        _command(
-            "dist_detach",
-            "Leave the mesh; it lives on until its lease ends, and %dist_attach finds it again.",
-            "  %dist_detach",
-        ),
-        _command(
-            "dist_restart",
-            "Replace all ranks by new ones, with the notebook's environment and directory of now; "
-            "what they held is gone.",
-            "  %dist_restart",
-        ),
-        _command(
-            "dist_stop",
-            "End the mesh and everything in it; with a name, a mesh that no process holds.",
-            "  %dist_stop",
-            click.Argument(["name"], required=False, type=Text(meanings.meshes)),
-        ),
-    )
+dist_auto: Run every cell on the ranks from here on; %%local and %dist... cells stay here.
+    %dist_auto on
+    switch on|off
+
+local: Run this cell in the notebook's own process.
+    %%local
+
+dist_mesh: Give `mesh` on every rank other dims; without dims, show them.
+    %dist_mesh dp=2 tp=4
+    dims [DIMS]...
+
+dist_push: Copy values of the notebook to the ranks, under the same names.
+    %dist_push batch lr
+    names NAME...
+    --shard DIM: Give each rank a part, along this dim.
+    --placements LIST: Make DTensors: "Shard(0), Replicate()", one for each dim of the mesh.
+    --ranks SET: Ranks, like 0,2-3.
+
+dist_pull: Bring a value from the ranks into the notebook.
+    %dist_pull loss --all
+    expression EXPRESSION...
+    --rank RANK: Whose; 0 by default.
+    --all: All ranks' values, as Results (rank -> value).
+    --gather: All ranks' parts, put together.
+    --reduce mean|sum|stack: Of all ranks' values.
+    --dim DIM=0: Along which plain parts are gathered.
+    --as TEXT (target): Bind it to this name.
+
+dist_inspect: Describe a value on every rank: shape, dtype, placements, statistics, replicas equal
+or not.
+    %dist_inspect model.weight
+    expression EXPRESSION...
+    --ranks SET: Ranks, like 0,2-3.
+    --watch: Look again after each cell.
+    --follow: Look again once a second while a cell runs; values may be torn: the rank goes on.
+    --grads: The gradients of a model, layer by layer.
+
+dist_who: Show the ranks' names: types, shapes, sizes, and where they differ between ranks.
+    %dist_who
+    pattern [PATTERN]
+    --ranks SET: Ranks, like 0,2-3.
+
+dist_status: Show each rank: process, device, what it is doing, memory.
+    %dist_status --live
+    --live: A dashboard that goes on, with buttons.
+    --debug: Below, the last hundred steps of recoveries, and of runs that failed or were stopped.
+
+dist_timeline: Show when each rank computed, and when it waited in which collective, in the last
+cells.
+    %dist_timeline --cells 3
+    --cells COUNT=5 (num_cells): How many of the last cells.
+    -o, --output FILE (trace): Write a Chrome trace as well.
+    --ranks SET: Ranks, like 0,2-3.
+
+dist_plot: Plot numbers that ranks report with `cellmesh.log(loss=..., step=...)`, also while a
+cell runs.
+    %dist_plot loss
+    names NUMBERS...
+    --mean: The ranks' mean, and a band from least to most.
+    --ranks SET: Ranks, like 0,2-3.
+
+dist_mem: Show each rank's memory: now, its peak, and the change that the last cell made. `memory`
+is what is resident (RSS) of the rank's process; pages that ranks share, like torch's code and what
+was imported before they were forked, count in each. `peak` is the most since the rank began; `peak
+rose by` is of the last cell's own peak, where it was a new one. Memory that is freed may stay with
+the process. On a GPU: what torch's allocator has given to tensors, the most of that since the rank
+began or torch.cuda.reset_peak_memory_stats(), what it holds of the GPU, and the last cell's change
+of what is allocated. Calls from Python are no cells.
+    %dist_mem
+    --ranks SET: Ranks, like 0,2-3.
+
+dist_logs: Show the end of all that ranks have printed, also what was too much for the notebook.
+    %dist_logs 3 --lines 200
+    ranks [SET]
+    --lines COUNT=50: How much.
+
+dist_interrupt: Interrupt what the ranks run; a second time within 5 s, kill and replace what did
+not stop.
+    %dist_interrupt
+    --ranks SET: Ranks, like 0,2-3.
+
+dist_heal: Replace dead ranks and rebuild the process groups; living ranks keep everything.
+    %dist_heal --from 0
+    --from RANK (source): Copy this rank's names to ranks that are new, as far as possible.
+    --hosts HOSTS: Put these hosts in the places of lost ones: c:4, or c for the ranks of any.
+
+dist_resize: Give the mesh another number of ranks, between cells: the highest end, or new ones
+follow. Ranks that stay keep their process and their names. What holds groups of the old size
+(DTensors, models in DDP or FSDP) must be made again: %dist_save before and %dist_load after carry
+its values over.
+    %dist_resize 6 --mesh dp=3,tp=2
+    num_ranks [NUMBER]
+    --mesh DIMS: Dims of the DeviceMesh then, like dp=3,tp=2.
+    --hosts HOSTS: New ranks run on these hosts, which join: c:2.
+
+dist_stacks: Show where every rank is: its Python stack, also while it is blocked.
+    %dist_stacks 3
+    ranks [SET]
+    --all (all_threads): All threads, not only the main one.
+
+dist_why: Say why nothing goes on: operations of ranks that can never meet, or who waits for whom.
+    %dist_why
+
+dist_check: Check that what should be equal on ranks is: parameters, buffers, optimizers, RNG state.
+    %dist_check model
+    expression [EXPRESSION]...
+    --ranks SET: Ranks, like 0,2-3.
+
+dist_sync: Make replicas equal again.
+    %dist_sync model --from 0
+    expression EXPRESSION...
+    --from RANK=0 (source): The rank that is right.
+
+dist_seed: Seed the generators of random, numpy and torch on all ranks: alike, or each with its rank
+more.
+    %dist_seed 0
+    seed SEED
+    --per-rank: Seed each rank with the seed plus its rank.
+
+dist_reload: Reload modules of yours on the ranks whose files have changed; objects go on with the
+new code. As IPython's %autoreload does. With on, ranks do so before each cell; on many hosts, these
+have the notebook's files.
+    %dist_reload on
+    switch [on|off]
+
+dist_export: Write what ran on the ranks, in its order, as a script for torchrun.
+    %dist_export train.py
+    path FILE
+    --force: Overwrite the file.
+    --locals (with_locals): Run the notebook's own cells, too, on rank 0.
+
+dist_save: Save names of the ranks as one checkpoint (torch.distributed.checkpoint), whole or not at
+all.
+    %dist_save model optimizer step runs/latest
+    names NAME... PATH
+
+dist_load: Load a checkpoint into the names it was saved from, in place; on any number of ranks.
+    %dist_load model optimizer runs/latest
+    names [NAME...] PATH
+    --ranks SET: Ranks, like 0,2-3.
+
+dist_debug: Open the debugger where a rank's last exception was raised.
+    %dist_debug --ranks 3
+    ranks_argument [SET]
+    --ranks SET: Ranks, like 0,2-3.
+
+dist_attach: Find a living mesh again, after this kernel or another one has left it.
+    %dist_attach
+    name [MESH]
+    --steal: Take it from who holds it.
+
+dist_detach: Leave the mesh; it lives on until its lease ends, and %dist_attach finds it again.
+    %dist_detach
+
+dist_restart: Replace all ranks by new ones, with the notebook's environment and directory of now;
+what they held is gone.
+    %dist_restart
+
+dist_stop: End the mesh and everything in it; with a name, a mesh that no process holds.
+    %dist_stop
+    name [MESH]
+"""
+
+_KINDS: dict[str, Any] = {
+    "SET": Text(meanings.rank_set),
+    "COORD": Text(meanings.coordinate),
+    "DIMS": Text(meanings.dims),
+    "EXPRESSION": Text(meanings.expression),
+    "PATTERN": Text(meanings.names),
+    "NAME": Text(meanings.notebooks_names),
+    "NUMBERS": Text(meanings.numbers),
+    "PATH": Text(meanings.names_and_file),
+    "FILE": Text(meanings.file),
+    "MESH": Text(meanings.meshes),
+    "RANK": Rank(),
+    "COUNT": click.IntRange(1),
+    "SEED": click.IntRange(0),
+    "NUMBER": int,
+    "DIM": int,
 }
+_OPTION = re.compile(r"(-[\w-]+(?:, -[\w-]+)*)(?: ([\w|]+))?(?:=(\w+))?(?: \((\w+)\))?: (.+)")
+
+
+def _read_table() -> Iterator[click.Command]:
+    for paragraph in _TABLE.strip().split("\n\n"):
+        summary, example, *params = re.split(r"\n    ", paragraph)
+        name, _, text = summary.replace("\n", " ").partition(": ")
+        yield click.Command(
+            name,
+            params=[*map(_read_param, params), *(START_OPTIONS if name == "dist_start" else ())],
+            help=f"{text}\n\n\b\nExample:\n  {example}",
+            add_help_option=False,
+        )
+
+
+def _read_param(text: str) -> click.Parameter:
+    option = _OPTION.fullmatch(text)
+    if option is not None:
+        flags, kind, default, name, help_text = option.groups()
+        return click.Option(
+            [*flags.split(", "), *([name] if name else [])],
+            type=_kind(kind) if kind else None,
+            is_flag=kind is None,
+            default=default if kind else False,
+            show_default=default is not None,
+            metavar=kind,
+            help=help_text,
+        )
+    name, metavar = text.split(" ", 1)
+    kind = re.findall(r"[\w|]+", metavar)[-1]
+    is_required = not metavar.removesuffix("...").endswith("]")
+    nargs = -1 if "..." in metavar else 1
+    return click.Argument(
+        [name], type=_kind(kind), nargs=nargs, required=is_required, metavar=metavar
+    )
+
+
+def _kind(word: str) -> Any:
+    return click.Choice(word.split("|")) if "|" in word else _KINDS.get(word, str)
+
+
+COMMANDS = {str(command.name): command for command in _read_table()}
+
+# A magic's options, as `parse` reads them: name -> value.
+Given = dict[str, Any]
+
+
+def describe(name: str) -> str:
+    """Return a magic's help, as ``%magic?`` shows it."""
+    command = COMMANDS[name]
+    with click.Context(
+        command, info_name=f"{mark_of(name)}{name}", max_content_width=100
+    ) as context:
+        return command.get_help(context)
+
+
+def mark_of(name: str) -> str:
+    """Return ``%%`` for a magic of a cell, else ``%``."""
+    return "%%" if name in CELL_MAGICS else "%"
+
+
+# A word ends at white space that is not in quotes; a lone quote is a character like any other.
+_WORD = re.compile(r"""(?:[^\s'"]|'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|['"])+""")
+
+
+def words_of(line: str) -> list[str]:
+    """Split a magic's line into words, with quotes and escapes left as they stand."""
+    return _WORD.findall(line)
+
+
+def split(line: str) -> list[str]:
+    """Split a magic's line into words; quotes stay, as arguments may be Python expressions.
+
+    The value of an option loses the quotes round it.
+    """
+    words = words_of(line)
+    for index, word in enumerate(words):
+        option, equals, value = word.partition("=")
+        if option.startswith("--") and equals:
+            words[index] = f"{option}={unquote(value)}"
+        elif index and words[index - 1].startswith("--"):
+            words[index] = unquote(word)
+    return words
+
+
+def unquote(word: str) -> str:
+    """Return a word without the quotes round it."""
+    quoted = len(word) > 1 and word[0] == word[-1] and word[0] in "'\""
+    return word[1:-1] if quoted else word
+
+
+def wants_help(line: str) -> bool:
+    """Return whether a magic's line is ``--help`` or ``-h``."""
+    return line.split() in (["--help"], ["-h"])
+
+
+def parse(name: str, line: str) -> dict[str, Any]:
+    """Read the options and arguments in a magic's line.
+
+    Args:
+        name: the magic.
+        line: what follows it. Quotes are kept: arguments may be Python expressions.
+
+    Returns:
+        The options by name.
+
+    Raises:
+        MeshUsageError: an option is unknown, or its value is of the wrong kind.
+    """
+    command = COMMANDS[name]
+    words = split(line)
+    try:
+        with command.make_context(name, words) as context:
+            return dict(context.params)
+    except click.UsageError as e:
+        if isinstance(e, click.NoSuchOption):  # click names several, by the alphabet
+            known = [option for each in command.params for option in each.opts]
+            near = difflib.get_close_matches(e.option_name, known, n=1)
+            e = click.NoSuchOption(e.option_name, possibilities=near)
+        mark = mark_of(name)
+        quotes = (
+            "; put what follows --argv into quotes, like --argv '--lr 0.1'"
+            if "--argv" in line
+            else ""
+        )
+        raise MeshUsageError(
+            f"{mark}{name}: {e.format_message()} ({mark}{name}? shows its options{quotes})"
+        ) from None

@@ -92,9 +92,3 @@ def test_threads_are_shown_when_asked_for(mesh: cm.Mesh) -> None:
     assert "thread lingerer:" in text
     assert "gate.wait()" in text
     assert "cellmesh-" not in text
-
-
-def test_native_stacks_are_read_by_py_spy(mesh: cm.Mesh) -> None:
-    text = mesh[0:1].stacks(native=True)
-    assert text.startswith("rank 0:\n  Thread ")
-    assert "recv" in text

@@ -24,8 +24,7 @@ from ...controller.session.living import living_meshes
 from ...errors import CellmeshError
 from ...wire.inspect import Complete, Completions, Explain, Query
 from ..auto import CellForRanks
-from ..line import words_of
-from ..options import COMMANDS
+from ..options import COMMANDS, words_of
 from .meanings import Choices, NameSources
 
 # Help that is asked for by name, as in ``model?``, is the output of a cell, and may take longer.

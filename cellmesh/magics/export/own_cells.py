@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from IPython.core.inputtransformer2 import TransformerManager
 
-from ..line import parse as parse_options
+from ..options import parse as parse_options
 from .frame import Draft, PagePart, condition
 from .history import NotebookCell
 from .ipython import magic_of, to_python

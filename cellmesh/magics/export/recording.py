@@ -15,7 +15,7 @@ from ...controller.run import Run
 from ...errors import CellmeshError
 from ...wire.ranks import parse_ranks
 from ..auto import read_cell
-from ..line import unquote
+from ..options import unquote
 from .history import (
     Aside,
     Beginning,

@@ -8,7 +8,7 @@ import pytest
 
 from cellmesh.controller.options import make_options, read_environment, read_gpus
 from cellmesh.errors import MeshUsageError
-from cellmesh.magics.line import parse
+from cellmesh.magics.options import parse
 
 SET = {"HOME": "/root", "EMPTY": ""}
 

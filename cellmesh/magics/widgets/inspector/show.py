@@ -13,7 +13,7 @@ from ....controller.inspect.source import InspectionSource
 from ....controller.output.calling_cell import cell_publisher
 from ....controller.rank_set import RankSet
 from ....controller.ranks import Ranks
-from ...line import Given
+from ...options import Given
 from .inspector import Inspector
 
 _FOLLOW = "--follow needs a notebook: in a terminal, --watch prints it again after each cell"

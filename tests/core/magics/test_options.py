@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cellmesh.errors import MeshUsageError
-from cellmesh.magics.line import describe, parse, wants_help
-from cellmesh.magics.options import COMMANDS
+from cellmesh.magics.options import (
+    CELL_MAGICS,
+    COMMANDS,
+    START_OPTIONS,
+    describe,
+    parse,
+    wants_help,
+)
 
 from ...support.examples import examples
 
@@ -148,23 +156,48 @@ def test_any_line_is_read_or_refused(name: str, line: str) -> None:
 
 
 @every_magic
-@pytest.mark.parametrize("cell", [True, False])
-def test_every_magic_explains_itself_with_an_example_and_its_options(name: str, cell: bool) -> None:
-    text = describe(name, cell)
-    assert f"Usage: {'%%' if cell else '%'}{name}" in text
-    assert "Example:" in text
-    assert f"%{name}" in text.partition("Example:")[2]
+def test_every_magic_explains_its_options_with_an_example_that_is_read(
+    name: str,
+) -> None:
+    text = describe(name)
+    mark = "%%" if name in CELL_MAGICS else "%"
+    assert text.startswith(f"Usage: {mark}{name} [OPTIONS]")
     for param in COMMANDS[name].params:
-        if param.param_type_name == "option":
+        if isinstance(param, click.Option):
             assert param.opts[-1] in text
+            assert param.help
+    example = text.partition("Example:")[2].strip().splitlines()[0].strip()
+    assert example.startswith(f"{mark}{name}")
+    parse(name, example.removeprefix(f"{mark}{name}"))
 
 
-@every_magic
-def test_every_example_is_read(name: str) -> None:
-    example = describe(name, False).partition("Example:")[2].strip().splitlines()[0].strip()
-    magic, _, line = example.lstrip("%").partition(" ")
-    assert magic == name
-    parse(name, line)
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("dist_mesh", "Usage: %dist_mesh [OPTIONS] [DIMS]..."),
+        ("dist_pull", "Usage: %dist_pull [OPTIONS] EXPRESSION..."),
+        ("dist_reload", "Usage: %dist_reload [OPTIONS] [on|off]"),
+        ("dist_load", "Usage: %dist_load [OPTIONS] [NAME...] PATH"),
+        ("dist", "  -q, --quiet       Show nothing but errors."),
+        ("dist_pull", "  --reduce mean|sum|stack  Of all ranks' values."),
+        ("dist_logs", "  --lines COUNT  How much.  [default: 50; x>=1]"),
+        (
+            "dist_profile",
+            "  -o, --output FILE  Write one Chrome trace, for Perfetto: a process for",
+        ),
+        ("dist_start", "  --fresh"),
+    ],
+)
+def test_help_has_this_line(name: str, line: str) -> None:
+    assert any(each.startswith(line) for each in describe(name).splitlines()), describe(name)
+
+
+@pytest.mark.parametrize(
+    "name", [each.opts[0] for each in START_OPTIONS if isinstance(each, click.Option)]
+)
+def test_an_option_of_a_start_stands_in_the_table_of_the_usage(name: str) -> None:
+    usage = (Path(__file__).parents[3] / "docs/usage.md").read_text()
+    assert f"`{name}" in usage.partition("| option of `%dist_start` |")[2].partition("\n\n")[0]
 
 
 @pytest.mark.parametrize(
