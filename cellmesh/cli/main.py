@@ -125,7 +125,7 @@ def _describe(mesh: Found, memory: int, held: int, swept: set[str]) -> dict[str,
         "age_s": round(mesh.age_s, 3),
         "memory_bytes": memory,
         "segments_bytes": held,
-        "hosts": [agent.host for agent in ticket.agents],
+        "hosts": [agent.name for agent in ticket.agents],
         "unheard": mesh.unheard,
         "num_refused": holder.num_refused if holder is not None else 0,
         "cwd": ticket.cwd,
@@ -210,7 +210,7 @@ def _stop(mesh: Found, timeout_s: float) -> None:
     if mesh.state == "waiting":
         what = "it waited for the next mesh"
     if mesh.ticket.spans_hosts:
-        hosts = ", ".join(agent.host for agent in mesh.ticket.agents)
+        hosts = ", ".join(agent.name for agent in mesh.ticket.agents)
         what = f"{plural(mesh.ticket.num_ranks, 'rank')} on {hosts}"
     memory = format_bytes(memory_bytes(mesh.pids))
     how = "stopped" if end(mesh, timeout_s) else "killed"

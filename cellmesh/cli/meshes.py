@@ -146,7 +146,7 @@ def _find_by_agents(ticket: Ticket) -> Found:
         return Found(ticket, "starting" if is_starting else "stale", (), age_s, own)
     standings = ask_agents(ticket)
     holder = summarize(standings, own)
-    unheard = tuple(each.agent.host for each in standings if each.standing is None)
+    unheard = tuple(each.agent.name for each in standings if each.standing is None)
     if holder is not None:
         return Found(
             ticket, "running" if holder.is_attached else "detached", (), age_s, holder, unheard

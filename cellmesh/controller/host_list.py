@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from ..errors import MeshUsageError
+from ..wire.hosts import Host
 from ..wire.options import StartOptions
 from .engines import ENGINES, NodeRequest, parse_arguments
 
@@ -22,22 +23,9 @@ _MAX_HOSTS = 256
 INVITING = ("hand", "torchrun")
 
 
-@dataclass(frozen=True)
-class HostEntry:
-    """One host of a mesh.
-
-    Attributes:
-        name: as the user named it; what `{host}` stands for. "" for a host that names itself.
-        num_ranks: on it.
-    """
-
-    name: str
-    num_ranks: int
-
-
 def awaited_hosts(
     launch: str, nodes: int | None, num_ranks: int | None, nproc_per_host: int | None
-) -> tuple[HostEntry, ...]:
+) -> tuple[Host, ...]:
     """Return hosts that announce themselves, or that one command gets; their names are not known.
 
     Args:
@@ -56,12 +44,12 @@ def awaited_hosts(
         )
     names = [f"host{number}" for number in range(nodes)]
     entries = parse_hosts(names, num_ranks, nproc_per_host)
-    return tuple(HostEntry("", entry.num_ranks) for entry in entries)
+    return tuple(Host("", num_ranks=entry.num_ranks) for entry in entries)
 
 
 def parse_hosts(
     hosts: str | Sequence[str], num_ranks: int | None = None, nproc_per_host: int | None = None
-) -> tuple[HostEntry, ...]:
+) -> tuple[Host, ...]:
     """Read hosts and their numbers of ranks.
 
     Args:
@@ -102,7 +90,7 @@ def parse_hosts(
                 "or use --nproc-per-host 4"
             )
         named.update(dict.fromkeys(open_hosts, left // len(open_hosts)))
-    entries = tuple(HostEntry(name, number or 0) for name, number in named.items())
+    entries = tuple(Host(name, num_ranks=number or 0) for name, number in named.items())
     total = sum(entry.num_ranks for entry in entries)
     if num_ranks is not None and total != num_ranks:
         raise MeshUsageError(f"the hosts have {total} ranks in all, and the mesh {num_ranks}")
@@ -170,7 +158,7 @@ class HostChoice:
     """
 
     num_ranks: Any
-    entries: tuple[HostEntry, ...] = ()
+    entries: tuple[Host, ...] = ()
     command: str = ""
 
 
@@ -210,7 +198,7 @@ def choose_hosts(given: StartOptions, num_ranks: Any) -> HostChoice:
     return HostChoice(_sum(entries) if entries else num_ranks, entries)
 
 
-def _sum(entries: Iterable[HostEntry]) -> int:
+def _sum(entries: Iterable[Host]) -> int:
     return sum(entry.num_ranks for entry in entries)
 
 
@@ -236,7 +224,7 @@ def _choose_nodes(given: StartOptions, num_ranks: Any) -> HostChoice:
     return HostChoice(_sum(entries), entries, command)
 
 
-def _choose_named(given: StartOptions, num_ranks: Any) -> tuple[HostEntry, ...]:
+def _choose_named(given: StartOptions, num_ranks: Any) -> tuple[Host, ...]:
     """Return the hosts that the user has named."""
     hosts, launch = given.get("hosts", ()), given.get("launch", "")
     if not isinstance(hosts, str | list | tuple):

@@ -11,10 +11,10 @@ from typing import Any, Literal, Unpack, cast, get_args, get_origin, get_type_hi
 
 from ..errors import MeshUsageError, did_you_mean
 from ..wire.environment import SET_BY_MESH, VISIBLE
-from ..wire.hosts import HOST_LEASE_S
+from ..wire.hosts import HOST_LEASE_S, Host
 from ..wire.options import Duration, MeshOptions, StartOptions, Switch
 from ..wire.own_file import Secret
-from .host_list import HostEntry, choose_hosts
+from .host_list import choose_hosts
 from .mesh_dims import DEFAULT_DIM, check_mesh, parse_mesh
 
 MAX_RANKS = 1024
@@ -38,7 +38,7 @@ class Options(MeshOptions, frozen=True, kw_only=True):
     num_ranks: int
     mesh: Mapping[str, int]
     prestart: bool = True
-    hosts: tuple[HostEntry, ...] = ()
+    hosts: tuple[Host, ...] = ()
     command: str = ""
     sync: bool = True
 

@@ -15,11 +15,11 @@ from typing import Any
 import msgspec
 
 from ..errors import CellmeshError, MeshUsageError, NoMeshError
-from ..wire.hosts import AgentAddress
+from ..wire.hosts import Host
 from ..wire.ranks import describe_ranks
 from .code_files.sync import CodeSync
 from .core.core import Answer, Core, Effect, HealReport
-from .host_list import HostEntry, parse_hosts
+from .host_list import parse_hosts
 from .mesh_dims import check_mesh, parse_mesh
 from .news import Reply
 from .options import check_num_ranks
@@ -46,7 +46,7 @@ class Resizing:
     """
 
     layout: tuple[int, ...]
-    new_hosts: tuple[HostEntry, ...]
+    new_hosts: tuple[Host, ...]
     dims: Mapping[str, int]
 
 
@@ -98,7 +98,7 @@ def plan_resize(
 
 def _read_hosts(
     hosts: str | Iterable[str], num_ranks: Any, names: Sequence[str]
-) -> tuple[HostEntry, ...]:
+) -> tuple[Host, ...]:
     if not hosts:
         return ()
     if not names:
@@ -170,7 +170,7 @@ def resize(
     post: Post,
     launcher: Launcher,
     hosts: Connections,
-    note: Callable[[Resizing, Sequence[AgentAddress]], None],
+    note: Callable[[Resizing, Sequence[Host]], None],
     code: CodeSync | None,
 ) -> HealReport:
     """Resize a mesh as planned. Blocks.
@@ -208,7 +208,7 @@ def resize(
         has_begun.set_result(True)
         return core.resize(plan.layout, plan.dims, now)
 
-    new: list[AgentAddress] = []
+    new: list[Host] = []
     try:
         if plan.new_hosts:
             new = launcher.start_more(plan.layout, plan.new_hosts)
@@ -221,7 +221,7 @@ def resize(
         if has_begun.cancel() or not has_begun.result():
             _end_new(new, launcher, hosts, post)
             if new and isinstance(error, CellmeshError) and not isinstance(error, NoMeshError):
-                names = ", ".join(agent.host for agent in new)
+                names = ", ".join(agent.name for agent in new)
                 raise type(error)(f"{error}\n{names} did not join: the mesh is as it was") from None
         raise
     if has_begun.cancel():  # the mesh has ended before the question
@@ -229,9 +229,7 @@ def resize(
     return report or HealReport(failure="the mesh has ended")
 
 
-def _end_new(
-    new: Sequence[AgentAddress], launcher: Launcher, hosts: Connections, post: Post
-) -> None:
+def _end_new(new: Sequence[Host], launcher: Launcher, hosts: Connections, post: Post) -> None:
     """End agents that were started and are not used, and wait for that a while."""
     if new:
         with contextlib.suppress(NoMeshError):

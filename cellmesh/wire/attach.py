@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from .hosts import AgentAddress
+from .hosts import Host
 from .ticket import Holder
 from .verb import Verb
 
@@ -97,7 +97,7 @@ class SetAgents(Verb, frozen=True):
     `revision`: how often they have changed; `num_resizes`: as of the ticket.
     """
 
-    agents: tuple[AgentAddress, ...]
+    agents: tuple[Host, ...]
     revision: int
     num_resizes: int = 0
 

@@ -97,32 +97,32 @@ class HostPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     start_timeout_s: float = 120.0
 
 
-class AgentAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a controller reaches the agent of one host.
+class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One host of a mesh, and where controllers reach its agent.
 
     Attributes:
-        host: as the user named it.
-        endpoint: ``tcp://address:port``.
+        name: as the user named it; "" for one that names itself, or for this machine alone.
+        endpoint: of its agent, ``tcp://address:port``; "" until that has started.
         public_key: CURVE's, of the agent (Z85).
         first_rank, num_ranks: the ranks that it runs.
-        via: the endpoint of ssh's forwarding to it on the controller's host; "" without.
+        via: the endpoint of ssh's forwarding to the agent on the controller's host; "" without.
     """
 
-    host: str
-    endpoint: str
-    public_key: str
-    first_rank: int
-    num_ranks: int
+    name: str
+    endpoint: str = ""
+    public_key: str = ""
+    first_rank: int = 0
+    num_ranks: int = 0
     via: str = ""
 
     @property
     def reached_at(self) -> str:
-        """Where this process meets it."""
+        """Where this process meets the agent."""
         return self.via or self.endpoint
 
     @property
     def address(self) -> str:
-        """The address, without the port."""
+        """The agent's address, without the port."""
         return self.endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
 
     @property
@@ -136,20 +136,18 @@ class Announcement(msgspec.Struct, frozen=True):
 
     Attributes:
         problem: why there is no agent; "" if it runs.
-        address: where it is reached; None with a problem.
+        host: where the agent is reached; with a problem, only the host's name.
         place: host, boot and PID namespace.
         pid: the agent's process.
         versions: of what the host has installed.
-        host: its name, also with a problem.
         job: of the engine that has started the agent; "" without such.
     """
 
     problem: str = ""
-    address: AgentAddress | None = None
+    host: Host = Host("")
     place: Place | None = None
     pid: int = 0
     versions: Versions | None = None
-    host: str = ""
     job: str = ""
 
 

@@ -25,7 +25,7 @@ import msgspec
 
 from ..errors import HostError
 from .host import Place, own_python, own_torch, own_version, this_place
-from .hosts import AgentAddress, HostPart, Invitation
+from .hosts import Host, HostPart, Invitation
 from .options import MeshOptions
 from .own_file import Secret, cannot_write, from_json, is_others, read_own_file, write_whole
 
@@ -95,10 +95,10 @@ class Ticket(MeshOptions, frozen=True, kw_only=True, forbid_unknown_fields=True)
     host: HostPart | None = None
     parts: tuple[HostPart, ...] = ()
     job: str = ""
-    agents: tuple[AgentAddress, ...] = ()
+    agents: tuple[Host, ...] = ()
     agents_revision: int = 0
     num_resizes: int = 0
-    replaced: tuple[AgentAddress, ...] = ()
+    replaced: tuple[Host, ...] = ()
     roots: tuple[str, ...] = ()
     notebook_path: tuple[str, ...] = ()
     curve_secret: Secret = Secret("")
@@ -120,11 +120,11 @@ class Ticket(MeshOptions, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return tuple(agent.num_ranks for agent in self.all_agents)
 
     @property
-    def all_agents(self) -> tuple[AgentAddress, ...]:
+    def all_agents(self) -> tuple[Host, ...]:
         """The mesh's agents, one a host: the only one on this machine is at its socket file, and
         takes no keys.
         """
-        own = AgentAddress("", self.agent_endpoint, "", 0, self.num_ranks)
+        own = Host("", self.agent_endpoint, "", 0, self.num_ranks)
         return self.agents or (own,)
 
     @property

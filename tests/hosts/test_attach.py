@@ -130,7 +130,7 @@ def test_attach_by_an_old_copy_finds_the_hosts_that_replaced_others(
         machines[1].kill()
         wait_until(lambda: mesh.rank_set.session.dead_ranks == {1}, WAIT_S, "cm2 is lost")
         mesh.heal(0, hosts="cm3")
-        assert [agent.host for agent in ticket_of().agents] == ["cm1", "cm3"]
+        assert [agent.name for agent in ticket_of().agents] == ["cm1", "cm3"]
         mesh.detach()
         with notebook_on(machines[3]) as notebook:
             notebook.run(f"mesh = cm.attach({str(path)!r})")

@@ -18,7 +18,7 @@ from cellmesh.wire.attach import Hello, Inquire, Standing, Welcome
 from cellmesh.wire.codec import Parcel, at_agent_from_controller, encode
 from cellmesh.wire.curve import AllowList, new_keys
 from cellmesh.wire.descriptors import wait_readable
-from cellmesh.wire.hosts import AgentAddress
+from cellmesh.wire.hosts import Host
 from cellmesh.wire.messages import PROTOCOL
 from cellmesh.wire.own_file import Secret
 from cellmesh.wire.reliable import Reliable
@@ -41,9 +41,7 @@ class Agents:
             for _ in range(NUM_HOSTS)
         ]
         self.addresses = tuple(
-            AgentAddress(
-                f"h{index}", socket.getsockopt_string(zmq.LAST_ENDPOINT), agent.public, index, 1
-            )
+            Host(f"h{index}", socket.getsockopt_string(zmq.LAST_ENDPOINT), agent.public, index, 1)
             for index, socket in enumerate(self._sockets)
         )
         self._has_ended = threading.Event()
@@ -113,7 +111,7 @@ def ticket(agents: Agents, tmp_path: Path) -> Ticket:
 
 def test_four_hundred_hosts_are_asked_and_connected_to(ticket: Ticket) -> None:
     standings = ask_agents(ticket, timeout_s=20)
-    assert [each.agent.host for each in standings if each.standing is None] == []
+    assert [each.agent.name for each in standings if each.standing is None] == []
 
     connections = Connections(ticket, steal=False)
     connections.open()

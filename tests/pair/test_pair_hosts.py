@@ -15,7 +15,7 @@ from cellmesh.controller.output.printer import Printer
 from cellmesh.controller.session.hosts.fan import Fan
 from cellmesh.wire.attach import Welcome
 from cellmesh.wire.codec import Parcel
-from cellmesh.wire.hosts import AgentAddress
+from cellmesh.wire.hosts import Host
 from cellmesh.wire.messages import Done, Failed, Ranked
 from cellmesh.wire.user_code import Display, Output
 from cellmesh.workers.agent.merger import Merger
@@ -35,7 +35,7 @@ class Hosts:
 
     def __init__(self) -> None:
         agents = [
-            AgentAddress(f"h{i}", f"tcp://10.0.0.{i + 1}:1", "k", i * PER_HOST, PER_HOST)
+            Host(f"h{i}", f"tcp://10.0.0.{i + 1}:1", "k", i * PER_HOST, PER_HOST)
             for i in range(NUM_HOSTS)
         ]
         self._mergers = [Merger() for _ in agents]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from cellmesh.wire.hosts import AgentAddress
+from cellmesh.wire.hosts import Host
 from cellmesh.wire.ticket import Ticket
 
 
@@ -28,6 +28,6 @@ def make_ticket(**fields: Any) -> Ticket:
     return Ticket(**{"mesh_shape": (made["num_ranks"],), **made})
 
 
-def address(host: str, first_rank: int = 0, num_ranks: int = 1, endpoint: str = "") -> AgentAddress:
+def address(host: str, first_rank: int = 0, num_ranks: int = 1, endpoint: str = "") -> Host:
     """The address of an agent."""
-    return AgentAddress(host, endpoint or f"tcp://{host}:5", "key", first_rank, num_ranks)
+    return Host(host, endpoint or f"tcp://{host}:5", "key", first_rank, num_ranks)

@@ -120,7 +120,7 @@ def describe_left(mesh: LivingMesh) -> str:
     ranks = "1 rank" if ticket.num_ranks == 1 else f"{ticket.num_ranks} ranks"
     age = f"started {format_span(now - ticket.created_at)} ago"
     if ticket.spans_hosts:
-        hosts = ", ".join(agent.host for agent in ticket.agents)
+        hosts = ", ".join(agent.name for agent in ticket.agents)
         return f"{mesh.name}, {whose}, may live on: {ranks} on {hosts}, {age}"
     memory = memory_bytes([ticket.agent_pid, *children_of(ticket.agent_pid)])
     since = now if mesh.holder is None else mesh.holder.since

@@ -16,7 +16,7 @@ from ...errors import CellmeshError, HostError, MeshUsageError, NoMeshError
 from ...stdlib import time
 from ...wire.attach import Detached, Refused, Welcome
 from ...wire.codec import Parcel
-from ...wire.hosts import AgentAddress
+from ...wire.hosts import Host
 from ...wire.messages import Died, LogText
 from ...wire.ranks import describe_ranks
 from ...wire.status import HostReport, RankInfo, RankState
@@ -265,7 +265,7 @@ class Session:
     @property
     def host_names(self) -> tuple[str, ...]:
         """The names of the mesh's hosts; () for this machine alone."""
-        return tuple(agent.host for agent in self._ticket.agents)
+        return tuple(agent.name for agent in self._ticket.agents)
 
     @property
     def layout(self) -> tuple[int, ...]:
@@ -292,7 +292,7 @@ class Session:
             self.code,
         )
 
-    def _note_resized(self, plan: Resizing, new: Sequence[AgentAddress]) -> None:
+    def _note_resized(self, plan: Resizing, new: Sequence[Host]) -> None:
         size, dims = sum(plan.layout), plan.dims
         self._launcher.note_resized(plan.layout, dims, new)
         self._ticket = self._launcher.ticket

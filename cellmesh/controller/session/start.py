@@ -265,7 +265,7 @@ def differences(options: Options, ticket: Ticket) -> list[str]:
         ticket: of the mesh.
     """
     hosts = tuple(entry.name for entry in options.hosts)
-    agents = tuple(agent.host for agent in ticket.agents)
+    agents = tuple(agent.name for agent in ticket.agents)
     if hosts and not any(hosts):  # they name themselves
         hosts = agents
     pairs = {

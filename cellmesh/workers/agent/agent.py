@@ -27,7 +27,7 @@ from ...wire.codec import Frame, Parcel, encode
 from ...wire.curve import public_of
 from ...wire.faults import Faults
 from ...wire.host import host_name, started_ticks
-from ...wire.hosts import AgentAddress, ClockReading, PlaceFiles, ReadClock
+from ...wire.hosts import ClockReading, Host, PlaceFiles, ReadClock
 from ...wire.messages import (
     AgentFault,
     Died,
@@ -99,13 +99,13 @@ class Agent:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     @property
-    def address(self) -> AgentAddress | None:
+    def address(self) -> Host | None:
         """Where controllers on other hosts reach the agent; None if the mesh is on one host."""
         part, port = self._ticket.part, self._attachment.port
         if port is None:
             return None
         key = public_of(self._ticket.curve_secret)
-        return AgentAddress(part.name, port.endpoint, key, part.first_rank, part.num_ranks)
+        return Host(part.name, port.endpoint, key, part.first_rank, part.num_ranks)
 
     def serve(self) -> None:
         """Supervise the mesh's processes on this host until the mesh has ended."""

@@ -50,6 +50,7 @@ from ...wire.hosts import (
     SAID,
     TICKET,
     Announcement,
+    Host,
     HostFacts,
     HostPart,
     Invitation,
@@ -115,7 +116,9 @@ class Lines:
 
     def say(self, announcement: Announcement) -> None:
         """As `Notebook.say`; in one line that srun does not break."""
-        announcement = msgspec.structs.replace(announcement, host=name_of_host(os.environ))
+        if announcement.problem:
+            host = Host(name_of_host(os.environ))
+            announcement = msgspec.structs.replace(announcement, host=host)
         sys.stdout.write(ANNOUNCEMENT + msgspec.json.encode(announcement).decode() + "\n")
         sys.stdout.flush()
 
@@ -403,7 +406,7 @@ def _start(
     signed = read_ticket(ticket.path)
     notebook.say(
         Announcement(
-            address=signed.agents[0],
+            host=signed.agents[0],
             place=signed.place,
             pid=signed.agent_pid,
             versions=own_versions(),

@@ -12,7 +12,7 @@ import pytest
 from cellmesh.cli.meshes import Found, classify, end, find_meshes, is_shared
 from cellmesh.cli.rendering import echo_meshes
 from cellmesh.errors import HostError
-from cellmesh.wire.hosts import AgentAddress
+from cellmesh.wire.hosts import Host
 from cellmesh.wire.own_file import Secret
 from cellmesh.wire.ticket import Ticket, make_directory, write_ticket
 
@@ -69,7 +69,7 @@ def test_a_ticket_with_impossible_values_is_listed_as_broken_and_the_others_as_t
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = tmp_path / "root"
-    agent = AgentAddress("a", "tcp://127.0.0.1:port", "no key", 0, 2)
+    agent = Host("a", "tcp://127.0.0.1:port", "no key", 0, 2)
     put(root, "key", agents=(agent,), key=Secret("no hex"), curve_secret=Secret("x"))
     put(root, "port", agents=(agent,), curve_secret=Secret("x"))
     put(root, "pid", agent_pid=-5)

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from cellmesh.controller.engines import template_for
-from cellmesh.controller.host_list import HostEntry, command_for
+from cellmesh.controller.host_list import command_for
 from cellmesh.controller.options import make_options
 from cellmesh.errors import MeshUsageError
+from cellmesh.wire.hosts import Host
 
 AGENT = ["python", "-m", "cellmesh"]
 
@@ -58,7 +59,7 @@ def test_srun_takes_the_nodes_of_the_allocation(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_hosts_of_an_engine_name_themselves() -> None:
-    assert make_options(6, launch="slurm", nodes=2).hosts == (HostEntry("", 3), HostEntry("", 3))
+    assert make_options(6, launch="slurm", nodes=2).hosts == (Host("", num_ranks=3),) * 2
 
 
 def test_ray_driver_gets_what_was_asked_for() -> None:

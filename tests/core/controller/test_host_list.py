@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from cellmesh.controller.host_list import (
-    HostEntry,
-    awaited_hosts,
-    command_for,
-    has_stdin,
-    parse_hosts,
-)
+from cellmesh.controller.host_list import awaited_hosts, command_for, has_stdin, parse_hosts
 from cellmesh.errors import MeshUsageError
+from cellmesh.wire.hosts import Host
 
-A2, B2 = HostEntry("a", 2), HostEntry("b", 2)
+A2, B2 = Host("a", num_ranks=2), Host("b", num_ranks=2)
 
 
 @pytest.mark.parametrize(
@@ -24,17 +19,17 @@ A2, B2 = HostEntry("a", 2), HostEntry("b", 2)
         (["a:2", "b:2"], None, None, (A2, B2)),
         ("a,b", 4, None, (A2, B2)),
         ("a,b", None, 2, (A2, B2)),
-        ("a:1,b", 3, None, (HostEntry("a", 1), B2)),
-        ("a:1,b", None, 2, (HostEntry("a", 1), B2)),
-        ("root@node-1.site:3", None, None, (HostEntry("root@node-1.site", 3),)),
-        ("10.0.0.1:2", None, None, (HostEntry("10.0.0.1", 2),)),
+        ("a:1,b", 3, None, (Host("a", num_ranks=1), B2)),
+        ("a:1,b", None, 2, (Host("a", num_ranks=1), B2)),
+        ("root@node-1.site:3", None, None, (Host("root@node-1.site", num_ranks=3),)),
+        ("10.0.0.1:2", None, None, (Host("10.0.0.1", num_ranks=2),)),
     ],
 )
 def test_hosts_are_read_with_their_ranks(
     hosts: str | list[str],
     num_ranks: int | None,
     nproc_per_host: int | None,
-    expected: tuple[HostEntry, ...],
+    expected: tuple[Host, ...],
 ) -> None:
     assert parse_hosts(hosts, num_ranks, nproc_per_host) == expected
 

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from cellmesh.controller.core.effects import HealReport
-from cellmesh.controller.host_list import HostEntry
 from cellmesh.controller.options import MAX_RANKS
 from cellmesh.controller.resizing import Resizing, describe_resize, plan_resize
 from cellmesh.errors import MeshUsageError
+from cellmesh.wire.hosts import Host
 
 HERE = {"layout": (4,), "names": (), "dims": {"dp": 4}}
 HOSTS = {"layout": (2, 2), "names": ("a", "b"), "dims": {"dp": 2, "tp": 2}}
-C = HostEntry("c", 2)
+C = Host("c", num_ranks=2)
 
 
 def plan(num_ranks: Any = None, hosts: Any = (), mesh: Any = None, **now: Any) -> Resizing:

@@ -12,17 +12,16 @@ from cellmesh.controller import resizing as module
 from cellmesh.controller.code_files.sync import CodeSync
 from cellmesh.controller.core.core import Core
 from cellmesh.controller.core.effects import HealReport
-from cellmesh.controller.host_list import HostEntry
 from cellmesh.controller.news import Reply
 from cellmesh.controller.resizing import Question, Resizing, resize
 from cellmesh.controller.session.hosts.connections import Connections
 from cellmesh.controller.session.launch.hosts import HostAgents
 from cellmesh.errors import HostError, MeshUsageError, NoMeshError
-from cellmesh.wire.hosts import AgentAddress
+from cellmesh.wire.hosts import Host
 from tests.core.controller.session.test_session import TICKET
 
-NEW = AgentAddress("b", "tcp://10.0.0.2:5", "key", 1, 1)
-PLAN = Resizing((1, 1), (HostEntry("b", 1),), {"dp": 2})
+NEW = Host("b", "tcp://10.0.0.2:5", "key", 1, 1)
+PLAN = Resizing((1, 1), (Host("b", num_ranks=1),), {"dp": 2})
 
 
 class World:
@@ -71,7 +70,7 @@ class World:
     def resize(self, layout: Any, dims: Any, now: float) -> tuple[int, Sequence[Any]]:
         return 1, [self.step("resize", HealReport())]
 
-    def invite(self, agents: Sequence[AgentAddress]) -> None:
+    def invite(self, agents: Sequence[Host]) -> None:
         self.step("invite")
 
     def check_candidates(self) -> None:
@@ -91,8 +90,8 @@ class World:
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     world = World()
 
-    def end_agents(ticket: Any, timeout_s: float) -> list[AgentAddress]:
-        return world.step("end " + ", ".join(agent.host for agent in ticket.agents), [])  # type: ignore
+    def end_agents(ticket: Any, timeout_s: float) -> list[Host]:
+        return world.step("end " + ", ".join(agent.name for agent in ticket.agents), [])  # type: ignore
 
     monkeypatch.setattr(module, "end_agents", end_agents)
     return world

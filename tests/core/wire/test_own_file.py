@@ -21,7 +21,7 @@ from cellmesh.wire.own_file import Secret, SecretBytes, from_json, to_json
 MARKER = "t0p-s3cret"
 NAMES = re.compile(r"(.*_)?(key|keys|secret|ticket|env)")
 # A public key, a name in a file, a name in a value, a count.
-OPEN = {"AgentAddress.public_key", "Invitation.public_key", "HostPart.controller_key"}
+OPEN = {"Host.public_key", "Invitation.public_key", "HostPart.controller_key"}
 OPEN |= {"FileValue.key", "_Said.key", "_Target.key"}
 
 

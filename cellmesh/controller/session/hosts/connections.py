@@ -15,7 +15,7 @@ from ....wire import transport
 from ....wire.attach import Detached, Refused, SetAgents, Welcome
 from ....wire.codec import Parcel
 from ....wire.descriptors import FILES_A_HOST, make_room
-from ....wire.hosts import SILENT_S, AgentAddress, ClockReading, FilesAnswer, ReadClock
+from ....wire.hosts import SILENT_S, ClockReading, FilesAnswer, Host, ReadClock
 from ....wire.messages import AgentFault, Ranked, Relay, Resize, Stop, Stopped
 from ....wire.ticket import Ticket
 from ...core.clocks import ClockComparison, ClockOffset
@@ -34,7 +34,7 @@ class Candidate:
         ending: why the host cannot join; "" while it can.
     """
 
-    agent: AgentAddress
+    agent: Host
     said: list[Parcel[Any]] = field(default_factory=list)
     ending: str = ""
 
@@ -237,7 +237,7 @@ class Connections:
         said = describe_job_end(self._ticket, self._fan.name_of(index))
         return f"{reason}; {said}" if said and not self._fan.is_stopping else reason
 
-    def unended(self, replaced: Sequence[AgentAddress]) -> list[AgentAddress]:
+    def unended(self, replaced: Sequence[Host]) -> list[Host]:
         """Return the agents that have not said that they end; on any thread.
 
         Args:
@@ -247,7 +247,7 @@ class Connections:
 
     def name_of(self, index: int) -> str:
         """Return the name of a host; of one that may join, too."""
-        candidates = [candidate.agent.host for candidate in self._candidates.values()]
+        candidates = [candidate.agent.name for candidate in self._candidates.values()]
         num_hosts = len(self._all)
         return self._fan.name_of(index) if index < num_hosts else candidates[index - num_hosts]
 
@@ -316,7 +316,7 @@ class Connections:
         order = SetAgents(ticket.agents, ticket.agents_revision, ticket.num_resizes)
         self.send([Parcel(order)])
 
-    def invite(self, agents: Sequence[AgentAddress]) -> None:
+    def invite(self, agents: Sequence[Host]) -> None:
         """Connect to the agents of hosts that may join, which get files like the others; in the
         link's loop.
         """
@@ -331,7 +331,7 @@ class Connections:
         """
         for candidate in self._candidates.values():
             if candidate.ending:
-                raise HostError(f"{candidate.agent.host} cannot be used: {candidate.ending}")
+                raise HostError(f"{candidate.agent.name} cannot be used: {candidate.ending}")
 
     def admit(self) -> None:
         """Use the hosts that were invited, whose ranks are forked by a `Resize` and a `Respawn`;
@@ -369,7 +369,7 @@ class Connections:
                 found[rank] = offset
         return found
 
-    def _connect_to(self, agent: AgentAddress, steal: bool) -> Connection:
+    def _connect_to(self, agent: Host, steal: bool) -> Connection:
         # An agent of this machine listens on a socket file, where the kernel knows who connects.
         keys = (self._ticket.curve_secret, agent.public_key) if agent.public_key else None
         connection = Connection(agent.reached_at, self._ticket.key, steal, keys, self._context)

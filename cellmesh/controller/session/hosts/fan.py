@@ -14,7 +14,7 @@ import msgspec
 
 from ....wire.attach import Detach, Detached, Refused, RunInfo, Welcome
 from ....wire.codec import Parcel
-from ....wire.hosts import AgentAddress, FilesAnswer
+from ....wire.hosts import FilesAnswer, Host
 from ....wire.messages import (
     AgentFault,
     Died,
@@ -71,7 +71,7 @@ class Fan:
             for those on hosts that join, are the controller's as they are.
     """
 
-    def __init__(self, agents: Sequence[AgentAddress], lost: Collection[int] = ()) -> None:
+    def __init__(self, agents: Sequence[Host], lost: Collection[int] = ()) -> None:
         self._agents = list(agents)
         self.hosts = set(range(len(agents))).difference(lost)
         self.joining: set[int] = set()
@@ -89,13 +89,13 @@ class Fan:
         self._respawns = RespawnAnswers()
 
     @property
-    def unended(self) -> list[AgentAddress]:
+    def unended(self) -> list[Host]:
         """The agents that have not said that they end."""
         return [each for index, each in enumerate(self._agents) if index not in self._ended]
 
     def name_of(self, index: int) -> str:
         """Return a host's name."""
-        return self._agents[index].host
+        return self._agents[index].name
 
     def first_rank_of(self, index: int) -> int:
         """Return a host's first rank."""
@@ -158,7 +158,7 @@ class Fan:
             self._reports.forget(index)
         self._dead = {rank for rank in self._dead if rank < sum(layout)}
 
-    def add(self, agent: AgentAddress) -> Routed:
+    def add(self, agent: Host) -> Routed:
         """Use another host, whose ranks are dead until they are forked."""
         index = len(self._agents)
         self._agents.append(agent)
@@ -294,15 +294,15 @@ class Fan:
         agent = self._agents[index]
         living = [rank for rank in agent.ranks if rank not in self._dead]
         self._dead.update(living)
-        routed = Routed(up=[Parcel(HostLost(agent.host, tuple(living), reason))] if living else [])
+        routed = Routed(up=[Parcel(HostLost(agent.name, tuple(living), reason))] if living else [])
         if not self._ready.keys() >= self.hosts:
-            text = f"{agent.host} is lost while the mesh starts: {reason}"
+            text = f"{agent.name} is lost while the mesh starts: {reason}"
             self._has_failed = True
             routed.up = [Parcel(StartFailed("host", text))]
         elif index == self._store[0]:
             routed.down.append(self._make_store())
         routed.up += self._joined_reports()
-        routed.up += self._respawns.lost(index, agent.host)
+        routed.up += self._respawns.lost(index, agent.name)
         return routed
 
     # ---- hosts that return, or are replaced
@@ -350,7 +350,7 @@ class Fan:
             routed.down.append((index, stop.parcel))
         return routed
 
-    def replace(self, index: int, agent: AgentAddress) -> Routed:
+    def replace(self, index: int, agent: Host) -> Routed:
         """Use another agent in place of a lost one; its ranks are dead until they are forked."""
         self._agents[index] = agent
         self._ended.discard(index)
@@ -423,13 +423,13 @@ class Fan:
 
     def _name(self, index: int, text: str) -> str:
         """Return a text of an agent's with its host, unless that is this machine alone."""
-        host = self._agents[index].host
+        host = self._agents[index].name
         return f"on {host}: {text}" if host else text
 
     def describe(self, index: int) -> str:
         """Name a host and its ranks."""
         agent = self._agents[index]
-        return f"{agent.host} ({describe_ranks(agent.ranks)})"
+        return f"{agent.name} ({describe_ranks(agent.ranks)})"
 
 
 class HostReports:
@@ -471,7 +471,7 @@ class HostReports:
         self._last.pop(index, None)
         self._why_lost.pop(index, None)
 
-    def take(self, agents: Sequence[AgentAddress], hosts: Collection[int]) -> Iterator[HostReport]:
+    def take(self, agents: Sequence[Host], hosts: Collection[int]) -> Iterator[HostReport]:
         """Yield the joined answers to questions that no host has still to answer.
 
         Args:
@@ -486,10 +486,10 @@ class HostReports:
                 ranks = (*others, *self.lost_ranks(agents, lost))
                 yield join_reports(request, answers.values(), ranks)
 
-    def lost_ranks(self, agents: Sequence[AgentAddress], lost: Iterable[int]) -> Iterator[RankInfo]:
+    def lost_ranks(self, agents: Sequence[Host], lost: Iterable[int]) -> Iterator[RankInfo]:
         """Yield the ranks of lost hosts, which count as dead."""
         for index in lost:
-            host, why = agents[index].host, self._why_lost.get(index, "")
+            host, why = agents[index].name, self._why_lost.get(index, "")
             ending = f"was on {host}, which is lost" + (f": {why}" if why else "")
             for rank in agents[index].ranks:
                 yield RankInfo(rank, 0, host, "dead", ending=ending)

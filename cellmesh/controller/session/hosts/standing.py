@@ -25,7 +25,7 @@ from ....wire.attach import Inquire, Standing
 from ....wire.codec import Parcel, at_controller, encode
 from ....wire.descriptors import FILES_A_HOST, make_room
 from ....wire.host import format_span, this_place
-from ....wire.hosts import AgentAddress
+from ....wire.hosts import Host
 from ....wire.own_file import SecretBytes
 from ....wire.reliable import Reliable
 from ....wire.ticket import (
@@ -41,7 +41,6 @@ from ....wire.ticket import (
 # How long an agent may take to answer; a handshake takes three times the way there and back.
 ANSWER_S = 2.0
 _PAUSE_S = 0.05
-_MAX_AT_ONCE = 32
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class HostStanding:
             not reached straight, as a firewall refuses connections, too.
     """
 
-    agent: AgentAddress
+    agent: Host
     standing: Standing | None
     has_ended: bool = False
 
@@ -71,12 +70,12 @@ def ask_agents(
         timeout_s: how long they may take.
     """
     agents = ticket.all_agents
-    answers = _inquire(ticket, agents, ends, timeout_s)
+    answers = ask_at(ticket, _ways_to(agents), timeout_s, ends)
     ended = _find_ended([agent for agent in ticket.agents if agent not in answers], timeout_s)
     return [HostStanding(each, answers.get(each), each in ended) for each in agents]
 
 
-def end_agents(ticket: Ticket, timeout_s: float) -> list[AgentAddress]:
+def end_agents(ticket: Ticket, timeout_s: float) -> list[Host]:
     """End a mesh on many hosts by its agents, also those that were replaced and may not have
     learned it, and wait for their end. Blocks.
 
@@ -96,7 +95,7 @@ def end_agents(ticket: Ticket, timeout_s: float) -> list[AgentAddress]:
         # An agent's socket goes last, after its processes and its files.
         ended = _find_ended(left, ANSWER_S)
         indirect = [agent for agent in left if agent.via]
-        answering = _inquire(ticket, indirect, False, ANSWER_S)
+        answering = ask_at(ticket, _ways_to(indirect), ANSWER_S)
         left = [
             agent for agent in left if agent not in ended and (not agent.via or agent in answering)
         ]
@@ -120,14 +119,14 @@ def end_on_hosts(ticket: Ticket, timeout_s: float) -> None:
     remove_own_directory(ticket)
 
 
-def describe_left(ticket: Ticket, left: Sequence[AgentAddress]) -> str:
+def describe_left(ticket: Ticket, left: Sequence[Host]) -> str:
     """Say where a mesh may live on, for how long, and what ends it there.
 
     Args:
         ticket: the mesh's, of the notebook's host.
         left: the agents that are not seen to have ended.
     """
-    where = ", ".join(f"{agent.host} ({agent.endpoint})" for agent in left)
+    where = ", ".join(f"{agent.name} ({agent.endpoint})" for agent in left)
     span = format_span(ticket.host_lease_s + ticket.lease_s)
     return (
         f"{ticket.name} may live on: {where} did not answer. Ranks keep their memory and GPUs "
@@ -157,32 +156,44 @@ def summarize(standings: Sequence[HostStanding], own: Holder | None = None) -> H
     )
 
 
-def _inquire(
-    ticket: Ticket, asked: Sequence[AgentAddress], ends: bool, timeout_s: float
-) -> dict[AgentAddress, Standing]:
-    """Ask agents at their ports, and by the way that was found to those whose ports are closed."""
+def _ways_to(agents: Sequence[Host]) -> list[tuple[Host, str]]:
+    """Return the ports of agents, and the ways that were found to those whose ports are closed."""
+    return [(agent, way) for agent in agents for way in {agent.endpoint, agent.reached_at}]
+
+
+def ask_at(
+    ticket: Ticket, ways: Sequence[tuple[Host, str]], timeout_s: float, ends: bool = False
+) -> dict[Host, Standing]:
+    """Ask agents how the mesh stands, and return the answers. Blocks.
+
+    Args:
+        ticket: the mesh's, of the notebook's host, or of one on this host.
+        ways: each agent, with an endpoint at which it may be reached.
+        timeout_s: how long all of them may take.
+        ends: whether they are to end the mesh.
+    """
     deadline = time.monotonic() + timeout_s
     question = [
         Reliable[None]().wrap_aside(),
         *map(SecretBytes, encode([Parcel(Inquire(bytes.fromhex(ticket.key), ends))])),
     ]
     decode = at_controller().decode
-    answers: dict[AgentAddress, Standing] = {}
-    make_room(FILES_A_HOST * len(asked))
-    context = transport.make_context(max(1, len(asked)))
+    answers: dict[Host, Standing] = {}
+    asked = {agent for agent, _ in ways}
+    make_room(FILES_A_HOST * len(ways))
+    context = transport.make_context(max(1, len(ways)))
     poller = zmq.Poller()
-    agents: dict[transport.Socket, AgentAddress] = {}
+    agents: dict[transport.Socket, Host] = {}
     monitors: dict[transport.Socket, transport.Socket] = {}
     try:
-        for agent in asked:
-            for endpoint in {agent.endpoint, agent.reached_at}:
-                keys = (ticket.curve_secret, agent.public_key) if agent.public_key else None
-                dealer, monitor = transport.connect_dealer(
-                    context, endpoint, b"Q" + os.urandom(16), keys
-                )
-                poller.register(dealer, zmq.POLLIN)
-                poller.register(monitor, zmq.POLLIN)
-                agents[dealer], monitors[monitor] = agent, dealer
+        for agent, endpoint in ways:
+            keys = (ticket.curve_secret, agent.public_key) if agent.public_key else None
+            dealer, monitor = transport.connect_dealer(
+                context, endpoint, b"Q" + os.urandom(16), keys
+            )
+            poller.register(dealer, zmq.POLLIN)
+            poller.register(monitor, zmq.POLLIN)
+            agents[dealer], monitors[monitor] = agent, dealer
         while len(answers) < len(asked):
             ready = poller.poll(max(0, round((deadline - time.monotonic()) * 1000)))
             if not ready:
@@ -203,53 +214,36 @@ def _inquire(
     return answers
 
 
-def _find_ended(agents: Sequence[AgentAddress], timeout_s: float) -> set[AgentAddress]:
-    """Return those of the agents, reached straight, at whose address nothing listens."""
-    agents = [agent for agent in agents if not agent.via]
-    if not agents:
-        return set()
-    ended: set[AgentAddress] = set()
-    for first in range(0, len(agents), _MAX_AT_ONCE):
-        ended |= _refusing(agents[first : first + _MAX_AT_ONCE], timeout_s)
-    return ended
+def _find_ended(agents: Sequence[Host], timeout_s: float) -> set[Host]:
+    """Return those of the agents, reached straight, at whose address nothing listens.
 
-
-def _refusing(agents: Sequence[AgentAddress], timeout_s: float) -> set[AgentAddress]:
-    """Connect to these agents at the same time; return those where the connection is refused.
-
-    On no other thread: this also runs while the process exits, when no executor takes work.
+    All are connected to at the same time, on no other thread: this also runs while the process
+    exits, when no executor takes work.
     """
     deadline = time.monotonic() + timeout_s
-    refused: set[AgentAddress] = set()
-    open_ones: dict[int, tuple[socket.socket, AgentAddress]] = {}
-    poller = select.poll()
+    ended: set[Host] = set()
     with contextlib.ExitStack() as stack:
+        probes = []
         for agent in agents:
-            host, _, port = agent.endpoint.removeprefix("tcp://").rpartition(":")
-            try:
-                kind, _, _, _, address = socket.getaddrinfo(
-                    host.strip("[]"), int(port), type=socket.SOCK_STREAM
+            if agent.via:
+                continue
+            with contextlib.suppress(OSError):
+                port = int(agent.endpoint.rpartition(":")[2])
+                kind, _, _, _, where = socket.getaddrinfo(
+                    agent.address, port, type=socket.SOCK_STREAM
                 )[0]
                 probe = stack.enter_context(socket.socket(kind, socket.SOCK_STREAM))
                 probe.setblocking(False)
-                error = probe.connect_ex(address)
-            except OSError:
-                continue
-            if error == errno.ECONNREFUSED:
-                refused.add(agent)
-            elif error == errno.EINPROGRESS:
-                open_ones[probe.fileno()] = probe, agent
+                probes.append((agent, probe, probe.connect_ex(where)))
+        for agent, probe, error in probes:
+            if error == errno.EINPROGRESS:
+                poller = select.poll()
                 poller.register(probe, select.POLLOUT)
-        while open_ones:
-            ready = poller.poll(max(0.0, deadline - time.monotonic()) * 1000)
-            if not ready:
-                break
-            for number, _ in ready:
-                probe, agent = open_ones.pop(number)
-                poller.unregister(number)
-                if probe.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNREFUSED:
-                    refused.add(agent)
-    return refused
+                poller.poll(max(0.0, deadline - time.monotonic()) * 1000)
+                error = probe.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if error == errno.ECONNREFUSED:
+                ended.add(agent)
+    return ended
 
 
 # As long as a host is waited for that is attached, on a machine that is loaded, too.
@@ -333,7 +327,7 @@ def forget_if_ended(directory: Path, but: str = "") -> None:
 
 
 def _no_answer(ticket: Ticket, standings: Sequence[HostStanding]) -> NoMeshError:
-    where = ", ".join(f"{each.agent.host} ({each.agent.endpoint})" for each in standings)
+    where = ", ".join(f"{each.agent.name} ({each.agent.endpoint})" for each in standings)
     if all(each.has_ended for each in standings):
         return NoMeshError(
             f"{ticket.name} has ended: nothing listens any longer at {where}. If its hosts have "

@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from ....errors import HostError, MeshUsageError
-from ....wire.hosts import AgentAddress
+from ....wire.hosts import Host
 from ....wire.modules import loaded
 from ....wire.ticket import Ticket
 from ...code_files.sync import CodeSync
@@ -90,13 +90,13 @@ def bring_back(
     names: dict[int, str] = {}  # of the hosts on which agents are started
     for index in lost:
         if not call_in_loop(post, functools.partial(hosts.take_back, index)):
-            names[index] = places.get(index, before[index].host)
+            names[index] = places.get(index, before[index].name)
     failed = launcher.start_again(names, given_up=places.keys()) if names else {}
     ticket = launcher.ticket
     for index in sorted(names.keys() - failed.keys()):
-        is_gone = ticket.agents[index].host == before[index].host
+        is_gone = ticket.agents[index].name == before[index].name
         call_in_loop(post, functools.partial(hosts.replace, index, ticket, is_gone))
-    lines = {before[index].host: error for index, error in sorted(failed.items())}
+    lines = {before[index].name: error for index, error in sorted(failed.items())}
     text = describe_failures(lines)
     if failed and len(failed) == len(lost):
         raise HostError(text)
@@ -108,7 +108,7 @@ def bring_back(
 
 
 def choose_places(
-    new_hosts: str | Iterable[str], lost: Sequence[int], agents: Sequence[AgentAddress]
+    new_hosts: str | Iterable[str], lost: Sequence[int], agents: Sequence[Host]
 ) -> dict[int, str]:
     """Choose which lost host's place each new host takes: that of the host itself if it is named,
     else the first one with as many ranks. Pure.
@@ -128,15 +128,15 @@ def choose_places(
         new_hosts.split(",") if isinstance(new_hosts, str) else [str(each) for each in new_hosts]
     )
     left, places = [agents[index] for index in lost], dict[int, str]()
-    living = {agent.host for agent in agents} - {agent.host for agent in left}
+    living = {agent.name for agent in agents} - {agent.name for agent in left}
     for word in filter(None, map(str.strip, words)):
         (entry,) = parse_hosts([word], nproc_per_host=None if ":" in word else 1)
         fitting = [each for each in left if ":" not in word or each.num_ranks == entry.num_ranks]
-        own = [each for each in fitting if each.host == entry.name]
+        own = [each for each in fitting if each.name == entry.name]
         if entry.name in living:
             raise MeshUsageError(f"{entry.name} has ranks of the mesh: name another host")
         if not fitting:
-            among = ", ".join(f"{each.host}:{each.num_ranks}" for each in left)
+            among = ", ".join(f"{each.name}:{each.num_ranks}" for each in left)
             raise MeshUsageError(
                 f"no lost host is there whose place {word} could take "
                 f"({f'lost: {among}' if among else 'no further one is lost'})"

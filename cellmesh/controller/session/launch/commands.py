@@ -44,59 +44,68 @@ class _Command:
     """A command that starts agents, with its output as far as it is not read.
 
     Attributes:
-        name: of the host; of the engine, if the command starts the agents of all hosts.
+        parts: of the agents that it starts: one for a host that was named to it, else all.
         launch: its template.
-        num_hosts: of which it starts the agents; 0 for the one that was named to it.
+        name: of the host; of the engine, if the command starts the agents of all hosts.
+        log: its error output.
+        ticket: the file that it reads the ticket from; None for its standard input.
         queue: the command that prints the state of its job; () if there is none.
+        problem: why its agents do not start; "" while they may.
         output: the beginning of its next line.
         text: its lines that are no messages of cellmesh's.
     """
 
-    name: str
+    parts: Sequence[HostPart]
     launch: str
-    process: subprocess.Popen[bytes]
+    name: str
     log: Path
-    num_hosts: int = 0
-    queue: tuple[str, ...] = ()
+    ticket: Path | None
+    queue: tuple[str, ...]
+    process: subprocess.Popen[bytes]
+    problem: str = ""
     output: bytes = b""
     text: str = ""
     announced: list[Announcement] = field(default_factory=list)
 
-    def read(self, data: bytes) -> str:
-        """Take in output: announcements, and what the command waits for, which is returned; "" if
+    @property
+    def is_for_all(self) -> bool:
+        """Whether it starts the agents of all hosts."""
+        return not self.parts[0].name
+
+    def read(self) -> str:
+        """Read output: announcements, and what the command waits for, which is returned; "" if
         nothing. The output of login scripts is left out.
         """
-        waits = ""
+        assert self.process.stdout is not None
+        data, waits = os.read(self.process.stdout.fileno(), 65536), ""
         *lines, self.output = (self.output + data).split(b"\n")
         for line in lines:
             if line.startswith(ANNOUNCEMENT.encode()):
-                text = line[len(ANNOUNCEMENT) :]
-                self.announced.append(msgspec.json.decode(text, type=Announcement))
+                each = msgspec.json.decode(line[len(ANNOUNCEMENT) :], type=Announcement)
+                self.announced.append(each)
+                if each.problem:
+                    host = each.host.name if self.is_for_all else ""
+                    self.problem = self.problem or f"{host or self.name}: {each.problem}"
             elif line.startswith(WAITING.encode()):
                 waits = line[len(WAITING) :].decode(errors="replace")
             else:
                 self.text += line.decode(errors="replace") + "\n"
+        if not data and not self.is_complete:
+            said = _end_of(self.log) or self.text[-2000:].strip()
+            status = self.process.wait()
+            self.problem = explain(self.name, self.launch, sys.executable, status, said)
         return waits
 
     @property
     def is_complete(self) -> bool:
         """Whether each of its agents has announced itself, or one has a problem."""
-        return len(self.announced) >= max(1, self.num_hosts) or bool(self.problem)
+        return len(self.announced) >= len(self.parts) or bool(self.problem)
 
-    @property
-    def problem(self) -> str:
-        """The problem that an agent has announced; "" if there is none."""
-        found = [each for each in self.announced if each.problem]
-        if not found:
-            return ""
-        host = found[0].host if self.num_hosts else ""
-        return f"{host or self.name}: {found[0].problem}"
-
-    def in_order(self) -> list[Announcement]:
-        """Return what its agents have announced, in the order of their ranks."""
-        return sorted(
-            self.announced, key=lambda each: each.address.first_rank if each.address else 0
-        )
+    def results(self) -> list[Announcement]:
+        """Return the announcements of its agents, in the order of their ranks."""
+        if self.problem:
+            return [Announcement(self.problem)] * len(self.parts)
+        return sorted(self.announced, key=lambda each: each.host.first_rank)
 
     def ask_queue(self) -> str:
         """Return the state of its job while the job waits for nodes; "" if it does not."""
@@ -109,16 +118,10 @@ class _Command:
                 return f"job {job}: {state.lower()} ({' '.join(why)})"
         return ""
 
-    def explain_end(self) -> str:
-        """Say how the command ended, and why."""
-        status = self.process.wait()
-        said = _end_of(self.log) or self.text[-2000:].strip()
-        return explain(self.name, self.launch, sys.executable, status, said)
-
 
 @dataclass(eq=False)
 class HostCommands:
-    """Runs commands, each of which stays for as long as the agents that it has started.
+    """Runs commands that start agents; each stays for as long as the agents that it has started.
 
     Attributes:
         first: the template of the command that starts the agents of all hosts; "" where each host
@@ -131,49 +134,59 @@ class HostCommands:
     _starting: list[_Command] = field(default_factory=list)
     _released: list[_Command] = field(default_factory=list)
 
+    def prepare(self, ticket: Ticket) -> Ticket:
+        """Return the ticket of controllers, to which commands have nothing to add."""
+        return ticket
+
     def start(
-        self,
-        ticket: Ticket,
-        parts: Sequence[HostPart],
-        timeout_s: float,
-        failures: dict[int, HostError] | None = None,
+        self, ticket: Ticket, parts: Sequence[HostPart], timeout_s: float, needs_all: bool = True
     ) -> list[Announcement]:
-        """As `Starter.start`."""
-        self._starting = []
-        files: list[Path] = []  # that hold the mesh's key
+        """Start the agents of some hosts at once, and wait for what they announce.
+
+        Args:
+            ticket: the controllers'; agents get one of their own each.
+            parts: what the agents run.
+            timeout_s: how long all of them may take; it does not run while a command waits for
+                nodes.
+            needs_all: one that cannot start ends the wait for the others.
+
+        Returns:
+            The announcements in the order of the parts, some maybe with a problem.
+
+        Raises:
+            HostError: no command can be run.
+        """
+        is_named = bool(parts[0].name)
+        template = template_for(ticket.launch, ticket.job) if is_named else self.first
+        if is_named and template and template == self.first:
+            raise HostError("its command line starts the agents of all hosts")
         sent = msgspec.structs.replace(ticket, agents=(), replaced=(), curve_secret=Secret(""))
         soft = make_room(FILES_A_HOST * len(parts))
+        self._starting = []
         try:
-            if parts[0].name:
-                template = template_for(ticket.launch, ticket.job)
-                if template and template == self.first:
-                    raise HostError("its command line starts the agents of all hosts")
-                for part in parts:
-                    own = msgspec.structs.replace(sent, host=part)
-                    self._run(own, part.name, template, f"agent{part.index}.log", soft, files)
-            else:
-                all_ = msgspec.structs.replace(sent, parts=tuple(parts))
-                name = ticket.launch if ticket.launch in ENGINES else f"{len(parts)} hosts"
-                self._run(all_, name, self.first, ALL_LOG, soft, files)
-            announced = self._hear(self._starting, timeout_s, failures)
+            for own in [[part] for part in parts] if is_named else [parts]:
+                self._run(sent, own, template, soft)
+            self._hear(timeout_s, needs_all)
         finally:
-            for file in files:
-                file.unlink(missing_ok=True)
-        for place in sorted(failures or (), reverse=True):
-            self.drop(place)
-        return announced
+            for command in self._starting:
+                if command.ticket is not None:  # it has the mesh's key
+                    command.ticket.unlink(missing_ok=True)
+        return [each for command in self._starting for each in command.results()]
 
-    def _run(
-        self, ticket: Ticket, name: str, template: str, log: str, soft: int, files: list[Path]
-    ) -> None:
-        """Run a command; add to `files` the file that it reads the ticket from."""
-        text = SecretBytes(to_json(ticket) + b"\n")
-        path = None
-        if not has_stdin(template):
-            path = _write_file(text)
-            files.append(path)
-        command = _agent_command(ticket, path)
-        argv = command_for(template, name, command, str(path), ticket.name)
+    def _run(self, ticket: Ticket, parts: Sequence[HostPart], template: str, soft: int) -> None:
+        """Run the command that starts the agents of these parts."""
+        name, queue = parts[0].name, tuple[str, ...]()
+        if name:
+            own, log = msgspec.structs.replace(ticket, host=parts[0]), f"agent{parts[0].index}.log"
+        else:
+            own, log = msgspec.structs.replace(ticket, parts=tuple(parts)), ALL_LOG
+            name = f"{len(parts)} hosts"
+            if ticket.launch in ENGINES:
+                name, words = ticket.launch, ENGINES[ticket.launch].queue
+                queue = tuple(word.replace("{mesh}", ticket.name) for word in words)
+        text = SecretBytes(to_json(own) + b"\n")
+        path = None if has_stdin(template) else _write_file(text)
+        argv = command_for(template, name, _agent_command(own, path), str(path), ticket.name)
         with open(ticket.logs / log, "wb") as errors:
             try:
                 process = subprocess.Popen(
@@ -184,79 +197,57 @@ class HostCommands:
                     start_new_session=True,
                 )
             except OSError as error:
+                if path is not None:
+                    path.unlink()
                 raise HostError(f"{name}: cannot run {argv[0]}: {error.strerror}") from error
         limit_child(process.pid, soft)
-        started = _Command(name, template, process, ticket.logs / log)
-        if ticket.parts:
-            started.num_hosts = len(ticket.parts)
-            words = ENGINES[ticket.launch].queue if ticket.launch in ENGINES else ()
-            started.queue = tuple(word.replace("{mesh}", ticket.name) for word in words)
-        self._starting.append(started)
+        log_path = ticket.logs / log
+        self._starting.append(_Command(parts, template, name, log_path, path, queue, process))
         _write(process, text)
 
-    def _hear(
-        self,
-        commands: Sequence[_Command],
-        timeout_s: float,
-        failures: dict[int, HostError] | None = None,
-    ) -> list[Announcement]:
-        """Wait until the agents that each command starts have announced themselves, or one has
-        failed. The time does not run while a command waits for nodes.
-        """
+    def _hear(self, timeout_s: float, needs_all: bool) -> None:
+        """Read the commands' output until each is complete, or the time is over."""
         deadline = time.monotonic() + timeout_s
-        heard: dict[int, list[Announcement]] = {}
-        failed = {} if failures is None else failures
         with selectors.DefaultSelector() as selector:
-            for index, command in enumerate(commands):
+            for command in self._starting:
                 assert command.process.stdout is not None
-                selector.register(command.process.stdout, selectors.EVENT_READ, index)
-            while selector.get_map():
-                if failed and failures is None:  # all are needed
-                    raise next(iter(failed.values()))
+                selector.register(command.process.stdout, selectors.EVENT_READ, command)
+            while left := [key.data for key in selector.get_map().values()]:
+                if needs_all and any(command.problem for command in self._starting):
+                    return
                 left_s = max(0.0, deadline - time.monotonic())
-                asks = any(command.queue and not command.announced for command in commands)
+                asks = any(command.queue and not command.announced for command in left)
                 ready = selector.select(min(left_s, _ASK_S) if asks else left_s)
-                waits = (
-                    [] if ready else [text for text in map(_Command.ask_queue, commands) if text]
-                )
+                waits = [key.data.read() for key, _ in ready] or [c.ask_queue() for c in left]
                 for key, _ in ready:
-                    command = commands[key.data]
-                    data = os.read(key.fd, 65536)
-                    if text := command.read(data):
-                        waits.append(text)
-                    if not command.is_complete and data:
-                        continue
-                    selector.unregister(key.fileobj)
-                    if command.problem:
-                        failed[key.data] = HostError(command.problem)
-                    elif not command.is_complete:
-                        failed[key.data] = HostError(command.explain_end())
-                    else:
-                        heard[key.data] = command.in_order()
-                if waits:
+                    if key.data.is_complete:
+                        selector.unregister(key.fileobj)
+                if any(waits):
                     deadline = time.monotonic() + timeout_s
-                    self.report(waits[-1])
-                if not ready and time.monotonic() >= deadline:
-                    late = sorted(key.data for key in selector.get_map().values())
-                    together = [late] if failures is None else [[index] for index in late]
-                    for indexes in together:
-                        names = ", ".join(commands[index].name for index in indexes)
-                        said = _end_of(commands[indexes[0]].log) or (
-                            f"{commands[indexes[0]].name} has printed nothing"
-                        )
-                        text = f"{names} did not answer within {timeout_s:.0f} s: {said}"
-                        failed.update(dict.fromkeys(indexes, HostError(text)))
-                    break
-        if failed and failures is None:
-            raise next(iter(failed.values()))
-        return [each for index in sorted(heard) for each in heard[index]]
+                    self.report([text for text in waits if text][-1])
+                elif not ready and time.monotonic() >= deadline:
+                    late = sorted(left, key=lambda command: command.parts[0].index)
+                    for together in [late] if needs_all else [[command] for command in late]:
+                        names = ", ".join(command.name for command in together)
+                        said = _end_of(together[0].log) or f"{together[0].name} has printed nothing"
+                        for command in together:
+                            command.problem = (
+                                f"{names} did not answer within {timeout_s:.0f} s: {said}"
+                            )
+                    return
 
     def drop(self, index: int) -> None:
-        """As `Starter.drop`."""
-        _end([self._starting.pop(index)])
+        """End one of the agents that were started last.
+
+        Args:
+            index: of its host.
+        """
+        dropped = [command for command in self._starting if command.parts[0].index == index]
+        self._starting = [command for command in self._starting if command not in dropped]
+        _end(dropped)
 
     def let_go(self) -> None:
-        """As `Starter.let_go`."""
+        """Have agents go on, whatever becomes of this process or of what started them."""
         for command in self._starting:
             process = command.process
             _write(process, GO)
@@ -269,7 +260,7 @@ class HostCommands:
         self._starting = []
 
     def end(self) -> None:
-        """As `Starter.end`."""
+        """End the agents that were started and not let go."""
         starting, self._starting = self._starting, []
         _end(starting)
 
@@ -278,19 +269,19 @@ class HostCommands:
         return [*self._starting, *self._released]
 
     def poll(self) -> bool:
-        """As `Starter.poll`."""
+        """Whether anything runs by which agents were started; it does as long as they."""
         return any(command.process.poll() is None for command in self._all)
 
     def wait(self, timeout_s: float | None) -> bool:
-        """As `Starter.wait`."""
+        """Wait for the end of what `poll` asks for; False if it has not ended in time."""
         return _await(self._all, timeout_s)
 
     def signal(self, number: int) -> None:
-        """As `Starter.signal`."""
+        """Send a signal to what `poll` asks for."""
         _signal(self._all, number)
 
     def leave(self) -> None:
-        """As `Starter.leave`: what is open closes with the commands."""
+        """Close nothing: what is open for agents closes with the commands."""
 
 
 def describe_job_end(ticket: Ticket, host: str) -> str:
@@ -341,7 +332,7 @@ def _signal(commands: Sequence[_Command], number: int) -> None:
     for command in commands:
         if command.process.poll() is None:
             # One that is killed does not give its nodes back.
-            is_kept = command.num_hosts and number == signal.SIGKILL
+            is_kept = command.is_for_all and number == signal.SIGKILL
             command.process.send_signal(signal.SIGTERM if is_kept else number)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import itertools
 import math
 import os
 import socket
@@ -16,13 +17,13 @@ import msgspec
 from ....errors import HostError, MeshUsageError
 from ....wire.curve import new_keys, public_of
 from ....wire.host import describe_mismatch
-from ....wire.hosts import AgentAddress, Announcement, HostPart, own_addresses
+from ....wire.hosts import Announcement, Host, HostPart, own_addresses
 from ....wire.ticket import Ticket, remove_directory, write_ticket
-from ...host_list import INVITING, HostEntry
+from ...host_list import INVITING
 from .commands import HostCommands
 from .invited_hosts import InvitedHosts
-from .local import Launcher, Starter
-from .reach import Reach, describe_way
+from .local import Launcher
+from .reach import Reach, describe_way, unreached
 
 # How long the agent that replaces a lost one may take.
 _ATTACHED_START_S = 120.0
@@ -47,19 +48,20 @@ class HostAgents(Launcher):
     def __init__(
         self,
         ticket: Ticket,
-        hosts: Sequence[HostEntry] = (),
+        hosts: Sequence[Host] = (),
         command: str = "",
         timeout_s: float = _ATTACHED_START_S,
         report: Callable[[str, bool], None] = lambda text, stays: None,
     ) -> None:
         secret = ticket.curve_secret or new_keys().secret
-        self.ticket = msgspec.structs.replace(ticket, curve_secret=secret)
-        self._hosts, self._command = hosts, command
-        self._timeout_s = timeout_s
-        self._report = report
-        self.unheard: tuple[int, ...] = ()
-        self._starter: Starter | None = None  # made when it is needed
-        self._reach = Reach(secret, not ticket.launch, lambda text: report(text, True))
+        super().__init__(msgspec.structs.replace(ticket, curve_secret=secret))
+        self._hosts, self._timeout_s = hosts, timeout_s
+        self._starter: HostCommands | InvitedHosts = (
+            InvitedHosts(report)
+            if ticket.launch in INVITING
+            else HostCommands(command, lambda text: report(text, False))
+        )
+        self._reach = Reach(not ticket.launch, lambda text: report(text, True))
         self._never, self._lock = -1, threading.Lock()
 
     def start(self) -> int:
@@ -74,91 +76,90 @@ class HostAgents(Launcher):
         if not self.ticket.agents:
             self._start_all()
         else:
-            found, self.unheard = self._reach.find_again(self.ticket.agents)
+            found, problems = self._reach.find(self.ticket, self.ticket.agents)
+            if len(problems) == len(found):
+                raise unreached(found[0], problems[0])
+            self.unheard = tuple(problems)
             self.ticket = msgspec.structs.replace(self.ticket, agents=tuple(found))
             if self.ticket.invitation is not None:
                 with contextlib.suppress(HostError):  # another process, or host, listens
-                    self._begin()
+                    self.ticket = self._starter.prepare(self.ticket)
         read_end, self._never = os.pipe()
         return read_end
 
     def _start_all(self) -> None:
-        first = 0
-        parts = []
+        first_ranks = itertools.accumulate((host.num_ranks for host in self._hosts), initial=0)
+        hosts = [
+            msgspec.structs.replace(host, first_rank=first)
+            for host, first in zip(self._hosts, first_ranks, strict=False)
+        ]
+        parts = [self._part(index, len(hosts), host) for index, host in enumerate(hosts)]
         try:
-            for index, host in enumerate(self._hosts):
-                parts.append(self._part(index, len(self._hosts), host.name, first, host.num_ranks))
-                first += host.num_ranks
             write_ticket(self.ticket)  # with its key, by which it is known as one of many hosts
-            starter = self._begin()
-            announced = starter.start(self.ticket, parts, self._timeout_s)
-            check_hosts(announced, is_ssh=not self.ticket.launch)
-            addresses = [each.address for each in announced if each.address is not None]
-            found = self._reach.find(addresses)
-            self.ticket = msgspec.structs.replace(
-                self.ticket, agents=tuple(found), job=announced[0].job
-            )
+            announced = self._start(parts, self._timeout_s)
+            found, job = self._find([each.host for each in announced]), announced[0].job
+            self.ticket = msgspec.structs.replace(self.ticket, agents=tuple(found), job=job)
             write_ticket(self.ticket)
         except BaseException:
-            if self._starter is not None:
-                self._starter.end()
+            self._starter.end()
             self.leave()
             remove_directory(Path(self.ticket.directory))
             raise
 
-    def _begin(self) -> Starter:
-        """Return what starts the agents, made at the first call."""
-        if self._starter is None:
-            if self.ticket.launch in INVITING:
-                invited = InvitedHosts(self.ticket, self._report)
-                self._starter, self.ticket = invited, invited.ticket
-            else:
-                self._starter = HostCommands(self._command, lambda text: self._report(text, False))
-        return self._starter
+    def _start(self, parts: Sequence[HostPart], timeout_s: float) -> list[Announcement]:
+        """Start agents that are all needed, and check what they announce."""
+        self.ticket = self._starter.prepare(self.ticket)
+        announced = self._starter.start(self.ticket, parts, timeout_s)
+        for each in announced:
+            if each.problem:
+                raise HostError(each.problem)
+        check_hosts(announced, is_ssh=not self.ticket.launch)
+        return announced
+
+    def _find(self, hosts: Sequence[Host]) -> list[Host]:
+        """Return hosts with the ways to their agents, which are all needed."""
+        found, problems = self._reach.find(self.ticket, hosts)
+        for index in problems:
+            self._reach.forget(found)
+            raise unreached(found[index], problems[index])
+        return found
 
     def start_again(
         self, names: Mapping[int, str], given_up: Collection[int] = ()
     ) -> dict[int, HostError]:
         """As `Launcher.start_again`."""
-        parts = []
+        parts, started, failures = [], dict[int, Host](), dict[int, HostError]()
         for index, name in names.items():
-            lost = self.ticket.agents[index]
-            part = self._part(index, len(self.ticket.agents), name, lost.first_rank, lost.num_ranks)
+            host = msgspec.structs.replace(self.ticket.agents[index], name=name)
+            part = self._part(index, len(self.ticket.agents), host)
             parts.append(msgspec.structs.replace(part, joins=True, replaces=index in given_up))
-        started: dict[int, AgentAddress] = {}
         try:
-            starter = self._begin()
-        except HostError as error:
-            return dict.fromkeys(names, error)
-        failures: dict[int, HostError] = {}
-        try:
-            announced = starter.start(self.ticket, parts, _ATTACHED_START_S, failures)
-            failed = {parts[place].index: error for place, error in failures.items()}
-            left = [part.index for part in parts if part.index not in failed]
-            for place in reversed(range(len(left))):  # as those after one that is dropped move up
+            self.ticket = self._starter.prepare(self.ticket)
+            announced = self._starter.start(self.ticket, parts, _ATTACHED_START_S, needs_all=False)
+            for index, each in zip(names, announced, strict=True):
                 try:
-                    address = announced[place].address
-                    assert address is not None
-                    (started[left[place]],) = self._reach.find([address])
+                    if each.problem:
+                        raise HostError(each.problem)
+                    (started[index],) = self._find([each.host])
                 except HostError as error:
-                    failed[left[place]] = error
-                    starter.drop(place)
-            starter.let_go()
+                    failures[index] = error
+                    self._starter.drop(index)
+            self._starter.let_go()
         except HostError as error:
-            starter.end()
+            self._starter.end()
             return dict.fromkeys(names, error)
         except BaseException:
-            starter.end()
+            self._starter.end()
             raise
         if started:
             self._note_started(started)
-        return failed
+        return failures
 
-    def _note_started(self, started: Mapping[int, AgentAddress]) -> None:
+    def _note_started(self, started: Mapping[int, Host]) -> None:
         """Write to the ticket which agents are in place of lost ones."""
         agents, replaced = list(self.ticket.agents), list(self.ticket.replaced)
         for index, agent in started.items():
-            if agent.host != agents[index].host:  # where nothing has ended the lost one
+            if agent.name != agents[index].name:  # where nothing has ended the lost one
                 replaced.append(agents[index])
             agents[index] = agent
         self.ticket = msgspec.structs.replace(
@@ -177,40 +178,34 @@ class HostAgents(Launcher):
                 "--hosts its last node gets more ranks; for more nodes start the mesh again"
             )
 
-    def start_more(self, layout: Sequence[int], entries: Sequence[HostEntry]) -> list[AgentAddress]:
+    def start_more(self, layout: Sequence[int], hosts: Sequence[Host]) -> list[Host]:
         """As `Launcher.start_more`."""
-        if not entries:
-            return []
-        self.check_may_join(entry.name for entry in entries)
-        num_old = len(layout) - len(entries)
+        self.check_may_join(host.name for host in hosts)
         parts = []
-        for index, entry in enumerate(entries, num_old):
-            first = sum(layout[:index])
-            part = self._part(index, len(layout), entry.name, first, entry.num_ranks)
+        for index, host in enumerate(hosts, len(layout) - len(hosts)):
+            host = msgspec.structs.replace(host, first_rank=sum(layout[:index]))
+            part = self._part(index, len(layout), host)
             parts.append(msgspec.structs.replace(part, joins=True))
-        starter = self._begin()
         try:
-            announced = starter.start(self.ticket, parts, _ATTACHED_START_S)
-            check_hosts(announced, is_ssh=not self.ticket.launch)
-            taken = {agent.address: agent.host for agent in self.ticket.agents}
+            announced = self._start(parts, _ATTACHED_START_S)
+            taken = {agent.address: agent.name for agent in self.ticket.agents}
             for part, each in zip(parts, announced, strict=True):
-                if each.address and each.address.address in taken and not self.ticket.launch:
-                    name = taken[each.address.address]
+                if each.host.address in taken and not self.ticket.launch:
+                    name = taken[each.host.address]
                     raise MeshUsageError(f"{part.name} is {name}, which has ranks of the mesh")
-            addresses = [each.address for each in announced if each.address is not None]
-            found = self._reach.find(addresses)
-            starter.let_go()
+            found = self._find([each.host for each in announced])
+            self._starter.let_go()
         except BaseException:
-            starter.end()
+            self._starter.end()
             raise
         return found
 
-    def forget(self, agents: Sequence[AgentAddress]) -> None:
+    def forget(self, agents: Sequence[Host]) -> None:
         """As `Launcher.forget`."""
         self._reach.forget(agents)
 
     def note_resized(
-        self, layout: Sequence[int], dims: Mapping[str, int], new: Sequence[AgentAddress]
+        self, layout: Sequence[int], dims: Mapping[str, int], new: Sequence[Host]
     ) -> None:
         """Write the mesh's new number of ranks and its hosts to the ticket."""
         agents = [
@@ -229,15 +224,13 @@ class HostAgents(Launcher):
         write_ticket(ticket)
         self.ticket = ticket
 
-    def _part(
-        self, index: int, num_hosts: int, name: str, first_rank: int, num_ranks: int
-    ) -> HostPart:
+    def _part(self, index: int, num_hosts: int, host: Host) -> HostPart:
         return HostPart(
             index=index,
             num_hosts=num_hosts,
-            name=name,
-            first_rank=first_rank,
-            num_ranks=num_ranks,
+            name=host.name,
+            first_rank=host.first_rank,
+            num_ranks=host.num_ranks,
             controller_key=public_of(self.ticket.curve_secret),
             notebook=(socket.gethostname(), *own_addresses()),
             start_timeout_s=max(
@@ -247,16 +240,15 @@ class HostAgents(Launcher):
 
     def let_go(self) -> None:
         """Have the agents go on, whatever becomes of this process."""
-        if self._starter is not None:
-            self._starter.let_go()
+        self._starter.let_go()
 
     def poll(self) -> bool:
         """Whether anything runs by which agents were started; it does as long as the agents."""
-        return self._starter is not None and self._starter.poll()
+        return self._starter.poll()
 
     def wait(self, timeout_s: float | None) -> bool:
         """Wait until all that started agents has ended; False if it has not."""
-        if self._starter is not None and not self._starter.wait(timeout_s):
+        if not self._starter.wait(timeout_s):
             return False
         # A notebook's cell and its kernel's shutdown may both end the mesh: closed twice, the
         # number may be another's by then, a socket of the kernel's.
@@ -268,14 +260,12 @@ class HostAgents(Launcher):
 
     def signal(self, number: int) -> None:
         """Send a signal to what started agents."""
-        if self._starter is not None:
-            self._starter.signal(number)
+        self._starter.signal(number)
 
     def leave(self) -> None:
         """Close what this process has open for the agents."""
         self._reach.close()
-        if self._starter is not None:
-            self._starter.leave()
+        self._starter.leave()
 
     def describe(self) -> str:
         """Name the hosts."""
@@ -293,8 +283,8 @@ def check_hosts(announced: Sequence[Announcement], is_ssh: bool) -> None:
         MeshUsageError: two names stand for one host, or one is reached by the loopback only.
         HostError: versions differ.
     """
-    addresses = [each.address for each in announced if each.address is not None]
-    names = [address.host for address in addresses]
+    hosts = [each.host for each in announced]
+    names = [host.name for host in hosts]
     versions = {
         name: each.versions
         for name, each in zip(names, announced, strict=True)
@@ -309,7 +299,7 @@ def check_hosts(announced: Sequence[Announcement], is_ssh: bool) -> None:
                 f"{known[each.place]} and {name} are one host: name it once, with all its ranks"
             )
         known[each.place] = name
-    loops = [ipaddress.ip_address(address.address).is_loopback for address in addresses]
+    loops = [ipaddress.ip_address(host.address).is_loopback for host in hosts]
     if any(loops) and not all(loops):
         raise MeshUsageError(
             f"{names[loops.index(True)]} is reached by the loopback, which the other hosts cannot "

@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,105 +48,96 @@ _ELSEWHERE = "192.0.2.1"
 
 
 class InvitedHosts:
-    """The hosts that announce themselves to this process.
+    """Starts agents on the hosts that announce themselves to this process.
 
     Args:
-        ticket: the controllers'. With an invitation, the listener is bound where it was.
         report: shows a line of progress; called with a text and whether the text stays.
-
-    Attributes:
-        ticket: with the invitation.
-
-    Raises:
-        HostError: the listener cannot be bound.
     """
 
-    def __init__(self, ticket: Ticket, report: Callable[[str, bool], None]) -> None:
-        self.ticket = ticket
+    def __init__(self, report: Callable[[str, bool], None]) -> None:
         self._report, self._num_refused = report, 0
-        self._starting: list[Guest] = []
+        self._starting: dict[int, Guest] = {}  # by the index of the host
+        self._listener: Listener | None = None
+
+    def prepare(self, ticket: Ticket) -> Ticket:
+        """Listen, unless this process does; return the ticket of controllers with the invitation.
+
+        Args:
+            ticket: with an invitation, the listener is bound where it was.
+
+        Raises:
+            HostError: the listener cannot be bound.
+        """
+        if self._listener is not None:
+            return ticket
         invitation, secret = ticket.invitation, ticket.invitation_secret
         if invitation is None:
             secret, address = new_keys().secret, choose_own_address(ticket.address)
             invitation = Invitation(
                 ticket.name, f"tcp://{address}:*", public_of(secret), new_keys().secret
             )
-        self._rendezvous = Rendezvous(
-            invitation.endpoint, secret, public_of(invitation.secret), self._note_refused
+        key = public_of(invitation.secret)
+        self._listener = Listener(
+            invitation.endpoint, secret, key, lambda number: self._note_refused(ticket, number)
         )
-        invitation = msgspec.structs.replace(invitation, endpoint=self._rendezvous.endpoint)
-        self.ticket = msgspec.structs.replace(
-            self.ticket, invitation=invitation, invitation_secret=secret
-        )
-        self._path = Path(ticket.directory) / _FILE
+        invitation = msgspec.structs.replace(invitation, endpoint=self._listener.endpoint)
         if ticket.invitation is None:
             try:
-                write_invitation(self._path, invitation)
+                write_invitation(Path(ticket.directory) / _FILE, invitation)
             except BaseException:
                 self.leave()
                 raise
+        return msgspec.structs.replace(ticket, invitation=invitation, invitation_secret=secret)
 
     def start(
-        self,
-        ticket: Ticket,
-        parts: Sequence[HostPart],
-        timeout_s: float,
-        failures: dict[int, HostError] | None = None,
+        self, ticket: Ticket, parts: Sequence[HostPart], timeout_s: float, needs_all: bool = True
     ) -> list[Announcement]:
-        """Wait until hosts have announced themselves; give them ranks in torchrun's order."""
+        """As `HostCommands.start`, once hosts have announced themselves; they get ranks in
+        torchrun's order.
+        """
+        assert self._listener is not None
+        assert ticket.invitation is not None
         # TorchElastic has as many hosts as it was started with: those that join start by hand.
-        joins = failures is None and parts[0].joins
+        joins, path = needs_all and parts[0].joins, Path(ticket.directory) / _FILE
         launch = "hand" if joins else ticket.launch
-        line = agent_line(launch, parts[0].num_hosts, self._path)
-        if failures is None:
-            self._report(describe_start(launch, len(parts), self._path, joins), True)
-        until = time.monotonic() + (timeout_s if failures is None else _RETURN_S)
-        try:
-            guests = self._rendezvous.gather(
-                len(parts),
-                until,
-                lambda found: self._show(found, len(parts)),
-                at_least=None if failures is None else 0,
-            )
-        except HostError as error:
-            if not joins:
-                raise
-            raise HostError(f"{error}: start its agent ({line}), then resize again") from None
-        if failures is not None:
-            text = f"no host has announced itself in its place: start its agent again ({line})"
-            failures.update((place, HostError(text)) for place in range(len(guests), len(parts)))
+        line = agent_line(launch, parts[0].num_hosts, path)
+        if needs_all:
+            self._report(describe_start(launch, len(parts), path, joins), True)
+        until = time.monotonic() + (timeout_s if needs_all else _RETURN_S)
+        guests = self._listener.gather(
+            len(parts), until, lambda found: self._show(found, len(parts))
+        )
+        if needs_all and len(guests) < len(parts):
+            names = ", ".join(guest.facts.name for guest in guests) or "none"
+            advice = f": start its agent ({line}), then resize again" if joins else ""
+            raise HostError(f"{len(parts)} hosts are awaited, and {names} announced itself{advice}")
         self._check_versions(guests)
-        self._starting = guests
+        self._starting = {part.index: guest for part, guest in zip(parts, guests, strict=False)}
+        sent = msgspec.structs.replace(
+            ticket,
+            agents=(),
+            replaced=(),
+            curve_secret=Secret(""),
+            invitation=None,
+            invitation_secret=Secret(""),
+        )
         for guest, part in zip(guests, parts, strict=False):
-            key = ticket.invitation.public_key if ticket.invitation is not None else ""
+            key = ticket.invitation.public_key
             named = msgspec.structs.replace(part, name=guest.facts.name, invited_by=key)
-            sent = msgspec.structs.replace(
-                ticket,
-                host=named,
-                agents=(),
-                replaced=(),
-                curve_secret=Secret(""),
-                invitation=None,
-                invitation_secret=Secret(""),
-            )
-            self._rendezvous.give(guest, to_json(sent))
+            self._listener.give(guest, to_json(msgspec.structs.replace(sent, host=named)))
         deadline = time.monotonic() + (120.0 if math.isinf(timeout_s) else timeout_s)
-        announced = []
-        for place, guest in enumerate(guests):
-            try:
-                announced.append(self._hear(guest, deadline))
-            except HostError as error:
-                if failures is None:
-                    raise
-                failures[place] = error
-        for place in sorted((failures or {}).keys() & set(range(len(guests))), reverse=True):
-            self.drop(place)
-        return announced
+        announced: list[Announcement] = []
+        for guest in guests:
+            announced.append(self._listener.hear(guest, deadline))
+            if needs_all and announced[-1].problem:
+                return announced
+        missing = f"no host has announced itself in its place: start its agent again ({line})"
+        return announced + [Announcement(missing)] * (len(parts) - len(guests))
 
-    def _note_refused(self, number: int) -> None:
+    def _note_refused(self, ticket: Ticket, number: int) -> None:
         """Write for `cellmesh ps` how many peers the listener has refused."""
         more, self._num_refused = number - self._num_refused, number
-        add_refused(self.ticket, more)
+        add_refused(ticket, more)
 
     def _show(self, found: Sequence[Guest], num_hosts: int) -> None:
         names = ", ".join(guest.describe() for guest in found)
@@ -156,46 +147,46 @@ class InvitedHosts:
         versions = {"the notebook": msgspec.structs.replace(own_versions(), nccl="")}
         versions.update((guest.facts.name, guest.facts.versions) for guest in guests)
         if problem := describe_mismatch(versions):
-            for guest in guests:
-                self._rendezvous.refuse(guest, problem)
+            self._refuse(guests, problem)
             raise HostError(problem)
 
-    def _hear(self, guest: Guest, deadline: float) -> Announcement:
-        announced = self._rendezvous.hear(guest, deadline)
-        if announced.problem:
-            raise HostError(f"{guest.facts.name}: {announced.problem}")
-        return announced
+    def _refuse(self, guests: Iterable[Guest], reason: str) -> None:
+        for guest in guests:
+            if self._listener is not None:
+                self._listener.refuse(guest, reason)
 
     def drop(self, index: int) -> None:
-        """As `Starter.drop`."""
-        self._rendezvous.refuse(self._starting.pop(index), "the notebook says why")
+        """As `HostCommands.drop`."""
+        if index in self._starting:
+            self._refuse([self._starting.pop(index)], "the notebook says why")
 
     def let_go(self) -> None:
-        """As `Starter.let_go`."""
-        for guest in self._starting:
-            self._rendezvous.order(guest, GO)
-        self._starting = []
+        """As `HostCommands.let_go`."""
+        for guest in self._starting.values():
+            if self._listener is not None:
+                self._listener.order(guest, GO)
+        self._starting = {}
 
     def end(self) -> None:
-        """As `Starter.end`."""
-        for guest in self._starting:
-            self._rendezvous.refuse(guest, "the mesh was not started: the notebook says why")
-        self._starting = []
+        """As `HostCommands.end`."""
+        self._refuse(self._starting.values(), "the mesh was not started: the notebook says why")
+        self._starting = {}
 
     def poll(self) -> bool:
-        """As `Starter.poll`: nothing of this process started them."""
+        """As `HostCommands.poll`: nothing of this process started them."""
         return False
 
     def wait(self, timeout_s: float | None) -> bool:
-        """As `Starter.wait`."""
+        """As `HostCommands.wait`."""
         return True
 
     def signal(self, number: int) -> None:
-        """As `Starter.signal`."""
+        """As `HostCommands.signal`."""
 
     def leave(self) -> None:
-        """As `Starter.leave`."""
-        self._rendezvous.close("the mesh has ended, or its notebook has left it")
+        """Close the listener, which sends away the hosts that wait."""
+        if self._listener is not None:
+            self._listener.close("the mesh has ended, or its notebook has left it")
 
 
 def agent_line(launch: str, num_hosts: int, path: Path) -> str:
@@ -333,7 +324,7 @@ def choose_guests(guests: Sequence[Guest], now: float) -> list[Guest]:
     return sorted(waiting, key=lambda guest: guest.facts.number)
 
 
-class Rendezvous:
+class Listener:
     """A listener on one address of this host, served by a thread of its own.
 
     Args:
@@ -365,27 +356,20 @@ class Rendezvous:
         self._changed = threading.Condition()  # also guards the sockets
         self._is_closing = False
         self._wake_read, self._wake = os.pipe()
-        self._thread = threading.Thread(target=self._run, name="cellmesh-rendezvous", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="cellmesh-listener", daemon=True)
         self._thread.start()
 
     def gather(
-        self,
-        num_hosts: int,
-        until: float,
-        report: Callable[[Sequence[Guest]], None],
-        at_least: int | None = None,
+        self, num_hosts: int, until: float, report: Callable[[Sequence[Guest]], None]
     ) -> list[Guest]:
-        """Wait until hosts wait for a part; return as many in their order.
+        """Wait until so many hosts wait for a part; return them in their order, or those that there
+        are when the time is over.
 
         Args:
             num_hosts: how many.
             until: when to give up, on the monotonic clock; infinite to wait for as long as it
                 takes.
             report: called with those that wait, at first and when they change.
-            at_least: how many will do when the time is over; None for all.
-
-        Raises:
-            HostError: they have not announced themselves in time.
         """
         reported: list[Guest] | None = None
         while True:
@@ -395,13 +379,8 @@ class Rendezvous:
             if waiting != reported:
                 report(waiting)
                 reported = waiting
-            if len(waiting) >= num_hosts:
+            if len(waiting) >= num_hosts or now >= until:
                 return waiting[:num_hosts]
-            if now >= until:
-                if at_least is not None and len(waiting) >= at_least:
-                    return waiting
-                names = ", ".join(guest.facts.name for guest in waiting) or "none"
-                raise HostError(f"{num_hosts} hosts are awaited, and {names} announced itself")
             with self._changed:
                 self._changed.wait(min(AGAIN_S, until - now))
 
@@ -421,21 +400,22 @@ class Rendezvous:
             self._guests.pop(guest.identity, None)
 
     def hear(self, guest: Guest, until: float) -> Announcement:
-        """Wait for what a host announces.
-
-        Raises:
-            HostError: it announces nothing in time, or has gone.
+        """Wait for what a host announces; it has a problem if that is not in time, or the host has
+        gone.
         """
-        name = guest.facts.name
+        name, problem = guest.facts.name, ""
         with self._changed:
-            while not guest.said:
+            while not guest.said and not problem:
                 now = time.monotonic()
                 if now - guest.heard_at > _STARTING_S or guest.identity not in self._guests:
-                    raise HostError(f"{name} is not heard any longer: what started its agent ended")
-                if now >= until:
-                    raise HostError(f"{name} has not started its agent in time")
-                self._changed.wait(min(AGAIN_S, until - now))
-            return guest.said.pop(0)
+                    problem = "is not heard any longer: what started its agent ended"
+                elif now >= until:
+                    problem = "has not started its agent in time"
+                else:
+                    self._changed.wait(min(AGAIN_S, until - now))
+            if not problem and not (announced := guest.said.pop(0)).problem:
+                return announced
+        return Announcement(f"{name} {problem}" if problem else f"{name}: {announced.problem}")
 
     def close(self, reason: str) -> None:
         """Send away who waits, and close the socket."""

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 import msgspec
 
@@ -21,7 +21,7 @@ from ....errors import HostError
 from ....wire.descriptors import wait_readable
 from ....wire.environment import choose_gpus
 from ....wire.host import is_process, started_ticks
-from ....wire.hosts import AgentAddress, Announcement, HostPart
+from ....wire.hosts import Host
 from ....wire.interpreter import isolated_command
 from ....wire.options import MeshOptions
 from ....wire.ticket import (
@@ -33,64 +33,72 @@ from ....wire.ticket import (
     write_ticket,
 )
 from ...code_files.scan import user_roots
-from ...host_list import HostEntry
 from ...kernel import own_notebook
 from ...options import Options
 from .prestart import Prestart
 
 
-class Launcher(Protocol):
+class Launcher:
     """Starts the agents of a mesh, one a host, and watches and signals what runs of them here.
 
-    Attributes:
+    Args:
         ticket: the mesh's, with the addresses of its agents as they are now.
+
+    Attributes:
+        ticket: likewise.
         unheard: the places of the agents that were started by another process, and not reached.
     """
 
-    ticket: Ticket
-    unheard: tuple[int, ...] = ()
+    def __init__(self, ticket: Ticket) -> None:
+        self.ticket = ticket
+        self.unheard: tuple[int, ...] = ()
 
     def start(self) -> int:
-        """Start the agent.
+        """Start the agents.
 
         Returns:
             A descriptor that can be read once the agent has ended; the caller closes it.
 
         Raises:
-            HostError: the agent could not be started.
+            HostError: an agent could not be started.
         """
-        ...
+        raise NotImplementedError
 
     def poll(self) -> bool:
-        """Whether the agent runs."""
-        ...
+        """Whether anything runs by which agents were started."""
+        raise NotImplementedError
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait for the agent's end, and for that of what started it.
+        """Wait for the end of the agents, and of what started them; False if they go on.
 
         Args:
             timeout_s: how long, in seconds; None for as long as it takes.
-
-        Returns:
-            Whether the agent has ended.
         """
-        ...
+        raise NotImplementedError
 
     def signal(self, number: int) -> None:
-        """Send the agent a signal, unless it has ended."""
-        ...
-
-    def let_go(self) -> None:
-        """Have the agent go on, whatever becomes of this process: the mesh is ready."""
-        ...
-
-    def leave(self) -> None:
-        """Close what this process has open for the agent, which goes on or has ended."""
-        ...
+        """Send a signal to what `poll` asks for, unless it has ended."""
+        raise NotImplementedError
 
     def describe(self) -> str:
-        """Where the agent runs, and as which process."""
-        ...
+        """Where the agents run."""
+        raise NotImplementedError
+
+    def note_resized(
+        self, layout: Sequence[int], dims: Mapping[str, int], new: Sequence[Host]
+    ) -> None:
+        """Note the mesh's new number of ranks and its hosts.
+
+        Raises:
+            HostError: that cannot be written; nothing has changed.
+        """
+        raise NotImplementedError
+
+    def let_go(self) -> None:
+        """Have the agents go on, whatever becomes of this process: the mesh is ready."""
+
+    def leave(self) -> None:
+        """Close what this process has open for the agents, which go on or have ended."""
 
     def start_again(
         self, names: Mapping[int, str], given_up: Collection[int] = ()
@@ -113,14 +121,13 @@ class Launcher(Protocol):
         Raises:
             MeshUsageError: there are some, and they cannot.
         """
-        ...
 
-    def start_more(self, layout: Sequence[int], entries: Sequence[HostEntry]) -> list[AgentAddress]:
+    def start_more(self, layout: Sequence[int], hosts: Sequence[Host]) -> list[Host]:
         """Start agents on more hosts, and return where they are reached. Blocks.
 
         Args:
             layout: how many ranks each host has then.
-            entries: the hosts that are new, the last of `layout`.
+            hosts: those that are new, the last of `layout`.
 
         Raises:
             HostError: one could not be started; those that were have been ended.
@@ -128,75 +135,8 @@ class Launcher(Protocol):
         """
         return []
 
-    def forget(self, agents: Sequence[AgentAddress]) -> None:
+    def forget(self, agents: Sequence[Host]) -> None:
         """Close what leads to agents that `start_more` has started and that have ended."""
-        ...
-
-    def note_resized(
-        self, layout: Sequence[int], dims: Mapping[str, int], new: Sequence[AgentAddress]
-    ) -> None:
-        """Note the mesh's new number of ranks and its hosts.
-
-        Raises:
-            HostError: that cannot be written; nothing has changed.
-        """
-        ...
-
-
-class Starter(Protocol):
-    """Starts agents on hosts, and gives them orders until it lets them go."""
-
-    def start(
-        self,
-        ticket: Ticket,
-        parts: Sequence[HostPart],
-        timeout_s: float,
-        failures: dict[int, HostError] | None = None,
-    ) -> list[Announcement]:
-        """Start the agents of some hosts at once, and wait for what they announce.
-
-        Args:
-            ticket: the controllers'; agents get one of their own each.
-            parts: what the agents run.
-            timeout_s: how long all of them may take.
-            failures: gets the error of each agent that could not be started, by its place among
-                the parts, and the others go on; None if all are needed.
-
-        Returns:
-            The announcements of those that were started, in the order of the parts.
-
-        Raises:
-            HostError: one could not be started, and all are needed; or none can be.
-        """
-        ...
-
-    def drop(self, index: int) -> None:
-        """End one of the agents that were started last: those after it move up by a place."""
-        ...
-
-    def let_go(self) -> None:
-        """Have agents go on, whatever becomes of this process or of what started them."""
-        ...
-
-    def end(self) -> None:
-        """End the agents that were started and not let go."""
-        ...
-
-    def poll(self) -> bool:
-        """Whether anything runs by which agents were started; it does as long as they."""
-        ...
-
-    def wait(self, timeout_s: float | None) -> bool:
-        """Wait for the end of what `poll` asks for; False if it has not ended in time."""
-        ...
-
-    def signal(self, number: int) -> None:
-        """Send a signal to what `poll` asks for."""
-        ...
-
-    def leave(self) -> None:
-        """Close what this process has open for agents that have been let go."""
-        ...
 
 
 def ranks_environment(options: Options) -> dict[str, str]:
@@ -325,7 +265,8 @@ class LocalAgent(Launcher):
     """
 
     def __init__(self, ticket: Ticket, begin: Callable[[Ticket], Started]) -> None:
-        self.ticket, self._begin = ticket, begin
+        super().__init__(ticket)
+        self._begin = begin
         self._started: Started | None = None
 
     @property
@@ -364,20 +305,8 @@ class LocalAgent(Launcher):
             finally:
                 os.close(pidfd)
 
-    def let_go(self) -> None:
-        """As `Launcher.let_go`: it goes on without this process."""
-
-    def leave(self) -> None:
-        """As `Launcher.leave`: nothing is open."""
-
-    def check_may_join(self, names: Iterable[str]) -> None:
-        """As `Launcher.check_may_join`: none is asked for."""
-
-    def forget(self, agents: Sequence[AgentAddress]) -> None:
-        """As `Launcher.forget`: none is started."""
-
     def note_resized(
-        self, layout: Sequence[int], dims: Mapping[str, int], new: Sequence[AgentAddress]
+        self, layout: Sequence[int], dims: Mapping[str, int], new: Sequence[Host]
     ) -> None:
         """As `Launcher.note_resized`: the agent writes the ticket."""
         self.ticket = msgspec.structs.replace(

@@ -13,7 +13,7 @@ from cellmesh.controller.session.session import Session
 from cellmesh.errors import NoMeshError
 from cellmesh.wire.attach import RunInfo, Welcome
 from cellmesh.wire.curve import new_keys
-from cellmesh.wire.hosts import AgentAddress
+from cellmesh.wire.hosts import Host
 
 from ....support.tickets import make_ticket
 
@@ -41,7 +41,7 @@ def test_an_agent_may_answer_as_soon_as_the_link_starts(monkeypatch: pytest.Monk
 
 def test_connection_that_cannot_be_made_ends_the_mesh_with_the_cause(tmp_path: Path) -> None:
     agents = [
-        AgentAddress(name, endpoint, new_keys().public, rank, 1)
+        Host(name, endpoint, new_keys().public, rank, 1)
         for rank, (name, endpoint) in enumerate(
             [("a", "tcp://192.0.2.9:5"), ("b", "tcp://no-port")]
         )

@@ -17,7 +17,7 @@ from cellmesh.controller.session.launch.local import make_ticket
 from cellmesh.errors import HostError
 from cellmesh.wire.curve import new_keys
 from cellmesh.wire.host import Place, Versions, started_ticks, this_place
-from cellmesh.wire.hosts import AgentAddress, Announcement, HostPart
+from cellmesh.wire.hosts import Announcement, Host, HostPart
 from cellmesh.wire.own_file import Secret, to_json
 from cellmesh.wire.ticket import (
     Ticket,
@@ -156,7 +156,7 @@ def test_announcement_fits_into_a_line_that_srun_does_not_break(
 ) -> None:
     """It breaks lines of more than 1,024 bytes, and other hosts' lines may be between."""
     name, number = "n" * 64, "9" * 20
-    address = AgentAddress(name, f"tcp://255.255.255.255:{number}", "k" * 40, 1023, 1023)
+    address = Host(name, f"tcp://255.255.255.255:{number}", "k" * 40, 1023, 1023)
     place, versions = Place(name, "b" * 36, number), Versions(*["2.13.0+cu130.dev20261126"] * 4)
     lines = Lines(None)
     lines.say(Announcement("", address, place, 4_000_000, versions, job=number))

@@ -16,11 +16,11 @@ from cellmesh.controller.session.hosts.fan import (
     join_reports,
 )
 from cellmesh.wire.codec import Parcel
-from cellmesh.wire.hosts import AgentAddress, FilesAnswer, PlaceFiles
+from cellmesh.wire.hosts import FilesAnswer, Host, PlaceFiles
 from cellmesh.wire.messages import Progress
 from cellmesh.wire.status import HostReport, RankInfo
 
-AGENTS = [AgentAddress(name, "tcp://10.0.0.1:1", "key", rank, 1) for rank, name in enumerate("abc")]
+AGENTS = [Host(name, "tcp://10.0.0.1:1", "key", rank, 1) for rank, name in enumerate("abc")]
 RANKS = [RankInfo(rank, rank + 100, "a", "idle") for rank in range(3)]
 
 

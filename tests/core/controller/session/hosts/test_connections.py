@@ -7,13 +7,13 @@ import pytest
 from cellmesh.controller.session.hosts.connections import Candidate
 from cellmesh.wire.attach import Refused
 from cellmesh.wire.codec import Parcel
-from cellmesh.wire.hosts import AgentAddress, FilesAnswer
+from cellmesh.wire.hosts import FilesAnswer, Host
 from cellmesh.wire.messages import MeshReady, Stopped, Verb
 
 
 @pytest.fixture
 def candidate() -> Candidate:
-    return Candidate(AgentAddress("b", "tcp://10.0.0.2:5", "key", 1, 1))
+    return Candidate(Host("b", "tcp://10.0.0.2:5", "key", 1, 1))
 
 
 def test_answers_about_files_go_on_and_the_rest_waits(candidate: Candidate) -> None:

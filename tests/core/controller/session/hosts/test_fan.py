@@ -11,7 +11,7 @@ from cellmesh.controller.core.mesh_state import HostLost, Returned
 from cellmesh.controller.session.hosts.fan import Fan, Routed
 from cellmesh.wire.attach import Detach, Detached, Refused, RunInfo, Welcome
 from cellmesh.wire.codec import Parcel
-from cellmesh.wire.hosts import AgentAddress
+from cellmesh.wire.hosts import Host
 from cellmesh.wire.messages import (
     AgentFault,
     Died,
@@ -37,7 +37,7 @@ from cellmesh.wire.messages import (
 from cellmesh.wire.status import HostReport, RankInfo, ReadHost
 
 AGENTS = [
-    AgentAddress(name, f"tcp://10.0.0.{number}:1000", f"key-{name}", first, size)
+    Host(name, f"tcp://10.0.0.{number}:1000", f"key-{name}", first, size)
     for number, (name, first, size) in enumerate([("a", 0, 2), ("b", 2, 1), ("c", 3, 2)], 1)
 ]
 
@@ -294,7 +294,7 @@ def test_another_host_makes_the_store_when_its_host_is_lost(ready: Fan) -> None:
 def test_agent_in_place_of_a_lost_one_gets_the_store_and_forks_on_request(ready: Fan) -> None:
     join(ready, 0, StoreUp(99))
     ready.lose(1, "killed")
-    new = AgentAddress("d", "tcp://10.0.0.4:7", "key-d", 2, 1)
+    new = Host("d", "tcp://10.0.0.4:7", "key-d", 2, 1)
     assert downs(ready.replace(1, new)) == [(1, UseStore("10.0.0.1", 99, 0))]
     assert ready.lost == ()
     assert join(ready, 1, welcome(), MeshReady(infos(2))) == []
@@ -337,7 +337,7 @@ def test_hosts_that_leave_are_not_lost_and_others_get_more(ready: Fan) -> None:
 
 def test_host_that_joins_holds_back_nothing_of_the_others(ready: Fan) -> None:
     join(ready, 0, StoreUp(99))
-    new = AgentAddress("d", "tcp://10.0.0.4:7", "key-d", 5, 1)
+    new = Host("d", "tcp://10.0.0.4:7", "key-d", 5, 1)
     assert downs(ready.add(new)) == [(3, UseStore("10.0.0.1", 99, 0))]
     order = Resize(1, (2, 1, 2, 1), ("dp",), (6,))
     assert [index for index, _ in split(ready, order)] == [0, 1, 2, 3]
@@ -382,7 +382,7 @@ def test_controller_has_left_once_all_agents_say_so(ready: Fan) -> None:
 
 
 @pytest.mark.parametrize(
-    ("agents", "place"), [(AGENTS, "on a: "), ([AgentAddress("", "ipc:///s", "", 0, 2)], "")]
+    ("agents", "place"), [(AGENTS, "on a: "), ([Host("", "ipc:///s", "", 0, 2)], "")]
 )
 def test_faults_name_their_host_if_there_are_several(agents: list[Any], place: str) -> None:
     fan = Fan(agents)

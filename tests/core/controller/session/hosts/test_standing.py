@@ -16,14 +16,14 @@ from cellmesh.controller.session.hosts.standing import (
     with_newest_agents,
 )
 from cellmesh.wire.attach import SetAgents, Standing
-from cellmesh.wire.hosts import AgentAddress
+from cellmesh.wire.hosts import Host
 from cellmesh.wire.ticket import Holder
 
 from .....support.tickets import make_ticket
 
 
-def agent_at(port: int | str) -> AgentAddress:
-    return AgentAddress(f"at {port}", f"tcp://127.0.0.1:{port}", "", 0, 1)
+def agent_at(port: int | str) -> Host:
+    return Host(f"at {port}", f"tcp://127.0.0.1:{port}", "", 0, 1)
 
 
 def closed_port() -> int:
@@ -44,9 +44,9 @@ def test_agents_are_asked_while_the_process_exits() -> None:
     script = (
         "import atexit\n"
         "from cellmesh.controller.session.hosts.standing import _find_ended\n"
-        "from cellmesh.wire.hosts import AgentAddress\n"
-        f"agent = AgentAddress('a', 'tcp://127.0.0.1:{closed_port()}', '', 0, 1)\n"
-        "atexit.register(lambda: print({each.host for each in _find_ended([agent], 10.0)}))\n"
+        "from cellmesh.wire.hosts import Host\n"
+        f"agent = Host('a', 'tcp://127.0.0.1:{closed_port()}', '', 0, 1)\n"
+        "atexit.register(lambda: print({each.name for each in _find_ended([agent], 10.0)}))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
@@ -54,9 +54,9 @@ def test_agents_are_asked_while_the_process_exits() -> None:
     assert (done.stdout, done.stderr) == ("{'a'}\n", "")
 
 
-OLD = AgentAddress("a", "tcp://10.0.0.1:1", "key-a", 0, 2), AgentAddress("b", "b:2", "key-b", 2, 2)
-NEW = OLD[0], AgentAddress("c", "tcp://10.0.0.3:3", "key-c", 2, 2)
-LARGER = *NEW, AgentAddress("d", "tcp://10.0.0.4:4", "key-d", 4, 2)
+OLD = Host("a", "tcp://10.0.0.1:1", "key-a", 0, 2), Host("b", "b:2", "key-b", 2, 2)
+NEW = OLD[0], Host("c", "tcp://10.0.0.3:3", "key-c", 2, 2)
+LARGER = *NEW, Host("d", "tcp://10.0.0.4:4", "key-d", 4, 2)
 
 TICKET = make_ticket(
     name="far", num_ranks=4, agents=OLD, agents_revision=1, curve_secret="secret of controllers"
@@ -82,7 +82,7 @@ def standing(agents: SetAgents | None, **fields: object) -> HostStanding:
     ],
 )
 def test_agents_are_those_of_the_agent_that_knows_best(
-    said: list[SetAgents | None], agents: tuple[AgentAddress, ...], num_ranks: int
+    said: list[SetAgents | None], agents: tuple[Host, ...], num_ranks: int
 ) -> None:
     silent = HostStanding(OLD[1], None)
     found = with_newest_agents(TICKET, [*map(standing, said), silent])

@@ -20,11 +20,11 @@ from cellmesh.controller.session.hosts.start import (
 )
 from cellmesh.controller.session.launch.hosts import HostAgents
 from cellmesh.errors import HostError, MeshUsageError
-from cellmesh.wire.hosts import AgentAddress
+from cellmesh.wire.hosts import Host
 from tests.core.controller.session.test_session import TICKET
 
 NAMES = ("a", "b", "c")
-AGENTS = tuple(AgentAddress(name, f"tcp://{name}:5", "key", i, 1) for i, name in enumerate(NAMES))
+AGENTS = tuple(Host(name, f"tcp://{name}:5", "key", i, 1) for i, name in enumerate(NAMES))
 
 OF_TWO_SIZES = (*AGENTS[:2], msgspec.structs.replace(AGENTS[2], num_ranks=2))
 
@@ -54,7 +54,7 @@ class World:
         self.done.append(dict(names))
         agents = list(self.ticket.agents)
         for index in names.keys() - self.failures.keys():
-            agents[index] = msgspec.structs.replace(agents[index], host=names[index])
+            agents[index] = msgspec.structs.replace(agents[index], name=names[index])
         self.ticket = msgspec.structs.replace(self.ticket, agents=tuple(agents))
         return self.failures
 

@@ -13,7 +13,7 @@ from cellmesh.controller.session.launch.commands import HostCommands
 from cellmesh.controller.session.launch.hosts import HostAgents, check_hosts
 from cellmesh.errors import HostError, MeshUsageError
 from cellmesh.wire.host import Place, Versions
-from cellmesh.wire.hosts import AgentAddress, Announcement, HostPart
+from cellmesh.wire.hosts import Announcement, Host, HostPart
 from cellmesh.wire.ticket import Ticket, read_ticket
 
 from .....support.tickets import make_ticket
@@ -21,17 +21,17 @@ from .....support.tickets import make_ticket
 
 def announced(name: str, address: str, nccl: str = "", boot: str = "") -> Announcement:
     return Announcement(
-        address=AgentAddress(name, f"tcp://{address}:5", "key", 0, 1),
+        host=Host(name, f"tcp://{address}:5", "key", 0, 1),
         place=Place(boot or name, "boot", "pids"),
         versions=Versions("1", "3.11.1", "2.13.0", nccl),
     )
 
 
-def ticket_in(directory: Path, *agents: AgentAddress) -> Ticket:
+def ticket_in(directory: Path, *agents: Host) -> Ticket:
     return make_ticket(directory=str(directory), num_ranks=len(agents), agents=agents)
 
 
-A = AgentAddress("a", "tcp://127.0.0.1:5", "", 0, 1)
+A = Host("a", "tcp://127.0.0.1:5", "", 0, 1)
 
 
 def test_hosts_that_fit_pass() -> None:
@@ -64,7 +64,7 @@ def test_agents_hear_how_long_the_start_may_take(
     timeout_s: float, expected: float, tmp_path: Path
 ) -> None:
     agents = HostAgents(ticket_in(tmp_path, A), timeout_s=timeout_s)
-    assert agents._part(0, 1, "a", 0, 1).start_timeout_s == expected
+    assert agents._part(0, 1, A).start_timeout_s == expected
 
 
 def test_end_that_two_threads_await_closes_its_descriptor_once(
@@ -73,7 +73,7 @@ def test_end_that_two_threads_await_closes_its_descriptor_once(
     """The number may be another's when the second thread is about to close it, too."""
     ticket = ticket_in(tmp_path, A)
     agents = HostAgents(ticket)
-    monkeypatch.setattr(agents._reach, "find_again", lambda found: (found, ()))
+    monkeypatch.setattr(agents._reach, "find", lambda ticket, found: (list(found), {}))
     agents_end = agents.start()
     close, closed = os.close, list[int]()
 
@@ -95,7 +95,7 @@ class Starter(HostCommands):
 
     def __init__(self) -> None:
         super().__init__()
-        self.left: list[str] = []
+        self.left: dict[int, str] = {}
         self.has_let_go = False
 
     def start(
@@ -103,15 +103,17 @@ class Starter(HostCommands):
         ticket: Ticket,
         parts: Sequence[HostPart],
         timeout_s: float,
-        failures: dict[int, HostError] | None = None,
+        needs_all: bool = True,
     ) -> list[Announcement]:
-        assert failures is not None
-        failures.update((i, HostError("no torch")) for i, p in enumerate(parts) if p.name == "b")
-        self.left = [part.name for part in parts if part.name != "b"]
-        return [announced(name, f"new-{name}") for name in self.left]
+        assert not needs_all
+        self.left = {part.index: part.name for part in parts}
+        return [
+            Announcement("no torch") if name == "b" else announced(name, f"new-{name}")
+            for name in self.left.values()
+        ]
 
     def drop(self, index: int) -> None:
-        self.left.pop(index)
+        del self.left[index]
 
     def let_go(self) -> None:
         self.has_let_go = True
@@ -121,23 +123,20 @@ def test_lost_hosts_are_started_again_as_far_as_they_can_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Host a is not lost, b has no torch, c is not reached, d starts, and f replaces e."""
-    old = [AgentAddress(name, f"tcp://{name}:5", "", i, 1) for i, name in enumerate("abcde")]
+    old = [Host(name, f"tcp://{name}:5", "", i, 1) for i, name in enumerate("abcde")]
     ticket = ticket_in(tmp_path, *old)
     agents = HostAgents(ticket)
     agents._starter = starter = Starter()
 
-    def find(found: list[AgentAddress]) -> list[AgentAddress]:
-        if found[0].host == "c":
-            raise HostError("not reached")
-        return found
+    def find(ticket: Ticket, found: list[Host]) -> tuple[list[Host], dict[int, str]]:
+        return found, {0: "not reached"} if found[0].name == "c" else {}
 
     monkeypatch.setattr(agents._reach, "find", find)
     failed = agents.start_again({1: "b", 2: "c", 3: "d", 4: "f"})
-    assert {index: str(error) for index, error in failed.items()} == {
-        1: "no torch",
-        2: "not reached",
-    }
-    assert (starter.left, starter.has_let_go) == (["d", "f"], True)
+    assert failed.keys() == {1, 2}
+    assert str(failed[1]) == "no torch"
+    assert "cannot be reached: not reached" in str(failed[2])
+    assert (starter.left, starter.has_let_go) == ({3: "d", 4: "f"}, True)
     now = agents.ticket
     assert [agent.endpoint for agent in now.agents] == [
         *("tcp://a:5", "tcp://b:5", "tcp://c:5", "tcp://new-d:5", "tcp://new-f:5")
