@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,16 +16,15 @@ import msgspec
 from ..errors import CellmeshError, MeshUsageError, NoMeshError
 from ..wire.hosts import Host
 from ..wire.ranks import describe_ranks
-from .code_files.sync import CodeSync
+from .code_files.sync import FILES_S, CodeSync
 from .core.core import Answer, Core, Effect, HealReport
 from .host_list import parse_hosts
 from .mesh_dims import check_mesh, parse_mesh
 from .news import Reply
 from .options import check_num_ranks
 from .session.hosts.connections import Connections
-from .session.hosts.fan import FILES_S
 from .session.hosts.standing import end_agents
-from .session.hosts.start import Post, call_in_loop
+from .session.hosts.start import Claim, Post, call_in_loop
 from .session.launch.local import Launcher
 
 ONE_HOST = (
@@ -192,10 +190,10 @@ def resize(
     size = sum(plan.layout)
     if why := core.why_not_resize(size):
         raise MeshUsageError(f"the mesh cannot be resized now: {why}")
-    has_begun: Future[bool] = Future()  # cancelled if the core must not resize any more
+    claim, has_begun = Claim(), Reply[bool]()  # claimed here, the core must not resize any more
 
     def question(core: Core, now: float) -> tuple[int, Sequence[Effect]]:
-        if not has_begun.set_running_or_notify_cancel():
+        if not claim.take():
             return -1, [Answer(-1, None)]
         try:
             if why := core.why_not_resize(size):  # it may have begun something by now
@@ -203,9 +201,9 @@ def resize(
             hosts.check_candidates()
             note(plan, new)
         except BaseException:
-            has_begun.set_result(False)
+            has_begun.give(False)
             raise
-        has_begun.set_result(True)
+        has_begun.give(True)
         return core.resize(plan.layout, plan.dims, now)
 
     new: list[Host] = []
@@ -218,13 +216,13 @@ def resize(
                 code.bring(timeout_s=FILES_S)
         report: HealReport | None = ask(question).result()
     except BaseException as error:
-        if has_begun.cancel() or not has_begun.result():
+        if claim.take() or not has_begun.result():
             _end_new(new, launcher, hosts, post)
             if new and isinstance(error, CellmeshError) and not isinstance(error, NoMeshError):
                 names = ", ".join(agent.name for agent in new)
                 raise type(error)(f"{error}\n{names} did not join: the mesh is as it was") from None
         raise
-    if has_begun.cancel():  # the mesh has ended before the question
+    if claim.take():  # the mesh has ended before the question
         _end_new(new, launcher, hosts, post)
     return report or HealReport(failure="the mesh has ended")
 

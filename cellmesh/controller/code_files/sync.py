@@ -16,6 +16,8 @@ from ...wire.hosts import CodeFile, FilesAnswer, PlaceFiles, digest_of, name_of
 from ...wire.own_file import open_regular
 from .scan import FileState, Found, Key, Scanner
 
+# How long each answer of hosts that are new may take.
+FILES_S = 120.0
 # So much goes in one message, which other messages to the host wait behind.
 _CHUNK_BYTES = 4 << 20
 # Calls in a row cost a look at the files now and then, and not each, unless a module was loaded.
@@ -28,6 +30,8 @@ _EXCLUDE = (
     "bring the files to the hosts yourself"
 )
 
+# The answers by host; None if the mesh has ended.
+Answers = Mapping[int, FilesAnswer] | None
 # Makes the messages to each host, given the request's number and the hosts there are.
 Make = Callable[[int, Collection[int]], Mapping[int, Sequence[Parcel[Any]]]]
 
@@ -56,7 +60,7 @@ class CodeSync:
     """
 
     roots: tuple[str, ...]
-    ask: Callable[[Make, float | None], Mapping[int, FilesAnswer] | None]
+    ask: Callable[[Make, float | None], Answers]
     name_host: Callable[[int], str]
     num_loads: Callable[[], int]
     say: Callable[[str], None]
@@ -154,7 +158,7 @@ class CodeSync:
                 raise HostError("a host still lacks files that were sent to it")
         self._placed, self._name, self._is_sure = files, name, True
 
-    def _find_lacking(self, answers: Mapping[int, FilesAnswer] | None, name: str) -> set[int]:
+    def _find_lacking(self, answers: Answers, name: str) -> set[int]:
         """Return the hosts that have not got the files of a name.
 
         Raises:

@@ -209,7 +209,7 @@ class Attachment:
                     self._flush()
                 if self.port is not None and self.sender:
                     self._send_chunks()
-                if self._unheard or self.spool.given.ahead:
+                if self._unheard or self.spool.ahead:
                     self._bound_ranks()
                 if is_new:
                     return
@@ -372,7 +372,7 @@ class Attachment:
         """Stop reading from ranks of which too much waits for the controller."""
         unheard: Collection[int] = ()
         if self._identity is not None:
-            unheard = frozenset(self.spool.given.ahead)
+            unheard = frozenset(self.spool.ahead)
             if self.sender and self.sender.num_bytes > MAX_ANSWER_BYTES:
                 unheard = frozenset(unheard) | self.sender.givers
         if unheard != self._unheard:

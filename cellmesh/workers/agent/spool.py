@@ -3,8 +3,8 @@
 While an attached controller keeps up, messages of ranks are passed on at once. Otherwise they wait
 here. Output is bounded, and the oldest is dropped first; answers are kept, as runs wait for them.
 Of runs in flight, answers that an earlier controller has received are kept, too, so that the next
-one gets all of them. What is not output is bounded for each rank (`GivenBytes`): beyond the bound,
-the rank is not read while a controller is attached, and its values are left out while none is.
+one gets all of them. What is not output is bounded for each rank: beyond the bound, the rank is not
+read while a controller is attached, and values are left out of what is kept for the next one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 
 from ...wire.attach import RunInfo
 from ...wire.codec import Frame, Parcel
-from ...wire.limits import COUNTED_BYTES, MAX_ANSWER_BYTES, may_wait_for
+from ...wire.limits import COUNTED_BYTES, MAX_ANSWER_BYTES
 from ...wire.messages import (
     AgentFault,
     Died,
@@ -33,7 +33,6 @@ from ...wire.messages import (
 )
 from ...wire.payload import stand_in
 from ...wire.segments import SegmentFrame
-from ...wire.status import RankState
 from ...wire.user_code import Bar, Display, InputCancelled, InputRequest, Logged, Output, Skipped
 
 MAX_OUTPUT_BYTES = 64 << 20
@@ -41,10 +40,8 @@ MAX_OUTPUT_BYTES = 64 << 20
 CHUNK_BYTES = 1 << 20
 # Runs of the controller's own, which end with it.
 _FIRST_OWN_RUN = 1 << 40
-# Of progress bars, the last word of so many is kept.
-MAX_BARS = 1000
 _LEAST_BYTES = 500  # that a parcel takes, whatever is in it
-_OUTPUT = (Output, Skipped, Display)
+_OUTPUT = (Output, Skipped, Display, Bar)
 # What means something to a controller that did not ask for it.
 _LASTING = (
     *(Output, Skipped, Display, Bar, Done, Failed, InputRequest, InputCancelled),
@@ -54,80 +51,14 @@ _LASTING = (
 BarKey = tuple[tuple[int, ...], int, int]
 
 
-class GivenBytes:
-    """Counts, by rank, the bytes that a rank has given and that no controller is done with (they
-    wait, or are results of unfinished runs), and decides which ranks are not read.
-
-    Attributes:
-        num_bytes: rank -> those bytes.
-        ahead: the ranks that are not read: those beyond the limit, but for those that another rank
-            may wait for.
-        waits: the states of ranks that waited for others when they were last asked.
-    """
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
-        self.num_bytes: collections.Counter[int] = collections.Counter()
-        self.waits: dict[int, RankState] = {}
-        self.ahead: set[int] = set()
-
-    def count(self, ranks: Iterable[int], num_bytes: int) -> None:
-        """Add to the bytes of each of these ranks; negative once the controller is done with
-        them.
-        """
-        for rank in ranks:
-            self.num_bytes[rank] += num_bytes
-            if self.num_bytes[rank] <= self._limit_bytes:
-                self.ahead.discard(rank)
-            elif not self._is_awaited(rank):
-                self.ahead.add(rank)
-
-    def room(self, ranks: Iterable[int]) -> int:
-        """Return how large a value of each of these ranks is kept; small ones always are."""
-        used = max((self.num_bytes[rank] for rank in ranks), default=0)
-        return max(COUNTED_BYTES, self._limit_bytes - used)
-
-    def note_state(self, ranks: Iterable[int], state: RankState) -> None:
-        """Note whether these ranks wait in a collective for other ranks."""
-        for rank in ranks:
-            if state.collective:
-                self.waits[rank] = state
-            else:
-                self.waits.pop(rank, None)
-        self._find_ahead()
-
-    def note_going_on(self, ranks: Iterable[int]) -> None:
-        """Note that these ranks have ended a run, and so wait in no collective any longer."""
-        if waiting := self.waits.keys() & set(ranks):
-            for rank in waiting:
-                del self.waits[rank]
-            self._find_ahead()
-
-    def _is_awaited(self, rank: int) -> bool:
-        """Return whether another rank may wait in a collective for this rank's next run."""
-        return any(
-            may_wait_for(state, (rank,)) for other, state in self.waits.items() if other != rank
-        )
-
-    def _find_ahead(self) -> None:
-        self.ahead = {
-            rank
-            for rank, num_bytes in self.num_bytes.items()
-            if num_bytes > self._limit_bytes and not self._is_awaited(rank)
-        }
-
-
 @dataclass
 class _Flight:
     """A run in flight, and those of its answers that a controller has acknowledged."""
 
     info: RunInfo
     waiting: set[int]
-    # As kept; by whom; how much it was.
-    answers: list[tuple[Parcel[Any], tuple[int, ...], int]] = field(default_factory=list)
+    answers: list[tuple[Parcel[Any], tuple[int, ...]]] = field(default_factory=list)  # by whom
     asks: dict[int, Parcel[Any]] = field(default_factory=dict)
-    # By rank and number: they go on.
-    bars: dict[tuple[int, int], Parcel[Any]] = field(default_factory=dict)
 
 
 class Spool:
@@ -135,7 +66,7 @@ class Spool:
     unfinished runs, which the next controller receives again.
 
     Attributes:
-        given: how much each rank has given, and which ranks are not read.
+        ahead: the ranks that are not to be read, as too much of theirs waits.
         num_dropped_bytes: of output, since the last controller left.
         next_run: above every run that was seen.
     """
@@ -150,8 +81,11 @@ class Spool:
         # Those entries that may be dropped.
         self._output: collections.deque[int] = collections.deque()
         self._output_bytes = 0
-        self.given = GivenBytes(max_answer_bytes)
-        self._bars: dict[BarKey, int] = {}  # entries that a bar's next word replaces
+        # By rank, the bytes that wait here, output excepted, and those of answers that are kept.
+        self._waiting: collections.Counter[int] = collections.Counter()
+        self._kept: collections.Counter[int] = collections.Counter()
+        self.ahead: set[int] = set()
+        self._bars: dict[BarKey, int] = {}  # entries that a bar's next state replaces
         self._skipped: dict[tuple[tuple[int, ...], int], list[int]] = {}
         self._flights: dict[int, _Flight] = {}
         self._is_attended = False
@@ -172,7 +106,7 @@ class Spool:
     def forget_runs(self) -> None:
         """Forget all runs, whose ranks are being replaced."""
         self._flights.clear()
-        self._count_again()
+        self._kept.clear()
 
     def replied(self, ranks: Iterable[int]) -> None:
         """Note that the user has answered these ranks' requests for input."""
@@ -199,10 +133,6 @@ class Spool:
                 case Ranked(ranks, InputCancelled(run=run)) if run in self._flights:
                     for rank in ranks:
                         self._flights[run].asks.pop(rank, None)
-                case Ranked(_, Bar()):
-                    self._note_bar(parcel)
-                case Ranked(ranks, RankState() as state):
-                    self.given.note_state(ranks, state)
                 case Died(rank):
                     for run in list(self._flights):
                         if rank in self._flights[run].waiting:
@@ -221,14 +151,17 @@ class Spool:
                 if kept is None:
                     continue
                 parcel = kept
-            if _is_bar(parcel.verb) and self._replace_bar(parcel):
-                continue
+            if _is_bar(parcel.verb):
+                entry = self._bars.setdefault(_bar_key(parcel), self._next_entry)
+                if entry != self._next_entry:
+                    self._entries[entry] = parcel
+                    continue
             self._entries[self._next_entry] = parcel
             if type(parcel.verb) is Ranked and type(parcel.verb.verb) in _OUTPUT:
                 self._output.append(self._next_entry)
                 self._output_bytes += size_of(parcel)
             else:
-                self.given.count(_givers(parcel), size_of(parcel))
+                self._count(parcel, size_of(parcel))
             self._next_entry += 1
         while self._output_bytes > self._max_output_bytes:
             self._drop_oldest_output()
@@ -248,7 +181,7 @@ class Spool:
                 self._output.popleft()
                 self._output_bytes -= size
             else:
-                self.given.count(_givers(parcel), -size)
+                self._count(parcel, -size)
             if _is_bar(parcel.verb):
                 del self._bars[_bar_key(parcel)]
             num_bytes += size
@@ -276,48 +209,34 @@ class Spool:
         to_come = {parcel.verb.rank for parcel in waiting if type(parcel.verb) is Died}
         before: list[Parcel[Any]] = []
         asks: list[Parcel[Any]] = []
-        bars: list[Parcel[Any]] = []
         for _, flight in sorted(self._flights.items()):
             # One that died and was replaced since is not dead: the mesh's state, which comes later,
             # says so.
-            answers = [answer for answer, *_ in flight.answers]
+            answers = [answer for answer, _ in flight.answers]
             before += [answer for answer in answers if getattr(answer.verb, "rank", -1) not in dead]
             asks += dict.fromkeys(flight.asks.values())
-            bars += flight.bars.values()
-            flight.bars = {}
             flight.answers, flight.asks, flight.waiting = [], {}, set(flight.info.ranks)
+        self._kept.clear()
         told = [Parcel(died) for died in deaths if died.rank not in to_come]
         self._clear_entries()
         self._is_attended, self.num_dropped_bytes = True, 0
-        self.add([*before, state, *told, *asks, *bars, *waiting])
+        self.add([*before, state, *told, *asks, *waiting])
 
     # ---- inside
 
-    def _note_bar(self, parcel: Parcel[Any]) -> None:
-        """Keep the last state of a progress bar that a controller has received, for the next
-        controller.
-        """
-        bar: Bar = parcel.verb.verb
-        flight = self._flights.get(bar.run)
-        if flight is None:
-            return
-        for rank in parcel.verb.ranks:
-            flight.bars.pop((rank, bar.bar), None)
-            if bar.state == "open" and len(flight.bars) < MAX_BARS:
-                flight.bars[(rank, bar.bar)] = Parcel(Ranked((rank,), bar))
+    def _count(self, parcel: Parcel[Any], num_bytes: int) -> None:
+        """Add to the bytes of a message's ranks that wait, or subtract from them."""
+        for rank in _givers(parcel):
+            self._waiting[rank] += num_bytes
+            if self._waiting[rank] > self._max_answer_bytes:
+                self.ahead.add(rank)
+            else:
+                self.ahead.discard(rank)
 
-    def _replace_bar(self, parcel: Parcel[Any]) -> bool:
-        """Replace an earlier state of a progress bar in the queue; return whether there was one."""
-        key = _bar_key(parcel)
-        if key in self._bars:
-            self._entries[self._bars[key]] = parcel
-            return True
-        self._bars[key] = self._next_entry
-        if len(self._bars) > MAX_BARS:
-            oldest = next(iter(self._bars))
-            dropped = self._entries.pop(self._bars.pop(oldest))
-            self.given.count(_givers(dropped), -size_of(dropped))
-        return False
+    def _room(self, ranks: Iterable[int]) -> int:
+        """Return how large a value of each of these ranks is kept; small ones always are."""
+        used = max((self._waiting[rank] + self._kept[rank] for rank in ranks), default=0)
+        return max(COUNTED_BYTES, self._max_answer_bytes - used)
 
     def _note_answer(self, run: int, ranks: tuple[int, ...], parcel: Parcel[Any]) -> None:
         flight = self._flights.get(run)
@@ -326,29 +245,14 @@ class Spool:
         flight.waiting.difference_update(ranks)
         for rank in ranks:
             flight.asks.pop(rank, None)
-        if self.given.waits:
-            self.given.note_going_on(ranks)
         if flight.waiting:
-            light = _lighten(parcel, self.given.room(ranks))
-            self.given.count(ranks, size_of(parcel))
-            flight.answers.append((light, ranks, size_of(parcel)))
+            light = _lighten(parcel, self._room(ranks))
+            flight.answers.append((light, ranks))
+            self._kept.update(dict.fromkeys(ranks, size_of(light)))
             return
         del self._flights[run]
-        for _, givers, num_bytes in flight.answers:
-            self.given.count(givers, -num_bytes)
-
-    def _count_again(self) -> None:
-        """Count the bytes that ranks have given from the start, after ranks were replaced or the
-        waiting messages changed.
-        """
-        self.given = GivenBytes(self._max_answer_bytes)
-        for flight in self._flights.values():
-            for _, givers, num_bytes in flight.answers:
-                self.given.count(givers, num_bytes)
-        output = set(self._output)
-        for number, parcel in self._entries.items():
-            if number not in output:
-                self.given.count(_givers(parcel), size_of(parcel))
+        for answer, givers in flight.answers:
+            self._kept.subtract(dict.fromkeys(givers, size_of(answer)))
 
     def _fit_for_others(self, parcel: Parcel[Any]) -> Parcel[Any] | None:
         """Return the part of a message to keep while no controller is attached; None if nothing."""
@@ -359,7 +263,7 @@ class Spool:
             return parcel
         if verb.run not in self._flights:  # a control thread's, or a heal's: who asked has gone
             return None
-        return _lighten(parcel, self.given.room(_givers(parcel)))
+        return _lighten(parcel, self._room(_givers(parcel)))
 
     def _drop_oldest_output(self) -> None:
         parcel = self._entries.pop(self._output.popleft())
@@ -367,6 +271,9 @@ class Spool:
         self._output_bytes -= size
         self.num_dropped_bytes += size
         verb = parcel.verb.verb
+        if type(verb) is Bar:
+            del self._bars[_bar_key(parcel)]
+            return
         lines = self._skipped.setdefault((parcel.verb.ranks, verb.run), [0, 0])
         if type(verb) is Skipped:
             lines[0] += verb.num_lines
@@ -380,7 +287,8 @@ class Spool:
         self._output.clear()
         self._bars.clear()
         self._output_bytes = 0
-        self._count_again()
+        self._waiting.clear()
+        self.ahead.clear()
 
 
 def size_of(parcel: Parcel[Any]) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import Any, cast
 
 import pytest
@@ -145,7 +144,7 @@ def test_run_that_begins_in_the_meantime_ends_the_new_agents(world: World) -> No
 def test_interrupt_ends_the_new_agents_until_the_core_resizes(is_late: bool, world: World) -> None:
     questions: list[Question] = []
 
-    def ask(question: Question) -> Future[Any]:
+    def ask(question: Question) -> Reply[Any]:
         if is_late:
             question(cast(Core, world), 0.0)
         questions.append(question)

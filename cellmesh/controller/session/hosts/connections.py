@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+import secrets
 import select
 import time as clock
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,10 +18,12 @@ from ....wire.descriptors import FILES_A_HOST, make_room
 from ....wire.hosts import SILENT_S, ClockReading, FilesAnswer, Host, ReadClock
 from ....wire.messages import AgentFault, Ranked, Relay, Resize, Stop, Stopped
 from ....wire.ticket import Ticket
+from ...code_files.sync import Answers, Make
 from ...core.clocks import ClockComparison, ClockOffset
+from ...news import Reply
 from ..connection import Connection, Message
 from ..launch.commands import describe_job_end
-from .fan import Answers, Fan, FileRequests, Make, Routed
+from .fan import Fan, Gathering, Routed
 
 
 @dataclass(eq=False)
@@ -85,7 +87,10 @@ class Connections:
         self._up: list[Parcel[Any]] = []
         self._reported: set[int] = set()
         self._clocks = [ClockComparison() for _ in ticket.all_agents]
-        self._files = FileRequests()
+        self._files: Gathering[FilesAnswer] = Gathering()
+        self._replies: dict[int, Reply[Answers]] = {}  # by the number of the request for them
+        # A late answer to an earlier controller is not taken for one to this one.
+        self._last_request = secrets.randbits(40)
         self._all: list[Connection] = []
 
     def open(self) -> None:
@@ -172,7 +177,7 @@ class Connections:
                     self._clocks[index].add(verb.sent_s, verb.host_s, clock.monotonic())
                     continue
                 if isinstance(parcel.verb, FilesAnswer):
-                    self._files.answer(index, parcel.verb)
+                    self._files.add(parcel.verb.request, index, parcel.verb)
                     continue
                 if isinstance(parcel.verb, Welcome) and connection.is_remote:
                     self._clocks[index].begin(now)
@@ -189,14 +194,14 @@ class Connections:
             is_missing |= connection.lost_at is not None
         if is_missing:
             yield from self._watch(now)
-        if self._files:
-            self._files.keep(self._with_candidates())
+        if self._replies:
+            self._give_replies()
 
     def _hear_candidates(self, now: float) -> None:
         for index, (connection, candidate) in enumerate(self._candidates.items(), len(self._all)):
             said, lost_at = connection.hear(now), connection.lost_at
             for answer in candidate.hear(said, lost_at, self._lease_s, now):
-                self._files.answer(index, answer)
+                self._files.add(answer.request, index, answer)
 
     def _watch(self, now: float) -> Iterator[Parcel[Any]]:
         """Yield what there is to say of hosts that are not heard, or are heard again."""
@@ -225,12 +230,23 @@ class Connections:
                     )
                 )
 
-    def ask_files(self, make: Make, future: Future[Answers]) -> None:
-        """Send agents messages about files; the future gets their answers. In the link's loop."""
+    def ask_files(self, make: Make, reply: Reply[Answers]) -> None:
+        """Send agents messages about files, and give their answers to the reply once none is
+        awaited; in the link's loop.
+        """
+        self._last_request += 1
+        messages = make(self._last_request, self._with_candidates())
+        self._files.begin(self._last_request, messages)
+        self._replies[self._last_request] = reply
         connections = [*self._all, *self._candidates]
-        for index, parcels in self._files.begin(make, self._with_candidates(), future).items():
+        for index, parcels in messages.items():
             for parcel in parcels:
                 connections[index].send([parcel])
+        self._give_replies()
+
+    def _give_replies(self) -> None:
+        for request, answers in self._files.take(self._with_candidates()):
+            self._replies.pop(request).give(answers)
 
     def _explain(self, index: int, reason: str) -> str:
         """Return why a host's agent has ended, with what its engine has printed of that."""
@@ -251,9 +267,10 @@ class Connections:
         num_hosts = len(self._all)
         return self._fan.name_of(index) if index < num_hosts else candidates[index - num_hosts]
 
-    def unanswered(self, future: Future[Answers]) -> list[str]:
+    def unanswered(self, reply: Reply[Answers]) -> list[str]:
         """Name the hosts whose answer about files is awaited; on any thread."""
-        return [self.name_of(index) for index in self._files.awaited(future)]
+        requests = [number for number, each in list(self._replies.items()) if each is reply]
+        return [self.name_of(index) for each in requests for index in self._files.awaited(each)]
 
     def check_all_heard(self) -> None:
         """Check that every host can fork its ranks again, as a restart needs; on any thread.
@@ -435,7 +452,9 @@ class Connections:
 
     def close(self) -> None:
         """As `Connection.close`."""
-        self._files.close()
+        for reply in self._replies.values():
+            reply.give(None)
+        self._replies.clear()
         for connection in self._each:
             connection.close()
         self._context.term()  # waits for the last messages of all

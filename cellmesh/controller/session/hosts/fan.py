@@ -4,17 +4,15 @@ what they say of the whole mesh. Pure.
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from ....wire.attach import Detach, Detached, Refused, RunInfo, Welcome
 from ....wire.codec import Parcel
-from ....wire.hosts import FilesAnswer, Host
+from ....wire.hosts import Host
 from ....wire.messages import (
     AgentFault,
     Died,
@@ -42,6 +40,8 @@ from ....wire.ranks import describe_ranks
 from ....wire.status import HostReport, RankInfo, ReadHost
 from ...core.mesh_state import HostLost, Returned
 from ...core.requests import control
+
+_T = TypeVar("_T")
 
 
 @dataclass
@@ -123,7 +123,7 @@ class Fan:
                 said = f"it cannot be read: {name} is not heard"
                 return Routed(up=[Parcel(LogText(request, said, 0, f"its log on {name}"))])
             case ReadHost():
-                self._reports.begin(verb.request)
+                self._reports.begin(verb.request, self.hosts)
                 return self._add(self._to(self.hosts, parcel), Routed(self._joined_reports()))
             case Restart():
                 self._ready.clear()
@@ -432,28 +432,52 @@ class Fan:
         return f"{agent.name} ({describe_ranks(agent.ranks)})"
 
 
+class Gathering(Generic[_T]):
+    """The answers of several hosts to questions, which have numbers."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, tuple[set[int], dict[int, _T]]] = {}
+
+    def begin(self, number: int, hosts: Iterable[int]) -> None:
+        """Note a question to these hosts."""
+        self._open[number] = set(hosts), {}
+
+    def add(self, number: int, host: int, answer: _T) -> None:
+        """Note a host's answer."""
+        if number in self._open:
+            self._open[number][1][host] = answer
+
+    def awaited(self, number: int) -> list[int]:
+        """Return the hosts that have not answered a question."""
+        hosts, answers = self._open.get(number, (set(), {}))
+        return sorted(hosts - answers.keys())
+
+    def take(self, hosts: Collection[int]) -> Iterator[tuple[int, dict[int, _T]]]:
+        """Yield the answers to questions that none of these hosts has still to answer."""
+        for number, (asked, answers) in list(self._open.items()):
+            if asked & set(hosts) <= answers.keys():
+                del self._open[number]
+                yield number, answers
+
+
 class HostReports:
-    """The questions for reports that agents have not all answered, and what each host has said
-    last.
+    """The questions for reports that agents have not all answered, and the last ranks that each
+    host has reported.
 
     Attributes:
-        silent: the hosts that are not heard at the moment, whose answers nobody waits for.
+        silent: the hosts that are not heard at the moment, whose answers are not awaited.
     """
 
     def __init__(self) -> None:
-        self._open: dict[int, dict[int, HostReport]] = {}
+        self._questions: Gathering[HostReport] = Gathering()
+        self.begin = self._questions.begin
         self._last: dict[int, tuple[RankInfo, ...]] = {}
         self._why_lost: dict[int, str] = {}
         self.silent: set[int] = set()
 
-    def begin(self, request: int) -> None:
-        """Note a question that goes to all hosts."""
-        self._open[request] = {}
-
     def note(self, index: int, report: HostReport) -> None:
         """Note a host's answer."""
-        if report.request in self._open:
-            self._open[report.request][index] = report
+        self._questions.add(report.request, index, report)
         self.note_ranks(index, report.ranks)
 
     def note_ranks(self, index: int, ranks: Sequence[RankInfo]) -> None:
@@ -478,13 +502,11 @@ class HostReports:
             agents: one a host.
             hosts: those of them that are not lost.
         """
-        for request, answers in list(self._open.items()):
-            if set(hosts) - self.silent <= answers.keys():
-                del self._open[request]
-                others = self._not_heard([i for i in hosts if i not in answers])
-                lost = [i for i in range(len(agents)) if i not in hosts]
-                ranks = (*others, *self.lost_ranks(agents, lost))
-                yield join_reports(request, answers.values(), ranks)
+        for request, answers in self._questions.take(set(hosts) - self.silent):
+            others = self._not_heard([i for i in hosts if i not in answers])
+            lost = [i for i in range(len(agents)) if i not in hosts]
+            ranks = (*others, *self.lost_ranks(agents, lost))
+            yield join_reports(request, answers.values(), ranks)
 
     def lost_ranks(self, agents: Sequence[Host], lost: Iterable[int]) -> Iterator[RankInfo]:
         """Yield the ranks of lost hosts, which count as dead."""
@@ -571,73 +593,6 @@ class RespawnAnswers:
             up.append(Parcel(Respawned(self._respawned)))
         self._respawned, self._failed = (), ()
         return up
-
-
-# How long each answer of hosts that are new may take.
-FILES_S = 120.0
-# The answers by host; None if the mesh has ended.
-Answers = dict[int, FilesAnswer] | None
-# Makes the messages to each host, given the request's number and the hosts there are.
-Make = Callable[[int, Collection[int]], Mapping[int, Sequence[Parcel[Any]]]]
-
-
-@dataclass
-class _Request:
-    hosts: set[int]
-    future: Future[Answers]
-    answers: dict[int, FilesAnswer] = field(default_factory=dict)
-
-
-class FileRequests:
-    """The requests that wait for agents' answers."""
-
-    def __init__(self) -> None:
-        self._open: dict[int, _Request] = {}
-        # A late answer to a controller that has gone is not taken for one to its successor.
-        self._last = secrets.randbits(40)
-
-    def __bool__(self) -> bool:
-        return bool(self._open)
-
-    def begin(
-        self, make: Make, hosts: Collection[int], future: Future[Answers]
-    ) -> Mapping[int, Sequence[Parcel[Any]]]:
-        """Return the messages of a new request; its future gets the answers of all their hosts."""
-        self._last += 1
-        messages = make(self._last, hosts)
-        self._open[self._last] = _Request(set(messages), future)
-        self.keep(hosts)
-        return messages
-
-    def answer(self, host: int, answer: FilesAnswer) -> None:
-        """Note a host's answer."""
-        request = self._open.get(answer.request)
-        if request is not None:
-            request.answers[host] = answer
-            self._close_answered()
-
-    def keep(self, hosts: Collection[int]) -> None:
-        """Wait no more for hosts that are not among these."""
-        for request in self._open.values():
-            request.hosts &= set(hosts)
-        self._close_answered()
-
-    def awaited(self, future: Future[Answers]) -> list[int]:
-        """Return the hosts whose answers a request's future waits for."""
-        found = (request for request in list(self._open.values()) if request.future is future)
-        return [host for each in found for host in sorted(each.hosts - each.answers.keys())]
-
-    def close(self) -> None:
-        """End all requests without an answer."""
-        for request in self._open.values():
-            request.future.set_result(None)
-        self._open.clear()
-
-    def _close_answered(self) -> None:
-        for number, request in list(self._open.items()):
-            if request.hosts <= request.answers.keys():
-                del self._open[number]
-                request.future.set_result(request.answers)
 
 
 # The stages of a start, in their order.

@@ -4,10 +4,8 @@ at the end of a mesh, ends the agents that did not hear it.
 
 from __future__ import annotations
 
-import concurrent.futures
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from typing import TypeVar
 
 import msgspec
@@ -16,19 +14,34 @@ from ....errors import HostError, MeshUsageError
 from ....wire.hosts import Host
 from ....wire.modules import loaded
 from ....wire.ticket import Ticket
-from ...code_files.sync import CodeSync
+from ...code_files.sync import FILES_S, Answers, CodeSync, Make
 from ...core.core import Core, Effect
 from ...host_list import parse_hosts
+from ...news import Reply
 from ..launch.local import Launcher
 from ..link import Link, warn
 from .connections import Connections
-from .fan import FILES_S, Answers, Make
 from .standing import describe_left, end_agents
 
 _T = TypeVar("_T")
 Post = Callable[[Callable[[Core, float], Sequence[Effect]]], None]
 # The loop takes up an order within milliseconds, unless callbacks keep it.
 _ORDER_S = 30.0
+
+
+class Claim:
+    """What the link's loop does, or the thread that asked for it withdraws: the first of both."""
+
+    def __init__(self) -> None:
+        self._left = [None]
+
+    def take(self) -> bool:
+        """Return whether this call is the first."""
+        try:
+            self._left.pop()  # in one step, whatever the other thread does
+        except IndexError:
+            return False
+        return True
 
 
 def call_in_loop(post: Post, action: Callable[[], _T]) -> _T:
@@ -42,21 +55,21 @@ def call_in_loop(post: Post, action: Callable[[], _T]) -> _T:
         NoMeshError: the mesh has ended, and its loop with it.
         HostError: the loop does not get to it in time; it will not call the function any more.
     """
-    result: Future[_T] = Future()
+    reply: Reply[_T] = Reply()
+    claim = Claim()
 
     def act(core: Core, now: float) -> Sequence[Effect]:
-        if result.set_running_or_notify_cancel():
+        if claim.take():
             try:
-                result.set_result(action())
+                reply.give(action())
             except BaseException as error:
-                result.set_exception(error)
+                reply.fail(error)
         return ()
 
     post(act)
-    done, _ = concurrent.futures.wait([result], _ORDER_S)
-    if not done and result.cancel():
+    if not reply.wait(_ORDER_S) and claim.take():
         raise HostError(f"the notebook's link to the mesh is busy for {_ORDER_S:.0f} s: try again")
-    return result.result()
+    return reply.result()
 
 
 def bring_back(
@@ -202,17 +215,12 @@ def sync_through(hosts: Connections, link: Link, ticket: Ticket) -> CodeSync:
 
     def ask(make: Make, timeout_s: float | None) -> Answers:
         link.check_may_wait()
-        future: Future[Answers] = Future()
-
-        def begin(core: Core, now: float) -> Sequence[Effect]:
-            hosts.ask_files(make, future)
-            return ()
-
-        link.post(begin)
+        reply: Reply[Answers] = Reply()
+        call_in_loop(link.post, lambda: hosts.ask_files(make, reply))
         try:
-            return future.result(timeout_s)
+            return reply.result(timeout_s)
         except TimeoutError:
-            silent = ",".join(hosts.unanswered(future))
+            silent = ",".join(hosts.unanswered(reply))
             raise HostError(
                 f"{silent}: no answer about the files beside the notebook for {timeout_s:.0f} s. "
                 "`%dist_status` says whether they are heard"

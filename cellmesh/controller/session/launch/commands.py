@@ -367,116 +367,64 @@ def _close(file: IO[bytes] | None) -> None:
 
 # What is put in the place of a ticket's file.
 _ANY_FILE = "/tmp/cellmesh-try"
-_TRY = "`ssh {name} true` must work without a question"
-# What ssh, an engine's command, a shell or Python on the host have said -> what it means, and what
-# mends it. Each has words of its own, so that it is known behind sudo or a script, too.
-_KNOWN = (
-    (
-        r"ssh: Could not resolve hostname",
-        "the name does not resolve",
-        f"write it as DNS, /etc/hosts or ~/.ssh/config have it; {_TRY}",
-    ),
-    (
-        r"Host key verification failed",
-        "the host's key is not known, or another one than before",
-        "connect by hand once (`ssh {name}`) and compare the key",
-    ),
-    (
-        r"Permission denied \((?:publickey|password|keyboard|gssapi|hostbased)"
-        r"|Too many authentication failures",
-        "the host refuses your key",
-        f"`ssh-copy-id {{name}}`, or load the key with `ssh-add`; {_TRY}",
-    ),
-    (
-        r"ssh: connect to host .*Connection refused"
-        r"|open failed: connect failed: Connection refused",  # by ProxyJump
-        "nothing listens on the host's ssh port",
-        f"start sshd there, or name the port in ~/.ssh/config; {_TRY}",
-    ),
-    (
-        r"ssh: connect to host .*(?:timed out|No route to host|Network is unreachable)"
-        r"|timed out during banner exchange",
-        "the host is not reached",
-        f"see that it runs, and that no firewall is between; {_TRY}",
-    ),
-    (
-        r"[Nn]o such container|no container with name",
-        "there is no such container",
-        "`{program} ps` lists those that run: use one of these names in --hosts",
-    ),
-    (
-        r"[Cc]ontainer \S+ is not running|container state improper",
-        "the container does not run",
-        "`{program} start {name}`",
-    ),
-    (
-        r"connect to the [Dd]ocker (?:daemon|API)",
-        "Docker's daemon is not reached",
-        "`docker info` must work for your user",
-    ),
-    (
-        r"""pods? "[^"]*" not found""",
-        "there is no such pod",
-        "`kubectl get pods -A` lists them; name another namespace in --launch, like `kubectl -n "
-        "NAMESPACE exec -i {{host}} -- {{command}}`",
-    ),
-    (
-        r"container not found|does not have a host assigned|in a completed pod"
-        r"|is not valid for pod",
-        "the pod does not run, or has no such container",
-        "`kubectl describe pod {name}` says why",
-    ),
-    (
-        r"Error from server \(Forbidden\)|must be logged in to the server",
-        "the cluster refuses you",
-        "`kubectl auth can-i create pods/exec` must say yes",
-    ),
-    (
-        r"connection to the server \S+ was refused|Unable to connect to the server",
-        "the cluster's API server is not reached",
-        "`kubectl cluster-info` must work",
-    ),
-    (
-        r"Unable to allocate resources: Requested nodes are busy",
-        "Slurm has not given the nodes in time",
-        "ask for less, or wait longer (--queue-timeout); `squeue` shows who has them",
-    ),
-    (
-        r"error: (?:Unable to allocate resources|Job submit/allocate failed)",
-        "Slurm refuses the job",
-        "`sinfo` lists partitions, limits and nodes",
-    ),
-    (
-        r"Slurm job (\d+) has expired|allocation for job (\d+): Invalid job id",
-        "Slurm's job has ended",
-        "`sacct -j {found}` says why; start the mesh again",
-    ),
-    (
-        r"Unable to create step for job (\d+): Requested node|Invalid node name specified",
-        "the node is not in Slurm's job, or is busy",
-        "`scontrol show node {name}`, and `squeue --jobs={found}` for the job's nodes",
-    ),
-    (
-        r"Unable to contact slurm controller",
-        "slurmctld does not answer",
-        "`scontrol ping` must say UP",
-    ),
-    (
-        r"No module named '?cellmesh\b",
-        "its Python has no cellmesh",
-        "is cellmesh installed on {name}? There: `{python} -m pip install cellmesh`",
-    ),
-    (
-        r"No module named '?(\w+)",
-        "its Python lacks a package",
-        "on {name}: `{python} -m pip install {found}`",
-    ),
-    (
-        r"No space left on device|Disk quota exceeded",
-        "its disk is full",
-        "free some space on {name}; `df -h` there says where",
-    ),
-)
+# What ssh, an engine's command, a shell or Python on the host have said (patterns), what it means,
+# and what mends it. Each has words of its own, so that it is known behind sudo or a script, too.
+_KNOWN = r"""
+ssh: Could not resolve hostname
+    the name does not resolve. Next: write it as DNS, /etc/hosts or ~/.ssh/config have it; {ssh}
+Host key verification failed
+    the host's key is not known, or another one than before. Next: connect by hand once (`ssh
+    {name}`) and compare the key
+Permission denied \((?:publickey|password|keyboard|gssapi|hostbased)
+Too many authentication failures
+    the host refuses your key. Next: `ssh-copy-id {name}`, or load the key with `ssh-add`; {ssh}
+ssh: connect to host .*Connection refused
+open failed: connect failed: Connection refused
+    nothing listens on the host's ssh port. Next: start sshd there, or name the port in
+    ~/.ssh/config; {ssh}
+ssh: connect to host .*(?:timed out|No route to host|Network is unreachable)
+timed out during banner exchange
+    the host is not reached. Next: see that it runs, and that no firewall is between; {ssh}
+[Nn]o such container|no container with name
+    there is no such container. Next: `{program} ps` lists those that run: use one of these
+    names in --hosts
+[Cc]ontainer \S+ is not running|container state improper
+    the container does not run. Next: `{program} start {name}`
+connect to the [Dd]ocker (?:daemon|API)
+    Docker's daemon is not reached. Next: `docker info` must work for your user
+pods? "[^"]*" not found
+    there is no such pod. Next: `kubectl get pods -A` lists them; name another namespace in
+    --launch, like `kubectl -n NAMESPACE exec -i {{host}} -- {{command}}`
+container not found|does not have a host assigned|in a completed pod|is not valid for pod
+    the pod does not run, or has no such container. Next: `kubectl describe pod {name}` says why
+Error from server \(Forbidden\)|must be logged in to the server
+    the cluster refuses you. Next: `kubectl auth can-i create pods/exec` must say yes
+connection to the server \S+ was refused|Unable to connect to the server
+    the cluster's API server is not reached. Next: `kubectl cluster-info` must work
+Unable to allocate resources: Requested nodes are busy
+    Slurm has not given the nodes in time. Next: ask for less, or wait longer (--queue-timeout);
+    `squeue` shows who has them
+error: (?:Unable to allocate resources|Job submit/allocate failed)
+    Slurm refuses the job. Next: `sinfo` lists partitions, limits and nodes
+Slurm job (\d+) has expired|allocation for job (\d+): Invalid job id
+    Slurm's job has ended. Next: `sacct -j {found}` says why; start the mesh again
+Unable to create step for job (\d+): Requested node|Invalid node name specified
+    the node is not in Slurm's job, or is busy. Next: `scontrol show node {name}`, and `squeue
+    --jobs={found}` for the job's nodes
+Unable to contact slurm controller
+    slurmctld does not answer. Next: `scontrol ping` must say UP
+No module named '?cellmesh\b
+    its Python has no cellmesh. Next: is cellmesh installed on {name}? There: `{python} -m pip
+    install cellmesh`
+No module named '?(\w+)
+    its Python lacks a package. Next: on {name}: `{python} -m pip install {found}`
+No space left on device|Disk quota exceeded
+    its disk is full. Next: free some space on {name}; `df -h` there says where
+"""
+_CAUSES: list[tuple[str, ...]] = [
+    (patterns.strip().replace("\n", "|"), *" ".join(words.split()).split(". Next: "))
+    for patterns, words in re.findall(r"((?:^\S.*\n)+)((?:^    .*\n)+)", _KNOWN, re.MULTILINE)
+]
 
 
 def explain(name: str, launch: str, python: str, status: int, said: str) -> str:
@@ -500,11 +448,14 @@ def explain(name: str, launch: str, python: str, status: int, said: str) -> str:
 def _find_cause(name: str, launch: str, python: str, status: int, said: str) -> tuple[str, str]:
     """Return the cause, "" if it is unknown, and the remedy."""
     program = command_for(launch, name, ())[0]
-    for pattern, text, remedy in _KNOWN:
+    for pattern, text, remedy in _CAUSES:
         found = re.search(pattern, said)
         if found is not None:
             word = next((group for group in found.groups() if group), "")
-            return text, remedy.format(name=name, program=program, python=python, found=word)
+            words = {"name": name, "program": program, "python": python, "found": word}
+            return text, remedy.format(
+                ssh=f"`ssh {name} true` must work without a question", **words
+            )
     if status == 127 or python in said:
         return (
             "the notebook's Python is not there",

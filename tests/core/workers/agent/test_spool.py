@@ -10,7 +10,6 @@ from cellmesh.errors import HostError
 from cellmesh.wire import payload
 from cellmesh.wire.attach import RunInfo
 from cellmesh.wire.codec import Parcel
-from cellmesh.wire.groups import GroupCount
 from cellmesh.wire.messages import (
     Died,
     Done,
@@ -25,7 +24,7 @@ from cellmesh.wire.messages import (
 )
 from cellmesh.wire.status import HostReport, RankState
 from cellmesh.wire.user_code import Bar, Display, InputCancelled, InputRequest, Output, Skipped
-from cellmesh.workers.agent.spool import MAX_BARS, Spool
+from cellmesh.workers.agent.spool import Spool
 
 STATE = Parcel(MeshReady(()))
 
@@ -228,82 +227,43 @@ def test_values_too_large_to_keep_raise_when_loaded() -> None:
         payload.loads(lost.verb.verb.payload, ())
 
 
-def given(spool: Spool, rank: int = 0) -> int:
-    return spool.given.num_bytes[rank]
-
-
-def test_bytes_that_wait_are_counted_by_rank() -> None:
-    spool = attended()
-    assert given(spool) == 0
-    begin(spool, 1, 0)
-    spool.add([large(1, 1 << 20), say((0,), Output(1, "stdout", "x" * 5000))])
-    assert 1 << 20 < given(spool) < (1 << 20) + 1000
-    assert given(spool, 1) == 0
-    spool.add([bar(1.0, number=number) for number in range(2 * MAX_BARS)])
-    take_all(spool)
-    assert given(spool) == 0
-    spool.add([large(1, 10)])
-    attend_again(spool)
-    assert given(spool) == 0
-
-
-def test_a_restart_forgets_runs_and_their_results_and_counts_what_waits() -> None:
-    spool = attended()
-    begin(spool, 1, 0, 1)
-    begin(spool, 2, 0, 1)
-    spool.acked([large(1, 4_000)])
-    spool.add([large(2, 1_000)])
-    spool.forget_runs()
-    assert spool.runs() == ()
-    assert 1_000 < given(spool) < 2_000
-
-
-def test_a_rank_is_ahead_while_too_much_of_it_waits_for_the_answers_of_others() -> None:
+def test_a_rank_is_ahead_while_too_much_of_it_waits() -> None:
     spool = attended(max_answer_bytes=10_000)
     begin(spool, 9, 0)
-    spool.add([large(9, 20_000)])
-    assert spool.given.ahead == {0}
+    spool.add([large(9, 20_000), say((1,), Output(9, "stdout", "x" * 20_000))])
+    assert spool.ahead == {0}
     spool.acked(take_all(spool))
-    assert spool.given.ahead == set()
-    for run in range(1, 5):
-        begin(spool, run, 0, 1, 2)
-        spool.acked([large(run, 4_000)])
-    assert spool.given.ahead == {0}
-    spool.acked([say((1,), Done(1)), Parcel(Died(2, "was killed by SIGKILL", ""))])
-    assert spool.given.ahead == {0}
-    spool.acked([say((1,), Done(2))])
-    assert spool.given.ahead == set()
-    spool.acked([say((1,), Done(run)) for run in (3, 4)])
-    assert not +spool.given.num_bytes
-    assert not spool.runs()
+    assert spool.ahead == set()
+    spool.add([large(9, 20_000)])
+    spool.leave([])
+    assert spool.ahead == set(), "what is too large to keep does not wait"
 
 
-@pytest.mark.parametrize(
-    ("collective", "group", "waited_s", "ahead"),
-    [
-        ("", "", 0.0, {0}),  # it computes
-        ("recv", "world", 0.1, {0}),
-        ("recv", "world", 3.0, set()),
-        ("all_reduce", "others", 3.0, {0}),
-        ("new_group", "", 3.0, set()),  # nobody knows for whom
-    ],
-)
-def test_a_rank_that_another_may_wait_for_is_not_ahead(
-    collective: str, group: str, waited_s: float, ahead: set[int]
-) -> None:
-    spool = attended(max_answer_bytes=5_000)
-    counts = (GroupCount("world", (), 3), GroupCount("others", (1, 2), 3))
-    state = RankState(1, 1, 1, 1, "f", collective, "cpu", 0, group, waited_s, counts=counts)
-    for run in range(1, 5):
-        begin(spool, run, 0, 1, 2)
-        spool.acked([large(run, 4_000)])
-    spool.acked([say((1,), state)])
-    assert spool.given.ahead == ahead
-    begin(spool, 5, 0, 1, 2)
-    spool.acked([large(5, 4_000)])
-    assert spool.given.ahead == ahead
-    spool.acked([say((1,), Done(1))])  # it goes on
-    assert spool.given.ahead == {0}
+def test_answers_that_wait_for_those_of_other_ranks_make_no_rank_ahead() -> None:
+    """Another rank may wait for it in a collective, of a run that it has not begun."""
+    spool = attended(max_answer_bytes=50_000)
+    for run in (1, 2, 3):
+        begin(spool, run, 0, 1)
+        spool.acked([large(run, 20_000)])
+    assert spool.ahead == set()
+    kept = [parcel for parcel in attend_again(spool) if parcel.buffers]
+    assert kept == [large(1, 20_000), large(2, 20_000)]
+    for run in (1, 2, 3):
+        spool.acked([large(run, 20_000), say((1,), Done(run))])
+    begin(spool, 4, 0, 1)
+    spool.acked([large(4, 40_000)])
+    assert large(4, 40_000) in attend_again(spool), "there is room again"
+
+
+def test_a_restart_forgets_runs_and_their_results() -> None:
+    spool = attended(max_answer_bytes=50_000)
+    begin(spool, 1, 0, 1)
+    spool.acked([large(1, 40_000)])
+    spool.forget_runs()
+    assert spool.runs() == ()
+    begin(spool, 2, 0, 1)
+    spool.acked([large(2, 40_000)])
+    assert large(2, 40_000) in attend_again(spool)
 
 
 def test_values_taken_in_are_kept_for_others_as_far_as_there_is_room() -> None:
@@ -350,19 +310,12 @@ def test_of_a_bar_the_last_word_is_kept_in_the_place_of_the_first() -> None:
     assert take_all(spool) == [STATE, bar(3), printed("below")]
 
 
-def test_bars_that_wait_are_bounded() -> None:
-    spool = Spool()
-    begin(spool, 1, 0)
-    done = [bar(100, "done", number) for number in range(10 * MAX_BARS)]
-    for each in done:
-        spool.add([each])
-    spool.attend(STATE, [])
-    assert take_all(spool)[1:] == done[-MAX_BARS:]
-
-
-def test_another_controller_gets_running_bars() -> None:
-    spool = attended()
-    begin(spool, 1, 0, 1)
-    both = say((0, 1), bar(0).verb.verb)
-    spool.acked([both, bar(7), bar(0, number=2), bar(100, "done", number=2)])
-    assert attend_again(spool) == [STATE, bar(0, rank=1), bar(7)]
+def test_bars_that_wait_are_bounded_as_output_is() -> None:
+    spool = attended(max_output_bytes=5_000)
+    done = [bar(100, "done", number) for number in range(100)]
+    spool.add(done)
+    kept = take_all(spool)
+    assert 0 < len(kept) < 20
+    assert kept == done[-len(kept) :]
+    spool.add([bar(1), bar(2)])
+    assert take_all(spool) == [bar(2)]
