@@ -98,7 +98,8 @@ FEATURES = (
     Feature(
         "hosts",
         2711,
-        "controller/session/hosts/ controller/session/launch/ workers/agent/on_host.py "
+        "controller/session/hosts/ controller/session/launch/ controller/session/standing.py "
+        "workers/agent/on_host.py "
         "workers/agent/tcp_port.py wire/hosts.py wire/curve.py",
     ),
     Feature(

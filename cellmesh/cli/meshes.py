@@ -22,8 +22,8 @@ from typing import Literal
 
 import psutil
 
-from ..controller.session.hosts.standing import ask_agents, end_on_hosts, summarize
 from ..controller.session.living import children_of
+from ..controller.session.standing import ask_agents, end_on_hosts, summarize
 from ..errors import HostError
 from ..wire import marks
 from ..wire.host import this_place

@@ -23,9 +23,9 @@ from .mesh_dims import check_mesh, parse_mesh
 from .news import Reply
 from .options import check_num_ranks
 from .session.hosts.connections import Connections
-from .session.hosts.standing import end_agents
 from .session.hosts.start import Claim, Post, call_in_loop
 from .session.launch.local import Launcher
+from .session.standing import end_agents
 
 ONE_HOST = (
     "the mesh runs on this machine alone: other hosts join one that was started on hosts, like "

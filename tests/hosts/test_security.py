@@ -26,7 +26,7 @@ import pytest
 import zmq
 
 import cellmesh as cm
-from cellmesh.controller.session.hosts.standing import ask_agents, summarize
+from cellmesh.controller.session.standing import ask_agents, summarize
 from cellmesh.errors import NoMeshError
 from cellmesh.wire.attach import Hello, Inquire
 from cellmesh.wire.codec import Parcel, encode

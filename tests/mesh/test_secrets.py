@@ -50,7 +50,7 @@ FAILING_STARTS = [
     (LAUNCH + "invited_hosts.to_json", "cm.start(**HAND)"),
     (LAUNCH + "rendezvous.choose_guests", "cm.start(**HAND)"),
 ]
-STANDING = "cellmesh.controller.session.hosts.standing."
+STANDING = "cellmesh.controller.session.standing."
 FAILING_ATTACHES = [
     ("cellmesh.wire.ticket.own_version", "cm.attach('far')"),
     (STANDING + "encode", "cm.attach('far')"),

@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 from cellmesh.controller.session.hosts.connections import Connections
-from cellmesh.controller.session.hosts.standing import ask_agents
+from cellmesh.controller.session.standing import ask_agents
 from cellmesh.wire import transport
 from cellmesh.wire.attach import Hello, Inquire, Standing, Welcome
 from cellmesh.wire.codec import Parcel, at_agent_from_controller, encode

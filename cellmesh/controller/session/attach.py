@@ -12,7 +12,6 @@ from ...wire.ticket import Ticket, find_strange, read_ticket, runtime_root
 from ..mesh import Mesh
 from ..output.calling_cell import current_sink
 from ..output.console import Sink
-from .hosts.standing import find_agents, keep_ticket
 from .launch.hosts import HostAgents
 from .launch.local import (
     Launcher,
@@ -21,6 +20,7 @@ from .launch.local import (
 )
 from .living import choose, end_left, find_living, table_of
 from .session import Session
+from .standing import find_agents, keep_ticket
 
 _ATTACH_S = 10.0
 _READY_S = 120.0

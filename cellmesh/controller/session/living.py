@@ -25,8 +25,8 @@ from ...wire.ticket import (
     runtime_root,
 )
 from ..kernel import own_notebook
-from .hosts.standing import HostStanding, ask_agents, end_on_hosts, summarize
 from .launch.local import LocalAgent, found
+from .standing import HostStanding, ask_agents, end_on_hosts, summarize
 
 _STOP_S = 5.0
 _MAX_RUNS = 2  # are named of one mesh

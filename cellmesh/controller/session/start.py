@@ -25,7 +25,6 @@ from ..mesh import Mesh
 from ..mesh_dims import DEFAULT_DIM
 from ..options import Options, make_options, read_project_options
 from ..output.calling_cell import current_sink
-from .hosts.standing import forget_if_ended
 from .launch.hosts import HostAgents
 from .launch.local import (
     Launcher,
@@ -38,6 +37,7 @@ from .launch.local import (
 from .launch.prestart import own_prestart
 from .living import LivingMesh, advise_left, describe_left, end_left, left_meshes
 from .session import Session, StartProgress
+from .standing import forget_if_ended
 
 # A notebook is restarted now and then, and the ranks are to be there then; a script is over when it
 # ends.

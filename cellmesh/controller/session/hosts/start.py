@@ -20,8 +20,8 @@ from ...host_list import parse_hosts
 from ...news import Reply
 from ..launch.local import Launcher
 from ..link import Link, warn
+from ..standing import describe_left, end_agents
 from .connections import Connections
-from .standing import describe_left, end_agents
 
 _T = TypeVar("_T")
 Post = Callable[[Callable[[Core, float], Sequence[Effect]]], None]

@@ -15,7 +15,7 @@ import msgspec
 from ....errors import HostError
 from ....wire.hosts import Host
 from ....wire.ticket import Ticket
-from ..hosts.standing import ask_at
+from ..standing import ask_at
 
 # How long an agent may take to answer; a firewall that drops packets answers nothing.
 _PROBE_S = 2.0

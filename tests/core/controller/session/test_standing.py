@@ -9,7 +9,7 @@ import sys
 import msgspec
 import pytest
 
-from cellmesh.controller.session.hosts.standing import (
+from cellmesh.controller.session.standing import (
     HostStanding,
     _find_ended,
     summarize,
@@ -19,7 +19,7 @@ from cellmesh.wire.attach import SetAgents, Standing
 from cellmesh.wire.hosts import Host
 from cellmesh.wire.ticket import Holder
 
-from .....support.tickets import make_ticket
+from ....support.tickets import make_ticket
 
 
 def agent_at(port: int | str) -> Host:
@@ -43,7 +43,7 @@ def test_agents_have_ended_where_nothing_listens() -> None:
 def test_agents_are_asked_while_the_process_exits() -> None:
     script = (
         "import atexit\n"
-        "from cellmesh.controller.session.hosts.standing import _find_ended\n"
+        "from cellmesh.controller.session.standing import _find_ended\n"
         "from cellmesh.wire.hosts import Host\n"
         f"agent = Host('a', 'tcp://127.0.0.1:{closed_port()}', '', 0, 1)\n"
         "atexit.register(lambda: print({each.name for each in _find_ended([agent], 10.0)}))\n"

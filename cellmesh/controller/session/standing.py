@@ -19,16 +19,16 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from ....errors import HostError, NoMeshError, ProtocolError
-from ....wire import transport
-from ....wire.attach import Inquire, Standing
-from ....wire.codec import Parcel, at_controller, encode
-from ....wire.descriptors import FILES_A_HOST, make_room
-from ....wire.host import format_span, this_place
-from ....wire.hosts import Host
-from ....wire.own_file import SecretBytes
-from ....wire.reliable import Reliable
-from ....wire.ticket import (
+from ...errors import HostError, NoMeshError, ProtocolError
+from ...wire import transport
+from ...wire.attach import Inquire, Standing
+from ...wire.codec import Parcel, at_controller, encode
+from ...wire.descriptors import FILES_A_HOST, make_room
+from ...wire.host import format_span, this_place
+from ...wire.hosts import Host
+from ...wire.own_file import SecretBytes
+from ...wire.reliable import Reliable
+from ...wire.ticket import (
     Holder,
     Ticket,
     make_directory,
