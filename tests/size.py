@@ -184,7 +184,7 @@ FEATURES = (
     ),
     Feature(
         "widgets and tables",
-        801,
+        713,
         "controller/live_views.py magics/widgets/ magics/render/",
     ),
     Feature(

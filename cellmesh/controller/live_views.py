@@ -9,6 +9,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 # So many of a kind go on; of those that no longer do, so many can still be seen by a page that was
@@ -28,23 +29,21 @@ class View(Protocol):
 
 
 class LiveViews:
-    """The updated pictures of one mesh; usable on any thread, and never blocked by one of them.
+    """The pictures of one mesh; usable on any thread, and never blocked by one of them.
 
     Args:
-        max_live: how many of a kind are kept up to date.
+        max_live: how many of a kind are updated.
         max_still: how many more of a kind are kept, standing still.
     """
 
     def __init__(self, max_live: int = MAX_LIVE, max_still: int = MAX_STILL) -> None:
-        self._max_live = max_live
-        self._max_still = max_still
-        self._live: dict[str, deque[View]] = {}
-        self._still: dict[str, deque[View]] = {}
+        self._max_live, self._max_still = max_live, max_still
+        self._views: dict[str, deque[View]] = {}
         self._why = ""
         self._lock = threading.Lock()
 
     def add(self, kind: str, view: View) -> None:
-        """Add a view; freeze the oldest view of its kind if there are too many.
+        """Add a view; freeze the oldest live view of its kind if there are too many.
 
         Args:
             kind: as users call it: "plots".
@@ -52,29 +51,24 @@ class LiveViews:
         """
         calls: list[Callable[[], None]] = []
         with self._lock:
+            views = self._views.setdefault(kind, deque())
+            views.append(view)
             if self._why:
-                why = self._why
-                calls.append(lambda: view.freeze(why))
-            else:
-                live = self._live.setdefault(kind, deque())
-                still = self._still.setdefault(kind, deque())
-                live.append(view)
-                if len(live) > self._max_live:
-                    oldest = live.popleft()
-                    still.append(oldest)
-                    calls.append(lambda: oldest.freeze(f"no longer updated: newer {kind} are"))
-                if len(still) > self._max_still:
-                    calls.append(still.popleft().close)
+                calls.append(partial(view.freeze, self._why))
+            if len(views) > self._max_live:
+                oldest = views[-1 - self._max_live]
+                calls.append(partial(oldest.freeze, f"no longer updated: newer {kind} are"))
+            if len(views) > self._max_live + self._max_still:
+                calls.append(views.popleft().close)
         do_apart(calls)
 
     def end(self, why: str) -> None:
         """Freeze all views: the mesh has ended."""
         with self._lock:
             self._why = why
-            views = [one for live in self._live.values() for one in live]
-            self._live.clear()
-            self._still.clear()
-        do_apart([lambda one=one: one.freeze(why) for one in views])  # type: ignore[misc]
+            live = [view for kind in self._views.values() for view in [*kind][-self._max_live :]]
+            self._views.clear()
+        do_apart([partial(view.freeze, why) for view in live])
 
 
 def do_apart(calls: Sequence[Callable[[], None]]) -> None:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import html
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...controller.failure_summary import describe_state
 from ...controller.inspect.query import describe_odd
 from ...controller.inspect.replica_diff import Comparison, compare
 from ...wire.inspect import TensorSummary
-from ...wire.ranks import describe_groups, format_ranks, group_ranks
+from ...wire.ranks import count_ranks, describe_groups, format_ranks, group_ranks
 from ...wire.status import RankInfo, RankState
-from .many_ranks import MAX_GRID, MAX_ROWS, RankRow, SharedRow, share_rows
 
+# Of more ranks, those that are alike share a row, in status and memory; in the mesh by dims.
+MAX_ROWS, MAX_GRID = 16, 64
+# Of more kinds of ranks, those with trouble and the most common ones are shown.
+_MAX_KINDS = 8
 # JupyterLab styles cells, so that these do not inherit what their table has.
 _CELL = "padding:2px 10px 2px 0;text-align:left;white-space:pre"
 _WRAPPING_CELL = _CELL.replace("pre", "pre-wrap") + ";vertical-align:top"
@@ -124,6 +127,87 @@ def compact_table(
     )
 
 
+@dataclass(frozen=True)
+class RankRow:
+    """One rank's cells in a table.
+
+    Attributes:
+        rank: which.
+        words: cells that are shown where all ranks of a row have the same, else counted.
+        kind: what it does; ranks with equal kinds share a row.
+        numbers: cells of which a row shows the range; None for none.
+        has_trouble: its kind is shown before others.
+    """
+
+    rank: int
+    words: tuple[str, ...]
+    kind: str
+    numbers: tuple[float | None, ...] = ()
+    has_trouble: bool = False
+
+
+def ranks_table(
+    headers: Sequence[str],
+    rows: Sequence[RankRow],
+    formats: Sequence[Callable[[float], str]] = (),
+    title: str = "",
+    notes: Sequence[str] = (),
+) -> Table:
+    """Return a table with a row a rank, or for ranks of one kind if there are many.
+
+    Args:
+        headers: of the words, the kind and the numbers.
+        rows: a rank each, ascending.
+        formats: how to write each of the numbers.
+        title, notes: below the table.
+    """
+    if len(rows) <= MAX_ROWS:
+        cells = [(str(row.rank), *_cells([row], row.kind, formats)) for row in rows]
+        return compact_table(("rank", *headers), cells, title, notes)
+    by_rank = {row.rank: row for row in rows}
+    groups = group_ranks({row.rank: row.kind for row in rows})
+    kinds = sorted(groups.items(), key=lambda pair: (-len(pair[1]), pair[1]))
+    by_need = sorted(kinds, key=lambda pair: not by_rank[pair[1][0]].has_trouble)
+    kept = dict(by_need[:_MAX_KINDS])
+    shown = [(kind, ranks) for kind, ranks in kinds if kind in kept]
+    if others := [ranks for kind, ranks in kinds if kind not in kept]:
+        shown.append((f"{len(others)} other states", tuple(sorted(itertools.chain(*others)))))
+    cells = [
+        (
+            count_ranks(ranks),
+            f"{len(ranks):,}",
+            *_cells([by_rank[rank] for rank in ranks], kind, formats),
+        )
+        for kind, ranks in shown
+    ]
+    return compact_table(("ranks", "number", *headers), cells, title, notes)
+
+
+def _cells(
+    rows: Sequence[RankRow], kind: str, formats: Sequence[Callable[[float], str]]
+) -> list[str]:
+    """Return the cells that stand for those of some ranks."""
+    words = [set(column) for column in zip(*(row.words for row in rows), strict=True)]
+    numbers = zip(*(row.numbers for row in rows), strict=True)
+    return [
+        *(each.pop() if len(each) == 1 else f"{len(each)} different" for each in words),
+        kind,
+        *(_range(rows, *pair) for pair in zip(numbers, formats, strict=True)),
+    ]
+
+
+def _range(
+    rows: Sequence[RankRow], column: Sequence[float | None], write: Callable[[float], str]
+) -> str:
+    pairs = zip(column, (row.rank for row in rows), strict=True)
+    known = [(number, rank) for number, rank in pairs if number is not None]
+    if not known:
+        return ""
+    (low, _), (high, rank) = min(known), max(known, key=lambda pair: (pair[0], -pair[1]))
+    first, last = write(low), write(high)
+    return first if first == last else f"{first} … {last} (rank {rank})"
+
+
 def status_table(
     title: str,
     infos: Sequence[RankInfo],
@@ -139,61 +223,19 @@ def status_table(
         states: what they are doing; ranks that do not answer are missing.
         ways: how hosts are reached that are not reached straight.
     """
-    notes = [*ways, *last_lines(infos)]
-    if len(infos) > MAX_ROWS:
-        return _status_of_many(title, infos, states, notes)
-    headers = ("rank", "host", "pid", "device", "state", "memory", "GPU memory")
-    rows = []
-    for info in infos:
-        state = states.get(info.rank)
-        rows.append(
-            (
-                str(info.rank),
-                info.host,
-                str(info.pid or "-"),
-                info.device or "-",
-                doing(info, state),
-                format_bytes(info.rss_bytes) if info.pid else "-",
-                _gpu_memory(info, state),
-            )
-        )
-    return compact_table(headers, rows, title, notes)
-
-
-def _status_of_many(
-    title: str, infos: Sequence[RankInfo], states: Mapping[int, RankState], notes: Sequence[str]
-) -> Table:
+    is_short = len(infos) <= MAX_ROWS
     rows = []
     for info in infos:
         state = states.get(info.rank)
         memory = info.rss_bytes if info.pid else None
         gpu = state.device_bytes if state is not None and _has_gpu(info) else None
-        words = info.host, info.device or "-"
-        rows.append(
-            RankRow(info.rank, doing(info, state), words, (memory, gpu), has_trouble=state is None)
-        )
-    shared, grid = share_rows(rows, [format_bytes, format_bytes])
-    headers = ("host", "device", "state", "memory", "GPU memory")
-    cells = [(*row.words, row.kind, *row.numbers) for row in shared]
-    return _many_table(headers, shared, cells, grid, title, notes)
-
-
-def _many_table(
-    headers: Sequence[str],
-    shared: Sequence[SharedRow],
-    cells: Sequence[Sequence[str]],
-    grid: Sequence[str],
-    title: str,
-    notes: Sequence[str] = (),
-) -> Table:
-    """Return a table with a row for ranks that are alike, and the grid that names its rows, or
-    without a grid the number of ranks in each.
-    """
-    names = [chr(ord("A") + at) if grid else f"{row.num_ranks:,}" for at, row in enumerate(shared)]
-    rows = [(row.ranks, name, *line) for row, name, line in zip(shared, names, cells, strict=True)]
-    return compact_table(
-        ("ranks", "" if grid else "number", *headers), rows, title, [*grid, *notes]
-    )
+        pid = (str(info.pid or "-"),) if is_short else ()
+        words = (info.host, *pid, info.device or "-")
+        kind = doing(info, state)
+        rows.append(RankRow(info.rank, words, kind, (memory, gpu), has_trouble=state is None))
+    headers = ("host", *(("pid",) if is_short else ()), "device", "state", "memory", "GPU memory")
+    notes = [*ways, *last_lines(infos)]
+    return ranks_table(headers, rows, [format_bytes, format_bytes], title, notes)
 
 
 def mesh_table(title: str, dims: Mapping[str, int], words: Sequence[str]) -> Table:
@@ -206,8 +248,9 @@ def mesh_table(title: str, dims: Mapping[str, int], words: Sequence[str]) -> Tab
         words: what each rank does.
     """
     if len(words) > MAX_GRID:
-        shared, _ = share_rows([RankRow(rank, text) for rank, text in enumerate(words)])
-        return _many_table(["state"], shared, [[row.kind] for row in shared], [], title)
+        return ranks_table(
+            ["state"], [RankRow(rank, (), text) for rank, text in enumerate(words)], title=title
+        )
     *outer, inner = dims
     ranks = [f"rank {rank}: {text}" for rank, text in enumerate(words)]
     if not outer:
@@ -248,61 +291,24 @@ def memory_table(title: str, infos: Sequence[RankInfo], states: Mapping[int, Ran
         states: what they say; ranks that do not answer are missing.
     """
     headers = (
-        "rank", "memory", "peak", "last cell", "peak rose by", "cell",
+        "cell", "memory", "peak", "last cell", "peak rose by",
         "GPU allocated", "GPU peak", "GPU reserved", "last cell",
     )  # fmt: skip
-    if len(infos) > MAX_ROWS:
-        shared, grid = share_rows(
-            [_memory_numbers(info, states.get(info.rank)) for info in infos],
-            [format_bytes, format_bytes, _change, format_bytes, *[format_bytes] * 3, _change],
-        )
-        cells = [(*row.numbers[:4], row.kind, *row.numbers[4:]) for row in shared]
-        return _many_table(headers[1:], shared, cells, grid, title)
-    rows = [(str(info.rank), *_memory_row(info, states.get(info.rank))) for info in infos]
-    return compact_table(headers, rows, title)
+    formats = [format_bytes, format_bytes, _change, *[format_bytes] * 4, _change]
+    rows = [_memory_row(info, states.get(info.rank)) for info in infos]
+    return ranks_table(headers, rows, formats, title)
 
 
-def _memory_numbers(info: RankInfo, state: RankState | None) -> RankRow:
+def _memory_row(info: RankInfo, state: RankState | None) -> RankRow:
     if state is None:
-        return RankRow(info.rank, _why_no_memory(info), (), (None,) * 8, has_trouble=True)
+        kind = f"dead: {info.ending}" if info.phase == "dead" else "does not answer"
+        return RankRow(info.rank, (), kind, (None,) * 8, has_trouble=True)
     use = state.memory
-    host = (use.rss, use.peak_rss, use.cell_rss, use.cell_peak_rss)
+    runs = state.run >= 0 and use.execution_count == state.execution_count
+    kind = f"In[{use.execution_count}]{' (runs)' if runs else ''}" if use.execution_count else "-"
+    host = (use.rss, use.peak_rss, use.cell_rss, use.cell_peak_rss or None)
     gpu = (use.allocated, use.peak_allocated, use.reserved, use.cell_allocated)
-    return RankRow(
-        info.rank, _memory_cell(state), (), (*host, *(gpu if _has_gpu(info) else (None,) * 4))
-    )
-
-
-def _why_no_memory(info: RankInfo) -> str:
-    return f"dead: {info.ending}" if info.phase == "dead" else "does not answer"
-
-
-def _memory_cell(state: RankState) -> str:
-    use = state.memory
-    sign = f"In[{use.execution_count}]" if use.execution_count else "-"
-    still = " (runs)" if state.run >= 0 and use.execution_count == state.execution_count else ""
-    return f"{sign}{still}"
-
-
-def _memory_row(info: RankInfo, state: RankState | None) -> tuple[str, ...]:
-    if state is None:
-        return (_why_no_memory(info), *[""] * 8)
-    use = state.memory
-    gpu = [use.allocated, use.peak_allocated, use.reserved]
-    return (
-        format_bytes(use.rss),
-        format_bytes(use.peak_rss),
-        _change(use.cell_rss),
-        format_bytes(use.cell_peak_rss) if use.cell_peak_rss else "-",
-        _memory_cell(state),
-        *([*map(format_bytes, gpu), _change(use.cell_allocated)] if _has_gpu(info) else [""] * 4),
-    )
-
-
-def _gpu_memory(info: RankInfo, state: RankState | None) -> str:
-    if not _has_gpu(info):
-        return ""
-    return "-" if state is None else format_bytes(state.device_bytes)
+    return RankRow(info.rank, (), kind, (*host, *(gpu if _has_gpu(info) else (None,) * 4)))
 
 
 def _has_gpu(info: RankInfo) -> bool:

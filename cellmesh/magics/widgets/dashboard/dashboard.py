@@ -29,8 +29,7 @@ from ....controller.status import Activity, Snapshot, activity_of, find_trouble,
 from ....errors import CellmeshError
 from ....wire.ranks import describe_ranks
 from ....wire.status import RankInfo, RankState
-from ...render.many_ranks import MAX_GRID
-from ...render.tables import Static, Table, doing, format_bytes, last_lines, status_table
+from ...render.tables import MAX_GRID, Static, Table, doing, format_bytes, last_lines, status_table
 from ..base.widget import LiveView, Widget, load_css, load_js
 
 PERIOD_S = 1.0

@@ -251,8 +251,8 @@ def test_memory_table_shows_the_change_of_the_last_cell() -> None:
     }
     table = memory_table("", infos, states)
     assert [list(row) for row in table.rows] == [
-        ["0", "300.0 MB", "400.0 MB", "-2.0 MB", "-", "In[6]"],
-        ["1", "1 B", "1 B", "+5 B", "8 kB", "In[7] (runs)"],
+        ["0", "In[6]", "300.0 MB", "400.0 MB", "-2.0 MB", ""],
+        ["1", "In[7] (runs)", "1 B", "1 B", "+5 B", "8 kB"],
         ["2", "does not answer", "", "", "", ""],
         ["3", "dead: was killed by SIGKILL", "", "", "", ""],
     ]
