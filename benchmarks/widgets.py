@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.widgets``: one rank holds float32 tensors of 1 thousand, 16 million and 1
 billion elements (4 GB: ``--max-elements`` leaves that out). Each is pictured whole (496 x 496
-pixels, as many as the inspector asks for; three reductions), then a corner of it, pixel by element,
+pixels, as many as the inspector asks for; two reductions), then a corner of it, pixel by element,
 then described (statistics and digest). Beside each stands the floor of the same run: one pass over
 the tensor's memory (``tensor.sum()``) on the rank, one thread.
 """
@@ -18,13 +18,13 @@ from typing import Any
 
 import cellmesh as cm
 from benchmarks.machine import describe_machine
-from cellmesh.controller.inspect.query import look
-from cellmesh.magics.widgets.inspector.slices import MAX_PIXELS
+from cellmesh.controller.inspect import look
+from cellmesh.magics.widgets.inspector.inspector import MAX_PIXELS
 from cellmesh.wire.inspect import AnyRequest, Overview, Picture, Reduction
 
 SIDES = (32, 4096, 32768)
 PIXELS = MAX_PIXELS
-REDUCTIONS: tuple[Reduction, ...] = ("mean", "absmax", "stride")
+REDUCTIONS: tuple[Reduction, ...] = ("mean", "absmax")
 
 
 def _median_ms(action: Callable[[], Any], rounds: int) -> float:
@@ -44,8 +44,10 @@ def _ask(mesh: cm.Mesh, subject: AnyRequest, is_beside: bool = False) -> Any:
 
 
 def _picture(side: int, region: int, reduction: Reduction) -> Picture:
-    size = min(PIXELS, region)
-    return Picture("x", "", (), (0, 1), (0, region), (0, region), size, size, reduction)
+    size, sides = min(PIXELS, region), (0, region)
+    return Picture(
+        "x", dims=(0, 1), rows=sides, cols=sides, height=size, width=size, reduction=reduction
+    )
 
 
 def _measure(mesh: cm.Mesh, side: int, rounds: int) -> None:

@@ -29,7 +29,7 @@ PUBLIC = {
     "cellmesh.errors": (),
     "cellmesh.controller.ranks": ("Ranks",),
     "cellmesh.controller.core.effects": ("HealReport",),
-    "cellmesh.controller.inspect.query": ("Inspection", "Spread"),
+    "cellmesh.controller.inspect": ("Inspection", "Spread"),
     "cellmesh.controller.metrics": ("Plot",),
     "cellmesh.controller.replicas": ("CheckReport", "Difference", "SyncSummary"),
     "cellmesh.controller.trace.history": ("History",),

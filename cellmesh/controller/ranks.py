@@ -26,7 +26,7 @@ from .run import Run
 from .status import show_stacks
 
 if TYPE_CHECKING:
-    from .inspect.query import Inspection
+    from .inspect import Inspection
     from .metrics import Plot
     from .replicas import CheckReport, SyncSummary
     from .trace.history import History
@@ -260,7 +260,7 @@ class Ranks:
             A Mapping rank -> `TensorSummary`; ranks that have no such value are in its
             `refusals`. In a notebook it shows itself as ``%dist_inspect`` does.
         """
-        from .inspect.source import inspect
+        from .inspect import inspect
 
         check_expression(expression)
         return inspect(self.rank_set, expression)

@@ -223,13 +223,15 @@ class Commands:
         path = Path(options["path"]).expanduser()
         print(export(self.recorder.history, path, options["with_locals"], options["force"]))
 
-    def dist_inspect(self, options: Given) -> Any:
-        from .widgets.inspector.show import inspect_value
+    def dist_inspect(self, options: Given) -> None:
+        from .widgets.inspector.inspector import show_inspection
 
-        return inspect_value(self._choose(options), " ".join(options["expression"]), options)
+        ranks = self._choose(options)
+        chosen = {name: options[name] for name in ("grads", "watch", "follow")}
+        show_inspection(ranks.rank_set, ranks.inspect(" ".join(options["expression"])), **chosen)
 
     def dist_who(self, options: Given) -> Table:
-        from .render.who import names_table
+        from .render.inspections import names_table
 
         return names_table(self._choose(options), options["pattern"] or "*")
 

@@ -32,7 +32,7 @@ class MagicDisplays:
     def __init__(self) -> None:
         self._renderers: dict[tuple[str, str], Callable[[Any], None]] = {
             ("cellmesh.controller.metrics", "Plot"): _show_plot,
-            ("cellmesh.controller.inspect.query", "Inspection"): _show_inspection,
+            ("cellmesh.controller.inspect", "Inspection"): _show_inspection,
         }
 
     def register(self, formatter: DisplayFormatter) -> None:
@@ -72,9 +72,9 @@ def _show_plot(plot: Any) -> None:
 
 def _show_inspection(inspection: Any) -> None:
     if inspection.ranks is not None:
-        from .widgets.inspector.show import show_inspection
+        from .widgets.inspector.inspector import show_inspection
 
-        show_inspection(inspection.ranks, inspection)._ipython_display_()
+        show_inspection(inspection.ranks, inspection)
         return
     from .render.inspections import static_of
 

@@ -25,7 +25,7 @@ import msgspec
 
 from .verb import FeatureRequest
 
-Reduction = Literal["mean", "absmax", "stride"]
+Reduction = Literal["mean", "absmax"]
 
 
 class Query(FeatureRequest, frozen=True):
@@ -38,7 +38,17 @@ class Query(FeatureRequest, frozen=True):
 # ---------------------------------------------------------------- values
 
 
-class Overview(Query, frozen=True):
+class ValueQuery(Query, frozen=True):
+    """Base class of the requests about the value of an expression, or the part at a `path` in it:
+    "" is the value itself. With a `token`, it is the value that the rank keeps under that.
+    """
+
+    expression: str
+    path: str = ""
+    token: str = ""
+
+
+class Overview(ValueQuery, frozen=True, kw_only=True):
     """Ask for the tensors in a value: itself, or those of a module, an optimizer or a container.
     Answer: `ValueSummary`.
 
@@ -50,15 +60,12 @@ class Overview(Query, frozen=True):
     beside the main thread. All ranks that may be in the expression's collectives are to be asked.
     """
 
-    expression: str
     max_items: int = 1000
-    path: str = ""
     max_elements: int = 1 << 28
-    token: str = ""
     runs: bool = False
 
 
-class Histogram(Query, frozen=True):
+class Histogram(ValueQuery, frozen=True, kw_only=True):
     """Ask for a tensor's histogram: the number of finite elements in equal bins of [low, high].
 
     Answer: tuple of a count per bin.
@@ -66,15 +73,12 @@ class Histogram(Query, frozen=True):
     Where `low` is `high`, elements equal to it are counted in the middle bin.
     """
 
-    expression: str
-    path: str
     low: float
     high: float
     num_bins: int
-    token: str = ""
 
 
-class Picture(Query, frozen=True):
+class Picture(ValueQuery, frozen=True, kw_only=True):
     """Ask for a part of a 2-D slice of one tensor, reduced to pixels. Answer: `Pixels`.
 
     Of a DTensor, it is the rank's part that is looked at. `dims` are those of the rows and of the
@@ -84,15 +88,13 @@ class Picture(Query, frozen=True):
     `width` numbers cross the wire.
 
     Pixel i covers the rows [i * n // h, (i + 1) * n // h) of n, where h is the smaller one of
-    `height` and n; columns likewise. `mean` and `absmax` are of all its elements; where the slice
-    has more than `max_elements`, of some of them, evenly spaced. `stride` is its first element.
-    Complex elements are shown by their magnitude. `exactly`, for a difference: the numbers are
-    computed and sent as float64, or as 64-bit integers where they are such; else as float32.
+    `height` and n; columns likewise. It is the mean or the largest magnitude of its elements; where
+    the slice has more than `max_elements`, of some of them, evenly spaced. Complex elements are
+    shown by their magnitude. `exactly`, for a difference: the numbers are computed and sent as
+    float64, else as float32.
     """
 
-    expression: str
-    path: str
-    index: tuple[int, ...]
+    index: tuple[int, ...] = ()
     dims: tuple[int, int]
     rows: tuple[int, int]
     cols: tuple[int, int]
@@ -100,56 +102,42 @@ class Picture(Query, frozen=True):
     width: int
     reduction: Reduction = "mean"
     max_elements: int = 1 << 26
-    token: str = ""
     exactly: bool = False
 
 
-class Element(Query, frozen=True):
+class Element(ValueQuery, frozen=True, kw_only=True):
     """Ask for one element of a tensor (of a DTensor: of the rank's part), as text. Answer: str.
 
     It is as short as the tensor's type can be told apart; `exactly`, for a difference: it is what
     the element is, in decimals.
     """
 
-    expression: str
-    path: str
     index: tuple[int, ...]
-    token: str = ""
     exactly: bool = False
 
 
-class Gradients(Query, frozen=True):
+class Gradients(ValueQuery, frozen=True):
     """Ask for the gradients of a module's parameters, or of an optimizer's. Answer: tuple of
     `Gradient`.
     """
 
-    expression: str
-    token: str = ""
 
-
-class Digests(Query, frozen=True):
+class Digests(ValueQuery, frozen=True, kw_only=True):
     """Ask for digests of ranges of a tensor's elements, in row-major order of the rank's part.
     Answer: tuple of str.
 
     `parts` are [begin, end) of each run, ascending; they do not overlap.
     """
 
-    expression: str
-    path: str
     parts: tuple[tuple[int, int], ...]
-    token: str = ""
 
 
-class Sample(Query, frozen=True):
-    """Ask for elements of a tensor, evenly spaced over some ranges (see `Digests`). Answer: an
-    array of float64, complex128, or 64-bit integers where the tensor's elements are such.
+class Elements(ValueQuery, frozen=True, kw_only=True):
+    """Ask for the elements of a tensor in some ranges (see `Digests`). Answer: an array of float64,
+    complex128, or 64-bit integers where the tensor's elements are such.
     """
 
-    expression: str
-    path: str
     parts: tuple[tuple[int, int], ...]
-    max_elements: int
-    token: str = ""
 
 
 class Forget(Query, frozen=True):
@@ -256,14 +244,14 @@ class Pixels:
 
     Attributes:
         values: [height, width] or smaller; NaN and infinite where the reduced elements are.
-            float32, but for what is asked `exactly`.
+            float32, or float64 where it is asked `exactly`.
         low, high: the smallest and largest finite value in it; 0 without any.
         is_exact: every pixel is one element.
         is_torn: see `ValueSummary`.
         is_sampled: see `max_elements` of `Picture`; NaNs may have been missed.
     """
 
-    values: npt.NDArray[np.float32 | np.float64 | np.int64 | np.uint64]
+    values: npt.NDArray[np.float32 | np.float64]
     low: float
     high: float
     is_exact: bool
@@ -378,7 +366,8 @@ class Refusal:
         return f"{self.type_name}: {self.text}"
 
 
-# What is asked of an expression's value.
-OfValue = Overview | Histogram | Picture | Element | Gradients | Digests | Sample
-AnyRequest = OfValue | Forget | Names | HistoryQuery
+AnyRequest = (
+    Overview | Histogram | Picture | Element | Gradients | Digests | Elements
+    | Forget | Names | HistoryQuery
+)  # fmt: skip
 CompletionRequest = Complete | Explain

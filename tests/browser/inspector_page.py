@@ -13,7 +13,7 @@ from typing import Any
 
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from cellmesh.controller.inspect.source import InspectionSource
+from cellmesh.controller.inspect import InspectionSource
 from cellmesh.magics.widgets.inspector.inspector import Inspector, InspectorWidget
 from tests.browser.lab import PICTURES
 

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 import cellmesh as cm
-from cellmesh.controller.inspect.query import look
-from cellmesh.controller.inspect.source import inspect
+from cellmesh.controller.inspect import inspect, look
 from cellmesh.wire.inspect import Complete, Explain, Gradients, Names, Overview
 from cellmesh.wire.replicas import SurveyNames
 

@@ -18,11 +18,15 @@ import numpy as np
 import pytest
 
 import cellmesh as cm
-from cellmesh.controller.inspect import query as look_module
-from cellmesh.controller.inspect import source as answers_module
-from cellmesh.controller.inspect.query import Inspection, about, look
-from cellmesh.controller.inspect.replica_diff import LargestDifference
-from cellmesh.controller.inspect.source import InspectionSource, inspect
+from cellmesh.controller import inspect as look_module
+from cellmesh.controller.inspect import (
+    Inspection,
+    InspectionSource,
+    LargestDifference,
+    about,
+    inspect,
+    look,
+)
 from cellmesh.controller.trace import timeline as timeline_module
 from cellmesh.wire.inspect import Element, Gradients, Overview, Picture
 from tests.conftest import stop_process
@@ -105,11 +109,11 @@ def test_values_are_shown_where_they_are_and_errors_where_not(mesh: cm.Mesh) -> 
 def test_histograms_have_one_scale(mesh: cm.Mesh) -> None:
     mesh.cell("h = torch.linspace(0, 1, 100) + rank")
     assert inspect(mesh.rank_set, "h", is_beside=True).torn == ()  # nothing runs
-    inspection = inspect(mesh.rank_set, "h", num_bins=8)
+    inspection = mesh.inspect("h")
     spread = inspection.spreads[""]
     assert (spread.low, spread.high) == (0.0, 4.0)
     assert {rank: np.nonzero(counts)[0].tolist() for rank, counts in spread.counts.items()} == {
-        0: [0, 1, 2], 1: [2, 3, 4], 2: [4, 5, 6], 3: [6, 7],
+        rank: list(range(12 * rank, min(12 * rank + 13, 48))) for rank in range(4)
     }  # fmt: skip
     assert all(sum(counts) == 100 for counts in spread.counts.values())
 
@@ -131,11 +135,11 @@ def test_models_and_optimizers_are_nests_of_tensors(mesh: cm.Mesh) -> None:
     mesh.cell("if rank == 3: model.module[1].bias.data[0] += 1")
     again = mesh.inspect("model")
     assert differences(again, "module.1.bias") == [LargestDifference(1.0, False)]
-    source = InspectionSource(mesh.rank_set, "model", again)
+    source = InspectionSource(mesh.rank_set, "model", again.pinned)
     bias = again.facts_of("module.1.bias")
     comparison = source.compare("module.1.bias", bias)
     assert str(comparison) == "replicas differ: ranks 0-2 ≠ 3 by up to 1"
-    spread = source.spread("module.1.bias", bias, num_bins=4)
+    spread = source.spread("module.1.bias", bias)
     assert spread is not None
     assert sum(sum(counts) for counts in spread.counts.values()) == 8
 
@@ -198,16 +202,21 @@ def test_parts_of_a_dtensor_lie_at_their_elements(mesh: cm.Mesh, name: str, whol
         assert [each.ranks for each in replicas.replicas] == [(0, 2), (1, 3)]
 
 
+SIDES = {"height": 512, "width": 512}
+
+
 def test_pictures_are_of_the_ranks_own_part(mesh: cm.Mesh) -> None:
     mesh.cell(SHARDED)
-    looked = look(mesh.rank_set, Picture("u", "", (), (1, 0), (0, 3), (1, 5), 512, 512))
+    looked = look(mesh.rank_set, Picture("u", dims=(1, 0), rows=(0, 3), cols=(1, 5), **SIDES))
     for rank, (row, col) in enumerate(itertools.product((0, 5), (0, 4))):
         np.testing.assert_array_equal(
             looked.answers[rank].values,
             np.arange(70.0).reshape(10, 7)[row + 1 : row + 5, col : col + 3].T,
         )
-    assert look(mesh.rank_set, Element("u", "", (4, 2))).answers[3] == "69.0"
-    refused = look(mesh.rank_set, Picture("u", "", (), (0, 1), (0, 5), (0, 4), 9, 9)).refusals
+    assert look(mesh.rank_set, Element("u", index=(4, 2))).answers[3] == "69.0"
+    refused = look(
+        mesh.rank_set, Picture("u", dims=(0, 1), rows=(0, 5), cols=(0, 4), **SIDES)
+    ).refusals
     assert sorted(refused) == [1, 3]
     assert "there are 3 columns" in refused[1].text
 
@@ -261,16 +270,11 @@ def test_an_expression_that_runs_code_is_run_once_by_all_ranks(mesh: cm.Mesh) ->
     mesh.cell(COMPUTED)
     seen = mesh.inspect("compute()")
     assert [seen.facts_of("tensor")[rank].max for rank in range(4)] == [16.0] * 4
-    answers = InspectionSource(mesh.rank_set, "compute()", seen)
-    whole = Picture("compute()", "tensor", (), (0, 1), (0, 8), (0, 2), 8, 2)
+    answers = InspectionSource(mesh.rank_set, "compute()", seen.pinned)
+    whole = Picture("compute()", "tensor", dims=(0, 1), rows=(0, 8), cols=(0, 2), **SIDES)
     assert answers.look(whole, [0]).answers[0].values.tolist()[-1] == [15.0, 16.0]
-    assert answers.look(Element("compute()", "tensor", (0, 1)), [2]).answers == {2: "2.0"}
-    assert (
-        InspectionSource(mesh.rank_set, seen.expression, seen).spread(
-            "tensor", seen.facts_of("tensor")
-        )
-        is not None
-    )
+    assert answers.look(Element("compute()", "tensor", index=(0, 1)), [2]).answers == {2: "2.0"}
+    assert answers.spread("tensor", seen.facts_of("tensor")) is not None
     row = mesh.inspect("dt[7]")
     assert {facts.kind for facts in row.values()} == {"torch.distributed.tensor.DTensor"}
     assert set(mesh.pull("count").values()) == {1}
@@ -285,7 +289,7 @@ def test_an_expression_that_runs_code_is_run_once_by_all_ranks(mesh: cm.Mesh) ->
         in look(mesh.rank_set, about(whole, seen.pinned)).refusals[0].text
     )
     wait_until(lambda: set(mesh.pull("gc.collect() * 0 + len(alive)").values()) == {1})
-    still = InspectionSource(mesh.rank_set, "compute()", again)
+    still = InspectionSource(mesh.rank_set, "compute()", again.pinned)
     still.close()
     wait_until(lambda: set(mesh.pull("gc.collect() * 0 + len(alive)").values()) == {0})
     gone = InspectionSource(mesh.rank_set, "compute()")
@@ -321,7 +325,7 @@ def test_beside_a_cell_no_rank_runs_an_expressions_code(mesh: cm.Mesh) -> None:
                 assert why in refusals[0].text
                 assert ("ranks 0-1 are busy" if not is_beside else why) in refusals[3].text
         assert look(
-            mesh.rank_set, about(Element("compute()", "tensor", (0, 0)), seen.pinned)
+            mesh.rank_set, about(Element("compute()", "tensor", index=(0, 0)), seen.pinned)
         ).answers == dict.fromkeys(range(4), "1.0")
         assert mesh.inspect("dt").facts_of("")[0].placements == "S(0)"
     finally:
@@ -333,7 +337,6 @@ def test_beside_a_cell_no_rank_runs_an_expressions_code(mesh: cm.Mesh) -> None:
 def test_rank_without_an_answer_delays_no_other(
     mesh: cm.Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answers_module, "ANSWER_S", 0.3)
     monkeypatch.setattr(timeline_module, "ANSWER_S", 0.3)
     mesh.cell("import os, threading; gate = threading.Event(); w = torch.ones(2)")
     pid = mesh[1].pull("os.getpid()")
@@ -343,7 +346,8 @@ def test_rank_without_an_answer_delays_no_other(
         with presses_of_the_stop_button(), pytest.raises(KeyboardInterrupt):
             mesh.inspect("w")
         monkeypatch.setattr(look_module, "ANSWER_S", 0.3)
-        for told in (InspectionSource(mesh.rank_set, "w").inspect(True), mesh.inspect("w")):
+        source = InspectionSource(mesh.rank_set, "w", timeout_s=0.3)
+        for told in (source.inspect(True), mesh.inspect("w")):
             assert sorted(told) == [0, 2, 3]
             assert told.refusals[1].text == "no answer within 0.3 s"
         assert any("no answer within 0.3 s" in note for note in mesh.timeline(1).notes)

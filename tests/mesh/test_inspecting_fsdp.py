@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import cellmesh as cm
-from cellmesh.controller.inspect.query import look
+from cellmesh.controller.inspect import look
 from cellmesh.wire.inspect import (
     AnyRequest,
     Digests,
+    Elements,
     Gradients,
     Histogram,
     Overview,
     Picture,
-    Sample,
 )
 
 MODELS = """
@@ -40,17 +41,20 @@ while not done:
     done.fill_(os.path.exists({path!r}))
     dist.all_reduce(done)
 """
+PART: dict[str, Any] = {
+    "dims": (0, 1), "rows": (0, 128), "cols": (0, 512), "height": 60, "width": 60
+}  # fmt: skip
 SUBJECTS: tuple[AnyRequest, ...] = (
     Overview("freeing"),
     Overview("keeping"),
     Overview("freeing[1]"),
     Overview("own"),
     Gradients("keeping"),
-    Picture("freeing", "2.weight", (), (0, 1), (0, 128), (0, 512), 60, 60, "mean"),
-    Picture("keeping", "1.weight", (), (0, 1), (0, 128), (0, 512), 60, 60, "stride"),
-    Histogram("own", "", 0.0, 1.0, 4),
-    Digests("own", "", ((0, 4 << 20), (4 << 20, 9 << 20))),
-    Sample("own", "", ((0, 9 << 20),), 10_000),
+    Picture("freeing", "2.weight", **PART),
+    Picture("keeping", "1.weight", **PART, reduction="absmax"),
+    Histogram("own", low=0.0, high=1.0, num_bins=4),
+    Digests("own", parts=((0, 4 << 20), (4 << 20, 9 << 20))),
+    Elements("own", parts=((5, 10_000), (6 << 20, (6 << 20) + 10_000))),
 )
 NUM_LOOKS = 50
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import concurrent.futures
 
-from cellmesh.controller.inspect.source import InspectionSource
+from cellmesh.controller.inspect import InspectionSource
 from cellmesh.controller.mesh import Mesh
-from cellmesh.magics.widgets.inspector.slices import ask_element, ask_picture
+from cellmesh.magics.widgets.inspector.inspector import ask_element, ask_picture
 from cellmesh.wire.inspect import Pixels
 
 CONTENT = {

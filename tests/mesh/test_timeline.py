@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 import cellmesh as cm
-from cellmesh.controller.inspect.query import look_at_one
+from cellmesh.controller.inspect import look_at_one
 from cellmesh.controller.ranks import seed_ranks
 from cellmesh.controller.trace.history import History
 from cellmesh.controller.trace.operations import Operation
 from cellmesh.errors import MeshUsageError, NoMeshError
 from cellmesh.magics.render.history import static_of
-from cellmesh.magics.render.who import names_table
+from cellmesh.magics.render.inspections import names_table
 from cellmesh.wire.inspect import Complete
 from tests.conftest import check_nothing_left, own_runtime_dir
 

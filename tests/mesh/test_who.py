@@ -7,8 +7,8 @@ import threading
 import pytest
 
 import cellmesh as cm
-from cellmesh.controller.inspect.query import look, look_at_one
-from cellmesh.magics.render.who import names_table
+from cellmesh.controller.inspect import look, look_at_one
+from cellmesh.magics.render.inspections import names_table
 from cellmesh.wire.inspect import Complete, Explain
 
 from .conftest import Recorder

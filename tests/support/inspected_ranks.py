@@ -9,15 +9,14 @@ from typing import Any
 
 import msgspec
 
-from cellmesh.controller.inspect.query import Inspection, QueryResult, Spread
-from cellmesh.controller.inspect.replica_diff import Comparison, compare
+from cellmesh.controller.inspect import Comparison, Inspection, QueryResult, Spread, compare
 from cellmesh.wire.inspect import (
     Histogram,
-    OfValue,
     Overview,
     Pixels,
     Refusal,
     TensorSummary,
+    ValueQuery,
     ValueSummary,
 )
 from cellmesh.workers.inspect.handler import InspectHandler
@@ -36,12 +35,12 @@ class LocalAnswers:
         self,
         expression: str,
         namespaces: Mapping[int, dict[str, Any]],
-        change: Callable[[int, OfValue, Any], Any] = lambda rank, subject, answer: answer,
+        change: Callable[[int, ValueQuery, Any], Any] = lambda rank, subject, answer: answer,
     ) -> None:
         self.expression = expression
         self.ranks = tuple(namespaces)
         self.namespaces = namespaces
-        self.asked: list[tuple[OfValue, tuple[int, ...], bool]] = []
+        self.asked: list[tuple[ValueQuery, tuple[int, ...], bool]] = []
         self.busy = False
         self.is_closed = False
         self._change = change
@@ -49,7 +48,7 @@ class LocalAnswers:
         self._token = ""  # of the value that was inspected last
 
     def look(
-        self, subject: OfValue, ranks: Sequence[int] | None = None, is_beside: bool = False
+        self, subject: ValueQuery, ranks: Sequence[int] | None = None, is_beside: bool = False
     ) -> QueryResult:
         asked = self.ranks if ranks is None else tuple(ranks)
         self.asked.append((subject, asked, is_beside))
@@ -65,7 +64,9 @@ class LocalAnswers:
 
     def inspect(self, is_beside: bool) -> Inspection:
         former, self._token = self._token, "" if is_beside else str(len(self.asked))
-        looked = self.look(Overview(self.expression, 20_000, runs=not is_beside), None, is_beside)
+        looked = self.look(
+            Overview(self.expression, max_items=20_000, runs=not is_beside), None, is_beside
+        )
         if not looked.answers:
             self._token = former
         found = dict(looked.answers)
@@ -87,7 +88,7 @@ class LocalAnswers:
         if not known:
             return None
         low, high = min(one for one, _ in known), max(one for _, one in known)
-        subject = Histogram(self.expression, path, low, high, 40)
+        subject = Histogram(self.expression, path, low=low, high=high, num_bins=40)
         looked = self.look(subject, tuple(summaries), is_beside)
         return Spread(low, high, looked.answers)
 
@@ -98,7 +99,7 @@ class LocalAnswers:
         self.is_closed = True
 
 
-def ask(value: Any, subject: OfValue) -> Any:
+def ask(value: Any, subject: ValueQuery) -> Any:
     """What an idle rank answers about a value of the name ``x``."""
     return looker({"x": value}).answer(subject, is_beside=False)
 

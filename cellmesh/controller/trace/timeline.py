@@ -19,7 +19,7 @@ from ...wire.inspect import HistoryQuery, Refusal
 from ...wire.ranks import describe_ranks, group_ranks
 from ...wire.trace import Past
 from ..core.clocks import ClockOffset, describe_clocks
-from ..inspect.query import ANSWER_S, look
+from ..inspect import ANSWER_S, look
 from .chrome import NO_CLOCKS, trace_of
 from .history import History, TimelineCell
 from .operations import Operation, match, with_waits

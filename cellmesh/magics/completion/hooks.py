@@ -17,7 +17,7 @@ from IPython.core.completer import Completion, CompletionContext, SimpleCompleti
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.tokenutil import token_at_cursor
 
-from ...controller.inspect.query import look_at_one
+from ...controller.inspect import look_at_one
 from ...controller.mesh import Mesh
 from ...controller.ranks import Ranks
 from ...controller.session.living import living_meshes

@@ -1,27 +1,43 @@
-"""Draws an inspected value without a widget: text for terminals, HTML with small pictures
-elsewhere.
+"""Draws inspected values and names of ranks without a widget: tables, as text and HTML, and a
+heatmap.
 """
 
 from __future__ import annotations
 
 import html
-from collections.abc import Collection, Iterator, Mapping
+import struct
+import zlib
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from ...controller.inspect.query import Inspection, Spread, describe_odd
-from ...controller.inspect.replica_diff import Comparison, compare
-from ...wire.inspect import Pixels, TensorSummary
-from ...wire.ranks import describe_groups, describe_ranks, group_ranks
-from .drawings import bars_image, bars_text, blocks_of, heatmap_image, shards_image
+from ...controller.inspect import Comparison, Inspection, compare, describe_odd, look
+from ...controller.ranks import Ranks
+from ...wire.inspect import Bound, Names, Pixels, TensorSummary, alphabetically
+from ...wire.ranks import describe_groups, describe_ranks, format_ranks, group_ranks
+from .svg import heat_colours, image
 from .tables import Static, Table, compact_table, facts_table, format_bytes
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 # How many of a nest's tensors are listed.
 _MAX_LISTED = 50
-# The view stays in the notebook's file: bytes of its tables, and how many histograms it has.
+# The view stays in the notebook's file: bytes of its tables, and a side of its picture.
 _MAX_ITEMS_BYTES, _MAX_RANKS_BYTES = 7_000, 6_000
-_MAX_HISTOGRAMS = 6
-_WEAK = "opacity:.75"
+_MAX_SIDE, _SHOWN_SIDE = 64, 320
 _SECTION = "margin-top:.6em"
+_MAX_ITEM_TEXT = 120
+FLAG_TEXTS = {"nan": "NaN", "inf": "Inf", "none": "no gradient"}
+ITEM_HEADERS = (
+    "shape or value", "dtype", "placements", "memory of all ranks", "mean", "std", "norm",
+)  # fmt: skip
+# How many different texts of one name are told; then how many there are.
+_MAX_VARIANTS = 3
+
+
+# ---- inspected values
 
 
 def static_of(inspection: Inspection, path: str = "", picture: Pixels | None = None) -> Static:
@@ -33,20 +49,29 @@ def static_of(inspection: Inspection, path: str = "", picture: Pixels | None = N
         picture: a part of that tensor, as it was seen last.
     """
     by_path = inspection.by_path()
-    text: list[str] = []
-    parts: list[str] = []
+    tables, remarks = [], []
     if by_path and not inspection.is_one:
-        table = items_table(inspection)
-        text.append(repr(table))
-        parts.append(_scrolled(table, _MAX_ITEMS_BYTES))
-    if path in by_path:
-        one = _One(inspection, path, by_path[path])
-        text += one.text()
-        parts += one.html(picture)
-    for line in _remarks(inspection, bool(by_path)):
-        text.append(line)
-        parts.append(f'<div style="{_SECTION}">{html.escape(line)}</div>')
-    return Static("\n".join(text), f'<div class="cellmesh-inspection">{"".join(parts)}</div>')
+        tables.append(replace(items_table(inspection), max_bytes=_MAX_ITEMS_BYTES))
+    if facts := by_path.get(path):
+        comparison, spread = inspection.comparisons.get(path), inspection.spreads.get(path)
+        table = facts_table(label_of(inspection.expression, path), facts, comparison, spread)
+        blocks = blocks_of(facts)
+        parts = [name_block(*block) for block in blocks] if len(blocks) > 1 else []
+        tables.append(replace(table, notes=[*table.notes, *parts], max_bytes=_MAX_RANKS_BYTES))
+    if not by_path:
+        remarks += [f"rank {r}: {found.kind} {found.text}" for r, found in inspection.found.items()]
+    if inspection.torn:
+        remarks.append(torn_note(inspection.torn))
+    remarks += describe_groups({rank: str(why) for rank, why in inspection.refusals.items()})
+    parts = [
+        f'<div style="overflow-x:auto;max-width:100%">{table._repr_html_()}</div>'
+        for table in tables
+    ]
+    if picture is not None and facts:
+        parts.append(f'<div style="{_SECTION}">{heatmap_image(picture)}</div>')
+    parts += [f'<div style="{_SECTION}">{html.escape(line)}</div>' for line in remarks]
+    text = "\n".join([*map(repr, tables), *remarks])
+    return Static(text, f'<div class="cellmesh-inspection">{"".join(parts)}</div>')
 
 
 def label_of(expression: str, path: str) -> str:
@@ -63,161 +88,220 @@ def torn_note(ranks: Collection[int]) -> str:
     )
 
 
-def items_table(inspection: Inspection) -> Table:
-    """Return a table of the tensors in a value, with numbers of the first rank that has each."""
-    by_path = inspection.by_path()
-    everywhere = set(inspection.found)
-    rows = []
-    for path, facts in list(by_path.items())[:_MAX_LISTED]:
-        one = next(iter(facts.values()))
-        comparison = inspection.comparisons.get(path) or compare(facts)
-        rows.append(
-            (
-                path or "(itself)",
-                "" if set(facts) == everywhere else describe_ranks(facts),
-                *_item_cells(facts, one),
-                "" if len(facts) == 1 else _short(comparison),
-            )
-        )
-    left_out = (
-        len(by_path)
-        - len(rows)
-        + max((one.num_left_out for one in inspection.found.values()), default=0)
-    )
-    first = next(iter(inspection.found.values()))
-    words = [describe_odd(by_path), first.text or first.kind]
-    said = f"{inspection.expression}: {'; '.join(filter(None, words))}"
-    more = [f"... and {left_out:,} more"] if left_out else []
-    headers = (
-        "name",
-        "only on",
-        "shape",
-        "dtype",
-        "placements",
-        "memory of all ranks",
-        "mean",
-        "std",
-        "norm",
-        "NaN",
-        "Inf",
-        "replicas",
-    )
-    return compact_table(headers, rows, said, more)
+def list_items(inspection: Inspection) -> list[dict[str, Any]]:
+    """Return the tensors in an inspected value as JSON, a row each: path, label, flags, and cells
+    under `ITEM_HEADERS` with the statistics of the first rank that has it.
+    """
+    num_ranks = len(inspection.found) + len(inspection.refusals)
+    return [
+        {
+            "path": path,
+            "label": path or "(itself)",
+            "flags": _flags(facts, inspection.comparisons.get(path) or compare(facts), num_ranks),
+            "cells": _item_cells(facts, next(iter(facts.values()))),
+        }
+        for path, facts in inspection.by_path().items()
+    ]
 
 
-def _item_cells(facts: Mapping[int, TensorSummary], one: TensorSummary) -> tuple[str, ...]:
+def _item_cells(facts: Mapping[int, TensorSummary], one: TensorSummary) -> list[str]:
+    num_bytes = sum(fact.num_bytes for fact in facts.values())
     if not one.shape:
-        return (_fold_texts(facts), one.dtype or one.kind, *[""] * 5, *_odd_cells(facts))
+        texts = list(dict.fromkeys(fact.text for fact in facts.values()))
+        more = f" and {len(texts) - 1} more" if len(texts) > 1 else ""
+        return [texts[0][:_MAX_ITEM_TEXT] + more, one.dtype or one.kind, "", *[""] * 4]
     numbers = (one.mean, one.std, one.norm)
-    return (
-        str(one.shape),
+    return [
+        str(tuple(one.shape)),
         one.dtype,
         one.placements,
-        format_bytes(sum(fact.num_bytes for fact in facts.values())),
+        format_bytes(num_bytes) if num_bytes else "",
         *("" if number is None else f"{number:.4g}" for number in numbers),
-        *_odd_cells(facts),
-    )
+    ]
 
 
-def _odd_cells(facts: Mapping[int, TensorSummary]) -> tuple[str, str]:
-    num_nan = sum(fact.num_nan for fact in facts.values())
-    num_inf = sum(fact.num_inf for fact in facts.values())
-    return str(num_nan or ""), str(num_inf or "")
+def _flags(facts: Mapping[int, TensorSummary], comparison: Comparison, num_ranks: int) -> list[str]:
+    unequal = ["unequal"] if comparison.unequal else []
+    missing = ["missing"] if len(facts) < num_ranks else []
+    return [*odd_elements(facts.values()), *unequal, *missing]
 
 
-def _fold_texts(facts: Mapping[int, TensorSummary]) -> str:
-    """Return a value in words; where ranks differ, the first rank's and the number of others."""
-    texts = list(dict.fromkeys(fact.text for fact in facts.values()))
-    more = f" and {len(texts) - 1} more" if len(texts) > 1 else ""
-    return f"{texts[0]}{more}"
+def odd_elements(summaries: Collection[TensorSummary]) -> list[str]:
+    """Return the flags of tensors in which there are NaN or infinities."""
+    counts = {"nan": "num_nan", "inf": "num_inf"}
+    return [f for f, name in counts.items() if any(getattr(one, name) for one in summaries)]
 
 
-def _short(comparison: Comparison) -> str:
-    """Return a word or two that say whether replicas are equal."""
-    if comparison.unequal:
-        return "differ: " + "; ".join(map(str, comparison.unequal))
-    if comparison.unread:
-        return "not compared"
-    return "equal" if any(len(each.ranks) > 1 for each in comparison.replicas) else "sharded"
+def items_table(inspection: Inspection) -> Table:
+    """Return a table of the tensors in a value."""
+    items = list_items(inspection)
+    rows = [
+        (
+            item["label"],
+            ", ".join(FLAG_TEXTS.get(flag, flag) for flag in item["flags"]),
+            *item["cells"],
+        )
+        for item in items[:_MAX_LISTED]
+    ]
+    left_out = len(items) - len(rows) + inspection.num_left_out
+    first = next(iter(inspection.found.values()))
+    words = [describe_odd(inspection.by_path()), first.text or first.kind]
+    said = f"{inspection.expression}: {'; '.join(filter(None, words))}"
+    more = [f"... and {left_out:,} more"] if left_out else []
+    return compact_table(("name", "flags", *ITEM_HEADERS), rows, said, more)
 
 
-class _One:
-    """Draws one tensor or plain value on all ranks without a widget."""
-
-    def __init__(
-        self, inspection: Inspection, path: str, facts: Mapping[int, TensorSummary]
-    ) -> None:
-        comparison = inspection.comparisons.get(path) or compare(facts)
-        self._facts = facts
-        self._table = facts_table(label_of(inspection.expression, path), facts, comparison)
-        self._spread = inspection.spreads.get(path)
-        self._blocks = blocks_of(facts)
-
-    def text(self) -> list[str]:
-        lines = [repr(self._table)]
-        if self._spread is not None:
-            groups = group_ranks(self._spread.counts)
-            widest = max((len(describe_ranks(ranks)) for ranks in groups.values()), default=0)
-            lines.append(f"from {self._spread.low:.4g} to {self._spread.high:.4g}:")
-            lines += [
-                f"  {describe_ranks(ranks).ljust(widest)}  {bars_text(counts)}"
-                for counts, ranks in groups.items()
-            ]
-        if len(self._blocks) > 1:
-            lines += [f"  {block}" for block in self._blocks]
-        return lines
-
-    def html(self, picture: Pixels | None) -> list[str]:
-        parts = [_scrolled(self._table, _MAX_RANKS_BYTES)]
-        if self._spread is not None:
-            parts.append(_spread_html(self._spread))
-        if len(self._blocks) > 1:
-            shape = next(iter(self._facts.values())).shape or ()
-            nothing = [str(block) for block in self._blocks if not all(block.shape)]
-            caption = "; ".join(["each rank's part, in its place", *nothing])
-            parts.append(_figure(shards_image(shape, self._blocks), caption))
-        if picture is not None:
-            low, high = f"{picture.low:.4g}", f"{picture.high:.4g}"
-            parts.append(_figure(heatmap_image(picture), f"from {low} to {high}"))
-        return parts
+Block = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
-def _spread_html(spread: Spread) -> str:
-    cell = "padding:2px 10px 2px 0;text-align:left;vertical-align:middle"
-    groups = list(group_ranks(spread.counts).items())
-    rows = "".join(
-        f'<tr><td style="{cell}">{describe_ranks(ranks)}</td>'
-        f'<td style="{cell}">{bars_image(counts, spread.low, spread.high)}</td></tr>'
-        for counts, ranks in groups[:_MAX_HISTOGRAMS]
-    )
-    caption = f"from {spread.low:.4g} to {spread.high:.4g}, on all ranks alike"
-    if len(groups) > _MAX_HISTOGRAMS:
-        others = [rank for _, ranks in groups[_MAX_HISTOGRAMS:] for rank in ranks]
-        caption += f"; those of {describe_ranks(others)} are not drawn"
-    return (
-        f'<table style="{_SECTION}"><tbody>{rows}</tbody></table>'
-        f'<div style="{_WEAK}">{html.escape(caption)}</div>'
-    )
+def blocks_of(facts: Mapping[int, TensorSummary]) -> list[Block]:
+    """Return the parts of one DTensor on the ranks of its mesh: those that hold the same part,
+    where it begins, and its shape; [] for other tensors.
+    """
+    places = {
+        rank: (fact.offset, fact.local_shape)
+        for rank, fact in sorted(facts.items())
+        if fact.placements
+        and fact.local_shape is not None
+        and len(fact.offset) == len(fact.local_shape)
+    }
+    return [(ranks, *place) for place, ranks in group_ranks(places).items()]
 
 
-def _scrolled(table: Table, max_bytes: int) -> str:
-    table = replace(table, max_bytes=max_bytes)
-    return f'<div style="overflow-x:auto;max-width:100%">{table._repr_html_()}</div>'
+def name_block(ranks: tuple[int, ...], offset: tuple[int, ...], shape: tuple[int, ...]) -> str:
+    """Return where a part of a DTensor lies in the whole, in words."""
+    if not all(shape):
+        return f"{describe_ranks(ranks)}: nothing"
+    spans = (f"{begin}:{begin + size}" for begin, size in zip(offset, shape, strict=True))
+    return f"{describe_ranks(ranks)}: [{', '.join(spans)}]"
 
 
-def _figure(drawing: str, caption: str) -> str:
-    if not drawing:
+# ---- heatmaps
+
+
+def heatmap_image(pixels: Pixels) -> str:
+    """Draw a tensor's pixels in colours, as an HTML image; "" if there are none."""
+    values = pixels.values
+    if not values.size:
         return ""
+    height, width = values.shape
+    values = values[:: -(-height // _MAX_SIDE), :: -(-width // _MAX_SIDE)]
+    scale = _SHOWN_SIDE / max(values.shape)
+    shown = [max(1, round(side * scale)) for side in values.shape]
+    words = f"from {pixels.low:.4g} to {pixels.high:.4g}"
+    picture = png(heat_colours(values, pixels.low, pixels.high))
+    return f"{image(picture, words, shown[1], shown[0], 'image/png')}<div>{words}</div>"
+
+
+def png(colours: npt.NDArray[np.uint8]) -> bytes:
+    """Encode an array [height, width, 3] (red, green, blue) as PNG."""
+    height, width, _ = colours.shape
+    lines = b"".join(
+        b"\0" + line.tobytes() for line in colours
+    )  # each begins with its filter: none
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        )
+
     return (
-        f'<div style="{_SECTION}">{drawing}<div style="{_WEAK}">{html.escape(caption)}</div></div>'
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+        + chunk(b"IDAT", zlib.compress(lines, 9))
+        + chunk(b"IEND", b"")
     )
 
 
-def _remarks(inspection: Inspection, is_anything_shown: bool) -> Iterator[str]:
-    """Yield remarks on ranks, one per line."""
-    if not is_anything_shown:
-        for rank, found in inspection.found.items():
-            yield f"rank {rank}: {found.kind} {found.text}"
-    if inspection.torn:
-        yield torn_note(inspection.torn)
-    yield from describe_groups({rank: str(why) for rank, why in inspection.refusals.items()})
+# ---- names
+
+
+def names_table(ranks: Ranks, pattern: str) -> Table:
+    """Ask ranks for their variables, and return them as a table.
+
+    Args:
+        ranks: who is asked; also busy ones answer.
+        pattern: which names, with ``*`` and ``?``.
+    """
+    looked = look(ranks.rank_set, Names(pattern))
+    notes = [
+        f"{describe_ranks([rank])}: {refusal}" for rank, refusal in sorted(looked.refusals.items())
+    ]
+    return fold_names(looked.answers, pattern, notes)
+
+
+def fold_names(told: Mapping[int, Bound], pattern: str, notes: list[str]) -> Table:
+    """Return a table with a row for each variable, from what each rank answered.
+
+    Args:
+        told: rank -> its names.
+        pattern: which names were asked for.
+        notes: lines below.
+    """
+    by_name: dict[str, dict[int, TensorSummary]] = {}
+    for rank, bound in sorted(told.items()):
+        for named in bound.names:
+            by_name.setdefault(named.path, {})[rank] = named
+    names = sorted(by_name, key=alphabetically)
+    cut = [bound.names[-1].path for bound in told.values() if bound.num_left_out and bound.names]
+    if cut:  # of what comes later, a rank may have told nothing although it has it
+        last = min(cut, key=alphabetically)
+        names = names[: names.index(last) + 1]
+        notes = [
+            *notes,
+            f"the first {len(names):,} names are shown; a pattern, as `x*`, chooses others",
+        ]
+    rows = [_row(name, by_name[name], list(told)) for name in names]
+    headers = ["name", "type", "shape", "size", "value", "between ranks"]
+    what = "names" if pattern == "*" else f"names like {pattern!r}"
+    caption = "" if rows or not told else f"{describe_ranks(told)}: no {what}"
+    return compact_table(headers, rows, caption, notes, wraps=True)
+
+
+def _row(name: str, facts: Mapping[int, TensorSummary], ranks: list[int]) -> list[str]:
+    parts = [_fold(facts, part) for part in (_type, _shape, _size, lambda each: each.text)]
+    differing = [
+        word
+        for word, part in (("type", _full_type), ("shape", _shape), ("value", _compared))
+        if len({part(each) for each in facts.values()}) > 1
+    ]
+    absent = [rank for rank in ranks if rank not in facts]
+    says = [f"not on {describe_ranks(absent).removeprefix('ranks ')}"] if absent else []
+    if differing:
+        says.append(f"differ in {', '.join(differing)}")
+    is_compared = len(ranks) > 1 and all(each.digest for each in facts.values())
+    return [name, *parts, "; ".join(says) or ("alike" if is_compared else "")]
+
+
+def _fold(facts: Mapping[int, TensorSummary], part: Callable[[TensorSummary], str]) -> str:
+    """Join the texts of ranks about a variable, equal ones once."""
+    variants = group_ranks({rank: part(each) for rank, each in facts.items()})
+    if len(variants) == 1:
+        return next(iter(variants))
+    told = [f"[{format_ranks(ranks)}] {text or '-'}" for text, ranks in variants.items()]
+    more = f", and {len(told) - _MAX_VARIANTS} more" if len(told) > _MAX_VARIANTS else ""
+    return ", ".join(told[:_MAX_VARIANTS]) + more
+
+
+def _type(facts: TensorSummary) -> str:
+    kind = "class" if facts.kind == "type" else facts.kind.rpartition(".")[2]
+    return " ".join(filter(None, (kind, facts.dtype, facts.placements)))
+
+
+def _full_type(facts: TensorSummary) -> tuple[str, ...]:
+    return facts.kind, facts.dtype, facts.placements
+
+
+def _shape(facts: TensorSummary) -> str:
+    if facts.shape is None:
+        return ""
+    here = "" if facts.local_shape == facts.shape else f", here {tuple(facts.local_shape or ())}"
+    return f"{tuple(facts.shape)}{here}"
+
+
+def _size(facts: TensorSummary) -> str:
+    return format_bytes(facts.num_bytes) if facts.num_bytes else ""
+
+
+def _compared(facts: TensorSummary) -> str:
+    return facts.digest or facts.text

@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...controller.failure_summary import describe_state
-from ...controller.inspect.query import describe_odd
-from ...controller.inspect.replica_diff import Comparison, compare
+from ...controller.inspect import Comparison, Spread, compare, describe_odd
 from ...wire.inspect import TensorSummary
 from ...wire.ranks import count_ranks, describe_groups, format_ranks, group_ranks
 from ...wire.status import RankInfo, RankState
@@ -337,7 +336,10 @@ def doing(info: RankInfo, state: RankState | None) -> str:
 
 
 def facts_table(
-    expression: str, facts: Mapping[int, TensorSummary], comparison: Comparison | None = None
+    expression: str,
+    facts: Mapping[int, TensorSummary],
+    comparison: Comparison | None = None,
+    spread: Spread | None = None,
 ) -> Table:
     """Return the table of ``%dist_inspect`` for one value: a row for each group of equal ranks.
 
@@ -345,23 +347,29 @@ def facts_table(
         expression: what was inspected.
         facts: rank -> its view.
         comparison: whether replicas are equal; None to go by their digests.
+        spread: histograms.
     """
-    headers, rows = group_facts(facts)
+    is_plain = all(fact.is_scalar or not fact.dtype for fact in facts.values())
+    row_of, headers = (_value_row, _VALUE_HEADERS) if is_plain else (_tensor_row, _TENSOR_HEADERS)
+    counts = {} if spread is None else spread.counts
+    rows = group_ranks(
+        {rank: (draw_bars(counts.get(rank, ())), *row_of(fact)) for rank, fact in facts.items()}
+    )
+    scale = [] if spread is None else [f"histograms from {spread.low:.4g} to {spread.high:.4g}"]
     return compact_table(
-        ("ranks", *headers),
+        ("ranks", "histogram", *headers),
         [(format_ranks(ranks), *row) for row, ranks in rows.items()],
         f"{expression}: {sentence_of(facts, comparison)}",
-        describe_groups({rank: fact.note for rank, fact in facts.items()}),
+        [*scale, *describe_groups({rank: fact.note for rank, fact in facts.items()})],
     )
 
 
-def group_facts(
-    facts: Mapping[int, TensorSummary],
-) -> tuple[Sequence[str], Mapping[tuple[str, ...], Sequence[int]]]:
-    """Return the headers of a value's table, and its rows with the ranks that each is of."""
-    if all(fact.is_scalar or not fact.dtype for fact in facts.values()):
-        return _VALUE_HEADERS, group_ranks({r: _value_row(fact) for r, fact in facts.items()})
-    return _TENSOR_HEADERS, group_ranks({r: _tensor_row(fact) for r, fact in facts.items()})
+def draw_bars(counts: Sequence[int], width: int = 24) -> str:
+    """Draw a histogram in one line of text; a bin with any element is visible."""
+    per = -(-len(counts) // width)
+    joined = [sum(counts[at : at + per]) for at in range(0, len(counts), per or 1)]
+    most = max(joined, default=0) or 1
+    return "".join(_LEVELS[math.ceil(count / most * (len(_LEVELS) - 1))] for count in joined)
 
 
 def sentence_of(facts: Mapping[int, TensorSummary], comparison: Comparison | None = None) -> str:
@@ -372,6 +380,7 @@ def sentence_of(facts: Mapping[int, TensorSummary], comparison: Comparison | Non
     return "; ".join([*([odd] if odd else []), str(comparison or compare(facts))])
 
 
+_LEVELS = " ▁▂▃▄▅▆▇█"
 _VALUE_HEADERS = ("type", "value", "dtype", "device", "placements", "grad")
 
 

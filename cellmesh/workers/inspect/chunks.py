@@ -1,11 +1,14 @@
-"""Reads a tensor piece by piece, so that inspecting a huge one needs no second copy of it."""
+"""Reads a tensor piece by piece, so that inspecting a huge one needs no second copy of it:
+statistics, histograms, digests.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import itertools
+import math
 import sys
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
@@ -32,61 +35,38 @@ def readable(local: torch.Tensor, is_beside: bool = False) -> tuple[torch.Tensor
         UnreadableError: it has none; waiting for them would be a collective; its memory has been
             freed; or it could be, while it is read.
     """
-    data, note = _stored(_unwrapped(local).detach())
+    local = _unwrapped(local).detach()
+    note = ""
+    if local.is_nested or local.layout != torch.strided:
+        data = local._values() if local.layout == torch.sparse_coo else local.values()
+        note = f"the numbers are of the {data.numel():,} elements that it stores"
+    else:
+        _check_memory(local)
+        data = local
+        if data.is_complex():
+            note = "the numbers are of real and imaginary parts alike"
     if is_beside and data.numel():
         check_beside(data)
+    if data.is_quantized:
+        return data.dequantize(), "the numbers are of what it stands for"
     return data, note
 
 
-def _stored(local: torch.Tensor) -> tuple[torch.Tensor, str]:
-    if local.is_meta:
-        raise UnreadableError("a meta tensor has no values")
-    if local.layout in (torch.sparse_csr, torch.sparse_bsr, torch.sparse_csc, torch.sparse_bsc):
-        return local.values(), _of_stored(local, local.values())
-    if local.layout == torch.sparse_coo:
-        stored = local._values()
-        twice = (
-            ""
-            if local.is_coalesced()
-            else "; it is not coalesced: some may be stored more than once"
-        )
-        return stored, _of_stored(local, stored) + twice
-    if local.is_nested:
-        return local.values(), "the numbers are of all its tensors together"
-    if local.layout != torch.strided:
-        raise UnreadableError(f"its layout, {layout_of(local)}, is not read")
-    _check_memory(local)
-    if local.is_complex():
-        return local, "the numbers are of real and imaginary parts alike"
-    return local, "the numbers are of what it stands for" if local.is_quantized else ""
-
-
-def layout_of(tensor: torch.Tensor) -> str:
-    """Return the name of a tensor's layout: ``strided``, ``sparse_coo``, ..."""
-    return str(tensor.layout).removeprefix("torch.")
-
-
 def _unwrapped(local: torch.Tensor) -> torch.Tensor:
-    kind = type(local).__name__
     if isinstance(local, UninitializedTensorMixin):
         raise UnreadableError("it is not initialised: its module has not run yet")
-    if kind == "AsyncCollectiveTensor":
+    if type(local).__name__ == "AsyncCollectiveTensor":
         if not getattr(local, "completed", False):
             raise UnreadableError("its collective has not been waited for")
-        return local.elem  # type: ignore[attr-defined, no-any-return]
+        local = local.elem  # type: ignore[attr-defined]
+    if local.is_meta:
+        raise UnreadableError("a meta tensor has no values")
     fakes = sys.modules.get("torch._subclasses.fake_tensor")
     if fakes is not None and isinstance(local, fakes.FakeTensor):
         raise UnreadableError("a fake tensor has no values")
     if torch._C._functorch.is_functorch_wrapped_tensor(local):
         raise UnreadableError("it is inside a function transform (vmap, grad)")
     return local
-
-
-def _of_stored(whole: torch.Tensor, stored: torch.Tensor) -> str:
-    return (
-        f"the numbers are of the {stored.numel():,} elements that it stores, of "
-        f"{whole.numel():,}; the others are zero"
-    )
 
 
 def _check_memory(local: torch.Tensor) -> None:
@@ -116,7 +96,7 @@ def pieces(data: torch.Tensor, size: int = 0) -> Iterator[torch.Tensor]:
     if data.numel() <= size:
         if data.numel():
             yield data
-    elif data.is_contiguous() and not data.is_quantized:
+    elif data.is_contiguous():
         yield from torch.split(data.view(-1), size)
     else:
         num_rows = size // (data.numel() // data.shape[0])
@@ -131,8 +111,6 @@ def unordered(data: torch.Tensor) -> tuple[torch.Tensor, int]:
     """Return a tensor's elements in the order of its memory, which is fast to read, and how often
     each element counts.
     """
-    if data.is_quantized:
-        return data, 1
     repeated = 1
     for dim in reversed(range(data.ndim)):
         if data.stride(dim) == 0 and data.shape[dim] > 1:
@@ -143,52 +121,114 @@ def unordered(data: torch.Tensor) -> tuple[torch.Tensor, int]:
 
 def numbers_of(piece: torch.Tensor) -> torch.Tensor:
     """Return a piece of a tensor as flat float64; of complex numbers, real and imaginary parts."""
-    if piece.is_quantized:
-        piece = piece.dequantize()
     if piece.is_complex():
         piece = torch.view_as_real(piece.resolve_conj())
     return piece.to(torch.float64).reshape(-1)
 
 
-def sample_of_parts(
-    data: torch.Tensor,
-    parts: Sequence[tuple[int, int]],
-    max_elements: int,
-    read: SafeReader = DIRECT,
+def statistics(data: torch.Tensor, read: SafeReader = DIRECT) -> dict[str, Any]:
+    """Compute the statistics of a tensor for its `TensorSummary`.
+
+    Args:
+        data: see `readable`.
+        read: how it is read.
+
+    Raises:
+        Exception: torch cannot make numbers of its elements.
+    """
+    data, repeated = unordered(data)
+    count = num_nan = num_inf = num_zeros = 0
+    low, high = math.inf, -math.inf
+    # Sums of the distances from a number in the middle of the first piece, and of their squares.
+    middle = total = squares = 0.0
+    for piece in map(read.take, pieces(data)):
+        numbers = numbers_of(piece)
+        # What has the same extremes in fewer bytes is quicker to read.
+        ends = _extremes(piece if piece.dtype == torch.float32 else numbers)
+        if not all(map(math.isfinite, ends)):
+            # A complex number counts once.
+            pairs = numbers.view(-1, 2) if piece.is_complex() else numbers[:, None]
+            num_nan += int(pairs.isnan().any(1).sum())
+            num_inf += int(pairs.isinf().any(1).sum())
+            numbers = numbers[numbers.isfinite()]
+            if not numbers.numel():
+                continue
+            ends = _extremes(numbers)
+        if ends[0] <= 0 <= ends[1]:
+            zeros = piece if piece.is_complex() else numbers
+            num_zeros += zeros.numel() - int(torch.count_nonzero(zeros))
+        if not count:
+            middle = min(max(numbers.mean().item(), ends[0]), ends[1])
+        distances = numbers - middle
+        count += numbers.numel()
+        total += distances.sum().item()
+        squares += torch.dot(distances, distances).item()
+        low, high = min(low, ends[0]), max(high, ends[1])
+    found: dict[str, Any] = {
+        "num_nan": num_nan * repeated,
+        "num_inf": num_inf * repeated,
+        "num_zeros": num_zeros * repeated,
+    }
+    if count:
+        mean = middle + total / count
+        variance = max(0.0, squares / count - (total / count) ** 2)
+        norm = math.sqrt((variance + mean * mean) * count * repeated)
+        found |= {"min": low, "max": high, "mean": mean, "std": math.sqrt(variance), "norm": norm}
+    return found
+
+
+def _extremes(numbers: torch.Tensor) -> tuple[float, float]:
+    """Return the smallest and the largest number of a piece; NaN if there is one."""
+    low, high = torch.stack(torch.aminmax(numbers)).tolist()
+    return low, high
+
+
+def histogram_of(
+    data: torch.Tensor, low: float, high: float, num_bins: int, read: SafeReader = DIRECT
+) -> tuple[int, ...]:
+    """Count a tensor's numbers in equal bins of [low, high]; numbers outside are in no bin.
+
+    Args:
+        data: see `readable`.
+        low, high: the scale; where they are equal, what is equal to them is counted in the middle
+            bin.
+        num_bins: how many.
+        read: how it is read.
+    """
+    data, repeated = unordered(data)
+    counts = torch.zeros(num_bins, dtype=torch.int64, device=data.device)
+    for numbers in map(numbers_of, map(read.take, pieces(data))):
+        if low >= high:
+            counts[num_bins // 2] += (numbers == low).sum()
+        elif data.device.type == "cpu":
+            counts += torch.histc(numbers, num_bins, low, high).long()  # leaves out NaN, too
+        else:  # as histc does, which is refused on GPUs where only what is deterministic may run
+            inside = numbers[(numbers >= low) & (numbers <= high)]
+            bins = ((inside - low) * (num_bins / (high - low))).long().clamp_(0, num_bins - 1)
+            counts += torch.bincount(bins, minlength=num_bins)
+    return tuple(count * repeated for count in counts.tolist())
+
+
+# ---- parts
+
+
+def elements_of_parts(
+    data: torch.Tensor, parts: Sequence[tuple[int, int]], read: SafeReader = DIRECT
 ) -> torch.Tensor:
-    """Return elements of a tensor, evenly spaced over runs, in row-major order: see `Sample`.
+    """Return a tensor's elements in some ranges, in row-major order: see `Elements`.
 
     Args:
         data: see `readable`.
         parts: [begin, end) of each run, ascending and apart.
-        max_elements: how many, at most; there are fewer only where the runs have fewer.
         read: how they are read.
     """
-    sizes = [max(0, min(end, data.numel()) - begin) for begin, end in parts]
-    total = sum(sizes)
-    count = min(total, max_elements)
-    wanted = torch.arange(count, device="cpu") * total // max(count, 1)
-    ends = list(itertools.accumulate(sizes))
-    bounds = torch.tensor(ends, dtype=torch.int64, device="cpu")
-    part = torch.bucketize(wanted, bounds, right=True)
-    shift = torch.tensor(
-        [begin - (end - size) for (begin, _), size, end in zip(parts, sizes, ends, strict=True)],
-        dtype=torch.int64,
-        device="cpu",
-    )
-    where = (wanted + shift[part]).to(data.device)
-    if not count:
-        return torch.empty(0, dtype=torch.float64, device="cpu")
-    picked = (
-        read.pick(data, torch.unravel_index(where, data.shape))
-        if data.ndim
-        else read.take(data.reshape(1))
-    )
-    if picked.is_quantized:
-        picked = picked.dequantize()
-    wide = torch.complex128 if picked.is_complex() else torch.float64
-    wide = picked.dtype if picked.dtype in (torch.int64, torch.uint64) else wide
-    return picked.resolve_conj().resolve_neg().to(wide, copy=True).cpu()
+    wide = torch.complex128 if data.is_complex() else torch.float64
+    wide = data.dtype if data.dtype in (torch.int64, torch.uint64) else wide
+    found = [torch.empty(0, dtype=wide, device="cpu")]
+    for begin, end in parts:
+        for piece in map(read.take, run_of(data, begin, end)):
+            found.append(piece.resolve_conj().resolve_neg().to("cpu", wide, copy=True).reshape(-1))
+    return torch.cat(found)
 
 
 def run_of(data: torch.Tensor, begin: int, end: int) -> Iterator[torch.Tensor]:
@@ -198,7 +238,7 @@ def run_of(data: torch.Tensor, begin: int, end: int) -> Iterator[torch.Tensor]:
         return
     if begin == 0 and end == data.numel():
         yield from pieces(data)
-    elif data.is_contiguous() and not data.is_quantized:
+    elif data.is_contiguous():
         yield from torch.split(data.view(-1)[begin:end], piece_size(data))
     else:
         row = data.numel() // data.shape[0]
@@ -251,7 +291,7 @@ def digest_of(data: torch.Tensor, read: SafeReader = DIRECT) -> str:
     Raises:
         Exception: torch cannot view it as bytes.
     """
-    if data.numel() > _MANY and not data.is_quantized and _is_repeated(data):
+    if data.numel() > _MANY and _is_repeated(data):
         data, repeated = unordered(data)
         return _digest(map(read.take, pieces(data)), data, data.numel(), f"{repeated} times")
     return _digest(map(read.take, pieces(data)), data, data.numel())
@@ -292,8 +332,6 @@ def _digest(
 def _flat(piece: torch.Tensor) -> torch.Tensor:
     """Return a piece of a tensor as a contiguous flat tensor."""
     plain = piece.resolve_conj().resolve_neg()
-    if plain.is_quantized:
-        plain = plain.int_repr()
     plain = plain.contiguous()
     # One element may be contiguous whatever its stride, which `view` then does not take.
     return plain.as_strided((plain.numel(),), (1,))

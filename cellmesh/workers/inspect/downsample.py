@@ -13,13 +13,10 @@ import numpy as np
 import torch
 
 from ...wire.inspect import Element, Picture, Pixels
-from .chunks import layout_of, piece_size, readable
-from .overview import tensor_at
-from .safe_read import SafeReader, UnreadableError
+from .chunks import piece_size, readable
+from .safe_read import SafeReader
+from .summary import tensor_at
 
-# Sparse and nested tensors, and those quantised per channel, are made dense for a picture up to
-# this size.
-_MAX_DENSE = 1 << 24
 # Where a slice is too large to be read whole, what part of the allowed elements is read: they lie
 # apart. Where they have to be copied one by one, it is less.
 _SAMPLED_SHARE = 4
@@ -33,26 +30,20 @@ def picture(value: Any, subject: Picture, read: SafeReader) -> Pixels:
     Raises:
         ValueError: the tensor has no such part, or no values.
     """
-    local = tensor_at(value, subject.path, read.is_beside)
-    part = _part(_uniform(_dense(local, read), read), subject)
-    num_rows, num_cols = part.shape
-    height, width = min(subject.height, num_rows), min(subject.width, num_cols)
-    is_sampled = False
-    if subject.reduction == "stride" or (height, width) == (num_rows, num_cols):
-        pixels = _first_of_each(part, height, width, subject, read)
-    else:
-        pixels, is_sampled = _reduce(part, height, width, subject, read)
-    pixels = pixels if subject.exactly else _to_float32(pixels)
-    values = pixels.cpu().clone().numpy()  # what numpy has seen can never be resized
-    finite = values[np.isfinite(values)]
-    return Pixels(
-        values,
-        float(finite.min()) if finite.size else 0.0,
-        float(finite.max()) if finite.size else 0.0,
-        (height, width) == (num_rows, num_cols),
-        read.is_beside,
-        is_sampled,
-    )
+    part = _part(_dense(value, subject.path, read), subject)
+    height, width = min(subject.height, part.shape[0]), min(subject.width, part.shape[1])
+    is_exact = (height, width) == part.shape
+    is_sampled = not is_exact and part.numel() > subject.max_elements
+    if is_sampled:
+        share = _COPIED_SHARE if read.is_beside else _SAMPLED_SHARE
+        part = _thin(part, height, width, subject.max_elements // share)
+    pixels = _reduce(part, height, width, subject, read)
+    if not subject.exactly:  # finite numbers stay finite
+        limited = pixels.clamp(-_MAX_FLOAT32, _MAX_FLOAT32)
+        pixels = torch.where(torch.isfinite(pixels), limited, pixels).float()
+    values = pixels.contiguous().cpu().clone().numpy()  # what numpy has seen is never resized
+    low, high = range_of(values)
+    return Pixels(values, low, high, is_exact, read.is_beside, is_sampled)
 
 
 def element(value: Any, subject: Element, read: SafeReader) -> str:
@@ -61,54 +52,24 @@ def element(value: Any, subject: Element, read: SafeReader) -> str:
     Raises:
         ValueError: there is none at this index.
     """
-    local = tensor_at(value, subject.path, read.is_beside)
-    data = _dense(local, read)
+    data = _dense(value, subject.path, read)
     _check_index(subject.index, data.shape)
     found = read.take(data[subject.index] if data.ndim else data)
     if subject.exactly:
         return repr(found.item())
-    if found.is_quantized:
-        return f"{found.item()!r} ({found.int_repr().item()})"
-    if found.dtype == torch.float32:  # as short as float32 can be told apart
-        return str(np.float32(found.item()))
-    if found.dtype == torch.complex64:
-        return str(np.complex64(found.item()))
-    return repr(found.item())
+    # As short as they can be told apart.
+    short: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.complex64: np.complex64}
+    return str(short.get(found.dtype, lambda number: number)(found.item()))
 
 
-def _dense(local: torch.Tensor, read: SafeReader) -> torch.Tensor:
-    """Return a tensor, also a sparse or nested one, as a dense one, which can be sliced."""
-    try:
-        data, _ = readable(local, read.is_beside)
-    except UnreadableError as error:
-        raise ValueError(str(error)) from None
-    if local.layout == torch.strided and not local.is_nested:
-        return data
-    if read.is_beside:
+def _dense(value: Any, path: str, read: SafeReader) -> torch.Tensor:
+    local = tensor_at(value, path, read.is_beside)
+    if local.layout != torch.strided or local.is_nested:
         raise ValueError(
-            f"a {layout_of(local)} tensor is made dense for that: it can be when no cell runs"
+            "only dense tensors have pictures: inspect its `.to_dense()`, or of a nested one its "
+            "`.to_padded_tensor(0)`"
         )
-    if local.is_nested:
-        local = torch.nested.to_padded_tensor(local.detach(), 0.0)
-    if local.numel() > _MAX_DENSE:
-        raise ValueError(
-            f"{layout_of(local)}: {local.numel():,} elements are too many to be made dense"
-        )
-    return local.detach().to_dense() if local.layout != torch.strided else local.detach()
-
-
-def _uniform(data: torch.Tensor, read: SafeReader) -> torch.Tensor:
-    """Dequantise a tensor whose channels have different scales."""
-    if not data.is_quantized or data.qscheme() in (
-        torch.per_tensor_affine,
-        torch.per_tensor_symmetric,
-    ):
-        return data
-    if data.numel() > _MAX_DENSE:
-        raise ValueError(
-            f"quantised per channel: {data.numel():,} elements are too many for a picture"
-        )
-    return read.take(data).dequantize()
+    return readable(local, read.is_beside)[0]
 
 
 def _check_index(index: Sequence[int], shape: Sequence[int]) -> None:
@@ -126,20 +87,10 @@ def _part(data: torch.Tensor, subject: Picture) -> torch.Tensor:
     others = [dim for dim in range(data.ndim) if dim not in chosen]
     if len(set(chosen)) != len(chosen) or any(not 0 <= dim < data.ndim for dim in chosen):
         raise ValueError(f"a tensor with {data.ndim} dims has no slice of dims {subject.dims}")
-    if len(subject.index) != len(others):
-        raise ValueError(
-            f"a slice of dims {subject.dims} of a tensor with {data.ndim} dims needs "
-            f"{len(others)} more indices, not {len(subject.index)}"
-        )
     if subject.height < 1 or subject.width < 1:
         raise ValueError("a picture has at least one pixel")
-    if subject.reduction not in ("mean", "absmax", "stride"):
-        raise ValueError(f"there is no reduction {subject.reduction!r}")
     _check_index(subject.index, [data.shape[dim] for dim in others])
-    for dim, index in sorted(zip(others, subject.index, strict=True), reverse=True):
-        data = data.select(dim, index)
-    kept = sorted(chosen)
-    data = data.permute([kept.index(dim) for dim in chosen])
+    data = data.permute([*others, *chosen])[subject.index]
     for axis, dim in enumerate(subject.dims):
         if dim == -1:
             data = data.unsqueeze(axis)
@@ -152,144 +103,58 @@ def _part(data: torch.Tensor, subject: Picture) -> torch.Tensor:
     return data
 
 
-def _edges(num_pixels: int, size: int) -> torch.Tensor:
-    """Return the row (or column) at which each pixel begins, and at which the last one ends."""
-    return (
-        torch.arange(num_pixels + 1, dtype=torch.int64, device="cpu") * size // max(num_pixels, 1)
-    )
-
-
-def _first_of_each(
-    part: torch.Tensor, height: int, width: int, subject: Picture, read: SafeReader
-) -> torch.Tensor:
-    """Return the first element below each pixel, and read no other."""
-    num_rows, num_cols = part.shape
-    if (height, width) == (num_rows, num_cols):
-        pixels = read.take(part)
-    else:
-        rows = _edges(height, num_rows)[:-1].to(part.device)
-        cols = _edges(width, num_cols)[:-1].to(part.device)
-        pixels = read.pick(part, (rows[:, None], cols[None, :]))
-    if subject.reduction == "absmax":
-        return _plain(pixels, subject).abs()
-    if subject.exactly and pixels.dtype in (torch.int64, torch.uint64):
-        return pixels
-    return _plain(pixels, subject)
-
-
-def _plain(part: torch.Tensor, subject: Picture) -> torch.Tensor:
-    """Convert a tensor to a dtype that torch computes with: float64 where float32 would lose
-    digits.
-    """
-    if part.is_quantized:
-        part = part.dequantize()
-    if part.is_complex():
-        part = part.resolve_conj().abs()
-    is_wide = part.dtype == torch.float64 or (
-        not part.is_floating_point() and part.dtype.itemsize > 2
-    )
-    return part.to(torch.float64 if is_wide or subject.exactly else torch.float32)
-
-
-def _to_float32(pixels: torch.Tensor) -> torch.Tensor:
-    """Convert pixels to float32, keeping finite numbers finite."""
-    if pixels.dtype == torch.float32:
-        return pixels.contiguous()
-    limited = pixels.clamp(-_MAX_FLOAT32, _MAX_FLOAT32)
-    return torch.where(torch.isfinite(pixels), limited, pixels).float().contiguous()
+def _thin(part: torch.Tensor, height: int, width: int, max_elements: int) -> torch.Tensor:
+    """Return a view of some rows and columns, evenly spaced, of each pixel one or more."""
+    step = math.isqrt(part.numel() // max(max_elements, 1)) + 1
+    for axis, side in enumerate((height, width)):
+        each = min(step, part.shape[axis] // side)
+        part = part.transpose(0, axis)[each // 2 :: each].transpose(0, axis)
+    return part
 
 
 def _reduce(
     part: torch.Tensor, height: int, width: int, subject: Picture, read: SafeReader
-) -> tuple[torch.Tensor, bool]:
-    """Return the mean or the largest magnitude of the elements of each pixel, and whether only a
-    sample was read.
-    """
-    is_mean = subject.reduction == "mean"
-    num_rows, num_cols = part.shape
-    if num_rows * num_cols > subject.max_elements:
-        share = _COPIED_SHARE if read.is_beside else _SAMPLED_SHARE
-        return _sample(part, height, width, subject, subject.max_elements // share, read), True
-    row_edges, col_edges = _edges(height, num_rows), _edges(width, num_cols)
-    # Pixels that are read together: rows of them, or a part of one row.
-    num_pixels = max(1, 8 * piece_size(part) * height * width // max(1, num_rows * num_cols))
-    band, strip = max(1, num_pixels // width), min(num_pixels, width)
-    bands = []
-    for top in range(0, height, band):
-        ys = row_edges[top : top + band + 1]
-        strips = []
-        for left in range(0, width, strip):
-            xs = col_edges[left : left + strip + 1]
-            block = _plain(read.take(part[ys[0] : ys[-1], xs[0] : xs[-1]]), subject)
-            strips.append(_join(_join(block, ys - ys[0], 0, is_mean), xs - xs[0], 1, is_mean))
-        bands.append(torch.cat(strips, 1))
-    return torch.cat(bands), False
-
-
-def _join(part: torch.Tensor, edges: torch.Tensor, axis: int, is_mean: bool) -> torch.Tensor:
-    """Reduce the rows (axis 0) or columns between each two edges to one row or column."""
-    count = len(edges) - 1
-    each, rest = divmod(part.shape[axis], count)
-    if rest == 0:
-        whole = torch.unflatten(part, axis, (count, each))
-        if is_mean:
-            return whole.mean(axis + 1)
-        return torch.maximum(whole.amax(axis + 1), whole.amin(axis + 1).neg())
-    # Sizes differ by one at most: the first lines of all pixels, then the second ones, and so on.
-    starts, sizes = edges[:-1].to(part.device), edges.diff().to(part.device)
-    total = _take(part, starts, axis, is_mean)
-    for step in range(1, each):
-        _put_in(total, _take(part, starts + step, axis, is_mean), is_mean)
-    longer = torch.nonzero(sizes > each).squeeze(1)
-    lines = total.index_select(axis, longer)
-    _put_in(lines, _take(part, starts[longer] + each, axis, is_mean), is_mean)
-    total.index_copy_(axis, longer, lines)
-    shape = (1, -1) if axis else (-1, 1)
-    return total.div_(sizes.to(total.dtype).view(shape)) if is_mean else total
-
-
-def _take(part: torch.Tensor, lines: torch.Tensor, axis: int, is_mean: bool) -> torch.Tensor:
-    taken = part.index_select(axis, lines)
-    return taken if is_mean else taken.abs()
-
-
-def _put_in(total: torch.Tensor, lines: torch.Tensor, is_mean: bool) -> None:
-    if is_mean:
-        total.add_(lines)
-    else:
-        torch.maximum(total, lines, out=total)
-
-
-def _sample(
-    part: torch.Tensor,
-    height: int,
-    width: int,
-    subject: Picture,
-    max_elements: int,
-    read: SafeReader,
 ) -> torch.Tensor:
-    """Return a grid of some elements, evenly spaced, of the block that each pixel stands for."""
-    is_mean = subject.reduction == "mean"
-    num_rows, num_cols = part.shape
-    most = max(1, math.isqrt(max_elements // (height * width)))
-    rows_each = min(most, num_rows // height)
-    cols_each = min(most, num_cols // width)
-    rows = _spread(_edges(height, num_rows), rows_each).to(part.device)
-    cols = _spread(_edges(width, num_cols), cols_each).to(part.device).reshape(-1)
-    total: torch.Tensor | None = None
-    for step in range(rows_each):
-        picked = _plain(read.pick(part, (rows[:, step, None], cols[None, :])), subject)
-        lines = torch.unflatten(picked, 1, (width, cols_each))
-        reduced = lines.mean(2) if is_mean else lines.abs().amax(2)
-        if total is None:
-            total = reduced
-        else:
-            _put_in(total, reduced, is_mean)
-    assert total is not None
-    return total / rows_each if is_mean else total
+    """Return the mean or the largest magnitude of the elements of each pixel."""
+    rows, cols = (
+        torch.arange(side + 1, device="cpu") * size // max(side, 1)
+        for side, size in zip((height, width), part.shape, strict=True)
+    )
+    # Pixels that are read together: rows of them, or a part of one row.
+    num_pixels = max(1, 8 * piece_size(part) * height * width // max(1, part.numel()))
+    band, strip = max(1, num_pixels // max(width, 1)), max(1, min(num_pixels, width))
+    bands = [torch.empty(0, width, dtype=torch.float64, device=part.device)]
+    for top in range(0, height, band):
+        ys, strips = rows[top : top + band + 1], []
+        for left in range(0, width, strip):
+            xs = cols[left : left + strip + 1]
+            block = read.take(part[ys[0] : ys[-1], xs[0] : xs[-1]])
+            if block.is_complex():
+                block = block.resolve_conj().abs()
+            is_narrow = block.dtype.itemsize <= 2 or block.dtype == torch.float32
+            wide = torch.float32 if is_narrow and not subject.exactly else torch.float64
+            block = block.to(wide)
+            for edges in (ys, xs):  # rows are joined, then columns
+                block = _join(block, edges.diff(), subject.reduction).t()
+            strips.append(block)
+        bands.append(torch.cat(strips, 1))
+    return torch.cat(bands)
 
 
-def _spread(edges: torch.Tensor, each: int) -> torch.Tensor:
-    """Return, for each pixel, the indices of rows (or columns) evenly spaced within it."""
-    steps = torch.arange(each, dtype=torch.int64, device="cpu")
-    return edges[:-1, None] + edges.diff()[:, None] * (2 * steps + 1) // (2 * each)
+def _join(block: torch.Tensor, sizes: torch.Tensor, reduction: str) -> torch.Tensor:
+    """Reduce as many rows as the sizes say to one each."""
+    is_mean = reduction == "mean"
+    joined: torch.Tensor = torch.segment_reduce(
+        (block if is_mean else block.abs()).contiguous(),
+        "mean" if is_mean else "max",
+        lengths=sizes.to(block.device),
+        axis=0,
+        unsafe=True,
+    )
+    return joined
+
+
+def range_of(values: Any) -> tuple[float, float]:
+    """Return the smallest and largest finite number of an array; 0 and 0 without any."""
+    finite = values[np.isfinite(values)]
+    return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)

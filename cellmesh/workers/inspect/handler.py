@@ -14,26 +14,26 @@ from ...wire.inspect import (
     AnyRequest,
     Digests,
     Element,
+    Elements,
     Forget,
     Gradients,
     Histogram,
     HistoryQuery,
     Names,
-    OfValue,
     Overview,
     Picture,
     Pixels,
     Refusal,
-    Sample,
+    ValueQuery,
     ValueSummary,
 )
 from ..rank.value_transfer import refusal
-from . import downsample, overview
-from .chunks import digests_of_parts, sample_of_parts
+from . import downsample
+from .chunks import digests_of_parts, elements_of_parts, histogram_of, readable
 from .names import names
 from .safe_read import reading
 from .static_eval import NeedsCode, follow
-from .statistics import histogram_of
+from .summary import gradients, overview, tensor_at
 
 if TYPE_CHECKING:
     from ..rank.features import RankContext
@@ -146,23 +146,23 @@ class InspectHandler:
         with reading(is_beside) as read:
             match subject:
                 case Overview():
-                    return overview.overview(value, subject, read)
+                    return overview(value, subject, read)
                 case Picture():
                     return downsample.picture(value, subject, read)
                 case Element():
                     return downsample.element(value, subject, read)
                 case Gradients():
-                    return overview.gradients(value, read)
-            data = overview.data_at(value, subject.path, is_beside)
+                    return gradients(value, read)
+            data, _ = readable(tensor_at(value, subject.path, is_beside), is_beside)
             match subject:
                 case Histogram(low=low, high=high, num_bins=num_bins):
-                    return tuple(histogram_of(data, low, high, num_bins, read))
+                    return histogram_of(data, low, high, num_bins, read)
                 case Digests():
                     return digests_of_parts(data, subject.parts, read)
-                case Sample():
-                    return sample_of_parts(data, subject.parts, subject.max_elements, read).numpy()
+                case Elements():
+                    return elements_of_parts(data, subject.parts, read).numpy()
 
-    def _value(self, subject: OfValue, is_beside: bool) -> Any:
+    def _value(self, subject: ValueQuery, is_beside: bool) -> Any:
         runs = isinstance(subject, Overview) and subject.runs and not is_beside
         if subject.token and not runs:
             with contextlib.suppress(KeyError):

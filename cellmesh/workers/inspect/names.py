@@ -6,10 +6,12 @@ A value that cannot be told, as it changes meanwhile or is odd, costs no other n
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import os
 import sys
 import types
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -20,9 +22,9 @@ from ..rank.shell import RankShell
 from ..static_lookup import held_by
 from .chunks import digest_of_bytes, digest_of_tensor, readable
 from .safe_read import DIRECT, SafeReader, UnreadableError
-from .safe_repr import full_name_of, name_of, shorten
-from .summary import describe_tensor, own_part, text_of_number
-from .tree import parameters_of
+from .safe_repr import full_name_of, shorten
+from .summary import describe_tensor, num_bytes_of, own_part, text_of_number
+from .tree import as_known, tensors_of, walk
 
 # What a rank puts into its namespace itself; with other values, these are the user's.
 _OWN = ("rank", "local_rank", "world_size", "device", "mesh", "torch", "dist")
@@ -31,20 +33,8 @@ _OWN_MODULES = {"torch": "torch", "dist": "torch.distributed"}
 _MAX_DIGEST_BYTES = 1 << 20
 _MAX_ITEMS = 10_000
 _PLAIN = (
-    int,
-    float,
-    complex,
-    bool,
-    str,
-    bytes,
-    range,
-    type(None),
-    list,
-    tuple,
-    dict,
-    set,
-    frozenset,
-)
+    int, float, complex, bool, str, bytes, range, type(None), list, tuple, dict, set, frozenset,
+)  # fmt: skip
 
 
 def names(shell: RankShell, subject: Names, read: SafeReader) -> Bound:
@@ -88,56 +78,40 @@ def _is_own(name: str, value: Any) -> bool:
 
 def describe_shortly(value: Any, read: SafeReader = DIRECT) -> TensorSummary:
     """Describe a value cheaply: no statistics, and a digest only of small values."""
-    name = full_name_of(type(value))
+    kind = full_name_of(type(value))
     try:
         with torch._C.DisableTorchFunctionSubclass():  # it may be code of the user's
-            return _describe(name, value, read)
+            if issubclass(type(value), torch.Tensor):
+                return _tensor(kind, value, read)
+            text, is_whole = _text(value)
+            found = TensorSummary(
+                kind="type" if issubclass(type(value), type) else kind,
+                text=text,
+                num_bytes=sum(_bytes_of(*each) for each in islice(walk(value), _MAX_ITEMS)),
+                digest=digest_of_bytes(text.encode()) if is_whole else "",
+            )
+            if kind != "numpy.ndarray":
+                return found
+            shape, dtype = tuple(value.shape), str(value.dtype)
+            return msgspec.structs.replace(found, shape=shape, local_shape=shape, dtype=dtype)
     except Exception:
-        return TensorSummary(kind=name)
+        return TensorSummary(kind=kind)
 
 
-def _describe(name: str, value: Any, read: SafeReader) -> TensorSummary:
-    if issubclass(type(value), torch.Tensor):
-        return _tensor(name, value, read)
-    if name == "numpy.ndarray":
-        return TensorSummary(
-            kind=name,
-            shape=tuple(value.shape),
-            local_shape=tuple(value.shape),
-            dtype=str(value.dtype),
-            num_bytes=value.nbytes,
-        )
-    if issubclass(type(value), type):  # also one that a metaclass makes
-        name = "type"
-    text, is_whole = _text(value)
-    digest = digest_of_bytes(text.encode()) if is_whole else ""
-    return TensorSummary(kind=name, text=text, num_bytes=_bytes_in(value), digest=digest)
-
-
-def _tensor(name: str, value: torch.Tensor, read: SafeReader) -> TensorSummary:
-    summary = describe_tensor(name, value, is_read=False, has_digest=False, read=read)
-    local = own_part(value).local
+def _tensor(kind: str, value: torch.Tensor, read: SafeReader) -> TensorSummary:
+    summary = describe_tensor(kind, value, is_read=False, has_digest=False, read=read)
     is_cheap = (
-        type(local) in (torch.Tensor, torch.nn.Parameter)
+        type(value) in (torch.Tensor, torch.nn.Parameter)
         and summary.num_bytes <= _MAX_DIGEST_BYTES
         and summary.device == "cpu"
-        and not summary.placements
     )
     if not is_cheap:
         return summary
-    local = local.detach()
-    return msgspec.structs.replace(
-        summary, text=_number(local, read), digest=digest_of_tensor(local, read)
-    )
-
-
-def _number(local: torch.Tensor, read: SafeReader) -> str:
-    if local.numel() != 1 or local.is_meta or local.layout != torch.strided:
-        return ""
-    try:
-        return text_of_number(readable(local, read.is_beside)[0], read)
-    except UnreadableError:
-        return ""
+    digest, text = digest_of_tensor(value.detach(), read), ""
+    if digest and summary.num_elements == 1:
+        with contextlib.suppress(UnreadableError):
+            text = text_of_number(readable(value, read.is_beside)[0], read)
+    return msgspec.structs.replace(summary, text=text, digest=digest)
 
 
 def _text(value: Any) -> tuple[str, bool]:
@@ -152,42 +126,15 @@ def _text(value: Any) -> tuple[str, bool]:
         code = value.__code__
         arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         return f"({', '.join(arguments)})", False
-    if issubclass(kind, type):
-        return f"({', '.join(map(name_of, type.__dict__['__bases__'].__get__(value)))})", False
     if issubclass(kind, torch.nn.Module):
-        count = sum(parameter.numel() for _, parameter in parameters_of(value))
-        return f"{count:,} parameters", False
-    if kind in _PLAIN:
-        return shorten(value)
+        return f"{sum(each.numel() for _, each in tensors_of(value)):,} parameters", False
     if kind in (torch.device, torch.dtype, torch.Size):
         return str(value), False
-    return "", False
+    return shorten(value) if kind in _PLAIN else ("", False)
 
 
-def _bytes_in(value: Any) -> int:
-    """Return how many bytes a value's tensors hold on this rank; 0 if counting would take long."""
-    kind = type(value)
-    if issubclass(kind, str):
-        return str.__len__(value)
-    if issubclass(kind, bytes):
-        return bytes.__len__(value)
-    if issubclass(kind, torch.nn.Module):
-        return sum(_bytes_of(parameter) for _, parameter in parameters_of(value))
-    if issubclass(kind, torch.optim.Optimizer):
-        state = held_by(value).get("state")
-        states = list(dict.values(state)) if isinstance(state, dict) else []
-        return sum(_bytes_in(each) for each in states)
-    if issubclass(kind, dict):
-        return sum(map(_bytes_of, list(dict.values(value))[:_MAX_ITEMS]))
-    if issubclass(kind, list | tuple):
-        return sum(
-            map(_bytes_of, list(kind.__iter__(value))[:_MAX_ITEMS] if kind in (list, tuple) else ())
-        )
-    return 0
-
-
-def _bytes_of(value: Any) -> int:
-    if not issubclass(type(value), torch.Tensor):
+def _bytes_of(path: str, part: Any) -> int:
+    if not as_known(part) or path.startswith("param_groups["):  # those are a model's
         return 0
-    local = own_part(value).local
-    return int(local.numel() * local.element_size())
+    is_tensor = issubclass(type(part), torch.Tensor)
+    return num_bytes_of(own_part(part)) if is_tensor else int(part.nbytes)

@@ -17,7 +17,7 @@ import ctypes
 import mmap
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -54,7 +54,7 @@ _MAX_BYTES = 1 << 23
 _COPIED = ("cpu",)
 
 
-class UnreadableError(Exception):
+class UnreadableError(ValueError):
     """Raised if a tensor cannot be read; the text says why."""
 
 
@@ -66,10 +66,6 @@ class SafeReader:
     def take(self, view: torch.Tensor) -> torch.Tensor:
         """Return a tensor with the elements of a view, valid until the next read."""
         return view
-
-    def pick(self, data: torch.Tensor, index: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return ``data[index]`` for one tensor of indices per dim, valid until the next read."""
-        return data[tuple(index)]
 
 
 DIRECT = SafeReader()
@@ -132,18 +128,6 @@ class Copier(SafeReader):
         ):
             into.copy_(self.take(part))
         return taken
-
-    def pick(self, data: torch.Tensor, index: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return a copy of ``data[index]`` for one tensor of indices per dim, valid until the
-        next read.
-        """
-        if not data.numel():
-            return super().pick(data, index)
-        check_beside(data)
-        offsets = torch.zeros((), dtype=torch.int64, device="cpu")
-        for at, stride in zip(index, data.stride(), strict=True):
-            offsets = offsets + at * stride
-        return _as(data, self._copy(data, offsets.reshape(-1), 1).view(offsets.shape))
 
     def _copy(self, data: torch.Tensor, offsets: torch.Tensor, num: int) -> torch.Tensor:
         """Copy runs of elements, each of this length and at one of these offsets, to adjacent

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import itertools
-import types
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,7 +17,6 @@ _SCALARS = (
     bool, int, float, complex, str, bytes, type(None), type(...), range,
     torch.dtype, torch.device, torch.Size,
 )  # fmt: skip
-_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 _BRACKETS: Mapping[type, tuple[str, str]] = {
     list: ("[", "]"), tuple: ("(", ")"), dict: ("{", "}"), set: ("{", "}"),
     frozenset: ("frozenset({", "})"), collections.deque: ("deque([", "])"),
@@ -73,30 +70,10 @@ def shorten(value: Any) -> tuple[str, bool]:
 
 
 def whole_text(value: Any) -> str:
-    """Return the full repr of a value; "" if making it would run user code or take long."""
-    kind = type(value)
-    items: list[Any] = [value]
-    if kind in (list, tuple, dict):
-        if len(value) > _MAX_WHOLE:
-            return ""
-        items = list(value)
-        if kind is dict:
-            items += value.values()
-        if len(items) <= _MAX_WHOLE:  # an optimizer's settings hold tuples
-            inner = [each if type(each) is tuple else (each,) for each in items]
-            items = [each for part in inner for each in part]
-    if not all(map(is_scalar, items)):
-        return ""
-    try:
-        return f"{name_of(kind)} {value!r}"
-    except ValueError:  # a number of thousands of digits
-        return ""
-
-
-def is_scalar(value: Any) -> bool:
-    """Return whether a value's repr describes all of it, and is Python's, torch's or numpy's."""
-    kind = type(value)
-    return kind in _SCALARS or (_module_of(kind) == "numpy" and not hasattr(kind, "__len__"))
+    """Return a text of all of a value; "" if making it would run user code or take long."""
+    writer = _Writer(_MAX_WHOLE)
+    text = writer.write(value, 0)
+    return f"{name_of(type(value))} {text}" if writer.is_whole else ""
 
 
 def _module_of(kind: type) -> Any:
@@ -106,30 +83,30 @@ def _module_of(kind: type) -> Any:
 class _Writer:
     """Writes a text of one value, without running user code.
 
+    Args:
+        max_items: of a container, and characters of a text; None for what a line has room for.
+
     Attributes:
         is_whole: nothing of the value has been left out so far.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_items: int | None = None) -> None:
+        self._max_items = max_items
         self.is_whole = True
 
     def write(self, value: Any, depth: int) -> str:
         kind = type(value)
         if kind is int and value.bit_length() > _MAX_INT_BITS:
             return self._cut(f"<int of {value.bit_length():,} bits>")
-        if kind in (str, bytes) and len(value) > _MAX_CHARS:
-            return self._cut(f"{repr(value[:_MAX_CHARS])[:-1]}...")
-        if is_scalar(value):
+        if kind in (str, bytes) and len(value) > (most := self._max_items or _MAX_CHARS):
+            return self._cut(f"{repr(value[:most])[:-1]}...")
+        if kind in _SCALARS or (_module_of(kind) == "numpy" and not hasattr(kind, "__len__")):
             return repr(value)
         if kind in _BRACKETS:
             return self._write_items(value, depth)
         if issubclass(kind, torch.Tensor):
             with torch._C.DisableTorchFunctionSubclass(), contextlib.suppress(Exception):
                 return self._cut(f"{name_of(kind)}{list(value.shape)}")
-        if kind in _FUNCTIONS:
-            return self._cut(f"<{name_of(kind)} {value.__qualname__}>")
-        if kind is type:
-            return self._cut(f"<type {type.__dict__['__qualname__'].__get__(value)}>")
         if (_module_of(kind), name_of(kind)) == ("numpy", "ndarray"):
             return self._cut(f"array{list(value.shape)} of {value.dtype}")
         return self._cut(f"<{name_of(kind)}>")
@@ -143,7 +120,7 @@ class _Writer:
         first, last = _BRACKETS[kind]
         if not value:
             return _EMPTY.get(kind, first + last)
-        max_items = _MAX_PAIRS if kind is dict else _MAX_ITEMS
+        max_items = self._max_items or (_MAX_PAIRS if kind is dict else _MAX_ITEMS)
         is_cut = len(value) > max_items
         is_unordered = kind in (set, frozenset) and len(value) > _MAX_SORTED
         if (is_cut and depth) or is_unordered:
@@ -151,31 +128,19 @@ class _Writer:
         if depth == _MAX_DEPTH:
             return self._cut(f"{first}...{last}")
         # At once, as the main thread may change the container.
-        chosen = list(itertools.islice(_in_order(value), max_items))
+        items = list(value.items()) if kind is dict else list(value)
+        if kind in (set, frozenset, dict):  # in an order of their own, if that runs no user code
+            kinds = {type(item[0] if kind is dict else item) for item in items[:_MAX_SORTED]}
+            if len(items) <= _MAX_SORTED and len(kinds) == 1 and kinds.pop() in _SORTABLE:
+                items.sort(key=(lambda item: item[0]) if kind is dict else None)
         if kind is dict:
             parts = [
                 f"{self.write(key, depth + 1)}: {self.write(item, depth + 1)}"
-                for key, item in chosen
+                for key, item in items[:max_items]
             ]
         else:
-            parts = [self.write(item, depth + 1) for item in chosen]
+            parts = [self.write(item, depth + 1) for item in items[:max_items]]
         if is_cut:
             parts.append(self._cut("..."))
         comma = "," if kind is tuple and len(value) == 1 else ""
         return f"{first}{', '.join(parts)}{comma}{last}"
-
-
-def _in_order(value: Any) -> Iterable[Any]:
-    """Return a container's items; those of sets and dicts sorted, if that runs no user code."""
-    kind = type(value)
-    if kind is dict:
-        return _sorted(value.items(), lambda item: item[0])
-    return _sorted(value, lambda item: item) if kind in (set, frozenset) else value
-
-
-def _sorted(items: Collection[Any], key: Callable[[Any], Any]) -> Iterable[Any]:
-    if len(items) > _MAX_SORTED:
-        return items
-    items = list(items)
-    kinds = {type(key(item)) for item in items}
-    return sorted(items, key=key) if len(kinds) == 1 and kinds.pop() in _SORTABLE else items

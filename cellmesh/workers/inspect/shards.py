@@ -6,10 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -18,70 +15,34 @@ if TYPE_CHECKING:
 Runs = list[tuple[int, int]]
 
 
-@dataclass(frozen=True)
-class Shard:
-    """A rank's part of a tensor, and which part of the whole it is.
-
-    Attributes:
-        local: the part.
-        placements: in words, "" of a tensor that is no DTensor.
-        shard: which part it is; ranks with the same should hold the same values. -1 in mesh dims
-            over which it is replicated.
-        offset: where it begins in the whole.
-        mesh_dim_names, mesh_shape, mesh_ranks, coordinate: the mesh, its ranks in row-major order,
-            and where the rank is in it.
-        note: what is odd about it.
+def place_of(value: DTensor) -> dict[str, Any]:
+    """Return where this rank's part of a DTensor lies in the whole, as attributes of its
+    `TensorSummary`; `note` says what is odd about it.
     """
-
-    local: torch.Tensor
-    placements: str = ""
-    shard: tuple[int, ...] = ()
-    offset: tuple[int, ...] = ()
-    mesh_dim_names: tuple[str, ...] = ()
-    mesh_shape: tuple[int, ...] = ()
-    mesh_ranks: tuple[int, ...] = ()
-    coordinate: tuple[int, ...] = ()
-    note: str = ""
-
-
-def spell(placements: Sequence[Any]) -> str:
-    """Return placements as torch writes them, with public names where torch writes ``_S(0, 2)``."""
-    return ", ".join(re.sub(r"^_S\(", "StridedShard(", str(placement)) for placement in placements)
-
-
-def shard_of_dtensor(value: DTensor) -> Shard:
-    """Return this rank's part of a DTensor, without waiting for collectives that compute it."""
     mesh = value.device_mesh
     coordinate = mesh.get_coordinate()
-    shard = Shard(
-        value._local_tensor,
-        spell(value.placements),
-        mesh_dim_names=tuple(mesh.mesh_dim_names or (f"dim {dim}" for dim in range(mesh.ndim))),
-        mesh_shape=tuple(mesh.shape),
-        mesh_ranks=tuple(mesh.mesh.flatten().tolist()),
-    )
+    # With public names where torch writes ``_S(0, 2)``.
+    placements = [re.sub(r"^_S\(", "StridedShard(", str(each)) for each in value.placements]
+    place: dict[str, Any] = {
+        "placements": ", ".join(placements),
+        "mesh_dim_names": tuple(mesh.mesh_dim_names or (f"dim {at}" for at in range(mesh.ndim))),
+        "mesh_ranks": tuple(mesh.mesh.flatten().tolist()),
+    }
     if coordinate is None:
         # What it has is a part of nothing, and like no other rank's.
-        return replace(shard, shard=(-2,) * mesh.ndim, note="this rank is not in its mesh")
+        return {**place, "shard": (-2,) * mesh.ndim, "note": "this rank is not in its mesh"}
     runs = runs_in_whole(
-        tuple(value.shape),
-        shard.mesh_shape,
-        coordinate,
-        value.placements,
-        order_of(value, mesh.ndim),
+        value.shape, mesh.shape, coordinate, value.placements, order_of(value, mesh.ndim)
     )
-    return replace(
-        shard,
-        coordinate=tuple(coordinate),
-        shard=tuple(
-            -1 if placement.is_replicate() else index
-            for placement, index in zip(value.placements, coordinate, strict=True)
-        ),
-        offset=tuple(
-            dim[0][0] if dim else size for dim, size in zip(runs, value.shape, strict=True)
-        ),
-        note="; ".join(_oddities(value, runs)),
+    shard = tuple(
+        -1 if placement.is_replicate() else index
+        for placement, index in zip(value.placements, coordinate, strict=True)
     )
+    offset = tuple(dim[0][0] if dim else size for dim, size in zip(runs, value.shape, strict=True))
+    note = "; ".join(_oddities(value, runs))
+    return {
+        **place, "coordinate": tuple(coordinate), "shard": shard, "offset": offset, "note": note,
+    }  # fmt: skip
 
 
 def _oddities(value: DTensor, runs: Sequence[Runs]) -> Iterator[str]:
@@ -123,7 +84,7 @@ def runs_in_whole(
         for outer in range(num_outer):
             part = _chunk(held[dim], num_outer, outer)
             inside += _chunk(part, mesh_shape[mesh_dim], coordinate[mesh_dim])
-        held[dim] = list(_joined(inside))
+        held[dim] = _joined(inside)
     return held
 
 
@@ -141,18 +102,14 @@ def _chunk(runs: Runs, num_chunks: int, index: int) -> Runs:
     return found
 
 
-def _joined(runs: Runs) -> Iterator[tuple[int, int]]:
+def _joined(runs: Runs) -> Runs:
     """Join ranges of indices where one begins at the end of the one before."""
-    current: tuple[int, int] | None = None
+    found: Runs = []
     for begin, end in runs:
-        if current is not None and current[1] == begin:
-            current = (current[0], end)
-            continue
-        if current is not None:
-            yield current
-        current = (begin, end)
-    if current is not None:
-        yield current
+        if found and found[-1][1] == begin:
+            begin = found.pop()[0]
+        found.append((begin, end))
+    return found
 
 
 def order_of(value: DTensor, num_dims: int) -> Sequence[int]:

@@ -1,30 +1,118 @@
-"""Summarises one value: shape, digest and `statistics` of a tensor, type and repr of any other
-value.
+"""Summarises a value for the inspector: the shape, digest and statistics of each tensor in it, the
+type and repr of any other value, and gradients.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+import msgspec
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
-from ...wire.inspect import TensorSummary
+from ...wire.inspect import Gradient, Overview, TensorSummary, ValueSummary
 from ..rank.value_transfer import is_dtensor
 from ..static_lookup import classes_of, has, vars_of
-from .chunks import digest_of, digest_of_bytes, readable
+from .chunks import digest_of, digest_of_bytes, readable, statistics
 from .safe_read import DIRECT, SafeReader, UnreadableError
 from .safe_repr import full_name_of, quiet_text, whole_text
-from .shards import Shard, shard_of_dtensor
-from .statistics import statistics
+from .shards import place_of
+from .static_eval import keeps_grad
+from .tree import MAX_PLAIN, as_known, as_tensor, find, tensors_of, walk
 
 T = TypeVar("T")
 
 _TEXT_CHARS = 200
-# Modules of numpy's masked arrays.
-MASKED = ("numpy.ma", "numpy.ma.core")
 _NO_CODE = "its class has code of its own, which does not run beside a cell"
+_NOT_READ = "not read: there is much in this value; choose it to have its numbers"
+
+
+def overview(value: Any, subject: Overview, read: SafeReader) -> ValueSummary:
+    """Describe the tensors in a value, and the plain values beside them."""
+    items: list[TensorSummary] = []
+    num_left_out = num_read = num_plain = 0
+    parts: Iterator[tuple[str, Any]] = (
+        iter([(subject.path, find(value, subject.path))]) if subject.path else walk(value)
+    )
+    for path, part in parts:
+        is_plain = not as_known(part)
+        num_plain += is_plain
+        if len(items) >= subject.max_items or (is_plain and num_plain > MAX_PLAIN):
+            num_left_out += 1
+            continue
+        size = 0 if is_plain else _num_elements(part)
+        is_read = not num_read or num_read + size <= subject.max_elements
+        summary = describe(part, is_read, read=read)
+        if is_read:
+            num_read += size
+        elif not summary.note:
+            summary = msgspec.structs.replace(summary, note=_NOT_READ)
+        items.append(summary.at(path))
+    text = _text_of(value, len(items) + num_left_out)
+    return ValueSummary(full_name_of(type(value)), text, tuple(items), num_left_out, read.is_beside)
+
+
+def gradients(value: Any, read: SafeReader) -> tuple[Gradient, ...]:
+    """Describe the gradients of a module, of an optimizer, or of the tensors in a container.
+
+    Raises:
+        TypeError: there is none in it.
+    """
+    found = [_gradient(name, part, read) for name, part in _parameters(value, read.is_beside)]
+    if not found and not issubclass(type(value), nn.Module | Optimizer):
+        kind = full_name_of(type(value))
+        raise TypeError(f"{kind} has no parameters: name a module, an optimizer or a parameter")
+    return tuple(found)
+
+
+def _parameters(value: Any, is_beside: bool) -> Iterator[tuple[str, torch.Tensor]]:
+    if issubclass(type(value), nn.Module):
+        found: Iterator[tuple[str, Any]] = tensors_of(value)
+    else:  # what it computed follows autograd, too, and has no gradient of its own
+        found = (
+            (path, part)
+            for path, part in walk(value)
+            if issubclass(type(part), torch.Tensor) and part.requires_grad and part.is_leaf
+        )
+    for path, part in found:
+        if not is_beside or not has_own_code(part):
+            yield path, part
+
+
+def _gradient(name: str, parameter: torch.Tensor, read: SafeReader) -> Gradient:
+    grad = parameter.grad if keeps_grad(parameter) else None
+    return Gradient(
+        describe(parameter, has_digest=False, read=read).at(name),
+        None if grad is None else describe(grad, read=read),
+    )
+
+
+def tensor_at(value: Any, path: str, is_beside: bool) -> torch.Tensor:
+    """Return this rank's part of the tensor at a path in a value.
+
+    Raises:
+        LookupError: there is nothing at this path.
+        TypeError: there is no tensor, or one that only code of its class can read.
+    """
+    part = find(value, path)
+    tensor = as_tensor(part)
+    if tensor is None:
+        raise TypeError(f"{path or 'it'} is no tensor: {full_name_of(type(part))}")
+    if is_beside and has_own_code(tensor):
+        raise TypeError(
+            f"{full_name_of(type(part))} has code of its own, which does not run beside a cell"
+        )
+    return own_part(tensor)
+
+
+def _text_of(value: Any, num_items: int) -> str:
+    if as_tensor(value) is not None:
+        return ""
+    if issubclass(type(value), nn.Module):
+        return f"{type(value).__name__}, {num_items} parameters and buffers"
+    return type(value).__name__ if issubclass(type(value), Optimizer) else quiet_text(value)
 
 
 def describe(
@@ -71,47 +159,22 @@ def has_own_code(tensor: torch.Tensor) -> bool:
     return False
 
 
-def as_tensor(value: Any) -> torch.Tensor | None:
-    """Return a tensor as it is, an array of numbers as a tensor, None for any other value."""
-    if issubclass(type(value), torch.Tensor):
-        return value  # type: ignore[no-any-return]
-    if type(value).__module__ in MASKED:
-        try:
-            # What is masked is told as NaN.
-            return torch.as_tensor(
-                (value if value.dtype.kind in "fc" else value.astype(float)).filled(math.nan)
-            )
-        except (TypeError, ValueError):  # strings, objects
-            return None
-    if type(value).__module__ == "numpy" and hasattr(value, "__array_interface__"):
-        try:
-            if getattr(value.flags, "writeable", False) and value.dtype.isnative:
-                return torch.from_numpy(value)
-        except (TypeError, ValueError):  # negative strides, strings, objects
-            pass
-        try:
-            # A copy of its own: torch takes no negative strides, foreign byte orders or read-only
-            # memory.
-            return torch.as_tensor(
-                value.astype(value.dtype.newbyteorder("="), order="C", copy=True)
-            )
-        except TypeError:  # strings, objects
-            return None
-    return None
+def own_part(value: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a tensor, without waiting for collectives that compute it."""
+    return value._local_tensor if is_dtensor(value) else value
 
 
-def own_part(value: torch.Tensor) -> Shard:
-    """Return the rank's part of a tensor, and its place in the whole."""
-    return shard_of_dtensor(value) if is_dtensor(value) else Shard(value)
+def _num_elements(part: Any) -> int:
+    is_tensor = issubclass(type(part), torch.Tensor)
+    return _told(lambda: int(own_part(part).numel() if is_tensor else part.size)) or 0
 
 
 def describe_tensor(
     kind: str, value: torch.Tensor, is_read: bool, has_digest: bool, read: SafeReader
 ) -> TensorSummary:
     """Return a summary of a tensor; see `describe`."""
-    own = own_part(value)
-    local = own.local
-    notes = [own.note]
+    local, place = own_part(value), place_of(value) if is_dtensor(value) else {}
+    notes = [place.pop("note", "")]
     numbers: dict[str, Any] = {}
     digest = text = ""
     try:
@@ -119,7 +182,7 @@ def describe_tensor(
         notes.append(note)
         if is_read:
             numbers = statistics(data, read)
-            text = (_told(lambda: text_of_number(data, read)) or "") if data.dim() == 0 else ""
+            text = text_of_number(data, read) if data.dim() == 0 else ""
             if has_digest and local.layout in (torch.strided, torch.jagged):
                 digest = digest_of(data, read)
     except UnreadableError as error:
@@ -128,26 +191,20 @@ def describe_tensor(
         notes.append(f"no statistics: {_first_line(error)}")
     shape = _told(lambda: _sizes(value.shape))
     num_elements = _told(lambda: int(local.numel())) or 0
-    num_bytes = num_elements * (_told(local.element_size) or 0)
     return TensorSummary(
         kind=kind,
         text=quiet_text(value) if shape is None else text,
         shape=shape,
         local_shape=_told(lambda: _sizes(local.shape)),
-        offset=own.offset,
         strides=_told(lambda: _sizes(local.stride())),
         dtype=str(value.dtype).removeprefix("torch."),
         device=str(local.device),
-        placements=own.placements,
         requires_grad=value.requires_grad,
-        mesh_dim_names=own.mesh_dim_names,
-        mesh_ranks=own.mesh_ranks,
-        coordinate=own.coordinate,
         num_elements=num_elements,
-        num_bytes=num_bytes if local.layout == torch.strided else _stored_bytes(local),
+        num_bytes=num_bytes_of(local),
         note="; ".join(note for note in notes if note),
-        shard=own.shard,
         digest=digest,
+        **place,
         **numbers,
     )
 
@@ -158,17 +215,18 @@ def text_of_number(data: torch.Tensor, read: SafeReader) -> str:
     return f"{number:.6g}" if isinstance(number, float) else str(number)
 
 
-def _stored_bytes(local: torch.Tensor) -> int:
-    """Return the bytes of a tensor that does not store each element, such as a sparse one."""
-    parts: tuple[Callable[[], torch.Tensor], ...] = (local.values,)
+def num_bytes_of(local: torch.Tensor) -> int:
+    """Return the bytes of a tensor's elements; of a sparse one, of those and the indices that it
+    stores.
+    """
+    parts: list[torch.Tensor | None] = [local]
     if local.layout == torch.sparse_coo:
-        parts = (local._values, local._indices)
-    elif local.layout in (torch.sparse_csr, torch.sparse_bsr):
-        parts = (local.values, local.crow_indices, local.col_indices)
-    elif local.layout in (torch.sparse_csc, torch.sparse_bsc):
-        parts = (local.values, local.ccol_indices, local.row_indices)
-    found = [_told(part) for part in parts]
-    return sum(part.numel() * part.element_size() for part in found if part is not None)
+        parts = [local._values(), local._indices()]
+    elif local.layout != torch.strided:
+        names = ("values", "crow_indices", "col_indices", "ccol_indices", "row_indices")
+        parts = [_told(getattr(local, name)) for name in names]
+    sizes = (_told(lambda part=part: part.numel() * part.element_size()) for part in parts)  # type: ignore[misc]
+    return sum(size or 0 for size in sizes)
 
 
 def _sizes(sizes: Any) -> tuple[int, ...]:

@@ -1,8 +1,7 @@
 // What the parts of the inspector are made of. Texts become text nodes: nothing from users is read as HTML.
 
-const SVG = "http://www.w3.org/2000/svg";
-
-function fill(node, attributes, children) {
+function make(tag, attributes = {}, ...children) {
+  const node = document.createElement(tag);
   for (const [key, value] of Object.entries(attributes)) {
     if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
     else if (value !== undefined && value !== null && value !== false) node.setAttribute(key, value);
@@ -10,8 +9,6 @@ function fill(node, attributes, children) {
   node.append(...children.filter((child) => child !== null && child !== undefined));
   return node;
 }
-const make = (tag, attributes = {}, ...children) => fill(document.createElement(tag), attributes, children);
-const draw = (tag, attributes = {}, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
 
 function makeButton(text, title, onclick, attributes = {}) {
   return make("button", { type: "button", title, "aria-label": title, onclick, ...attributes }, text);

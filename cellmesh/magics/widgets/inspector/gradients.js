@@ -20,10 +20,9 @@ class GradientTable extends FilteredTable {
     root.append(this.missing);
   }
 
-  show({ columns, ...table }) {
-    const names = Object.keys(columns);
-    const rows = (columns.name ?? []).map((_, index) => Object.fromEntries(names.map((name) => [name, columns[name][index]])));
-    this.table = { ...table, rows };
+  show(table) {
+    const asRow = (cells) => Object.fromEntries(GRADIENT_COLUMNS.map(([key], at) => [key, cells[at]]));
+    this.table = { ...table, rows: table.rows.map(asRow) };
     this.redraw();
   }
 
@@ -75,7 +74,7 @@ class GradientTable extends FilteredTable {
       if (kind === "percent") return make("td", { class: "cm-mono cmi-number" }, value === null ? "" : `${formatNumber(value * 100, 3)} %`);
       if (kind === "bad") return make("td", { class: `cm-mono cmi-number${value > 0 ? " cmi-bad" : ""}`, "data-key": key }, value === null ? "" : String(value));
       if (kind === "number" || value === null) return make("td", { class: "cm-mono cmi-number" }, formatNumber(value));
-      return make("td", { class: "cmi-bars", title: row.by_rank },
+      return make("td", { class: "cmi-bars" },
         make("i", { style: `width:${(this.share(value) * 90).toFixed(1)}px` }), make("span", { class: "cm-mono" }, formatNumber(value)));
     });
     return make("tr", { "data-name": row.name }, ...cells);

@@ -29,7 +29,7 @@ class Heatmap extends Pane {
     this.scale = makeSelect("scale", [["linear", "linear"], ["symmetric", "symmetric"], ["log", "symmetric log"]], "linear",
       (value) => this.setScale(value));
     this.tools = make("div", { class: "cmi-bar" },
-      makeSelect("reduce by", [["mean", "mean"], ["absmax", "max. magnitude"], ["stride", "every n-th"]], "mean",
+      makeSelect("reduce by", [["mean", "mean"], ["absmax", "max. magnitude"]], "mean",
         (value) => { this.cut.reduction = value; this.request(); }),
       this.scale,
       this.hold,
@@ -258,7 +258,7 @@ class Heatmap extends Pane {
       return;
     }
     const across = [(picture.rows[1] - picture.rows[0]) / picture.height, (picture.cols[1] - picture.cols[0]) / picture.width];
-    const way = { mean: "mean", absmax: "largest magnitude", stride: "first element" }[picture.cut.reduction];
+    const way = { mean: "mean", absmax: "largest magnitude" }[picture.cut.reduction];
     said.push(picture.is_exact ? "a pixel an element" : `a pixel is the ${way} of about ${across.map((n) => formatNumber(n, 3)).join(" × ")} elements`);
     if (picture.cut.minus !== null) said.push(`rank ${picture.cut.rank} minus rank ${picture.cut.minus}${picture.is_exact ? "" : ", pixel by pixel"}`);
     if (picture.is_sampled) said.push("of some of them: a NaN may be missed; zoom in for all");

@@ -90,7 +90,7 @@ class Inspector {
       this.panels[key].hidden = key !== tab;
     }
     if (tab === "heatmap" && this.detail?.path !== undefined) this.heatmap.show(this.detail, rank, this.isLive ? null : this.model.get("picture"));
-    if (tab === "gradients" && !this.model.get("gradients").columns) this.questions.tell({ ask: "gradients" });
+    if (tab === "gradients" && !this.model.get("gradients").rows) this.questions.tell({ ask: "gradients" });
   }
 
   turn(event) {
@@ -117,7 +117,7 @@ class Inspector {
     this.notice.replaceChildren(...notices.map((text) => make("div", {}, text)));
     this.listRoot.hidden = summary.num_items < 2;
     const isFull = this.items?.stamp === summary.stamp;
-    if (summary.num_items > 1) this.list.show(isFull ? this.items.rows : summary.items, summary.num_items, detail.path);
+    if (summary.num_items > 1) this.list.show(isFull ? this.items.rows : summary.items, summary.num_items, detail.path, summary.headers);
     if (this.isLive && !isFull && summary.num_items > summary.items.length) this.fetchItems(summary.stamp);
     this.tabs.gradients.hidden = !summary.has_gradients;
     this.detail = detail;
@@ -131,7 +131,7 @@ class Inspector {
     } else this.detailRoot.replaceChildren(...summary.texts.map(({ ranks, text }) =>
       make("div", { class: "cmi-row" }, make("b", { class: "cm-mono" }, `[${ranks}] `), make("span", { class: "cm-mono" }, text))));
     const gradients = model.get("gradients");
-    if (gradients.columns) this.table.show(gradients);
+    if (gradients.rows) this.table.show(gradients);
   }
 
   // ---- the kernel

@@ -7,22 +7,31 @@ as answers to the front end's questions (see `Inspector.answer`).
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import traitlets
+from IPython.core.getipython import get_ipython
 
-from ....controller.inspect.query import Inspection
-from ....controller.inspect.source import InspectionSource
-from ....wire.inspect import Gradients, Overview, Pixels, Refusal
-from ...render.inspections import static_of
+from ....controller.inspect import Inspection, InspectionSource
+from ....controller.output.calling_cell import cell_publisher
+from ....controller.rank_set import RankSet
+from ....wire.inspect import Element, Gradients, Overview, Picture, Pixels, Refusal
+from ...render.inspections import list_items, static_of
 from ...render.tables import Static
 from ..base.auto_refresh import PERIOD_S, AutoRefresh, Occasion, Worker
 from ..base.widget import LiveView, Widget, load_css, load_js
-from .slices import as_message, ask_element, ask_picture, small_picture
-from .view_model import as_columns, detail, gradients_table, list_items, summarise, tabulate
+from .view_model import detail, gradients_table, number, summarise, tabulate
 
+# A side of a picture: 4 bytes each make less than a megabyte.
+MAX_PIXELS = 496
+# A side of the picture that is shown where there is no widget.
+_SMALL = 128
 # Rows of the gradients' table in the widget's state.
 _MAX_GRADIENTS = 2000
 # What looks by itself and has to run code on ranks may keep the next cell waiting for so long.
@@ -49,7 +58,7 @@ class InspectorWidget(Widget):
     summary = traitlets.Dict().tag(sync=True)
     # The tensor that is looked at (`view_model.detail`).
     detail = traitlets.Dict().tag(sync=True)
-    # The gradients' table (`view_model.as_columns`); empty until it is asked for.
+    # The gradients' table (`view_model.tabulate`); empty until it is asked for.
     gradients = traitlets.Dict().tag(sync=True)
     # The last picture, in few pixels; the front end's own.
     picture = traitlets.Dict(allow_none=True, default_value=None).tag(sync=True)
@@ -97,7 +106,6 @@ class Inspector:
         self._views: set[str] = set()
         self._was_greeted = False
         self._wants_gradients = grads
-        self._gradients: dict[str, Any] = {}
         self._quick, self._slow = Worker(), Worker()
         self.refresher = AutoRefresh(self.refresh, source.is_busy, self.is_seen, events, period_s)
         self.widget = InspectorWidget(tab="gradients" if grads else "overview")
@@ -139,7 +147,10 @@ class Inspector:
     def static(self) -> Static:
         """Return the inspected value drawn without a widget."""
         still = static_of(self._inspection, self._path, self._pixels)
-        return _with_gradients(still, self._gradients) if self._gradients else still
+        if not self.widget.gradients:
+            return still
+        table = gradients_table(self.widget.gradients)
+        return Static(f"{still.text}\n\n{table!r}", f"{still.html}{table._repr_html_()}")
 
     def is_seen(self) -> bool:
         """Return whether a page shows the inspector; true if no page reports it."""
@@ -268,7 +279,7 @@ class Inspector:
             return
         source, path, inspection = self._source, self._path, self._inspection
         if not inspection.is_one:  # of a nest, not everything has been read
-            looked = source.look(Overview(source.expression, 1, path), None, is_beside)
+            looked = source.look(Overview(source.expression, path), None, is_beside)
             if is_beside and not looked.answers:
                 self._say(sorted({str(refusal) for refusal in looked.refusals.values()}))
                 return
@@ -285,13 +296,176 @@ class Inspector:
 
     def _show_gradients(self, is_beside: bool = False) -> None:
         looked = self._source.look(Gradients(self._source.expression), None, is_beside)
-        self._gradients = tabulate(looked, _MAX_GRADIENTS)
-        self.widget.gradients = as_columns(self._gradients)
+        self.widget.gradients = tabulate(looked, _MAX_GRADIENTS)
 
     def _say(self, notices: list[str]) -> None:
         self.widget.summary = {**self.widget.summary, "notices": notices}
 
 
-def _with_gradients(still: Static, sheet: dict[str, Any]) -> Static:
-    table = gradients_table(sheet)
-    return Static(f"{still.text}\n\n{table!r}", f"{still.html}{table._repr_html_()}")
+# ---- pictures and elements of one rank, or differences of two
+
+
+def ask_picture(answers: InspectionSource, content: Mapping[str, Any]) -> Pixels | str:
+    """Return the picture of a tensor that the front end asks for, or why there is none.
+
+    Args:
+        answers: who is asked.
+        content: ``path``, ``rank``, ``minus`` (a rank, or None), ``dims``, ``index`` (a number for
+            each dim, those of `dims` not regarded), ``rows``, ``cols``, ``height``, ``width``,
+            ``reduction``.
+    """
+    dims = (int(content["dims"][0]), int(content["dims"][1]))
+    subject = Picture(
+        answers.expression,
+        str(content["path"]),
+        index=tuple(int(at) for dim, at in enumerate(content["index"]) if dim not in dims),
+        dims=dims,
+        rows=(int(content["rows"][0]), int(content["rows"][1])),
+        cols=(int(content["cols"][0]), int(content["cols"][1])),
+        height=min(int(content["height"]), MAX_PIXELS),
+        width=min(int(content["width"]), MAX_PIXELS),
+        reduction=content["reduction"],
+    )
+    found = _of_ranks(answers, subject, content)
+    if isinstance(found, str):
+        return found
+    return found[0] if len(found) == 1 else _difference(*found)
+
+
+def as_message(pixels: Pixels) -> tuple[dict[str, Any], list[bytes]]:
+    """Return a picture as a message to the front end, with the numbers in a buffer."""
+    height, width = pixels.values.shape
+    content = {
+        "height": height,
+        "width": width,
+        "low": number(pixels.low),
+        "high": number(pixels.high),
+        "is_exact": pixels.is_exact,
+        "is_torn": pixels.is_torn,
+        "is_sampled": pixels.is_sampled,
+    }
+    return content, [pixels.values.astype("<f4").tobytes()]
+
+
+def ask_element(answers: InspectionSource, content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return one exact element of a tensor: its ``text``, or the ``error``."""
+    index = tuple(int(at) for at in content["index"])
+    subject = Element(answers.expression, str(content["path"]), index=index)
+    found = _of_ranks(answers, subject, content)
+    if isinstance(found, str):
+        return {"error": found}
+    return {"text": found[0] if len(found) == 1 else subtract(found)}
+
+
+def small_picture(answers: InspectionSource, path: str, detail: Mapping[str, Any]) -> Pixels | None:
+    """Return a small picture of the last two dims on the first rank that has one; None if none
+    has.
+
+    Args:
+        answers: who is asked.
+        path: which tensor.
+        detail: what is known of it (`view_model.detail`).
+    """
+    for rank, part in detail.get("parts", {}).items():
+        if part["is_drawable"]:
+            shape: Sequence[int] = part["shape"]
+            rows, cols = (1, *shape)[-2:]
+            content = {
+                "path": path,
+                "rank": rank,
+                "dims": (len(shape) - 2 if len(shape) > 1 else -1, len(shape) - 1),
+                "index": (0,) * len(shape),
+                "rows": (0, rows),
+                "cols": (0, cols),
+                "height": min(rows, _SMALL),
+                "width": min(cols, _SMALL),
+                "reduction": "mean",
+            }
+            found = ask_picture(answers, content)
+            return None if isinstance(found, str) else found
+    return None
+
+
+def subtract(texts: Sequence[str]) -> str:
+    """Return the difference of two elements, given as exact texts, with both texts."""
+    one, other = texts
+    difference = "equal" if one == other else "not equal"  # bools
+    for kind in (int, float, complex):
+        with contextlib.suppress(ValueError):
+            value = kind(one) - kind(other)
+            difference = f"{value:.9g}" if kind is float else str(value)
+            break
+    return f"{difference} ({one} − {other})"
+
+
+def _of_ranks(
+    answers: InspectionSource, subject: Picture | Element, content: Mapping[str, Any]
+) -> list[Any] | str:
+    """Return a query's answers of one rank and of the rank to subtract, or why one is missing."""
+    ranks = [int(content["rank"])]
+    if content.get("minus") is not None:
+        ranks.append(int(content["minus"]))
+        subject = msgspec.structs.replace(subject, exactly=True)
+    looked = answers.look(subject, ranks)
+    for rank in ranks:
+        if rank not in looked.answers:
+            return f"rank {rank}: {looked.refusals.get(rank, 'did not answer')}"
+    return [looked.answers[rank] for rank in ranks]
+
+
+def _difference(one: Pixels, other: Pixels) -> Pixels | str:
+    import numpy as np
+
+    if one.values.shape != other.values.shape:
+        return f"{one.values.shape} and {other.values.shape} cannot be subtracted"
+    largest = np.finfo(np.float32).max
+    with np.errstate(invalid="ignore", over="ignore"):
+        exactly = one.values - other.values
+        limited = np.where(np.isfinite(exactly), np.clip(exactly, -largest, largest), exactly)
+        values = limited.astype(np.float32)
+    finite = values[np.isfinite(values)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
+    is_torn, is_sampled = one.is_torn or other.is_torn, one.is_sampled or other.is_sampled
+    return Pixels(values, low, high, one.is_exact and other.is_exact, is_torn, is_sampled)
+
+
+# ---- showing
+
+
+def show_inspection(
+    ranks: RankSet,
+    inspection: Inspection,
+    *,
+    grads: bool = False,
+    watch: bool = False,
+    follow: bool = False,
+) -> None:
+    """Show an inspected value in a widget, which asks these ranks for more until their mesh ends;
+    in a terminal, print it.
+    """
+    shell, is_terminal = get_ipython(), cell_publisher() is None
+    inspector = Inspector(
+        InspectionSource(ranks, inspection.expression, inspection.pinned),
+        coordinates_of(ranks.session.dims, ranks.ranks),
+        inspection=inspection,
+        grads=grads,
+        watch=watch and not is_terminal,
+        follow=follow and not is_terminal,
+        events=shell.events if shell is not None else None,
+    )
+    if is_terminal:
+        note = ["--watch and --follow need a notebook"] if watch or follow else []
+        print("\n".join([inspector.static().text, *note]))
+        return
+    ranks.session.shown.add("inspectors", inspector.view)
+    inspector.view._ipython_display_()
+
+
+def coordinates_of(dims: Mapping[str, int], ranks: Sequence[int]) -> dict[int, str]:
+    """Return each rank's mesh coordinate, as ``--at`` takes it; empty in a mesh of one dim."""
+    if len(dims) < 2:
+        return {}
+    places = itertools.product(
+        *([f"{name}={index}" for index in range(size)] for name, size in dims.items())
+    )
+    return {rank: ",".join(place) for rank, place in enumerate(places) if rank in ranks}

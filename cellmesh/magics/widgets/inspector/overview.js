@@ -31,19 +31,22 @@ class FilteredTable {
 
 class ItemList extends FilteredTable {
   constructor(root, choose) {
-    const heads = ["name", "flags", "shape or value", "dtype", "memory of all ranks"];
-    super(root, "filter", "filter by name, dtype or flag", heads.map((text, at) => make("th", { scope: "col", class: at > 3 ? "cmi-number" : null }, text)));
+    super(root, "filter", "filter by name, dtype or flag", []);
     this.choose = choose;
+    this.head = root.querySelector("thead tr");
   }
 
-  show(items, total, chosen) {
-    Object.assign(this, { items, total, chosen });
+  show(items, total, chosen, headers) {
+    Object.assign(this, { items, total, chosen, headers });
+    const numbers = this.isNumber = headers.map((text) => NUMBERS.has(text) || text.startsWith("memory"));
+    this.head.replaceChildren(...["name", "flags", ...headers].map((text, at) =>
+      make("th", { scope: "col", class: numbers[at - 2] ? "cmi-number" : null }, text)));
     this.redraw();
   }
 
   redraw() {
     const left = this.total - this.items.length;
-    this.draw(this.items, (item) => `${item.path} ${item.dtype}`, "tensor", left > 0 ? `; ${count(left, "more tensor")} not listed` : "");
+    this.draw(this.items, (item) => `${item.path} ${item.cells[1]}`, "tensor", left > 0 ? `; ${count(left, "more tensor")} not listed` : "");
   }
 
   row(item) {
@@ -51,44 +54,30 @@ class ItemList extends FilteredTable {
       class: "cmi-link cm-mono", "aria-current": item.path === this.chosen ? "true" : null,
     });
     return make("tr", { class: item.path === this.chosen ? "cmi-chosen" : null },
-      make("td", {}, name), make("td", {}, ...drawFlags(item.flags)), make("td", { class: "cm-mono cmi-short", title: item.text }, item.text),
-      make("td", {}, item.dtype), make("td", { class: "cmi-number" }, item.memory));
+      make("td", {}, name), make("td", {}, ...drawFlags(item.flags)),
+      ...item.cells.map((text, at) => make("td", { class: this.isNumber[at] ? "cmi-number" : "cm-mono cmi-short", title: text }, text)));
   }
-}
-
-function drawHistogram(counts, label) {
-  const [width, height] = [120, 26];
-  const most = Math.max(...counts, 1);
-  const bars = counts.map((number, index) => {
-    const tall = number ? Math.max(1, (number / most) * height) : 0;
-    return draw("rect", { x: (index * width) / counts.length, y: height - tall, width: width / counts.length, height: tall });
-  });
-  return draw("svg", { viewBox: `0 0 ${width} ${height}`, width, height, class: "cmi-histogram", role: "img", preserveAspectRatio: "none", "aria-label": label }, ...bars);
 }
 
 const NUMBERS = new Set(["min", "max", "mean", "std", "norm", "NaN", "Inf", "zeros"]);
 
 function classOf(header, text = "") {
-  if (!NUMBERS.has(header)) return header === "value" ? "cm-mono cmi-text" : "cm-mono";
+  if (!NUMBERS.has(header)) return header === "value" ? "cm-mono cmi-text" : header === "histogram" ? "cm-mono cmi-histogram" : "cm-mono";
   return `cm-mono cmi-number${(header === "NaN" || header === "Inf") && Number(text) > 0 ? " cmi-bad" : ""}`;
 }
 
 function drawDetail(root, detail) {
   const { headers, rows, notes, missing } = detail;
-  const hasPictures = rows.some((row) => row.counts);
-  const heads = ["ranks", ...(hasPictures ? ["histogram"] : []), ...headers];
-  const drawRow = ({ ranks, cells, counts }) => make("tr", { "data-ranks": ranks },
+  const drawRow = ([ranks, ...cells]) => make("tr", { "data-ranks": ranks },
     make("th", { scope: "row", class: "cm-mono" }, ranks),
-    hasPictures ? make("td", {}, counts ? drawHistogram(counts, `histogram of ranks ${ranks}`) : "") : null,
-    ...cells.map((text, at) => make("td", { class: classOf(headers[at], text), "data-key": headers[at] }, text)));
+    ...cells.map((text, at) => make("td", { class: classOf(headers[at + 1], text), "data-key": headers[at + 1] }, text)));
   const drawMissing = ({ ranks, text }) => make("tr", { "data-ranks": ranks, class: "cmi-missing" },
-    make("th", { scope: "row", class: "cm-mono" }, ranks), make("td", { colspan: heads.length - 1, class: "cmi-text" }, text));
-  const scale = hasPictures ? `; histograms from ${formatNumber(toNumber(detail.low))} to ${formatNumber(toNumber(detail.high))}` : "";
+    make("th", { scope: "row", class: "cm-mono" }, ranks), make("td", { colspan: Math.max(headers.length - 1, 1), class: "cmi-text" }, text));
   root.replaceChildren(
     make("div", { class: "cmi-heading cm-mono" }, detail.label),
     make("div", { class: "cmi-scroll" }, make("table", {},
-      make("thead", {}, make("tr", {}, ...heads.map((text) => make("th", { scope: "col", class: NUMBERS.has(text) ? "cmi-number" : null }, text)))),
+      make("thead", {}, make("tr", {}, ...headers.map((text) => make("th", { scope: "col", class: NUMBERS.has(text) ? "cmi-number" : null }, text)))),
       make("tbody", {}, ...rows.map(drawRow), ...missing.map(drawMissing)))),
-    make("div", { class: detail.is_bad ? "cmi-bad cmi-said" : "cm-weak cmi-said" }, detail.said + scale),
+    make("div", { class: detail.is_bad ? "cmi-bad cmi-said" : "cm-weak cmi-said" }, detail.said),
     ...notes.map((text) => make("div", { class: "cm-weak cmi-said" }, text)));
 }

@@ -6,24 +6,20 @@ import base64
 import html.parser
 import re
 import struct
-import xml.etree.ElementTree as ET
 import zlib
 from typing import Any
 
 import numpy as np
-import pytest
 
-from cellmesh.controller.inspect.query import Inspection, Spread
-from cellmesh.controller.inspect.replica_diff import Comparison, LargestDifference, Replicas
-from cellmesh.magics.render.drawings import (
-    TextBlock,
-    bars_image,
-    bars_text,
-    heatmap_image,
-    png,
-    shards_image,
+from cellmesh.controller.inspect import (
+    Comparison,
+    Inspection,
+    LargestDifference,
+    Replicas,
+    Spread,
 )
-from cellmesh.magics.render.inspections import static_of
+from cellmesh.magics.render.inspections import heatmap_image, png, static_of
+from cellmesh.magics.render.tables import draw_bars
 from cellmesh.wire.inspect import Pixels, Refusal, TensorSummary, ValueSummary
 
 
@@ -91,19 +87,10 @@ def test_one_tensor_is_a_table_and_a_histogram_for_each_rank() -> None:
     assert "w: NaN on rank 1; replicas differ: ranks 0 ≠ 1 by up to 0.5" in static.text
     assert "memory a rank" in static.text
     assert re.search(r"^1 .*\b3 +0 +0$", static.text, re.MULTILINE)
-    assert "rank 0  ▁█▇" in static.text
-    tags = Tags(static.html)
-    assert len(tags.images("image/svg+xml")) == 2
-    assert "from -1 to 1" in tags.text
-
-
-def test_ranks_that_are_spread_alike_share_a_histogram() -> None:
-    spread = Spread(0.0, 1.0, dict.fromkeys(range(8), (1, 2)))
-    static = static_of(
-        inspection({rank: {"": tensor()} for rank in range(8)}, spreads={"": spread})
-    )
-    assert static.text.count("█") == 1
-    assert len(Tags(static.html).images("image/svg+xml")) == 1
+    for shown in (static.text, Tags(static.html).text):
+        assert "▁█▇" in shown
+        assert " ██" in shown
+        assert "histograms from -1 to 1" in shown
 
 
 def test_errors_stand_where_the_value_does_not() -> None:
@@ -126,12 +113,11 @@ def test_values_that_may_be_torn_are_said_to_be() -> None:
 def test_a_nest_is_a_row_for_each_tensor() -> None:
     nest = inspection({0: {"a": tensor(), "b": tensor(num_inf=2)}, 1: {"a": tensor(digest="bb")}})
     static = static_of(nest)
-    lines = static.text.splitlines()
-    assert re.fullmatch(r"a +\(4, 4\) .*differ: 0 ≠ 1", lines[1])
-    assert re.fullmatch(r"b +rank 0 +\(4, 4\) .* 2 *", lines[2])
-    assert re.match("name +only on +shape +dtype +memory of all ranks ", lines[0])
-    assert "  128 B  " in lines[1]
-    assert "w: Inf in b (rank 0); {…}" in static.text
+    header, a, b, said = static.text.splitlines()
+    assert re.match("name +flags +shape or value +dtype +memory of all ranks +mean ", header)
+    assert re.match(r"a +unequal +\(4, 4\) +float32 +128 B +0.5 ", a)
+    assert re.match(r"b +Inf, missing +\(4, 4\) ", b)
+    assert said == "w: Inf in b (rank 0); {…}"
     chosen = static_of(nest, "b")
     assert "w.b: Inf on rank 0; one rank" in chosen.text
     assert len(chosen.text) > len(static.text)
@@ -150,12 +136,7 @@ def test_a_number_is_a_value_in_a_tensor_and_in_a_nest() -> None:
     assert one.text.splitlines()[0].split() == ["ranks", "type", "value", "dtype", "device"]
     assert re.search("^1 +Tensor +0.1 +float32 +cpu$", one.text, re.MULTILINE)
     nest = static_of(inspection({rank: {"loss": fact} for rank, fact in facts.items()}))
-    assert re.search("^loss +0.0 and 1 more +float32 ", nest.text, re.MULTILINE)
-
-
-def test_no_table_has_a_header_without_text() -> None:
-    nest = inspection({0: {"a": tensor(), "b": TensorSummary(kind="int", text="3")}})
-    assert "></th>" not in static_of(nest, "a").html
+    assert re.search("^loss +0.0 and 1 more +float32$", nest.text, re.MULTILINE)
 
 
 def test_long_nests_say_how_much_is_left_out() -> None:
@@ -192,74 +173,19 @@ def test_values_of_users_are_escaped() -> None:
 
 
 def test_each_bin_with_an_element_shows() -> None:
-    assert bars_text((0, 1, 1000)) == " ▁█"
-    assert bars_text(()) == bars_text((0, 0)) == ""
-    assert len(bars_text(tuple(range(100)))) <= 24
-    (drawing,) = Tags(bars_image((0, 1, 1000), 0.0, 1.0)).images("image/svg+xml")
-    bars, _ = ET.fromstring(drawing).findall("{*}path")
-    assert bars.attrib["d"].count("M") == 2
+    assert draw_bars((0, 1, 1000)) == " ▁█"
+    assert draw_bars(()) == ""
+    assert len(draw_bars(tuple(range(100)))) <= 24
 
 
-def sharded(rank: int, offset: tuple[int, ...], shape: tuple[int, ...]) -> TensorSummary:
-    place = {"local_shape": shape, "offset": offset, "shard": (rank,), "digest": str(rank)}
-    return tensor(shape=(5, 4), placements="S(0)", **place)
-
-
-def test_shards_lie_in_their_places() -> None:
-    blocks = [
-        TextBlock((0, 2), (0, 0), (3, 4)),
-        TextBlock((1, 3), (3, 0), (2, 4)),
-        TextBlock((4,), (5, 0), (0, 4)),
-    ]
-    (drawing,) = Tags(shards_image((5, 4), blocks)).images("image/svg+xml")
-    root = ET.fromstring(drawing)
-    height = float(root.attrib["viewBox"].split()[3]) - 2
-    tops = [
-        (float(rect.attrib["y"]) - 1, float(rect.attrib["height"]))
-        for rect in root.findall(".//{*}rect")
-    ]
-    np.testing.assert_allclose(
-        tops, [(0, height * 3 / 5), (height * 3 / 5, height * 2 / 5)], atol=0.01
-    )
-    assert [text.text for text in root.findall(".//{*}text")] == ["0,2", "1,3"]
-
-
-@pytest.mark.parametrize(
-    ("shape", "blocks", "boxes"),
-    [
-        ((4,), [TextBlock((0,), (0,), (2,)), TextBlock((1,), (2,), (2,))], 2),
-        (
-            (2, 3, 4),
-            [TextBlock((0,), (0, 0, 0), (2, 3, 2)), TextBlock((1,), (0, 0, 2), (2, 3, 2))],
-            2,
-        ),
-        ((), [TextBlock((0,), (), ())], 0),
-        ((0, 4), [TextBlock((0,), (0, 0), (0, 4))], 0),
-    ],
-)
-def test_tensors_of_any_dims_are_drawn(
-    shape: tuple[int, ...], blocks: list[TextBlock], boxes: int
-) -> None:
-    drawing = shards_image(shape, blocks)
-    assert drawing.count("<img") == bool(boxes)
-    if boxes:
-        (data,) = Tags(drawing).images("image/svg+xml")
-        places = {
-            (rect.attrib["x"], rect.attrib["y"])
-            for rect in ET.fromstring(data).findall(".//{*}rect")
-        }
-        assert len(places) == boxes
-
-
-def test_a_sharded_tensor_is_drawn_with_its_ranks() -> None:
+def test_a_sharded_tensor_names_its_parts_with_their_ranks() -> None:
     places = (((0, 0), (3, 4)), ((3, 0), (2, 4)), ((5, 0), (0, 4)))
-    static = static_of(
-        inspection({rank: {"": sharded(rank, *at)} for rank, at in enumerate(places)})
-    )
-    assert "rank 1: [3:5, 0:4]" in static.text
-    assert "rank 2: nothing" in static.text
-    assert len(Tags(static.html).images("image/svg+xml")) == 1
-    assert "rank 2: nothing" in Tags(static.html).text
+    parts = [{"offset": offset, "local_shape": shape} for offset, shape in places]
+    facts = [tensor(shape=(5, 4), placements="S(0)", shard=(r,), **p) for r, p in enumerate(parts)]
+    static = static_of(inspection({rank: {"": fact} for rank, fact in enumerate(facts)}))
+    for shown in (static.text, Tags(static.html).text):
+        assert "rank 1: [3:5, 0:4]" in shown
+        assert "rank 2: nothing" in shown
 
 
 def unpack(data: bytes) -> np.ndarray[Any, Any]:
@@ -300,4 +226,6 @@ def test_heatmaps_stay_small_in_the_notebook() -> None:
     assert heatmap_image(Pixels(np.zeros((0, 3), np.float32), 0.0, 0.0, True)) == ""
     assert "<img" in heatmap_image(Pixels(np.ones((1, 1), np.float32), 1.0, 1.0, True))
     static = static_of(inspection({0: {"": tensor()}}), "", Pixels(values, 0.0, 1.0, False))
-    assert len(Tags(static.html).images("image/png")) == 1
+    tags = Tags(static.html)
+    assert len(tags.images("image/png")) == 1
+    assert "from 0 to 1" in tags.text

@@ -11,13 +11,12 @@ import math
 import numpy as np
 import pytest
 
-from cellmesh.controller.inspect.query import Inspection, QueryResult, Spread
+from cellmesh.controller.inspect import Inspection, QueryResult, Spread
 from cellmesh.controller.metrics import Metrics, Plot
-from cellmesh.magics.render.inspections import static_of
+from cellmesh.magics.render.inspections import fold_names, static_of
 from cellmesh.magics.render.plots import draw_html
 from cellmesh.magics.render.tables import memory_table, status_table
-from cellmesh.magics.render.who import fold_names
-from cellmesh.magics.widgets.inspector.view_model import as_columns, gradients_table, tabulate
+from cellmesh.magics.widgets.inspector.view_model import gradients_table, tabulate
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.inspect import Bound, Gradient, Pixels, TensorSummary, ValueSummary
 from cellmesh.wire.status import RankInfo
@@ -58,7 +57,7 @@ def test_an_inspector_with_all_that_it_can_show(num_ranks: int) -> None:
     assert "more rows" in gradients
     assert len(still.html.encode()) + len(gradients.encode()) < MAX_BYTES
     # In the widget's state, which nbclient keeps in the notebook.
-    assert len(json.dumps(as_columns(sheet))) < MAX_BYTES
+    assert len(json.dumps(sheet)) < MAX_BYTES
 
 
 @at_8_and_64

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from cellmesh.controller.inspect.replica_diff import compare
+from cellmesh.controller.inspect import compare
 from cellmesh.magics.render.tables import Table, facts_table, memory_table, mesh_table, status_table
 from cellmesh.wire.inspect import TensorSummary
 from cellmesh.wire.status import MemoryUse, RankInfo, RankState

@@ -1,4 +1,4 @@
-"""Tensors read piece by piece: statistics, histograms, digests and samples of any of them."""
+"""Tensors read piece by piece: statistics, histograms, digests and elements of any of them."""
 
 from __future__ import annotations
 
@@ -23,28 +23,27 @@ from cellmesh.workers.inspect.chunks import (
     digest_of,
     digest_of_tensor,
     digests_of_parts,
+    elements_of_parts,
+    histogram_of,
     pieces,
     readable,
-    sample_of_parts,
+    statistics,
 )
-from cellmesh.workers.inspect.statistics import histogram_of, statistics
 from cellmesh.workers.inspect.summary import describe
+
+
+def noise(*shape: int, seed: int = 1) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 @st.composite
 def tensors(draw: Any) -> torch.Tensor:
     """Tensors of any strides: sliced, transposed, expanded."""
     shape = draw(st.lists(st.integers(1, 7), min_size=1, max_size=4))
-    value = torch.randn(shape, generator=torch.Generator().manual_seed(draw(st.integers(0, 99))))
+    value = noise(*shape, seed=draw(st.integers(0, 99)))
     value = value.permute(draw(st.permutations(range(len(shape)))))
-    for dim in range(value.ndim):
-        step = draw(st.integers(1, 2))
-        value = value.narrow(dim, 0, value.shape[dim])[
-            (slice(None),) * dim + (slice(None, None, step),)
-        ]
-    if draw(st.booleans()):
-        value = value.unsqueeze(0).expand(3, *value.shape)
-    return value
+    value = value[tuple(slice(None, None, draw(st.integers(1, 2))) for _ in shape)]
+    return value.expand(3, *value.shape) if draw(st.booleans()) else value
 
 
 @given(tensors(), st.integers(1, 50))
@@ -54,52 +53,45 @@ def test_pieces_make_up_the_tensor_in_row_major_order(value: torch.Tensor, size:
     assert torch.equal(torch.cat([piece.reshape(-1) for piece in found]), value.reshape(-1))
 
 
+def check_statistics(value: torch.Tensor, **counts: int) -> None:
+    found, plain = statistics(value), value[value.isfinite()].double().numpy()
+    assert found == {
+        "min": plain.min(),
+        "max": plain.max(),
+        "mean": pytest.approx(plain.mean(), abs=1e-12),
+        "std": pytest.approx(plain.std(), rel=1e-9, abs=1e-12),
+        "norm": pytest.approx(np.linalg.norm(plain), rel=1e-12),
+        "num_nan": 0, "num_inf": 0, "num_zeros": 0, **counts,
+    }  # fmt: skip
+
+
 @given(tensors())
-def test_statistics_do_not_depend_on_strides(value: torch.Tensor) -> None:
-    found = statistics(value)
-    plain = value.double().numpy()
-    assert (found["min"], found["max"]) == (plain.min(), plain.max())
-    assert found["mean"] == pytest.approx(plain.mean(), abs=1e-12)
-    assert found["std"] == pytest.approx(plain.std(), abs=1e-12)
-    assert found["norm"] == pytest.approx(np.linalg.norm(plain.reshape(-1)))
-    assert found["num_zeros"] == 0
+def test_statistics_and_digests_do_not_depend_on_strides(value: torch.Tensor) -> None:
+    check_statistics(value)
     assert digest_of(value) == digest_of(value.contiguous())
 
 
 def test_statistics_over_many_pieces() -> None:
-    value = torch.randn(300, 1001, generator=torch.Generator().manual_seed(1))
+    value = noise(300, 1001)
     value[5, 7], value[200, 3], value[299, 1000] = math.nan, math.inf, -math.inf
     value[:, 13] = 0
-    finite = value[value.isfinite()].double().numpy()
-    found = statistics(value)
-    assert found == {
-        "min": finite.min(),
-        "max": finite.max(),
-        "mean": pytest.approx(finite.mean(), abs=1e-12),
-        "std": pytest.approx(finite.std(), rel=1e-12),
-        "norm": pytest.approx(np.linalg.norm(finite), rel=1e-12),
-        "num_nan": 1,
-        "num_inf": 2,
-        "num_zeros": 300,
-    }
+    check_statistics(value, num_nan=1, num_inf=2, num_zeros=300)
+    # A large mean does not spoil the deviation.
+    check_statistics(torch.tensor([1e9, 1e9 + 1, 1e9 + 2], dtype=torch.float64).repeat(200_000))
+    assert statistics(torch.full((3,), 0.1))["std"] == 0.0
 
 
 @pytest.mark.parametrize(
     "dtype", [torch.float64, torch.complex128, torch.float32, torch.int64], ids=str
 )
 def test_looking_changes_nothing(dtype: torch.dtype) -> None:
-    value = torch.randn(50, 40, generator=torch.Generator().manual_seed(1)).mul(9).to(dtype)
+    value = noise(50, 40).mul(9).to(dtype)
     views = [value, value.t(), value[:, ::2], value.conj()]
     before = [view.clone() for view in views]
     for view in views:
         describe(view)
         histogram_of(view, -9.0, 9.0, 5)
     assert all(torch.equal(one, other) for one, other in zip(views, before, strict=True))
-
-
-def test_a_large_mean_does_not_spoil_the_deviation() -> None:
-    value = torch.tensor([1e9, 1e9 + 1, 1e9 + 2], dtype=torch.float64).repeat(200_000)
-    assert statistics(value)["std"] == pytest.approx(math.sqrt(2 / 3), rel=1e-9)
 
 
 def test_an_expanded_tensor_is_read_once() -> None:
@@ -109,7 +101,7 @@ def test_an_expanded_tensor_is_read_once() -> None:
     found = statistics(value)
     assert (found["num_nan"], found["num_zeros"]) == (10**12, 10**12)
     assert (found["mean"], found["norm"]) == (0.5, 10**6)
-    assert histogram_of(value, 0.0, 1.0, 4) == [10**12, 0, 0, 10**12]
+    assert histogram_of(value, 0.0, 1.0, 4) == (10**12, 0, 0, 10**12)
     assert digest_of(value) != digest_of(other)
 
 
@@ -118,51 +110,40 @@ def test_histograms_are_those_of_numpy(value: torch.Tensor, num_bins: int) -> No
     plain = value.double().numpy()
     low, high = float(plain.min()), float(plain.max())
     counts = histogram_of(value, low - 1, high + 1, num_bins)
-    assert counts == np.histogram(plain, num_bins, (low - 1, high + 1))[0].tolist()
+    assert counts == tuple(np.histogram(plain, num_bins, (low - 1, high + 1))[0])
     assert sum(histogram_of(value, low, high, num_bins)) == value.numel()
 
 
 def test_histogram_leaves_out_values_beyond_its_scale_and_nan() -> None:
     value = torch.tensor([-1.0, 0.0, 0.4, 1.0, 2.0, math.nan, math.inf])
-    assert histogram_of(value, 0.0, 1.0, 2) == [2, 1]
-    assert histogram_of(value, 1.0, 1.0, 3) == [0, 1, 0]
-    assert histogram_of(torch.tensor([True, False, True]), 0.0, 1.0, 2) == [1, 2]
+    assert histogram_of(value, 0.0, 1.0, 2) == (2, 1)
+    assert histogram_of(value, 1.0, 1.0, 3) == (0, 1, 0)
+    assert histogram_of(torch.tensor([True, False, True]), 0.0, 1.0, 2) == (1, 2)
 
 
 # ---- parts
 
 
 @given(tensors(), st.data())
-def test_the_digest_of_a_run_is_that_of_its_elements(value: torch.Tensor, data: Any) -> None:
+def test_digests_and_elements_of_parts_are_those_of_the_flat_tensor(
+    value: torch.Tensor, data: Any
+) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, value.numel()), min_size=2, max_size=5)))
-    parts = tuple(itertools.pairwise(cuts))
-    flat = value.reshape(-1)
-    assert digests_of_parts(value, parts) == tuple(
-        digest_of(flat[begin:end].clone()) for begin, end in parts
-    )
-
-
-@given(tensors(), st.data())
-def test_a_sample_is_spread_over_its_runs(value: torch.Tensor, data: Any) -> None:
-    cuts = sorted(data.draw(st.lists(st.integers(0, value.numel()), min_size=4, max_size=4)))
-    parts = ((cuts[0], cuts[1]), (cuts[2], cuts[3]))
-    wanted = torch.cat([value.reshape(-1)[begin:end] for begin, end in parts])
-    assert torch.equal(sample_of_parts(value, parts, 10**6), wanted.double())
-    few = sample_of_parts(value, parts, 3)
-    assert len(few) == min(3, len(wanted))
-    assert few.tolist() == [
-        wanted[at * len(wanted) // max(len(few), 1)].item() for at in range(len(few))
-    ]
+    flat, parts = value.reshape(-1), tuple(itertools.pairwise(cuts))
+    slices = [flat[begin:end].clone() for begin, end in parts]
+    assert digests_of_parts(value, parts) == tuple(map(digest_of, slices))
+    some = parts[::2]
+    assert torch.equal(elements_of_parts(value, some), torch.cat(slices[::2]).double())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "uint8", "complex64"])
 def test_the_digest_of_a_large_tensor_does_not_depend_on_strides(dtype: str) -> None:
-    generator = torch.Generator().manual_seed(1)
-    value = (torch.randn(613, 701, generator=generator) * 50).to(getattr(torch, dtype))
-    assert digest_of(value) == digest_of(value.t().contiguous().t())
+    value = (noise(613, 701) * 50).to(getattr(torch, dtype))
     wide = torch.zeros(613, 1402, dtype=value.dtype)
     wide[:, ::2] = value
-    assert digest_of(value) == digest_of(wide[:, ::2])
+    assert {digest_of(each) for each in (value, value.t().contiguous().t(), wide[:, ::2])} == {
+        digest_of(value.clone())
+    }
     parts = ((0, 300_000), (300_000, 300_001), (300_001, 429_713))
     flat = value.reshape(-1)
     found = digests_of_parts(wide[:, ::2], parts)
@@ -170,7 +151,7 @@ def test_the_digest_of_a_large_tensor_does_not_depend_on_strides(dtype: str) -> 
 
 
 def test_digest_of_a_large_tensor_changes_with_every_change() -> None:
-    value = torch.randn(400_000, generator=torch.Generator().manual_seed(1))
+    value = noise(400_000)
     last, signs, swapped = value.clone(), value.clone(), value.clone()
     last[-1] = torch.nextafter(last[-1], torch.tensor(9.0))
     signs[[5, 70_000]] *= -1  # signs are the highest bits, which products keep to themselves
@@ -178,7 +159,6 @@ def test_digest_of_a_large_tensor_changes_with_every_change() -> None:
     inverted = value.view(torch.int32).bitwise_not().view(torch.float32)
     changed = [value, last, signs, -value, swapped, value.roll(1), value.roll(65_536), inverted]
     assert len({digest_of(each) for each in changed}) == 8
-    assert digest_of(value.clone()) == digest_of(value)
 
 
 def test_no_two_words_are_mixed_to_one() -> None:
@@ -189,11 +169,11 @@ def test_no_two_words_are_mixed_to_one() -> None:
         assert len(mixed.unique()) == len(words)
 
 
-def test_runs_beyond_the_end_are_empty() -> None:
+def test_parts_beyond_the_end_are_empty() -> None:
     value = torch.arange(4.0)
     assert digests_of_parts(value, ((4, 9),)) == (digest_of(torch.empty(0)),)
-    assert sample_of_parts(value, ((2, 9),), 10).tolist() == [2.0, 3.0]
-    assert sample_of_parts(torch.tensor(3), ((0, 1),), 10).tolist() == [3.0]
+    assert elements_of_parts(value, ((2, 9),)).tolist() == [2.0, 3.0]
+    assert elements_of_parts(torch.tensor(3), ((0, 1),)).tolist() == [3]
 
 
 # ---- odd tensors
@@ -211,6 +191,7 @@ def quiet(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
 
 
 PLAIN = torch.tensor([[0.0, 1.0], [2.0, 3.0]])
+BYTES = torch.zeros(4, dtype=torch.uint8)
 
 
 @quiet
@@ -224,18 +205,14 @@ def per_channel() -> torch.Tensor:
     return torch.quantize_per_channel(PLAIN, scales, zeros, 0, torch.qint8)
 
 
+@quiet
+def nested(layout: torch.layout = torch.strided) -> torch.Tensor:
+    return torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=layout)
+
+
 def uncoalesced() -> torch.Tensor:
     indices, values = torch.tensor([[1, 1]]), torch.tensor([2.0, 5.0])
     return torch.sparse_coo_tensor(indices, values, (3,), check_invariants=True)
-
-
-def jagged() -> torch.Tensor:
-    return torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=torch.jagged)
-
-
-@quiet
-def nested() -> torch.Tensor:
-    return torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)])
 
 
 def fake() -> torch.Tensor:
@@ -264,8 +241,8 @@ ODD: dict[str, tuple[Any, tuple[int, ...] | None, float | None, str]] = {
     "meta": (lambda: torch.empty(3, 2, device="meta"), (3, 2), None, "meta"),
     "quantised": (quantised, (2, 2), 3.0, "stands for"),
     "per channel": (per_channel, (2, 2), 3.0, "stands for"),
-    "sparse": (lambda: torch.eye(3).to_sparse(), (3, 3), 1.0, "3 elements that it stores, of 9"),
-    "uncoalesced": (uncoalesced, (3,), 5.0, "more than once"),
+    "sparse": (lambda: torch.eye(3).to_sparse(), (3, 3), 1.0, "3 elements that it stores"),
+    "uncoalesced": (uncoalesced, (3,), 5.0, "stores"),
     "compressed": (quiet(PLAIN.to_sparse_csr), (2, 2), 3.0, "stores"),
     "complex": (lambda: torch.tensor([1 + 2j, 3 - 4j]), (2,), 3.0, "real and imaginary"),
     "conjugate": (lambda: torch.tensor([1 + 2j, -4j]).conj(), (2,), 4.0, "real and imaginary"),
@@ -276,16 +253,15 @@ ODD: dict[str, tuple[Any, tuple[int, ...] | None, float | None, str]] = {
     "float4": (lambda: BYTES.view(torch.float4_e2m1fn_x2), (4,), None, "no statistics"),
     "negated": (lambda: torch.view_as_complex(torch.ones(3, 2)).conj().imag, (3,), -1.0, ""),
     "expanded": (lambda: torch.ones(1).expand(5), (5,), 1.0, ""),
-    "jagged": (jagged, (2, -1, 3), 1.0, "all its tensors"),
-    "nested": (nested, None, 1.0, "all its tensors"),
+    "jagged": (lambda: nested(torch.jagged), (2, -1, 3), 1.0, "stores"),
+    "nested": (nested, None, 1.0, "stores"),
     "fake": (fake, (3, 2), None, "fake"),
     "freed": (freed, (3, 2), None, "freed"),
     "unfinished": (lambda: AsyncCollectiveTensor(torch.ones(3)), (3,), None, "waited for"),
     "uninitialised": (UninitializedParameter, None, None, "not initialised"),
     "refusing": (lambda: torch.ones(3).as_subclass(Refusing), (3,), None, "no statistics"),
-    "mkldnn": (lambda: torch.zeros(3).to_mkldnn(), (3,), None, "layout"),
+    "mkldnn": (lambda: torch.zeros(3).to_mkldnn(), (3,), None, "no statistics"),
 }
-BYTES = torch.zeros(4, dtype=torch.uint8)
 
 
 @pytest.mark.parametrize(("make", "shape", "most", "note"), ODD.values(), ids=ODD)
@@ -301,25 +277,9 @@ def test_odd_tensors_are_described_with_their_missing_parts(
 
 def test_tensor_inside_a_function_transform_is_not_read() -> None:
     seen = []
-
-    def look(value: torch.Tensor) -> torch.Tensor:
-        seen.append(describe(value))
-        return value
-
-    torch.vmap(look)(torch.ones(3, 2))
+    torch.vmap(lambda value: seen.append(describe(value)) or value)(torch.ones(3, 2))
     assert seen[0].max is None
     assert "transform" in seen[0].note
-
-
-def test_unwanted_parts_are_not_read() -> None:
-    facts = describe(torch.ones(3, 2), is_read=False)
-    assert (facts.max, facts.digest, facts.num_bytes) == (None, "", 24)
-    assert describe(torch.ones(3), has_digest=False).max == 1.0
-
-
-def test_a_view_has_its_own_size_and_strides() -> None:
-    facts = describe(torch.ones(10, 10)[:, ::2])
-    assert (facts.strides, facts.num_bytes) == ((10, 2), 200)
 
 
 def test_the_default_device_is_the_users() -> None:
@@ -327,8 +287,8 @@ def test_the_default_device_is_the_users() -> None:
     try:
         value = torch.arange(6.0, device="cpu").reshape(2, 3)
         assert describe(value).max == 5.0
-        assert histogram_of(value, 0.0, 5.0, 2) == [3, 3]
-        assert sample_of_parts(value, ((1, 4),), 9).tolist() == [1.0, 2.0, 3.0]
+        assert histogram_of(value, 0.0, 5.0, 2) == (3, 3)
+        assert elements_of_parts(value, ((1, 4),)).tolist() == [1.0, 2.0, 3.0]
     finally:
         torch.set_default_device(None)
 

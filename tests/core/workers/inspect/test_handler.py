@@ -21,15 +21,15 @@ from cellmesh.wire import payload
 from cellmesh.wire.inspect import (
     Digests,
     Element,
+    Elements,
     Forget,
     Gradients,
     Histogram,
-    OfValue,
     Overview,
     Picture,
     Pixels,
     Refusal,
-    Sample,
+    ValueQuery,
     ValueSummary,
 )
 from cellmesh.wire.messages import Request
@@ -43,15 +43,16 @@ from tests.support.inspected_ranks import looker
 from tests.support.loud_values import RAN, Loud, LoudTensor, noting
 
 
-def questions(expression: str, token: str = "") -> list[OfValue]:
+def questions(expression: str, token: str = "") -> list[ValueQuery]:
+    value = expression, "", token
     return [
-        Overview(expression, path="", token=token),
-        Histogram(expression, "", 0.0, 1.0, 4, token),
-        Picture(expression, "", (), (0, 1), (0, 2), (0, 2), 2, 2, token=token),
-        Element(expression, "", (0, 0), token),
-        Digests(expression, "", ((0, 4),), token),
-        Sample(expression, "", ((0, 4),), 4, token),
-        Gradients(expression, token),
+        Overview(*value),
+        Histogram(*value, low=0.0, high=1.0, num_bins=4),
+        Picture(*value, dims=(0, 1), rows=(0, 2), cols=(0, 2), height=2, width=2),
+        Element(*value, index=(0, 0)),
+        Digests(*value, parts=((0, 4),)),
+        Elements(*value, parts=((0, 4),)),
+        Gradients(*value),
     ]
 
 
@@ -90,7 +91,7 @@ def test_path_is_resolved_each_time() -> None:
     rank = looker(names)
     rank.answer(Overview("x[0]", token="a", runs=True), False)
     names["x"] = torch.ones(2, 2)
-    assert rank.answer(Element("x[0]", "", (1,), "a"), False) == "1.0"
+    assert rank.answer(Element("x[0]", token="a", index=(1,)), False) == "1.0"
 
 
 def test_pinned_value_is_released() -> None:

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from cellmesh.workers.inspect.overview import gradients
 from cellmesh.workers.inspect.safe_read import DIRECT
 from cellmesh.workers.inspect.static_eval import NeedsCode, follow
+from cellmesh.workers.inspect.summary import gradients
 from tests.support.loud_values import RAN, Loud, LoudTensor, noting
 
 

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from cellmesh.wire.inspect import TensorSummary
-from cellmesh.workers.inspect.summary import describe, is_dtensor
+from cellmesh.workers.inspect.summary import describe
 
 from ....support.examples import examples
 
@@ -27,7 +22,8 @@ from ....support.examples import examples
 
 
 def test_a_tensor_is_described_by_its_numbers() -> None:
-    facts = describe(nn.Parameter(torch.tensor([[1.0, 2.0], [3.0, 6.0]])))
+    value = nn.Parameter(torch.tensor([[1.0, 2.0], [3.0, 6.0]]))
+    facts = describe(value)
     assert facts.kind == "torch.nn.parameter.Parameter"
     assert facts.shape == facts.local_shape == (2, 2)
     assert (facts.dtype, facts.device, facts.placements) == ("float32", "cpu", "")
@@ -36,6 +32,11 @@ def test_a_tensor_is_described_by_its_numbers() -> None:
     assert (facts.std, facts.norm) == pytest.approx((math.sqrt(3.5), math.sqrt(50)))
     assert (facts.num_nan, facts.num_inf) == (0, 0)
     assert (facts.shard, facts.text) == ((), "")
+    unread = describe(value, is_read=False)
+    assert (unread.max, unread.digest, unread.num_bytes) == (None, "", 16)
+    view = describe(torch.ones(10, 10)[:, ::2])
+    assert (view.strides, view.num_bytes) == ((10, 2), 200)
+    assert describe(torch.eye(3).to_sparse()).num_bytes == 3 * 4 + 2 * 3 * 8
 
 
 def test_a_tensor_without_dims_is_its_number() -> None:
@@ -137,28 +138,3 @@ def test_long_values_have_a_short_text(value: Any) -> None:
 def test_facts_survive_the_wire() -> None:
     facts = describe(torch.ones(2, 3))
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(facts), type=TensorSummary) == facts
-
-
-# ---- DTensors
-
-
-@pytest.fixture
-def world() -> Iterator[None]:
-    """A process group that pretends to be rank 1 of 4."""
-    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
-def test_a_dtensor_is_described_by_this_ranks_part(world: None) -> None:
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    value = DTensor.from_local(torch.ones(4, 3), mesh, [Replicate(), Shard(0)], run_check=False)
-    assert [is_dtensor(each) for each in (value, torch.ones(1), 3)] == [True, False, False]
-    facts = describe(value)
-    assert (facts.shape, facts.local_shape, facts.num_bytes) == ((8, 3), (4, 3), 48)
-    # Rank 1 is at dp=0, tp=1: its part is replicated over dp, and the second one over tp.
-    assert facts.shard == (-1, 1)
-    assert "R" in facts.placements
-    assert "S(0)" in facts.placements or "Shard(dim=0)" in facts.placements

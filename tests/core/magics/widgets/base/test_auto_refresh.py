@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from cellmesh.controller.inspect.query import Inspection
+from cellmesh.controller.inspect import Inspection
 from cellmesh.magics.widgets.base.auto_refresh import AutoRefresh, Occasion, Worker
 from cellmesh.magics.widgets.inspector.inspector import Inspector
-from cellmesh.magics.widgets.inspector.show import Printed
 from cellmesh.wire.inspect import Gradients, Overview, Picture
 from tests.support.inspected_ranks import LocalAnswers
 
@@ -79,7 +78,7 @@ def test_values_stay_shown_while_a_rank_runs() -> None:
 
 def shown_max(inspector: Inspector) -> str:
     detail = inspector.widget.detail
-    return str(detail["rows"][0]["cells"][detail["headers"].index("max")])
+    return str(detail["rows"][0][detail["headers"].index("max")])
 
 
 def test_automatic_refresh_delays_no_cell() -> None:
@@ -126,37 +125,6 @@ def test_values_that_run_code_refresh_automatically_only_if_fast(took_s: float) 
     inspector.refresh()
     assert shown_max(inspector) == "4"
     assert inspector.widget.summary["notices"] == []
-
-
-def test_a_terminal_prints_again_after_each_cell_until_something_else_is_inspected(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    events, ended = Events(), threading.Event()
-
-    def show(name: str, watch: bool, follow: bool = False) -> str:
-        """Show it in a cell of its own; what that prints."""
-        inspector = Inspector(LocalAnswers(name, {0: names}))
-        Printed(inspector, events, ended.is_set, watch, follow)._ipython_display_()
-        events.trigger("post_run_cell")
-        return capsys.readouterr().out
-
-    def run() -> str:
-        events.trigger("post_run_cell")
-        return capsys.readouterr().out
-
-    names = {"v": torch.zeros(2), "w": torch.zeros(2)}
-    assert show("w", watch=True).count("Tensor") == 1
-    names["w"] = torch.full((2,), 7.5)
-    assert "7.5" in run()
-    assert "w: one rank" in run()
-    assert show("v", watch=True).count("Tensor") == 1
-    assert "v: one rank" in run()
-    assert "--follow needs a notebook" in show("v", watch=False, follow=True)
-    assert run() == ""
-    show("v", watch=True)
-    ended.set()
-    assert run() == ""
-    assert not events.callbacks["post_run_cell"]
 
 
 def test_a_page_that_was_reloaded_is_no_view_any_more() -> None:

@@ -7,22 +7,23 @@ import math
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
-from cellmesh.controller.inspect.query import Inspection, QueryResult
-from cellmesh.controller.inspect.replica_diff import Comparison, compare
-from cellmesh.magics.render.inspections import label_of
-from cellmesh.magics.widgets.inspector.inspector import Inspector
-from cellmesh.magics.widgets.inspector.show import coordinates_of
-from cellmesh.magics.widgets.inspector.slices import (
+from cellmesh.controller.inspect import Comparison, Inspection, QueryResult, compare
+from cellmesh.magics.render.inspections import label_of, list_items
+from cellmesh.magics.widgets.inspector.inspector import (
+    Inspector,
+    ask_element,
     ask_picture,
+    coordinates_of,
     small_picture,
+    subtract,
 )
 from cellmesh.magics.widgets.inspector.view_model import (
     NUM_KEPT,
     detail,
     gradients_table,
-    list_items,
     number,
     shards,
     summarise,
@@ -77,10 +78,7 @@ def test_numbers_that_json_does_not_have_are_texts() -> None:
 def test_items_are_flagged() -> None:
     good, other = plain(), plain(digest="b", num_nan=1)
     inspection = Inspection(
-        "nest",
-        {0: found(good.at("['x']"), good.at("['y']")), 1: found(other.at("['x']"))},
-        {},
-        {"['x']": compare({0: good, 1: other})},
+        "nest", {0: found(good.at("['x']"), good.at("['y']")), 1: found(other.at("['x']"))}
     )
     rows = list_items(inspection)
     assert [(row["path"], row["flags"]) for row in rows] == [
@@ -134,7 +132,7 @@ def test_labels_are_expressions() -> None:
 def test_equal_ranks_share_a_row() -> None:
     facts = {rank: plain(max=rank // 2) for rank in range(4)}
     shown = detail("x", "", facts, {4: Refusal("E", "gone")}, {0: "dp=0"}, Comparison(()))
-    assert [row["ranks"] for row in shown["rows"]] == ["0-1", "2-3"]
+    assert [row[0] for row in shown["rows"]] == ["0-1", "2-3"]
     assert shown["missing"] == [{"ranks": "4", "text": "E: gone"}]
     assert shown["parts"]["0"]["coordinate"] == "dp=0"
 
@@ -174,36 +172,36 @@ def without_grad(name: str) -> Gradient:
     return Gradient(TensorSummary(kind="Parameter", path=name, requires_grad=True))
 
 
-def test_the_norm_of_a_sharded_gradient_is_of_the_whole() -> None:
-    def of(norm: float, shard: tuple[int, ...], **more: Any) -> tuple[Gradient, ...]:
-        parameter = TensorSummary(
-            kind="Parameter", path="w", norm=1.0, shard=shard, requires_grad=True
-        )
-        facts = {"num_elements": 4, "digest": str(norm), "norm": norm, "shard": shard, **more}
-        return (Gradient(parameter, TensorSummary(kind="Tensor", **facts)),)
+def gradient(norm: float, shard: tuple[int, ...], **more: Any) -> tuple[Gradient, ...]:
+    parameter = TensorSummary(kind="Parameter", path="w", norm=1.0, shard=shard, requires_grad=True)
+    facts = {"num_elements": 4, "digest": str(norm), "norm": norm, "shard": shard, **more}
+    return (Gradient(parameter, TensorSummary(kind="Tensor", **facts)),)
 
-    sheet = tabulate(
-        QueryResult({0: of(3.0, (0,)), 1: of(4.0, (1,)), 2: of(3.0, (0,)), 3: of(4.0, (1,))})
-    )
-    (row,) = sheet["rows"]
-    assert row["norm"] == 5.0
-    assert row["flags"] == []
-    (row,) = tabulate(QueryResult({0: of(3.0, ()), 1: of(0.0, (), num_zeros=4)}))["rows"]
-    assert (row["norm"], row["flags"]) == (3.0, ["unequal"])
-    (row,) = tabulate(QueryResult({0: of(0.0, (), num_zeros=4)}))["rows"]
-    assert row["flags"] == ["dead"]
-    many = {rank: of(2.0 + rank, (rank,)) for rank in range(9)} | {9: (without_grad("w"),)}
-    (row,) = tabulate(QueryResult(many))["rows"]
-    assert row["by_rank"] == "rank 0: 2 ... rank 8: 10; 1 rank without a gradient"
-    (row,) = tabulate(QueryResult({0: (without_grad("w"),)}))["rows"]
-    assert (row["flags"], row["norm"]) == (["none"], None)
-    sheet = tabulate(
-        QueryResult({0: tuple(without_grad(str(i)) for i in range(9))}, {1: Refusal("E", "no")}), 4
-    )
+
+@pytest.mark.parametrize(
+    ("answers", "flags", "norm"),
+    [
+        ([gradient(3.0, (0,)), gradient(4.0, (1,))] * 2, [], 5.0),
+        ([gradient(3.0, ()), gradient(0.0, (), num_zeros=4)], ["unequal"], 3.0),
+        ([gradient(0.0, (), num_zeros=4)], ["dead"], 0.0),
+        ([(without_grad("w"),)], ["none"], None),
+        ([gradient(2.0, (), num_nan=1), ()], ["nan", "missing"], 2.0),
+    ],
+)
+def test_a_gradient_is_of_the_whole_parameter(
+    answers: list[Any], flags: list[str], norm: float | None
+) -> None:
+    (row,) = tabulate(QueryResult(dict(enumerate(answers))))["rows"]
+    assert (row[0], row[1], row[3]) == ("w", flags, norm)
+
+
+def test_gradients_that_are_left_out_are_counted() -> None:
+    many = tuple(without_grad(str(i)) for i in range(9))
+    sheet = tabulate(QueryResult({0: many}, {1: Refusal("E", "no")}), 4)
     assert (len(sheet["rows"]), sheet["num_left_out"]) == (4, 5)
-    assert "... and 5 more" in repr(gradients_table(sheet))
-    assert "rank 1: E: no" in repr(gradients_table(sheet))
-    assert list(gradients_table(sheet).headers)[:3] == ["parameter", "flags", "shape"]
+    table = gradients_table(sheet)
+    assert table.headers[:3] == ["parameter", "flags", "shape"]
+    assert table.notes == ["... and 5 more", "[1] E: no"]
 
 
 def test_coordinates_are_those_of_the_mesh() -> None:
@@ -257,7 +255,7 @@ def test_a_nest_is_looked_at_closer_by_path() -> None:
     assert inspector.widget.detail["label"] == "nest['a']"
     inspector._choose(inspector._rows[1]["path"])
     assert inspector.widget.detail["label"] == "nest['b']"
-    assert inspector.widget.detail["shape"] == (3, 3)
+    assert inspector.widget.detail["parts"]["0"]["shape"] == (3, 3)
     del nest["b"]
     inspector.refresh()
     assert inspector.widget.detail["label"] == "nest['a']"
@@ -302,3 +300,87 @@ def test_a_question_that_cannot_be_understood_is_answered() -> None:
     inspector._reply({"ask": "picture", "id": 7, "rank": "none"}, "v")
     inspector._reply({"id": 8}, "v")
     assert [(content["id"], "error" in content) for content in told] == [(7, True), (8, True)]
+
+
+# ---- differences of two ranks
+
+
+STEP = 2.0**-23  # from 1 to the next float32
+DIFFERENCE = {**CONTENT, "rank": 1, "minus": 0, "rows": [0, 2], "cols": [0, 2]}
+PAIRS = {
+    "float32": (torch.float32, 1.0, 1.0 + STEP, STEP),
+    "float64": (torch.float64, 1.0, 1.0 + 1e-9, 1e-9),
+    "int64": (torch.int64, 100_000_001, 100_000_002, 1.0),
+    "bool": (torch.bool, False, True, 1.0),
+    "bfloat16": (torch.bfloat16, 1.0, 1.0078125, 0.0078125),
+    "beyond float32": (torch.float64, -1e300, 1e300, float(np.finfo(np.float32).max)),
+}
+
+
+def answers_of(name: str) -> LocalAnswers:
+    dtype, one, other, _ = PAIRS[name]
+    values = [torch.tensor([[value, one], [one, one]], dtype=dtype) for value in (one, other)]
+    return LocalAnswers("w", {rank: {"w": value} for rank, value in enumerate(values)})
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_pictures_of_two_ranks_are_subtracted(name: str) -> None:
+    found = ask_picture(answers_of(name), DIFFERENCE)
+    assert isinstance(found, Pixels)
+    assert found.values.dtype == np.float32
+    np.testing.assert_allclose(found.values, [[PAIRS[name][3], 0], [0, 0]], rtol=1e-6)
+    assert found.low == min(0.0, found.values[0, 0])
+
+
+def test_a_mean_shows_one_element_that_differs_a_little() -> None:
+    values = [torch.ones(64, 64), torch.ones(64, 64)]
+    values[1][3, 40] += STEP
+    answers = LocalAnswers("w", {rank: {"w": value} for rank, value in enumerate(values)})
+    content = {**DIFFERENCE, "rows": [0, 64], "cols": [0, 64], "height": 2, "width": 2}
+    for changes in ({}, {"height": 3, "width": 5}):
+        found = ask_picture(answers, {**content, **changes})
+        assert isinstance(found, Pixels)
+        assert np.count_nonzero(found.values) == 1
+    alone = ask_picture(answers, {**content, "minus": None})
+    assert isinstance(alone, Pixels)
+    assert alone.values.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("name", "difference"),
+    [
+        ("float32", "1.1920929e-07 (1.0000001192092896 − 1.0)"),
+        ("bool", "not equal (True − False)"),
+    ],
+)
+def test_elements_of_two_ranks_are_subtracted(name: str, difference: str) -> None:
+    assert ask_element(answers_of(name), DIFFERENCE) == {"text": difference}
+    assert "−" not in ask_element(answers_of(name), {**DIFFERENCE, "minus": None})["text"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (torch.tensor([[1.0 + STEP]]), "1.0000001"),
+        (torch.tensor([[1 / 3]], dtype=torch.float64), repr(1 / 3)),
+        (torch.tensor([[2**53 + 1]]), str(2**53 + 1)),
+    ],
+)
+def test_elements_are_exact(value: torch.Tensor, text: str) -> None:
+    answers, alone = LocalAnswers("w", {1: {"w": value}}), {**DIFFERENCE, "minus": None}
+    assert ask_element(answers, alone) == {"text": text}
+    assert "error" in ask_element(answers, {**alone, "index": [5, 5]})
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (["3", "1.5"], "1.5 (3 − 1.5)"),
+        (["inf", "inf"], "nan (inf − inf)"),
+        (["(1+2j)", "1.0"], "2j ((1+2j) − 1.0)"),
+        (["True", "True"], "equal (True − True)"),
+        ([str(2**62 + 1), str(2**62)], f"1 ({2**62 + 1} − {2**62})"),
+    ],
+)
+def test_numbers_of_two_kinds_are_subtracted(texts: list[str], said: str) -> None:
+    assert subtract(texts) == said

@@ -1,1 +1,0 @@
-"""Inspects values on ranks, from the notebook."""

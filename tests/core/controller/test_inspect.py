@@ -1,0 +1,283 @@
+"""Inspecting ranks: for how long they are waited for, which values they keep, whether replicas are
+equal and by how much not, and what an inspection says of it.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cellmesh.controller import inspect as inspecting
+from cellmesh.controller.inspect import (
+    Comparison,
+    Inspection,
+    InspectionSource,
+    LargestDifference,
+    PinnedValue,
+    QueryResult,
+    Replicas,
+    compare,
+    differing,
+    largest_difference,
+    look,
+    size_of,
+    split,
+)
+from cellmesh.controller.output.printer import Printer
+from cellmesh.controller.rank_set import RankSet
+from cellmesh.controller.ranks import Ranks
+from cellmesh.controller.run import Run
+from cellmesh.magics.render.inspections import names_table
+from cellmesh.magics.widgets.inspector.inspector import Inspector
+from cellmesh.wire import payload
+from cellmesh.wire.codec import Parcel
+from cellmesh.wire.inspect import Bound, Element, Forget, Refusal, TensorSummary, ValueSummary
+from cellmesh.wire.messages import Done
+from cellmesh.workers.inspect.chunks import elements_of_parts
+
+from ...support.inspected_ranks import LocalAnswers
+from ...support.run_cases import Sink
+from ...support.runs import FakeControl, work_item
+
+# ---- waiting for answers
+
+
+class Asking:
+    """Rank 0 runs something and does not answer; rank 1 is idle, and does.
+
+    Attributes:
+        ranks: both.
+        interrupted: rank 0 was.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, answer: object) -> None:
+        self.interrupted = threading.Event()
+        self._answer = answer
+        runs = SimpleNamespace(busy_ranks=lambda: {0})
+        session: Any = SimpleNamespace(dead_ranks=set(), runs=runs)
+        self.ranks = RankSet(session, [0, 1])
+        monkeypatch.setattr(
+            RankSet, "start", lambda part, verb, title, channel: self._start(part.ranks, channel)
+        )
+
+    def _start(self, ranks: tuple[int, ...], channel: str) -> Run[Any]:
+        assert (ranks, channel) in [((0,), "control"), ((1,), "work")]
+        control = FakeControl(self.interrupted.set)
+        run: Run[Any] = Run(1, work_item(ranks), Printer(ranks, Sink()), control)
+        if channel == "work":
+            pickled, buffers = payload.dumps(self._answer, "value")
+            run.settle(ranks, Parcel(Done(1, pickled), tuple(map(bytearray, buffers))), 0.0)
+            run.finish(0.0)
+        return run
+
+
+def test_busy_rank_without_an_answer_is_named_and_the_others_are_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(inspecting, "ANSWER_S", 0.1)
+    asking = Asking(monkeypatch, "1.0")
+    looked = look(asking.ranks, Element("x", index=(0,)))
+    assert looked.answers == {1: "1.0"}
+    assert str(looked.refusals[0]) == "TimeoutError: no answer within 0.1 s"
+    assert not asking.interrupted.is_set()
+    table = names_table(Ranks(Asking(monkeypatch, Bound(())).ranks), "*")
+    assert table.notes == ["rank 0: TimeoutError: no answer within 0.1 s"]
+
+
+# ---- values that ranks keep for an inspector
+
+
+class Keeping:
+    """Ranks that keep values.
+
+    Attributes:
+        ranks: these.
+        forgotten: the tokens that they were told to forget.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.forgotten: list[str] = []
+        self._session: Any = SimpleNamespace(gone_holds=deque())
+        self.ranks = RankSet(self._session, [0, 1])
+        monkeypatch.setattr(inspecting, "look", self._look)
+
+    def pin(self) -> PinnedValue:
+        return PinnedValue(self._session, [0, 1])
+
+    def _look(self, ranks: RankSet, subject: Forget, **_: object) -> QueryResult:
+        assert ranks.ranks == (0, 1)
+        self.forgotten += subject.tokens
+        return QueryResult()
+
+
+def test_ranks_forget_the_values_of_a_closed_inspector_also_one_that_arrives_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keeping = Keeping(monkeypatch)
+    first, second = keeping.pin(), keeping.pin()
+    answers = InspectionSource(keeping.ranks, "f()", first)
+
+    def inspect(*_: object, **__: object) -> Inspection:
+        answers.close()
+        answers.close()
+        assert keeping.forgotten == [first.token]
+        return Inspection("f()", {0: ValueSummary("int", "1", ())}, pinned=second)
+
+    monkeypatch.setattr(inspecting, "inspect", inspect)
+    answers.inspect(False)
+    assert keeping.forgotten == [first.token, second.token]
+
+
+def test_frozen_inspector_asks_its_ranks_no_more() -> None:
+    answers = LocalAnswers("w + 1", {0: {"w": torch.ones(3)}})
+    inspector = Inspector(answers)
+    assert not answers.is_closed
+    inspector.view.freeze("newer inspectors are")
+    assert answers.is_closed
+    assert inspector.static().text
+
+
+# ---- replicas
+
+
+def tensor(
+    digest: str, shard: tuple[int, ...] = (), mesh: tuple[int, ...] = (), **changes: Any
+) -> TensorSummary:
+    facts: dict[str, Any] = {
+        "kind": "torch.Tensor", "shape": (2,), "local_shape": (2,), "dtype": "float32"
+    }  # fmt: skip
+    return TensorSummary(**{**facts, **changes}, digest=digest, shard=shard, mesh_ranks=mesh)
+
+
+def alike(*facts: TensorSummary) -> list[tuple[tuple[int, ...], ...]]:
+    return [each.alike for each in compare(dict(enumerate(facts))).replicas]
+
+
+def test_ranks_with_the_same_digest_shape_and_type_are_alike() -> None:
+    assert alike(tensor("a"), tensor("b"), tensor("a")) == [((0, 2), (1,))]
+    assert alike(tensor("a"), tensor("a", local_shape=(2, 1))) == [((0,), (1,))]
+    assert alike(tensor("a"), tensor("a", dtype="int32")) == [((0,), (1,))]
+    assert alike(tensor("a"), tensor("a", kind="torch.nn.parameter.Parameter")) == [((0, 1),)]
+    plain = {"shape": None, "local_shape": None, "dtype": ""}
+    one, other = (tensor("a", kind=kind, **plain) for kind in ("int", "str"))
+    assert alike(one, other) == [((0,), (1,))]
+
+
+def test_parts_of_different_meshes_are_replicas_where_they_are_equal() -> None:
+    places = [((part,), mesh) for part in (0, 1) for mesh in ((0, 2), (1, 3))]
+    equal, stages = (
+        [tensor(digest, *place) for digest, place in zip(digests, places, strict=True)]
+        for digests in ("aabb", "axby")
+    )
+    assert alike(*equal) == [((0, 1),), ((2, 3),)]
+    assert str(compare(dict(enumerate(stages)))) == "sharded: every rank holds a part of its own"
+
+
+def test_comparison_names_unreadable_parts() -> None:
+    comparison = compare({0: tensor("a"), 1: tensor(""), 2: tensor("b")})
+    assert comparison.unread == (1,)
+    assert str(comparison) == "replicas differ: ranks 0 ≠ 2; not compared: 1"
+    unread = str(compare({0: tensor("a"), 1: tensor("")}))
+    assert unread == "not compared: not all of it can be read"
+
+
+@pytest.mark.parametrize(
+    ("difference", "words"),
+    [
+        (LargestDifference(0.125, False), "by up to 0.125"),
+        (LargestDifference(0.125, True), "by at least 0.125"),
+        (LargestDifference(math.inf, False), "by a NaN or an infinity"),
+        (LargestDifference(0.0, False), "in bits, not in value"),
+        (LargestDifference(0.0, True), "in no element that was compared"),
+    ],
+)
+def test_differences_are_described_in_words(difference: LargestDifference, words: str) -> None:
+    comparison = Comparison((Replicas((), ((0, 1), (2,)), difference),))
+    assert str(comparison) == f"replicas differ: ranks 0-1 ≠ 2 {words}"
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(1, 50)), min_size=1, max_size=5),
+    st.integers(1, 20),
+)
+def test_parts_are_cut_without_a_gap(lengths: list[tuple[int, int]], num_parts: int) -> None:
+    parts = [(100 * at + gap, 100 * at + gap + length) for at, (gap, length) in enumerate(lengths)]
+    found = split(parts, num_parts)
+    wanted = [i for begin, end in parts for i in range(begin, end)]
+    assert [i for begin, end in found for i in range(begin, end)] == wanted
+    assert size_of(found) == len(wanted)
+    assert len(found) <= num_parts + len(parts)
+
+
+def test_only_parts_that_differ_are_kept() -> None:
+    parts = ((0, 3), (3, 6), (6, 9))
+    assert differing(parts, [["a", "b", "c"], ["a", "x", "c"], ["a", "b", "y"]]) == ((3, 6), (6, 9))
+
+
+NUMBERS = np.array([1.0, math.nan, math.inf, -0.0])
+
+
+def integers(*values: int, dtype: torch.dtype = torch.int64) -> Any:
+    return elements_of_parts(torch.tensor(values, dtype=dtype), ((0, len(values)),)).numpy()
+
+
+@pytest.mark.parametrize(
+    ("values", "difference"),
+    [
+        ([NUMBERS, NUMBERS.copy()], 0.0),
+        ([NUMBERS, np.array([1.5, math.nan, math.inf, 0.0]), NUMBERS], 0.5),
+        ([NUMBERS, np.array([1.0, 2.0, math.inf, 0.0])], math.inf),
+        ([NUMBERS, np.array([1.0, math.nan, -math.inf, 0.0])], math.inf),
+        ([np.array([3 + 4j]), np.array([0j])], 5.0),
+        ([integers(2**62, 5), integers(2**62 + 3, 5)], 3.0),
+        ([integers(2**63 + step, dtype=torch.uint64) for step in (5, 2)], 3.0),
+    ],
+)
+def test_the_largest_difference_is_of_any_to_the_first(values: Any, difference: float) -> None:
+    assert largest_difference(values) == difference
+
+
+# ---- inspections
+
+
+def inspection(*items: tuple[str, TensorSummary]) -> Inspection:
+    found = ValueSummary("dict", "{...}", tuple(facts.at(path) for path, facts in items))
+    return Inspection("x", {0: found, 1: found}, {2: Refusal("NameError", "no x")})
+
+
+def test_an_inspection_of_one_tensor_is_its_facts_by_rank() -> None:
+    one = inspection(("", tensor("a")))
+    assert dict(one) == {0: tensor("a"), 1: tensor("a")}
+    assert one.is_one
+    assert "ranks 0-1: torch.Tensor float32 (2,)" in repr(one)
+    assert "rank 2: NameError: no x" in repr(one)
+    with pytest.raises(KeyError, match="NameError: no x"):
+        one[2]
+    with pytest.raises(KeyError, match="was not asked"):
+        one[3]
+    assert one.get(2) is None
+
+
+def test_an_inspection_of_unlike_values_names_each_with_its_ranks() -> None:
+    text = ValueSummary("str", "'str'", (TensorSummary(kind="str", text="'str'").at(""),))
+    one = ValueSummary("torch.Tensor", "", (tensor("a").at(""),))
+    shown = repr(Inspection("y", {0: text, 1: one, 2: one}))
+    assert shown == "<y on rank 0: str 'str'; on ranks 1-2: torch.Tensor float32 (2,)>"
+
+
+def test_an_inspection_of_a_nest_has_facts_by_path() -> None:
+    nest = inspection(("a", tensor("a")), ("b", tensor("b")))
+    assert not nest.is_one
+    assert nest.paths == ("a", "b")
+    assert nest.facts_of("b") == dict.fromkeys((0, 1), tensor("b").at("b"))
+    assert nest.facts_of("c") == {}
+    assert (nest[0].kind, nest[0].text) == ("dict", "{...}")
