@@ -7,6 +7,7 @@ neither torch nor ZeroMQ: the names below are loaded when first used.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from .errors import RankDied as RankDied
     from .errors import RankFailure as RankFailure
     from .errors import Released as Released
-    from .metrics import log as log
     from .resets import on_heal as on_heal
     from .wire.options import StartOptions as StartOptions
 
@@ -39,12 +39,31 @@ _HOMES = {
     "RankDied": ".errors",
     "RankFailure": ".errors",
     "Released": ".errors",
-    "log": ".metrics",
     "on_heal": ".resets",
     "from_file": ".controller.values.sharding",
 }
 
-__all__ = [*_HOMES, "__version__", "load_ipython_extension", "unload_ipython_extension"]
+__all__ = [*_HOMES, "log", "__version__", "load_ipython_extension", "unload_ipython_extension"]
+
+
+def log(*, step: float | None = None, **values: Any) -> None:
+    """Report numbers from a rank, for ``%dist_plot`` and ``mesh.plot``; anywhere else, do nothing.
+
+    Cheap (gathered, and sent a few times a second), and no collective: ranks may report different
+    things at different times. A tensor's number is read at once, which on a GPU waits for it.
+
+    Args:
+        step: the x of these points; None for one more than each name's last.
+        values: name -> a number, or a tensor with one element.
+
+    Raises:
+        MeshUsageError: a value is no number.
+    """
+    interactive = sys.modules.get("IPython")
+    shell = interactive.get_ipython() if interactive is not None else None
+    report = getattr(shell, "report_numbers", None)
+    if report is not None:
+        report(step, values)
 
 
 def __getattr__(name: str) -> Any:

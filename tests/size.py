@@ -149,10 +149,9 @@ FEATURES = (
     ),
     Feature(
         "inspector",
-        4234,
-        "wire/inspect.py controller/inspect/ workers/inspect/ workers/static_lookup.py "
-        "magics/widgets/inspector/ magics/render/inspections.py magics/render/drawings.py "
-        "magics/render/who.py",
+        3515,
+        "wire/inspect.py controller/inspect.py workers/inspect/ workers/static_lookup.py "
+        "magics/widgets/inspector/ magics/render/inspections.py",
     ),
     Feature(
         "trace and profile",
@@ -167,9 +166,8 @@ FEATURES = (
     ),
     Feature(
         "plots",
-        761,
-        "metrics.py controller/metrics.py workers/metrics.py "
-        "magics/render/plots.py magics/widgets/plot/",
+        680,
+        "controller/metrics.py workers/metrics.py magics/render/plots.py magics/widgets/plot/",
     ),
     Feature(
         "status",

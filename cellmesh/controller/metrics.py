@@ -17,6 +17,9 @@ from .live_views import LiveViews
 MAX_POINTS = 20_000
 # What is drawn of a line: more would not be seen.
 MAX_DRAWN = 600
+# Called with the names that have new points, and with None where a cell has ended and all of its
+# points are here.
+Watcher = Callable[[frozenset[str] | None], None]
 # So many first steps with NaN are named.
 _MAX_NANS = 3
 
@@ -32,19 +35,6 @@ class Series:
 
     steps: tuple[float, ...]
     values: tuple[float, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Watcher:
-    """The callbacks of a plot, called when ranks have logged.
-
-    Attributes:
-        on_points: given the names that have new points.
-        on_cell_end: a cell has ended, and its points are all here.
-    """
-
-    on_points: Callable[[frozenset[str]], None]
-    on_cell_end: Callable[[], None] = lambda: None
 
 
 @dataclass
@@ -81,7 +71,7 @@ class Metrics:
                     by_rank.setdefault(rank, _Kept()).add(verb.steps, values)
             watchers = tuple(self._watchers)
         for watcher in watchers:
-            watcher.on_points(frozenset(verb.names))
+            watcher(frozenset(verb.names))
 
     def names(self) -> tuple[str, ...]:
         """Return the names under which ranks have logged numbers."""
@@ -97,7 +87,7 @@ class Metrics:
             }
 
     def watch(self, watcher: Watcher) -> Callable[[], None]:
-        """Have a watcher called in the link's loop; return the function that ends this."""
+        """Have a function called in the link's loop; return the function that ends this."""
         with self._lock:
             self._watchers.append(watcher)
 
@@ -109,23 +99,11 @@ class Metrics:
         return end
 
     def settle(self) -> None:
-        """Call the watchers' `on_cell_end`, as a cell has ended and its points have arrived; in the
-        link's loop.
-        """
+        """Call the watchers at the end of a cell, whose points have arrived; in the link's loop."""
         with self._lock:
             watchers = tuple(self._watchers)
         for watcher in watchers:
-            watcher.on_cell_end()
-
-
-@dataclass(frozen=True)
-class Band:
-    """The mean, least and largest value that ranks logged at each step."""
-
-    steps: tuple[float, ...]
-    mean: tuple[float, ...]
-    least: tuple[float, ...]
-    most: tuple[float, ...]
+            watcher(None)
 
 
 @dataclass(frozen=True)
@@ -136,7 +114,7 @@ class Plot:
         metrics: where it comes from.
         names: one panel each, in this order.
         ranks: whose.
-        mean: whether the ranks' mean is drawn, with a band from the least to the most.
+        mean: whether the widget begins with the ranks' mean, and a band from the least to the most.
         shown: what keeps it up to date.
     """
 
@@ -243,26 +221,3 @@ def thin(series: Series, limit: int = MAX_DRAWN) -> Series:
         tuple(series.steps[index] for index in chosen),
         tuple(series.values[index] for index in chosen),
     )
-
-
-def band(series: Mapping[int, Series]) -> Band:
-    """Return mean, least and largest value of the ranks at every step that one of them has, without
-    NaN.
-    """
-    at: dict[float, list[float]] = {}
-    for one in series.values():
-        for step, value in zip(one.steps, one.values, strict=True):
-            if value == value:
-                at.setdefault(step, []).append(value)
-    steps = tuple(sorted(at))
-    return Band(
-        steps,
-        tuple(_mean(at[step]) for step in steps),
-        tuple(min(at[step]) for step in steps),
-        tuple(max(at[step]) for step in steps),
-    )
-
-
-def _mean(values: Sequence[float]) -> float:
-    # Of what has diverged, too: `statistics.fmean` raises where infinities meet, or a sum has none.
-    return sum(value / len(values) for value in values)

@@ -16,8 +16,6 @@ from cellmesh.controller.metrics import (
     Metrics,
     Plot,
     Series,
-    Watcher,
-    band,
     describe_nans,
     first_nan,
     plot,
@@ -130,13 +128,13 @@ def test_kept_entries_are_bounded() -> None:
 
 def test_watchers_are_called_until_they_unsubscribe() -> None:
     metrics, told = Metrics(), []
-    end = metrics.watch(Watcher(told.append, lambda: told.append(frozenset())))
+    end = metrics.watch(told.append)
     metrics.take(1, (0,), logged(a=[1.0]))
     metrics.settle()
     end()
     metrics.take(1, (0,), logged(a=[1.0]))
     metrics.settle()
-    assert told == [{"a"}, set()]
+    assert told == [{"a"}, None]
 
 
 def test_a_thinned_line_keeps_its_peaks_and_ends() -> None:
@@ -150,18 +148,6 @@ def test_a_thinned_line_keeps_its_peaks_and_ends() -> None:
     assert thin(few) == few or len(few.steps) > MAX_DRAWN
 
 
-def test_band_covers_the_ranks_that_have_the_step() -> None:
-    found = band({0: Series((0, 1), (1, 2)), 1: Series((0, 2), (3, math.nan))})
-    assert (found.steps, found.mean, found.least, found.most) == ((0, 1), (2, 2), (1, 2), (3, 2))
-
-
-def test_mean_of_diverged_values_is_shown() -> None:
-    ends = (1e308, math.inf, math.inf)
-    found = band({0: Series((0, 1, 2), ends), 1: Series((0, 1, 2), (1e308, 1.0, -math.inf))})
-    assert found.mean[:2] == (1e308, math.inf)
-    assert math.isnan(found.mean[2])
-
-
 def test_names_that_are_none_are_refused() -> None:
     metrics = Metrics()
     metrics.take(1, (0,), logged(loss=[1.0]))
@@ -171,33 +157,29 @@ def test_names_that_are_none_are_refused() -> None:
         plot(metrics, ("los s",), (0,))
 
 
-@pytest.mark.parametrize("mean", [False, True])
-def test_a_picture_is_drawn_of_anything(mean: bool) -> None:
+def test_a_picture_is_drawn_of_anything() -> None:
     for values in (
         [1.0], [1.0, math.nan, 3.0], [math.inf, 2.0], [5.0, 5.0], [1e-30, 1e30], [-0.0, 0.0],
         [0.0, 5e-324],
-        [1.0, 1.0 + 2**-52], [1e308, -1e308], [1.7e308, 1.7e308], [1.0, math.inf, -math.inf],
+        [1.0, 1.0 + 2**-52], [1e299, -1e299], [1.7e308, 1.0], [1.0, math.inf, -math.inf],
     ):  # fmt: skip
         metrics = Metrics()
         metrics.take(1, (0,), logged(a=values))
         metrics.take(1, (3,), logged(a=[-value for value in values]))
-        page = draw_html(Plot(metrics, ("a", "b"), (0, 3), mean))
+        page = draw_html(Plot(metrics, ("a", "b"), (0, 3)))
         picture = picture_in(page)
         assert ElementTree.fromstring(picture).tag.endswith("svg")
         assert not re.search("nan|inf", picture)
         assert "b</b>: nothing to draw yet" in page
         assert "points, last" in repr(Plot(metrics, ("a",), (0, 3)))
+    metrics = Metrics()
+    metrics.take(1, (0,), logged(a=[math.nan]))
+    assert "nothing to draw" in draw_html(Plot(metrics, ("a",), (0,)))
 
 
 def picture_in(page: str) -> str:
     (encoded,) = re.findall(r"base64,([^\"]+)", page)
     return base64.b64decode(encoded).decode()
-
-
-def test_series_without_finite_values_is_reported() -> None:
-    metrics = Metrics()
-    metrics.take(1, (0,), logged(a=[math.nan]))
-    assert "nothing to draw" in draw_html(Plot(metrics, ("a",), (0,)))
 
 
 def test_where_a_line_becomes_nan_is_marked_and_said() -> None:
@@ -214,7 +196,6 @@ def test_where_a_line_becomes_nan_is_marked_and_said() -> None:
     picture = picture_in(page)
     assert text in page
     assert text in picture
-    assert picture.count("l8 8m0 -8l-8 8") == 2
     assert describe_nans({0: Series((0, 1), (1.0, 2.0))}) == ""
 
 

@@ -16,8 +16,9 @@ function unpack(model) {
     const steps = [...numbers.subarray(at, at + line.count)];
     const values = [...numbers.subarray(at + line.count, at + 2 * line.count)];
     at += 2 * line.count;
+    const nan_step = steps[values.findIndex(Number.isNaN)]; // where it becomes NaN
     const isPlaced = (_, index) => Number.isFinite(steps[index]);
-    return { ...line, steps: steps.filter(isPlaced), values: values.filter(isPlaced) };
+    return { ...line, nan_step, steps: steps.filter(isPlaced), values: values.filter(isPlaced) };
   });
 }
 
@@ -168,7 +169,7 @@ class Panel {
     const y = top + size;
     ctx.save();
     ctx.lineWidth = 2 * devicePixelRatio;
-    for (const line of this.lines.filter((each) => each.nan_step !== undefined)) {
+    for (const line of this.lines.filter((each) => Number.isFinite(each.nan_step))) {
       const x = plot.valToPos(line.nan_step, "x", true);
       if (x < left || x > left + width) continue;
       ctx.strokeStyle = line.colour;

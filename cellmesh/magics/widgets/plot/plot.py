@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import math
 import threading
 import time
 from collections.abc import Callable
@@ -13,7 +12,7 @@ import traitlets
 from IPython.core.getipython import get_ipython
 
 from ....controller.live_views import do_apart
-from ....controller.metrics import Plot, Series, Watcher, describe_nans, first_nan, thin
+from ....controller.metrics import Plot, describe_nans, thin
 from ...render.plots import draw_html
 from ...render.svg import colour_of
 from ...render.tables import Static
@@ -58,20 +57,11 @@ def pack(plot: Plot) -> tuple[list[dict[str, Any]], bytes]:
                     "colour": colour_of(rank, max(plot.ranks) + 1),
                     "count": len(few.steps),
                     "logged": len(series.steps),
-                    **_nan_of(series),
                 }
             )
             points.extend(few.steps)
             points.extend(few.values)
     return lines, points.tobytes()
-
-
-def _nan_of(series: Series) -> dict[str, Any]:
-    """Return the step at which a line becomes NaN; nothing if it does not."""
-    first = first_nan(series)
-    if first is None or not math.isfinite(series.steps[first]):
-        return {}
-    return {"nan_step": series.steps[first]}
 
 
 class LivePlot:
@@ -90,14 +80,9 @@ class LivePlot:
         self._is_stale = False  # where no widget can be
         self._widget = PlotWidget(names=list(plot.names), mean=plot.mean)
         self.view = LiveView(self._widget, lambda: Static(repr(plot), draw_html(plot)), self._end)
-        if self.view.is_attended:
-            watcher = Watcher(
-                self._note, lambda: do_apart([self._settle] if self._is_stale else [])
-            )
-            self._stops = [plot.metrics.watch(watcher)]
-        else:
-            watcher = Watcher(self._note)
-            self._stops = [plot.metrics.watch(watcher), _at_cells_ends(self._settle)]
+        self._stops = [plot.metrics.watch(self._note)]
+        if not self.view.is_attended:
+            self._stops.append(_at_cells_ends(self._settle))
         self._draw()
         plot.shown.add("plots", self.view)
 
@@ -115,7 +100,11 @@ class LivePlot:
         with self._drawing:
             self.view.refresh()
 
-    def _note(self, names: frozenset[str]) -> None:
+    def _note(self, names: frozenset[str] | None) -> None:
+        if names is None:
+            if self._is_stale and self.view.is_attended:
+                do_apart([self._settle])
+            return
         with self._lock:
             if names.isdisjoint(self._plot.names):
                 return

@@ -81,13 +81,12 @@ def test_status_and_memory(num_ranks: int) -> None:
         assert len(table._repr_html_().encode()) < MAX_BYTES
 
 
-@pytest.mark.parametrize("mean", [False, True])
 @at_8_and_64
-def test_a_plot(num_ranks: int, mean: bool) -> None:
+def test_a_plot(num_ranks: int) -> None:
     metrics, steps = Metrics(), tuple(map(float, range(2000)))
     random = np.random.default_rng(0)
     for rank in range(num_ranks):
         values = (*random.random(1999).tolist(), math.nan)
         metrics.take(1, (rank,), Parcel(Logged(1, ("loss",), steps, (values,))))
-    page = draw_html(Plot(metrics, ("loss",), tuple(range(num_ranks)), mean))
+    page = draw_html(Plot(metrics, ("loss",), tuple(range(num_ranks))))
     assert len(page.encode()) < MAX_BYTES
