@@ -21,7 +21,6 @@ from tests.support.import_graph import (
 # parts.
 ALLOWED = {
     "errors": set(),
-    "metrics": set(),
     "resets": set(),
     "stdlib": set(),
     "wire": {"errors"},
@@ -29,7 +28,7 @@ ALLOWED = {
     "controller": {"wire", "errors", "stdlib"},
     "magics": {"controller", "wire", "errors"},
     "cli": {"magics", "controller", "workers", "wire", "errors", "__init__"},
-    "__init__": {"controller", "magics", "metrics", "resets", "errors", "wire"},
+    "__init__": {"controller", "magics", "resets", "errors", "wire"},
     "__main__": {"cli"},
 }
 # What a notebook, a terminal and an agent begin with: none of them needs torch.
