@@ -18,7 +18,7 @@ from ...wire.ranks import group_ranks
 from .bar_drawing import Bars, as_html, as_lines
 from .console import as_remark, as_text, is_textual, join_streams
 from .fold import AlikeLines, Block, Item, Line, Live, Ranks, Rich, Trace
-from .mime_bundle import FigureRow, has_room, heading, is_figure, label, labelled, pre
+from .mime_bundle import FigureRow, has_room, heading, kind_of, label, labelled, pre
 from .rank_tabs import switch
 from .terminal import as_html as as_coloured_html
 
@@ -351,7 +351,7 @@ class CellSink:
 
     def _draw_rich(self, key: Key, ranks: Ranks, content: dict[str, Any]) -> None:
         has_id = isinstance(key, str)
-        if not has_id and is_figure(content):
+        if not has_id and kind_of(content):
             self._draw_figure(ranks, content)
             return
         if not has_room(content) and key not in self._placed:
@@ -364,7 +364,7 @@ class CellSink:
 
     def _draw_figure(self, ranks: Ranks, content: dict[str, Any]) -> None:
         row = self._row
-        if row is not None and row.has_room(ranks, content):
+        if row is not None and row.has_room(ranks):
             self._publish("update_display_data", row.add(ranks, content))
             return
         row = FigureRow()

@@ -235,44 +235,32 @@ class FigureRow:
     display_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     figures: list[tuple[Ranks, Mapping[str, Any]]] = field(default_factory=list)
 
-    def has_room(self, ranks: Ranks, content: Mapping[str, Any]) -> bool:
+    def has_room(self, ranks: Ranks) -> bool:
         """Return whether a figure of these ranks can be added to this row."""
-        size = sum(_size(each) for _, each in self.figures) + _size(content)
-        return (
-            len(self.figures) < _MAX_FIGURES
-            and size <= _MAX_BYTES
-            and all(set(ranks).isdisjoint(others) for others, _ in self.figures)
-        )
+        size = sum(len(content["data"][kind_of(content)]) for _, content in self.figures)
+        is_full = len(self.figures) >= _MAX_FIGURES or size > _MAX_BYTES
+        return not is_full and all(set(ranks).isdisjoint(others) for others, _ in self.figures)
 
-    def add(self, ranks: Ranks, content: Mapping[str, Any]) -> dict[str, Any]:
+    def add(self, ranks: Ranks, content: dict[str, Any]) -> dict[str, Any]:
         """Add a rank's figure; return the content of the row's display."""
         self.figures.append((ranks, content))
-        bundle = labelled(dict(content), ranks) if len(self.figures) == 1 else self._side_by_side()
+        bundle = labelled(content, ranks) if len(self.figures) == 1 else self._side_by_side()
         return {**bundle, "transient": {"display_id": self.display_id}}
 
     def _side_by_side(self) -> dict[str, Any]:
-        shown = sorted(self.figures, key=lambda figure: figure[0])
-        cells = [
-            f"{_CELL}{html_label(ranks)}{picture(content, _kind(content), _FITTING)}</div>"
-            for ranks, content in shown
-        ]
-        plain = [(label(ranks), content["data"].get("text/plain", "")) for ranks, content in shown]
-        texts = [f"{mark} {text}".rstrip() for mark, text in plain]
-        data = {"text/plain": "\n".join(texts), "text/html": f"{_ROW}{''.join(cells)}</div>"}
+        cells, texts = "", []
+        for ranks, content in sorted(self.figures, key=lambda figure: figure[0]):
+            figure = picture(content, kind_of(content), _FITTING)
+            cells += f"{_CELL}{html_label(ranks)}{figure}</div>"
+            texts.append(f"{label(ranks)} {content['data'].get('text/plain', '')}".rstrip())
+        data = {"text/plain": "\n".join(texts), "text/html": f"{_ROW}{cells}</div>"}
         return {"data": data, "metadata": {}}
 
 
-def is_figure(content: Mapping[str, Any]) -> bool:
-    """Return whether a MIME bundle is one picture, with nothing but text beside it."""
-    kinds = set(content["data"]) - {"text/plain"}
-    return (
-        len(kinds) == 1 and kinds <= set(PICTURES) and isinstance(content["data"][kinds.pop()], str)
-    )
-
-
-def _kind(content: Mapping[str, Any]) -> str:
-    return next(kind for kind in PICTURES if kind in content["data"])
-
-
-def _size(content: Mapping[str, Any]) -> int:
-    return len(content["data"][_kind(content)])
+def kind_of(content: Mapping[str, Any]) -> str:
+    """Return the type of a MIME bundle that is one picture, with nothing but text beside it; else
+    "".
+    """
+    kinds = content["data"].keys() - {"text/plain"}
+    kind = kinds.pop() if len(kinds) == 1 else ""
+    return kind if kind in PICTURES and isinstance(content["data"][kind], str) else ""

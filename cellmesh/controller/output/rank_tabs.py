@@ -3,8 +3,7 @@
 Pure: what each rank has shown goes in, HTML comes out. It is `<details>` elements of one name and
 nothing else, so that it needs no kernel and no script, and is in the saved notebook. A style sheet
 makes them look like tabs; where it is stripped (untrusted notebooks) or too new, they open where
-they stand; where the name is stripped, too, several can be open. A script, where scripts run,
-remembers which was open when the page is loaded again.
+they stand; where the name is stripped, too, several can be open.
 """
 
 from __future__ import annotations
@@ -35,17 +34,6 @@ min-width:0;max-width:100%}
 .cellmesh-ranks>details>div{width:auto!important}
 }
 </style>"""
-
-# Ids are ours and hexadecimal: nothing of the user's is in it.
-_SCRIPT = """<script>(() => {
-const root = document.getElementById("ID"); if (!root) return;
-const all = () => [...root.querySelectorAll(":scope > details")];
-try {
-  const last = all()[sessionStorage.getItem("ID")]; if (last) last.open = true;
-  root.addEventListener("toggle", () =>
-    sessionStorage.setItem("ID", all().findIndex((each) => each.open)), true);
-} catch {}
-})()</script>"""
 
 
 def switch(
@@ -79,16 +67,15 @@ def switch(
         return ""
     name = f"cm-{identity}"
     first, more = groups[:_MAX_GROUPS], len(groups) - _MAX_GROUPS
-    limit = (limit_bytes - len(_CSS) - 2 * len(_SCRIPT)) // len(first)
+    limit = (limit_bytes - len(_CSS) - 500) // len(first)
     known: dict[int, tuple[str, str]] = {}  # groups share most items
     details = "".join(_details(*group, name, limit, known) for group in first)
     rest = f'<span style="opacity:.7">and {more} more: %dist_logs</span>' if more > 0 else ""
     return (
-        f'{_CSS}<div class="cellmesh-ranks" id="{name}" '
+        f'{_CSS}<div class="cellmesh-ranks" '
         'style="display:flex;flex-wrap:wrap;gap:2px 4px;'
         'align-items:baseline;margin:4px 0 2px;font-size:12px;line-height:1.4">'
         f'<span style="opacity:.7;margin-right:2px">by rank</span>{details}{rest}</div>'
-        f"{_SCRIPT.replace('ID', name)}"
     )
 
 

@@ -30,7 +30,7 @@ from ....errors import CellmeshError
 from ....wire.ranks import describe_ranks
 from ....wire.status import RankInfo, RankState
 from ...render.tables import MAX_GRID, Static, Table, doing, format_bytes, last_lines, status_table
-from ..base.widget import LiveView, Widget, load_css, load_js
+from ..widget import LiveView, Widget, load_css, load_js
 
 PERIOD_S = 1.0
 # A page that has been silent for so long has been closed.
@@ -47,7 +47,7 @@ Take = Callable[[Snapshot | None], Snapshot | None]
 class DashboardWidget(Widget):
     """The ipywidget of the dashboard."""
 
-    _esm = load_js("base/elements", "dashboard/dashboard")
+    _esm = load_js("elements", "dashboard/dashboard")
     _css = load_css("dashboard/dashboard")
 
     table = traitlets.Unicode("").tag(sync=True)  # HTML: the ranks, and how some ended

@@ -24,8 +24,8 @@ from ....controller.rank_set import RankSet
 from ....wire.inspect import Element, Gradients, Overview, Picture, Pixels, Refusal
 from ...render.inspections import list_items, static_of
 from ...render.tables import Static
-from ..base.auto_refresh import PERIOD_S, AutoRefresh, Occasion, Worker
-from ..base.widget import LiveView, Widget, load_css, load_js
+from ..auto_refresh import PERIOD_S, AutoRefresh, Occasion, Worker
+from ..widget import LiveView, Widget, load_css, load_js
 from .view_model import detail, gradients_table, number, summarise, tabulate
 
 # A side of a picture: 4 bytes each make less than a megabyte.
@@ -43,8 +43,8 @@ class InspectorWidget(Widget):
     """The ipywidget that draws the inspector in the front end; see `inspector.js`."""
 
     _esm = load_js(
-        "base/elements",
-        "base/colours",
+        "elements",
+        "colours",
         "inspector/pane",
         "inspector/heatmap",
         "inspector/overview",

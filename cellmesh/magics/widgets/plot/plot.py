@@ -16,8 +16,8 @@ from ....controller.metrics import Plot, describe_nans, thin
 from ...render.plots import draw_html
 from ...render.svg import colour_of
 from ...render.tables import Static
-from ..base.auto_refresh import pause_after
-from ..base.widget import LiveView, Widget, load_css, load_js
+from ..auto_refresh import pause_after
+from ..widget import LiveView, Widget, load_css, load_js
 
 # New points are drawn this often at most; where there are many, which are all drawn again, less
 # often.
@@ -27,7 +27,7 @@ REFRESH_S = 0.25
 class PlotWidget(Widget):
     """The ipywidget that draws curves; its state has the points, also in a saved notebook."""
 
-    _esm = load_js("vendor/uplot/uplot", "base/elements", "plot/plot")
+    _esm = load_js("vendor/uplot/uplot", "elements", "plot/plot")
     _css = load_css("vendor/uplot/uplot", "plot/plot")
 
     names = traitlets.List(traitlets.Unicode()).tag(sync=True)

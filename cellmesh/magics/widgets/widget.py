@@ -18,15 +18,15 @@ from typing import Any
 import anywidget
 import traitlets
 
-from ....controller.output.calling_cell import cell_publisher, is_attended
-from ...render.tables import Static
+from ...controller.output.calling_cell import cell_publisher, is_attended
+from ..render.tables import Static
 
 # What a page without a widget manager shows below a view.
 _NO_WIDGETS = (
     '<div style="opacity:.65">a still picture, as this page shows no widgets: <code>pip install '
     "ipywidgets anywidget</code> where Jupyter runs, and reload the page</div>"
 )
-FOLDER = Path(__file__).parents[1]  # of the widgets, one folder each
+FOLDER = Path(__file__).parent  # of the widgets, one folder each
 _VIEW = "application/vnd.jupyter.widget-view+json"
 
 
@@ -36,7 +36,7 @@ def load_css(*names: str) -> str:
     Args:
         names: their paths below `widgets/`, without their suffix, as in ``"plot/plot"``.
     """
-    return "\n".join((FOLDER / f"{file}.css").read_text() for file in ("base/base", *names))
+    return "\n".join((FOLDER / f"{file}.css").read_text() for file in ("base", *names))
 
 
 def load_js(*names: str) -> str:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from cellmesh.controller.inspect import Inspection
-from cellmesh.magics.widgets.base.auto_refresh import AutoRefresh, Occasion, Worker
+from cellmesh.magics.widgets.auto_refresh import AutoRefresh, Occasion, Worker
 from cellmesh.magics.widgets.inspector.inspector import Inspector
 from cellmesh.wire.inspect import Gradients, Overview, Picture
 from tests.support.inspected_ranks import LocalAnswers

@@ -1,1 +1,0 @@
-"""What all widgets share: base classes, refreshing."""
