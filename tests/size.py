@@ -134,7 +134,7 @@ FEATURES = (
     ),
     Feature(
         "output",
-        1613,
+        1593,
         "controller/output/",
     ),
     Feature(
@@ -182,7 +182,7 @@ FEATURES = (
     ),
     Feature(
         "widgets and tables",
-        713,
+        712,
         "controller/live_views.py magics/widgets/ magics/render/",
     ),
     Feature(
