@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..kernel import own_kernel, own_shell
 from .cell import CellSink, Displays
 from .console import ConsoleBars, ConsoleSink, Sink, is_textual
 from .fold import Block, Rich, Trace
@@ -59,7 +60,7 @@ class CellPublisher:
 
 def current_sink(displays: Displays | None = None, has_tabs: bool = False) -> Sink:
     """Return the sink for the caller's output: its cell in a Jupyter kernel, else the console."""
-    shell = _shell()
+    shell = own_shell()
     if shell is None:
         return ConsoleSink()
     publish = cell_publisher()
@@ -110,17 +111,8 @@ def is_executed() -> bool:
 
 def _kernel() -> Any:
     """Return the Jupyter kernel of this process; None if there is none."""
-    if "ipykernel" not in sys.modules:
-        return None
-    kernel = getattr(_shell(), "kernel", None)
+    kernel = own_kernel()
     return kernel if hasattr(kernel, "iopub_socket") else None
-
-
-def _shell() -> Any:
-    """Return the IPython shell of this process; None if there is none."""
-    # IPython itself looks this up at each call.
-    interactive = sys.modules.get("IPython.core.getipython")
-    return None if interactive is None else interactive.get_ipython()
 
 
 # ---------------------------------------------------------------- captured output
