@@ -221,7 +221,7 @@ class Commands:
 
     def dist_export(self, options: Given) -> None:
         path = Path(options["path"]).expanduser()
-        print(export(self.recorder.history, path, options["with_locals"], options["force"]))
+        print(export(self.recorder.history, path, options["force"]))
 
     def dist_inspect(self, options: Given) -> None:
         from .widgets.inspector.inspector import show_inspection

@@ -203,7 +203,6 @@ dist_export: Write what ran on the ranks, in its order, as a script for torchrun
     %dist_export train.py
     path FILE
     --force: Overwrite the file.
-    --locals (with_locals): Run the notebook's own cells, too, on rank 0.
 
 dist_save: Save names of the ranks as one checkpoint (torch.distributed.checkpoint), whole or not at
 all.

@@ -245,9 +245,10 @@ def test_help_leaves_no_trace_in_a_script(notebook: Notebook, tmp_path: Path) ->
     for code in ("%%dist\ndouble_it??", "name_in_notebook?"):
         pager(notebook, code)
     script = tmp_path / "script.py"
-    assert notebook.run(f"%dist_export {script} --locals").status == "ok"
+    assert notebook.run(f"%dist_export {script}").status == "ok"
     assert "pinfo" not in script.read_text()
     assert "double_it?" not in script.read_text()
+    assert "name_in_notebook?" not in script.read_text()
 
 
 def test_help_among_code_runs_on_the_ranks(notebook: Notebook) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cellmesh.magics.export.history import Beginning, PageHistory, RankCell
+from cellmesh.magics.export.recording import Beginning, PageHistory, RankCell
 from cellmesh.magics.export.script import export
 from tests.exactness.comparing import Losses
 from tests.exactness.launching import Job
@@ -157,5 +157,5 @@ def test_an_exported_script_computes_what_the_cells_do(
         history.add(count, RankCell(source, tuple(ranks) or None))
         history.close(count, f"%%dist\n{source}", failed=False)
     script = tmp_path / "exported.py"
-    assert "left out" not in export(history, script, with_locals=False, overwrite=False)
+    assert "left out" not in export(history, script, overwrite=False)
     assert launch(Job(str(script), str(tmp_path), 2)) == {0: losses, 1: losses}

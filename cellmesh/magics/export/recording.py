@@ -1,10 +1,13 @@
-"""Writes what a notebook's magics do into its `PageHistory`."""
+"""Records what a notebook ran on its mesh, in order, for `%dist_export`."""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Sequence
-from typing import Any, Literal
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
@@ -16,19 +19,236 @@ from ...errors import CellmeshError
 from ...wire.ranks import parse_ranks
 from ..auto import read_cell
 from ..options import unquote
-from .history import (
-    Aside,
-    Beginning,
-    Checkpoint,
-    Entry,
-    Held,
-    PageHistory,
-    Push,
-    RankCell,
-    Reshape,
-    Seed,
-    value_of,
-)
+
+_MAX_ITEMS, _MAX_DEPTH, _MAX_LITERAL = 100, 4, 10_000
+_BEGINNINGS = ("dist_start", "dist_restart", "dist_attach")
+# What changes the ranks in a way that a script cannot repeat.
+_CHANGES = ("dist_sync", "dist_heal", "dist_debug", "dist_interrupt", "dist_load")
+# What a script need not know of.
+_PASSED_OVER = ("dist_stop", "dist_detach", "dist_auto", "dist_export")
+
+
+class Outcome(Protocol):
+    """Protocol of what the history needs of a run: whether it ended, and which ranks failed
+    (`controller.run.Run` has it).
+    """
+
+    def done(self) -> bool: ...
+
+    def failed_ranks(self) -> list[int]: ...
+
+
+@dataclass
+class RankCell:
+    """Record of a cell that ran on ranks.
+
+    Attributes:
+        source: as typed, without the line of ``%%dist``.
+        ranks: who ran it, None for all.
+        quiet: its last expression is not shown.
+        run: how it ends; dropped when it has.
+        failed: the ranks on which it failed.
+        argv: what `sys.argv` had behind the program's name, if the cell was given that.
+    """
+
+    source: str
+    ranks: tuple[int, ...] | None = None
+    quiet: bool = False
+    run: Outcome | None = None
+    failed: tuple[int, ...] = ()
+    argv: tuple[str, ...] | None = None
+
+    def settle(self) -> None:
+        """Note how the cell's run has ended, if it has."""
+        run = self.run
+        if run is not None and run.done():
+            self.failed = tuple(run.failed_ranks())
+            self.run = None
+
+
+@dataclass(frozen=True)
+class PageValue:
+    """Record of a value of the notebook's own process that was sent to ranks.
+
+    Attributes:
+        literal: Python that makes it, "" where there is none.
+        description: what it is, for people.
+        is_temporary: it is a path among temporary files.
+    """
+
+    literal: str
+    description: str
+    is_temporary: bool = False
+
+
+@dataclass(frozen=True)
+class Push:
+    """Record of values that the notebook pushed to ranks (None: to all)."""
+
+    values: Mapping[str, PageValue]
+    ranks: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Reshape:
+    """Record of a change of the dims of the ranks' ``mesh``."""
+
+    dims: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Seed:
+    """Record of a seeding of the ranks' random generators."""
+
+    seed: int
+    per_rank: bool
+
+
+@dataclass(frozen=True)
+class Held:
+    """Record of what kind of object a name was bound to when it was saved or loaded.
+
+    Attributes:
+        name: of the ranks.
+        kind: what.
+        model: an optimizer's, by name.
+        by_rank: each rank has its own of it.
+    """
+
+    name: str
+    kind: Literal["model", "optimizer", "stateful", "tensor", "value"]
+    model: str = ""
+    by_rank: bool = False
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Record of a save or load of variables."""
+
+    action: Literal["save", "load"]
+    items: tuple[Held, ...]
+    path: str
+
+
+@dataclass(frozen=True)
+class Aside:
+    """Record of a magic that the exported script leaves out, because it has no counterpart there.
+
+    Attributes:
+        line: as typed.
+        changes: whether it changed what ranks hold.
+    """
+
+    line: str
+    changes: bool = False
+
+
+Entry = RankCell | Push | Reshape | Seed | Checkpoint | Aside
+
+
+@dataclass
+class NotebookCell:
+    """Record of one cell of the notebook, and of what it did on the mesh.
+
+    Attributes:
+        count: its ``In [n]``.
+        source: as typed.
+        entries: what it did with the mesh, in order.
+        failed: whether it raised.
+    """
+
+    count: int
+    source: str = ""
+    entries: list[Entry] = field(default_factory=list)
+    failed: bool = False
+
+    def is_on_ranks(self) -> bool:
+        """Return whether the cell ran on ranks, not in the notebook."""
+        return any(isinstance(entry, RankCell) for entry in self.entries)
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """Record of how the mesh's present ranks were started.
+
+    Attributes:
+        dims: of the DeviceMesh.
+        backend: as given to ``init_process_group``.
+        num_threads: torch's, on each rank; 0 if it was not set.
+        attached: the mesh was found; what other kernels ran on it is not known.
+    """
+
+    dims: Mapping[str, int]
+    backend: str
+    num_threads: int
+    attached: bool = False
+
+
+class PageHistory:
+    """Records the cells of one notebook, and what each did on the mesh."""
+
+    def __init__(self) -> None:
+        self.beginning: Beginning | None = None
+        self._cells: list[NotebookCell] = []
+        self._open: NotebookCell | None = None
+
+    def begin(self, beginning: Beginning) -> None:
+        """Drop what earlier ranks ran, as the ranks are new and hold nothing of it."""
+        self.beginning = beginning
+        self._cells = [cell for cell in self._cells if not cell.is_on_ranks()]
+        for cell in (*self._cells, *((self._open,) if self._open else ())):
+            cell.entries.clear()
+
+    def add(self, count: int, entry: Entry) -> None:
+        """Add a record of what the running cell did on the mesh."""
+        if self._open is None:
+            self._open = NotebookCell(count)
+        self._open.entries.append(entry)
+
+    def close(self, count: int, source: str, failed: bool) -> None:
+        """Note that the running cell has ended, its source, and whether it failed."""
+        cell = self._open or NotebookCell(count)
+        self._open = None
+        cell.count, cell.source, cell.failed = count, source, failed
+        self._cells.append(cell)
+
+    def cells(self) -> Iterator[NotebookCell]:
+        """Yield all cells' records in order; the running one is the last, without its source."""
+        yield from self._cells
+        if self._open is not None:
+            yield self._open
+
+
+def value_of(value: Any) -> PageValue:
+    """Return a record of a value: its Python literal, or else a description."""
+    literal = repr(value) if _is_literal(value) else ""
+    is_temporary = isinstance(value, str) and value.startswith(f"{tempfile.gettempdir()}/")
+    return PageValue(literal if len(literal) <= _MAX_LITERAL else "", describe(value), is_temporary)
+
+
+def _is_literal(value: Any, depth: int = 0) -> bool:
+    """Return whether the ``repr`` of a value is Python that makes an equal one, and is short."""
+    if type(value) in (list, tuple, dict, set):
+        items = [*value, *value.values()] if type(value) is dict else value
+        return (
+            len(value) <= _MAX_ITEMS
+            and depth < _MAX_DEPTH
+            and all(_is_literal(each, depth + 1) for each in items)
+        )
+    if type(value) is float:
+        return math.isfinite(value)
+    return value is None or type(value) in (bool, int, str, bytes, complex)
+
+
+def describe(value: Any) -> str:
+    """Describe a value in a few words: type, shape, and dtype or length."""
+    name = type(value).__name__
+    try:
+        if isinstance(getattr(value, "shape", None), Sequence):
+            return f"{name} of shape {tuple(value.shape)} {getattr(value, 'dtype', '')}".rstrip()
+        return f"{name} of length {len(value)}" if hasattr(value, "__len__") else name
+    except Exception:  # its own answers are not to be relied on
+        return name
 
 
 def look_at_checkpoint(mesh: Mesh, action: str, words: Sequence[str]) -> Checkpoint:
@@ -70,12 +290,12 @@ def look_at_checkpoint(mesh: Mesh, action: str, words: Sequence[str]) -> Checkpo
                 wanted = {
                     id(parameter) for group in value.param_groups for parameter in group["params"]
                 }
-                owners = {
-                    key: held
+                sizes = {
+                    key: len(held)
                     for key, module in modules.items()
                     if wanted <= (held := {id(parameter) for parameter in module.parameters()})
                 }
-                model = min(owners, key=lambda key: (key not in names, len(owners[key])))
+                model = min(sizes, key=lambda key: (key not in names, sizes[key]))
             elif hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
                 kind = "stateful"
             else:
@@ -93,13 +313,6 @@ def look_at_checkpoint(mesh: Mesh, action: str, words: Sequence[str]) -> Checkpo
         items.append(Held(name, kind, model, by_rank=len({digest for *_, digest in rows}) > 1))
     done: Literal["save", "load"] = "save" if action == "save" else "load"
     return Checkpoint(done, tuple(items), unquote(path))
-
-
-_BEGINNINGS = ("dist_start", "dist_restart", "dist_attach")
-# What changes the ranks in a way that a script cannot repeat.
-_CHANGES = ("dist_sync", "dist_heal", "dist_debug", "dist_interrupt", "dist_load")
-# What a script need not know of.
-_PASSED_OVER = ("dist_stop", "dist_detach", "dist_auto", "dist_export")
 
 
 class Recorder:

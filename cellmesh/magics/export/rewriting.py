@@ -1,76 +1,31 @@
-"""Rewrites cells as parts of an exported script. Pure: source in, source out."""
+"""Rewrites cells as parts of an exported script: without IPython's syntax, indented, shown,
+awaited. Pure: source in, source out.
+"""
 
 from __future__ import annotations
 
 import ast
+import dis
 import inspect
-import io
-import itertools
 import re
-import symtable
+import shlex
 import textwrap
-import tokenize
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from types import CodeType
 
-_NOTHING = "lambda **values: None"
-# What a script needs that has a stand-in for the module.
-IMPORT = "from types import SimpleNamespace"
-
-
-def without_cellmesh(source: str) -> str:
-    """Return a cell in which imports of cellmesh's `log` are replaced by a definition of a `log`
-    that does nothing.
-
-    Imports of anything else of cellmesh stay as they are.
-    """
-    tree = parse(source)
-    found: list[tuple[int, int, str]] = []
-    for node in ast.walk(tree) if tree is not None else ():
-        text = _stand_in(node)
-        if text and isinstance(node, ast.stmt):
-            begin = offset(source, node.lineno, node.col_offset)
-            found.append((begin, offset(source, node.end_lineno, node.end_col_offset), text))
-    for begin, end, text in sorted(found, reverse=True):
-        source = f"{source[:begin]}{text}{source[end:]}"
-    return source
-
-
-def _stand_in(node: ast.AST) -> str:
-    """Return the source that replaces an import of `cellmesh`; "" if the import stays."""
-    match node:
-        case ast.Import(names) if any(alias.name == "cellmesh" for alias in names):
-            others = [alias for alias in names if alias.name != "cellmesh"]
-            pieces = [ast.unparse(ast.Import(others))] if others else []
-            for alias in names:
-                if alias.name == "cellmesh":
-                    pieces.append(f"{alias.asname or alias.name} = SimpleNamespace(log={_NOTHING})")
-            return "; ".join(pieces)
-        case ast.ImportFrom(module="cellmesh", names=names, level=0):
-            if all(alias.name == "log" for alias in names):
-                return "; ".join(f"{alias.asname or alias.name} = {_NOTHING}" for alias in names)
-    return ""
-
+from IPython.core.inputtransformer2 import TransformerManager
 
 INDENT = "    "
 # The head of an ``if`` for what processes that import the script are not to run.
 MAIN = 'if __name__ == "__main__"'
 # Calls of functions or methods with these names return None.
-_SILENT = (
-    "print",
-    "display",
-    "append",
-    "extend",
-    "clear",
-    "backward",
-    "barrier",
-    "zero_grad",
+_SILENT = {
+    *("print", "display", "append", "extend", "clear", "backward", "barrier", "zero_grad"),
     "manual_seed_all",
-)
-# And of these of torch.distributed, if they wait, and of these methods, by what they are called on.
-_COLLECTIVES = re.compile(
-    r"all_|reduce|broadcast|gather|scatter|send|destroy_process_group|init_process_group"
-)
-_STEPPERS = re.compile(r"opt|sched", re.IGNORECASE)
+}
+_AWAITS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 
 class CannotRewriteError(Exception):
@@ -79,11 +34,13 @@ class CannotRewriteError(Exception):
     """
 
 
+# What a cell means.
+
+
 def parse(source: str) -> ast.Module | None:
     """Parse the source of a cell, which may await at top level; return None if it is not Python."""
     try:
-        flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST
-        tree = compile(source, "cell", "exec", flags, dont_inherit=True)
+        tree = compile(source, "cell", "exec", _AWAITS | ast.PyCF_ONLY_AST, dont_inherit=True)
     except (SyntaxError, ValueError, OverflowError):
         return None
     assert isinstance(tree, ast.Module)
@@ -92,27 +49,19 @@ def parse(source: str) -> ast.Module | None:
 
 def awaits(source: str) -> bool:
     """Return whether a cell awaits at top level."""
-    code = compile(source, "cell", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    code = compile(source, "cell", "exec", _AWAITS, dont_inherit=True)
     return bool(code.co_flags & inspect.CO_COROUTINE)
 
 
 def names_in(source: str) -> set[str]:
     """Return all names that a cell uses or binds, at any depth."""
-    tree = parse(source)
-    found: set[str] = set()
-    for node in ast.walk(tree) if tree is not None else ():
-        match node:
-            case ast.Name(id=name) | ast.arg(arg=name):
-                found.add(name)
-            case (
-                ast.FunctionDef(name=name)
-                | ast.AsyncFunctionDef(name=name)
-                | ast.ClassDef(name=name)
-            ):
-                found.add(name)
-            case ast.alias(name=name, asname=asname):
-                found.add(asname or name.partition(".")[0])
-    return found
+    return {
+        name.partition(".")[0]
+        for node in ast.walk(parse(source) or ast.Module([], []))
+        if not isinstance(node, ast.keyword)
+        for part in ("id", "arg", "name", "asname")
+        if isinstance(name := getattr(node, part, None), str)
+    }
 
 
 def names_bound(source: str) -> set[str]:
@@ -120,166 +69,99 @@ def names_bound(source: str) -> set[str]:
     function.
     """
     try:
-        tree = _Generators().visit(ast.parse(_as_function(source, "cell")))
-        table = symtable.symtable(ast.unparse(tree), "cell", "exec").get_children()[0]
-    except (SyntaxError, CannotRewriteError):
+        code = compile(source, "cell", "exec", _AWAITS, dont_inherit=True)
+    except SyntaxError:
         return set()
-    return {symbol.get_name() for symbol in table.get_symbols() if symbol.is_local()} | {
-        name
-        for node in ast.walk(ast.parse(_as_function(source, "cell")))
-        if isinstance(node, ast.Global)
-        for name in node.names
-    }
-
-
-def without_globals(source: str) -> str:
-    """Return a cell without ``global`` statements at its top level, where they have no effect.
-
-    In the script, such a statement would be a syntax error below a line that binds the same name.
-    """
-    found: list[ast.Global] = []
-    scopes = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
-    nodes: list[ast.AST] = [parse(source) or ast.Module([], [])]
-    while nodes:
-        node = nodes.pop()
-        nodes += [child for child in ast.iter_child_nodes(node) if not isinstance(child, scopes)]
-        if isinstance(node, ast.Global):
-            found.append(node)
-    for statement in sorted(found, key=lambda each: (each.lineno, each.col_offset), reverse=True):
-        source = _without(source, statement)
-    return source
-
-
-def _without(source: str, statement: ast.stmt) -> str:
-    """Remove a statement's lines or, where they hold other code too, replace it by ``pass``."""
-    begin = offset(source, statement.lineno, statement.col_offset)
-    end = offset(source, statement.end_lineno, statement.end_col_offset)
-    is_alone = statement.col_offset == 0 and source[end : end + 1] in ("", "\n")
-    return source[:begin] + (source[end + 1 :] if is_alone else f"pass{source[end:]}")
-
-
-def guard(source: str) -> str:
-    """Put statements of a cell under an ``if``, so that spawned processes run only its definitions.
-
-    Raises:
-        CannotRewriteError: a part of it cannot stand under an ``if``.
-    """
-    tree = parse(source)
-    lines = _lines(source)
-    parts: list[tuple[bool, str]] = []  # whether it only defines, and its lines
-    end = 0
-    for node in tree.body if tree is not None else ():
-        last = node.end_lineno or node.lineno
-        if node.lineno <= end:  # it begins on the line on which the one before ends
-            parts[-1] = (False, parts[-1][1] + "".join(lines[end:last]))
-        else:
-            parts.append((_only_defines(node), "".join(lines[end:last])))
-        end = last
-    pieces = []
-    for defines, texts in itertools.groupby(parts, lambda part: part[0]):
-        text = "".join(text for _, text in texts)
-        pieces.append(text if defines else under(MAIN, _ended(text)))
-    return "".join([*pieces, *lines[end:]])
-
-
-def _only_defines(node: ast.stmt) -> bool:
-    match node:
-        case (
-            ast.Import()
-            | ast.ImportFrom()
-            | ast.FunctionDef()
-            | ast.AsyncFunctionDef()
-            | ast.ClassDef()
-        ):
-            return True
-        case ast.If(test=ast.Compare(left=ast.Name(id="__name__"))):
-            return True
-        case ast.Assign() | ast.AnnAssign() | ast.Expr(value=ast.Constant()):
-            return not any(isinstance(each, ast.Call | ast.Await) for each in ast.walk(node))
-    return False
-
-
-class _Generators(ast.NodeTransformer):
-    """Turns all comprehensions into generators: from Python 3.12 on, a symbol table lists names
-    bound in other comprehensions as names of the enclosing function.
-    """
-
-    def visit_ListComp(self, node: ast.ListComp | ast.SetComp) -> ast.AST:
-        self.generic_visit(node)
-        return ast.GeneratorExp(node.elt, node.generators)
-
-    visit_SetComp = visit_ListComp
-
-    def visit_DictComp(self, node: ast.DictComp) -> ast.AST:
-        self.generic_visit(node)
-        return ast.GeneratorExp(ast.Tuple([node.key, node.value], ast.Load()), node.generators)
+    bound: set[str] = set()
+    codes = [code]
+    for each in codes:
+        codes += [constant for constant in each.co_consts if isinstance(constant, CodeType)]
+        kinds = ["GLOBAL", "NAME"] if each is code else ["GLOBAL"]
+        binding = {f"{verb}_{kind}" for verb in ("STORE", "DELETE") for kind in kinds}
+        bound |= {each.argval for each in dis.get_instructions(each) if each.opname in binding}
+    return {name for name in bound if not name.startswith("__")}
 
 
 def free_name(wanted: str, taken: Iterable[str]) -> str:
     """Return a name like the wanted one that is not among the taken ones."""
     taken = set(taken)
-    name = wanted
-    while name in taken:
-        name += "_"
-    return name
+    while wanted in taken:
+        wanted += "_"
+    return wanted
 
 
-def indent(source: str) -> str:
-    """Indent a cell by one level, but not the insides of strings.
+# Moving a cell.
 
-    Raises:
-        CannotRewriteError: it means something else when it is indented.
+
+def at_top_level(source: str) -> tuple[list[str], str]:
+    """Return a cell without statements that may stand only at the begin of a module: ``global``,
+    which has no effect at top level, and ``from __future__ import``, whose features are returned.
     """
-    lines = _lines(source)
-    inside: set[int] = set()  # lines that begin inside a string
-    open_strings: list[int] = []
-    for token in _tokens(source):
-        kind = tokenize.tok_name[token.type]
-        if kind in ("FSTRING_START", "TSTRING_START"):
-            open_strings.append(token.start[0])
-        elif kind in ("FSTRING_END", "TSTRING_END"):
-            inside.update(range(open_strings.pop() + 1, token.end[0] + 1))
-        elif token.type == tokenize.STRING:
-            inside.update(range(token.start[0] + 1, token.end[0] + 1))
-    moved = "".join(
-        line if number in inside or not line.strip() else INDENT + line.lstrip("\f")
-        for number, line in enumerate(lines, 1)
-    )
-    _check_same(source, moved)
-    return moved
+    features: list[str] = []
+    found: list[ast.stmt] = []
+    nodes: list[ast.AST] = [parse(source) or ast.Module([], [])]
+    for node in nodes:
+        nodes += [each for each in ast.iter_child_nodes(node) if not isinstance(each, _SCOPES)]
+        if isinstance(node, ast.Global):
+            found.append(node)
+        elif isinstance(node, ast.ImportFrom) and node.module == "__future__":
+            features += [alias.name for alias in node.names]
+            found.append(node)
+    for statement in sorted(found, key=lambda each: (each.lineno, each.col_offset), reverse=True):
+        begin, end = span(source, statement)
+        source = f"{source[:begin]}pass{source[end:]}"
+    return features, source
 
 
-def _check_same(source: str, moved: str) -> None:
-    before, after = parse(source), parse(f"if True:\n{moved}\n{INDENT}pass")
-    if before is None or after is None:
-        raise CannotRewriteError("it is no Python when it is indented")
-    (block,) = after.body
-    assert isinstance(block, ast.If)
-    if ast.dump(before) != ast.dump(ast.Module(block.body[:-1], [])):
-        raise CannotRewriteError("it means something else when it is indented")
-    if any(
-        isinstance(node, ast.ImportFrom) and node.module == "__future__" for node in before.body
-    ):
-        raise CannotRewriteError("`from __future__ import` must stand first in a file")
+def span(source: str, node: ast.stmt | ast.expr) -> tuple[int, int]:
+    """Return where a node of the syntax tree begins and ends in the text; columns of the tree count
+    UTF-8 bytes.
+    """
+    # As Python counts lines: `str.splitlines` splits at other characters, too.
+    lines = re.findall(r"[^\n]*\n|[^\n]+", source)
+
+    def offset(line: int, column: int) -> int:
+        return sum(map(len, lines[: line - 1])) + len(lines[line - 1].encode()[:column].decode())
+
+    assert node.end_lineno is not None
+    assert node.end_col_offset is not None
+    return offset(node.lineno, node.col_offset), offset(node.end_lineno, node.end_col_offset)
 
 
-def _tokens(source: str) -> list[tokenize.TokenInfo]:
-    try:
-        return list(tokenize.generate_tokens(io.StringIO(source).readline))
-    except (tokenize.TokenError, SyntaxError) as e:
-        raise CannotRewriteError(f"it cannot be read: {e}") from None
+def only_defines(source: str) -> bool:
+    """Return whether a cell only imports, defines and assigns what is computed without a call."""
+    return all(map(_defines, (parse(source) or ast.Module([], [])).body))
+
+
+def _defines(node: ast.stmt) -> bool:
+    match node:
+        case ast.Import() | ast.ImportFrom() | ast.FunctionDef() | ast.AsyncFunctionDef():
+            return True
+        case ast.ClassDef() | ast.If(test=ast.Compare(left=ast.Name(id="__name__"))):
+            return True
+        case ast.Assign() | ast.AnnAssign() | ast.Expr(value=ast.Constant()) | ast.Pass():
+            return not any(isinstance(each, ast.Call | ast.Await) for each in ast.walk(node))
+    return False
 
 
 def under(head: str, source: str) -> str:
-    """Return a cell as the body of an ``if`` or a loop with this head.
+    """Return a cell as the body of an ``if``, a loop or a function with this head.
+
+    Where indented lines would mean something else, as in a text of several lines, the body is
+    written from its syntax tree, without comments.
 
     Raises:
-        CannotRewriteError: it cannot be one.
+        CannotRewriteError: it is no Python.
     """
     tree = parse(source)
-    body = indent(source)
-    if tree is not None and not tree.body:
-        body = f"{body}{INDENT}pass\n"
+    if tree is None:
+        raise CannotRewriteError("it is no Python when it is indented")
+    ended = source if source.endswith("\n") else source + "\n"
+    body = textwrap.indent(ended, INDENT) + ("" if tree.body else f"{INDENT}pass\n")
+    moved = parse(f"if 1:\n{body}")
+    block = ast.If(ast.Constant(1), tree.body or [ast.Pass()], [])
+    if moved is None or ast.dump(moved) != ast.dump(ast.Module([block], [])):
+        body = ast.unparse(block).partition("\n")[2] + "\n"
     return f"{head}:\n{body}"
 
 
@@ -289,11 +171,10 @@ def as_coroutine(source: str, name: str) -> str:
     Raises:
         CannotRewriteError: something in it cannot stand in a function.
     """
+    head, _, body = under(f"async def {name}()", source).partition("\n")
     bound = sorted(names_bound(source))
-    text = _as_function(source, name)
-    if bound:
-        head, _, body = text.partition("\n")
-        text = f"{head}\n{INDENT}global {', '.join(bound)}\n{body}"
+    names = f"{INDENT}global {', '.join(bound)}\n" if bound else ""
+    text = f"{head}\n{names}{body}"
     try:
         compile(text, "cell", "exec", dont_inherit=True)
     except SyntaxError as e:
@@ -301,99 +182,168 @@ def as_coroutine(source: str, name: str) -> str:
     return text
 
 
-def _lines(source: str) -> list[str]:
-    """Split text into lines as Python counts them, with their line feeds (`str.splitlines`
-    splits at other characters, too).
-    """
-    return re.findall(r"[^\n]*\n|[^\n]+", source)
-
-
-def _as_function(source: str, name: str) -> str:
-    return under(f"async def {name}()", _ended(source))
-
-
-def _ended(source: str) -> str:
-    return source if source.endswith("\n") else source + "\n"
-
-
 def show_last(source: str, show: str) -> str:
     """Write a cell so that its last expression is passed to `show`, unless it ends in ``;``."""
     tree = parse(source)
-    if tree is None or not tree.body:
+    last = tree.body[-1] if tree is not None and tree.body else None
+    if not isinstance(last, ast.Expr) or _is_silent(last.value):
         return source
-    last = tree.body[-1]
-    if not isinstance(last, ast.Expr) or _is_silent(last.value) or _ends_quietly(source):
+    begin, end = span(source, last)
+    if source[end:].lstrip(" \t\n)").startswith(";"):
         return source
-    start, end = (
-        offset(source, last.lineno, last.col_offset),
-        offset(source, last.end_lineno, last.end_col_offset),
-    )
-    expression = source[start:end]
-    call = parse(f"{show}({expression})")
-    match call.body if call is not None else None:
-        case [ast.Expr(value=ast.Call(args=[argument], keywords=[]))] if ast.dump(
-            argument
-        ) == ast.dump(last.value):
-            pass
-        case _:
-            expression = f"({expression})"
-    return f"{source[:start]}{show}({expression}){source[end:]}"
-
-
-def offset(source: str, line: int | None, column: int | None) -> int:
-    """Return the position in the text of a node of the syntax tree, whose columns count UTF-8
-    bytes.
-    """
-    assert line is not None
-    assert column is not None
-    lines = _lines(source)
-    return sum(map(len, lines[: line - 1])) + len(lines[line - 1].encode()[:column].decode())
+    expression = source[begin:end]
+    call = ast.parse(f"async def _():\n ({show}({expression}))").body[0].body[0].value  # type: ignore[attr-defined]
+    if [*map(ast.dump, call.args)] != [ast.dump(last.value)]:  # several, as of ``a, b``
+        expression = f"({expression})"
+    return f"{source[:begin]}{show}({expression}){source[end:]}"
 
 
 def _is_silent(value: ast.expr) -> bool:
     match value:
         case ast.Constant(value=None):
             return True
-        case ast.Call(func=ast.Name(id=name)):
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
             return name in _SILENT
-        case ast.Call(func=ast.Attribute(value=owner, attr=name), args=args, keywords=keywords):
-            of = owner.id if isinstance(owner, ast.Name) else ""
-            waits = not any(keyword.arg in (None, "async_op") for keyword in keywords)
-            is_collective = of == "dist" and _COLLECTIVES.match(name) is not None and waits
-            is_step = name == "step" and not args and _STEPPERS.search(of) is not None
-            return name in _SILENT or is_collective or is_step
     return False
-
-
-def _ends_quietly(source: str) -> bool:
-    passed_over = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER)
-    tokens = [token for token in _tokens(source) if token.type not in passed_over]
-    return bool(tokens) and tokens[-1].string == ";"
-
-
-def split_future(source: str) -> tuple[list[str], str]:
-    """Return the features that a cell imports from ``__future__``, and the cell without these
-    imports.
-    """
-    tree = parse(source)
-    features: list[str] = []
-    for node in reversed(tree.body if tree is not None else ()):
-        if isinstance(node, ast.ImportFrom) and node.module == "__future__":
-            features += [alias.name for alias in node.names]
-            source = _without(source, node)
-    return features, source
 
 
 def comment(source: str, depth: int = 0) -> str:
     """Return source text as a Python comment."""
-    return "".join(
-        f"#{' ' * (4 * depth + 1)}{line}\n" if line.strip() else "#\n"
-        for line in source.strip("\n").splitlines()
-    )
+    lines = source.strip("\n").splitlines()
+    return "".join(f"#{' ' * (4 * depth + 1)}{line}".rstrip() + "\n" for line in lines)
 
 
 def without_margin(source: str) -> str:
     """Remove blank lines around a cell and its common indentation, and end it with a line feed."""
     text = source.strip("\n").rstrip()
-    tree = parse(text)
-    return (text if tree is not None else textwrap.dedent(text)) + "\n"
+    return (text if parse(text) is not None else textwrap.dedent(text)) + "\n"
+
+
+# IPython's syntax.
+
+
+@dataclass
+class Plain:
+    """A cell rewritten as Python, without IPython's syntax.
+
+    Attributes:
+        source: the Python.
+        imports: lines that it needs, beside what the cell imports.
+        left_out: what it had that a script cannot do.
+    """
+
+    source: str
+    imports: set[str] = field(default_factory=set)
+    left_out: list[str] = field(default_factory=list)
+
+
+def to_python(source: str) -> Plain:
+    """Rewrite a cell with IPython's syntax (``!ls``, ``%time f()``) as Python, where Python can do
+    the same.
+    """
+    if parse(source) is not None:
+        return Plain(source)
+    transformed = TransformerManager().transform_cell(source)  # type: ignore[no-untyped-call]
+    tree = parse(transformed)
+    if tree is None:  # a magic without its %, as `cd /tmp`
+        return Plain(_leave_out(source), left_out=[source.strip()])
+    plain = Plain(transformed)
+    lines = transformed.splitlines(keepends=True)
+    for node, method, texts in _magics(tree):
+        old = lines[node.lineno - 1]
+        margin = old[: len(old) - len(old.lstrip())]
+        target = f"{ast.unparse(node.targets[0])} = " if isinstance(node, ast.Assign) else ""
+        text = _replace(plain, method, texts, target, is_nested=bool(margin))
+        lines[node.lineno - 1] = textwrap.indent(text.rstrip("\n") + "\n", margin)
+    plain.source = "".join(lines)
+    return plain
+
+
+def _magics(tree: ast.Module) -> Iterator[tuple[ast.Expr | ast.Assign, str, list[str]]]:
+    """Yield statements that call ``get_ipython().method("text", ...)``, with method and texts."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Expr(value) | ast.Assign(value=value):
+                match value:
+                    case ast.Call(ast.Attribute(ast.Call(ast.Name("get_ipython")), method), args):
+                        values = [each.value for each in args if isinstance(each, ast.Constant)]
+                        texts = [value for value in values if isinstance(value, str)]
+                        yield node, method, texts
+
+
+def _replace(plain: Plain, method: str, texts: list[str], target: str, is_nested: bool) -> str:
+    """Return what stands in the script for a call of IPython."""
+    imports, text = set[str](), ""
+    match method, *texts:
+        case "system", command:
+            imports, text = {"import subprocess"}, f"subprocess.run({_shell(command)}, shell=True)"
+        case "getoutput", command:
+            run = f"subprocess.run({_shell(command)}, shell=True, capture_output=True, text=True)"
+            imports, text = {"import subprocess"}, f"{run}.stdout.splitlines()"
+        case "run_cell_magic", "bash" | "sh" as shell, "", body:
+            imports, text = {"import subprocess"}, f"subprocess.run([{shell!r}, '-c', {body!r}])"
+        case "run_line_magic", "cd", directory if directory and not directory.startswith("-"):
+            imports = {"import os"}
+            text = f"os.chdir(os.path.expanduser({directory.strip()!r}))"
+        case "run_line_magic", "run", line if script := _run_script(line):
+            imports, text = {"import runpy", "import sys"}, script
+        case "run_line_magic", "time", statement if statement.strip():
+            return _inner(plain, target + statement)
+        case "run_cell_magic", "time" | "capture" | "prun", _, body if not is_nested:
+            return _inner(plain, body)
+        case "run_line_magic", name, rest:
+            said = f"{target}%{name} {rest}".strip()
+        case "run_cell_magic", name, line, body:
+            said = f"%%{name} {line}".strip() + f"\n{body}"
+        case _:
+            said = f"get_ipython().{method}(...)"
+    plain.imports |= imports
+    if text:
+        return target + text
+    plain.left_out.append(said.partition("\n")[0])
+    return f"pass\n{_leave_out(said)}" if is_nested else _leave_out(said)
+
+
+def _inner(plain: Plain, source: str) -> str:
+    inner = to_python(source)
+    plain.imports |= inner.imports
+    plain.left_out += inner.left_out
+    return inner.source
+
+
+def _leave_out(said: str) -> str:
+    return "".join(f"# left out: {line}\n" for line in said.splitlines())
+
+
+def _shell(command: str) -> str:
+    """Write a shell command as Python; IPython fills in its ``{expressions}``."""
+    return f"f{command!r}" if "{" in command else repr(command)
+
+
+def _run_script(line: str) -> str:
+    """Write ``%run [-i] [-m] script.py arguments`` as Python; "" if it has other options."""
+    try:
+        words = shlex.split(line)
+    except ValueError:
+        return ""
+    options = "init_globals=globals(), " if (in_namespace := words[:1] == ["-i"]) else ""
+    words = words[in_namespace:]
+    is_module = words[:1] == ["-m"]
+    name, *arguments = words[is_module:] or ["-"]
+    if name.startswith("-") or name.endswith((".ipy", ".ipynb")):
+        return ""
+    run, options = (
+        ("run_module", f"alter_sys=True, {options}") if is_module else ("run_path", options)
+    )
+    name = name if is_module or name.endswith(".py") else f"{name}.py"
+    return (
+        "try:\n"
+        f"    sys.argv[:] = {[name, *arguments]!r}\n"
+        f"    names = runpy.{run}({name!r}, {options}run_name='__main__')\n"
+        "    globals().update({k: v for k, v in names.items() if not k.startswith('__')})\n"
+        "except SystemExit as end:  # of that script only\n"
+        "    if end.code:\n"
+        "        raise\n"
+        "finally:\n"
+        "    sys.argv[:] = [__file__]\n"
+    )

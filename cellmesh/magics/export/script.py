@@ -11,18 +11,17 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...errors import MeshUsageError
 from ...wire.ranks import describe_ranks
-from .entries import describe_dims, write_checkpoint, write_push, write_seed
-from .frame import Draft, PagePart, condition, make_mesh, write_head, write_tail
-from .history import (
+from .recording import (
     Aside,
+    Beginning,
     Checkpoint,
-    Entry,
     NotebookCell,
     PageHistory,
     Push,
@@ -30,30 +29,34 @@ from .history import (
     Reshape,
     Seed,
 )
-from .ipython import to_python
-from .own_cells import write_comment, write_on_rank_0
-from .process_groups import find_group_use
 from .rewriting import (
-    IMPORT,
-    INDENT,
+    MAIN,
     CannotRewriteError,
     as_coroutine,
+    at_top_level,
     awaits,
     comment,
     free_name,
-    guard,
     names_bound,
     names_in,
+    only_defines,
     parse,
     show_last,
-    split_future,
+    to_python,
     under,
-    without_cellmesh,
-    without_globals,
     without_margin,
 )
 
+# Names by which a cell may call `sys.exit`: Python's, and those of libraries.
 _EXITS = ("exit", "quit", "SystemExit", "click", "typer", "unittest")
+_MAKES_GROUPS = re.compile(r"\b(?:init|destroy)_process_group\b")
+_SPAWNS = re.compile(r"\b(?:spawn|forkserver)\b")
+# Magics that have no trace in a script, or one of their own.
+_TRACELESS = (
+    "%load_ext %reload_ext %unload_ext %matplotlib %dist_start %dist_stop %dist_attach "
+    "%dist_detach %dist_restart %dist_auto %dist_export %dist_mesh %dist_seed %dist_push "
+    "%dist_reload %dist_save %dist_load"
+)
 
 
 @dataclass(frozen=True)
@@ -73,13 +76,12 @@ class Script:
     warnings: tuple[str, ...]
 
 
-def export(history: PageHistory, path: Path, with_locals: bool, overwrite: bool) -> str:
+def export(history: PageHistory, path: Path, overwrite: bool) -> str:
     """Write the script for torchrun into a file.
 
     Args:
         history: of the notebook.
         path: where.
-        with_locals: run the notebook's own cells on rank 0.
         overwrite: whether the file may be there.
 
     Returns:
@@ -94,7 +96,7 @@ def export(history: PageHistory, path: Path, with_locals: bool, overwrite: bool)
         )
     if path.exists() and not overwrite:
         raise MeshUsageError(f"{path} exists: `%dist_export {path} --force` overwrites it")
-    script = write_script(history, path.name, with_locals=with_locals)
+    script = write_script(history, path.name)
     try:
         compile(script.text, path.name, "exec", dont_inherit=True)
     except SyntaxError as e:
@@ -117,112 +119,160 @@ def export(history: PageHistory, path: Path, with_locals: bool, overwrite: bool)
     return "\n".join([*lines, *(f"- {warning}" for warning in script.warnings)])
 
 
-def write_script(history: PageHistory, filename: str, *, with_locals: bool = False) -> Script:
+@dataclass(frozen=True)
+class PagePart:
+    """A piece of the exported script, with the numbers of the cells that it is written from.
+
+    Attributes:
+        counts: the cells that it comes from.
+        title: what else stands in the comment above it.
+        text: code, or comments.
+        can_repeat: it may be run in a loop, if it comes again.
+    """
+
+    counts: tuple[int, ...]
+    title: str
+    text: str
+    can_repeat: bool = False
+
+    def render(self) -> str:
+        """Return the piece as text."""
+        cells = ", ".join(f"In [{count}]" for count in self.counts[:1] + self.counts[1:][-1:])
+        if len(self.counts) > 2:
+            cells = cells.replace(", ", " to ")
+        return f"# {cells}{self.title}\n{self.text}"
+
+
+@dataclass
+class Draft:
+    """What an exported script needs, collected while its parts are written.
+
+    Attributes:
+        sources: of the ranks' cells, as Python.
+        imports: lines for the head of the script.
+        futures: features that cells import from ``__future__``.
+        warnings: what the script cannot do, or must be given.
+        left_out: the counts of cells that are not in it.
+        num_cells: how many are.
+        shows, awaits: whether a cell shows its last value, awaits.
+    """
+
+    sources: list[str]
+    imports: set[str] = field(
+        default_factory=lambda: {"import os", "import torch", "import torch.distributed as dist"}
+    )
+    futures: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    left_out: list[int] = field(default_factory=list)
+    num_cells: int = 0
+    shows: bool = False
+    awaits: bool = False
+
+    def __post_init__(self) -> None:
+        text = "\n".join(self.sources)
+        self.names = set().union(*map(names_in, self.sources))
+        self.bound = set().union(*map(names_bound, self.sources))
+        self.makes_groups = _MAKES_GROUPS.search(text) is not None
+        self.spawns = _SPAWNS.search(text) is not None
+        self.show, self.loop = (free_name(name, self.names) for name in ("show", "loop"))
+        # Functions that use a name by which a cell may exit are such names themselves.
+        self.exits = set(_EXITS)
+        for source in self.sources:
+            tree = parse(source)
+            for node in tree.body if tree is not None else ():
+                if isinstance(node, ast.FunctionDef) and self.may_exit(ast.unparse(node)):
+                    self.exits.add(node.name)
+
+    def may_exit(self, source: str) -> bool:
+        """Return whether a cell may call `sys.exit`."""
+        return bool(self.exits.intersection(re.findall(r"[^\W\d]\w*", source)))
+
+    def own(self, name: str) -> str:
+        """Return the name of a variable of the script itself (`rank`, `device`), or of a copy of it
+        if cells bind that name.
+        """
+        return free_name(f"own_{name}", self.names) if name in self.bound else name
+
+    def guard(self, text: str) -> str:
+        """Put code under an ``if`` if spawned processes, which import the script for its
+        definitions, are not to run it.
+        """
+        return under(MAIN, text) if self.spawns and not only_defines(text) else text
+
+    def on_ranks(self, ranks: tuple[int, ...] | None, text: str) -> str:
+        """Put code under an ``if`` that is true on these ranks; None for all."""
+        if ranks is None:
+            return text
+        among = f"== {ranks[0]}" if len(ranks) == 1 else f"in {ranks}"
+        return under(f"if {self.own('rank')} {among}", text)
+
+
+def write_script(history: PageHistory, filename: str) -> Script:
     """Return the script for torchrun as text, with remarks.
 
     Args:
         history: of a notebook that has, or had, a mesh.
         filename: the script's, for its docstring.
-        with_locals: run the notebook's own cells on rank 0.
     """
     beginning = history.beginning
     assert beginning is not None
     cells = list(history.cells())
-    sources = [
-        without_globals(to_python(entry.source).source)
-        for cell in cells
-        for entry in cell.entries
-        if isinstance(entry, RankCell)
-    ]
-    bound = set().union(*map(names_bound, sources))
-    exits = _names_that_exit(sources)
-    draft = Draft(set().union(*map(names_in, sources)), bound, find_group_use(sources))
-    if "display" in draft.names - bound:
-        draft.imports.add("from IPython.display import display")
-    uses_numpy = any("numpy" in source for source in sources)
-    parts = _fold(_write_cells(cells, draft, exits, with_locals, uses_numpy), draft)
-    body = [part.render() for part in parts]
-    text = "\n".join([write_head(beginning, filename, draft), *body, write_tail(draft)])
+    entries = [entry for cell in cells for entry in cell.entries]
+    ran = [entry for entry in entries if isinstance(entry, RankCell)]
+    draft = Draft([at_top_level(to_python(entry.source).source)[1] for entry in ran])
+    parts = [part.render() for part in _fold(_write_cells(cells, draft), draft)]
+    text = "\n".join([_write_head(beginning, filename, draft), *parts, _write_tail(draft)])
     return Script(text, draft.num_cells, tuple(draft.left_out), tuple(draft.warnings))
 
 
-def _write_cells(
-    cells: Iterable[NotebookCell],
-    draft: Draft,
-    exits: set[str],
-    with_locals: bool,
-    uses_numpy: bool,
-) -> Iterator[PagePart]:
+def _write_cells(cells: Iterable[NotebookCell], draft: Draft) -> Iterator[PagePart]:
     for cell in cells:
-        if not cell.is_on_ranks() and not with_locals:
-            yield from write_comment(cell)
+        if not cell.is_on_ranks():
+            yield from _write_own(cell)
         for entry in cell.entries:
-            for part in _write(cell.count, entry, draft, exits, uses_numpy):
-                guarded = draft.groups.spawns and not isinstance(entry, RankCell)
-                yield dataclasses.replace(part, text=guard(part.text)) if guarded else part
-            if isinstance(entry, Aside) and entry.changes:
-                draft.warnings.append(
-                    f"In [{cell.count}]: a script has nothing like `{entry.line}`"
-                )
-        if not cell.is_on_ranks() and with_locals:
-            yield from write_on_rank_0(cell, draft)
+            if isinstance(entry, RankCell):
+                yield _write_cell(cell.count, entry, draft)
+            elif isinstance(entry, Aside):
+                if entry.changes:
+                    draft.warnings.append(
+                        f"In [{cell.count}]: a script has nothing like `{entry.line}`"
+                    )
+            else:
+                title, text = _write_magic(cell.count, entry, draft)
+                yield PagePart((cell.count,), f": %dist_{title}", draft.guard(text))
 
 
-def _names_that_exit(sources: Iterable[str]) -> set[str]:
-    """Return the names by which a cell may call `sys.exit`: Python's, those of libraries, and
-    functions of cells that use such names.
-    """
-    names = set(_EXITS)
-    for source in sources:
-        tree = parse(source)
-        for node in tree.body if tree is not None else ():
-            if isinstance(node, ast.FunctionDef) and _words_in(ast.unparse(node)) & names:
-                names.add(node.name)
-    return names
+def _write_own(cell: NotebookCell) -> Iterator[PagePart]:
+    """Write a cell of the notebook's own process as a comment."""
+    first, _, rest = cell.source.lstrip("\n").partition("\n")
+    source = rest if first.split()[:1] == ["%%local"] else cell.source
+    lines = [line.strip() for line in source.splitlines() if line.strip()]
+    told = [line for line in lines if line.split()[0] not in _TRACELESS.split()]
+    if told and all(line.startswith("%dist_") for line in told):
+        yield PagePart((cell.count,), f" is left out: {'; '.join(told)}", "")
+    elif told:
+        text = comment(source, depth=1)
+        yield PagePart((cell.count,), " ran in the notebook's own process:", text)
 
 
-def _words_in(source: str) -> set[str]:
-    return set(re.findall(r"[^\W\d]\w*", source))
-
-
-def _write(
-    count: int, entry: Entry, draft: Draft, exits: set[str], uses_numpy: bool
-) -> Iterator[PagePart]:
-    match entry:
-        case RankCell():
-            yield _rank_cell(count, entry, draft, exits)
-        case Push():
-            yield write_push(count, entry, draft)
-        case Reshape(dims):
-            yield PagePart(
-                (count,),
-                f": %dist_mesh {describe_dims(dims)}",
-                f"mesh = {make_mesh(dims, draft)}\n",
-            )
-        case Seed():
-            yield write_seed(count, entry, uses_numpy, draft)
-        case Checkpoint():
-            yield write_checkpoint(count, entry, draft)
-
-
-def _rank_cell(count: int, entry: RankCell, draft: Draft, exits: set[str]) -> PagePart:
+def _write_cell(count: int, entry: RankCell, draft: Draft) -> PagePart:
     entry.settle()
     where = f" on {describe_ranks(entry.ranks)}" if entry.ranks is not None else ""
+    plain, why = to_python(entry.source), ""
     if entry.run is not None:
-        return _left_out(count, f"{where} has not ended and is left out:", entry.source, draft)
-    if entry.failed:
-        ranks = describe_ranks(entry.failed)
-        return _left_out(count, f"{where} failed on {ranks} and is left out:", entry.source, draft)
-    plain = to_python(entry.source)
-    source = without_globals(without_cellmesh(plain.source))
-    if "SimpleNamespace(" in source and "SimpleNamespace(" not in plain.source:
-        draft.imports.add(IMPORT)
-    try:
-        text = _body(source, count, entry, draft, exits)
-    except CannotRewriteError as e:
-        draft.warnings.append(f"In [{count}] cannot stand in a script: {e}")
-        return _left_out(count, f"{where} is left out, as {e}:", entry.source, draft)
-    draft.imports.update(plain.imports)
+        why = "has not ended and is left out"
+    elif entry.failed:
+        why = f"failed on {describe_ranks(entry.failed)} and is left out"
+    else:
+        try:
+            text = _write_body(plain.source, count, entry, draft)
+        except CannotRewriteError as e:
+            draft.warnings.append(f"In [{count}] cannot stand in a script: {e}")
+            why = f"is left out, as {e}"
+    if why:
+        draft.left_out.append(count)
+        return PagePart((count,), f"{where} {why}:", comment(entry.source, depth=1))
+    draft.imports |= plain.imports
     draft.warnings += [f"In [{count}]: a script cannot do `{what}`" for what in plain.left_out]
     if "get_ipython" in names_in(plain.source):
         draft.warnings.append(f"In [{count}] calls get_ipython(), which a script has not")
@@ -233,8 +283,8 @@ def _rank_cell(count: int, entry: RankCell, draft: Draft, exits: set[str]) -> Pa
     return PagePart((count,), where, text, can_repeat=True)
 
 
-def _body(source: str, count: int, entry: RankCell, draft: Draft, exits: set[str]) -> str:
-    features, text = split_future(without_margin(source))
+def _write_body(source: str, count: int, entry: RankCell, draft: Draft) -> str:
+    features, text = at_top_level(without_margin(source))
     draft.futures += features
     if not entry.quiet:
         shown = show_last(text, draft.show)
@@ -246,33 +296,232 @@ def _body(source: str, count: int, entry: RankCell, draft: Draft, exits: set[str
         definition = f"{as_coroutine(text, name)}\n\n"
         draft.awaits = True
         text = f"{draft.loop}.run_until_complete({name}())\n"
-    may_exit = bool(_words_in(source) & exits) and guard(text) != text
-    text = guard(text) if draft.groups.spawns else text
+    may_exit = draft.may_exit(source) and not only_defines(text)
+    text = draft.guard(text)
     if may_exit:
         ends = "except SystemExit as end:  # of this cell only"
-        text = f"{under('try', text)}{ends}\n{INDENT}if end.code:\n{INDENT * 2}raise\n"
-    text = definition + text
-    return text if entry.ranks is None else under(condition(draft, *entry.ranks), text)
-
-
-def _left_out(count: int, why: str, source: str, draft: Draft) -> PagePart:
-    draft.left_out.append(count)
-    return PagePart((count,), why, comment(source, depth=1))
+        text = f"{under('try', text)}{ends}\n    if end.code:\n        raise\n"
+    return draft.on_ranks(entry.ranks, definition + text)
 
 
 def _fold(parts: Iterable[PagePart], draft: Draft) -> Iterator[PagePart]:
     """Write cells that were run several times in the same order as one loop."""
-    for (text, title, can_repeat), alike in itertools.groupby(
-        parts, lambda part: (part.text, part.title, part.can_repeat)
-    ):
-        first, *others = alike
-        try:
-            if not others or not can_repeat:
-                raise CannotRewriteError("it is run once")
-            counter = free_name("_", draft.names)
-            text = under(f"for {counter} in range({1 + len(others)})", text)
-        except CannotRewriteError:
-            yield from (first, *others)
-        else:
-            counts = tuple(count for part in (first, *others) for count in part.counts)
-            yield dataclasses.replace(first, counts=counts, title=title, text=text)
+    for _, group in itertools.groupby(parts, lambda part: (part.text, part.title)):
+        alike = [*group]
+        if len(alike) > 1 and alike[0].can_repeat:
+            counts = tuple(count for part in alike for count in part.counts)
+            loop = under(f"for {free_name('_', draft.names)} in range({len(alike)})", alike[0].text)
+            alike = [dataclasses.replace(alike[0], counts=counts, text=loop)]
+        yield from alike
+
+
+# Magics that changed the ranks, as plain torch.
+
+
+def _write_magic(
+    count: int, entry: Push | Reshape | Seed | Checkpoint, draft: Draft
+) -> tuple[str, str]:
+    """Return a magic's line without ``%dist_``, and Python that does the same."""
+    match entry:
+        case Push(values):
+            return f"push {' '.join(values)}", _write_push(count, entry, draft)
+        case Reshape(dims):
+            line = " ".join(f"{name}={size}" for name, size in dims.items())
+            return f"mesh {line}", f"mesh = {_make_mesh(dims, draft)}\n"
+        case Seed(seed, per_rank):
+            value = f"{seed} + {draft.own('rank')}" if per_rank else str(seed)
+            generators = ["random.seed", "torch.manual_seed"]
+            if any("numpy" in source for source in draft.sources):
+                generators.insert(1, "numpy.random.seed")
+            draft.imports |= {f"import {each.partition('.')[0]}" for each in generators}
+            text = "".join(f"{each}({value})\n" for each in generators)
+            return f"seed {seed}{' --per-rank' if per_rank else ''}", text
+        case Checkpoint(action, items, path):
+            names = " ".join(held.name for held in items)
+            return f"{action} {names} {path}", _write_checkpoint(entry, draft)
+
+
+def _write_push(count: int, push: Push, draft: Draft) -> str:
+    """Write values that have a Python literal; leave a place to fill in for the others."""
+    lines, missing = "", ""
+    for name, value in push.values.items():
+        said = f"In [{count}] pushed `{name}`, a"
+        if not value.literal:
+            missing += f"# {name} = ...  # supply it: {value.description}\n"
+            draft.warnings.append(f"{said} {value.description}: the script must be given it")
+            continue
+        lines += f"{name} = {value.literal}\n"
+        if value.is_temporary:
+            draft.warnings.append(f"{said} path among temporary files, which may be gone")
+    return missing + (draft.on_ranks(push.ranks, lines) if lines else "")
+
+
+# How objects of each kind are read for a checkpoint, and filled from a loaded one. A tensor is
+# filled in place.
+_KINDS = {
+    "model": ("dcp_state.get_model_state_dict({0})", "dcp_state.set_model_state_dict({0}, {1})\n"),
+    "optimizer": (
+        "dcp_state.get_optimizer_state_dict({2}, {0})",
+        "dcp_state.set_optimizer_state_dict({2}, {0}, {1})\n",
+    ),
+    "stateful": ("{0}.state_dict()", "{0}.load_state_dict({1})\n"),
+    "tensor": ("{0}", ""),
+    "value": ("{0}", "{0} = {1}\n"),
+}
+
+
+def _write_checkpoint(checkpoint: Checkpoint, draft: Draft) -> str:
+    """Write a save or a load with `torch.distributed.checkpoint`."""
+    draft.imports.add("import torch.distributed.checkpoint as dcp")
+    draft.imports.add("import torch.distributed.checkpoint.state_dict as dcp_state")
+    states, restored = "", ""
+    for held in checkpoint.items:
+        key = f'f"{held.name}@{{{draft.own("rank")}}}"' if held.by_rank else f'"{held.name}"'
+        read, restore = _KINDS[held.kind]
+        states += f"    {key}: {read.format(held.name, '', held.model)},\n"
+        restored += restore.format(held.name, f"checkpoint[{key}]", held.model)
+    call = f"dcp.{checkpoint.action}(checkpoint, checkpoint_id={checkpoint.path!r})\n"
+    text = f"checkpoint = {{\n{states}}}\n{call}"
+    return text if checkpoint.action == "save" else text + restored
+
+
+# The code before and after the cells.
+
+
+def _make_mesh(dims: Mapping[str, int], draft: Draft | None = None) -> str:
+    """Return the source of the call that makes a DeviceMesh."""
+    device, size = (draft.own(each) if draft else each for each in ("device", "world_size"))
+    sizes = f"({size},)" if len(dims) == 1 else f"({', '.join(map(str, dims.values()))})"
+    names = "".join(f'"{name}", ' for name in dims)
+    names = f"({names[:-1]})" if len(dims) == 1 else f"({names[:-2]})"
+    return f"init_device_mesh({device}.type, {sizes}, mesh_dim_names={names})"
+
+
+def _write_head(beginning: Beginning, filename: str, draft: Draft) -> str:
+    """Write everything in the script that precedes the first cell."""
+    num_ranks = math.prod(beginning.dims.values())
+    attached = "\nThe ranks were attached to: what others ran on them before is not here.\n"
+    # Without a GPU, the mesh had gloo.
+    backend = "cpu:gloo,cuda:nccl" if beginning.backend == "gloo" else beginning.backend
+    index = "local_rank" if "nccl" in backend else "local_rank % torch.cuda.device_count()"
+    groups = _GROUPS.format(index=index, backend=backend, mesh=_make_mesh(beginning.dims))
+    if draft.makes_groups:
+        draft.imports.add("import itertools")
+        has_mesh = "mesh" in draft.names - draft.bound
+        groups += _ADOPTION.replace("# mesh\n", _ADOPTED_MESH if has_mesh else "")
+    if draft.spawns and draft.makes_groups:
+        # Spawned processes name a store, which their rank 0 is to serve.
+        groups += 'os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)\n'
+    imports, stub = draft.imports, ""
+    modules = {each for source in draft.sources for each in _imported(source)}
+    if {each for each in modules if each.partition(".")[0] == "cellmesh"} == {"cellmesh"}:
+        imports, stub = imports | {"import sys", "import types"}, _STUB
+    if "display" in draft.names - draft.bound:
+        imports = imports | {"from IPython.display import display"}
+    if draft.awaits:
+        imports = imports | {"import asyncio"}
+    copied = [name for name in ("rank", "world_size", "device") if name in draft.bound]
+    parts = [
+        f'"""{Path(filename).stem}: the cells that a notebook ran on {num_ranks} ranks, in their '
+        f"order.\n{attached if beginning.attached else ''}\n    torchrun --nproc-per-node "
+        f'{num_ranks} {filename}\n"""\n\n',
+        "".join(f"from __future__ import {name}\n" for name in dict.fromkeys(draft.futures)),
+        _sort_imports(imports),
+        stub,
+        f"torch.set_num_threads({beginning.num_threads})\n" if beginning.num_threads else "",
+        "".join(f'{name.lower()} = int(os.environ["{name}"])\n' for name in _VARIABLES),
+        draft.guard(groups),
+        *(f"{draft.own(name)} = {name}\n" for name in copied),
+        f"{draft.loop} = asyncio.new_event_loop()\n" if draft.awaits else "",
+        _SHOW.format(show=draft.show, rank=draft.own("rank")) if draft.shows else "",
+    ]
+    return "".join(parts)
+
+
+def _imported(source: str) -> Iterator[str]:
+    """Yield the modules that a cell imports, at any depth."""
+    for node in ast.walk(parse(source) or ast.Module([], [])):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+
+
+def _sort_imports(lines: set[str]) -> str:
+    """Write imports in the usual order."""
+    others = lines | {"from torch.distributed.device_mesh import init_device_mesh"}
+    own = {line for line in lines if line.split()[1].partition(".")[0] in sys.stdlib_module_names}
+    ordered = sorted(others - own, key=lambda line: (line.startswith("from"), line))
+    return "\n".join(["", *sorted(own), "", *ordered, "\n"])
+
+
+_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+_STUB = """\
+sys.modules["cellmesh"] = types.ModuleType("cellmesh")  # cells log numbers for plots
+sys.modules["cellmesh"].log = lambda **values: None
+"""
+_SHOW = '''
+
+def {show}(value: object) -> None:
+    """Print the value of a cell's last expression, as a notebook shows it."""
+    if value is not None:
+        print(f"[{{{rank}}}] {{value!r}}")
+
+'''
+_GROUPS = """\
+if torch.cuda.is_available():
+    device = torch.device("cuda", {index})
+    torch.cuda.set_device(device)
+    dist.init_process_group("{backend}")
+else:
+    device = torch.device("cpu")
+    dist.init_process_group("gloo")
+mesh = {mesh}
+"""
+# torch numbers groups from 0 again after the default one was destroyed: the next one would read the
+# addresses that the last one has left in torchrun's store, so that one of a few runs fails.
+_ADOPTION = '''
+
+def adopt_process_group(rank: int, world_size: int) -> None:
+    """Cells that make the process group find the one above, or make one after they destroyed it."""
+    store, *_ = next(dist.rendezvous("env://"))
+    make_group, numbers = dist.init_process_group, itertools.count()
+
+    def init_process_group(backend=None, init_method=None, **options) -> None:
+        if dist.is_initialized():
+            return
+        meeting = {"store": dist.PrefixStore(f"cells/{next(numbers)}", store)}
+        make_group(backend, **{"rank": rank, "world_size": world_size, **meeting, **options})
+# mesh
+
+    dist.init_process_group = init_process_group
+
+
+adopt_process_group(rank, world_size)
+'''
+# It must belong to the group that there is.
+_ADOPTED_MESH = """\
+        global mesh
+        mesh = init_device_mesh(mesh.device_type, mesh.shape, mesh_dim_names=mesh.mesh_dim_names)
+"""
+_PAUSE = """
+from time import sleep
+
+sleep(0.5)  # gloo's threads let go of their last tensors: in Python's shutdown, that would abort it
+"""
+
+
+def _write_tail(draft: Draft) -> str:
+    """Write everything in the script that follows the last cell.
+
+    A script that raises does not come here, and need not: its process ends, and torchrun ends the
+    others. Taking down a process group in which others wait could hang. Threads of gloo's groups
+    that something still refers to (a model's, a mesh's) live on, and cannot be waited for: one that
+    needs Python to let go of its last operation's tensors while Python shuts down aborts the
+    process (``ProcessGroupGloo::runLoop``, ``AsyncWork``'s destructor; 8 of 24 runs of a short
+    script on two busy cores, 1 of 25 with a barrier in place of the pause, none of 50 with it).
+    """
+    close = f"{draft.loop}.close()\n" if draft.awaits else ""
+    # Cells, or a library that they use, may have destroyed it.
+    destroy = under("if dist.is_initialized()", "dist.destroy_process_group()\n")
+    return draft.guard(f"{close}{destroy}{_PAUSE}")

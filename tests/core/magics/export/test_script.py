@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed import device_mesh
 
 from cellmesh.errors import MeshUsageError
-from cellmesh.magics.export.history import (
+from cellmesh.magics.export.recording import (
     Aside,
     Beginning,
     Checkpoint,
@@ -66,8 +67,8 @@ def ran(source: str, *ranks: int) -> RankCell:
     return RankCell(source, ranks or None)
 
 
-def script_of(*cells: Entry | str, with_locals: bool = False) -> Script:
-    script = write_script(history_of(*cells), "train.py", with_locals=with_locals)
+def script_of(*cells: Entry | str) -> Script:
+    script = write_script(history_of(*cells), "train.py")
     compile(script.text, "train.py", "exec")
     return script
 
@@ -116,10 +117,25 @@ def test_a_rank_has_what_cells_find(monkeypatch: pytest.MonkeyPatch, group: list
     assert "cellmesh" not in script.text
 
 
-def test_cells_that_log_for_plots_need_no_cellmesh(monkeypatch: pytest.MonkeyPatch) -> None:
-    script = script_of(ran("import cellmesh as cm\n"), ran("cm.log(loss=1.5)\nx = 1\n", 0))
-    assert "cellmesh" not in script.text
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import cellmesh as cm\nfor i in range(3): cm.log(loss=i, step=i)\nx = 1\n",
+        "import math, cellmesh\ncellmesh.log(a=math.pi); x = 1\n",
+        "def f():\n    from cellmesh import log as tell\n    tell(ä='ü')\n    return 1\nx = f()\n",
+    ],
+)
+def test_logging_for_plots_needs_no_cellmesh(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = sys.modules["cellmesh"]
+    monkeypatch.setitem(sys.modules, "cellmesh", real)
+    script = script_of(ran(source))
+    assert source in script.text
     assert run(script, monkeypatch)[0]["x"] == 1
+    assert sys.modules["cellmesh"] is not real
+
+
+def test_other_imports_of_cellmesh_need_it() -> None:
+    assert "sys.modules" not in script_of(ran("import cellmesh.errors, cellmesh\n")).text
 
 
 def test_a_mesh_of_several_dims(monkeypatch: pytest.MonkeyPatch, group: list[str]) -> None:
@@ -218,7 +234,6 @@ def test_failed_and_unfinished_cells_become_comments(monkeypatch: pytest.MonkeyP
 def test_values_that_are_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
     values: dict[str, Any] = {
         "lr": 0.1,
-        "much": float("inf"),
         "path": "a'b\n",
         "dims": {"a": [1, (2,), None], "b": {3}},
         "none": set(),
@@ -248,7 +263,8 @@ def test_values_that_are_no_literals_are_described() -> None:
     recursive.append(recursive)
     assert value_of(recursive).literal == ""
     assert value_of(int).description == "type"
-    assert value_of(object()).literal == ""
+    assert value_of(object()).literal == value_of([float("inf")]).literal == ""
+    assert value_of([[list(range(101))]]).literal == ""
     assert value_of(f"{os.path.realpath('/tmp')}/x").is_temporary
 
 
@@ -302,42 +318,6 @@ def test_the_notebooks_own_cells_are_comments() -> None:
     assert not script.left_out
 
 
-def test_the_notebooks_own_cells_run_on_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    def gather(into: list[Any], value: Any) -> None:
-        into[:] = [value, 20, 30, 40]
-
-    monkeypatch.setattr(dist, "all_gather_object", gather)
-    script = script_of(
-        ran("x = 10\n"),
-        "%%local\ntotal = 1\n%dist_pull x + 1 --as more\ntotal += more\n%dist_pull x\ntotal += x\n",
-        "%dist_pull x --all --as each\nbest = max(each.values())\n",
-        with_locals=True,
-    )
-    names, _ = run(script, monkeypatch)
-    assert (names["total"], names["best"], names["each"][3]) == (22, 40, 40)
-    names, _ = run(script, monkeypatch, rank=1)
-    assert "total" not in names
-    assert script.warnings == ()
-
-
-@pytest.mark.parametrize(
-    ("source", "why"),
-    [
-        ("for rank in range(3): pass\n", "binds `rank`"),
-        ("x = 3\n", "binds `x`"),
-        ("%dist_pull x --all\n", "binds `x`"),
-        ("mesh.pull('x')\n", "the notebook's handle"),
-        ("await f()\n", "awaits"),
-    ],
-)
-def test_a_cell_of_the_notebook_may_not_disturb_rank_0(source: str, why: str) -> None:
-    script = script_of(ran("x = 1\n"), source, with_locals=True)
-    (warning,) = script.warnings
-    assert "In [3]" in warning
-    assert why in warning
-    assert "if rank == 0" not in script.text
-
-
 def test_parts_impossible_in_a_script_are_reported() -> None:
     script = script_of(
         Aside("%dist_sync model", changes=True), ran("%timeit 1\n"), Aside("%dist_status")
@@ -363,14 +343,14 @@ def test_new_ranks_start_with_an_empty_history() -> None:
 def test_a_file_is_overwritten_only_when_asked(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     history = history_of(ran("x = 1\n"), RankCell("y\n", failed=(0,)))
-    said = export(history, path, with_locals=False, overwrite=False)
+    said = export(history, path, overwrite=False)
     command = f"`torchrun --nproc-per-node 4 {path}`"
     assert said == f"{path}: 1 cell, 1 left out (In [3]); run it with {command}"
     with pytest.raises(MeshUsageError, match="--force"):
-        export(history, path, with_locals=False, overwrite=False)
-    export(history, path, with_locals=False, overwrite=True)
+        export(history, path, overwrite=False)
+    export(history, path, overwrite=True)
     with pytest.raises(MeshUsageError, match="nothing to export"):
-        export(PageHistory(), path, with_locals=False, overwrite=True)
+        export(PageHistory(), path, overwrite=True)
 
 
 def test_export_refuses_to_write_invalid_python(
@@ -382,5 +362,5 @@ def test_export_refuses_to_write_invalid_python(
     with pytest.raises(
         MeshUsageError, match="'x' is assigned to before global declaration, at `global x`"
     ):
-        export(history_of(ran("x = 1")), path, with_locals=False, overwrite=False)
+        export(history_of(ran("x = 1")), path, overwrite=False)
     assert not path.exists()
