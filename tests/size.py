@@ -232,7 +232,7 @@ FEATURES = (
     ),
     Feature(
         "export",
-        1135,
+        788,
         "magics/export/",
     ),
     Feature(
