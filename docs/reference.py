@@ -33,7 +33,8 @@ PUBLIC = {
     "cellmesh.controller.metrics": ("Plot",),
     "cellmesh.controller.replicas": ("CheckReport", "Difference", "SyncSummary"),
     "cellmesh.controller.trace.history": ("History",),
-    "cellmesh.controller.trace.profile": ("Lateness", "OperatorByRank", "Profile"),
+    "cellmesh.controller.trace.operations": ("Lateness",),
+    "cellmesh.controller.trace.profile": ("OperatorByRank", "Profile"),
     "cellmesh.wire.inspect": ("TensorSummary",),
 }
 _REFERENCE = re.compile(r"(?<!`)`([A-Za-z_][\w.]*)(?:\(\))?`(?!`)")

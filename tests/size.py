@@ -154,15 +154,10 @@ FEATURES = (
         "magics/widgets/inspector/ magics/render/inspections.py",
     ),
     Feature(
-        "trace and profile",
-        1200,
-        "wire/trace.py controller/trace/ workers/trace/ magics/render/profiles.py",
-    ),
-    Feature(
-        "timeline",
-        588,
-        "controller/trace/timeline.py magics/render/timeline.py magics/render/timeline_svg.py "
-        "magics/render/history.py",
+        "timeline and profile",
+        1345,
+        "wire/trace.py controller/trace/ workers/trace/ magics/render/profiles.py "
+        "magics/render/timeline.py",
     ),
     Feature(
         "plots",

@@ -32,7 +32,7 @@ from .completion.hooks import show_help
 from .export.recording import Recorder
 from .export.script import export
 from .options import Given, parse, unquote
-from .render.profiles import ProfileView, describe_timings
+from .render.profiles import describe_timings, show_profile, show_timeline
 from .render.tables import Table, memory_table, status_table
 
 # How long a cell may wait for the end of a recovery, which takes a fraction of a second.
@@ -126,7 +126,7 @@ class Commands:
             profiling.run.result()
         finally:
             if profiling.run.done():
-                display(ProfileView(profiling.collect(), options["num_rows"]))  # type: ignore[no-untyped-call]
+                display(show_profile(profiling.collect(), options["num_rows"]))  # type: ignore[no-untyped-call]
 
     def auto_cell(self, source: str) -> None:
         inside = magics_inside(source)
@@ -236,8 +236,6 @@ class Commands:
         return names_table(self._choose(options), options["pattern"] or "*")
 
     def dist_timeline(self, options: Given) -> Any:
-        from .render.history import show_timeline
-
         return show_timeline(self._choose(options), options["num_cells"], options["trace"])
 
     def dist_plot(self, options: Given) -> Any:

@@ -4,7 +4,7 @@ intervals of time.
 
 from __future__ import annotations
 
-import time
+import struct
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,19 +14,10 @@ import msgspec
 
 from .verb import FeatureRequest
 
+# A recorded operation: sequence, peer, run, and begin, end and wait in seconds.
+RECORD = struct.Struct("=qqqddd")
 # Nanoseconds, or seconds.
 _Time = TypeVar("_Time", int, float)
-
-
-def read_epoch_ns() -> int:
-    """Return how far the system clock is ahead of the monotonic one, in nanoseconds."""
-    read = []
-    for _ in range(5):  # a process that is stopped between two readings spoils one of them
-        before = time.monotonic_ns()
-        system = time.time_ns()
-        after = time.monotonic_ns()
-        read.append((after - before, system - (before + after) // 2))
-    return min(read)[1]
 
 
 def covered(intervals: Iterable[tuple[_Time, _Time]]) -> _Time:
@@ -127,55 +118,6 @@ class OperatorTime(msgspec.Struct, frozen=True):
     self_ns: int
 
 
-class Collective(msgspec.Struct, frozen=True):
-    """One collective or point-to-point operation of a rank in a profiled cell.
-
-    Attributes:
-        name: as ``torch.distributed`` calls it.
-        start_ns: when it began, in nanoseconds since 1970.
-        duration_ns: until it had ended.
-        ranks: the members of its process group; () for all ranks, or where that is not known.
-        group: torch's name of the group; "" where that is not known.
-    """
-
-    name: str
-    start_ns: int
-    duration_ns: int
-    ranks: tuple[int, ...] = ()
-    group: str = ""
-
-
-class RankProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """What torch.profiler recorded of a cell on one rank.
-
-    Attributes:
-        start_ns, end_ns: when the cell ran on it, in nanoseconds since 1970.
-        epoch_ns: what this clock of the rank's host was ahead of the host's monotonic one.
-        operators: what took longest, of each kind, longest first.
-        collectives: in the order of their begins; the first ones, if there were very many.
-        num_collectives: how many there were.
-        busy: when it computed, on the CPU or its GPU: (start, duration), apart from one another.
-        num_events: what the profiler has recorded.
-        trace: the trace in Chrome's format, if it was wanted and is not too long.
-        num_trace_bytes: how long it is.
-        trace_path: the file on the rank's host that has it, if it is too long.
-        problem: why the cell was not profiled, or its trace not written.
-    """
-
-    start_ns: int
-    end_ns: int
-    epoch_ns: int = 0
-    operators: tuple[OperatorTime, ...] = ()
-    collectives: tuple[Collective, ...] = ()
-    num_collectives: int = 0
-    busy: tuple[tuple[int, int], ...] = ()
-    num_events: int = 0
-    trace: bytes = b""
-    num_trace_bytes: int = 0
-    trace_path: str = ""
-    problem: str = ""
-
-
 @dataclass(frozen=True)
 class CellSpan:
     """When a cell, or a call from Python, ran on one rank.
@@ -214,46 +156,54 @@ class What:
 
 
 @dataclass(frozen=True)
-class Operations:
-    """Collectives and messages of one rank, oldest first, as columns: index i of each array belongs
-    to operation i.
-
-    Attributes:
-        whats: what `what` counts.
-        what: which of `whats` it is.
-        sequence: of a collective: how many the group had begun with it. Of a message: how many went
-            that way between the two ranks. 0 where that is not known.
-        peer: of a message, the other rank; else -1.
-        run: the cell that began it; -1 for none.
-        begin_s, end_s: by the host's monotonic clock; the end is NaN while it runs.
-        wait_s: since when the rank's main thread waited for it, as far as that is known; NaN if it
-            has not.
-    """
-
-    whats: tuple[What, ...]
-    what: array[int]
-    sequence: array[int]
-    peer: array[int]
-    run: array[int]
-    begin_s: array[float]
-    end_s: array[float]
-    wait_s: array[float]
-
-
-@dataclass(frozen=True)
 class Past:
     """The last cells of one rank and the operations in them: the answer to `inspect.HistoryQuery`.
 
+    Operations are collectives and messages, oldest first. The numbers of one are: of a collective,
+    how many its group had begun with it, of a message, how many went that way between the two ranks
+    (0 where that is not known); of a message, the other rank, else -1; the run of the cell that
+    began it, -1 for none; begin and end by the host's monotonic clock (NaN while it runs); and
+    since when the rank's main thread waited for it, as far as that is known (NaN if it has not).
+
     Attributes:
         cells: oldest first.
-        operations: those in these cells.
+        whats: kinds of operations.
+        what: of each operation in these cells, which of `whats` it is.
+        numbers: of each, a `RECORD`.
         num_left_out: how many older operations of these cells were left out or lost.
         since_s: when the rank began, by the host's monotonic clock.
         now_s: that clock at the answer.
     """
 
     cells: tuple[CellSpan, ...]
-    operations: Operations
+    whats: tuple[What, ...]
+    what: array[int]
+    numbers: bytes
     num_left_out: int
     since_s: float
     now_s: float
+
+
+class RankProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """What torch.profiler recorded of a cell on one rank.
+
+    Attributes:
+        past: the cell and its operations; those on a GPU are where NCCL's kernels ran.
+        epoch_ns: what the system clock of the rank's host was ahead of its monotonic one.
+        operators: what took longest, of each kind, longest first.
+        busy: when its GPU computed, by the monotonic clock in seconds: (begin, end), apart from one
+            another; None without a GPU.
+        trace: the trace in Chrome's format, if it was wanted and is not too long.
+        num_trace_bytes: how long it is.
+        trace_path: the file on the rank's host that has it, if it is too long.
+        problem: why the cell was not profiled, or its trace not written.
+    """
+
+    past: Past
+    epoch_ns: int = 0
+    operators: tuple[OperatorTime, ...] = ()
+    busy: tuple[tuple[float, float], ...] | None = None
+    trace: bytes = b""
+    num_trace_bytes: int = 0
+    trace_path: str = ""
+    problem: str = ""

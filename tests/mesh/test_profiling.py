@@ -11,6 +11,7 @@ import pytest
 import cellmesh as cm
 from cellmesh.controller.trace import profile as profiling
 from cellmesh.errors import MeshUsageError, RanksInterrupted
+from cellmesh.magics.render.profiles import show_profile
 
 STEP = "x = torch.ones(64, 64) @ torch.ones(64, 64)\ndist.all_reduce(x)"
 
@@ -22,13 +23,14 @@ def test_operators_and_collectives_of_every_rank_are_seen(mesh: cm.Mesh) -> None
     operators = {(operator.kind, operator.name): operator for operator in profile.operators}
     assert operators["computation", "aten::mm"].num_calls == 1
     assert operators["communication", "gloo:all_reduce"].num_calls == 2
-    for rank, one in profile.by_rank.items():
-        first, second = one.collectives
-        assert (first.name, first.ranks) == ("all_reduce", ())
-        assert (second.name, second.ranks) == ("all_reduce", (rank // 2 * 2, rank // 2 * 2 + 1))
-        assert one.start_ns < first.start_ns < second.start_ns < one.end_ns
-        assert one.busy
-        assert not one.trace
+    [cell] = profile.history.cells
+    for rank, (first, second) in profile.history.operations.items():
+        assert (first.name, first.members) == ("all_reduce", ())
+        assert (second.name, second.members) == ("all_reduce", (rank // 2 * 2, rank // 2 * 2 + 1))
+        begin, end = cell.by_rank[rank]
+        assert begin < first.start_ns < second.start_ns < end
+        assert profile.history.times(rank, cell).compute_ns > 0
+        assert not profile.by_rank[rank].trace
     assert sum(one.num_last for one in profile.lateness.values()) == 3
 
 
@@ -36,7 +38,6 @@ def test_the_traces_become_one_file(mesh: cm.Mesh, tmp_path: Path) -> None:
     profile = mesh.profile(STEP, tmp_path / "t.json")
     assert [path.name for path in tmp_path.iterdir()] == ["t.json"]
     assert profile.trace_path == tmp_path / "t.json"
-    assert profile.num_trace_bytes == profile.trace_path.stat().st_size
     events = json.loads(profile.trace_path.read_text())["traceEvents"]
     names = {
         event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"
@@ -46,7 +47,7 @@ def test_the_traces_become_one_file(mesh: cm.Mesh, tmp_path: Path) -> None:
     assert sorted(event["pid"] for event in spans) == [0, 1, 2, 3]
     # On one clock: nobody has ended before the last one began.
     assert max(event["ts"] for event in spans) <= min(event["ts"] + event["dur"] for event in spans)
-    assert f"trace: {tmp_path / 't.json'}" in profile.describe_trace()
+    assert f"trace: {tmp_path / 't.json'} (" in show_profile(profile, 1).text
 
 
 def test_profile_of_a_failed_cell_is_kept(mesh: cm.Mesh, tmp_path: Path) -> None:
@@ -58,7 +59,7 @@ def test_profile_of_a_failed_cell_is_kept(mesh: cm.Mesh, tmp_path: Path) -> None
     assert sorted(profile.by_rank) == [0, 1, 2, 3]
     assert profile.trace_path.exists()
     assert profile.lateness[1].num_missed == 1
-    assert "rank 1 never began 1 collective" in profile.describe_lateness()
+    assert "rank 1 never began 1 collective" in profile.history.describe()
     mesh.cell("dist.barrier()")
 
 
@@ -93,7 +94,7 @@ def test_a_trace_that_is_too_long_stays_where_its_rank_wrote_it(
     assert profile.trace_path is None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t.rank0.json", "t.rank1.json"]
     assert "traceEvents" in json.loads((tmp_path / "t.rank1.json").read_text())
-    assert f"it is in {tmp_path / 't.rank1.json'}" in profile.describe_trace()
+    assert f"it is in {tmp_path / 't.rank1.json'}" in "".join(profile.notes)
 
 
 def test_a_place_where_no_trace_can_be_is_refused_before_the_cell_runs(
@@ -112,7 +113,7 @@ def test_a_profiler_of_the_users_own_is_not_disturbed(mesh: cm.Mesh) -> None:
     mesh.cell("own = torch.profiler.profile()\nown.start()")
     profile = mesh.profile("y = torch.ones(3) + 1")
     assert all("of the rank's own is running" in one.problem for one in profile.by_rank.values())
-    assert "of the rank's own is running" in profile.describe_trace()
+    assert "of the rank's own is running" in "".join(profile.notes)
     mesh.cell("own.stop()\nassert any(event.name == 'aten::add' for event in own.events())")
 
 

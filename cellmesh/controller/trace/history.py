@@ -1,18 +1,47 @@
 """The timeline of the last cells: when each rank computed, was in a collective, and waited for
-which rank. Pure.
+which rank.
+
+That a rank was in the same collective with others shows in the group and in how many that had
+begun; a rank that begins such a one early waits for the last. All ranks of a host have one clock;
+those of other hosts are compared with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from statistics import mean
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
-from ...wire.trace import cut_out, in_operations
-from ..core.clocks import ClockOffset
-from .lateness import Lateness, add_up_lateness, describe_lateness, find_straggler
-from .operations import Match, Operation
+from ...errors import HostError, MeshUsageError
+from ...wire.inspect import HistoryQuery, Refusal
+from ...wire.ranks import describe_ranks, group_ranks
+from ...wire.trace import RECORD, CellSpan, Past, cut_out, in_operations
+from ..core.clocks import ClockOffset, describe_clocks
+from ..inspect import ANSWER_S, look
+from .operations import (
+    Lateness,
+    Operation,
+    describe_lateness,
+    find_straggler,
+    lateness_of,
+    with_waits,
+)
+
+if TYPE_CHECKING:
+    from ..rank_set import RankSet
+
+# Time between cells is drawn this long at most, as a part of the time in cells.
+_GAP = 0.02
+# Of all ranks together; of one rank at least so many.
+_MAX_OPERATIONS, _MIN_OPERATIONS = 30_000, 300
+NO_CLOCKS: Mapping[int, ClockOffset] = MappingProxyType({})
+# Rank -> when its GPU computed, in seconds of its clock.
+Busy = Mapping[int, Sequence[tuple[float, float]]]
+_NEVER_BUSY: Busy = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -44,30 +73,18 @@ class TimelineCell:
         return max(end for _, end in self.by_rank.values())
 
 
-@dataclass(frozen=True)
-class CellTimes:
-    """Where the time of a cell went, in nanoseconds.
+class Times(NamedTuple):
+    """Where the time of a cell went on a rank, in nanoseconds.
 
     Attributes:
-        wall_ns: from the first rank's begin to the last one's end.
-        compute_ns: outside of what its main thread waited for, on average over the ranks.
-        collectives_ns: with a collective or a message under way, on average.
-        waiting_ns: of that, with another rank not there yet, on average.
-        lateness: who came last.
+        compute_ns: outside of what its main thread waited for; on a GPU, while that computed.
+        collectives_ns: with a collective or a message under way that the cell began.
+        waiting_ns: of that, with another rank not there yet.
     """
 
-    wall_ns: int
-    compute_ns: float
-    collectives_ns: float
-    waiting_ns: float
-    lateness: Mapping[int, Lateness]
-
-    @property
-    def straggler(self) -> int | None:
-        """The rank that began collectives noticeably later than the others; None if there is
-        none.
-        """
-        return find_straggler(self.lateness, self.wall_ns / 1e9)
+    compute_ns: int
+    collectives_ns: int
+    waiting_ns: int
 
 
 @dataclass(frozen=True)
@@ -78,17 +95,17 @@ class History:
         ranks: of which it tells.
         cells: oldest first.
         operations: rank -> its collectives and messages, in the order of their begins.
-        matches: which of them are one.
         notes: what is not told, and why.
         clocks: rank -> the offset of its host's clock, on many hosts; times are on one clock.
+        busy: rank -> when its GPU computed, where that was profiled.
     """
 
     ranks: tuple[int, ...] = ()
     cells: tuple[TimelineCell, ...] = ()
     operations: Mapping[int, Sequence[Operation]] = field(default_factory=dict)
-    matches: Sequence[Match] = ()
     notes: tuple[str, ...] = ()
     clocks: Mapping[int, ClockOffset] = field(default_factory=dict)
+    busy: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
 
     @property
     def length_ns(self) -> int:
@@ -108,73 +125,257 @@ class History:
                 found.setdefault((rank, one.run), []).append(one)
         return found
 
-    def of(self, rank: int, run: int) -> Sequence[Operation]:
-        """Return the operations of a rank in one cell."""
-        return self._by_cell.get((rank, run), ())
+    def computing(self, rank: int, cell: TimelineCell) -> Sequence[tuple[int, int]]:
+        """Return when a rank was in a cell without waiting for an operation, or when its GPU
+        computed: (begin, end).
+        """
+        if rank not in cell.by_rank or rank in self.busy:
+            return self.busy.get(rank, ())
+        ours = self._by_cell.get((rank, cell.run), ())
+        waits = [(one.wait_ns, one.end_ns) for one in ours if one.wait_ns is not None]
+        return cut_out([cell.by_rank[rank]], waits)
 
-    def computing(self, rank: int, cell: TimelineCell) -> list[tuple[int, int]]:
-        """Return when a rank was in a cell without waiting for an operation: (begin, end)."""
-        if rank not in cell.by_rank:
-            return []
-        begin, end = cell.by_rank[rank]
-        blocked = [
-            (one.wait_ns, one.end_ns) for one in self.of(rank, cell.run) if one.wait_ns is not None
-        ]
-        return cut_out([(begin, end)], blocked)
-
-    def in_collectives_ns(self, rank: int, cell: TimelineCell) -> int:
-        """Return for how long of a cell a rank had operations under way that the cell began."""
-        spans = ((one.start_ns, one.end_ns) for one in self.of(rank, cell.run))
-        return in_operations(spans, *cell.by_rank[rank]) if rank in cell.by_rank else 0
-
-    def waiting_ns(self, rank: int, cell: TimelineCell) -> int:
-        """Return for how long of that another rank had not begun them."""
-        spans = ((one.start_ns, one.start_ns + one.waited_ns) for one in self.of(rank, cell.run))
-        return in_operations(spans, *cell.by_rank[rank]) if rank in cell.by_rank else 0
-
-    def times(self, cell: TimelineCell) -> CellTimes:
-        """Return where the time of a cell went."""
-        return CellTimes(
-            cell.end_ns - cell.begin_ns,
-            mean(
-                sum(end - begin for begin, end in self.computing(rank, cell))
-                for rank in cell.by_rank
+    def times(self, rank: int, cell: TimelineCell) -> Times:
+        """Return where the time of a cell went on a rank."""
+        begin, end = cell.by_rank.get(rank, (0, 0))
+        ours = self._by_cell.get((rank, cell.run), ())
+        return Times(
+            sum(end - begin for begin, end in self.computing(rank, cell)),
+            in_operations(((one.start_ns, one.end_ns) for one in ours), begin, end),
+            in_operations(
+                ((one.start_ns, one.start_ns + one.waited_ns) for one in ours), begin, end
             ),
-            mean(self.in_collectives_ns(rank, cell) for rank in cell.by_rank),
-            mean(self.waiting_ns(rank, cell) for rank in cell.by_rank),
-            self.lateness(cell.run),
         )
 
-    def lateness(self, run: int | None = None) -> dict[int, Lateness]:
+    def lateness(self, cell: TimelineCell | None = None) -> dict[int, Lateness]:
         """Return how late ranks began collectives; messages do not count, because one side always
         waits.
 
         Args:
-            run: of the cell that is asked about; None for all.
+            cell: which is asked about; None for all.
         """
-        return add_up_lateness(
-            self.operations, [one for one in self.matches if self._is_of(one, run)]
+        return lateness_of(
+            {
+                rank: [one for one in ours if cell is None or one.run == cell.run]
+                for rank, ours in self.operations.items()
+            }
         )
 
-    def _is_of(self, one: Match, run: int | None) -> bool:
-        rank, index = next(iter(one[0].items()))
-        return run in (None, self.operations[rank][index].run)
+    def took_s(self, *cells: TimelineCell) -> float:
+        """Return how long cells took, all if none are named."""
+        return sum(cell.end_ns - cell.begin_ns for cell in cells or self.cells) / 1e9
 
     @property
     def straggler(self) -> int | None:
         """The rank that began collectives noticeably later than the others; None if there is
         none.
         """
-        return find_straggler(self.lateness(), self._took_s())
+        return find_straggler(self.lateness(), self.took_s())
 
     def describe(self) -> str:
         """Describe the rank that began collectives noticeably late; "" if there is none."""
-        text = describe_lateness(self.lateness(), self._took_s())
+        text = describe_lateness(self.lateness(), self.took_s())
         return text.replace("never began", "has not begun") if self.is_running else text
-
-    def _took_s(self) -> float:
-        return sum(cell.end_ns - cell.begin_ns for cell in self.cells) / 1e9
 
     def __repr__(self) -> str:
         titles = ", ".join(cell.title for cell in self.cells) or "no cell"
         return f"<timeline of {titles} on {len(self.ranks)} ranks>"
+
+
+def remember(ranks: RankSet, num_cells: int, trace: str | Path | None = None) -> History:
+    """Ask ranks for their last cells, and return the joined history (see `Ranks.timeline`)."""
+    from .chrome import trace_of
+
+    ranks.session.check_usable(())
+    if num_cells < 1:
+        raise MeshUsageError(f"num_cells must be at least 1, not {num_cells}")
+    path = None if trace is None else check_target(Path(trace))
+    max_operations = max(_MIN_OPERATIONS, _MAX_OPERATIONS // len(ranks))
+    subject = HistoryQuery(num_cells, max_operations)
+    looked = look(ranks, subject, is_beside=True, timeout_s=ANSWER_S)
+    clocks = ranks.session.clocks(looked.answers)
+    history = merge(looked.answers, looked.refusals, num_cells, clocks)
+    if path is not None:
+        write_trace(path, trace_of(history))
+    return history
+
+
+def check_target(path: Path) -> Path:
+    """Return the absolute path of a trace file that is to be written; raise if it cannot be.
+
+    Raises:
+        MeshUsageError: nothing can be written there.
+    """
+    path = path.expanduser().absolute()
+    if path.is_dir():
+        raise MeshUsageError(
+            f"{path} is a directory: give the trace a file name, like {path / 'trace.json'}"
+        )
+    if not path.parent.is_dir():
+        raise MeshUsageError(
+            f"there is no directory {path.parent} for the trace: make it, or name another"
+        )
+    return path
+
+
+def write_trace(path: Path, trace: bytes) -> None:
+    """Write a Chrome trace.
+
+    Raises:
+        HostError: it could not be written.
+    """
+    try:
+        path.write_bytes(trace)
+    except OSError as error:
+        raise HostError(f"the trace could not be written: {error}") from error
+
+
+def merge(
+    pasts: Mapping[int, Past],
+    refusals: Mapping[int, Refusal],
+    num_cells: int,
+    clocks: Mapping[int, ClockOffset] = NO_CLOCKS,
+    busy: Busy = _NEVER_BUSY,
+) -> History:
+    """Join the ranks' records of their last cells to one history.
+
+    Args:
+        pasts: rank -> what it told.
+        refusals: rank -> why it told nothing.
+        num_cells: how many of the last cells are wanted.
+        clocks: rank -> the offset of its host's clock; none on one host.
+        busy: see `Busy`.
+    """
+    ahead_s = {rank: clocks[rank].offset_s if rank in clocks else 0.0 for rank in pasts}
+    found: dict[int, dict[int, CellSpan]] = {}
+    for rank, past in sorted(pasts.items()):
+        for span in past.cells:
+            found.setdefault(span.run, {})[rank] = span
+    chosen = {run: found[run] for run in sorted(found)[-num_cells:]}
+    begins = (s.begin_s - ahead_s[rank] for spans in chosen.values() for rank, s in spans.items())
+    origin_s = min(begins, default=0.0)
+
+    def at(rank: int, at_s: float) -> int:
+        """Return a time of a rank's clock in nanoseconds from the begin of the first cell."""
+        return round((at_s - ahead_s[rank] - origin_s) * 1e9)
+
+    def of_rank(rank: int, span: CellSpan) -> tuple[int, int]:
+        end_s = pasts[rank].now_s if span.end_s is None else span.end_s
+        return at(rank, span.begin_s), at(rank, end_s)
+
+    cells = _close_gaps(
+        TimelineCell(
+            run,
+            _title(next(reversed(spans.values()))),
+            {rank: of_rank(rank, span) for rank, span in spans.items()},
+            frozenset(rank for rank, span in spans.items() if span.end_s is None),
+        )
+        for run, spans in chosen.items()
+    )
+    runs = {cell.run: cell for cell in cells}
+    operations = {
+        rank: _read(past, rank, runs, partial(at, rank)) for rank, past in sorted(pasts.items())
+    }
+    since_ns = {rank: at(rank, past.since_s) for rank, past in pasts.items()}
+    cut = [rank for rank, past in pasts.items() if past.num_left_out]
+    return History(
+        tuple(sorted(pasts)),
+        cells,
+        with_waits(operations, since_ns, cut),
+        (
+            *_notes(pasts, refusals, cells, since_ns),
+            *filter(None, [describe_clocks(clocks.values())]),
+        ),
+        clocks,
+        {rank: [(at(rank, b), at(rank, e)) for b, e in spans] for rank, spans in busy.items()},
+    )
+
+
+def _title(span: CellSpan) -> str:
+    if span.execution_count:
+        return f"In[{span.execution_count}]"
+    return f"{span.name}()" if span.name else "a cell"
+
+
+def _close_gaps(cells: Iterable[TimelineCell]) -> tuple[TimelineCell, ...]:
+    """Shorten the pauses between cells, in which the ranks had nothing to do."""
+    ordered = sorted(cells, key=lambda cell: cell.begin_ns)
+    longest = round(_GAP * sum(cell.end_ns - cell.begin_ns for cell in ordered))
+    shift, reached, closed = 0, 0, []
+    for cell in ordered:
+        shift += max(0, cell.begin_ns - reached - longest)
+        closed.append(replace(cell, shift_ns=shift))
+        reached = max(reached, cell.end_ns)
+    return tuple(closed)
+
+
+def _read(
+    past: Past, rank: int, cells: Mapping[int, TimelineCell], at: Callable[[float], int]
+) -> list[Operation]:
+    """Return a rank's operations in the order of their begins.
+
+    Args:
+        past: its record.
+        rank: which.
+        cells: run -> cell; operations of others are left out.
+        at: converts its times.
+    """
+    found = []
+    rows = RECORD.iter_unpack(past.numbers)
+    for which, (sequence, peer, run, *times) in zip(past.what, rows, strict=True):
+        if run not in cells or rank not in cells[run].by_rank:
+            continue
+        what = past.whats[which]
+        start_ns, end_ns, wait_ns = (None if math.isnan(each) else at(each) for each in times)
+        assert start_ns is not None
+        found.append(
+            Operation(
+                what.name,
+                what.group,
+                what.members,
+                start_ns,
+                # What was left when its cell ended has no end of its own.
+                max(0, (cells[run].by_rank[rank][1] if end_ns is None else end_ns) - start_ns),
+                run,
+                sequence,
+                peer,
+                what.generation,
+                wait_ns,
+                end_ns is None and rank in cells[run].running,
+                what.is_launch,
+            )
+        )
+    return sorted(found, key=lambda one: one.start_ns)
+
+
+def _notes(
+    pasts: Mapping[int, Past],
+    refusals: Mapping[int, Refusal],
+    cells: Sequence[TimelineCell],
+    since_ns: Mapping[int, int],
+) -> Iterable[str]:
+    gone = "; what it did is gone with it"
+    why = {r: f"{each.text}{gone * (each.type_name == 'RankDied')}" for r, each in refusals.items()}
+    for text, ranks in group_ranks(why).items():
+        yield f"nothing of {describe_ranks(ranks)}: {text}"
+    if not cells:
+        yield "no cell has run on the ranks yet"
+        return
+    new = [rank for rank in pasts if since_ns[rank] > cells[0].begin_ns]
+    if new:
+        latest = max(since_ns[rank] for rank in new)
+        before = [cell.title for cell in cells if cell.begin_ns < latest]
+        yield (
+            f"{describe_ranks(new)} replaced another after {before[-1]}: what that one did is "
+            "gone with it"
+        )
+    if num_left_out := sum(past.num_left_out for past in pasts.values()):
+        yield (
+            f"{num_left_out:,} older operations of these cells are "
+            "not shown: ranks keep their last ones"
+        )
+    if any(what.is_launch for past in pasts.values() for what in past.whats):
+        yield (
+            "collectives on GPUs are shown where they were launched; "
+            "%%dist_profile shows when they ran"
+        )

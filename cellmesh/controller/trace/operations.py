@@ -1,14 +1,16 @@
-"""Matches ranks' records of one collective or message, and finds how long each waited. Pure."""
+"""Collectives and messages of ranks: finds which are one, how long each waited, and which rank
+begins collectives late. Pure.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
-MESSAGES = frozenset({"send", "recv"})
-# An operation on several ranks: rank -> index in that rank's operations, and the members that have
-# not begun it.
-Match = tuple[dict[int, int], set[int]]
+_MESSAGES = frozenset({"send", "recv"})
+_NO_TIMES: Mapping[int, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Operation:
         members: the group's ranks; () for all.
         start_ns, duration_ns: from the first cell's begin; one that goes on lasts until now.
         run: of its cell.
-        sequence, peer: see `wire.trace.Operations`.
+        sequence, peer: see `wire.trace.Past`.
         generation: see `wire.trace.What`.
         wait_ns: since when the rank's main thread waited for it, as far as that is known; None if
             it did not.
@@ -29,6 +31,7 @@ class Operation:
         is_launch: on a GPU, of which only the launch is known.
         waited_ns: how long of it the last of its ranks had not come.
         last: the rank that came last; -1 where that is not known.
+        missing: the ranks that have not begun it.
     """
 
     name: str
@@ -45,105 +48,170 @@ class Operation:
     is_launch: bool = False
     waited_ns: int = 0
     last: int = -1
+    missing: tuple[int, ...] = ()
 
     @property
     def end_ns(self) -> int:
         """When the operation ended."""
         return self.start_ns + self.duration_ns
 
-    def waited_for_ns(self, last_ns: int) -> int:
-        """Return how long this operation waited for a rank that began it at `last_ns`."""
-        return max(0, min(last_ns, self.end_ns) - self.start_ns)
-
     @property
     def is_message(self) -> bool:
         """Whether the operation is a send or receive between two ranks."""
-        return self.name in MESSAGES
+        return self.name in _MESSAGES
 
+    def key(self, rank: int) -> tuple[object, ...]:
+        """Return what is the same of one operation on all of its ranks.
 
-def lanes_of(operations: Iterable[Operation]) -> list[int]:
-    """Return a row to draw each operation in, such that operations in one row do not overlap."""
-    ends: list[int] = []
-    lanes = []
-    for one in operations:
-        lane = next((lane for lane, end in enumerate(ends) if end <= one.start_ns), len(ends))
-        if lane == len(ends):
-            ends.append(0)
-        ends[lane] = one.end_ns
-        lanes.append(lane)
-    return lanes
-
-
-def match(
-    operations: Mapping[int, Sequence[Operation]],
-    since_ns: Mapping[int, int] | None = None,
-    cut: Iterable[int] = (),
-) -> list[Match]:
-    """Find which operations of different ranks are one, by process group and number on the group.
-
-    Where the group is not known, an operation that a rank lacks is no match: the rank need not be
-    a member.
-
-    Args:
-        operations: rank -> its own.
-        since_ns: rank -> when its process began; it is not missed where it was not yet.
-        cut: the ranks of which not all is known; they are not missed at all.
-    """
-    since_ns, cut = since_ns or {}, set(cut)
-    found: dict[tuple[object, ...], dict[int, int]] = {}
-    for rank, ours in operations.items():
-        seen: dict[tuple[object, ...], int] = {}
-        # From the end: a script that makes its groups a second time gives them the same names, and
-        # their counts begin at one again.
-        for index in reversed(range(len(ours))):
-            one = ours[index]
-            if not one.sequence or one.is_launch:
-                continue
-            key = _key(one, rank)
-            seen[key] = seen.get(key, 0) + 1
-            found.setdefault((*key, seen[key]), {})[rank] = index
-    known, matched = frozenset(operations), []
-    for of_ranks in found.values():
-        rank, index = next(iter(of_ranks.items()))
-        one = operations[rank][index]
-        # A message is of two ranks, whatever the size of its group.
-        expected = {rank, one.peer} if one.is_message else set(one.members or known)
-        absent = expected - of_ranks.keys()
-        first_ns = min(operations[rank][index].start_ns for rank, index in of_ranks.items())
-        missing = {
-            rank for rank in absent & known if rank not in cut and since_ns.get(rank, 0) <= first_ns
-        }
-        is_whole = absent <= known
-        if one.group if missing else is_whole and len(of_ranks) > 1:
-            matched.append((of_ranks, missing))
-    return matched
-
-
-def _key(one: Operation, rank: int) -> tuple[object, ...]:
-    if one.is_message:
-        ends = (rank, one.peer) if one.name == "send" else (one.peer, rank)
-        return (one.generation, one.group, ends, one.sequence)
-    return (one.generation, one.group or one.name, one.members, one.sequence)
+        Args:
+            rank: the rank that this is of.
+        """
+        if self.is_message:
+            ends = (rank, self.peer) if self.name == "send" else (self.peer, rank)
+            return (self.generation, self.group, ends, self.sequence)
+        return (self.generation, self.group or self.name, self.members, self.sequence)
 
 
 def with_waits(
-    operations: Mapping[int, Sequence[Operation]], matched: Iterable[Match]
+    operations: Mapping[int, Sequence[Operation]],
+    since_ns: Mapping[int, int] = _NO_TIMES,
+    cut: Iterable[int] = (),
 ) -> dict[int, list[Operation]]:
     """Return the operations with how long each waited for the last of its ranks, and which rank
-    that was.
+    that was; operations of different ranks are one by process group and number on the group.
+
+    Where the group is not known, an operation that a rank lacks is matched with none: the rank need
+    not be a member.
+
+    Args:
+        operations: rank -> its own, in order.
+        since_ns: rank -> when its process began; it is not missed where it was not yet.
+        cut: the ranks of which not all is known; they are not missed at all.
     """
-    waited: dict[tuple[int, int], tuple[int, int]] = {}
-    for of_ranks, missing in matched:
-        begun = {rank: operations[rank][index] for rank, index in of_ranks.items()}
+    waited = {rank: list(ours) for rank, ours in operations.items()}
+    known, whole = operations.keys(), operations.keys() - set(cut)
+    for indices in _alike(operations).values():
+        begun = {rank: operations[rank][index] for rank, index in indices.items()}
+        first, one = next(iter(begun.items()))
+        # A message is of two ranks, whatever the size of its group.
+        expected = {first, one.peer} if one.is_message else set(one.members or known)
+        absent = expected - begun.keys()
+        first_ns = min(each.start_ns for each in begun.values())
+        missing = tuple(sorted(r for r in absent & whole if since_ns.get(r, 0) <= first_ns))
+        if not (one.group if missing else absent <= known and len(begun) > 1):
+            continue
         late = max(begun, key=lambda rank: begun[rank].start_ns)
-        for rank, one in begun.items():
-            waited_ns = one.duration_ns if missing else one.waited_for_ns(begun[late].start_ns)
-            waited[rank, of_ranks[rank]] = waited_ns, min(missing, default=late)
+        late_ns = begun[late].start_ns
+        for rank, each in begun.items():
+            waited[rank][indices[rank]] = replace(
+                each,
+                waited_ns=each.duration_ns
+                if missing
+                else max(0, min(late_ns, each.end_ns) - each.start_ns),
+                last=missing[0] if missing else late,
+                missing=missing,
+            )
+    return waited
+
+
+def _alike(
+    operations: Mapping[int, Sequence[Operation]],
+) -> dict[tuple[object, ...], dict[int, int]]:
+    """Return for each operation the ranks that have begun it: rank -> index among its own."""
+    found: dict[tuple[object, ...], dict[int, int]] = {}
+    for rank, ours in operations.items():
+        seen: Counter[tuple[object, ...]] = Counter()
+        # From the end: a script that makes its groups a second time gives them the same names, and
+        # their counts begin at one again.
+        for index in reversed(range(len(ours))):
+            if ours[index].sequence and not ours[index].is_launch:
+                key = ours[index].key(rank)
+                seen[key] += 1
+                found.setdefault((*key, seen[key]), {})[rank] = index
+    return found
+
+
+@dataclass(frozen=True)
+class Lateness:
+    """How late one rank began the collectives that it shares with others.
+
+    Attributes:
+        rank: which.
+        num_last: to how many it came last.
+        num_missed: to how many it never came, although others of the group did.
+        awaited_s: how long the ranks that had come before waited for it in these, added up.
+        num_others: how many other ranks there are.
+    """
+
+    rank: int
+    num_last: int
+    num_missed: int
+    awaited_s: float
+    num_others: int = 1
+
+    @property
+    def awaited_each_s(self) -> float:
+        """How long each of the other ranks waited for it, on average."""
+        return self.awaited_s / max(1, self.num_others)
+
+
+def lateness_of(operations: Mapping[int, Iterable[Operation]]) -> dict[int, Lateness]:
+    """Return how late each rank began collectives; messages do not count, because one side always
+    waits.
+
+    Args:
+        operations: rank -> its own (`with_waits`).
+    """
+    num_last: Counter[int] = Counter()
+    awaited_ns: Counter[int] = Counter()
+    missed: dict[int, set[tuple[object, ...]]] = {rank: set() for rank in operations}
+    for rank, ours in operations.items():
+        for one in ours:
+            if one.is_message:
+                continue
+            for late in one.missing:
+                missed[late].add(one.key(rank))
+            for late in one.missing or (one.last,):
+                awaited_ns[late] += one.waited_ns
+            num_last[rank] += one.last == rank
     return {
-        rank: [
-            replace(one, waited_ns=waited_ns, last=last)
-            for index, one in enumerate(ours)
-            for waited_ns, last in (waited.get((rank, index), (0, -1)),)
-        ]
-        for rank, ours in operations.items()
+        rank: Lateness(
+            rank, num_last[rank], len(missed[rank]), awaited_ns[rank] / 1e9, len(operations) - 1
+        )
+        for rank in operations
     }
+
+
+def find_straggler(lateness: Mapping[int, Lateness], took_s: float) -> int | None:
+    """Return the rank that began collectives noticeably later than the others; None if there is
+    none.
+
+    Args:
+        lateness: of all ranks.
+        took_s: how long they ran.
+    """
+    if not lateness:
+        return None
+    worst = max(lateness.values(), key=lambda one: (one.num_missed, one.awaited_s))
+    is_little = worst.awaited_s < 0.05 * took_s * max(1, len(lateness) - 1)
+    is_late = worst.num_last and not is_little
+    return worst.rank if worst.num_missed or is_late else None
+
+
+def describe_lateness(lateness: Mapping[int, Lateness], took_s: float) -> str:
+    """Describe the rank that `find_straggler` finds; "" if no rank waited for another."""
+    num = sum(one.num_last for one in lateness.values())
+    straggler = find_straggler(lateness, took_s)
+    if straggler is None:
+        return f"no straggler: ranks began {num} collectives at about the same time" if num else ""
+    worst = lateness[straggler]
+    if worst.num_missed:
+        what = "collective" if worst.num_missed == 1 else "collectives"
+        return f"rank {worst.rank} never began {worst.num_missed} {what} that others waited in"
+    each = "each other rank" if worst.num_others > 1 else "the other rank"
+    factor, unit = (1, "s") if took_s >= 1 else (1e3, "ms")
+    waited = min(worst.awaited_each_s, took_s) * factor
+    return (
+        f"rank {worst.rank} was last in {worst.num_last} of {num} collectives; {each} waited "
+        f"{waited:.3g} of {took_s * factor:.3g} {unit} for it"
+    )

@@ -50,6 +50,9 @@ from .rewriting import (
 # Names by which a cell may call `sys.exit`: Python's, and those of libraries.
 _EXITS = ("exit", "quit", "SystemExit", "click", "typer", "unittest")
 _MAKES_GROUPS = re.compile(r"\b(?:init|destroy)_process_group\b")
+_NAMES_A_STORE = re.compile(
+    r"""MASTER_PORT(?:["']\s*\])?\s*=(?!=)|["']MASTER_PORT["']\s*:|tcp://"""
+)
 _SPAWNS = re.compile(r"\b(?:spawn|forkserver)\b")
 # Magics that have no trace in a script, or one of their own.
 _TRACELESS = (
@@ -173,6 +176,7 @@ class Draft:
         self.names = set().union(*map(names_in, self.sources))
         self.bound = set().union(*map(names_bound, self.sources))
         self.makes_groups = _MAKES_GROUPS.search(text) is not None
+        self.names_a_store = _NAMES_A_STORE.search(text) is not None
         self.spawns = _SPAWNS.search(text) is not None
         self.show, self.loop = (free_name(name, self.names) for name in ("show", "loop"))
         # Functions that use a name by which a cell may exit are such names themselves.
@@ -409,9 +413,8 @@ def _write_head(beginning: Beginning, filename: str, draft: Draft) -> str:
         draft.imports.add("import itertools")
         has_mesh = "mesh" in draft.names - draft.bound
         groups += _ADOPTION.replace("# mesh\n", _ADOPTED_MESH if has_mesh else "")
-    if draft.spawns and draft.makes_groups:
-        # Spawned processes name a store, which their rank 0 is to serve.
-        groups += 'os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)\n'
+    if draft.names_a_store:
+        groups += _OWN_STORE
     imports, stub = draft.imports, ""
     modules = {each for source in draft.sources for each in _imported(source)}
     if {each for each in modules if each.partition(".")[0] == "cellmesh"} == {"cellmesh"}:
@@ -499,6 +502,9 @@ def adopt_process_group(rank: int, world_size: int) -> None:
 
 adopt_process_group(rank, world_size)
 '''
+_OWN_STORE = """\
+os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # cells name a store, which rank 0 is to serve
+"""
 # It must belong to the group that there is.
 _ADOPTED_MESH = """\
         global mesh

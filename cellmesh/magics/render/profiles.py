@@ -1,5 +1,5 @@
-"""The view of ``%%dist_profile``: the timeline, which rank others waited for, and where time
-went.
+"""The views of ``%dist_timeline`` and ``%%dist_profile``, a picture and tables of where time went,
+and the lines of ``%%dist --time``.
 """
 
 from __future__ import annotations
@@ -7,18 +7,27 @@ from __future__ import annotations
 import html
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 
+from ...controller.ranks import Ranks
+from ...controller.trace.history import History
+from ...controller.trace.operations import find_straggler as find_late
 from ...controller.trace.profile import OperatorByRank, Profile
 from ...wire.ranks import format_ranks, group_ranks
-from ...wire.trace import covered
 from ...wire.user_code import Timing
-from .tables import Table, format_time
-from .timeline import draw_text, timeline_of
-from .timeline_svg import draw_html
+from .tables import Static, Table, format_time
+from .timeline import draw_html, draw_text, timeline_of
 
+_CAPTION = (
+    "compute, in collectives and waiting are the ranks' means; what they overlap counts in both"
+)
+_TITLES = {
+    "computation": "operator (self time)",
+    "communication": "communication (until its end)",
+    "device": "GPU kernel",
+}
+_MAX_NAME = 64
 # From here on a rank is said to have kept the others waiting: in seconds, and as a part of the
 # others' time.
 _LATE_S, _LATE_SHARE = 0.005, 0.1
@@ -74,55 +83,90 @@ def _seconds(seconds: float) -> str:
     return f"{seconds * 1000:.0f} ms" if seconds < 0.9995 else f"{seconds:.2f} s"
 
 
-_TITLES = {
-    "computation": "operator (self time)",
-    "communication": "communication (until its end)",
-    "device": "GPU kernel",
-}
-_MAX_NAME = 64
+def show_timeline(ranks: Ranks, num_cells: int, trace: str | None) -> Static:
+    """Ask ranks for their last cells, and draw them.
 
-
-@dataclass(frozen=True)
-class ProfileView:
-    """Draws a profile in the notebook; shows itself as HTML or text.
-
-    Args:
-        profile: what to show.
-        num_rows: how many operators of each kind.
+    Raises:
+        NoMeshError: the mesh has ended.
+        HostError: the trace could not be written.
     """
+    history = ranks.timeline(num_cells, trace)
+    notes = [] if trace is None else [describe_trace(Path(trace))]
+    return draw(history, [*history.notes, *notes], [cell_table(history)])
 
-    profile: Profile
-    num_rows: int = 10
 
-    def __repr__(self) -> str:
-        pieces = [
-            draw_text(timeline_of(self.profile)),
-            *map(repr, self._tables()),
-            *self._sentences(),
-        ]
-        return "\n\n".join(pieces) if self.profile.by_rank else "\n".join(self._sentences())
+def show_profile(profile: Profile, num_rows: int) -> Static:
+    """Draw a profile; of each kind of operators, so many."""
+    notes = [] if profile.trace_path is None else [describe_trace(profile.trace_path)]
+    tables = [cell_table(profile.history), *operator_tables(profile.operators, num_rows)]
+    return draw(profile.history, [*profile.notes, *notes], tables)
 
-    def _repr_html_(self) -> str:
-        words = "".join(f"<div>{html.escape(text)}</div>" for text in self._sentences())
-        if not self.profile.by_rank:
-            return words
-        tables = "".join(
-            f'<div style="overflow-x:auto;margin-top:8px">{table._repr_html_()}</div>'
-            for table in self._tables()
+
+def draw(history: History, notes: Sequence[str], tables: Sequence[Table]) -> Static:
+    """Draw a history of cells: as text, and as a picture with tables."""
+    sentences = [text for text in (history.describe(), *notes) if text]
+    words = "".join(f"<div>{html.escape(text)}</div>" for text in sentences)
+    if not history.cells:
+        return Static("\n".join(sentences), words)
+    timeline = timeline_of(history)
+    by_rank = f"<details><summary>by rank</summary>{rank_table(history)._repr_html_()}</details>"
+    rows = [*(table._repr_html_() for table in tables[:1]), by_rank]
+    rows += [table._repr_html_() for table in tables[1:]]
+    page = "".join(f'<div style="overflow-x:auto;margin-top:8px">{row}</div>' for row in rows)
+    return Static(
+        "\n\n".join([draw_text(timeline), *map(repr, tables), "\n".join(sentences)]).rstrip(),
+        f"{draw_html(timeline)}{page}{words}",
+    )
+
+
+def describe_trace(path: Path) -> str:
+    """Return a sentence that says where a trace was written."""
+    whole = path.expanduser().absolute()
+    size = f"{whole.stat().st_size / 1e6:.1f} MB"
+    # A file below where the notebook runs is known there by its short name.
+    name = str(whole).removeprefix(f"{Path.cwd()}{os.sep}")
+    return f"trace: {name} ({size}); open it in chrome://tracing or ui.perfetto.dev"
+
+
+def cell_table(history: History) -> Table:
+    """Return a table of where the time of each cell went, the oldest first."""
+    rows = []
+    for cell in history.cells:
+        times = [history.times(rank, cell) for rank in cell.by_rank]
+        lateness = history.lateness(cell)
+        late = find_late(lateness, history.took_s(cell))
+        rows.append(
+            (
+                f"{cell.title} (runs)" if cell.running else cell.title,
+                format_time(cell.end_ns - cell.begin_ns),
+                *(format_time(mean(column)) for column in zip(*times, strict=True)),
+                ""
+                if late is None
+                else f"rank {late}, waited for {format_time(lateness[late].awaited_each_s * 1e9)}",
+            )
         )
-        return f"{draw_html(timeline_of(self.profile))}{tables}{words}"
+    headers = ("cell", "took", "compute", "in collectives", "waiting", "straggler")
+    return Table(headers, rows, _CAPTION)
 
-    def _sentences(self) -> list[str]:
-        texts = [
-            self.profile.describe_lateness() if self.profile.by_rank else "",
-            self.profile.describe_clocks(),
-            # A file below where the notebook runs is known there by its short name.
-            self.profile.describe_trace().replace(f" {Path.cwd()}{os.sep}", " "),
-        ]
-        return [line for text in texts for line in text.splitlines()]
 
-    def _tables(self) -> list[Table]:
-        return [rank_table(self.profile), *operator_tables(self.profile.operators, self.num_rows)]
+def rank_table(history: History) -> Table:
+    """Return a table of where the time of each rank went, in all cells."""
+    lateness = history.lateness()
+    num = sum(one.num_last for one in lateness.values())
+    rows = []
+    for rank, late in lateness.items():
+        times = [history.times(rank, cell) for cell in history.cells]
+        missed = f", never to {late.num_missed}" if late.num_missed else ""
+        rows.append(
+            (
+                str(rank),
+                *(format_time(sum(column)) for column in zip(*times, strict=True)),
+                f"{late.num_last} of {num}{missed}",
+                format_time(late.awaited_each_s * 1e9),
+            )
+        )
+    last = ("last in", "each other waited for it")
+    return Table(("rank", "compute", "in collectives", "waiting", *last), rows)
 
 
 def operator_tables(operators: Sequence[OperatorByRank], num_rows: int) -> list[Table]:
@@ -152,32 +196,3 @@ def operator_tables(operators: Sequence[OperatorByRank], num_rows: int) -> list[
         caption = f"and {left} more: --rows {len(of_kind)}" if left else ""
         tables.append(Table((title, "calls", "mean", "min", "max", "max on rank"), rows, caption))
     return tables
-
-
-def rank_table(profile: Profile) -> Table:
-    """Return a table of where each rank's time went in a profiled cell."""
-    lateness = profile.lateness
-    rows = []
-    for rank, found in sorted(profile.by_rank.items()):
-        ours = profile.operations[rank]
-        rows.append(
-            (
-                str(rank),
-                format_time(found.end_ns - found.start_ns),
-                format_time(covered(((start, start + took) for start, took in found.busy))),
-                format_time(covered((one.start_ns, one.end_ns) for one in ours)),
-                format_time(covered((one.start_ns, one.start_ns + one.waited_ns) for one in ours)),
-                str(lateness[rank].num_last),
-                str(found.num_collectives),
-            )
-        )
-    headers = (
-        "rank",
-        "cell",
-        "in operators",
-        "in collectives",
-        "of it waiting",
-        "last in",
-        "of",
-    )
-    return Table(headers, rows)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...stdlib import time
 from ...wire.inspect import HistoryQuery
-from ...wire.trace import CellSpan, Operations, Past, What, in_operations
+from ...wire.trace import RECORD, CellSpan, Past, What, in_operations
 from ...wire.user_code import Timing
 
 if TYPE_CHECKING:
@@ -28,10 +28,9 @@ CAPACITY = 20_000
 _CHUNK = 1_000  # by how many the ring grows
 _NAN = math.nan
 _NO_RUN = -1
-# Sequence, peer, run, begin, end, wait.
-_RECORD, _TIME = struct.Struct("=qqqddd"), struct.Struct("=d")
-_SIZE, _END, _WAIT = _RECORD.size, 32, 40
-_write, _write_time, _read_time = _RECORD.pack_into, _TIME.pack_into, _TIME.unpack_from
+_TIME = struct.Struct("=d")
+_SIZE, _END, _WAIT = RECORD.size, 32, 40
+_write, _write_time, _read_time = RECORD.pack_into, _TIME.pack_into, _TIME.unpack_from
 
 
 class Spans:
@@ -134,7 +133,7 @@ class Spans:
         for number in range(max(first, self._num_begun - CAPACITY), self._num_begun):
             slot = number % CAPACITY
             what = self._what[slot]
-            _, _, _, begin_s, end_s, _ = _RECORD.unpack_from(self._numbers, slot * _SIZE)
+            _, _, _, begin_s, end_s, _ = RECORD.unpack_from(self._numbers, slot * _SIZE)
             if what is not None:
                 found.append((what, begin_s, end_s))
         return found
@@ -152,49 +151,26 @@ class Spans:
         since_s = cells[0].begin_s if cells else now_s
         whats = self._what[oldest:begun] + self._what[:oldest]
         numbers = self._numbers[oldest * _SIZE : begun * _SIZE] + self._numbers[: oldest * _SIZE]
-        columns = list(zip(*_RECORD.iter_unpack(numbers), strict=True)) or [()] * 6
         # While they were copied, with the one that may be half written.
         overwritten = min(len(whats), max(0, self._num_begun + 1 - CAPACITY - first))
+        kept = [*zip(whats, RECORD.iter_unpack(numbers), strict=True)][overwritten:]
         runs = {cell.run for cell in cells}
-        begins = columns[3]
-        chosen = [
-            index
-            for index in range(overwritten, len(whats))
-            if begins[index] >= since_s and columns[2][index] in runs
-        ]
+        chosen = [(what, row) for what, row in kept if row[3] >= since_s and row[2] in runs]
         # The ring may begin later than the cells; what is lost of them is not counted one by one.
-        is_cut = first + overwritten > 0 and (
-            overwritten >= len(whats) or begins[overwritten] > since_s
-        )
+        is_cut = first + overwritten > 0 and (not kept or kept[0][1][3] > since_s)
         num_lost = first + overwritten if is_cut else 0
         num_left_out = max(0, len(chosen) - subject.max_operations)
         chosen = chosen[num_left_out:]
+        known: dict[What, int] = {}
         return Past(
             tuple(cells),
-            _pack(
-                [whats[index] for index in chosen],
-                [[c[index] for index in chosen] for c in columns],
-            ),
-            num_left_out + num_lost,
-            self._since_s,
-            now_s,
+            what=array("i", [known.setdefault(what, len(known)) for what, _ in chosen if what]),
+            whats=tuple(known),
+            numbers=b"".join(RECORD.pack(*row) for _, row in chosen),
+            num_left_out=num_left_out + num_lost,
+            since_s=self._since_s,
+            now_s=now_s,
         )
-
-
-def _pack(whats: list[What | None], columns: list[list[Any]]) -> Operations:
-    known: dict[What | None, int] = {}
-    what = array("i", [known.setdefault(one, len(known)) for one in whats])
-    sequence, peer, run, begin, end, wait = columns
-    return Operations(
-        tuple(one for one in known if one is not None),
-        what,
-        array("q", sequence),
-        array("i", peer),
-        array("q", run),
-        array("d", begin),
-        array("d", end),
-        array("d", wait),
-    )
 
 
 def _copy(cells: deque[RunRecord]) -> list[RunRecord]:

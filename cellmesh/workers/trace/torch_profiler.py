@@ -5,11 +5,13 @@ Imported when a cell is profiled, and not before.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
+from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,16 +19,17 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from ...wire.codec import Frame
+from ...wire.inspect import HistoryQuery
 from ...wire.trace import (
+    RECORD,
     AnyRequest,
     BeginProfile,
-    Collective,
     OperatorKind,
     OperatorTime,
+    Past,
     RankProfile,
-    cut_out,
+    What,
     join,
-    read_epoch_ns,
 )
 
 if TYPE_CHECKING:
@@ -34,13 +37,29 @@ if TYPE_CHECKING:
     from .recorder import Spans
 
 _MAX_OPERATORS = 100  # of each kind
-_MAX_COLLECTIVES = 5_000
+_MAX_OPERATIONS = 5_000
 _MAX_BUSY = 2_000
 _LAUNCHES = ("c10d::", "_c10d_functional", "c10d_functional::", "record_param_comms")
 _IN_FLIGHT = re.compile(r"^(?:gloo|nccl|mpi|ucc|xccl):(\w+)$")
 _KERNEL = re.compile(r"^nccl(?:Dev)?Kernel_([A-Za-z]+)")
 # A collective goes by several names that differ in how tensors are passed.
 _VARIANTS = re.compile(r"(_into_tensor|_tensor|_base|_single|_coalesced|sparse_|^_)")
+# And NCCL has one kernel for several.
+_KERNELS = {
+    **dict.fromkeys(("send", "recv", "all_to_all"), "send_recv"),
+    "barrier": "all_reduce",
+}
+
+
+def read_epoch_ns() -> int:
+    """Return how far the system clock is ahead of the monotonic one, in nanoseconds."""
+    read = []
+    for _ in range(5):  # a process that is stopped between two readings spoils one of them
+        before = time.monotonic_ns()
+        system = time.time_ns()
+        after = time.monotonic_ns()
+        read.append((after - before, system - (before + after) // 2))
+    return min(read)[1]
 
 
 @dataclass(frozen=True)
@@ -65,18 +84,6 @@ class Event:
     on_device: bool = False
 
 
-@dataclass(frozen=True)
-class Begun:
-    """A collective that was begun on a process group during the profile: its name, time, group and
-    ranks.
-    """
-
-    name: str
-    at_ns: int
-    group: str
-    ranks: tuple[int, ...]
-
-
 class CellProfiler:
     """Profiles one cell of a rank with torch.profiler.
 
@@ -87,13 +94,12 @@ class CellProfiler:
 
     def __init__(self, recorder: Spans, device: torch.device) -> None:
         self._recorder = recorder
-        self._first = 0
         self._activities = [ProfilerActivity.CPU]
         if device.type == "cuda":
             self._activities.append(ProfilerActivity.CUDA)
         self._profile: Any = None
-        self._start_ns = self._end_ns = self._epoch_ns = 0
-        self._is_running = False
+        self._has_begun = self._is_running = False
+        self._epoch_ns = 0
         self._problem = ""
         os.environ.setdefault(
             "KINETO_LOG_LEVEL", "99"
@@ -104,9 +110,9 @@ class CellProfiler:
 
     def start(self) -> None:
         """Begin the profile, as a cell begins; only the first cell is profiled."""
-        if self._start_ns:
+        if self._has_begun:
             return
-        self._start_ns = time.time_ns()
+        self._has_begun = True
         if torch._C._autograd._profiler_enabled():  # torch would end that one, without a word
             self._problem = "a torch.profiler of the rank's own is running: stop that first"
             return
@@ -117,25 +123,20 @@ class CellProfiler:
             self._problem = f"torch.profiler did not start: {error}"
             return
         self._profile, self._is_running = made, True
-        self._first = self._recorder.num_begun
-        self._start_ns = time.time_ns()
 
     def stop(self) -> None:
         """End the profile, as the cell has ended, well or not."""
-        if not self._end_ns:
-            self._end_ns = time.time_ns()
-            self._epoch_ns = read_epoch_ns()
         if not self._is_running:
             return
+        self._is_running, self._epoch_ns = False, read_epoch_ns()
         if not torch._C._autograd._profiler_enabled():
-            self._is_running, self._profile = False, None
+            self._profile = None
             self._problem = "the cell ran a torch.profiler of its own, and there can only be one"
             return
         try:
             self._profile.stop()
         except RuntimeError as error:
             self._problem, self._profile = f"torch.profiler did not stop: {error}", None
-        self._is_running = False
 
     def collect(self, trace_path: str, max_trace_bytes: int) -> RankProfile | None:
         """Return the profile of the cell; None if no cell has run.
@@ -144,36 +145,20 @@ class CellProfiler:
             trace_path: where the trace is written; "" for nowhere.
             max_trace_bytes: a trace that is longer stays there, others come along.
         """
-        if not self._start_ns:
+        if not self._has_begun:
             return None
         self.stop()
+        past = self._recorder.past(HistoryQuery(1, _MAX_OPERATIONS))
         if self._profile is None:
-            return RankProfile(
-                start_ns=self._start_ns,
-                end_ns=self._end_ns,
-                epoch_ns=self._epoch_ns,
-                problem=self._problem,
-            )
+            return RankProfile(past=past, problem=self._problem)
         events = read_events(self._profile)
-        collectives = find_collectives(events, self._begun())
-        resolution_ns = (self._end_ns - self._start_ns) // _MAX_BUSY
         return RankProfile(
-            start_ns=self._start_ns,
-            end_ns=self._end_ns,
+            past=at_kernels(past, events, self._epoch_ns),
             epoch_ns=self._epoch_ns,
             operators=add_up(events),
-            collectives=tuple(collectives[:_MAX_COLLECTIVES]),
-            num_collectives=len(collectives),
-            busy=find_busy(events, resolution_ns),
-            num_events=len(events),
+            busy=find_busy(events, self._epoch_ns) if len(self._activities) > 1 else None,
             **self._export(trace_path, max_trace_bytes),
         )
-
-    def _begun(self) -> list[Begun]:
-        return [
-            Begun(what.name, self._epoch_ns + round(begin_s * 1e9), what.group, what.members)
-            for what, begin_s, _ in self._recorder.begun_since(self._first)
-        ]
 
     def _export(self, trace_path: str, max_trace_bytes: int) -> dict[str, Any]:
         if not trace_path:
@@ -210,86 +195,59 @@ def read_events(profiled: Any) -> list[Event]:
     return sorted(events, key=lambda event: event.start_ns)
 
 
-def find_collectives(events: Sequence[Event], begun: Sequence[Begun]) -> list[Collective]:
-    """Return the collectives and messages among events, with their process groups.
-
-    NCCL's take place on the GPU, and what the CPU has of them is only their launch; gloo's are
-    where its threads are. Groups are told by the order of begins, as neither names them.
+def at_kernels(past: Past, events: Iterable[Event], epoch_ns: int) -> Past:
+    """Return a rank's record in which operations on a GPU, which were noted at their launch, begin
+    and end with NCCL's kernels.
 
     Args:
-        events: in the order of their begins.
-        begun: what was begun on which group, in that order.
+        past: the record.
+        events: of the profiler, in the order of their begins.
+        epoch_ns: what the profiler's clock is ahead of the record's.
     """
-    on_device = any(event.on_device and _KERNEL.match(event.name) for event in events)
-    spans = [event for event in events if _collective_name(event, on_device)]
-    waiting = list(begun)
-    found = []
-    for span in spans:
-        name = _collective_name(span, on_device)
-        index = next(
-            (
-                i
-                for i, one in enumerate(waiting)
-                if one.at_ns <= span.start_ns and alike(one.name, name)
-            ),
-            None,
-        )
-        duration_ns = span.end_ns - span.start_ns
-        if index is None:
-            found.append(Collective(name, span.start_ns, duration_ns))
-        else:
-            one = waiting.pop(index)
-            found.append(Collective(one.name, span.start_ns, duration_ns, one.ranks, one.group))
-    return found
+    kernels = [
+        (_from_camel_case(match[1]), *_seconds(event.start_ns, event.end_ns, epoch_ns))
+        for event in events
+        if event.on_device and not event.is_annotation and (match := _KERNEL.match(event.name))
+    ]
+    known: dict[What, int] = {}
+    what, rows = array("i"), []
+    for which, row in zip(past.what, RECORD.iter_unpack(past.numbers), strict=True):
+        one = past.whats[which]
+        fitting = (k for k in kernels if k[1] >= row[3] and _is_kernel_of(one.name, k[0]))
+        if one.is_launch and (kernel := next(fitting, None)) is not None:
+            kernels.remove(kernel)
+            one, row = replace(one, is_launch=False), (*row[:3], *kernel[1:], math.nan)
+        what.append(known.setdefault(one, len(known)))
+        rows.append(RECORD.pack(*row))
+    return replace(past, whats=tuple(known), what=what, numbers=b"".join(rows))
 
 
-def alike(one: str, other: str) -> bool:
-    """Return whether a collective called by one name may appear in a trace under the other.
-
-    ``all_gather_into_tensor`` is ``all_gather`` below; gloo makes a ``reduce_scatter`` of an
-    ``all_reduce``.
+def _is_kernel_of(called: str, kernel: str) -> bool:
+    """Return whether a collective may run in an NCCL kernel of this name:
+    ``all_gather_into_tensor`` is ``all_gather`` below.
     """
-    called, below = _VARIANTS.sub("", one), _VARIANTS.sub("", other)
-    return called == below or (called, below) == ("reduce_scatter", "all_reduce")
-
-
-def _collective_name(event: Event, on_device: bool) -> str:
-    """Return the name of the collective that a profiler's event belongs to; "" if none."""
-    if event.on_device:
-        kernel = None if event.is_annotation else _KERNEL.match(event.name)
-        return _from_camel_case(kernel[1]) if kernel else ""
-    in_flight = _IN_FLIGHT.match(event.name)
-    if in_flight is None or (on_device and event.name.startswith("nccl:")):
-        return ""
-    return in_flight[1]
+    called = _VARIANTS.sub("", called)
+    return kernel in (called, _KERNELS.get(called))
 
 
 def _from_camel_case(name: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
 
 
-def find_busy(events: Sequence[Event], resolution_ns: int) -> tuple[tuple[int, int], ...]:
-    """Return when operators and kernels computed, without the collectives that they call.
+def find_busy(events: Iterable[Event], epoch_ns: int) -> tuple[tuple[float, float], ...]:
+    """Return when a GPU computed, by the clock that the profiler's is `epoch_ns` ahead of."""
+    computed = [
+        (event.start_ns, event.end_ns)
+        for event in events
+        if event.on_device and not event.is_annotation and _kind_of(event) == "device"
+    ]
+    length_ns = max(computed)[1] - min(computed)[0] if computed else 0
+    joined = join(computed, length_ns // _MAX_BUSY)
+    return tuple(_seconds(begin, end, epoch_ns) for begin, end in joined)
 
-    Args:
-        events: in the order of their begins.
-        resolution_ns: gaps up to this are closed.
 
-    Returns:
-        (start, duration), in order, apart from one another.
-    """
-    computed: dict[int, list[tuple[int, int]]] = {}
-    communicated: dict[int, list[tuple[int, int]]] = {}
-    for event in events:
-        if not event.is_annotation and not event.is_async:
-            into = communicated if _kind_of(event) == "communication" else computed
-            into.setdefault(-1 if event.on_device else event.thread, []).append(
-                (event.start_ns, event.end_ns)
-            )
-    found: list[tuple[int, int]] = []
-    for thread, intervals in computed.items():
-        found += cut_out(intervals, communicated.get(thread, ()) if thread != -1 else ())
-    return tuple((begin, end - begin) for begin, end in join(found, resolution_ns))
+def _seconds(begin_ns: int, end_ns: int, epoch_ns: int) -> tuple[float, float]:
+    return (begin_ns - epoch_ns) / 1e9, (end_ns - epoch_ns) / 1e9
 
 
 def _kind_of(event: Event) -> OperatorKind:

@@ -16,7 +16,7 @@ from cellmesh.controller.core.verdict_text import describe_waits
 from cellmesh.controller.failure_summary import describe_live, explain_waits
 from cellmesh.controller.replicas import bring_together
 from cellmesh.controller.status import Snapshot
-from cellmesh.controller.trace.timeline import merge
+from cellmesh.controller.trace.history import merge
 from cellmesh.magics.render.tables import memory_table, mesh_table, status_table
 from cellmesh.magics.widgets.dashboard.dashboard import draw_mesh
 from cellmesh.wire.codec import Parcel
@@ -236,8 +236,8 @@ def test_timelines(kind: str) -> None:
         def join() -> None:
             history = merge(pasts, {}, 4)
             history.describe()
-            for each in history.cells:
-                history.times(each)
+            for rank in history.ranks:
+                history.times(rank, history.cells[0])
 
         return join
 

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import json
+from array import array
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cellmesh.controller.trace.chrome import merge_traces
 from cellmesh.controller.trace.profile import compare_operators
-from cellmesh.wire.trace import Collective, OperatorTime, RankProfile
-from cellmesh.workers.trace.torch_profiler import (
-    Begun,
-    Event,
-    add_up,
-    alike,
-    find_busy,
-    find_collectives,
-    self_times,
-)
+from cellmesh.wire.trace import RECORD, CellSpan, OperatorTime, Past, RankProfile, What
+from cellmesh.workers.trace.torch_profiler import Event, add_up, at_kernels, find_busy, self_times
 
 GLOO: dict[str, Any] = {"is_async": True, "is_annotation": True}
 
@@ -69,74 +60,74 @@ def test_operators_are_added_up_by_kind_longest_first() -> None:
     ]
 
 
-def test_gloos_collectives_have_the_groups_that_they_were_begun_on() -> None:
-    spans = [("all_reduce", 10, 20), ("all_gather", 12, 25), ("all_reduce", 30, 40)]
-    spans += [("all_reduce", 50, 60)]
-    events = [Event(f"gloo:{name}", begin, end, **GLOO) for name, begin, end in spans]
-    begun = [
-        Begun("all_reduce", 9, "tp", (0, 1)),
-        Begun("all_gather_into_tensor", 11, "0", ()),
-        Begun("reduce_scatter_tensor", 29, "dp", (0, 2)),
-    ]
-    assert find_collectives(events, begun) == [
-        Collective("all_reduce", 10, 10, (0, 1), "tp"),
-        Collective("all_gather_into_tensor", 12, 13, (), "0"),
-        Collective("reduce_scatter_tensor", 30, 10, (0, 2), "dp"),
-        Collective("all_reduce", 50, 10),
-    ]
+EPOCH_NS = 10**18
 
 
-def test_nccls_collectives_are_its_kernels() -> None:
+def kernel(name: str, start_s: float, end_s: float) -> Event:
+    start_ns, end_ns = (EPOCH_NS + round(at * 1e9) for at in (start_s, end_s))
+    return Event(name, start_ns, end_ns, on_device=True)
+
+
+def past_of(*operations: tuple[What, float, float]) -> Past:
+    """A record of operations: what, begin and end."""
+    whats = tuple(dict.fromkeys(what for what, *_ in operations))
+    return Past(
+        (CellSpan(1, "", 1, 0, 9),),
+        whats,
+        array("i", [whats.index(what) for what, *_ in operations]),
+        b"".join(RECORD.pack(7, -1, 1, begin, end, begin) for _, begin, end in operations),
+        0,
+        0,
+        9,
+    )
+
+
+def read(past: Past) -> list[tuple[str, bool, float, float, bool]]:
+    rows = zip(past.what, RECORD.iter_unpack(past.numbers), strict=True)
+    found = ((past.whats[which], *row[3:]) for which, row in rows)
+    return [(w.name, w.is_launch, begin, end, wait != wait) for w, begin, end, wait in found]
+
+
+def test_operations_on_a_gpu_are_where_their_kernels_ran() -> None:
+    names = ("all_reduce", "all_gather_into_tensor", "barrier", "send", "broadcast")
+    reduce, gather, barrier, send, lost = (What(name, "0", (), 0, is_launch=True) for name in names)
+    gloo = What("all_reduce", "1", (), 0)
     events = [
-        Event("nccl:all_reduce", 0, 2, **GLOO),
-        Event("gloo:barrier", 3, 4, **GLOO),
-        Event("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL", 5, 9, on_device=True),
+        kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", 0.5, 0.75),  # before any was launched
+        kernel("ncclKernel_AllGather_RING_LL", 2, 3),
+        kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", 3, 4),
+        kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", 5, 6),
+        Event("nccl:all_reduce", EPOCH_NS, EPOCH_NS + 1, on_device=True, is_annotation=True),
+        kernel("ncclDevKernel_SendRecv(x)", 7, 8),
     ]
-    found = [(one.name, one.start_ns, one.duration_ns) for one in find_collectives(events, [])]
-    assert found == [("barrier", 3, 1), ("reduce_scatter", 5, 4)]
-    assert [one.name for one in find_collectives(events[:2], [])] == ["all_reduce", "barrier"]
+    launched = [
+        (reduce, 1, 1.25),
+        (gather, 1.5, 1.75),
+        (gloo, 2, 2.5),
+        (barrier, 2.75, 3),
+        (send, 4, 5),
+    ]
+    past = at_kernels(past_of(*launched, (lost, 5, 6)), events, EPOCH_NS)
+    assert read(past) == [
+        ("all_reduce", False, 3, 4, True),
+        ("all_gather_into_tensor", False, 2, 3, True),
+        ("all_reduce", False, 2, 2.5, False),
+        ("barrier", False, 5, 6, True),
+        ("send", False, 7, 8, True),
+        ("broadcast", True, 5, 6, False),
+    ]
 
 
-@pytest.mark.parametrize(
-    ("called", "below", "same"),
-    [
-        *(("all_reduce", name, name == "all_reduce") for name in ("all_reduce", "all_gather")),
-        *((name, "all_gather", True) for name in ("all_gather_into_tensor", "all_gather_single")),
-        ("reduce_scatter_tensor", "all_reduce", True),
-        ("all_to_all_single", "all_to_all", True),
-        ("all_reduce", "reduce_scatter", False),
-    ],
-)
-def test_a_collective_goes_by_several_names(called: str, below: str, same: bool) -> None:
-    assert alike(called, below) is same
-
-
-def test_busy_is_computation_without_the_communication_in_it() -> None:
+def test_a_gpu_is_busy_while_it_computes() -> None:
     events = [
-        Event("backward", 0, 100),
-        Event("c10d::allreduce_", 20, 30),
-        Event("_c10d_functional::wait_tensor", 60, 90),
-        Event("aten::mm", 110, 120),
-        Event("sgemm", 80, 85, on_device=True),
-        Event("step", 0, 200, is_annotation=True),
+        Event("aten::mm", EPOCH_NS, EPOCH_NS + 9),
+        kernel("sgemm", 1, 2),
+        kernel("Memcpy DtoH", 1.5, 3),
+        kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", 4, 5),
+        kernel("sgemm", 6, 7),
     ]
-    assert find_busy(events, 0) == ((0, 20), (30, 30), (80, 5), (90, 10), (110, 10))
-    assert find_busy(events, 10) == ((0, 60), (80, 40))
-
-
-_INTERVALS = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), max_size=12)
-
-
-@given(computed=_INTERVALS, communicated=_INTERVALS)
-def test_busy_is_what_a_clock_would_see(
-    computed: list[tuple[int, int]], communicated: list[tuple[int, int]]
-) -> None:
-    events = [Event("aten::mm", start, start + took) for start, took in computed]
-    events += [Event("c10d::send", start, start + took) for start, took in communicated]
-    expected = {t for start, took in computed for t in range(start, start + took)}
-    expected -= {t for start, took in communicated for t in range(start, start + took)}
-    found = find_busy(sorted(events, key=lambda event: event.start_ns), 0)
-    assert {t for start, took in found for t in range(start, start + took)} == expected
+    assert find_busy(events, EPOCH_NS) == ((1, 3), (6, 7))
+    assert find_busy(events[:1], EPOCH_NS) == ()
 
 
 # ---- traces
@@ -166,7 +157,6 @@ def test_traces_become_one_with_a_process_for_each_rank_on_one_clock() -> None:
     def events(name: str) -> list[dict[str, Any]]:
         return [event for event in merged["traceEvents"] if event["name"] == name]
 
-    assert merged["baseTimeNanoseconds"] == 10**18 + 500_125
     names = {event["pid"]: event["args"]["name"] for event in events("process_name")}
     assert names == {0: "rank 0", 3: "rank 3"}
     order = {event["pid"]: event["args"]["sort_index"] for event in events("process_sort_index")}
@@ -174,9 +164,8 @@ def test_traces_become_one_with_a_process_for_each_rank_on_one_clock() -> None:
     assert [(event["pid"], event["ts"]) for event in events("mm")] == [(0, 0.0), (3, 99.875)]
     threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in events("thread_name")}
     (gloo,), (kernel,) = events("gloo:all_reduce"), events("sgemm")
-    assert threads[0, gloo["tid"]] == "gloo"
+    assert threads == {(0, gloo["tid"]): "gloo"}
     assert kernel["pid"] == 3
-    assert sorted(threads.values()) == ["gloo", "main", "main", "thread 7"]
     assert len({event["id"] for event in events("fwdbwd")}) == 2
     assert not events("Record Window End")
 
@@ -197,8 +186,7 @@ def test_operators_are_compared_over_ranks() -> None:
     ours = [[("mm", 2, 2_000)], [("mm", 3, 4_000), ("add", 1, 500)]]
     profiles = {
         rank: RankProfile(
-            start_ns=0,
-            end_ns=1,
+            past=past_of(),
             operators=tuple(OperatorTime(name, "computation", n, ns) for name, n, ns in times),
         )
         for rank, times in enumerate(ours)

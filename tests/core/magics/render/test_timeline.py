@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import xml.etree.ElementTree as ET
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -14,48 +15,56 @@ from hypothesis import strategies as st
 from cellmesh.controller.trace.history import History, TimelineCell
 from cellmesh.controller.trace.operations import Operation
 from cellmesh.controller.trace.profile import MAX_TRACE_BYTES, Profile
-from cellmesh.magics.render.history import cell_table, rank_table, static_of
-from cellmesh.magics.render.profiles import ProfileView
+from cellmesh.magics.render.profiles import (
+    cell_table,
+    describe_trace,
+    draw,
+    rank_table,
+    show_profile,
+)
 from cellmesh.magics.render.tables import format_time, memory_table
 from cellmesh.magics.render.timeline import (
     Row,
     Timeline,
+    draw_html,
+    draw_svg,
     draw_text,
+    ticks,
     timeline_of,
-    timeline_of_history,
 )
-from cellmesh.magics.render.timeline_svg import draw_html, draw_svg, ticks
 from cellmesh.wire.status import MemoryUse, RankInfo, RankState
-from cellmesh.wire.trace import Collective, OperatorTime, RankProfile
+from cellmesh.wire.trace import OperatorTime, Past, RankProfile
 
 from ....support.step_counter import growth
 
 MS = 1_000_000
+NOTHING = Past((), (), array("i"), b"", 0, 0, 0)
+
+
+def of_two() -> History:
+    """Rank 1 comes 60 ms late to an all_reduce."""
+    cell = TimelineCell(1, "In[2]", dict.fromkeys((0, 1), (0, 100 * MS)))
+    operations = {
+        rank: [
+            Operation(
+                *("all_reduce", "0", (), start * MS, (90 - start) * MS, 1, 1),
+                wait_ns=start * MS,
+                waited_ns=(80 - start) * MS,
+                last=1,
+            )
+        ]
+        for rank, start in ((0, 20), (1, 80))
+    }
+    return History((0, 1), (cell,), operations)
 
 
 def profile_of_two(**changes: Any) -> Profile:
-    """Rank 1 comes 60 ms late to an all_reduce."""
-    base = 10**18
     operators = (
         OperatorTime("aten::mm", "computation", 3, 5 * MS),
         OperatorTime("add", "computation", 1, 9),
     )
-    return Profile(
-        {
-            rank: RankProfile(
-                start_ns=base,
-                end_ns=base + 100 * MS,
-                operators=operators,
-                collectives=(
-                    Collective("all_reduce", base + start * MS, (90 - start) * MS, (), "0"),
-                ),
-                num_collectives=1,
-                busy=((base + 2 * MS, (start - 4) * MS),),
-                **changes,
-            )
-            for rank, start in ((0, 20), (1, 80))
-        }
-    )
+    one = RankProfile(past=NOTHING, operators=operators, **changes)
+    return Profile(of_two(), {0: one, 1: one})
 
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -64,6 +73,11 @@ SVG = "{http://www.w3.org/2000/svg}"
 def svg_of(timeline: Timeline) -> tuple[ET.Element, str]:
     page = draw_svg(timeline)
     return ET.fromstring(page), page
+
+
+def texts_of(root: ET.Element) -> set[str]:
+    texts = {text for each in root.iter(f"{SVG}text") for text in each.itertext()}
+    return {text.strip() for text in texts}
 
 
 def page_of(timeline: Timeline) -> ET.Element:
@@ -77,13 +91,12 @@ def bar(
 
 
 def test_timeline_picture_has_a_row_for_each_rank_and_marks_waits() -> None:
-    timeline = timeline_of(profile_of_two())
+    timeline = timeline_of(of_two())
     root, _ = svg_of(timeline)
-    texts = [element.text for element in root.iter(f"{SVG}text")]
+    texts = texts_of(root)
     titles = [element.attrib["title"] for element in page_of(timeline).iter("area")]
-    assert {"rank 0", "rank 1", "0", "100 ms", "all_reduce", "pale: waits for another rank"} <= set(
-        texts
-    )
+    assert {"rank 0", "rank 1", "0", "100 ms", "compute", "all_reduce"} <= texts
+    assert "pale: waits for another rank" in texts
     assert titles == [
         "rank 0: all_reduce, 70 ms, 60 ms of it waiting for rank 1",
         "rank 1: all_reduce, 10 ms",
@@ -91,7 +104,7 @@ def test_timeline_picture_has_a_row_for_each_rank_and_marks_waits() -> None:
 
 
 def test_a_page_that_removes_inline_svg_shows_the_picture() -> None:
-    timeline = timeline_of(profile_of_two())
+    timeline = timeline_of(of_two())
     page = page_of(timeline)
     (image,) = page.iter("img")
     (areas,) = page.iter("map")
@@ -101,7 +114,7 @@ def test_a_page_that_removes_inline_svg_shows_the_picture() -> None:
     assert image.attrib["alt"]
     assert "currentColor" not in draw_svg(timeline), "the picture has all its colours"
     assert image.attrib["usemap"] == f"#{areas.attrib['name']}"
-    assert "<svg" not in ProfileView(profile_of_two())._repr_html_()
+    assert "<svg" not in show_profile(profile_of_two(), 1).html
 
 
 @pytest.mark.parametrize(("num_ranks", "num_bars"), [(1, 3000), (8, 400), (64, 60), (64, 300)])
@@ -119,19 +132,19 @@ def test_a_picture_in_the_notebooks_file_is_small(num_ranks: int, num_bars: int)
 
 
 def test_of_very_many_ranks_those_are_drawn_that_differ() -> None:
-    timeline = timeline_of_history(history_of(1024))
+    timeline = timeline_of(history_of(1024))
     assert len(timeline.rows) == 16
     assert timeline.rows[-1].rank == 1023
     told = "16 of 1024 ranks are drawn: those that differ most from the others"
     assert told in draw_html(timeline)
     assert told in draw_text(timeline)
-    assert not timeline_of_history(history_of(64)).num_left_out
+    assert not timeline_of(history_of(64)).num_left_out
 
 
 def test_the_work_of_a_picture_grows_with_the_number_of_ranks() -> None:
     def work(num_ranks: int) -> Any:
         history = history_of(num_ranks)
-        return lambda: (static_of(history, []), cell_table(history))
+        return lambda: draw(history, [], [cell_table(history)])
 
     assert growth(work, 16) < 6
 
@@ -139,9 +152,15 @@ def test_the_work_of_a_picture_grows_with_the_number_of_ranks() -> None:
 def test_a_long_legend_has_more_lines() -> None:
     bars = [bar(f"collective_number_{number}", number, 1) for number in range(12)]
     root, _ = svg_of(Timeline([Row(0, [], bars)], 12))
-    entries = [e for e in root.iter(f"{SVG}text") if (e.text or "").startswith("collective")]
-    assert len({entry.attrib["y"] for entry in entries}) == 3
-    assert all(float(entry.attrib["x"]) < 800 for entry in entries)
+    lines = [each for each in root.iter(f"{SVG}text") if "collective" in "".join(each.itertext())]
+    assert len({line.attrib["y"] for line in lines}) == len(lines) == 4
+
+
+def test_short_bars_are_visible_among_long_ones() -> None:
+    bars = [bar("barrier", 500 * MS, 1), bar("all_reduce", 0, 400 * MS)]
+    _, page = svg_of(Timeline([Row(0, [], bars)], 1000 * MS))
+    assert 'd="M420 51h1"' in page
+    assert 'd="M62 51h287"' in page
 
 
 def test_names_are_escaped() -> None:
@@ -154,19 +173,19 @@ def test_names_are_escaped() -> None:
 
 
 def test_a_terminal_gets_letters_small_where_a_rank_waits() -> None:
-    zero, one, legend = draw_text(timeline_of(profile_of_two())).splitlines()
+    zero, one, legend = draw_text(timeline_of(of_two())).splitlines()
     assert zero.startswith("rank 0  ")
     assert zero.count("a") == pytest.approx(43, abs=2)
     assert "a" not in one.removeprefix("rank 1")
     assert {"#", "A"} <= set(one)
     assert legend.endswith(
-        "0 to 100 ms; # operators, A all_reduce, small letters: waits for another rank"
+        "0 to 100 ms; # compute, A all_reduce, small letters: waits for another rank"
     )
 
 
 def test_empty_timeline_draws_nothing() -> None:
-    svg_of(timeline_of(Profile({})))
-    assert draw_text(timeline_of(Profile({}))).strip() == "0 to 1 ns; # operators"
+    svg_of(timeline_of(History()))
+    assert draw_text(timeline_of(History())).strip() == "0 to 1 ns; # compute"
 
 
 _TIMES = st.integers(0, 10**10)
@@ -203,32 +222,34 @@ def test_times_are_written_with_their_unit(ns: int, text: str) -> None:
 
 
 def test_a_profile_shows_tables_and_the_straggler() -> None:
-    view = ProfileView(profile_of_two(), 1)
-    for text in (repr(view), view._repr_html_()):
-        assert (
-            "rank 1 was last in 1 of 1 collectives; the other rank waited 60 of 100 ms for it"
-            in text
-        )
+    shown = show_profile(profile_of_two(), 1)
+    for text in (shown.text, shown.html):
+        assert "rank 1 was last in 1 of 1 collectives; the other rank waited 60 of 100 ms" in text
         assert "aten::mm" in text
         assert "and 1 more: --rows 2" in text
-        assert "of it waiting" in text
+        assert "In[2]" in text
 
 
 def test_traces_that_are_elsewhere_and_ranks_that_are_missing_are_named() -> None:
     profile = profile_of_two(num_trace_bytes=200_000_000, trace_path="/data/trace.rank0.json")
-    text = Profile(profile.by_rank, {2: "it has died", 3: "it has died"}).describe_trace()
+    profile = Profile(of_two(), profile.by_rank, {2: "it has died", 3: "it has died"})
+    text = show_profile(profile, 1).text
     assert f"at most {MAX_TRACE_BYTES >> 20} MB a rank" in text
     assert "rank 0's trace of 200 MB" in text
     assert "it is in /data/trace.rank0.json" in text
     assert "nothing of ranks 2-3: it has died" in text
-    assert "nothing of rank 0: x" in repr(ProfileView(Profile({}, {0: "x"})))
+    assert show_profile(Profile(History(), {}, {0: "x"}), 1).text == "nothing of rank 0: x"
 
 
-def test_a_trace_below_where_the_notebook_runs_is_named_from_there() -> None:
-    traces = {"trace.json": Path.cwd() / "trace.json", "/data/trace.json": Path("/data/trace.json")}
-    for name, path in traces.items():
-        profile = Profile(profile_of_two().by_rank, {}, num_trace_bytes=2_900_000, trace_path=path)
-        assert f"trace: {name} (2.9 MB)" in repr(ProfileView(profile))
+def test_a_trace_below_where_the_notebook_runs_is_named_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "trace.json"
+    path.write_bytes(bytes(2_900_000))
+    said = "(2.9 MB); open it in chrome://tracing or ui.perfetto.dev"
+    assert describe_trace(path) == f"trace: {path} {said}"
+    monkeypatch.chdir(tmp_path)
+    assert describe_trace(path) == describe_trace(Path("trace.json")) == f"trace: trace.json {said}"
 
 
 # ---- memory
@@ -289,17 +310,16 @@ def history_of(num_ranks: int) -> History:
     operations = {
         rank: [operation(rank, 1, 0), operation(rank, 2, 900 * MS)] for rank in range(num_ranks)
     }
-    matches = [(dict.fromkeys(range(num_ranks), index), set[int]()) for index in range(2)]
-    return History(tuple(range(num_ranks)), cells, operations, matches)
+    return History(tuple(range(num_ranks)), cells, operations)
 
 
 def test_last_cells_are_drawn_without_the_pauses_between() -> None:
-    timeline = timeline_of_history(history_of(2))
+    timeline = timeline_of(history_of(2))
     assert timeline.length_ns == 300 * MS
     assert timeline.marks == [(0, "In[3]"), (200 * MS, "<b>train</b>()")]
     root, picture = svg_of(timeline)
-    texts = [element.text for element in root.iter(f"{SVG}text")]
-    assert {"rank 0", "rank 1", "straggler", "In[3]", "<b>train</b>()", "compute"} <= set(texts)
+    texts = texts_of(root)
+    assert {"rank 0", "rank 1", "straggler", "In[3]", "<b>train</b>()", "compute"} <= texts
     assert "<b>" not in picture
     titles = [element.attrib["title"] for element in page_of(timeline).iter("area")]
     assert titles.count("rank 0: all_reduce, 70 ms, 60 ms of it waiting for rank 1") == 2
@@ -307,21 +327,20 @@ def test_last_cells_are_drawn_without_the_pauses_between() -> None:
 
 def test_many_ranks_have_lower_rows() -> None:
     heights = {
-        num: float(svg_of(timeline_of_history(history_of(num)))[0].attrib["height"])
-        for num in (16, 64)
+        num: float(svg_of(timeline_of(history_of(num)))[0].attrib["height"]) for num in (16, 64)
     }
     assert heights[64] < 2.2 * heights[16]
 
 
 def test_timeline_without_a_widget_is_a_picture_and_text() -> None:
-    shown = static_of(history_of(2), ["trace: <i>t.json</i>"])
+    shown = draw(history_of(2), ["trace: <i>t.json</i>"], [])
     assert "<i>" not in shown.html
     assert "<b>" not in shown.html
     assert "<svg" not in shown.html
-    for part in ("rank 1 was last in 2 of 2 collectives", "rank 1, waited for 60 ms", "trace: "):
+    for part in ("rank 1 was last in 2 of 2 collectives", "rank 1", "trace: "):
         assert part in shown.text
         assert part in shown.html
-    nothing = static_of(History(notes=("no cell has run on the ranks yet",)), [])
+    nothing = draw(History(), ["no cell has run on the ranks yet"], [])
     assert nothing.text == "no cell has run on the ranks yet"
     assert "img" not in nothing.html
 

@@ -11,7 +11,7 @@ import pytest
 from torch.futures import Future
 
 from cellmesh.wire.inspect import HistoryQuery
-from cellmesh.wire.trace import Past, What
+from cellmesh.wire.trace import RECORD, Past, What
 from cellmesh.workers.run_tracker import MAX_RUNS, RunRecord, RunTracker
 from cellmesh.workers.trace import recorder as module
 from cellmesh.workers.trace.recorder import CAPACITY, Spans
@@ -36,7 +36,14 @@ def past(spans: Spans, **options: int) -> Past:
 
 
 def names(told: Past) -> list[str]:
-    return [told.operations.whats[index].name for index in told.operations.what]
+    return [told.whats[index].name for index in told.what]
+
+
+def columns(told: Past) -> SimpleNamespace:
+    """The numbers of operations, by what they mean."""
+    rows = list(RECORD.iter_unpack(told.numbers))
+    fields = ("sequence", "peer", "run", "begin_s", "end_s", "wait_s")
+    return SimpleNamespace(**{name: [row[at] for row in rows] for at, name in enumerate(fields)})
 
 
 def test_cell_and_its_collectives_are_recorded_with_begin_and_end() -> None:
@@ -49,9 +56,9 @@ def test_cell_and_its_collectives_are_recorded_with_begin_and_end() -> None:
     (cell,) = told.cells
     assert (cell.run, cell.execution_count) == (7, 3)
     assert cell.end_s is not None
-    operations = told.operations
+    operations = columns(told)
     assert names(told) == ["all_reduce", "barrier"]
-    assert operations.whats[1] == BARRIER
+    assert told.whats[1] == BARRIER
     assert list(operations.run) == [7, 7]
     assert list(operations.sequence) == [1, 2]
     times = [cell.begin_s, operations.begin_s[0], operations.end_s[0], operations.begin_s[1]]
@@ -73,39 +80,39 @@ def test_open_operation_has_no_end_and_an_end_counts_once(spans: Spans) -> None:
     number = begin(spans, is_sync=False)
     told = past(spans)
     assert told.cells[0].end_s is None
-    assert math.isnan(told.operations.end_s[0])
-    assert math.isnan(told.operations.wait_s[0])
+    assert math.isnan(columns(told).end_s[0])
+    assert math.isnan(columns(told).wait_s[0])
     spans.wait(number)
     spans.end(number)
-    first = past(spans).operations
+    first = columns(past(spans))
     spans.wait(number)
     spans.end(number)
     spans.end_all()
-    assert past(spans).operations == first
+    assert columns(past(spans)) == first
     assert first.begin_s[0] <= first.wait_s[0] <= first.end_s[0]
 
 
 def test_wait_may_begin_before_its_record(spans: Spans) -> None:
     at_s = time.monotonic()
     spans.wait(spans.begin(REDUCE, 1, -1, at_s, False), at_s)
-    assert past(spans).operations.wait_s[0] == at_s
+    assert columns(past(spans)).wait_s[0] == at_s
 
 
 def test_aborted_operation_ends_with_the_heal(spans: Spans) -> None:
     spans.end_with(object(), begin(spans))  # a work without a future is no error
-    assert math.isnan(past(spans).operations.end_s[0])
+    assert math.isnan(columns(past(spans)).end_s[0])
     spans.end_all()
-    assert not math.isnan(past(spans).operations.end_s[0])
+    assert not math.isnan(columns(past(spans)).end_s[0])
 
 
 def test_end_is_that_of_the_work_for_any_waiting_thread(spans: Spans) -> None:
     future: Future[None] = Future()
     spans.end_with(SimpleNamespace(get_future=lambda: future), begin(spans, is_sync=False))
-    assert math.isnan(past(spans).operations.end_s[0])
+    assert math.isnan(columns(past(spans)).end_s[0])
     other = threading.Thread(target=future.set_result, args=(None,))
     other.start()
     other.join()
-    assert not math.isnan(past(spans).operations.end_s[0])
+    assert not math.isnan(columns(past(spans)).end_s[0])
 
 
 def test_the_ring_keeps_the_newest_and_says_how_many_are_gone(spans: Spans) -> None:
@@ -116,11 +123,11 @@ def test_the_ring_keeps_the_newest_and_says_how_many_are_gone(spans: Spans) -> N
     spans.wait(first)
     told = past(spans, max_operations=10 * CAPACITY)
     # One less than fit: the place of the oldest may be just being written.
-    assert list(told.operations.sequence) == list(range(102, CAPACITY + 101))
+    assert list(columns(told).sequence) == list(range(102, CAPACITY + 101))
     assert told.num_left_out == 101
     assert len(spans._what) == CAPACITY
     few = past(spans, max_operations=5)
-    assert list(few.operations.sequence) == list(range(CAPACITY + 96, CAPACITY + 101))
+    assert list(columns(few).sequence) == list(range(CAPACITY + 96, CAPACITY + 101))
     assert few.num_left_out == CAPACITY + 95
 
 
@@ -131,7 +138,7 @@ def test_operations_older_than_the_cells_are_not_missing(spans: Spans) -> None:
     begin_cell(spans, 2, "", 2)
     begin(spans, CAPACITY + 1)
     told = past(spans, num_cells=1)
-    assert list(told.operations.sequence) == [CAPACITY + 1]
+    assert list(columns(told).sequence) == [CAPACITY + 1]
     assert told.num_left_out == 0
 
 
@@ -153,7 +160,7 @@ def test_only_the_last_cells_are_returned_without_the_work_between() -> None:
 def test_trace_of_no_run_is_empty() -> None:
     told = past(Spans())
     assert told.cells == ()
-    assert len(told.operations.what) == 0
+    assert len(told.what) == 0
 
 
 def test_ring_is_read_while_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +182,7 @@ def test_ring_is_read_while_it_is_written(monkeypatch: pytest.MonkeyPatch) -> No
     writer.start()
     try:
         for _ in range(60):
-            told = past(spans).operations
+            told = columns(past(spans))
             # The numbers of one operation belong together.
             assert list(told.sequence) == list(told.peer) == list(told.run)
     finally:
