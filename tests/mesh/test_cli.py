@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
 import select
 import shutil
@@ -13,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -330,71 +329,6 @@ def test_doctor_finds_too_low_a_limit_and_says_so_by_its_exit_code(runtime_dir: 
     assert "must belong to you alone" in directory
     assert "a real mesh" not in done.stdout
     assert "problems" in lines[-1]
-
-
-# ---- the command itself
-
-
-def test_version_and_help() -> None:
-    assert cellmesh("--version").stdout == f"cellmesh {cm.__version__}\n"
-    for command in ("doctor", "ps", "stop"):
-        text = cellmesh(command, "--help").stdout
-        assert f"Examples:\n    cellmesh {command}" in text
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (
-            ("stpo",),
-            "there is no command 'stpo' (agent, doctor, ps, stop); did you mean 'stop'?",
-        ),
-        (("stop",), "name the meshes to stop, or say --all"),
-        (("stop", "x", "--all"), "name the meshes to stop, or say --all"),
-        (("doctor", "-n", "0"), "0 is not in the range 1<=x<=1024"),
-        (("ps", "--jsn"), "--json"),
-    ],
-)
-def test_wrong_usage_is_an_error_that_says_what_is_right(
-    args: tuple[str, ...], message: str
-) -> None:
-    done = cellmesh(*args)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert message in done.stderr
-
-
-def on_a_terminal(*args: str, **environment: str) -> str:
-    """What the command writes to a terminal."""
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        [sys.executable, "-m", "cellmesh", *args],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env={**os.environ, "TERM": "xterm", **environment},
-    ) as process:
-        os.close(theirs)
-        written = b"".join(iter(_reader(ours), b""))
-        process.wait(WAIT_S)
-    os.close(ours)
-    return written.decode()
-
-
-def _reader(number: int) -> Callable[[], bytes]:
-    def read() -> bytes:
-        try:
-            return os.read(number, 4096)
-        except OSError:  # Linux tells the end of a terminal so
-            return b""
-
-    return read
-
-
-def test_colours_on_a_terminal_only(runtime_dir: Path) -> None:
-    forged(created_at=time.time())
-    assert "\x1b[1mNAME" in on_a_terminal("ps")
-    assert "\x1b[" not in on_a_terminal("ps", NO_COLOR="1")
-    assert "\x1b[" not in cellmesh("ps").stdout
 
 
 def test_ps_shows_a_mesh_without_a_holder_and_stop_ends_it(runtime_dir: Path) -> None:

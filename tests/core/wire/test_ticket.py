@@ -92,68 +92,51 @@ def test_meshes_lie_beside_each_other(root: Path) -> None:
     assert make_directory(root, "one") != make_directory(root, "two")
 
 
-def test_a_name_in_use_is_refused(root: Path) -> None:
-    make_directory(root, "one")
-    with pytest.raises(
-        HostError,
-        match=r"one is in the way: a mesh of this name lives; `%dist_attach one` finds it",
-    ):
-        make_directory(root, "one")
+@pytest.mark.parametrize(
+    ("prepare", "below", "why"),
+    [
+        *((lambda root, mode=mode: root.mkdir(mode), "", "must belong to you alone")
+          for mode in (0o755, 0o750, 0o705)),
+        (lambda root: make_directory(root, "one"), "",
+         "one is in the way: a mesh of this name lives; `%dist_attach one` finds it"),
+        (lambda root: root.write_text("a file"), "", "in the way"),
+        (lambda root: root.write_text("a file"), "below", "set JUPYTER_RUNTIME_DIR to another"),
+        (lambda root: None, "x" * 100, "too long for a socket's address"),
+    ],
+    ids=["0755", "0750", "0705", "name in use", "a file", "below a file", "too long"],
+)  # fmt: skip
+def test_a_directory_that_cannot_be_made_is_refused(
+    root: Path, prepare: Callable[[Path], object], below: str, why: str
+) -> None:
+    prepare(root)
+    before = sorted(root.rglob("*")) if root.exists() else None
+    with pytest.raises(HostError, match=re.escape(why)):
+        make_directory(root / below, "one")
+    assert (sorted(root.rglob("*")) if root.exists() else None) == before
 
 
-@pytest.mark.parametrize("mode", [0o755, 0o750, 0o707, 0o770])
-def test_a_root_that_others_may_enter_is_refused(root: Path, mode: int) -> None:
-    root.mkdir()
-    root.chmod(mode)
-    with pytest.raises(HostError, match="must belong to you alone"):
-        make_directory(root, "one")
-    assert list(root.iterdir()) == []
-
-
-def test_runtime_root_of_another_user_is_refused(
+def test_root_and_ticket_of_another_user_are_refused(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root.mkdir(mode=0o700)
+    path = write_ticket(ticket_in(make_directory(root, "one")))
     somebody_else = os.getuid() + 1
     monkeypatch.setattr(os, "getuid", lambda: somebody_else)
     with pytest.raises(HostError, match="must belong to you alone"):
-        make_directory(root, "one")
+        make_directory(root, "two")
+    with pytest.raises(HostError, match="not yours alone"):
+        read_ticket(path)
 
 
-def test_a_path_too_long_for_a_socket_is_refused_and_nothing_made(root: Path) -> None:
-    deep = root / ("x" * 100)
-    with pytest.raises(HostError, match="too long for a socket's address"):
-        make_directory(deep, "one")
-    assert not root.exists()
-
-
-def test_the_longest_allowed_path_fits_a_socket(root: Path) -> None:
+def test_the_longest_allowed_path_fits_a_socket_and_is_measured_in_bytes(root: Path) -> None:
     import socket
 
     room = 96 - len(os.fsencode(root)) - 1
     directory = make_directory(root, "n" * room)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{directory}/agent.sock")
-    with pytest.raises(HostError, match="too long"):
-        make_directory(root, "n" * (room + 1))
-
-
-def test_names_are_measured_in_bytes(root: Path) -> None:
-    room = 96 - len(os.fsencode(root)) - 1
-    with pytest.raises(HostError, match="too long"):
-        make_directory(root, "ü" * (room // 2 + 1))
-
-
-def test_a_root_below_a_file_is_refused_with_what_to_do(root: Path) -> None:
-    root.write_text("a file")
-    with pytest.raises(HostError, match="set JUPYTER_RUNTIME_DIR to another directory"):
-        make_directory(root / "below", "one")
-
-
-def test_a_file_where_the_root_should_be_is_refused(root: Path) -> None:
-    root.write_text("a file")
-    with pytest.raises(HostError, match="in the way"):
-        make_directory(root, "one")
+    for name in ("n" * (room + 1), "ü" * (room // 2 + 1)):
+        with pytest.raises(HostError, match="too long"):
+            make_directory(root, name)
 
 
 def test_removing_leaves_the_root(root: Path) -> None:
@@ -249,14 +232,6 @@ def test_a_ticket_that_cannot_be_written_is_an_error_of_the_host(root: Path) -> 
 def test_a_ticket_that_others_may_read_is_not_used(root: Path, mode: int) -> None:
     path = write_ticket(ticket_in(make_directory(root, "one")))
     path.chmod(mode)
-    with pytest.raises(HostError, match="not yours alone"):
-        read_ticket(path)
-
-
-def test_ticket_of_another_user_is_not_used(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write_ticket(ticket_in(make_directory(root, "one")))
-    somebody_else = os.getuid() + 1
-    monkeypatch.setattr(os, "getuid", lambda: somebody_else)
     with pytest.raises(HostError, match="not yours alone"):
         read_ticket(path)
 

@@ -115,6 +115,96 @@ def test_a_rank_has_what_cells_find(monkeypatch: pytest.MonkeyPatch, group: list
     assert 'torchrun --nproc-per-node 4 train.py\n"""' in script.text
     assert "# In [2]\nx = rank, local_rank" in script.text
     assert "cellmesh" not in script.text
+    assert "def show" not in script.text
+
+
+READ = "import sys; {} = sys.argv[1:]\n"
+STEP = ran("x += 1\nx\n")
+SOME = (ran("x = 0\n"), ran('x = """a\n  b"""\n', 0, 2, 3), ran("y = 1\n", 1))
+AWAITING = (
+    ran("import asyncio\nasync def f():\n    await asyncio.sleep(0)\n    return 7\n"),
+    ran("task = asyncio.ensure_future(f())\nawait asyncio.sleep(0)\n"),
+    ran("x = await task\nx\n", 0, 1),
+)
+NAMES_RANK = (ran("for rank in range(4): pass\n"), ran("x = 1\nx\n", 2))
+PRINTING = (ran("rank + 1\n"), ran("None\n"), ran("world_size;\n"), RankCell("7\n", quiet=True))
+VALUES = {
+    "lr": 0.1,
+    "path": "a'b\n",
+    "dims": {"a": [1, (2,), None], "b": {3}},
+    "none": set(),
+    "flag": True,
+}
+PUSH = Push({name: value_of(value) for name, value in VALUES.items()})
+
+
+@pytest.mark.parametrize(
+    ("cells", "rank", "bound", "printed", "texts"),
+    [
+        ([RankCell(READ.format("x"), argv=("--lr", "a 'b'")), ran(READ.format("y"))], 0,
+         {"x": ["--lr", "a 'b'"], "y": []}, "", ()),
+        (SOME, 2, {"x": "a\n  b", "y": None}, "", ["if rank in (0, 2, 3):\n"]),
+        (SOME, 1, {"x": 0, "y": 1}, "", ["if rank == 1:\n    y = 1\n"]),
+        (NAMES_RANK, 2, {"x": 1}, "[2] 1\n", ()),
+        (NAMES_RANK, 3, {"x": None}, "", ()),
+        (PRINTING, 2, {}, "[2] 3\n", ()),
+        ([ran("def show(x): raise ValueError\n"), ran("5\n")], 0, {}, "[0] 5\n", ()),
+        (AWAITING, 0, {"x": 7}, "[0] 7\n", ()),
+        (AWAITING, 2, {"x": None}, "", ()),
+        ([ran("x = 0\n"), STEP, STEP, STEP, ran("y = x\n"), STEP], 0, {"x": 4, "y": 3},
+         "[0] 1\n[0] 2\n[0] 3\n[0] 4\n",
+         ["# In [3] to In [5]\nfor _ in range(3):\n    x += 1\n"]),
+        ([PUSH], 0, VALUES, "", ()),
+    ],
+    ids=["argv", "rank 2 of some", "rank 1 of some", "own rank", "rank not meant", "values shown",
+         "show is taken", "await", "await elsewhere", "repeated", "pushed"],
+)  # fmt: skip
+def test_a_script_does_what_the_cells_did(
+    cells: Any, rank: int, bound: Any, printed: str, texts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dist, "get_rank", lambda: int(os.environ["RANK"]))
+    script = script_of(*cells)
+    names, said = run(script, monkeypatch, rank)
+    assert {name: names.get(name) for name in bound} == bound
+    assert said == printed
+    assert all(text in script.text for text in texts)
+    assert script.num_cells == sum(isinstance(cell, RankCell) for cell in cells)
+
+
+def test_features_stand_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = script_of(
+        ran("x = 1\n"), ran("from __future__ import annotations\ndef f(a: nothing): ...\n", 0)
+    )
+    names, _ = run(script, monkeypatch)
+    assert names["f"].__annotations__ == {"a": "nothing"}
+
+
+def test_a_mesh_of_several_dims(monkeypatch: pytest.MonkeyPatch, group: list[str]) -> None:
+    history = history_of(Reshape({"pp": 2, "dp": 1, "tp": 2}), dims={"dp": 2, "tp": 2})
+    run(write_script(history, "x.py"), monkeypatch)
+    assert group[1:3] == ["(2, 2) ('dp', 'tp')", "(2, 1, 2) ('pp', 'dp', 'tp')"]
+
+
+def test_a_script_that_raises_leaves_the_group_alone(
+    monkeypatch: pytest.MonkeyPatch, group: list[str]
+) -> None:
+    with pytest.raises(ZeroDivisionError):
+        run(script_of(ran("1 / 0\n")), monkeypatch)
+    assert "destroy" not in group
+
+
+def test_failed_and_unfinished_cells_become_comments(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = script_of(
+        ran("x = 1\n"),
+        RankCell("x = 2\nraise ValueError\n", run=Ended(1, 3)),
+        RankCell("x = 3\n", run=Ended(is_done=False)),
+        RankCell("y = 4\n", run=Ended()),
+    )
+    names, _ = run(script, monkeypatch)
+    assert (names["x"], names["y"]) == (1, 4)
+    assert (script.num_cells, script.left_out) == (2, (3, 4))
+    assert "# In [3] failed on ranks 1,3 and is left out:\n#     x = 2\n#     raise" in script.text
+    assert "# In [4] has not ended and is left out:\n#     x = 3\n" in script.text
 
 
 @pytest.mark.parametrize(
@@ -136,112 +226,6 @@ def test_logging_for_plots_needs_no_cellmesh(source: str, monkeypatch: pytest.Mo
 
 def test_other_imports_of_cellmesh_need_it() -> None:
     assert "sys.modules" not in script_of(ran("import cellmesh.errors, cellmesh\n")).text
-
-
-def test_a_mesh_of_several_dims(monkeypatch: pytest.MonkeyPatch, group: list[str]) -> None:
-    history = history_of(Reshape({"pp": 2, "dp": 1, "tp": 2}), dims={"dp": 2, "tp": 2})
-    run(write_script(history, "x.py"), monkeypatch)
-    assert group[1:3] == ["(2, 2) ('dp', 'tp')", "(2, 1, 2) ('pp', 'dp', 'tp')"]
-
-
-def test_a_script_that_raises_leaves_the_group_alone(
-    monkeypatch: pytest.MonkeyPatch, group: list[str]
-) -> None:
-    with pytest.raises(ZeroDivisionError):
-        run(script_of(ran("1 / 0\n")), monkeypatch)
-    assert "destroy" not in group
-
-
-def test_arguments_of_a_cell_are_there_for_that_cell(monkeypatch: pytest.MonkeyPatch) -> None:
-    read = "import sys; {} = sys.argv[1:]\n"
-    script = script_of(RankCell(read.format("x"), argv=("--lr", "a 'b'")), ran(read.format("y")))
-    found, _ = run(script, monkeypatch)
-    assert (found["x"], found["y"]) == (["--lr", "a 'b'"], [])
-
-
-def test_cells_of_some_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    script = script_of(ran("x = 0\n"), ran('x = """a\n  b"""\n', 0, 2, 3), ran("y = 1\n", 1))
-    assert "if rank in (0, 2, 3):\n" in script.text
-    assert "if rank == 1:\n    y = 1\n" in script.text
-    assert run(script, monkeypatch, rank=2)[0]["x"] == "a\n  b"
-    names, _ = run(script, monkeypatch, rank=1)
-    assert (names["x"], names["y"]) == (0, 1)
-
-
-def test_cells_may_use_the_name_of_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dist, "get_rank", lambda: int(os.environ["RANK"]))
-    script = script_of(ran("for rank in range(4): pass\n"), ran("x = 1\nx\n", 2))
-    assert run(script, monkeypatch, rank=2)[1] == "[2] 1\n"
-    assert "x" not in run(script, monkeypatch, rank=3)[0]
-
-
-def test_values_are_printed_with_their_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    script = script_of(
-        ran("rank + 1\n"), ran("None\n"), ran("world_size;\n"), RankCell("7\n", quiet=True)
-    )
-    assert run(script, monkeypatch, rank=2)[1] == "[2] 3\n"
-    assert "def show" not in script_of(ran("x = 1\n")).text
-
-
-def test_a_name_of_the_cells_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, printed = run(script_of(ran("def show(x): raise ValueError\n"), ran("5\n")), monkeypatch)
-    assert printed == "[0] 5\n"
-
-
-def test_cells_that_await_share_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    script = script_of(
-        ran("import asyncio\nasync def f():\n    await asyncio.sleep(0)\n    return 7\n"),
-        ran("task = asyncio.ensure_future(f())\nawait asyncio.sleep(0)\n"),
-        ran("x = await task\nx\n", 0, 1),
-    )
-    names, printed = run(script, monkeypatch)
-    assert (names["x"], printed) == (7, "[0] 7\n")
-    names, printed = run(script, monkeypatch, rank=2)
-    assert ("x" in names, printed) == (False, "")
-
-
-def test_features_stand_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    script = script_of(
-        ran("x = 1\n"), ran("from __future__ import annotations\ndef f(a: nothing): ...\n", 0)
-    )
-    names, _ = run(script, monkeypatch)
-    assert names["f"].__annotations__ == {"a": "nothing"}
-
-
-def test_the_same_cell_again_is_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    step = "x += 1\nx\n"
-    script = script_of(ran("x = 0\n"), ran(step), ran(step), ran(step), ran("y = x\n"), ran(step))
-    assert "# In [3] to In [5]\nfor _ in range(3):\n    x += 1\n" in script.text
-    names, printed = run(script, monkeypatch)
-    assert (names["x"], names["y"], printed) == (4, 3, "[0] 1\n[0] 2\n[0] 3\n[0] 4\n")
-    assert script.num_cells == 6
-
-
-def test_failed_and_unfinished_cells_become_comments(monkeypatch: pytest.MonkeyPatch) -> None:
-    script = script_of(
-        ran("x = 1\n"),
-        RankCell("x = 2\nraise ValueError\n", run=Ended(1, 3)),
-        RankCell("x = 3\n", run=Ended(is_done=False)),
-        RankCell("y = 4\n", run=Ended()),
-    )
-    names, _ = run(script, monkeypatch)
-    assert (names["x"], names["y"]) == (1, 4)
-    assert (script.num_cells, script.left_out) == (2, (3, 4))
-    assert "# In [3] failed on ranks 1,3 and is left out:\n#     x = 2\n#     raise" in script.text
-    assert "# In [4] has not ended and is left out:\n#     x = 3\n" in script.text
-
-
-def test_values_that_are_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    values: dict[str, Any] = {
-        "lr": 0.1,
-        "path": "a'b\n",
-        "dims": {"a": [1, (2,), None], "b": {3}},
-        "none": set(),
-        "flag": True,
-    }
-    push = Push({name: value_of(value) for name, value in values.items()})
-    names, _ = run(script_of(push), monkeypatch)
-    assert {name: names[name] for name in values} == values
 
 
 def test_values_that_must_be_supplied(monkeypatch: pytest.MonkeyPatch) -> None:
