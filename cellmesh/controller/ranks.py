@@ -375,7 +375,7 @@ class Ranks:
             NoMeshError: the mesh has ended.
             HostError: the trace could not be written.
         """
-        from .trace.history import remember
+        from .trace.profile import remember
 
         return remember(self.rank_set, num_cells, trace)
 

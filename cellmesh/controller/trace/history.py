@@ -12,16 +12,13 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from ...errors import HostError, MeshUsageError
-from ...wire.inspect import HistoryQuery, Refusal
+from ...wire.inspect import Refusal
 from ...wire.ranks import describe_ranks, group_ranks
 from ...wire.trace import RECORD, CellSpan, Past, cut_out, in_operations
 from ..core.clocks import ClockOffset, describe_clocks
-from ..inspect import ANSWER_S, look
 from .operations import (
     Lateness,
     Operation,
@@ -31,13 +28,8 @@ from .operations import (
     with_waits,
 )
 
-if TYPE_CHECKING:
-    from ..rank_set import RankSet
-
 # Time between cells is drawn this long at most, as a part of the time in cells.
 _GAP = 0.02
-# Of all ranks together; of one rank at least so many.
-_MAX_OPERATIONS, _MIN_OPERATIONS = 30_000, 300
 NO_CLOCKS: Mapping[int, ClockOffset] = MappingProxyType({})
 # Rank -> when its GPU computed, in seconds of its clock.
 Busy = Mapping[int, Sequence[tuple[float, float]]]
@@ -180,54 +172,6 @@ class History:
     def __repr__(self) -> str:
         titles = ", ".join(cell.title for cell in self.cells) or "no cell"
         return f"<timeline of {titles} on {len(self.ranks)} ranks>"
-
-
-def remember(ranks: RankSet, num_cells: int, trace: str | Path | None = None) -> History:
-    """Ask ranks for their last cells, and return the joined history (see `Ranks.timeline`)."""
-    from .chrome import trace_of
-
-    ranks.session.check_usable(())
-    if num_cells < 1:
-        raise MeshUsageError(f"num_cells must be at least 1, not {num_cells}")
-    path = None if trace is None else check_target(Path(trace))
-    max_operations = max(_MIN_OPERATIONS, _MAX_OPERATIONS // len(ranks))
-    subject = HistoryQuery(num_cells, max_operations)
-    looked = look(ranks, subject, is_beside=True, timeout_s=ANSWER_S)
-    clocks = ranks.session.clocks(looked.answers)
-    history = merge(looked.answers, looked.refusals, num_cells, clocks)
-    if path is not None:
-        write_trace(path, trace_of(history))
-    return history
-
-
-def check_target(path: Path) -> Path:
-    """Return the absolute path of a trace file that is to be written; raise if it cannot be.
-
-    Raises:
-        MeshUsageError: nothing can be written there.
-    """
-    path = path.expanduser().absolute()
-    if path.is_dir():
-        raise MeshUsageError(
-            f"{path} is a directory: give the trace a file name, like {path / 'trace.json'}"
-        )
-    if not path.parent.is_dir():
-        raise MeshUsageError(
-            f"there is no directory {path.parent} for the trace: make it, or name another"
-        )
-    return path
-
-
-def write_trace(path: Path, trace: bytes) -> None:
-    """Write a Chrome trace.
-
-    Raises:
-        HostError: it could not be written.
-    """
-    try:
-        path.write_bytes(trace)
-    except OSError as error:
-        raise HostError(f"the trace could not be written: {error}") from error
 
 
 def merge(

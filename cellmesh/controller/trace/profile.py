@@ -1,4 +1,4 @@
-"""Profiles a cell on all its ranks, and finds the rank that the others waited for."""
+"""Asks ranks for the timeline of their last cells, and profiles a cell on them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,69 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
-from ...errors import RankFailure, RanksInterrupted
+from ...errors import HostError, MeshUsageError, RankFailure, RanksInterrupted
+from ...wire.inspect import HistoryQuery
 from ...wire.ranks import describe_groups, format_ranks
 from ...wire.trace import BeginProfile, EndProfile, OperatorKind, RankProfile
 from ..core.clocks import ClockOffset
+from ..inspect import ANSWER_S, look
 from ..rank_set import RankSet
 from ..run import Run
-from .chrome import merge_traces
-from .history import NO_CLOCKS, History, check_target, merge, write_trace
+from .chrome import merge_traces, trace_of
+from .history import NO_CLOCKS, History, merge
 from .operations import Lateness
 
 # A longer trace of one rank is not sent, and stays where the rank has written it.
 MAX_TRACE_BYTES = 64 << 20
+# Of all ranks together; of one rank at least so many.
+_MAX_OPERATIONS, _MIN_OPERATIONS = 30_000, 300
 NO_REASONS: Mapping[int, str] = MappingProxyType({})
+
+
+def remember(ranks: RankSet, num_cells: int, trace: str | Path | None = None) -> History:
+    """Ask ranks for their last cells, and return the joined history (see `Ranks.timeline`)."""
+    ranks.session.check_usable(())
+    if num_cells < 1:
+        raise MeshUsageError(f"num_cells must be at least 1, not {num_cells}")
+    path = None if trace is None else check_target(Path(trace))
+    max_operations = max(_MIN_OPERATIONS, _MAX_OPERATIONS // len(ranks))
+    subject = HistoryQuery(num_cells, max_operations)
+    looked = look(ranks, subject, is_beside=True, timeout_s=ANSWER_S)
+    clocks = ranks.session.clocks(looked.answers)
+    history = merge(looked.answers, looked.refusals, num_cells, clocks)
+    if path is not None:
+        write_trace(path, trace_of(history))
+    return history
+
+
+def check_target(path: Path) -> Path:
+    """Return the absolute path of a trace file that is to be written; raise if it cannot be.
+
+    Raises:
+        MeshUsageError: nothing can be written there.
+    """
+    path = path.expanduser().absolute()
+    if path.is_dir():
+        raise MeshUsageError(
+            f"{path} is a directory: give the trace a file name, like {path / 'trace.json'}"
+        )
+    if not path.parent.is_dir():
+        raise MeshUsageError(
+            f"there is no directory {path.parent} for the trace: make it, or name another"
+        )
+    return path
+
+
+def write_trace(path: Path, trace: bytes) -> None:
+    """Write a Chrome trace.
+
+    Raises:
+        HostError: it could not be written.
+    """
+    try:
+        path.write_bytes(trace)
+    except OSError as error:
+        raise HostError(f"the trace could not be written: {error}") from error
 
 
 class Ranks(Protocol):
