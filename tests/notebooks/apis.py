@@ -14,8 +14,15 @@ from pathlib import Path
 
 import nbformat
 
-from tests.notebooks.catalogue import OVERVIEW_DATE, OVERVIEW_URL, SECTIONS, Api, Section
-from tests.notebooks.left_out import LEFT_OUT, PUBLIC_MODULES
+from tests.notebooks.catalogue import (
+    LEFT_OUT,
+    OVERVIEW_DATE,
+    OVERVIEW_URL,
+    PUBLIC_MODULES,
+    SECTIONS,
+    Api,
+    Section,
+)
 from tests.notebooks.reading import How, Uses, canonical, find, origin, read
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -202,14 +209,12 @@ def main(arguments: list[str] | None = None) -> int:
     missing = without_notebook(notebooks)
     for path in missing:
         print(
-            f"{path}: no notebook uses it, and tests/notebooks/catalogue.py gives no reason",
+            f"{path}: no notebook uses it, and tests/notebooks/catalogue.toml gives no reason",
             file=sys.stderr,
         )
     unknown = unlisted()
     for path in unknown:
-        print(
-            f"{path}: neither in tests/notebooks/catalogue.py nor in left_out.py", file=sys.stderr
-        )
+        print(f"{path}: not in tests/notebooks/catalogue.toml", file=sys.stderr)
     stale = not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text
     if stale:
         print(

@@ -9,9 +9,8 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from tests.notebooks import apis
 from tests.notebooks.apis import where
-from tests.notebooks.catalogue import SECTIONS, Api, Section
+from tests.notebooks.catalogue import LEFT_OUT, SECTIONS, Api, Section
 from tests.notebooks.kernels import NOTEBOOKS
-from tests.notebooks.left_out import LEFT_OUT
 from tests.notebooks.reading import How, Uses, canonical, find, read
 
 pytestmark = pytest.mark.timeout(120)
