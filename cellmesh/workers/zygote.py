@@ -163,13 +163,13 @@ def import_all() -> RankShell:
 
     check_torch()
     from ..wire.modules import loaded
-    from .groups import init_process_group
+    from .groups import default_group
     from .rank import loading, main  # noqa: F401
     from .rank.shell import make_shell
 
     loading.preimport()
     loaded.record()
-    init_process_group.install()  # before a module that is preloaded imports the name
+    default_group.install()  # before a module that is preloaded imports the name
     shell = make_shell()
     gc.collect()
     gc.freeze()

@@ -64,7 +64,7 @@ RELIABILITY = {
         "mesh/test_hostile_code.py:groups_are_rebuilt_under_a_timer_whose_handler_raises"
     ),
     "A dead rank can be replaced": (
-        "mesh/test_deaths.py:a_dead_rank_is_replaced_and_the_living_keep_everything "
+        "mesh/test_faults.py:a_rank_that_dies_in_a_cell_is_reported_and_the_others_stay "
         "mesh/test_new_ranks.py:auto_heal_replaces_an_idle_rank_and_the_next_cell_says_so"
     ),
     "An error in cellmesh itself does not end the mesh": (

@@ -90,17 +90,6 @@ def test_allocation_refused_by_a_limit_is_reported(own_mesh: cm.Mesh) -> None:
 # ---- ranks anew
 
 
-def test_a_dead_rank_is_replaced_and_the_living_keep_everything(own_mesh: cm.Mesh) -> None:
-    own_mesh.cell("kept = torch.full((3,), float(rank))")
-    death_in(own_mesh, "import os; os._exit(7)")
-    report = own_mesh.heal()
-    assert report.respawned == (1,)
-    own_mesh.cell("t = torch.ones(1); dist.all_reduce(t)")
-    assert own_mesh.pull("t.item()").list == [2.0, 2.0]
-    assert own_mesh[0].pull("kept.tolist()") == [0.0] * 3
-    assert own_mesh.pull("'kept' in globals()").list == [True, False]
-
-
 def test_all_ranks_may_be_replaced(own_mesh: cm.Mesh) -> None:
     run = own_mesh.submit_cell("import os; os._exit(7)")
     assert run.wait(WAIT_S)

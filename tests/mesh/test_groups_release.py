@@ -151,7 +151,7 @@ def test_a_signal_gets_the_main_thread_out_of_the_making_of_a_group() -> None:
         world.run(interrupt)
 
 
-def test_the_loss_of_a_peer_is_noticed_without_an_operation() -> None:
+def test_the_loss_of_a_peer_is_noticed_and_stays_known_after_a_release() -> None:
     def look(rank: Rank) -> None:
         assert not rank.groups.is_broken
         rank.tell("ready")
@@ -160,26 +160,11 @@ def test_the_loss_of_a_peer_is_noticed_without_an_operation() -> None:
         with pytest.raises(RuntimeError):
             dist.all_reduce(torch.ones(1))
         assert rank.groups.is_broken
-
-    with World(2) as world:
-        world.start(look)
-        assert world.hear(1) == "ready"
-        world.kill(1)
-        world.results(of={0})
-
-
-def test_a_release_after_the_loss_of_all_connections_leaves_the_loss_known() -> None:
-    def release_late(rank: Rank) -> None:
-        rank.tell("ready")
-        if rank.rank == 1:
-            rank.listen()
-        with pytest.raises(RuntimeError):
-            dist.all_reduce(torch.ones(1))
         rank.groups.release()  # gloo has closed what it would cut
         assert rank.groups.is_broken
 
     with World(2) as world:
-        world.start(release_late)
+        world.start(look)
         assert world.hear(1) == "ready"
         world.kill(1)
         world.results(of={0})

@@ -45,7 +45,7 @@ WAITS = {
 PREPARE = """
 import os, signal, socket, struct, time
 import torch.distributed._functional_collectives as funcol
-from cellmesh.workers.groups import abort
+from cellmesh.workers.groups import connections
 kept, t, some, big = rank, torch.ones(4), torch.ones(1 << 15), torch.ones(25_000_000)
 pg = dist.distributed_c10d._get_default_group()
 options = dist.BroadcastOptions()
@@ -59,8 +59,8 @@ else:
     while not os.path.exists({gate!r}):
         time.sleep(0.01)
     work = {ask}
-    sockets = abort.connections(abort.open_sockets())
-    abort.await_quiet(sockets)
+    sockets = connections.connected(connections.open_sockets())
+    connections.await_quiet(sockets)
     for descriptor in sockets:
         with socket.socket(fileno=os.dup(descriptor)) as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

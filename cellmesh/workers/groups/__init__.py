@@ -19,7 +19,8 @@ EXPECTED: Mapping[str, tuple[str, ...]] = {
     "torch.distributed.distributed_c10d": (
         "_new_process_group_helper(group_size, group_rank, global_ranks_in_group, backend, store, "
         "group_name, backend_options, timeout, pg_tag, device_id, group_desc)",
-        "_get_default_group", "_get_default_store", "_world.group_count",
+        "_World", "_get_default_group", "_get_default_store", "_update_default_pg",
+        "_world.group_count",
         "_world.pg_backend_config",
         "_world.pg_coalesce_state", "_world.pg_group_ranks", "_world.pg_map", "_world.pg_names",
         "_world.pg_to_tag", "_world.tags_to_pg",

@@ -1,10 +1,10 @@
 """Ends the waits of process groups whose backend torch does not know, and of gloo groups that a
 program constructs itself.
 
-Of gloo and NCCL this package knows how to end an operation (`abort`). A backend that a program has
-registered (``Backend.register_backend``, in Python or C++) may wait where it likes: in the
-operation itself, in the ``wait`` of its Work, in its constructor. Each of these runs in a helper
-thread here, and a release leaves that thread behind.
+Of gloo and NCCL this package knows how to end an operation (`connections`). A backend that a
+program has registered (``Backend.register_backend``, in Python or C++) may wait where it likes: in
+the operation itself, in the ``wait`` of its Work, in its constructor. Each of these runs in a
+helper thread here, and a release leaves that thread behind.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -24,8 +23,8 @@ from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo, Work
 
 from ...stdlib import os
 from ..linux_process import start_thread
-from . import abort
-from .interruptible_wait import NO_TIMEOUT, Patience, PatientWork
+from . import connections
+from .waits import NO_TIMEOUT, PatientWork, Waits
 
 # How long a heal waits for a backend's `shutdown`, which may free a port that it needs again.
 _SHUTDOWN_S = 2.0
@@ -34,19 +33,19 @@ _OF_TORCH = frozenset({"gloo", "nccl"})
 
 def is_foreign(group: Any) -> bool:
     """Return whether operations of a plain ``ProcessGroup`` are neither gloo's nor NCCL's."""
-    names = {abort.name_of_backend(backend) for backend in abort.backends_of(group)}
+    names = {connections.name_of_backend(backend) for backend in connections.backends_of(group)}
     return not names or not names <= _OF_TORCH
 
 
 class ForeignGroup:
     """Stands before a plain ``ProcessGroup`` whose backend is neither gloo nor NCCL; its operations
-    on CPU tensors, and the waits for them, end with `Patience.end`.
+    on CPU tensors, and the waits for them, end with `Waits.end`.
 
     Operations on other devices are only started by the call: the device waits, not the rank.
     """
 
-    def __init__(self, plain: Any, patience: Patience, is_operation: Callable[[str], bool]) -> None:
-        vars(self).update(plain=plain, _patience=patience, _is_operation=is_operation)
+    def __init__(self, plain: Any, waits: Waits, is_operation: Callable[[str], bool]) -> None:
+        vars(self).update(plain=plain, _waits=waits, _is_operation=is_operation)
 
     def __getattr__(self, name: str) -> Any:
         member = getattr(self.plain, name)
@@ -59,8 +58,8 @@ class ForeignGroup:
         # A dispatch mode (CommDebugMode) sees the operations of its own thread only.
         if not _is_on_cpu(args) or torch._C._len_torch_dispatch_stack():
             return call(*args, **kwargs)
-        work = self._patience.run(_as_here(functools.partial(call, *args, **kwargs)))
-        return ForeignWork(work, self._patience) if isinstance(work, Work) else work
+        work = self._waits.run(_as_here(functools.partial(call, *args, **kwargs)))
+        return ForeignWork(work, self._waits) if isinstance(work, Work) else work
 
 
 class ForeignWork(PatientWork):
@@ -73,21 +72,14 @@ class ForeignWork(PatientWork):
     _has_ended = False
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        if timeout == NO_TIMEOUT:
-            wait: Callable[[], Any] = self._work.wait
-        else:
-            wait = functools.partial(self._work.wait, timeout)
-        done = self._patience.run(_as_here(wait))
+        limits = () if timeout == NO_TIMEOUT else (timeout,)  # Python's may take none
+        wait = functools.partial(self._work.wait, *limits)
+        done = self._waits.run(_as_here(wait))
         self._has_ended = True
         return bool(done)
 
     def is_completed(self) -> bool:
         return self._has_ended or bool(self._work.is_completed())
-
-    def get_future(self) -> Any:
-        future: Any = self._work.get_future()
-        future.add_done_callback(lambda _: self)  # as long as it is waited for
-        return self._patience.guard(future)
 
 
 def _is_on_cpu(args: Any) -> bool:
@@ -129,13 +121,13 @@ def shut_down_foreign(group: Any) -> None:
 
 def _call_each(group: Any, method: str) -> None:
     with contextlib.suppress(BaseException):  # a program's code
-        for backend in abort.backends_of(group) or [group]:
-            if abort.name_of_backend(backend) not in _OF_TORCH:
+        for backend in connections.backends_of(group) or [group]:
+            if connections.name_of_backend(backend) not in _OF_TORCH:
                 getattr(backend, method)()
 
 
 @contextlib.contextmanager
-def patient_constructors(patience: Patience, limit_s: float | None) -> Iterator[None]:
+def patient_constructors(waits: Waits, limit_s: float | None) -> Iterator[None]:
     """Enter a context in which torch calls constructors of registered backends in a thread,
     interruptibly.
     """
@@ -143,7 +135,7 @@ def patient_constructors(patience: Patience, limit_s: float | None) -> Iterator[
     before = dict(plugins)
 
     def patient(create: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args: patience.run(functools.partial(create, *args), limit_s)
+        return lambda *args: waits.run(functools.partial(create, *args), limit_s)
 
     for name, plugin in before.items():
         plugins[name] = plugin._replace(creator_fn=patient(plugin.creator_fn))
@@ -173,24 +165,17 @@ def _names_in(backend: str) -> list[str]:
     return [part.rpartition(":")[2] for part in backend.split(",")]
 
 
-@dataclass(frozen=True, eq=False)
-class _OwnGloo:
-    """A gloo group that a program has constructed itself, and its connections."""
-
-    group: weakref.ref[ProcessGroupGloo]
-    sockets: dict[int, int]
-
-
 class GlooGroups:
     """The gloo groups that are constructed in this process: by torch, within `noting`, or by a
     program itself, as ``ProcessGroupGloo(store, rank, size)``.
     """
 
-    def __init__(self, patience: Patience) -> None:
-        self._patience = patience
+    def __init__(self, waits: Waits) -> None:
+        self._waits = waits
         self._noted: list[ProcessGroupGloo] | None = None
         self._limit_s: float | None = None
-        self._own: list[_OwnGloo] = []
+        # Those of a program, with their connections.
+        self._own: list[tuple[weakref.ref[ProcessGroupGloo], dict[int, int]]] = []
         self._kept: weakref.WeakKeyDictionary[ProcessGroup, list[Any]] = weakref.WeakKeyDictionary()
         self._cut: list[str] = []
 
@@ -204,14 +189,14 @@ class GlooGroups:
             if os.getpid() != pid:  # in a process that user code has forked
                 make()
             elif self._noted is not None:
-                self._patience.run(make, self._limit_s)
+                self._waits.run(make, self._limit_s)
                 self._noted.append(group)
             else:
-                before = abort.open_sockets()
-                self._patience.run(make)
-                sockets = abort.connections(abort.new_sockets(before))
-                self._own = [one for one in self._own if one.group() is not None]
-                self._own.append(_OwnGloo(weakref.ref(group), sockets))
+                before = connections.open_sockets()
+                self._waits.run(make)
+                sockets = connections.connected(connections.new_sockets(before))
+                self._own = [one for one in self._own if one[0]() is not None]
+                self._own.append((weakref.ref(group), sockets))
 
         def register_backend(group: Any, device: Any, kind: Any, backend: Any = None) -> None:
             register(group, device, kind, backend)
@@ -234,16 +219,14 @@ class GlooGroups:
         finally:
             self._noted = self._limit_s = None
 
-    def living(self) -> list[tuple[ProcessGroupGloo, dict[int, int]]]:
-        """Return the gloo groups that the program has constructed, with their connections."""
-        found = [(one.group(), one.sockets) for one in list(self._own)]
-        return [(group, sockets) for group, sockets in found if group is not None]
-
-    def cut(self, drain: abort.Drain) -> int:
+    def cut(self, kept: connections.KeptConnections) -> int:
         """Close the connections of the program's own gloo groups; return how many there were."""
         num_cut = 0
-        for group, sockets in self.living():
-            if num := abort.cut_gloo([group], sockets, drain):
+        for find, sockets in list(self._own):
+            if (group := find()) is None:
+                continue
+            connections.await_quiet(sockets)
+            if num := connections.cut_gloo([group], sockets, kept):
                 self._cut.append(f"rank {group.rank()} of {group.size()}")
             num_cut += num
         self._own = []

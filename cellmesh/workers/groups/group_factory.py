@@ -19,10 +19,10 @@ from torch.distributed.constants import default_pg_nccl_timeout, default_pg_time
 
 from ...errors import GroupDown
 from ...stdlib import os, time
-from . import abort
+from . import connections
 from .any_backend import GlooGroups, patient_constructors
-from .interruptible_wait import Patience
 from .store import MeshStore
+from .waits import Waits
 
 # A cell may take as long as it takes: torch's own time-out (30 min) would take the group away from
 # a user who sits in a debugger. What hangs is shown and interrupted, not timed out.
@@ -113,13 +113,15 @@ class Maker:
     The mesh's store is connected before, so that its connection is not taken for the group's.
     """
 
-    def __init__(self, store: MeshStore, patience: Patience, gloo: GlooGroups) -> None:
-        self._store, self._patience, self._gloo = store, patience, gloo
+    def __init__(self, store: MeshStore, waits: Waits) -> None:
+        self._store, self._waits = store, waits
+        self.own_gloo = GlooGroups(waits)
         self._helper: Callable[..., Any] = c10d._new_process_group_helper
         self._sockets_before: dict[int, int] | None = None
 
     def intercept(self, new_group: Callable[[Asked], Any]) -> None:
         """Redirect torch's ``_new_process_group_helper`` in this process to `new_group`."""
+        self.own_gloo.install()
         signature, pid = inspect.signature(self._helper), os.getpid()
 
         def make_watched(*args: Any, **kwargs: Any) -> Any:
@@ -142,13 +144,20 @@ class Maker:
             raise GroupDown(
                 f"the process group {str(asked['group_name'])!r} cannot be connected: {lack}"
             )
-        self._sockets_before = before = abort.open_sockets()
+        self._sockets_before = before = connections.open_sockets()
         try:
-            with self._gloo.noting(limit_s) as gloo, patient_constructors(self._patience, limit_s):
+            with (
+                self.own_gloo.noting(limit_s) as gloo,
+                patient_constructors(self._waits, limit_s),
+            ):
                 made, store = self._helper(**arguments)
-            return made, store, Transport(abort.connections(abort.new_sockets(before)), gloo)
+            return (
+                made,
+                store,
+                Transport(connections.connected(connections.new_sockets(before)), gloo),
+            )
         except BaseException:
-            abort.shut_down(abort.new_sockets(before))
+            connections.shut_down(connections.new_sockets(before))
             raise
         finally:
             self._sockets_before = None
@@ -158,7 +167,7 @@ class Maker:
         before = self._sockets_before
         if before is not None:
             with contextlib.suppress(OSError):  # no descriptor is left to list them
-                abort.shut_down(abort.new_sockets(before))
+                connections.shut_down(connections.new_sockets(before))
 
 
 def _timeout_for(asked: Asked) -> timedelta:
@@ -215,16 +224,16 @@ def _text(device: Any) -> str:
 def timeouts_of(group: Any) -> dict[str, timedelta]:
     """Return the time-outs of a group's backends, which users may have changed, by backend."""
     return {
-        abort.name_of_backend(backend): backend.options._timeout
-        for backend in abort.backends_of(group)
+        connections.name_of_backend(backend): backend.options._timeout
+        for backend in connections.backends_of(group)
         if hasattr(backend, "_set_default_timeout")
     }
 
 
 def set_timeouts(group: Any, timeouts: dict[str, timedelta]) -> None:
     """Give a new group's backends the time-outs that `timeouts_of` read from the old group."""
-    for backend in abort.backends_of(group):
-        if (name := abort.name_of_backend(backend)) in timeouts:
+    for backend in connections.backends_of(group):
+        if (name := connections.name_of_backend(backend)) in timeouts:
             backend._set_default_timeout(timeouts[name])
 
 

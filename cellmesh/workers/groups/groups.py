@@ -1,14 +1,16 @@
-"""The process groups of a rank: made, shaped into a DeviceMesh, and cut after a failure; `healing`
-rebuilds them.
+"""The process groups of a rank: made, shaped into a DeviceMesh, cut after a failure, and rebuilt in
+place.
 
 torch makes every group through ``_new_process_group_helper``. That is wrapped here: torch makes its
 group as ever, and a `HealableGroup` takes its place in torch's registries, so that all above sees
-what it would see under torchrun.
+what it would see under torchrun. At a heal, torch makes a fresh group with the same arguments, and
+the `HealableGroup` that models hold works through that one from then on.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import types
 import weakref
 from collections import deque
@@ -24,10 +26,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ...stdlib import os, time
 from ...wire.groups import GroupCount
+from ..static_lookup import name_of, text_of
 from ..trace.recorder import Spans
-from . import abort
-from .any_backend import GlooGroups, find_unregistered
-from .c10d_registry import Books
+from . import connections, default_group, rpc
+from .any_backend import constructor_of, find_unregistered
+from .default_group import DefaultGroup, torch_init_process_group
 from .group_factory import (
     TIMEOUT,
     BlueprintData,
@@ -37,18 +40,20 @@ from .group_factory import (
     Placement,
     Transport,
     call_for,
+    fill_standard_descriptors,
+    find_lack,
     plan_of,
     plan_of_split,
+    set_timeouts,
+    timeouts_of,
 )
 from .healable_group import HealableGroup
-from .healing import Healer
-from .init_process_group import DefaultGroup, torch_init_process_group
-from .interruptible_wait import Patience
-from .model_reset import BackwardPasses, HealCallbacks, note_reducers
-from .op_tracking import Ledger, TrackedGroup
-from .rendezvous import Rendezvous, Session
-from .signatures import Signed, as_begun, compare_first
+from .healing import Healing, StateAtHeal
+from .ledger import GroupRecord, Ledger, Signed, as_begun, compare_first
+from .model_reset import BackwardPasses, HealCallbacks, Survey, note_reducers
+from .program_calls import Agreement, ProgramCalls
 from .store import MeshStore
+from .waits import Waits
 
 # Names of a program's groups are numbers; those of the next program begin this much higher.
 _GROUPS_A_PROGRAM = 1000
@@ -56,6 +61,8 @@ _GROUPS_A_PROGRAM = 1000
 _GROUPS_A_SIZE = 10_000_000
 # So many keys of collectives that were compared stay in the store.
 _MAX_FIRSTS = 64
+# How long members of a group may take to connect when all of them take part in a heal.
+_CONNECT_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -89,43 +96,32 @@ class Groups:
         num_resizes: int = 0,
         spans: Spans | None = None,
     ) -> None:
-        self.rank, self.world_size, self.placement = rank, world_size, placement
+        self.rank, self.placement, self.num_resizes = rank, placement, num_resizes
         self._prefix = f"cellmesh/{incarnation}"
-        self._store = MeshStore(os.environ["MASTER_ADDR"], store_port)
-        self._patience = Patience(self._store.waits)
-        self.ledger = Ledger(
-            self._patience, spans=spans or Spans(), compare_first=self._compare_first
-        )
-        self._books = Books()
-        self.rendezvous = Rendezvous(self._store, self._prefix, rank, world_size)
-        backend = placement.backend
-        self._default = DefaultGroup(self._books, self.rendezvous, backend, rank, world_size)
+        self._waits = Waits()
+        self._store = MeshStore(os.environ["MASTER_ADDR"], store_port, self._waits)
+        self.ledger = Ledger(self._waits, spans=spans or Spans(), compare_first=self._compare_first)
+        self.calls = ProgramCalls(self._store, self._prefix, rank, world_size)
+        self._default = DefaultGroup(self.calls, placement.backend, rank)
         self._groups: list[weakref.ref[HealableGroup]] = []
         self._plans: list[GroupPlan] = []
         self._mesh: MeshPlan | None = None
         # The rank's `mesh`, whatever the user binds to the name.
         self.mesh: DeviceMesh | None = None
-        self._own_gloo = GlooGroups(self._patience)
-        self._maker = Maker(self._store, self._patience, self._own_gloo)
+        self._maker = Maker(self._store, self._waits)
         self.making: Making | None = None
         self._is_broken = self._is_replaying = False
         self._firsts: deque[str] = deque()
         self.backward_passes, self.heal_callbacks = BackwardPasses(), HealCallbacks()
         self.is_half_done = False  # whether a step has left models half done
-        self.num_resizes = num_resizes
-        self._healer = Healer(
-            rank,
-            world_size,
-            self._prefix,
-            self._store,
-            self.ledger,
-            self._books,
-            self.rendezvous,
-            self._default,
-            self._maker,
-            self._living,
-            self._cut,
-        )
+        self._half_done: tuple[str, ...] = ()  # as a heal that failed has found
+        # Of the last heal, whose store the groups use, and of the last reset of models only.
+        self._healings: dict[bool, Healing] = {}
+
+    @property
+    def world_size(self) -> int:
+        """Number of the mesh's ranks."""
+        return self.calls.world_size
 
     def initialize(self) -> None:
         """Make the default process group; a collective of all ranks."""
@@ -145,16 +141,15 @@ class Groups:
         self._mesh, self.mesh = MeshPlan(tuple(names), tuple(shape), first_group), mesh
         return mesh
 
-    def _compare_first(self, group: TrackedGroup, signed: Signed) -> None:
+    def _compare_first(self, record: GroupRecord, signed: Signed, size: int) -> None:
         """Compare the first collective of a run on a group with the other members' (`Ledger`)."""
         # Keys differ where ranks began different runs, or are at different numbers: a verdict says
         # so once they wait.
         run, number = self.ledger.gate.running(), signed[0]
-        if run < 0 or group.size() < 2:
+        if run < 0 or size < 2:
             return
-        key = f"{self._prefix}/{self.ledger.generation:x}/first/{run}/{group.group_name}/{number}"
-        mine = as_begun(*signed, group.plan.ranks)
-        compare_first(self._store, key, mine, f"on {group.label}")
+        key = f"{self._prefix}/{self.ledger.generation:x}/first/{run}/{record.name}/{number}"
+        compare_first(self._store, key, as_begun(*signed, record.ranks), f"on {record.label}")
         self._firsts.append(key)
         if len(self._firsts) > _MAX_FIRSTS:
             with contextlib.suppress(Exception):  # the store has gone, and the key with it
@@ -167,13 +162,12 @@ class Groups:
 
     def _take_over(self) -> None:
         """Redirect torch's construction of process groups in this process to this object."""
-        abort.prepare_nccl(os.environ, self.placement.device)
+        connections.prepare_nccl(os.environ, self.placement.device)
         if self.placement.device.type == "cuda":
             torch.cuda.set_device(self.placement.device)
-        self._own_gloo.install()
         self._maker.intercept(self._new_group)
         self._default.take_over()
-        note_reducers(self._patience.keep_types)
+        note_reducers(self._waits.keep_types)
         self.backward_passes.install()
 
     def _init_process_group(self) -> None:
@@ -189,15 +183,16 @@ class Groups:
         """Make a group as ``_new_process_group_helper``, whose arguments `asked` has by name."""
         if self._is_replaying:
             return self._replay_group(asked)
-        session = self._session()
-        if session is not None and not asked["global_ranks_in_group"]:
+        agreed = self._agreement()
+        if agreed is not None and not asked["global_ranks_in_group"]:
             # Names differ from those of the mesh's groups, and of an earlier program's.
-            count = session.number * _GROUPS_A_PROGRAM
+            count = agreed.number * _GROUPS_A_PROGRAM
             asked["group_name"], c10d._world.group_count = c10d.GroupName(str(count)), count + 1
         # A rank that was replaced while its host was cut off meets nobody: it knows no heal since.
         generation = f"generation{self.ledger.generation:x}"
         asked["store"] = PrefixStore(generation, asked["store"])
-        self.making = Making(str(asked["group_name"]), self._members(asked), time.monotonic())
+        plan = plan_of(asked, self._members(asked))
+        self.making = Making(plan.name, plan.ranks, time.monotonic())
         try:
             made, store, transport = self._maker.make(asked)
         except BaseException:
@@ -207,58 +202,48 @@ class Groups:
             self.making = None
         if isinstance(made, HealableGroup):
             return made, store  # made before, under a tag
-        self._note_plan(asked)
+        self._note_plan(plan)
         if made is c10d.GroupMember.NON_GROUP_MEMBER:
             return made, store
-        group = self._enlist(asked)
+        group = self._enlist(asked, plan)
         group.connect(made, transport)
-        self._books.replace(made, group)
+        default_group.replace(made, group)
         return group, store
 
-    def _session(self) -> Session | None:
-        """Return what ranks agreed on for the program's default group; None while the mesh's groups
-        are in use, or if there is none.
+    def _agreement(self) -> Agreement | None:
+        """Return the agreement of ranks on the program's default group; None while the mesh's
+        groups are in use, or if there is none.
         """
-        return None if self._default.is_the_meshs else self.rendezvous.session
+        return None if self._default.is_the_meshs else self.calls.of_group
 
     def _members(self, asked: dict[str, Any]) -> tuple[int, ...]:
         """Return the mesh's ranks of the members of a group that a program makes; () for the mesh's
         own default group.
         """
         ranks = tuple(asked["global_ranks_in_group"])
-        session = self._session()
-        if session is None:
+        agreed = self._agreement()
+        if agreed is None:
             return ranks
-        return tuple(session.members[rank] for rank in ranks) or session.members
+        return tuple(agreed.members[rank] for rank in ranks) or agreed.members
 
-    def _note_plan(self, asked: dict[str, Any]) -> None:
+    def _note_plan(self, plan: GroupPlan) -> None:
         if self._default.is_the_meshs:  # else it is a program's, which new ranks are not to have
-            self._plans.append(plan_of(asked, self._members(asked)))
+            self._plans.append(plan)
 
-    def _enlist(self, asked: dict[str, Any]) -> HealableGroup:
+    def _enlist(self, asked: dict[str, Any], plan: GroupPlan) -> HealableGroup:
         """Make a `HealableGroup`, not connected yet, for a call of torch's
         ``_new_process_group_helper``.
         """
-        ranks = self._members(asked)
-        group = HealableGroup(
-            self.ledger,
-            asked["group_name"],
-            asked["group_desc"] or "undefined",
-            ranks,
-            asked["group_rank"],
-            asked["group_size"],
-        )
-        group.bound_device_id = asked["device_id"]
-        group.recipe, group.plan = dict(asked), plan_of(asked, ranks)
-        group.adopt_split = self._adopt_split
+        rank, size = asked["group_rank"], asked["group_size"]
+        group = HealableGroup(self.ledger, plan, rank, size, dict(asked), self._adopt_split)
         self._groups.append(weakref.ref(group))
         return group
 
     def _adopt_split(self, inner: Any, ranks: Sequence[int]) -> HealableGroup:
         """Register a group that NCCL has split off another; it is healed like any other group."""
-        asked = call_for(plan_of_split(inner, ranks), self.rank, None)
-        self._note_plan(asked)
-        group = self._enlist(asked)
+        plan = plan_of_split(inner, ranks)
+        self._note_plan(plan)
+        group = self._enlist(call_for(plan, self.rank, None), plan)
         group.connect(inner, Transport())
         return group
 
@@ -267,9 +252,9 @@ class Groups:
     @property
     def is_broken(self) -> bool:
         """Whether the groups must be healed: some were cut, or have lost a connection."""
-        if self._is_broken or self._patience.has_left:
+        if self._is_broken or self._waits.has_left:
             return True
-        return not all(abort.all_stand(group.sockets) for group in self._living())
+        return not all(connections.all_stand(group.sockets) for group in self._living())
 
     def mark_broken(self) -> None:
         """Mark the groups as broken, so that they are healed before the next run."""
@@ -279,33 +264,29 @@ class Groups:
         """Make every blocked wait of this process raise, from any thread; return their number."""
         # Said before it is so: what is cut raises at once, on another thread.
         was_broken, self._is_broken = self._is_broken, True
-        num_cut = self._patience.end() + self._store.waits.cut()
+        num_cut = self._waits.end()
         self._maker.cut()
-        num_cut += self._cut() + self._cut_own()
+        num_cut += self._cut() + self._maker.own_gloo.cut(self.ledger.kept)
         if not num_cut:
             self._is_broken = was_broken
         return num_cut
 
     def _cut(self) -> int:
         groups = self._living()
-        abort.await_quiet({fd: inode for group in groups for fd, inode in group.sockets.items()})
+        sockets = {fd: inode for group in groups for fd, inode in group.sockets.items()}
+        connections.await_quiet(sockets)
         return sum(group.cut() for group in groups)
-
-    def _cut_own(self) -> int:
-        for _, sockets in self._own_gloo.living():
-            abort.await_quiet(sockets)
-        return self._own_gloo.cut(self.ledger.drain)
 
     def counts(self, with_recent: bool = False) -> tuple[GroupCount, ...]:
         """Return how many operations this rank began on each group since it was made or healed;
         `with_recent`, also the last collectives among them.
         """
-        return tuple(group.count(with_recent=with_recent) for group in self._living())
+        return tuple(group.record.count(with_recent=with_recent) for group in self._living())
 
     def blueprint(self) -> bytes:
         """Return data from which a new rank makes the same groups as this rank (see `rejoin`)."""
         return msgspec.msgpack.encode(
-            BlueprintData(tuple(self._plans), self._books.group_count, self._mesh)
+            BlueprintData(tuple(self._plans), self._default.mesh_world.group_count, self._mesh)
         )
 
     def _living(self) -> list[HealableGroup]:
@@ -313,11 +294,13 @@ class Groups:
         found = [reference() for reference in list(self._groups)]
         return [group for group in found if group is not None and not group.is_destroyed]
 
+    # Made without connections, which a later `heal` makes.
+
     def resize(
         self, num_resizes: int, size: int, names: Sequence[str], shape: Sequence[int]
     ) -> DeviceMesh:
-        """Drop all groups, and make those of a mesh of another size, without connections, which a
-        later `heal` makes; return the rank's DeviceMesh.
+        """Drop all groups, and make those of a mesh of another size, without connections; return
+        the rank's DeviceMesh.
 
         Args:
             num_resizes: how often the mesh has been resized. Names of groups are not used twice:
@@ -328,12 +311,16 @@ class Groups:
         self._default.restore()
         self._cut()
         for group in self._living():
-            group.retire(f"it is of a mesh of {self.world_size} ranks, and the mesh has {size} now")
-        self._default.own |= self._books.retire_all()
+            group.take_down(
+                f"it is of a mesh of {self.world_size} ranks, and the mesh has {size} now",
+                "Make again what holds it, on `mesh`; %dist_load gives it what %dist_save saved "
+                "before",
+            )
+        self._default.retire()
         self._groups.clear()
         self._plans.clear()
-        self.num_resizes, self.world_size = num_resizes, size
-        self._default.size = self.rendezvous.world_size = self._healer.world_size = size
+        self.num_resizes = num_resizes
+        self.calls.world_size = size
         with self._replaying():
             self._begin_names()
             self._init_process_group()
@@ -344,8 +331,8 @@ class Groups:
         c10d._world.group_count = self.num_resizes * _GROUPS_A_SIZE
 
     def rejoin(self, blueprint: bytes, names: Sequence[str], shape: Sequence[int]) -> DeviceMesh:
-        """Make the groups of a living rank's `blueprint` in a new rank, without connections,
-        which a later `heal` makes; return the rank's DeviceMesh.
+        """Make the groups of a living rank's `blueprint` in a new rank, without connections; return
+        the rank's DeviceMesh.
         """
         data = BlueprintData((), 0)
         if blueprint:
@@ -370,51 +357,6 @@ class Groups:
         c10d._world.group_count = max(data.group_count, c10d._world.group_count)
         return made
 
-    def heal(
-        self,
-        generation: int,
-        participants: frozenset[int],
-        store_port: int | None = None,
-        store_address: str = "",
-    ) -> tuple[str, ...]:
-        """Reconnect every group whose members all take part; their collective. Main thread.
-
-        After any error, as `GroupDown` if a rank does not take part, every group is down.
-
-        Args:
-            generation: a number not used before in this mesh.
-            participants: the ranks that take part.
-            store_port: where the c10d store listens now, if its process was replaced.
-            store_address: the host's, if the store is on another one now.
-
-        Returns:
-            What the user must know of models in which a step had stopped.
-        """
-        if store_port is not None:
-            self._store.move(store_port, store_address)
-        try:
-            notes = self._healer.heal(generation, participants)
-        except BaseException:
-            self._is_broken = True
-            self._cut()
-            for group in self._living():
-                group.take_down("healing it was interrupted")
-            raise
-        self._is_broken = self._patience.has_left = self.is_half_done = False
-        return (*notes, *self._own_gloo.take_notes(), *self.heal_callbacks.call())
-
-    def reset_models(self, generation: int, participants: frozenset[int]) -> tuple[str, ...]:
-        """Reset the models that an unfinished step has left half done on any of these ranks, whose
-        groups stand; arguments and result as of `heal`. Their collective. Main thread.
-        """
-        try:
-            notes = self._healer.reset_models(generation, participants)
-        except BaseException:
-            self._is_broken = True
-            raise
-        self.is_half_done = False
-        return (*notes, *self.heal_callbacks.call())
-
     @contextlib.contextmanager
     def _replaying(self) -> Iterator[None]:
         """Enter a context in which torch makes groups that are not connected."""
@@ -433,11 +375,161 @@ class Groups:
         for group in self._living():
             if group.group_name == name:
                 return group, c10d._world.pg_map[group][1]
-        if not any(plan.name == name for plan in self._plans):
-            self._note_plan(asked)
+        plan = plan_of(asked, self._members(asked))
+        if not any(known.name == name for known in self._plans):
+            self._note_plan(plan)
         if ranks and self.rank not in ranks:
             return c10d.GroupMember.NON_GROUP_MEMBER, None
-        group = self._enlist(asked)
+        group = self._enlist(asked, plan)
         store = PrefixStore(f"{name}/", asked["store"])
-        self._books.enter(group, asked["backend"], store, asked["pg_tag"])
+        default_group.enter(group, asked["backend"], store, asked["pg_tag"])
         return group, store
+
+    # Healed, on the main thread.
+
+    def heal(
+        self,
+        generation: int,
+        participants: frozenset[int],
+        store_port: int | None = None,
+        store_address: str = "",
+    ) -> tuple[str, ...]:
+        """Reconnect every group whose members all take part; their collective.
+
+        After any error, as `GroupDown` if a rank does not take part, every group is down.
+
+        Args:
+            generation: a number not used before in this mesh.
+            participants: the ranks that take part.
+            store_port: where the c10d store listens now, if its process was replaced.
+            store_address: the host's, if the store is on another one now.
+
+        Returns:
+            What the user must know of models in which a step had stopped.
+        """
+        if store_port is not None:
+            self._store.move(store_port, store_address)
+        try:
+            notes = self._heal(generation, participants)
+        except BaseException:
+            self._is_broken = True
+            self._cut()
+            for group in self._living():
+                group.take_down("healing it was interrupted")
+            raise
+        self._is_broken = self._waits.has_left = self.is_half_done = False
+        return (*notes, *self._maker.own_gloo.take_notes(), *self.heal_callbacks.call())
+
+    def _heal(self, generation: int, participants: frozenset[int]) -> tuple[str, ...]:
+        fill_standard_descriptors()  # before the store's connection, which may be made again
+        rpc.forget_gatherings()
+        self.ledger.generation = generation
+        self.calls.begin_generation(generation)
+        self.ledger.spans.end_all()  # what was cut has no other end
+        models = self._survey()
+        self._cut()
+        for group in self._living():
+            if group.inner is not None:
+                group.timeouts = timeouts_of(group.inner)
+            group.take_down("it is being healed")
+        self.ledger.forget_operations()
+        self.ledger.mark()
+        healing = self._meet(generation, participants, models)
+        self.ledger.kept.let_go()  # all who are here have cut their side
+        self._agree(list(healing.states.values()))
+        made: list[str] = []
+        # In one order on all ranks, so that ranks do not wait for each other in different groups.
+        for group in sorted(
+            self._living(), key=lambda one: (bool(one.plan.ranks), one.plan.name, one.plan.ranks)
+        ):
+            if why := healing.why_not(group.plan, self.world_size):
+                group.take_down(why)
+            else:
+                made += self._rebuild(group, healing)
+        return (*made, *self._part(healing, models, keeps_groups=False))
+
+    def reset_models(self, generation: int, participants: frozenset[int]) -> tuple[str, ...]:
+        """Reset the models that an unfinished step has left half done on any of these ranks, whose
+        groups stand, after the end of what has been begun on them; arguments and result as of
+        `heal`. Their collective.
+        """
+        try:
+            self.ledger.await_operations(_CONNECT_S)
+            models = self._survey()
+            healing = self._meet(generation, participants, models)
+            notes = self._part(healing, models, keeps_groups=True)
+        except BaseException:
+            self._is_broken = True
+            raise
+        self.is_half_done = False
+        return (*notes, *self.heal_callbacks.call())
+
+    def _survey(self) -> Survey:
+        """Return the models of this rank, after an unfinished step."""
+        gc.collect()  # ranks would differ in models without references
+        models = Survey(self._half_done)
+        self._half_done = models.half_done
+        self.ledger.num_doubts += 1
+        c10d._world.pg_coalesce_state.clear()  # else an interrupted batch takes the next ones
+        return models
+
+    def _meet(self, generation: int, participants: frozenset[int], models: Survey) -> Healing:
+        healing = Healing(self._store, f"{self._prefix}/{generation:x}", self.rank, participants)
+        groups, program = self._living(), self._default.program
+        healing.exchange_states(
+            StateAtHeal(
+                tuple(group.plan for group in groups),
+                self._default.mesh_world.group_count,
+                models.half_done,
+                models.progress,
+                self._default.is_the_meshs,
+                {program: c10d._world.group_count} if program else {},
+                find_lack((group.size() for group in groups), len(self.ledger.kept)),
+            )
+        )
+        return healing
+
+    def _part(self, healing: Healing, models: Survey, keeps_groups: bool) -> tuple[str, ...]:
+        """Reset models, and wait until all ranks have got so far; return notes for the user."""
+        notes = healing.reset(models)
+        self._half_done = ()
+        healing.exchange("healed", b"")
+        before = self._healings.get(keeps_groups)
+        self._healings[keeps_groups] = healing
+        if before is not None:
+            before.store.forget_keys()
+        return notes
+
+    def _agree(self, states: Sequence[StateAtHeal]) -> None:
+        """Set torch's group counters to their maximum over all ranks; return to the mesh's
+        groups if another rank uses them and no program's group is in use here.
+        """
+        program = self._default.program
+        if not program and any(other.uses_meshs for other in states):
+            self._default.restore()
+        self._default.mesh_world.group_count = max(other.group_count for other in states)
+        if program:
+            c10d._world.group_count = max(other.program.get(program, 0) for other in states)
+
+    def _rebuild(self, group: HealableGroup, healing: Healing) -> tuple[str, ...]:
+        """Have torch make a group again; return a note if a constructor makes it that a program has
+        registered, whose error is no error of the heal.
+        """
+        plan, creator = group.plan, constructor_of(group.plan.backend)
+        store = PrefixStore(f"groups/{','.join(map(str, plan.ranks))}", healing.store)
+        asked = group.recipe | {"store": store, "pg_tag": None, "group_desc": group.group_desc}
+        world = self._default.world_of(group)
+        name = f"the process group {str(group.group_name)!r}, backend {plan.backend!r},"
+        try:
+            with default_group.lending_name(world, group):
+                inner, its_store, transport = self._maker.make(asked, _CONNECT_S)
+            world.pg_map[group] = (world.pg_map[group][0], its_store)
+            set_timeouts(inner, group.timeouts)
+            group.connect(inner, transport)
+        except Exception as error:
+            if not creator:
+                raise
+            why = f"{creator}, its backend's constructor, raised {name_of(error)}: {text_of(error)}"
+            group.take_down(why)
+            return (f"{name} is down: {why}",)
+        return (f"{name} was made again by {creator}",) if creator else ()

@@ -1,33 +1,66 @@
 """A process group that can be reconnected while the user's models keep holding it.
 
 ``HealableGroup`` is what ``torch.distributed`` and everything above it see; the work is done by an
-inner, plain ``ProcessGroup``, which is replaced when the group is healed; `op_tracking` forwards
-to it.
+inner, plain ``ProcessGroup``, which is replaced when the group is healed. The methods that it
+forwards are read off ``ProcessGroup`` as it is installed: newer versions of torch call names that
+older ones do not have.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+import functools
+import re
+import sys
+import types
+import weakref
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch._C._distributed_c10d as _c10d
 import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import ProcessGroup, Work
+from torch._C._dynamo import eval_frame
 from torch.futures import Future
 
 from ...errors import GroupDown
-from ...wire.groups import Begun, GroupCount, label_of
+from ...stdlib import threading, time
 from ...wire.trace import What
 from ..linux_process import start_thread
-from . import abort
-from .any_backend import ForeignGroup, abort_foreign, is_foreign, shut_down_foreign
+from ..static_lookup import module_of
+from . import connections
+from .any_backend import ForeignGroup, ForeignWork, abort_foreign, is_foreign, shut_down_foreign
 from .group_factory import GroupPlan, Transport
-from .op_tracking import Ledger, has_ended_well, is_operation, pass_on_everything
-from .signatures import NUM_RECENT, Signed, as_begun
+from .ledger import MESSAGES, GroupRecord, Ledger, Operation, signer
+from .waits import GlooWork
 
+# What users call the methods of ProcessGroup; a `_coalesced` or unknown one keeps its own name.
+_LABELS = {
+    "allreduce": "all_reduce",
+    "allreduce_coalesced": "all_reduce_coalesced",
+    "allgather": "all_gather",
+    "allgather_coalesced": "all_gather_coalesced",
+    "allgather_into_tensor_coalesced": "all_gather_into_tensor",
+    "_allgather_base": "all_gather_into_tensor",
+    "all_gather_single_coalesced": "all_gather_single",
+    "_reduce_scatter_base": "reduce_scatter_tensor",
+    "reduce_scatter_single_coalesced": "reduce_scatter_single",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all_single",
+    "recv_anysource": "recv",
+}
+# Where DDP's C++ is called from: the engine, on the thread that called ``backward`` or on one of
+# its own.
+_BACKWARD = ("torch.autograd.graph", "torch.autograd", "")
+_RETURNS_WORK = re.compile(r"-> \S*\bWork\b")
+# To wait for a message in another thread takes some 50 us longer. Smaller ones are hardly ever on
+# their way when a rank dies, and then their wait ends with the group's time-out or the rank.
+_LARGE_BYTES = 64 << 10
+# Operations whose own time-out is at most this are left to it.
+_SOON_S = 10.0
+# What only makes sense on the C++ object.
+_OF_CPP = frozenset({"rank", "size", "boxed", "unbox", "BackendType"})
 # Groups that were taken down where there was no thread to end them in.
 _kept: list[Any] = []
 
@@ -54,51 +87,42 @@ def ended_work() -> Work:
     return work
 
 
-# Operations whose own time-out is at most this are left to it.
-_SOON_S = 10.0
-
-
-class _Silent:
-    """Stands in for the plain ``ProcessGroup`` of a `HealableGroup` while broadcasts must not
-    overwrite this rank's tensors: they do nothing.
-    """
-
-    def broadcast(self, *args: Any, **kwargs: Any) -> Work:
-        return ended_work()
-
-
 class HealableGroup(ProcessGroup):
     """A process group that forwards its operations to a plain ``ProcessGroup``, which `connect`
     sets and a heal replaces.
 
-    Its name and description are torch's, its ranks the mesh's (() for all); `rank` counts in it.
+    Args:
+        ledger: of the rank.
+        plan: what is needed to make the group again.
+        rank, size: this rank's in the group, and the number of members.
+        recipe: the arguments of ``_new_process_group_helper`` that make it.
+        adopt_split: registers a group that NCCL has split off this one.
     """
 
     def __init__(
         self,
         ledger: Ledger,
-        name: str,
-        description: str,
-        ranks: tuple[int, ...],
+        plan: GroupPlan,
         rank: int,
         size: int,
+        recipe: dict[str, Any] | None = None,
+        adopt_split: Callable[[Any, Sequence[int]], ProcessGroup] | None = None,
     ) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]
-        self._ledger = ledger
-        self._name, self._description = c10d.GroupName(name), description
-        super()._set_group_name(c10d.GroupName(name))
-        super()._set_group_desc(description)
-        self._ranks = ranks
-        self._device_id: Any = None
+        self._ledger, self.plan, self.recipe = ledger, plan, recipe or {}
+        self._adopt_split = adopt_split
+        soon = weakref.WeakMethod(self._gives_up_soon)
+        self.record = GroupRecord(
+            plan.name, plan.description, plan.ranks, lambda: bool((here := soon()) and here())
+        )
+        super()._set_group_name(c10d.GroupName(plan.name))
+        super()._set_group_desc(plan.description)
+        self._device_id: Any = self.recipe.get("device_id")
         self._inner: Any = None
         self._transport = Transport()
         self.is_up = self.is_gloo = self.is_destroyed = False
         self._is_foreign = self._is_aborted = False
-        self.num_doubts = 0  # of the ledger's, when a collective was compared last
-        self.recipe: dict[str, Any] = {}
-        self.plan: GroupPlan
         self.timeouts: dict[str, timedelta] = {}
-        self.adopt_split: Callable[[Any, Sequence[int]], HealableGroup] | None = None
         self.take_down("it has not been connected yet")
 
     # Its connections.
@@ -107,14 +131,14 @@ class HealableGroup(ProcessGroup):
         """Forward operations to the connected ``ProcessGroup`` `plain` from now on, and reset all
         operation counts.
         """
-        backends = abort.backends_of(plain)
-        self.is_gloo = {abort.name_of_backend(backend) for backend in backends} == {"gloo"}
+        backends = connections.backends_of(plain)
+        self.is_gloo = {connections.name_of_backend(one) for one in backends} == {"gloo"}
         self._is_foreign, self._is_aborted = is_foreign(plain), False
         self._inner = plain
         if self._is_foreign:
-            self._inner = ForeignGroup(plain, self._ledger.patience, is_operation)
+            self._inner = ForeignGroup(plain, self._ledger.waits, is_operation)
         self._transport = transport
-        self._reset_counts()
+        self.record.restart()
         self.is_up = True
 
     @property
@@ -124,21 +148,11 @@ class HealableGroup(ProcessGroup):
         has_gloo = self._transport.gloo or not self._is_foreign
         return self._transport.sockets if has_gloo else {}
 
-    def retire(self, why: str) -> None:
-        """Disconnect for good: let operations raise `GroupDown`."""
-        self.take_down(why)
-        self._inner = _Down(
-            f"the process group {self._name!r} is down: {why}. Make again what holds it, on "
-            "`mesh`; %dist_load gives it what %dist_save saved before"
-        )
-
-    def take_down(self, why: str) -> None:
+    def take_down(self, why: str, remedy: str = "%dist_heal connects it again") -> None:
         """Disconnect: let operations raise `GroupDown` until the next `connect`."""
-        members = f"of ranks {', '.join(map(str, self._ranks))}" if self._ranks else "of all ranks"
-        text = (
-            f"the process group {self._name!r} {members} is down: "
-            f"{why}. %dist_heal connects it again"
-        )
+        ranks = self.plan.ranks
+        members = f"of ranks {', '.join(map(str, ranks))}" if ranks else "of all ranks"
+        text = f"the process group {self.record.name!r} {members} is down: {why}. {remedy}"
         self.is_up = False
         # Its end waits for gloo's threads, and one of them may wait without end for a rank that
         # died.
@@ -149,7 +163,7 @@ class HealableGroup(ProcessGroup):
         has_ended = retired[0] is None or start_thread(retired.clear)
         if not has_ended:
             _kept.append(retired)
-        self._reset_counts()
+        self.record.restart()
 
     def cut(self) -> int:
         """Make blocked operations raise, from any thread, until a heal; return their number."""
@@ -158,8 +172,8 @@ class HealableGroup(ProcessGroup):
         inner = self.inner
         if inner is None:
             return 0
-        num_cut = abort.cut_gloo(transport.gloo, sockets, self._ledger.drain)
-        num_cut += abort.abort_nccl(inner)
+        num_cut = connections.cut_gloo(transport.gloo, sockets, self._ledger.kept)
+        num_cut += connections.abort_nccl(inner)
         if self._is_foreign and not self._is_aborted:
             self._is_aborted = True
             abort_foreign(inner)
@@ -177,119 +191,39 @@ class HealableGroup(ProcessGroup):
             return inner.plain
         return None if type(inner) is _Down else inner
 
-    @contextlib.contextmanager
-    def silenced(self) -> Iterator[None]:
-        """Enter a context in which broadcasts leave this rank's tensors unchanged."""
-        inner, self._inner = self._inner, _Silent()
+    def _gives_up_soon(self) -> bool:
+        """Return whether the group's time-out, which a program has chosen, ends a wait soon."""
         try:
-            yield
-        finally:
-            self._inner = inner
-
-    # What it has begun.
-
-    def _reset_counts(self) -> None:
-        self.num_collectives = 0
-        self.recent: deque[Signed] = deque(maxlen=NUM_RECENT)
-        self.whats: dict[str, What] = {}
-        self.is_touched = False
-        self._num_sent: dict[int, int] = {}
-        self._num_received: dict[int, int] = {}
-        self._from_anyone: list[Work] = []
-        self._backward_work: Work | None = None
-
-    @property
-    def has_failed_in_backward(self) -> bool:
-        """Whether the last operation of DDP's backward pass failed to reduce gradients."""
-        work = self._backward_work
-        return work is not None and not has_ended_well(work)
-
-    def forget_backward(self) -> None:
-        """Drop the Work of DDP's last backward pass if it succeeded, as it holds gradients."""
-        if not self.has_failed_in_backward:
-            self._backward_work = None
-
-    def count(self, with_messages: bool = True, with_recent: bool = False) -> GroupCount:
-        """Return how many operations this rank began on the group since it was made or healed."""
-        if not with_messages:
-            return GroupCount(self._name, self._ranks, self.num_collectives)
-        self._settle_from_anyone()
-        return GroupCount(
-            self._name,
-            self._ranks,
-            self.num_collectives,
-            tuple(sorted(self._num_sent.items())),
-            tuple(sorted(self._num_received.items())),
-            self._description,
-            self._recent() if with_recent else (),
-        )
-
-    @property
-    def gives_up_soon(self) -> bool:
-        """Whether the group's own time-out, which a program has chosen, ends a wait before long."""
-        try:
-            limits = [backend.options._timeout for backend in abort.backends_of(self._inner)]
+            backends = connections.backends_of(self._inner)
+            limits = [backend.options._timeout for backend in backends]
         except Exception:  # down, or not of torch's backends
             return False
         return bool(limits) and max(limits).total_seconds() <= _SOON_S
 
     @property
-    def label(self) -> str:
-        """What users call the group."""
-        return label_of(self._description, self._ranks)
-
-    def _recent(self) -> tuple[Begun, ...]:
-        while True:
-            try:
-                recent = list(self.recent)
-            except RuntimeError:  # the main thread has begun one while they were copied
-                continue
-            return tuple(as_begun(*one, self._ranks) for one in recent)
-
-    def global_rank(self, rank: int) -> int:
-        """Return the mesh's rank of the member with this rank in the group."""
-        return self._ranks[rank] if self._ranks else rank
-
-    def what(self, label: str) -> What:
-        """Return the trace fields (group, ranks, ...) that all operations of this name (`label`) on
-        this group share until it is reconnected.
-        """
-        name, generation = str(self._name), self._ledger.generation
-        return self.whats.setdefault(
-            label, What(label, name, self._ranks, generation, not self.is_gloo)
-        )
-
-    def _settle_from_anyone(self) -> None:
-        """Count ended receives from any rank for the ranks whose messages they received."""
-        pending, self._from_anyone = self._from_anyone, []
-        for work in pending:
-            if not work.is_completed():
-                self._from_anyone.append(work)
-            elif (source := work._source_rank()) >= 0:
-                source = self.global_rank(source)
-                self._num_received[source] = self._num_received.get(source, 0) + 1
+    def has_failed_in_backward(self) -> bool:
+        """Whether the last operation of DDP's backward pass failed to reduce gradients."""
+        return self.record.has_failed_in_backward
 
     # What is not simply passed on.
 
     @property
     def group_name(self) -> c10d.GroupName:
-        return self._name
+        return c10d.GroupName(self.record.name)
 
     @property
     def group_desc(self) -> str:
-        return self._description
+        return self.record.description
 
     def _set_group_name(self, name: str) -> None:
-        self._name = c10d.GroupName(name)
+        self.record.name = name
 
     def _set_group_desc(self, description: str) -> None:
-        self._description = description
+        self.record.description = description
 
     @property
     def bound_device_id(self) -> Any:
-        # With a device, torch would split new communicators off the default group's: not when
-        # rebuilding, which is not done by all ranks and finds the default group's aborted.
-        return None if self._ledger.is_rebuilding else self._device_id
+        return self._device_id
 
     @bound_device_id.setter
     def bound_device_id(self, device: Any) -> None:
@@ -303,7 +237,7 @@ class HealableGroup(ProcessGroup):
 
     def shutdown(self) -> None:
         self.is_destroyed = True
-        self._ledger.forget(self)
+        self._ledger.forget(self.record)
         if self.is_up:
             self._inner.shutdown()
 
@@ -315,12 +249,192 @@ class HealableGroup(ProcessGroup):
         self, new_ranks: Sequence[int], *args: Any, **kwargs: Any
     ) -> ProcessGroup | None:
         inner = self._inner.split_group(new_ranks, *args, **kwargs)
-        if inner is None or self.adopt_split is None:
+        if inner is None or self._adopt_split is None:
             return None
-        return self.adopt_split(inner, [self.global_rank(rank) for rank in new_ranks])
+        return self._adopt_split(inner, [self.record.global_rank(rank) for rank in new_ranks])
 
     def __reduce__(self) -> Any:
         raise TypeError("cannot pickle 'torch._C._distributed_c10d.ProcessGroup' object")
 
 
-pass_on_everything(HealableGroup)
+# Methods that are forwarded.
+
+
+def _begin(
+    group: HealableGroup,
+    label: str,
+    call: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    sequence: int,
+    peer: int = -1,
+) -> Any:
+    """Call a method of the plain ``ProcessGroup`` under a `HealableGroup`, and record the
+    operation as the ledger's last one while it is in flight.
+    """
+    ledger, record = group._ledger, group.record
+    ident = threading.get_ident()
+    # The engine's threads, unknown to Python, run backward on behalf of the main thread.
+    if ident != ledger.main_thread and ident in threading._active:  # type: ignore[attr-defined]
+        return call(*args, **kwargs)
+    since = time.monotonic()
+    operation = Operation(label, record, since, sequence, peer)
+    ledger.begin(operation)
+    spans, number = ledger.spans, -1
+    is_message = label in MESSAGES
+    # Whether a wait in Python follows at once. Messages do not show it: their wait does.
+    is_sync = not getattr(args[-1] if args else kwargs.get("opts"), "asyncOp", True)
+    if spans.is_on:
+        what = record.whats.get(label)
+        if what is None:
+            what = record.whats[label] = What(
+                label, record.name, record.ranks, ledger.generation, not group.is_gloo
+            )
+        number = spans.begin(what, sequence, peer, since, is_sync)
+    work = None
+    try:
+        work = call(*args, **kwargs)
+    finally:
+        if not isinstance(work, Work):
+            ledger.last = None
+            spans.end(number)
+    if not isinstance(work, Work):
+        return work
+    if not group.is_gloo:
+        spans.end(number)  # the launch: the GPU does the rest by itself
+    caller = module_of(sys._getframe(1).f_back)
+    is_of_join = caller == c10d.__name__ and _is_of_join(sys._getframe(1))
+    if is_of_join and type(work) is ForeignWork:
+        work = work._work
+    if caller == c10d.__name__ and not is_of_join:
+        if group.is_gloo:
+            runs = is_message and (  # else it has a future
+                peer < 0 or sum(tensor.nbytes for tensor in args[0]) >= _LARGE_BYTES
+            )
+            if not is_message and not is_sync:
+                spans.end_with(work, number)
+            is_noted = is_sync and not is_message
+            work = GlooWork(work, ledger.waits, spans, number, is_noted, is_message, runs)
+        # Its caller waits for it or gives it to the user: it lives while anyone may wait.
+        operation.find_work = weakref.ref(work)
+        return work
+    # C++ (DDP, also under Join, functional collectives) keeps it where Python does not see that.
+    inner = work
+    operation.find_work = lambda: inner
+    if caller in _BACKWARD:
+        record.backward_work = inner
+    if group.is_gloo:
+        spans.end_with(inner, number)
+        if not is_of_join and not is_message:
+            work = GlooWork(inner, ledger.waits, spans, number)
+    elif caller not in _BACKWARD:  # most often used at once; what C++ waits for is not seen
+        spans.wait(number, since)
+    return work
+
+
+def _is_of_join(method: types.FrameType) -> bool:
+    """Return whether torch's ``Join`` began an operation for DDP, which keeps only the C++ Work."""
+    function = method.f_back  # dist.all_reduce; round it the wrapper that logs its errors
+    wrapper = function and function.f_back
+    caller = wrapper and wrapper.f_back
+    is_of_join = module_of(caller) == "torch.distributed.algorithms.join"
+    return is_of_join and function is not None and bool(function.f_locals.get("async_op"))
+
+
+def _collective(method: str) -> Callable[..., Any]:
+    label = _LABELS.get(method, method)
+    sign = signer(method)
+
+    def begin(self: HealableGroup, *args: Any, **kwargs: Any) -> Any:
+        ledger, record = self._ledger, self.record
+        gate = ledger.gate
+        if gate.is_closed:
+            gate.enter(self.size())
+        call = getattr(self._inner, method)
+        number = record.num_collectives + 1
+        signed = (number, label, *sign(args, kwargs))
+        if not record.is_touched:
+            if record.num_doubts != ledger.num_doubts:
+                record.num_doubts = ledger.num_doubts
+                ledger.compare_first(record, signed, self.size())
+            record.is_touched = True
+            ledger.touched.append(record)
+        record.num_collectives = number
+        record.recent.append(signed)
+        if gate.is_closed:
+            gate.note_begun()
+        return _begin(self, label, call, args, kwargs, number)
+
+    return begin
+
+
+def _message(method: str) -> Callable[..., Any]:
+    label = _LABELS.get(method, method)
+
+    def begin(self: HealableGroup, *args: Any, **kwargs: Any) -> Any:
+        gate, record = self._ledger.gate, self.record
+        if gate.is_closed:
+            gate.enter(self.size())
+        call = getattr(self._inner, method)
+        if method == "recv_anysource":
+            work = _begin(self, label, call, args, kwargs, 0)
+            record.settle_from_anyone()
+            record.from_anyone.append(work)
+            return work
+        peer = record.global_rank(
+            args[1] if len(args) > 1 else kwargs["dstRank" if method == "send" else "srcRank"]
+        )
+        counts = record.num_sent if method == "send" else record.num_received
+        sequence = counts.get(peer, 0) + 1
+        work = _begin(self, label, call, args, kwargs, sequence, peer)
+        counts[peer] = sequence
+        if gate.is_closed:
+            gate.note_begun()
+        return work
+
+    return begin
+
+
+def _passed_on(method: str) -> Callable[..., Any]:
+    return lambda self, *args, **kwargs: getattr(self._inner, method)(*args, **kwargs)
+
+
+def _passed_on_property(name: str) -> property:
+    return property(
+        lambda self: getattr(self._inner, name),
+        lambda self, value: setattr(self._inner, name, value),
+    )
+
+
+@functools.cache
+def is_operation(name: str) -> bool:
+    """Return whether a method of ``ProcessGroup`` begins a collective or a message."""
+    found = _RETURNS_WORK.search(getattr(ProcessGroup, name, object).__doc__ or "")
+    return name == "monitored_barrier" or bool(found and not name.endswith("_coalescing"))
+
+
+def _pass_on_everything() -> None:
+    """Add to `HealableGroup` the methods and properties of ``ProcessGroup`` that it lacks."""
+    skip = eval_frame._FrameAction.SKIP
+    left_alone = eval_frame._FrameExecStrategy(skip, skip)
+    for name in dir(ProcessGroup):
+        member = getattr(ProcessGroup, name)
+        if name.startswith(("__", "_pybind11")) or name in _OF_CPP or name in vars(HealableGroup):
+            continue
+        if isinstance(member, property):
+            setattr(HealableGroup, name, _passed_on_property(name))
+            continue
+        if name in MESSAGES:
+            made: Any = _message(name)
+        else:
+            made = _collective(name) if is_operation(name) else _passed_on(name)
+        made.__name__ = name
+        made.__doc__ = member.__doc__
+        # torch.compile breaks its graph at a call, as at the C++ method that this stands for, and
+        # leaves what is called as it is: it cannot read a Python attribute of a process group.
+        made._torchdynamo_disable = True
+        eval_frame.set_code_exec_strategy(made.__code__, left_alone)
+        setattr(HealableGroup, name, made)
+
+
+_pass_on_everything()

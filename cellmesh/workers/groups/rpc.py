@@ -17,7 +17,8 @@ import torch
 import torch.distributed.rpc as rpc
 
 from ...stdlib import threading
-from .store import InterruptibleStore, StoreWaits
+from .store import InterruptibleStore
+from .waits import Waits
 
 # "rpc_prefix_3/shutdown/READY_ID_7": the seventh barrier of this process; others may count it as
 # their first.
@@ -27,7 +28,7 @@ _BARRIER = re.compile(r"(.*/shutdown/[A-Z_]+)_ID_([0-9]+)")
 class RemoteCallsStore(InterruptibleStore):
     """The store of one ``init_rpc``, which makes the numbers of its barriers start at one."""
 
-    def __init__(self, store: Any, waits: StoreWaits) -> None:
+    def __init__(self, store: Any, waits: Waits) -> None:
         super().__init__(store, waits)
         self._first_barrier: int | None = None
 

@@ -2,66 +2,27 @@
 
 torch's ``TCPStore`` blocks in C++ until its time-out, deaf to signals and to other threads. Here
 every wait asks again in short steps, from Python; so a signal gets the main thread out, and
-`StoreWaits.cut` all.
+`Waits.end` all.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
 from torch._C._distributed_c10d import Store, TCPStore
-from torch.distributed import DistNetworkError, DistStoreError
+from torch.distributed import DistNetworkError
 
-from ...stdlib import os, socket, threading, time
+from ...stdlib import os, socket, threading
 from ..linux_process import renew_resolver
+from .waits import Waits
 
 _CONNECT_S = 10.0
 # Time-out of waits for which the caller names none.
 _DEFAULT_TIMEOUT = timedelta(minutes=30)
-# One question costs 20 us there and back; the first waits are short, as peers usually call at once.
 _WORKERS = "init/"  # torch's key for how many have connected
-_FIRST_STEP_S, _LONGEST_STEP_S = 0.0005, 0.02
-
-
-class StoreWaits:
-    """The waits of this process for keys of its c10d stores; any thread may end them."""
-
-    def __init__(self) -> None:
-        self._num_cuts = 0
-        self._num_waiting = 0
-        self._stopped_threads: set[int] = set()
-
-    def cut(self) -> int:
-        """End every current wait with an error; return how many there were."""
-        self._num_cuts += 1
-        return self._num_waiting
-
-    def stop_thread(self, ident: int) -> None:
-        """End the current and future waits of one thread."""
-        self._stopped_threads.add(ident)
-
-    def forget_thread(self, ident: int) -> None:
-        """Forget a thread that has ended, as its identity may be used again."""
-        self._stopped_threads.discard(ident)
-
-    def until(self, is_over: Callable[[], bool], limit_s: float, what: str) -> None:
-        """Poll until a condition holds; raise DistStoreError at the limit, or upon `cut`."""
-        num_cuts, deadline, step_s = self._num_cuts, time.monotonic() + limit_s, _FIRST_STEP_S
-        ident = threading.get_ident()
-        self._num_waiting += 1
-        try:
-            while not is_over():
-                if self._num_cuts != num_cuts or ident in self._stopped_threads:
-                    raise DistStoreError(f"the wait for {what} was ended")
-                if time.monotonic() > deadline:
-                    raise DistStoreError(f"wait timeout after {limit_s:g} s, {what}")
-                time.sleep(step_s)
-                step_s = min(1.5 * step_s, _LONGEST_STEP_S)
-        finally:
-            self._num_waiting -= 1
 
 
 def _forwarded(method: str) -> Any:
@@ -76,22 +37,23 @@ class InterruptibleStore(Store):
     Python.
     """
 
-    def __init__(self, store: Any, waits: StoreWaits) -> None:
+    def __init__(self, store: Any, waits: Waits) -> None:
         super().__init__()
         self._inner, self.waits = store, waits
         self._timeout = _DEFAULT_TIMEOUT
-        self._noted: list[str] | None = None
+        self._noted: list[str] | None = None  # keys that were set
 
     def _ask(self, question: Callable[[Any], Any]) -> Any:
         return question(self._inner)
 
-    def note_keys(self, keys: list[str] | None) -> None:
-        """Append the keys that this process sets from now on to `keys`."""
-        self._noted = keys
+    def note_keys(self) -> None:
+        """Note which keys this process sets from now on."""
+        self._noted = []
 
-    def forget_keys(self, keys: Iterable[str]) -> None:
-        """Delete keys from the store that no rank needs any more."""
-        for key in keys:
+    def forget_keys(self) -> None:
+        """Delete the noted keys, which no rank needs any more, from the store; note none."""
+        noted, self._noted = self._noted or (), None
+        for key in noted:
             self.delete_key(key)
 
     # The interface of torch's Store, which C++ calls, too.
@@ -145,8 +107,8 @@ class InterruptibleStore(Store):
 class MeshStore(InterruptibleStore):
     """A client of the mesh's c10d store or another ``TCPStore``'s; any thread may use it."""
 
-    def __init__(self, host: str, port: int, waits: StoreWaits | None = None) -> None:
-        super().__init__(None, waits or StoreWaits())
+    def __init__(self, host: str, port: int, waits: Waits | None = None) -> None:
+        super().__init__(None, waits or Waits())
         self._host, self._port = host, port
         self._lock = threading.Lock()
 
@@ -197,7 +159,7 @@ class MeshStore(InterruptibleStore):
 class ProgramsTCPStore(TCPStore):
     """``dist.TCPStore`` for programs on a rank: its waits can be ended."""
 
-    waits: StoreWaits  # the rank's
+    waits: Waits  # the rank's
 
     def __init__(
         self,

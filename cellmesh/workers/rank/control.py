@@ -169,7 +169,7 @@ class ControlThread:
             gate, ledger = self._groups.ledger.gate, self._groups.ledger
             is_own = threading.get_ident() == ledger.main_thread
             waits = not (gate.is_paused or is_own) and self._waits(look_at_main_thread(self._shell))
-            last = ledger.last_begun()
+            last = ledger.last
             quiet_s = QUIET_MAX_S if last is None else time.monotonic() - last.since
             steps = self._context.steps
             state = StopState(
@@ -281,7 +281,7 @@ class ControlThread:
             name = operation.name if seen.collective in ("", "wait") else seen.collective
             return Waited(name, operation.group, time.monotonic() - operation.since)
         if seen.collective:  # a store is waited for
-            name = " ".join(filter(None, (seen.collective, self._groups.rendezvous.missing())))
+            name = " ".join(filter(None, (seen.collective, self._groups.calls.missing())))
             return Waited(name, "", self._since_seen(seen))
         return None
 
@@ -291,7 +291,7 @@ class ControlThread:
         Between two operations of a loop it is in the same call, and has waited for nothing.
         """
         now = time.monotonic()
-        operation = self._groups.ledger.last_begun()
+        operation = self._groups.ledger.last
         place = (self._interrupts.running, seen, operation.since if operation is not None else 0.0)
         if self._seen != place:
             self._seen, self._seen_since = place, now

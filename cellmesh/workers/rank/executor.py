@@ -103,7 +103,7 @@ class Executor:
         if self._steps.is_used:
             self._steps.forget()
         num_doubts, last = self._ledger.num_doubts, self._ledger.last
-        self._ledger.before_run = last[2] if last is not None else 0.0
+        self._ledger.before_run = last.since if last is not None else 0.0
         outcome: Parcel[Done] | BaseException | None
         try:
             try:

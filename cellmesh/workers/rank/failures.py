@@ -19,7 +19,7 @@ from ...stdlib import time
 from ...wire import payload
 from ...wire.codec import Parcel
 from ...wire.messages import Failed, describe_place
-from ..groups.abort import lost_its_peers
+from ..groups.connections import lost_its_peers
 from ..groups.groups import Groups
 from ..linux_process import write_stderr
 from ..static_lookup import MAX_TEXT, chain_of, handled_by, name_of, text_of, traceback_of
@@ -147,7 +147,7 @@ class Failures:
         """Describe the failure of a rank that was released, as others skip its collective."""
         stop = self._stop_of(run)
         waited = stop.waited if stop is not None else Waited()
-        operation = self._groups.ledger.last_begun()
+        operation = self._groups.ledger.last
         if error.__cause__ is not None and operation is not None and not waited.collective:
             waited = Waited(operation.name, operation.group, time.monotonic() - operation.since)
         text = (

@@ -31,7 +31,7 @@ from ...wire.held_signals import hold_back
 from ...wire.messages import RankReady, RankUnready, Resume, ToMainThread
 from ...wire.stream import Channel
 from ...wire.user_code import Display, DisplayKind
-from ..groups.abort import raise_as_stops
+from ..groups.connections import raise_as_stops
 from ..groups.group_factory import choose_placement
 from ..groups.groups import Groups
 from ..groups.rpc import let_waits_be_interrupted
@@ -269,7 +269,7 @@ def _set_environment(options: RankOptions) -> None:
     for it runs unchanged.
 
     But for TORCHELASTIC_USE_AGENT_STORE: it would make the processes that a rank starts clients of
-    an address which one of them is to serve. The rank itself needs none (see `groups.rendezvous`).
+    an address which one of them is to serve. The rank itself needs none (`groups.program_calls`).
     """
     os.environ.update(
         RANK=str(options.rank),

@@ -239,7 +239,7 @@ _COLLECTIVES = (
     "torch/distributed/distributed_c10d.py",
     "torch/distributed/_functional_collectives.py",
     "torch/distributed/rpc/__init__.py",
-    "cellmesh/workers/groups/init_process_group.py",
+    "cellmesh/workers/groups/default_group.py",
 )
 # Files whose frames on a rank's stack mean that it waits for RPC's other workers.
 _WAITS_FOR_WORKERS = ("torch/distributed/rpc/api.py", "cellmesh/workers/groups/rpc.py")

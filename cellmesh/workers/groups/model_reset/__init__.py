@@ -19,13 +19,12 @@ import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from .data_parallel import Ddp, Fsdp1, Fsdp2, restart_buckets
+from .data_parallel import Ddp, Fsdp1, Fsdp2
 from .data_parallel import note_reducers as note_reducers
-from .kinds import Kind, Pipeline, Scaler, Zero
+from .kinds import BackwardPasses as BackwardPasses
+from .kinds import HealCallbacks as HealCallbacks
+from .kinds import Kind, OwnCode, Pipeline, Scaler, Zero
 from .kinds import Progress as Progress
-from .own_code import BackwardPasses as BackwardPasses
-from .own_code import HealCallbacks as HealCallbacks
-from .own_code import OwnCode
 
 
 def look_after_failure() -> bool:
@@ -104,37 +103,6 @@ class Survey:
             text = f"gradients of the unfinished step are dropped ({', '.join(sorted(dropped))})"
             notes = {text: None} | notes
         return tuple(notes)
-
-    # DDP packs gradients into buckets, in an order that it changes once, after the first step.
-    # Ranks that stopped on both sides of that would reduce one parameter's gradient into another's.
-
-    def finish_buckets(self, unsettled: Collection[str]) -> dict[str, list[str]]:
-        """Rebuild DDP's gradient buckets in final order if ranks differ; return digests."""
-        digests: dict[str, list[str]] = {}
-        for signature, kind, one in self._found:
-            if isinstance(kind, Ddp) and signature in unsettled:
-                kind.finish_buckets(one)
-                digests.setdefault(signature, []).append(kind.digest_buckets(one))
-        return {signature: sorted(set(found)) for signature, found in digests.items()}
-
-    def restart_buckets(self, different: Collection[str]) -> None:
-        """Put DDP's buckets into the order of the first step, where ranks still differ."""
-        for signature, kind, one in self._found:
-            if isinstance(kind, Ddp) and signature in different:
-                restart_buckets(one)
-
-
-def with_unsettled_buckets(progress: Mapping[str, Sequence[Progress]]) -> set[str]:
-    """Return the signatures of DDP models whose buckets have their final order on some ranks and
-    not yet on others.
-    """
-    return {
-        signature
-        for signature, found in progress.items()
-        if signature.startswith(f"{Ddp.__name__}:")
-        # Not all: some ranks may still hold models that were made before, as tracebacks do.
-        and len({min(is_final for is_final, *_ in each) for each in found}) > 1
-    }
 
 
 def _all() -> list[tuple[Kind, Any]]:

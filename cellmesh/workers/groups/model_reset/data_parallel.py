@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import hashlib
 import weakref
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch._C._distributed_c10d as _c10d
@@ -32,6 +31,8 @@ from .kinds import (
 )
 
 Hook = Callable[[Any, Any], Any]
+Buckets = list[list[int]]  # positions of parameters, a list a bucket
+_END = -1  # of a bucket, in numbers
 _register = _c10d._register_comm_hook
 _register_builtin = _c10d._register_builtin_comm_hook
 
@@ -54,19 +55,19 @@ class NotedHook:
     @property
     def has_failed(self) -> bool:
         """Whether a future of DDP's communication hook failed: gradients are not all reduced."""
-        return any(not future.done() or _failed(future) for future in self._futures)
+        return not all(future.done() and _has_succeeded(future) for future in self._futures)
 
     def forget(self) -> None:
         """Drop the futures of the last backward pass, after the model has been reset."""
         self._futures.clear()
 
 
-def _failed(future: Any) -> bool:
+def _has_succeeded(future: Any) -> bool:
     try:
         future.value()
     except Exception:
-        return True
-    return False
+        return False
+    return True
 
 
 class CountingReducer(_c10d.Reducer):
@@ -131,26 +132,34 @@ class Ddp(Kind):
         return False
 
     def progress(self, found: Any) -> tuple[int, ...]:
-        # Ranks that differ in the second or third would begin their next forward pass with other
-        # collectives; in the fourth, their next backward pass within ``no_sync``.
+        # Ranks that differ in the first or second would begin their next forward pass with other
+        # collectives; in the third, their next backward pass within ``no_sync``; in the last, would
+        # reduce one parameter's gradient into another's.
+        iters = [state.iter for state in _counting(found)]
+        buckets = (buckets_of(found) or []) if found._has_rebuilt_buckets else []
         return (
-            int(found._has_rebuilt_buckets),
             int(found.require_forward_param_sync),
             int(found._join_config.enable),
             _num_ahead(found),
-            *(state.iter for state in _counting(found)),
+            len(iters),
+            *iters,
+            *(position for bucket in buckets for position in (*bucket, _END)),
         )
 
     def align(self, found: Any, progress: Sequence[Progress]) -> None:
         found.require_forward_param_sync = True
         leave_join(found)
-        if len({each[3] for of_one_rank in progress for each in of_one_rank}) > 1:
+        # Some ranks may still hold models that were made before, as tracebacks do.
+        orders = {min(each[4 + each[3] :] for each in of_one_rank) for of_one_rank in progress}
+        if len(orders) > 1:
+            restart_buckets(found, _buckets_in(max(orders)))
+        if len({each[2] for of_one_rank in progress for each in of_one_rank}) > 1:
             found.reducer.num_agreed = found.reducer.num_prepared
             before_next(found, "_pre_forward", found.reducer._reset_state)
         if all(len(of_one_rank) == 1 for of_one_rank in progress):
-            iters = zip(*(of_one_rank[0][4:] for of_one_rank in progress), strict=False)
-            for state, each in zip(_counting(found), iters, strict=False):
-                state.iter = min(each)  # as before the step that only some have begun
+            iters = zip(*(each[4 : 4 + each[3]] for each, *_ in progress), strict=False)
+            for state, of_ranks in zip(_counting(found), iters, strict=False):
+                state.iter = min(of_ranks)  # as before the step that only some have begun
 
     def may_differ(self, found: Any) -> bool:
         reducer = found.reducer
@@ -196,33 +205,17 @@ class Ddp(Kind):
         if may_update_in_backward(found.module):
             yield MAY_HAVE_UPDATED
 
-    def finish_buckets(self, found: Any) -> None:
-        """Rebuild a model's gradient buckets in final order, if DDP has not done so yet."""
-        if found._has_rebuilt_buckets:
-            return
-        # Rank 0 broadcasts the order of its own first step, which is the same as this rank's.
-        with found.process_group.silenced(), contextlib.suppress(RuntimeError):
-            if found.reducer._rebuild_buckets():
-                found._has_rebuilt_buckets = True
 
-    def digest_buckets(self, found: Any) -> str:
-        """Return a digest of which parameters are in which gradient bucket of a model."""
-        names = {parameter.data_ptr(): name for name, parameter in found.module.named_parameters()}
-        buckets = [
-            [names.get(parameter.data_ptr(), "?") for parameter in bucket.parameters()]
-            for bucket in found.reducer._get_zeros_like_grad_buckets()
-        ]
-        return hashlib.sha1(repr(buckets).encode(), usedforsecurity=False).hexdigest()
-
-
-def restart_buckets(found: Any) -> None:
-    """Give a DDP model a new reducer, as before its first step."""
+def restart_buckets(found: Any, buckets: Buckets | None = None) -> None:
+    """Give a DDP model a new reducer, as before its first step, or with these gradient buckets;
+    runs no collective.
+    """
     parameters, sparse = found._build_params_for_reducer()
     builtin_hook = _builtin_hooks.get(found.reducer)
+    names = found._build_debug_param_to_name_mapping(parameters)
     found.reducer._remove_autograd_hooks()
-    found._ddp_init_helper(
-        parameters, sparse, found._build_debug_param_to_name_mapping(parameters), found.static_graph
-    )
+    with use_buckets(buckets, found.bucket_bytes_cap):
+        found._ddp_init_helper(parameters, sparse, names, found.static_graph)
     for hook, state in found._comm_hooks:
         _register_noted(found.reducer, state, hook)
     if builtin_hook is not None:
@@ -234,6 +227,49 @@ def restart_buckets(found: Any) -> None:
     if any(hasattr(parameter, "_in_backward_optimizers") for parameter in parameters):
         found.reducer._set_optimizer_in_backward()
     found._has_rebuilt_buckets = False
+    found._cellmesh_buckets = buckets
+
+
+@contextlib.contextmanager
+def use_buckets(buckets: Buckets | None, num_bytes: int) -> Iterator[None]:
+    """Enter a context in which a new DDP reducer gets these gradient buckets, because another
+    layout adds gradients in another order; torch's own if there are none.
+    """
+    internals: Any = dist
+    compute = internals._compute_bucket_assignment_by_size
+    if buckets is not None:
+        chosen = buckets[::-1]  # torch turns them round
+        limits = [num_bytes] * len(chosen)
+        internals._compute_bucket_assignment_by_size = lambda *args: (chosen, limits)
+    try:
+        yield
+    finally:
+        internals._compute_bucket_assignment_by_size = compute
+
+
+def buckets_of(found: Any) -> Buckets | None:
+    """Return the gradient buckets that a DDP model chose in its second step; None before that."""
+    told = found._get_ddp_logging_data().get("rebuilt_per_bucket_param_indices", "")
+    if told:  # "3 2, 1 0"
+        return [[int(index) for index in bucket.split()] for bucket in told.split(",")]
+    if not found._has_rebuilt_buckets:
+        given: Buckets | None = getattr(found, "_cellmesh_buckets", None)
+        return given  # a new reducer's, that has not come to its own yet
+    # Not told yet, in the second step; this takes memory as the gradients do.
+    position = {id(p): index for index, p in enumerate(found._build_params_for_reducer()[0])}
+    buckets = found.reducer._get_zeros_like_grad_buckets()
+    return [[position[id(p)] for p in bucket.parameters()] for bucket in buckets]
+
+
+def _buckets_in(positions: Sequence[int]) -> Buckets:
+    """Return the gradient buckets that `Ddp.progress` has put into numbers."""
+    buckets: Buckets = [[]]
+    for position in positions:
+        if position == _END:
+            buckets.append([])
+        else:
+            buckets[-1].append(position)
+    return buckets[:-1]
 
 
 def _restart_static_graph(found: Any) -> None:

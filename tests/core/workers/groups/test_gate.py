@@ -68,6 +68,16 @@ class Rank:
         self.has_reported.clear()
         return self.reports[-1]
 
+    def pauses(self) -> bool:
+        """Begin an operation; return whether the thread pauses before it."""
+        self.begin()
+        return self.await_report()
+
+    def await_open(self) -> None:
+        while self.gate.is_closed:
+            self.has_reported.wait(0.005)
+        assert self.raised is None
+
     def end(self) -> None:
         self.is_over = True
         self.gate.open()
@@ -86,8 +96,7 @@ def rank() -> Iterator[Rank]:
 
 def test_a_rank_pauses_before_its_next_operation_and_a_strike_raises_there(rank: Rank) -> None:
     rank.gate.close(RUN, Owed())
-    rank.begin()
-    assert rank.await_report()
+    assert rank.pauses()
     assert rank.num_begun == 3
     assert rank.gate.strike(RUN, Released)
     rank._thread.join(10)
@@ -98,37 +107,31 @@ def test_a_rank_pauses_before_its_next_operation_and_a_strike_raises_there(rank:
 @pytest.mark.parametrize("owed", [Owed((GroupCount("0", (), 4),)), Owed((), (("SGD 1", 3),))])
 def test_a_rank_that_owes_goes_on_and_reports_what_it_begins(rank: Rank, owed: Owed) -> None:
     rank.gate.close(RUN, Owed())
-    rank.begin()
-    assert rank.await_report()
+    assert rank.pauses()
     rank.gate.close(RUN, owed)
     assert not rank.await_report()
     assert rank.num_begun == 4
     rank.num_steps = 3
-    rank.begin()
-    assert rank.await_report()
+    assert rank.pauses()
     assert rank.num_begun == 4
 
 
 def test_a_rank_that_owes_already_does_not_pause(rank: Rank) -> None:
     rank.gate.close(RUN, Owed((GroupCount("0", (), 5),)))
     for _ in range(2):
-        rank.begin()
-        assert not rank.await_report()
+        assert not rank.pauses()
     rank.gate.close(RUN, Owed())  # asked where it is: what it owed stays
-    rank.begin()
-    assert rank.await_report()
+    assert rank.pauses()
     assert rank.num_begun == 5
 
 
 def test_operations_of_a_step_pass_for_a_while(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     rank.gate.is_in_step = lambda: True
     rank.gate.close(RUN, Owed())
-    rank.begin()
-    assert not rank.await_report()
+    assert not rank.pauses()
     assert rank.num_begun == 4
     monkeypatch.setattr("cellmesh.workers.groups.gate._IN_STEP_S", 0.0)
-    rank.begin()
-    assert rank.await_report()
+    assert rank.pauses()
     assert rank.num_begun == 4
 
 
@@ -140,9 +143,7 @@ def test_a_rank_that_runs_python_is_signalled_and_begins_nothing_until_then(rank
     assert not rank.has_reported.wait(0.1)
     assert rank.num_begun == 3
     rank.is_pending = False  # its handler has raised, and handlers of the user's go on
-    while rank.gate.is_closed:
-        rank.has_reported.wait(0.005)
-    assert rank.raised is None
+    rank.await_open()
 
 
 def test_another_run_and_groups_of_one_rank_pass() -> None:
@@ -192,6 +193,4 @@ def test_a_rank_whose_controller_has_gone_goes_on(
     monkeypatch.setattr("cellmesh.workers.groups.gate._HEARD_WITHIN_S", 0.0)
     rank.gate.close(RUN, Owed())
     rank.begin()
-    while rank.gate.is_closed:
-        rank.has_reported.wait(0.005)
-    assert rank.raised is None
+    rank.await_open()

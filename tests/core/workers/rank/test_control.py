@@ -10,11 +10,12 @@ from typing import Any, cast
 import pytest
 
 from cellmesh.wire.stopping import Steps, StopState
-from cellmesh.workers.groups.op_tracking import CollectiveRecord
+from cellmesh.workers.groups.ledger import GroupRecord, Operation
 from cellmesh.workers.rank import control
 from cellmesh.workers.rank.control import ControlThread
 from cellmesh.workers.rank.stack_inspection import Activity
 
+GROUP = GroupRecord("g", "", ())
 SEEN = Activity(execution_count=1, line=2, where="dist.all_reduce", collective="all_reduce")
 
 
@@ -23,11 +24,10 @@ class Clocked:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
-        self.last: CollectiveRecord | None = None
         monkeypatch.setattr(control.time, "monotonic", lambda: self.now)
         groups = SimpleNamespace(
-            ledger=SimpleNamespace(current=lambda: None, last_begun=lambda: self.last),
-            rendezvous=SimpleNamespace(missing=lambda: ""),
+            ledger=SimpleNamespace(current=lambda: None, last=None),
+            calls=SimpleNamespace(missing=lambda: ""),
             making=None,
         )
         context = SimpleNamespace(
@@ -35,6 +35,7 @@ class Clocked:
         )
         parts = cast(Any, [None, context, None, None])
         self.thread = ControlThread(*parts)
+        self.ledger = groups.ledger
 
     def waited_s(self, at: float) -> float:
         self.now = at
@@ -49,7 +50,7 @@ def test_rank_that_makes_a_group_waits_as_long_as_nothing_changes(
     clocked = Clocked(monkeypatch)
     assert clocked.waited_s(100.0) == 0
     assert clocked.waited_s(103.0) == 3
-    clocked.last = CollectiveRecord("barrier", "g", 90.0)
+    clocked.ledger.last = Operation("barrier", GROUP, 90.0)
     assert clocked.waited_s(104.0) == 0
     assert clocked.waited_s(106.0) == 2
 
@@ -59,7 +60,7 @@ def test_between_two_operations_of_a_loop_nothing_was_waited_for(
 ) -> None:
     clocked = Clocked(monkeypatch)
     for second in range(100, 110):
-        clocked.last = CollectiveRecord("all_reduce", "g", second - 0.5)
+        clocked.ledger.last = Operation("all_reduce", GROUP, second - 0.5)
         assert clocked.waited_s(second) == 0
 
 
@@ -67,7 +68,7 @@ def test_operations_before_a_run_do_not_count_in_its_stop(monkeypatch: pytest.Mo
     clocked = Clocked(monkeypatch)
     said: list[StopState] = []
     monkeypatch.setattr(control, "encode", lambda parcels: said.append(parcels[0].verb))
-    thread, ledger = cast(Any, clocked.thread), cast(Any, clocked.thread._groups.ledger)
+    thread, ledger = cast(Any, clocked.thread), clocked.ledger
     ledger.gate = SimpleNamespace(is_paused=False)
     ledger.main_thread = threading.get_ident()
     ledger.before_run = 100.02
@@ -78,6 +79,6 @@ def test_operations_before_a_run_do_not_count_in_its_stop(monkeypatch: pytest.Mo
     thread._context.steps = SimpleNamespace(is_inside=False, describe=lambda names: Steps())
     clocked.now = 100.8
     for since, has_begun in ((100.02, False), (100.5, True)):
-        clocked.last = CollectiveRecord("all_reduce", "g", since)
+        clocked.ledger.last = Operation("all_reduce", GROUP, since)
         thread._report_stop(7)
         assert said.pop().has_begun is has_begun

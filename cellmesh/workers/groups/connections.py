@@ -37,6 +37,7 @@ from ..static_lookup import args_of
 Sockets = Mapping[int, int]
 
 _TCP_ESTABLISHED = 1
+_LISTENS = socket.SOL_SOCKET, socket.SO_ACCEPTCONN
 # In the kernel's struct tcp_info: tcpi_bytes_acked and tcpi_bytes_received.
 _TCP_INFO_BYTES, _TCP_COUNTERS = 136, slice(120, 136)
 # How long nothing must have moved on connections: with nothing left to send, and with something.
@@ -51,7 +52,7 @@ _NO_TAG = 2**31 - 7  # no sender uses it
 _LOST = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|not connected|Socket closed|pair closure|"
     r"communicator was aborted|failed to pass monitoredBarrier in \d{11,} ms|"
-    r"wait for keys: .* was ended"  # by `StoreWaits.cut`
+    r"wait for keys: .* was ended"  # by `Waits.end`
 )
 # How long a rank that has lost a connection waits for an interrupt or a release: after a death, the
 # controller sends the release when the settle time is over. No message follows where a peer has
@@ -80,38 +81,37 @@ def new_sockets(before: Sockets) -> dict[int, int]:
     return {fd: inode for fd, inode in open_sockets().items() if before.get(fd) != inode}
 
 
-def connections(sockets: Sockets) -> dict[int, int]:
+def connected(sockets: Sockets) -> dict[int, int]:
     """Return those of these sockets that are connected or connecting, without listening ones."""
-    return {fd: inode for fd, inode in sockets.items() if _connected(fd, inode)}
+    return {fd: inode for fd, inode in sockets.items() if _is_connected(fd, inode)}
 
 
 def shut_down(sockets: Sockets) -> int:
     """Shut these sockets' connections down, so that operations raise; return their number."""
-    num_cut = 0
-    for descriptor, inode in sockets.items():
-        with _opened(descriptor, inode) as connection:
-            if connection is not None and not _listens(connection):
-                with contextlib.suppress(OSError):  # not connected yet, or not any more
-                    connection.shutdown(socket.SHUT_RDWR)
-                num_cut += 1
-    return num_cut
+    return _on_each(sockets, lambda connection: connection.shutdown(socket.SHUT_RDWR))
 
 
-def cut_gloo(groups: Iterable[Any], sockets: Sockets, drain: Drain) -> int:
+def cut_gloo(groups: Iterable[Any], sockets: Sockets, kept: KeptConnections) -> int:
     """Close the connections of some ``ProcessGroupGloo``, so that operations raise; return how many
     there were.
     """
-    num_cut = 0
-    for descriptor, inode in sockets.items():
-        with _opened(descriptor, inode) as connection:
-            if connection is not None and not _listens(connection):
-                num_cut += 1
-                # Without a descriptor left, peers that send meet an error.
-                with contextlib.suppress(OSError):
-                    drain.take([os.dup(connection.fileno())])
+    # Without a descriptor left for the duplicate, peers that send meet an error.
+    num_cut = _on_each(sockets, lambda connection: kept.keep(os.dup(connection.fileno())))
     if num_cut:
         _time_out(groups)
     return num_cut
+
+
+def _on_each(sockets: Sockets, act: Callable[[socket.socket], object]) -> int:
+    """Do something with each of these sockets that does not listen; return their number."""
+    num_found = 0
+    for descriptor, inode in sockets.items():
+        with _opened(descriptor, inode) as connection:
+            if connection is not None and not connection.getsockopt(*_LISTENS):
+                num_found += 1
+                with contextlib.suppress(OSError):  # not connected yet, or not any more
+                    act(connection)
+    return num_found
 
 
 def await_quiet(sockets: Sockets) -> None:
@@ -119,7 +119,7 @@ def await_quiet(sockets: Sockets) -> None:
     start = last_change = time.monotonic()
     before: list[tuple[int, bytes]] = []
     while (now := time.monotonic()) - start < _LONGEST_S:
-        traffic = [_traffic(fd) for fd, inode in sockets.items() if _connected(fd, inode)]
+        traffic = [_traffic(fd) for fd, inode in sockets.items() if _is_connected(fd, inode)]
         if traffic != before:
             before, last_change = traffic, now
         is_sent = not any(unsent for unsent, _ in traffic)
@@ -146,9 +146,9 @@ def _time_out(groups: Iterable[Any]) -> None:
                 group.recv([nothing], peer, _NO_TAG).wait(_AT_ONCE)
 
 
-class Drain:
-    """Keeps sockets of connections that gloo has closed open, and reads them until the peers close
-    them too, as unread data would reset the connection.
+class KeptConnections:
+    """Connections that gloo has closed and that are kept open, and read until the peers close them
+    too, as unread data would reset them.
 
     Its thread is there from the beginning: when it is needed there may be none left.
     """
@@ -159,16 +159,14 @@ class Drain:
         self._holds = threading.Event()
         start_thread(self._serve)
 
-    def take(self, descriptors: Iterable[int]) -> None:
-        """Take over these open connections, and keep them for `_HOLD_S` or until `let_go`."""
-        with self._lock:
-            self._descriptors.update(dict.fromkeys(descriptors, time.monotonic() + _HOLD_S))
-            self._holds.set()
-
-    @property
-    def num_held(self) -> int:
-        """Number of connections that are kept open."""
+    def __len__(self) -> int:
         return len(self._descriptors)
+
+    def keep(self, descriptor: int) -> None:
+        """Take over an open connection, and keep it for `_HOLD_S` or until `let_go`."""
+        with self._lock:
+            self._descriptors[descriptor] = time.monotonic() + _HOLD_S
+            self._holds.set()
 
     def let_go(self) -> None:
         """Close all kept connections, because their peers have closed them."""
@@ -212,7 +210,7 @@ class Drain:
 
 def all_stand(sockets: Sockets) -> bool:
     """Return whether the connections of all these sockets are still open on both sides."""
-    return all(_connected(fd, inode) for fd, inode in sockets.items())
+    return all(_is_connected(fd, inode) for fd, inode in sockets.items())
 
 
 def abort_nccl(group: Any) -> bool:
@@ -281,11 +279,7 @@ def _opened(descriptor: int, inode: int) -> Iterator[socket.socket | None]:
         connection.close()
 
 
-def _listens(connection: socket.socket) -> bool:
-    return bool(connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
-
-
-def _connected(descriptor: int, inode: int) -> bool:
+def _is_connected(descriptor: int, inode: int) -> bool:
     with _opened(descriptor, inode) as connection:
         if connection is None:
             return False

@@ -1,4 +1,6 @@
-"""Waits for C++ calls and for gloo's operations such that signals and releases end the waits."""
+"""Waits for other ranks (in C++ calls, for gloo's operations, for keys of c10d stores) such that
+signals and releases end them.
+"""
 
 from __future__ import annotations
 
@@ -8,67 +10,73 @@ import functools
 import math
 from _queue import SimpleQueue
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from torch._C._distributed_c10d import Work
+from torch.distributed import DistStoreError
 from torch.futures import Future
 
 from ...errors import GroupDown
-from ...stdlib import time
+from ...stdlib import threading, time
 from ..linux_process import start_thread
 from ..trace.recorder import Spans
-from .store import StoreWaits
 
 _STEP_S = 0.02
 # One look at a collective; the end of a collective is seen at once.
 _LOOK = timedelta(seconds=0.1)
+# A question to a store costs 20 us there and back; the first waits are short, as peers usually
+# call at once.
+_FIRST_STEP_S = 0.0005
 # How long operations that were cut may take to notice.
 _GRACE_S = 0.5
 NO_TIMEOUT = timedelta(0)
 _LEFT = "the wait for other ranks was ended: they do not take part any more"
 
 
-@dataclass(frozen=True, eq=False)
-class _Guarded:
-    """The future `gate`, whose completion ends a wait of C++ for a collective, and the number of
-    `Patience.end` calls made before it was created.
+class Waits:
+    """The waits of a rank's threads for other ranks: signals interrupt them, and `end`, called on
+    any thread, ends them.
     """
 
-    gate: Future[None]
-    num_ends: int
-
-    def open(self) -> None:
-        with contextlib.suppress(RuntimeError):  # it is open
-            self.gate.set_result(None)
-
-
-class Patience:
-    """Waits for C++ calls and gloo collectives of a rank in a way that signals can interrupt and
-    `end`, called on any thread, can end.
-    """
-
-    def __init__(self, waits: StoreWaits) -> None:
-        self._waits = waits
+    def __init__(self) -> None:
         self._num_ends = 0
         self._num_waiting = 0
-        self._guarded: set[_Guarded] = set()
+        # Futures whose completion ends a wait of C++ for a collective -> number of ends before.
+        self._guarded: dict[Future[None], int] = {}
         self._keeps_types = False
         self._idle: list[_Helper] = []
+        self._left_threads: set[int] = set()  # whose waits end at once
         self.has_left = False  # whether a collective was left behind that had not ended
 
     def end(self) -> int:
-        """End every `run`, and complete the futures of `guard` that were already pending at the
-        previous call of `end`; return how many waits this ends.
+        """End every `run` and `until`, and complete the futures of `guard` that were already
+        pending at the previous call of `end`; return how many waits this ends.
         """
+        num_waiting = self._num_waiting  # these have all read `_num_ends` before
         self._num_ends += 1
-        left = [one for one in self._guarded.copy() if one.num_ends < self._num_ends - 1]
-        for one in left:
+        guarded = self._guarded.copy().items()
+        left = [gate for gate, num_ends in guarded if num_ends < self._num_ends - 1]
+        for gate in left:
             self.has_left = True
-            self._guarded.discard(one)
-            one.open()
-        return self._num_waiting + len(left)
+            self._open(gate)
+        return num_waiting + len(left)
+
+    def until(self, is_over: Callable[[], bool], limit_s: float, what: str) -> None:
+        """Poll a store until a condition holds; raise DistStoreError at the limit or upon `end`."""
+        num_ends, deadline, step_s = self._num_ends, time.monotonic() + limit_s, _FIRST_STEP_S
+        ident = threading.get_ident()
+        self._num_waiting += 1
+        try:
+            while not is_over():
+                if self._num_ends != num_ends or ident in self._left_threads:
+                    raise DistStoreError(f"the wait for {what} was ended")
+                if time.monotonic() > deadline:
+                    raise DistStoreError(f"wait timeout after {limit_s:g} s, {what}")
+                time.sleep(step_s)
+                step_s = min(1.5 * step_s, _STEP_S)
+        finally:
+            self._num_waiting -= 1
 
     def keep_types(self) -> None:
         """Make `guard` return futures unchanged from now on: DDP's C++ hooks refuse Python's."""
@@ -78,21 +86,21 @@ class Patience:
         """Wrap a collective's future in one that `end` completes, should the collective not end."""
         if self._keeps_types:
             return future
-        guarded = _Guarded(Future(), self._num_ends)
+        gate: Future[None] = Future()
 
         def give(_: Future[None]) -> Any:
             if not future.done():
                 raise GroupDown(_LEFT)
             return future.value()
 
-        def end(_: Any) -> None:
-            self._guarded.discard(guarded)
-            guarded.open()
-
-        given = guarded.gate.then(give)
-        self._guarded.add(guarded)
-        future.add_done_callback(end)
+        given = gate.then(give)
+        self._guarded[gate] = self._num_ends
+        future.add_done_callback(lambda _: self._open(gate))
         return given
+
+    def _open(self, gate: Future[None]) -> None:
+        if self._guarded.pop(gate, None) is not None:
+            gate.set_result(None)
 
     def follow(self, work: Work) -> bool:
         """Wait for a collective; raise `GroupDown` if it is still running shortly after a call
@@ -151,8 +159,9 @@ class Patience:
                 if time.monotonic() > deadline:
                     raise GroupDown(f"the wait for other ranks was given up after {limit_s:g} s")
         except BaseException:
-            self._waits.stop_thread(helper.ident)
-            helper.calls.put(functools.partial(self._waits.forget_thread, helper.ident))
+            self._left_threads.add(helper.ident)
+            # When it has ended, another thread may have its identity.
+            helper.calls.put(functools.partial(self._left_threads.discard, helper.ident))
             helper.calls.put(None)
             raise
         finally:
@@ -187,70 +196,61 @@ class _Helper:
 class PatientWork(Work):
     """A Work that forwards to another one, all but `wait`, which subclasses can interrupt."""
 
-    def __init__(self, work: Work, patience: Patience) -> None:
+    def __init__(self, work: Work, waits: Waits) -> None:
         super().__init__()
-        self._work, self._patience = work, patience
+        self._work, self._waits = work, waits
+
+    def get_future(self) -> Any:
+        future: Any = self._work.get_future()
+        # DDP may hold nothing but the future, and the operation is found to be under way as long
+        # as this object lives.
+        future.add_done_callback(lambda _: self)
+        return self._waits.guard(future)
 
 
-class PatientCollective(PatientWork):
-    """Work of a gloo collective, with an interruptible `wait` and a future that can be ended.
+class GlooWork(PatientWork):
+    """Work of a gloo collective or message, with an interruptible `wait`, and a future that can be
+    ended.
 
     gloo does not end an operation whose message is on its way, or was about to be, when the other
     side dies (gloo/transport/tcp/pair.cc: `Pair::signalException` leaves out what `tx_` and `rx_`
     hold).
+
+    Args:
+        work: gloo's.
+        waits: of the rank.
+        spans: where the operation's times are noted, under `number`.
+        is_sync: whether its wait follows at once, and has been noted.
+        is_message: whether it is a send or receive: after a time-out of one, gloo closes all
+            connections.
+        runs: whether a message is waited for in another thread.
     """
 
     def __init__(
-        self, work: Work, patience: Patience, spans: Spans, number: int, is_waited_for: bool = False
+        self,
+        work: Work,
+        waits: Waits,
+        spans: Spans,
+        number: int,
+        is_sync: bool = False,
+        is_message: bool = False,
+        runs: bool = False,
     ) -> None:
-        super().__init__(work, patience)
-        self._spans, self._number, self._is_waited_for = spans, number, is_waited_for
+        super().__init__(work, waits)
+        self._spans, self._number, self._is_sync = spans, number, is_sync
+        self._is_message, self._runs = is_message, runs
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        if not self._is_waited_for:
+        if not self._is_sync:
             self._spans.wait(self._number)
-        if timeout == NO_TIMEOUT:
-            done = self._patience.follow(self._work)
-        else:
+        if self._runs:
+            done = self._waits.run(functools.partial(self._work.wait, timeout))
+        elif self._is_message or timeout != NO_TIMEOUT:
             done = self._work.wait(timeout)
-        self._spans.end(self._number)
-        return done
-
-    def get_future(self) -> Any:
-        future: Any = self._work.get_future()
-        # Who waits for the future (DDP) may hold nothing else of this operation, which is found to
-        # be under way as long as this object lives.
-        future.add_done_callback(lambda _: self)
-        return self._patience.guard(future)
-
-
-class PatientMessage(PatientWork):
-    """Work of a gloo send or receive, whose `wait` is interruptible if the message is large."""
-
-    def __init__(
-        self, work: Work, patience: Patience, spans: Spans, number: int, is_large: bool
-    ) -> None:
-        super().__init__(work, patience)
-        self._spans, self._number, self._is_large = spans, number, is_large
-
-    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        self._spans.wait(self._number)
-        # After a time-out gloo closes all connections.
-        if self._is_large and timeout == NO_TIMEOUT:
-            self._patience.run(self._work.wait)
         else:
-            self._work.wait(timeout)
+            done = self._waits.follow(self._work)
         self._spans.end(self._number)
-        return True
-
-
-class PatientReceive(PatientWork):
-    """The Work of a gloo receive from any rank, with a `wait` that a cut of connections ends."""
-
-    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        if not self._work.is_completed():
-            self._patience.run(lambda: self._work.wait(timeout))
-        return True
+        return bool(done)
 
 
 def _pass_on(name: str) -> Callable[..., Any]:
@@ -258,5 +258,6 @@ def _pass_on(name: str) -> Callable[..., Any]:
 
 
 for _name in dir(Work):
-    if not _name.startswith(("__", "_pybind11")) and _name not in ("wait", "boxed", "unbox"):
+    _is_own = _name in ("wait", "get_future", "boxed", "unbox")
+    if not _is_own and not _name.startswith(("__", "_pybind11")):
         setattr(PatientWork, _name, _pass_on(_name))

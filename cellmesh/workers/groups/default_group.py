@@ -1,0 +1,302 @@
+"""Replaces ``init_process_group`` and ``destroy_process_group``, as programs on a rank call them.
+
+A rank has the mesh's default group from the start: a program that asks for the whole mesh finds it.
+One that asks for another size or rank gets a default group of its own, and the mesh's groups are
+set aside; so they are by ``destroy_process_group``. Set aside, they stay connected and are healed
+as ever; they are back when a program asks for the whole mesh again, in the same objects.
+
+torch looks groups up in its registries: a set of dicts, of which each of these has its own
+(`World`), and names in C++.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import sys
+import traceback
+import types
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.device_mesh as device_mesh
+import torch.distributed.distributed_c10d as c10d
+from torch._C._distributed_c10d import (
+    ProcessGroup,
+    _register_process_group,
+    _unregister_all_process_groups,
+    _unregister_process_group,
+)
+
+from .group_factory import TIMEOUT
+from .program_calls import Call, ProgramCalls, read_call
+
+torch_init_process_group = c10d.init_process_group
+torch_destroy_process_group = c10d.destroy_process_group
+_signature = inspect.signature(torch_init_process_group)
+_of_rank: DefaultGroup | None = None
+_inherited: list[Any] = []  # what a forked process has of its parent's groups, and may not end
+
+
+_TorchsWorld: Any = c10d._World
+
+
+class World(_TorchsWorld):  # type: ignore[misc]
+    """Registries of process groups besides those that torch begins with; `use` has torch use them.
+
+    Args:
+        default: the default process group.
+    """
+
+    # In place of the properties, which all worlds would share.
+    pg_map: Any = None
+    pg_names = pg_group_ranks = pg_backend_config = pg_to_tag = tags_to_pg = group_count = pg_map
+
+    def __init__(self, default: Any = None) -> None:
+        super().__init__()
+        self.default_pg = default
+        self.pg_map, self.pg_names, self.pg_group_ranks = {}, {}, {}
+        self.pg_backend_config, self.pg_to_tag, self.tags_to_pg = {}, {}, {}
+        self.group_count = 0
+
+
+def use(world: Any) -> None:
+    """Have torch look process groups up in the registries of a world; its C++ names stay."""
+    c10d._world = world
+    c10d._update_default_pg(world.default_pg)
+
+
+def _register_names(world: Any) -> None:
+    """Register a world's names in C++ again, after torch has dropped all names there."""
+    for group, name in world.pg_names.items():
+        _register_process_group(name, group)
+
+
+def install() -> None:
+    """Replace torch's ``init_process_group`` and ``destroy_process_group`` by those of this
+    module; the zygote calls this before it preloads modules.
+    """
+    for module in (dist, c10d, device_mesh):
+        if hasattr(module, "init_process_group"):
+            vars(module)["init_process_group"] = init_process_group
+    dist.destroy_process_group = c10d.destroy_process_group = destroy_process_group
+
+
+def init_process_group(*args: Any, **kwargs: Any) -> None:
+    owner = _of_this_process()
+    if owner is None:
+        torch_init_process_group(*args, **kwargs)
+    else:
+        asked = _signature.bind(*args, **kwargs)
+        asked.apply_defaults()
+        owner.init(asked.arguments)
+
+
+def destroy_process_group(group: Any = None) -> None:
+    owner = _of_this_process()
+    if owner is None:
+        torch_destroy_process_group(group)
+    else:
+        owner.destroy(group)
+
+
+init_process_group.__doc__ = torch_init_process_group.__doc__
+destroy_process_group.__doc__ = torch_destroy_process_group.__doc__
+
+
+def _of_this_process() -> DefaultGroup | None:
+    """Return the rank's `DefaultGroup`; None in a fork, where torch forgets the parent's groups."""
+    global _of_rank
+    if _of_rank is not None and _of_rank.pid != os.getpid():
+        _inherited.append((_of_rank, c10d._world))
+        use(World())
+        _unregister_all_process_groups()
+        _of_rank = None
+    return _of_rank
+
+
+class DefaultGroup:
+    """The default process group of a rank: the mesh's, a program's, or none.
+
+    Args:
+        calls: finds the other ranks of a program's call.
+        backend: of the mesh's group.
+        rank: in the mesh.
+
+    Attributes:
+        mesh_world: torch's registries with the mesh's groups; others are in use while a program
+            has other groups, or none.
+        own: names of the mesh's groups; others end with a ``destroy_process_group``.
+        destroyed_by: code and line of the frames that destroyed the default group, outermost first.
+    """
+
+    def __init__(self, calls: ProgramCalls, backend: str, rank: int) -> None:
+        self._calls, self._backend, self._rank = calls, backend, rank
+        self.pid = os.getpid()
+        self.mesh_world: Any = c10d._world
+        self.own: set[str] = set()
+        self.destroyed_by: Sequence[tuple[types.CodeType, int]] = ()
+
+    def take_over(self) -> None:
+        """Make ``init_process_group`` and ``destroy_process_group`` in this process call this
+        object, and replace torch's rendezvous handlers.
+        """
+        global _of_rank
+        install()
+        self._calls.install()
+        _of_rank = self
+
+    @property
+    def is_the_meshs(self) -> bool:
+        """Whether torch uses the mesh's groups, rather than a program's groups or none."""
+        return c10d._world is self.mesh_world
+
+    @property
+    def program(self) -> str:
+        """The name of the program's default group; "" if the mesh's group or none is in use."""
+        has_own = not self.is_the_meshs and dist.is_initialized()
+        return str(c10d._get_default_group().group_name) if has_own else ""
+
+    def world_of(self, group: Any) -> Any:
+        """Return the registries that contain a group."""
+        return self.mesh_world if group in self.mesh_world.pg_names else c10d._world
+
+    def init(self, asked: dict[str, Any]) -> None:
+        """Do the work of ``init_process_group``, whose arguments `asked` has by name."""
+        call = _read(asked)
+        is_whole = call.size in (None, self._calls.world_size) and call.rank in (None, self._rank)
+        backend = asked["backend"]
+        plain = self._backend.replace("cpu:", "").replace("cuda:", "").split(",")
+        suits = backend is None or str(backend).lower() in (self._backend, *plain)
+        was_the_meshs = self.is_the_meshs
+        if is_whole and suits:
+            self.restore()
+            return
+        if is_whole and was_the_meshs:
+            raise ValueError(
+                f"the mesh's process group is {self._backend!r}, not {backend!r}: call "
+                "dist.destroy_process_group() first, or %dist_stop and start with --backend "
+                f"{backend}"
+            )
+        if was_the_meshs:
+            use(World())
+        elif dist.is_initialized():
+            self.destroy(None)
+        try:
+            self._init(asked, call)
+        except BaseException:
+            if was_the_meshs:
+                self.restore()
+            raise
+
+    def _init(self, asked: dict[str, Any], call: Call) -> None:
+        asked = asked | {
+            "timeout": asked["timeout"] or TIMEOUT,
+            "backend": asked["backend"] or self._backend,
+        }
+        self._calls.for_group = True
+        try:
+            if asked["store"] is not None and call.rank is not None and call.size is not None:
+                asked["store"] = self._calls.meet_over(
+                    asked["store"], call.rank, call.size, asked["timeout"]
+                )
+            torch_init_process_group(**asked)
+        except BaseException:
+            self._calls.forget_group()
+            raise
+        finally:
+            self._calls.for_group = False
+
+    def destroy(self, group: Any) -> None:
+        """Do the work of ``destroy_process_group``."""
+        if group not in (None, dist.group.WORLD) or not dist.is_initialized():
+            torch_destroy_process_group(group)  # which says so, if there is none
+            return
+        frames = traceback.walk_stack(sys._getframe(1))
+        self.destroyed_by = [(frame.f_code, line) for frame, line in frames][::-1]
+        if not self.is_the_meshs:
+            torch_destroy_process_group()
+            _register_names(self.mesh_world)
+            self._calls.forget_group()
+            return
+        for other, name in list(c10d._world.pg_names.items()):
+            if name not in self.own:
+                torch_destroy_process_group(other)
+        use(World())
+
+    def restore(self) -> None:
+        """Have torch use the mesh's groups again, in place of a program's."""
+        if not self.is_the_meshs:
+            if dist.is_initialized():
+                self.destroy(None)
+            use(self.mesh_world)
+
+    def retire(self) -> None:
+        """Have torch use no groups of the mesh any more, but describe those that a program holds
+        still.
+        """
+        self.own |= set(self.mesh_world.pg_names.values())
+        self.mesh_world.tags_to_pg.clear()
+        c10d._update_default_pg(None)
+
+
+def _read(asked: dict[str, Any]) -> Call:
+    rank, size = asked["rank"], asked["world_size"]
+    if asked["store"] is not None:
+        return Call(None, None if rank == -1 else rank, None if size == -1 else size)
+    return read_call(asked["init_method"] or "env://", rank, size)
+
+
+def replace(old: Any, new: Any) -> None:
+    """Replace a group by another of its name in torch's registries."""
+    world: Any = c10d._world
+    for book in (
+        *(world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config),
+        *(world.pg_to_tag, world.pg_coalesce_state),
+    ):
+        if old in book:
+            entries = [(new if group is old else group, entry) for group, entry in book.items()]
+            book.clear()
+            book.update(entries)
+    for groups in world.tags_to_pg.values():
+        groups[:] = [new if group is old else group for group in groups]
+    _unregister_process_group(new.group_name)
+    _register_process_group(new.group_name, new)
+
+
+def enter(group: Any, backend: str, store: Any, tag: str | None) -> None:
+    """Add a group that torch has not made itself to torch's registries, as
+    ``_new_process_group_helper`` would.
+    """
+    world = c10d._world
+    world.pg_map[group] = (c10d.Backend(backend), store)
+    world.pg_names[group] = c10d.GroupName(group.group_name)
+    world.pg_backend_config[group] = str(c10d.BackendConfig(c10d.Backend(backend)))
+    _register_process_group(group.group_name, group)
+    if tag:
+        full_tag = f"user:{tag}"
+    else:
+        full_tag = f"ptd:{group.group_name}"
+        world.tags_to_pg.setdefault("", []).append(group)
+    world.tags_to_pg.setdefault(full_tag, []).append(group)
+    world.pg_to_tag[group] = full_tag
+
+
+@contextlib.contextmanager
+def lending_name(world: Any, group: Any) -> Iterator[None]:
+    """Enter a context in which torch can make another group under the name of a group of `world`,
+    as if there were no other groups: with a default group that has a device, torch would split
+    communicators off it, which not all ranks do at a heal.
+    """
+    name, before = world.pg_names[group], c10d._world
+    _unregister_process_group(name)
+    default = world.default_pg
+    use(World(ProcessGroup(default.rank(), default.size())))  # type: ignore[call-arg]
+    try:
+        yield
+    finally:
+        use(before)
+        _unregister_process_group(name)
+        _register_process_group(name, group)
