@@ -182,12 +182,12 @@ FEATURES = (
     ),
     Feature(
         "replicas",
-        1258,
+        1059,
         "wire/replicas.py controller/replicas.py workers/replicas/",
     ),
     Feature(
         "checkpoints",
-        493,
+        467,
         "wire/checkpoint.py controller/checkpoint.py workers/checkpoint/",
     ),
     Feature(
@@ -212,12 +212,12 @@ FEATURES = (
     ),
     Feature(
         "process groups",
-        2499,
+        2287,
         "wire/groups.py workers/groups/",
     ),
     Feature(
         "models and other groups after a heal",
-        708,
+        716,
         "workers/groups/model_reset/ workers/rank/optimizer_steps.py",
     ),
     Feature(

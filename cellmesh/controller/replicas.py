@@ -5,8 +5,6 @@ copies the variables of one rank to others.
 from __future__ import annotations
 
 import dataclasses
-import html
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -30,7 +28,6 @@ from .rank_set import RankSet
 
 NUM_MEASURED = 3
 _MAX_SHOWN, _MAX_GROUPS = 10, 8
-_CELL = "padding:2px 10px 2px 0;text-align:left;font-family:monospace;vertical-align:top"
 
 
 @dataclass(frozen=True)
@@ -87,7 +84,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """The result of ``%dist_check``: differences of replicas; shows itself as HTML or text.
+    """The result of ``%dist_check``: differences of replicas; shows itself as text.
 
     Attributes:
         expression: what was checked; "" for all wrapped models and optimizers.
@@ -99,7 +96,6 @@ class CheckReport:
         not_wrapped: models and optimizers that were left out, as nothing says who should hold the
             same.
         not_readable: tensors without a digest (sparse, meta).
-        dims: sizes of the mesh's dims by name, if all its ranks were asked.
     """
 
     expression: str
@@ -110,7 +106,6 @@ class CheckReport:
     expected: tuple[tuple[Difference, str], ...] = ()
     not_wrapped: tuple[str, ...] = ()
     not_readable: tuple[str, ...] = ()
-    dims: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def equal(self) -> bool:
@@ -123,21 +118,19 @@ class CheckReport:
         """Return in one sentence what was compared, and whether it was equal."""
         what = self.expression or "models and optimizers"
         alone = f"; {_count(self.num_alone)} held by one rank each" if self.num_alone else ""
+        compared = _count(self.num_compared)
         if self.differences:
             num_paths = len({difference.path for difference in self.differences})
-            return f"{what}: {num_paths:,} of {_count(self.num_compared)} differ{alone}"
+            return f"{what}: {num_paths:,} of {compared} differ{alone}"
         if self.num_compared:
-            return (
-                f"{what}: replicas are equal, bit for bit "
-                f"({_count(self.num_compared)} compared{alone})"
-            )
+            return f"{what}: replicas are equal, bit for bit ({compared} compared{alone})"
         if len(self.ranks) == 1:
             return f"{what}: one rank has nothing to be compared with"
         if self.num_alone:
             return f"{what}: every rank holds a part of its own; there are no replicas to compare"
         return (
-            f"{what}: no wrapped model (DDP, FSDP, tensor parallel) "
-            "is at top level: name what to check"
+            f"{what}: no wrapped model (DDP, FSDP, tensor parallel) is at top level: name what to "
+            "check"
         )
 
     def notes(self) -> list[str]:
@@ -157,59 +150,22 @@ class CheckReport:
                 f"not compared, as its elements cannot be read: {_list(self.not_readable)}"
             )
         if self.differences:
-            name = (
-                self.expression if self.expression else self.differences[0].path.partition(".")[0]
-            )
+            name = self.expression or self.differences[0].path.partition(".")[0]
             sync = f"`%dist_sync {name} --from {self.differences[0].groups[0][0]}`"
-            if all(difference.is_meant_equal for difference in self.differences):
-                notes.append(f"{sync} makes replicas equal")
-            else:
-                notes += self._note_dims()
-                notes.append(f"if they are meant to be equal: {sync} overwrites the others")
+            is_meant = all(difference.is_meant_equal for difference in self.differences)
+            notes.append(
+                f"{sync} makes replicas equal"
+                if is_meant
+                else f"if they are meant to be equal: {sync} overwrites the others"
+            )
         return notes
 
-    def _note_dims(self) -> list[str]:
-        """Return along which dims of the mesh values are equal of which nobody knows whether they
-        should be.
-        """
-        if len(self.dims) < 2:
-            return []
-        alike = {
-            dim: all(
-                _is_equal_along(difference, dim, self.dims)
-                for difference in self.differences
-                if not difference.is_meant_equal
-            )
-            for dim in self.dims
-        }
-        parts = [f"{'equal' if same else 'different'} along {dim}" for dim, same in alike.items()]
-        return [f"not wrapped: {', '.join(parts)}"]
-
-    def _rows(self) -> list[tuple[str, str, str]]:
-        return [(d.path, d.describe_ranks(), d.describe()) for d in self.differences[:_MAX_SHOWN]]
-
     def __repr__(self) -> str:
-        rows = self._rows()
+        shown = self.differences[:_MAX_SHOWN]
+        rows = [(each.path, each.describe_ranks(), each.describe()) for each in shown]
         widths = [max((len(row[i]) for row in rows), default=0) for i in range(2)]
-        lines = [
-            f"  {path.ljust(widths[0])}  {who.ljust(widths[1])}  {far}" for path, who, far in rows
-        ]
+        lines = [f"  {path:{widths[0]}}  {ranks:{widths[1]}}  {far}" for path, ranks, far in rows]
         return "\n".join([self.summary(), *lines, *self.notes()])
-
-    def _repr_html_(self) -> str:
-        def row(cells: Sequence[str], tag: str) -> str:
-            inner = "".join(f'<{tag} style="{_CELL}">{html.escape(cell)}</{tag}>' for cell in cells)
-            return f"<tr>{inner}</tr>"
-
-        rows = "".join(row(cells, "td") for cells in self._rows())
-        head = row(("what", "ranks", "how far"), "th")
-        table = (
-            f'<table class="cellmesh"><thead>{head}</thead><tbody>{rows}</tbody></table>'
-            if rows
-            else ""
-        )
-        notes = "".join(f"<div>{html.escape(note)}</div>" for note in self.notes())
-        return f"<div>{html.escape(self.summary())}</div>{table}{notes}"
 
 
 @dataclass(frozen=True)
@@ -222,35 +178,19 @@ class SyncSummary:
 
     def __repr__(self) -> str:
         what = self.expression or "models and optimizers"
-        num_equal = max(report.num_equal for report in self.reports.values())
+        reports = self.reports.values()
+        num_equal = max(report.num_equal for report in reports)
         lines = [f"{what}: {_count(num_equal)} are those of rank {self.source} now"]
-        created = [rank for rank, report in self.reports.items() if report.num_created]
-        if created:
+        if created := [rank for rank, report in self.reports.items() if report.num_created]:
             lines.append(f"optimizer state was made on {describe_ranks(created)}")
-        num_alone = max(report.num_alone for report in self.reports.values())
-        if num_alone:
+        if num_alone := max(report.num_alone for report in reports):
             lines.append(
                 f"{_count(num_alone)} of each rank have no replica and were left as they were: if "
                 "their step was interrupted, load a checkpoint"
             )
-        left_out = list(
-            dict.fromkeys(p for report in self.reports.values() for p in report.left_out)
-        )
-        if left_out:
+        if left_out := list(dict.fromkeys(path for report in reports for path in report.left_out)):
             lines.append(f"not alike on all ranks, and left as they were: {_list(left_out)}")
         return "\n".join(lines)
-
-
-def _is_equal_along(difference: Difference, dim: str, dims: Mapping[str, int]) -> bool:
-    """Return whether all ranks that differ in one coordinate of the mesh only hold the same."""
-    names = list(dims)
-    after = math.prod(dims[name] for name in names[names.index(dim) + 1 :])
-    group_of = {rank: number for number, group in enumerate(difference.groups) for rank in group}
-    lines: dict[int, set[int]] = {}
-    for rank in range(math.prod(dims.values())):
-        first = rank - rank // after % dims[dim] * after  # that has 0 in this coordinate
-        lines.setdefault(first, set()).add(group_of.get(rank, -1))
-    return all(len(groups) == 1 for groups in lines.values())
 
 
 def check(ranks: RankSet, expression: str = "") -> CheckReport:
@@ -274,9 +214,7 @@ def check(ranks: RankSet, expression: str = "") -> CheckReport:
         _measure(ranks, expression, difference) if index < NUM_MEASURED else difference
         for index, difference in enumerate(report.differences)
     ]
-    session = ranks.session
-    dims = session.dims if len(asked.ranks) == session.num_ranks else {}
-    return dataclasses.replace(report, differences=tuple(measured), dims=dict(dims))
+    return dataclasses.replace(report, differences=tuple(measured))
 
 
 def sync(ranks: RankSet, expression: str, source: int) -> SyncSummary:
@@ -438,7 +376,7 @@ def copy_names(
         if together := _try_to_copy(source, targets, names):
             refused, names = {**refused, **dict.fromkeys(names, together)}, ()
     if names and others is not None:
-        module = "__import__('importlib').import_module('cellmesh.workers.replicas.arriving')"
+        module = "__import__('importlib').import_module('cellmesh.workers.replicas.copying')"
         join = f"{module}.renew_reducers({targets.ranks})"
         cell = RunCell(0, join, join, False, 0, quiet=True)
         others.start(cell, "copy of names").result()

@@ -164,79 +164,68 @@ def test_other_dims_and_fewer_ranks_load_it(
     mesh[:2].load("own", path=tmp_path / "two")
 
 
+def refused_load(mesh: cm.Mesh, words: str, *names: str, path: Path) -> None:
+    with pytest.raises(MeshUsageError, match=words):
+        mesh.load(*names, path=path)
+
+
 def test_impossible_save_or_load_is_refused_and_changes_nothing(
     mesh: cm.Mesh, tmp_path: Path
 ) -> None:
     mesh.cell(
-        "step = 7\nif rank < 3:\n    here = 1\nlone = torch.optim.SGD([torch.zeros(2)], "
-        "lr=0.1)\nempty = {}"
+        "step = 7\nif rank < 3:\n    here = 1\n"
+        "lone = torch.optim.SGD([torch.zeros(2)], lr=0.1)\nempty = {}"
     )
-    path = tmp_path / "saved"
+    path, data = tmp_path / "saved", tmp_path / "data"
     for names, words in (
-        (("here",), r"rank 3: there is no name 'here'"),
-        (("settngs",), r"there is no name 'settngs' \(did you mean 'settings'\?\)"),
-        (("fsdp.weight",), r"'fsdp.weight' is no name"),
-        (("lone",), r"'lone' is an optimizer, and no module at top level has all"),
-        (("empty",), r"'empty' is an empty dict"),
-        (("train", "os", "mesh"), r"nothing was saved: ranks 0-3: \w*Error"),
+        ("here", r"rank 3: there is no name 'here'"),
+        ("settngs", r"there is no name 'settngs' \(did you mean 'settings'\?\)"),
+        ("fsdp.weight", r"'fsdp.weight' is no name"),
+        ("lone", r"'lone' is an optimizer, and no module at top level has all"),
+        ("empty", r"'empty' is an empty dict"),
+        ("train os mesh", r"nothing was saved: ranks 0-3: \w*Error"),
     ):
         with pytest.raises((MeshUsageError, cm.RankFailure), match=words):
-            mesh.save(*names, path=path)
+            mesh.save(*names.split(), path=path)
+    with pytest.raises(MeshUsageError, match=r"call `dcp\.async_save\(state, check"):
+        mesh.save("step", path=path, wait=False)
     assert not list(tmp_path.iterdir())
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "notes.txt").touch()
+    data.mkdir()
+    (data / "notes.txt").touch()
     with pytest.raises(MeshUsageError, match=r"holds what is no checkpoint's \(notes.txt\)"):
-        mesh.save("step", path=tmp_path / "data")
-    with pytest.raises(MeshUsageError, match="there is nothing at"):
-        mesh.load(path=path)
-    with pytest.raises(MeshUsageError, match="is no checkpoint"):
-        mesh.load(path=tmp_path / "data")
+        mesh.save("step", path=data)
+    refused_load(mesh, "there is nothing at", path=path)
+    refused_load(mesh, "is no checkpoint", path=data)
     mesh.save("step", "fsdp", path=path)
-    with pytest.raises(MeshUsageError, match=r"has no 'stap' \(did you mean 'step'\?\); it has "):
-        mesh.load("stap", path=path)
-    mesh.cell("kept, fsdp, step = fsdp, nn.Linear(6, 4), 8")
-    with pytest.raises(
-        MeshUsageError, match=r"'fsdp' is not what was saved: fsdp.weight is not in the check"
+    refused_load(mesh, r"has no 'stap' \(did you mean 'step'\?\); it has ", "stap", path=path)
+    mesh.cell("kept, step = fsdp, 8")
+    for source, words in (
+        ("nn.Linear(6, 4)", r"'fsdp' is not what was saved: fsdp.weight is not in the check"),
+        (
+            "nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 3))",
+            r"fsdp.0.weight is \(10, 6\) in the checkpoint, and \(9, 6\) here",
+        ),
     ):
-        mesh.load("step", "fsdp", path=path)
-    mesh.cell("fsdp = nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 3))")
-    with pytest.raises(
-        MeshUsageError, match=r"fsdp.0.weight is \(10, 6\) in the checkpoint, and \(9, 6\) here"
-    ):
-        mesh.load("step", "fsdp", path=path)
+        mesh.cell(f"fsdp = {source}")
+        refused_load(mesh, words, "step", "fsdp", path=path)
     assert mesh.pull("step").list == [8] * 4
     mesh.cell("del fsdp, step")
-    with pytest.raises(MeshUsageError, match="there is no name 'fsdp' to load into"):
-        mesh.load(path=path)
+    refused_load(mesh, "there is no name 'fsdp' to load into", path=path)
     mesh.load("step", path=path)
     mesh.cell("fsdp = kept")
     assert mesh.pull("step").list == [7] * 4
 
 
 def test_incomplete_checkpoint_is_reported(mesh: cm.Mesh, tmp_path: Path) -> None:
-    mesh.save("grid", path=tmp_path / "saved")
-    file = tmp_path / "saved" / "__2_0.distcp"
+    path = tmp_path / "saved"
+    mesh.save("grid", path=path)
+    file, words = path / "__2_0.distcp", "is not complete: __2_0.distcp is missing or too short"
     file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(
-        MeshUsageError, match=r"is not complete: __2_0.distcp is missing or too short"
-    ):
-        mesh.load(path=tmp_path / "saved")
+    refused_load(mesh, words, path=path)
     file.unlink()
-    with pytest.raises(
-        MeshUsageError, match=r"is not complete: __2_0.distcp is missing or too short"
-    ):
-        mesh.load(path=tmp_path / "saved")
-    (tmp_path / "saved" / ".metadata").write_bytes(b"?")
-    with pytest.raises(MeshUsageError, match=r"saved cannot be read: \w*Error"):
-        mesh.load(path=tmp_path / "saved")
-
-
-def test_a_save_in_the_background_is_refused(mesh: cm.Mesh, tmp_path: Path) -> None:
-    with pytest.raises(
-        MeshUsageError, match=r"call `dcp\.async_save\(state, checkpoint_id=path\)`"
-    ):
-        mesh.save("step", path=tmp_path / "saved", wait=False)
-    assert not list(tmp_path.iterdir())
+    refused_load(mesh, words, path=path)
+    (path / ".metadata").write_bytes(b"?")
+    refused_load(mesh, r"saved cannot be read: \w*Error", path=path)
 
 
 def test_files_that_rank_0_cannot_see_are_reported(mesh: cm.Mesh, tmp_path: Path) -> None:

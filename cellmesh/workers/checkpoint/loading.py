@@ -6,6 +6,7 @@ run.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ class _Target:
 
     key: str
     tree: Any
-    finish: Callable[[Any], None]
+    finish: Callable[[Any], object]
 
 
 class _Contents:
@@ -116,15 +117,11 @@ class _Contents:
             stored = self.metadata.state_dict_metadata.get(fqn)
             if stored is None:
                 told.append(f"{fqn} is not in the checkpoint")
-            elif not isinstance(leaf, torch.Tensor) or not isinstance(
-                stored, TensorStorageMetadata
-            ):
-                if isinstance(leaf, torch.Tensor) or isinstance(stored, TensorStorageMetadata):
-                    told.append(f"{fqn} is a tensor on one side only")
-            elif leaf.size() != stored.size:
-                told.append(
-                    f"{fqn} is {tuple(stored.size)} in the checkpoint, and {tuple(leaf.shape)} here"
-                )
+            elif isinstance(leaf, torch.Tensor) != isinstance(stored, TensorStorageMetadata):
+                told.append(f"{fqn} is a tensor on one side only")
+            elif isinstance(stored, TensorStorageMetadata) and leaf.size() != stored.size:
+                there, here = tuple(stored.size), tuple(leaf.shape)
+                told.append(f"{fqn} is {there} in the checkpoint, and {here} here")
         told += [f"{fqn} is in the checkpoint only" for fqn in theirs if fqn not in mine]
         more = f"; and {len(told) - _MAX_NAMED} more" if len(told) > _MAX_NAMED else ""
         return "; ".join(told[:_MAX_NAMED]) + more
@@ -155,8 +152,7 @@ def find_load_problem(namespace: dict[str, Any], names: Sequence[str], path: Pat
     try:
         for name in names or contents.names:
             target = _target(contents, name, namespace, names)
-            different = contents.compare(target.key, target.tree)
-            if different:
+            if different := contents.compare(target.key, target.tree):
                 return f"{name!r} is not what was saved: {different}"
     except MeshUsageError as error:
         return str(error)
@@ -199,16 +195,15 @@ def _target(
     if name not in namespace:
         return _new_target(contents, name, key, namespace)
     if isinstance(value, nn.Module):
-        module = value
-        return _Target(key, get_model_state_dict(module), lambda tree: _set_model(module, tree))
+        fill: Callable[[Any], object] = functools.partial(set_model_state_dict, value)
+        return _Target(key, get_model_state_dict(value), fill)
     if isinstance(value, Optimizer):
         return _optimizer_target(contents, key, value, owner_of(value, name, namespace, names))
     if isinstance(value, torch.Tensor):
         return _Target(key, value, lambda tree: None)
-    stateful = value
-    if isinstance(stateful, Stateful):
-        return _Target(key, contents.skeleton(key), stateful.load_state_dict)
-    return _Target(key, contents.skeleton(key), lambda tree: _set_value(namespace, name, tree))
+    if isinstance(value, Stateful):
+        return _Target(key, contents.skeleton(key), value.load_state_dict)
+    return _Target(key, contents.skeleton(key), functools.partial(_set_value, namespace, name))
 
 
 def _new_target(contents: _Contents, name: str, key: str, namespace: dict[str, Any]) -> _Target:
@@ -246,15 +241,7 @@ def _optimizer_target(
     with fresh_state(optimizer):
         tree: dict[str, Any] = dict(get_optimizer_state_dict(model, optimizer))
     tree["param_groups"] = groups  # plain values: with what a scheduler has added
-
-    def set_all(tree: Any) -> None:
-        set_optimizer_state_dict(model, optimizer, tree)
-
-    return _Target(key, tree, set_all)
-
-
-def _set_model(module: nn.Module, tree: Any) -> None:
-    set_model_state_dict(module, tree)
+    return _Target(key, tree, functools.partial(set_optimizer_state_dict, model, optimizer))
 
 
 def _set_value(namespace: dict[str, Any], name: str, value: Any) -> None:

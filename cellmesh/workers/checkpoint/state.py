@@ -64,8 +64,7 @@ def find_save_problem(namespace: Mapping[str, Any], names: Sequence[str]) -> str
 
 def read_state(namespace: Mapping[str, Any], names: Sequence[str]) -> dict[str, State]:
     """Return the trees that are saved for variables; their tensors are the live ones."""
-    problem = find_save_problem(namespace, names)
-    if problem:
+    if problem := find_save_problem(namespace, names):
         raise MeshUsageError(problem)
     return {name: _state_of(namespace[name], name, namespace, names) for name in names}
 
@@ -134,9 +133,8 @@ def owner_of(
                     yield len(held), module
 
     for among in (names, [one for one in namespace if not one.startswith("_")]):
-        found = sorted(owners(among), key=lambda pair: pair[0])
-        if found:
-            return found[0][1]
+        if found := min(owners(among), key=lambda pair: pair[0], default=None):
+            return found[1]
     raise MeshUsageError(
         f"{name!r} is an optimizer, and no module at top level has all of its parameters: its "
         "state is saved and loaded by their names"

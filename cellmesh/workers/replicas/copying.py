@@ -1,4 +1,5 @@
-"""Decides which variables of a rank can be copied to a new rank, and pickles their values.
+"""Decides which variables of a rank can be copied to a new rank, pickles their values, and makes
+them on the new rank.
 
 One pickle for all, so that what is shared stays shared: an optimizer holds the parameters of its
 model. What belongs to the rank itself (groups, meshes, its device) travels as a reference that the
@@ -7,6 +8,8 @@ new rank resolves by its own books.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import io
 import os
 import pickle
@@ -16,7 +19,7 @@ import sys
 import threading
 import types
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
@@ -31,10 +34,10 @@ from ...errors import CellmeshError, UnpicklableError
 from ...wire import payload, tensors
 from ...wire.codec import Frame
 from ...wire.messages import Pickled
+from ..groups.model_reset.data_parallel import Buckets, buckets_of, restart_buckets, use_buckets
 from ..inspect.safe_read import memory_of
 from ..rank.value_transfer import is_dtensor
 from ..static_lookup import text_of
-from . import arriving
 
 # What every rank has by itself.
 _OWN_NAMES = frozenset(("rank", "local_rank", "world_size", "device", "mesh", "torch", "dist"))
@@ -53,6 +56,13 @@ _CANNOT: tuple[tuple[type | tuple[type, ...], str], ...] = (
     ((types.CoroutineType, types.AsyncGeneratorType), "a coroutine"),
     (_BaseDataLoaderIter, "a DataLoader's iterator"),
 )
+
+
+_OF_FUNCTIONS = (
+    *("__defaults__", "__kwdefaults__", "__doc__", "__annotations__"),
+    *("__qualname__", "__module__"),
+)
+_UNBOUND = "cellmesh: this closure variable has no value yet"
 
 
 def survey(namespace: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
@@ -130,13 +140,6 @@ class _Values:
         self.values = values
 
 
-class _Storage:
-    """The storage of copied tensors: one object for all tensors that share it."""
-
-    def __init__(self, storage: torch.UntypedStorage) -> None:
-        self.storage = storage
-
-
 class _Reducer:
     """Pickles for another rank what cannot be pickled plainly: tensors' storages, functions of
     cells, meshes, groups, samplers (see `payload.dumps`).
@@ -149,24 +152,16 @@ class _Reducer:
     def __init__(self, namespace: Mapping[str, Any], reads: bool) -> None:
         self._namespace = namespace
         self._reads = reads
-        self._storages: dict[int, _Storage] = {}  # address of torch's object -> the memory
 
     def __call__(self, value: Any) -> Any:
         match value:
             case _Values():
-                return (
-                    arriving.move_in,
-                    (list(sys.path), _directory()),
-                    None,
-                    None,
-                    iter(value.values.items()),
-                )
+                here = list(sys.path), _directory()
+                return move_in, here, None, None, iter(value.values.items())
             case torch.storage.TypedStorage():
-                return arriving.make_typed, (self._storage_of(value._untyped_storage), value.dtype)
-            case torch.UntypedStorage():
-                return arriving.make_untyped, (self._storage_of(value),)
-            case _Storage():
-                return self._reduce_storage(value.storage)
+                return make_typed, (value._untyped_storage, value.dtype)
+            case torch.UntypedStorage():  # one object for all tensors that share it
+                return self._reduce_storage(value)
             case torch.Tensor():
                 return _refuse_shards(value)
             case DistributedDataParallel():
@@ -176,7 +171,7 @@ class _Reducer:
             case types.FunctionType():
                 return self._reduce_function(value)
             case DeviceMesh():
-                return arriving.find_mesh, (self._dims_of(value),)
+                return find_mesh, (self._dims_of(value),)
             case dist.ProcessGroup():
                 return self._reduce_group(value)
             case torch.device():
@@ -186,50 +181,32 @@ class _Reducer:
             case io.IOBase() if not isinstance(value, io.BytesIO | io.StringIO):
                 raise UnpicklableError("an open file")
         if value is dist.GroupMember.NON_GROUP_MEMBER:
-            return arriving.non_member, ()
+            return non_member, ()
         for kinds, what in _CANNOT:
             if isinstance(value, kinds):
                 raise UnpicklableError(what)
         _refuse_pipeline_stage(value)
         return NotImplemented
 
-    # ---- tensors
-
-    def _storage_of(self, storage: torch.UntypedStorage) -> _Storage:
-        # Kept here, so that no other storage comes to its address.
-        return self._storages.setdefault(storage._cdata, _Storage(storage))
-
     def _reduce_storage(self, storage: torch.UntypedStorage) -> Any:
         if storage.device.type == "meta":
             return tensors.make_storage, (storage.nbytes(), None, "meta")
         is_on_cpu = storage.device.type == "cpu"
         if not self._reads and not is_on_cpu:
-            return arriving.make_storage, (b"", False)
+            return make_storage, (b"", False)
         on_cpu = storage if is_on_cpu else storage.cpu()  # type: ignore[no-untyped-call]
         data = pickle.PickleBuffer(memory_of(on_cpu)) if on_cpu.nbytes() else b""
-        return arriving.make_storage, (data, is_on_cpu)
-
-    # ---- what is the rank's own
+        return make_storage, (data, is_on_cpu)
 
     def _reduce_function(self, function: types.FunctionType) -> Any:
         """Return how pickle is to reduce a cell's function: its globals are the namespace there."""
         if function.__globals__ is not self._namespace:
             return NotImplemented
         cells = function.__closure__ or ()
-        state = (
-            {
-                "__defaults__": function.__defaults__,
-                "__kwdefaults__": function.__kwdefaults__,
-                "__doc__": function.__doc__,
-                "__annotations__": function.__annotations__,
-                "__qualname__": function.__qualname__,
-                "__module__": function.__module__,
-            },
-            function.__dict__,
-            [arriving.contents_of(cell) for cell in cells],
-        )
+        attributes = {name: getattr(function, name) for name in _OF_FUNCTIONS}
+        state = attributes | function.__dict__, [contents_of(cell) for cell in cells]
         made_from = (function.__code__, function.__name__, len(cells))
-        return arriving.make_function, made_from, state, None, None, arriving.finish_function
+        return make_function, made_from, state, None, None, finish_function
 
     def _dims_of(self, mesh: DeviceMesh) -> tuple[str, ...]:
         """Return of which dims of the rank's ``mesh`` a DeviceMesh consists."""
@@ -247,25 +224,19 @@ class _Reducer:
 
     def _reduce_group(self, group: dist.ProcessGroup) -> Any:
         if group is dist.group.WORLD:
-            return arriving.find_world, ()
+            return find_world, ()
         root = self._namespace.get("mesh")
         if isinstance(root, DeviceMesh):
             for dim in range(root.ndim):
                 if root.get_group(dim) is group:
-                    return arriving.find_dim_group, (dim,)
-        return arriving.find_group, (group.group_name,)
+                    return find_dim_group, (dim,)
+        return find_group, (group.group_name,)
 
     def _reduce_sampler(self, sampler: DistributedSampler[Any]) -> Any:
         """Return how pickle is to reduce a sampler, with the new rank in place of this rank."""
-        dim = self._dim_of_sampler(sampler)
-        return (
-            arriving.make_sampler,
-            (type(sampler), dim),
-            sampler.__dict__,
-            None,
-            None,
-            arriving.set_sampler,
-        )
+        made_from = type(sampler), self._dim_of_sampler(sampler)
+        state = {key: value for key, value in sampler.__dict__.items() if key != "rank"}
+        return make_sampler, made_from, state
 
     def _dim_of_sampler(self, sampler: DistributedSampler[Any]) -> int:
         """Return the dim of ``mesh`` by which a sampler splits data; -1 for all ranks."""
@@ -327,17 +298,158 @@ def _reduce_ddp(module: DistributedDataParallel) -> Any:
         raise UnpicklableError(
             "DistributedDataParallel with mixed_precision: wrap the model again on all ranks"
         )
-    state = {
-        key: v
-        for key, v in module.__dict__.items()
-        if key not in ("reducer", "logger", "_comm_hooks")
-    }
-    hooks = list(module._comm_hooks)
-    carried = (state, hooks, arriving.buckets_of(module))
-    return arriving.make_ddp, (type(module),), carried, None, None, arriving.set_ddp
+    left = ("reducer", "logger", "_comm_hooks")
+    state = {key: value for key, value in module.__dict__.items() if key not in left}
+    carried = state, list(module._comm_hooks), buckets_of(module)
+    return make_ddp, (type(module),), carried, None, None, set_ddp
 
 
 def _reduce_device(device: torch.device) -> Any:
     if device.type == "cuda" and device.index in (None, torch.cuda.current_device()):
-        return arriving.find_device, ()
+        return find_device, ()
     return NotImplemented
+
+
+# On the new rank, whose namespace is that of ``__main__``. The names of these functions stand in
+# the pickles.
+
+
+def move_in(path: Sequence[str], directory: str | None) -> dict[str, Any]:
+    """Take over the import path and working directory of the rank whose names this one gets; return
+    the dict that names are loaded into later.
+    """
+    sys.path[:] = [*path, *(entry for entry in sys.path if entry not in path)]
+    if directory is not None:
+        with contextlib.suppress(OSError):
+            os.chdir(directory)
+    return {}
+
+
+def find_device() -> torch.device:
+    """Return this rank's device: its GPU, or the CPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def make_storage(data: Any, is_on_cpu: bool) -> torch.UntypedStorage:
+    """Make a copied tensor's storage, on the CPU or on this rank's device.
+
+    Args:
+        data: what it holds. It is copied: what arrives may be read-only, or shared between ranks.
+        is_on_cpu: whether it was on the CPU where it came from.
+    """
+    source = memoryview(data).cast("B")
+    held = torch.empty(source.nbytes, dtype=torch.uint8, device="cpu")
+    if source.nbytes:
+        memory_of(held.untyped_storage())[:] = source
+    return (held if is_on_cpu else held.to(find_device())).untyped_storage()
+
+
+def make_typed(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.storage.TypedStorage:
+    return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
+
+
+def contents_of(cell: types.CellType) -> Any:
+    """Return what a closure's cell contains."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return _UNBOUND
+
+
+def make_function(code: types.CodeType, name: str, num_cells: int) -> types.FunctionType:
+    """Make a copied function whose globals are the rank's namespace; its closure, which may refer
+    to it, is set later.
+    """
+    cells = tuple(types.CellType() for _ in range(num_cells))
+    return types.FunctionType(code, vars(sys.modules["__main__"]), name, None, cells)
+
+
+def finish_function(function: types.FunctionType, state: tuple[dict[str, Any], list[Any]]) -> None:
+    """Give a copied function its attributes, and its closure."""
+    attributes, contents = state
+    for name, value in attributes.items():
+        setattr(function, name, value)
+    for cell, value in zip(function.__closure__ or (), contents, strict=True):
+        if not (isinstance(value, str) and value == _UNBOUND):
+            cell.cell_contents = value
+
+
+def find_mesh(dims: tuple[str, ...]) -> DeviceMesh:
+    """Return this rank's ``mesh``, or the submesh of it with these dims."""
+    mesh: DeviceMesh = vars(sys.modules["__main__"])["mesh"]
+    return mesh[dims] if dims else mesh
+
+
+def find_dim_group(dim: int) -> dist.ProcessGroup:
+    """Return this rank's process group of a dim of ``mesh``."""
+    return find_mesh(()).get_group(dim)
+
+
+def find_world() -> dist.ProcessGroup | None:
+    return dist.group.WORLD
+
+
+def find_group(name: str) -> Any:
+    """Return the process group of this name; torch's non-member token on other ranks."""
+    resolve: Any = torch._C._distributed_c10d._resolve_process_group
+    try:
+        return resolve(name)
+    except (RuntimeError, KeyError, ValueError):
+        return non_member()
+
+
+def non_member() -> Any:
+    return dist.GroupMember.NON_GROUP_MEMBER
+
+
+def make_sampler(kind: type[DistributedSampler[Any]], dim: int) -> DistributedSampler[Any]:
+    """Make a distributed sampler without its state, for this rank's part of the data."""
+    sampler = kind.__new__(kind)
+    sampler.rank = dist.get_rank() if dim < 0 else find_mesh(()).get_local_rank(dim)
+    return sampler
+
+
+def make_ddp(kind: type[DistributedDataParallel]) -> DistributedDataParallel:
+    return kind.__new__(kind)
+
+
+def set_ddp(
+    module: DistributedDataParallel, carried: tuple[dict[str, Any], list[Any], Buckets | None]
+) -> None:
+    """Give a copied DDP module its state and a reducer of its own; runs no collective."""
+    state, hooks, buckets = dict(carried[0]), carried[1], carried[2]
+    if state.get("device_ids"):
+        state["device_ids"] = [torch.cuda.current_device()]
+        state["output_device"] = torch.cuda.current_device()
+    state.update(
+        _comm_hooks=[], _accum_grad_hooks=[], _has_rebuilt_buckets=False, _lazy_init_ran=False
+    )
+    state["_cellmesh_buckets"] = buckets
+    with use_buckets(buckets, state["bucket_bytes_cap"]):
+        module.__setstate__(state)  # type: ignore[no-untyped-call]
+    for hook, hook_state in hooks:
+        module.register_comm_hook(hook_state, hook)
+
+
+def renew_reducers(ranks: Collection[int]) -> None:
+    """Let this rank's DDP models work with copies of them that new ranks have just received.
+
+    After its first step a reducer agrees with the other ranks on its buckets, once. Where one
+    rank's copy is new and will do that, the others must do it again, or they wait for each other.
+    Runs no collective.
+
+    Args:
+        ranks: the new ones.
+    """
+    # By `type`, as `isinstance` asks the objects.
+    found = [
+        thing for thing in gc.get_objects() if issubclass(type(thing), DistributedDataParallel)
+    ]
+    for module in found:
+        is_whole = "reducer" in vars(module)
+        if is_whole and not set(ranks).isdisjoint(
+            dist.get_process_group_ranks(module.process_group)
+        ):
+            restart_buckets(module, buckets_of(module))

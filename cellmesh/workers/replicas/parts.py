@@ -8,6 +8,8 @@ placements. No collective is run, as groups may be broken when somebody asks.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 import pickle
 import random
 import sys
@@ -23,7 +25,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ...wire.replicas import Kind
+from ...errors import MeshUsageError
+from ...wire.replicas import Entry, Kind
 from ..rank.value_transfer import is_dtensor
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -128,30 +131,29 @@ class Walk:
         known = self._known.get(id(parameter))
         return is_dtensor(parameter) or (known is not None and known.holders is not EVERYONE)
 
-    def parts(self, value: Any, path: str, replace: Callable[[Any], None]) -> Iterator[ModelPart]:
+    def _learn(self, path: str, module: nn.Module) -> None:
+        for part in _of_module(module, path):
+            self._known.setdefault(id(part.value), part)
+
+    def parts(
+        self,
+        value: Any,
+        path: str,
+        replace: Callable[[Any], None] | None = None,
+        holders: Holders = EVERYONE,
+        kind: Kind = "tensor",
+        depth: int = 0,
+    ) -> Iterator[ModelPart]:
         """Yield each tensor, plain value and random generator found in a value as a `ModelPart`,
         each object once.
 
         Args:
             value: a tensor, model, optimizer, generator, number, or what holds them.
-            path: what it is called.
-            replace: puts another value in its place.
+            path: the value's name.
+            replace: puts another value in its place; None if that must not be.
+            holders, kind: of what is found in it, if nothing else says so.
+            depth: in how many containers it is.
         """
-        yield from self._parts(value, path, replace, EVERYONE, "tensor", 0)
-
-    def _learn(self, path: str, module: nn.Module) -> None:
-        for part in _of_module(module, path):
-            self._known.setdefault(id(part.value), part)
-
-    def _parts(
-        self,
-        value: Any,
-        path: str,
-        replace: Callable[[Any], None] | None,
-        holders: Holders,
-        kind: Kind,
-        depth: int,
-    ) -> Iterator[ModelPart]:
         if _is_plain(value):
             if replace is not None:  # else it is of an object of the user's
                 yield ModelPart(path, "number", value, holders, replace=replace)
@@ -172,17 +174,12 @@ class Walk:
         elif isinstance(value, Optimizer):
             yield from self._of_optimizer(value, path, depth)
         elif isinstance(value, torch.Generator):
-            yield _generator(
-                path, lambda: _bytes_of(value.get_state()), lambda s: value.set_state(_tensor_of(s))
-            )
-        elif isinstance(value, Mapping):
-            for key, item in list(value.items()):
+            yield _generator(path, value.get_state, value.set_state)
+        elif isinstance(value, Mapping | list | tuple):
+            items = value.items() if isinstance(value, Mapping) else enumerate(value)
+            for key, item in list(items):
                 put = _setter(value, key) if replace is not None else None
-                yield from self._parts(item, f"{path}[{key!r}]", put, holders, kind, depth + 1)
-        elif isinstance(value, list | tuple):
-            for index, item in enumerate(value):
-                put = _setter(value, index) if replace is not None else None
-                yield from self._parts(item, f"{path}[{index}]", put, holders, kind, depth + 1)
+                yield from self.parts(item, f"{path}[{key!r}]", put, holders, kind, depth + 1)
         elif type(value).__module__ == "numpy" and hasattr(value, "__array_interface__"):
             if value.flags.writeable and value.dtype.kind in "biufc" and value.ndim:
                 yield ModelPart(path, kind, torch.as_tensor(value), holders)
@@ -191,8 +188,8 @@ class Walk:
             # well be the rank's own.
             counts = isinstance(value, LRScheduler | torch.amp.GradScaler)
             for name, item in list(vars(value).items()):
-                put = _attribute_setter(value, name) if counts else None
-                yield from self._parts(item, f"{path}.{name}", put, holders, kind, depth + 1)
+                put = functools.partial(setattr, value, name) if counts else None
+                yield from self.parts(item, f"{path}.{name}", put, holders, kind, depth + 1)
 
     def _of_tensor(
         self, tensor: torch.Tensor, path: str, holders: Holders, kind: Kind, why_differs: str = ""
@@ -210,7 +207,7 @@ class Walk:
                 if key != "params":
                     name = f"{path}.param_groups[{group_index}].{key}"
                     put = _setter(group, key)
-                    yield from self._parts(value, name, put, EVERYONE, "optimizer state", depth + 1)
+                    yield from self.parts(value, name, put, EVERYONE, "optimizer state", depth + 1)
             for index, parameter in enumerate(group["params"] if has_state else ()):
                 known = self._known.get(id(parameter))
                 name = known.path if known else f"param_groups[{group_index}].params[{index}]"
@@ -228,7 +225,7 @@ class Walk:
         state = slot.optimizer.state.get(slot.parameter) or {}
         for key, value in list(state.items()):
             put = _setter(state, key)
-            for part in self._parts(
+            for part in self.parts(
                 value, f"{slot.path}.{key}", put, common, "optimizer state", depth + 1
             ):
                 yield dataclasses.replace(part, in_state=True)
@@ -240,47 +237,31 @@ def rng_parts(why_differs: str = _OWN_NUMBERS) -> Iterator[ModelPart]:
     Args:
         why_differs: why they may differ.
     """
-    yield _generator(
-        "rng.torch",
-        lambda: _bytes_of(torch.get_rng_state()),
-        lambda state: torch.set_rng_state(_tensor_of(state)),
-        why_differs,
-    )
+    generators: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+        "rng.torch": (torch.get_rng_state, torch.set_rng_state),
+        "rng.python": (random.getstate, random.setstate),
+    }
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        yield _generator(
-            "rng.cuda",
-            lambda: _bytes_of(torch.cuda.get_rng_state()),
-            lambda state: torch.cuda.set_rng_state(_tensor_of(state)),
-            why_differs,
-        )
-    yield _generator(
-        "rng.python",
-        lambda: pickle.dumps(random.getstate()),
-        lambda state: random.setstate(pickle.loads(state)),
-        why_differs,
-    )
+        generators["rng.cuda"] = torch.cuda.get_rng_state, torch.cuda.set_rng_state
     if "numpy" in sys.modules:
         numpy_random = sys.modules["numpy"].random
-        yield _generator(
-            "rng.numpy",
-            lambda: pickle.dumps(numpy_random.get_state()),
-            lambda state: numpy_random.set_state(pickle.loads(state)),
-            why_differs,
-        )
+        generators["rng.numpy"] = numpy_random.get_state, numpy_random.set_state
+    for path, (get, put) in generators.items():
+        yield _generator(path, get, put, why_differs)
 
 
 def _generator(
-    path: str, get: Callable[[], bytes], put: Callable[[bytes], Any], why_differs: str = ""
+    path: str, get: Callable[[], Any], put: Callable[[Any], Any], why_differs: str = ""
 ) -> ModelPart:
-    return ModelPart(path, "rng", get(), EVERYONE, why_differs, put)
-
-
-def _bytes_of(state: torch.Tensor) -> bytes:
-    return state.numpy().tobytes()
-
-
-def _tensor_of(state: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(state), dtype=torch.uint8)
+    state = get()
+    if not isinstance(state, torch.Tensor):
+        return ModelPart(
+            path, "rng", pickle.dumps(state), EVERYONE, why_differs, lambda s: put(pickle.loads(s))
+        )
+    return ModelPart(
+        *(path, "rng", state.numpy().tobytes(), EVERYONE, why_differs),
+        lambda data: put(torch.frombuffer(bytearray(data), dtype=torch.uint8)),
+    )
 
 
 def _of_module(module: nn.Module, path: str) -> Iterator[ModelPart]:
@@ -313,19 +294,16 @@ def _of_submodule(
     elif _is_fsdp1(module):
         holders = _only_here()  # flat parameters: each rank has a piece of its own
     own_statistics = isinstance(module, _NormBase) and not isinstance(module, SyncBatchNorm)
-    named_tensors: list[tuple[str, Any, Kind]] = [
-        (n, t, "parameter") for n, t in module._parameters.items()
-    ]
-    named_tensors += [(n, t, "buffer") for n, t in module._buffers.items()]
-    for name, tensor, kind in named_tensors:
+    kinds: tuple[tuple[Kind, Any], ...] = (
+        ("parameter", module._parameters),
+        ("buffer", module._buffers),
+    )
+    for kind, name, tensor in [(kind, n, t) for kind, held in kinds for n, t in held.items()]:
         if tensor is None or id(tensor) in seen:
             continue
         seen.add(id(tensor))
-        why_differs = ""
-        if kind == "buffer":
-            why_differs = why_buffers or (
-                _OWN_STATISTICS if own_statistics and name in _STATISTICS else ""
-            )
+        is_own = own_statistics and name in _STATISTICS
+        why_differs = why_buffers or (_OWN_STATISTICS if is_own else "") if kind == "buffer" else ""
         who = _only_here() if id(tensor) in ignored else _holders_of(tensor, holders)
         yield ModelPart(f"{path}.{name}", kind, tensor, who, why_differs)
     for name, child in module._modules.items():
@@ -374,8 +352,66 @@ def _is_plain(value: Any) -> bool:
 
 
 def _setter(container: Any, key: Any) -> Callable[[Any], None]:
-    return lambda value: container.__setitem__(key, value)
+    return functools.partial(operator.setitem, container, key)
 
 
-def _attribute_setter(owner: Any, name: str) -> Callable[[Any], None]:
-    return lambda value: setattr(owner, name, value)
+def find_parts(
+    namespace: Mapping[str, Any], expression: str
+) -> tuple[list[ModelPart], list[Entry], list[StateSlot]]:
+    """Return the tensors and values in an expression's value, what was left out, and the slots of
+    optimizer state.
+
+    Args:
+        namespace: the rank's.
+        expression: as for `check`.
+
+    Raises:
+        MeshUsageError: there is nothing in it to compare.
+    """
+    walk, expression = Walk(namespace), expression.strip()
+    if not expression:
+        parts, left_out = _find_wrapped(walk, namespace)
+        return parts, left_out, walk.slots
+    if expression == "rng" and "rng" not in namespace:
+        return list(rng_parts(why_differs="")), [], []
+    value = eval(compile(expression, "<expression>", "eval"), dict(namespace))
+
+    def replace(new: Any) -> None:
+        if not (expression.isidentifier() and isinstance(namespace, dict)):
+            raise MeshUsageError(f"{expression!r} cannot be assigned to: name the variable")
+        namespace[expression] = new
+
+    parts = list(walk.parts(value, expression, replace))
+    if not parts:
+        raise MeshUsageError(
+            f"{expression} is a {type(value).__name__} without tensors or numbers: name a model, "
+            "an optimizer, a tensor, or rng"
+        )
+    return parts, [], walk.slots
+
+
+def _find_wrapped(walk: Walk, namespace: Mapping[str, Any]) -> tuple[list[ModelPart], list[Entry]]:
+    """Return the parts of the models at top level that define which ranks are replicas, as DDP
+    does, and of their optimizers; and which other models and optimizers there are.
+    """
+    visible = [(name, value) for name, value in namespace.items() if not name.startswith("_")]
+    models = [(name, value) for name, value in visible if isinstance(value, nn.Module)]
+    optimizers = [(name, value) for name, value in visible if isinstance(value, Optimizer)]
+    wrapped = [model for _, model in models if is_wrapped(model)]
+    seen = {id(part) for model in wrapped for part in model.modules() if part is not model}
+    parts: list[ModelPart] = []
+    left_out: list[Entry] = []
+    found: list[tuple[str, Any]] = [*models, *optimizers]
+    for name, value in found:
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, Optimizer):
+            is_known = any(walk.knows(p) for group in value.param_groups for p in group["params"])
+        else:
+            is_known = is_wrapped(value)
+        if is_known:
+            parts += walk.parts(value, name)
+        elif isinstance(value, Optimizer) or any(True for _ in value.parameters()):
+            left_out.append(Entry(path=name, kind="not wrapped"))
+    return parts, left_out

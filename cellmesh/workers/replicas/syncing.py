@@ -1,24 +1,24 @@
 """Makes replicas equal again: all ranks exchange what they hold, then the source broadcasts.
 
-All is decided from what every rank has said, so that every rank decides the same: nobody waits in a
-collective which others do not come to.
+All is decided from what every rank has sent, so that every rank decides the same: none waits in a
+collective which others do not begin.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils import _pytree as pytree
 
 from ...errors import MeshUsageError
 from ...wire.ranks import describe_groups, describe_ranks, group_ranks
 from ...wire.replicas import SyncReport
 from ..rank.value_transfer import is_dtensor
-from .checking import find_parts
-from .parts import ModelPart, StateSlot
+from .parts import ModelPart, StateSlot, find_parts
 
 _MAX_NAMED = 3
 
@@ -34,22 +34,23 @@ class _Spec:
 
 
 @dataclass(frozen=True)
-class _SlotView:
-    """Which ranks hold a parameter's optimizer state, and its layout (None: there is no state)."""
+class _View:
+    """A part of one rank, or its optimizer's state of a parameter, as other ranks need to know it.
+
+    Attributes:
+        ranks: that should hold the same.
+        positions: its ranks in the process groups that reach these.
+        kind: in words, what it is.
+        content: of a plain value, the value; of a state, its layout (None: there is no state).
+    """
 
     ranks: tuple[int, ...]
-    layout: Any
+    positions: tuple[int, ...] = ()
+    kind: str = "missing"
+    content: Any = None
 
 
-@dataclass(frozen=True)
-class _PartView:
-    """One rank's part as other ranks need to know it; `positions` are its ranks in the groups."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype | None
-    ranks: tuple[int, ...]
-    positions: tuple[int, ...]
-    value: Any
+_MISSING = _View(())
 
 
 def sync(namespace: Mapping[str, Any], expression: str, source: int) -> SyncReport:
@@ -68,29 +69,39 @@ def sync(namespace: Mapping[str, Any], expression: str, source: int) -> SyncRepo
         MeshUsageError: the value is not there or not alike on all ranks; nothing has been changed
             then.
     """
-    slots, slot_views = _agree(namespace, expression, source)
-    num_created = sum(
-        _match_state(slot, [v.get(slot.path) for v in slot_views], source) for slot in slots
-    )
+    slots: list[StateSlot] = []
+
+    def look() -> tuple[dict[str, _View], dict[str, _View]]:
+        found, _, found_slots = find_parts(namespace, expression)
+        if not found:
+            raise MeshUsageError(
+                "there is no wrapped model (DDP, FSDP, tensor parallel): name what to sync"
+            )
+        slots.extend(found_slots)
+        states = {s.path: _View(s.holders.ranks, content=_layout(s)) for s in found_slots}
+        return {part.path: _view_of(part) for part in found if not part.in_state}, states
+
+    seen = agree(look, "nothing was changed")
+    if different := list(_differences([views for views, _ in seen])):
+        more = f"; and {len(different) - _MAX_NAMED} more" if len(different) > _MAX_NAMED else ""
+        raise MeshUsageError(f"nothing was changed: {'; '.join(different[:_MAX_NAMED])}{more}")
+    num_created = sum(_match_state(slot, [views for _, views in seen], source) for slot in slots)
     parts = {part.path: part for part in find_parts(namespace, expression)[0]}
-    views = _exchange({path: _view_part(part) for path, part in parts.items()})
+    views = _exchange({path: _view_of(part) for path, part in parts.items()})
     num_equal, left_out = 0, []
     with torch.no_grad():
         for path, theirs in views[source].items():  # in one order on all ranks
             part = parts.get(path)
-            if part is None or len(_expand(part.holders.ranks)) == 1:
+            if part is None or len(holders := _expand(part.holders.ranks)) == 1:
                 continue
-            if (
-                len(_kinds(path, _expand(part.holders.ranks), views)) > 1
-            ):  # state that cannot be made
+            if len(_kinds(path, holders, views)) > 1:  # state that cannot be made
                 left_out.append(path)
                 continue
             if part.replace is not None:
-                part.replace(views[_leader(part.holders.ranks, theirs.ranks, source)][path].value)
+                part.replace(views[_leader(holders, theirs.ranks, source)][path].content)
             else:
-                for group, position in zip(
-                    part.holders.find_groups(), theirs.positions, strict=True
-                ):
+                groups = part.holders.find_groups()
+                for group, position in zip(groups, theirs.positions, strict=True):
                     _broadcast(part.local(), group, position)
             num_equal += 1
     return SyncReport(
@@ -99,6 +110,24 @@ def sync(namespace: Mapping[str, Any], expression: str, source: int) -> SyncRepo
         num_created=num_created,
         left_out=tuple(left_out),
     )
+
+
+def agree(step: Callable[[], Any], refusal: str) -> list[Any]:
+    """Run a step on every rank, and return each rank's result; a collective.
+
+    Raises:
+        MeshUsageError: on all ranks, if the step has failed on some; begins with `refusal`.
+    """
+    problem, mine = "", None
+    try:
+        mine = step()
+    except Exception as error:  # the others wait for this rank's answer
+        text = str(error)
+        problem = text if isinstance(error, MeshUsageError) else f"{type(error).__name__}: {text}"
+    found = _exchange((problem, mine))
+    if problems := describe_groups({rank: text for rank, (text, _) in enumerate(found)}):
+        raise MeshUsageError(f"{refusal}: {'; '.join(problems[:_MAX_NAMED])}")
+    return [value for _, value in found]
 
 
 def _exchange(mine: Any) -> list[Any]:
@@ -118,117 +147,73 @@ def _leader(ranks: tuple[int, ...], ranks_of_source: tuple[int, ...], source: in
     return _expand(ranks)[_expand(ranks_of_source).index(source)]
 
 
-def _agree(
-    namespace: Mapping[str, Any], expression: str, source: int
-) -> tuple[list[StateSlot], list[dict[str, _SlotView]]]:
-    """Check that every rank has the expression's value; return each rank's optimizer state."""
-    slots: list[StateSlot] = []
-    parts: dict[str, _PartView] = {}
-    states: dict[str, _SlotView] = {}
-    problem = ""
-    try:
-        if not 0 <= source < dist.get_world_size():
-            raise MeshUsageError(f"there is no rank {source}")
-        found, _, slots = find_parts(namespace, expression)
-        if not found:
-            raise MeshUsageError(
-                "there is no wrapped model (DDP, FSDP, tensor parallel): name what to sync"
-            )
-        parts = {part.path: _view_part(part) for part in found if not part.in_state}
-        states = {
-            slot.path: _SlotView(
-                slot.holders.ranks, _layout(slot.optimizer.state.get(slot.parameter), slot)
-            )
-            for slot in slots
-        }
-    except Exception as error:  # the others wait for this rank's word
-        problem = f"{type(error).__name__}: {error}"
-    said = _exchange((problem, parts, states))
-    told = describe_groups({rank: text for rank, (text, _, _) in enumerate(said)})
-    told = told or list(_differences([views for _, views, _ in said]))
-    if told:
-        rest = f"; and {len(told) - _MAX_NAMED} more" if len(told) > _MAX_NAMED else ""
-        raise MeshUsageError(f"nothing was changed: {'; '.join(told[:_MAX_NAMED])}{rest}")
-    return slots, [views for _, _, views in said]
-
-
-def _match_state(slot: StateSlot, views: Sequence[_SlotView | None], source: int) -> bool:
+def _match_state(slot: StateSlot, views: Sequence[Mapping[str, _View]], source: int) -> bool:
     """Give an optimizer's state of a parameter the tensors that the source rank has in it."""
-    theirs, mine = views[source], views[dist.get_rank()]
+    theirs, mine = (views[rank].get(slot.path) for rank in (source, dist.get_rank()))
     if theirs is None or mine is None or len(_expand(slot.holders.ranks)) == 1:
         return False
-    leader = views[_leader(slot.holders.ranks, theirs.ranks, source)]
-    if leader is None or leader.layout == mine.layout:
+    leader = views[_leader(slot.holders.ranks, theirs.ranks, source)].get(slot.path)
+    if leader is None or leader.content == mine.content:
         return False
-    if leader.layout is None:
-        slot.optimizer.state.pop(slot.parameter, None)
-    else:
-        before = slot.optimizer.state.get(slot.parameter) or {}
+    before = slot.optimizer.state.pop(slot.parameter, None) or {}
+    if leader.content is not None:
         slot.optimizer.state[slot.parameter] = {
             key: before[key]
-            if key in before and mine.layout.get(key) == layout
-            else _made(layout, slot)
-            for key, layout in leader.layout.items()
+            if key in before and mine.content.get(key) == layout
+            else pytree.tree_map(lambda spec: _made(spec, slot), layout)
+            for key, layout in leader.content.items()
         }
     return True
 
 
-def _layout(state: Any, slot: StateSlot) -> Any:
-    """Return shapes and dtypes of the tensors in an optimizer's state; None without a state."""
-    if isinstance(state, torch.Tensor):
-        beside = state.device == slot.parameter.device
-        return _Spec(state.dtype, tuple(state.shape), beside, is_dtensor(state))
-    if isinstance(state, Mapping):
-        return {key: _layout(item, slot) for key, item in state.items()} or None
-    if isinstance(state, list | tuple):
-        return type(state)(_layout(item, slot) for item in state)
-    # Plain values are copied with the tensors; whether they are equal is no matter of layout.
-    return None if state is None else type(state)()
+def _layout(slot: StateSlot) -> Any:
+    """Return the state that an optimizer has of a parameter, with the shapes and dtypes of tensors
+    in their place; None without a state.
+    """
+
+    def spec_of(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            beside = leaf.device == slot.parameter.device
+            return _Spec(leaf.dtype, tuple(leaf.shape), beside, is_dtensor(leaf))
+        # Plain values are copied with the tensors; whether they are equal is no matter of layout.
+        return None if leaf is None else type(leaf)()
+
+    state = slot.optimizer.state.get(slot.parameter)
+    return pytree.tree_map(spec_of, dict(state)) if state else None
 
 
-def _made(layout: Any, slot: StateSlot) -> Any:
-    if isinstance(layout, _Spec):
-        if layout.is_dtensor:  # sharded as its parameter is
-            return torch.zeros_like(slot.parameter.detach(), dtype=layout.dtype)
-        device = slot.parameter.device if layout.beside_parameter else "cpu"
-        return torch.zeros(layout.shape, dtype=layout.dtype, device=device)
-    if isinstance(layout, dict):
-        return {key: _made(item, slot) for key, item in layout.items()}
-    if isinstance(layout, list | tuple):
-        return type(layout)(_made(item, slot) for item in layout)
-    return layout
+def _made(spec: Any, slot: StateSlot) -> Any:
+    if not isinstance(spec, _Spec):
+        return spec
+    if spec.is_dtensor:  # sharded as its parameter is
+        return torch.zeros_like(slot.parameter.detach(), dtype=spec.dtype)
+    device = slot.parameter.device if spec.beside_parameter else "cpu"
+    return torch.zeros(spec.shape, dtype=spec.dtype, device=device)
 
 
-def _view_part(part: ModelPart) -> _PartView:
+def _view_of(part: ModelPart) -> _View:
     positions = tuple(dist.get_rank(group) for group in part.holders.find_groups())
     if part.replace is not None:
-        return _PartView((), None, part.holders.ranks, positions, part.value)
+        return _View(part.holders.ranks, positions, "a plain value", part.value)
     local = part.local()
-    return _PartView(tuple(local.shape), local.dtype, part.holders.ranks, positions, None)
+    return _View(part.holders.ranks, positions, f"{tuple(local.shape)} {local.dtype}")
 
 
-def _differences(views: Sequence[Mapping[str, _PartView]]) -> Iterator[str]:
+def _differences(views: Sequence[Mapping[str, _View]]) -> Iterator[str]:
     """Describe which parts ranks that should hold equal values hold with other shapes."""
     for path in dict.fromkeys(path for view in views for path in view):
         for ranks in sorted({_expand(view[path].ranks) for view in views if path in view}):
             kinds = _kinds(path, ranks, views)
             if len(kinds) > 1:
-                yield f"{path} is " + ", ".join(
-                    f"{kind} on {describe_ranks(r)}" for kind, r in kinds.items()
-                )
+                found = [f"{kind} on {describe_ranks(holders)}" for kind, holders in kinds.items()]
+                yield f"{path} is {', '.join(found)}"
 
 
 def _kinds(
-    path: str, ranks: Sequence[int], views: Sequence[Mapping[str, _PartView]]
+    path: str, ranks: Sequence[int], views: Sequence[Mapping[str, _View]]
 ) -> dict[str, tuple[int, ...]]:
-    """Group ranks by the shape and dtype of the part that they hold at a path."""
-    return group_ranks({rank: _kind(views[rank].get(path)) for rank in ranks})
-
-
-def _kind(view: _PartView | None) -> str:
-    if view is None:
-        return "missing"
-    return "a plain value" if view.dtype is None else f"{view.shape} {view.dtype}"
+    """Group ranks by the kind of the part that they hold at a path."""
+    return group_ranks({rank: views[rank].get(path, _MISSING).kind for rank in ranks})
 
 
 def _broadcast(tensor: torch.Tensor, group: Any, position: int) -> None:

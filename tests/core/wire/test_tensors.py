@@ -41,7 +41,7 @@ def heal(value: Any) -> Any:
 
 @pytest.fixture(params=[send, heal], ids=["send", "heal"])
 def travel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.setattr("cellmesh.workers.replicas.arriving.move_in", _stay)
+    monkeypatch.setattr("cellmesh.workers.replicas.copying.move_in", _stay)
     with warnings.catch_warnings():  # of torch's, of what is a prototype
         warnings.simplefilter("ignore")
         yield request.param

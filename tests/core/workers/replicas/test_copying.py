@@ -6,6 +6,7 @@ import sys
 import threading
 import tracemalloc
 import types
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,13 @@ from cellmesh.workers.inspect.safe_read import memory_of
 from cellmesh.workers.replicas.copying import gather, survey
 
 
+def _new_main(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    module = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", module)
+    vars(module).update(torch=torch)  # as every rank has by itself
+    return vars(module)
+
+
 @pytest.fixture
 def namespace(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A rank's namespace; what is loaded finds it as ``__main__``, as it would find the new
@@ -26,27 +34,26 @@ def namespace(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return _new_main(monkeypatch)
 
 
-def _new_main(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    module = types.ModuleType("__main__")
-    monkeypatch.setitem(sys.modules, "__main__", module)
-    vars(module).update(torch=torch)  # as every rank has by itself
-    return vars(module)
-
-
 def run(source: str, namespace: dict[str, Any]) -> None:
     exec(compile(source, "<cell>", "exec"), namespace)
 
 
-def copied(
-    namespace: dict[str, Any], monkeypatch: pytest.MonkeyPatch, names: list[str] | None = None
-) -> dict[str, Any]:
-    """The names as they arrive in a namespace of another rank."""
-    pickled, buffers = gather(namespace, survey(namespace)[0] if names is None else names)
-    # As they come from a socket: read-only, and in memory of their own.
-    frames = [bytes(buffer) for buffer in buffers]
-    there = _new_main(monkeypatch)
-    there.update(payload.loads(pickled, frames))
-    return there
+Copy = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def copied(namespace: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Copy:
+    """Copies names, all by default; returns the namespace of another rank where they arrive."""
+
+    def copy(names: list[str] | None = None) -> dict[str, Any]:
+        pickled, buffers = gather(namespace, survey(namespace)[0] if names is None else names)
+        # As they come from a socket: read-only, and in memory of their own.
+        frames = [bytes(buffer) for buffer in buffers]
+        there = _new_main(monkeypatch)
+        there.update(payload.loads(pickled, frames))
+        return there
+
+    return copy
 
 
 # ---- what can be copied
@@ -62,35 +69,29 @@ def test_names_of_the_rank_itself_are_left_out(namespace: dict[str, Any]) -> Non
 CLASS = "class C:\n    def __init__(self): self.inner = threading.Lock()\n"
 CLOSURE = "def f(lock):\n    return lambda: lock\n"
 LOADER = "from torch.utils.data import DataLoader; x = iter(DataLoader([1, 2]))"
-CANNOT = {
-    "lock": ("import threading; x = threading.Lock()", "a lock"),
-    "rlock": ("import threading; x = [{'a': threading.RLock()}]", "a lock (x[0]['a'])"),
-    "thread": ("import threading; x = threading.Thread()", "a thread"),
-    "file": ("x = open('/dev/null')", "an open file"),
-    "generator": ("x = (i for i in range(3))", "a generator"),
-    "queue": ("import queue; x = queue.Queue()", "a queue"),
-    "socket": ("import socket; x = socket.socket()", "a socket"),
-    "iterator": (LOADER, "a DataLoader's iterator"),
-    "in an object": (f"import threading\n{CLASS}x = C()", "a lock (x.inner)"),
-    "in a closure": (
-        f"import threading\n{CLOSURE}x = f(threading.Lock())",
-        "a lock (x -> closure variable lock)",
-    ),
-}
+CANNOT = [
+    ("x = threading.Lock()", "a lock"),
+    ("x = [{'a': threading.RLock()}]", "a lock (x[0]['a'])"),
+    ("x = threading.Thread()", "a thread"),
+    ("x = open('/dev/null')", "an open file"),
+    ("x = (i for i in range(3))", "a generator"),
+    ("x = queue.Queue()", "a queue"),
+    ("x = socket.socket()", "a socket"),
+    (LOADER, "a DataLoader's iterator"),
+    (f"{CLASS}x = C()", "a lock (x.inner)"),
+    (f"{CLOSURE}x = f(threading.Lock())", "a lock (x -> closure variable lock)"),
+]
 
 
-@pytest.mark.parametrize(("source", "why"), CANNOT.values(), ids=CANNOT)
+@pytest.mark.parametrize(("source", "why"), CANNOT, ids=[why for _, why in CANNOT])
 def test_uncopyable_value_is_named_with_its_reason(
     source: str, why: str, namespace: dict[str, Any]
 ) -> None:
-    run(source, namespace)
-    try:
-        names, reasons = survey(namespace)
-        assert "x" not in names
-        assert list(reasons) == ["x"]
-        assert why in reasons["x"]
-    finally:
-        getattr(namespace["x"], "close", int)()
+    run(f"import queue, socket, threading\n{source}", namespace)
+    names, reasons = survey(namespace)
+    getattr(namespace["x"], "close", int)()
+    assert "x" not in names
+    assert why in reasons["x"]
 
 
 def test_a_survey_does_not_copy_what_tensors_hold(namespace: dict[str, Any]) -> None:
@@ -122,7 +123,7 @@ def test_gathered_buffers_are_the_memory_of_the_tensors(namespace: dict[str, Any
 
 
 def test_a_model_and_its_optimizer_still_belong_together(
-    namespace: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    namespace: dict[str, Any], copied: Copy
 ) -> None:
     run(
         """
@@ -148,7 +149,7 @@ step()
 """,
         namespace,
     )
-    there = copied(namespace, monkeypatch)
+    there = copied()
     assert there["net"] is not namespace["net"]
     assert there["alias"] is there["net"].layer
     assert there["optimizer"].param_groups[0]["params"][0] is there["net"].layer.weight
@@ -160,14 +161,12 @@ step()
     assert there["step"]() == 0.0
 
 
-def test_tensors_that_share_memory_still_do(
-    namespace: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tensors_that_share_memory_still_do(namespace: dict[str, Any], copied: Copy) -> None:
     whole = torch.arange(40_000.0).reshape(200, 200)
     namespace.update(
         whole=whole, row=whole[3], turned=whole.t(), small=torch.ones(2, dtype=torch.bfloat16)
     )
-    there = copied(namespace, monkeypatch)
+    there = copied()
     there["whole"].fill_(5.0)  # what arrives can be written
     assert there["row"][7] == 5.0
     assert there["turned"].stride() == whole.t().stride()
@@ -175,9 +174,7 @@ def test_tensors_that_share_memory_still_do(
     assert there["small"].dtype == torch.bfloat16
 
 
-def test_tensors_of_all_kinds_arrive(
-    namespace: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tensors_of_all_kinds_arrive(namespace: dict[str, Any], copied: Copy) -> None:
     values = {
         "empty": torch.empty(0, 3),
         "scalar": torch.tensor(True),
@@ -190,7 +187,7 @@ def test_tensors_of_all_kinds_arrive(
         "array": np.arange(20_000.0)[::-2],
     }
     namespace.update(values)
-    there = copied(namespace, monkeypatch)
+    there = copied()
     assert set(values) <= set(there)
     assert torch.equal(there["sparse"].to_dense(), torch.eye(3))
     assert there["meta"].is_meta
@@ -201,9 +198,7 @@ def test_tensors_of_all_kinds_arrive(
     assert np.array_equal(there["array"], values["array"])
 
 
-def test_functions_keep_what_makes_them(
-    namespace: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_functions_keep_what_makes_them(namespace: dict[str, Any], copied: Copy) -> None:
     run(
         """
 import functools
@@ -225,7 +220,7 @@ cached = functools.lru_cache(square)
 """,
         namespace,
     )
-    there = copied(namespace, monkeypatch)
+    there = copied()
     there["factor"] = 4
     assert there["count"]() == namespace["count"]() == 39
     assert there["later"]() == 26
@@ -255,24 +250,22 @@ def test_modules_go_by_name_and_find_their_files(
 
 
 def test_a_name_that_fails_late_stays_behind(
-    namespace: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    namespace: dict[str, Any], copied: Copy, capsys: pytest.CaptureFixture[str]
 ) -> None:
     namespace.update(fine=torch.ones(2), later={}, gone=1)
     names, _ = survey(namespace)
     namespace["later"]["lock"] = threading.Lock()
     del namespace["gone"]
-    there = copied(namespace, monkeypatch, names)
+    there = copied(names)
     assert torch.equal(there["fine"], torch.ones(2))
     assert "later" not in there
     assert "gone" not in there
     assert capsys.readouterr().err == "later was not copied: a lock (later['lock'])\n"
 
 
-def test_devices_go_as_they_are_without_gpus(
-    namespace: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_devices_go_as_they_are_without_gpus(namespace: dict[str, Any], copied: Copy) -> None:
     namespace.update(where=torch.device("cpu"), nowhere=torch.device("meta"))
-    there = copied(namespace, monkeypatch)
+    there = copied()
     assert (there["where"], there["nowhere"]) == (torch.device("cpu"), torch.device("meta"))
 
 

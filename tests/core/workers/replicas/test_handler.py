@@ -16,7 +16,7 @@ from torch import nn
 
 from cellmesh.errors import MeshUsageError
 from cellmesh.workers.rank.failures import interrupted_step
-from cellmesh.workers.replicas.checking import check, compare, distance, find_tensor
+from cellmesh.workers.replicas.handler import check, compare, distance, find_tensor
 from cellmesh.workers.replicas.parts import rng_parts
 
 from ....support.examples import examples
@@ -27,25 +27,24 @@ def model_of(seed: int = 0) -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2, bias=False))
 
 
+def kinds_in(value: Any, expression: str = "v") -> dict[str, str]:
+    return {entry.path: entry.kind for entry in check({"v": value}, expression)}
+
+
 # ---- what a value holds
 
 
 def test_a_model_is_its_parameters_and_buffers() -> None:
-    found = check({"model": model_of()}, "model")
-    assert [(e.path, e.kind) for e in found] == [
-        ("model.0.weight", "parameter"),
-        ("model.0.bias", "parameter"),
-        ("model.1.weight", "parameter"),
-        ("model.1.bias", "parameter"),
-        ("model.1.running_mean", "buffer"),
-        ("model.1.running_var", "buffer"),
-        ("model.1.num_batches_tracked", "buffer"),
-        ("model.2.weight", "parameter"),
-    ]
-    assert found[0].shape == (4, 3)
-    assert found[0].dtype == "float32"
+    found = check({"v": model_of()}, "v")
+    parameters = ["0.weight", "0.bias", "1.weight", "1.bias", "2.weight"]
+    buffers = ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
+    assert kinds_in(model_of()) == {
+        **{f"v.{name}": "parameter" for name in parameters},
+        **{f"v.{name}": "buffer" for name in buffers},
+    }
+    assert (found[0].shape, found[0].dtype) == ((4, 3), "float32")
     assert all(e.ranks == () for e in found)
-    assert [e.path for e in found if e.why_differs] == [e.path for e in found if e.kind == "buffer"]
+    assert [e.path for e in found if e.why_differs] == [f"v.{name}" for name in buffers]
 
 
 def test_equal_values_have_equal_digests_and_others_do_not() -> None:
@@ -57,7 +56,7 @@ def test_equal_values_have_equal_digests_and_others_do_not() -> None:
 def test_tied_parameters_are_listed_once() -> None:
     tied = nn.ModuleList([nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)])
     tied[1].weight = tied[0].weight
-    assert [e.path for e in check({"tied": tied}, "tied")] == ["tied.0.weight"]
+    assert list(kinds_in(tied)) == ["v.0.weight"]
 
 
 def test_optimizer_state_has_the_names_of_its_model() -> None:
@@ -65,20 +64,18 @@ def test_optimizer_state_has_the_names_of_its_model() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.25)
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
-    found = {e.path: e for e in check({"net": model, "optimizer": optimizer}, "optimizer")}
-    assert {"optimizer.state[net.weight].exp_avg", "optimizer.state[net.bias].step"} <= set(found)
-    assert found["optimizer.state[net.weight].exp_avg"].kind == "optimizer state"
-    assert found["optimizer.param_groups[0].lr"].text == "0.25"
-    unnamed = check({"optimizer": optimizer}, "optimizer")
-    assert any(e.path == "optimizer.state[param_groups[0].params[1]].step" for e in unnamed)
+    found = {e.path: e for e in check({"net": model, "v": optimizer}, "v")}
+    assert {"v.state[net.weight].exp_avg", "v.state[net.bias].step"} <= set(found)
+    assert found["v.state[net.weight].exp_avg"].kind == "optimizer state"
+    assert found["v.param_groups[0].lr"].text == "0.25"
+    assert "v.state[param_groups[0].params[1]].step" in kinds_in(optimizer)
 
 
 def test_schedulers_are_compared_with_their_numbers() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=1.0)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
     found = {e.path: e.text for e in check({"s": scheduler}, "s")}
-    assert found["s.step_size"] == "3"
-    assert found["s.optimizer.param_groups[0].lr"] == "1.0"
+    assert (found["s.step_size"], found["s.optimizer.param_groups[0].lr"]) == ("3", "1.0")
 
 
 class Trainer:
@@ -91,26 +88,26 @@ class Trainer:
         self.me = self
 
 
-def test_of_objects_only_what_holds_tensors_is_compared() -> None:
-    assert [e.path for e in check({"t": Trainer()}, "t")] == ["t.model.weight", "t.model.bias"]
+VALUE = {"a": [torch.ones(1), 2.5], 3: (np.ones(2), "x"), "g": torch.Generator(), "n": [1, 2]}
 
 
-def test_containers_numbers_arrays_and_generators() -> None:
-    value = {"a": [torch.ones(1), 2.5], 3: (np.ones(2), "x"), "g": torch.Generator(), "n": [1, 2]}
-    found = {e.path: e.kind for e in check({"v": value}, "v")}
-    assert found == {
-        "v['a'][0]": "tensor",
-        "v['a'][1]": "number",
-        "v[3][0]": "tensor",
-        "v[3][1]": "number",
-        "v['g']": "rng",
-        "v['n']": "number",
-    }
-
-
-def test_a_number_can_be_checked_by_itself() -> None:
-    (found,) = check({"lr": 0.5}, " lr ")
-    assert (found.path, found.kind, found.text) == ("lr", "number", "0.5")
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        (Trainer(), {"v.model.weight": "parameter", "v.model.bias": "parameter"}),
+        (0.5, {"v": "number"}),
+        (
+            VALUE,
+            {
+                **{"v['a'][0]": "tensor", "v['a'][1]": "number", "v[3][0]": "tensor"},
+                **{"v[3][1]": "number", "v['g']": "rng", "v['n']": "number"},
+            },
+        ),
+    ],
+    ids=["only tensors of an object", "number", "containers"],
+)
+def test_objects_numbers_and_containers(value: Any, found: dict[str, str]) -> None:
+    assert kinds_in(value, " v ") == found
 
 
 @pytest.mark.parametrize("value", [object(), [object()], print, nn.ReLU()])
@@ -122,10 +119,8 @@ def test_value_without_tensors_is_refused(value: Any) -> None:
 def test_default_check_covers_wrapped_models() -> None:
     model = model_of()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    found = check(
-        {"model": model, "optimizer": optimizer, "_hidden": model_of(), "loss": nn.MSELoss()}, ""
-    )
-    assert [(e.path, e.kind) for e in found] == [
+    names = {"model": model, "optimizer": optimizer, "_hidden": model_of(), "loss": nn.MSELoss()}
+    assert [(e.path, e.kind) for e in check(names, "")] == [
         ("model", "not wrapped"),
         ("optimizer", "not wrapped"),
     ]
@@ -135,17 +130,11 @@ def test_generators_are_compared_where_that_is_asked() -> None:
     first = {e.path: e.digest for e in check({}, "rng")}
     assert set(first) == {"rng.torch", "rng.python", "rng.numpy"}
     assert {e.path: e.digest for e in check({}, "rng")} == first
-    random.random()
-    torch.rand(1)
-    np.random.rand()
+    parts = list(rng_parts())
+    drawn = random.random(), torch.rand(1).item(), np.random.rand()
     assert all(e.digest != first[e.path] for e in check({}, "rng"))
     assert check({"rng": 4}, "rng")[0].kind == "number"  # the user's own name goes first
-
-
-def test_the_state_of_a_generator_can_be_put_back() -> None:
-    parts = {part.path: part for part in rng_parts()}
-    drawn = random.random(), torch.rand(1).item(), np.random.rand()
-    for part in parts.values():
+    for part in parts:
         assert part.replace is not None
         part.replace(part.value)
     assert (random.random(), torch.rand(1).item(), np.random.rand()) == drawn
@@ -179,8 +168,7 @@ def test_nan_equals_nan_and_differs_from_numbers() -> None:
     theirs = torch.tensor([1.0, math.nan, 2.0, math.inf, math.inf])
     found = distance(ours, theirs)
     assert (found.num_differing, found.num_nan, found.first_index) == (2, 1, (2,))
-    assert found.max_abs == math.inf
-    assert (found.ours, found.theirs) == ("nan", "2")
+    assert (found.max_abs, found.ours, found.theirs) == (math.inf, "nan", "2")
 
 
 @pytest.mark.parametrize(
@@ -192,8 +180,7 @@ def test_nan_equals_nan_and_differs_from_numbers() -> None:
     ],
 )  # fmt: skip
 def test_every_dtype_is_compared(dtype: torch.dtype) -> None:
-    ours = torch.tensor([0, 1, 0, 1]).to(dtype)
-    theirs = torch.tensor([0, 1, 1, 1]).to(dtype)
+    ours, theirs = (torch.tensor(each).to(dtype) for each in ([0, 1, 0, 1], [0, 1, 1, 1]))
     found = distance(ours, theirs)
     assert (found.num_differing, found.max_abs, found.first_index) == (1, 1.0, (2,))
     assert distance(ours, ours.clone()).num_differing == 0
@@ -221,10 +208,8 @@ def test_distance_of_large_integers_is_exact(
 def test_distance_counts_what_differs(numbers: list[float], data: st.DataObject) -> None:
     other = [data.draw(st.one_of(st.just(x), st.floats(width=32))) for x in numbers]
     found = distance(torch.tensor(numbers), torch.tensor(other))
-    differs = [
-        a != b and not (math.isnan(a) and math.isnan(b))
-        for a, b in zip(numbers, other, strict=True)
-    ]
+    pairs = zip(numbers, other, strict=True)
+    differs = [a != b and not (math.isnan(a) and math.isnan(b)) for a, b in pairs]
     assert found.num_differing == sum(differs)
     assert found.first_index == ((differs.index(True),) if any(differs) else ())
 
@@ -233,11 +218,9 @@ def test_distance_counts_what_differs(numbers: list[float], data: st.DataObject)
 
 
 def traceback_of(call: Callable[[], Any]) -> Any:
-    try:
+    with pytest.raises(BaseException) as raised:  # noqa: PT011
         call()
-    except BaseException as error:
-        return error.__traceback__
-    raise AssertionError("it did not raise")
+    return raised.value.__traceback__
 
 
 def test_an_interrupted_step_is_known_by_its_frames(monkeypatch: pytest.MonkeyPatch) -> None:
