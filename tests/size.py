@@ -61,7 +61,7 @@ FEATURES = (
         1680,
         "wire/payload.py wire/tensors.py wire/classes.py wire/segments.py wire/bulk.py "
         "wire/values.py wire/files.py controller/values/ "
-        "workers/values/ workers/rank/value_transfer.py",
+        "workers/parts.py workers/rank/value_transfer.py",
     ),
     Feature(
         "edited modules",
@@ -70,7 +70,7 @@ FEATURES = (
     ),
     Feature(
         "mesh, ranks and runs",
-        1267,
+        1221,
         "controller/",
     ),
     Feature(
@@ -80,7 +80,7 @@ FEATURES = (
     ),
     Feature(
         "session",
-        1089,
+        1017,
         "controller/session/",
     ),
     Feature(
@@ -139,7 +139,7 @@ FEATURES = (
     ),
     Feature(
         "input and debugger",
-        209,
+        243,
         "controller/stdin.py workers/rank/stdin.py workers/rank/debugger.py",
     ),
     Feature(

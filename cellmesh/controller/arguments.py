@@ -1,4 +1,6 @@
-"""Parses, checks and pickles what users send to ranks; an error names the part that is wrong."""
+"""Parses, checks and pickles the code and values that users send to ranks; an error names the part
+that is wrong.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ import inspect
 import keyword
 import re
 import shlex
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -79,6 +82,15 @@ def read_argv(argv: str | Iterable[str] | None) -> tuple[str, ...] | None:
         if not isinstance(word, str):
             raise MeshUsageError(f"argv has {word!r}, which is no text: write {str(word)!r}")
     return tuple(words)
+
+
+def own_xmode() -> str:
+    """Return how this process's IPython shows tracebacks (``%xmode``); "" as by default."""
+    interactive = sys.modules.get("IPython.core.interactiveshell")
+    # As `get_ipython` has it, which takes five calls.
+    shell = None if interactive is None else interactive.InteractiveShell._instance
+    mode: str = "" if shell is None else shell.InteractiveTB.mode
+    return "" if mode == "Context" else mode
 
 
 def check_expression(expression: str) -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..errors import RankDied, RemoteError
+from ..errors import RankDied, RankFailure, RanksInterrupted, RemoteError
 from ..wire import payload
 from ..wire.codec import Parcel
 from ..wire.messages import ENDED_BY_GLOO, Died, Done, Failed, describe_place
@@ -54,6 +54,32 @@ def describe_end(ranks: Sequence[int], reason: str) -> str:
     """
     text = reason if len(ranks) == 1 else re.sub("^was ", "were ", reason)
     return f"{describe_ranks(ranks)} {text}"
+
+
+def failure_of(
+    ranks: Iterable[int], outcomes: Outcomes, verdict: str = "", is_interrupted: bool = False
+) -> BaseException:
+    """Return the exception to raise where some ranks failed: `RankFailure`, or `RanksInterrupted`
+    if the user has stopped them.
+
+    Args:
+        ranks: those of which the failures are raised.
+        outcomes: how ranks have ended the run, as far as they have.
+        verdict: as of `summarize`.
+        is_interrupted: whether the user has interrupted the run.
+    """
+    verbs = {rank: outcomes[rank].verb for rank in sorted(ranks)}
+    failed = {rank: verb for rank, verb in verbs.items() if type(verb) is not Done}
+    exceptions = {rank: exception_of(rank, outcomes[rank]) for rank in failed}
+    summary = summarize(exceptions, outcomes, verdict)
+    is_stopped = any(
+        isinstance(exc, KeyboardInterrupt) and not is_released(failed[rank])
+        for rank, exc in exceptions.items()
+    )
+    if is_interrupted and is_stopped:
+        return RanksInterrupted(summary)
+    tracebacks = {rank: verb.traceback for rank, verb in failed.items() if type(verb) is Failed}
+    return RankFailure(summary, exceptions, tracebacks)
 
 
 def summarize(

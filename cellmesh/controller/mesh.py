@@ -22,7 +22,8 @@ from .ranks import Ranks
 from .replicas import copy_names
 from .resizing import plan_resize
 from .run import Run
-from .session.session import Session, StartProgress
+from .session.life import StartProgress
+from .session.session import Session
 
 # An expression is no work that fills a new rank, as a call is.
 _MODULES = "__import__('cellmesh.wire.modules', fromlist=[''])"
@@ -119,7 +120,7 @@ class Mesh(Ranks):
     @property
     def ready_ranks(self) -> Sequence[RankInfo]:
         """The ranks' processes and devices, as they were when the mesh became ready."""
-        return self.rank_set.session.ready_ranks
+        return self.rank_set.session.core.ranks
 
     def log_path(self, rank: int) -> Path:
         """Return the path of the log with everything that a rank has printed; it is removed when
@@ -128,7 +129,10 @@ class Mesh(Ranks):
         Raises:
             MeshUsageError: the mesh is on many hosts, where the logs are (`read_log`).
         """
-        return self.rank_set.session.log_path(rank)
+        session = self.rank_set.session
+        if session.has_hosts:
+            raise MeshUsageError("the logs of a mesh on many hosts are there: mesh.read_log(rank)")
+        return session.ticket.logs / f"rank{rank}.log"
 
     def reshape(self, dims: Mapping[str, int] | str) -> None:
         """Give each rank's DeviceMesh ``mesh`` other dims. Blocks; waits for what the ranks run.
@@ -177,7 +181,7 @@ class Mesh(Ranks):
             num_ranks,
             hosts,
             mesh,
-            layout=session.layout,
+            layout=session.ticket.layout,
             names=session.host_names,
             dims=session.dims,
         )

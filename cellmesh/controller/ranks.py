@@ -16,8 +16,7 @@ from ..errors import MeshUsageError
 from ..wire.status import RankState
 from ..wire.user_code import PostMortem, RunCall, RunCell
 from ..wire.values import PullNames
-from .arguments import check_expression, dump_call, read_argv, read_cell
-from .kernel import own_xmode
+from .arguments import check_expression, dump_call, own_xmode, read_argv, read_cell
 from .mesh_dims import ranks_at
 from .output.calling_cell import current_sink
 from .output.console import SilentSink, Sink
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from .replicas import CheckReport, SyncSummary
     from .trace.history import History
     from .trace.profile import Profile
-    from .values.gather import Reduction
+    from .values.transfer import Reduction
 
 
 _STAYS_HERE = (
@@ -203,7 +202,7 @@ class Ranks:
             MeshUsageError: a value cannot be split so, or is larger than memory. Nothing has been
                 sent then.
         """
-        from .values.sharding import push
+        from .values.transfer import push
 
         names = {**(mapping or {}), **more}
         for name, value in names.items():
@@ -239,7 +238,7 @@ class Ranks:
         """
         check_expression(expression)
         if gather or reduce is not None:
-            from .values.gather import pull_one
+            from .values.transfer import pull_one
 
             return pull_one(self.rank_set, expression, gather, reduce, dim)
         return self.rank_set.start(PullNames(0, expression)).result()

@@ -1,35 +1,46 @@
-"""A run: one cell or call on some ranks, and its results as they arrive."""
+"""A run: one cell or call on some ranks, its results as they arrive, and the wait for them, during
+which the user answers ranks' questions and may press the stop button.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import functools
 import threading
 from collections.abc import (
     AsyncIterator,
     Callable,
+    Collection,
     Generator,
     Iterator,
     Mapping,
     Sequence,
 )
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from ..errors import MeshUsageError, RankFailure, RanksInterrupted
+from ..errors import MeshUsageError, RanksInterrupted
 from ..stdlib import time
 from ..wire import payload
 from ..wire.codec import Frame, Parcel, encode
-from ..wire.messages import Channel, Done, Failed, Pickled, Relay, Work, WorkVerb
+from ..wire.messages import Channel, Done, Pickled, Relay, Work, WorkVerb
 from ..wire.ranks import describe_ranks, group_ranks
 from ..wire.segments import SegmentFrame
 from ..wire.status import RankState
 from ..wire.user_code import InputCancelled, InputRequest, Timing
-from .failure_summary import describe_live, describe_state, exception_of, is_released, summarize
+from .core.runs import ESCALATE_S, STOP_S
+from .failure_summary import describe_live, describe_state, exception_of, failure_of
+from .kernel import is_leaving
+from .news import LOOK_UP_S, News
 from .output.printer import Printer
-from .run_waiter import RunControl, RunWaiter
+from .stdin import Prompt, Questions
 
 T = TypeVar("T")
+
+# How long a question may stand open before it is shown that nothing waits for the run.
+_UNATTENDED_S = 1.0
 
 
 class WorkItem(msgspec.Struct, frozen=True):
@@ -75,38 +86,38 @@ class WorkItem(msgspec.Struct, frozen=True):
         return Parcel(relay, tuple(frames))
 
 
-class Results(Mapping[int, T], Generic[T]):
-    """The values that ranks returned: rank -> value, in the order of ranks.
+class Results(dict[int, T], Generic[T]):
+    """The values that ranks returned: rank -> value, in the order of ranks."""
 
-    Args:
-        by_rank: the values.
-    """
-
-    def __init__(self, by_rank: Mapping[int, T]) -> None:
-        self._by_rank = dict(sorted(by_rank.items()))
-
-    def __getitem__(self, rank: int) -> T:
-        try:
-            return self._by_rank[rank]
-        except KeyError:
-            raise KeyError(
-                f"no result of rank {rank}: there are results of {list(self._by_rank)}"
-            ) from None
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._by_rank)
-
-    def __len__(self) -> int:
-        return len(self._by_rank)
+    def __missing__(self, rank: int) -> T:
+        raise KeyError(f"no result of rank {rank}: there are results of {[*self]}")
 
     def __repr__(self) -> str:
-        lines = (f"{rank}: {value!r}" for rank, value in self._by_rank.items())
-        return "Results({" + ", ".join(lines) + "})"
+        return f"Results({super().__repr__()})"
 
     @property
     def list(self) -> list[T]:
         """The values alone, in the order of ranks."""
-        return list(self._by_rank.values())
+        return [*self.values()]
+
+
+class RunControl(Protocol):
+    """Protocol of the session's runs, as each of them uses it."""
+
+    def check_may_wait(self) -> None:
+        """Raise an error if the caller is a callback in the link's loop, or in a forked process."""
+
+    def interrupt_run(self, number: int, ranks: Sequence[int]) -> None:
+        """Interrupt a run on its ranks; a second call soon after kills ranks that do not stop."""
+
+    def begin_wait(self, number: int, ranks: Sequence[int]) -> None:
+        """Note that the user waits for a run's end on these ranks, and submits nothing else."""
+
+    def reply(self, requests: Mapping[int, int], text: str, is_end: bool = False) -> None:
+        """Send ranks (rank -> request) the user's input that they asked for, or end of file."""
+
+    def condemned(self) -> Collection[int]:
+        """Return the ranks that the agent will kill unless they react to an interrupt before."""
 
 
 class Run(Generic[T]):
@@ -141,14 +152,16 @@ class Run(Generic[T]):
         self._outcomes: dict[int, Parcel[Any]] = {}
         self._values: dict[int, Any] = {}
         self._arrived: list[int] = []  # ranks, as they ended it
+        self._has_failed = False  # on some rank
         self._has_ended = False
         self._callbacks: list[Callable[[], None]] = []
         self._lock = threading.Lock()
         self._interrupted = False
         self._callers: set[object] = set()  # to whom its failure will be raised
-        self._waiter = RunWaiter(
-            self.waiting_ranks, self.interrupt, printer.note, self._advise, self.title, control
-        )
+        self._news = News()
+        self._is_iterated = False  # so that threads wait for single ranks as well
+        self._num_attending = 0  # threads and tasks that wait and can answer ranks
+        self._questions: Questions | None = None  # most runs ask nothing
         self._is_live = False
         self._verdict = ""
 
@@ -192,7 +205,10 @@ class Run(Generic[T]):
         Returns:
             Whether it ended in time.
         """
-        return self._waiter.wait_beside(self.done, timeout_s)
+        if self._has_ended or timeout_s == 0:
+            return self._has_ended
+        self._control.check_may_wait()
+        return self._news.wait_for(self.done, timeout_s)
 
     def result(self, timeout_s: float | None = None) -> Any:
         """Wait, and return what the ranks returned. Blocks.
@@ -219,8 +235,9 @@ class Run(Generic[T]):
                 f"{self.title} has not ended on {describe_ranks(self.waiting_ranks())} after "
                 f"{timeout_s} s"
             )
-        self.raise_failure()
-        values = {rank: self._value(rank) for rank in self.ranks}
+        if self._has_failed:  # as most have not, a call less
+            self.raise_failure()
+        values = {rank: self._value(rank) for rank in sorted(self.ranks)}
         return values[self.ranks[0]] if self._single else Results(values)
 
     def interrupt(self) -> None:
@@ -280,28 +297,9 @@ class Run(Generic[T]):
 
     def raise_failure(self) -> None:
         """Raise the exceptions of ranks that failed; return if none did."""
-        failed = {
-            rank: outcome
-            for rank, outcome in self._outcomes.items()
-            if type(outcome.verb) is not Done
-        }
-        if not failed:
-            return
-        exceptions = {rank: exception_of(rank, outcome) for rank, outcome in sorted(failed.items())}
-        stopped = [
-            rank
-            for rank, exc in exceptions.items()
-            if isinstance(exc, KeyboardInterrupt) and not is_released(failed[rank].verb)
-        ]
-        summary = summarize(exceptions, self._outcomes, self._verdict)
-        if self._interrupted and stopped:
-            raise RanksInterrupted(summary)
-        tracebacks = {
-            rank: outcome.verb.traceback
-            for rank, outcome in failed.items()
-            if type(outcome.verb) is Failed
-        }
-        raise RankFailure(summary, exceptions, tracebacks)
+        if self._has_failed:
+            outcomes = self._outcomes.copy()
+            raise failure_of(outcomes.keys(), outcomes, self._verdict, self._interrupted)
 
     def __iter__(self) -> Iterator[tuple[int, T]]:
         """Yield (rank, value) as ranks end the run; raise `RankFailure` at the first rank that
@@ -309,9 +307,10 @@ class Run(Generic[T]):
 
         Ctrl-C or the stop button, while this waits, interrupts the run, as with `result`.
         """
+        self._is_iterated = True
         for position in range(len(self.ranks)):
             was_interrupted = self._interrupted
-            self._waiter.wait_until(self._has_arrived(position))
+            self._wait_until(self._has_arrived(position))
             if self._interrupted and not was_interrupted:
                 self._wait_for_end()
                 self.raise_failure()
@@ -321,8 +320,9 @@ class Run(Generic[T]):
         return self._wait_async().__await__()
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, T]]:
+        self._is_iterated = True
         for position in range(len(self.ranks)):
-            await self._waiter.await_until(self._has_arrived(position))
+            await self._await_until(self._has_arrived(position))
             yield self._next_value(self._arrived[position])
 
     def __repr__(self) -> str:
@@ -342,25 +342,36 @@ class Run(Generic[T]):
         with self._lock:
             self._outcomes.update(dict.fromkeys(ranks, parcel))
             self._arrived += ranks
-        self._waiter.withdraw(ranks)
+            self._has_failed |= type(parcel.verb) is not Done
+        if self._questions is not None:
+            self._questions.withdraw(ranks)
+        if self._is_iterated:
+            self._news.report()
         self.printer.settle(ranks, parcel.verb, now, has_begun or self.is_cell)
 
     def ask(self, ranks: tuple[int, ...], verb: InputRequest | InputCancelled, now: float) -> None:
         """Note that some ranks wait for the user's input, or do not wait for it any longer."""
-        if type(verb) is InputRequest:
+        if type(verb) is InputCancelled:
+            if self._questions is not None:
+                self._questions.withdraw(ranks, verb.request)
+        elif type(verb) is InputRequest:
             self.clear_live()
             self.printer.feed(ranks, verb, now)
+            if self._questions is None:
+                self._questions = Questions()
             # What was said before the question stands before it.
-            self._waiter.add(
-                ranks, verb, now, before=lambda: self.printer.show(now, everything=True)
-            )
-        elif type(verb) is InputCancelled:
-            self._waiter.withdraw(ranks, verb.request)
+            show = functools.partial(self.printer.show, now, everything=True)
+            self._questions.add(ranks, verb, now, self.waiting_ranks(), show)
+            if not self._num_attending:
+                timer = threading.Timer(_UNATTENDED_S, self._note_unattended)
+                timer.daemon = True
+                timer.start()
+        self._news.report()
 
     def show_live(self, states: Mapping[int, RankState], now: float) -> None:
         """Show in a status line what the ranks are doing."""
         waiting = self.waiting_ranks()
-        if waiting and not self._waiter.has_questions:
+        if waiting and not (self._questions is not None and self._questions.open):
             self._is_live = True
             self.printer.status(describe_live(self.number, waiting, states, self._verdict), now)
 
@@ -401,7 +412,7 @@ class Run(Generic[T]):
         with self._lock:
             self._has_ended = True
             callbacks, self._callbacks = self._callbacks, []
-        self._waiter.end()
+        self._news.report()
         if len(callbacks) == 1:
             callbacks[0]()
             return
@@ -426,7 +437,7 @@ class Run(Generic[T]):
         try:
             if timeout_s is None and not self._has_ended:
                 self._control.begin_wait(self.number, self.ranks)
-            return self._waiter.wait_until(self.done, timeout_s)
+            return self._wait_until(self.done, timeout_s)
         finally:
             self._callers.discard(caller)
 
@@ -437,7 +448,7 @@ class Run(Generic[T]):
         caller = object()
         self._callers.add(caller)
         try:
-            await self._waiter.await_until(self.done)
+            await self._await_until(self.done)
         finally:
             self._callers.discard(caller)
         return self.result()
@@ -445,8 +456,7 @@ class Run(Generic[T]):
     def _next_value(self, rank: int) -> tuple[int, Any]:
         outcome = self._outcomes[rank]
         if type(outcome.verb) is not Done:
-            exceptions = {rank: exception_of(rank, outcome)}
-            raise RankFailure(summarize(exceptions, self._outcomes), exceptions)
+            raise failure_of((rank,), self._outcomes.copy())
         return rank, self._value(rank)
 
     def _value(self, rank: int) -> Any:
@@ -465,3 +475,173 @@ class Run(Generic[T]):
                 verb
             )  # a segment has a descriptor; the value has what it needs
         return self._values[rank]
+
+    # ---- waiting
+
+    def _wait_until(self, is_over: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Wait, and put requests for input to the user. The stop button interrupts the run; pressed
+        again, it kills ranks that did not stop.
+
+        Args:
+            is_over: what is waited for; each change of it is reported to `_news`.
+            timeout_s: how long, in seconds, unless the button is pressed; None as long as it takes.
+
+        Returns:
+            Whether it is over, rather than the time.
+
+        Raises:
+            RanksInterrupted: the user gave up.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        pressed_at: float | None = None
+        has_escalated = False
+        while True:
+            try:
+                if self._attend(is_over, deadline):
+                    return True
+                if pressed_at is None:
+                    return False
+                deadline = None
+                self._advise(
+                    f"{describe_ranks(self.waiting_ranks())} did not stop: press again within "
+                    f"{ESCALATE_S:.0f} s to kill and replace what still runs"
+                )
+            except KeyboardInterrupt:
+                if has_escalated:
+                    raise RanksInterrupted(self._describe_rest()) from None
+                if is_leaving():
+                    raise RanksInterrupted(
+                        f"the kernel ends; {self.title} runs on, and `%dist_attach` finds it"
+                    ) from None
+                now = time.monotonic()
+                has_escalated = pressed_at is not None and now - pressed_at <= ESCALATE_S
+                pressed_at = now
+                deadline = None if has_escalated else now + STOP_S
+                self._stop()
+
+    def _attend(self, is_over: Callable[[], bool], deadline: float | None) -> bool:
+        """Wait until the run is over or the time is up, and put requests for input to the user."""
+        can_answer = threading.get_ident() == threading.main_thread().ident
+        self._num_attending += can_answer
+        try:
+            while True:
+                seen = self._news.last
+                if is_over():
+                    return True
+                now, prompt = time.monotonic(), None
+                if deadline is not None and now >= deadline:
+                    return False
+                until = now + LOOK_UP_S
+                if can_answer and self._questions is not None:
+                    prompt, due_at = self._next_prompt(now)
+                    until = until if due_at is None else min(until, due_at)
+                if prompt is not None:
+                    self._put(prompt)
+                    continue
+                until = until if deadline is None else min(until, deadline)
+                self._control.check_may_wait()
+                self._news.wait(seen, until - now)
+        finally:
+            self._num_attending -= can_answer
+
+    async def _await_until(self, is_over: Callable[[], bool]) -> None:
+        """Wait in an asyncio loop; a request for input blocks the loop, as ``input()`` would.
+        Cancelling interrupts the run.
+        """
+        if not is_over():
+            self._control.check_may_wait()
+        can_answer = threading.get_ident() == threading.main_thread().ident
+        self._num_attending += can_answer
+        try:
+            while True:
+                seen = self._news.last
+                if is_over():
+                    return
+                now = time.monotonic()
+                prompt, due_at = self._next_prompt(now) if can_answer else (None, None)
+                if prompt is not None:
+                    try:
+                        self._put(prompt)
+                    except KeyboardInterrupt:
+                        self._stop()
+                    continue
+                waiter, wake = _make_waker()
+                self._news.add(wake)
+                if self._news.last is not seen:
+                    continue
+                try:
+                    async with asyncio.timeout(None if due_at is None else max(0.0, due_at - now)):
+                        await waiter
+                except TimeoutError:
+                    continue
+                except asyncio.CancelledError:
+                    self._stop()
+                    raise
+        finally:
+            self._num_attending -= can_answer
+
+    def _next_prompt(self, now: float) -> tuple[Prompt | None, float | None]:
+        """Return the prompt to put to the user now, and when to look for the next."""
+        if self._questions is None:
+            return None, None
+        return self._questions.take_due(self.waiting_ranks(), now)
+
+    def _put(self, prompt: Prompt) -> None:
+        """Put a prompt to the user, and send the answer to the ranks that ask for it."""
+        assert self._questions is not None
+        answer = self._questions.put(prompt)
+        if answer is not None:
+            self._control.reply(*answer)
+
+    def _stop(self) -> None:
+        """Interrupt the run, of which no rank is to ask anything any longer."""
+        if self._questions is not None:
+            self._questions.withdraw(self.waiting_ranks())
+        if not self._has_ended:
+            self.interrupt()
+
+    def _note_unattended(self) -> None:
+        assert self._questions is not None
+        prompt = self._questions.first()
+        if prompt is not None and not self._num_attending:
+            self.printer.note(
+                f"{prompt.labelled.rstrip()} (asked by {self.title}, and nobody waits for it: call "
+                "`.result()` on the run to answer)"
+            )
+
+    def _describe_rest(self) -> str:
+        """Describe what happens to the ranks that have not stopped, once the user stops waiting for
+        them.
+        """
+        running, condemned = self.waiting_ranks(), set(self._control.condemned())
+        parts = [
+            f"{describe_ranks(ranks)} did not stop, and {what}"
+            for ranks, what in (
+                ([rank for rank in running if rank in condemned], "will be killed and replaced"),
+                (
+                    [rank for rank in running if rank not in condemned],
+                    "nobody waits for it any longer",
+                ),
+            )
+            if ranks
+        ]
+        return "; ".join(parts) or f"{self.title} was interrupted"
+
+
+def _make_waker() -> tuple[asyncio.Future[None], Callable[[], None]]:
+    """Return a future of the running asyncio loop, and a function that resolves it from another
+    thread.
+    """
+    loop = asyncio.get_running_loop()
+    waiter: asyncio.Future[None] = loop.create_future()
+
+    def wake() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody waits
+            loop.call_soon_threadsafe(_resolve, waiter)
+
+    return waiter, wake
+
+
+def _resolve(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

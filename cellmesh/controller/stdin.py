@@ -1,14 +1,15 @@
-"""The open requests for input of one run's ranks; equal requests are answered together. Pure but
-for `ask_user`.
-"""
+"""The open requests for input of one run's ranks; equal requests are answered together."""
 
 from __future__ import annotations
 
 import builtins
 import getpass
-from collections.abc import Collection, Mapping
+import signal
+import threading
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+from ..stdlib import time
 from ..wire.user_code import InputRequest
 from .output.mime_bundle import label
 
@@ -44,8 +45,9 @@ class _Open:
     asked_at: float
 
 
-class Prompts:
-    """The open requests for input of a run's ranks: one at most for each rank.
+class Questions:
+    """The open requests for input of a run's ranks, one at most for each rank; the main thread puts
+    them to the user while it waits for the run.
 
     Attributes:
         open: the requests, by rank.
@@ -53,73 +55,128 @@ class Prompts:
 
     def __init__(self) -> None:
         self.open: dict[int, _Open] = {}
+        self._lock = threading.RLock()
         self._answered_at = float("-inf")
+        self._box: Prompt | None = None  # the question that the user sees
+        self._is_box_withdrawn = False
 
-    def add(self, ranks: Collection[int], ask: InputRequest, now: float) -> None:
-        """Add a request for input that these ranks have sent."""
+    def add(
+        self,
+        ranks: Collection[int],
+        ask: InputRequest,
+        now: float,
+        running: Collection[int],
+        before: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Add a request for input that these ranks have sent.
+
+        Args:
+            ranks: the ranks.
+            ask: their request.
+            now: seconds.
+            running: the ranks that have not ended the run.
+            before: called before the question is put to the user, if that is at once; a thread that
+                waits sees no question until it has returned.
+        """
         question = _Open(ask.request, ask.prompt, ask.is_password, now)
-        self.open.update(dict.fromkeys(ranks, question))
+        with self._lock:
+            self.open.update(dict.fromkeys(ranks, question))
+            if self._due_at(running) == float("-inf"):
+                before()
 
     def withdraw(self, ranks: Collection[int], request: int | None = None) -> None:
-        """Drop the requests for input of these ranks, or the one of this number."""
-        for rank in ranks:
-            if rank in self.open and request in (None, self.open[rank].request):
-                del self.open[rank]
+        """Drop the requests for input of these ranks, or the one of this number; close an input box
+        that no rank waits for.
+        """
+        with self._lock:
+            for rank in ranks:
+                if rank in self.open and request in (None, self.open[rank].request):
+                    del self.open[rank]
+            if self._box is not None and not self._waiting(self._box):
+                self._is_box_withdrawn = True
+                self._box = None
+                main = threading.main_thread().ident
+                assert main is not None
+                signal.pthread_kill(main, signal.SIGINT)
 
-    def waits(self, prompt: Prompt) -> bool:
-        """Return whether a rank still waits for the answer to a prompt."""
-        return any(
-            rank in self.open and self.open[rank].request == request
-            for rank, request in prompt.requests.items()
-        )
+    def take_due(self, running: Collection[int], now: float) -> tuple[Prompt | None, float | None]:
+        """Return the prompt to put to the user now, if any, and when to look for the next.
+
+        Args:
+            running: the ranks that have not ended the run: if all of them ask alike, no more is
+                waited for.
+            now: seconds.
+        """
+        with self._lock:
+            due_at = self._due_at(running)
+            return self.first() if due_at is not None and now >= due_at else None, due_at
+
+    def put(self, prompt: Prompt) -> tuple[Mapping[int, int], str, bool] | None:
+        """Put a prompt to the user. Blocks.
+
+        Returns:
+            The requests (rank -> request) to answer, the text, and whether the input was ended
+            instead; None if no rank waits for it any longer.
+
+        Raises:
+            KeyboardInterrupt: the stop button.
+        """
+        try:
+            try:
+                with self._lock:
+                    self._is_box_withdrawn = False
+                    self._box = prompt
+                text, is_end = ask_user(prompt)
+            finally:
+                with self._lock:
+                    self._box = None
+        except KeyboardInterrupt:
+            if self._is_box_withdrawn:
+                return None
+            raise
+        waiting = self.close(prompt, time.monotonic())
+        return (waiting, text, is_end) if waiting else None
 
     def close(self, prompt: Prompt, now: float) -> Mapping[int, int]:
         """Close a prompt that was answered; return the ranks, with their requests, that still wait
         for it.
         """
-        waiting = {
-            rank: request
-            for rank, request in prompt.requests.items()
-            if rank in self.open and self.open[rank].request == request
-        }
-        for rank in waiting:
-            del self.open[rank]
-        self._answered_at = now
-        return waiting
+        with self._lock:
+            waiting = self._waiting(prompt)
+            for rank in waiting:
+                del self.open[rank]
+            self._answered_at = now
+            return waiting
 
-    def due_at(self, running: Collection[int]) -> float | None:
-        """Return when the next prompt is to be put to the user; None if there is none.
+    def first(self) -> Prompt | None:
+        """Return the prompt that is put to the user next."""
+        with self._lock:
+            if not self.open:
+                return None
+            oldest = min(self.open.values(), key=lambda question: question.asked_at)
+            alike = {
+                rank: question.request
+                for rank, question in sorted(self.open.items())
+                if (question.text, question.is_password) == (oldest.text, oldest.is_password)
+            }
+            return Prompt(alike, oldest.text, oldest.is_password)
 
-        Args:
-            running: the ranks that have not ended the run: if all of them ask alike, no more is
-                waited for.
-        """
-        if not self.open:
+    def _due_at(self, running: Collection[int]) -> float | None:
+        first = self.first()
+        if first is None:
             return None
-        first = self._first()
         if set(first.requests) >= set(running):
             return float("-inf")
         asked_at = min(self.open[rank].asked_at for rank in first.requests)
         # Those that were just answered may be about to ask again, as in a debugger.
         return max(asked_at, self._answered_at) + GATHER_S
 
-    def take_due(self, running: Collection[int], now: float) -> Prompt | None:
-        """Return the prompt to put to the user now, if any; it stays open until `close`."""
-        due_at = self.due_at(running)
-        return self._first() if due_at is not None and now >= due_at else None
-
-    def first(self) -> Prompt | None:
-        """Return the prompt that is put to the user next."""
-        return self._first() if self.open else None
-
-    def _first(self) -> Prompt:
-        oldest = min(self.open.values(), key=lambda question: question.asked_at)
-        alike = {
-            rank: question.request
-            for rank, question in self.open.items()
-            if (question.text, question.is_password) == (oldest.text, oldest.is_password)
+    def _waiting(self, prompt: Prompt) -> dict[int, int]:
+        return {
+            rank: request
+            for rank, request in prompt.requests.items()
+            if rank in self.open and self.open[rank].request == request
         }
-        return Prompt(dict(sorted(alike.items())), oldest.text, oldest.is_password)
 
 
 def ask_user(prompt: Prompt) -> tuple[str, bool]:

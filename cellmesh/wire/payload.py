@@ -156,7 +156,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             reduced = tensors.reduce(obj)
             if reduced is not NotImplemented:
                 return reduced
-        if issubclass(kind, type):
+        if issubclass(kind, type) and obj.__module__ != "builtins":
             classes.identify(obj)
             return classes.reduce(obj, super().reducer_override(obj))
         return super().reducer_override(obj)

@@ -109,7 +109,7 @@ SECURITY = {
         "hosts/test_security.py:keys_are_in_no_argument_environment_log_or_output"
     ),
     "A ticket that others may read, or that another user owns, is refused by name": (
-        "mesh/test_attach.py:a_ticket_that_others_may_read_is_refused"
+        "mesh/test_attach.py:tickets_that_do_not_fit_or_that_others_may_read_are_refused"
     ),
     "tracebacks that show variables": (
         "mesh/test_secrets.py:failing_start_shows_no_secret "

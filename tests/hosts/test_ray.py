@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import cellmesh as cm
-from cellmesh.controller.session.session import StartProgress
+from cellmesh.controller.session.life import StartProgress
 from cellmesh.errors import HostError, MeshUsageError
 from tests.conftest import check_nothing_left
 from tests.faults.watching import wait_until

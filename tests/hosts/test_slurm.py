@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import cellmesh as cm
-from cellmesh.controller.session.session import StartProgress
+from cellmesh.controller.session.life import StartProgress
 from cellmesh.errors import CellmeshError, HostError, MeshUsageError, RankFailure
 from tests.conftest import check_nothing_left, processes_named
 from tests.faults.watching import Stuck, wait_until

@@ -29,14 +29,14 @@ from tests.conftest import check_nothing_left, own_runtime_dir, process_named
 NUM_CALLS = 100
 NUM_ROUNDS = 20
 # Python function calls, of libraries too (cloudpickle alone has 67 in a call); the controller's on
-# the caller's thread and on the link's. The controller has 193 and 163 where the agent's receipt
+# the caller's thread and on the link's. The controller has 186 and 158 where the agent's receipt
 # arrives together with the ranks' answer: else its loop has one turn or two more. The agent has 62
 # on a quiet machine.
 PYTHON_CALLS = {
-    "call": {"controller": 210, "agent": 82, "rank": 22},
-    "cell": {"controller": 190, "agent": 82, "rank": 56},
+    "call": {"controller": 203, "agent": 82, "rank": 22},
+    "cell": {"controller": 183, "agent": 82, "rank": 56},
 }
-MODULES = {"call": 31, "cell": 30}  # of cellmesh, in the controller
+MODULES = {"call": 21, "cell": 20}  # of cellmesh, in the controller
 # System calls of these threads, but for futexes. Controller and agent need 20 and 15 on a quiet
 # machine; on a busy one ZeroMQ looks at its descriptors more often.
 SYSTEM_CALLS = {

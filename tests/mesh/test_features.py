@@ -62,7 +62,7 @@ USES = {
     "inspect.handler": "mesh.inspect('rank')",
     "inspect.summary": "mesh.inspect('rank')",
     "replicas.parts": "mesh.check('rank')",
-    "values.shards": "mesh.pull('rank', gather=True)",
+    "parts": "mesh.pull('rank', gather=True)",
     "checkpoint.loading": "mesh.save('rank', path=path)",
     "trace.torch_profiler": "mesh.profile('pass')",
     "rank.debugger": "mesh.cell('breakpoint()')",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 import torch
 
 import cellmesh as cm
-from cellmesh.errors import MeshUsageError, RanksInterrupted, RemoteError, UnpicklableError
+from cellmesh.errors import MeshUsageError, RemoteError, UnpicklableError
 
 from .conftest import Recorder
 
@@ -183,51 +182,12 @@ def test_a_run_is_iterated_as_ranks_finish(mesh: cm.Mesh) -> None:
     assert run.result(timeout_s=20)[0] == 0
 
 
-def test_a_run_can_be_awaited(mesh: cm.Mesh) -> None:
-    async def main() -> list[int]:
-        run = mesh.submit(lambda: rank)  # type: ignore[name-defined]  # noqa: F821
-        values = [value async for _, value in mesh.submit(lambda: rank)]  # type: ignore[name-defined]  # noqa: F821
-        return [*(await run).list, *sorted(values)]
-
-    assert asyncio.run(main()) == [0, 1, 2, 3, 0, 1, 2, 3]
-
-
-def test_a_time_out_leaves_the_run_alone(mesh: cm.Mesh) -> None:
-    mesh.cell("import threading; gate = threading.Event()")
-    run = mesh[1].submit_cell("gate.wait()")
-    with pytest.raises(TimeoutError, match="rank 1"):
-        run.result(timeout_s=0.05)
-    assert not run.done()
-    run.interrupt()
-    with pytest.raises(RanksInterrupted):
-        run.result(timeout_s=20)
-
-
 def test_pull_takes_expressions_and_refuses_other_text(mesh: cm.Mesh) -> None:
     assert mesh.pull("  rank + 1 ").list == [1, 2, 3, 4]
     with pytest.raises(MeshUsageError, match="no expression"):
         mesh.pull("x = 1")
     with pytest.raises(cm.RankFailure, match="NameError"):
         mesh.pull("no_such_name")
-
-
-def test_inspection_shows_shape_statistics_and_agreement_of_replicas(mesh: cm.Mesh) -> None:
-    mesh.cell(
-        "from torch.distributed.tensor import distribute_tensor, Shard\n"
-        "w = torch.arange(6.).reshape(2, 3)\n"
-        "if rank == 2: w[0, 0] = float('nan')\n"
-        "s = distribute_tensor(torch.arange(10.), mesh['dp'], [Shard(0)])"
-    )
-    facts = mesh.inspect("w")
-    assert facts[0].shape == (2, 3)
-    assert (facts[0].min, facts[0].max, facts[0].mean, facts[2].num_nan) == (0.0, 5.0, 2.5, 1)
-    assert facts[0].digest == facts[1].digest != facts[2].digest
-    shards = mesh.inspect("s")
-    assert shards[0].shape == (10,)
-    assert shards[0].local_shape == (5,)
-    assert "S(0)" in shards[0].placements or "Shard" in shards[0].placements
-    assert shards[0].digest == shards[1].digest != shards[2].digest
-    assert shards[0].shard == shards[1].shard != shards[2].shard
 
 
 def test_busy_ranks_can_be_inspected(mesh: cm.Mesh) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch.distributed.tensor import Replicate, Shard
 
 import cellmesh as cm
-from cellmesh.controller.values.sharding import reduce_to_cpu
+from cellmesh.controller.values.transfer import reduce_to_cpu
 from cellmesh.errors import MeshUsageError
 
 BIG = torch.arange(1024 * 1031, dtype=torch.float32).reshape(1024, 1031)  # travels in a segment
@@ -216,8 +216,8 @@ def test_unsplittable_values_are_refused(
         ("{'a': torch.ones(2)}", {"gather": True}, "is a dict"),
         ("torch.ones(2, 2 + rank)", {"gather": True}, "do not fit together along dim 0"),
         ("torch.ones(2)", {"gather": True, "dim": 1}, "no dim 1"),
-        ("torch.ones(rank)", {"reduce": "sum"}, "other shapes on other ranks"),
-        ("[0] * rank", {"reduce": "sum"}, "other lengths"),
+        ("torch.ones(rank)", {"reduce": "sum"}, r"differs between ranks: Tensor \(0,\) on rank 0"),
+        ("[0] * rank", {"reduce": "sum"}, "list of 0 on rank 0"),
         ("'text'", {"reduce": "mean"}, "is a str, which has no mean"),
         ("rank", {"reduce": "maen"}, "did you mean 'mean'"),
         ("rank", {"reduce": "mean", "gather": True}, "exclude each other"),

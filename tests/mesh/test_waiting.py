@@ -16,6 +16,7 @@ import pytest
 
 import cellmesh as cm
 from cellmesh.controller.run import Run
+from cellmesh.controller.session import link as link_module
 
 PACKAGE = str(Path(cm.__file__).parent)
 # A call is stopped at each of its instants, in so many tests.
@@ -60,19 +61,19 @@ def test_a_finalizer_may_post_in_the_middle_of_a_post(
 ) -> None:
     """The collector may call it at any allocation, as within `Link.post`."""
     link, executed = mesh.rank_set.session._link, list[str]()
-    rouse, ended = link._loop.rouse, threading.Event()
+    write, ended = link_module.os.eventfd_write, threading.Event()
 
     def note(what: str) -> Any:
         return lambda core, now: executed.append(what) or (what == "first" and ended.set()) or ()
 
-    def rouse_as_collected() -> None:
+    def write_as_collected(number: int, value: int) -> None:
         if len(link._commands) == 1:
             link.post(note("finalizer"))
-        rouse()
+        write(number, value)
 
     poster = threading.Thread(target=link.post, args=(note("first"),), daemon=True)
     with monkeypatch.context() as patch:
-        patch.setattr(link._loop, "rouse", rouse_as_collected)
+        patch.setattr(link_module.os, "eventfd_write", write_as_collected)
         poster.start()
         assert ended.wait(30)
     assert set(mesh.run(answer, 1).values()) == {2}

@@ -38,10 +38,12 @@ class Sink(ConsoleSink):
 class Case:
     """A run and what the link would do to it."""
 
-    def __init__(self, num_ranks: int = 2, single: bool = False, title: str = "the call") -> None:
+    def __init__(
+        self, ranks: int | Sequence[int] = 2, single: bool = False, title: str = "the call"
+    ) -> None:
         self.sink = Sink()
         self.interrupted = threading.Event()
-        ranks = range(num_ranks)
+        ranks = range(ranks) if isinstance(ranks, int) else ranks
         self.num_interrupts = 0
         self.control = FakeControl(self._interrupt, set(ranks))
         item = work_item(ranks, title, single)

@@ -129,20 +129,16 @@ def _check_ticket(ticket: Ticket) -> None:
         )
     if ticket.spans_hosts:
         return
-    if ticket.place.host != here.host and ticket.place.boot != here.boot:
-        raise HostError(
-            f"{ticket.name} runs on host {ticket.place.host}, and this is {here.host}: attach to "
-            "it there"
-        )
-    if ticket.place.boot != here.boot:
+    place = ticket.place
+    if place.boot != here.boot and place.host == here.host:
         raise NoMeshError(
             f"{ticket.name} ended when this host was restarted: `cellmesh ps` removes what is "
             "left of it"
         )
-    if ticket.place.pid_namespace != here.pid_namespace:
+    if (place.boot, place.pid_namespace) != (here.boot, here.pid_namespace):  # names may change
+        where = "another container of this host" if place.boot == here.boot else "another host"
         raise HostError(
-            f"{ticket.name} runs in another container of this host ({ticket.place.host}): attach "
-            "to it there"
+            f"{ticket.name} runs in {where} ({place.host}; this is {here.host}): attach to it there"
         )
     if not fits(ticket.python, own_python()):
         raise HostError(

@@ -1,5 +1,5 @@
-"""The state of a mesh as its agent reports it, waits for another state, and the errors for users of
-an ended mesh.
+"""The life of a mesh as its agent reports it: its state and end, waits for another state, and the
+errors for users of a mesh that has ended.
 """
 
 from __future__ import annotations
@@ -17,55 +17,6 @@ from ..news import News
 
 # Why there is no more to be done with a mesh.
 End = StartFailed | Refused | Detached | Stopped
-
-
-def describe_end(name: str, end: End | None, has_left: bool) -> str:
-    """Return a sentence that says that a mesh has ended, and why; "" if it has not."""
-    if isinstance(end, Detached):
-        return f"this notebook has left {name} ({end.reason})"
-    if end is None and not has_left:
-        return ""
-    return f"{name} has ended{_in_brackets(end)}"
-
-
-def refuse_use(name: str, end: End | None, state: State) -> NoMeshError:
-    """Return the error to raise for work on a mesh that is not ready."""
-    if isinstance(end, Detached):
-        return NoMeshError(
-            f"the mesh lives on without this notebook{_in_brackets(end)}: `%dist_attach {name}` "
-            "has it again, with --steal if somebody holds it"
-        )
-    return NoMeshError(
-        f"the mesh is {state}{_in_brackets(end)}: start another with `%dist_start` or "
-        "cellmesh.start()"
-    )
-
-
-def explain_start(end: End | None, timeout_s: float, log: str) -> CellmeshError:
-    """Return the error to raise for a start that failed or took too long.
-
-    Args:
-        end: what ended it.
-        timeout_s: how long was waited.
-        log: what the agent has said last.
-    """
-    if end is None:
-        return HostError(f"the mesh was not ready after {timeout_s} s. {log}".strip())
-    if isinstance(end, StartFailed):
-        return MeshUsageError(end.text) if end.fault == "user" else HostError(end.text)
-    return HostError(f"the mesh did not start: {reason_of(end)}. {log}".strip())
-
-
-def reason_of(end: End | None) -> str:
-    """Return the reason why a mesh ended, as far as it is known."""
-    if end is None:
-        return ""
-    return end.text if isinstance(end, StartFailed) else end.reason
-
-
-def _in_brackets(end: End | None) -> str:
-    reason = reason_of(end)
-    return f" ({reason})" if reason else ""
 
 
 @dataclass(frozen=True)
@@ -89,27 +40,32 @@ class Life:
     """The state of one mesh (starting, ready, ended), for which threads can wait.
 
     Args:
+        name: the mesh's.
         num_ranks: of the mesh.
-        started_at: when the mesh was asked for, in seconds.
+        started_at: when the mesh was asked for, in seconds; None for now.
         on_progress: called in the link's loop with how far the start has come.
 
     Attributes:
         state: where the mesh is.
         end: why there is no more to be done with the mesh; None as long as there is.
+        has_left: whether the session has left the mesh.
         start_s: how long the last start took, in seconds.
     """
 
     def __init__(
         self,
+        name: str,
         num_ranks: int,
-        started_at: float,
+        started_at: float | None,
         on_progress: Callable[[StartProgress], None] | None,
     ) -> None:
+        self._name = name
         self.state: State = "connecting"
         self.end: End | None = None
+        self.has_left = False
         self.start_s = 0.0
         self.num_ranks = num_ranks
-        self._started_at = started_at
+        self._started_at = time.monotonic() if started_at is None else started_at
         self._on_progress = on_progress
         self._news = News()
 
@@ -156,3 +112,50 @@ class Life:
     def forget_progress(self) -> None:
         """Stop reporting the progress of the mesh's start."""
         self._on_progress = None
+
+    # ---- the end
+
+    def is_over(self) -> bool:
+        """Return whether the mesh has ended or the session has left it."""
+        return self.end is not None or self.has_left
+
+    @property
+    def reason(self) -> str:
+        """Why the mesh has ended, as far as it is known; "" if it has not."""
+        if self.end is None:
+            return ""
+        return self.end.text if isinstance(self.end, StartFailed) else self.end.reason
+
+    def describe_end(self) -> str:
+        """Return a sentence that says that the mesh has ended, and why; "" if it has not."""
+        if isinstance(self.end, Detached):
+            return f"this notebook has left {self._name} ({self.reason})"
+        return f"{self._name} has ended{self._in_brackets()}" if self.is_over() else ""
+
+    def refuse_use(self) -> NoMeshError:
+        """Return the error to raise for work on a mesh that is not ready."""
+        if isinstance(self.end, Detached):
+            return NoMeshError(
+                f"the mesh lives on without this notebook{self._in_brackets()}: `%dist_attach "
+                f"{self._name}` has it again, with --steal if somebody holds it"
+            )
+        return NoMeshError(
+            f"the mesh is {self.state}{self._in_brackets()}: start another with `%dist_start` or "
+            "cellmesh.start()"
+        )
+
+    def explain_start(self, timeout_s: float, log: str) -> CellmeshError:
+        """Return the error to raise for a start that failed or took too long.
+
+        Args:
+            timeout_s: how long was waited.
+            log: what the agent has said last.
+        """
+        if isinstance(self.end, StartFailed):
+            return (MeshUsageError if self.end.fault == "user" else HostError)(self.end.text)
+        if self.end is None:
+            return HostError(f"the mesh was not ready after {timeout_s} s. {log}".strip())
+        return HostError(f"the mesh did not start: {self.reason}. {log}".strip())
+
+    def _in_brackets(self) -> str:
+        return f" ({self.reason})" if self.reason else ""

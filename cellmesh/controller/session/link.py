@@ -1,84 +1,34 @@
-"""The link to a mesh's agents: carries out what `Core` decides, on a thread of its own."""
+"""The link to a mesh's agents: on a thread of its own, receives their messages, has `Core` decide,
+and carries out the core's effects.
+"""
 
 from __future__ import annotations
 
-import collections
 import math
-import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ...errors import NoMeshError, ProtocolError
-from ...stdlib import threading, time
-from ...wire.attach import Welcome
-from ...wire.codec import Parcel
+from ...errors import MeshUsageError, NoMeshError, ProtocolError
+from ...stdlib import os, select, threading, time
 from ...wire.faults import Faults
-from ...wire.messages import AgentFault, Died, Done, Failed, Relay
-from ...wire.user_code import InputCancelled, InputRequest, Logged
-from ...wire.values import Freed
-from ..core.core import (
-    Answer,
-    Change,
-    Core,
-    Deliver,
-    Effect,
-    Finish,
-    Judge,
-    Note,
-    Send,
-    Waiting,
-    Watch,
-)
-from ..core.mesh_state import HostLost
+from ..core.core import Answer, Change, Core, Effect, Send
 from ..news import Reply
-from ..output.printer import Printer
-from ..run import Run
 from .hosts.connections import Connections
-from .loop import Loop
-
-# Output may come long after its run (threads): the printers of so many ended runs are kept, the
-# newest cells' and the newest calls'.
-_MAX_ENDED = 256
+from .runs import Command, Runs
 
 # Before what has just failed is tried again because it is still due.
 _PAUSE_S = 0.1
-
-Command = Callable[[Core, float], Sequence[Effect]]
-
-
-@dataclass(frozen=True)
-class Adopted:
-    """The runs of an earlier controller that a session takes over when it attaches.
-
-    Attributes:
-        runs: those that nobody has taken in whole.
-        others: shows what came of runs that had ended; None if there are none of earlier
-            controllers.
-    """
-
-    runs: Sequence[Run[Any]]
-    others: Printer | None
 
 
 class Owner(Protocol):
     """Protocol of the session that has the link; all is called on the link's thread."""
 
     def connect(self) -> Connections:
-        """Connect to the agent."""
-
-    def adopt(self, welcome: Welcome) -> Adopted:
-        """Make the runs that are in flight when the agent accepts this controller."""
+        """Connect to the agents."""
 
     def note(self, change: Change) -> None:
         """Note a change of the mesh's state."""
-
-    def take(self, run: int, ranks: tuple[int, ...], parcel: Parcel[Any]) -> None:
-        """Handle a message of ranks that is no output or answer."""
-
-    def forget(self, run: int) -> None:
-        """Note that a run is not in flight any more."""
 
     def note_closed(self) -> None:
         """Note that the link's sockets are closed, and that its thread ends."""
@@ -89,34 +39,29 @@ class Link:
 
     Args:
         owner: of the link.
-        core: decides; used by the loop only.
+        core: decides; used by the link's thread only.
         agent_end: a descriptor that can be read once the agent has ended, which ends the mesh.
     """
 
     def __init__(self, owner: Owner, core: Core, agent_end: int) -> None:
-        self._owner = owner
-        self._others: Printer | None = None
-        self._core = core
-        self._runs: dict[int, Run[Any]] = {}
-        self._printers: dict[int, Printer] = {}
-        self._ended = {is_cell: collections.deque[int]() for is_cell in (False, True)}
-        self._timed: dict[int, Printer] = {}
+        self._owner, self._core = owner, core
+        self._runs: Runs  # given by `start`
         self._answers: dict[int, Reply[Any]] = {}
         self._commands: list[Command] = []
         # Reentrant: a finalizer of user code, which may run anywhere, may post a command.
         self._lock = threading.RLock()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._is_roused = False  # the loop will look at the commands
-        self._agent = agent_end
-        self._agent_has_ended = False
+        self._agent, self._agent_has_ended = agent_end, False
         self._closing = False
         self._due = 0.0  # when the loop must look around at the latest
-        self._loop = Loop()
-        self.check_may_wait = self._loop.check_may_wait
+        self._pid = os.getpid()
         self._faults, self._num_faults = Faults("the notebook's link to the mesh", warn), 0
         self._thread = threading.Thread(target=self._serve, name="cellmesh-link", daemon=True)
 
-    def start(self) -> None:
-        """Start the link's thread; it may call the given callbacks from now on."""
+    def start(self, runs: Runs) -> None:
+        """Start the link's thread; it may call the owner, and use these runs, from now on."""
+        self._runs = runs
         self._thread.start()
 
     # ---- from any thread
@@ -128,8 +73,8 @@ class Link:
             NoMeshError: the link has been closed.
             MeshUsageError: this is a process forked from the one that has the link.
         """
-        if os.getpid() != self._loop.pid:
-            self._loop.check_pid()
+        if os.getpid() != self._pid:
+            raise self._refuse_fork()
         with self._lock:
             if self._closing:
                 raise NoMeshError(
@@ -137,26 +82,8 @@ class Link:
                 )
             self._commands.append(command)
             if not self._is_roused:  # Ctrl-C before this: the next command rouses it
-                self._loop.rouse()
+                os.eventfd_write(self._wake, 1)
                 self._is_roused = True
-
-    def submit(self, run: Run[Any], parcel: Parcel[Relay]) -> None:
-        """Register a run with the link, then have the core send its work; returns at once.
-
-        Raises:
-            NoMeshError, MeshUsageError: as `post`.
-        """
-
-        def start(core: Core, now: float) -> Sequence[Effect]:
-            self._runs[run.number] = run
-            self._printers[run.number] = run.printer
-            return core.submit(parcel, now)
-
-        self.post(start)
-
-    def has(self, number: int) -> bool:
-        """Return whether a run was sent and has not ended; called in the loop."""
-        return number in self._runs
 
     def ask(self, question: Callable[[Core, float], tuple[int, Sequence[Effect]]]) -> Reply[Any]:
         """Have the core ask a question; return the reply, which is None if the mesh ends."""
@@ -179,7 +106,29 @@ class Link:
 
     def is_in_loop(self) -> bool:
         """Return whether the calling thread is in a callback of the link's loop."""
-        return threading.get_ident() == self._loop.thread
+        return threading.current_thread() is self._thread
+
+    def check_may_wait(self) -> None:
+        """Raise an error if the caller would wait for the loop forever.
+
+        Raises:
+            MeshUsageError: the caller is a callback in the loop, or in a forked process.
+        """
+        if os.getpid() != self._pid:
+            raise self._refuse_fork()
+        if threading.current_thread() is self._thread:
+            raise MeshUsageError(
+                "a callback (`Run.on_end`) cannot wait for ranks: it is called where their "
+                "answers arrive, and none would. `submit` there and give that run a callback, or "
+                "wait on another thread"
+            )
+
+    def _refuse_fork(self) -> MeshUsageError:
+        return MeshUsageError(
+            f"this process ({os.getpid()}) was forked from the one that holds the mesh "
+            f"({self._pid}), and cannot use it: call the mesh there, or in another process that "
+            "has left it to itself (`mesh.detach()`), with cellmesh.attach()"
+        )
 
     def close(self) -> None:
         """End the link's thread and close its sockets, as when the mesh ends; waits for both.
@@ -187,8 +136,9 @@ class Link:
         Not from the link's own thread.
         """
         with self._lock:
-            self._closing = True
-            self._loop.rouse()
+            if not self._closing:  # else the loop ends, or has ended
+                self._closing = True
+                os.eventfd_write(self._wake, 1)
         self._thread.join()
 
     # ---- the loop
@@ -200,33 +150,34 @@ class Link:
             connection = self._owner.connect()
         except Exception as error:  # this process may have no more sockets
             problem = str(error)
-            self._loop.begin(())
         else:
-            self._loop.begin((*connection.descriptors(), self._agent))
-            while not self._is_over():
-                self._turn(connection)
+            poll = select.poll()
+            for number in (self._wake, self._agent, *connection.descriptors()):
+                poll.register(number, select.POLLIN)
+            while not (self._closing or self._core.has_ended):
+                self._turn(poll, connection)
         with self._lock:
             self._closing = True
         self._faults.guard(self._serve_rest, connection, problem)
         if connection is not None:
             self._faults.guard(connection.close)
-        with self._lock:
-            self._loop.close()
+        os.close(self._wake)
         os.close(self._agent)
         self._faults.guard(self._owner.note_closed)
 
-    def _is_over(self) -> bool:
-        return self._closing or self._core.has_ended
-
-    def _turn(self, connection: Connections) -> None:
+    def _turn(self, poll: Any, connection: Connections) -> None:
         """Wait for something to do, and do it. Nothing that callbacks raise ends the loop, whose
         end would leave all threads waiting: not `SystemExit` either.
         """
         try:
-            for number in self._loop.wait(self._due):
-                if number == self._agent:
+            left_s = self._due - time.monotonic()
+            left_ms = None if left_s == math.inf else max(0, int(left_s * 1000 + 1))
+            for number, _ in poll.poll(left_ms):
+                if number == self._wake:
+                    os.eventfd_read(number)
+                elif number == self._agent:
                     self._agent_has_ended = True
-                    self._loop.forget(number)
+                    poll.unregister(number)
                 else:
                     connection.note_ready(number)
             self._step(connection)
@@ -247,7 +198,7 @@ class Link:
                 effects += self._core.tick(now)
             except Exception as error:
                 self._faults.take(error)
-            if effects or self._timed:
+            if effects or self._runs.showing:
                 self._carry_out(effects, connection, now)
             connection.tick(now)
             if self._core.has_ended or not (self._commands or connection.is_readable()):
@@ -260,14 +211,7 @@ class Link:
             for parcel in connection.hear(now):
                 num_heard += 1
                 try:
-                    if type(parcel.verb) is Welcome:
-                        self._take_over(parcel.verb)
-                    if type(parcel.verb) is AgentFault:
-                        warn(parcel.verb.text)
-                    else:
-                        if type(parcel.verb) is HostLost:
-                            warn(parcel.verb.describe())
-                        effects += self._core.receive(parcel, now)
+                    effects += self._core.receive(parcel, now)
                 except Exception as error:
                     self._faults.take(error)
         except ProtocolError as error:
@@ -286,7 +230,7 @@ class Link:
         now = time.monotonic()
         effects = self._core.agent_ended(problem) if connection is None else []
         self._carry_out([*effects, *self._obey(now)], connection, now)
-        for printer in self._timed.values():
+        for printer in self._runs.showing.values():
             self._faults.guard(printer.show, now, True)
 
     def _obey(self, now: float) -> list[Effect]:
@@ -301,23 +245,12 @@ class Link:
                 self._faults.take(error)
         return effects
 
-    def _take_over(self, welcome: Welcome) -> None:
-        adopted = self._owner.adopt(welcome)
-        self._others = adopted.others
-        for run in adopted.runs:
-            self._runs[run.number] = run
-            self._printers[run.number] = run.printer
-
     def _next_deadline(self, connection: Connections) -> float:
-        due, num_faults = self._core.deadline(), self._faults.num
-        at = connection.deadline()
-        due = at if due is None or (at is not None and at < due) else due
-        for printer in self._timed.values():
-            at = printer.deadline()
-            due = at if due is None or (at is not None and at < due) else due
-        if due is None:
-            return math.inf
-        has_failed, self._num_faults = num_faults != self._num_faults, num_faults
+        due = math.inf
+        for at in (self._core.deadline(), connection.deadline(), self._runs.show_at):
+            if at is not None and at < due:
+                due = at
+        has_failed, self._num_faults = self._faults.num != self._num_faults, self._faults.num
         return max(due, time.monotonic() + _PAUSE_S) if has_failed else due
 
     def _carry_out(
@@ -334,77 +267,24 @@ class Link:
                 self._faults.take(error)
         for effect in effects:
             try:
-                if type(effect) is not Send:
-                    self._apply(effect, now)
+                if type(effect) is Change:
+                    self._note(effect)
+                elif type(effect) is Answer:
+                    if (reply := self._answers.pop(effect.request, None)) is not None:
+                        reply.give(effect.value)
+                elif type(effect) is not Send:
+                    self._runs.apply(effect, now)
             except BaseException as error:  # of a user's callback
                 self._faults.take(error)
-        for number, printer in list(self._timed.items()):
-            due = printer.deadline()
-            if due is not None and due <= now:
-                self._faults.guard(printer.show, now)
-                due = printer.deadline()
-            if due is None:
-                del self._timed[number]
+        if self._runs.showing:
+            self._runs.show_due(now, self._faults)
 
-    def _apply(self, effect: Effect, now: float) -> None:
-        match effect:
-            case Deliver(number, ranks, parcel, has_begun):
-                self._deliver(number, ranks, parcel, now, has_begun)
-            case Finish(number):
-                self._finish(number, now)
-            case Waiting(number, states):
-                run = self._runs[number]
-                run.printer.show(now)
-                run.report_waiting(states)
-            case Watch(number, states):
-                if number in self._runs:
-                    self._runs[number].show_live(states, now)
-            case Judge(number, verdict):
-                if number in self._runs:
-                    self._runs[number].note_verdict(verdict)
-            case Note(number, text):
-                if number in self._printers:
-                    self._printers[number].note(text, now)
-            case Answer(request, value):
-                reply = self._answers.pop(request, None)
-                if reply is not None:
-                    reply.give(value)
-            case Change():
-                if effect.state == "ended":
-                    for reply in self._answers.values():
-                        reply.give(None)
-                    self._answers.clear()
-                self._owner.note(effect)
-
-    def _finish(self, number: int, now: float) -> None:
-        run = self._runs.pop(number)
-        self._owner.forget(number)  # before the run's end is seen
-        ended = self._ended[run.is_cell]
-        ended.append(number)
-        if len(ended) > _MAX_ENDED:
-            self._printers.pop(ended.popleft(), None)
-        run.finish(now)
-
-    def _deliver(
-        self, number: int, ranks: tuple[int, ...], parcel: Parcel[Any], now: float, has_begun: bool
-    ) -> None:
-        if type(parcel.verb) in (Done, Failed, Died):
-            self._runs[number].settle(ranks, parcel, now, has_begun)
-            if type(parcel.verb) is Done:
-                return
-        elif type(parcel.verb) in (Logged, Freed):
-            self._owner.take(number, ranks, parcel)
-            return
-        elif type(parcel.verb) in (InputRequest, InputCancelled):
-            if number in self._runs:
-                self._runs[number].ask(ranks, parcel.verb, now)
-        else:
-            printer = self._printers.get(number, self._others)
-            if printer is not None:
-                printer.feed(ranks, parcel.verb, now)
-                self._timed[number] = printer
-        if number in self._printers:
-            self._timed[number] = self._printers[number]
+    def _note(self, change: Change) -> None:
+        if change.state == "ended":
+            for reply in self._answers.values():
+                reply.give(None)
+            self._answers.clear()
+        self._owner.note(change)
 
 
 def warn(text: str) -> None:

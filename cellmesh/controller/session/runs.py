@@ -1,51 +1,76 @@
-"""The runs of one session: submits and numbers them, bounds how many are in flight, carries out
-users' orders about them, and takes over those of an earlier controller.
+"""The runs of one session: submits and numbers them, bounds how many are in flight, hands them the
+messages of their ranks, carries out users' orders about them, and takes over those of an earlier
+controller.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from ...errors import NoMeshError
+from ...errors import MeshUsageError, NoMeshError
 from ...stdlib import time
 from ...wire.attach import RunInfo, Welcome
+from ...wire.codec import Parcel
+from ...wire.faults import Faults
 from ...wire.host import format_span
 from ...wire.limits import COUNTED_BYTES, MAX_RUN_BYTES, MAX_RUNS, may_wait_for
+from ...wire.messages import Died, Done, Failed
+from ...wire.ranks import describe_ranks
 from ...wire.status import RankState
-from ...wire.user_code import RunCall, RunCell
-from ...wire.values import PullNames
+from ...wire.user_code import InputCancelled, InputRequest, Logged, RunCall, RunCell
+from ...wire.values import Freed, PullNames
 from ..code_files.sync import CodeSync
-from ..core.core import Core, Effect
+from ..core.core import Core, Deliver, Effect, Finish, Judge, Note, Waiting, Watch
+from ..failure_summary import refuse_dead
 from ..metrics import Metrics
 from ..news import News, Reply
 from ..output.console import Sink
 from ..output.fold import Block
 from ..output.printer import Printer
 from ..run import Run, WorkItem
-from .link import Adopted, Command, Link
+from ..values.pool import SegmentPool
+from .life import Life
+
+Command = Callable[[Core, float], Sequence[Effect]]
 
 # How often a thread that waits until it may submit asks ranks whether they wait for idle ones.
 _LOOK_UP_S = 0.5
 _ANSWER_S = 5.0
 
 
+# Output may come long after its run (threads): the printers of so many ended runs are kept, the
+# newest cells' and the newest calls'.
+_MAX_ENDED = 256
+
+
 class Owner(Protocol):
     """Protocol of the session whose runs they are."""
 
-    metrics: Metrics
+    life: Life
+    core: Core
     code: CodeSync | None
-
-    def check_usable(self, ranks: Sequence[int]) -> None:
-        """Raise an error if the mesh has ended or one of some ranks is dead."""
-
-    def is_over(self) -> bool:
-        """Return whether the mesh has ended or the session has left it."""
+    metrics: Metrics
+    segments: SegmentPool
 
     def states(self, ranks: Sequence[int]) -> Mapping[int, RankState]:
         """Ask ranks what they are doing."""
+
+
+class Poster(Protocol):
+    """Protocol of the link to the agents, as runs use it."""
+
+    def post(self, command: Command) -> None:
+        """Have the link's loop give the core a command; returns at once."""
+
+    def is_in_loop(self) -> bool:
+        """Return whether the calling thread is in a callback of the link's loop."""
+
+    def check_may_wait(self) -> None:
+        """Raise an error if the caller would wait for the loop forever."""
 
 
 class HeadedSink:
@@ -77,24 +102,6 @@ class HeadedSink:
             self._sink.note(heading)
 
 
-def adopt(
-    welcome: Welcome, num_ranks: int, sink: Sink, make_run: Callable[[RunInfo, Printer], Run[Any]]
-) -> Adopted:
-    """Make runs of those that an agent has in flight from an earlier controller.
-
-    Args:
-        welcome: its greeting.
-        num_ranks: of the mesh.
-        sink: the attaching cell's.
-        make_run: makes a run.
-    """
-    if welcome.next_run == 1:  # nobody was here before
-        return Adopted((), None)
-    headed = HeadedSink(sink, heading_for(welcome))
-    runs = [make_run(info, Printer(info.ranks, headed)) for info in welcome.runs]
-    return Adopted(runs, Printer(range(num_ranks), headed))
-
-
 def heading_for(welcome: Welcome) -> str:
     """Return the heading of output that the agent kept while no controller was attached."""
     text = f"nobody was attached for {format_span(welcome.away_s)}; what the ranks have shown since"
@@ -107,8 +114,7 @@ def heading_for(welcome: Welcome) -> str:
 
 
 class Runs:
-    """The runs of one session: submits them, keeps those in flight, and carries out users' orders
-    about them. Runs call it as their `RunControl`. Usable on any thread.
+    """The runs of one session, which call it as their `RunControl`. Usable on any thread.
 
     Args:
         session: of the mesh.
@@ -117,9 +123,11 @@ class Runs:
 
     Attributes:
         living: the runs in flight by their numbers, in the order sent.
+        showing: the printers with output that is held back, by the numbers of their runs.
+        show_at: when `show_due` must be called at the latest; None if nothing is held back.
     """
 
-    def __init__(self, session: Owner, link: Link, num_ranks: int) -> None:
+    def __init__(self, session: Owner, link: Poster, num_ranks: int) -> None:
         self._session, self._link = session, link
         self.num_ranks = num_ranks
         self._lock = threading.Lock()
@@ -129,9 +137,32 @@ class Runs:
         self._num_bytes: dict[int, int] = {}  # run -> of its arguments, where they are not small
         self._ends = News()  # of runs
         self._adopted: tuple[Run[Any], ...] = ()
+        self._printers: dict[int, Printer] = {}  # of runs that were sent
+        self._ended = {is_cell: collections.deque[int]() for is_cell in (False, True)}
+        self._others: Printer | None = None  # of runs of earlier controllers
+        self.showing: dict[int, Printer] = {}
+        self.show_at: float | None = None
         self.check_may_wait = link.check_may_wait
 
     # ---- submitting
+
+    def check_usable(self, ranks: Sequence[int]) -> None:
+        """Raise an error if the mesh has ended or one of some ranks is dead.
+
+        Raises:
+            NoMeshError, MeshUsageError, RankDied: nothing can run on these ranks.
+        """
+        life, core = self._session.life, self._session.core
+        if life.state != "ready":
+            raise life.refuse_use()
+        if max(ranks, default=0) >= self.num_ranks:
+            beyond = [rank for rank in ranks if rank >= self.num_ranks]
+            raise MeshUsageError(
+                f"there is no {describe_ranks(beyond)} any more: the mesh has {self.num_ranks} "
+                "ranks since its last `%dist_resize`"
+            )
+        if core.dead and (dead := [rank for rank in ranks if rank in core.lost]):
+            raise refuse_dead(dead, core.dead[dead[0]])
 
     def start_run(self, item: WorkItem, printer: Printer) -> Run[Any]:
         """Send work to ranks as a run; waits while too much work is in flight (`make_room`).
@@ -147,7 +178,7 @@ class Runs:
         is_full = len(self.living) >= MAX_RUNS or item.num_bytes >= COUNTED_BYTES
         if is_full and item.kind.needs_room:
             self.make_room(item.ranks, item.num_bytes)
-        self._session.check_usable(item.ranks)
+        self.check_usable(item.ranks)
         code = self._session.code
         if code is not None and item.kind.fills and not self._link.is_in_loop():
             code.bring(not item.kind.is_cell)
@@ -156,11 +187,16 @@ class Runs:
             number = self._num_runs
         run: Run[Any] = Run(number, item, printer, self)
         parcel = item.relay(number)
+
+        def send(core: Core, now: float) -> Sequence[Effect]:
+            self._printers[number] = printer
+            return core.submit(parcel, now)
+
         try:
             self.add(run, item.num_bytes)
             if run.is_cell:
                 run.on_end(self._session.metrics.settle)
-            self._link.submit(run, parcel)
+            self._link.post(send)
         except BaseException:  # Ctrl-C, before or after it was sent
             self.post_if_open(lambda core, now: self._forget_unsent(number))
             raise
@@ -178,9 +214,9 @@ class Runs:
         """
 
         def may_go_on() -> bool:
-            return self._session.is_over() or self.has_room(ranks, num_bytes)
+            return self._session.life.is_over() or self.has_room(ranks, num_bytes)
 
-        self._session.check_usable(ranks)
+        self.check_usable(ranks)
         if self._link.is_in_loop():
             return
         all_ranks = range(self.num_ranks)
@@ -195,7 +231,7 @@ class Runs:
 
     def _forget_unsent(self, number: int) -> Sequence[Effect]:
         """Forget a run if it was not sent, as it would keep its ranks busy forever."""
-        if not self._link.has(number):
+        if number not in self._printers:
             self.forget(number)
         return ()
 
@@ -305,16 +341,26 @@ class Runs:
             rank for run in self._in_flight() if not run.is_query for rank in run.waiting_ranks()
         }
 
-    def adopt(self, welcome: Welcome, sink: Sink) -> Adopted:
-        """Take over the runs that an agent has in flight, and number new runs after them."""
+    def adopt(self, welcome: Welcome, sink: Sink) -> None:
+        """Take over the runs that an agent has in flight from an earlier controller, and number new
+        runs after them.
+
+        Args:
+            welcome: the agent's greeting.
+            sink: the attaching cell's.
+        """
         with self._lock:
             self._num_runs = max(self._num_runs, welcome.next_run - 1)
         self._num_cells = max(
             (info.execution_count for info in welcome.runs), default=self._num_cells
         )
-        adopted = adopt(welcome, self.num_ranks, sink, self._adopt_run)
-        self._adopted = tuple(adopted.runs)
-        return adopted
+        if welcome.next_run == 1:  # there was no controller before
+            return
+        headed = HeadedSink(sink, heading_for(welcome))
+        self._adopted = tuple(
+            self._adopt_run(info, Printer(info.ranks, headed)) for info in welcome.runs
+        )
+        self._others = Printer(range(self.num_ranks), headed)
 
     def _adopt_run(self, info: RunInfo, printer: Printer) -> Run[Any]:
         kind = RunCell if info.execution_count else RunCall
@@ -322,6 +368,7 @@ class Runs:
         item = WorkItem(PullNames(info.run, ""), kind, info.ranks, title=info.title or "a call")
         run: Run[Any] = Run(info.run, item, printer, self)
         self.add(run)
+        self._printers[info.run] = printer
         return run
 
     def forget(self, number: int) -> None:
@@ -333,3 +380,68 @@ class Runs:
 
     def _in_flight(self) -> list[Run[Any]]:
         return list(self.living.copy().values())
+
+    # ---- for the link, on its thread
+
+    def apply(self, effect: Effect, now: float) -> None:
+        """Carry out an effect that concerns a run."""
+        match effect:
+            case Deliver(number, ranks, parcel, has_begun):
+                self._deliver(number, ranks, parcel, now, has_begun)
+            case Finish(number):
+                run = self.living[number]
+                self.forget(number)  # before the run's end is seen
+                ended = self._ended[run.is_cell]
+                ended.append(number)
+                if len(ended) > _MAX_ENDED:
+                    self._printers.pop(ended.popleft(), None)
+                run.finish(now)
+            case Waiting(number, states):
+                run = self.living[number]
+                run.printer.show(now)
+                run.report_waiting(states)
+            case Watch(number, states):
+                if number in self.living:
+                    self.living[number].show_live(states, now)
+            case Judge(number, verdict):
+                if number in self.living:
+                    self.living[number].note_verdict(verdict)
+            case Note(number, text):
+                if number in self._printers:
+                    self._printers[number].note(text, now)
+
+    def _deliver(
+        self, number: int, ranks: tuple[int, ...], parcel: Parcel[Any], now: float, has_begun: bool
+    ) -> None:
+        kind = type(parcel.verb)
+        if kind in (Done, Failed, Died):
+            self.living[number].settle(ranks, parcel, now, has_begun)
+            if kind is Done:
+                return
+        elif kind is Logged:
+            self._session.metrics.take(number, ranks, parcel)
+            return
+        elif kind is Freed:
+            self._session.segments.freed(ranks, parcel.verb)
+            return
+        elif kind in (InputRequest, InputCancelled):
+            if number in self.living:
+                self.living[number].ask(ranks, parcel.verb, now)
+        elif (others := self._printers.get(number, self._others)) is not None:
+            others.feed(ranks, parcel.verb, now)
+            self.showing[number] = others
+        if number in self._printers:
+            self.showing[number] = self._printers[number]
+
+    def show_due(self, now: float, faults: Faults) -> None:
+        """Show output that is not to be held back any longer, and note when the next is due."""
+        self.show_at = None
+        for number, printer in list(self.showing.items()):
+            due = printer.deadline()
+            if due is not None and due <= now:
+                faults.guard(printer.show, now)
+                due = printer.deadline()
+            if due is None:
+                del self.showing[number]
+            elif self.show_at is None or due < self.show_at:
+                self.show_at = due

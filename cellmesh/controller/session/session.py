@@ -15,18 +15,15 @@ from typing import Any
 from ...errors import CellmeshError, HostError, MeshUsageError, NoMeshError
 from ...stdlib import time
 from ...wire.attach import Detached, Refused, Welcome
-from ...wire.codec import Parcel
 from ...wire.hosts import Host
-from ...wire.messages import Died, LogText
-from ...wire.ranks import describe_ranks
-from ...wire.status import HostReport, RankInfo, RankState
+from ...wire.messages import AgentFault, Died, LogText
+from ...wire.status import HostReport, RankState
 from ...wire.ticket import Ticket, remove_directory
-from ...wire.user_code import Logged
 from ..code_files.sync import CodeSync
 from ..core.clocks import ClockOffset
 from ..core.core import Change, Core, Effect, HealReport, State
+from ..core.mesh_state import HostLost
 from ..core.transitions import describe_transitions
-from ..failure_summary import refuse_dead
 from ..kernel import AtExit
 from ..live_views import LiveViews
 from ..metrics import Metrics
@@ -39,9 +36,8 @@ from .hosts.connections import Connections
 from .hosts.start import bring_back, describe_replaced, end_unheard, sync_through
 from .launch.local import Launcher, describe_full_disk, read_agent_log
 from .launch.reach import describe_detours
-from .life import Life, describe_end, explain_start, reason_of, refuse_use
-from .life import StartProgress as StartProgress
-from .link import Adopted, Link, warn
+from .life import Life, StartProgress
+from .link import Link, warn
 from .runs import Runs
 from .surroundings import OwnSurroundings, fixed_names
 
@@ -66,6 +62,11 @@ class Session:
         lost: of many hosts, those that are not heard where the mesh was found.
 
     Attributes:
+        name: the mesh's.
+        ticket: the mesh's; another one once hosts were replaced, or the mesh resized.
+        life: the mesh's state.
+        core: decides; used by the link's thread, others only read it.
+        runs: of this session.
         num_ranks: of the mesh.
         has_hosts: the mesh was started on hosts by their names: messages travel over a network.
         displays: those of its output that can be updated.
@@ -89,15 +90,14 @@ class Session:
         lost: Sequence[int] = (),
     ) -> None:
         self._is_found = is_found
-        self._ticket = ticket
+        self.name, self.ticket = ticket.name, ticket
         self._launcher = launcher
         self.num_ranks = ticket.num_ranks
         self.has_hosts = ticket.spans_hosts
         self.dims: Mapping[str, int] = dict(
             zip(ticket.mesh_dim_names, ticket.mesh_shape, strict=True)
         )
-        started_at = time.monotonic() if started_at is None else started_at
-        self.life = Life(self.num_ranks, started_at, on_progress)
+        self.life = Life(ticket.name, self.num_ranks, started_at, on_progress)
         self.metrics, self.shown = Metrics(), LiveViews()
         self.displays = Displays(folds_numbers=ticket.fold_numbers)
         self.segments = SegmentPool(ticket.name)
@@ -105,7 +105,7 @@ class Session:
         self._sink = sink
         self._hosts = Connections(ticket, steal, lost)  # opened by the link's thread
         self._owner_pid = os.getpid()
-        self._core = Core(
+        self.core = Core(
             ticket.num_ranks,
             dims=self.dims,
             settle_s=ticket.settle_s,
@@ -115,28 +115,17 @@ class Session:
             num_resizes=ticket.num_resizes,
             layout=ticket.layout,
         )
-        self._has_left = False
         self._surroundings = OwnSurroundings.now()  # as the ranks have them
         self._fixed_names = fixed_names(ticket, self._surroundings.environment)
-        self._link = Link(self, self._core, agent_end)
+        self._link = Link(self, self.core, agent_end)
         self.runs = Runs(self, self._link, ticket.num_ranks)
         self.code: CodeSync | None = None
         if ticket.roots:
             self.code = sync_through(self._hosts, self._link, ticket)
         self._at_exit = AtExit(self._is_kept, self.stop, self._order_end, self._leave_alive)
-        self._link.start()  # last, as the agent's first message may need all of the above
+        self._link.start(self.runs)  # last, as the agent's first message may need all of the above
 
     # ---- what there is to know
-
-    @property
-    def name(self) -> str:
-        """The mesh's name."""
-        return self._ticket.name
-
-    @property
-    def ticket(self) -> Ticket:
-        """The mesh's ticket."""
-        return self._ticket
 
     @property
     def state(self) -> State:
@@ -144,44 +133,28 @@ class Session:
         return self.life.state
 
     @property
-    def ready_ranks(self) -> tuple[RankInfo, ...]:
-        """The ranks as they were when the mesh became ready."""
-        return self._core.ranks
-
-    def log_path(self, rank: int) -> Path:
-        """Return the path of a rank's log, of a mesh on one host."""
-        if self.has_hosts:
-            raise MeshUsageError("the logs of a mesh on many hosts are there: mesh.read_log(rank)")
-        return self._ticket.logs / f"rank{rank}.log"
-
-    @property
     def dead_ranks(self) -> set[int]:
         """The ranks of the mesh that have no process."""
-        return set(self._core.dead)
+        return set(self.core.dead)
 
     def why_dead(self, rank: int) -> str:
         """Return how a dead rank ended, in words."""
-        died = self._core.dead.get(rank)
+        died = self.core.dead.get(rank)
         return died.reason if died is not None else "is dead"
 
     @property
     def ending(self) -> str:
         """Why the mesh cannot be used any more; "" while it can."""
-        return describe_end(self.name, self.life.end, self._has_left)
+        return self.life.describe_end()
 
     def describe_transitions(self) -> list[str]:
         """Return lines that say where the agent runs, and the last changes of runs and heals."""
         agent = f"{self._launcher.describe()}, {'alive' if self._launcher.poll() else 'ended'}"
-        return [f"agent: {agent}", *describe_transitions(self._core.transitions, time.monotonic())]
+        return [f"agent: {agent}", *describe_transitions(self.core.transitions, time.monotonic())]
 
     def describe_ways(self) -> list[str]:
         """Return a line for each host whose agent is not reached straight."""
-        return describe_detours(self._ticket.agents)
-
-    @property
-    def lease_s(self) -> float:
-        """How long the mesh lives on without a controller, in seconds."""
-        return self._ticket.lease_s
+        return describe_detours(self.ticket.agents)
 
     # ---- questions
 
@@ -218,7 +191,7 @@ class Session:
         """Return the coming note on the recovery in progress, "" if there is nothing to say; None
         if none is in progress.
         """
-        if not self._core.is_recovering:
+        if not self.core.is_recovering:
             return None
         self._link.check_may_wait()
         return self._link.ask(lambda core, now: core.await_calm())
@@ -244,7 +217,7 @@ class Session:
             MeshUsageError: a new host cannot take a lost one's place.
             HostError: no lost host could be brought back.
         """
-        self.check_usable(())
+        self.runs.check_usable(())
         why_not, before = "", self.host_names  # why not: some hosts have not been brought back
         if new_hosts and not self.has_hosts:
             raise MeshUsageError(ONE_HOST)
@@ -252,7 +225,7 @@ class Session:
         try:
             why_not = bring_back(self._hosts, self._launcher, post, new_hosts, code)
         finally:
-            self._ticket = self._launcher.ticket
+            self.ticket = self._launcher.ticket
         try:
             report = self.ask(lambda core, now: core.heal(now), None)
         except KeyboardInterrupt:
@@ -265,12 +238,7 @@ class Session:
     @property
     def host_names(self) -> tuple[str, ...]:
         """The names of the mesh's hosts; () for this machine alone."""
-        return tuple(agent.name for agent in self._ticket.agents)
-
-    @property
-    def layout(self) -> tuple[int, ...]:
-        """How many ranks each host has."""
-        return self._ticket.layout
+        return tuple(agent.name for agent in self.ticket.agents)
 
     def resize(self, plan: Resizing) -> HealReport:
         """Give the mesh another number of ranks, between runs. Blocks.
@@ -279,11 +247,11 @@ class Session:
             MeshUsageError: ranks run something, or are dead; nothing has changed.
             HostError: a new host cannot be used; nothing has changed.
         """
-        self.check_usable(())
+        self.runs.check_usable(())
         self._link.check_may_wait()
         return resize(
             plan,
-            self._core,
+            self.core,
             self._link.ask,
             self._link.post,
             self._launcher,
@@ -295,9 +263,9 @@ class Session:
     def _note_resized(self, plan: Resizing, new: Sequence[Host]) -> None:
         size, dims = sum(plan.layout), plan.dims
         self._launcher.note_resized(plan.layout, dims, new)
-        self._ticket = self._launcher.ticket
+        self.ticket = self._launcher.ticket
         self._hosts.admit()
-        self._hosts.tell_agents(self._ticket)
+        self._hosts.tell_agents(self.ticket)
         self.num_ranks = self.life.num_ranks = self.runs.num_ranks = size
         self.dims = dict(dims)
 
@@ -317,13 +285,12 @@ class Session:
         self.life.forget_progress()
         if self.state == "ready":
             return
-        end = self.life.end
-        log = read_agent_log(self._ticket) or describe_full_disk(self._ticket)
-        if isinstance(end, Refused | Detached):
+        log = read_agent_log(self.ticket) or describe_full_disk(self.ticket)
+        if isinstance(self.life.end, Refused | Detached):
             self._leave()
-            raise NoMeshError(f"{self.name} cannot be attached: {end.reason}")
+            raise NoMeshError(f"{self.name} cannot be attached: {self.life.reason}")
         self._give_up()
-        raise explain_start(end, timeout_s, log)
+        raise self.life.explain_start(timeout_s, log)
 
     def wait_until_attached(self, timeout_s: float) -> None:
         """Wait until the agent has accepted this controller and described the mesh.
@@ -335,12 +302,10 @@ class Session:
         if self.life.end is None and settled:
             return
         self._leave()
-        reason = reason_of(self.life.end)
-        if not reason:
-            reason = (
-                f"no answer within {timeout_s:.0f} s ({self._launcher.describe()}). Either it "
-                "has ended (`%dist_start` starts another), or this host does not reach it"
-            )
+        reason = self.life.reason or (
+            f"no answer within {timeout_s:.0f} s ({self._launcher.describe()}). It has ended "
+            "(`%dist_start` starts another), or this host does not reach it"
+        )
         raise NoMeshError(f"{self.name} cannot be attached: {reason}")
 
     def restart(
@@ -354,11 +319,11 @@ class Session:
         Raises:
             HostError: a host is lost, or not heard; the ranks are as they were.
         """
-        self.check_usable(())
+        self.runs.check_usable(())
         self._link.check_may_wait()
         self._hosts.check_all_heard()
         before, now = self._surroundings, OwnSurroundings.now()
-        changes = before.changes(now, self._ticket, self._fixed_names)
+        changes = before.changes(now, self.ticket, self._fixed_names)
         self.life.restart(on_progress)
         self._surroundings = now
         self._link.post(lambda core, _: core.restart(self.dims, changes))
@@ -367,7 +332,7 @@ class Session:
 
     def stop(self) -> None:
         """End the mesh: ask its agent, wait until the agent ends, and kill it if that is slow."""
-        if self._has_left or os.getpid() != self._owner_pid:
+        if self.life.has_left or os.getpid() != self._owner_pid:
             return
         self._link.check_may_wait()
         if isinstance(self.life.end, Detached):  # another one's, or nobody's
@@ -386,7 +351,7 @@ class Session:
         if left := end_unheard(self._hosts, self._launcher.ticket):
             warn(left)  # the ticket stays: `cellmesh stop` ends them later
         else:
-            remove_directory(Path(self._ticket.directory))
+            remove_directory(Path(self.ticket.directory))
 
     def detach(self) -> None:
         """Leave the mesh to its lease: the ranks live on without a controller.
@@ -398,8 +363,8 @@ class Session:
         """
         self._link.check_may_wait()
         if self.life.end is not None:
-            self.check_usable(())
-        if self.lease_s <= 0:
+            self.runs.check_usable(())
+        if self.ticket.lease_s <= 0:
             raise MeshUsageError(
                 "this mesh has no lease, so it would end: start it with `--lease 30m` "
                 "(cellmesh.start(..., lease_s=1800)), or end it with `%dist_stop`"
@@ -426,32 +391,24 @@ class Session:
         self._hosts.open()
         return self._hosts
 
-    def adopt(self, welcome: Welcome) -> Adopted:
-        """Take over the runs in flight of an earlier controller."""
-        if welcome.mesh_dim_names:
-            self.dims = dict(zip(welcome.mesh_dim_names, welcome.mesh_shape, strict=True))
-        return self.runs.adopt(welcome, self._sink or ConsoleSink())
-
     def note(self, change: Change) -> None:
         """Note a change of the mesh's state."""
+        match cause := change.cause:
+            case Welcome():
+                if cause.mesh_dim_names:
+                    self.dims = dict(zip(cause.mesh_dim_names, cause.mesh_shape, strict=True))
+                self.runs.adopt(cause, self._sink or ConsoleSink())
+            case Died():
+                self.segments.rank_ended(cause.rank)
+            case AgentFault():
+                warn(cause.text)
+            case HostLost():
+                warn(cause.describe())
         self.life.note(change)
-        if isinstance(change.cause, Died):
-            self.segments.rank_ended(change.cause.rank)
         if change.state == "restarting":
             self.segments.clear()
         if change.state == "ended":
             self._end_views()
-
-    def take(self, run: int, ranks: tuple[int, ...], parcel: Parcel[Any]) -> None:
-        """Handle a message of ranks that is no output or answer."""
-        if type(parcel.verb) is Logged:
-            self.metrics.take(run, ranks, parcel)
-        else:
-            self.segments.freed(ranks, parcel.verb)
-
-    def forget(self, run: int) -> None:
-        """Note that a run is not in flight any more."""
-        self.runs.forget(run)
 
     def note_closed(self) -> None:
         """Handle the link's end: drop the exit handler if another controller holds the mesh."""
@@ -461,10 +418,10 @@ class Session:
     # ---- inside
 
     def _leave(self) -> None:
-        """Close the link and all live views: this process has nothing more to do with the mesh."""
+        """Close the link and all live views."""
         self._at_exit.forget()
-        if not self._has_left:
-            self._has_left = True
+        if not self.life.has_left:
+            self.life.has_left = True
             self._link.close()
             self._end_views()
             self._launcher.leave()
@@ -480,32 +437,15 @@ class Session:
         return self._leave_alive() if is_left else self.stop()
 
     def _is_kept(self) -> bool:
-        return self._ticket.is_lease_chosen or bool(self.runs.busy_ranks())
+        return self.ticket.is_lease_chosen or bool(self.runs.busy_ranks())
 
     def _order_end(self) -> None:
         self.runs.post_if_open(lambda core, now: core.stop())
 
     def _leave_alive(self) -> None:
         """Leave the mesh to its lease; if it has none, end it."""
-        if self.lease_s > 0 and self.life.end is None:
+        if self.ticket.lease_s > 0 and self.life.end is None:
             with contextlib.suppress(CellmeshError):
                 self.detach()
         else:
             self.stop()
-
-    def is_over(self) -> bool:
-        """Return whether the mesh has ended or the session has left it."""
-        return self.life.end is not None or self._has_left
-
-    def check_usable(self, ranks: Sequence[int]) -> None:
-        """Raise an error if the mesh has ended or one of some ranks is dead."""
-        if self.life.state != "ready":
-            raise refuse_use(self.name, self.life.end, self.state)
-        if max(ranks, default=0) >= self.num_ranks:
-            beyond = [rank for rank in ranks if rank >= self.num_ranks]
-            raise MeshUsageError(
-                f"there is no {describe_ranks(beyond)} any more: the mesh has {self.num_ranks} "
-                "ranks since its last `%dist_resize`"
-            )
-        if self._core.dead and (dead := [rank for rank in ranks if rank in self._core.lost]):
-            raise refuse_dead(dead, self._core.dead[dead[0]])

@@ -35,8 +35,9 @@ from .launch.local import (
     spawned,
 )
 from .launch.prestart import own_prestart
+from .life import StartProgress
 from .living import LivingMesh, advise_left, describe_left, end_left, left_meshes
-from .session import Session, StartProgress
+from .session import Session
 from .standing import forget_if_ended
 
 # A notebook is restarted now and then, and the ranks are to be there then; a script is over when it

@@ -29,7 +29,7 @@ NO_REASONS: Mapping[int, str] = MappingProxyType({})
 
 def remember(ranks: RankSet, num_cells: int, trace: str | Path | None = None) -> History:
     """Ask ranks for their last cells, and return the joined history (see `Ranks.timeline`)."""
-    ranks.session.check_usable(())
+    ranks.session.runs.check_usable(())
     if num_cells < 1:
         raise MeshUsageError(f"num_cells must be at least 1, not {num_cells}")
     path = None if trace is None else check_target(Path(trace))

@@ -217,7 +217,7 @@ class Executor:
 
     def _push_parts(self, work: PushParts, buffers: tuple[Frame, ...]) -> None:
         names = payload.loads(work.payload, buffers, self._segments)
-        parts = load("values.shards").own_parts(names, work, self._groups)
+        parts = load("parts").own_parts(names, work, self._groups)
         self._namespace.update(parts)
         self._given.forget(parts)
 
@@ -225,7 +225,7 @@ class Executor:
         return self._value(work.run, self._evaluate(work.expression), work.expression)
 
     def _pull_part(self, work: GatherParts, buffers: tuple[Frame, ...]) -> Parcel[Done]:
-        part = load("values.shards").give_part(self._evaluate(work.expression))
+        part = load("parts").give_part(self._evaluate(work.expression))
         return self._value(work.run, part, work.expression)
 
     def _set_mesh(self, work: SetMesh, buffers: tuple[Frame, ...]) -> None:

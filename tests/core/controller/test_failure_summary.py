@@ -252,22 +252,23 @@ COMPUTES, ENDED = (in_operation(0, run, "", 2) for run in (7, -1))
 @pytest.mark.parametrize(
     ("third", "dead", "words"),
     [
-        (COMPUTES, (), "which rank 2 has not begun; rank 2 is running time.sleep(9) at line 3"),
-        (ENDED, (), "and rank 2 has ended after 2; rank 2 is idle"),
-        (None, (), "which rank 2 has not begun; rank 2 does not answer"),
-        (in_operation(0, 7, "", 3), (), "which all have begun"),
+        (
+            COMPUTES,
+            (),
+            f"{WAITS}which rank 2 has not begun; rank 2 is running time.sleep(9) at line 3",
+        ),
+        (ENDED, (), f"{WAITS}and rank 2 has ended after 2; rank 2 is idle"),
+        (None, (), f"{WAITS}which rank 2 has not begun; rank 2 does not answer"),
+        (in_operation(0, 7, "", 3), (), f"{WAITS}which all have begun"),
+        (None, (2,), f"these cannot meet: {WAITS}and rank 2 is dead"),
     ],
 )
 def test_who_waits_for_whom_is_said_with_what_that_rank_does(
     third: RankState | None, dead: tuple[int, ...], words: str
 ) -> None:
     states = {0: in_operation(3), 1: in_operation(3)} | ({2: third} if third else {})
-    assert explain_waits(states, dead, 3) == f"{WAITS}{words}"
-
-
-def test_a_wait_for_a_dead_rank_can_never_end() -> None:
-    states = {0: in_operation(3), 1: in_operation(3)}
-    assert explain_waits(states, (2,), 3) == f"these cannot meet: {WAITS}and rank 2 is dead"
+    assert explain_waits(states, dead, 3) == words
+    assert explain_waits({0: ENDED}, (), 1) == "no rank waits for another"
 
 
 def test_a_wait_that_can_never_end_is_said_first() -> None:
@@ -278,12 +279,6 @@ def test_a_wait_that_can_never_end_is_said_first() -> None:
         states[rank] = msgspec.structs.replace(one, counts=(count,))
     assert explain_waits(states, (), 2) == (
         "these cannot meet: on dp the 2nd operation is all_reduce on rank 0 and barrier on rank 1"
-    )
-
-
-def test_no_rank_waits() -> None:
-    assert (
-        explain_waits({0: in_operation(0, run=-1, name="")}, (), 1) == "no rank waits for another"
     )
 
 

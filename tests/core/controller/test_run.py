@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from cellmesh.errors import MeshUsageError, RankDied, RankFailure, RanksInterrupted, RemoteError
@@ -41,6 +43,18 @@ def test_ranks_that_answer_alike_have_values_of_their_own() -> None:
     first, second = case.run.result(0).list
     assert first == second == [1]
     assert first is not second
+
+
+def test_results_are_in_the_order_of_ranks_and_show_and_pickle_as_such() -> None:
+    case = Case((2, 0))
+    for rank in (2, 0):
+        case.give(rank, rank)
+    results = pickle.loads(pickle.dumps(case.run.result(0)))
+    assert repr(results) == "Results({0: 0, 2: 2})"
+    assert results.list == [0, 2]
+    assert results.get(3) is None
+    with pytest.raises(KeyError, match=r"no result of rank 3: there are results of \[0, 2\]"):
+        results[3]
 
 
 def test_unloadable_value_is_reported_with_its_rank() -> None:

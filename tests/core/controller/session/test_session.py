@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from cellmesh.controller.core.core import Change
 from cellmesh.controller.session.launch.local import LocalAgent, found
 from cellmesh.controller.session.link import Link
 from cellmesh.controller.session.session import Session
@@ -24,9 +25,9 @@ TICKET = make_ticket()
 def hear_welcome(link: Link) -> None:
     """The link's thread, if the agent's first message is there as soon as it runs."""
     try:
-        link._take_over(WELCOME)
+        link._owner.note(Change("starting", WELCOME))
     finally:
-        link._loop.close()
+        os.close(link._wake)
         os.close(link._agent)
 
 

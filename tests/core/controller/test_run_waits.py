@@ -68,29 +68,15 @@ def test_result_waits_for_the_last_rank() -> None:
         assert case.run.result(WAIT_S) == {0: "zero", 1: "one"}
 
 
-def test_waiting_raises_nothing_that_happened_on_ranks() -> None:
-    case = Case(1)
-    case.fail(0, ValueError("no"))
-    assert case.run.wait(0)
-
-
-def test_callbacks_see_the_run_done_at_the_end_or_at_once() -> None:
+def test_callbacks_see_the_run_done_at_the_end_or_at_once_whichever_fails() -> None:
     case, seen = Case(1), []
-    for _ in range(2):
-        case.run.on_end(lambda: seen.append((case.run.done(), case.run.result(0))))
-        if not case.run.done():
-            assert seen == []
-            case.give(0, 5)
-    assert seen == [(True, {0: 5})] * 2
-
-
-def test_a_callback_that_fails_keeps_no_other_from_being_called() -> None:
-    case = Case(1)
     case.run.on_end(lambda: int("a user's callback"))
-    called = noted_at_the_end(case)
+    case.run.on_end(lambda: seen.append((case.run.done(), case.run.result(0))))
+    assert seen == []
     with contextlib.suppress(ValueError):
-        case.settle((0,), Done(1))
-    assert called == ["ended"]
+        case.give(0, 5)
+    case.run.on_end(lambda: seen.append((case.run.done(), case.run.result(0))))
+    assert seen == [(True, {0: 5})] * 2
 
 
 def test_a_front_end_that_fails_does_not_keep_the_run_from_ending() -> None:
@@ -125,12 +111,10 @@ def test_iteration_yields_values_in_the_order_of_ends_again_and_again() -> None:
 def test_iteration_yields_values_while_other_ranks_run() -> None:
     case = Case(2)
     case.give(1, "early")
-    values = iter(case.run)
-    assert next(values) == (1, "early")
+    values, others = iter(case.run), iter(case.run)
+    assert next(values) == next(others) == (1, "early")
     case.give(0, "late")
-    assert next(values) == (0, "late")
-    with pytest.raises(StopIteration):
-        next(values)
+    assert [*values] == [(0, "late")]
 
 
 def test_iterating_raises_at_the_first_that_failed_and_names_no_running_ranks() -> None:
@@ -143,13 +127,6 @@ def test_iterating_raises_at_the_first_that_failed_and_names_no_running_ranks() 
         next(values)
     assert list(caught.value.exceptions_by_rank) == [0]
     assert str(caught.value) == "rank 0 raised ValueError: no (line 3); rank 2 finished"
-
-
-def test_two_may_iterate_over_a_run_at_once() -> None:
-    case = Case(2)
-    first, second = iter(case.run), iter(case.run)
-    case.give(1, "one")
-    assert next(first) == next(second) == (1, "one")
 
 
 # ---- asyncio
@@ -177,6 +154,7 @@ def test_a_run_can_be_awaited_again_and_again() -> None:
 def test_await_raises_failures_of_ranks() -> None:
     case = Case(1)
     case.fail(0, ValueError("no"))
+    assert case.run.wait(0)  # which raises nothing
     with pytest.raises(RankFailure):
         asyncio.run(wait_for(case.run))
 
@@ -274,6 +252,23 @@ def test_a_second_stop_interrupts_again_and_a_third_gives_up(
     assert case.num_interrupts == 2
 
 
+def test_ranks_that_did_not_stop_are_named_until_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cellmesh.controller.run.STOP_S", 0.01)
+    case, noted = Case(2), threading.Event()
+    note = case.sink.note
+    monkeypatch.setattr(case.sink, "note", lambda text: (note(text), noted.set()))
+
+    def act() -> None:
+        press_stop_once_main_waits_in("result")
+        assert noted.wait(WAIT_S)
+        case.settle((0, 1), Done(1))
+
+    with beside(act):
+        case.run.result()
+    words = "ranks 0-1 did not stop: press again within 5 s to kill and replace what still runs"
+    assert case.sink.text == f"{words}\n"
+
+
 def test_stop_while_iterating_interrupts_the_ranks() -> None:
     case = Case(2)
     case.give(0, "first")
@@ -288,13 +283,6 @@ def test_stop_while_iterating_interrupts_the_ranks() -> None:
         seen.extend(case.run)
     assert seen == [(0, "first")]
     assert case.interrupted.is_set()
-
-
-def test_blocks_reach_the_sink_in_order() -> None:
-    case = Case(1)
-    case.run.printer.feed((0,), Output(1, "stdout", "a\nb\n"), 0.0)
-    case.settle((0,), Done(1))
-    assert case.sink.text == "[0] a\n[0] b\n"
 
 
 @pytest.mark.parametrize(
@@ -325,8 +313,8 @@ def test_released_ranks_stand_in_the_failure_that_is_raised_or_else_in_a_block(
     async def settle_async(is_over: Callable[[], bool]) -> None:
         settle()
 
-    monkeypatch.setattr(case.run._waiter, "wait_until", settle)
-    monkeypatch.setattr(case.run._waiter, "await_until", settle_async)
+    monkeypatch.setattr(case.run, "_wait_until", settle)
+    monkeypatch.setattr(case.run, "_await_until", settle_async)
     failure: Exception | None = None
     try:
         read(case.run)

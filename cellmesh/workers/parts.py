@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...errors import MeshUsageError
-from ...wire.values import Box, Part, PushParts, placed_box, plain_box
-from ..rank.value_transfer import is_dtensor
+from ..errors import MeshUsageError
+from ..wire.values import Box, Part, PushParts, placed_box, plain_box
+from .rank.value_transfer import is_dtensor
 
 if TYPE_CHECKING:
-    from ..groups.groups import Groups
+    from .groups.groups import Groups
 
 
 def own_parts(names: Mapping[str, Any], work: PushParts, groups: Groups) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def give_part(value: Any) -> Part:
         return Part(_settle(value))
     from torch.distributed.tensor import Replicate
 
-    from ..inspect.shards import order_of, runs_in_whole
+    from .inspect.shards import order_of, runs_in_whole
 
     mesh, spec = value.device_mesh, value.placements
     if any(each.is_partial() or not (each.is_replicate() or hasattr(each, "dim")) for each in spec):

@@ -1,0 +1,475 @@
+"""Pushes values to ranks, whole or in parts, checked before anything is sent; pulls one value from
+several ranks, put together from parts or reduced.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+from ...errors import MeshUsageError, did_you_mean
+from ...wire.files import SUFFIXES, FileValue, choose, read_npy, read_safetensors
+from ...wire.ranks import describe_ranks, group_ranks
+from ...wire.segments import SegmentFrame, map_joined
+from ...wire.values import (
+    GatherParts,
+    Part,
+    Placements,
+    PullNames,
+    PushNames,
+    PushParts,
+    read_placements,
+)
+from ..arguments import dump_names
+from ..rank_set import RankSet
+
+Reduction = Literal["mean", "sum", "stack"]
+REDUCTIONS = get_args(Reduction)
+
+# ---- to ranks
+
+
+def from_file(path: str | os.PathLike[str], key: str | None = None) -> FileValue:
+    """Name a value that each rank reads from a file itself:
+    `mesh.push(x=cellmesh.from_file("w.npy"))`.
+
+    The file is mapped copy-on-write, so that ranks share its pages, read what they touch and change
+    no file. Of one that is pushed with ``shard=`` or ``placements=``, each rank reads its part.
+
+    Args:
+        path: a ``.safetensors``, ``.npy``, or ``.pt`` (``.pth``) file of ``torch.save``.
+        key: of a tensor in it; None for all: a dict of tensors, or what was saved.
+
+    Raises:
+        MeshUsageError: there is no such file or key, or the file is shorter than its header says.
+    """
+    absolute = os.path.abspath(os.path.expanduser(path))
+    try:
+        num_bytes = os.stat(absolute).st_size
+        suffix = os.path.splitext(absolute)[1].lower()
+        if suffix == ".safetensors":
+            entries = read_safetensors(absolute)
+            if key is None:
+                return FileValue(absolute, None, num_bytes)
+            return FileValue(
+                absolute, key, num_bytes, tuple(choose(entries, key, absolute)["shape"])
+            )
+        if suffix == ".npy":
+            if key is not None:
+                raise MeshUsageError(
+                    f"{absolute} holds one array, and no key {key!r}: leave the key out"
+                )
+            return FileValue(absolute, None, num_bytes, read_npy(absolute).shape)
+    except OSError as e:
+        raise MeshUsageError(f"{absolute} cannot be read: {e.strerror}") from e
+    if suffix not in SUFFIXES:
+        raise MeshUsageError(f"{absolute} is no {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]} file")
+    if not zipfile.is_zipfile(absolute):
+        raise MeshUsageError(
+            f"{absolute} ({num_bytes} bytes) was cut short, or is no file that torch.save writes "
+            "since 1.6"
+        )
+    return FileValue(absolute, key, num_bytes)
+
+
+def push(
+    ranks: RankSet,
+    names: Mapping[str, Any],
+    shard: int | None,
+    placements: Sequence[Any] | str | None,
+) -> None:
+    """Bind names in the namespaces of ranks, and wait.
+
+    Args:
+        ranks, shard, placements: as of `Ranks.push`.
+        names: name -> value.
+
+    Raises:
+        UnpicklableError, MeshUsageError: as `Ranks.push`.
+    """
+    for name in names:
+        if not (isinstance(name, str) and name.isidentifier()):
+            raise MeshUsageError(f"{name!r} is no name")
+    if shard is not None and placements is not None:
+        raise MeshUsageError("shard and placements exclude each other: placements make DTensors")
+    dim, placed, session = 0, None, ranks.session
+    if shard is not None:
+        dim = check_shard(names, shard, len(ranks))
+    elif placements is not None:
+        placed = check_placements(names, placements, session.dims, len(ranks) == session.num_ranks)
+    if shard is None and placed is None:
+        pickled, buffers, num_bytes = ranks.lend(*dump_names(names))
+        ranks.start(PushNames(0, pickled), "push", buffers, num_bytes=num_bytes).result()
+        return
+    pickled, buffers, num_bytes = ranks.lend(*dump_names(names, reduce_to_cpu))
+    verb = PushParts(0, pickled, ranks.ranks, dim, placed)
+    ranks.start(verb, "push", buffers, num_bytes=num_bytes).result()
+
+
+def check_shard(names: Mapping[str, Any], dim: Any, num_ranks: int) -> int:
+    """Raise an error unless values can be split along a dim among ranks.
+
+    Raises:
+        MeshUsageError: one cannot; says which, and why.
+    """
+    if not isinstance(dim, int) or isinstance(dim, bool):
+        raise MeshUsageError(
+            "shard is the dim along which values are split, as in "
+            f"shard=0, and no {type(dim).__name__}; to "
+            'bind that name, `mesh.push({"shard": value})`'
+        )
+    for name, value in _leaves(names):
+        shape = _shape_of(name, value)
+        if shape is None:
+            continue
+        _check_dim(name, dim, shape)
+        if shape[dim] < num_ranks:
+            raise MeshUsageError(
+                f"{name} has {shape[dim]} along dim {dim}, and there are {num_ranks} ranks: some "
+                f"would get nothing. Push it whole, or to {shape[dim]} of them "
+                f"(`mesh[:{shape[dim]}].push`)"
+            )
+    return dim
+
+
+def check_placements(
+    names: Mapping[str, Any], placements: Any, dims: Mapping[str, int], is_whole_mesh: bool
+) -> Placements:
+    """Raise an error unless DTensors with these placements can be made of values.
+
+    Raises:
+        MeshUsageError: they cannot; says of which, and why.
+    """
+    read = read_placements(placements)
+    if not is_whole_mesh:
+        raise MeshUsageError(
+            "a DTensor is on the whole mesh: push with placements to `mesh`, not to some ranks"
+        )
+    if len(read) != len(dims):
+        shape = ", ".join(f"{name}={size}" for name, size in dims.items())
+        raise MeshUsageError(
+            f"{len(read)} placements for a mesh of {len(dims)} dims ({shape}): give one for each, "
+            "Shard(dim) or Replicate()"
+        )
+    for name, value in _leaves(names):
+        dtype: Any = getattr(value, "dtype", None)
+        if hasattr(dtype, "isnative") and (
+            dtype.kind not in "biufc" or not dtype.isnative or dtype.char in "gG"
+        ):
+            raise MeshUsageError(
+                f"{name} is an array of {dtype}, of which torch makes no tensors, nor DTensors: "
+                "push it with shard=, or convert it with `.astype(...)`"
+            )
+        for dim in read:
+            if dim is not None:
+                _check_dim(name, dim, _shape_of(name, value))
+    return read
+
+
+def reduce_to_cpu(value: Any) -> Any:
+    """Return how pickle is to reduce a tensor as a CPU tensor: ranks move only their parts."""
+    torch = sys.modules.get("torch")
+    if (
+        torch is not None
+        and isinstance(value, torch.Tensor)
+        and value.device.type not in ("cpu", "meta")
+    ):
+        return value.detach().cpu().requires_grad_(value.requires_grad).__reduce_ex__(5)
+    return NotImplemented
+
+
+def _check_dim(name: str, dim: int, shape: Sequence[int] | None) -> None:
+    if shape is not None and not -len(shape) <= dim < len(shape):
+        raise MeshUsageError(
+            f"{name} has {len(shape)} dims, {tuple(shape)}, and no dim {dim} to be split"
+        )
+
+
+def _shape_of(name: str, value: Any) -> tuple[int, ...] | None:
+    """Return a value's shape; None if only ranks can know it."""
+    if isinstance(value, FileValue):
+        return value.shape
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        if type(value) not in (numpy.ndarray, numpy.memmap):
+            raise MeshUsageError(
+                f"{name} is a {type(value).__name__}: only plain arrays are split, and what it has "
+                "beside its elements would be lost. Push it whole"
+            )
+        return tuple(value.shape)
+    if torch is not None and isinstance(value, torch.Tensor):
+        kind = type(value)
+        if (
+            kind not in (torch.Tensor, torch.nn.Parameter)
+            or value.layout is not torch.strided
+            or value.is_quantized
+        ):
+            raise MeshUsageError(
+                f"{name} is a {kind.__name__} ({value.layout}): only plain, dense tensors are "
+                "split. Push it whole"
+            )
+        if value.is_meta:
+            raise MeshUsageError(f"{name} is a meta tensor, and has no data to be split")
+        return tuple(value.shape)
+    raise MeshUsageError(
+        f"{name} is a {type(value).__name__}: only tensors, arrays and nests of them are split. "
+        "Push it without shard= and placements="
+    )
+
+
+def _leaves(names: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(names, dict):
+        for key, value in names.items():
+            yield from _leaves(value, f"{name}[{key!r}]" if name else key)
+    elif type(names) in (list, tuple):
+        for position, value in enumerate(names):
+            yield from _leaves(value, f"{name}[{position}]")
+    else:
+        yield name, names
+
+
+# ---- from ranks
+
+
+def pull_one(ranks: RankSet, expression: str, gather: bool, reduce: str | None, dim: int) -> Any:
+    """Evaluate an expression on ranks, and gather or reduce their values.
+
+    Args:
+        ranks, expression, gather, reduce, dim: as of `Ranks.pull`.
+
+    Raises:
+        MeshUsageError: the options exclude each other, or the values make no whole.
+        RankFailure: a rank could not evaluate or pickle it.
+    """
+    if gather and reduce is not None:
+        raise MeshUsageError("gather and reduce exclude each other: gather puts parts together")
+    if not gather and reduce not in REDUCTIONS:
+        known = REDUCTIONS
+        raise MeshUsageError(
+            f"reduce={reduce!r} is none of {', '.join(known)}{did_you_mean(str(reduce), known)}"
+        )
+    verb = GatherParts if gather else PullNames
+    run = ranks.start(verb(0, expression))
+    if reduce is not None:
+        return reduce_values(_as_mapping(ranks, run.result()), reduce, expression)
+    frames = {
+        rank: buffers[0]
+        for rank in ranks.ranks
+        if (buffers := run.payload_of(rank)[1]) and isinstance(buffers[0], SegmentFrame)
+    }
+    return gather_parts(_as_mapping(ranks, run.result()), frames, dim, expression)
+
+
+def _as_mapping(ranks: RankSet, result: Any) -> dict[int, Any]:
+    return {ranks.ranks[0]: result} if ranks.is_single else dict(result)
+
+
+def gather_parts(
+    parts: Mapping[int, Part], frames: Mapping[int, SegmentFrame], dim: int, name: str
+) -> Any:
+    """Put ranks' parts of a tensor together: DTensors by their placements, plain tensors and arrays
+    by rank along a dim.
+
+    Args:
+        parts: rank -> what it gave.
+        frames: the segments that these came in, where they did.
+        dim: of plain parts.
+        name: what the user calls it.
+
+    Raises:
+        MeshUsageError: they make no whole.
+    """
+    kinds = {part.shape for part in parts.values()}
+    if kinds == {None}:
+        placed, shape = _place(parts, dim, name)
+    elif len(kinds) == 1:
+        # Where it is on a part of the mesh, as `mesh["tp"]`, each of such parts gives a whole: one
+        # is enough.
+        boxes = {
+            (part.box, part.runs): rank
+            for rank, part in reversed([*parts.items()])
+            if part.value is not None
+        }
+        given = {rank: parts[rank] for rank in sorted(boxes.values())}
+        placed, shape = given, parts[min(parts)].shape or ()
+        missing = math.prod(shape) - sum(math.prod(part.value.shape) for part in given.values())
+        if missing:
+            raise MeshUsageError(
+                f"{name!r} is a DTensor, and {missing} of its {math.prod(shape)} elements are on "
+                "ranks that were not asked: gather it on the whole mesh, `mesh.pull(..., "
+                "gather=True)`"
+            )
+    else:
+        raise MeshUsageError(
+            f"{name!r} is not the same on all ranks: the DTensors' shapes are {kinds}"
+        )
+    first = placed[min(placed)].value
+    joined = _join(placed, frames, first, shape)
+    if joined is not None:
+        return joined
+    whole = _empty_like(first, shape)
+    for part in placed.values():
+        for outer, inner in part.pieces():
+            whole[outer] = part.value[inner]
+    return whole
+
+
+def reduce_values(values: Mapping[int, Any], how: str, name: str) -> Any:
+    """Reduce the values of ranks to one value; containers of tensors element by element.
+
+    Args:
+        values: rank -> value.
+        how: one of `REDUCTIONS`.
+        name: what the user calls it.
+
+    Raises:
+        MeshUsageError: they cannot be reduced: they differ in kind or shape, or are no numbers.
+    """
+    first, *others = values.values()
+    if len({_describe(value) for value in values.values()}) > 1:
+        raise MeshUsageError(f"{name} differs between ranks: {_by_rank(values, _describe)}")
+    if isinstance(first, dict) or type(first) in (list, tuple):
+        keys = list(first) if isinstance(first, dict) else range(len(first))
+        parts = {
+            key: reduce_values({r: v[key] for r, v in values.items()}, how, f"{name}[{key!r}]")
+            for key in keys
+        }
+        return parts if isinstance(first, dict) else type(first)(parts.values())
+    if _is_array(first):
+        return _reduce_arrays([first, *others], how)
+    if not isinstance(first, int | float | complex):
+        raise MeshUsageError(
+            f"{name} is a {_type_name(first)}, which has no {how}: tensors, arrays, numbers and "
+            "nests of them have"
+        )
+    if how == "stack":
+        return [first, *others]
+    total = sum(values.values())
+    return total / len(values) if how == "mean" else total
+
+
+def _describe(value: Any) -> str:
+    """Return what values of ranks must have in common to be reduced."""
+    kind = _type_name(value)
+    if isinstance(value, dict):
+        return f"{kind} with the keys {', '.join(sorted(map(repr, value)))}"
+    if type(value) in (list, tuple):
+        return f"{kind} of {len(value)}"
+    return f"{kind} {tuple(value.shape)}" if _is_array(value) else kind
+
+
+def _place(
+    parts: Mapping[int, Part], dim: int, name: str
+) -> tuple[dict[int, Part], tuple[int, ...]]:
+    """Return ranks' parts as plain tensors, the offsets and sizes of each in the whole, and the
+    whole's shape.
+    """
+    values = {rank: part.value for rank, part in parts.items()}
+    odd = next(
+        (value for value in values.values() if not _is_array(value) or _is_subclass(value)), None
+    )
+    if odd is not None:
+        raise MeshUsageError(
+            f"{name!r} is a {_type_name(odd)}: tensors and arrays are gathered; "
+            f"`mesh.pull({name!r})` gives each rank's value"
+        )
+    first = values[min(values)]
+    if not -len(first.shape) <= dim < len(first.shape):
+        raise MeshUsageError(
+            f"{name!r} has {len(first.shape)} dims, and no dim {dim} to be gathered along"
+        )
+    dim %= len(first.shape)
+    kinds = {
+        (_type_name(v), v.dtype, *v.shape[:dim], None, *v.shape[dim + 1 :]) for v in values.values()
+    }
+    if len(kinds) > 1:
+        raise MeshUsageError(
+            f"{name!r} has parts that do not fit together along dim {dim}: "
+            f"{_by_rank(values, _facts)}"
+        )
+    placed, at = {}, 0
+    for rank, value in values.items():
+        box = tuple((at, n) if d == dim else (0, n) for d, n in enumerate(value.shape))
+        placed[rank] = Part(value, box=box)
+        at += value.shape[dim]
+    return placed, tuple(at if d == dim else n for d, n in enumerate(first.shape))
+
+
+def _join(
+    parts: Mapping[int, Part], frames: Mapping[int, SegmentFrame], first: Any, shape: Sequence[int]
+) -> Any:
+    """Map the memory of all parts into one contiguous range, as one tensor without a copy; return
+    None if the parts cannot be adjacent.
+    """
+    if not shape or any(part.runs for part in parts.values()):
+        return None
+    ordered = sorted(parts.items(), key=lambda item: item[1].box)
+    at = 0
+    chosen: list[SegmentFrame] = []
+    for rank, part in ordered:
+        start, length = part.box[0]
+        frame = frames.get(rank)
+        if start != at or frame is None or part.box[1:] != tuple((0, n) for n in shape[1:]):
+            return None
+        if frame.ref.sizes != (part.value.nbytes,) or not _is_contiguous(part.value):
+            return None
+        at, chosen = at + length, [*chosen, frame]
+    memory = map_joined(chosen)
+    if memory is None:
+        return None
+    if _is_numpy(first):
+        return sys.modules["numpy"].frombuffer(memory, first.dtype).reshape(shape)
+    return sys.modules["torch"].frombuffer(memory, dtype=first.dtype).reshape(tuple(shape))
+
+
+def _reduce_arrays(values: Sequence[Any], how: str) -> Any:
+    if _is_numpy(values[0]):
+        stacked = sys.modules["numpy"].stack(values)
+        return stacked if how == "stack" else getattr(stacked, how)(axis=0)
+    torch = sys.modules["torch"]
+    stacked = torch.stack([value.detach() for value in values])
+    if how == "mean" and not (stacked.is_floating_point() or stacked.is_complex()):
+        return stacked.double().mean(0).to(torch.get_default_dtype())
+    return stacked if how == "stack" else getattr(stacked, how)(0)
+
+
+def _empty_like(first: Any, shape: Sequence[int]) -> Any:
+    if _is_numpy(first):
+        return sys.modules["numpy"].empty(shape, first.dtype)
+    return sys.modules["torch"].empty(tuple(shape), dtype=first.dtype)
+
+
+def _is_array(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return (torch is not None and isinstance(value, torch.Tensor)) or _is_numpy(value)
+
+
+def _is_numpy(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray | numpy.generic)
+
+
+def _is_subclass(value: Any) -> bool:
+    """Return whether an array has state beside its elements, as a masked array does."""
+    return _is_numpy(value) and type(value).__name__ not in ("ndarray", "memmap")
+
+
+def _is_contiguous(value: Any) -> bool:
+    return bool(value.flags.c_contiguous if _is_numpy(value) else value.is_contiguous())
+
+
+def _facts(value: Any) -> str:
+    return f"{_type_name(value)} {tuple(value.shape)} {value.dtype}"
+
+
+def _type_name(value: Any) -> str:
+    return type(value).__name__
+
+
+def _by_rank(values: Mapping[int, Any], describe: Any) -> str:
+    said = group_ranks({rank: str(describe(value)) for rank, value in values.items()})
+    return "; ".join(f"{text} on {describe_ranks(ranks)}" for text, ranks in said.items())

@@ -1,1 +1,0 @@
-"""Pushed and gathered values on a rank: cuts out the rank's part of a whole tensor."""
