@@ -100,7 +100,7 @@ FEATURES = (
         2711,
         "controller/session/hosts/ controller/session/launch/ controller/session/standing.py "
         "workers/agent/on_host.py "
-        "workers/agent/tcp_port.py wire/hosts.py wire/curve.py",
+        "workers/agent/port.py wire/hosts.py wire/curve.py",
     ),
     Feature(
         "this host",

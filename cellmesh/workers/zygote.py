@@ -81,7 +81,7 @@ class ChangeSurroundings(msgspec.Struct, frozen=True, tag=True):
 
 
 class ImportFrom(msgspec.Struct, frozen=True, tag=True):
-    """Have ranks import from this `sys.path`: the first message on a mesh with many hosts."""
+    """Have ranks import from this `sys.path`: the first message."""
 
     path: list[str]
 
@@ -126,7 +126,7 @@ def serve_agent(descriptor: int, ticket_path: str, shell: RankShell | None = Non
     os.chdir(ticket.cwd)
     try:
         shell = shell or import_all()
-        path = ticket.sys_path if ticket.host is None else _hear_path(agent)
+        path = _hear_path(agent)
         if path is None:  # the agent has ended
             _tidy_up(ticket)
             return

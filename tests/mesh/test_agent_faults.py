@@ -20,7 +20,7 @@ SITE = """
 import sys
 if any("cellmesh.workers" in word and "zygote" not in word for word in sys.orig_argv):
     sys.path.insert(0, PACKAGE_PARENT)
-    import cellmesh.workers.agent.agent as agent, cellmesh.workers.agent.processes as family
+    import cellmesh.workers.agent.agent as agent, cellmesh.workers.agent.processes as processes
 
     def fail(owner, name, times):
         then, left = getattr(owner, name), [times]
@@ -31,13 +31,13 @@ if any("cellmesh.workers" in word and "zygote" not in word for word in sys.orig_
             return then(*args)
         setattr(owner, name, failing)
 
-    fail(family.Family, "_hear_text", 1000)
-    fail(family.Family, "_reap_rank", 1)
-    fail(family.Family, "reap_orphans", 1)
+    fail(processes.Processes, "_hear_text", 1000)
+    fail(processes.Processes, "_reap_rank", 1)
+    fail(processes.Processes, "reap_orphans", 1)
     fail(agent.Supervisor, "tick", 3)
     fail(agent.Supervisor, "kill", 1)
-    fail(agent.Attachment, "tick", 3)
-    fail(agent.Attachment, "dismiss", 1)
+    fail(agent.ControllerPort, "tick", 3)
+    fail(agent.ControllerPort, "dismiss", 1)
 """
 
 

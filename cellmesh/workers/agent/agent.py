@@ -51,9 +51,9 @@ from ...wire.ticket import Ticket, read_ticket, remove_directory, write_ticket
 from ...wire.values import Chunk, Unwanted
 from .. import linux_process
 from ..rank.stdout import read_log
-from .controller_port import Attachment, Dims
+from .controller_port import ControllerPort, Dims
 from .events import Events
-from .processes import Family
+from .processes import Processes
 from .supervisor import Action, AskToLeave, Fork, KillRanks, Supervisor, ToRanks, Up
 from .zygote_client import ZygoteClient
 
@@ -85,24 +85,24 @@ class Agent:
         self._num_faults = 0  # as of the last look
         self._start_error: Exception | None = None  # of an action of a start
         self._events = Events(self._faults)
-        self._family = Family(
+        self._processes = Processes(
             ticket, self._events, self._faults, self._supervisor, self._act, zygote
         )
-        self._attachment = Attachment(
-            *(ticket, self._events, self._hear, self._greet, self._stop, self._family.hear),
+        self._controller = ControllerPort(
+            *(ticket, self._events, self._hear, self._greet, self._stop, self._processes.hear),
             self._abandon_arrivals,
         )
         self._events.watch_signals(
             (signal.SIGTERM, signal.SIGHUP), lambda: self._stop("stopped from outside")
         )
-        self._events.watch_signals((signal.SIGCHLD,), self._family.reap_orphans)
+        self._events.watch_signals((signal.SIGCHLD,), self._processes.reap_orphans)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     @property
     def address(self) -> Host | None:
         """Where controllers on other hosts reach the agent; None if the mesh is on one host."""
-        part, port = self._ticket.part, self._attachment.port
-        if port is None:
+        part, port = self._ticket.part, self._controller.port
+        if not port.is_remote:
             return None
         key = public_of(self._ticket.curve_secret)
         return Host(part.name, port.endpoint, key, part.first_rank, part.num_ranks)
@@ -110,12 +110,12 @@ class Agent:
     def serve(self) -> None:
         """Supervise the mesh's processes on this host until the mesh has ended."""
         # An import may fail before the controller has said hello: it is to hear why.
-        attachment, supervisor = self._attachment, self._supervisor
-        while supervisor.state != "ended" or attachment.is_awaiting_first(time.monotonic()):
+        controller, supervisor = self._controller, self._supervisor
+        while supervisor.state != "ended" or controller.is_awaiting_first(time.monotonic()):
             patience_s = _PAUSE_S if supervisor.state == "ended" else self._patience_s()
-            self._events.wait(0 if attachment.may_be_readable else patience_s)
-            if self._attachment.may_be_readable:
-                self._faults.guard(self._attachment.serve)
+            self._events.wait(0 if controller.may_be_readable else patience_s)
+            if self._controller.may_be_readable:
+                self._faults.guard(self._controller.serve)
             self._tick(time.monotonic())
 
     def _tick(self, now: float) -> None:
@@ -129,15 +129,15 @@ class Agent:
         except Exception as error:
             self._faults.take(error)
         try:
-            self._attachment.tick(now)
+            self._controller.tick(now)
         except Exception as error:
             self._faults.take(error)
-        if self._attachment.may_be_readable:  # something was sent
-            self._faults.guard(self._attachment.serve)
+        if self._controller.may_be_readable:  # something was sent
+            self._faults.guard(self._controller.serve)
 
     def tell_failure(self, error: Exception) -> None:
         """Send the controller an error of the agent itself, which ends the mesh."""
-        self._attachment.send(
+        self._controller.send(
             [Parcel(Stopped(f"the agent failed: {type(error).__name__}: {error}"))]
         )
 
@@ -147,14 +147,14 @@ class Agent:
         if "_code_files" in vars(self):  # else no files were sent
             self._faults.guard(self._code_files.close)
         remove_directory(Path(self._ticket.directory))
-        self._faults.guard(self._attachment.close)
+        self._faults.guard(self._controller.close)
 
     def _report(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)  # agent.log
-        self._attachment.send([Parcel(AgentFault(text))])
+        self._controller.send([Parcel(AgentFault(text))])
 
     def _patience_s(self) -> float | None:
-        due, at = self._supervisor.deadline(), self._attachment.deadline()
+        due, at = self._supervisor.deadline(), self._controller.deadline()
         due = at if due is None or (at is not None and at < due) else due
         num_faults, self._num_faults = self._num_faults, self._faults.num
         least = _PAUSE_S if num_faults != self._num_faults else 0.0
@@ -171,38 +171,34 @@ class Agent:
     def _carry_out(self, action: Action) -> None:
         match action:
             case ToRanks(ranks, channel, frames):
-                self._family.send(ranks, channel, frames)
+                self._processes.send(ranks, channel, frames)
             case Up(parcels):
-                self._attachment.send(parcels)
+                self._controller.send(parcels)
             case Fork():
-                self._attachment.note_new(action.ranks)
-                self._family.fork(action)
+                self._controller.note_new(action.ranks)
+                self._processes.fork(action)
             case KillRanks(ranks):
-                self._family.kill(ranks)
+                self._processes.kill(ranks)
             case AskToLeave(ranks):
-                self._family.send(ranks, "control", encode([Parcel(Leave())]))
+                self._processes.send(ranks, "control", encode([Parcel(Leave())]))
 
     # ---- the controller
 
     def _greet(self) -> tuple[Parcel[Any], Sequence[Died], Dims]:
         state = self._supervisor.progress()
         if isinstance(state.verb, MeshReady):
-            where = self._family.store_address
+            where = self._processes.store_address
             state = Parcel(msgspec.structs.replace(state.verb, store_address=where))
-        return state, self._supervisor.deaths(), self._family.dims
+        return state, self._supervisor.deaths(), self._processes.dims
 
     def _hear(self, parcels: Sequence[Parcel[Any]]) -> None:
         actions: list[Action] = []
         for parcel in parcels:
             verb, buffers = parcel
-            if type(verb) is Relay and self._ticket.host is None:
-                if verb.lends:
-                    buffers = self._family.lending.lend(verb, buffers, self._supervisor.pids())
-                self._attachment.pass_on(verb, buffers)
-                actions += self._supervisor.relay(verb, buffers)
-            elif type(verb) is Relay:
-                self._attachment.pass_on(verb, buffers)
-                actions += self._family.relay(self._admit(parcel))
+            if type(verb) is Relay:
+                self._controller.pass_on(verb, buffers)
+                orders = self._admit(parcel) if self._controller.port.is_remote else (parcel,)
+                actions += self._processes.relay(orders)
             else:  # what was said before goes before
                 self._act(_join_relays(actions))
                 actions = []
@@ -213,43 +209,39 @@ class Agent:
         """Return an order of a controller on another host, and others that waited, once no segment
         is missing for them.
         """
-        arrivals, (order, frames) = self._family.lending.arrivals, parcel
-        assert arrivals is not None
+        arrivals, (order, frames) = self._processes.lending.arrivals, parcel
         if order.channel == "control":
             return [parcel, *(arrivals.interrupt(frames) if arrivals else ())]
         return arrivals.admit(parcel, order.ranks, order.run, order.lends)
 
     def _take_chunk(self, chunk: Chunk, data: Frame) -> None:
-        arrivals = self._family.lending.arrivals
-        orders = arrivals.take(chunk, data) if arrivals is not None else None
+        orders = self._processes.lending.arrivals.take(chunk, data)
         if orders is None:
-            self._attachment.send([Parcel(Unwanted(chunk.loan))])
-        self._attachment.acknowledge()  # at once: the controller waits for it
-        self._act(self._family.relay(orders or ()))
+            self._controller.send([Parcel(Unwanted(chunk.loan))])
+        self._controller.acknowledge()  # at once: the controller waits for it
+        self._act(self._processes.relay(orders or ()))
 
     def _abandon_arrivals(self) -> None:
         """Have ranks answer runs whose values will not arrive, as their controller has left."""
-        arrivals = self._family.lending.arrivals
-        if arrivals is not None:
-            why = "the notebook left before the value had arrived: send it again"
-            self._act(self._family.relay(arrivals.abandon(why)))
+        why = "the notebook left before the value had arrived: send it again"
+        self._act(self._processes.relay(self._processes.lending.arrivals.abandon(why)))
 
     def _obey(self, verb: Any, buffers: Sequence[Frame]) -> None:
         match verb:
             case Chunk():
                 self._take_chunk(verb, buffers[0])
             case Unwanted(loan):
-                self._attachment.sender.drop(loan)
+                self._controller.sender.drop(loan)
             case PlaceFiles():
                 self._code_files.handle(verb, buffers)
             case Detach() if self._ticket.lease_s > 0:
-                self._attachment.dismiss("it was detached")
+                self._controller.dismiss("it was detached")
             case Detach() | Stop():
                 self._stop("stopped")
             case Restart(names, shape, changes):
                 self._set_dims(names, shape)
-                self._family.change_surroundings(changes)
-                self._attachment.spool.forget_runs()
+                self._processes.change_surroundings(changes)
+                self._controller.spool.forget_runs()
                 self._act(self._supervisor.restart())
             case Respawn(ranks):
                 self._act(self._supervisor.respawn(ranks, time.monotonic()))
@@ -260,25 +252,25 @@ class Agent:
             case Resize():
                 self._resize(verb)
             case UseStore(address, port, incarnation):
-                self._family.store_address = address
+                self._processes.store_address = address
                 self._supervisor.owns_store = False
                 self._act(self._supervisor.use_store(port, incarnation))
             case SetAgents():
-                self._attachment.agents = verb
+                self._controller.agents = verb
             case MakeStore():
-                self._family.make_store()
+                self._processes.make_store()
             case ReadLog(request, rank, num_bytes):
-                path, name = self._family.log_path(rank), self._ticket.part.name
+                path, name = self._processes.log_path(rank), self._ticket.part.name
                 place = f"{name}:{path}" if name else str(path)
                 answer = LogText(request, *read_log(path, num_bytes), place)
-                self._attachment.send([Parcel(answer)])
+                self._controller.send([Parcel(answer)])
             case ReadClock(sent_s):
-                self._attachment.send([Parcel(ClockReading(sent_s, time.monotonic()))])
+                self._controller.send([Parcel(ClockReading(sent_s, time.monotonic()))])
             case ReadHost(request):
                 at_s, pids = time.monotonic(), self._supervisor.pids().values()
                 rss_bytes = {pid: linux_process.rss_bytes(pid) for pid in pids}
                 report = self._supervisor.report(rss_bytes)
-                self._attachment.send([Parcel(HostReport(request, report, at_s))])
+                self._controller.send([Parcel(HostReport(request, report, at_s))])
 
     @functools.cached_property
     def _code_files(self) -> CodeFiles:
@@ -288,14 +280,14 @@ class Agent:
         return CodeFiles(
             CodeStore(len(self._ticket.roots), directory),
             self._events,
-            lambda answer: self._attachment.send([Parcel(answer)]),
-            self._family.import_from,
+            lambda answer: self._controller.send([Parcel(answer)]),
+            self._processes.import_from,
         )
 
     def _set_dims(self, names: tuple[str, ...], shape: tuple[int, ...]) -> None:
-        if not names or (names, shape) == self._family.dims:
+        if not names or (names, shape) == self._processes.dims:
             return
-        self._family.dims = names, shape
+        self._processes.dims = names, shape
         self._ticket = msgspec.structs.replace(self._ticket, mesh_dim_names=names, mesh_shape=shape)
         with contextlib.suppress(HostError):  # the disk is full; the file only informs others
             write_ticket(self._ticket)
@@ -313,8 +305,8 @@ class Agent:
             mesh_dim_names=order.mesh_dim_names,
             mesh_shape=order.mesh_shape,
         )
-        self._family.resize(self._ticket)
-        self._attachment.resize(self._ticket)
+        self._processes.resize(self._ticket)
+        self._controller.resize(self._ticket)
         self._act(self._supervisor.resize(self._ticket.ranks, time.monotonic()))
         with contextlib.suppress(HostError):  # the disk is full; the file only informs others
             write_ticket(self._ticket)

@@ -5,7 +5,6 @@ The shell round `Spool` and `Reliable`: the agent's socket for controllers, gree
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import functools
 import hmac
@@ -39,8 +38,8 @@ from ...wire.segments import SegmentFrame
 from ...wire.ticket import Holder, Ticket, write_holder
 from ...wire.user_code import InputReply
 from .events import Events, Order
+from .port import Port
 from .spool import Spool, size_of
-from .tcp_port import TcpPort
 
 # So much is under way to a controller; what it is too slow to take waits, and output is then
 # bounded.
@@ -56,7 +55,7 @@ Dims = tuple[tuple[str, ...], tuple[int, ...]]
 
 
 @dataclass(eq=False)
-class Attachment:
+class ControllerPort:
     """The agent's end of the connection to controllers: which one holds the mesh, and what it has
     not received.
     """
@@ -83,35 +82,32 @@ class Attachment:
         self._identity: bytes | None = None
         self._link = b""
         self.sender = Sender()  # of results, to a controller on another host
-        self._reliable = self._new_reliable()
         self._is_attached = True  # as good as: who starts the mesh is about to say hello
         self._pid = self._ticket.controller_pid
         self._controller_host = ""
         self._since = time.monotonic()
         self._lease_ends: float | None = None
         self._why_left = ""
-        self._dismissals = Dismissals()
+        # Why controllers were sent away, by their links: they may come back and ask.
+        self._why_dismissed: dict[bytes, str] = {}
         self._watched: set[int] = set()
         self._num_strangers = 0  # that wrote to the socket, and had no key
         self._file = HolderFile(self._ticket)
         self.agents: SetAgents | None = None  # if they are no longer those of the start
         context: zmq.Context[transport.Socket] = zmq.Context()
-        self.port: TcpPort | None = None
-        if self._ticket.host is None:
-            self._socket = transport.bind_router(context, self._ticket.agent_endpoint)
-        else:
-            self.port = TcpPort(
-                context,
-                self._ticket,
-                self._events,
-                self._is_connected,
-                self._not_heard,
-                self._count_refused,
-            )
-            self._socket = self.port.socket
+        self.port = Port(
+            context,
+            self._ticket,
+            self._events,
+            self._is_connected,
+            self._not_heard,
+            self._count_refused,
+        )
+        self._socket = self.port.socket
+        self._reliable = self._new_reliable()
         self.may_be_readable = True
         self._events.add(int(self._socket.getsockopt(zmq.FD)), Order.SOCKET, self._note_readable)
-        if self.port is None:
+        if not self.port.is_remote:
             self._watch(self._ticket.controller_pid)
 
     # ---- for the agent
@@ -120,7 +116,7 @@ class Attachment:
         self.may_be_readable = True
 
     def _new_reliable(self) -> Reliable[Message]:
-        return Reliable(self.spool.acked if self._ticket.host is None else self._note_acked)
+        return Reliable(self._note_acked if self.port.is_remote else self.spool.acked)
 
     def _note_acked(self, parcels: Message) -> None:
         self.spool.acked(parcels)
@@ -168,8 +164,7 @@ class Attachment:
         """Act on time-outs (lease, acknowledgement) that have passed."""
         if self._identity is not None and self._reliable.owes_ack(now):
             self._send([self._identity, self._reliable.wrap_aside()])
-        if self.port is not None:
-            self.port.tick(now)
+        self.port.tick(now)
         if self._file.write_at is not None and now >= self._file.write_at:
             self._file.write()
         if self._lease_ends is not None and now >= self._lease_ends:
@@ -179,10 +174,7 @@ class Attachment:
     def deadline(self) -> float | None:
         """Return the time at which `tick` must be called; None if no time-out runs."""
         due = self._lease_ends if self._identity is None else self._reliable.ack_at
-        if self.port is None and self._file.write_at is None:
-            return due
-        lost_at = None if self.port is None else self.port.deadline()
-        others = (due, lost_at, self._file.write_at)
+        others = (due, self.port.deadline(), self._file.write_at)
         return min((at for at in others if at is not None), default=None)
 
     def is_awaiting_first(self, now: float) -> bool:
@@ -192,8 +184,7 @@ class Attachment:
     def close(self) -> None:
         """Send the controller's queued messages, and close the socket."""
         self._flush(everything=True)
-        if self.port is not None:
-            self.port.close()
+        self.port.close()
         self._socket.close(linger=500)
         self._socket.context.term()
 
@@ -207,7 +198,7 @@ class Attachment:
                     self._hear(self._decoder.decode(frames))
                 if self.spool:
                     self._flush()
-                if self.port is not None and self.sender:
+                if self.sender:
                     self._send_chunks()
                 if self._unheard or self.spool.ahead:
                     self._bound_ranks()
@@ -254,14 +245,14 @@ class Attachment:
             self._abandon("stopped from outside")
 
     def _find_objection(self, hello: Hello) -> str:
-        if why_dismissed := self._dismissals.why(hello.link):
-            return why_dismissed
-        if mismatch := find_mismatch(hello, self._ticket.torch, is_local=self.port is None):
+        if hello.link in self._why_dismissed:
+            return self._why_dismissed[hello.link]
+        if mismatch := find_mismatch(hello, self._ticket.torch, is_local=not self.port.is_remote):
             return mismatch
         is_held = self._identity is not None or (self._is_attached and hello.pid != self._pid)
         if hello.steal or not is_held:
             return ""
-        host = self._controller_host if self.port is not None else ""
+        host = self._controller_host if self.port.is_remote else ""
         return describe_hold(self._pid, host, time.monotonic() - self._since)
 
     def _accept(self, identity: bytes, hello: Hello) -> None:
@@ -272,7 +263,7 @@ class Attachment:
         self._reliable = self._new_reliable()
         self._welcome(identity, 0, away_s, dims)
         self.spool.attend(state, deaths)
-        if self.port is None and (hello.pid != self._pid or not self._is_attached):
+        if not self.port.is_remote and (hello.pid != self._pid or not self._is_attached):
             self._watch(hello.pid)
         self._note_holder(hello.pid, True)
         self._file.attach(hello)
@@ -282,8 +273,7 @@ class Attachment:
     def _welcome(
         self, identity: bytes, num_received: int, away_s: float, dims: Dims = ((), ())
     ) -> None:
-        if self.port is not None:
-            self.port.welcomed()
+        self.port.welcomed()
         self._say_aside(
             identity,
             Welcome(
@@ -306,7 +296,7 @@ class Attachment:
         """Detach the controller, and send it the reason."""
         if self._identity is None:
             return
-        self._dismissals.note(self._link, reason)
+        self._why_dismissed[self._link] = reason
         self._say_aside(self._identity, Detached(reason))
         self._leave(reason)
 
@@ -341,8 +331,7 @@ class Attachment:
         """Count refused peers, those of the TCP port included."""
         self.may_be_readable = True  # as in `_send`
         self._num_strangers += number
-        at_port = self.port.num_refused if self.port is not None else 0
-        self._file.count(self._num_strangers + at_port)
+        self._file.count(self._num_strangers + self.port.num_refused)
 
     def _watch(self, pid: int) -> None:
         if pid not in self._watched:  # it may have left and attached again
@@ -384,11 +373,11 @@ class Attachment:
         frames = encode(parcels)
         num_bytes = sum(map(len, frames))
         for parcel in parcels:
-            if parcel.buffers and self._ticket.host is None:
+            if parcel.buffers and not self.port.is_remote:
                 num_bytes += size_of(parcel)  # of a segment, its name is among the frames
         preamble = self._reliable.wrap(parcels, num_bytes)
         self._send([self._identity, preamble, *frames])
-        if self._ticket.host is not None:
+        if self.port.is_remote:
             self._follow(parcels)
 
     def _follow(self, parcels: Message) -> None:
@@ -429,27 +418,6 @@ class Attachment:
         self.may_be_readable = (
             True  # ZeroMQ's descriptor tells of changes only, and sending takes them in
         )
-
-
-# Of so many controllers that were sent away, an agent knows why.
-_MAX_DISMISSED = 100
-
-
-class Dismissals:
-    """The controllers that an agent has sent away, which may come back and ask why."""
-
-    def __init__(self) -> None:
-        self._why: collections.OrderedDict[bytes, str] = collections.OrderedDict()
-
-    def note(self, link: bytes, reason: str) -> None:
-        """Note why the controller with this link was sent away; the oldest is forgotten."""
-        self._why[link] = reason
-        if len(self._why) > _MAX_DISMISSED:
-            self._why.popitem(last=False)
-
-    def why(self, link: bytes) -> str:
-        """Return why the controller with this link was sent away; "" if it was not."""
-        return self._why.get(link, "")
 
 
 def find_mismatch(hello: Hello, torch: str, is_local: bool) -> str:

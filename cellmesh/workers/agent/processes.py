@@ -18,12 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from ...wire import marks
-from ...wire.bulk import Arrivals
 from ...wire.codec import Frame, Parcel, at_agent_from_rank
 from ...wire.environment import Surroundings
 from ...wire.faults import Faults
 from ...wire.messages import Channel, Done, Failed, RankUnready, Relay
-from ...wire.segments import INTERRUPTED, SegmentFrame
 from ...wire.stream import pack
 from ...wire.ticket import Ticket, path_of_ranks
 from ...wire.user_code import Output, StreamName
@@ -76,7 +74,7 @@ class _Replacements:
 
 
 @dataclass(eq=False)
-class Family:
+class Processes:
     """The processes of a mesh on this host (zygote, store and ranks): forks, watches, kills and
     reaps them as a `Supervisor` decides.
     """
@@ -99,8 +97,7 @@ class Family:
         self._run_ends: dict[int, tuple[int, int]] = {}
         self._links: dict[int, RankLink] = {}
         self._unheard: Collection[int] = ()
-        is_local = self._ticket.host is None
-        self.lending = Lending(None if is_local else Arrivals(INTERRUPTED, "cellmesh-value"))
+        self.lending = Lending()
         self._mapped: dict[int, dict[str, int]] = {}  # rank -> path -> its length
         self._children: set[int] = set()  # those whose end has a handler of its own
         self._num_gpus = 0
@@ -111,9 +108,8 @@ class Family:
         self._new_stores = _Replacements(_MAX_STORES, _STORES_S)
         self._new_zygotes = _Replacements(_MAX_ZYGOTES, _ZYGOTES_S)
         self._zygote_is_ready = False
-        self._sys_path: tuple[str, ...] | None = None  # of ranks, once it is known
-        if not is_local and not self._ticket.roots:  # nothing is brought here
-            self._sys_path = path_of_ranks(self._ticket, ())
+        # Of ranks; None until the modules are there that are brought to this host.
+        self._sys_path = None if self._ticket.roots else path_of_ranks(self._ticket, ())
         self._changes = Surroundings()  # of environment and directory, since the start
         self.dims = self._ticket.mesh_dim_names, self._ticket.mesh_shape
         if self._zygote is not None:
@@ -219,10 +215,10 @@ class Family:
                 link.send(channel, packed)
 
     def relay(self, orders: Iterable[Parcel[Relay]]) -> list[Action]:
-        """Relay orders of a controller on another host, whose segments have arrived."""
+        """Relay a controller's orders, whose segments are on this host."""
         actions: list[Action] = []
         for order, frames in orders:
-            if isinstance(frames[-1], SegmentFrame):
+            if order.lends:
                 frames = self.lending.lend(order, frames, self._supervisor.pids())
             actions += self._supervisor.relay(order, frames)
         return actions

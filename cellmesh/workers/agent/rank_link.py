@@ -18,7 +18,7 @@ from ...wire.bulk import Arrivals
 from ...wire.codec import Frame, Parcel
 from ...wire.messages import Channel, Done, Failed, Relay
 from ...wire.payload import stand_in
-from ...wire.segments import Memfd, SegmentFrame, open_segment, read_ref
+from ...wire.segments import INTERRUPTED, Memfd, SegmentFrame, open_segment, read_ref
 from ...wire.stream import QueuedChannel
 from ...wire.user_code import StreamName
 from ..linux_process import receive_descriptors
@@ -197,12 +197,13 @@ class Lending:
     gives to the controller until that has acknowledged the message, as the frame is kept until
     then.
 
-    Args:
-        arrivals: the segments that a controller on another host sends; None on one host.
+    Attributes:
+        arrivals: the segments that a controller on another host sends.
+        lent: run -> its segment, and the ranks that use it.
     """
 
-    def __init__(self, arrivals: Arrivals | None = None) -> None:
-        self.arrivals = arrivals
+    def __init__(self) -> None:
+        self.arrivals = Arrivals(INTERRUPTED, "cellmesh-value")
         self.lent: dict[int, tuple[SegmentFrame, set[int]]] = {}
 
     def lend(
@@ -250,7 +251,7 @@ class Lending:
         """
         for run in list(self.lent):
             self._end(run, rank)
-        return self.arrivals.forget(rank) if self.arrivals is not None else []
+        return self.arrivals.forget(rank)
 
     def _end(self, run: int, rank: int) -> None:
         if run in self.lent:

@@ -75,7 +75,7 @@ class ZygoteClient:
         return msgspec.msgpack.decode(data, type=Reply) if data else None
 
     def import_from(self, path: Sequence[str]) -> None:
-        """Have ranks import from a `sys.path`; a zygote of a mesh on many hosts waits for it."""
+        """Have ranks import from a `sys.path`, for which the zygote waits."""
         with contextlib.suppress(OSError):  # it has ended; its pidfd reports that
             self._socket.send(msgspec.msgpack.encode(ImportFrom(list(path))))
 

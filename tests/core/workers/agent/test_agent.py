@@ -32,7 +32,7 @@ def _agent(state: str) -> tuple[Any, Supervisor]:
     supervisor = Supervisor(state)
     agent._faults, agent._num_faults = Faults("the agent", lambda text: None), 0
     agent._start_error = None
-    agent._supervisor, agent._attachment = supervisor, Attachment()
+    agent._supervisor, agent._controller = supervisor, Attachment()
 
     def refuse(action: Any) -> None:
         raise action

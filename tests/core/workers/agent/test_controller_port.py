@@ -19,16 +19,16 @@ from cellmesh.wire.codec import Parcel
 from cellmesh.wire.curve import new_keys
 from cellmesh.wire.faults import Faults
 from cellmesh.wire.messages import MakeStore, Progress
-from cellmesh.workers.agent.controller_port import Attachment
+from cellmesh.workers.agent.controller_port import ControllerPort
 from cellmesh.workers.agent.events import Events
 
-from .test_tcp_port import ticket_of
+from .test_port import ticket_of
 
 WAIT_S = 20.0
 Connect = Callable[[], Connection]
 
 
-def make_attachment(directory: Path, heard: list[Any]) -> tuple[Attachment, Events, Connect]:
+def make_port(directory: Path, heard: list[Any]) -> tuple[ControllerPort, Events, Connect]:
     """Return an agent's port, its loop, and what a controller connects to it with."""
     controller, agent = new_keys(), new_keys()
     ticket = msgspec.structs.replace(
@@ -38,7 +38,7 @@ def make_attachment(directory: Path, heard: list[Any]) -> tuple[Attachment, Even
         controller_pid=os.getpid(),
     )
     events = Events(Faults("the test", print))
-    attachment = Attachment(
+    attachment = ControllerPort(
         ticket,
         events,
         lambda parcels: heard.extend(verb for verb, _ in parcels),
@@ -47,12 +47,11 @@ def make_attachment(directory: Path, heard: list[Any]) -> tuple[Attachment, Even
         lambda ranks: None,
         lambda: None,
     )
-    assert attachment.port is not None
     endpoint, keys = attachment.port.endpoint, (controller.secret, agent.public)
     return attachment, events, lambda: Connection(endpoint, ticket.key, steal=False, keys=keys)
 
 
-def step(attachment: Attachment, events: Events, *connections: Connection) -> list[Any]:
+def step(attachment: ControllerPort, events: Events, *connections: Connection) -> list[Any]:
     """Let both ends do what is to be done; return what the controller has heard."""
     events.wait(0.01)
     if attachment.may_be_readable:
@@ -67,7 +66,7 @@ def step(attachment: Attachment, events: Events, *connections: Connection) -> li
 
 def test_controller_goes_on_under_another_name(tmp_path: Path) -> None:
     """Each of its connections has a name of its own."""
-    attachment, events, connect = make_attachment(tmp_path, [])
+    attachment, events, connect = make_port(tmp_path, [])
     broken, deadline = connect(), time.monotonic() + WAIT_S
     while not broken._is_open and time.monotonic() < deadline:
         step(attachment, events, broken)
@@ -91,8 +90,7 @@ def test_message_that_arrives_while_the_agent_looks_for_its_controller_is_heard(
 ) -> None:
     """A look at a ROUTER's state takes in what its descriptor would have reported."""
     heard: list[Any] = []
-    attachment, events, connect = make_attachment(tmp_path, heard)
-    assert attachment.port is not None
+    attachment, events, connect = make_port(tmp_path, heard)
     endpoint, connection = attachment.port.endpoint, connect()
     deadline = time.monotonic() + WAIT_S
     while not connection._is_open and time.monotonic() < deadline:

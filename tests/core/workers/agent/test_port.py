@@ -13,7 +13,7 @@ from cellmesh.wire.faults import Faults
 from cellmesh.wire.hosts import HostPart
 from cellmesh.wire.ticket import Ticket
 from cellmesh.workers.agent.events import Events
-from cellmesh.workers.agent.tcp_port import TcpPort
+from cellmesh.workers.agent.port import Port
 
 WAIT_S = 20.0
 
@@ -36,7 +36,7 @@ def test_agent_waits_for_its_controller_for_longer_than_the_start_may_take() -> 
     gone: list[None] = []
     began = time.monotonic()
     events = Events(Faults("the test", print))
-    port = TcpPort(context, ticket, events, bool, lambda: gone.append(None), lambda: None)
+    port = Port(context, ticket, events, bool, lambda: gone.append(None), lambda: None)
     port.tick(began + 600)
     assert not gone
     port.tick(time.monotonic() + 1000)
@@ -52,7 +52,7 @@ def test_ended_connection_is_told_and_its_peer_is_not_reached() -> None:
     controller, agent = new_keys(), new_keys()
     ticket = ticket_of(controller, agent)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    port = TcpPort(context, ticket, events, bool, lambda: None, lambda: ended.append(None))
+    port = Port(context, ticket, events, bool, lambda: None, lambda: ended.append(None))
     dealer = context.socket(zmq.DEALER)
     dealer.setsockopt(zmq.LINGER, 0)
     dealer.setsockopt(zmq.ROUTING_ID, b"C1")

@@ -1,5 +1,6 @@
-"""The agent's TCP socket for controllers: encrypted, for allowed keys only, and watched, as no
-process number tells whether a controller on another host lives.
+"""The agent's socket for controllers: a socket file where all of the mesh is on one host, else TCP,
+encrypted, for allowed keys only, and watched, as no process number tells whether a controller on
+another host lives.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ _SETTLE_S = 0.05
 _LATER_S = 5.0
 
 
-class TcpPort:
-    """A bound ROUTER on TCP.
+class Port:
+    """A bound ROUTER.
 
     Args:
         context: the agent's ZeroMQ context.
@@ -37,6 +38,7 @@ class TcpPort:
     Attributes:
         socket: the ROUTER.
         endpoint: where it is bound.
+        is_remote: whether controllers may be on other hosts.
     """
 
     def __init__(
@@ -48,13 +50,17 @@ class TcpPort:
         gone: Callable[[], None],
         refused: Callable[[], None],
     ) -> None:
-        part, secret = ticket.host, ticket.curve_secret
-        assert part is not None
+        part, secret = ticket.part, ticket.curve_secret
+        self.is_remote = ticket.host is not None
         self._lease_s = ticket.host_lease_s
         self._is_reached, self._gone, self._refused = is_reached, gone, refused
         self._look_at: float | None = None  # when to see whether the controller has a connection
-        # When to give it up.
-        self._gone_at: float | None = time.monotonic() + part.start_timeout_s + _FIRST_S
+        self._gone_at: float | None = None  # when to give it up
+        self.endpoint = ticket.agent_endpoint
+        if not self.is_remote:
+            self.socket = transport.bind_router(context, self.endpoint)
+            return
+        self._gone_at = time.monotonic() + part.start_timeout_s + _FIRST_S
         self._allowed = AllowList(context, [part.controller_key])
         host = f"[{part.address}]" if ":" in part.address else part.address
         keys = KeyPair(public_of(secret), secret)
@@ -67,7 +73,7 @@ class TcpPort:
     @property
     def num_refused(self) -> int:
         """How many peers were refused: without a key, with a wrong one, with none of this mesh."""
-        return self._monitor.num_refused
+        return self._monitor.num_refused if self.is_remote else 0
 
     def _hear_monitor(self) -> None:
         if self._monitor.hear():
@@ -97,5 +103,6 @@ class TcpPort:
 
     def close(self) -> None:
         """Close what belongs to the ROUTER beside itself."""
-        self._monitor.close()
-        self._allowed.close()
+        if self.is_remote:
+            self._monitor.close()
+            self._allowed.close()
