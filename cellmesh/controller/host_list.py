@@ -194,6 +194,11 @@ def choose_hosts(given: StartOptions, num_ranks: Any) -> HostChoice:
             "nodes of their own: add --launch slurm or --launch ray. --nodes is for a command line "
             "without {host}, too, which starts the agents of all hosts"
         )
+    if given.get("address"):
+        raise MeshUsageError(
+            "--address is where hosts find this one that announce themselves (--launch hand or "
+            "torchrun): --interface chooses the network of all hosts"
+        )
     entries = _choose_named(given, num_ranks)
     return HostChoice(_sum(entries) if entries else num_ranks, entries)
 

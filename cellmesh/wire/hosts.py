@@ -22,7 +22,6 @@ import os
 import re
 import socket
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -255,14 +254,13 @@ class Invitation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HostFacts(msgspec.Struct, frozen=True):
-    """What a host reports of itself when it joins: its addresses, GPUs, versions.
+    """What a host reports of itself when it joins: its addresses and versions.
 
     Attributes:
         name: its host name.
         place: host, boot and PID namespace.
         pid: of the process that announces it.
         addresses: of its interfaces.
-        gpus: their models.
         versions: of what it has installed.
         number: its place among the mesh's hosts, if its engine numbers them; -1 if not.
     """
@@ -271,7 +269,6 @@ class HostFacts(msgspec.Struct, frozen=True):
     place: Place
     pid: int
     addresses: tuple[str, ...]
-    gpus: tuple[str, ...]
     versions: Versions
     number: int = -1
 
@@ -318,7 +315,6 @@ def own_facts(environment: Mapping[str, str]) -> HostFacts:
         this_place(),
         os.getpid(),
         tuple(own_addresses()),
-        tuple(_own_gpus(environment.get("CUDA_VISIBLE_DEVICES"))),
         own_versions(),
         number_of_host(environment),
     )
@@ -358,14 +354,3 @@ def addresses_by_interface() -> dict[str, list[str]]:
         name: [each.address for each in addresses if each.family == socket.AF_INET]
         for name, addresses in psutil.net_if_addrs().items()
     }
-
-
-def _own_gpus(visible: str | None) -> list[str]:
-    """Return the models of GPUs, as the driver lists them: no CUDA is initialised."""
-    models = []
-    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        lines = dict(line.partition(":")[::2] for line in path.read_text().splitlines())
-        models.append(lines.get("Model", "GPU").strip())
-    if visible is not None:
-        models = models[: len([word for word in visible.split(",") if word.strip()])]
-    return models

@@ -258,7 +258,6 @@ def user_roots(sys_path: Iterable[str]) -> tuple[str, ...]:
 _NAME = ".gitignore"
 # The largest that people write have a hundredth of it.
 _MAX_BYTES = 1 << 20
-_MAX_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -306,25 +305,18 @@ class Ignore:
 
 @functools.lru_cache(maxsize=256)
 def _compile(text: str) -> tuple[GitIgnoreSpec, tuple[tuple[int, str], ...]]:
-    """Return the rules of a file, without the lines that are none; and these, with their numbers
-    and the reason.
-    """
+    """Return the rules of a file, and the lines that are none: their numbers, and the reason."""
     from pathspec import GitIgnoreSpec  # only where there is such a file
 
-    lines = text.splitlines()
-    try:
-        return GitIgnoreSpec.from_lines(lines), ()
-    except Exception:  # of one line, or more
-        pass
     good, wrong = [], []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(text.splitlines(), 1):
         try:
             GitIgnoreSpec.from_lines([line])
         except Exception as error:
             wrong.append((number, str(error)))
         else:
             good.append(line)
-    return GitIgnoreSpec.from_lines(good), tuple(wrong[:_MAX_NAMED])
+    return GitIgnoreSpec.from_lines(good), tuple(wrong)
 
 
 def rules_above(directory: str) -> Ignore:

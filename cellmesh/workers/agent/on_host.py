@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 import msgspec
 import zmq
@@ -88,25 +88,10 @@ _ENGINES = {
 }
 
 
-class Notebook(Protocol):
-    """What the agent's launcher in the notebook says and hears, until it lets the agent go."""
-
-    def say(self, announcement: Announcement) -> None:
-        """Send it an announcement."""
-        ...
-
-    def hear(self, agent: int) -> bytes:
-        """Wait for an order; b"" if it has gone, or the agent has ended.
-
-        Args:
-            agent: a descriptor that is readable once the agent has ended.
-        """
-        ...
-
-
 @dataclass(frozen=True)
 class Lines:
-    """A launcher that reads this process's standard output.
+    """What the agent's launcher in the notebook sends and receives by this process's standard
+    streams, until it lets the agent go.
 
     Args:
         stdin: where it gives orders; None if it gives none.
@@ -115,15 +100,22 @@ class Lines:
     stdin: IO[bytes] | None
 
     def say(self, announcement: Announcement) -> None:
-        """As `Notebook.say`; in one line that srun does not break."""
-        if announcement.problem:
-            host = Host(name_of_host(os.environ))
-            announcement = msgspec.structs.replace(announcement, host=host)
+        """Send it an announcement, in one line that srun does not break: it breaks those of more
+        than 1,024 bytes, and parts of other hosts' lines may be between.
+        """
+        if text := announcement.problem:
+            if len(text) > _MAX_PROBLEM:
+                text = f"{text[:150]} ... {text[150 - _MAX_PROBLEM :]}"
+            announcement = Announcement(text, Host(name_of_host(os.environ)))
         sys.stdout.write(ANNOUNCEMENT + msgspec.json.encode(announcement).decode() + "\n")
         sys.stdout.flush()
 
     def hear(self, agent: int) -> bytes:
-        """As `Notebook.hear`."""
+        """Wait for an order; b"" if it has gone, or the agent has ended.
+
+        Args:
+            agent: a descriptor that is readable once the agent has ended.
+        """
         if self.stdin is None:
             return GO
         ready = wait_readable([self.stdin.fileno(), agent])
@@ -151,19 +143,10 @@ def run(text: bytes, stdin: IO[bytes] | None, address: str = "", interface: str 
     """
     if (invitation := parse_invitation(text)) is not None:
         return _join(invitation, address, interface)
-    notebook = Lines(stdin)
     try:
-        return _start(text, notebook, address, interface)
-    except HostError as error:
-        notebook.say(Announcement(problem=_shortened(str(error))))
+        return _start(text, Lines(stdin), address, interface)
+    except HostError:  # which has been announced
         return 1
-
-
-def _shortened(text: str) -> str:
-    """Return the beginning and the end of a text: srun breaks lines of more than 1,024 bytes, and
-    parts of other hosts' lines may be between.
-    """
-    return text if len(text) <= _MAX_PROBLEM else f"{text[:150]} ... {text[150 - _MAX_PROBLEM :]}"
 
 
 def _join(invitation: Invitation, address: str, interface: str) -> int:
@@ -185,33 +168,18 @@ def _join(invitation: Invitation, address: str, interface: str) -> int:
         else:
             visit = Visit(invitation, facts)
             try:
-                text = _receive_ticket(visit, patience_s)
-                if text is None or _start_invited(text, visit, address, interface, is_elastic) == 0:
+                text = visit.receive_ticket(patience_s)
+                if text is None or _start(text, visit, address, interface, is_elastic) == 0:
                     return 0  # the mesh has ended
+            except HostError as error:
+                if patience_s is None or visit.has_ticket:
+                    raise
+                _print(str(error))  # the mesh has just ended, and its listener with it
+                return 0
             finally:
                 visit.close()
         _print("the agent has ended")
         patience_s = _ENDED_S
-
-
-def _receive_ticket(visit: Visit, patience_s: float | None) -> bytes | None:
-    try:
-        return visit.receive_ticket(patience_s)
-    except HostError as error:
-        if patience_s is None:
-            raise
-        _print(str(error))  # the mesh has just ended, and its listener with it
-        return None
-
-
-def _start_invited(
-    text: bytes, visit: Visit, address: str, interface: str, is_elastic: bool
-) -> int:
-    try:
-        return _start(text, visit, address, interface, outlives_this=is_elastic)
-    except HostError as error:
-        visit.say(Announcement(problem=str(error)))
-        raise
 
 
 def is_engines(name: str) -> bool:
@@ -371,9 +339,9 @@ def _make_way(given: Ticket, path: Path, part: HostPart) -> bool:
 
 
 def _start(
-    text: bytes, notebook: Notebook, address: str, interface: str, outlives_this: bool = False
+    text: bytes, notebook: Lines | Visit, address: str, interface: str, outlives_this: bool = False
 ) -> int:
-    """Start an agent, and wait for its end.
+    """Start an agent, and wait for its end; announce why that cannot be.
 
     Args:
         text: of its ticket.
@@ -384,7 +352,30 @@ def _start(
     Returns:
         0 if the agent has ended in order.
     """
-    ticket = _own_ticket(_decode(text), address, interface)
+    try:
+        guardian, ticket = _spawn(_own_ticket(_decode(text), address, interface))
+    except HostError as error:
+        notebook.say(Announcement(str(error)))
+        raise
+    notebook.say(
+        Announcement(
+            host=ticket.agents[0],
+            place=ticket.place,
+            pid=ticket.agent_pid,
+            versions=own_versions(),
+            job=job_of_host(os.environ),
+        )
+    )
+    if not _is_let_go(notebook, guardian):
+        _end(guardian)
+    elif outlives_this:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+    return guardian.wait()
+
+
+def _spawn(ticket: Ticket) -> tuple[subprocess.Popen[bytes], Ticket]:
+    """Start the agent's guardian; return it, and the ticket that the agent has signed."""
     # Read by its descriptor: an agent that does not start takes its directory along.
     with open(ticket.logs / "agent.log", "a+b") as log:
         guardian = subprocess.Popen(
@@ -403,25 +394,10 @@ def _start(
             log.seek(0)
             cause = log.read().decode(errors="replace")[-2000:].strip()
             raise HostError(f"the agent did not start: {cause}")
-    signed = read_ticket(ticket.path)
-    notebook.say(
-        Announcement(
-            host=signed.agents[0],
-            place=signed.place,
-            pid=signed.agent_pid,
-            versions=own_versions(),
-            job=job_of_host(os.environ),
-        )
-    )
-    if not _is_let_go(notebook, guardian):
-        _end(guardian)
-    elif outlives_this:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_DFL)
-    return guardian.wait()
+    return guardian, read_ticket(ticket.path)
 
 
-def _is_let_go(notebook: Notebook, guardian: subprocess.Popen[bytes]) -> bool:
+def _is_let_go(notebook: Lines | Visit, guardian: subprocess.Popen[bytes]) -> bool:
     """Wait until the launcher says that the mesh is ready; False if it ends before."""
     pidfd = os.pidfd_open(guardian.pid)
     try:
@@ -517,6 +493,9 @@ class Visit:
     Args:
         invitation: says where it is.
         facts: of this host.
+
+    Attributes:
+        has_ticket: whether the notebook has sent one.
     """
 
     def __init__(self, invitation: Invitation, facts: HostFacts) -> None:
@@ -529,7 +508,7 @@ class Visit:
             b"H" + os.urandom(16),
             (invitation.secret, invitation.public_key),
         )
-        self._is_connected = False
+        self._is_connected = self.has_ticket = False
 
     def receive_ticket(self, patience_s: float | None = None) -> bytes | None:
         """Wait until the notebook sends the ticket of this host's agent.
@@ -554,6 +533,7 @@ class Visit:
                 )
             if not self._is_connected and patience_s is not None and now - began > patience_s:
                 return None
+        self.has_ticket = True
         return found[1]
 
     def say(self, announcement: Announcement) -> None:

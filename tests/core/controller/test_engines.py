@@ -116,6 +116,7 @@ RAY: dict[str, Any] = {"launch": "ray", "nproc_per_host": 1}
         ({"num_ranks": 2, "nodes": 2}, "add --launch slurm"),
         ({"num_ranks": 2, "launch_args": "--x"}, "add --launch slurm"),
         ({"num_ranks": 2, "nproc_per_host": 1}, "on which hosts"),
+        ({"hosts": "a:1", "address": "eth0"}, "--interface chooses the network of all hosts"),
     ],
 )
 def test_requests_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:

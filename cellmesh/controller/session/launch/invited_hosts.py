@@ -308,9 +308,8 @@ class Guest:
     said: list[Announcement] = field(default_factory=list)
 
     def describe(self) -> str:
-        """Name the host, its addresses and GPUs."""
-        gpus = f", {len(self.facts.gpus)} GPUs" if self.facts.gpus else ""
-        return f"{self.facts.name} ({', '.join(self.facts.addresses)}{gpus})"
+        """Name the host and its addresses."""
+        return f"{self.facts.name} ({', '.join(self.facts.addresses)})"
 
 
 def choose_guests(guests: Sequence[Guest], now: float) -> list[Guest]:

@@ -94,7 +94,7 @@ WAIT_S = 30.0
 
 
 def facts(name: str, number: int = -1) -> HostFacts:
-    return HostFacts(name, Place(name, "boot", "pids"), 7, ("10.0.0.1",), (), VERSIONS, number)
+    return HostFacts(name, Place(name, "boot", "pids"), 7, ("10.0.0.1",), VERSIONS, number)
 
 
 @pytest.fixture
