@@ -16,7 +16,6 @@ import pytest
 import cellmesh as cm
 from cellmesh.errors import CellmeshError, HostError, MeshUsageError
 from tests.conftest import check_nothing_left
-from tests.mesh.test_hosts import own_ticket
 
 from .netns import Host, run
 
@@ -160,17 +159,3 @@ def test_localhost_is_no_host_beside_others(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(MeshUsageError, match="localhost is reached by the loopback"):
         cm.start(hosts="localhost:1,cm1:1")
-
-
-def test_ticket_of_a_mesh_that_is_gone_is_refused(
-    machines: list[Host], runtime_dir: Path, tmp_path: Path
-) -> None:
-    with cm.start(hosts="cm1:1,cm2:1", lease_s=60) as mesh:
-        path = tmp_path / "ticket.json"
-        path.write_bytes(own_ticket(runtime_dir).path.read_bytes())
-        path.chmod(0o600)
-        assert mesh.run(abs, -1).list == [1, 1]
-    with pytest.raises(
-        CellmeshError, match=r"has ended: nothing listens any longer at cm1 .*, cm2 "
-    ):
-        cm.attach(str(path))

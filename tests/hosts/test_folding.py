@@ -61,8 +61,3 @@ def test_tracebacks_of_all_ranks_are_shown_once(
     text = "".join(capfd.readouterr())
     assert text.count("division by zero") == 1
     assert "[0-7]" in text
-
-
-def test_status_counts_the_ranks_of_all_hosts(mesh: cm.Mesh) -> None:
-    assert {info.host for info in mesh.report()} == {"cm1", "cm2", "cm3", "cm4"}
-    assert [info.rank for info in mesh.report()] == [*range(8)]

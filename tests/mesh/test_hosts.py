@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -12,18 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
-import zmq
 
 import cellmesh as cm
 from cellmesh.controller.session.attach import stop_mesh
 from cellmesh.controller.session.living import find_living
 from cellmesh.errors import CellmeshError, HostError, MeshUsageError, RankFailure
-from cellmesh.wire.curve import new_keys, use_curve
-from cellmesh.wire.hosts import own_addresses
-from cellmesh.wire.ticket import Ticket, find_tickets
 from tests.conftest import check_nothing_left, own_runtime_dir, processes_of
 from tests.faults.watching import wait_until
 from tests.support.lent_agent import ENGINE
@@ -54,12 +48,6 @@ def mesh(directory: Path) -> Iterator[cm.Mesh]:
         yield mesh
 
 
-def own_ticket(directory: Path) -> Ticket:
-    """Return the notebook's ticket of the only mesh."""
-    (ticket,) = [ticket for ticket in find_tickets(directory / "cellmesh") if ticket.host is None]
-    return ticket
-
-
 def agent_of(mesh: cm.Mesh, rank: int) -> psutil.Process:
     pids = {info.rank: info.pid for info in mesh.report()}
     parent = psutil.Process(pids[rank]).parent()
@@ -75,25 +63,6 @@ def test_ranks_are_numbered_host_by_host(mesh: cm.Mesh) -> None:
     assert mesh.pull("local_rank").list == [0, 1, 0, 1]
     assert [info.host for info in mesh.report()] == ["a", "a", "b", "b"]
     assert mesh.pull("mesh['gpu'].get_local_rank()").list == [0, 1, 0, 1]
-
-
-def test_hosts_have_agents_of_their_own(mesh: cm.Mesh) -> None:
-    agents = [agent_of(mesh, rank).pid for rank in range(4)]
-    assert agents[0] == agents[1] != agents[2] == agents[3]
-
-
-def test_collectives_cross_hosts(mesh: cm.Mesh) -> None:
-    mesh.cell(REDUCE)
-    assert mesh.pull("float(x)").list == [6.0] * 4
-
-
-def test_large_values_travel_without_shared_memory(mesh: cm.Mesh) -> None:
-    values = np.arange(500_000.0)
-    mesh.push(values=values)
-    assert mesh.pull("values.sum()").list == [values.sum()] * 4
-    for each in mesh.pull("values + rank").list:
-        assert each.shape == values.shape
-    assert np.array_equal(mesh[3].pull("values + rank"), values + 3)
 
 
 def test_failed_cell_releases_ranks_of_every_host(mesh: cm.Mesh) -> None:
@@ -145,17 +114,6 @@ def test_restarted_mesh_spans_the_hosts(mesh: cm.Mesh) -> None:
     assert mesh.pull("float(x)").list == [6.0] * 4
 
 
-def test_detached_mesh_is_attached_by_its_ticket() -> None:
-    with own_runtime_dir() as directory:
-        mesh = start("a:1,b:1")
-        mesh.cell("kept = rank + 5")
-        mesh.detach()
-        again = cm.attach(str(own_ticket(directory).path))
-        assert again.pull("kept").list == [5, 6]
-        again.stop()
-        check_nothing_left(directory)
-
-
 @pytest.mark.parametrize("where", [{"num_ranks": 2}, {"hosts": "a:1,b:1", "launch": HERE}])
 def test_left_mesh_says_what_it_runs_and_is_ended_by_its_name(where: dict[str, Any]) -> None:
     with own_runtime_dir() as directory:
@@ -172,61 +130,6 @@ def test_left_mesh_says_what_it_runs_and_is_ended_by_its_name(where: dict[str, A
         assert [(info.title, info.ranks) for info in left.runs] == [("cell 1", (0, 1))]
         stop_mesh("left")
         check_nothing_left(directory)
-
-
-def test_peers_without_a_key_of_the_mesh_are_refused(mesh: cm.Mesh, directory: Path) -> None:
-    """No key, a wrong key of the server's, a key that is not on the list: none is let in."""
-    (agent, _) = own_ticket(directory).agents
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    try:
-        for server_key, own in (
-            (None, None),
-            (new_keys().public, new_keys()),
-            (agent.public_key, new_keys()),
-        ):
-            socket = context.socket(zmq.DEALER)
-            socket.setsockopt(zmq.LINGER, 0)
-            if server_key is not None and own is not None:
-                use_curve(socket, own.secret, server_key)
-            ended = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-            failed = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-            monitor = socket.get_monitor_socket(
-                ended | failed | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-            )
-            socket.connect(agent.endpoint)
-            assert monitor.poll(WAIT_S * 1000)
-            number = int.from_bytes(monitor.recv_multipart()[0][:2], sys.byteorder)
-            assert number != zmq.EVENT_HANDSHAKE_SUCCEEDED
-            socket.disable_monitor()
-            monitor.close()
-            socket.close()
-    finally:
-        context.term()
-    assert mesh.run(abs, -1).list == [1] * 4
-
-
-def test_tickets_are_private_and_agents_listen_on_one_address(
-    mesh: cm.Mesh, directory: Path
-) -> None:
-    ticket = own_ticket(directory)
-    (address,) = {agent.address for agent in ticket.agents}
-    assert address in {"127.0.0.1", *own_addresses()}
-    assert ticket.path.stat().st_mode & 0o777 == 0o600
-    assert json.loads(ticket.path.read_text())["curve_secret"]
-    for path in (directory / "cellmesh").glob("*-h*/ticket.json"):
-        assert json.loads(path.read_text())["curve_secret"] != ticket.curve_secret
-
-
-def test_secrets_are_in_no_command_line_and_no_environment(mesh: cm.Mesh, directory: Path) -> None:
-    secrets = {ticket.curve_secret for ticket in find_tickets(directory / "cellmesh")}
-    secrets |= {ticket.key for ticket in find_tickets(directory / "cellmesh")}
-    for process in psutil.Process().children(recursive=True):
-        for name in ("cmdline", "environ"):
-            with contextlib.suppress(OSError):  # it has just ended
-                text = Path(f"/proc/{process.pid}/{name}").read_bytes().decode(errors="replace")
-                assert not any(secret in text for secret in secrets)
-    environment = mesh.run(lambda: dict(os.environ)).list
-    assert not any(secret in str(environment) for secret in secrets)
 
 
 def test_agents_on_hosts_end_once_their_notebook_has_died() -> None:
@@ -254,18 +157,6 @@ def lose(mesh: cm.Mesh, ranks: set[int], number: signal.Signals) -> psutil.Proce
     return agent
 
 
-def test_lost_host_takes_its_ranks_and_no_others() -> None:
-    with own_runtime_dir() as directory:
-        with start("a:2,b:1", host_lease_s=SHORT_LEASE_S) as mesh:
-            mesh.cell("kept = rank + 5")
-            lose(mesh, {2}, signal.SIGKILL)
-            assert mesh[[0, 1]].pull("kept").list == [5, 6]
-            with pytest.raises(CellmeshError, match="was on b, which is lost"):
-                mesh[2].run(abs, -1)
-            assert mesh[[0, 1]].pull("kept").list == [5, 6]
-        check_nothing_left(directory)
-
-
 @pytest.mark.parametrize(("lost", "living"), [({2, 3}, [0, 1]), ({0, 1}, [2, 3])])
 def test_lost_host_is_started_again(lost: set[int], living: list[int]) -> None:
     """Also the first one, whose store the other host takes over."""
@@ -284,42 +175,6 @@ def test_lost_host_is_started_again(lost: set[int], living: list[int]) -> None:
             )
             assert mesh[[0, 2]].pull("float(y)").list == [2.0, 2.0]
             mesh.restart()
-            mesh.cell(REDUCE)
-            assert mesh.pull("float(x)").list == [6.0] * 4
-        check_nothing_left(directory)
-
-
-@pytest.mark.parametrize("step", [None, "time.sleep(0.01)", "dist.all_reduce(torch.ones(2))"])
-def test_host_that_is_heard_again_is_taken_back_with_all_that_it_holds(step: str | None) -> None:
-    with own_runtime_dir() as directory:
-        with start(host_lease_s=SHORT_LEASE_S) as mesh:
-            mesh.cell("kept = rank + 5; import time")
-            if step is not None:
-                mesh.submit_cell(f"while True: {step}")
-            agent = lose(mesh, {2, 3}, signal.SIGSTOP)
-            for run in mesh.runs:
-                run.interrupt()
-                run.wait(WAIT_S)
-            agent.send_signal(signal.SIGCONT)
-            session = mesh.rank_set.session
-            wait_until(lambda: session._hosts is not None and session._hosts.returned, WAIT_S, "b")
-            assert mesh.heal().respawned == ()
-            assert mesh.pull("kept").list == [5, 6, 7, 8]
-            mesh.cell(REDUCE)
-            assert mesh.pull("float(x)").list == [6.0] * 4
-        check_nothing_left(directory)
-
-
-def test_new_host_takes_the_place_of_a_lost_one() -> None:
-    with own_runtime_dir() as directory:
-        with start("a:2,b:2", host_lease_s=SHORT_LEASE_S) as mesh:
-            mesh.cell("kept = rank + 5")
-            lose(mesh, {2, 3}, signal.SIGKILL)
-            with pytest.raises(MeshUsageError, match=r"place c:3 could take \(lost: b:2\)"):
-                mesh.heal(hosts="c:3")
-            assert set(mesh.heal(0, hosts="c:2").respawned) == {2, 3}
-            assert [info.host for info in mesh.report()] == ["a", "a", "c", "c"]
-            assert mesh.pull("kept").list == [5, 6, 5, 5]
             mesh.cell(REDUCE)
             assert mesh.pull("float(x)").list == [6.0] * 4
         check_nothing_left(directory)
@@ -346,28 +201,6 @@ def test_replaced_agent_that_wakes_ends_and_takes_part_in_nothing(new_host: str)
         check_nothing_left(directory)
 
 
-def test_host_that_cannot_be_started_again_costs_nothing_more(tmp_path: Path) -> None:
-    switch = tmp_path / "is_up"
-    switch.touch()
-    engine = f"sh -c 'if [ -e {switch} ] || [ $0 != b ]; then exec {HERE}; fi; exit 9' {{host}}"
-    with own_runtime_dir() as directory:
-        with cm.start(
-            hosts="a:2,b:1", launch=engine, lease_s=60, host_lease_s=SHORT_LEASE_S
-        ) as mesh:
-            mesh.cell("kept = rank + 5")
-            lose(mesh, {2}, signal.SIGKILL)
-            switch.unlink()
-            with pytest.raises(
-                HostError, match=r"(?s)b is lost, .*exited with 9.*--hosts NAME` puts"
-            ):
-                mesh.heal()
-            assert mesh[[0, 1]].pull("kept").list == [5, 6]
-            mesh.heal(hosts="c")
-            mesh.cell(REDUCE)
-            assert mesh.pull("float(x)").list == [3.0] * 3
-        check_nothing_left(directory)
-
-
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
@@ -380,8 +213,6 @@ def test_host_that_cannot_be_started_again_costs_nothing_more(tmp_path: Path) ->
         ({"launch": "sh -c 'exit 127' {command}"}, HostError, "is cellmesh installed on [ab]"),
         ({"interface": "nosuch0"}, HostError, "[ab]: .*no interface nosuch0"),
         ({"preload": "no_such_module"}, CellmeshError, "on [ab]: .*no_such_module"),
-        ({"hosts": ""}, MeshUsageError, "on which hosts"),
-        ({"hosts": "a:2,a:2"}, MeshUsageError, "names 'a' twice"),
         ({"hosts": "localhost.invalid:1", "launch": ""}, HostError, "localhost.invalid"),
     ],
 )
