@@ -12,7 +12,7 @@ from typing import Any
 import click
 import msgspec
 
-from ..controller.session.launch.reach import describe_detours
+from ..controller.session.launch.hosts import describe_detours
 from .meshes import Found
 
 _HEADERS = "NAME STATE RANKS MESH AGENT CONTROLLER AGE MEMORY SEGMENTS"

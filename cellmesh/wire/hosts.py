@@ -18,6 +18,7 @@ Files are bytes on their way: nothing is unpickled.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
@@ -354,3 +355,11 @@ def addresses_by_interface() -> dict[str, list[str]]:
         name: [each.address for each in addresses if each.family == socket.AF_INET]
         for name, addresses in psutil.net_if_addrs().items()
     }
+
+
+def address_towards(host: str) -> str:
+    """Return this host's address on its way to another; "" if there is no way."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+        way.connect((host, 9))  # no packet is sent: the kernel looks up the route
+        return str(way.getsockname()[0])
+    return ""

@@ -34,8 +34,8 @@ from ..resizing import ONE_HOST, Resizing, resize
 from ..values.pool import SegmentPool
 from .hosts.connections import Connections
 from .hosts.start import bring_back, describe_replaced, end_unheard, sync_through
+from .launch.hosts import describe_detours
 from .launch.local import Launcher, describe_full_disk, read_agent_log
-from .launch.reach import describe_detours
 from .life import Life, StartProgress
 from .link import Link, warn
 from .runs import Runs

@@ -54,6 +54,7 @@ from ...wire.hosts import (
     HostFacts,
     HostPart,
     Invitation,
+    address_towards,
     addresses_by_interface,
     job_of_host,
     name_of_host,
@@ -474,11 +475,9 @@ def _route_to(addresses: tuple[str, ...]) -> str:
     A name may stand for the loopback here and for another host there, so it is the last choice.
     """
     for name in addresses:
-        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
-            way.connect((name, 9))  # no packet is sent: the kernel looks up the route
-            address = str(way.getsockname()[0])
-            if not ipaddress.ip_address(address).is_loopback:
-                return address
+        address = address_towards(name)
+        if address and not ipaddress.ip_address(address).is_loopback:
+            return address
     return "127.0.0.1"
 
 

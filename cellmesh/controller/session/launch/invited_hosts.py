@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import socket
 import sys
 import threading
 import time
@@ -35,6 +34,7 @@ from ....wire.hosts import (
     HostFacts,
     HostPart,
     Invitation,
+    address_towards,
     addresses_by_interface,
 )
 from ....wire.own_file import Secret, SecretBytes, to_json
@@ -72,7 +72,9 @@ class InvitedHosts:
             return ticket
         invitation, secret = ticket.invitation, ticket.invitation_secret
         if invitation is None:
-            secret, address = new_keys().secret, choose_own_address(ticket.address)
+            secret = new_keys().secret
+            routed = address_towards(_ELSEWHERE)
+            address = choose_address(ticket.address, addresses_by_interface(), routed)
             invitation = Invitation(
                 ticket.name, f"tcp://{address}:*", public_of(secret), new_keys().secret
             )
@@ -231,20 +233,8 @@ def write_invitation(path: Path, invitation: Invitation) -> None:
         raise HostError(f"cannot write {path}: {error.strerror}") from error
 
 
-def choose_own_address(wanted: str) -> str:
-    """Choose the address of this host at which other hosts announce themselves.
-
-    Args:
-        wanted: an address, or an interface; "" for that of the route to other networks.
-
-    Raises:
-        MeshUsageError: this host has no such address, or several and none was chosen.
-    """
-    return choose_address(wanted, addresses_by_interface(), route_address())
-
-
 def choose_address(wanted: str, by_interface: Mapping[str, Sequence[str]], routed: str) -> str:
-    """Choose an address. Pure.
+    """Choose the address of this host at which other hosts announce themselves. Pure.
 
     Args:
         wanted: an address or an interface, as the user has said; "" for none.
@@ -274,14 +264,6 @@ def choose_address(wanted: str, by_interface: Mapping[str, Sequence[str]], route
             f"({there})"
         )
     return others[0]
-
-
-def route_address() -> str:
-    """Return this host's address on its way to other networks; "" if there is no way."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
-        way.connect((_ELSEWHERE, 9))
-        return str(way.getsockname()[0])
-    return ""
 
 
 # A host that waits and says nothing for so long has gone; one that starts its agent may be slower.

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from cellmesh.controller.session.launch import reach
-from cellmesh.controller.session.launch.reach import (
+from cellmesh.controller.session.launch import hosts as reach
+from cellmesh.controller.session.launch.hosts import (
     Reach,
     describe_detours,
     tunnel_command,
