@@ -6,6 +6,7 @@ openssh-server and nftables.
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import shutil
 import subprocess
@@ -257,6 +258,8 @@ def _start(host: Host, root: Path) -> subprocess.Popen[bytes]:
     for name in ("tmp", "run", "etc", "disk"):
         (host.directory / name).mkdir(parents=True)
     _keygen(host.directory / "etc/hostkey")
+    # Hosts run the same checkout as the tests, where that is not the one that is installed.
+    own_path = f" PYTHONPATH={path}" if (path := os.environ.get("PYTHONPATH")) else ""
     config = host.directory / "etc/sshd_config"
     config.write_text(
         f"ListenAddress {host.address}\n"
@@ -264,7 +267,8 @@ def _start(host: Host, root: Path) -> subprocess.Popen[bytes]:
         f"AuthorizedKeysFile {root}/key.pub\n"
         "PasswordAuthentication no\nStrictModes no\nUsePAM no\nPidFile none\n"
         "PermitRootLogin yes\nMaxStartups 100\n"
-        f"SetEnv TMPDIR={host.directory}/tmp JUPYTER_RUNTIME_DIR={host.directory}/run\n"
+        f"SetEnv TMPDIR={host.directory}/tmp JUPYTER_RUNTIME_DIR={host.directory}/run"
+        f"{own_path}\n"
     )
     disk = host.directory / "disk"
     script = (
