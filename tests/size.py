@@ -85,26 +85,26 @@ FEATURES = (
     ),
     Feature(
         "attach",
-        325,
+        317,
         "wire/attach.py controller/session/attach.py controller/session/living.py",
     ),
     Feature(
         "start and its options",
-        948,
+        916,
         "controller/options.py wire/options.py controller/host_list.py "
         "controller/session/start.py controller/session/surroundings.py "
         "wire/environment.py wire/ticket.py",
     ),
     Feature(
         "hosts",
-        2711,
+        2542,
         "controller/session/hosts/ controller/session/launch/ controller/session/standing.py "
         "workers/agent/on_host.py "
         "workers/agent/port.py wire/hosts.py wire/curve.py",
     ),
     Feature(
         "this host",
-        223,
+        194,
         "controller/session/launch/local.py",
     ),
     Feature(
@@ -119,17 +119,17 @@ FEATURES = (
     ),
     Feature(
         "prestart",
-        292,
+        278,
         "controller/session/launch/prestart.py workers/prestart.py",
     ),
     Feature(
         "resize",
-        194,
+        186,
         "controller/resizing.py workers/rank/resizing.py",
     ),
     Feature(
         "code sync",
-        504,
+        464,
         "controller/code_files/ workers/agent/code_files.py",
     ),
     Feature(
@@ -197,7 +197,7 @@ FEATURES = (
     ),
     Feature(
         "agent",
-        2466,
+        2265,
         "workers/agent/ workers/linux_process.py",
     ),
     Feature(

@@ -7,7 +7,7 @@ import math
 import mmap
 import os
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,22 +47,6 @@ class FileValue:
         return load, (self.path, self.key, self.num_bytes)
 
 
-class MappedFiles:
-    """Reports to the agent which files this process maps, because a file that is truncated while
-    mapped kills the process.
-    """
-
-    listener: Callable[[str, int], object] | None = None
-
-    def note(self, path: str, num_bytes: int) -> None:
-        """Report to the agent a file that this process now maps, and the file's length."""
-        if self.listener is not None:
-            self.listener(path, num_bytes)
-
-
-mapped = MappedFiles()
-
-
 def load(path: str, key: str | None, num_bytes: int) -> Any:
     """Map the file that a `FileValue` names, and return its content or the value at its key.
 
@@ -77,7 +61,6 @@ def load(path: str, key: str | None, num_bytes: int) -> Any:
         raise MeshUsageError(
             f"{path} is {found} bytes long here, and was {num_bytes} when it was named"
         )
-    mapped.note(path, num_bytes)
     suffix = os.path.splitext(path)[1].lower()
     if suffix == ".npy":
         return read_npy(path)

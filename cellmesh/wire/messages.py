@@ -41,7 +41,7 @@ from .user_code import (
     Skipped,
     Timing,
 )
-from .values import Chunk, Freed, GatherParts, Mapped, PullNames, PushNames, PushParts, Unwanted
+from .values import Chunk, Freed, GatherParts, PullNames, PushNames, PushParts, Unwanted
 from .verb import FeatureRequest as FeatureRequest
 from .verb import Pickled as Pickled
 from .verb import Verb as Verb
@@ -336,7 +336,6 @@ FromRank = (
     | InputCancelled
     | Logged
     | Freed
-    | Mapped
     | Bar
 )
 

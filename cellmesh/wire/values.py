@@ -207,12 +207,3 @@ class Unwanted(Verb, frozen=True):
     """Says that the rest of a segment need not be sent, as no message needs it any more."""
 
     loan: int
-
-
-class Mapped(Verb, frozen=True):
-    """A rank says that it maps a file of this length, so that the agent can explain a death by a
-    truncation of the file.
-    """
-
-    path: str
-    num_bytes: int

@@ -117,16 +117,3 @@ def test_errors_found_by_ranks_are_reported(quick: cm.Mesh, folder: Path) -> Non
     path.write_bytes(b"")
     with pytest.raises(cm.RankFailure, match="is 0 bytes long here, and was"):
         quick.push(x=value)
-
-
-@pytest.mark.parametrize("name", ["w.safetensors", "w.npy", "w.pt"])
-def test_a_file_cut_short_while_it_is_mapped_names_itself(
-    own_mesh: cm.Mesh, folder: Path, name: str
-) -> None:
-    num_bytes = (folder / name).stat().st_size
-    path = cut(folder, name, num_bytes)
-    own_mesh.push(x=cm.from_file(path, dict(SOURCES)[name]))
-    os.truncate(path, 4096)
-    said = f"SIGBUS: {path} was cut from {num_bytes} to 4096 bytes while it was mapped"
-    with pytest.raises(cm.RankFailure, match=said):
-        own_mesh[0].cell("x.sum()")

@@ -1,10 +1,10 @@
-"""Explains why a rank's process ended: memory ran out, a mapped file was cut, or it crashed."""
+"""Explains why a rank's process ended: memory ran out, or it crashed."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -111,19 +111,6 @@ def parse_address_limit(limits: str) -> int | None:
             soft = line.split()[3]
             return int(soft) if soft.isdecimal() else None
     return None
-
-
-def explain_cuts(mapped: Mapping[str, int]) -> str:
-    """Describe which mapped files (path -> length then) were cut since, which explains a SIGBUS."""
-    cut = []
-    for path, num_bytes in mapped.items():
-        try:
-            length = os.stat(path).st_size
-        except OSError:  # removed: what was mapped is still there
-            continue
-        if length < num_bytes:
-            cut.append(f"{path} was cut from {num_bytes} to {length} bytes while it was mapped")
-    return "".join(f": {text}" for text in cut)
 
 
 def explain_kill(held_bytes: int, limit_bytes: int | None) -> str:

@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,11 @@ from ...wire.messages import Channel, Done, Failed, RankUnready, Relay
 from ...wire.stream import pack
 from ...wire.ticket import Ticket, path_of_ranks
 from ...wire.user_code import Output, StreamName
-from ...wire.values import Mapped
 from .. import linux_process
 from ..rank.stdout import Log, read_log
 from ..zygote import ZygoteFailed, ZygoteReady
 from .death_report import (
     OomWatch,
-    explain_cuts,
     explain_kill,
     explain_mismatch,
     explain_refusal,
@@ -44,8 +42,6 @@ from .supervisor import Action, Fork, Supervisor
 from .zygote_client import ZygoteClient
 
 _LAST_BYTES = 32 * 1024
-# Files of which a rank's death may be explained.
-_MAX_MAPPED = 1000
 # faulthandler lists every extension module that is loaded, in one line of 5 kB.
 _MODULES = "Extension modules:"
 # c10d's first words on a host whose own address has no name; nothing depends on it.
@@ -98,7 +94,6 @@ class Processes:
         self._links: dict[int, RankLink] = {}
         self._unheard: Collection[int] = ()
         self.lending = Lending()
-        self._mapped: dict[int, dict[str, int]] = {}  # rank -> path -> its length
         self._children: set[int] = set()  # those whose end has a handler of its own
         self._num_gpus = 0
         self._store_pid = 0
@@ -259,12 +254,6 @@ class Processes:
             elif rank in self._printed and (kind is Done or kind is Failed):
                 self._printed.discard(rank)
                 self._run_ends[rank] = self._logs[rank].position()
-            if kind is Mapped:
-                mapped = self._mapped.setdefault(rank, {})
-                mapped[parcel.verb.path] = parcel.verb.num_bytes
-                if len(mapped) > _MAX_MAPPED:
-                    del mapped[next(iter(mapped))]
-                continue
             if parcel.buffers or self.lending.lent or kind is Failed:
                 parcel = self.lending.note(rank, parcel, self._links.get(rank))
             if kind is RankUnready and self._is_start_lost():
@@ -337,10 +326,10 @@ class Processes:
         text, _ = read_log(self.log_path(rank), min(num_bytes, _LAST_BYTES))
         text = text.rpartition(f"{_new_process(rank, pid)}\n")[2]
         lines = [line for line in text.splitlines() if line.strip() and _MODULES not in line]
-        reason = self._reap_rank(pid, "\n".join(lines), self._mapped.pop(rank, {}))
+        reason = self._reap_rank(pid, "\n".join(lines))
         return reason, "\n".join(last_lines(lines))
 
-    def _reap_rank(self, pid: int, output: str, mapped: Mapping[str, int]) -> str:
+    def _reap_rank(self, pid: int, output: str) -> str:
         """Reap a rank's process; return how it ended, in words, and whether memory ran out."""
         self._children.discard(pid)
         end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
@@ -354,8 +343,6 @@ class Processes:
         reason, held_bytes = linux_process.describe_end(status), usage.ru_maxrss * 1024
         if was_killed:
             return reason + (explain_kill(held_bytes, limit_bytes) if was_oom else "")
-        if os.waitstatus_to_exitcode(status) == -signal.SIGBUS:
-            reason += explain_cuts(mapped)
         if os.waitstatus_to_exitcode(status) == -signal.SIGABRT:
             reason += explain_mismatch(output)
         return reason + explain_refusal(output, held_bytes, address_limit_bytes)

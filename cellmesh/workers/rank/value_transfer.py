@@ -5,7 +5,6 @@ notebook sent the rank's names, and binds the notebook's classes to theirs.
 from __future__ import annotations
 
 import builtins
-import contextlib
 import functools
 import socket
 import sys
@@ -19,11 +18,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ...errors import UnpicklableError
 from ...stdlib import os
-from ...wire import classes, files, segments
+from ...wire import classes, segments
 from ...wire.codec import Frame, Parcel, encode
 from ...wire.inspect import Refusal
 from ...wire.messages import Pickled
-from ...wire.values import Freed, Mapped
+from ...wire.values import Freed
 from ..static_lookup import name_of, text_of
 
 if TYPE_CHECKING:
@@ -87,7 +86,6 @@ class SegmentLink:
         self._num_forks = 0
         # Before and after: another thread may map a segment in between.
         os.register_at_fork(before=self._note_fork, after_in_parent=self._note_fork)
-        files.mapped.listener = self._tell_mapped
 
     def give(
         self, run: int, pickled: Pickled, buffers: Sequence[Frame]
@@ -126,10 +124,6 @@ class SegmentLink:
             self._connection.send(news, socket.MSG_DONTWAIT)
         except OSError:  # the segment is not used again then
             return
-
-    def _tell_mapped(self, path: str, num_bytes: int) -> None:
-        with contextlib.suppress(OSError, UnicodeEncodeError):
-            self._connection.send(encode([Parcel(Mapped(path, num_bytes))])[0])
 
     def _note_fork(self) -> None:
         self._num_forks += 1

@@ -17,7 +17,7 @@ import pytest
 
 import cellmesh as cm
 from cellmesh.errors import HostError
-from cellmesh.wire import files, segments
+from cellmesh.wire import segments
 from cellmesh.wire.codec import Frame, Parcel
 from cellmesh.wire.faults import Faults
 from cellmesh.wire.messages import Done, Failed, Pickled
@@ -125,7 +125,6 @@ class Ends:
         self.rank._connection.close()
         self.agent.close_theirs()
         self.agent.close()
-        files.mapped.listener = None
 
 
 @pytest.fixture
