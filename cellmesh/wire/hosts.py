@@ -28,7 +28,7 @@ from typing import Any
 import msgspec
 
 from ..errors import HostError
-from .host import Place, Versions, host_name, own_versions, this_place
+from .host import Place, Versions, host_name, this_place
 from .own_file import Secret, from_json
 from .verb import Verb
 
@@ -255,14 +255,13 @@ class Invitation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HostFacts(msgspec.Struct, frozen=True):
-    """What a host reports of itself when it joins: its addresses and versions.
+    """What a host reports of itself when it joins: its name and addresses.
 
     Attributes:
         name: its host name.
         place: host, boot and PID namespace.
         pid: of the process that announces it.
         addresses: of its interfaces.
-        versions: of what it has installed.
         number: its place among the mesh's hosts, if its engine numbers them; -1 if not.
     """
 
@@ -270,7 +269,6 @@ class HostFacts(msgspec.Struct, frozen=True):
     place: Place
     pid: int
     addresses: tuple[str, ...]
-    versions: Versions
     number: int = -1
 
 
@@ -316,7 +314,6 @@ def own_facts(environment: Mapping[str, str]) -> HostFacts:
         this_place(),
         os.getpid(),
         tuple(own_addresses()),
-        own_versions(),
         number_of_host(environment),
     )
 

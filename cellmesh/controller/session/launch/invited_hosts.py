@@ -21,7 +21,6 @@ from ....errors import HostError, MeshUsageError
 from ....wire import transport
 from ....wire.curve import AllowList, KeyPair, PeerMonitor, new_keys, public_of
 from ....wire.descriptors import wait_readable
-from ....wire.host import describe_mismatch, own_versions
 from ....wire.hosts import (
     AGAIN_S,
     ARRIVED,
@@ -113,7 +112,6 @@ class InvitedHosts:
             names = ", ".join(guest.facts.name for guest in guests) or "none"
             advice = f": start its agent ({line}), then resize again" if joins else ""
             raise HostError(f"{len(parts)} hosts are awaited, and {names} announced itself{advice}")
-        self._check_versions(guests)
         self._starting = {part.index: guest for part, guest in zip(parts, guests, strict=False)}
         sent = msgspec.structs.replace(
             ticket,
@@ -144,13 +142,6 @@ class InvitedHosts:
     def _show(self, found: Sequence[Guest], num_hosts: int) -> None:
         names = ", ".join(guest.describe() for guest in found)
         self._report(f"{len(found)} of {num_hosts} hosts have announced themselves: {names}", False)
-
-    def _check_versions(self, guests: Sequence[Guest]) -> None:
-        versions = {"the notebook": msgspec.structs.replace(own_versions(), nccl="")}
-        versions.update((guest.facts.name, guest.facts.versions) for guest in guests)
-        if problem := describe_mismatch(versions):
-            self._refuse(guests, problem)
-            raise HostError(problem)
 
     def _refuse(self, guests: Iterable[Guest], reason: str) -> None:
         for guest in guests:

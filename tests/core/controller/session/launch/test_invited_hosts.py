@@ -24,7 +24,7 @@ from cellmesh.controller.session.launch.invited_hosts import (
 )
 from cellmesh.errors import HostError, MeshUsageError
 from cellmesh.wire.curve import new_keys, public_of
-from cellmesh.wire.host import Place, Versions
+from cellmesh.wire.host import Place
 from cellmesh.wire.hosts import GO, Announcement, HostFacts, HostPart, Invitation, parse_invitation
 from cellmesh.workers.agent.on_host import Visit
 
@@ -88,13 +88,12 @@ def test_line_for_a_lost_host_is_that_of_the_start(
 
 # ---- the listener, with hosts in memory
 
-VERSIONS = Versions("1", "3.11.1", "2.13.0")
 SECRET, HOSTS = new_keys().secret, new_keys()
 WAIT_S = 30.0
 
 
 def facts(name: str, number: int = -1) -> HostFacts:
-    return HostFacts(name, Place(name, "boot", "pids"), 7, ("10.0.0.1",), VERSIONS, number)
+    return HostFacts(name, Place(name, "boot", "pids"), 7, ("10.0.0.1",), number)
 
 
 @pytest.fixture
