@@ -84,7 +84,7 @@ RELIABILITY = {
     ),
     "The agent's death ends the mesh, or its host's part.": (
         "mesh/test_faults.py:agents_death_ends_everything_and_is_reported "
-        "mesh/test_hosts.py:lost_host_takes_its_ranks_and_no_others"
+        "hosts/test_faults.py:killed_host_costs_its_ranks_and_no_others"
     ),
     "A rank that had finished the cell keeps its changes.": (
         "mesh/test_stopping.py:a_stop_after_different_numbers_of_steps_says_so"
@@ -102,10 +102,9 @@ RELIABILITY = {
 SECURITY = {
     "who may read a mesh's ticket may run code on its ranks, and nobody else may.": (
         "hosts/test_security.py:process_on_another_host_without_a_ticket_is_refused "
-        "mesh/test_hosts.py:tickets_are_private_and_agents_listen_on_one_address"
+        "hosts/test_security.py:tickets_and_sockets_belong_to_their_user_alone"
     ),
     "it is in no command line and in no environment": (
-        "mesh/test_hosts.py:secrets_are_in_no_command_line_and_no_environment "
         "hosts/test_security.py:keys_are_in_no_argument_environment_log_or_output"
     ),
     "A ticket that others may read, or that another user owns, is refused by name": (
@@ -124,7 +123,7 @@ SECURITY = {
         "hosts/test_security.py:hostile_controller_cannot_break_the_agent "
         "mesh/test_hostile.py:messages_without_the_key_do_nothing"
     ),
-    "One address": "mesh/test_hosts.py:tickets_are_private_and_agents_listen_on_one_address",
+    "One address": "hosts/test_security.py:what_listens_is_what_is_documented",
     "is closed. Each peer that was refused is counted": (
         "hosts/test_security.py:connections_that_say_nothing_are_closed_and_cost_nothing "
         "hosts/test_security.py:refusals_are_shown_on_the_host_of_the_notebook_and_of_the_agent"
