@@ -1,6 +1,4 @@
-"""Parses, checks and pickles the code and values that users send to ranks; an error names the part
-that is wrong.
-"""
+"""Parses and checks what users send to ranks; an error names the part that is wrong."""
 
 from __future__ import annotations
 
@@ -10,58 +8,14 @@ import inspect
 import keyword
 import re
 import shlex
-import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import MeshUsageError
-from ..wire import payload
-from ..wire.codec import Frame
-from ..wire.modules import loaded
 
 if TYPE_CHECKING:
     from IPython.core.inputtransformer2 import TransformerManager
-
-
-def dump_call(
-    name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, list[Frame]]:
-    """Pickle a function and its arguments, for ranks to call.
-
-    Raises:
-        UnpicklableError: one of them cannot be pickled; says which.
-    """
-    try:
-        return payload.dumps((function, args, kwargs), name, loaded.reducer(), not (args or kwargs))
-    except MeshUsageError:
-        payload.dumps(function, name, loaded.reducer())  # say which part it was
-        for position, value in enumerate(args):
-            payload.dumps(value, f"argument {position} of {name}", loaded.reducer())
-        for key, value in kwargs.items():
-            payload.dumps(value, f"argument {key} of {name}", loaded.reducer())
-        raise
-
-
-def dump_names(
-    names: Mapping[str, Any], reducer: payload.Reducer | None = None
-) -> tuple[Any, list[Frame]]:
-    """Pickle values with their names, for ranks to bind.
-
-    Args:
-        names: name -> value.
-        reducer: instead of the one that knows the notebook's modules; see `payload.dumps`.
-
-    Raises:
-        UnpicklableError: one of them cannot be pickled; says which.
-    """
-    reducer = reducer or loaded.reducer()
-    try:
-        return payload.dumps(dict(names), "push", reducer)
-    except MeshUsageError:
-        for name, value in names.items():  # say which one it was
-            payload.dumps(value, name, reducer)
-        raise
 
 
 def read_argv(argv: str | Iterable[str] | None) -> tuple[str, ...] | None:
@@ -82,15 +36,6 @@ def read_argv(argv: str | Iterable[str] | None) -> tuple[str, ...] | None:
         if not isinstance(word, str):
             raise MeshUsageError(f"argv has {word!r}, which is no text: write {str(word)!r}")
     return tuple(words)
-
-
-def own_xmode() -> str:
-    """Return how this process's IPython shows tracebacks (``%xmode``); "" as by default."""
-    interactive = sys.modules.get("IPython.core.interactiveshell")
-    # As `get_ipython` has it, which takes five calls.
-    shell = None if interactive is None else interactive.InteractiveShell._instance
-    mode: str = "" if shell is None else shell.InteractiveTB.mode
-    return "" if mode == "Context" else mode
 
 
 def check_expression(expression: str) -> None:

@@ -39,6 +39,15 @@ def own_notebook() -> str:
     return os.environ.get("JPY_SESSION_NAME") or connection_file
 
 
+def own_xmode() -> str:
+    """Return how this process's IPython shows tracebacks (``%xmode``); "" as by default."""
+    interactive = sys.modules.get("IPython.core.interactiveshell")
+    # As `get_ipython` has it, which takes five calls.
+    shell = None if interactive is None else interactive.InteractiveShell._instance
+    mode: str = "" if shell is None else shell.InteractiveTB.mode
+    return "" if mode == "Context" else mode
+
+
 def is_terminal() -> bool:
     """Return whether this process is IPython in a terminal, which ends when its user leaves."""
     shell = own_shell()

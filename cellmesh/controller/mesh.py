@@ -68,39 +68,6 @@ class Mesh(Ranks):
         return dict(self.rank_set.session.dims)
 
     @property
-    def mesh_dim_names(self) -> tuple[str, ...]:
-        """The names of the DeviceMesh's dims; named as the attribute of DeviceMesh."""
-        return tuple(self.rank_set.session.dims)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The sizes of the DeviceMesh's dims; named as the attribute of DeviceMesh."""
-        return tuple(self.rank_set.session.dims.values())
-
-    @property
-    def ndim(self) -> int:
-        """The number of the DeviceMesh's dims; named as the attribute of DeviceMesh."""
-        return len(self.rank_set.session.dims)
-
-    def size(self, mesh_dim: int | str | None = None) -> int:
-        """Return the number of ranks, or of ranks along one dim, as DeviceMesh's method does.
-
-        Args:
-            mesh_dim: its index or its name; None for all ranks.
-
-        Raises:
-            MeshUsageError: there is no such dim.
-        """
-        if mesh_dim is None:
-            return len(self)
-        try:
-            return self.dims[mesh_dim] if isinstance(mesh_dim, str) else self.shape[mesh_dim]
-        except (KeyError, IndexError):
-            raise MeshUsageError(
-                f"there is no dim {mesh_dim!r}: the mesh has {self.dims}"
-            ) from None
-
-    @property
     def alive(self) -> bool:
         """Whether the mesh is ready to run cells and calls."""
         return self.rank_set.session.state == "ready"

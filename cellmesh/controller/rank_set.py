@@ -1,13 +1,18 @@
-"""A set of ranks of a mesh as features see it: which ranks get work, and through which session."""
+"""A set of ranks of a mesh as features see it: which ranks get work, and through which session; and
+how the calls and values are pickled that they get.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..errors import MeshUsageError
+from ..wire import payload
 from ..wire.codec import Frame
 from ..wire.limits import SEGMENT_BYTES
 from ..wire.messages import Channel, FeatureRequest, Pickled, Request, Work
+from ..wire.modules import loaded
 from ..wire.segments import MIN_BYTES, SegmentFrame, num_bytes_of
 from .output.calling_cell import current_sink
 from .output.console import Sink, Unremarked
@@ -108,3 +113,43 @@ class RankSet:
             num_bytes = max(num_bytes, SEGMENT_BYTES)
             self.session.runs.make_room(self.ranks, num_bytes)
         return *self.session.segments.lend(pickled, buffers), num_bytes
+
+
+def dump_call(
+    name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, list[Frame]]:
+    """Pickle a function and its arguments, for ranks to call.
+
+    Raises:
+        UnpicklableError: one of them cannot be pickled; says which.
+    """
+    try:
+        return payload.dumps((function, args, kwargs), name, loaded.reducer(), not (args or kwargs))
+    except MeshUsageError:
+        payload.dumps(function, name, loaded.reducer())  # say which part it was
+        for position, value in enumerate(args):
+            payload.dumps(value, f"argument {position} of {name}", loaded.reducer())
+        for key, value in kwargs.items():
+            payload.dumps(value, f"argument {key} of {name}", loaded.reducer())
+        raise
+
+
+def dump_names(
+    names: Mapping[str, Any], reducer: payload.Reducer | None = None
+) -> tuple[Any, list[Frame]]:
+    """Pickle values with their names, for ranks to bind.
+
+    Args:
+        names: name -> value.
+        reducer: instead of the one that knows the notebook's modules; see `payload.dumps`.
+
+    Raises:
+        UnpicklableError: one of them cannot be pickled; says which.
+    """
+    reducer = reducer or loaded.reducer()
+    try:
+        return payload.dumps(dict(names), "push", reducer)
+    except MeshUsageError:
+        for name, value in names.items():  # say which one it was
+            payload.dumps(value, name, reducer)
+        raise

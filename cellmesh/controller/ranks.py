@@ -16,11 +16,12 @@ from ..errors import MeshUsageError
 from ..wire.status import RankState
 from ..wire.user_code import PostMortem, RunCall, RunCell
 from ..wire.values import PullNames
-from .arguments import check_expression, dump_call, own_xmode, read_argv, read_cell
+from .arguments import check_expression, read_argv, read_cell
+from .kernel import own_xmode
 from .mesh_dims import ranks_at
 from .output.calling_cell import current_sink
 from .output.console import SilentSink, Sink
-from .rank_set import RankSet
+from .rank_set import RankSet, dump_call
 from .run import Run
 from .status import show_stacks
 

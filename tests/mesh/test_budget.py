@@ -36,7 +36,7 @@ PYTHON_CALLS = {
     "call": {"controller": 203, "agent": 82, "rank": 22},
     "cell": {"controller": 183, "agent": 82, "rank": 56},
 }
-MODULES = {"call": 21, "cell": 20}  # of cellmesh, in the controller
+MODULES = {"call": 21, "cell": 21}  # of cellmesh, in the controller
 # System calls of these threads, but for futexes. Controller and agent need 20 and 15 on a quiet
 # machine; on a busy one ZeroMQ looks at its descriptors more often.
 SYSTEM_CALLS = {

@@ -205,12 +205,8 @@ def test_busy_ranks_can_be_inspected(mesh: cm.Mesh) -> None:
         run.wait(20)
 
 
-def test_the_handle_answers_in_the_words_of_devicemesh(mesh: cm.Mesh) -> None:
-    facts = mesh[0].pull("(mesh.mesh_dim_names, tuple(mesh.shape), mesh.size())")
-    assert (mesh.mesh_dim_names, mesh.shape, mesh.size()) == facts
-    assert [mesh.size("tp"), mesh.size(0), mesh.ndim] == [2, 2, 2]
-    with pytest.raises(MeshUsageError, match="there is no dim 'pp'"):
-        mesh.size("pp")
+def test_the_handle_knows_the_dims_and_chooses_by_coordinates_only(mesh: cm.Mesh) -> None:
+    assert mesh.dims == {"dp": 2, "tp": 2}
     with pytest.raises(MeshUsageError, match=r"mesh.at\(tp=0\)"):
         mesh["tp"]  # type: ignore[index]
 

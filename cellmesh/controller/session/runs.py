@@ -28,7 +28,7 @@ from ..core.core import Core, Deliver, Effect, Finish, Judge, Note, Waiting, Wat
 from ..failure_summary import refuse_dead
 from ..metrics import Metrics
 from ..news import News, Reply
-from ..output.console import Sink
+from ..output.console import Sink, Unremarked
 from ..output.fold import Block
 from ..output.printer import Printer
 from ..run import Run, WorkItem
@@ -73,7 +73,7 @@ class Poster(Protocol):
         """Raise an error if the caller would wait for the loop forever."""
 
 
-class HeadedSink:
+class HeadedSink(Unremarked):
     """A sink of output that shows a heading before its first output.
 
     Args:
@@ -82,21 +82,18 @@ class HeadedSink:
     """
 
     def __init__(self, sink: Sink, heading: str) -> None:
-        self._sink = sink
+        super().__init__(sink)
         self._heading = heading
 
     def show(self, blocks: Sequence[Block]) -> None:
-        self._say_heading()
-        self._sink.show(blocks)
+        self._show_heading()
+        super().show(blocks)
 
     def note(self, text: str) -> None:
-        self._say_heading()
+        self._show_heading()
         self._sink.note(text)
 
-    def status(self, text: str, final: bool) -> None:
-        self._sink.status(text, final)
-
-    def _say_heading(self) -> None:
+    def _show_heading(self) -> None:
         heading, self._heading = self._heading, ""
         if heading:
             self._sink.note(heading)

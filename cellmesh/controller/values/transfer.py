@@ -24,8 +24,7 @@ from ...wire.values import (
     PushParts,
     read_placements,
 )
-from ..arguments import dump_names
-from ..rank_set import RankSet
+from ..rank_set import RankSet, dump_names
 
 Reduction = Literal["mean", "sum", "stack"]
 REDUCTIONS = get_args(Reduction)
