@@ -93,6 +93,11 @@ def describe_ranks(ranks: Collection[int]) -> str:
     return f"rank {text}" if text.isdecimal() else f"ranks {text}"
 
 
+def with_verb(ranks: Collection[int], singular: str, plural: str) -> str:
+    """Return the beginning of a sentence, as ``rank 3 is`` or ``ranks 0-2,4 are``."""
+    return f"{describe_ranks(ranks)} {singular if len(ranks) == 1 else plural}"
+
+
 def group_ranks(answers: Mapping[int, T]) -> dict[T, tuple[int, ...]]:
     """Group the ranks that gave equal answers.
 

@@ -86,7 +86,7 @@ def lose_rank(core: Core, died: Died, now: float = 0.0) -> list[Effect]:
 
 def stop(core: Core, run: int, ranks: Sequence[int], now: float) -> list[Effect]:
     """Interrupt a run that these ranks execute, all in Python code that begins no operation."""
-    core.interrupt(run, now)
+    core.interrupt([run], now)
     return hear(core, ranks, StopState(run, False, False, False, QUIET_MAX_S, ()), now)
 
 

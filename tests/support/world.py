@@ -51,7 +51,7 @@ from cellmesh.wire.messages import (
     Stop,
     Stopped,
 )
-from cellmesh.wire.status import HostReport, ReadHost
+from cellmesh.wire.status import HostReport, Probe, ReadHost
 from cellmesh.workers.agent.spool import Spool
 from cellmesh.workers.agent.supervisor import AskToLeave, Fork, KillRanks, Supervisor, ToRanks, Up
 
@@ -206,13 +206,13 @@ class BothSides(Generic[RankKind]):
 
     def ask_states(self, ranks: Sequence[int]) -> int:
         """Ask what ranks are doing; the answer comes to `answers`."""
-        request, effects = self.core.ask_states(ranks, self.now)
+        request, effects = self.core.ask(ranks, Probe, self.now)
         self.carry_out(effects)
         return request
 
     def ask_host(self) -> int:
         """Ask for the agent's report; the answer comes to `answers`."""
-        request, effects = self.core.ask_host()
+        request, effects = self.core.ask_agent(ReadHost)
         self.carry_out(effects)
         return request
 
@@ -233,7 +233,7 @@ class BothSides(Generic[RankKind]):
         return run
 
     def _interrupt(self, number: int) -> None:
-        self.carry_out(self.core.interrupt(number, self.now))
+        self.carry_out(self.core.interrupt([number], self.now))
 
     # ---- time and messages
 

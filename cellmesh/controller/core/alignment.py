@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from ...wire.messages import Interrupt
-from ...wire.ranks import describe_ranks
+from ...wire.ranks import describe_ranks, group_ranks
 from ...wire.stopping import Owed, Pause, StopState
 from .effects import Effect, Note
 from .mesh_state import MeshState, Pending
@@ -34,18 +34,16 @@ class Alignment:
 
     Args:
         mesh: the mesh; holds its runs.
-        end: called with a run's number, the run, the time and the verdict, once its ranks are to
-            end.
+        on: called with ``all ranks stand``, a run's number, the run, the time and the verdict,
+            once its ranks are to end.
 
     Attributes:
         stopping: where the ranks are; None if no run is being stopped.
     """
 
-    def __init__(
-        self, mesh: MeshState, end: Callable[[int, Pending, float, Verdict], list[Effect]]
-    ) -> None:
+    def __init__(self, mesh: MeshState, on: Callable[..., list[Effect]]) -> None:
         self._mesh = mesh
-        self._end = end
+        self._on = on
         self.stopping: Stopping | None = None
 
     def is_out_of_reach(self, run: int, pending: Pending) -> bool:
@@ -77,9 +75,7 @@ class Alignment:
     def send_on(self, owing: Mapping[int, Owed]) -> list[Effect]:
         """Have paused ranks go on that owe operations."""
         assert self.stopping is not None
-        alike: dict[tuple[int, Owed], list[int]] = {}
-        for rank, owed in owing.items():
-            alike.setdefault((self.stopping.run_of(rank), owed), []).append(rank)
+        alike = group_ranks({rank: (self.stopping.run_of(rank), owing[rank]) for rank in owing})
         return [control(ranks, Pause(run, owed)) for (run, owed), ranks in alike.items()]
 
     def end_if_aligned(self, now: float) -> list[Effect]:
@@ -89,7 +85,7 @@ class Alignment:
         effects: list[Effect] = []
         for run in self.stopping.runs:
             if (pending := self._mesh.pending.get(run)) is not None:
-                effects += self._end(run, pending, now, verdict)
+                effects += self._on("all ranks stand", run, pending, now, verdict)
         self.stopping = None
         return effects
 
@@ -100,15 +96,10 @@ class Alignment:
         ranks = () if self.stopping is None else self.stopping.runs.get(run, ())
         ranks = tuple(rank for rank in ranks if rank in pending.ranks)
         effects: list[Effect] = []
-        far = set(verdict.apart)
-        apart = [rank for rank in ranks if rank in far]
-        if apart:
+        if apart := sorted(set(verdict.apart).intersection(ranks)):
             self._mesh.apart = run
-        if apart and is_shown:
-            effects.append(Note(run, describe_apart(apart, verdict.is_aligned)))
-        if ranks:
-            effects.append(control(ranks, Interrupt(run, verdict.is_aligned)))
-        return effects
+            effects += [Note(run, describe_apart(apart, verdict.is_aligned))] if is_shown else []
+        return [*effects, control(ranks, Interrupt(run, verdict.is_aligned))] if ranks else effects
 
     def run_ended(self, now: float) -> list[Effect]:
         """Handle that a run has ended on all its ranks."""
@@ -123,7 +114,6 @@ class Alignment:
             return []
         effects = self.end_if_aligned(now)
         if self.stopping is not None and now >= self.stopping.look_at:
-            effects += [
-                control(ranks, Pause(run)) for run, ranks in self.stopping.to_look_at(now).items()
-            ]
+            asked = self.stopping.to_look_at(now)
+            effects += [control(ranks, Pause(run)) for run, ranks in asked.items()]
         return effects

@@ -18,6 +18,7 @@ from ...wire.codec import Parcel
 from ...wire.environment import Surroundings
 from ...wire.groups import Blueprint
 from ...wire.messages import (
+    Control,
     Died,
     Done,
     Failed,
@@ -40,7 +41,7 @@ from ...wire.messages import (
     interrupted_unbegun,
 )
 from ...wire.ranks import describe_ranks
-from ...wire.status import HostReport, Probe, RankInfo, RankState, ReadHost, Stacks, StackText
+from ...wire.status import HostReport, RankInfo, RankState, ReadHost, StackText
 from ...wire.stopping import StopState
 from ...wire.user_code import InputCancelled, InputReply, InputRequest
 from .effects import Answer as Answer
@@ -56,7 +57,7 @@ from .effects import State as State
 from .effects import Waiting as Waiting
 from .effects import Watch as Watch
 from .effects import tell_busy
-from .mesh_state import FIRST_HEAL, HostLost, MeshState, Returned
+from .mesh_state import FIRST_HEAL, HostLost, MeshState, Pending, Returned
 from .recovery import Recovery
 from .requests import ANSWER_S as ANSWER_S
 from .requests import Questions, control
@@ -127,7 +128,7 @@ class Core:
     @property
     def lost(self) -> set[int]:
         """The dead ranks that no recovery in progress will replace."""
-        return self._mesh.dead.keys() - set(self._recovery.to_replace.missing())
+        return self._mesh.dead.keys() - self._mesh.missing()
 
     @property
     def condemned(self) -> set[int]:
@@ -167,20 +168,22 @@ class Core:
             return [Deliver(run, ranks, died, has_begun=False), Finish(run)]
         is_work = relay.channel == "work"
         effects = self._recovery.before_run(ranks, now) if is_work else []
-        effects += self._runs.add(run, ranks, now, is_work, relay.fills)
-        dead = self._mesh.dead
-        gone = set() if not dead else self.lost if is_work else set(dead)
-        left = ranks
+        pending = Pending(ranks, now, is_work, fills=relay.fills, title=relay.title)
+        effects += self._runs.add(run, pending)
+        dead, awaited, left = self._mesh.dead, self._runs.condemned(), ranks
+        gone: set[int] = set()
+        if dead:
+            gone, awaited = self.lost if is_work else set(dead), awaited | self._mesh.missing()
         if gone:
             left = tuple([rank for rank in ranks if rank not in gone])
             parcel = Parcel(msgspec.structs.replace(relay, ranks=left), parcel.buffers)
-        self._mesh.pending[run].is_sent, self._mesh.pending[run].title = bool(left), relay.title
-        missing = self._recovery.to_replace.missing() if dead else ()
-        must_wait = bool(self._runs.condemned().union(missing).intersection(left))
-        if left and not (is_work and self._recovery.defer(run, parcel, must_wait)):
+        pending.is_sent = bool(left)
+        if is_work and left and (self._recovery.phase != "calm" or awaited.intersection(left)):
+            self._recovery.defer(run, pending, parcel)
+        elif left:
             effects.append(Send(parcel))
-        for rank in gone and [rank for rank in ranks if rank in gone]:
-            effects += self._runs.settle(run, (rank,), Parcel(self.dead[rank]), now)
+        for rank in gone.intersection(ranks) and [rank for rank in ranks if rank in gone]:
+            effects += self._runs.settle(run, (rank,), Parcel(dead[rank]), now)
         return effects
 
     def wait_for(self, run: int) -> list[Effect]:
@@ -191,15 +194,9 @@ class Core:
             self._mesh.pending[run].is_waited_for = True
         return []
 
-    def interrupt(self, run: int, now: float | None = None) -> list[Effect]:
-        """Interrupt a run on the ranks that have not ended it; at a second call, kill the ranks
-        that do not stop.
-        """
-        return self._runs.interrupt((run,), self._see(now))
-
-    def interrupt_all(self, runs: Iterable[int], now: float) -> list[Effect]:
-        """Interrupt many runs, the newest first, because the end of an older run would let the
-        next begin.
+    def interrupt(self, runs: Iterable[int], now: float | None = None) -> list[Effect]:
+        """Interrupt runs on the ranks that have not ended them; at a second call, kill the ranks
+        that do not stop. The newest run is first, as the end of an older one would let it begin.
         """
         return self._runs.interrupt(runs, self._see(now))
 
@@ -214,23 +211,29 @@ class Core:
         asking = self._mesh.forget_asking(requests)
         return [control([rank], InputReply(requests[rank], text, is_end)) for rank in asking]
 
-    def ask_states(self, ranks: Iterable[int], now: float) -> tuple[int, list[Effect]]:
-        """Ask ranks what they are doing; a later `Answer` has rank -> `RankState`."""
-        return self._ask(ranks, Probe, now)
-
-    def ask_stacks(
-        self, ranks: Iterable[int], now: float, all_threads: bool = False
+    def ask(
+        self, ranks: Iterable[int], verb: Callable[[int], Control], now: float
     ) -> tuple[int, list[Effect]]:
-        """Ask ranks for their Python stacks; a later `Answer` has rank -> `StackText`."""
-        return self._ask(ranks, lambda request: Stacks(request, all_threads), now)
+        """Ask ranks' control threads (`Probe`, `Stacks`); a later `Answer` has rank -> its answer.
 
-    def ask_host(self) -> tuple[int, list[Effect]]:
-        """Ask the agent for its processes; a later `Answer` has the `HostReport`."""
-        return self._ask_agent(ReadHost(self._questions.new_request()))
+        Args:
+            ranks: those that live are asked.
+            verb: the question, given its number.
+            now: seconds.
+        """
+        request = self._questions.new_request()
+        living = self._mesh.among_living(ranks) if self.state in ("ready", "restarting") else ()
+        return request, self._questions.ask(
+            living, verb, self._see(now), lambda answers, now: [Answer(request, answers)], request
+        )
 
-    def ask_log(self, rank: int, num_bytes: int) -> tuple[int, list[Effect]]:
-        """Ask the agent for the end of a rank's log; a later `Answer` has the `LogText`."""
-        return self._ask_agent(ReadLog(self._questions.new_request(), rank, num_bytes))
+    def ask_agent(self, verb: Callable[[int], ReadHost | ReadLog]) -> tuple[int, list[Effect]]:
+        """Ask the agent for its processes or a log; a later `Answer` has the `HostReport` or the
+        `LogText`.
+        """
+        request = self._questions.new_request()
+        has_ended = self.state == "ended"
+        return request, [Answer(request, None) if has_ended else Send(Parcel(verb(request)))]
 
     def heal(self, now: float) -> tuple[int, list[Effect]]:
         """Replace dead ranks, and rebuild groups where needed; an `Answer` has the `HealReport`."""
@@ -291,18 +294,9 @@ class Core:
         if self.state in ("stopping", "ended"):
             return []
         self._mesh.state = "restarting"
-        effects = self._abandon_all("was restarted")
-        return [
-            *effects,
-            Send(
-                Parcel(
-                    Restart(
-                        tuple(dims or ()), tuple((dims or {}).values()), changes or Surroundings()
-                    )
-                )
-            ),
-            Change(self.state, None),
-        ]
+        effects, dims = self._abandon_all("was restarted"), dims or {}
+        order = Restart(tuple(dims), tuple(dims.values()), changes or Surroundings())
+        return [*effects, Send(Parcel(order)), Change(self.state, None)]
 
     def detach(self) -> list[Effect]:
         """Return the message that leaves the mesh to its lease, on which its ranks live on."""
@@ -400,8 +394,7 @@ class Core:
             if welcome.mesh_dim_names:
                 self._mesh.dims = dict(zip(welcome.mesh_dim_names, welcome.mesh_shape, strict=True))
             for info in welcome.runs:
-                self._runs.add(info.run, info.ranks, now, fills=True)
-                self._mesh.pending[info.run].title = info.title
+                self._runs.add(info.run, Pending(info.ranks, now, fills=True, title=info.title))
         return [Change(self.state, welcome)]
 
     def _mesh_ready(self, ready: MeshReady, now: float) -> list[Effect]:
@@ -429,7 +422,7 @@ class Core:
             case InputCancelled():
                 self._mesh.forget_asking(dict.fromkeys(ranks, verb.request))
             case StopState():
-                return self._runs.stop_state(ranks, verb, now)
+                return self._runs.alignment.report(ranks, verb, now)
             case RankState() | StackText() | Blueprint():
                 return self._questions.answer(verb.request, ranks, verb, now)
         return [Deliver(verb.run, ranks, parcel)]
@@ -468,23 +461,7 @@ class Core:
             effects += self._questions.forget_rank(rank, now)
         return [*effects, *self._recovery.after_deaths(news, now)] if news else effects
 
-    # ---- inside: ends and questions
-
     def _abandon_all(self, reason: str) -> list[Effect]:
         effects = self._recovery.reset(f"the mesh {reason}", self._now)
         self._mesh.held.clear()
         return [*effects, *self._runs.abandon(reason, self._now)]
-
-    def _ask(
-        self, ranks: Iterable[int], verb: Callable[[int], Any], now: float
-    ) -> tuple[int, list[Effect]]:
-        request = self._questions.new_request()
-        living = self._mesh.among_living(ranks) if self.state in ("ready", "restarting") else ()
-        return request, self._questions.ask(
-            living, verb, self._see(now), lambda answers, now: [Answer(request, answers)], request
-        )
-
-    def _ask_agent(self, verb: ReadHost | ReadLog) -> tuple[int, list[Effect]]:
-        return verb.request, [
-            Answer(verb.request, None) if self.state == "ended" else Send(Parcel(verb))
-        ]

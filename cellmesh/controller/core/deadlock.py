@@ -9,24 +9,18 @@ ended the run.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from ...wire.groups import GroupCount
 from ...wire.status import RankState
-from .group_progress import GroupProgress, find_lacking, read_progress
+from .group_progress import GroupProgress, find_lacking, progress_of, read_progress
 
-Key = tuple[str, tuple[int, ...]]
 Counts = Mapping[int, Sequence[GroupCount]]
 
 # Calls that wait for messages and not for collectives; and those that may wait for either.
 _MESSAGES = frozenset({"send", "isend", "recv", "irecv", "batch_isend_irecv", "recv_anysource"})
 _WAITS = frozenset({"wait", "synchronize"})
-
-
-def members_of(count: GroupCount, num_ranks: int) -> tuple[int, ...]:
-    """Return the ranks of the process group that a `GroupCount` is of."""
-    return count.ranks or tuple(range(num_ranks))
 
 
 def find_disagreements(
@@ -39,41 +33,28 @@ def find_disagreements(
         num_ranks: size of the mesh.
         with_messages: also compare what members have sent with what their peers have received.
     """
-    groups: dict[Key, dict[int, GroupCount]] = {}
-    for rank, own in counts.items():
-        for count in own:
-            groups.setdefault((count.name, count.ranks), {})[rank] = count
-    found = []
-    for by_rank in groups.values():
-        members = members_of(next(iter(by_rank.values())), num_ranks)
-        if not counts.keys() >= set(members):
-            continue
-        begun = {by_rank[rank].num_collectives if rank in by_rank else 0 for rank in members}
-        if len(begun) > 1 or (with_messages and _messages_differ(by_rank)):
-            found.append(members)
-    return found
+    return [
+        tuple(group.members)
+        for group in read_progress(counts.items(), num_ranks).values()
+        if counts.keys() >= set(group.members)
+        and (
+            len({group.number_of(rank) for rank in group.members}) > 1
+            or (with_messages and _messages_differ(group))
+        )
+    ]
 
 
-def _messages_differ(by_rank: Mapping[int, GroupCount]) -> bool:
-    sent = {(rank, peer): n for rank, count in by_rank.items() for peer, n in count.num_sent if n}
-    received = {
-        (peer, rank): n for rank, count in by_rank.items() for peer, n in count.num_received if n
-    }
-    from_anyone = {rank for peer, rank in received if peer < 0}
-    return _summed_up(sent, from_anyone) != _summed_up(received, from_anyone)
+def _messages_differ(group: GroupProgress) -> bool:
+    from_anyone = {receiver for sender, receiver in group.received if sender < 0}
 
+    def summed_up(numbers: Mapping[tuple[int, int], int]) -> Counter[tuple[int, int]]:
+        """Sum by (sender, receiver), with sender -1 where a receiver takes messages of any rank."""
+        sums: Counter[tuple[int, int]] = Counter()
+        for (sender, receiver), number in numbers.items():
+            sums[-1 if receiver in from_anyone else sender, receiver] += number
+        return sums
 
-def _summed_up(
-    numbers: Mapping[tuple[int, int], int], receivers: Collection[int]
-) -> dict[tuple[int, int], int]:
-    """Return numbers of messages by (sender, receiver), with sender -1 for each receiver that takes
-    messages from any rank.
-    """
-    sums: dict[tuple[int, int], int] = {}
-    for (sender, receiver), number in numbers.items():
-        pair = (-1 if receiver in receivers else sender, receiver)
-        sums[pair] = sums.get(pair, 0) + number
-    return sums
+    return summed_up(group.sent) != summed_up(group.received)
 
 
 def must_be_healed(states: Mapping[int, RankState], num_ranks: int) -> bool:
@@ -148,75 +129,46 @@ def find_stuck(
         patience_s: how long a rank must have waited.
     """
     missing = {rank for rank in absent if rank in states or rank in dead} | set(dead)
-    groups = [_Awaited.of(group, missing) for group in read_progress(states, num_ranks).values()]
-    by_name = {(rank, one.name): one for one in groups for rank in one.group.counts}
+    by_name: dict[tuple[int, str], GroupProgress] = {}
+    for group in progress_of(states, num_ranks).values():
+        group.missing = missing.intersection(group.members)
+        group.least_of_missing = min(map(group.number_of, group.missing), default=math.inf)
+        by_name |= {(rank, group.first.name): group for rank in group.counts}
     lacking = {key: missing & ranks for key, ranks in find_lacking(states).items()}
     found = []
     for rank in sorted(waiting):
         state = states.get(rank)
         if state is None or not state.collective or state.waited_s < patience_s:
             continue
-        awaited = by_name.get((rank, state.group))
+        waits_on = by_name.get((rank, state.group))
         if state.making:
             is_stuck = bool(lacking[state.group, state.making] - {rank})
-        elif awaited is None:  # a store is waited for, and everybody is needed
+        elif waits_on is None:  # a store is waited for, and everybody is needed
             is_stuck = bool(missing - {rank})
         else:
-            is_stuck = _waits_for(state, rank, awaited)
-        if is_stuck:
-            found.append(rank)
+            is_stuck = _waits_for(state, rank, waits_on)
+        found += [rank] if is_stuck else []
     return found
 
 
-@dataclass(frozen=True)
-class _Awaited:
-    """A group, and those of its members that will begin nothing more; `lowest` is the least number
-    of collectives that one of these has begun.
-    """
-
-    group: GroupProgress
-    missing: frozenset[int]
-    lowest: float
-
-    @classmethod
-    def of(cls, group: GroupProgress, missing: Collection[int]) -> _Awaited:
-        gone = frozenset(rank for rank in group.members if rank in missing)
-        return cls(group, gone, min(map(group.number_of, gone), default=math.inf))
-
-    @property
-    def name(self) -> str:
-        return self.group.first.name
-
-
-def _waits_for(state: RankState, rank: int, awaited: _Awaited) -> bool:
+def _waits_for(state: RankState, rank: int, group: GroupProgress) -> bool:
     """Return whether a rank waits on a group for members that will begin nothing more."""
-    group, missing = awaited.group, awaited.missing
-    if state.collective not in _MESSAGES and awaited.lowest < group.number_of(rank):
+    if state.collective not in _MESSAGES and group.least_of_missing < group.number_of(rank):
         return True
     if state.collective not in _MESSAGES and state.collective not in _WAITS:
         return False
-    own = group.counts[rank]
+    own, sent, received = group.counts[rank], group.sent, group.received
+    from_peer = dict(own.num_received)
     if any(
-        number > group.sent.get((peer, rank), 0)
-        for peer, number in own.num_received
-        if peer in missing
+        from_peer[peer] > sent.get((peer, rank), 0) for peer in from_peer.keys() & group.missing
     ):
         return True
-    received = group.received
-    if any(  # what they received from anyone may have been ours
+    if any(  # what they received from anyone may have been this rank's
         number > received.get((rank, peer), 0) + received.get((-1, peer), 0)
         for peer, number in own.num_sent
-        if peer in missing
+        if peer in group.missing
     ):
         return True
-    others = len(group.members) - 1
-    is_alone = 0 < others == len(missing - {rank})
-    return is_alone and _is_owed_by_anyone(own, group.sent_to[rank])
-
-
-def _is_owed_by_anyone(own: GroupCount, num_sent: int) -> bool:
-    """Return whether a rank waits in a receive from any rank, given how many messages were sent to
-    it.
-    """
-    by_peer = dict(own.num_received)
-    return by_peer.get(-1, 0) > 0 and sum(by_peer.values()) > num_sent
+    is_alone = 0 < len(group.members) - 1 == len(group.missing - {rank})
+    is_owed = from_peer.get(-1, 0) > 0 and sum(from_peer.values()) > group.sent_to[rank]
+    return is_alone and is_owed

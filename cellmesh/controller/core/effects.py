@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from ...wire.codec import Parcel
-from ...wire.ranks import describe_ranks, group_ranks
+from ...wire.ranks import describe_ranks, group_ranks, with_verb
 from ...wire.status import RankState
 
 State = Literal["connecting", "starting", "ready", "restarting", "stopping", "ended"]
@@ -123,22 +123,18 @@ def describe_heal(report: HealReport) -> str:
     text = f"process groups rebuilt in {report.took_s:.1f} s"
     if not report.notes and not report.steps and not report.is_apart:
         text += "; what the ranks hold is untouched"
+    subject = with_verb(report.dead or report.copied_to or report.respawned or (0,), "is", "are")
     if report.dead:
-        ranks = describe_ranks(report.dead)
-        verb, it = ("is", "it") if len(report.dead) == 1 else ("are", "them")
-        text = f"{ranks} {verb} dead: `%dist_heal` replaces {it}; the others hold what they held"
+        it = "it" if len(report.dead) == 1 else "them"
+        text = f"{subject} dead: `%dist_heal` replaces {it}; the others hold what they held"
     elif report.copied_to:
-        ranks = describe_ranks(report.copied_to)
-        verb = "is" if len(report.copied_to) == 1 else "are"
-        text = f"{ranks} {verb} new, process groups rebuilt, names copied in {report.took_s:.1f} s"
+        text = f"{subject} new, process groups rebuilt, names copied in {report.took_s:.1f} s"
     elif report.respawned:
-        ranks = describe_ranks(report.respawned)
-        verb = "is" if len(report.respawned) == 1 else "are"
         text = (
-            f"{ranks} {verb} new and empty, process groups rebuilt in {report.took_s:.1f} s; the "
+            f"{subject} new and empty, process groups rebuilt in {report.took_s:.1f} s; the "
             "others hold what they held (`%dist_heal --from 0` copies from a rank)"
         )
-    text = "; ".join(filter(None, (text, *report.notes, report.steps)))
+    text = "; ".join(filter(None, (text, describe_reset(report))))
     return f"{text}. But {report.failure}" if report.failure else text
 
 
@@ -157,19 +153,15 @@ def tell_busy(running: Mapping[int, str], then: str = "heal") -> str:
     """
     by_title = group_ranks(dict(sorted(running.items())))
     parts = [
-        f"{describe_ranks(ranks)} {_does(len(ranks), title)}"
+        with_verb(ranks, "runs", "run") + f" {title}"
+        if title
+        else f"{describe_ranks(ranks)} did not say so"
         for title, ranks in sorted(by_title.items())
     ]
     return (
         f"{describe_ranks(running)} must be idle for that, and {', '.join(parts)}: wait, or stop "
         f"what runs with %dist_interrupt, then {then}"
     )
-
-
-def _does(num_ranks: int, title: str) -> str:
-    if not title:
-        return "did not say so"
-    return f"{'runs' if num_ranks == 1 else 'run'} {title}"
 
 
 def tell_empty(ranks: Iterable[int], subject: str = "") -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -23,9 +24,10 @@ class GroupProgress:
     first: GroupCount
     members: Collection[int]
     counts: dict[int, GroupCount] = field(default_factory=dict)
-    mismatch_at: int = (
-        0  # the first collective that is waited for and that members begun differently
-    )
+    mismatch_at: int = 0  # the first awaited collective that members have begun differently
+    # Members that will begin nothing more, and the least number of collectives that one has begun.
+    missing: Set[int] = frozenset()
+    least_of_missing: float = math.inf
     # Of members that will begin nothing more: (number of collectives, rank), the lowest first.
     halted: list[tuple[int, int]] = field(default_factory=list)
     # Who waits for the first halted one: (number that it has to reach, rank), the lowest first.
@@ -66,16 +68,29 @@ class GroupProgress:
         return {(peer, rank): number for rank, each in pairs for peer, number in each}
 
 
-def read_progress(states: Mapping[int, RankState], num_ranks: int) -> dict[Key, GroupProgress]:
+def read_progress(
+    counts: Iterable[tuple[int, Iterable[GroupCount]]], num_ranks: int
+) -> dict[Key, GroupProgress]:
+    """Return the progress of each group.
+
+    Args:
+        counts: pairs of a rank and its groups.
+        num_ranks: size of the mesh.
+    """
     groups: dict[Key, GroupProgress] = {}
     everybody = range(num_ranks)
-    for rank, state in states.items():
-        for count in state.counts:
-            key = _key(count)
+    for rank, own in counts:
+        for count in own:
+            key = count.name, count.ranks[:1]  # names are of the whole mesh, but for split groups
             if key not in groups:
                 groups[key] = GroupProgress(count, count.ranks or everybody)
             groups[key].counts[rank] = count
     return groups
+
+
+def progress_of(states: Mapping[int, RankState], num_ranks: int) -> dict[Key, GroupProgress]:
+    """Return the progress of each group, by the states of ranks."""
+    return read_progress(((rank, state.counts) for rank, state in states.items()), num_ranks)
 
 
 def find_lacking(states: Mapping[int, RankState]) -> dict[Key, set[int]]:
@@ -93,7 +108,3 @@ def find_lacking(states: Mapping[int, RankState]) -> dict[Key, set[int]]:
 
 def _has(state: RankState, group: Key) -> bool:
     return any((one.name, one.ranks) == group for one in state.counts)
-
-
-def _key(count: GroupCount) -> Key:
-    return count.name, count.ranks[:1]  # names are those of the whole mesh, but for split groups

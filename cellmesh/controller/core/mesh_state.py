@@ -47,7 +47,6 @@ class Pending:
     """
 
     members: tuple[int, ...]
-    ranks: set[int]
     started_at: float
     is_work: bool = True
     is_sent: bool = True
@@ -59,13 +58,15 @@ class Pending:
     interrupted_at: float | None = None
     kill_at: float | None = None
     phase: RunPhase = "running"
-    watched_at: float = 0.0
-    judged_at: float = 0.0
     verdict: str = ""
     was_in_step: bool = False
     is_waited_for: bool = False
     fills: bool = False
     title: str = ""
+
+    def __post_init__(self) -> None:
+        self.ranks = set(self.members)
+        self.watched_at = self.judged_at = self.started_at
 
     @property
     def is_called_off(self) -> bool:
@@ -80,42 +81,6 @@ class Pending:
             self.first_end_at += waited_s
         if self.settle_at is not None:
             self.settle_at += waited_s
-
-
-class News:
-    """The replaced ranks, with empty namespaces, that no output has mentioned to the user yet.
-
-    Attributes:
-        endings: rank -> how its predecessor ended.
-    """
-
-    def __init__(self) -> None:
-        self.endings: dict[int, str] = {}
-
-    def add(self, infos: Iterable[RankInfo]) -> None:
-        """Note, of these ranks, those that replaced a dead one and are still empty."""
-        self.endings.update(
-            {info.rank: info.predecessor_ending for info in infos if info.predecessor_ending}
-        )
-
-    def forget(self, ranks: Iterable[int] | None = None) -> None:
-        """Drop these ranks, or all: the user has been shown them, their namespace was filled, or
-        they died.
-        """
-        for rank in list(self.endings if ranks is None else ranks):
-            self.endings.pop(rank, None)
-
-    def tell(self, run: int, ranks: Iterable[int]) -> list[Effect]:
-        """Return the note on new ranks among its own that a run's output begins with, and forget
-        these ranks.
-        """
-        own = sorted(self.endings.keys() & set(ranks))
-        endings = {rank: self.endings.pop(rank) for rank in own}
-        if not endings:
-            return []
-        alike = group_ranks(endings)
-        text = "; ".join(f"{describe_ranks(ranks)} {ending}" for ending, ranks in alike.items())
-        return [Note(run, f"{text}; {tell_empty(endings)}")]
 
 
 class Returned(msgspec.Struct, frozen=True):
@@ -162,7 +127,10 @@ class MeshState:
         num_resizes: how often the mesh has got another number of ranks.
         layout: how many ranks each host has.
         apart: the last run whose ranks were stopped at different points, -1 if there is none.
-        news: of ranks that were replaced without being asked for.
+        to_replace: ranks that the next recovery replaces, whether or not the user asks for it.
+        asked: ranks that are replaced only because the user's ``heal`` names them.
+        news: replaced ranks, with empty namespaces, that no output has mentioned to the user yet
+            -> how their predecessors ended.
         transitions: of the recovery, and of runs that do not simply end.
     """
 
@@ -179,7 +147,9 @@ class MeshState:
     num_resizes: int = 0
     layout: tuple[int, ...] = ()
     apart: int = -1
-    news: News = field(default_factory=News)
+    to_replace: set[int] = field(default_factory=set)
+    asked: set[int] = field(default_factory=set)
+    news: dict[int, str] = field(default_factory=dict)
     transitions: TransitionLog = field(default_factory=TransitionLog)
 
     def resize(self, layout: tuple[int, ...], dims: Mapping[str, int]) -> None:
@@ -194,7 +164,7 @@ class MeshState:
             self.held.pop(rank, None)
             self.asking.pop(rank, None)
             self.dead.pop(rank, None)
-        self.news.forget(gone)
+        self.forget_news(gone)
         self.dead.update((rank, Died(rank, "has not been started yet", "")) for rank in new)
 
     def living(self) -> set[int]:
@@ -327,10 +297,39 @@ class MeshState:
         this controller does not know yet.
         """
         self.state, self.ranks, self.store_port = "ready", ready.ranks, ready.store_port
-        self.held, self.asking, self.news = {}, {}, News()
+        self.held, self.asking, self.news = {}, {}, {}
         self.dead = {
             info.rank: Died(info.rank, info.ending or "is being replaced", info.last_output)
             for info in ready.ranks
             if info.phase in ("dead", "starting")
         }
-        self.news.add(ready.ranks)
+        self.add_news(ready.ranks)
+
+    def missing(self) -> set[int]:
+        """Return the ranks to replace that are dead; runs for them wait."""
+        return (self.to_replace | self.asked) & self.dead.keys()
+
+    def spare(self, ranks: Iterable[int]) -> None:
+        """Drop ranks from those to replace: they are new, or cannot be replaced."""
+        self.to_replace.difference_update(ranks)
+        self.asked.difference_update(ranks)
+
+    def add_news(self, infos: Iterable[RankInfo]) -> None:
+        """Note, of these ranks, those that replaced a dead one and are still empty."""
+        self.news |= {one.rank: one.predecessor_ending for one in infos if one.predecessor_ending}
+
+    def forget_news(self, ranks: Iterable[int]) -> None:
+        """Drop ranks from the news: their namespace was filled, or they died."""
+        for rank in ranks:
+            self.news.pop(rank, None)
+
+    def tell_news(self, run: int, ranks: Iterable[int]) -> list[Effect]:
+        """Return the note on new ranks among its own that a run's output begins with, and forget
+        these ranks.
+        """
+        endings = {rank: self.news.pop(rank) for rank in sorted(self.news.keys() & set(ranks))}
+        if not endings:
+            return []
+        alike = group_ranks(endings)
+        text = "; ".join(f"{describe_ranks(ranks)} {ending}" for ending, ranks in alike.items())
+        return [Note(run, f"{text}; {tell_empty(endings)}")]

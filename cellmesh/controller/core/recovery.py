@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import msgspec
+
 from ...wire.codec import Parcel
 from ...wire.groups import Blueprint, Describe, Heal
-from ...wire.messages import Control, Died, Done, Interrupt, Release, Respawn, Resume
+from ...wire.messages import Control, Died, Done, Interrupt, Relay, Release, Respawn, Resume
 from ...wire.ranks import describe_ranks
 from ...wire.status import Probe, RankInfo, RankState
 from .deadlock import Tally, must_be_healed
@@ -27,9 +29,9 @@ from .effects import (
     describe_reset,
 )
 from .mesh_state import FIRST_HEAL, MeshState, Pending
-from .recovery_state import Attempt, Deferred, HealRequests, Replacements, Settle
+from .recovery_state import Attempt, HealRequests
 from .requests import OnAnswers, Questions, control, work
-from .transitions import RECOVERY, RecoveryAction, RecoveryEvent, RecoveryPhase
+from .transitions import RECOVERY, RecoveryEvent, RecoveryPhase
 
 # How long the parts of a recovery may take before it is given up. The agent gives up a fork after a
 # minute.
@@ -42,6 +44,10 @@ _INTERRUPT_S = 1.0
 
 # How long a phase may take.
 _LIMITS_S: Mapping[RecoveryPhase, float] = {"respawning": RESPAWN_S, "healing": HEAL_S}
+
+
+# Tells a run how some of its ranks have ended it: run, ranks, what they sent, seconds.
+Settle = Callable[[int, tuple[int, ...], Parcel[Any], float], list[Effect]]
 
 
 class Recovery:
@@ -73,29 +79,13 @@ class Recovery:
         self._deadline: float | None = None
         # How a run hears that a rank of its will not begin it after all; `Runs` sets it.
         self.settle: Settle = lambda run, ranks, parcel, now: []
-        self._actions: Mapping[RecoveryAction, Callable[..., list[Effect]]] = {
-            "begin": self._begin,
-            "refuse": self._refuse,
-            "look_again": self._look_again,
-            "stop_asking": self._stop_asking,
-            "examine": self._examine,
-            "calm_down": self._calm_down,
-            "respawn": self._respawn,
-            "give_up_respawn": self._give_up_respawn,
-            "describe": self._describe,
-            "heal": self._heal,
-            "reset_models": self._reset_models,
-            "heal_timed_out": self._heal_timed_out,
-            "call_off": self._call_off,
-            "forget": self._forget,
-        }
         self._forget(0.0)
 
     def _forget(self, now: float) -> list[Effect]:
         self._again = False
-        self.deferred = Deferred(self._mesh)
+        self.deferred: dict[int, Parcel[Relay]] = {}  # runs that wait for its end, in order
         self.tally.clear()
-        self.to_replace = Replacements(self._mesh)
+        self._mesh.to_replace, self._mesh.asked = set(), set()
         self._newcomers: set[int] = set()  # without groups
         self._outsiders: set[int] = set()  # living, and without a part in the last heal
         self._must_heal = self._is_new_here = self._is_resizing = False
@@ -118,7 +108,7 @@ class Recovery:
         """Heal before a run if its ranks' next collectives would not match."""
         if self.phase != "calm":
             return []
-        missing = self._mesh.dead and set(self.to_replace.missing()).intersection(ranks)
+        missing = self._mesh.missing().intersection(ranks) if self._mesh.dead else set()
         if missing and not self._mesh.in_failed_run(missing):
             return self.begin(now)  # nothing else would
         if not (self._outsiders or self.tally.is_new):
@@ -130,12 +120,11 @@ class Recovery:
             return self.begin(now)
         return []
 
-    def defer(self, run: int, parcel: Parcel[Any], must_wait: bool) -> bool:
-        """Hold a run back until the recovery is over; return whether there was a reason to."""
-        if self.phase == "calm" and not must_wait:
-            return False
-        self.deferred.add(run, parcel)
-        return True
+    def defer(self, run: int, pending: Pending, parcel: Parcel[Relay]) -> None:
+        """Hold a run back until the recovery is over."""
+        pending.is_sent = False
+        self._mesh.note(run, pending, pending.phase, "deferred", pending.started_at)
+        self.deferred[run] = parcel
 
     def run_ended(self, run: int, pending: Pending, now: float) -> list[Effect]:
         """Handle that a run has ended on all its ranks."""
@@ -149,9 +138,9 @@ class Recovery:
         is_suspect = pending.has_failed or was_stopped
         if is_suspect:
             self._attempt.note_to = run
-        missing = self.to_replace.missing() if self._mesh.dead else ()
-        is_open = self._must_heal or self._newcomers or missing or self.deferred.runs
-        if is_suspect or is_open or self._outsiders & set(pending.members) or self.phase != "calm":
+        is_open = self._must_heal or self._newcomers or self.deferred or self.phase != "calm"
+        missing = self._mesh.dead and self._mesh.missing()
+        if is_suspect or is_open or missing or self._outsiders & set(pending.members):
             return self.begin(now)
         return []
 
@@ -159,13 +148,13 @@ class Recovery:
         """Note that a rank's process has ended; its runs end next, then `after_deaths` follows."""
         self._must_heal = True
         self.tally.forget([rank])
-        self._mesh.news.forget([rank])
+        self._mesh.forget_news([rank])
         self._newcomers.discard(rank)
         self._outsiders.discard(rank)
         if self._auto_heal:
-            self.to_replace.add([rank])
+            self._mesh.to_replace.add(rank)
         elif self._heal_requests.waiting:  # the user may have seen it before it was told here
-            self.to_replace.ask_for([rank])
+            self._mesh.asked.add(rank)
         self._again = self.phase != "calm"
 
     def after_deaths(self, ranks: Collection[int], now: float) -> list[Effect]:
@@ -201,7 +190,7 @@ class Recovery:
             self._mesh.dead.pop(rank, None)
         self._newcomers |= new.keys()
         self._attempt.respawned |= new.keys()
-        self.to_replace.spare(new)
+        self._mesh.spare(new)
         return self._on("respawned", now) if self.phase == "respawning" else self.begin(now)
 
     def returned(self, ranks: tuple[RankInfo, ...], now: float) -> list[Effect]:
@@ -213,13 +202,13 @@ class Recovery:
             self._mesh.held[rank] = -1
         self._returned |= found.keys()
         self._interrupt_at = now + _INTERRUPT_S  # they have just been interrupted
-        self.to_replace.spare(found)
+        self._mesh.spare(found)
         self._must_heal = True
         return self.begin(now)
 
     def respawn_failed(self, ranks: tuple[int, ...], text: str, now: float) -> list[Effect]:
         """Handle that dead ranks could not be forked: the others are healed without them."""
-        self.to_replace.spare(ranks)
+        self._mesh.spare(ranks)
         problem = f"{describe_ranks(ranks)} could not be started: {text}"
         return self._on("respawn failed", now, problem)
 
@@ -230,8 +219,8 @@ class Recovery:
         must_wait = self._heal_requests.can_wait_for(busy, now)
         if busy and self.phase == "calm" and not must_wait:
             return self._heal_requests.refuse()
-        self._mesh.news.forget()  # the answer tells
-        self.to_replace.ask_for(self._mesh.dead)
+        self._mesh.news.clear()  # the answer tells
+        self._mesh.asked.update(self._mesh.dead)
         return [] if must_wait else self.begin(now)
 
     def resize(self, request: int, new: Collection[int], now: float) -> list[Effect]:
@@ -240,7 +229,7 @@ class Recovery:
         self.tally.clear()
         self._outsiders.clear()
         self._must_heal = self._is_resizing = True
-        self.to_replace.ask_for(new)
+        self._mesh.asked.update(new)
         return self.begin(now)
 
     def await_calm(self, request: int) -> list[Effect]:
@@ -260,7 +249,7 @@ class Recovery:
         """
         self._mesh.held = dict.fromkeys(self._mesh.living(), -1)
         self._must_heal, self._is_new_here = bool(self._mesh.dead), True
-        self.to_replace.add(self._mesh.dead if self._auto_heal else ())
+        self._mesh.to_replace.update(self._mesh.dead if self._auto_heal else ())
         return self.begin(now)
 
     @property
@@ -275,7 +264,9 @@ class Recovery:
 
     def deadline(self) -> float | None:
         """Return when to call `tick` at the latest."""
-        return self._heal_requests.deadline() if self.phase == "calm" else self._deadline
+        if self.phase != "calm":
+            return self._deadline
+        return self._heal_requests.patience_ends if self._heal_requests.waiting else None
 
     # ---- the phases
 
@@ -296,7 +287,8 @@ class Recovery:
             self._deadline = now + _LIMITS_S[phase] if phase in _LIMITS_S else None
             self._step += 1
         self._mesh.transitions.add(now, "recovery", before, event, self.phase)
-        return self._actions[action](now, *args)
+        effects: list[Effect] = getattr(self, f"_{action}")(now, *args)
+        return effects
 
     def _ask(
         self, ranks: Collection[int], verb: Callable[[int], Control], now: float, then: OnAnswers
@@ -319,11 +311,9 @@ class Recovery:
 
     def _refuse(self, now: float) -> list[Effect]:
         """Stop waiting for ranks to leave a run that has failed, and report that they are busy."""
-        self.to_replace.withdraw()
+        self._mesh.asked.clear()
         effects = self._heal_requests.refuse()
-        if self.to_replace.missing():
-            return effects
-        return [*effects, *self.deferred.send_all(now, self.settle)]
+        return effects if self._mesh.missing() else [*effects, *self._send_deferred(now)]
 
     def _examine(self, now: float, problem: str = "") -> list[Effect]:
         if problem:
@@ -345,9 +335,9 @@ class Recovery:
                 self._attempt.steps[rank] = states[rank].steps
         self._quiet = self._mesh.find_quiet(states, self._resumable)
         if self._attempt.num_respawns == MAX_ATTEMPTS:
-            self.to_replace.clear()
+            self._mesh.spare(range(self._mesh.num_ranks))
         is_whole = self._quiet >= living
-        if self.to_replace.missing() and is_whole:
+        if self._mesh.missing() and is_whole:
             return self._on("ranks missing", now)
         self._newcomers |= {rank for rank in idle if self._is_new_here and not states[rank].counts}
         self._is_new_here = False
@@ -364,7 +354,7 @@ class Recovery:
             is_mixed = new and new != self._quiet and not self._is_resizing
             return self._on("ranks without groups" if is_mixed else "groups broken", now)
         if any(state.is_half_done for state in quiet.values()):
-            return self._on("models half done", now)
+            return self._on("models half done", now, b"", True)
         return self._finish(now)
 
     def _interrupt_returned(self, states: Mapping[int, RankState], now: float) -> list[Effect]:
@@ -382,10 +372,10 @@ class Recovery:
 
     def _respawn(self, now: float) -> list[Effect]:
         self._attempt.num_respawns += 1
-        return [Send(Parcel(Respawn(self.to_replace.missing())))]
+        return [Send(Parcel(Respawn(tuple(sorted(self._mesh.missing())))))]
 
     def _give_up_respawn(self, now: float) -> list[Effect]:
-        return self.respawn_failed(self.to_replace.missing(), "it took too long", now)
+        return self.respawn_failed(tuple(sorted(self._mesh.missing())), "it took too long", now)
 
     def _describe(self, now: float) -> list[Effect]:
         """Ask a living rank for the data from which new ranks make the same process groups
@@ -404,23 +394,17 @@ class Recovery:
         (blueprint,) = answers.values()
         return self._on("groups broken", now, blueprint.data)
 
-    def _reset_models(self, now: float) -> list[Effect]:
-        return self._heal(now, keeps_groups=True)
-
     def _heal(self, now: float, blueprint: bytes = b"", keeps_groups: bool = False) -> list[Effect]:
-        self._keeps_groups = keeps_groups
-        ranks = tuple(sorted(self._quiet))
+        mesh, ranks, self._keeps_groups = self._mesh, tuple(sorted(self._quiet)), keeps_groups
         generation = self._new_generation()  # another controller's must not be taken for it
         self._heal_run = run = FIRST_HEAL + generation
         self._attempt.failures.clear()
         self._must_heal = False
-        self._mesh.pending[run] = Pending(ranks, set(ranks), now, watched_at=now)
-        dims, port = self._mesh.dims, self._mesh.store_port
-        shape = tuple(dims.values())
-        where = self._mesh.store_address
-        number, layout = self._mesh.num_resizes, self._mesh.layout
-        size = (number, layout if number else (), keeps_groups)
-        heal = Heal(run, generation, ranks, blueprint, tuple(dims), shape, port, where, *size)
+        mesh.pending[run] = Pending(ranks, now)
+        dims = tuple(mesh.dims), tuple(mesh.dims.values())
+        store = mesh.store_port, mesh.store_address
+        size = mesh.num_resizes, mesh.layout if mesh.num_resizes else ()
+        heal = Heal(run, generation, ranks, blueprint, *dims, *store, *size, keeps_groups)
         return [work(ranks, heal, run)]
 
     def _heal_timed_out(self, now: float) -> list[Effect]:
@@ -434,12 +418,12 @@ class Recovery:
         return self._give_up(f"{describe_ranks(pending.ranks)} took too long", now)
 
     def _stop_asking(self, now: float) -> list[Effect]:
-        self._heal_requests.stop_asking_again()
+        self._heal_requests.patience_ends = 0.0
         return []
 
     def _call_off(self, now: float) -> list[Effect]:
         """Release the ranks of the heal in progress, and start no further heal."""
-        self._heal_requests.stop_asking_again()
+        self._heal_requests.patience_ends = 0.0
         self._attempt.num_failures = MAX_ATTEMPTS
         self._deadline = now + ABANDON_S
         return self._release(self._mesh.pending[self._heal_run])
@@ -454,12 +438,11 @@ class Recovery:
         if failures := sorted(self._attempt.failures.items()):
             self._must_heal = True
             return self._try_again("; ".join(f"rank {rank} {why}" for rank, why in failures), now)
-        if self._keeps_groups:
-            return self._finish(now, "healed")
-        self._attempt.is_healed = True
-        self._is_resizing = self._is_resizing and self._quiet < self._mesh.living()
-        self.tally.forget(self._quiet)
-        self._outsiders = self._mesh.living() - self._quiet
+        if not self._keeps_groups:
+            self._attempt.is_healed = True
+            self._is_resizing = self._is_resizing and self._quiet < self._mesh.living()
+            self.tally.forget(self._quiet)
+            self._outsiders = self._mesh.living() - self._quiet
         return self._finish(now, "healed")
 
     def _try_again(self, text: str, now: float) -> list[Effect]:
@@ -468,7 +451,7 @@ class Recovery:
         return self._give_up(text, now) if is_last else self._on("failed", now)
 
     def _give_up(self, text: str, now: float) -> list[Effect]:
-        self.to_replace.clear()
+        self._mesh.spare(range(self._mesh.num_ranks))
         self._attempt.problems.append(
             f"{text}. What the ranks hold is there, their process groups are not: `%dist_heal` "
             "tries again, `%dist_restart` replaces all ranks"
@@ -494,10 +477,30 @@ class Recovery:
             effects.append(Change(self._mesh.state, report))
         # A note may come after its cell's end, where nobody reads it. An answer is read.
         if not self._heal_requests.waiting:
-            self._mesh.news.add(i for i in self._mesh.ranks if i.rank in report.respawned)
+            self._mesh.add_news(one for one in self._mesh.ranks if one.rank in report.respawned)
         without = self._mesh.living() - self._quiet
         effects += self._heal_requests.answer_without(without, report, now)
-        return [*effects, *self._tell_calm(text), *self.deferred.send_all(now, self.settle)]
+        return [*effects, *self._tell_calm(text), *self._send_deferred(now)]
+
+    def _send_deferred(self, now: float) -> list[Effect]:
+        """Return the messages that send all waiting runs to those of their ranks that live."""
+        waiting, self.deferred = self.deferred, {}
+        effects: list[Effect] = []
+        for run, (relay, frames) in waiting.items():
+            pending = self._mesh.pending.get(run)
+            if pending is None:
+                continue
+            pending.begin(now)
+            self._mesh.note(run, pending, "waiting", "sent", now)
+            dead = self._mesh.dead
+            left = tuple(r for r in relay.ranks if r in pending.ranks and r not in dead)
+            if pending.fills:
+                effects += self._mesh.tell_news(run, pending.members)
+            if left:
+                effects.append(Send(Parcel(msgspec.structs.replace(relay, ranks=left), frames)))
+            for rank in sorted(pending.ranks & dead.keys()):
+                effects += self.settle(run, (rank,), Parcel(dead[rank]), now)
+        return effects
 
     def _tell_calm(self, text: str) -> list[Effect]:
         requests, self._awaiting = self._awaiting, []

@@ -5,13 +5,12 @@ Pure, as `core.Core`. `transitions.RUN` says what each event does to a run.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from ...wire.codec import Parcel
 from ...wire.messages import Died, Done, Failed, Interrupt, Kill, Release, interrupted_unbegun
 from ...wire.status import Probe, RankState
-from ...wire.stopping import StopState
 from .alignment import Alignment, Told
 from .effects import Deliver, Effect, Finish, Note, Send, Waiting
 from .mesh_state import FIRST_HEAL, MeshState, Pending
@@ -19,7 +18,7 @@ from .recovery import Recovery
 from .requests import Questions, control
 from .stopping import Verdict
 from .sweeps import SWEEP_S, OnError, Sweeps
-from .transitions import RUN, RunAction, RunEvent, RunPhase
+from .transitions import RUN, RunEvent, RunPhase
 
 # With `on_error="wait"`: after a rank fails, how long the others may take before it is told where
 # they are.
@@ -61,44 +60,20 @@ class Runs:
         self._settle_s = settle_s
         self._on_error = on_error
         self._settling: set[int] = set()  # runs with something due at a time of their own
-        self._sweeps = Sweeps(mesh, questions, settle_s, on_error, self._are_stuck)
-        self._alignment = Alignment(mesh, self._all_stand)
+        self._sweeps = Sweeps(mesh, questions, settle_s, on_error, self._on)
+        self.alignment = Alignment(mesh, self._on)
         recovery.settle = self.settle
-        self._actions: Mapping[RunAction, Callable[..., list[Effect]]] = {
-            "give_time": self._give_time,
-            "give_more_time": self._give_more_time,
-            "release_rest": self._release_rest,
-            "release_stuck": self._release,
-            "report": self._report,
-            "leave": self._leave,
-            "pass_over": self._pass_over,
-            "align": self._align,
-            "strike": self._strike,
-            "strike_failing": self._strike_failing,
-            "strike_and_condemn": self._strike_and_condemn,
-            "interrupt": self._interrupt,
-            "condemn": self._condemn,
-            "kill": self._kill,
-        }
 
-    def add(
-        self,
-        run: int,
-        ranks: tuple[int, ...],
-        now: float,
-        is_work: bool = True,
-        fills: bool = False,
-    ) -> list[Effect]:
-        """Register a run as in flight on these ranks; its output begins with a note on replaced
-        ranks that the user has not been shown.
+    def add(self, run: int, pending: Pending) -> list[Effect]:
+        """Register a run as in flight; its output begins with a note on replaced ranks that the
+        user has not been shown.
         """
         if not self._mesh.pending:
-            self._sweeps.at = now + SWEEP_S
-        self._mesh.pending[run] = Pending(
-            ranks, set(ranks), now, is_work, watched_at=now, judged_at=now, fills=fills
-        )
-        self._sweeps.came |= set(ranks)
-        return self._mesh.news.tell(run, ranks) if fills and self._mesh.news.endings else []
+            self._sweeps.at = pending.started_at + SWEEP_S
+        self._mesh.pending[run] = pending
+        self._sweeps.came.update(pending.members)
+        is_first = pending.fills and self._mesh.news
+        return self._mesh.tell_news(run, pending.members) if is_first else []
 
     def interrupt(self, runs: Iterable[int], now: float) -> list[Effect]:
         """Interrupt runs on the ranks that have not ended them; at a second call, kill the ranks
@@ -113,7 +88,7 @@ class Runs:
                 first = pending.interrupted_at
                 is_again = first is not None and now - first <= ESCALATE_S and pending.is_work
                 event: RunEvent = "interrupted again" if is_again else "interrupted"
-                if not is_again and self._alignment.is_out_of_reach(run, pending):
+                if not is_again and self.alignment.is_out_of_reach(run, pending):
                     event = "interrupted at once"
                 settled += self._on(event, run, pending, now, told, unclear)
         effects: list[Effect] = [control(ranks, *verbs) for ranks, verbs in told.items()]
@@ -135,10 +110,11 @@ class Runs:
         phase, action = RUN[before, event]
         pending.phase = phase or pending.phase
         self._mesh.note(run, pending, before, event, now)
-        return self._actions[action](run, pending, now, *args)
+        effects: list[Effect] = getattr(self, f"_{action}")(run, pending, now, *args)
+        return effects
 
     def _pass_over(self, run: int, pending: Pending, now: float, *_: Any) -> list[Effect]:
-        self._recovery.deferred.take_back(run)
+        self._recovery.deferred.pop(run, None)
         return self._settle_unbegun(run, tuple(sorted(pending.ranks)), now)
 
     def _interrupt(
@@ -162,26 +138,19 @@ class Runs:
     def _align(
         self, run: int, pending: Pending, now: float, told: Told, unclear: dict[int, set[int]]
     ) -> list[Effect]:
-        paused = self._alignment.begin(run, now, told)
+        paused = self.alignment.begin(run, now, told)
         return self._interrupt(run, pending, now, told, unclear, paused)
 
-    def stop_state(self, ranks: Sequence[int], state: StopState, now: float) -> list[Effect]:
-        """Handle that ranks say where they are in a run that is being stopped."""
-        return self._alignment.report(ranks, state, now)
-
-    def _all_stand(self, run: int, pending: Pending, now: float, verdict: Verdict) -> list[Effect]:
-        return self._on("all ranks stand", run, pending, now, verdict)
-
     def _strike(self, run: int, pending: Pending, now: float, verdict: Verdict) -> list[Effect]:
-        return self._alignment.strike(run, pending, verdict)
+        return self.alignment.strike(run, pending, verdict)
 
     def _strike_failing(self, run: int, pending: Pending, now: float) -> list[Effect]:
         """Interrupt the other ranks where they are: they may wait for the one that has failed."""
-        effects = self._alignment.strike(run, pending, Verdict(False), is_shown=False)
+        effects = self.alignment.strike(run, pending, Verdict(False), is_shown=False)
         return [*effects, *self._give_time(run, pending, now)]
 
     def _strike_and_condemn(self, run: int, pending: Pending, now: float, *_: Any) -> list[Effect]:
-        effects = self._alignment.strike(run, pending, Verdict(False), is_shown=False)
+        effects = self.alignment.strike(run, pending, Verdict(False), is_shown=False)
         return [*effects, *self._condemn(run, pending, now)]
 
     def _condemn(self, run: int, pending: Pending, now: float, *_: Any) -> list[Effect]:
@@ -198,10 +167,8 @@ class Runs:
         """
         effects: list[Effect] = []
         for run, ranks in unclear.items():
-            queued = [
-                rank for rank in sorted(ranks) if rank in states and 0 <= states[rank].run < run
-            ]
-            effects += self._settle_unbegun(run, tuple(queued), now)
+            queued = [rank for rank in ranks & states.keys() if 0 <= states[rank].run < run]
+            effects += self._settle_unbegun(run, tuple(sorted(queued)), now)
         return effects
 
     def condemned(self) -> set[int]:
@@ -219,15 +186,14 @@ class Runs:
             ranks = tuple(sorted(pending.ranks))
             effects += self.settle(run, ranks, Parcel(Died(ranks[0], reason, "")), now, begun[run])
         self._settling.clear()
-        self._alignment.stopping = None
+        self.alignment.stopping = None
         return effects
 
     def ranks_died(self, ranks: Collection[int], parcel: Parcel[Died], now: float) -> list[Effect]:
         """End, on ranks that have died together, all runs that they had not ended."""
         effects: list[Effect] = []
-        left = {
-            run: pending.ranks.intersection(ranks) for run, pending in self._mesh.pending.items()
-        }
+        pending = self._mesh.pending.items()
+        left = {run: each.ranks.intersection(ranks) for run, each in pending}
         begun = {run: some & self._mesh.runs_first(run) for run, some in left.items() if some}
         for run, first in begun.items():
             for some, has_begun in ((first, True), (left[run] - first, False)):
@@ -239,8 +205,8 @@ class Runs:
         effects: list[Effect] = []
         for run in list(self._settling):
             effects += self._settle_due(run, now)
-        if self._alignment.stopping is not None:
-            effects += self._alignment.tick(now)
+        if self.alignment.stopping is not None:
+            effects += self.alignment.tick(now)
         if self._sweeps.at is not None and now >= self._sweeps.at:
             effects += self._sweeps.begin(now)
         return effects
@@ -248,10 +214,10 @@ class Runs:
     def deadline(self) -> float | None:
         """Return when to call `tick` at the latest."""
         due = math.inf
-        if (stopping := self._alignment.stopping) is not None:
+        if (stopping := self.alignment.stopping) is not None:
             due = stopping.due_at
         if self._sweeps.at is not None:
-            for run in self._mesh.pending:
+            for run in self._mesh.pending:  # `any` would cost a call
                 if run < FIRST_HEAL:
                     due = min(due, self._sweeps.at)
                     break
@@ -285,16 +251,16 @@ class Runs:
             self._sweeps.came.update(ranks)
         effects: list[Effect] = [] if is_own else [Deliver(run, ranks, parcel, has_begun)]
         if type(parcel.verb) is Done:
-            if pending.fills and self._mesh.news.endings:
-                self._mesh.news.forget(ranks)
+            if pending.fills and self._mesh.news:
+                self._mesh.forget_news(ranks)
         else:
             pending.has_failed = True
             pending.was_in_step |= isinstance(parcel.verb, Failed) and parcel.verb.in_step
         if is_own:
             effects += self._recovery.rank_left_heal(run, ranks, parcel.verb)
-        if (stopping := self._alignment.stopping) is not None:
+        if (stopping := self.alignment.stopping) is not None:
             counts = parcel.verb.counts if type(parcel.verb) is Done else ()
-            effects += self._alignment.send_on(stopping.end(run, ranks, counts))
+            effects += self.alignment.send_on(stopping.end(run, ranks, counts))
         if not pending.ranks:
             del self._mesh.pending[run]
             self._settling.discard(run)
@@ -305,13 +271,13 @@ class Runs:
             if not is_own:
                 effects.append(Finish(run))
             if stopping is not None:
-                effects += self._alignment.run_ended(now)
+                effects += self.alignment.run_ended(now)
             return [*effects, *self._recovery.run_ended(run, pending, now)]
         if pending.first_end_at is None:
             pending.first_end_at = now
         if pending.has_failed and pending.settle_at is None and pending.is_work and not is_own:
             effects += self._on("a rank failed", run, pending, now)
-        return effects if stopping is None else [*effects, *self._alignment.end_if_aligned(now)]
+        return effects if stopping is None else [*effects, *self.alignment.end_if_aligned(now)]
 
     def fails_on(self, run: int, ranks: tuple[int, ...], now: float) -> list[Effect]:
         """Note that the run has raised on these ranks, whose answers follow: the others' time
@@ -367,7 +333,7 @@ class Runs:
         ranks = tuple(sorted(self._mesh.runs_first(run)))  # what waits behind another run is well
         if not ranks:
             return []
-        self._recovery.to_replace.add(ranks)
+        self._mesh.to_replace.update(ranks)
         return [Send(Parcel(Kill(ranks)))]
 
     def _leave(self, run: int, pending: Pending, now: float) -> list[Effect]:
@@ -377,17 +343,12 @@ class Runs:
     def _release_rest(self, run: int, pending: Pending, now: float) -> list[Effect]:
         pending.settle_at = None
         first = self._mesh.runs_first(run) - pending.failing
-        effects = self._release(run, pending, now, first)
+        effects = self._release_stuck(run, pending, now, first)
         if pending.ranks - pending.released - pending.failing:  # they are to have their time, too
             self._give_more_time(run, pending, now)
         return effects
 
-    def _are_stuck(
-        self, run: int, pending: Pending, now: float, ranks: Iterable[int]
-    ) -> list[Effect]:
-        return self._on("stuck", run, pending, now, ranks)
-
-    def _release(
+    def _release_stuck(
         self, run: int, pending: Pending, now: float, ranks: Iterable[int]
     ) -> list[Effect]:
         new = set(ranks) - pending.released
@@ -399,11 +360,8 @@ class Runs:
 
         def report(states: dict[int, RankState], now: float) -> list[Effect]:
             pending = self._mesh.pending.get(run)
-            left = {
-                rank: state
-                for rank, state in states.items()
-                if pending is not None and rank in pending.ranks and state.run == run
-            }
+            ranks = pending.ranks if pending is not None else ()
+            left = {r: state for r, state in states.items() if r in ranks and state.run == run}
             return [Waiting(run, left)] if left else []
 
         ranks = self._mesh.among_living(pending.ranks - pending.failing)

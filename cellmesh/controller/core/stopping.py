@@ -15,12 +15,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from ...wire.groups import GroupCount
-from ...wire.ranks import describe_ranks, group_ranks
+from ...wire.ranks import describe_ranks, group_ranks, with_verb
 from ...wire.stopping import Owed, Steps, StopState
-from .deadlock import Key, members_of
+from .group_progress import Key
 
 # How long a rank must have run Python without an operation, to be ended where it is.
 QUIET_S = 0.5
@@ -36,25 +36,17 @@ EXAMINE_S = 0.02
 
 RankPhase = Literal["asked", "running", "waiting", "paused", "owing", "ended"]
 RankEvent = Literal["runs", "waits", "pauses", "owes", "ends"]
-# What each event makes of a rank. An event without a row does nothing.
-STANDING: Mapping[tuple[RankPhase, RankEvent], RankPhase] = {
-    ("asked", "runs"): "running",
-    ("asked", "waits"): "waiting",
-    ("asked", "pauses"): "paused",
-    ("asked", "ends"): "ended",
-    ("running", "waits"): "waiting",
-    ("running", "pauses"): "paused",
-    ("running", "ends"): "ended",
-    ("waiting", "runs"): "running",
-    ("waiting", "pauses"): "paused",
-    ("waiting", "ends"): "ended",
-    ("paused", "owes"): "owing",
-    ("paused", "ends"): "ended",
-    # It has heard of its debt, and goes on.
-    ("owing", "runs"): "running",
-    ("owing", "waits"): "waiting",
-    ("owing", "pauses"): "paused",
-    ("owing", "ends"): "ended",
+# Phases, an event, and the phase after it. An event without a row does nothing; a paused rank runs
+# or waits again only once it has learned of its debt.
+_ROWS: Sequence[tuple[str, RankEvent, RankPhase]] = (
+    ("asked waiting owing", "runs", "running"),
+    ("asked running owing", "waits", "waiting"),
+    ("asked running waiting owing", "pauses", "paused"),
+    ("paused", "owes", "owing"),
+    ("asked running waiting paused owing", "ends", "ended"),
+)
+STANDING: Mapping[tuple[str, RankEvent], RankPhase] = {
+    (phase, event): then for phases, event, then in _ROWS for phase in phases.split()
 }
 
 
@@ -71,6 +63,10 @@ class Verdict:
     apart: tuple[int, ...] = ()
 
 
+# (group, rank) -> peer -> number of messages.
+Book: TypeAlias = dict[tuple[Key, int], dict[int, int]]
+
+
 class Begun:
     """The numbers of operations that ranks have begun on their groups, and of optimizer steps that
     they have completed; and what each owes.
@@ -83,9 +79,8 @@ class Begun:
         self._collectives: dict[Key, dict[int, int]] = {}
         self._most: dict[Key, int] = {}
         self._keys: dict[int, list[Key]] = {}  # rank -> the groups that it is a member of
-        # (group, rank) -> peer -> number of messages.
-        self._sent: dict[tuple[Key, int], dict[int, int]] = {}
-        self._received: dict[tuple[Key, int], dict[int, int]] = {}
+        self._sent: Book = {}
+        self._received: Book = {}
         self._peers: dict[tuple[Key, int], set[int]] = {}
 
     def note(self, rank: int, counts: Iterable[GroupCount]) -> set[int]:
@@ -95,22 +90,22 @@ class Begun:
             key = (count.name, count.ranks)
             if key not in self._collectives:
                 self._collectives[key], self._most[key] = {}, 0
-                for member in members_of(count, self._num_ranks):
+                for member in self._members_of(count):
                     self._keys.setdefault(member, []).append(key)
             self._collectives[key][rank] = count.num_collectives
             if count.num_collectives > self._most[key]:
                 self._most[key] = count.num_collectives
-                concerned.update(members_of(count, self._num_ranks))
-            for book, numbers in (
-                (self._sent, count.num_sent),
-                (self._received, count.num_received),
-            ):
+                concerned.update(self._members_of(count))
+            for book, numbers in (self._sent, count.num_sent), (self._received, count.num_received):
                 if numbers:
                     book[key, rank] = dict(numbers)
-                    for peer, _ in numbers:
-                        self._peers.setdefault((key, peer), set()).add(rank)
-                        concerned.add(peer)
+                for peer, _ in numbers:
+                    self._peers.setdefault((key, peer), set()).add(rank)
+                    concerned.add(peer)
         return concerned
+
+    def _members_of(self, count: GroupCount) -> Iterable[int]:
+        return count.ranks or range(self._num_ranks)
 
     def note_steps(self, rank: int, steps: Steps) -> bool:
         """Note a rank's optimizer steps; return whether another rank may owe more than before."""
@@ -144,17 +139,14 @@ class Begun:
         self,
         key: Key,
         rank: int,
-        own_book: Mapping[tuple[Key, int], Mapping[int, int]],
-        their_book: Mapping[tuple[Key, int], Mapping[int, int]],
+        own_book: Book,
+        their_book: Book,
     ) -> tuple[tuple[int, int], ...]:
         """Return (peer, number) where a peer has begun more messages with a rank than it has."""
         own = own_book.get((key, rank), {})
-        found = []
-        for peer in sorted(self._peers.get((key, rank), ())):
-            number = their_book.get((key, peer), {}).get(rank, 0)
-            if number > own.get(peer, 0):
-                found.append((peer, number))
-        return tuple(found)
+        peers = sorted(self._peers.get((key, rank), ()))
+        numbers = [(peer, their_book.get((key, peer), {}).get(rank, 0)) for peer in peers]
+        return tuple((peer, number) for peer, number in numbers if number > own.get(peer, 0))
 
 
 @dataclass
@@ -166,10 +158,6 @@ class _Rank:
     seen_at: float = 0.0
     in_step: bool = False
     steps: Steps = field(default_factory=Steps)
-
-    @property
-    def may_be_quiet(self) -> bool:
-        return self.phase == "running" and not self.in_step
 
     def quiet_from(self, has_met: bool) -> float:
         """Return when the rank has run Python for `QUIET_S`.
@@ -222,10 +210,7 @@ class Stopping:
     @property
     def runs(self) -> dict[int, tuple[int, ...]]:
         """The runs that are being stopped, and the ranks of each that have not ended it."""
-        found: dict[int, list[int]] = {}
-        for rank in sorted(self._left):
-            found.setdefault(self._ranks[rank].run, []).append(rank)
-        return {run: tuple(ranks) for run, ranks in found.items()}
+        return group_ranks({rank: self._ranks[rank].run for rank in sorted(self._left)})
 
     def report(self, ranks: Sequence[int], state: StopState, now: float) -> dict[int, Owed]:
         """Note what ranks say; return the paused ranks that owe operations, and what they owe.
@@ -280,17 +265,14 @@ class Stopping:
         for ranks, is_in in (
             (self._left, is_left),
             (self._moving, is_moving),
-            (self._restless, is_moving and not one.may_be_quiet),
+            (self._restless, is_moving and (one.phase != "running" or one.in_step)),
         ):
             ranks.add(rank) if is_in else ranks.discard(rank)
 
     def to_look_at(self, now: float) -> dict[int, tuple[int, ...]]:
         """Return, by run, the ranks to ask where they are now: those that are not paused."""
         self.look_at = now + LOOK_S
-        found: dict[int, list[int]] = {}
-        for rank in sorted(self._moving):
-            found.setdefault(self._ranks[rank].run, []).append(rank)
-        return {run: tuple(ranks) for run, ranks in found.items()}
+        return group_ranks({rank: self._ranks[rank].run for rank in sorted(self._moving)})
 
     @property
     def is_over(self) -> bool:
@@ -327,27 +309,12 @@ class Stopping:
         return Verdict(True, tuple(sorted(self._moving)) if self._has_met else ())
 
     def _steps_differ(self) -> bool:
-        steps = {rank: self._ranks[rank].steps for rank in sorted(self._left)}
-        return bool(find_step_differences(steps))
+        return bool(describe_steps({rank: self._ranks[rank].steps for rank in sorted(self._left)}))
 
 
-@dataclass(frozen=True)
-class StepDifference:
-    """An optimizer of which ranks have completed different numbers of steps in a run.
-
-    Attributes:
-        steps: rank -> number of steps.
-        name: the user's name of the optimizer, or its class.
-        model: the user's name of the model, "" if none is known.
-    """
-
-    steps: Mapping[int, int]
-    name: str
-    model: str
-
-
-def find_step_differences(steps: Mapping[int, Steps]) -> list[StepDifference]:
-    """Return the optimizers of which ranks have completed different numbers of steps in a run.
+def describe_steps(steps: Mapping[int, Steps]) -> str:
+    """Say which ranks have completed other numbers of optimizer steps in a run than others, and how
+    to make them equal; "" if none have.
 
     A rank that has not stepped an optimizer counts where others have made one step at most:
     otherwise the program gives this rank other work.
@@ -368,30 +335,24 @@ def find_step_differences(steps: Mapping[int, Steps]) -> list[StepDifference]:
         if max(numbers.values()) <= 1:
             numbers = dict.fromkeys(steps, 0) | numbers
         if len(set(numbers.values())) > 1:
-            found.append(StepDifference(dict(sorted(numbers.items())), *names[optimizer]))
-    return found
+            found.append(_describe_difference(dict(sorted(numbers.items())), *names[optimizer]))
+    return "; ".join(found)
 
 
-def describe_steps(differences: Iterable[StepDifference]) -> str:
-    """Say which ranks have made more steps than others, and how to make them equal; "" if none."""
-    return "; ".join(map(_describe_difference, differences))
-
-
-def _describe_difference(difference: StepDifference) -> str:
-    by_number = group_ranks(difference.steps)
+def _describe_difference(numbers: Mapping[int, int], name: str, model: str) -> str:
+    by_number = group_ranks(numbers)
     groups = sorted(by_number.items(), key=lambda pair: (-len(pair[1]), pair[1]))
     (usual, most), others = groups[0], groups[1:]
     if len(others) == 1:
         number, ranks = others[0]
         more = number - usual
         times = "one step" if abs(more) == 1 else f"{abs(more)} steps"
-        have = "has" if len(ranks) == 1 else "have"
         kind = "more" if more > 0 else "less" if abs(more) == 1 else "fewer"
-        text = f"{describe_ranks(ranks)} {have} made {times} {kind} than {describe_ranks(most)}"
+        text = f"{with_verb(ranks, 'has', 'have')} made {times} {kind} than {describe_ranks(most)}"
     else:
         each = ", ".join(f"{number} on {describe_ranks(ranks)}" for number, ranks in groups)
         text = f"ranks have made different numbers of steps: {each}"
     remedy = "%dist_check shows whether replicas still agree"
-    if difference.model:
-        remedy = f"`%dist_sync {difference.model} --from {most[0]}` makes replicas equal"
-    return f"{text} ({difference.name}): {remedy}"
+    if model:
+        remedy = f"`%dist_sync {model} --from {most[0]}` makes replicas equal"
+    return f"{text} ({name}): {remedy}"

@@ -33,7 +33,7 @@ class Sweeps:
         questions: asks ranks.
         settle_s: how long ranks must have waited to count as stuck, in seconds.
         on_error: whether ranks that are stuck are released.
-        release: called with a run's number, the run, the time and its ranks that are stuck.
+        on: called with ``stuck``, a run's number, the run, the time and its ranks that are stuck.
 
     Attributes:
         at: when the next sweep is due; None if no run is in flight.
@@ -48,13 +48,13 @@ class Sweeps:
         questions: Questions,
         settle_s: float,
         on_error: OnError,
-        release: Callable[[int, Pending, float, set[int]], list[Effect]],
+        on: Callable[..., list[Effect]],
     ) -> None:
         self._mesh = mesh
         self._questions = questions
         self._settle_s = settle_s
         self._on_error = on_error
-        self._release = release
+        self._on = on
         self.at: float | None = None
         self.is_under_way = False
         self.came: set[int] = set()
@@ -90,7 +90,7 @@ class Sweeps:
 
     def _is_to_be_judged(self, pending: Pending, now: float) -> bool:
         """Return whether to look for ranks that wait for each other, without any having ended."""
-        if pending.ranks <= pending.released or pending.ranks & self._mesh.asking.keys():
+        if self._is_left_alone(pending):
             return False
         is_whole = pending.is_waited_for or len(pending.members) == self._mesh.num_ranks
         after_s = self._settle_s if is_whole else WATCH_AFTER_S  # others may follow
@@ -98,10 +98,12 @@ class Sweeps:
         since = pending.started_at if pending.first_end_at is None else pending.first_end_at
         return is_due and now - since >= after_s
 
+    def _is_left_alone(self, pending: Pending) -> bool:
+        """Return whether all its ranks are released, or one asks the user."""
+        return pending.ranks <= pending.released or bool(pending.ranks & self._mesh.asking.keys())
+
     def _may_be_stuck(self, pending: Pending, now: float) -> bool:
-        if self._on_error == "wait" or pending.ranks <= pending.released:
-            return False
-        if pending.ranks & self._mesh.asking.keys():
+        if self._on_error == "wait" or self._is_left_alone(pending):
             return False
         since = pending.first_end_at
         if since is None and pending.is_waited_for and len(pending.members) < self._mesh.num_ranks:
@@ -119,7 +121,7 @@ class Sweeps:
         for run in runs:
             pending = self._mesh.pending[run]
             if run in begun:
-                effects += self._judge(run, pending, states, with_work, now)
+                effects += self._judge(run, states, with_work, now)
             if run in watched and self._is_to_be_watched(pending, now):
                 pending.watched_at = now
                 left = {r: s for r, s in states.items() if r in pending.ranks}
@@ -127,14 +129,10 @@ class Sweeps:
         return effects
 
     def _judge(
-        self,
-        run: int,
-        pending: Pending,
-        states: Mapping[int, RankState],
-        with_work: set[int],
-        now: float,
+        self, run: int, states: Mapping[int, RankState], with_work: set[int], now: float
     ) -> list[Effect]:
         """Release ranks that can never go on, and tell why they cannot."""
+        pending = self._mesh.pending[run]
         may_be_stuck = self._may_be_stuck(pending, now)
         if not may_be_stuck and not self._is_to_be_judged(pending, now):
             return []
@@ -154,5 +152,5 @@ class Sweeps:
             stuck |= set(find_stuck(own, pending.ranks, absent, dead, num_ranks, self._settle_s))
         is_kept = self._on_error == "wait" or pending.ranks & self._mesh.asking.keys()
         if stuck - pending.released and not is_kept:
-            effects += self._release(run, pending, now, stuck)
+            effects += self._on("stuck", run, pending, now, stuck)
         return effects

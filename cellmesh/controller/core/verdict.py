@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from ...wire.groups import Begun, InFlight
 from ...wire.status import RankState
-from .group_progress import MESSAGES, GroupProgress, Key, find_lacking, read_progress
+from .group_progress import MESSAGES, GroupProgress, Key, find_lacking, progress_of
 from .verdict_text import Waits, describe_verdict
 
 # Of these, some ranks may end before others have begun.
@@ -52,7 +52,7 @@ def find_verdict(
         patience_s: how long a rank must have waited to count.
         dead: ranks that are dead; absent, too.
     """
-    groups, lacking = read_progress(states, num_ranks), find_lacking(states)
+    groups, lacking = progress_of(states, num_ranks), find_lacking(states)
     blocked = {
         rank: state
         for rank, state in sorted(states.items())

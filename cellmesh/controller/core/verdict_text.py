@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...wire.groups import Begun, InFlight, label_of
-from ...wire.ranks import describe_ranks, group_ranks
+from ...wire.ranks import describe_ranks, group_ranks, with_verb
 from ...wire.status import RankState
-from .group_progress import MESSAGES, GroupProgress, Key, read_progress
+from .group_progress import MESSAGES, GroupProgress, Key, progress_of
 
 # Names more than these are counted in a sentence.
 _MAX_PARTS = 4
@@ -47,23 +47,20 @@ def describe_waits(
     Returns:
         A clause for each wait, and the ranks that are waited for and live.
     """
-    groups = read_progress(states, num_ranks)
+    groups = progress_of(states, num_ranks)
     waiting = {rank: state for rank, state in sorted(states.items()) if state.collective}
-    names = {one.group for state in waiting.values() for one in state.in_flight}
+    flights = [one for state in waiting.values() for one in state.in_flight]
+    peers = {one.peer for one in flights if one.name in MESSAGES}
     numbers: dict[str, int] = {}
-    peers = set()
-    for state in waiting.values():
-        for one in state.in_flight:
-            if one.name in MESSAGES:
-                peers.add(one.peer)
-            else:
-                numbers[one.group] = max(numbers.get(one.group, 0), one.number)
+    for one in flights:
+        if one.name not in MESSAGES:
+            numbers[one.group] = max(numbers.get(one.group, 0), one.number)
     missing = {
         rank
         for group in groups.values()
-        if group.first.name in names
+        if group.first.name in numbers
         for rank in group.members
-        if group.number_of(rank) < numbers.get(group.first.name, 0)
+        if group.number_of(rank) < numbers[group.first.name]
     }
     parts = _describe_waits(Waits(groups, waiting, list(waiting), frozenset(idle), frozenset(dead)))
     return parts, (missing | peers) - waiting.keys() - set(dead) - {-1}
@@ -77,21 +74,18 @@ def describe_mismatch(by_rank: Mapping[int, Begun], place: str, number: int) -> 
         place: the group, as ``on dp``.
         number: of the operation.
     """
-    names = {begun.name for begun in by_rank.values()}
-    if len(names) > 1:
-        kinds = group_ranks({rank: begun.name for rank, begun in sorted(by_rank.items())})
-        parts = [f"{name} on {describe_ranks(ranks)}" for name, ranks in kinds.items()]
-        return f"{place} the {ordinal(number)} operation is {_join(parts)}"
-    what = f"{place} the {ordinal(number)} operation, {next(iter(names))},"
-    dtypes = {begun.dtype for begun in by_rank.values()}
-    sizes = {begun.num_elements for begun in by_rank.values()}
-    if len(dtypes) > 1 or len(sizes) > 1:
-        kinds = group_ranks({rank: _amount(begun) for rank, begun in sorted(by_rank.items())})
-        parts = [f"{amount} on {describe_ranks(ranks)}" for amount, ranks in kinds.items()]
-        return f"{what} has {_join(parts)}"
-    roots = group_ranks({rank: str(begun.root) for rank, begun in sorted(by_rank.items())})
-    parts = [f"rank {root} on {describe_ranks(ranks)}" for root, ranks in roots.items()]
-    return f"{what} has as its root {_join(parts)}"
+    of_rank = sorted(by_rank.items())
+    name = of_rank[0][1].name
+    facts = {
+        " is": {rank: begun.name for rank, begun in of_rank},
+        f", {name}, has": {rank: _amount(begun) for rank, begun in of_rank},
+        f", {name}, has as its root": {rank: f"rank {begun.root}" for rank, begun in of_rank},
+    }
+    verb, kinds = next(
+        (verb, kinds) for verb, each in facts.items() if len(kinds := group_ranks(each)) > 1
+    )
+    parts = [f"{kind} on {describe_ranks(ranks)}" for kind, ranks in kinds.items()]
+    return f"{place} the {ordinal(number)} operation{verb} {_join(parts)}"
 
 
 def _label(group: GroupProgress) -> str:
@@ -119,26 +113,12 @@ def describe_verdict(waits: Waits) -> list[str]:
     }
     parts = []
     for group in waits.groups.values():
-        if not group.mismatch_at:
-            continue
-        if not any((group.first.name, rank) in concerned for rank in group.counts):
-            continue
-        by_rank = {
-            rank: begun
-            for rank, count in group.counts.items()
-            for begun in count.recent
-            if begun.number == group.mismatch_at
-        }
-        parts.append(
-            describe_mismatch(
-                by_rank,
-                f"on {_label(group)}",
-                group.mismatch_at,
-            )
-        )
-    if parts:
-        return _cut(parts)
-    return _describe_waits(waits)
+        number = group.mismatch_at
+        if number and any((group.first.name, rank) in concerned for rank in group.counts):
+            each = ((rank, begun) for rank, count in group.counts.items() for begun in count.recent)
+            by_rank = {rank: begun for rank, begun in each if begun.number == number}
+            parts.append(describe_mismatch(by_rank, f"on {_label(group)}", number))
+    return _cut(parts) if parts else _describe_waits(waits)
 
 
 def _cut(parts: Sequence[str], num: int | None = None) -> list[str]:
@@ -163,40 +143,30 @@ def _describe_waits(waits: Waits) -> list[str]:
     parts = []
     for (key, one), ranks in list(by_wait.items())[:_MAX_PARTS]:
         group = waits.groups[key]
-        wait = "waits" if len(ranks) == 1 else "wait"
         if one.name in MESSAGES:
-            parts.append(f"{describe_ranks(ranks)} {wait} {_message(one)}")
-            continue
-        missing = [rank for rank in group.members if group.number_of(rank) < one.number]
-        parts.append(
-            f"{describe_ranks(ranks)} {wait} in the {ordinal(one.number)} operation on "
-            f"{_label(group)} ({one.name}), {_missing(missing, group, waits)}"
-        )
+            place = _message(one)
+        else:
+            missing = [rank for rank in group.members if group.number_of(rank) < one.number]
+            place = f"in the {ordinal(one.number)} operation on {_label(group)} ({one.name}), "
+            place += _missing(missing, group, waits)
+        parts.append(f"{with_verb(ranks, 'waits', 'wait')} {place}")
     by_name = group_ranks({rank: waits.states[rank].collective for rank in apart})
-    parts += [
-        f"{describe_ranks(ranks)} {'waits' if len(ranks) == 1 else 'wait'} in {name}"
-        for name, ranks in by_name.items()
-    ]
+    parts += [f"{with_verb(ranks, 'waits', 'wait')} in {name}" for name, ranks in by_name.items()]
     return _cut(parts, len(by_wait) + len(by_name))
 
 
 def _missing(missing: Sequence[int], group: GroupProgress, waits: Waits) -> str:
-    gone = [rank for rank in missing if rank in waits.dead]
     if not missing:
         return "which all have begun"
+    dead = [rank for rank in missing if rank in waits.dead]
     ended = [rank for rank in missing if rank in waits.never and rank not in waits.dead]
     left = [rank for rank in missing if rank not in waits.never and rank not in waits.dead]
-    parts = []
-    if left:
-        parts.append(f"which {describe_ranks(left)} {_have(left)} not begun")
-    if ended:
-        numbers = group_ranks({rank: group.number_of(rank) for rank in ended})
-        parts += [
-            f"and {describe_ranks(ranks)} {_have(ranks)} ended after {number or 'none'}"
-            for number, ranks in numbers.items()
-        ]
-    if gone:
-        parts.append(f"and {describe_ranks(gone)} {'is' if len(gone) == 1 else 'are'} dead")
+    parts = [f"which {with_verb(left, 'has', 'have')} not begun"] if left else []
+    parts += [
+        f"and {with_verb(ranks, 'has', 'have')} ended after {number or 'none'}"
+        for number, ranks in group_ranks({rank: group.number_of(rank) for rank in ended}).items()
+    ]
+    parts += [f"and {with_verb(dead, 'is', 'are')} dead"] if dead else []
     return ", ".join(parts[:_MAX_PARTS])
 
 
@@ -206,10 +176,6 @@ def _message(one: InFlight) -> str:
     if one.name == "send":
         return f"to send to rank {one.peer}, which does not receive"
     return f"to receive from rank {one.peer}, which has not sent"
-
-
-def _have(ranks: Sequence[int]) -> str:
-    return "has" if len(ranks) == 1 else "have"
 
 
 def _join(parts: Sequence[str]) -> str:

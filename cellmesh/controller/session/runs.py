@@ -253,7 +253,7 @@ class Runs:
         for run in runs:
             run.note_interrupted()
         numbers = [run.number for run in reversed(runs)]
-        self.post_if_open(lambda core, now: core.interrupt_all(numbers, now))
+        self.post_if_open(lambda core, now: core.interrupt(numbers, now))
 
     def interrupt_run(self, number: int, ranks: Sequence[int]) -> None:
         """Interrupt a run, and older queries on its ranks, for which it may wait."""
@@ -264,7 +264,7 @@ class Runs:
 
     def give_up(self, number: int) -> None:
         """Interrupt one run and no other: its user has stopped waiting for it."""
-        self.post_if_open(lambda core, now: core.interrupt(number))
+        self.post_if_open(lambda core, now: core.interrupt([number]))
 
     def reply(self, requests: Mapping[int, int], text: str, is_end: bool = False) -> None:
         """Send the user's input to ranks that asked for it (rank -> request)."""

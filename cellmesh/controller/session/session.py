@@ -16,8 +16,8 @@ from ...errors import CellmeshError, HostError, MeshUsageError, NoMeshError
 from ...stdlib import time
 from ...wire.attach import Detached, Refused, Welcome
 from ...wire.hosts import Host
-from ...wire.messages import AgentFault, Died, LogText
-from ...wire.status import HostReport, RankState
+from ...wire.messages import AgentFault, Died, LogText, ReadLog
+from ...wire.status import HostReport, Probe, RankState, ReadHost
 from ...wire.ticket import Ticket, remove_directory
 from ..code_files.sync import CodeSync
 from ..core.clocks import ClockOffset
@@ -180,11 +180,11 @@ class Session:
 
     def states(self, ranks: Sequence[int]) -> dict[int, RankState]:
         """Ask ranks what they are doing; waits about a second at most."""
-        return self.ask(lambda core, now: core.ask_states(ranks, now)) or {}
+        return self.ask(lambda core, now: core.ask(ranks, Probe, now)) or {}
 
     def ask_host(self) -> HostReport | None:
         """Ask the agent for its report on the mesh's processes; None if the mesh has ended."""
-        report: HostReport | None = self.ask(lambda core, now: core.ask_host())
+        report: HostReport | None = self.ask(lambda core, now: core.ask_agent(ReadHost))
         return report
 
     def recovery(self) -> Reply[str | None] | None:
@@ -202,7 +202,9 @@ class Session:
 
     def ask_log(self, rank: int, num_bytes: int) -> LogText | None:
         """Ask the agent for the end of a rank's log; None if the mesh has ended."""
-        text: LogText | None = self.ask(lambda core, now: core.ask_log(rank, num_bytes))
+        text: LogText | None = self.ask(
+            lambda core, now: core.ask_agent(lambda request: ReadLog(request, rank, num_bytes))
+        )
         return text
 
     # ---- life

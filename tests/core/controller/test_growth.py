@@ -137,7 +137,7 @@ def test_a_stop(reports: Callable[[int], list[tuple[float, int, StopState]]]) ->
         core = running_core(num, tuple(range(num)))
 
         def stop() -> None:
-            core.interrupt(1, 0.0)
+            core.interrupt([1], 0.0)
             for now, rank, state in reports(num):
                 hear(core, (rank,), state, now)
             core.tick(LOOK_S)

@@ -8,7 +8,7 @@ from cellmesh.controller.core.core import Answer, Change, Core, Deliver, Finish,
 from cellmesh.controller.core.runs import REPORT_AFTER_S
 from cellmesh.wire.codec import Parcel, at_rank_for_work
 from cellmesh.wire.messages import Channel, Died, Done, LogText, ReadLog, Relay, StoreDied
-from cellmesh.wire.status import HostReport, ReadHost
+from cellmesh.wire.status import HostReport, Probe, ReadHost
 from cellmesh.wire.values import PullNames
 
 from ....support.core_decisions import (
@@ -114,17 +114,17 @@ def test_states_of_no_ranks_are_answered_at_once() -> None:
     core = ready_core()
     core.receive(Parcel(Died(2, "killed", "")), 0.0)
     for asked in (core, Core(4)):
-        request, effects = asked.ask_states((2,), 0.0)
+        request, effects = asked.ask((2,), Probe, 0.0)
         assert effects == [Answer(request, {})]
 
 
 def test_questions_to_the_agent_are_answered_by_it() -> None:
     core = ready_core()
-    request, effects = core.ask_host()
+    request, effects = core.ask_agent(ReadHost)
     assert sent(effects) == [Parcel(ReadHost(request))]
     report = HostReport(request, infos(4))
     assert core.receive(Parcel(report), 0.0) == [Answer(request, report)]
-    request, effects = core.ask_log(3, 1000)
+    request, effects = core.ask_agent(lambda request: ReadLog(request, 3, 1000))
     assert sent(effects) == [Parcel(ReadLog(request, 3, 1000))]
     text = LogText(request, "text", 0)
     assert core.receive(Parcel(text), 0.0) == [Answer(request, text)]
@@ -132,5 +132,5 @@ def test_questions_to_the_agent_are_answered_by_it() -> None:
 
 def test_requests_have_numbers_of_their_own() -> None:
     core = ready_core()
-    asked = core.ask_host(), core.ask_log(0, 1), core.ask_states((0,), 0.0), core.ask_host()
-    assert len({request for request, _ in asked}) == 4
+    asked = core.ask_agent(ReadHost), core.ask((0,), Probe, 0.0), core.ask_agent(ReadHost)
+    assert len({request for request, _ in asked}) == 3

@@ -10,6 +10,7 @@ from cellmesh.controller.core.core import Answer, Change, Core, Deliver, Finish
 from cellmesh.wire.attach import Refused, Welcome
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.messages import MeshReady, StartFailed, Stop, Stopped
+from cellmesh.wire.status import Probe, ReadHost
 
 from ....support.core_decisions import infos, of, ready_core, running_core, sent
 from ....support.runs import relay
@@ -80,7 +81,7 @@ def test_stop_is_sent_once() -> None:
 @pytest.mark.parametrize("how", ["agent", "stopped"])
 def test_the_end_ends_everything_and_is_reported_once(how: str) -> None:
     core = running_core(4, (0, 1))
-    request, _ = core.ask_states((0,), 0.0)
+    request, _ = core.ask((0,), Probe, 0.0)
     if how == "agent":
         effects = core.agent_ended("its process ended")
     else:
@@ -105,6 +106,5 @@ def test_a_mesh_that_stops_does_not_become_ready_again(state: str) -> None:
 
 
 def test_questions_to_an_ended_mesh_are_answered_with_nothing() -> None:
-    core = core_that_is("ended")
-    for request, effects in (core.ask_host(), core.ask_log(0, 10)):
-        assert effects == [Answer(request, None)]
+    request, effects = core_that_is("ended").ask_agent(ReadHost)
+    assert effects == [Answer(request, None)]

@@ -93,7 +93,7 @@ def test_a_run_that_ended_well_is_not_looked_at() -> None:
 
 def test_released_or_interrupted_rank_is_examined_even_if_its_code_went_on() -> None:
     core = running_core(2, (0, 1))
-    core.interrupt(1, 0.0)
+    core.interrupt([1], 0.0)
     effects = hear(core, (0, 1), Done(1))
     assert only(Heal, answer_probe(core, effects, 0.0, is_broken=True))[0] == (0, 1)
 
@@ -318,8 +318,8 @@ def test_auto_heal_replaces_dead_ranks_without_a_request() -> None:
 
 def test_rank_killed_for_not_stopping_is_replaced() -> None:
     core = running_core(2, (0, 1))
-    core.interrupt(1, 0.0)
-    core.interrupt(1, 0.1)
+    core.interrupt([1], 0.0)
+    core.interrupt([1], 0.1)
     hear(core, (0,), failed(1, "KeyboardInterrupt"), 0.2)
     effects = [*core.tick(STOP_S), *die(core, 1, STOP_S + 0.1)]
     assert asked_of_agent(effects, Kill) == [Kill((1,))]
@@ -419,7 +419,7 @@ def test_heal_does_not_wait_for_ranks_that_are_not_released() -> None:
     core.tick(1.0)
     [report] = reports(healed_by_user(core, 1.1))
     assert "rank 0 must be idle" in report.failure
-    core.interrupt(1, 1.2)
+    core.interrupt([1], 1.2)
     assert healed_by_user(core, 1.3) == []
 
 
@@ -452,8 +452,8 @@ def test_rank_killed_for_not_stopping_is_replaced_after_a_refused_heal() -> None
     core = running_core(2, (0, 1))
     die(core, 1)
     healed_by_user(core, 0.1)
-    core.interrupt(1, 0.2)
-    core.interrupt(1, 0.3)
+    core.interrupt([1], 0.2)
+    core.interrupt([1], 0.3)
     assert asked_of_agent(core.tick(0.2 + STOP_S), Kill) == [Kill((0,))]
     core.abandon_heal()
     assert asked_of_agent(drive(core, die(core, 0, 3.0), 3.0), Respawn) == [Respawn((0,))]

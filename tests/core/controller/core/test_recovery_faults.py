@@ -161,8 +161,8 @@ def test_new_rank_that_dies_during_the_heal_is_replaced_again() -> None:
 
 def test_auto_healed_rank_that_dies_is_reported() -> None:
     core = running_core(2, (0, 1))
-    core.interrupt(1, 0.0)
-    core.interrupt(1, 0.0)
+    core.interrupt([1], 0.0)
+    core.interrupt([1], 0.0)
     hear(core, (0,), failed(1, "KeyboardInterrupt"))
     effects = heal_all(core, [*core.tick(STOP_S), *die(core, 1, STOP_S)], STOP_S)
     assert asked_of_agent(effects, Respawn) == [Respawn((1,))]

@@ -165,7 +165,7 @@ def test_core_has_no_deadline_where_nothing_settles() -> None:
 
 def test_interrupted_rank_may_end_as_its_code_decides() -> None:
     core = running_core(4, (0, 1), settle_s=1.0)
-    core.interrupt(1, 0.0)
+    core.interrupt([1], 0.0)
     hear(core, (0,), failed(1, "KeyboardInterrupt"), now=0.1)
     assert releases(core, 20.0) == []
 
@@ -229,7 +229,7 @@ def test_rank_with_more_work_may_still_join(submitted: str) -> None:
 
 def test_rank_that_holds_back_its_work_will_not_join() -> None:
     core = running_core(3, (0, 1, 2), (0, 1), settle_s=1.0)
-    core.interrupt(1, 0.0)  # the others are not released for the failure itself
+    core.interrupt([1], 0.0)  # the others are not released for the failure itself
     hear(core, (1,), FAILED, now=0.1)
     at, [_, request] = sweep(core, 5.0)
     hear(core, (1,), idle(request, 2), at)
@@ -320,7 +320,7 @@ def kills(effects: Any) -> list[Kill]:
 def test_second_interrupt_kills_ranks_that_have_not_stopped() -> None:
     core = running_core(4, (0, 1, 2), settle_s=1.0)
     assert told(stop(core, 1, (0, 1, 2), 10.0)) == [((0, 1, 2), Interrupt(1, True))]
-    assert core.interrupt(1, 10.2) == []
+    assert core.interrupt([1], 10.2) == []
     hear(core, (0,), failed(1, "KeyboardInterrupt"), now=10.5)
     found = [(at, kill) for at, effects in ticks(core, 10.5 + STOP_S) for kill in kills(effects)]
     assert found == [(10.0 + STOP_S, Kill((1, 2)))]
@@ -329,7 +329,7 @@ def test_second_interrupt_kills_ranks_that_have_not_stopped() -> None:
 def test_second_interrupt_kills_at_once_ranks_that_had_time_to_stop() -> None:
     core = running_core(4, (0,))
     stop(core, 1, (0,), 10.0)
-    assert core.interrupt(1, 13.0) == []
+    assert core.interrupt([1], 13.0) == []
     assert core.deadline() <= 13.0
     assert kills(core.tick(13.0)) == [Kill((0,))]
 
@@ -338,32 +338,32 @@ def test_a_late_second_interrupt_is_a_first_one() -> None:
     core = running_core(4, (0,))
     stop(core, 1, (0,), 10.0)
     late = 10.0 + ESCALATE_S + 0.1
-    assert told(core.interrupt(1, late)) == [((0,), Interrupt(1))]
+    assert told(core.interrupt([1], late)) == [((0,), Interrupt(1))]
     assert kills(core.tick(late + 2)) == []
 
 
 def test_a_third_interrupt_kills_again_and_no_earlier() -> None:
     core = running_core(4, (0,))
     for now in (10.0, 10.1, 10.2):
-        core.interrupt(1, now)
+        core.interrupt([1], now)
     assert kills(core.tick(9.9 + STOP_S)) == []
     assert kills(core.tick(10.0 + STOP_S)) == [Kill((0,))]
-    core.interrupt(1, 13.0)
+    core.interrupt([1], 13.0)
     assert kills(core.tick(13.0)) == [Kill((0,))]
 
 
 def test_rank_with_the_run_queued_is_not_killed() -> None:
     core = running_core(4, (0,), (0, 1))
-    core.interrupt(2, 10.0)
-    core.interrupt(2, 10.1)
+    core.interrupt([2], 10.0)
+    core.interrupt([2], 10.1)
     assert kills(core.tick(10.0 + STOP_S)) == [Kill((1,))]
 
 
 def test_killed_rank_is_reported_and_ends_the_run() -> None:
     core = running_core(4, (0, 1))
     hear(core, (1,), Done(1), now=9.0)
-    core.interrupt(1, 10.0)
-    core.interrupt(1, 10.1)
+    core.interrupt([1], 10.0)
+    core.interrupt([1], 10.1)
     core.tick(10.0 + STOP_S)
     died = Parcel(Died(0, "did not stop", ""))
     effects = core.receive(died, 10.1 + STOP_S)
@@ -375,7 +375,7 @@ def test_a_run_that_waits_for_the_mesh_to_be_calm_is_stopped_at_once() -> None:
     core = running_core(2, (0, 1))
     hear(core, (0, 1), FAILED)
     assert told(core.submit(relay(2, (0, 1)))) == []
-    effects = core.interrupt(2, 0.1)
+    effects = core.interrupt([2], 0.1)
     [deliver] = of(Deliver, effects)
     assert (deliver.ranks, deliver.parcel.verb.type_name) == ((0, 1), "KeyboardInterrupt")
     assert of(Finish, effects) == [Finish(2)]
@@ -384,7 +384,7 @@ def test_a_run_that_waits_for_the_mesh_to_be_calm_is_stopped_at_once() -> None:
 
 def test_a_run_that_waits_behind_another_is_stopped_at_once_where_it_is_known_to_wait() -> None:
     core = running_core(3, (0, 1, 2), (0, 1, 2))
-    effects = core.interrupt(2, 1.0)
+    effects = core.interrupt([2], 1.0)
     assert verbs(Interrupt, effects) == [((0, 1, 2), Interrupt(2))]
     _, probe = only(Probe, effects)
     hear(core, (0,), running(probe.request, 1), 1.0)
@@ -399,7 +399,7 @@ def test_a_run_that_waits_behind_another_is_stopped_at_once_where_it_is_known_to
 def test_a_run_that_is_held_back_is_stopped_at_once() -> None:
     core = running_core(2, (0, 1), (0,), on_error="wait")
     hear(core, (0,), FAILED)
-    assert of(Finish, core.interrupt(2, 1.0)) == [Finish(2)]
+    assert of(Finish, core.interrupt([2], 1.0)) == [Finish(2)]
 
 
 # ---- runs for control threads

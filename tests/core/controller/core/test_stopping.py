@@ -22,7 +22,6 @@ from cellmesh.controller.core.stopping import (
     Stopping,
     Verdict,
     describe_steps,
-    find_step_differences,
 )
 from cellmesh.wire.groups import GroupCount
 from cellmesh.wire.messages import Done, Interrupt
@@ -318,7 +317,7 @@ def test_the_work_grows_with_the_number_of_ranks_and_not_faster() -> None:
 
 def test_a_run_is_paused_then_ended_on_all_ranks_together() -> None:
     core = running_core(3, (0, 1, 2))
-    assert told(core.interrupt(1, 5.0)) == [((0, 1, 2), Pause(1))]
+    assert told(core.interrupt([1], 5.0)) == [((0, 1, 2), Pause(1))]
     assert hear(core, (0, 1), at_gate(all_reduces(7)), 5.01) == []
     effects = hear(core, (2,), at_gate(all_reduces(8)), 5.02)
     assert told(effects) == [((0, 1), Pause(1, Owed((all_reduces(8),))))]
@@ -329,7 +328,7 @@ def test_a_run_is_paused_then_ended_on_all_ranks_together() -> None:
 def stopped_core() -> Core:
     """Rank 0 waits in an operation, when the run is to stop."""
     core = running_core(2, (0, 1))
-    core.interrupt(1, 5.0)
+    core.interrupt([1], 5.0)
     hear(core, (0,), waiting(all_reduces(8)), 5.0)
     return core
 
@@ -350,12 +349,12 @@ def test_a_rank_that_fails_ends_the_alignment() -> None:
 
 
 def test_a_second_press_ends_the_alignment() -> None:
-    assert told(stopped_core().interrupt(1, 5.2)) == [((0, 1), Interrupt(1))]
+    assert told(stopped_core().interrupt([1], 5.2)) == [((0, 1), Interrupt(1))]
 
 
 def test_two_runs_that_are_stopped_together_end_together() -> None:
     core = running_core(2, (0,), (1,))
-    core.interrupt_all((2, 1), 5.0)
+    core.interrupt((2, 1), 5.0)
     assert told(hear(core, (0,), at_gate(all_reduces(3)), 5.0)) == []
     effects = hear(core, (1,), at_gate(all_reduces(3), run=2), 5.0)
     assert sorted(told(effects)) == [((0,), Interrupt(1, True)), ((1,), Interrupt(2, True))]
@@ -386,16 +385,16 @@ def test_an_alignment_ends_with_its_run() -> None:
     ],
 )
 def test_differences_are_said_in_words(numbers: Sequence[int], text: str) -> None:
-    found = find_step_differences({rank: steps(number) for rank, number in enumerate(numbers)})
-    assert describe_steps(found)[: len(text)] == text
+    found = describe_steps({rank: steps(number) for rank, number in enumerate(numbers)})
+    assert found[: len(text)] == text
     assert bool(found) == bool(text)
 
 
 def test_without_a_name_of_the_model_a_check_is_proposed() -> None:
-    found = find_step_differences({0: steps(1, "", ""), 1: steps(2, "", "")})
-    assert "(Adam): %dist_check shows" in describe_steps(found)
+    found = describe_steps({0: steps(1, "", ""), 1: steps(2, "", "")})
+    assert "(Adam): %dist_check shows" in found
 
 
 def test_a_rank_without_the_optimizer_counts_in_a_first_step_only() -> None:
-    assert find_step_differences({0: Steps(1), 1: steps(1)})
-    assert not find_step_differences({0: Steps(1), 1: steps(7), 2: steps(7)})
+    assert describe_steps({0: Steps(1), 1: steps(1)})
+    assert not describe_steps({0: Steps(1), 1: steps(7), 2: steps(7)})

@@ -7,6 +7,8 @@ from typing import Any, get_args
 import pytest
 
 from cellmesh.controller.core import transitions
+from cellmesh.controller.core.recovery import Recovery
+from cellmesh.controller.core.runs import Runs
 from cellmesh.controller.core.transitions import (
     NUM_KEPT,
     RECOVERY,
@@ -32,14 +34,16 @@ def steps(core: Any, subject: str) -> list[tuple[str, str, str]]:
     return [each[2:] for each in core.transitions if each.subject == subject]
 
 
-@pytest.mark.parametrize(("table", "name"), [(RECOVERY, "Recovery"), (RUN, "Run")])
-def test_a_table_names_each_phase_event_and_action(table: Any, name: str) -> None:
+@pytest.mark.parametrize(
+    ("table", "name", "actor"), [(RECOVERY, "Recovery", Recovery), (RUN, "Run", Runs)]
+)
+def test_a_table_names_each_phase_event_and_action(table: Any, name: str, actor: type) -> None:
     def all_of(kind: str) -> set[str]:
         return set(get_args(getattr(transitions, f"{name}{kind}")))
 
     assert {state for state, _ in table} == all_of("Phase")
     assert {event for _, event in table} == all_of("Event")
-    assert {action for _, action in table.values()} == all_of("Action")
+    assert all(callable(getattr(actor, f"_{action}", None)) for _, action in table.values())
     assert {then for then, _ in table.values() if then is not None} <= all_of("Phase")
 
 
@@ -84,7 +88,7 @@ def test_a_run_that_fails_is_followed_to_its_end_and_to_the_recovery() -> None:
 def test_a_run_that_is_interrupted_twice_is_killed() -> None:
     core = running_core(2, (0, 1))
     stop(core, 1, (0, 1), 1.0)
-    core.interrupt(1, 2.0)
+    core.interrupt([1], 2.0)
     core.tick(4.0)
     lose_rank(core, Died(0, "was killed by SIGKILL", ""), 4.1)
     assert steps(core, "run 1")[:5] == [

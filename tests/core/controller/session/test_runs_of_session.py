@@ -105,7 +105,7 @@ def state(request: int, run: int) -> RankState:
 
 def test_many_runs_are_interrupted_by_a_few_messages() -> None:
     core = many_running()
-    effects = core.interrupt_all(range(NUM_RUNS, 0, -1), 1.0)
+    effects = core.interrupt(range(NUM_RUNS, 0, -1), 1.0)
     assert len(of(Send, effects)) == 2
     *interrupts, (_, probe) = control_sent(effects)
     first = Pause(1)  # the only one that the ranks execute
