@@ -49,12 +49,9 @@ from .verb import WorkVerb as WorkVerb
 
 # What features ask: a feature adds its union here, and its handler to those of the ranks.
 AnyRequest = (
-    inspect.AnyRequest
-    | inspect.CompletionRequest
-    | replicas.AnyRequest
-    | checkpoint.AnyRequest
+    inspect.AnyRequest | inspect.CompletionRequest | replicas.AnyRequest | checkpoint.AnyRequest
     | trace.AnyRequest
-)
+)  # fmt: skip
 
 PROTOCOL = 11
 
@@ -155,26 +152,10 @@ class MakeStore(Verb, frozen=True):
 
 
 ToAgent = (
-    Hello
-    | Inquire
-    | Detach
-    | Relay
-    | Restart
-    | Respawn
-    | Kill
-    | SetDims
-    | Resize
-    | Stop
-    | ReadLog
-    | ReadHost
-    | UseStore
-    | MakeStore
-    | ReadClock
-    | Chunk
-    | Unwanted
-    | PlaceFiles
+    Hello | Inquire | Detach | Relay | Restart | Respawn | Kill | SetDims | Resize | Stop
+    | ReadLog | ReadHost | UseStore | MakeStore | ReadClock | Chunk | Unwanted | PlaceFiles
     | SetAgents
-)
+)  # fmt: skip
 
 
 # ---------------------------------------------------------------- controller -> rank
@@ -218,17 +199,9 @@ class Leave(Verb, frozen=True):
 
 
 Work = (
-    RunCell
-    | RunCall
-    | PushNames
-    | PushParts
-    | GatherParts
-    | PullNames
-    | SetMesh
-    | Heal
-    | PostMortem
-    | Request
-)
+    RunCell | RunCall | PushNames | PushParts | GatherParts | PullNames | SetMesh | Heal
+    | PostMortem | Request
+)  # fmt: skip
 ToMainThread = Work | Resume
 Control = Interrupt | Pause | Release | Probe | Request | Stacks | Describe | InputReply | Leave
 
@@ -320,24 +293,9 @@ def interrupted_unbegun(run: int) -> Failed:
 
 
 FromRank = (
-    RankReady
-    | RankUnready
-    | Output
-    | Skipped
-    | Display
-    | Done
-    | Failing
-    | Failed
-    | RankState
-    | StopState
-    | StackText
-    | Blueprint
-    | InputRequest
-    | InputCancelled
-    | Logged
-    | Freed
-    | Bar
-)
+    RankReady | RankUnready | Output | Skipped | Display | Done | Failing | Failed | RankState
+    | StopState | StackText | Blueprint | InputRequest | InputCancelled | Logged | Freed | Bar
+)  # fmt: skip
 
 
 # ---------------------------------------------------------------- agent -> controller
@@ -436,25 +394,7 @@ class Stopped(Verb, frozen=True):
 
 
 ToController = (
-    Welcome
-    | Standing
-    | Refused
-    | Detached
-    | Progress
-    | MeshReady
-    | StartFailed
-    | Respawned
-    | RespawnFailed
-    | Died
-    | StoreDied
-    | StoreUp
-    | AgentFault
-    | Ranked
-    | LogText
-    | HostReport
-    | ClockReading
-    | Stopped
-    | Chunk
-    | Unwanted
-    | FilesAnswer
-)
+    Welcome | Standing | Refused | Detached | Progress | MeshReady | StartFailed | Respawned
+    | RespawnFailed | Died | StoreDied | StoreUp | AgentFault | Ranked | LogText | HostReport
+    | ClockReading | Stopped | Chunk | Unwanted | FilesAnswer
+)  # fmt: skip

@@ -28,7 +28,7 @@ def test_start_of_a_mesh_reports_its_progress() -> None:
     assert [(info.rank, info.pid, info.phase) for info in ready.ranks] == [
         (rank, 1000 + rank, "idle") for rank in range(3)
     ]
-    assert world.core.ranks == ready.ranks
+    assert world.core.mesh.ranks == ready.ranks
 
 
 def test_a_mesh_is_not_ready_before_its_last_rank() -> None:

@@ -41,7 +41,7 @@ from ...wire.messages import (
     interrupted_unbegun,
 )
 from ...wire.ranks import describe_ranks
-from ...wire.status import HostReport, RankInfo, RankState, ReadHost, StackText
+from ...wire.status import HostReport, RankState, ReadHost, StackText
 from ...wire.stopping import StopState
 from ...wire.user_code import InputCancelled, InputReply, InputRequest
 from .effects import Answer as Answer
@@ -63,7 +63,6 @@ from .requests import ANSWER_S as ANSWER_S
 from .requests import Questions, control
 from .runs import Runs
 from .sweeps import OnError
-from .transitions import Transition
 
 
 class Core:
@@ -83,7 +82,8 @@ class Core:
         layout: how many ranks each host has; () for one host.
 
     Attributes:
-        has_ended: there is no mesh any more.
+        mesh: its state, for those who look at it.
+        runs: its runs.
     """
 
     def __init__(
@@ -99,51 +99,29 @@ class Core:
         num_resizes: int = 0,
         layout: tuple[int, ...] = (),
     ) -> None:
-        self.num_ranks = num_ranks
-        self.has_ended = False
-        self._mesh = MeshState(
+        self.mesh = MeshState(
             num_ranks, dims=dict(dims or {}), num_resizes=num_resizes, layout=layout
         )
         self._questions = Questions(last_request)
-        self._recovery = Recovery(self._mesh, self._questions, new_generation, auto_heal)
-        self._runs = Runs(self._mesh, self._questions, self._recovery, settle_s, on_error)
+        self._recovery = Recovery(self.mesh, self._questions, new_generation, auto_heal)
+        self.runs = Runs(self.mesh, self._questions, self._recovery, settle_s, on_error)
         self._now = 0.0
         self._is_attached = True  # to a mesh that was there before
 
     @property
     def state(self) -> State:
         """The mesh's state, as "ready"."""
-        return self._mesh.state
-
-    @property
-    def ranks(self) -> tuple[RankInfo, ...]:
-        """Each rank's process and device, as of the mesh's start or the rank's replacement."""
-        return self._mesh.ranks
+        return self.mesh.state
 
     @property
     def dead(self) -> Mapping[int, Died]:
         """The dead ranks, and for each how it died."""
-        return self._mesh.dead
+        return self.mesh.dead
 
     @property
     def lost(self) -> set[int]:
         """The dead ranks that no recovery in progress will replace."""
-        return self._mesh.dead.keys() - self._mesh.missing()
-
-    @property
-    def condemned(self) -> set[int]:
-        """The ranks that the agent will SIGKILL unless they end their interrupted run before."""
-        return self._runs.condemned()
-
-    @property
-    def transitions(self) -> tuple[Transition, ...]:
-        """The last state transitions of the mesh's recovery and of its runs, the oldest first."""
-        return self._mesh.transitions.all()
-
-    @property
-    def dims(self) -> Mapping[str, int]:
-        """Names and sizes of the DeviceMesh's dims."""
-        return self._mesh.dims
+        return self.mesh.dead.keys() - self.mesh.missing()
 
     @property
     def is_recovering(self) -> bool:
@@ -162,43 +140,43 @@ class Core:
         """
         now, relay = self._see(now), parcel.verb
         run, ranks = relay.run, relay.ranks
-        if self._mesh.state != "ready":
+        if self.mesh.state != "ready":
             reason = f"cannot be reached: the mesh is {self.state}"
             died = Parcel(Died(min(ranks), reason, ""))
             return [Deliver(run, ranks, died, has_begun=False), Finish(run)]
         is_work = relay.channel == "work"
         effects = self._recovery.before_run(ranks, now) if is_work else []
         pending = Pending(ranks, now, is_work, fills=relay.fills, title=relay.title)
-        effects += self._runs.add(run, pending)
-        dead, awaited, left = self._mesh.dead, self._runs.condemned(), ranks
+        effects += self.runs.add(run, pending)
+        dead, awaited, left = self.mesh.dead, self.runs.condemned(), ranks
         gone: set[int] = set()
         if dead:
-            gone, awaited = self.lost if is_work else set(dead), awaited | self._mesh.missing()
+            gone, awaited = self.lost if is_work else set(dead), awaited | self.mesh.missing()
         if gone:
             left = tuple([rank for rank in ranks if rank not in gone])
             parcel = Parcel(msgspec.structs.replace(relay, ranks=left), parcel.buffers)
         pending.is_sent = bool(left)
         if is_work and left and (self._recovery.phase != "calm" or awaited.intersection(left)):
-            self._recovery.defer(run, pending, parcel)
+            self.runs.defer(run, pending, parcel)
         elif left:
             effects.append(Send(parcel))
         for rank in gone.intersection(ranks) and [rank for rank in ranks if rank in gone]:
-            effects += self._runs.settle(run, (rank,), Parcel(dead[rank]), now)
+            effects += self.runs.settle(run, (rank,), Parcel(dead[rank]), now)
         return effects
 
     def wait_for(self, run: int) -> list[Effect]:
         """Note that the user waits for this run and will submit nothing else, so that ranks without
         work cannot join its collectives.
         """
-        if run in self._mesh.pending:
-            self._mesh.pending[run].is_waited_for = True
+        if run in self.mesh.pending:
+            self.mesh.pending[run].is_waited_for = True
         return []
 
     def interrupt(self, runs: Iterable[int], now: float | None = None) -> list[Effect]:
         """Interrupt runs on the ranks that have not ended them; at a second call, kill the ranks
         that do not stop. The newest run is first, as the end of an older one would let it begin.
         """
-        return self._runs.interrupt(runs, self._see(now))
+        return self.runs.interrupt(runs, self._see(now))
 
     def reply(self, requests: Mapping[int, int], text: str, is_end: bool = False) -> list[Effect]:
         """Return the message with the user's answer to ranks that asked for input (`InputRequest`).
@@ -208,7 +186,7 @@ class Core:
             text: what the user typed.
             is_end: end of file.
         """
-        asking = self._mesh.forget_asking(requests)
+        asking = self.mesh.forget_asking(requests)
         return [control([rank], InputReply(requests[rank], text, is_end)) for rank in asking]
 
     def ask(
@@ -222,7 +200,7 @@ class Core:
             now: seconds.
         """
         request = self._questions.new_request()
-        living = self._mesh.among_living(ranks) if self.state in ("ready", "restarting") else ()
+        living = self.mesh.among_living(ranks) if self.state in ("ready", "restarting") else ()
         return request, self._questions.ask(
             living, verb, self._see(now), lambda answers, now: [Answer(request, answers)], request
         )
@@ -248,8 +226,8 @@ class Core:
             return f"the mesh is {self.state}"
         if dead := [rank for rank in sorted(self.dead) if rank < num_ranks]:
             return f"{describe_ranks(dead)} must live for that: `%dist_heal`, then resize"
-        if busy := self._mesh.with_work():
-            return tell_busy(self._mesh.running(sorted(busy)), "resize")
+        if busy := self.mesh.with_work():
+            return tell_busy(self.mesh.running(sorted(busy)), "resize")
         return "" if self._recovery.is_at_rest else "the mesh is being healed: resize it then"
 
     def resize(
@@ -258,12 +236,11 @@ class Core:
         """Give the mesh another number of ranks, if nothing speaks against it (`why_not_resize`);
         the answer is a `HealReport`.
         """
-        request, before = self._questions.new_request(), self.num_ranks
-        self._mesh.resize(layout, dims)
-        self.num_ranks = self._mesh.num_ranks
-        number, shape = self._mesh.num_resizes, tuple(dims.values())
+        request, before = self._questions.new_request(), self.mesh.num_ranks
+        self.mesh.resize(layout, dims)
+        number, shape = self.mesh.num_resizes, tuple(dims.values())
         order = Send(Parcel(Resize(number, layout, tuple(dims), shape)))
-        new = range(before, self.num_ranks)
+        new = range(before, self.mesh.num_ranks)
         return request, [order, *self._recovery.resize(request, new, self._see(now))]
 
     def await_calm(self) -> tuple[int, list[Effect]]:
@@ -275,11 +252,11 @@ class Core:
 
     def abandon_heal(self) -> list[Effect]:
         """Stop a heal that the user no longer waits for."""
-        return self._recovery.abandon(self._now)
+        return self._recovery.on("abandoned", self._now)
 
     def set_dims(self, dims: Mapping[str, int]) -> list[Effect]:
         """Note new dims of the DeviceMesh, and return the message that says so to the agent."""
-        self._mesh.dims = dict(dims)
+        self.mesh.dims = dict(dims)
         return [Send(Parcel(SetDims(tuple(dims), tuple(dims.values()))))]
 
     def restart(
@@ -293,7 +270,7 @@ class Core:
         """
         if self.state in ("stopping", "ended"):
             return []
-        self._mesh.state = "restarting"
+        self.mesh.state = "restarting"
         effects, dims = self._abandon_all("was restarted"), dims or {}
         order = Restart(tuple(dims), tuple(dims.values()), changes or Surroundings())
         return [*effects, Send(Parcel(order)), Change(self.state, None)]
@@ -306,7 +283,7 @@ class Core:
         """Return the messages that end the mesh."""
         if self.state in ("stopping", "ended"):
             return []
-        self._mesh.state = "stopping"
+        self.mesh.state = "stopping"
         return [*self._recovery.reset("the mesh was stopped", self._now), Send(Parcel(Stop()))]
 
     # ---- what happens
@@ -315,7 +292,7 @@ class Core:
         """Handle a message that the agent has sent."""
         now = self._now = max(self._now, now)
         verb = parcel.verb
-        if self._mesh.state == "ended":
+        if self.mesh.state == "ended":
             return []
         match verb:
             case Ranked():
@@ -332,7 +309,7 @@ class Core:
             case Progress():
                 self._is_attached = False
                 if self.state == "connecting":
-                    self._mesh.state = "starting"
+                    self.mesh.state = "starting"
             case MeshReady():
                 return self._mesh_ready(verb, now)
             case Respawned():
@@ -347,8 +324,8 @@ class Core:
             case Stopped() | Detached():
                 return self.agent_ended(verb.reason, verb)
             case StoreDied():
-                self._mesh.store_port = verb.new_port
-                self._mesh.store_address = verb.new_address or self._mesh.store_address
+                self.mesh.store_port = verb.new_port
+                self.mesh.store_address = verb.new_address or self.mesh.store_address
                 moved = self._recovery.store_moved(now) if verb.new_port else []
                 return [Change(self.state, verb), *moved]
         return [Change(self.state, verb)]
@@ -359,7 +336,7 @@ class Core:
         """
         if self.state == "ended":
             return []
-        self._mesh.state, self.has_ended = "ended", True
+        self.mesh.state = "ended"
         what = "can no longer be reached" if isinstance(cause, Detached) else "ended with its mesh"
         effects = [*self._abandon_all(f"{what} ({reason})"), *self._questions.close_all(self._now)]
         return [*effects, Change("ended", cause or Stopped(reason))]
@@ -367,7 +344,7 @@ class Core:
     def tick(self, now: float) -> list[Effect]:
         """Act on each deadline of runs, questions and the recovery that has passed."""
         now = self._now = max(self._now, now)
-        effects = self._runs.tick(now)
+        effects = self.runs.tick(now)
         if self._questions.open:
             effects += self._questions.tick(now)
         if not self._recovery.is_at_rest:
@@ -376,7 +353,7 @@ class Core:
 
     def deadline(self) -> float | None:
         """Return when to call `tick` at the latest; None: not before a message or a command."""
-        due = self._runs.deadline()
+        due = self.runs.deadline()
         if not self._questions.open and self._recovery.is_at_rest:  # most often: no more calls
             return due
         others = (due, self._questions.deadline(), self._recovery.deadline())
@@ -390,11 +367,11 @@ class Core:
 
     def _welcomed(self, welcome: Welcome, now: float) -> list[Effect]:
         if self.state == "connecting":
-            self._mesh.state = "starting"
+            self.mesh.state = "starting"
             if welcome.mesh_dim_names:
-                self._mesh.dims = dict(zip(welcome.mesh_dim_names, welcome.mesh_shape, strict=True))
+                self.mesh.dims = dict(zip(welcome.mesh_dim_names, welcome.mesh_shape, strict=True))
             for info in welcome.runs:
-                self._runs.add(info.run, Pending(info.ranks, now, fills=True, title=info.title))
+                self.runs.add(info.run, Pending(info.ranks, now, fills=True, title=info.title))
         return [Change(self.state, welcome)]
 
     def _mesh_ready(self, ready: MeshReady, now: float) -> list[Effect]:
@@ -402,9 +379,9 @@ class Core:
             return [Change(self.state, ready)]
         effects: list[Effect] = []
         if self.state == "ready":  # restarted twice
-            self._mesh.state = "restarting"
+            self.mesh.state = "restarting"
             effects = self._abandon_all("was restarted")
-        self._mesh.begin(ready)
+        self.mesh.begin(ready)
         effects += [*self._recovery.reset("every rank is new", now), Change(self.state, ready)]
         effects += self._recovery.resume_all(now) if self._is_attached else []
         self._is_attached = False
@@ -416,13 +393,13 @@ class Core:
             case Done() | Failed():
                 return self._ended_on(ranks, parcel, now)
             case Failing():
-                return self._runs.fails_on(verb.run, ranks, now)
+                return self.runs.fails_on(verb.run, ranks, now)
             case InputRequest():
-                self._mesh.asking.update(dict.fromkeys(ranks, verb.request))
+                self.mesh.asking.update(dict.fromkeys(ranks, verb.request))
             case InputCancelled():
-                self._mesh.forget_asking(dict.fromkeys(ranks, verb.request))
+                self.mesh.forget_asking(dict.fromkeys(ranks, verb.request))
             case StopState():
-                return self._runs.alignment.report(ranks, verb, now)
+                return self.runs.alignment.report(ranks, verb, now)
             case RankState() | StackText() | Blueprint():
                 return self._questions.answer(verb.request, ranks, verb, now)
         return [Deliver(verb.run, ranks, parcel)]
@@ -430,19 +407,19 @@ class Core:
     def _ended_on(
         self, ranks: tuple[int, ...], parcel: Parcel[Done | Failed], now: float
     ) -> list[Effect]:
-        verb, pending = parcel.verb, self._mesh.pending.get(parcel.verb.run)
+        verb, pending = parcel.verb, self.mesh.pending.get(parcel.verb.run)
         if pending is None or pending.is_work:
             for rank in ranks:
-                self._mesh.asking.pop(rank, None)
+                self.mesh.asking.pop(rank, None)
             if isinstance(verb, Failed):
-                self._mesh.held.update(dict.fromkeys(ranks, verb.run))
+                self.mesh.held.update(dict.fromkeys(ranks, verb.run))
             elif verb.counts:
                 self._recovery.tally.add(ranks, verb.counts)
         if pending is None:
             is_open = isinstance(verb, Failed) or verb.run >= FIRST_HEAL
             return self._recovery.begin(now) if is_open else []
         has_begun = type(verb) is Done or verb != interrupted_unbegun(verb.run)
-        return self._runs.settle(verb.run, ranks, parcel, now, has_begun)
+        return self.runs.settle(verb.run, ranks, parcel, now, has_begun)
 
     def _ranks_died(self, ranks: Sequence[int], parcel: Parcel[Died], now: float) -> list[Effect]:
         """Handle that ranks have died together."""
@@ -450,18 +427,18 @@ class Core:
         news = [rank for rank in ranks if rank not in self.dead and is_ready]
         effects: list[Effect] = []
         for rank in ranks:
-            died = self._mesh.dead[rank] = msgspec.structs.replace(parcel.verb, rank=rank)
-            self._mesh.held.pop(rank, None)
-            self._mesh.asking.pop(rank, None)
+            died = self.mesh.dead[rank] = msgspec.structs.replace(parcel.verb, rank=rank)
+            self.mesh.held.pop(rank, None)
+            self.mesh.asking.pop(rank, None)
             effects.append(Change(self.state, died))
         for rank in news:
             self._recovery.rank_died(rank)
-        effects += self._runs.ranks_died(ranks, parcel, now)
+        effects += self.runs.ranks_died(ranks, parcel, now)
         for rank in ranks:
             effects += self._questions.forget_rank(rank, now)
         return [*effects, *self._recovery.after_deaths(news, now)] if news else effects
 
     def _abandon_all(self, reason: str) -> list[Effect]:
         effects = self._recovery.reset(f"the mesh {reason}", self._now)
-        self._mesh.held.clear()
-        return [*effects, *self._runs.abandon(reason, self._now)]
+        self.mesh.held.clear()
+        return [*effects, *self.runs.abandon(reason, self._now)]

@@ -4,16 +4,18 @@ a failed run has ended everywhere.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 
-from ...wire.messages import Died, MeshReady
+from ...wire.codec import Parcel
+from ...wire.messages import Died, MeshReady, Relay
 from ...wire.ranks import describe_ranks, group_ranks
 from ...wire.status import RankInfo, RankState
 from .effects import Effect, Note, State, tell_empty
-from .transitions import RunPhase, TransitionLog
+from .transitions import NUM_KEPT, RunPhase, Transition, TransitionLog, add_transition
 
 # Runs of the core's own (heals) are numbered from here.
 FIRST_HEAL = 1 << 40
@@ -127,6 +129,7 @@ class MeshState:
         num_resizes: how often the mesh has got another number of ranks.
         layout: how many ranks each host has.
         apart: the last run whose ranks were stopped at different points, -1 if there is none.
+        deferred: runs that wait for the end of a recovery, in order -> how they will be sent.
         to_replace: ranks that the next recovery replaces, whether or not the user asks for it.
         asked: ranks that are replaced only because the user's ``heal`` names them.
         news: replaced ranks, with empty namespaces, that no output has mentioned to the user yet
@@ -147,10 +150,11 @@ class MeshState:
     num_resizes: int = 0
     layout: tuple[int, ...] = ()
     apart: int = -1
+    deferred: dict[int, Parcel[Relay]] = field(default_factory=dict)
     to_replace: set[int] = field(default_factory=set)
     asked: set[int] = field(default_factory=set)
     news: dict[int, str] = field(default_factory=dict)
-    transitions: TransitionLog = field(default_factory=TransitionLog)
+    transitions: TransitionLog = field(default_factory=lambda: collections.deque(maxlen=NUM_KEPT))
 
     def resize(self, layout: tuple[int, ...], dims: Mapping[str, int]) -> None:
         """Take another number of ranks: those that are new are dead until they are forked."""
@@ -183,12 +187,11 @@ class MeshState:
         """Return the ranks that were sent work and are allowed to execute it, as no failed run
         makes them hold it back.
         """
-        runs = [
-            pending
-            for run, pending in self.pending.items()
-            if pending.is_work and pending.is_sent and (with_heals or run < FIRST_HEAL)
-        ]
-        return {rank for run in runs for rank in run.ranks} - self.held.keys()
+        busy: set[int] = set()
+        for run, pending in self.pending.items():
+            if pending.is_work and pending.is_sent and (with_heals or run < FIRST_HEAL):
+                busy |= pending.ranks
+        return busy - self.held.keys()
 
     def idle(self) -> set[int]:
         """Return the living ranks that have no work and hold back nothing."""
@@ -253,10 +256,12 @@ class MeshState:
         """Return whether each of these ranks is in a run that has failed, and is or will be
         released from it.
         """
-        failed = [
-            run for run in self.pending.values() if run.has_failed and run.is_work and run.is_sent
-        ]
-        return ranks <= {rank for run in failed if run.is_called_off for rank in run.ranks}
+        return ranks <= {
+            rank
+            for run in self.pending.values()
+            if run.has_failed and run.is_work and run.is_sent and run.is_called_off
+            for rank in run.ranks
+        }
 
     def running(self, ranks: Iterable[int]) -> dict[int, str]:
         """Return, for each rank, the title of the oldest run it has not ended; "" if unknown."""
@@ -270,9 +275,7 @@ class MeshState:
         """Return whether a rank that holds back its queued runs may execute them: the run that
         failed has ended on all of its ranks.
         """
-        if any(
-            run >= FIRST_HEAL and rank in pending.ranks for run, pending in self.pending.items()
-        ):
+        if any(run >= FIRST_HEAL and rank in one.ranks for run, one in self.pending.items()):
             return False  # it has not come out of a heal
         run = self.held.get(rank, -1)
         return run >= FIRST_HEAL or run not in self.pending
@@ -290,7 +293,16 @@ class MeshState:
         """Log a run's transition from this phase to its present one."""
         subject = f"run {run} ({pending.title})" if pending.title else f"run {run}"
         after = pending.phase if pending.is_sent else "waiting"
-        self.transitions.add(at, subject, before, event, after if pending.ranks else "ended")
+        then = after if pending.ranks else "ended"
+        add_transition(self.transitions, Transition(at, subject, before, event, then))
+
+    def revive(self, infos: Iterable[RankInfo]) -> set[int]:
+        """Note that these dead ranks have a process; return them."""
+        new = {info.rank: info for info in infos}
+        self.ranks = tuple(new.get(info.rank, info) for info in self.ranks)
+        for rank in new:
+            self.dead.pop(rank, None)
+        return set(new)
 
     def begin(self, ready: MeshReady) -> None:
         """Forget what ranks hold back and run: the mesh is ready with new ranks, or with ranks that

@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-import msgspec
-
 from ...wire.codec import Parcel
 from ...wire.groups import Blueprint, Describe, Heal
-from ...wire.messages import Control, Died, Done, Interrupt, Relay, Release, Respawn, Resume
+from ...wire.messages import Control, Died, Done, Interrupt, Release, Respawn, Resume
 from ...wire.ranks import describe_ranks
 from ...wire.status import Probe, RankInfo, RankState
 from .deadlock import Tally, must_be_healed
@@ -31,23 +29,14 @@ from .effects import (
 from .mesh_state import FIRST_HEAL, MeshState, Pending
 from .recovery_state import Attempt, HealRequests
 from .requests import OnAnswers, Questions, control, work
-from .transitions import RECOVERY, RecoveryEvent, RecoveryPhase
+from .transitions import RECOVERY, RecoveryEvent, RecoveryPhase, Transition, add_transition
 
-# How long the parts of a recovery may take before it is given up. The agent gives up a fork after a
-# minute.
-RESPAWN_S = 70.0
-HEAL_S = 60.0
-ABANDON_S = 5.0
+# How long the parts of a recovery may take. The agent gives up a fork after a minute.
+RESPAWN_S, HEAL_S, ABANDON_S = 70.0, 60.0, 5.0
 MAX_ATTEMPTS = 3
 # How often a rank that has returned is interrupted in a run that is over.
 _INTERRUPT_S = 1.0
-
-# How long a phase may take.
 _LIMITS_S: Mapping[RecoveryPhase, float] = {"respawning": RESPAWN_S, "healing": HEAL_S}
-
-
-# Tells a run how some of its ranks have ended it: run, ranks, what they sent, seconds.
-Settle = Callable[[int, tuple[int, ...], Parcel[Any], float], list[Effect]]
 
 
 class Recovery:
@@ -71,21 +60,19 @@ class Recovery:
         self._questions = questions
         self._new_generation = new_generation
         self._auto_heal = auto_heal
-        self._heal_requests = HealRequests(mesh)
+        self._requests = HealRequests(mesh)
         self._awaiting: list[int] = []  # the questions that its end answers
         self.tally = Tally()
         self.phase: RecoveryPhase = "calm"
         self._step = 0  # how many phases have been entered
         self._deadline: float | None = None
-        # How a run hears that a rank of its will not begin it after all; `Runs` sets it.
-        self.settle: Settle = lambda run, ranks, parcel, now: []
+        self.send_deferred: Callable[[float], list[Effect]]  # `Runs` sets it
         self._forget(0.0)
 
     def _forget(self, now: float) -> list[Effect]:
         self._again = False
-        self.deferred: dict[int, Parcel[Relay]] = {}  # runs that wait for its end, in order
+        self._mesh.deferred, self._mesh.to_replace, self._mesh.asked = {}, set(), set()
         self.tally.clear()
-        self._mesh.to_replace, self._mesh.asked = set(), set()
         self._newcomers: set[int] = set()  # without groups
         self._outsiders: set[int] = set()  # living, and without a part in the last heal
         self._must_heal = self._is_new_here = self._is_resizing = False
@@ -101,8 +88,8 @@ class Recovery:
         """Give up the recovery: all ranks are new, or gone."""
         for run in [run for run in self._mesh.pending if run >= FIRST_HEAL]:
             del self._mesh.pending[run]
-        self._on("reset", now)
-        return [*self._heal_requests.answer(HealReport(failure=reason)), *self._tell_calm("")]
+        self.on("reset", now)
+        return [*self._requests.answer(HealReport(failure=reason)), *self._tell_calm("")]
 
     def before_run(self, ranks: Collection[int], now: float) -> list[Effect]:
         """Heal before a run if its ranks' next collectives would not match."""
@@ -120,12 +107,6 @@ class Recovery:
             return self.begin(now)
         return []
 
-    def defer(self, run: int, pending: Pending, parcel: Parcel[Relay]) -> None:
-        """Hold a run back until the recovery is over."""
-        pending.is_sent = False
-        self._mesh.note(run, pending, pending.phase, "deferred", pending.started_at)
-        self.deferred[run] = parcel
-
     def run_ended(self, run: int, pending: Pending, now: float) -> list[Effect]:
         """Handle that a run has ended on all its ranks."""
         if run >= FIRST_HEAL:
@@ -138,7 +119,7 @@ class Recovery:
         is_suspect = pending.has_failed or was_stopped
         if is_suspect:
             self._attempt.note_to = run
-        is_open = self._must_heal or self._newcomers or self.deferred or self.phase != "calm"
+        is_open = self._must_heal or self._newcomers or self._mesh.deferred or self.phase != "calm"
         missing = self._mesh.dead and self._mesh.missing()
         if is_suspect or is_open or missing or self._outsiders & set(pending.members):
             return self.begin(now)
@@ -153,7 +134,7 @@ class Recovery:
         self._outsiders.discard(rank)
         if self._auto_heal:
             self._mesh.to_replace.add(rank)
-        elif self._heal_requests.waiting:  # the user may have seen it before it was told here
+        elif self._requests.waiting:  # the user may have seen it before it was told here
             self._mesh.asked.add(rank)
         self._again = self.phase != "calm"
 
@@ -184,23 +165,17 @@ class Recovery:
 
     def respawned(self, ranks: tuple[RankInfo, ...], now: float) -> list[Effect]:
         """Handle that the agent has forked dead ranks again, without groups."""
-        new = {info.rank: info for info in ranks}
-        self._mesh.ranks = tuple(new.get(info.rank, info) for info in self._mesh.ranks)
-        for rank in new:
-            self._mesh.dead.pop(rank, None)
-        self._newcomers |= new.keys()
-        self._attempt.respawned |= new.keys()
+        new = self._mesh.revive(ranks)
+        self._newcomers |= new
+        self._attempt.respawned |= new
         self._mesh.spare(new)
-        return self._on("respawned", now) if self.phase == "respawning" else self.begin(now)
+        return self.on("respawned", now) if self.phase == "respawning" else self.begin(now)
 
     def returned(self, ranks: tuple[RankInfo, ...], now: float) -> list[Effect]:
         """Handle that dead ranks live after all, with what they held: their host is heard again."""
-        found = {info.rank: info for info in ranks}
-        self._mesh.ranks = tuple(found.get(info.rank, info) for info in self._mesh.ranks)
-        for rank in found:
-            self._mesh.dead.pop(rank, None)
-            self._mesh.held[rank] = -1
-        self._returned |= found.keys()
+        found = self._mesh.revive(ranks)
+        self._mesh.held |= dict.fromkeys(found, -1)
+        self._returned |= found
         self._interrupt_at = now + _INTERRUPT_S  # they have just been interrupted
         self._mesh.spare(found)
         self._must_heal = True
@@ -210,22 +185,22 @@ class Recovery:
         """Handle that dead ranks could not be forked: the others are healed without them."""
         self._mesh.spare(ranks)
         problem = f"{describe_ranks(ranks)} could not be started: {text}"
-        return self._on("respawn failed", now, problem)
+        return self.on("respawn failed", now, problem)
 
     def heal(self, request: int, now: float) -> list[Effect]:
         """Replace dead ranks and rebuild groups, once ranks that are being released are idle."""
-        self._heal_requests.add(request, now)
-        busy = self._heal_requests.busy()
-        must_wait = self._heal_requests.can_wait_for(busy, now)
+        self._requests.add(request, now)
+        busy = self._requests.busy()
+        must_wait = self._requests.can_wait_for(busy, now)
         if busy and self.phase == "calm" and not must_wait:
-            return self._heal_requests.refuse()
+            return self._requests.refuse()
         self._mesh.news.clear()  # the answer tells
         self._mesh.asked.update(self._mesh.dead)
         return [] if must_wait else self.begin(now)
 
     def resize(self, request: int, new: Collection[int], now: float) -> list[Effect]:
         """Fork the ranks that are new, and have all ranks make the groups of the new size."""
-        self._heal_requests.add(request, now)
+        self._requests.add(request, now)
         self.tally.clear()
         self._outsiders.clear()
         self._must_heal = self._is_resizing = True
@@ -233,20 +208,12 @@ class Recovery:
         return self.begin(now)
 
     def await_calm(self, request: int) -> list[Effect]:
-        """Answer a question once no recovery is in progress, with the text of the note on it; ""
-        without a note.
-        """
+        """Answer a question once no recovery is in progress, with the note on it, or ""."""
         self._awaiting.append(request)
         return self._tell_calm("") if self.phase == "calm" else []
 
-    def abandon(self, now: float) -> list[Effect]:
-        """Stop waiting for a heal, as the user has interrupted it."""
-        return self._on("abandoned", now)
-
     def resume_all(self, now: float) -> list[Effect]:
-        """Let all ranks execute the runs that they may hold back: a controller that has just
-        attached does not know which ranks do.
-        """
+        """Let all ranks go on: a controller that has attached does not know which hold back."""
         self._mesh.held = dict.fromkeys(self._mesh.living(), -1)
         self._must_heal, self._is_new_here = bool(self._mesh.dead), True
         self._mesh.to_replace.update(self._mesh.dead if self._auto_heal else ())
@@ -255,29 +222,27 @@ class Recovery:
     @property
     def is_at_rest(self) -> bool:
         """Whether there is no recovery and no request for one, so that `tick` has nothing to do."""
-        return self.phase == "calm" and not self._heal_requests.waiting
+        return self.phase == "calm" and not self._requests.waiting
 
     def tick(self, now: float) -> list[Effect]:
         """Give up steps of the recovery that take too long."""
         due = self.deadline()
-        return [] if due is None or now < due else self._on("timed out", now)
+        return [] if due is None or now < due else self.on("timed out", now)
 
     def deadline(self) -> float | None:
         """Return when to call `tick` at the latest."""
         if self.phase != "calm":
             return self._deadline
-        return self._heal_requests.patience_ends if self._heal_requests.waiting else None
+        return self._requests.patience_ends if self._requests.waiting else None
 
     # ---- the phases
 
     def begin(self, now: float) -> list[Effect]:
         """Examine the ranks, now or after the recovery in progress, as something may be wrong."""
-        return self._on("trouble", now) if self._mesh.state == "ready" else []
+        return self.on("trouble", now) if self._mesh.state == "ready" else []
 
-    def _on(self, event: RecoveryEvent, now: float, *args: Any) -> list[Effect]:
-        """Carry out the action that the table `RECOVERY` has for an event in the current phase;
-        without an entry, do nothing.
-        """
+    def on(self, event: RecoveryEvent, now: float, *args: Any) -> list[Effect]:
+        """Carry out the action that the table `RECOVERY` has for an event in this phase, if any."""
         before = self.phase
         if (before, event) not in RECOVERY:
             return []
@@ -286,7 +251,8 @@ class Recovery:
             self.phase = phase
             self._deadline = now + _LIMITS_S[phase] if phase in _LIMITS_S else None
             self._step += 1
-        self._mesh.transitions.add(now, "recovery", before, event, self.phase)
+        new = Transition(now, "recovery", before, event, self.phase)
+        add_transition(self._mesh.transitions, new)
         effects: list[Effect] = getattr(self, f"_{action}")(now, *args)
         return effects
 
@@ -312,8 +278,8 @@ class Recovery:
     def _refuse(self, now: float) -> list[Effect]:
         """Stop waiting for ranks to leave a run that has failed, and report that they are busy."""
         self._mesh.asked.clear()
-        effects = self._heal_requests.refuse()
-        return effects if self._mesh.missing() else [*effects, *self._send_deferred(now)]
+        effects = self._requests.refuse()
+        return effects if self._mesh.missing() else [*effects, *self.send_deferred(now)]
 
     def _examine(self, now: float, problem: str = "") -> list[Effect]:
         if problem:
@@ -326,8 +292,8 @@ class Recovery:
         living = self._mesh.living()
         # A rank may answer between the end of a run, which it has sent, and its next wait for work.
         settled = {r for r, s in states.items() if s.run < 0 or s.run in self._mesh.pending}
-        if self._heal_requests.can_ask_again(living - settled, now):
-            return [*self._interrupt_returned(states, now), *self._on("no answer", now)]
+        if self._requests.can_ask_again(living - settled, now):
+            return [*self._interrupt_returned(states, now), *self.on("no answer", now)]
         self._returned &= living - settled
         idle = {rank for rank, state in states.items() if state.run < 0} & living
         for rank in idle:
@@ -338,7 +304,7 @@ class Recovery:
             self._mesh.spare(range(self._mesh.num_ranks))
         is_whole = self._quiet >= living
         if self._mesh.missing() and is_whole:
-            return self._on("ranks missing", now)
+            return self.on("ranks missing", now)
         self._newcomers |= {rank for rank in idle if self._is_new_here and not states[rank].counts}
         self._is_new_here = False
         old = living - self._newcomers
@@ -352,15 +318,13 @@ class Recovery:
         if quiet and (is_open or must_be_healed(quiet, self._mesh.num_ranks)):
             # Of a mesh that is being resized, all ranks make the groups that it begins with.
             is_mixed = new and new != self._quiet and not self._is_resizing
-            return self._on("ranks without groups" if is_mixed else "groups broken", now)
+            return self.on("ranks without groups" if is_mixed else "groups broken", now)
         if any(state.is_half_done for state in quiet.values()):
-            return self._on("models half done", now, b"", True)
+            return self.on("models half done", now, b"", True)
         return self._finish(now)
 
     def _interrupt_returned(self, states: Mapping[int, RankState], now: float) -> list[Effect]:
-        """Interrupt again, now and then, ranks that came back in a run which is over: nobody else
-        can.
-        """
+        """Interrupt again, now and then, ranks that came back in a run which is over."""
         if now < self._interrupt_at:
             return []
         self._interrupt_at = now + _INTERRUPT_S
@@ -378,9 +342,7 @@ class Recovery:
         return self.respawn_failed(tuple(sorted(self._mesh.missing())), "it took too long", now)
 
     def _describe(self, now: float) -> list[Effect]:
-        """Ask a living rank for the data from which new ranks make the same process groups
-        (`Blueprint`).
-        """
+        """Ask a living rank for its groups, from which new ranks make the same (`Blueprint`)."""
         old = sorted(self._quiet - self._newcomers)
         rank = old[self._attempt.num_failures % len(old)]
         return self._ask([rank], Describe, now, self._described)
@@ -392,7 +354,7 @@ class Recovery:
         if not self._quiet:
             return self._finish(now)
         (blueprint,) = answers.values()
-        return self._on("groups broken", now, blueprint.data)
+        return self.on("groups broken", now, blueprint.data)
 
     def _heal(self, now: float, blueprint: bytes = b"", keeps_groups: bool = False) -> list[Effect]:
         mesh, ranks, self._keeps_groups = self._mesh, tuple(sorted(self._quiet)), keeps_groups
@@ -418,12 +380,12 @@ class Recovery:
         return self._give_up(f"{describe_ranks(pending.ranks)} took too long", now)
 
     def _stop_asking(self, now: float) -> list[Effect]:
-        self._heal_requests.patience_ends = 0.0
+        self._requests.patience_ends = 0.0
         return []
 
     def _call_off(self, now: float) -> list[Effect]:
         """Release the ranks of the heal in progress, and start no further heal."""
-        self._heal_requests.patience_ends = 0.0
+        self._stop_asking(now)
         self._attempt.num_failures = MAX_ATTEMPTS
         self._deadline = now + ABANDON_S
         return self._release(self._mesh.pending[self._heal_run])
@@ -448,7 +410,7 @@ class Recovery:
     def _try_again(self, text: str, now: float) -> list[Effect]:
         self._attempt.num_failures += 1
         is_last = self._attempt.num_failures >= MAX_ATTEMPTS
-        return self._give_up(text, now) if is_last else self._on("failed", now)
+        return self._give_up(text, now) if is_last else self.on("failed", now)
 
     def _give_up(self, text: str, now: float) -> list[Effect]:
         self._mesh.spare(range(self._mesh.num_ranks))
@@ -459,7 +421,7 @@ class Recovery:
         return self._finish(now, "given up")
 
     def _finish(self, now: float, event: RecoveryEvent = "all well") -> list[Effect]:
-        return self._on("looked too early" if self._again else event, now)
+        return self.on("looked too early" if self._again else event, now)
 
     def _calm_down(self, now: float) -> list[Effect]:
         """End the recovery, and send the runs that were submitted during it."""
@@ -476,31 +438,11 @@ class Recovery:
         if is_change:
             effects.append(Change(self._mesh.state, report))
         # A note may come after its cell's end, where nobody reads it. An answer is read.
-        if not self._heal_requests.waiting:
+        if not self._requests.waiting:
             self._mesh.add_news(one for one in self._mesh.ranks if one.rank in report.respawned)
         without = self._mesh.living() - self._quiet
-        effects += self._heal_requests.answer_without(without, report, now)
-        return [*effects, *self._tell_calm(text), *self._send_deferred(now)]
-
-    def _send_deferred(self, now: float) -> list[Effect]:
-        """Return the messages that send all waiting runs to those of their ranks that live."""
-        waiting, self.deferred = self.deferred, {}
-        effects: list[Effect] = []
-        for run, (relay, frames) in waiting.items():
-            pending = self._mesh.pending.get(run)
-            if pending is None:
-                continue
-            pending.begin(now)
-            self._mesh.note(run, pending, "waiting", "sent", now)
-            dead = self._mesh.dead
-            left = tuple(r for r in relay.ranks if r in pending.ranks and r not in dead)
-            if pending.fills:
-                effects += self._mesh.tell_news(run, pending.members)
-            if left:
-                effects.append(Send(Parcel(msgspec.structs.replace(relay, ranks=left), frames)))
-            for rank in sorted(pending.ranks & dead.keys()):
-                effects += self.settle(run, (rank,), Parcel(dead[rank]), now)
-        return effects
+        effects += self._requests.answer_without(without, report, now)
+        return [*effects, *self._tell_calm(text), *self.send_deferred(now)]
 
     def _tell_calm(self, text: str) -> list[Effect]:
         requests, self._awaiting = self._awaiting, []

@@ -79,24 +79,17 @@ class Questions:
             return []
         question.answers.update(dict.fromkeys(ranks, value))
         question.ranks.difference_update(ranks)
-        return [] if question.ranks else self._close(request, now)
+        return [] if question.ranks else self._close([request], now)
 
     def forget_rank(self, rank: int, now: float) -> list[Effect]:
         """Note that a rank will not answer any request any more."""
-        effects: list[Effect] = []
-        for request, question in list(self.open.items()):
+        for question in self.open.values():
             question.ranks.discard(rank)
-            if not question.ranks:
-                effects += self._close(request, now)
-        return effects
+        return self._close([number for number, one in self.open.items() if not one.ranks], now)
 
     def tick(self, now: float) -> list[Effect]:
         """Handle requests whose time is up, with the answers that there are."""
-        effects: list[Effect] = []
-        for request, question in list(self.open.items()):
-            if now >= question.deadline:
-                effects += self._close(request, now)
-        return effects
+        return self._close([n for n, one in self.open.items() if now >= one.deadline], now)
 
     def deadline(self) -> float | None:
         """Return when to call `tick` at the latest."""
@@ -104,11 +97,14 @@ class Questions:
 
     def close_all(self, now: float) -> list[Effect]:
         """Handle all open requests, with the answers there are: no rank will answer any more."""
-        return [effect for request in list(self.open) for effect in self._close(request, now)]
+        return self._close(list(self.open), now)
 
-    def _close(self, request: int, now: float) -> list[Effect]:
-        question = self.open.pop(request, None)  # one that closes may close another
-        return question.on_answers(question.answers, now) if question is not None else []
+    def _close(self, requests: Iterable[int], now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for request in requests:  # one that closes may close another
+            if (question := self.open.pop(request, None)) is not None:
+                effects += question.on_answers(question.answers, now)
+        return effects
 
 
 def control(ranks: Iterable[int], *verbs: Control) -> Send:

@@ -8,8 +8,19 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+import msgspec
+
 from ...wire.codec import Parcel
-from ...wire.messages import Died, Done, Failed, Interrupt, Kill, Release, interrupted_unbegun
+from ...wire.messages import (
+    Died,
+    Done,
+    Failed,
+    Interrupt,
+    Kill,
+    Relay,
+    Release,
+    interrupted_unbegun,
+)
 from ...wire.status import Probe, RankState
 from .alignment import Alignment, Told
 from .effects import Deliver, Effect, Finish, Note, Send, Waiting
@@ -62,7 +73,7 @@ class Runs:
         self._settling: set[int] = set()  # runs with something due at a time of their own
         self._sweeps = Sweeps(mesh, questions, settle_s, on_error, self._on)
         self.alignment = Alignment(mesh, self._on)
-        recovery.settle = self.settle
+        recovery.send_deferred = self.send_deferred
 
     def add(self, run: int, pending: Pending) -> list[Effect]:
         """Register a run as in flight; its output begins with a note on replaced ranks that the
@@ -74,6 +85,32 @@ class Runs:
         self._sweeps.came.update(pending.members)
         is_first = pending.fills and self._mesh.news
         return self._mesh.tell_news(run, pending.members) if is_first else []
+
+    def defer(self, run: int, pending: Pending, parcel: Parcel[Relay]) -> None:
+        """Hold a run back until the recovery is over."""
+        pending.is_sent = False
+        self._mesh.note(run, pending, pending.phase, "deferred", pending.started_at)
+        self._mesh.deferred[run] = parcel
+
+    def send_deferred(self, now: float) -> list[Effect]:
+        """Return the messages that send all deferred runs to those of their ranks that live."""
+        waiting, self._mesh.deferred = self._mesh.deferred, {}
+        effects: list[Effect] = []
+        for run, (relay, frames) in waiting.items():
+            pending = self._mesh.pending.get(run)
+            if pending is None:
+                continue
+            pending.begin(now)
+            self._mesh.note(run, pending, "waiting", "sent", now)
+            dead = self._mesh.dead
+            left = tuple(r for r in relay.ranks if r in pending.ranks and r not in dead)
+            if pending.fills:
+                effects += self._mesh.tell_news(run, pending.members)
+            if left:
+                effects.append(Send(Parcel(msgspec.structs.replace(relay, ranks=left), frames)))
+            for rank in sorted(pending.ranks & dead.keys()):
+                effects += self.settle(run, (rank,), Parcel(dead[rank]), now)
+        return effects
 
     def interrupt(self, runs: Iterable[int], now: float) -> list[Effect]:
         """Interrupt runs on the ranks that have not ended them; at a second call, kill the ranks
@@ -114,7 +151,7 @@ class Runs:
         return effects
 
     def _pass_over(self, run: int, pending: Pending, now: float, *_: Any) -> list[Effect]:
-        self._recovery.deferred.pop(run, None)
+        self._mesh.deferred.pop(run, None)
         return self._settle_unbegun(run, tuple(sorted(pending.ranks)), now)
 
     def _interrupt(

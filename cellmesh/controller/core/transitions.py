@@ -7,8 +7,8 @@ a method of `Recovery` or `Runs`. An event without a row does nothing.
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Collection, Mapping
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 NUM_KEPT = 100
 
@@ -106,25 +106,17 @@ class Transition(NamedTuple):
     then: str
 
 
-class TransitionLog:
-    """The last transitions of runs and of the recovery, the oldest first."""
-
-    def __init__(self) -> None:
-        self._kept: collections.deque[Transition] = collections.deque(maxlen=NUM_KEPT)
-
-    def add(self, at: float, subject: str, state: str, event: str, then: str) -> None:
-        """Log a transition; if it repeats the last one, replace that one."""
-        last = self._kept[-1] if self._kept else None
-        if last is not None and last[1:] == (subject, state, event, then):
-            self._kept.pop()
-        self._kept.append(Transition(at, subject, state, event, then))
-
-    def all(self) -> tuple[Transition, ...]:
-        """Return the logged transitions, the oldest first."""
-        return tuple(self._kept)
+TransitionLog: TypeAlias = collections.deque[Transition]
 
 
-def describe_transitions(transitions: Sequence[Transition], now: float) -> list[str]:
+def add_transition(log: TransitionLog, new: Transition) -> None:
+    """Log a transition; if it repeats the last one, replace that one."""
+    if log and log[-1][1:] == new[1:]:
+        log.pop()
+    log.append(new)
+
+
+def describe_transitions(transitions: Collection[Transition], now: float) -> list[str]:
     """Return a line of text for each transition: its age, subject, states and event."""
     ages = [f"{now - each.at:.2f} s ago" for each in transitions]
     width = max(map(len, ages), default=0)

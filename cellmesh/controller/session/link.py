@@ -154,7 +154,7 @@ class Link:
             poll = select.poll()
             for number in (self._wake, self._agent, *connection.descriptors()):
                 poll.register(number, select.POLLIN)
-            while not (self._closing or self._core.has_ended):
+            while not (self._closing or self._core.mesh.state == "ended"):
                 self._turn(poll, connection)
         with self._lock:
             self._closing = True
@@ -201,7 +201,7 @@ class Link:
             if effects or self._runs.showing:
                 self._carry_out(effects, connection, now)
             connection.tick(now)
-            if self._core.has_ended or not (self._commands or connection.is_readable()):
+            if self._core.mesh.state == "ended" or not (self._commands or connection.is_readable()):
                 return
 
     def _hear(self, connection: Connections, effects: list[Effect], now: float) -> int:

@@ -277,7 +277,7 @@ class Runs:
         found: Reply[set[int]] = Reply()
 
         def look(core: Core, now: float) -> Sequence[Effect]:
-            found.give(core.condemned)
+            found.give(core.runs.condemned())
             return ()
 
         try:

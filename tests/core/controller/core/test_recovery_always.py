@@ -147,7 +147,7 @@ class Mesh(RuleBasedStateMachine):
         sim.wait(30.0)
         if self.needs_user or self.pipelines:
             self.stop_all()
-        assert sim.in_flight == set(), sim.core._mesh.pending
+        assert sim.in_flight == set(), sim.core.mesh.pending
         self.check_quiet()
         self.check_whole()
 
@@ -163,9 +163,9 @@ class Mesh(RuleBasedStateMachine):
     def check_quiet(self) -> None:
         sim, core = self.sim, self.sim.core
         sim.wait(1.0)
-        assert core._mesh.pending == {}
+        assert core.mesh.pending == {}
         assert core._recovery.phase == "calm"
-        assert core._mesh.held == {}
+        assert core.mesh.held == {}
         assert set(sim.requests) <= sim.answers.keys()
         assert [rank.rank for rank in sim.ranks.values() if rank.holds_back or rank.inbox] == []
         assert (core.deadline(), sim.supervisor.deadline()) == (None, None)

@@ -51,7 +51,7 @@ def test_ranks_that_stay_make_the_groups_of_a_smaller_size() -> None:
     ranks, heal = only(Heal, effects)
     assert (ranks, heal.layout, heal.mesh_shape) == ((0, 1, 2), (2, 1), (3,))
     heal_all(core, effects, 0.0)
-    assert [info.rank for info in core.ranks] == [0, 1, 2]
+    assert [info.rank for info in core.mesh.ranks] == [0, 1, 2]
     assert_calm(core)
 
 

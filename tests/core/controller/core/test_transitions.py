@@ -31,7 +31,7 @@ from ....support.recovery_cases import submit
 
 
 def steps(core: Any, subject: str) -> list[tuple[str, str, str]]:
-    return [each[2:] for each in core.transitions if each.subject == subject]
+    return [each[2:] for each in core.mesh.transitions if each.subject == subject]
 
 
 @pytest.mark.parametrize(
@@ -63,10 +63,10 @@ def test_a_log_keeps_the_last_hundred_and_of_repeated_ones_the_last() -> None:
 
 def test_a_run_that_ends_as_it_should_leaves_no_transition() -> None:
     core = ready_core(2)
-    before = core.transitions
+    before = tuple(core.mesh.transitions)
     submit(core, 1, (0, 1))
     hear(core, (0, 1), Done(1))
-    assert core.transitions == before
+    assert tuple(core.mesh.transitions) == before
 
 
 def test_a_run_that_fails_is_followed_to_its_end_and_to_the_recovery() -> None:
