@@ -1,492 +1,495 @@
-"""How a mesh comes back: only when it must, with whom, and what waits meanwhile."""
+"""How a mesh comes back: only when it must, with which ranks, and what waits until then; and what
+can go wrong in each phase of that.
+"""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from cellmesh.controller.core.core import Answer, Change, Core, Finish, HealReport, Note
-from cellmesh.controller.core.effects import Send, describe_heal
-from cellmesh.controller.core.mesh_state import HostLost, Returned
-from cellmesh.controller.core.recovery import FIRST_HEAL, RESPAWN_S
+from cellmesh.controller.core.core import Core
+from cellmesh.controller.core.effects import HealReport, describe_heal
+from cellmesh.controller.core.mesh_state import FIRST_HEAL
+from cellmesh.controller.core.recovery import ABANDON_S, HEAL_S, MAX_ATTEMPTS, RESPAWN_S
 from cellmesh.controller.core.recovery_state import PATIENCE_S
 from cellmesh.controller.core.requests import ANSWER_S
 from cellmesh.controller.core.runs import STOP_S
-from cellmesh.wire.codec import Parcel
-from cellmesh.wire.groups import Blueprint, Describe, Heal
-from cellmesh.wire.messages import Died, Done, Interrupt, Kill, Ranked, Release, Respawn, Resume
-from cellmesh.wire.status import Probe, RankInfo
+from cellmesh.wire.groups import Heal
+from cellmesh.wire.messages import Resize
 
-from ....support.core_decisions import (
-    FAILED,
-    answer_probe,
-    counted,
-    failed,
-    heal_all,
-    hear,
-    lose_rank,
-    of,
-    only,
-    ready_core,
-    running_core,
-    told,
-)
-from ....support.recovery_cases import (
-    KILLED,
-    asked_of_agent,
-    assert_calm,
-    die,
-    drive,
-    healed_by_user,
-    healing_core,
-    reports,
-    respawned,
-    started,
-    state,
-    submit,
-    told_of_heals,
-)
-from ....support.runs import relay
+from ....support.core_decisions import sent
+from ....support.core_script import Script
 
-# ---- only then
+# The times of the scenarios.
+assert (ANSWER_S, RESPAWN_S, HEAL_S, ABANDON_S, PATIENCE_S, STOP_S) == (1, 70, 60, 5, 5, 2)
+assert MAX_ATTEMPTS == 3
+
+HEALING = """
+    run 1 on 0-2; 0-2 fail 1; all answer broken -> heal 0-2
+"""
+RESPAWNING = """
+    1 dies; drive; heal -> probe 0,2
+    all answer -> respawn 1
+"""
+DESCRIBING = f"""{RESPAWNING}
+    1 respawned -> probe 0-2
+    all answer -> describe 0
+"""
+
+ONLY_THEN = {
+    "groups that agree after a failure": """2 ranks
+        run 1 on 0-1; 0 fail 1 -> -
+        1 done 1 -> finish 1; probe 0-1
+        all answer #3 -> resume 0
+        calm""",
+    "broken groups": """2 ranks
+        run 1 on 0-1; 0 fail 1; 1 done 1; 0 answers #3 -> -
+        1 answers #3 broken -> heal 0-1
+        0 done heal -> -
+        1 done heal -> note 1: process groups rebuilt...; healed: healed
+        calm""",
+    "groups that disagree": """2 ranks
+        run 1 on 0-1; 0 fail 1; 1 done 1; 0 answers #3; 1 answers #2 -> heal 0-1""",
+    "a run that ended well": """2 ranks
+        run 1 on 0-1; 0-1 done 1 #2 -> finish 1
+        calm""",
+    "a rank that was interrupted though its code went on": """2 ranks
+        run 1 on 0-1; interrupt 1; 0-1 done 1 -> finish 1; probe 0-1
+        all answer broken -> heal 0-1""",
+    "counts that disagree are healed before the next run on the members": """3 ranks
+        run 1 on 0-2; 0 done 1 #3; 1-2 done 1 #2 -> finish 1
+        run 2 on 0-1 -> run 2 on 0-1
+        0-1 done 2 -> finish 2
+        run 3 on 0-2 -> probe 0-2
+        0 answers #3; 1-2 answer #2 -> heal 0-2
+        0-2 done heal -> healed: healed; run 3 on 0-2
+        0-2 done 3 -> finish 3
+        calm""",
+    "counts that seemed to disagree cost one look": """2 ranks
+        run 1 on 0-1; 0 done 1 #3; 1 done 1; run 2 on 0-1 -> probe 0-1
+        all answer #3 -> run 2 on 0-1
+        0-1 done 2; calm""",
+}
+TAKES_PART = {
+    "a running rank once it is idle": """3 ranks
+        run 1 on 2; run 2 on 0-1; 0-1 fail 2; 0-1 answer broken; 2 answers in 1 -> heal 0-1
+        0-1 done heal; 2 done 1 -> finish 1; probe 0-2
+        all answer -> heal 0-2
+        0-2 done heal; calm""",
+    "no rank with work in flight": """3 ranks
+        run 1 on 0-1; run 2 on 2; 0-1 fail 1; all answer broken -> heal 0-1""",
+    "a silent rank before its next run": """3 ranks
+        run 1 on 0-1; 0-1 fail 1 -> finish 1; probe 0-2
+        0-1 answer broken; @1 tick -> heal 0-1
+        0-1 done heal; run 2 on 0-1 -> run 2 on 0-1
+        0-1 done 2 -> finish 2
+        run 3 on 2 -> probe 0-2
+        all answer -> heal 0-2
+        0-2 done heal -> healed: healed; run 3 on 2""",
+    "a holding rank once the failed run has ended everywhere": """4 ranks on_error='wait'
+        run 1 on 0-1; run 2 on 0; run 3 on 2-3; 0 fail 1; 2-3 fail 3; 0,2,3 answer broken
+        1 answers in 1 -> heal 2-3
+        2-3 done heal -> note 3: process groups rebuilt...
+        1 done 1; drive; 0 done 2 -> finish 2""",
+    "next, a rank that fails during an examination": """3 ranks
+        run 1 on 0-1; run 2 on 2; 0-1 fail 1 -> finish 1; probe 0-2
+        2 fail 2 -> finish 2
+        all answer -> probe 0-2
+        all answer -> resume 0-2
+        calm""",
+    "next, a rank that ends its run during a heal": """3 ranks
+        run 1 on 0-1; run 2 on 2; 0-1 fail 1; 2 done 2; 0-1 answer broken
+        2 answers in 2 -> heal 0-1
+        0-1 done heal -> probe 0-2
+        all answer -> heal 0-2""",
+}
+WAITS = {
+    "work waits for calm and keeps its order": f"""3 ranks
+        {HEALING}
+        run 2 on 0-1 -> -
+        run 3 on 2 -> -
+        0-2 done heal -> note 1: ...; healed: healed; run 2 on 0-1; run 3 on 2""",
+    "work for control threads does not": f"""3 ranks
+        {HEALING}
+        run 2 on 0 control -> run 2 on 0 control""",
+    "goes only to the ranks that were there all the time": """3 ranks auto_heal=True
+        0 dies; run 1 on 1-2 -> -
+        2 dies; drive -> healed: new 0,2, healed; run 1 on 1""",
+    "a missing rank's work tries its replacement again": """2 ranks
+        heal; 0 dies; @1 tick -> probe 1
+        @6 tick -> ...
+        @7 run 1 on 0 -> ...
+        drive -> ...run 1 on 0""",
+    "work for a rank that cannot be replaced ends": """2 ranks
+        heal; 0 dies; @1 tick; @2 tick; @5 run 1 on 0; @6 tick -> ...finish 1...""",
+}
+DEATHS = {
+    "the others are healed": """3 ranks
+        1 dies -> probe 0,2
+        all answer -> heal 0,2
+        0,2 done heal -> healed: healed, dead 1
+        calm""",
+    "its run ends first": """3 ranks
+        run 1 on 0-1; 1 dies -> -
+        0 fail 1 -> finish 1; probe 0,2""",
+    "a rank that has ended its part is not waited for": """3 ranks
+        run 1 on 0-1; 1 done 1; 1 dies -> probe 0,2
+        0 answers in 1; 2 answers -> heal 2""",
+    "a question to a control thread keeps nothing back": """3 ranks
+        run 1 on 0-1 control; 1 dies -> probe 0,2""",
+    "one that is reported twice is healed once": """3 ranks
+        1 dies; drive; 1 dies -> -""",
+    "if all are dead the new ones make the mesh's own groups": """2 ranks
+        0 dies; drive; 1 dies; heal -> respawn 0-1
+        0-1 respawned -> probe 0-1
+        all answer -> heal 0-1""",
+    "auto-heal replaces dead ranks": """3 ranks auto_heal=True
+        1 dies; drive -> healed: new 1, healed
+        calm""",
+    "a rank killed for not stopping is replaced": """2 ranks
+        run 1 on 0-1; interrupt 1; @0.1 interrupt 1; @0.2 0 interrupted 1
+        @2 tick -> kill 1; probe 0-1
+        all answer in 1; @2.1 1 dies -> finish 1; probe 0
+        drive -> note 1: rank 1 is new...; healed: new 1, healed
+        calm""",
+    "an auto-healed rank that dies is reported": """2 ranks
+        run 1 on 0-1; interrupt 1; interrupt 1; 0 interrupted 1; @2 tick -> kill 1; probe 0-1
+        all answer in 1; 1 dies -> finish 1; probe 0
+        all answer -> respawn 1
+        1 respawned; 1 dies; drive -> note 1: ...rank 1, which was new, was killed...
+        calm""",
+}
+REQUESTS = {
+    "refused with the runs of busy ranks": """3 ranks
+        run 1 on 0,2 cell 3
+        heal -> report failure: ranks 0,2 must be idle for that, and ranks 0,2 run cell 3...""",
+    "waits for ranks that are about to be released": """3 ranks
+        run 1 on 0-2; 1 dies; @0.1 heal -> -
+        @1 tick -> release 0,2 in 1
+        @1.1 0 fail 1; 2 fail 1; drive -> ...report new 1, healed...
+        calm""",
+    "is not answered by a look at others": """4 ranks
+        run 1 on 0-1; 1 dies; @0.1 heal -> -
+        @0.2 run 3 on 3; @0.3 3 fail 3; drive -> note 3: rank 1 is dead...; healed: healed, dead 1
+        @0.9 0 fail 1; drive -> note 1: ...; healed: new 1, healed; report new 1, healed""",
+    "nor while a rank holds back": """4 ranks
+        run 1 on 0-2; 1 dies; @0.1 heal -> -
+        @0.15 2 fail 1; @0.2 run 3 on 3; @0.3 3 fail 3
+        drive -> note 3: rank 1 is dead...; healed: healed, dead 1
+        @0.9 0 fail 1; drive -> note 1: ...; healed: new 1, healed; report new 1, healed""",
+    "does not wait without end": """2 ranks
+        run 1 on 0-1 cell 3; 1 dies; @0.1 heal -> -
+        @0.2 run 2 on 0-1 -> -
+        @1 tick -> release 0 in 1
+        @6 tick -> probe 0; report failure: ...rank 0 runs cell 3...; run 2 on 0; end 2...
+        @9 0 fail 1 -> finish 1; probe 0""",
+    "asks again a rank that is late to answer": """2 ranks
+        1 dies; @1 heal -> -
+        @2 tick -> probe 0
+        drive -> healed: new 1, healed; report new 1, healed""",
+    "and one whose end of a run is on its way": """2 ranks
+        1 dies; drive; @1 heal -> probe 0
+        0 answers in 7 -> probe 0
+        drive -> healed: new 1, healed; report new 1, healed""",
+    "not after it was abandoned": """2 ranks
+        1 dies; drive; @1 heal; abandon
+        @2 tick -> report dead 1, failure: ...rank 0 did not say so...""",
+    "does not wait for ranks that are not released": """2 ranks on_error='wait'
+        run 1 on 0-1; 1 dies; @1 tick; @1.1 heal -> report failure: rank 0 must be idle...
+        @1.2 interrupt 1; @1.3 heal -> -""",
+    "can be abandoned while it waits": """2 ranks
+        run 1 on 0-1; 1 dies; @0.1 heal -> -
+        abandon -> report failure: ...must be idle...
+        @1.1 0 fail 1; drive -> ...dead 1""",
+    "an auto-healed rank is replaced after an abandoned one": """3 ranks auto_heal=True
+        run 1 on 0-2; @0.1 2 dies; @0.2 heal -> -
+        @0.3 run 2 on 0-2 -> -
+        @1.1 tick -> release 0-1 in 1
+        abandon -> report failure: ...must be idle...
+        @20 0-1 fail 1; drive -> note 1: ...; healed: new 2, healed; run 2 on 0-2""",
+    "and after a refused one": """3 ranks auto_heal=True
+        run 1 on 0-2; @0.1 2 dies; @0.2 heal -> -
+        @0.3 run 2 on 0-2 -> -
+        @1.1 tick -> release 0-1 in 1
+        @6.1 tick -> probe 0-1; report failure: ...must be idle...
+        @20 0-1 fail 1; drive -> note 1: ...; healed: new 2, healed; run 2 on 0-2""",
+    "so is one killed for not stopping": """2 ranks
+        run 1 on 0-1; 1 dies; @0.1 heal; @0.2 interrupt 1; @0.3 interrupt 1
+        @2.2 tick -> kill 0; probe 0
+        abandon; @3 0 dies -> finish 1; respawn 0""",
+    "names ranks without an answer": """2 ranks
+        heal -> probe 0-1
+        0 answers -> -
+        @1 tick -> probe 0-1
+        0 answers; @5 tick -> report failure: rank 1 must be idle...""",
+    "a returned rank is interrupted until it leaves a run that is over": """2 ranks settle_s=0.0
+        host of 1 lost; drive; @1 1 returns -> probe 0-1
+        heal -> -
+        0 answers; 1 answers in 77 -> probe 0-1
+        @2.5 0 answers; 1 answers in 77 -> interrupt 1 in 77; probe 0-1
+        @3 0 answers; 1 answers in 77 -> probe 0-1
+        @4 0 answers; 1 answers in 77 -> interrupt 1 in 77; probe 0-1""",
+}
+EXAMINING = {
+    "a rank that dies is left out": """3 ranks
+        run 1 on 0-2; 0-2 fail 1; 0,2 answer; 1 dies; drive; calm""",
+    "a rank that never answers costs a second": """2 ranks
+        run 1 on 0-1; 0-1 fail 1; 0 answers -> -
+        @1 tick -> resume 0-1
+        calm""",
+}
+FORKING = {
+    "one that fails is reported and costs nothing": f"""3 ranks
+        {RESPAWNING}
+        run 1 on 0,2 -> -
+        1 not respawned: no memory
+        drive -> healed: ...; report dead 1, failure: ...no memory; run 1 on 0,2""",
+    "one that is slow is given up and may come later": f"""3 ranks
+        {RESPAWNING}
+        @70 tick -> probe 0,2
+        all answer -> healed: ...; report dead 1, failure: ...too long
+        calm; @200 1 respawned; drive -> healed: new 1, healed
+        calm""",
+    "a rank that dies is replaced next": f"""3 ranks
+        {RESPAWNING}
+        2 dies -> -
+        1 respawned; drive -> healed: new 1-2, healed; report new 1-2, healed
+        calm""",
+    "two requests are answered": f"""3 ranks
+        {RESPAWNING}
+        2 dies; heal -> -
+        1 respawned; drive -> ...; report new 1-2, healed; report new 1-2, healed""",
+    "a rank that dies whenever it is replaced is not replaced for ever": """2 ranks auto_heal=True
+        1 dies; all answer -> respawn 1
+        1 respawned; 1 dies; 0 answers -> respawn 1
+        1 respawned; 1 dies; 0 answers -> respawn 1
+        1 respawned; 1 dies; 0 answers -> heal 0
+        drive; calm""",
+}
+DESCRIBING_FAILS = {
+    "another rank is asked": f"""3 ranks
+        {DESCRIBING}
+        @1 tick -> probe 0-2
+        all answer -> describe 2""",
+    "it is given up and can be tried again": f"""3 ranks
+        {DESCRIBING}
+        @1 tick; all answer -> describe 2
+        @2 tick; all answer -> describe 0
+        @3 tick -> ...report new 1, failure: ...did not describe...
+        @10 heal; drive -> healed: healed; report healed""",
+    "new ranks wait until one can": f"""3 ranks
+        {DESCRIBING}
+        @1 tick; all answer; @2 tick; all answer; @3 tick; @10 run 1 on 1; run 2 on 0,2
+        1 fail 1 -> finish 1; probe 0-2
+        1 answers; 0,2 answer in 2 -> resume 1
+        0,2 done 2 -> finish 2; probe 0-2
+        all answer -> describe 0""",
+    "the rank that was asked dies": f"""3 ranks
+        {DESCRIBING}
+        0 dies -> probe 1-2
+        all answer -> respawn 0
+        0 respawned; all answer -> describe 2
+        drive -> healed: new 0-1, healed; report new 0-1, healed""",
+    "the new rank dies": f"""3 ranks
+        {DESCRIBING}
+        1 dies; 0 describes; drive -> ...report new 1, healed
+        calm""",
+}
+HEALING_FAILS = {
+    "on one rank": f"""3 ranks
+        {HEALING}
+        1 fail heal no -> release 0,2 in heal
+        0 released heal -> -
+        2 released heal -> probe 0-2
+        all answer -> heal 0-2
+        0-2 done heal; calm""",
+    "as a rank dies": f"""3 ranks
+        {HEALING}
+        1 dies -> release 0,2 in heal
+        0,2 released heal; all answer -> heal 0,2
+        0,2 done heal; calm""",
+    "a rank dies after its part": f"""3 ranks
+        {HEALING}
+        1 done heal; 1 dies -> -
+        0,2 done heal -> probe 0,2
+        all answer -> heal 0,2""",
+    "a healed rank that is at work is left out of the next": """2 ranks
+        run 1 on 0-1; run 2 on 0-1; 0-1 fail 1; all answer broken; 0 done heal; 1 fail heal no
+        all answer -> heal 1""",
+    "for good, until the end of the next run": """2 ranks
+        run 1 on 0-1; 0-1 fail 1; all answer broken -> heal 0-1
+        run 2 on 0; 0-1 fail heal no way -> probe 0-1
+        all answer -> heal 0-1
+        0-1 fail heal no way -> probe 0-1
+        all answer -> heal 0-1
+        0-1 fail heal no way -> resume 0-1; note 1: ...no way...%dist_restart...; run 2 on 0
+        0 done 2 -> finish 2; probe 0-1
+        all answer -> heal 0-1""",
+    "as it takes too long": """2 ranks
+        run 1 on 0-1; 0-1 fail 1; all answer broken; @60 tick -> release 0-1 in heal
+        0 released heal -> -
+        @65 tick -> resume 0; note 1: ...too long...; healed: ...
+        @100 1 released heal -> probe 0-1
+        all answer -> heal 0-1
+        0-1 done heal; calm""",
+    "as the user does not wait": """2 ranks
+        run 1 on 0-1; 0-1 fail 1; all answer broken; abandon -> release 0-1 in heal
+        abandon -> -
+        0-1 released heal -> resume 0-1; note 1: ...; healed: ...
+        calm""",
+    "of a run that the core has forgotten": f"""2 ranks
+        1 fail 77 -> probe 0-1
+        all answer -> resume 1
+        1 released {FIRST_HEAL + 77} -> probe 0-1
+        0 answers; 1 answers broken -> heal 0-1""",
+}
+STORE = {
+    "groups are made over a new one": """2 ranks
+        store moves to 4321 -> probe 0-1
+        all answer -> heal 0-1 port 4321
+        0-1 done heal; calm""",
+    "also while they are made over the old one": """2 ranks
+        run 1 on 0-1; 0-1 fail 1; all answer broken; store moves to 4321 -> -
+        0-1 fail heal store; all answer -> heal 0-1 port 4321""",
+    "without one nothing is tried": """2 ranks
+        store moves to 0 -> -""",
+}
+ATTACHING = {
+    "ranks may hold back": """2 ranks attached
+        attached -> probe 0-1
+        all answer #2 -> resume 0-1
+        calm""",
+    "groups are broken": """2 ranks attached
+        0 answers #2 broken; 1 answers #2 -> heal 0-1""",
+    "auto-heal replaces dead ranks": """3 ranks auto_heal=True attached 1 is dead
+        attached -> probe 0,2
+        all answer #2 -> respawn 1""",
+    "the end of runs in flight": """3 ranks attached run 7 on 0-1
+        0-1 answer in 7 #2; 2 answers #2 -> resume 2
+        0 fail 7; 1 done 7 -> finish 7; probe 0-2""",
+    "a rank may be about to begin": """3 ranks attached run 7 on 1
+        attached -> probe 0-2
+        all answer #2 broken -> heal 0,2
+        0,2 done heal -> resume 1; healed: healed
+        1 done 7 -> finish 7; probe 0-2
+        all answer #0 -> heal 0-2""",
+    "a rank is being replaced": """3 ranks attached 1 is starting
+        attached -> probe 0,2
+        drive; 1 respawned -> probe 0-2
+        all answer -> describe 0""",
+    "a rank is dead": """3 ranks attached 1 is dead
+        attached -> probe 0,2
+        all answer #2 -> heal 0,2
+        0,2 done heal; 1 dies -> -
+        heal; drive -> ...report new 1, healed""",
+    "a rank has no groups": """3 ranks attached
+        0 answers #2 broken; 1 answers; 2 answers #2 -> describe 0""",
+}
+RESIZING = {
+    "new ranks are forked, then all make the groups of the new size": """2 ranks
+        resize to 4 -> resize; probe 0-1
+        all answer -> respawn 2-3
+        2-3 respawned -> probe 0-3
+        all answer -> heal 0-3 layout 4
+        drive -> healed: new 2-3, healed; report new 2-3, healed
+        calm""",
+    "ranks that stay make those of a smaller size": """4 ranks
+        resize to 2+1 -> resize; probe 0-2
+        all answer -> heal 0-2 layout 2+1
+        drive -> healed: healed; report healed
+        calm""",
+    "new ranks that cannot start leave a mesh that a heal completes": """2 ranks
+        resize to 3; all answer -> respawn 2
+        2 not respawned: no memory; drive -> ...report healed, dead 2, failure: ...no memory
+        heal; all answer -> respawn 2""",
+    "dead ranks may leave": """3 ranks
+        2 dies; drive; resize to 2; drive -> ...report healed
+        calm""",
+}
+ALL = {
+    f"{kind}: {name}": text
+    for kind, scenarios in {
+        "recovers only from": ONLY_THEN,
+        "takes part": TAKES_PART,
+        "waits": WAITS,
+        "after a death": DEATHS,
+        "a heal": REQUESTS,
+        "while examining": EXAMINING,
+        "a fork": FORKING,
+        "no description": DESCRIBING_FAILS,
+        "healing fails": HEALING_FAILS,
+        "the store": STORE,
+        "attaching": ATTACHING,
+        "resizing": RESIZING,
+    }.items()
+    for name, text in scenarios.items()
+}
 
 
-def test_after_a_failure_ranks_whose_groups_agree_go_on() -> None:
-    core = running_core(2, (0, 1))
-    assert told(hear(core, (0,), FAILED)) == []
-    effects = answer_probe(core, hear(core, (1,), Done(1)), 0.0, counts=counted(3))
-    assert told(effects) == [((0,), Resume())]
-    assert of(Note, effects) == of(Change, effects) == []
-    assert_calm(core)
+@pytest.mark.parametrize("text", ALL.values(), ids=ALL)
+def test_recovery(text: str) -> None:
+    Script.play(text)
+
+
+def test_what_a_heal_tells_ranks_and_the_user() -> None:
+    script = Script(3, new_generation=lambda: 42, dims={"dp": 3})
+    script.run(f"{DESCRIBING}\n0 describes")
+    run, ranks = FIRST_HEAL + 42, (0, 1, 2)
+    assert script.asked[Heal] == (ranks, Heal(run, 42, ranks, b"groups", ("dp",), (3,)))
+    script.run("@0.5 0-2 done heal gradients are dropped -> ...dropped; report new 1, healed, ...")
+    report = HealReport((1,), True, notes=("gradients are dropped",))
+    assert describe_heal(report).endswith("; gradients are dropped")
+
+
+def test_two_heals_have_generations_of_their_own() -> None:
+    script = Script.play(f"3 ranks\n{HEALING}")
+    first = script.asked[Heal][1]
+    script.run("1 fail heal no\n0,2 released heal\nall answer -> heal 0-2")
+    second = script.asked[Heal][1]
+    assert first.generation != second.generation
+    assert first.run != second.run
+
+
+def test_what_a_resize_tells_the_agent() -> None:
+    script = Script(4)
+    _, effects = script.core.resize((2, 1), {"dp": 3}, 0.0)
+    assert sent(effects)[0].verb == Resize(1, (2, 1), ("dp",), (3,))
+    assert [info.rank for info in script.core.mesh.ranks] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
-    "facts",
+    ("begin", "why"),
     [
-        {"is_broken": {1: True}},
-        {"counts": {0: counted(3), 1: counted(2)}},
-        {"counts": {0: counted(3, num_sent=((1, 1),)), 1: counted(3)}},
+        ("run 1 on 0-1", "ranks 0-1 must be idle"),
+        ("1 dies", "rank 1 must live for that: `%dist_heal`, then resize"),
+        ("heal", "being healed"),
+        ("stop", "the mesh is stopping"),
     ],
-    ids=["broken", "collectives", "messages"],
 )
-def test_after_a_failure_groups_that_disagree_are_healed(facts: Any) -> None:
-    core = running_core(2, (0, 1), new_generation=lambda: 42, dims={"dp": 2})
-    hear(core, (0,), FAILED)
-    effects = answer_probe(core, hear(core, (1,), Done(1)), 0.0, **facts)
-    assert told(effects) == [((0, 1), Heal(FIRST_HEAL + 42, 42, (0, 1), b"", ("dp",), (2,)))]
-    assert hear(core, (0,), Done(FIRST_HEAL + 42), 0.1) == []
-    effects = hear(core, (1,), Done(FIRST_HEAL + 42), 0.1)
-    assert told(effects) == []  # they go on by themselves
-    [note] = of(Note, effects)
-    assert note.run == 1
-    assert "rebuilt" in note.text
-    assert [change.cause.healed for change in of(Change, effects)] == [True]
-    assert_calm(core)
-
-
-def test_a_run_that_ended_well_is_not_looked_at() -> None:
-    core = running_core(2, (0, 1))
-    assert hear(core, (0, 1), Done(1, None, counted(2)))[1:] == [Finish(1)]
-    assert_calm(core)
-
-
-def test_released_or_interrupted_rank_is_examined_even_if_its_code_went_on() -> None:
-    core = running_core(2, (0, 1))
-    core.interrupt([1], 0.0)
-    effects = hear(core, (0, 1), Done(1))
-    assert only(Heal, answer_probe(core, effects, 0.0, is_broken=True))[0] == (0, 1)
-
-
-def test_counts_that_disagree_after_a_run_are_healed_before_the_next_on_the_members() -> None:
-    core = running_core(3, (0, 1, 2))
-    hear(core, (0,), Done(1, None, counted(3)))
-    hear(core, (1, 2), Done(1, None, counted(2)))
-    assert started(submit(core, 2, (0, 1))) == [((0, 1), 2)]
-    hear(core, (0, 1), Done(2))
-    effects = submit(core, 3, (0, 1, 2))
-    assert started(effects) == []
-    counts = {0: counted(3), 1: counted(2), 2: counted(2)}
-    ranks, heal = only(Heal, answer_probe(core, effects, 0.0, counts=counts))
-    assert ranks == (0, 1, 2)
-    assert started(hear(core, ranks, Done(heal.run))) == [((0, 1, 2), 3)]
-    hear(core, ranks, Done(3))
-    assert_calm(core)
-
-
-def test_counts_that_seemed_to_disagree_cost_one_look() -> None:
-    core = running_core(2, (0, 1))
-    hear(core, (0,), Done(1, None, counted(3)))
-    hear(core, (1,), Done(1))
-    effects = submit(core, 2, (0, 1))
-    assert started(answer_probe(core, effects, 0.0, counts=counted(3))) == [((0, 1), 2)]
-    hear(core, (0, 1), Done(2))
-    assert_calm(core)
-
-
-# ---- who takes part
-
-
-def test_running_rank_has_no_part_in_a_heal_until_idle() -> None:
-    core = running_core(3, (2,), (0, 1))
-    effects = hear(core, (0, 1), failed(2))
-    ranks, first = only(Heal, answer_probe(core, effects, 0.0, busy={2: 1}, is_broken=True))
-    assert ranks == (0, 1)
-    hear(core, ranks, Done(first.run))
-    effects = hear(core, (2,), Done(1))
-    ranks, second = only(Heal, answer_probe(core, effects, 0.0))
-    assert ranks == (0, 1, 2)
-    assert second.generation != first.generation
-    hear(core, ranks, Done(second.run))
-    assert_calm(core)
-
-
-def test_rank_with_work_in_flight_is_not_idle() -> None:
-    core = running_core(3, (0, 1), (2,))
-    effects = hear(core, (0, 1), FAILED)
-    ranks, _ = only(Heal, answer_probe(core, effects, 0.0, is_broken=True))
-    assert ranks == (0, 1)
-
-
-def test_silent_rank_is_healed_before_its_next_run() -> None:
-    core = running_core(3, (0, 1))
-    _, probe = only(Probe, hear(core, (0, 1), FAILED))
-    for rank in (0, 1):
-        hear(core, (rank,), state(probe.request, is_broken=True))
-    ranks, heal = only(Heal, core.tick(ANSWER_S))
-    assert ranks == (0, 1)
-    hear(core, ranks, Done(heal.run), 1.0)
-    assert started(submit(core, 2, (0, 1), 1.0)) == [((0, 1), 2)]
-    assert told(hear(core, (0, 1), Done(2), 1.0)) == []
-    effects = submit(core, 3, (2,), 1.0)
-    ranks, heal = only(Heal, answer_probe(core, effects, 1.0))
-    assert ranks == (0, 1, 2)
-    assert started(hear(core, ranks, Done(heal.run), 1.0)) == [((2,), 3)]
-
-
-def test_holding_rank_stays_until_the_failed_run_has_ended_everywhere() -> None:
-    core = running_core(4, (0, 1), (0,), (2, 3), on_error="wait")
-    hear(core, (0,), FAILED)
-    effects = hear(core, (2, 3), failed(3))
-    ranks, heal = only(Heal, answer_probe(core, effects, 0.0, busy={1: 1}, is_broken=True))
-    assert ranks == (2, 3)
-    assert told(hear(core, ranks, Done(heal.run))) == []
-    heal_all(core, hear(core, (1,), Done(1)))
-    assert of(Finish, hear(core, (0,), Done(2))) == [Finish(2)]
-
-
-def test_rank_that_fails_during_an_examination_is_examined_next() -> None:
-    core = running_core(3, (0, 1), (2,))
-    effects = hear(core, (0, 1), FAILED)
-    hear(core, (2,), failed(2))
-    effects = answer_probe(core, effects, 0.0)
-    assert [type(verb) for _, verb in told(effects)] == [Probe]
-    assert told(answer_probe(core, effects, 0.0)) == [((0, 1, 2), Resume())]
-    assert_calm(core)
-
-
-def test_rank_that_ends_its_run_during_a_heal_is_healed_next() -> None:
-    core = running_core(3, (0, 1), (2,))
-    effects = hear(core, (0, 1), FAILED)
-    hear(core, (2,), Done(2))
-    ranks, heal = only(Heal, answer_probe(core, effects, 0.0, busy={2: 2}, is_broken=True))
-    assert ranks == (0, 1)
-    effects = hear(core, ranks, Done(heal.run))
-    assert only(Heal, answer_probe(core, effects, 0.0))[0] == (0, 1, 2)
-
-
-# ---- work meanwhile
-
-
-def test_work_waits_for_calm_and_keeps_its_order() -> None:
-    core, heal = healing_core()
-    assert submit(core, 2, (0, 1)) == []
-    assert submit(core, 3, (2,)) == []
-    effects = hear(core, (0, 1, 2), Done(heal.run))
-    assert started(effects) == [((0, 1), 2), ((2,), 3)]
-
-
-def test_work_for_control_threads_does_not_wait() -> None:
-    core, _ = healing_core()
-    [send] = core.submit(relay(2, (0,), "control"))
-    assert send.parcel.verb.channel == "control"
-
-
-def test_work_that_waited_goes_only_to_those_that_were_there_all_the_time() -> None:
-    core = ready_core(3, auto_heal=True)
-    effects = die(core, 0)
-    submit(core, 1, (1, 2))
-    effects += die(core, 2)
-    effects = drive(core, effects)
-    assert started(effects) == [((1,), 1)]
-
-
-def test_work_for_a_missing_rank_tries_its_replacement_again() -> None:
-    core = ready_core(2)
-    healed_by_user(core)
-    die(core, 0)
-    late = PATIENCE_S + 2 * ANSWER_S
-    for now in range(1, int(late)):  # rank 1 does not answer
-        assert asked_of_agent(core.tick(now), Respawn) == []
-    effects = submit(core, 1, (0,), late)
-    assert started(effects) == []
-    assert started(drive(core, effects, late)) == [((0,), 1)]
-
-
-def test_work_for_a_rank_that_cannot_be_replaced_ends() -> None:
-    core = ready_core(2)
-    healed_by_user(core)
-    die(core, 0)
-    core.tick(ANSWER_S)
-    core.tick(2 * ANSWER_S)
-    effects = submit(core, 1, (0,), 5.0) + core.tick(5.0 + ANSWER_S)
-    assert of(Finish, effects) == [Finish(1)]
-
-
-# ---- deaths
-
-
-def test_after_a_death_the_others_are_healed() -> None:
-    core = ready_core(3)
-    ranks, heal = only(Heal, answer_probe(core, die(core, 1), 0.0))
-    assert ranks == (0, 2)
-    hear(core, ranks, Done(heal.run))
-    assert_calm(core)
-
-
-def test_after_a_death_its_run_ends_first() -> None:
-    core = running_core(3, (0, 1))
-    assert told(die(core, 1)) == []
-    assert only(Probe, hear(core, (0,), FAILED))[0] == (0, 2)
-
-
-def test_a_rank_that_dies_after_its_part_in_a_run_is_not_waited_for() -> None:
-    core = running_core(3, (0, 1))
-    hear(core, (1,), Done(1))
-    assert only(Heal, answer_probe(core, die(core, 1), 0.0, busy={0: 1}))[0] == (2,)
-
-
-def test_a_question_to_a_control_thread_does_not_keep_a_death_from_being_healed() -> None:
-    core = ready_core(3)
-    core.submit(relay(1, (0, 1), "control"))
-    assert only(Probe, die(core, 1))[0] == (0, 2)
-
-
-def test_death_reported_twice_is_healed_once() -> None:
-    core = ready_core(3)
-    lose_rank(core, Died(1, KILLED, ""))
-    assert told(die(core, 1)) == []
-
-
-def test_dead_ranks_are_replaced_and_learn_of_the_groups() -> None:
-    core = ready_core(3)
-    lose_rank(core, Died(1, KILLED, ""))
-    request, effects = core.heal(5.0)
-    assert asked_of_agent(answer_probe(core, effects, 5.0), Respawn) == [Respawn((1,))]
-    assert core.deadline() == 5.0 + RESPAWN_S
-    effects = respawned(core, 1, now=5.1)
-    assert core.dead == {}
-    ranks, describe = only(Describe, answer_probe(core, effects, 5.1))
-    assert ranks == (0,)
-    ranks, heal = only(Heal, hear(core, (0,), Blueprint(describe.request, b"the groups"), 5.2))
-    assert ranks == heal.ranks == (0, 1, 2)
-    assert heal.blueprint == b"the groups"
-    effects = hear(core, ranks, Done(heal.run, notes=("gradients are dropped",)), 5.5)
-    [answer] = of(Answer, effects)
-    report = HealReport((1,), True, "", 0.5, notes=("gradients are dropped",))
-    assert answer == Answer(request, report)
-    assert describe_heal(answer.value).endswith("; gradients are dropped")
-    assert_calm(core)
-
-
-def test_if_all_are_dead_the_new_ones_make_the_meshs_own_groups() -> None:
-    core = ready_core(2)
-    lose_rank(core, Died(0, KILLED, ""))
-    die(core, 1)
-    effects = healed_by_user(core)
-    assert asked_of_agent(effects, Respawn) == [Respawn((0, 1))]
-    ranks, heal = only(Heal, answer_probe(core, respawned(core, 0, 1), 0.0))
-    assert (ranks, heal.blueprint) == ((0, 1), b"")
-
-
-def test_auto_heal_replaces_dead_ranks_without_a_request() -> None:
-    core = ready_core(3, auto_heal=True)
-    assert [report.respawned for report in told_of_heals(drive(core, die(core, 1)))] == [(1,)]
-    assert core.dead == {}
-    assert_calm(core)
-
-
-def test_rank_killed_for_not_stopping_is_replaced() -> None:
-    core = running_core(2, (0, 1))
-    core.interrupt([1], 0.0)
-    core.interrupt([1], 0.1)
-    hear(core, (0,), failed(1, "KeyboardInterrupt"), 0.2)
-    effects = [*core.tick(STOP_S), *die(core, 1, STOP_S + 0.1)]
-    assert asked_of_agent(effects, Kill) == [Kill((1,))]
-    effects = drive(core, effects, STOP_S + 0.1)
-    [note] = of(Note, effects)
-    assert note.run == 1
-    assert "rank 1 is new" in note.text
-    assert core.dead == {}
-    assert_calm(core)
-
-
-# ---- asked for
-
-
-def test_a_mesh_that_is_well_is_not_healed() -> None:
-    core = ready_core(2)
-    request, effects = core.heal(1.0)
-    effects = answer_probe(core, effects, 1.5)
-    assert effects == [Answer(request, HealReport(took_s=0.5))]
-
-
-def test_refused_heal_names_the_runs_of_busy_ranks() -> None:
-    core = ready_core(3)
-    core.submit(relay(1, (0, 2), title="cell 3"))
-    [report] = reports(healed_by_user(core))
-    assert "ranks 0,2 must be idle for that, and ranks 0,2 run cell 3" in report.failure
-
-
-def test_ranks_that_are_about_to_be_released_are_waited_for() -> None:
-    core = running_core(3, (0, 1, 2))
-    die(core, 1)
-    assert healed_by_user(core, 0.1) == []
-    assert only(Release, core.tick(1.0))[0] == (0, 2)
-    core.receive(Parcel(Ranked((0,), FAILED)), 1.1)
-    effects = drive(core, hear(core, (2,), FAILED, 1.1), 1.1)
-    [report] = reports(effects)
-    assert (report.respawned, report.failure) == ((1,), "")
-    assert_calm(core)
-
-
-@pytest.mark.parametrize("ranks", [(0, 1), (0, 1, 2)])
-def test_a_heal_that_waits_is_not_answered_by_a_look_at_others(ranks: tuple[int, ...]) -> None:
-    core = running_core(4, ranks)
-    die(core, 1)
-    assert healed_by_user(core, 0.1) == []
-    hear(core, ranks[2:], FAILED, 0.15)  # rank 2 holds back, and rank 0 is yet to leave the run
-    submit(core, 3, (3,), 0.2)
-    assert reports(drive(core, hear(core, (3,), failed(3), 0.3), 0.3)) == []
-    [report] = reports(drive(core, hear(core, (0,), FAILED, 0.9), 0.9))
-    assert (report.respawned, report.failure) == ((1,), "")
-
-
-def test_ranks_that_do_not_end_a_failed_run_are_not_waited_for_without_end() -> None:
-    core = ready_core(2)
-    core.submit(relay(1, (0, 1), title="cell 3"))
-    die(core, 1)
-    assert healed_by_user(core, 0.1) == []
-    submit(core, 2, (0, 1), 0.2)  # would wait for the new rank
-    core.tick(1.0)  # rank 0 is released, and goes on
-    effects = core.tick(1.0 + PATIENCE_S)
-    [report] = reports(effects)
-    assert "rank 0 runs cell 3" in report.failure
-    assert started(effects) == [((0,), 2)]
-    assert told(hear(core, (0,), FAILED, 9.0)) != []  # what has waited is looked at
-    assert core.dead
-
-
-def test_a_rank_that_is_late_to_answer_is_asked_again() -> None:
-    core = ready_core(2)
-    die(core, 1)
-    assert reports(healed_by_user(core, 1.0)) == []
-    [report] = reports(drive(core, core.tick(1.0 + ANSWER_S), 2.5))
-    assert (report.respawned, report.failure) == ((1,), "")
-
-
-def test_rank_whose_end_of_run_is_on_its_way_is_asked_again() -> None:
-    core = ready_core(2)
-    lose_rank(core, Died(1, KILLED, ""))
-    _, probe = only(Probe, healed_by_user(core, 1.0))
-    again = hear(core, (0,), state(probe.request, run=7), 1.1)
-    [report] = reports(drive(core, again, 1.2))
-    assert (report.respawned, report.failure) == ((1,), "")
-
-
-def test_rank_is_not_asked_again_after_the_heal_was_abandoned() -> None:
-    core = ready_core(2)
-    lose_rank(core, Died(1, KILLED, ""))
-    healed_by_user(core, 1.0)
-    core.abandon_heal()
-    [report] = reports(core.tick(1.0 + ANSWER_S))
-    assert "rank 0 did not say so" in report.failure
-
-
-def test_heal_does_not_wait_for_ranks_that_are_not_released() -> None:
-    core = running_core(2, (0, 1), on_error="wait")
-    die(core, 1)
-    core.tick(1.0)
-    [report] = reports(healed_by_user(core, 1.1))
-    assert "rank 0 must be idle" in report.failure
-    core.interrupt([1], 1.2)
-    assert healed_by_user(core, 1.3) == []
-
-
-def test_waiting_heal_can_be_abandoned() -> None:
-    core = running_core(2, (0, 1))
-    die(core, 1)
-    healed_by_user(core, 0.1)
-    assert len(reports(core.abandon_heal())) == 1
-    drive(core, hear(core, (0,), FAILED, 1.1), 1.1)
-    assert core.dead
-
-
-@pytest.mark.parametrize("gives_up", [True, False])
-def test_auto_healed_rank_is_replaced_after_a_refused_heal(gives_up: bool) -> None:
-    core = running_core(3, (0, 1, 2), auto_heal=True)
-    die(core, 2, 0.1)
-    assert healed_by_user(core, 0.2) == []
-    submit(core, 2, (0, 1, 2), 0.3)
-    core.tick(1.1)  # ranks 0 and 1 are released, and go on
-    effects = core.abandon_heal() if gives_up else core.tick(1.1 + PATIENCE_S)
-    assert "must be idle" in reports(effects)[0].failure
-    assert started(effects) == []  # for the new rank
-    assert core.deadline() is None or core.deadline() > 1.1
-    effects = drive(core, hear(core, (0, 1), FAILED, 20.0), 20.0)
-    assert started(effects) == [((0, 1, 2), 2)]
-    assert core.dead == {}
-
-
-def test_rank_killed_for_not_stopping_is_replaced_after_a_refused_heal() -> None:
-    core = running_core(2, (0, 1))
-    die(core, 1)
-    healed_by_user(core, 0.1)
-    core.interrupt([1], 0.2)
-    core.interrupt([1], 0.3)
-    assert asked_of_agent(core.tick(0.2 + STOP_S), Kill) == [Kill((0,))]
-    core.abandon_heal()
-    assert asked_of_agent(drive(core, die(core, 0, 3.0), 3.0), Respawn) == [Respawn((0,))]
-    assert set(core.dead) == {1}  # nobody asks for it any longer
-
-
-def test_heal_report_names_ranks_without_an_answer() -> None:
-    core, now = ready_core(2), 0.0
-    effects = healed_by_user(core)
-    while not reports(effects):  # it is asked again, but not without end
-        assert now < PATIENCE_S + 2 * ANSWER_S
-        now += ANSWER_S
-        request = only(Probe, effects)[1].request
-        effects = hear(core, (0,), state(request)) + core.tick(now)
-    assert "rank 1" in reports(effects)[0].failure
-
-
-@pytest.mark.parametrize("is_ready", [True, False])
-def test_a_mesh_that_is_not_there_is_not_healed(is_ready: bool) -> None:
-    core = ready_core(2) if is_ready else Core(2)
-    if is_ready:
-        core.agent_ended("stopped")
-    assert reports(healed_by_user(core))[0].failure
-
-
-def test_rank_that_returned_in_a_run_that_is_over_is_interrupted_until_it_leaves_it() -> None:
-    core = ready_core(2, settle_s=0.0)
-    core.receive(Parcel(HostLost("b", (1,), "not heard")), 0.0)
-    core.receive(Parcel(Returned((RankInfo(1, 101, "b", "running"),))), 1.0)
-    effects, found = healed_by_user(core, 1.0), []
-    for now in (1.0, 1.5, 2.5, 3.0, 4.0):
-        effects = answer_probe(
-            core, effects if of(Send, effects) else core.tick(now), now, busy={1: 77}
-        )
-        found += [(now, verb) for _, verb in told(effects) if type(verb) is Interrupt]
-    assert found == [(2.5, Interrupt(77)), (4.0, Interrupt(77))]
+def test_why_a_mesh_is_not_resized(begin: str, why: str) -> None:
+    assert why in Script.play(f"2 ranks\n{begin}").core.why_not_resize(3)
+
+
+@pytest.mark.parametrize("core", [Core(2), Script.play("2 ranks\nagent ends").core])
+def test_a_mesh_that_is_not_there_is_not_healed(core: Core) -> None:
+    _, [answer] = core.heal(0.0)
+    assert answer.value.failure == f"the mesh is {core.state}"
+
+
+UNDER_WAY = {
+    "examining": "1 dies\ndrive\nheal",
+    "respawning": RESPAWNING,
+    "describing": DESCRIBING,
+    "healing": f"{DESCRIBING}\n0 describes",
+}
+ENDS = {
+    "a restart": "restart -> report failure: the mesh was restarted; ...finish 1; restart",
+    "a stop": "stop -> report failure: the mesh was stopped; stop\nagent ends -> ...finish 1",
+    "the agent's end": "agent ends -> report failure: the mesh ended with its mesh...finish 1",
+}
+
+
+@pytest.mark.parametrize("when", UNDER_WAY)
+@pytest.mark.parametrize("how", ENDS)
+def test_the_end_of_all_ranks_ends_a_recovery(when: str, how: str) -> None:
+    script = Script(3)
+    script.run(f"{UNDER_WAY[when]}\nrun 1 on 0,2 -> -\n{ENDS[how]}\ndrive -> -")
