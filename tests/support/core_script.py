@@ -195,7 +195,7 @@ class Script:
                 time, _, rest = event.partition(" ") if event[0] == "@" else ("", "", event)
                 self.now = float(time[1:] or self.now)
                 self.happen(rest)
-            found = "; ".join(describe(self.effects, self.heard)) or "-"
+            found = "; ".join(describe(self.effects, self.heard)).strip() or "-"
             pattern = ".*".join(map(re.escape, expected.strip().split("...")))
             assert not arrow or re.fullmatch(pattern, found), f"{line}\n   but: {found}"
 
@@ -254,10 +254,10 @@ class Script:
         run = re.search(r"in (\d+)", facts)
         where = re.search(r"(waits|cannot) (\w+)", facts)
         more: dict[str, Any] = {"is_broken": "broken" in facts, "is_half_done": "half" in facts}
-        counts = counted(int(number[1])) if number else ()
-        collective, group = "", ""
-        if where:
-            collective, group = where[2], "world"
+        of = re.search(r"of (\S+)", facts)
+        name, members = ("a", self.ranks_of(of[1])) if of else ("world", ())
+        counts = counted(int(number[1]), members, name) if number else ()
+        collective, group = (where[2], name) if where else ("", "")
         if where and where[1] == "cannot":
             begun = (Begun(3, collective, 4, "float32"),)
             counts = (GroupCount("world", (), 3, recent=begun),)
@@ -305,6 +305,17 @@ class Script:
             before = len(self.effects)
             self.decide(self.core.tick(self.now))
             assert len(self.effects) > before or self.core.deadline() != due
+
+    def sweep(self) -> None:
+        """Let time pass until the next probe."""
+        while "probe" not in " ".join(describe(self.effects)):
+            assert self.core.deadline() is not None, "no rank is looked at"
+            self.ticks(str(self.core.deadline()))
+
+    def only_until(self, kind: str, until: str) -> None:
+        """Let time pass, and keep the decisions of one kind."""
+        self.ticks(until)
+        self.effects = [each for each in self.effects if kind in " ".join(describe([each]))]
 
     def drive(self) -> None:
         """Idle ranks and the agent do what is asked, until nothing more is."""
@@ -374,6 +385,8 @@ EVENTS: dict[str, Callable[..., None]] = {
     r"agent ends": lambda s: s.decide(s.core.agent_ended("its process ended")),
     r"tick": lambda s: s.decide(s.core.tick(s.now)),
     r"until (\S+)": Script.ticks,
+    r"sweep": Script.sweep,
+    r"(release|kill|probe)s until (\S+)": Script.only_until,
     r"drive": Script.drive,
     r"calm": Script.be_calm,
     r"attached": lambda s: None,

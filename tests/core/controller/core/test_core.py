@@ -1,31 +1,55 @@
-"""What the controller decides about runs, told what happened: no sockets, threads or clock."""
+"""The life of a mesh as its controller sees it, what is sent, and questions."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from cellmesh.controller.core.core import Answer, Change, Core, Deliver, Finish, Waiting
-from cellmesh.controller.core.runs import REPORT_AFTER_S
+from cellmesh.controller.core.core import Answer, Change, Core, Finish
+from cellmesh.wire.attach import Refused, Welcome
 from cellmesh.wire.codec import Parcel, at_rank_for_work
-from cellmesh.wire.messages import Channel, Died, Done, LogText, ReadLog, Relay, StoreDied
+from cellmesh.wire.messages import Channel, LogText, ReadLog, Relay, StartFailed, Stopped, StoreDied
 from cellmesh.wire.status import HostReport, Probe, ReadHost
 from cellmesh.wire.values import PullNames
 
-from ....support.core_decisions import (
-    FAILED,
-    control_sent,
-    hear,
-    infos,
-    lose_rank,
-    of,
-    ready_core,
-    running_core,
-    sent,
-    state_of,
-)
+from ....support.core_decisions import infos, of, ready_core, sent
+from ....support.core_script import Script
 from ....support.runs import relay
 
-# ---- runs
+LIFE = {
+    "an answer to no run and a second one are dropped": """4 ranks
+        run 1 on 0-1; 0 done 99 -> -
+        0 done 1 -> -
+        0 done 1 -> -
+        0-1 done 1 -> finish 1
+        1 done 1 -> -""",
+    "work for a dead rank ends there, and runs on the others": """4 ranks
+        1 dies; drive; run 5 on 0-1 -> run 5 on 0; end 5 on 1: was killed
+        run 6 on 1 -> end 6 on 1: was killed; finish 6""",
+    "runs between two restarts end": """4 ranks
+        restart; restart; @1 mesh ready; run 1 on 0-1 -> run 1 on 0-1
+        @2 mesh ready -> end 1 on 0-1: was restarted; finish 1""",
+    "a stop is sent once": """4 ranks
+        stop -> stop
+        stop -> -
+        mesh ready -> -
+        run 1 on 0-1 -> end 1 on 0-1 unbegun: cannot be reached: the mesh is stopping; finish 1""",
+    "the end ends everything, once": """4 ranks
+        run 1 on 0-1; agent ends -> end 1 on 0-1: ended with its mesh (...); finish 1
+        until 1000 -> -
+        agent ends -> -
+        restart -> -
+        mesh ready -> -
+        run 1 on 0 -> end 1 on 0 unbegun: cannot be reached: the mesh is ended; finish 1""",
+    "a mesh that restarts takes no work": """4 ranks
+        restart; run 1 on 0 -> end 1 on 0 unbegun: ...the mesh is restarting; finish 1""",
+}
+
+
+@pytest.mark.parametrize("text", LIFE.values(), ids=LIFE)
+def test_life(text: str) -> None:
+    Script.play(text)
 
 
 @pytest.mark.parametrize("channel", ["work", "control"])
@@ -36,69 +60,23 @@ def test_work_is_sent_as_one_relay(channel: Channel) -> None:
     assert at_rank_for_work().decode(frames) == [Parcel(PullNames(7, "x"))]
 
 
-def test_an_answer_to_no_run_and_a_second_one_are_dropped() -> None:
-    core = running_core(4, (0, 1))
-    assert hear(core, (0,), Done(99)) == []
-    hear(core, (0,), Done(1))
-    assert hear(core, (0,), Done(1)) == []
-    assert hear(core, (0, 1), Done(1)) == [Deliver(1, (1,), Parcel(Done(1))), Finish(1)]
-    assert hear(core, (1,), Done(1)) == []
+@pytest.mark.parametrize("verb", [StartFailed("user", "no such module"), Refused("held by 5")])
+def test_failed_start_is_reported_with_its_cause(verb: Any) -> None:
+    core = Core(2)
+    [change] = core.receive(Parcel(verb), 0.0)
+    assert change.cause == verb
+    assert change.state != "ready"
+    assert core.receive(Parcel(Stopped("so")), 0.0) == [Change("ended", Stopped("so"))]
 
 
-# ---- one rank fails while others run
-
-
-def test_ranks_that_answer_soon_after_a_failure_are_not_asked() -> None:
-    core = running_core(4, (0, 1), on_error="wait")
-    hear(core, (0,), FAILED, now=10.0)
-    hear(core, (1,), Done(1), now=10.1)
-    assert of(Waiting, core.tick(10.1 + REPORT_AFTER_S)) == []
-    assert of(Waiting, core.tick(20.0)) == []
-
-
-def test_ranks_that_are_no_longer_in_the_run_are_left_out() -> None:
-    core = running_core(4, (0, 1, 2), on_error="wait")
-    hear(core, (0,), FAILED, now=0.0)
-    [(_, probe)] = control_sent(core.tick(REPORT_AFTER_S))
-    hear(core, (1,), state_of(probe.request, 1))
-    hear(core, (1,), Done(1))
-    assert hear(core, (2,), state_of(probe.request, -1)) == []
-
-
-def test_ended_run_gets_no_more_messages() -> None:
-    core = running_core(4, (0, 1), on_error="wait")
-    hear(core, (0,), FAILED, now=0.0)
-    [(_, probe)] = control_sent(core.tick(REPORT_AFTER_S))
-    hear(core, (1,), Done(1), now=REPORT_AFTER_S)
-    assert hear(core, (1,), state_of(probe.request, 1)) == []
-    assert of(Waiting, core.tick(100.0)) == []
-
-
-# ---- deaths
-
-
-def test_a_death_ends_the_ranks_part_in_every_run() -> None:
-    core = running_core(4, (0, 1), (1,), (0,))
-    died = Died(1, "killed by SIGKILL", "last words")
-    effects = core.receive(Parcel(died), 0.0)
-    first, second = Deliver(1, (1,), Parcel(died)), Deliver(2, (1,), Parcel(died), False)
-    assert of(Deliver, effects) == [first, second]
-    assert of(Finish, effects) == [Finish(2)]
-    assert of(Change, effects) == [Change("ready", died)]
-    assert core.dead == {1: died}
-
-
-def test_work_for_a_dead_rank_ends_there_and_runs_on_the_others() -> None:
-    core = ready_core()
-    died = Died(1, "killed by SIGKILL", "")
-    lose_rank(core, died)
-    effects = core.submit(relay(5, (0, 1)))
-    assert [parcel.verb.ranks for parcel in sent(effects)] == [(0,)]
-    assert of(Deliver, effects) == [Deliver(5, (1,), Parcel(died))]
-    assert of(Finish, effects) == []
-    effects = core.submit(relay(6, (1,)))
-    assert sent(effects) == []
-    assert of(Finish, effects) == [Finish(6)]
+def test_a_mesh_that_starts_takes_no_work() -> None:
+    core = Core(2)
+    for state in ("connecting", "starting"):
+        assert core.state == state
+        deliver, finish = core.submit(relay(1, (0, 1)))
+        assert (deliver.ranks, finish) == ((0, 1), Finish(1))
+        assert state in deliver.parcel.verb.reason
+        core.receive(Parcel(Welcome(1, 2, "host")), 0.0)
 
 
 @pytest.mark.parametrize("port", [0, 4321])
@@ -107,18 +85,13 @@ def test_store_death_is_reported(port: int) -> None:
     assert of(Change, ready_core().receive(Parcel(died), 0.0)) == [Change("ready", died)]
 
 
-# ---- questions
-
-
 def test_states_of_no_ranks_are_answered_at_once() -> None:
-    core = ready_core()
-    core.receive(Parcel(Died(2, "killed", "")), 0.0)
-    for asked in (core, Core(4)):
-        request, effects = asked.ask((2,), Probe, 0.0)
+    for core in (Script.play("4 ranks\n2 dies").core, Core(4)):
+        request, effects = core.ask((2,), Probe, 0.0)
         assert effects == [Answer(request, {})]
 
 
-def test_questions_to_the_agent_are_answered_by_it() -> None:
+def test_questions_to_the_agent_are_answered_by_it_and_by_an_ended_one_with_nothing() -> None:
     core = ready_core()
     request, effects = core.ask_agent(ReadHost)
     assert sent(effects) == [Parcel(ReadHost(request))]
@@ -128,6 +101,10 @@ def test_questions_to_the_agent_are_answered_by_it() -> None:
     assert sent(effects) == [Parcel(ReadLog(request, 3, 1000))]
     text = LogText(request, "text", 0)
     assert core.receive(Parcel(text), 0.0) == [Answer(request, text)]
+    last, _ = core.ask((0,), Probe, 0.0)
+    assert of(Answer, core.agent_ended("stopped")) == [Answer(last, {})]
+    request, effects = core.ask_agent(ReadHost)
+    assert effects == [Answer(request, None)]
 
 
 def test_requests_have_numbers_of_their_own() -> None:

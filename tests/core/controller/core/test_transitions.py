@@ -1,7 +1,8 @@
-"""The tables of transitions, and the log of those that came last."""
+"""The tables of transitions, and the log of the last ones."""
 
 from __future__ import annotations
 
+import collections
 from typing import Any, get_args
 
 import pytest
@@ -13,25 +14,12 @@ from cellmesh.controller.core.transitions import (
     NUM_KEPT,
     RECOVERY,
     RUN,
-    TransitionLog,
+    Transition,
+    add_transition,
     describe_transitions,
 )
-from cellmesh.wire.messages import Died, Done
 
-from ....support.core_decisions import (
-    FAILED,
-    heal_all,
-    hear,
-    lose_rank,
-    ready_core,
-    running_core,
-    stop,
-)
-from ....support.recovery_cases import submit
-
-
-def steps(core: Any, subject: str) -> list[tuple[str, str, str]]:
-    return [each[2:] for each in core.mesh.transitions if each.subject == subject]
+from ....support.core_script import Script
 
 
 @pytest.mark.parametrize(
@@ -48,53 +36,47 @@ def test_a_table_names_each_phase_event_and_action(table: Any, name: str, actor:
 
 
 def test_a_log_keeps_the_last_hundred_and_of_repeated_ones_the_last() -> None:
-    log = TransitionLog()
+    log = collections.deque[Transition](maxlen=NUM_KEPT)
     for number in range(2 * NUM_KEPT):
-        log.add(number, f"run {number // 2}", "running", "stuck", "releasing")
-    assert [each.at for each in log.all()] == list(range(1, 2 * NUM_KEPT, 2))
-    log.add(500.0, "recovery", "calm", "trouble", "examining")
-    assert len(log.all()) == NUM_KEPT
-    assert log.all()[0].at == 3
-    assert describe_transitions(log.all()[-2:], 510.0) == [
+        new = Transition(number, f"run {number // 2}", "running", "stuck", "releasing")
+        add_transition(log, new)
+    assert [each.at for each in log] == list(range(1, 2 * NUM_KEPT, 2))
+    add_transition(log, Transition(500.0, "recovery", "calm", "trouble", "examining"))
+    assert (len(log), log[0].at) == (NUM_KEPT, 3)
+    assert describe_transitions([*log][-2:], 510.0) == [
         "311.00 s ago  run 99: running -> releasing (stuck)",
         " 10.00 s ago  recovery: calm -> examining (trouble)",
     ]
 
 
-def test_a_run_that_ends_as_it_should_leaves_no_transition() -> None:
-    core = ready_core(2)
-    before = tuple(core.mesh.transitions)
-    submit(core, 1, (0, 1))
-    hear(core, (0, 1), Done(1))
-    assert tuple(core.mesh.transitions) == before
+# A scenario, whose transitions are told, and these.
+LOGGED = {
+    "a run that ends as it should": ("run 1 on 0-1; 0-1 done 1", "run 1", []),
+    "a run that fails": (
+        "run 1 on 0-1; @1 0 fail 1; @2.5 tick; 1 fail 1",
+        "run 1",
+        ["running: a rank failed", "failing: time is over", "releasing: ended"],
+    ),
+    "its recovery": (
+        "run 1 on 0-1; 0-1 fail 1; drive",
+        "recovery",
+        ["calm: reset", "calm: trouble", "examining: all well"],
+    ),
+    "a run that is interrupted twice": (
+        "run 1 on 0-1; @1 interrupt 1; 0-1 quiet in 1; @2 interrupt 1; @4 tick; 0 dies",
+        "run 1",
+        [
+            "running: interrupted",
+            "aligning: all ranks stand",
+            "interrupted: interrupted again",
+            "killing: still there",
+            "interrupted: a rank failed",
+        ],
+    ),
+}
 
 
-def test_a_run_that_fails_is_followed_to_its_end_and_to_the_recovery() -> None:
-    core = running_core(2, (0, 1))
-    hear(core, (0,), FAILED, 1.0)
-    core.tick(2.5)
-    heal_all(core, hear(core, (1,), FAILED, 2.6), 2.6)
-    assert steps(core, "run 1") == [
-        ("running", "a rank failed", "failing"),
-        ("failing", "time is over", "releasing"),
-        ("releasing", "ended", "ended"),
-    ]
-    assert steps(core, "recovery")[-2:] == [
-        ("calm", "trouble", "examining"),
-        ("examining", "all well", "calm"),
-    ]
-
-
-def test_a_run_that_is_interrupted_twice_is_killed() -> None:
-    core = running_core(2, (0, 1))
-    stop(core, 1, (0, 1), 1.0)
-    core.interrupt([1], 2.0)
-    core.tick(4.0)
-    lose_rank(core, Died(0, "was killed by SIGKILL", ""), 4.1)
-    assert steps(core, "run 1")[:5] == [
-        ("running", "interrupted", "aligning"),
-        ("aligning", "all ranks stand", "interrupted"),
-        ("interrupted", "interrupted again", "killing"),
-        ("killing", "still there", "interrupted"),
-        ("interrupted", "a rank failed", "interrupted"),
-    ]
+@pytest.mark.parametrize(("text", "subject", "logged"), LOGGED.values(), ids=LOGGED)
+def test_transitions_are_logged(text: str, subject: str, logged: list[str]) -> None:
+    found = Script.play(f"2 ranks\n{text}").core.mesh.transitions
+    assert [f"{each.state}: {each.event}" for each in found if each.subject == subject] == logged
