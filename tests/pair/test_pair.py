@@ -21,30 +21,18 @@ def running(
 ) -> tuple[World, Run[Any]]:
     """A mesh that has been started, and a run that its ranks have begun."""
     world = World(num_ranks, **options).start()
-    run = world.submit(ranks)
-    world.deliver()
-    return world, run
+    return world, world.running(ranks)
 
 
 # ---- runs
 
 
-def test_a_run_has_the_value_of_every_rank() -> None:
-    world, run = running(4)
-    for rank in (2, 0, 3, 1):
-        world.ranks[rank].done({"rank": rank})
-    world.wait(0.01)
-    assert run.result(0) == {rank: {"rank": rank} for rank in range(4)}
-    assert world.finished == {run.number: 1}
-
-
-def test_a_run_on_some_ranks_reaches_no_others() -> None:
+def test_a_run_on_some_ranks_reaches_no_others_and_has_the_value_of_each() -> None:
     world, run = running(4, ranks=(1, 3))
     assert [len(world.ranks[rank].queue) for rank in range(4)] == [0, 1, 0, 1]
-    for rank in (1, 3):
-        world.ranks[rank].done(rank)
-    world.wait(0.01)
+    world.done(3, 1)
     assert run.result(0) == {1: 1, 3: 3}
+    assert world.finished == {run.number: 1}
 
 
 def test_arrays_cross_both_hops() -> None:
@@ -66,32 +54,21 @@ def test_equal_answers_travel_as_one_message_and_at_once() -> None:
     assert world.num_up == before + 1
 
 
-def test_runs_reach_a_rank_in_the_order_sent() -> None:
+def test_runs_reach_a_rank_in_the_order_sent_and_one_rank_may_be_far_ahead() -> None:
     world = World(2).start()
     runs = [world.submit((0,)), world.submit(), world.submit((0,)), world.submit((1,))]
     world.deliver()
     assert list(world.ranks[0].queue) == [runs[0].number, runs[1].number, runs[2].number]
     assert list(world.ranks[1].queue) == [runs[1].number, runs[3].number]
-
-
-def test_one_rank_may_be_far_ahead_of_another() -> None:
-    world = World(2).start()
-    runs = [world.submit() for _ in range(5)]
-    world.deliver()
-    for _ in runs:
-        world.ranks[0].done()
-    world.wait(1.0)
-    assert [run.waiting_ranks() for run in runs] == [[1]] * 5
-    for run in runs:
-        world.ranks[1].done()
-        world.wait(0.01)
-        assert run.done()
+    for _ in range(3):
+        world.done(0)
+    assert [run.waiting_ranks() for run in runs] == [[], [1], [], [1]]
+    world.done(1)
+    assert [run.done() for run in runs] == [True, True, True, False]
 
 
 def test_work_for_control_threads_is_answered_while_ranks_are_busy() -> None:
-    world = World(2).start()
-    busy = world.submit()
-    world.deliver()
+    world, busy = running(2)
     look = world.look((0, 1))
     world.wait(0.01)
     assert look.result(0) == {0: "Names on 0", 1: "Names on 1"}
@@ -101,21 +78,16 @@ def test_work_for_control_threads_is_answered_while_ranks_are_busy() -> None:
 # ---- output
 
 
-def test_line_printed_by_all_ranks_is_shown_once() -> None:
+def test_a_line_of_all_ranks_is_shown_once_and_that_of_one_rank_soon() -> None:
     world, run = running(4)
     for step in range(3):
         for rank in range(4):
             world.ranks[rank].print(f"step {step}\n")
         world.wait(0.5)
-    assert world.text_of(run) == "[0-3] step 0\n[0-3] step 1\n[0-3] step 2\n"
-    assert not run.done()
-
-
-def test_line_printed_by_one_rank_is_shown_soon() -> None:
-    world, run = running(4)
     world.ranks[2].print("only me\n")
     world.wait(0.2)
-    assert world.text_of(run) == "[2] only me\n"
+    assert world.text_of(run) == "".join(f"[0-3] step {n}\n" for n in range(3)) + "[2] only me\n"
+    assert not run.done()
 
 
 def test_output_belongs_to_its_run() -> None:
@@ -144,12 +116,9 @@ def test_all_output_is_shown_before_the_run_is_done() -> None:
 
 
 def test_output_after_the_end_goes_to_its_run() -> None:
-    world = World(2).start()
-    run, following = world.submit(), world.submit()
-    world.deliver()
-    for rank in (0, 1):
-        world.ranks[rank].done()
-    world.deliver()
+    world, run = running(2)
+    following = world.running()
+    world.done()
     assert run.done()
     late = world.ranks[1]
     late.queue.appendleft(run.number)  # a thread of the first run prints
@@ -171,38 +140,25 @@ def test_a_failure_is_shown_while_the_others_run() -> None:
     assert not run.done()
 
 
-def test_waiting_ranks_are_shown_with_place_and_remedy() -> None:
+@pytest.mark.parametrize(("silent", "after_s"), [(None, 0.0), (0, ANSWER_S)])
+def test_waiting_ranks_are_shown_with_place_and_remedy(silent: int | None, after_s: float) -> None:
     world, run = running(4, on_error="wait")
     for rank in (0, 1, 2):
         world.ranks[rank].collective = "all_reduce"
+        world.ranks[rank].answers_probes = rank != silent
     world.ranks[3].fail(ValueError("nan"))
-    world.wait(REPORT_AFTER_S * 0.9)
+    world.wait(REPORT_AFTER_S * 0.9 + after_s)
     assert "all_reduce" not in world.text_of(run)
     world.wait(REPORT_AFTER_S * 0.2)
-    assert "rank 3 has ended; ranks 0-2 in all_reduce at line 5. The stop button" in world.text_of(
-        run
-    )
-
-
-def test_ranks_that_do_not_answer_hold_up_the_report_for_a_second_at_most() -> None:
-    world, run = running(3, on_error="wait")
-    world.ranks[0].answers_probes = False
-    world.ranks[1].collective = "barrier"
-    world.ranks[2].fail(ValueError("no"))
-    world.wait(REPORT_AFTER_S + ANSWER_S * 0.9)
-    assert "barrier" not in world.text_of(run)
-    world.wait(ANSWER_S * 0.2)
-    assert "rank 1 in barrier at line 5" in world.text_of(run)
+    ranks = "0-2" if silent is None else "1-2"
+    assert f"; ranks {ranks} in all_reduce at line 5. The stop button" in world.text_of(run)
 
 
 def test_an_interrupt_reaches_the_ranks_that_still_run() -> None:
     world, run = running(3)
-    world.ranks[1].done()
-    world.wait(0.01)
+    world.done(1)
     run.interrupt()
-    world.deliver()
     world.wait(0.01)
-    world.deliver()
     assert [run.number in world.ranks[rank].interrupted for rank in range(3)] == [True, False, True]
     for rank in (0, 2):
         world.ranks[rank].obey()
@@ -219,12 +175,9 @@ def test_death_in_a_run_is_reported_within_half_a_second_and_ends_its_part() -> 
     world.ranks[1].print("last line\n")
     world.reap(1, "killed by SIGKILL", "last line")
     world.wait(0.4)
-    assert "[1] last line\n" in world.text_of(run)
     assert world.text_of(run) == "[1] last line\nrank 1 killed by SIGKILL\n"
     assert run.waiting_ranks() == [0, 2]
-    for rank in (0, 2):
-        world.ranks[rank].done()
-    world.wait(0.01)
+    world.done(0, 2)
     with pytest.raises(RankFailure, match="rank 1 killed by SIGKILL") as caught:
         run.result(0)
     assert isinstance(caught.value.exceptions_by_rank[1], RankDied)
@@ -239,51 +192,28 @@ def test_other_ranks_are_shown_after_a_death() -> None:
     assert "rank 1 has ended; ranks 0,2 in all_gather at line 5" in world.text_of(run)
 
 
-def test_the_others_go_on_after_a_death() -> None:
-    world = World(3).start()
-    world.reap(1)
-    world.wait(0.5)
-    assert world.core.state == "ready"
-    run = world.submit((0, 2))
-    world.deliver()
-    for rank in (0, 2):
-        world.ranks[rank].done(rank)
-    world.wait(0.01)
-    assert run.result(0) == {0: 0, 2: 2}
-
-
 def test_work_that_crosses_the_news_of_a_death_ends_all_the_same() -> None:
     world = World(2).start()
     world.reap(1)
-    run = world.submit()  # the controller does not know yet
-    world.deliver()
-    world.ranks[0].done()
-    world.wait(0.5)
+    run = world.running()  # the controller does not know yet
+    world.done(0, seconds=0.5)
     with pytest.raises(RankFailure, match="rank 1 killed by SIGKILL; rank 0 finished"):
         run.result(0)
+    assert world.core.state == "ready"
 
 
 # ---- questions
 
 
-def test_activity_of_ranks_is_reported() -> None:
-    world = World(3).start()
-    world.submit((1,))
-    world.deliver()
-    request = world.ask_states((0, 1, 2))
-    world.wait(0.05)
-    states = world.answers[request]
-    assert {rank: state.run for rank, state in states.items()} == {0: -1, 1: 1, 2: -1}
-
-
-def test_ranks_without_an_answer_are_left_out() -> None:
-    world = World(3).start()
-    world.ranks[1].answers_probes = False
+def test_activity_of_ranks_that_answer_is_reported() -> None:
+    world, _ = running(3, (1,))
+    world.ranks[2].answers_probes = False
     request = world.ask_states((0, 1, 2))
     world.wait(ANSWER_S * 0.9)
     assert request not in world.answers
     world.wait(ANSWER_S * 0.2)
-    assert set(world.answers[request]) == {0, 2}
+    states = world.answers[request]
+    assert {rank: state.run for rank, state in states.items()} == {0: -1, 1: 1}
 
 
 def test_the_report_of_the_agent_has_the_dead() -> None:
@@ -292,7 +222,6 @@ def test_the_report_of_the_agent_has_the_dead() -> None:
     world.submit((1,))
     request = world.ask_host()
     world.deliver()
-    assert [(info.phase, info.ending) for info in world.answers[request].ranks] == [
-        ("dead", "exited with code 3"),
-        ("running", ""),
-    ]
+    infos = world.answers[request].ranks
+    phases = [(info.phase, info.ending) for info in infos]
+    assert phases == [("dead", "exited with code 3"), ("running", "")]

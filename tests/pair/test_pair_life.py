@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from cellmesh.errors import RankFailure
@@ -12,34 +10,24 @@ from cellmesh.wire.messages import MeshReady, StartFailed, Stopped
 from ..support.scripted import World
 
 
-def causes(world: World, kind: type) -> list[Any]:
-    return [change.cause for change in world.changes if isinstance(change.cause, kind)]
-
-
-# ---- starting
-
-
 def test_start_of_a_mesh_reports_its_progress() -> None:
     world = World(3).start()
     assert [change.state for change in world.changes][-1] == "ready"
     stages = [getattr(change.cause, "stage", "") for change in world.changes]
     assert stages == ["", "importing torch", "forking ranks", *["process group"] * 3, ""]
-    [ready] = causes(world, MeshReady)
-    assert [(info.rank, info.pid, info.phase) for info in ready.ranks] == [
-        (rank, 1000 + rank, "idle") for rank in range(3)
-    ]
+    [ready] = world.causes(MeshReady)
+    infos = [(info.rank, info.pid, info.phase) for info in ready.ranks]
+    assert infos == [(rank, 1000 + rank, "idle") for rank in range(3)]
     assert world.core.mesh.ranks == ready.ranks
 
 
 def test_a_mesh_is_not_ready_before_its_last_rank() -> None:
     world = World(2)
     world.import_torch()
-    world.ranks[1].ready()
-    world.deliver()
-    assert world.core.state == "starting"
-    world.ranks[0].ready()
-    world.deliver()
-    assert world.core.state == "ready"
+    for rank, state in ((1, "starting"), (0, "ready")):
+        world.ranks[rank].ready()
+        world.deliver()
+        assert world.core.state == state
 
 
 def test_a_rank_that_dies_while_it_starts_fails_the_start() -> None:
@@ -47,7 +35,7 @@ def test_a_rank_that_dies_while_it_starts_fails_the_start() -> None:
     world.import_torch()
     world.reap(1, "exited with code 1", "ImportError: no")
     world.deliver()
-    [failed] = causes(world, StartFailed)
+    [failed] = world.causes(StartFailed)
     assert failed.fault == "host"
     assert "rank 1 exited with code 1 while it started\nImportError: no" in failed.text
     assert world.ended == 0
@@ -61,74 +49,39 @@ def test_a_rank_that_dies_while_it_starts_fails_the_start() -> None:
 
 def test_a_restart_ends_runs_in_flight_and_begins_afresh() -> None:
     world = World(3).start()
-    run = world.submit()
-    world.deliver()
-    world.ranks[0].done()
-    world.wait(0.01)
+    run = world.running()
+    world.done(0)
     world.restart()
-    assert run.done()
     with pytest.raises(RankFailure, match=r"ranks 1-2 (was|were) restarted"):
         run.result(0)
+    world.ranks[1].done()  # crosses the restart
     world.deliver()
     world.reap_doomed()
-    assert {rank: process.pid for rank, process in world.ranks.items()} == {
-        0: 2000,
-        1: 2001,
-        2: 2002,
-    }
+    assert [process.pid for process in world.ranks.values()] == [2000, 2001, 2002]
     assert world.core.state == "restarting"
     world.get_ready()
-    assert world.core.state == "ready"
-    again = world.submit()
-    world.deliver()
-    for rank in range(3):
-        world.ranks[rank].done(rank)
-    world.wait(0.01)
+    again = world.running()
+    world.wait(1.0)
+    assert not again.done()
+    world.done()
     assert again.result(0) == {0: 0, 1: 1, 2: 2}
+    assert world.finished == {1: 1, 2: 1}
 
 
-def test_messages_of_replaced_ranks_end_no_new_run() -> None:
-    world = World(2).start()
-    world.submit()
-    world.deliver()
-    world.restart()
-    world.ranks[0].done()
-    world.deliver()
-    world.reap_doomed()
-    world.get_ready()
-    run = world.submit()
-    world.wait(1.0)
-    assert not run.done()
-    assert world.finished == {1: 1}
-
-
-def test_a_death_that_crosses_a_restart_does_not_haunt_the_new_rank() -> None:
-    world = World(1).start()
-    world.reap(0)
-    world.restart()
-    world.deliver()
-    world.get_ready()
-    assert world.core.state == "ready"
-    world.wait(1.0)
-    assert world.core.dead == {}
-    run = world.submit()
-    world.deliver()
-    world.ranks[0].done(5)
-    world.wait(0.01)
-    assert run.result(0) == {0: 5}
-
-
-def test_a_restart_brings_dead_ranks_back() -> None:
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_restart_brings_dead_ranks_back(is_known: bool) -> None:
     world = World(2).start()
     world.reap(1)
-    world.wait(0.5)
-    assert set(world.core.dead) == {1}
+    if is_known:
+        world.wait(0.5)
+    assert set(world.core.dead) == ({1} if is_known else set())
     world.restart()
-    world.deliver()
-    world.reap_doomed()
-    world.get_ready()
+    world.begin_again()
+    world.wait(1.0)
     assert world.core.dead == {}
-    assert sorted(world.ranks) == [0, 1]
+    run = world.running()
+    world.done()
+    assert run.result(0) == {0: 0, 1: 1}
 
 
 # ---- ending
@@ -136,14 +89,13 @@ def test_a_restart_brings_dead_ranks_back() -> None:
 
 def test_a_stop_lets_ranks_leave_and_ends() -> None:
     world = World(2).start()
-    run = world.submit()
-    world.deliver()
+    run = world.running()
     world.stop()
     world.deliver()
     assert all(process.was_asked_to_leave for process in world.ranks.values())
     world.reap_doomed()
     assert world.ended == 1
-    assert causes(world, Stopped) == [Stopped("stopped")]
+    assert world.causes(Stopped) == [Stopped("stopped")]
     assert world.core.state == "ended"
     with pytest.raises(RankFailure, match="ended with"):
         run.result(0)
@@ -156,25 +108,15 @@ def test_a_stop_while_a_mesh_starts_ends_it() -> None:
     world.deliver()
     world.reap_doomed()
     assert world.core.state == "ended"
-    assert causes(world, MeshReady) == []
+    assert world.causes(MeshReady) == []
 
 
-def test_the_loss_of_the_agent_ends_every_run() -> None:
+def test_the_loss_of_the_agent_ends_every_run_and_each_later_one() -> None:
     world = World(2).start()
-    runs = [world.submit(), world.submit((1,))]
-    world.deliver()
-    world.ranks[0].done()
-    world.wait(0.01)
+    runs = [world.submit(), world.running((1,))]
+    world.done(0)
     world.lose_agent()
-    for run in runs:
-        with pytest.raises(RankFailure, match="ended with"):
-            run.result(0)
     assert world.core.state == "ended"
-
-
-def test_a_run_on_an_ended_mesh_ends_at_once() -> None:
-    world = World(2).start()
-    world.lose_agent()
-    run = world.submit()
-    with pytest.raises(RankFailure, match="the mesh is ended"):
-        run.result(0)
+    for run, why in (*((run, "ended with") for run in runs), (world.submit(), "mesh is ended")):
+        with pytest.raises(RankFailure, match=why):
+            run.result(0)

@@ -13,26 +13,25 @@ NOTE = (
 )
 
 
-def die(world: World, rank: int, text: str = "last words") -> None:
-    world.reap(rank, "was killed by SIGKILL", text)
+def die(world: World, rank: int, signal: str = "SIGKILL") -> None:
+    world.reap(rank, f"was killed by {signal}", "last words")
     world.wait(1.0)
 
 
-def get_new_ready(world: World, rank: int) -> None:
-    """The agent has forked a rank; it has come up and joined the groups."""
-    assert rank in world.ranks
+def come_up(world: World, rank: int) -> None:
+    """A rank that the agent has forked joins the groups."""
     world.ranks[rank].ready()
     world.wait(1.0)
     assert not world.core.dead
 
 
-def healed(rank: int = 1) -> World:
+def healed(rank: int = 1, world: World | None = None) -> World:
     """Three ranks, of which one has replaced another since the user asked."""
-    world = World(3).start()
+    world = world or World(3).start()
     die(world, rank)
     world.heal()
     world.wait(1.0)
-    get_new_ready(world, rank)
+    come_up(world, rank)
     return world
 
 
@@ -40,7 +39,7 @@ def auto_healed() -> World:
     """As `healed`, without being asked."""
     world = World(3, auto_heal=True).start()
     die(world, 1)
-    get_new_ready(world, 1)
+    come_up(world, 1)
     return world
 
 
@@ -56,10 +55,7 @@ def end(world: World, fails: tuple[int, ...] = ()) -> None:
     """Every rank ends the first of its runs."""
     world.deliver()
     for rank, process in list(world.ranks.items()):
-        if rank in fails:
-            process.fail(NameError("model"))
-        else:
-            process.done()
+        process.fail(NameError("model")) if rank in fails else process.done()
     world.wait(2.0)
 
 
@@ -75,11 +71,10 @@ def test_a_rank_is_empty_until_users_work_has_ended_well_on_it() -> None:
     world.submit(fills=True)
     end(world)
     assert empty_ranks(world) == {}
-    die(world, 2)
-    world.heal()
-    world.wait(1.0)
-    get_new_ready(world, 2)
-    assert empty_ranks(world).keys() == {2}
+    assert empty_ranks(healed(2, world)).keys() == {2}
+    world.restart()
+    world.begin_again()
+    assert empty_ranks(world) == {}
 
 
 def test_another_controller_learns_which_ranks_are_empty() -> None:
@@ -88,25 +83,13 @@ def test_another_controller_learns_which_ranks_are_empty() -> None:
     world.attach()
     world.wait(3.0)
     assert empty_ranks(world).keys() == {1}
-    run = world.submit(fills=True)
-    world.deliver()
-    assert world.text_of(run).strip() == NOTE
-
-
-def test_no_rank_is_reported_empty_after_a_restart() -> None:
-    world = healed()
-    world.restart()
-    world.deliver()
-    world.reap_doomed()
-    world.get_ready()
-    assert empty_ranks(world) == {}
+    assert world.text_of(world.running(fills=True)).strip() == NOTE
 
 
 def test_next_cell_names_auto_healed_ranks_once() -> None:
     world = auto_healed()
     assert world.notes == []
-    run = world.submit(fills=True)
-    world.deliver()
+    run = world.running(fills=True)
     world.ranks[0].print("text")
     end(world)
     assert world.text_of(run).splitlines()[0] == NOTE
@@ -117,45 +100,45 @@ def test_next_cell_names_auto_healed_ranks_once() -> None:
 
 def test_a_cell_that_waited_for_the_new_rank_begins_with_it() -> None:
     world = World(3, auto_heal=True).start()
-    world.reap(1, "was killed by SIGKILL")
-    world.wait(0.1)
+    die(world, 1)
     run = world.submit(fills=True)
     assert world.notes == []
-    get_new_ready(world, 1)
+    come_up(world, 1)
     end(world)
     assert world.notes == [NOTE]
     assert world.text_of(run).startswith(NOTE)
 
 
-@pytest.mark.parametrize("how", ["asked", "asked later", "dead again", "in a cell"])
-def test_known_or_untrue_emptiness_is_not_noted(how: str) -> None:
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("asked", []),
+        ("asked later", []),
+        ("dead again", [NOTE.replace("SIGKILL", "SIGSEGV")]),
+        # A note of the recovery may have been shown after its cell's end, where nobody reads it.
+        ("in a cell", [NOTE]),
+    ],
+)
+def test_known_or_untrue_emptiness_is_not_noted(how: str, told: list[str]) -> None:
     if how == "in a cell":
         world = World(3, auto_heal=True).start()
-        world.submit(fills=True)
-        world.deliver()
-        world.reap(1, "was killed by SIGKILL")
-        world.wait(0.1)
-        for rank in (0, 2):
-            world.ranks[rank].done()
-        world.wait(1.0)
-        get_new_ready(world, 1)
-        assert [
-            "new and empty" in note for note in world.notes if "process groups rebuilt" in note
-        ] == [True]
+        world.running(fills=True)
+        die(world, 1)
+        world.done(0, 2, seconds=1.0)
+        come_up(world, 1)
+        [note] = [note for note in world.notes if "process groups rebuilt" in note]
+        assert "new and empty" in note
     else:
         world = healed() if how == "asked" else auto_healed()
-        if how == "asked later":
-            world.heal()
-        if how == "dead again":
-            world.reap(1, "was killed by SIGSEGV")
+    if how == "asked later":
+        world.heal()
         world.wait(1.0)
-        if how == "dead again":
-            get_new_ready(world, 1)
+    elif how == "dead again":
+        die(world, 1, "SIGSEGV")
+        come_up(world, 1)
     world.notes.clear()
     world.submit(fills=True)
     end(world)
-    # A note of the recovery may have been shown after its cell's end, where nobody reads it.
-    told = {"in a cell": [NOTE], "dead again": [NOTE.replace("SIGKILL", "SIGSEGV")]}.get(how, [])
     assert world.notes == told
 
 
@@ -175,7 +158,7 @@ def test_last_output_of_a_dead_rank_is_shown_until_its_replacement() -> None:
     assert world.core.dead[1].last_output == "last words"
     world.heal()
     world.wait(1.0)
-    get_new_ready(world, 1)
+    come_up(world, 1)
     assert words() == "last words"
     world.submit(fills=True)
     end(world)

@@ -169,6 +169,28 @@ class World(BothSides[ScriptedRank]):
         verb = PushNames(0, Pickled(b"")) if fills else PullNames(0, "x")
         return self.begin(verb, range(self.num_ranks) if ranks is None else ranks)
 
+    def running(self, ranks: Sequence[int] | None = None, fills: bool = False) -> Run[Any]:
+        """Start a run that its ranks begin."""
+        run = self.submit(ranks, fills)
+        self.deliver()
+        return run
+
+    def done(self, *ranks: int, seconds: float = 0.01) -> None:
+        """Ranks, or all, end the first of their runs, each with its number; and time passes."""
+        for rank in ranks or list(self.ranks):
+            self.ranks[rank].done(rank)
+        self.wait(seconds)
+
+    def begin_again(self) -> None:
+        """The ranks of a restart come up, once the earlier ones have ended."""
+        self.deliver()
+        self.reap_doomed()
+        self.get_ready()
+
+    def causes(self, kind: type) -> list[Any]:
+        """What the mesh's owner was told, of one kind."""
+        return [change.cause for change in self.changes if isinstance(change.cause, kind)]
+
     def look(self, ranks: Sequence[int]) -> Run[Any]:
         """Start a run that control threads answer."""
         return self.begin(Request(0, Names()), ranks, channel="control")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from cellmesh.controller.core.core import Core
+from cellmesh.controller.core.core import Core, Effect
 from cellmesh.controller.core.effects import HealReport, describe_heal
 from cellmesh.controller.core.mesh_state import FIRST_HEAL
 from cellmesh.controller.core.recovery import ABANDON_S, HEAL_S, MAX_ATTEMPTS, RESPAWN_S
@@ -18,6 +18,7 @@ from cellmesh.wire.messages import Resize
 
 from ....support.core_decisions import sent
 from ....support.core_script import Script
+from ....support.recovery_scenarios import SCENARIOS, check
 
 # The times of the scenarios.
 assert (ANSWER_S, RESPAWN_S, HEAL_S, ABANDON_S, PATIENCE_S, STOP_S) == (1, 70, 60, 5, 5, 2)
@@ -493,3 +494,20 @@ ENDS = {
 def test_the_end_of_all_ranks_ends_a_recovery(when: str, how: str) -> None:
     script = Script(3)
     script.run(f"{UNDER_WAY[when]}\nrun 1 on 0,2 -> -\n{ENDS[how]}\ndrive -> -")
+
+
+class Alone(Script):
+    """A core whose ranks and agent a scenario drives."""
+
+    def __init__(self, num_ranks: int, options: dict[str, bool]) -> None:
+        self.seen: list[Effect] = []
+        super().__init__(num_ranks, **options)
+
+    def decide(self, effects: list[Effect]) -> None:
+        self.seen += effects
+        super().decide(effects)
+
+
+@pytest.mark.parametrize("text", SCENARIOS.values(), ids=SCENARIOS)
+def test_recovery_as_both_sides_have_it(text: str) -> None:
+    check(Alone, text)
