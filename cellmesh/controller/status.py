@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..wire.ranks import describe_ranks, group_ranks
-from ..wire.status import RankInfo, RankState, StackText
+from ..wire.status import RankInfo, RankState, Stacks, StackText
 from .core.effects import State
 from .core.mesh_state import FIRST_HEAL
 from .core.sweeps import SWEEP_S
@@ -120,12 +120,12 @@ def show_stacks(session: Session, ranks: Sequence[int], all_threads: bool = Fals
     """
     dead = session.dead_ranks
     living = [rank for rank in ranks if rank not in dead]
-    answers: Mapping[int, StackText] = (
-        session.ask(lambda core, now: core.ask_stacks(living, now, all_threads)) or {}
+    answers: Mapping[int, StackText] | None = session.ask(
+        lambda core, now: core.ask(living, lambda number: Stacks(number, all_threads), now)
     )
     shown = dict.fromkeys(ranks, "  did not answer: it is stopped, or too busy to")
     shown |= dict.fromkeys(dead.intersection(ranks), "  dead")
-    shown |= {rank: answer.text.rstrip("\n") for rank, answer in answers.items()}
+    shown |= {rank: answer.text.rstrip("\n") for rank, answer in (answers or {}).items()}
     return "\n\n".join(
         f"{describe_ranks(group)}:\n{text}" for text, group in group_ranks(shown).items()
     )
