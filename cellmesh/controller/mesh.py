@@ -87,7 +87,7 @@ class Mesh(Ranks):
     @property
     def ready_ranks(self) -> Sequence[RankInfo]:
         """The ranks' processes and devices, as they were when the mesh became ready."""
-        return self.rank_set.session.core.ranks
+        return self.rank_set.session.core.mesh.ranks
 
     def log_path(self, rank: int) -> Path:
         """Return the path of the log with everything that a rank has printed; it is removed when
