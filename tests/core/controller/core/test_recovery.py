@@ -4,21 +4,26 @@ can go wrong in each phase of that.
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from cellmesh.controller.core.core import Core, Effect
+from cellmesh.controller.core.core import Core, Effect, Note
 from cellmesh.controller.core.effects import HealReport, describe_heal
 from cellmesh.controller.core.mesh_state import FIRST_HEAL
 from cellmesh.controller.core.recovery import ABANDON_S, HEAL_S, MAX_ATTEMPTS, RESPAWN_S
 from cellmesh.controller.core.recovery_state import PATIENCE_S
 from cellmesh.controller.core.requests import ANSWER_S
 from cellmesh.controller.core.runs import STOP_S
+from cellmesh.wire.codec import Parcel
 from cellmesh.wire.groups import Heal
 from cellmesh.wire.messages import Resize
+from cellmesh.wire.status import Probe, RankState
+from cellmesh.wire.stopping import StepCount, Steps
 
-from ....support.core_decisions import sent
+from ....support.core_decisions import of, sent
 from ....support.core_script import Script
 from ....support.recovery_scenarios import SCENARIOS, check
+from ....support.runs import relay
 
 # The times of the scenarios.
 assert (ANSWER_S, RESPAWN_S, HEAL_S, ABANDON_S, PATIENCE_S, STOP_S) == (1, 70, 60, 5, 5, 2)
@@ -439,6 +444,25 @@ def test_what_a_heal_tells_ranks_and_the_user() -> None:
     script.run("@0.5 0-2 done heal gradients are dropped -> ...dropped; report new 1, healed, ...")
     report = HealReport((1,), True, notes=("gradients are dropped",))
     assert describe_heal(report).endswith("; gradients are dropped")
+
+
+def test_a_cell_begins_with_news_of_new_ranks_once() -> None:
+    script = Script.play("2 ranks auto_heal=True\n1 dies; drive")
+    for run, told in ((1, 1), (2, 0)):
+        order, frames = relay(run)
+        filling = Parcel(msgspec.structs.replace(order, fills=True), frames)
+        effects = script.core.submit(filling, 0.0)
+        assert len(of(Note, effects)) == told
+        script.run(f"0-1 done {run}")
+
+
+def test_steps_of_an_earlier_run_are_not_compared() -> None:
+    script = Script.play("2 ranks\nrun 1 on 0-1; 0 fail 1; 1 done 1 -> finish 1; probe 0-1")
+    request = script.asked[Probe][1].request
+    for rank, (run, number) in enumerate(((1, 3), (0, 5))):
+        made = Steps(run, (StepCount("Adam 1", number),))
+        script.hear((rank,), RankState(request, -1, 0, 0, "", "", "cpu", 0, steps=made))
+    assert of(Note, script.effects) == []
 
 
 def test_two_heals_have_generations_of_their_own() -> None:

@@ -66,12 +66,54 @@ def test_the_table_names_each_phase_and_event() -> None:
     assert set(STANDING.values()) <= phases
 
 
-def test_ranks_at_the_same_operation_end_there() -> None:
-    ranks = stopping_of(3)
-    assert ranks.report((0, 1), at_gate(all_reduces(4)), 0.01) == {}
-    assert ranks.decide(0.01) is None
-    assert ranks.report((2,), at_gate(all_reduces(4)), 0.02) == {}
-    assert ranks.decide(0.02) == Verdict(True)
+def stepped(number: int, name: str = WORLD) -> StopState:
+    return msgspec.structs.replace(at_gate(all_reduces(9, name=name)), steps=steps(number))
+
+
+QUIET_STEPS: dict[str, Any] = {"quiet_s": 3.0, "has_begun": True}
+# What each rank reports in turn, and what is decided at which time.
+DECISIONS: dict[str, tuple[list[StopState], list[tuple[float, Verdict | None]]]] = {
+    "at the same operation": (
+        [at_gate(all_reduces(4)), at_gate(all_reduces(4))],
+        [(0.0, Verdict(True))],
+    ),
+    "steps that differ by many": ([stepped(4), stepped(9)], [(0.0, Verdict(True))]),
+    "Python, after a while": (
+        [at_gate(all_reduces(4)), in_python(all_reduces(4))],
+        [(QUIET_S - 0.01, None), (QUIET_S, Verdict(True, (1,)))],
+    ),
+    "no operations, of which nothing is said": (
+        [in_python(quiet_s=QUIET_MAX_S), in_python(quiet_s=QUIET_MAX_S)],
+        [(0.0, Verdict(True))],
+    ),
+    "an operation that Python owes": (
+        [waiting(all_reduces(5)), in_python(all_reduces(4))],
+        [(LIMIT_S - 0.01, None), (LIMIT_S, Verdict(False, (0, 1)))],
+    ),
+    "Python behind one that waits": (
+        [waiting(all_reduces(5)), in_python(all_reduces(5), quiet_s=QUIET_MAX_S)],
+        [(LIMIT_S - 0.01, None), (LIMIT_S, Verdict(False, (0, 1)))],
+    ),
+    "inside an optimizer's step": (
+        [at_gate(all_reduces(4)), in_python(all_reduces(4), in_step=True)],
+        [(LIMIT_S, None), (LIMIT_S + LOOK_S, None), (IN_STEP_LIMIT_S, Verdict(False, (1,)))],
+    ),
+    "Python with different steps": (
+        [in_python(all_reduces(4), steps=steps(n), **QUIET_STEPS) for n in (1, 2)],
+        [(STEPS_LIMIT_S - 0.01, None), (STEPS_LIMIT_S, Verdict(True, (0, 1)))],
+    ),
+}
+
+
+@pytest.mark.parametrize(("reports", "decided"), DECISIONS.values(), ids=DECISIONS)
+def test_where_ranks_end(
+    reports: list[StopState], decided: list[tuple[float, Verdict | None]]
+) -> None:
+    ranks = stopping_of(len(reports))
+    assert ranks.decide(0.0) is None
+    for rank, state in enumerate(reports):
+        assert ranks.report((rank,), state, 0.0) == {}
+    assert [(now, ranks.decide(now)) for now, _ in decided] == decided
 
 
 def test_a_rank_that_owes_an_operation_goes_on() -> None:
@@ -109,18 +151,12 @@ def test_a_rank_with_one_step_less_goes_on_though_it_owes_no_operation() -> None
     assert ranks.decide(0.1) == Verdict(True)
 
 
-def test_ranks_that_differ_by_many_steps_owe_none() -> None:
-    ranks = stopping_of(2)
-    ranks.report((0,), msgspec.structs.replace(at_gate(), steps=steps(4)), 0.0)
-    assert ranks.report((1,), msgspec.structs.replace(at_gate(), steps=steps(9)), 0.0) == {}
-    assert ranks.decide(0.0) == Verdict(True)
-
-
 def test_a_message_that_was_sent_is_received_and_the_other_way_round() -> None:
     ranks = stopping_of(2)
     ranks.report((0,), at_gate(GroupCount(WORLD, (), 0, ((1, 3),), ((1, 2),))), 0.0)
     found = ranks.report((1,), at_gate(GroupCount(WORLD, (), 0, ((0, 1),), ((0, 2),))), 0.0)
     assert found == {1: Owed((GroupCount(WORLD, (), 0, ((0, 2),), ((0, 3),)),))}
+    assert ranks.report((1,), at_gate(GroupCount(WORLD, (), 0, ((0, 2),), ((0, 3),))), 0.1) == {}
 
 
 @pytest.mark.parametrize(
@@ -137,20 +173,6 @@ def test_owing_is_seen_on_the_rank_as_in_the_core(own: Any, is_owing: bool) -> N
     assert owes(own, (GroupCount(WORLD, (), 3, ((1, 2),), ((1, 1),)),)) == is_owing
 
 
-def test_ranks_that_run_python_end_where_they_are_after_a_while() -> None:
-    ranks = stopping_of(2)
-    ranks.report((0,), at_gate(all_reduces(4)), 0.0)
-    ranks.report((1,), in_python(all_reduces(4)), 0.0)
-    assert ranks.decide(QUIET_S - 0.01) is None
-    assert ranks.decide(QUIET_S) == Verdict(True, (1,))
-
-
-def test_a_run_without_operations_ends_at_once_and_nothing_is_said_of_it() -> None:
-    ranks = stopping_of(2)
-    ranks.report((0, 1), in_python(quiet_s=QUIET_MAX_S), 0.0)
-    assert ranks.decide(0.0) == Verdict(True)
-
-
 def test_a_rank_may_be_on_its_way_to_the_first_operation_of_a_run_that_has_just_begun() -> None:
     ranks = Stopping(2, 1.0)
     ranks.add(1, range(2), began_at=0.9)
@@ -159,33 +181,6 @@ def test_a_rank_may_be_on_its_way_to_the_first_operation_of_a_run_that_has_just_
     assert ranks.decide(1.01) is None
     assert ranks.decide(0.89 + QUIET_S) is None
     assert ranks.decide(0.91 + QUIET_S) == Verdict(True, (1,))
-
-
-def test_a_rank_that_owes_an_operation_is_not_left_in_python() -> None:
-    ranks = stopping_of(2)
-    ranks.report((0,), waiting(all_reduces(5)), 0.0)
-    ranks.report((1,), in_python(all_reduces(4)), 0.0)
-    assert ranks.decide(LIMIT_S - 0.01) is None
-    assert ranks.decide(LIMIT_S) == Verdict(False, (0, 1))
-
-
-def test_a_rank_inside_an_optimizers_step_gets_more_time() -> None:
-    ranks = stopping_of(2)
-    ranks.report((0,), at_gate(all_reduces(4)), 0.0)
-    ranks.report((1,), in_python(all_reduces(4), in_step=True), 0.0)
-    assert ranks.decide(LIMIT_S) is None
-    assert ranks.limit_at == LIMIT_S + LOOK_S
-    assert ranks.decide(IN_STEP_LIMIT_S) == Verdict(False, (1,))
-
-
-def test_ranks_with_different_steps_get_more_time() -> None:
-    ranks = stopping_of(2)
-    for rank in (0, 1):
-        own = steps(rank + 1)
-        state = in_python(all_reduces(4), quiet_s=3.0, steps=own, has_begun=True)
-        ranks.report((rank,), state, 0.0)
-    assert ranks.decide(STEPS_LIMIT_S - 0.01) is None
-    assert ranks.decide(STEPS_LIMIT_S) == Verdict(True, (0, 1))
 
 
 def test_ranks_that_have_ended_are_not_waited_for_and_what_they_began_is_owed() -> None:
@@ -343,9 +338,10 @@ def test_ranks_that_do_not_get_there_are_interrupted_as_they_are_and_named() -> 
     assert note.text.startswith("ranks 0-1 did not get to the same operation within 1 s")
 
 
-def test_a_rank_that_fails_ends_the_alignment() -> None:
+def test_a_rank_that_fails_ends_the_alignment_and_nothing_is_said_of_it() -> None:
     effects = hear(stopped_core(), (1,), failed(1), 5.1)
     assert told(effects) == [((0,), Interrupt(1))]
+    assert of(Note, effects) == []
 
 
 def test_a_second_press_ends_the_alignment() -> None:

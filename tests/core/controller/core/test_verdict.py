@@ -206,6 +206,16 @@ def test_a_receive_from_any_rank_is_stuck_if_all_others_are() -> None:
     assert verdict({0: anyone, 1: sent, 2: reduces}) is None
 
 
+def test_a_root_goes_on_once_one_has_begun() -> None:
+    root = state(
+        group("0", 1, recent=(begun("broadcast", 1, root=0),)), waits=waits("broadcast", 1)
+    )
+    elsewhere = state(group("0", 0), group("tp", 1, (1, 2)), waits=waits("all_reduce", 1, "tp"))
+    late = state(group("0", 0), group("tp", 0, (1, 2)), in_="new_group")
+    assert verdict({0: root, 1: root, 2: late}) is None
+    assert verdict({0: root, 1: elsewhere, 2: late}) is not None
+
+
 @pytest.mark.parametrize(("has_begun", "is_stuck"), [({0, 2}, False), ({2}, True)])
 def test_a_broadcast_needs_its_root(has_begun: set[int], is_stuck: bool) -> None:
     world, op = group("0", 0), begun("broadcast", 1, root=0)
