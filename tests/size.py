@@ -53,7 +53,7 @@ FEATURES = (
     ),
     Feature(
         "messages between processes",
-        1250,
+        1210,
         "wire/",
     ),
     Feature(
@@ -75,7 +75,7 @@ FEATURES = (
     ),
     Feature(
         "decisions (core)",
-        2560,
+        2230,
         "controller/core/",
     ),
     Feature(

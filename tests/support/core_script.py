@@ -12,6 +12,8 @@ from ast import literal_eval
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import msgspec
+
 from cellmesh.controller.core.core import (
     Answer,
     Change,
@@ -287,7 +289,10 @@ class Script:
     def respawn(self, ranks: str, why_not: str) -> None:
         found = self.ranks_of(ranks)
         self.asked.pop(Respawn, None)
-        new = tuple(info for info in infos(10) if info.rank in found)
+        new = tuple(
+            msgspec.structs.replace(infos(10)[rank], predecessor_ending="was killed")
+            for rank in found
+        )
         self.receive(RespawnFailed(found, why_not.strip()) if why_not else Respawned(new))
 
     def heal(self) -> None:
