@@ -150,7 +150,10 @@ class Session:
     def describe_transitions(self) -> list[str]:
         """Return lines that say where the agent runs, and the last changes of runs and heals."""
         agent = f"{self._launcher.describe()}, {'alive' if self._launcher.poll() else 'ended'}"
-        return [f"agent: {agent}", *describe_transitions(self.core.mesh.transitions, time.monotonic())]
+        return [
+            f"agent: {agent}",
+            *describe_transitions(self.core.mesh.transitions, time.monotonic()),
+        ]
 
     def describe_ways(self) -> list[str]:
         """Return a line for each host whose agent is not reached straight."""

@@ -13,6 +13,7 @@ from cellmesh.controller.core.core import Core
 from cellmesh.controller.session.link import Link
 from cellmesh.controller.session.runs import Runs
 from cellmesh.errors import MeshUsageError, NoMeshError
+from cellmesh.wire.status import ReadHost
 
 WAIT_S = 10.0
 
@@ -116,7 +117,7 @@ def test_only_the_loops_thread_may_not_wait_for_it_and_only_until_it_ends(link: 
     assert not refused(link)
     with pytest.raises(NoMeshError, match="the mesh has ended"):
         link.post(lambda core, now: ())
-    assert link.ask(lambda core, now: core.ask_host()).result(WAIT_S) is None
+    assert link.ask(lambda core, now: core.ask_agent(ReadHost)).result(WAIT_S) is None
 
 
 def test_the_end_of_the_agents_process_ends_the_loop_and_open_questions(owner: Owner) -> None:
@@ -124,7 +125,7 @@ def test_the_end_of_the_agents_process_ends_the_loop_and_open_questions(owner: O
     link = Link(owner, Core(1), reads)
     runs: Any = Runs(owner, link, 1)  # type: ignore[arg-type]
     link.start(runs)
-    reply = link.ask(lambda core, now: core.ask_host())
+    reply = link.ask(lambda core, now: core.ask_agent(ReadHost))
     os.close(writes)
     assert reply.result(WAIT_S) is None
     assert owner.is_closed.wait(WAIT_S)
