@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from .controller.run import Run as Run
     from .controller.session.attach import attach as attach
     from .controller.session.start import start as start
-    from .controller.values.transfer import from_file as from_file
     from .errors import CellmeshError as CellmeshError
     from .errors import RankDied as RankDied
     from .errors import RankFailure as RankFailure
@@ -40,7 +39,6 @@ _HOMES = {
     "RankFailure": ".errors",
     "Released": ".errors",
     "on_heal": ".resets",
-    "from_file": ".controller.values.transfer",
 }
 
 __all__ = [*_HOMES, "log", "__version__", "load_ipython_extension", "unload_ipython_extension"]

@@ -58,15 +58,14 @@ FEATURES = (
     ),
     Feature(
         "pickling and large values",
-        1680,
-        "wire/payload.py wire/tensors.py wire/classes.py wire/segments.py wire/bulk.py "
-        "wire/values.py wire/files.py controller/values/ "
-        "workers/parts.py workers/rank/value_transfer.py",
+        1394,
+        "wire/payload.py wire/segments.py wire/bulk.py wire/values.py controller/values/ "
+        "workers/rank/value_transfer.py",
     ),
     Feature(
         "edited modules",
-        255,
-        "wire/modules.py workers/rank/given_names.py",
+        199,
+        "wire/modules.py",
     ),
     Feature(
         "mesh, ranks and runs",
@@ -124,8 +123,8 @@ FEATURES = (
     ),
     Feature(
         "resize",
-        186,
-        "controller/resizing.py workers/rank/resizing.py",
+        146,
+        "controller/resizing.py",
     ),
     Feature(
         "code sync",
@@ -144,8 +143,8 @@ FEATURES = (
     ),
     Feature(
         "bars",
-        513,
-        "controller/output/bars.py controller/output/bar_drawing.py workers/progress.py",
+        490,
+        "controller/output/bars.py workers/progress.py",
     ),
     Feature(
         "inspector",
@@ -192,7 +191,7 @@ FEATURES = (
     ),
     Feature(
         "completion",
-        385,
+        333,
         "workers/complete.py magics/completion/",
     ),
     Feature(
@@ -207,7 +206,7 @@ FEATURES = (
     ),
     Feature(
         "ranks' processes",
-        2221,
+        2115,
         "workers/",
     ),
     Feature(

@@ -37,7 +37,6 @@ class Mesh(Ranks):
 
     def __init__(self, session: Session) -> None:
         super().__init__(RankSet(session, range(session.num_ranks)))
-        self._reloads = False
 
     @property
     def name(self) -> str:
@@ -237,8 +236,6 @@ class Mesh(Ranks):
         if report.failure:
             busy = "must be idle" in report.failure
             raise MeshUsageError(report.failure) if busy else HostError(report.failure)
-        if self._reloads and report.respawned:
-            self[report.respawned].pull(f"{_MODULES}.reload_before_cells(True)")
         empty, dead = self._empty_ranks(), self.rank_set.session.dead_ranks
         targets = sorted(empty - {source} - dead)
         if source is None or not targets:
@@ -289,10 +286,7 @@ class Mesh(Ranks):
             NoMeshError: the mesh has ended.
             HostError: the new ranks did not come up; the mesh has ended.
         """
-        taken = self.rank_set.session.restart(timeout_s, on_progress)
-        if self._reloads:
-            self.reloads = True
-        return taken
+        return self.rank_set.session.restart(timeout_s, on_progress)
 
     def reload(self) -> tuple[str, ...]:
         """Reload the user's modules on all ranks whose files have changed since a rank loaded them;
@@ -308,20 +302,8 @@ class Mesh(Ranks):
         """
         if (code := self.rank_set.session.code) is not None:
             code.bring()
-        names = self.pull(f"{_MODULES}.reload_changed()")
+        names = self.pull(f"{_MODULES}.loaded.reload_changed()")
         return tuple(sorted({name for each in names.list for name in each}))
-
-    @property
-    def reloads(self) -> bool:
-        """Whether ranks do so before each cell."""
-        return self._reloads
-
-    @reloads.setter
-    def reloads(self, is_on: bool) -> None:
-        if not isinstance(is_on, bool):
-            raise MeshUsageError(f"reloads must be true or false, not {is_on!r}")
-        self.pull(f"{_MODULES}.reload_before_cells({is_on!r})")
-        self._reloads = is_on
 
     def detach(self) -> None:
         """Leave the mesh; it lives until its lease ends, and `attach` finds it again. Blocks.

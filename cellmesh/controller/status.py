@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -15,9 +15,6 @@ from .core.verdict import find_verdict
 from .session.session import Session
 
 Activity = Literal["idle", "runs", "waits", "asks", "heals", "new", "starts", "silent", "dead"]
-
-# How often an idle rank is asked again whether it is, in seconds.
-_ASK_IDLE_S = 5
 
 
 @dataclass(frozen=True)
@@ -39,12 +36,8 @@ class Snapshot:
     states: Mapping[int, RankState] = field(default_factory=dict)
 
 
-def take_snapshot(session: Session, before: Snapshot | None = None) -> Snapshot | None:
+def take_snapshot(session: Session) -> Snapshot | None:
     """Ask the agent and all ranks for their states. Blocks, at most a second for silent ranks.
-
-    Args:
-        session: the mesh.
-        before: the snapshot before; idle ranks of it are not asked each time.
 
     Returns:
         The snapshot; None if the mesh has ended.
@@ -55,39 +48,10 @@ def take_snapshot(session: Session, before: Snapshot | None = None) -> Snapshot 
     host = session.ask_host()
     if host is None:
         return None
-    known = keep_states(before, host.ranks, host.at_s)
-    states: dict[int, RankState] = {}
-    if session.state == "ready":  # ranks that start cannot answer yet
-        asked = [info.rank for info in host.ranks if info.rank not in known]
-        states = {**known, **(session.states(asked) if asked else {})}
+    # Ranks that start cannot answer yet.
+    ranks = [info.rank for info in host.ranks]
+    states = session.states(ranks) if session.state == "ready" else {}
     return Snapshot(host.at_s, session.state, dict(session.dims), host.ranks, states)
-
-
-def keep_states(
-    before: Snapshot | None, infos: Iterable[RankInfo], at_s: float
-) -> dict[int, RankState]:
-    """Return the states of idle ranks from the previous snapshot, as these cannot have changed.
-
-    Args:
-        before: that snapshot.
-        infos: the ranks, as the agent knows them now.
-        at_s: the time of these.
-    """
-    if before is None:
-        return {}
-    pids = {info.rank: info.pid for info in before.infos}
-    turn = int(at_s) % _ASK_IDLE_S  # all are asked now and then, some of them at a time
-    return {
-        info.rank: state
-        for info in infos
-        if info.phase == "idle"
-        and info.rank % _ASK_IDLE_S != turn
-        and info.pid == pids.get(info.rank)
-        and (state := before.states.get(info.rank)) is not None
-        and state.run < 0
-        and not state.is_broken
-        and not state.device.startswith("cuda")  # others may use its GPU
-    }
 
 
 def find_trouble(snapshot: Snapshot) -> str:

@@ -175,7 +175,6 @@ class Commands:
         ranks.push(
             {name: namespace[name] for name in options["names"]},
             shard=options["shard"],
-            placements=options["placements"],
         )
 
     def dist_pull(self, options: Given) -> Any:
@@ -212,12 +211,8 @@ class Commands:
         print(f"seeded {', '.join(seeded)} with {seed}{' + rank' if per_rank else ''}")
 
     def dist_reload(self, options: Given) -> None:
-        mesh, switch = self._need_mesh(), options["switch"]
-        if switch is not None:
-            mesh.reloads = switch == "on"
-        if switch != "off":
-            names = mesh.reload()
-            print(f"reloaded {', '.join(names)}" if names else "no module has changed")
+        names = self._need_mesh().reload()
+        print(f"reloaded {', '.join(names)}" if names else "no module has changed")
 
     def dist_export(self, options: Given) -> None:
         path = Path(options["path"]).expanduser()

@@ -14,7 +14,7 @@ import click
 from ..errors import MeshUsageError
 from ..wire.options import Flag, StartOptions, Switch
 from .completion import meanings
-from .completion.meanings import Rank, Text
+from .completion.meanings import Text
 
 
 def _start_option(name: str, kind: Any, flag: Flag) -> click.Option:
@@ -89,7 +89,6 @@ dist_push: Copy values of the notebook to the ranks, under the same names.
     %dist_push batch lr
     names NAME...
     --shard DIM: Give each rank a part, along this dim.
-    --placements LIST: Make DTensors: "Shard(0), Replicate()", one for each dim of the mesh.
     --ranks SET: Ranks, like 0,2-3.
 
 dist_pull: Bring a value from the ranks into the notebook.
@@ -194,10 +193,9 @@ more.
     --per-rank: Seed each rank with the seed plus its rank.
 
 dist_reload: Reload modules of yours on the ranks whose files have changed; objects go on with the
-new code. As IPython's %autoreload does. With on, ranks do so before each cell; on many hosts, these
+new code. As IPython's %autoreload does, which a cell of the ranks can turn on. On many hosts, these
 have the notebook's files.
-    %dist_reload on
-    switch [on|off]
+    %dist_reload
 
 dist_export: Write what ran on the ranks, in its order, as a script for torchrun.
     %dist_export train.py
@@ -237,9 +235,6 @@ dist_stop: End the mesh and everything in it; with a name, a mesh that no proces
 """
 
 _KINDS: dict[str, Any] = {
-    "SET": Text(meanings.rank_set),
-    "COORD": Text(meanings.coordinate),
-    "DIMS": Text(meanings.dims),
     "EXPRESSION": Text(meanings.expression),
     "PATTERN": Text(meanings.names),
     "NAME": Text(meanings.notebooks_names),
@@ -247,7 +242,7 @@ _KINDS: dict[str, Any] = {
     "PATH": Text(meanings.names_and_file),
     "FILE": Text(meanings.file),
     "MESH": Text(meanings.meshes),
-    "RANK": Rank(),
+    "RANK": int,
     "COUNT": click.IntRange(1),
     "SEED": click.IntRange(0),
     "NUMBER": int,

@@ -168,5 +168,5 @@ def check_fits(num_bytes: int) -> None:
         raise UnpicklableError(
             f"a value of {describe_bytes(num_bytes)} does not fit: {describe_bytes(free)} of "
             "memory are free, and it is copied to be sent. Nothing has been sent: send it in "
-            "parts, or have each rank read its own (`cellmesh.from_file`)"
+            "parts, or have each rank read its own from a file"
         )

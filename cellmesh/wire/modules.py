@@ -17,7 +17,6 @@ import importlib
 import os
 import sys
 import sysconfig
-import traceback
 import types
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec, SourceFileLoader
@@ -65,7 +64,6 @@ class LoadedModules:
         self._table = b""
         self._differing: dict[bytes, frozenset[str]] = {}  # by table, modules that are refused
         self._old_objects: dict[Any, Any] = {}  # weak references, of `superreload`
-        self._failed: dict[str, Stamp] = {}  # by file, of a text that could not be loaded
 
     def record(self) -> None:
         """Hook into imports, to record which version of its file each module is loaded from."""
@@ -233,31 +231,29 @@ class LoadedModules:
                 differing.append(name)
         return frozenset(differing)
 
-    def reload_changed(self, again: bool = True) -> tuple[list[str], dict[str, Exception]]:
+    def reload_changed(self) -> list[str]:
         """Reload the user's modules whose files have changed since they were loaded, as
-        ``%autoreload`` does: functions, classes and instances are updated in place.
+        ``%autoreload`` does: functions, classes and instances are updated in place. Return the
+        names of the modules.
 
-        Args:
-            again: try those, too, that could not be reloaded before and are as they were then.
-
-        Returns:
-            The names of those that were reloaded, and what the others raised, by name.
+        Raises:
+            Exception: what the first module raised that could not be reloaded; others were.
         """
-        reloaded, failures = [], {}
+        reloaded, failures = [], list[Exception]()
         for name, module in list(sys.modules.items()):
             file = _users_file(_spec(module))
             stamp, now = self._stamps.get(file), _stamp(file) if file else None
             if name == "__main__" or stamp is None or now is None or now == stamp:
                 continue
-            if now == self._failed.get(file) and not again:
-                continue
             try:
                 self._reload(name, file)
                 reloaded.append(name)
             except Exception as error:
-                self._failed[file] = now
-                failures[name] = error
-        return reloaded, failures
+                error.add_note(f"{name} could not be reloaded, and is as it was")
+                failures.append(error)
+        if failures:
+            raise failures[0]
+        return reloaded
 
     def _reload(self, name: str, file: str) -> None:
         from IPython.extensions.autoreload import superreload  # rarely used
@@ -271,37 +267,6 @@ class LoadedModules:
 
 
 loaded = LoadedModules()
-
-
-def reload_changed() -> list[str]:
-    """Reload a rank's modules whose files have changed; returns their names.
-
-    Raises:
-        Exception: what the first module raised that could not be reloaded; others were.
-    """
-    reloaded, failures = loaded.reload_changed()
-    for name, error in failures.items():
-        error.add_note(f"{name} could not be reloaded, and is as it was")
-        raise error
-    return reloaded
-
-
-def reload_before_cells(is_on: bool) -> None:
-    """Have a rank reload modules whose files have changed before each cell, or no more."""
-    from IPython import get_ipython
-
-    events = get_ipython().events
-    is_there = _before_cell in events.callbacks["pre_run_cell"]
-    if is_on and not is_there:
-        events.register("pre_run_cell", _before_cell)
-    elif is_there and not is_on:
-        events.unregister("pre_run_cell", _before_cell)
-
-
-def _before_cell(*_: Any) -> None:
-    for name, error in loaded.reload_changed(again=False)[1].items():
-        text = "".join(traceback.format_exception_only(error)).strip()
-        print(f"{name} could not be reloaded, and is as it was: {text}", file=sys.stderr)
 
 
 def find(name: str, names: str, table: bytes) -> Any:

@@ -3,10 +3,19 @@
 Pickle is chosen as users push functions, classes and closures of their notebook. It runs code on
 loading, so `loads` is called only on data from an authenticated peer in a message that
 decoded.
+
+Tensors and arrays have their memory out of band, without a copy. Classes of the notebook and of
+ranks' cells travel by value. cloudpickle gives such a class a random number where it is first
+pickled, so that the same cell on two ranks makes two classes: equal dataclasses of two ranks would
+differ in the notebook. Here the number follows from the class's definition. A class that is defined
+again with other contents is another class.
 """
 
 from __future__ import annotations
 
+import ctypes
+import enum
+import hashlib
 import io
 import linecache
 import pickle
@@ -15,12 +24,11 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn, Protocol
 
-import cloudpickle
+from cloudpickle import cloudpickle
 
-from ..errors import HostError, UnpicklableError
-from . import classes
+from ..errors import HostError, MeshUsageError, UnpicklableError
+from . import limits, segments
 from .codec import Frame
-from .limits import CHECKED_BYTES
 from .messages import Pickled
 
 # Longer sources stay where they are.
@@ -116,7 +124,7 @@ OUT_OF_BAND_BYTES = 64 * 1024
 # Of what is in the stream: there, and where ranks map it.
 _NUM_COPIES = 2
 _MAX_DEPTH = 6
-# Whose objects reduce as `tensors.reduce` says.
+# Whose objects reduce as `_reduce_array` says.
 _ARRAY_MODULES = frozenset(("numpy", "torch", "torch.storage", "torch._subclasses.fake_tensor"))
 _TORCH_REBUILDS = "torch._utils"  # whose functions do so, too
 
@@ -151,14 +159,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if kind.__module__ in _ARRAY_MODULES or (
             kind is types.FunctionType and obj.__module__ == _TORCH_REBUILDS
         ):
-            from . import tensors  # a process that has none does without
-
-            reduced = tensors.reduce(obj)
+            reduced = _reduce_array(obj)
             if reduced is not NotImplemented:
                 return reduced
         if issubclass(kind, type) and obj.__module__ != "builtins":
-            classes.identify(obj)
-            return classes.reduce(obj, super().reducer_override(obj))
+            identify(obj)
+            return _reduce_class(obj, super().reducer_override(obj))
         return super().reducer_override(obj)
 
 
@@ -177,9 +183,7 @@ class _CheckedStream(io.BytesIO):
 
     def write(self, data: Any) -> int:
         num_bytes = memoryview(data).nbytes
-        if num_bytes >= CHECKED_BYTES:
-            from . import limits  # most processes never ask
-
+        if num_bytes >= limits.CHECKED_BYTES:
             limits.check_fits(_NUM_COPIES * num_bytes)
         return super().write(data)
 
@@ -268,8 +272,6 @@ def loads(payload: Pickled, buffers: Sequence[Frame], holder: BufferHolder | Non
         HostError: the pickle is in a segment, which cannot be opened or mapped.
     """
     if payload.is_mapped:
-        from . import segments  # small values do without
-
         frame = segments.open_segment(buffers[0])
         mapped = segments.map_private(
             frame, None if holder is None else holder.hold(frame.ref.loan)
@@ -335,3 +337,351 @@ def _closure(function: types.FunctionType) -> Iterable[tuple[str, Any]]:
     for name in function.__code__.co_names:
         if name in function.__globals__:
             yield f" -> global {name}", function.__globals__[name]
+
+
+# ---------------------------------------------------------------- tensors and arrays
+
+# From here on a strided array is worth a contiguous copy, and memory is used where it arrives.
+LARGE_BYTES = 64 * 1024
+
+
+def _reduce_array(value: Any) -> Any:
+    """Return how pickle is to reduce a tensor, storage or array (see
+    `pickle.Pickler.reducer_override`).
+
+    Args:
+        value: an object of a class that ``torch`` or ``numpy`` defines, or a function of
+            ``torch._utils``, by which torch rebuilds tensors.
+
+    Returns:
+        ``NotImplemented`` where its class knows best.
+    """
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    kind = type(value)
+    if numpy is not None and kind is numpy.ndarray:
+        flags = value.flags
+        if flags.forc or value.dtype.hasobject or value.nbytes < LARGE_BYTES:
+            return NotImplemented
+        _check_fits(value.nbytes)
+        return numpy.ascontiguousarray(value).__reduce_ex__(5)
+    if torch is None:
+        return NotImplemented
+    if kind is types.FunctionType:
+        is_of_new_dtypes = value is getattr(torch._utils, "_rebuild_tensor_v3", None)
+        return (find_rebuild, ()) if is_of_new_dtypes else NotImplemented
+    if kind is torch.storage.TypedStorage:
+        return _reduce_storage(value._untyped_storage, value.dtype)
+    if kind is torch.UntypedStorage:
+        return _reduce_storage(value, None)
+    if kind is torch.Tensor and value.layout is torch._mkldnn:
+        raise UnpicklableError("a tensor in the layout of mkldnn: send `x.to_dense()`")
+    if kind.__name__ == "FakeTensor":
+        raise UnpicklableError(
+            "a FakeTensor, which has no values: send a tensor on `meta` (`torch.empty_like(x, "
+            'device="meta")`)'
+        )
+    if kind is torch.Tensor and _is_part(value, torch):
+        _check_fits(value.nbytes)
+        copy = value.detach().clone().requires_grad_(value.requires_grad)
+        return copy.__reduce_ex__(5)
+    return NotImplemented
+
+
+def find_rebuild() -> Any:
+    """Return the function that rebuilds tensors of torch's newer dtypes (float8, uint16, ...).
+
+    torch reduces these with an untyped storage, and rebuilds them on a typed one: `torch.load` has
+    changed it by then.
+    """
+    return _rebuild_tensor
+
+
+def _rebuild_tensor(storage: Any, *args: Any) -> Any:
+    import torch
+
+    return torch._utils._rebuild_tensor_v3(_typed(storage, torch.uint8), *args)  # type: ignore[no-untyped-call]
+
+
+def make_storage(num_bytes: int, dtype: Any, device: str) -> Any:
+    """Make a torch storage that has no contents to send: an empty one, or one on ``meta``.
+
+    Args:
+        num_bytes: its size.
+        dtype: as of `rebuild_storage`.
+        device: torch's name of it.
+    """
+    import torch
+
+    storage = torch.UntypedStorage(num_bytes, device=device)  # type: ignore[no-untyped-call]
+    return storage if dtype is None else _typed(storage, dtype)
+
+
+def rebuild_storage(buffer: Any, dtype: Any) -> Any:
+    """Rebuild a torch storage on the memory in which it was received.
+
+    Args:
+        buffer: writable memory.
+        dtype: of a typed storage; None for an untyped one.
+    """
+    import torch
+
+    storage = torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+    if storage.nbytes() < LARGE_BYTES:
+        storage = storage.clone()  # type: ignore[no-untyped-call]  # memory of torch's own, which it can resize
+    return storage if dtype is None else _typed(storage, dtype)
+
+
+def move_storage(storage: Any, dtype: Any, device: str) -> Any:
+    """Move a received torch storage to the device that it was sent from.
+
+    Args:
+        storage: as it has arrived, on the CPU.
+        dtype: as of `rebuild_storage`.
+        device: torch's name of it.
+
+    Raises:
+        MeshUsageError: this process has no such device.
+    """
+    import torch
+
+    try:
+        there = torch.empty(storage.nbytes(), dtype=torch.uint8, device=device).untyped_storage()
+    except (RuntimeError, AssertionError) as e:  # the latter where torch is built without it
+        raise MeshUsageError(
+            f"a tensor on {device} was sent to a process that has no such device: send `x.cpu()`, "
+            "or, with a device for each rank, a part to each with `push(x=x, shard=0)`"
+        ) from e
+    there.copy_(storage)
+    return there if dtype is None else _typed(there, dtype)
+
+
+def _typed(storage: Any, dtype: Any) -> Any:
+    typed: Any = sys.modules["torch"].storage.TypedStorage
+    return typed(wrap_storage=storage, dtype=dtype, _internal=True)
+
+
+def _reduce_storage(storage: Any, dtype: Any) -> Any:
+    num_bytes = storage.nbytes()
+    if not num_bytes or storage.device.type == "meta":
+        return make_storage, (num_bytes, dtype, "meta" if storage.device.type == "meta" else "cpu")
+    if storage.device.type != "cpu":
+        _check_fits(num_bytes)
+        return move_storage, (storage.cpu(), dtype, str(storage.device))
+    memory = (ctypes.c_char * num_bytes).from_address(storage.data_ptr())
+    memory.storage = storage  # keeps it alive as long as its memory is used
+    return rebuild_storage, (pickle.PickleBuffer(memory), dtype)
+
+
+def _check_fits(num_bytes: int) -> None:
+    """Check that the copy of a value for its pickle fits into memory, if the value is large."""
+    if num_bytes >= limits.CHECKED_BYTES:
+        limits.check_fits(num_bytes)
+
+
+def _is_part(tensor: Any, torch: Any) -> bool:
+    """Return whether a tensor is less than half of a large storage, which would travel whole."""
+    if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
+        return False
+    num_bytes = tensor.untyped_storage().nbytes()
+    return bool(num_bytes >= LARGE_BYTES and 2 * tensor.nbytes < num_bytes)
+
+
+# ---------------------------------------------------------------- classes by value
+
+# What Python adds to a class by itself, and what says only where it stands.
+_LEFT_OUT = {
+    "__dict__", "__weakref__", "__firstlineno__", "__static_attributes__", "__annotate_func__",
+    "__annotations_cache__", "__slotnames__", "_abc_impl", "__abstractmethods__",
+    "_member_map_", "_value2member_map_", "_member_names_", "_hashable_values_",
+    "_unhashable_values_", "_unhashable_values_map_",
+}  # fmt: skip
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented))
+_MAX_PARTS = 100_000
+
+
+class LoadedClasses:
+    """Reports the classes of ``__main__`` that this process loads."""
+
+    listener: Callable[[type], object] | None = None
+
+    def note(self, loaded: type) -> None:
+        """Report a class that has been loaded."""
+        if self.listener is not None and loaded.__module__ == "__main__":
+            self.listener(loaded)
+
+
+loaded_classes = LoadedClasses()
+
+
+def identify(kind: type) -> None:
+    """Give a class that will be pickled by value the number of its definition, unless it has one.
+
+    A class with contents that cannot be compared keeps a random number.
+    """
+    by_class = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS
+    if kind.__module__ != "__main__" or kind in by_class:
+        return
+    try:
+        number = digest(kind)
+    except Exception:  # of the user's own code, or there is too much of it
+        return
+    with cloudpickle._DYNAMIC_CLASS_TRACKER_LOCK:
+        by_class[kind] = number
+        cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID[number] = kind
+
+
+def keep_qualname(kind: type, reduced: Any) -> bool:
+    """Add a class's qualified name to how cloudpickle reduces it, which leaves that out; return
+    whether it reduces the class by value at all.
+    """
+    if type(reduced) is not tuple or len(reduced) != 6:
+        return False
+    if reduced[0] is cloudpickle._make_skeleton_class:
+        reduced[1][3]["__qualname__"] = kind.__qualname__
+    return True
+
+
+def _reduce_class(kind: type, reduced: Any) -> Any:
+    """Return how pickle is to reduce a class, given how cloudpickle does."""
+    if not keep_qualname(kind, reduced):
+        return reduced
+    outer: Any = None
+    names = kind.__qualname__.split(".")
+    if len(names) > 1 and "<locals>" not in names:  # found in the class around it
+        outer = _main().get(names[0])
+    return *reduced[:2], (reduced[2], outer), None, None, fill
+
+
+def fill(kind: type, state: tuple[Any, Any]) -> None:
+    """Fill a class that has been created for a pickle, or that is there already.
+
+    Functions of a class that this process has defined itself stay, where they are equal: they share
+    the globals of its other code.
+    """
+    (attributes, slots), _ = state
+    own = _main()
+    kept = {
+        name for name, value in attributes.items() if _is_same(vars(kind).get(name), value, own)
+    }
+    changed = {name: value for name, value in attributes.items() if name not in kept}
+    cloudpickle._class_setstate(kind, (changed, slots))
+    loaded_classes.note(kind)
+
+
+def _main() -> dict[str, Any]:
+    return vars(sys.modules["__main__"])
+
+
+def _is_same(current: Any, given: Any, own: dict[str, Any]) -> bool:
+    if type(current) is not type(given):
+        return False
+    if isinstance(current, types.FunctionType):
+        return current.__globals__ is own and current.__code__ == given.__code__
+    if isinstance(current, classmethod | staticmethod):
+        return _is_same(current.__func__, given.__func__, own)
+    return False
+
+
+def digest(kind: type) -> str:
+    """Return a number that classes of equal definitions have in all processes.
+
+    The definition: name, bases, attributes, the code of methods, their defaults and closures; not
+    the globals that methods use, nor where the class stands.
+    """
+    hashed = hashlib.blake2b(digest_size=16)
+    for part in _Parts().of(kind):
+        hashed.update(part.encode("utf-8", "surrogatepass"))
+        hashed.update(b"\0")
+    return hashed.hexdigest()
+
+
+class _Parts:
+    """The parts of a class's definition, as texts."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, int] = {}
+        self._kept: list[Any] = []  # so that no id is used again
+        self._num_parts = 0
+
+    def of(self, value: Any) -> Iterator[str]:
+        self._num_parts += 1
+        if self._num_parts > _MAX_PARTS:
+            raise ValueError("too many parts")
+        kind = type(value)
+        yield kind.__qualname__
+        if kind in _PLAIN:
+            yield repr(value)
+            return
+        if id(value) in self._seen:
+            yield str(self._seen[id(value)])
+            return
+        self._seen[id(value)] = len(self._seen)
+        self._kept.append(value)
+        yield from self._contents(value, kind)
+
+    def _contents(self, value: Any, kind: type) -> Iterator[str]:
+        if kind in (tuple, list):
+            yield str(len(value))
+            for each in value:
+                yield from self.of(each)
+        elif kind is dict:
+            for key, each in value.items():
+                yield from self.of(key)
+                yield from self.of(each)
+            yield "}"
+        elif kind in (set, frozenset):
+            yield from sorted("\0".join(_Parts().of(each)) for each in value)
+        elif kind is types.CodeType:
+            yield from self._code(value)
+        elif isinstance(value, types.FunctionType | type):
+            if cloudpickle._should_pickle_by_reference(value):
+                yield f"{value.__module__}.{value.__qualname__}"
+            elif isinstance(value, type):
+                yield from self._class(value)
+            else:
+                yield from self._function(value)
+        elif isinstance(value, classmethod | staticmethod):
+            yield from self.of(value.__func__)
+        elif kind is property:
+            yield from self.of((value.fget, value.fset, value.fdel))
+        elif kind in (types.MemberDescriptorType, types.GetSetDescriptorType, types.ModuleType):
+            yield value.__name__
+        elif kind is types.MappingProxyType:
+            yield from self.of(dict(value))
+        elif kind is types.CellType:
+            yield from self.of(cloudpickle._get_cell_contents(value))
+        else:
+            yield from self._object(value)
+
+    def _class(self, kind: type) -> Iterator[str]:
+        yield kind.__qualname__
+        yield from self.of((type(kind), *cloudpickle._get_bases(kind)))
+        for name, each in sorted(vars(kind).items()):
+            if name not in _LEFT_OUT:
+                yield name
+                yield from self.of(each)
+        if issubclass(kind, enum.Enum):
+            yield from self.of([(each.name, each.value) for each in kind])
+
+    def _function(self, function: types.FunctionType) -> Iterator[str]:
+        yield from self._code(function.__code__)
+        yield from self.of(
+            (function.__defaults__, function.__kwdefaults__, function.__closure__, vars(function))
+        )
+
+    def _code(self, code: types.CodeType) -> Iterator[str]:
+        yield code.co_qualname
+        yield str((code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount))
+        yield str((code.co_names, code.co_varnames, code.co_freevars, code.co_flags))
+        yield code.co_code.hex()
+        yield from self.of(code.co_consts)
+
+    def _object(self, value: Any) -> Iterator[str]:
+        reduced = value.__reduce_ex__(4)
+        if isinstance(reduced, str):  # by name, as a function with a cache
+            yield reduced
+            yield from self.of(dict(getattr(value, "__dict__", {})))
+            return
+        for part in reduced:
+            is_iterator = part is not None and hasattr(part, "__next__")
+            yield from self.of(list(part) if is_iterator else part)

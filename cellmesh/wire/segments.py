@@ -260,21 +260,6 @@ def inlined(value: Pickled, frame: SegmentFrame) -> tuple[Pickled, Sequence[Fram
     return Pickled(bytes(last), len(buffers)), buffers
 
 
-def map_range(descriptor: int, start: int, num_bytes: int) -> memoryview:
-    """Map a part of a file copy-on-write; the part may begin at any byte.
-
-    Args:
-        descriptor: of the file; may be closed then.
-        start, num_bytes: the part.
-
-    Raises:
-        HostError: the process's address space or number of mappings is used up.
-    """
-    before = start % mmap.PAGESIZE
-    num_mapped = before + num_bytes
-    return _map(num_mapped, [(descriptor, start - before, num_mapped)])[before:]
-
-
 def map_joined(frames: Sequence[SegmentFrame]) -> memoryview | None:
     """Map several segments, of one buffer each, into one contiguous range of memory, copy-on-write.
 

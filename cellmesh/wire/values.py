@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import itertools
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from ..errors import MeshUsageError
 from .verb import Pickled, Verb, WorkVerb
 
 Box = tuple[tuple[int, int], ...]
-Placements = tuple[int | None, ...]
 
 
 @dataclass(frozen=True)
@@ -48,91 +44,10 @@ class Part:
             yield tuple(outer for outer, _ in chosen), tuple(inner for _, inner in chosen)
 
 
-def chunk(length: int, num_parts: int, index: int) -> tuple[int, int]:
-    """Return start and length of one of the parts that ``torch.chunk`` and `Shard` make: all equal
-    but the last; some may be empty.
-    """
-    size = -(-length // num_parts)
-    start = min(index * size, length)
-    return start, min(size, length - start)
-
-
-def spread(length: int, num_parts: int, index: int) -> tuple[int, int]:
+def part_along(length: int, num_parts: int, index: int) -> tuple[int, int]:
     """Return start and length of a part of ``torch.tensor_split``: lengths differ by 0 or 1."""
     size, num_longer = divmod(length, num_parts)
     return index * size + min(index, num_longer), size + (index < num_longer)
-
-
-def plain_box(shape: Sequence[int], dim: int, num_parts: int, index: int) -> Box:
-    """Return the box (start and length per dim) of one rank, for a tensor split along one dim."""
-    dim %= len(shape)
-    return tuple(
-        spread(length, num_parts, index) if at == dim else (0, length)
-        for at, length in enumerate(shape)
-    )
-
-
-def placed_box(
-    shape: Sequence[int],
-    placements: Placements,
-    mesh_shape: Sequence[int],
-    coordinate: Sequence[int],
-) -> Box:
-    """Return the box of the rank at a coordinate of a DeviceMesh, split as DTensor splits."""
-    box = [(0, length) for length in shape]
-    for dim, size, index in zip(placements, mesh_shape, coordinate, strict=True):
-        if dim is not None:
-            start, length = box[dim % len(shape)]
-            inner, rest = chunk(length, size, index)
-            box[dim % len(shape)] = start + inner, rest
-    return tuple(box)
-
-
-def read_placements(given: Any) -> Placements:
-    """Convert a user's DTensor placements, objects or text, to a dim or None per mesh dim.
-
-    Args:
-        given: a sequence of `torch.distributed.tensor.Shard` and `Replicate`, or ``"Shard(0),
-            Replicate()"``.
-
-    Raises:
-        MeshUsageError: it is neither, or has a placement that cannot be made from a whole tensor.
-    """
-    if isinstance(given, str):
-        return tuple(
-            _read_word(word) for word in re.findall(r"[^,()]+(?:\([^)]*\))?", given) if word.strip()
-        )
-    try:
-        return tuple(_read_placement(each) for each in given)
-    except TypeError:
-        raise MeshUsageError(
-            f"placements={given!r} is no sequence of placements, as "
-            "[Shard(0), Replicate()] is; to bind that "
-            'name, `mesh.push({"placements": value})`'
-        ) from None
-
-
-def _read_placement(placement: Any) -> int | None:
-    kind = type(placement).__name__
-    if kind == "Shard":
-        return int(placement.dim)
-    if kind == "Replicate":
-        return None
-    raise MeshUsageError(
-        f"{placement!r} cannot be made of a whole tensor: placements are Shard(dim) and "
-        "Replicate(), one for each dim of the mesh"
-    )
-
-
-def _read_word(word: str) -> int | None:
-    match = re.fullmatch(r"\s*(?:Shard\(\s*(?:dim\s*=\s*)?(-?\d+)\s*\)|Replicate\(\s*\))\s*", word)
-    if match is None:
-        raise MeshUsageError(
-            f"{word.strip()!r} is no placement: write Shard(0) or "
-            "Replicate(), one for each dim of the mesh, "
-            'as in --placements "Shard(0), Replicate()"'
-        )
-    return None if match[1] is None else int(ast.literal_eval(match[1]))
 
 
 class PushNames(WorkVerb, frozen=True):
@@ -145,11 +60,8 @@ class PushNames(WorkVerb, frozen=True):
 
 
 class PushParts(WorkVerb, frozen=True):
-    """Ask a rank to bind, to names of a pickled dict, its parts of the tensors and arrays in it.
-
-    Without `placements`, they are split along `dim` among `ranks`, in that order. With them, each
-    becomes a DTensor on the rank's DeviceMesh: for each of its dims, the tensor's dim that it
-    shards, or None.
+    """Ask a rank to bind, to names of a pickled dict, its parts of the tensors and arrays in it,
+    which are split along `dim` among `ranks`, in that order.
     """
 
     fills: ClassVar[bool] = True
@@ -157,8 +69,7 @@ class PushParts(WorkVerb, frozen=True):
     run: int
     payload: Pickled
     ranks: tuple[int, ...]
-    dim: int = 0
-    placements: tuple[int | None, ...] | None = None
+    dim: int
 
 
 class GatherParts(WorkVerb, frozen=True):

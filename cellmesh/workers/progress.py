@@ -25,7 +25,7 @@ import msgspec
 from ..stdlib import os, threading
 from ..wire.codec import Parcel
 from ..wire.user_code import Bar, BarState
-from .rank.import_hooks import AfterImport
+from .rank.imports import AfterImport
 from .rank.streams import RankStream
 from .static_lookup import chain_of, module_of, traceback_of
 

@@ -164,10 +164,10 @@ def import_all() -> RankShell:
     check_torch()
     from ..wire.modules import loaded
     from .groups import default_group
-    from .rank import loading, main  # noqa: F401
+    from .rank import imports, main  # noqa: F401
     from .rank.shell import make_shell
 
-    loading.preimport()
+    imports.preimport()
     loaded.record()
     default_group.install()  # before a module that is preloaded imports the name
     shell = make_shell()

@@ -13,7 +13,7 @@ from tests.browser.lab import PICTURES, Cell, Notebook, Server, open_notebook
 pytestmark = pytest.mark.timeout(240)
 
 MANY = """
-from cellmesh.controller.output.bar_drawing import Bars, as_html, make_row
+from cellmesh.controller.output.bars import Bars, as_html, make_row
 from cellmesh.wire.messages import Bar
 from IPython.display import HTML, display
 def bar(rank, title, state="open", outer=0):

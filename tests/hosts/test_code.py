@@ -102,7 +102,7 @@ def test_modules_beside_the_notebook_are_the_same_on_all_hosts(
         assert mesh.reload() == ("package.inner",)
         mesh.cell("kept = package.inner.Kept()")
         project.write("package/inner.py", "class Kept:\n    def value(self): return 2\ntext = ''\n")
-        mesh.reloads = True
+        assert mesh.reload() == ("package.inner",)
         mesh.cell("value = kept.value()")
         assert mesh.pull("value").list == [2] * 3
         # Another controller goes on where this one was.

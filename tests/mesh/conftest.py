@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import cellmesh as cm
-from cellmesh.controller.output.bar_drawing import Bars
+from cellmesh.controller.output.bars import Bars
 from cellmesh.controller.output.fold import Block, Gap, Line, Live, Rich, Trace
 from cellmesh.controller.ranks import Ranks
 from cellmesh.controller.session import start as starting

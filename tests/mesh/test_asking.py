@@ -49,32 +49,10 @@ def test_printed_output_precedes_the_question(
     assert seen == [["a line", "and half of one"]]
 
 
-def test_passwords_are_asked_as_such(mesh: cm.Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("builtins.input", Typist())
-    passwords = Typist("secret")
-    monkeypatch.setattr("getpass.getpass", passwords)
-    assert mesh[1].run(ask_for_password) == "secret"
-    assert passwords.prompts == ["[1] token: "]
-
-
-def ask_for_password() -> str:
-    import getpass
-
-    return getpass.getpass("token: ")
-
-
 def test_end_of_input_reaches_the_rank(mesh: cm.Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
     Typist(EOFError).sit_down(monkeypatch)
     with pytest.raises(cm.RankFailure, match="ranks 0-3 raised EOFError"):
         mesh.cell("input()")
-
-
-def test_front_end_without_input_is_an_error_on_the_rank(
-    mesh: cm.Mesh, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Typist(RuntimeError).sit_down(monkeypatch)
-    with pytest.raises(cm.RankFailure, match=r"EOFError: nobody can answer 'name\? ' here"):
-        mesh.cell("input('name? ')")
 
 
 def test_ctrl_c_at_the_question_interrupts_the_run(

@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import check_nothing_left, own_runtime_dir
 
-from .test_kernel import WAIT_S, Notebook, open_notebook, plain
+from .test_kernel import WAIT_S, Notebook, open_notebook
 
 
 @pytest.fixture(scope="module")
@@ -42,19 +42,6 @@ def test_passwords_are_asked_hidden(notebook: Notebook) -> None:
     assert notebook.finish(cell).text() == "[1] 6\n"
 
 
-def test_a_breakpoint_while_others_wait(notebook: Notebook) -> None:
-    cell = notebook.send(
-        "%%dist\nt = torch.ones(1)\nif rank == 1:\n    breakpoint()\n    t += "
-        "1\ndist.all_reduce(t)\nt.item()"
-    )
-    assert answer(notebook, "p t.item()")["prompt"] == "[1] (Pdb) "
-    answer(notebook, "c")
-    text = plain(notebook.finish(cell).text())
-    assert "----> 5     t += 1" in text
-    assert "[1] 1.0\n" in text
-    assert text.endswith("[0-2] 4.0\n")
-
-
 def test_the_stop_button_at_the_prompt(notebook: Notebook) -> None:
     cell = notebook.send("%%dist\nkept = rank\nbreakpoint()\nkept = -1")
     assert notebook.client.get_stdin_msg(timeout=WAIT_S)["content"]["prompt"] == "[0-2] (Pdb) "
@@ -63,19 +50,6 @@ def test_the_stop_button_at_the_prompt(notebook: Notebook) -> None:
     assert outcome.status == "error"
     assert outcome.errors()[-1]["ename"] == "RanksInterrupted"
     assert notebook.run("%%dist\nkept == rank").text() == "[0-2] True\n"
-
-
-def test_post_mortem(notebook: Notebook) -> None:
-    assert (
-        notebook.run("%%dist\nif rank == 2:\n    numbers = [rank]\n    numbers[7]").status
-        == "error"
-    )
-    cell = notebook.send("%dist_debug --ranks 2")
-    assert answer(notebook, "p numbers")["prompt"] == "[2] (Pdb) "
-    answer(notebook, "q")
-    outcome = notebook.finish(cell)
-    assert outcome.status == "ok"
-    assert "[2] [2]\n" in plain(outcome.text())
 
 
 def test_front_end_without_input_is_an_error(notebook: Notebook) -> None:

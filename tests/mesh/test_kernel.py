@@ -364,9 +364,6 @@ def test_parts_are_pushed_and_pulled(notebook: Notebook) -> None:
     assert notebook.run("%%dist\nprint(tuple(shard.shape))").text() == "[0-2] (3, 1)\n"
     notebook.run("%dist_pull shard --gather --dim 1 --as whole")
     assert notebook.run("print(th.equal(whole, shard))").text() == "True\n"
-    notebook.run('%dist_push whole --placements "Shard(0)"')
-    notebook.run("%dist_pull whole --gather --as again")
-    assert notebook.run("print(th.equal(again, shard))").text() == "True\n"
     assert (
         notebook.run("%dist_pull rank+0 --reduce mean").data("execute_result")[0]["text/plain"]
         == "1.0"
@@ -402,7 +399,6 @@ def test_auto_mode_sends_cells_to_the_ranks(notebook: Notebook) -> None:
         ("%dist_pull x --rank 9", "no rank 9"),
         ("%dist_pull x --gather --all", "--gather and --reduce take all ranks"),
         ("y = 3\n%dist_push y --shard 0", "y is a int: only tensors"),
-        ('y = 3\n%dist_push y --placements "Partial()"', "'Partial()' is no placement"),
         ("%dist_logs 8", "no rank 8"),
         ("%dist_auto maybe", "maybe"),
         ("%dist print(1)", "%%dist"),

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import cellmesh as cm
-from cellmesh.errors import MeshUsageError
 
 TEXT = """
 import torch
@@ -67,30 +66,8 @@ def test_module_that_does_not_load_is_named_and_stays(own_mesh: cm.Mesh, write: 
     assert own_mesh.pull(STATE).list == [(3, 3, 3)] * 2
 
 
-def test_modules_are_reloaded_before_each_cell_also_on_new_ranks(
-    own_mesh: cm.Mesh, write: Write, capfd: pytest.CaptureFixture[str]
-) -> None:
-    own_mesh.reloads = True
+def test_autoreload_of_ipython_works_on_ranks(own_mesh: cm.Mesh, write: Write) -> None:
+    own_mesh.cell("%load_ext autoreload\n%autoreload 2")
     write(2)
     own_mesh.cell(f"state = {STATE}")
     assert own_mesh.pull("state").list == [(2, 2, 2)] * 2
-    write(3, "raise KeyError({n})")
-    own_mesh.cell(f"state = {STATE}")
-    own_mesh.cell("1")
-    assert own_mesh.pull("state").list == [(2, 2, 2)] * 2
-    said = capfd.readouterr().err
-    assert said.count("edited could not be reloaded, and is as it was: KeyError: 3") == 1
-    write(4)
-    with pytest.raises(cm.RankFailure):
-        own_mesh[1].cell("__import__('os')._exit(1)")
-    assert own_mesh.heal().empty == (1,)
-    own_mesh.cell("import edited\nmodel = edited.Model()\nfrom edited import function")
-    write(5)
-    own_mesh.cell(f"state = {STATE}")
-    assert own_mesh.pull("state").list == [(5, 5, 5)] * 2
-    own_mesh.reloads = False
-    write(6)
-    own_mesh.cell(f"state = {STATE}")
-    assert own_mesh.pull("state").list == [(5, 5, 5)] * 2
-    with pytest.raises(MeshUsageError, match="reloads must be true or false"):
-        own_mesh.reloads = "on"  # type: ignore[assignment]

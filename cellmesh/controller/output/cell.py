@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...wire.ranks import group_ranks
-from .bar_drawing import Bars, as_html, as_lines
+from .bars import Bars, as_html, as_lines
 from .console import as_remark, as_text, is_textual, join_streams
 from .fold import AlikeLines, Block, Item, Line, Live, Ranks, Rich, Trace
 from .mime_bundle import FigureRow, has_room, heading, kind_of, label, labelled, pre

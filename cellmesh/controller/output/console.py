@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol, TextIO
 
-from .bar_drawing import Bars, as_lines
+from .bars import Bars, as_lines
 from .fold import AlikeLines, Block, Gap, Line, Live, Rich, Trace
 from .mime_bundle import label
 from .number_folding import compact, join_lines
@@ -140,9 +140,7 @@ class ConsoleBars:
             row for row in bars.rows if self._shown.get(row.number) != (row.ranks, row.state)
         )
         self._shown.update((row.number, (row.ranks, row.state)) for row in rows)
-        lines = as_lines(
-            replace(bars, rows=rows, num_passed=bars.num_passed if rows else 0, num_more=0)
-        )
+        lines = as_lines(replace(bars, rows=rows, num_hidden=bars.num_hidden if rows else 0))
         return "".join(f"{line}\n" for line in lines)
 
     def going(self, bars: Bars) -> str:

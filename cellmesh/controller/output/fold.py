@@ -16,8 +16,7 @@ from typing import Any
 
 from ...wire.messages import Failed
 from ...wire.user_code import Display, DisplayKind, InputRequest, Output, Skipped, StreamName
-from .bar_drawing import Bars
-from .bars import Mark
+from .bars import Bars, Mark
 from .mime_bundle import unpack_bundle
 from .number_folding import MIN_LINES, alike_keys
 from .rank_queues import Queued, RankQueues

@@ -83,7 +83,6 @@ class CellCompletion:
         self._read = read
         self._kernel: Any = getattr(shell, "kernel", None)
         self._own: Any = None
-        self._own_of_kernel: Any = None
         self._own_help: Any = None
         self._matcher: Any = None
 
@@ -100,8 +99,6 @@ class CellCompletion:
         self._matcher = match_options
         completer.custom_matchers.append(match_options)
         if self._kernel is not None:
-            self._own_of_kernel = self._kernel.do_complete
-            self._kernel.do_complete = self._do_complete
             self._own_help = self._kernel.do_inspect
             self._kernel.do_inspect = self._do_inspect
 
@@ -109,7 +106,6 @@ class CellCompletion:
         """Restore the completer and the inspector that `install` replaced."""
         completer = self._shell.Completer
         _give_back(completer, "completions", self._completions)
-        _give_back(self._kernel, "do_complete", self._do_complete)
         _give_back(self._kernel, "do_inspect", self._do_inspect)
         with contextlib.suppress(ValueError):
             completer.custom_matchers.remove(self._matcher)
@@ -126,24 +122,6 @@ class CellCompletion:
         with self._without_names():
             others = list(self._own(text, offset))
         yield from (each for each in others if each.text not in found.texts)
-
-    def _do_complete(self, code: str, cursor_pos: int | None) -> Any:
-        """Complete as the kernel does, but ask a rank also where the kernel passes IPython only
-        one line.
-        """
-        found = None
-        if not getattr(self._kernel, "use_experimental_completions", True):
-            cursor_pos = len(code) if cursor_pos is None else cursor_pos
-            found = self._complete(code, cursor_pos)
-        if found is None:
-            return self._own_of_kernel(code, cursor_pos)
-        return {
-            "status": "ok",
-            "matches": list(found.texts),
-            "cursor_start": found.begin,
-            "cursor_end": cursor_pos,
-            "metadata": {},
-        }
 
     def _do_inspect(
         self, code: str, cursor_pos: int, detail_level: int = 0, *args: Any, **kwargs: Any
@@ -213,8 +191,6 @@ class CellCompletion:
         mesh = self._mesh()
         hidden = self._shell.user_ns_hidden
         return NameSources(
-            num_ranks=len(mesh) if mesh is not None else 0,
-            dims=mesh.dims if mesh is not None else {},
             on_ranks=self._on_ranks,
             in_notebook=lambda: sorted(
                 name

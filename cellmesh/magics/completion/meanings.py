@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 from click.shell_completion import CompletionItem
-from click.types import IntParamType
-
-# Beyond this, single ranks are not listed: nobody reads them.
-_MAX_RANKS = 64
 
 
 class Choices(NamedTuple):
@@ -36,8 +32,6 @@ class NameSources:
     """Where completions that change are looked up: names on ranks, meshes, metrics.
 
     Args:
-        num_ranks: of the mesh; 0 if there is none.
-        dims: of the mesh.
         on_ranks: completes an expression on the ranks, given what is typed of it and whether it can
             only be a name.
         in_notebook: gives the names of the notebook.
@@ -45,8 +39,6 @@ class NameSources:
         numbers: gives the names of what ranks have reported.
     """
 
-    num_ranks: int
-    dims: Mapping[str, int]
     on_ranks: Callable[[str, bool], Choices]
     in_notebook: Callable[[], Iterable[str]]
     meshes: Callable[[], Iterable[str]]
@@ -74,54 +66,6 @@ class Text(click.ParamType):  # type: ignore[type-arg]
         """Return the completions of a word in click's form, see `click.ParamType`."""
         found = self._means(incomplete, ctx.obj)
         return [CompletionItem(text, found.kind, typed=found.typed) for text in found.texts]
-
-
-class Rank(IntParamType):
-    """The click type of an option that takes the number of a rank."""
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem[Any]]:
-        """Return the numbers of ranks in click's form, see `click.ParamType`."""
-        return Text(_rank).shell_complete(ctx, param, incomplete)
-
-
-def _rank(typed: str, sources: NameSources) -> Choices:
-    return _starting(typed, map(str, range(sources.num_ranks)))
-
-
-def words(*texts: str) -> Meaning:
-    """Return a completer of these words; the magic refuses others later."""
-    return lambda typed, sources: _starting(typed, texts)
-
-
-def rank_set(typed: str, sources: NameSources) -> Choices:
-    """Complete a set of ranks, ``0,2-3``, by another rank; at its start also by all ranks."""
-    *before, last = typed.split(",")
-    low, dash, high = last.partition("-")
-    if dash:
-        least = int(low) + 1 if low.isdecimal() else sources.num_ranks
-        return _starting(high, map(str, range(least, sources.num_ranks)))
-    shown = range(min(sources.num_ranks, _MAX_RANKS))
-    singles = [str(rank) for rank in shown if str(rank) not in before]
-    if before or sources.num_ranks < 2:
-        return _starting(last, singles)
-    return _starting(last, ["all", f"0-{sources.num_ranks - 1}", *singles])
-
-
-def coordinate(typed: str, sources: NameSources) -> Choices:
-    """Complete a mesh coordinate, ``tp=0``."""
-    *before, last = typed.split(",")
-    name, equals, index = last.partition("=")
-    if equals:
-        return _starting(index, map(str, range(sources.dims.get(name, 0))))
-    given = {part.partition("=")[0] for part in before}
-    return _starting(last, (f"{dim}=" for dim in sources.dims if dim not in given))
-
-
-def dims(typed: str, sources: NameSources) -> Choices:
-    """Complete dims of a mesh, ``dp=2``."""
-    return _starting(typed, (f"{name}=" for name in sources.dims))
 
 
 def expression(typed: str, sources: NameSources) -> Choices:

@@ -324,7 +324,7 @@ class Supervisor:
         verb = parcel.verb
         kind = type(verb)
         if kind is Done or kind is Failed:
-            if state.gate.has_more:
+            if state.gate.hides:
                 self._close_gate(rank, now)
             state.answer(verb.run, kind is Done)
         elif kind is RankReady:

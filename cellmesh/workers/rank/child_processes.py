@@ -32,7 +32,7 @@ from typing import IO, Any, NoReturn, Protocol
 import cloudpickle
 
 from ...stdlib import os, signal, threading, time
-from ...wire import classes
+from ...wire import payload
 from ..linux_process import write_stderr
 from ..static_lookup import args_of, text_of
 
@@ -45,36 +45,17 @@ _MAX_CONSTANTS = 1000
 _CONSTANTS = (bool, int, float, complex, str, bytes, type(None))
 
 
-class _Main:
-    """Stands for the namespace of cells; is loaded as that of the child's main module."""
+class _Call:
+    """Is pickled as the call of a function, and loaded as what that returns.
 
-    def __reduce__(self) -> Any:
-        return vars, (sys.modules["__main__"],)
-
-
-class _Definitions:
-    """Stands for the functions and classes that cells have defined; they are bound in the child's
-    main module as they are loaded.
+    The functions are Python's own: the child may not have cellmesh.
     """
 
-    def __init__(self, names: dict[str, Any], main: _Main) -> None:
-        self._names, self._main = names, main
+    def __init__(self, function: Callable[..., Any], *args: Any) -> None:
+        self._reduced = function, args
 
     def __reduce__(self) -> Any:
-        return dict.update, (self._main, self._names)
-
-
-class _Spawned:
-    """A process object and the definitions of cells; is loaded as the process object.
-
-    What it reduces to is Python's and cloudpickle's: the child may not have cellmesh.
-    """
-
-    def __init__(self, process: BaseProcess | None, definitions: _Definitions) -> None:
-        self._process, self._definitions = process, definitions
-
-    def __reduce__(self) -> Any:
-        return operator.itemgetter(0), ((self._process, self._definitions),)
+        return self._reduced
 
 
 class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
@@ -84,9 +65,10 @@ class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
     What the process is not given is pickled without the large values that it uses.
     """
 
-    def __init__(self, file: IO[bytes], main: _Main) -> None:
+    def __init__(self, file: IO[bytes], main: _Call, definitions: _Call) -> None:
         super().__init__(file)
         self.globals_ref[id(vars(sys.modules["__main__"]))] = main
+        self._definitions = definitions
         self._is_given = True
 
     @property
@@ -95,13 +77,13 @@ class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
         return collections.ChainMap(of_multiprocessing, cloudpickle.Pickler.dispatch_table)
 
     def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is _Definitions:  # behind the process
+        if obj is self._definitions:  # behind the process
             self._is_given = False
         if not issubclass(type(obj), type):
             return super().reducer_override(obj)
-        classes.identify(obj)
+        payload.identify(obj)
         reduced = super().reducer_override(obj)
-        classes.keep_qualname(obj, reduced)
+        payload.keep_qualname(obj, reduced)
         return reduced
 
     def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
@@ -125,8 +107,13 @@ def _is_light(value: Any) -> bool:
 
 
 def _dump(process: BaseProcess | None, names: dict[str, Any]) -> bytes:
-    file, main = io.BytesIO(), _Main()
-    _ByValue(file, main).dump(_Spawned(process, _Definitions(names, main)))
+    """Return the pickle of a process and of cells' definitions, which are bound in the child's main
+    module as they are loaded.
+    """
+    file, main = io.BytesIO(), _Call(vars, sys.modules["__main__"])
+    definitions = _Call(dict.update, main, names)
+    spawned = _Call(operator.itemgetter(0), (process, definitions))
+    _ByValue(file, main, definitions).dump(spawned)
     return file.getvalue()
 
 

@@ -25,12 +25,17 @@ from ..trace.recorder import Stopwatch
 from .child_processes import end_children, run_fork_hooks
 from .failures import Failures
 from .features import Packed, RankContext
-from .given_names import GivenNames
-from .loading import load
+from .given_names import GivenNames, resize
+from .imports import load
 from .memory import MemoryMeter
 from .shell import remember_error
 from .streams import Pump
-from .value_transfer import bind_missing_names, reduce_for_notebook
+from .value_transfer import (
+    bind_missing_names,
+    give_part,
+    own_parts,
+    reduce_for_notebook,
+)
 
 if TYPE_CHECKING:
     from ..progress import TqdmBars
@@ -217,7 +222,7 @@ class Executor:
 
     def _push_parts(self, work: PushParts, buffers: tuple[Frame, ...]) -> None:
         names = payload.loads(work.payload, buffers, self._segments)
-        parts = load("parts").own_parts(names, work, self._groups)
+        parts = own_parts(names, work, self._groups.rank, self._context.device)
         self._namespace.update(parts)
         self._given.forget(parts)
 
@@ -225,7 +230,7 @@ class Executor:
         return self._value(work.run, self._evaluate(work.expression), work.expression)
 
     def _pull_part(self, work: GatherParts, buffers: tuple[Frame, ...]) -> Parcel[Done]:
-        part = load("parts").give_part(self._evaluate(work.expression))
+        part = give_part(self._evaluate(work.expression))
         return self._value(work.run, part, work.expression)
 
     def _set_mesh(self, work: SetMesh, buffers: tuple[Frame, ...]) -> None:
@@ -294,7 +299,7 @@ class Executor:
             self._namespace["mesh"] = groups.rejoin(work.blueprint, *dims)
             self._given.renew(("mesh",))
         elif work.num_resizes != groups.num_resizes:
-            self._notes = load("rank.resizing").resize(work, groups, self._namespace)
+            self._notes = resize(work, groups, self._namespace)
             self._given.renew(("mesh", "world_size"))
         ranks, port = frozenset(work.ranks), work.store_port or None
         if work.keeps_groups:

@@ -14,7 +14,7 @@ from ...wire import checkpoint, inspect, replicas, trace
 from ...wire.codec import Frame
 from ...wire.messages import FeatureRequest, Pickled
 from ..groups import model_reset
-from .loading import load
+from .imports import load
 from .optimizer_steps import OptimizerSteps
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from ...errors import ProtocolError
+from ...errors import CellmeshError, ProtocolError
 from ...wire import marks
 from ...wire.codec import Parcel, at_rank_for_work, encode
 from ...wire.groups import Heal
@@ -40,14 +40,12 @@ from ..metrics import Reporter
 from ..run_tracker import RunTracker
 from ..trace.recorder import Spans
 from .child_processes import follow_children, guard_forks
-from .compiler import bound_source_files
 from .control import ControlThread
 from .executor import Executor
 from .failures import Failures, find_lost_context, report_lost_context
 from .features import RankContext
-from .import_hooks import build_whole_files
+from .imports import AfterImport, build_whole_files, load
 from .interrupts import Interrupts, bound_switch_interval
-from .loading import load, load_or_say
 from .memory import MemoryMeter
 from .shell import RankShell
 from .stdin import Asker
@@ -121,11 +119,13 @@ def run_rank(
     shell.report_numbers = reporter.log
     shell.events.register("post_execute", reporter.flush)
     bars = None
-    if progress := load_or_say("progress", ("tqdm.std", "tqdm.notebook")):
-        bars = progress.TqdmBars(pump.send, tracker.current, interrupts)
+    try:
+        bars = load("progress").TqdmBars(pump.send, tracker.current, interrupts)
         bars.watch()
+    except CellmeshError as error:
+        say = functools.partial(print, f"cellmesh: {error}", file=sys.stderr)
+        AfterImport(dict.fromkeys(("tqdm.std", "tqdm.notebook"), lambda _: say())).install()
     build_whole_files()
-    bound_source_files()
     sys.breakpointhook = lambda *args, **kwargs: load("rank.debugger").break_here(*args, **kwargs)
     tracker.follow_threads()
     interrupts.install()

@@ -14,7 +14,7 @@ import traceback
 import types
 import warnings
 from bdb import BdbQuit
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from IPython.core.autocall import ExitAutocall
@@ -29,11 +29,11 @@ from ...errors import CellmeshError
 from ...wire import payload
 from ..static_lookup import plain_traceback, text_of, traceback_of
 from .child_processes import status_of
-from .compiler import RankCompiler, parse_again
-from .loading import load
-from .stack_inspection import Place, is_machinery, lines_of, place_of
+from .imports import load
+from .stack_inspection import Place, is_machinery, lines_of, parse_again, place_of
 from .streams import RankDisplayHook, RankDisplayPublisher, Show
 from .tracebacks import (
+    RankCompiler,
     format_without_own_frames,
     make_renderer,
     name_cells_in_warnings,
@@ -201,11 +201,9 @@ class RankShell(InteractiveShell):
         self.cell_source, self.quiet_cell = source, quiet
         shown: list[BaseException] = []
         self._shown = shown
-        if not transformed:
-            error = _error_of(super().run_cell(source, store_history=False))  # type: ignore[no-untyped-call]
+        if not transformed or is_async or not self._is_plain():
+            error = _error_of(super().run_cell(transformed or source, store_history=False))  # type: ignore[no-untyped-call]
             sys.settrace(None)
-        elif is_async or not self._is_plain():
-            error = self._run_as_ipython(source, transformed, is_async)
         else:
             error = self._run_plainly(source, transformed)
         self._shown = None
@@ -271,22 +269,6 @@ class RankShell(InteractiveShell):
             sys.settrace(None)
             self.events.trigger("post_execute")
         return None
-
-    def _run_as_ipython(
-        self, source: str, transformed: str, is_async: bool
-    ) -> BaseException | None:
-        """Run a cell by IPython's `run_cell_async`, on the source that the notebook transformed."""
-        result: ExecutionResult | None = None
-        try:
-            cell = self.run_cell_async(source, store_history=False, transformed_cell=transformed)
-            result = self.loop_runner(cell) if is_async else _run_at_once(cell)
-        except BaseException as error:
-            return error
-        finally:
-            sys.settrace(None)
-            self.events.trigger("post_execute")
-            self.events.trigger("post_run_cell", result)
-        return _error_of(result)
 
     def init_traceback_handlers(self, custom_exceptions: Any) -> None:
         super().init_traceback_handlers(custom_exceptions)
@@ -396,16 +378,6 @@ def _skip_machinery(tb: types.TracebackType | None) -> types.TracebackType | Non
 
 def _error_of(result: ExecutionResult) -> BaseException | None:
     return result.error_before_exec or result.error_in_exec
-
-
-def _run_at_once(cell: Coroutine[Any, Any, ExecutionResult]) -> ExecutionResult:
-    """Run the coroutine of a cell that awaits nothing, without an event loop."""
-    try:
-        cell.send(None)
-    except StopIteration as end:
-        result: ExecutionResult = end.value
-        return result
-    raise RuntimeError("the cell awaits, and was not known to")
 
 
 def _print_or_raise(*values: Any, **options: Any) -> None:

@@ -19,16 +19,15 @@ import sys
 import sysconfig
 import traceback
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from torch.distributed import Work
 
 from ...stdlib import threading
 from ..static_lookup import module_of, traceback_of
-from .compiler import parse_again
 
 _MACHINERY = ("IPython.core.", "cellmesh.")
 
@@ -112,8 +111,8 @@ def user_part(frames: Sequence[types.FrameType], shell: Any) -> slice:
 
 
 _MAX_TEXT = 60
-# What a `with` begins by, and what ends it after an exception.
-_WITH = ("BEFORE_WITH", "BEFORE_ASYNC_WITH", "WITH_EXCEPT_START")
+# Instructions that call a method of an expression's value without a call in the source.
+_IMPLIED_CALLS = ("BEFORE_WITH", "BEFORE_ASYNC_WITH", "WITH_EXCEPT_START", "FOR_ITER", "CALL")
 _LIBRARIES = tuple(
     sorted({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 )
@@ -137,43 +136,21 @@ def is_own_code(frame: types.FrameType) -> bool:
 
 
 def call_of(code: types.CodeType, instruction: int) -> str:
-    """Return the source text of the call that an instruction is of, as ``time.sleep``; else ""."""
-    name = dis.opname[code.co_code[instruction]] if instruction >= 0 else ""
-    node = _node_at(code, instruction)
-    match node:
-        # What the interpreter calls by itself; versions differ in whether the statement or the
-        # expression is its place: of a `with` it is the expression from Python 3.13.
-        case (
-            ast.With(items=[ast.withitem(node), *_]) | ast.AsyncWith(items=[ast.withitem(node), *_])
-        ):
-            return _of_with(node, code, instruction)
-        case ast.expr() if name in _WITH or (name == "CALL" and _is_implied(code, instruction)):
-            return _of_with(node, code, instruction)
-        case ast.Call(function):
-            return _shorten(ast.unparse(function))
-        case ast.Await() as node:
-            return _shorten(ast.unparse(node))
-        case ast.For(iter=node) | ast.AsyncFor(iter=node):
-            return _shorten(f"{ast.unparse(node)}.__next__")
-        case ast.expr() as node if name == "FOR_ITER":
-            return _shorten(f"{ast.unparse(node)}.__next__")
-    return ""
-
-
-def _of_with(manager: ast.expr, code: types.CodeType, instruction: int) -> str:
-    """Return the text of the call, of ``__enter__`` or ``__exit__``, that an instruction of a
-    ``with`` statement makes.
+    """Return the source text of the function, as ``time.sleep``, or of the expression in a ``with``
+    or ``for`` that an instruction calls; else "".
     """
-    exits = dis.opname[code.co_code[instruction]] in ("CALL", "WITH_EXCEPT_START")
-    return _shorten(f"{ast.unparse(manager)}.{'__exit__' if exits else '__enter__'}")
-
-
-def _is_implied(code: types.CodeType, instruction: int) -> bool:
-    """Return whether a call is implicit, as its arguments have no position in the source."""
-    if sys.version_info < (3, 13):
-        return False
-    positions = list(code.co_positions())
-    return positions[instruction // 2] == positions[instruction // 2 - 1]
+    node = _node_at(code, instruction)
+    # Versions of Python differ in whether the statement or its expression is the instruction's.
+    if isinstance(node, ast.With | ast.AsyncWith):
+        node = node.items[0].context_expr
+    elif isinstance(node, ast.For | ast.AsyncFor):
+        node = node.iter
+    elif not isinstance(node, ast.Call | ast.Await) and (
+        node is None or dis.opname[code.co_code[instruction]] not in _IMPLIED_CALLS
+    ):
+        return ""
+    text = ast.unparse(node.func if isinstance(node, ast.Call) else node)
+    return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"
 
 
 def waits_for_work(frame: types.FrameType) -> bool:
@@ -185,6 +162,30 @@ def waits_for_work(frame: types.FrameType) -> bool:
     if not isinstance(function, ast.Attribute) or function.attr != "wait":
         return False
     return isinstance(_value_of(function.value, frame), Work)
+
+
+_T = TypeVar("_T")
+# A parse takes far less than a thread's turn, so that two in a row are hardly disturbed.
+_NUM_TRIES = 5
+
+
+def parse_again(parse: Callable[[], _T]) -> _T:
+    """Call a function that makes an AST, again if a parse of another thread has disturbed it.
+
+    CPython 3.11 counts how deep it is in an AST in one place for all threads (Python-ast.c,
+    ``ast_state.recursion_depth``). Seen on ranks: the control thread looked for the call that the
+    main thread was in, and the main thread's next cell ended with a SystemError.
+
+    Raises:
+        SystemError: it was disturbed each time.
+    """
+    for _ in range(_NUM_TRIES - 1):
+        try:
+            return parse()
+        except SystemError as error:
+            if "recursion depth mismatch" not in str(error):
+                raise
+    return parse()
 
 
 def _node_at(code: types.CodeType, instruction: int) -> ast.expr | ast.stmt | None:
@@ -228,10 +229,6 @@ def _value_of(node: ast.expr, frame: types.FrameType) -> Any:
                 return items[index]
             return items.get(index) if type(items) is dict else None
     return None
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"
 
 
 # Files of torch whose outermost frame is what the user called, and names in them that only wrap.

@@ -7,13 +7,9 @@ the rank's descriptors 1 and 2.
 
 from __future__ import annotations
 
-import base64
 import collections
-import json
-import mimetypes
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ...stdlib import open, os
 from ...wire.user_code import Output, Skipped, StreamName
@@ -23,8 +19,6 @@ BYTES_PER_S = 32 * 1024
 # Once output is held back, it is shown again in samples of at least this much.
 SAMPLE_BYTES = 4 * 1024
 LINE_BYTES = 40
-# Of a line that is longer than `HUGE_LINE`, so much is shown; in characters.
-HUGE_LINE, SHOWN_LINE = 16 * 1024, 2 * 1024
 TAIL_LINES = 20
 _DROPPED = b"[cellmesh: the log was full here, and the oldest half of it was dropped]\n"
 # A log and its predecessor have each so much at most.
@@ -42,57 +36,6 @@ class _Hidden:
     )
 
 
-class _LineCutter:
-    """Cuts huge lines of one stream, and says how long they were."""
-
-    def __init__(self) -> None:
-        self.run = -1
-        self._size = 0  # of the unfinished line
-        self.is_cutting = False
-
-    def cut(self, run: int, text: str) -> str:
-        """Return what is shown of a run's text: of a huge line, the start."""
-        if run != self.run:
-            self.run, self._size, self.is_cutting = run, 0, False
-        lines = text.split("\n")
-        sizes = [len(line) - line.rfind("\r") - 1 for line in lines]
-        sizes[0] += self._size if "\r" not in lines[0] else 0
-        if max(sizes) > HUGE_LINE or self.is_cutting:
-            last = len(lines) - 1
-            text = "\n".join(
-                self._cut_line(line, size, at == 0, at == last)
-                for at, (line, size) in enumerate(zip(lines, sizes, strict=True))
-            )
-        self._size = sizes[-1]
-        return text
-
-    def close(self) -> str:
-        """Return the note on a huge line that has not ended, as its run has."""
-        note = _huge_note(self._size) if self.is_cutting else ""
-        self._size, self.is_cutting = 0, False
-        return note
-
-    def _cut_line(self, line: str, size: int, is_first: bool, is_last: bool) -> str:
-        """Return what is shown of a line; of the first one, a part may have been shown before."""
-        was_cut, self.is_cutting = self.is_cutting and is_first, False
-        if size <= HUGE_LINE:
-            return (_huge_note(self._size) if was_cut else "") + line
-        shown = "" if was_cut else line[: max(0, SHOWN_LINE - (size - len(line)))]
-        if is_last:
-            self.is_cutting = True
-            return shown
-        return shown + _huge_note(size)
-
-
-def _huge_note(num_characters: int) -> str:
-    size = (
-        f"{num_characters / 1e6:.0f} MB"
-        if num_characters >= 1e6
-        else f"{num_characters // 1000} kB"
-    )
-    return f" … ({size} of one line; all of it: %dist_logs)"
-
-
 class Gate:
     """Limits how much printed text a rank sends: a token bucket for each stream; excess text is
     counted, and its last lines are kept.
@@ -103,7 +46,6 @@ class Gate:
 
     Attributes:
         hides: (run, stream) -> what of its output is not shown.
-        has_more: whether `close` has anything to return.
     """
 
     def __init__(
@@ -113,24 +55,10 @@ class Gate:
         self._rate = float(bytes_per_s)
         self._tokens: dict[StreamName, float] = {"stdout": self._burst, "stderr": self._burst}
         self._filled_at = now
-        self._cutters: dict[StreamName, _LineCutter] = {
-            "stdout": _LineCutter(),
-            "stderr": _LineCutter(),
-        }
         self.hides: dict[tuple[int, StreamName], _Hidden] = {}
-        self.has_more = False
 
     def admit(self, run: int, stream: StreamName, text: str, now: float) -> list[Output | Skipped]:
         """Return the part of a run's printed text that the bound allows to send now."""
-        shown = self._admit(run, stream, text, now)
-        # Said here, as each run asks for it, and most print nothing.
-        self.has_more = bool(self.hides) or any(each.is_cutting for each in self._cutters.values())
-        return shown
-
-    def _admit(self, run: int, stream: StreamName, text: str, now: float) -> list[Output | Skipped]:
-        text = self._cutters[stream].cut(run, text)
-        if not text:
-            return []
         earned = (now - self._filled_at) * self._rate
         self._tokens = {
             name: min(self._burst, tokens + earned) for name, tokens in self._tokens.items()
@@ -153,13 +81,7 @@ class Gate:
 
     def close(self) -> list[Output | Skipped]:
         """Return counts and last lines of text that was not sent; to be called when a run ends."""
-        notes = [
-            Output(cutter.run, stream, note)
-            for stream, cutter in self._cutters.items()
-            if (note := cutter.close())
-        ]
-        self.has_more = False
-        return [*notes, *(verb for key in list(self.hides) for verb in self._show_hidden(*key))]
+        return [verb for key in list(self.hides) for verb in self._show_hidden(*key)]
 
     def _hide(self, run: int, stream: StreamName, text: str) -> None:
         hidden = self.hides.setdefault((run, stream), _Hidden())
@@ -218,35 +140,6 @@ class Log:
         except OSError:
             return
 
-    def keep(self, bundle: bytes) -> Path | None:
-        """Write the largest form of a display that was not shown into a file of its own; the oldest
-        files are deleted beyond `limit_bytes`.
-
-        Returns the file; None if the display is larger than all may be, or the disk is full.
-        """
-        try:
-            mime, content = _largest_form(json.loads(bundle)["data"])
-            stem = f"{self._path.stem}-display-"
-            kept = {
-                int(each.stem[len(stem) :]): each for each in self._path.parent.glob(f"{stem}*")
-            }
-            left = self._limit - len(content)
-            for _, path in sorted(kept.items(), reverse=True) if left >= 0 else ():
-                left -= path.stat().st_size
-                if left < 0:
-                    path.unlink()
-            suffix = mimetypes.guess_extension(mime) or ".json"
-            path = self._path.with_name(f"{stem}{max(kept, default=0) + 1}{suffix}")
-            if len(content) <= self._limit:
-                with open(
-                    path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)
-                ) as file:
-                    file.write(content)
-                return path
-        except (OSError, ValueError, LookupError):
-            pass
-        return None
-
     def position(self) -> tuple[int, int]:
         """Return where the log ends now, for `num_bytes_since`."""
         try:
@@ -284,18 +177,6 @@ class Log:
             return os.stat(self._path).st_ino == facts.st_ino
         except FileNotFoundError:
             return False
-
-
-def _largest_form(data: dict[str, Any]) -> tuple[str, bytes]:
-    """Return the MIME type with a display's largest value, and that value as bytes for a file."""
-    forms = {
-        mime: form if isinstance(form, str) else json.dumps(form) for mime, form in data.items()
-    }
-    mime = max(forms, key=lambda each: len(forms[each]))
-    is_binary = mime.startswith(("image/", "application/pdf")) and not mime.endswith("xml")
-    return mime, base64.b64decode(forms[mime]) if is_binary else forms[mime].encode(
-        errors="replace"
-    )
 
 
 def read_log(path: Path, num_bytes: int) -> tuple[str, int]:

@@ -31,13 +31,12 @@ from .stdout import Gate, Log
 # How long text is gathered before it is sent, so that a loop of prints makes few messages.
 GATHER_S = 0.02
 _INLINE_FLUSH_BYTES = 1 << 20
-# Displays pass at this rate, after this many at once; a front end chokes on thousands.
-_DISPLAYS_PER_S = 20
-_MAX_DISPLAYS = 200
 # So many bytes of displays pass at once, and in the long run; a kernel and a page hold what has
-# passed.
+# passed. A front end chokes on thousands, so each counts as this much at least; but a cell has one
+# value, and updates replace each other.
 DISPLAY_BYTES = 32 << 20
 _DISPLAY_BYTES_PER_S = 2 << 20
+_MIN_DISPLAY_BYTES = 100 << 10
 DISPLAY_BOUND = (
     f"a rank's displays pass up to {DISPLAY_BYTES >> 20} MiB at once "
     f"and {_DISPLAY_BYTES_PER_S >> 20} MiB/s"
@@ -74,7 +73,6 @@ class Pump:
         self._deferred: list[Parcel[Any]] = []
         self._due = threading.Event()
         self._pid = os.getpid()  # another process is a child, whose sockets are the rank's
-        self._num_displays = float(_MAX_DISPLAYS)
         self._display_bytes = float(DISPLAY_BYTES)
         self._displayed_at = 0.0
         os.register_at_fork(after_in_child=self._renew_lock)
@@ -117,12 +115,12 @@ class Pump:
         The rank itself calls it, no child (`Executor.execute`).
         """
         with self._lock:
-            if not (more_follows or self._pieces or self._deferred or self._gate.has_more):
+            if not (more_follows or self._pieces or self._deferred or self._gate.hides):
                 self._post((parcel,))
                 return
             if self._pieces:
                 self._flush(and_post=False)
-            if self._gate.has_more:
+            if self._gate.hides:
                 self._deferred += [Parcel(verb) for verb in self._gate.close()]
             self._deferred.append(parcel)
             if not more_follows:
@@ -159,42 +157,25 @@ class Pump:
             self._num_logged = num
 
     def display(self, parcel: Parcel[Display], describe: Callable[[], str]) -> None:
-        """Send a display; if it exceeds the bound, print the text that `describe` returns.
-
-        A display that is too large is written into a file beside the log.
-        """
+        """Send a display; if it exceeds the bound, print the text that `describe` returns."""
         verb = parcel.verb
-        counts = verb.kind == "display"  # a cell has one value, and updates replace each other
+        num_bytes = len(verb.bundle)
+        cost = max(num_bytes, _MIN_DISPLAY_BYTES) if verb.kind == "display" else num_bytes
         with self._shield, self._lock:
-            self._refill()
-            fits = len(verb.bundle) <= self._display_bytes
-            is_rank = os.getpid() == self._pid
-            may_show = fits and (self._num_displays >= 1 or not counts) and is_rank
-            if may_show:
-                self._num_displays -= counts
-                self._display_bytes -= len(verb.bundle)
+            now = time.monotonic()
+            earned = (now - self._displayed_at) * _DISPLAY_BYTES_PER_S
+            left = min(DISPLAY_BYTES, self._display_bytes + earned)
+            may_show = cost <= left and os.getpid() == self._pid
+            self._display_bytes, self._displayed_at = left - may_show * cost, now
         if may_show:
             self.send(parcel)
             return
         text = describe()
-        if not fits:
+        if num_bytes > _MIN_DISPLAY_BYTES:
             text = text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
-            path = self._log.keep(verb.bundle)
-            where = "too large for a file beside the log, too"
-            if path is not None:  # without the rank's number: the texts of ranks are to be folded
-                where = f"the whole is in {path.parent}/{re.sub('^rank[0-9]+', 'rank*', path.name)}"
-            where += "; on the rank it is `_`" if verb.kind == "result" else ""
-            text += f" ({len(verb.bundle):,} bytes, not shown: {DISPLAY_BOUND}; {where})"
+            where = "; on the rank it is `_`" if verb.kind == "result" else ""
+            text += f" ({num_bytes:,} bytes, not shown: {DISPLAY_BOUND}{where})"
         self.write(verb.run, "stdout", text + "\n")
-
-    def _refill(self) -> None:
-        """Refill the token buckets of displays, for the time since the last call."""
-        now = time.monotonic()
-        passed_s, self._displayed_at = now - self._displayed_at, now
-        self._num_displays = min(_MAX_DISPLAYS, self._num_displays + passed_s * _DISPLAYS_PER_S)
-        self._display_bytes = min(
-            DISPLAY_BYTES, self._display_bytes + passed_s * _DISPLAY_BYTES_PER_S
-        )
 
     def _flush(self, and_post: bool = True) -> None:
         self._is_due = False

@@ -1,5 +1,5 @@
 """Renders tracebacks by IPython so that the user's frames stand out: without frames of cellmesh,
-and with one line for a run of frames of libraries.
+and with one line for a run of frames of libraries; keeps the text of cells, and names them.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from IPython.core.compilerop import CachingCompiler
 from IPython.core.ultratb import AutoFormattedTB
 
+from ...wire import payload
 from .stack_inspection import is_of_library, is_own_code, is_user_code, shorten_path
 
 # What a rendered frame of a library stands between; user code prints no such characters in a frame,
@@ -122,3 +124,41 @@ def name_cells_in_warnings(cell_of: Callable[[str], int]) -> None:
         return plain(message, category, filename, lineno, line)
 
     warnings.formatwarning = format_warning
+
+
+# ---------------------------------------------------------------- cells
+
+# Of so many cells the text is kept, for tracebacks: of those that only ran, and of those that
+# define what may be called later.
+_MAX_PLAIN, _MAX_DEFINING = 1_000, 10_000
+_DEFINES = ("def ", "class ", "lambda")
+
+
+class RankCompiler(CachingCompiler):
+    """Names cells in tracebacks (``In[3]``), also cells whose functions were sent to the rank."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._plain: dict[str, None] = {}
+        self._defining: dict[str, None] = {}
+
+    def cache(self, transformed_code: str, number: int = 0, raw_code: str | None = None) -> str:
+        """Keep a cell's source under a file name, for tracebacks; drop the oldest over a limit."""
+        name = super().cache(transformed_code, number, raw_code)
+        names, most = self._plain, _MAX_PLAIN
+        for word in _DEFINES:
+            if word in transformed_code:
+                names, most = self._defining, _MAX_DEFINING
+        names.pop(name, None)
+        names[name] = None  # the newest
+        if len(names) > most:
+            oldest = next(iter(names))
+            del names[oldest]
+            self._filename_map.pop(oldest, None)
+            linecache.cache.pop(oldest, None)
+        return name
+
+    def format_code_name(self, name: str) -> tuple[str, str] | None:
+        """Return how tracebacks name a code file, as ``Cell In[3]`` for a cell."""
+        cell = payload.cell_of(name)
+        return ("Cell", f"In[{cell}]") if cell else super().format_code_name(name)

@@ -1,5 +1,6 @@
-"""Sends a rank's values to the notebook, large ones in shared memory, gives functions that the
-notebook sent the rank's names, and binds the notebook's classes to theirs.
+"""Sends a rank's values to the notebook, large ones in shared memory, and cuts and gives parts of
+tensors; gives functions that the notebook sent the rank's names, and binds the notebook's classes
+to theirs.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ...errors import UnpicklableError
+from ...errors import MeshUsageError, UnpicklableError
 from ...stdlib import os
-from ...wire import classes, segments
+from ...wire import payload, segments
 from ...wire.codec import Frame, Parcel, encode
 from ...wire.inspect import Refusal
 from ...wire.messages import Pickled
-from ...wire.values import Freed
+from ...wire.values import Freed, Part, PushParts, part_along
 from ..static_lookup import name_of, text_of
+from .imports import load
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -142,7 +144,7 @@ class NotebookClasses:
     def __init__(self, namespace: dict[str, Any]) -> None:
         self._namespace = namespace
         self._bound: weakref.WeakValueDictionary[str, type] = weakref.WeakValueDictionary()
-        classes.loaded.listener = self.bind
+        payload.loaded_classes.listener = self.bind
 
     def bind(self, loaded: type) -> None:
         """Bind a class that was loaded, unless its name is bound to something of this rank's."""
@@ -215,3 +217,99 @@ def _names_of(code: types.CodeType) -> tuple[str, ...]:
         if isinstance(constant, types.CodeType):
             names += _names_of(constant)
     return names
+
+
+# ---------------------------------------------------------------- parts of tensors
+
+
+def own_parts(
+    names: Mapping[str, Any], work: PushParts, rank: int, device: torch.device
+) -> dict[str, Any]:
+    """Return a rank's parts of the tensors that the controller has pushed to several ranks.
+
+    Args:
+        names: name -> a tensor or an array, or nests of them.
+        work: how they are split.
+        rank, device: the rank's, whatever a user binds to these names.
+    """
+    index, num_parts = work.ranks.index(rank), len(work.ranks)
+
+    def split(value: Any) -> Any:
+        if isinstance(value, dict):
+            return type(value)((key, split(part)) for key, part in value.items())
+        if type(value) in (list, tuple):
+            return type(value)(map(split, value))
+        return _cut(value, work.dim % value.ndim, num_parts, index, device)
+
+    return {name: split(value) for name, value in names.items()}
+
+
+def _cut(whole: Any, dim: int, num_parts: int, index: int, device: torch.device) -> Any:
+    """Return a part of a whole tensor as a contiguous one; a view of a mapped one if possible."""
+    start, length = part_along(whole.shape[dim], num_parts, index)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(whole, numpy.ndarray):
+        along = whole.swapaxes(0, dim)[start : start + length]
+        return numpy.ascontiguousarray(along.swapaxes(0, dim))
+    part = _settle(whole.detach().narrow(dim, start, length))
+    if not part.is_contiguous() or part.device.type != "cpu":
+        part = part.contiguous()
+    elif part.shape != whole.shape and part.nbytes < part.untyped_storage().nbytes():
+        # A view's storage is the whole: `torch.save` and `.untyped_storage()` would take all of it.
+        start = part.storage_offset() * part.element_size()
+        storage = part.untyped_storage()[start : start + part.nbytes]
+        empty: Any = torch.empty(0, dtype=part.dtype)
+        part = empty.set_(storage, 0, part.shape)
+    return part.to(device).requires_grad_(whole.requires_grad)
+
+
+def give_part(value: Any) -> Part:
+    """Return this rank's part of a value that the controller gathers from several ranks.
+
+    Raises:
+        MeshUsageError: it is a DTensor whose parts are no parts of the whole.
+    """
+    if not is_dtensor(value):
+        return Part(_settle(value))
+    from torch.distributed.tensor import Replicate
+
+    shards = load("inspect.shards")
+
+    mesh, spec = value.device_mesh, value.placements
+    if any(each.is_partial() or not (each.is_replicate() or hasattr(each, "dim")) for each in spec):
+        raise MeshUsageError(
+            f"a DTensor with placements {list(spec)} has no parts of the whole to gather: pull "
+            "`x.full_tensor()`, or `x.to_local()` with reduce="
+        )
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        return Part(None, tuple(value.shape))
+    is_first = all(
+        not index for index, each in zip(coordinate, spec, strict=True) if type(each) is Replicate
+    )
+    order = shards.order_of(value, mesh.ndim)
+    held = shards.runs_in_whole(value.shape, mesh.shape, coordinate, spec, order)
+    runs = tuple(tuple((a, b - a) for a, b in dim) or ((0, 0),) for dim in held)
+    local, box = (
+        _settle(value.to_local()),
+        tuple((dim[0][0], sum(n for _, n in dim)) for dim in runs),
+    )
+    if tuple(local.shape) != (expected := tuple(length for _, length in box)):
+        raise MeshUsageError(
+            f"the local part is {tuple(local.shape)}, and {list(spec)} of {tuple(value.shape)} "
+            f"gives this rank {expected}: `DTensor.from_local` was given other sizes. Give it "
+            "shape= and stride= of the whole, or pull `x.to_local()` with gather=True"
+        )
+    return Part(
+        local if is_first else None,
+        tuple(value.shape),
+        box,
+        runs if any(len(dim) > 1 for dim in runs) else (),
+    )
+
+
+def _settle(value: Any) -> Any:
+    """Detach a tensor, and resolve its lazy conjugation and negation."""
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+        return value.detach().resolve_conj().resolve_neg()
+    return value

@@ -31,7 +31,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.distributed import DistributedSampler
 
 from ...errors import CellmeshError, UnpicklableError
-from ...wire import payload, tensors
+from ...wire import payload
 from ...wire.codec import Frame
 from ...wire.messages import Pickled
 from ..groups.model_reset.data_parallel import Buckets, buckets_of, restart_buckets, use_buckets
@@ -190,7 +190,7 @@ class _Reducer:
 
     def _reduce_storage(self, storage: torch.UntypedStorage) -> Any:
         if storage.device.type == "meta":
-            return tensors.make_storage, (storage.nbytes(), None, "meta")
+            return payload.make_storage, (storage.nbytes(), None, "meta")
         is_on_cpu = storage.device.type == "cpu"
         if not self._reads and not is_on_cpu:
             return make_storage, (b"", False)

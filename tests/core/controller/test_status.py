@@ -1,4 +1,4 @@
-"""The activity of ranks, and which of them are asked again."""
+"""The activity of ranks, and what keeps them from going on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from cellmesh.controller import status
 from cellmesh.controller.core.mesh_state import FIRST_HEAL
-from cellmesh.controller.status import Snapshot, activity_of, keep_states
+from cellmesh.controller.status import Snapshot, activity_of
 from cellmesh.wire.groups import Begun, GroupCount, InFlight
 from cellmesh.wire.status import RankInfo, RankState
 
@@ -66,35 +66,3 @@ def test_activity_of_a_rank_is_one_word(
     changes: dict[str, Any], answer: RankState | None, activity: str
 ) -> None:
     assert activity_of(info(0, **changes), answer) == activity
-
-
-def test_idle_ranks_are_asked_now_and_then_and_others_always() -> None:
-    infos = [info(rank) for rank in range(10)]
-    before = look(infos, {rank: state() for rank in range(10)}, at_s=10.0)
-    assert keep_states(None, infos, 11.0) == {}
-    assert sorted(keep_states(before, infos, 11.0)) == [0, 2, 3, 4, 5, 7, 8, 9]
-    asked = [
-        set(range(10)) - keep_states(before, infos, at_s).keys()
-        for at_s in (11.2, 12.2, 13.2, 14.2, 15.2)
-    ]
-    assert sorted(rank for ranks in asked for rank in ranks) == list(range(10))
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"phase": "running"}, state()),
-        ({"phase": "dead", "pid": 0}, state()),
-        ({"pid": 999}, state()),
-        ({}, state(3)),
-        ({}, state(is_broken=True)),
-        ({}, state(device="cuda:0")),
-        ({}, None),
-    ],
-)
-def test_refresh_asks_ranks_that_may_have_changed(
-    changes: dict[str, Any], said: RankState | None
-) -> None:
-    before = look([info(0)], {} if said is None else {0: said})
-    assert keep_states(before, [info(0, **changes)], 11.0) == {}
-    assert keep_states(look([info(0)], {0: state()}), [info(0)], 11.0) == {0: state()}

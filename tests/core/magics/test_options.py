@@ -176,7 +176,6 @@ def test_every_magic_explains_its_options_with_an_example_that_is_read(
     [
         ("dist_mesh", "Usage: %dist_mesh [OPTIONS] [DIMS]..."),
         ("dist_pull", "Usage: %dist_pull [OPTIONS] EXPRESSION..."),
-        ("dist_reload", "Usage: %dist_reload [OPTIONS] [on|off]"),
         ("dist_load", "Usage: %dist_load [OPTIONS] [NAME...] PATH"),
         ("dist", "  -q, --quiet       Show nothing but errors."),
         ("dist_pull", "  --reduce mean|sum|stack  Of all ranks' values."),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cellmesh.wire import classes
+from cellmesh.wire import payload
 
 IMPORTS = """
 import abc, dataclasses, enum, functools, typing
@@ -72,24 +72,24 @@ def define(source: str, rank: int = 0) -> type:
 def test_ranks_that_run_one_definition_have_one_class(name: str) -> None:
     first, second = (define(DEFINITIONS[name], rank) for rank in (0, 1))
     assert first is not second
-    assert classes.digest(first) == classes.digest(second)
+    assert payload.digest(first) == payload.digest(second)
 
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_another_definition_is_another_class(name: str) -> None:
     source, (old, new) = DEFINITIONS[name], CHANGES[name]
     assert old in source
-    assert classes.digest(define(source)) != classes.digest(define(source.replace(old, new)))
+    assert payload.digest(define(source)) != payload.digest(define(source.replace(old, new)))
 
 
 def test_attributes_that_differ_by_rank_make_two_classes() -> None:
     source = "class C:\n    rank = rank"
-    assert classes.digest(define(source, 0)) != classes.digest(define(source, 1))
+    assert payload.digest(define(source, 0)) != payload.digest(define(source, 1))
 
 
 def test_a_class_stays_the_same_when_an_instance_has_been_pickled() -> None:
     kind = define(DEFINITIONS["dataclass"])
-    before = classes.digest(kind)
+    before = payload.digest(kind)
     copy.copy(kind())
     assert "__slotnames__" in vars(kind)
-    assert classes.digest(kind) == before
+    assert payload.digest(kind) == before

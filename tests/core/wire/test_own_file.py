@@ -22,7 +22,7 @@ MARKER = "t0p-s3cret"
 NAMES = re.compile(r"(.*_)?(key|keys|secret|ticket|env)")
 # A public key, a name in a file, a name in a value, a count.
 OPEN = {"Host.public_key", "Invitation.public_key", "HostPart.controller_key"}
-OPEN |= {"FileValue.key", "_Said.key", "_Target.key"}
+OPEN |= {"_Said.key", "_Target.key"}
 
 
 class Keyring(msgspec.Struct):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cellmesh.wire import payload
-from cellmesh.workers.rank import compiler
+from cellmesh.workers.rank import tracebacks
 
 NAME = "<cell of a test>"
 SOURCE = """def divide(x):
@@ -99,9 +99,9 @@ def test_known_source_is_not_replaced(typed: dict[str, Any]) -> None:
 def test_a_rank_keeps_the_text_of_the_newest_cells_and_longer_of_those_that_define(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(compiler, "_MAX_PLAIN", 2)
-    monkeypatch.setattr(compiler, "_MAX_DEFINING", 3)
-    cells = compiler.RankCompiler()
+    monkeypatch.setattr(tracebacks, "_MAX_PLAIN", 2)
+    monkeypatch.setattr(tracebacks, "_MAX_DEFINING", 3)
+    cells = tracebacks.RankCompiler()
     texts = [
         f"{form.format(n)}  # {n}" for n in range(5) for form in ("x = {}", "def f(): return {}")
     ]

@@ -41,7 +41,7 @@ _SIGNS: Mapping[Activity, str] = {
     "silent": "!", "dead": "✕",
 }  # fmt: skip
 
-Take = Callable[[Snapshot | None], Snapshot | None]
+Take = Callable[[], Snapshot | None]
 
 
 class DashboardWidget(Widget):
@@ -60,7 +60,7 @@ class Dashboard:
 
     Args:
         mesh: the mesh.
-        take: takes a snapshot, given the one before; None once the mesh has ended.
+        take: takes a snapshot; returns None once the mesh has ended.
         widget: shows them; its state is set on any thread.
         period_s: from one snapshot to the next, in seconds.
     """
@@ -92,7 +92,7 @@ class Dashboard:
 
     def look(self) -> None:
         """Take a snapshot of all ranks and show it."""
-        snapshot = self._take(self.snapshot)
+        snapshot = self._take()
         if snapshot is None:
             self.end()
             return
@@ -211,7 +211,7 @@ def show_dashboard(mesh: Mesh) -> LiveView | Table:
     if cell_publisher() is None or session.state == "ended":
         return status_table(repr(mesh), mesh.report(), mesh.states(), session.describe_ways())
     widget = DashboardWidget()
-    dashboard = Dashboard(mesh, lambda before: take_snapshot(session, before), widget)
+    dashboard = Dashboard(mesh, lambda: take_snapshot(session), widget)
     widget.on_msg(lambda _, content, buffers: dashboard.handle(content))
     dashboard.look()
     view = LiveView(widget, dashboard.static, dashboard.end)

@@ -9,8 +9,12 @@ from typing import Any
 
 import pytest
 
-from cellmesh.controller.output.bar_drawing import (
+from cellmesh.controller.output.bars import (
+    REDRAW_S,
+    SETTLE_S,
+    BarBoard,
     Bars,
+    Mark,
     as_html,
     as_lines,
     format_count,
@@ -18,7 +22,6 @@ from cellmesh.controller.output.bar_drawing import (
     format_time,
     make_row,
 )
-from cellmesh.controller.output.bars import REDRAW_S, SETTLE_S, BarBoard, Mark
 from cellmesh.controller.output.console import ConsoleBars
 from cellmesh.wire.user_code import Bar
 
@@ -220,7 +223,7 @@ def test_hundreds_of_bars_one_after_the_other_are_a_few_lines() -> None:
         for rank in range(2):
             desk.say(rank, bar(0, number))
             desk.say(rank, bar(100, number, state="done"))
-    assert desk.lines[0] == "… 490 earlier bars"
+    assert desk.lines[0] == "… 490 more"
     assert len(desk.lines) == 11
     assert len(desk.board._members) == 20
 

@@ -21,15 +21,13 @@ def on_ranks(typed: str, names_only: bool) -> Choices:
 
 
 SOURCES = NameSources(
-    num_ranks=4,
-    dims={"dp": 2, "tp": 3},
     on_ranks=on_ranks,
     in_notebook=lambda: ["batch", "lr"],
     meshes=lambda: ["mesh-1", "mesh-2"],
     numbers=lambda: ["accuracy", "loss"],
 )
 NO_MESH = NameSources(
-    0, {}, lambda typed, _: Choices(typed, ()), lambda: ["batch"], lambda: [], lambda: []
+    lambda typed, _: Choices(typed, ()), lambda: ["batch"], lambda: [], lambda: []
 )
 
 
@@ -49,26 +47,14 @@ def texts(line: str, sources: NameSources = SOURCES) -> tuple[str, ...]:
         ("%dist_auto ", "", ("on", "off")),
         ("%dist_auto of", "of", ("off",)),
         ("%%dist --ra", "--ra", ("--ranks",)),
-        ("%%dist --ranks ", "", ("all", "0-3", "0", "1", "2", "3")),
-        ("%%dist --ranks 0,2,", "", ("1", "3")),
-        ("%%dist --ranks 1-", "", ("2", "3")),
-        ("%%dist --at ", "", ("dp=", "tp=")),
-        ("%%dist --at t", "t", ("tp=",)),
-        ("%%dist --at tp=", "", ("0", "1", "2")),
-        ("%%dist --at tp=1,", "", ("dp=",)),
-        ("%%dist_profile --ranks 3", "3", ("3",)),
-        ("%dist_mesh ", "", ("dp=", "tp=")),
-        ("%dist_logs 2", "2", ("2",)),
         ("%dist_push ", "", ("batch", "lr")),
         ("%dist_push batch l", "l", ("lr",)),
         ("%dist_pull lo", "lo", ("loss",)),
         ("%dist_pull model.", "", ("layers", "weight")),
         ("x = %dist_pull lo", "lo", ("loss",)),
         ("  %dist_pull lo", "lo", ("loss",)),
-        ("%dist_pull loss --rank ", "", ("0", "1", "2", "3")),
         ("%dist_inspect model.", "", ("layers", "weight")),
         ("%dist_check mo", "mo", ("model",)),
-        ("%dist_sync model --from 3", "3", ("3",)),
         ("%dist_who l", "l", ("loss",)),
         ("%dist_plot a", "a", ("accuracy",)),
         ("%dist_attach m", "m", ("mesh-1", "mesh-2")),
@@ -109,9 +95,8 @@ def test_other_lines_are_left_alone(line: str) -> None:
     assert complete_line(line, SOURCES) is None
 
 
-def test_without_a_mesh_there_are_options_and_no_ranks() -> None:
+def test_without_a_mesh_there_are_options_and_no_names() -> None:
     assert texts("%%dist --ra", NO_MESH) == ("--ranks",)
-    assert texts("%%dist --ranks ", NO_MESH) == ()
     assert texts("%dist_pull lo", NO_MESH) == ()
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from cellmesh.workers.rank.import_hooks import AfterImport
+from cellmesh.workers.rank.imports import AfterImport
 
 
 def test_a_finder_of_the_old_kind_does_not_break_imports(monkeypatch: pytest.MonkeyPatch) -> None:

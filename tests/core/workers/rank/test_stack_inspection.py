@@ -24,6 +24,7 @@ from cellmesh.workers.rank.stack_inspection import (
     lines_of,
     local_value,
     look_at_main_thread,
+    parse_again,
     place_of,
     stack_of,
     stack_of_main_thread,
@@ -332,11 +333,11 @@ def test_our_own_functions_are_not_named() -> None:
     ("source", "words"),
     [
         (f"time.wait({STOP})", "leave"),
-        ("loader = Loader()\nfor x in loader:\n    pass", "loader.__next__"),
-        ("with Gate() as gate:\n    pass", "Gate().__enter__"),
-        ("if True:\n    with Gate() as gate:\n        pass", "Gate().__enter__"),
-        ("with Leaves() as gate:\n    pass", "Leaves().__exit__"),
-        ("with Leaves() as gate:\n    1 / 0", "Leaves().__exit__"),
+        ("loader = Loader()\nfor x in loader:\n    pass", "loader"),
+        ("with Gate() as gate:\n    pass", "Gate"),
+        ("gate = Gate()\nif True:\n    with gate as gate:\n        pass", "gate"),
+        ("with Leaves() as gate:\n    pass", "Leaves"),
+        ("with Leaves() as gate:\n    1 / 0", "Leaves"),
         ("Gate().pass_through(\n    3\n)", "Gate().pass_through"),
         ("ä = Gate(); ä.pass_through('ü')", "ä.pass_through"),
         ("x = Gate() + 1", ""),
@@ -382,3 +383,34 @@ def test_waiting_for_a_work_is_a_collective_and_for_anything_else_is_not(
     work.wait = spot.names["leave"]
     cell = run_cell("arrive(), works[0].wait()", 6, arrive=spot.names["arrive"], works=[work])
     assert spot.look(cell) == Activity(6, 1, "works[0].wait", collective)
+
+
+# ---- parses while other threads parse
+
+DISTURBED = SystemError("AST constructor recursion depth mismatch (before=78, after=29)")
+
+
+def parse_after(*errors: Exception) -> str:
+    left = list(errors)
+
+    def parse() -> str:
+        if left:
+            raise left.pop(0)
+        return "tree"
+
+    return parse_again(parse)
+
+
+def test_disturbed_parse_is_done_again() -> None:
+    assert parse_after(DISTURBED, DISTURBED) == "tree"
+
+
+@pytest.mark.parametrize("error", [SyntaxError("x"), SystemError("other")])
+def test_other_errors_are_raised(error: Exception) -> None:
+    with pytest.raises(type(error), match=str(error)):
+        parse_after(error)
+
+
+def test_parse_that_is_always_disturbed_ends() -> None:
+    with pytest.raises(SystemError, match="mismatch"):
+        parse_after(*[DISTURBED] * 100)

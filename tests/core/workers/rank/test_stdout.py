@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import os
 import re
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,9 +16,7 @@ from cellmesh.wire.user_code import Output, Skipped
 from cellmesh.workers.rank.stdout import (
     BURST_BYTES,
     BYTES_PER_S,
-    HUGE_LINE,
     SAMPLE_BYTES,
-    SHOWN_LINE,
     TAIL_LINES,
     Gate,
     Log,
@@ -91,10 +86,10 @@ def test_a_long_flood_shows_samples_of_itself() -> None:
 
 def test_a_line_without_end_is_bounded() -> None:
     gate = Gate(0.0, burst_bytes=100, bytes_per_s=0)
-    shown = gate.admit(1, "stdout", "x" * HUGE_LINE, 0.0) + gate.close()
+    shown = gate.admit(1, "stdout", "x" * 20_000, 0.0) + gate.close()
     assert len(text_of(shown)) <= 100 + SAMPLE_BYTES
     [note] = skipped_in(shown)
-    assert note.num_bytes == HUGE_LINE - num_bytes(shown)
+    assert note.num_bytes == 20_000 - num_bytes(shown)
     assert gate.close() == []
 
 
@@ -296,30 +291,6 @@ def test_a_character_cut_in_two_does_not_stop_the_reading(tmp_path: Path) -> Non
     assert before == 2
 
 
-def test_displays_that_are_not_shown_are_kept_in_files_the_newest_within_the_bound(
-    tmp_path: Path,
-) -> None:
-    log = Log(tmp_path / "rank0.log", limit_bytes=100)
-    names = {"html": "text/html", "png": "image/png", "json": "application/x-ours"}
-
-    def keep(log: Log = log, **data: Any) -> Any:
-        bundle = {"data": {names[name]: value for name, value in data.items()}}
-        return log.keep(json.dumps(bundle).encode())
-
-    first = keep(html="x" * 40, json={})
-    image = keep(html="x", png=base64.b64encode(b"p" * 40).decode())
-    assert (first.name, first.read_text()) == ("rank0-display-1.html", "x" * 40)
-    assert (image.name, image.read_bytes()) == ("rank0-display-2.png", b"p" * 40)
-    assert keep(html="x" * 101) is None
-    assert first.exists()
-    third = keep(Log(tmp_path / "rank0.log", limit_bytes=100), json=[0, 1])
-    assert (third.name, third.read_text()) == ("rank0-display-3.json", "[0, 1]")
-    last = keep(html="x" * 60)
-    assert sorted(tmp_path.iterdir()) == [third, last]
-    shutil.rmtree(tmp_path)
-    assert keep(html="x") is None
-
-
 def test_bytes_since_a_position(tmp_path: Path) -> None:
     log = Log(tmp_path / "rank0.log", limit_bytes=10)
     assert log.num_bytes_since(log.position()) == 0
@@ -330,41 +301,3 @@ def test_bytes_since_a_position(tmp_path: Path) -> None:
     log.append("4567")
     log.append("89")  # into the next file
     assert log.num_bytes_since(position) == 2
-
-
-# ---- huge lines
-
-
-@pytest.mark.parametrize("size", [HUGE_LINE, HUGE_LINE + 1, 30_000, 3_000_000])
-@pytest.mark.parametrize("piece", [1000, 1 << 20])
-def test_a_huge_line_is_cut_for_the_reader(size: int, piece: int) -> None:
-    gate = Gate(0.0)
-    line = "x" * size
-    text = f"before\n{line}\nafter\n"
-    pieces = [text[at : at + piece] for at in range(0, len(text), piece)]
-    shown = text_of([verb for each in pieces for verb in gate.admit(1, "stdout", each, 0.0)])
-    first, huge, last, rest = shown.split("\n")
-    assert (first, last, rest) == ("before", "after", "")
-    if size <= HUGE_LINE:
-        assert huge == line
-    else:
-        kept, note = huge.split(" … ")
-        told = f"{size // 1000} kB" if size < 1e6 else "3 MB"
-        assert note == f"({told} of one line; all of it: %dist_logs)"
-        assert len(kept) == SHOWN_LINE if piece > HUGE_LINE else len(kept) <= HUGE_LINE
-    assert not gate.has_more
-
-
-def test_a_huge_line_that_does_not_end_is_noted_at_the_runs_end() -> None:
-    gate = Gate(0.0)
-    gate.admit(1, "stderr", "x" * 82_000_000, 0.0)
-    assert gate.has_more
-    assert text_of(gate.close()) == " … (82 MB of one line; all of it: %dist_logs)"
-    assert gate.close() == []
-
-
-def test_a_line_that_is_written_over_is_as_long_as_it_is_shown() -> None:
-    gate = Gate(0.0)
-    text = "".join(f"\r{n:6} of 10000" for n in range(5000))
-    assert text_of(gate.admit(1, "stderr", text, 0.0)) == text
-    assert text_of(gate.admit(1, "stderr", "\rdone\n", 0.0)) == "\rdone\n"

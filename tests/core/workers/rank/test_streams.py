@@ -147,9 +147,7 @@ def test_displays_are_bounded_by_bytes(
     log = rank.log_path.read_text()
     assert log.count("<Figure>") == len(sizes) - len(shown)
     assert len(log) < 1300 * len(sizes)
-    path = rank.log_path.with_name(f"rank0-display-{len(sizes) - len(shown)}.html")
-    assert log.endswith(f"the whole is in {str(path).replace('rank0', 'rank*')}{where})\n")
-    assert path.read_bytes() == b"x" * sizes[-1]
+    assert log.endswith(f" MiB/s{where})\n")
     assert f"({len(bundle):,} bytes, not shown: a rank's displays pass up to 32 MiB at once" in log
 
 

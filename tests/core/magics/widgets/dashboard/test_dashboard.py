@@ -58,7 +58,7 @@ class Rig:
         )
         self.dashboard = Dashboard(
             self.mesh,  # type: ignore[arg-type]
-            lambda before: self.take(),
+            lambda: self.take(),
             self.widget,
             period_s=0.01,
         )

@@ -1,17 +1,66 @@
-"""Calls hooks when user code imports certain modules; has the one that torch.compile needs."""
+"""Imports on a rank: of the modules of its optional features (bars, inspector, debugger), and hooks
+that are called when user code imports certain modules.
+
+A feature leans on libraries, and on parts of Python, that change with their versions. The zygote
+imports the features for all ranks, but nothing that a rank needs to start or to run a cell does: a
+module that cannot be imported is reported where its feature is used, by name.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import glob
+import importlib
 import importlib.abc
 import importlib.machinery
 import os
 import sys
+import traceback
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from ...errors import CellmeshError
+
+# The features that many ranks use, as modules of `cellmesh.workers`; others are imported when they
+# are used.
+PREIMPORTED = (
+    "progress",
+    "rank.debugger",
+    "inspect.handler",
+    "complete",
+)
+
+
+def preimport() -> None:
+    """Import `PREIMPORTED` in the zygote; errors are written into the zygote's log."""
+    for module in PREIMPORTED:
+        try:
+            load(module)
+        except CellmeshError:
+            traceback.print_exc()
+
+
+def load(module: str) -> Any:
+    """Import a module of a feature; raise CellmeshError that names what cannot be imported."""
+    name = f"cellmesh.workers.{module}"
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        # What failed may be a module that this one imports.
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            if frame.f_code.co_name == "<module>" and frame.f_globals["__name__"].startswith(
+                "cellmesh."
+            ):
+                name = frame.f_globals["__name__"]
+        raise CellmeshError(
+            f"{name} cannot be imported ({type(error).__name__}: {error}), so what needs it does "
+            "not work: `python -m pip check` shows which packages are too old"
+        ) from error
+
+
+# ---------------------------------------------------------------- hooks
 
 Hook = Callable[[types.ModuleType], None]
 
