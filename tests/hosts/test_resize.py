@@ -145,7 +145,7 @@ def test_host_that_does_not_answer_does_not_join(
     bring, hosts = CodeSync.bring, list[Connections]()
 
     def interrupt() -> None:
-        wait_until(lambda: bool(hosts[0]._files), WAIT_S, "files are offered")
+        wait_until(lambda: bool(hosts[0]._replies), WAIT_S, "files are offered")
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     def stop_first(code: CodeSync, *args: Any, **options: Any) -> None:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import pytest
 
+from cellmesh.controller import resizing as module
+from cellmesh.controller.code_files.sync import CodeSync
+from cellmesh.controller.core.core import Core
 from cellmesh.controller.core.effects import HealReport
+from cellmesh.controller.news import Reply
 from cellmesh.controller.options import MAX_RANKS
-from cellmesh.controller.resizing import Resizing, describe_resize, plan_resize
-from cellmesh.errors import MeshUsageError
+from cellmesh.controller.resizing import Question, Resizing, describe_resize, plan_resize, resize
+from cellmesh.controller.session.hosts.connections import Connections
+from cellmesh.controller.session.launch.hosts import HostAgents
+from cellmesh.errors import HostError, MeshUsageError, NoMeshError
 from cellmesh.wire.hosts import Host
+from tests.core.controller.session.test_session import TICKET
 
 HERE = {"layout": (4,), "names": (), "dims": {"dp": 4}}
 HOSTS = {"layout": (2, 2), "names": ("a", "b"), "dims": {"dp": 2, "tp": 2}}
@@ -75,3 +83,165 @@ def test_what_was_done_is_said() -> None:
         "the others hold what they held\nbound: model"
     )
     assert "rank 3 ended" in describe_resize(report, 4, {"dp": 3})
+
+
+NEW = Host("b", "tcp://10.0.0.2:5", "key", 1, 1)
+PLAN = Resizing((1, 1), (Host("b", num_ranks=1),), {"dp": 2})
+
+
+class World:
+    """A mesh of one host, which writes down what is done; any step may fail, or end the mesh."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.faults: dict[str, BaseException] = {}
+        self.has_ended = False
+        self.why_not = ""
+        self.launcher = object.__new__(HostAgents)
+        self.launcher.ticket = TICKET
+        self.launcher.start_more = lambda layout, entries: self.step("start", [NEW])  # type: ignore
+        self.launcher.forget = lambda agents: self.step("forget")  # type: ignore[method-assign]
+
+    def step(self, name: str, result: Any = None) -> Any:
+        self.done.append(name)
+        if name in self.faults:
+            raise self.faults[name]
+        return result
+
+    def post(self, command: Callable[[Core, float], Any]) -> None:
+        if self.has_ended:
+            raise NoMeshError("the mesh has ended")
+        command(cast(Core, self), 0.0)
+
+    def ask(self, question: Question) -> Reply[Any]:
+        """As `Link.ask`."""
+        reply: Reply[Any] = Reply()
+        self.step("ask")
+        if self.has_ended:
+            reply.give(None)
+            return reply
+        try:
+            _, ((answer),) = question(cast(Core, self), 0.0)
+            reply.give(answer)
+        except Exception as error:
+            reply.fail(error)
+        return reply
+
+    # ---- the core's, the connections' and the modules' parts
+
+    def why_not_resize(self, size: int) -> str:
+        return self.why_not
+
+    def resize(self, layout: Any, dims: Any, now: float) -> tuple[int, Sequence[Any]]:
+        return 1, [self.step("resize", HealReport())]
+
+    def invite(self, agents: Sequence[Host]) -> None:
+        self.step("invite")
+
+    def check_candidates(self) -> None:
+        self.step("check")
+
+    def turn_away(self) -> None:
+        self.step("turn away")
+
+    def forget(self) -> None:
+        pass
+
+    def bring(self, timeout_s: float) -> None:
+        self.step("bring")
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    world = World()
+
+    def end_agents(ticket: Any, timeout_s: float) -> list[Host]:
+        return world.step("end " + ", ".join(agent.name for agent in ticket.agents), [])  # type: ignore
+
+    monkeypatch.setattr(module, "end_agents", end_agents)
+    return world
+
+
+def do(world: World, plan: Resizing = PLAN) -> HealReport:
+    parts = cast(Core, world), world.ask, world.post, world.launcher, cast(Connections, world)
+    return resize(plan, *parts, lambda plan, new: world.step("note"), cast(CodeSync, world))
+
+
+ENDED = ["turn away", "end b", "forget"]
+
+
+def test_new_host_has_the_modules_before_the_core_is_asked(world: World) -> None:
+    assert not do(world).failure
+    assert world.done == ["start", "invite", "bring", "ask", "check", "note", "resize"]
+
+
+def test_resize_without_new_hosts_starts_and_ends_nothing(world: World) -> None:
+    do(world, Resizing((1,), (), {"dp": 1}))
+    assert world.done == ["ask", "check", "note", "resize"]
+
+
+@pytest.mark.parametrize("step", ["bring", "check", "note"])
+@pytest.mark.parametrize("error", [HostError("b: disk full"), KeyboardInterrupt(), ValueError("?")])
+def test_fault_before_the_core_resizes_ends_the_new_agents(
+    step: str, error: BaseException, world: World
+) -> None:
+    if step != "bring" and isinstance(error, KeyboardInterrupt):
+        error = SystemError()  # the loop's thread gets no interrupt
+    world.faults[step] = error
+    with pytest.raises(type(error)) as raised:
+        do(world)
+    assert "resize" not in world.done
+    assert world.done[-3:] == ENDED
+    if isinstance(error, HostError):
+        assert str(raised.value) == "b: disk full\nb did not join: the mesh is as it was"
+
+
+def test_run_that_begins_in_the_meantime_ends_the_new_agents(world: World) -> None:
+    def bring(timeout_s: float) -> None:
+        world.why_not = "rank 0 runs cell 3"
+
+    world.bring = bring  # type: ignore[method-assign]
+    with pytest.raises(MeshUsageError, match="rank 0 runs cell 3\nb did not join"):
+        do(world)
+    assert world.done[-3:] == ENDED
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_interrupt_ends_the_new_agents_until_the_core_resizes(is_late: bool, world: World) -> None:
+    questions: list[Question] = []
+
+    def ask(question: Question) -> Reply[Any]:
+        if is_late:
+            question(cast(Core, world), 0.0)
+        questions.append(question)
+        raise KeyboardInterrupt
+
+    world.ask = ask  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        do(world)
+    if is_late:
+        assert world.done[-1] == "resize"
+        return
+    assert world.done[-3:] == ENDED
+    questions[0](cast(Core, world), 0.0)  # was withdrawn
+    assert "resize" not in world.done
+
+
+@pytest.mark.parametrize("step", ["invite", "bring"])
+def test_end_of_the_mesh_ends_the_new_agents(step: str, world: World) -> None:
+    def end(*args: Any, **options: Any) -> None:
+        world.has_ended = True
+
+    setattr(world, step, end)
+    assert do(world).failure == "the mesh has ended"
+    assert world.done[-2:] == ["end b", "forget"]
+
+
+def test_agents_that_are_not_seen_to_end_stay_reachable(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "end_agents", lambda ticket, timeout_s: list(ticket.agents))
+    world.faults["bring"] = HostError("b: silent")
+    with pytest.raises(HostError):
+        do(world)
+    assert world.done[-1] == "turn away"

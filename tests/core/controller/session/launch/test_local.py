@@ -6,19 +6,25 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import cellmesh
+from cellmesh.controller.options import Options
 from cellmesh.controller.session.launch.local import (
     Launcher,
     LocalAgent,
     Process,
     Started,
     command_of,
+    describe_full_disk,
+    make_ticket,
 )
 from cellmesh.errors import HostError
 from cellmesh.wire.host import started_ticks
+from cellmesh.wire.ticket import remove_directory
 from tests.core.controller.session.test_session import TICKET
 
 
@@ -79,3 +85,16 @@ def test_a_process_with_the_number_of_an_agent_that_has_ended_is_left_alone(tick
     assert not launcher.poll()
     assert launcher.wait(None)
     launcher.signal(signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("num_pages", "is_full"), [(0, True), (1, True), (1 << 20, False)])
+def test_a_start_that_leaves_no_log_says_that_the_disk_is_full(
+    num_pages: int, is_full: bool, runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticket = make_ticket(Options(num_ranks=1, mesh={"dp": 1}))
+    remove_directory(Path(ticket.directory))  # as its guardian does
+    disk = SimpleNamespace(f_bavail=num_pages, f_frsize=4096)
+    monkeypatch.setattr(os, "statvfs", {runtime_dir / "cellmesh": disk}.__getitem__)
+    text = describe_full_disk(ticket)
+    assert is_full == (f"{4 * num_pages} kB are left: free some space" in text)
+    assert is_full == bool(text)
