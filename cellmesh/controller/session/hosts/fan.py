@@ -4,7 +4,7 @@ what they say of the whole mesh. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -86,7 +86,11 @@ class Fan:
         self._dead: set[int] = set()
         self._has_failed = self._is_stopping = self._is_leaving = False
         self._ended: set[int] = set()  # hosts whose agents have said that they end
-        self._respawns = RespawnAnswers()
+        # The answers to the last order to fork ranks again, the ranks by host, and those that no
+        # host can fork.
+        self._respawns: Gathering[Respawned | RespawnFailed] = Gathering()
+        self._forked_by: dict[int, tuple[int, ...]] = {}
+        self._unforked = RespawnFailed((), "")
 
     @property
     def unended(self) -> list[Host]:
@@ -166,12 +170,37 @@ class Fan:
 
     def _respawn(self, parcel: Parcel[Respawn]) -> Routed:
         routed = self._split_by_ranks(parcel)
-        awaited = {index: part.verb.ranks for index, part in routed.down}
+        self._forked_by = {index: part.verb.ranks for index, part in routed.down}
         gone = tuple(r for r in parcel.verb.ranks if self.host_of(r) not in self.hosts)
         names = sorted({self.name_of(self.host_of(rank)) for rank in gone})
-        why_gone = f"{', '.join(names)} is lost" if gone else ""
-        routed.up += self._respawns.begin(awaited, gone, why_gone)
+        self._unforked = RespawnFailed(gone, f"{', '.join(names)} is lost")
+        self._respawns.begin(0, self._forked_by)
+        routed.up += self._respawned()
         return routed
+
+    def _respawned(self) -> list[Parcel[Any]]:
+        """Return the joined answers to the order to fork ranks, once all hosts have answered."""
+        up: list[Parcel[Any]] = []
+        for _, answers in self._respawns.take(self.hosts):
+            lost = [
+                RespawnFailed(ranks, f"{self.name_of(index)} is lost")
+                for index, ranks in self._forked_by.items()
+                if index not in answers
+            ]
+            each = (self._unforked, *lost, *answers.values())
+            failed = [one for one in each if isinstance(one, RespawnFailed) and one.ranks]
+            if failed:  # first, as it ends the recovery's wait; the others join the next
+                ranks = tuple(rank for one in failed for rank in one.ranks)
+                text = "; ".join(one.text for one in failed if one.text)
+                up.append(Parcel(RespawnFailed(ranks, text)))
+            infos = [info for one in each if isinstance(one, Respawned) for info in one.ranks]
+            if infos:
+                up.append(Parcel(Respawned(tuple(infos))))
+        return up
+
+    def _note_respawn(self, index: int, answer: Respawned | RespawnFailed) -> Routed:
+        is_awaited = self._respawns.add(0, index, answer)
+        return Routed(up=self._respawned() if is_awaited else [Parcel(answer)])
 
     def _split_by_ranks(self, parcel: Parcel[Any]) -> Routed:
         routed = Routed()
@@ -259,9 +288,9 @@ class Fan:
                 return Routed(up=[Parcel(StartFailed(fault, self._name(index, text)))])
             case Respawned(infos):
                 self._dead.difference_update(info.rank for info in infos)
-                return Routed(up=self._respawns.succeeded(index, infos))
+                return self._note_respawn(index, verb)
             case RespawnFailed(ranks, text):
-                return Routed(up=self._respawns.failed(index, ranks, self._name(index, text)))
+                return self._note_respawn(index, RespawnFailed(ranks, self._name(index, text)))
             case Died(rank):
                 self._dead.add(rank)
             case AgentFault(text):
@@ -302,7 +331,7 @@ class Fan:
         elif index == self._store[0]:
             routed.down.append(self._make_store())
         routed.up += self._joined_reports()
-        routed.up += self._respawns.lost(index, agent.name)
+        routed.up += self._respawned()
         return routed
 
     # ---- hosts that return, or are replaced
@@ -442,10 +471,11 @@ class Gathering(Generic[_T]):
         """Note a question to these hosts."""
         self._open[number] = set(hosts), {}
 
-    def add(self, number: int, host: int, answer: _T) -> None:
-        """Note a host's answer."""
+    def add(self, number: int, host: int, answer: _T) -> bool:
+        """Note a host's answer; return whether the question is open."""
         if number in self._open:
             self._open[number][1][host] = answer
+        return number in self._open
 
     def awaited(self, number: int) -> list[int]:
         """Return the hosts that have not answered a question."""
@@ -536,63 +566,6 @@ def join_reports(
     infos = [*(info for report in reports for info in report.ranks), *others]
     ranks = sorted(infos, key=lambda info: info.rank)
     return HostReport(request, tuple(ranks), max((report.at_s for report in reports), default=0.0))
-
-
-class RespawnAnswers:
-    """The answers to one order to fork ranks again, until every host has answered it."""
-
-    def __init__(self) -> None:
-        self._awaited: dict[int, tuple[int, ...]] = {}  # host -> ranks that it is to fork
-        self._respawned: tuple[RankInfo, ...] = ()
-        self._failed: tuple[int, ...] = ()
-        self._why = ""
-
-    def begin(
-        self, awaited: Mapping[int, tuple[int, ...]], gone: tuple[int, ...], why_gone: str
-    ) -> list[Parcel[Any]]:
-        """Note an order.
-
-        Args:
-            awaited: by host, the ranks that it is to fork.
-            gone: the ranks whose hosts are lost.
-            why_gone: says so; "" if there are none.
-
-        Returns:
-            What the controller is to hear, if no host is awaited.
-        """
-        self._awaited, self._respawned = dict(awaited), ()
-        self._failed, self._why = gone, why_gone
-        return self._take()
-
-    def succeeded(self, index: int, infos: tuple[RankInfo, ...]) -> list[Parcel[Any]]:
-        """Note that a host has forked its ranks; return what the controller is to hear."""
-        self._respawned += infos
-        self._awaited.pop(index, None)
-        return self._take()
-
-    def failed(self, index: int, ranks: tuple[int, ...], why: str) -> list[Parcel[Any]]:
-        """Note that a host could not fork ranks; return what the controller is to hear."""
-        self._failed += ranks
-        self._why = "; ".join(filter(None, [self._why, why]))
-        self._awaited.pop(index, None)
-        return self._take()
-
-    def lost(self, index: int, name: str) -> list[Parcel[Any]]:
-        """Note that a host is lost; return what the controller is to hear if it was awaited."""
-        if index not in self._awaited:
-            return []
-        return self.failed(index, self._awaited[index], f"{name} is lost")
-
-    def _take(self) -> list[Parcel[Any]]:
-        up: list[Parcel[Any]] = []
-        if self._awaited:
-            return up
-        if self._failed:  # first, as it ends the recovery's wait; the others join the next
-            up.append(Parcel(RespawnFailed(self._failed, self._why)))
-        if self._respawned:
-            up.append(Parcel(Respawned(self._respawned)))
-        self._respawned, self._failed = (), ()
-        return up
 
 
 # The stages of a start, in their order.
