@@ -17,18 +17,13 @@ from cellmesh.workers.agent.supervisor import LEAVE_S
 from ..support.examples import examples
 from ..support.scripted import World
 
-
-def causes(world: World, kind: type) -> list[Any]:
-    return [change.cause for change in world.changes if isinstance(change.cause, kind)]
-
-
 # ---- whatever the order
 
 SUBSETS = [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)]
 Step = tuple[str, int, int]
 
 
-def steps_of(kinds: dict[str, int]) -> st.SearchStrategy[list[Step]]:
+def steps_of(**kinds: int) -> st.SearchStrategy[list[Step]]:
     """Long lists of what may happen, each as often as its weight says, with a rank and another
     number.
     """
@@ -49,21 +44,7 @@ def shown_by(world: World, run: Run[Any], rank: int) -> list[str]:
 
 
 @examples(60)
-@given(
-    steps=steps_of(
-        {
-            "submit": 3,
-            "done": 8,
-            "fail": 1,
-            "print": 12,
-            "down": 6,
-            "up": 3,
-            "tick": 2,
-            "wait": 1,
-            "long": 1,
-        }
-    )
-)
+@given(steps=steps_of(submit=3, done=8, fail=1, print=12, down=6, up=3, tick=2, wait=1, long=1))
 def test_every_run_ends_once_with_every_ranks_own_answer_and_output(steps: Sequence[Step]) -> None:
     world = World(3).start()
     answers: dict[int, dict[int, Any]] = collections.defaultdict(dict)
@@ -100,9 +81,7 @@ def test_every_run_ends_once_with_every_ranks_own_answer_and_output(steps: Seque
             case _:
                 act(kind, rank, number)
     world.deliver()
-    for _ in range(
-        len(world.runs) + 1
-    ):  # what is held back after a failure goes on when all have ended it
+    for _ in range(len(world.runs) + 1):  # what is held back goes on when all have ended the run
         for rank, process in world.ranks.items():
             while process.running:
                 act("done", rank, 1)
@@ -141,21 +120,15 @@ def calm_down(world: World) -> None:
     world.wait(2.0)
 
 
+STEPS = steps_of(
+    submit=4, done=6, fail=2, print=2, die=3, interrupt=2, obey=1, restart=2, reap=3, ready=6,
+    down=8, up=5, wait=2, states=2, look=2, mute=1,
+)  # fmt: skip
+
+
 @examples(100)
 @given(
-    steps=steps_of(
-        {
-            "submit": 4,
-            "done": 6,
-            "fail": 2,
-            "print": 2,
-            "die": 3,
-            "interrupt": 2,
-            "obey": 1,
-            "restart": 2,
-        }
-        | {"reap": 3, "ready": 6, "down": 8, "up": 5, "wait": 2, "states": 2, "look": 2, "mute": 1}
-    ),
+    steps=STEPS,
     stops=st.booleans(),
 )
 def test_every_run_and_the_mesh_end_once_for_any_events(steps: Sequence[Step], stops: bool) -> None:

@@ -7,69 +7,51 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from cellmesh.errors import RankFailure
 
 from ..support.examples import examples
 from ..support.scripted import World
-
-SUBSETS = [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)]
+from .test_pair_any_order import SUBSETS, Step, steps_of
 
 
 def test_a_run_goes_on_without_a_controller_and_the_next_one_has_it_whole() -> None:
     world = World(3).start()
-    number = world.submit().number
-    world.deliver()
+    number = world.running().number
     world.ranks[0].print("before\n")
-    world.ranks[0].done("answered the first controller")
-    world.wait(0.1)
+    world.done(0, seconds=0.1)
     world.leave()
     world.ranks[1].print("missed\n")
-    world.ranks[1].done("answered nobody")
-    world.wait(0.1)
+    world.done(1, seconds=0.1)
     welcome = world.attach()
-    assert [(info.run, info.title, info.execution_count) for info in welcome.runs] == [
-        (number, "run 1", 0)
-    ]
+    infos = [(info.run, info.title, info.execution_count) for info in welcome.runs]
+    assert infos == [(number, "run 1", 0)]
     world.deliver()
     run = world.runs[number]
     assert run.waiting_ranks() == [2]
-    world.ranks[2].done("answers the second")
-    world.wait(0.5)
-    assert list(run.result(0).values()) == [
-        "answered the first controller",
-        "answered nobody",
-        "answers the second",
-    ]
+    world.done(2, seconds=0.5)
+    assert run.result(0) == {0: 0, 1: 1, 2: 2}
     assert "[1] missed\n" in world.text_of(run)
     assert "before" not in world.text_of(run), "the first controller has shown it"
 
 
 def test_run_that_ended_while_detached_has_its_result() -> None:
     world = World(2).start()
-    number = world.submit().number
-    world.deliver()
+    number = world.running().number
     world.leave()
-    for rank in (0, 1):
-        world.ranks[rank].done(rank)
-    world.wait(0.1)
+    world.done(seconds=0.1)
     world.attach()
     world.deliver()
     assert world.runs[number].result(0) == {0: 0, 1: 1}
-    again = world.submit()
-    assert again.number == number + 1
+    assert world.submit().number == number + 1
 
 
 def test_death_while_detached_is_reported() -> None:
     world = World(3).start()
-    number = world.submit().number
-    world.deliver()
+    number = world.running().number
     world.leave()
     world.reap(1, "was killed by SIGKILL", "words")
-    for rank in (0, 2):
-        world.ranks[rank].done()
-    world.wait(0.5)
+    world.done(0, 2, seconds=0.5)
     world.attach()
     world.wait(0.5)
     assert set(world.core.dead) == {1}
@@ -82,77 +64,32 @@ def test_death_while_detached_is_reported() -> None:
     assert world.runs == {}
 
 
-def test_ranks_that_hold_back_work_go_on_for_the_next_controller() -> None:
+@pytest.mark.parametrize("when", ["before the end", "after the end", "in the heal"])
+def test_ranks_that_hold_back_work_go_on_for_the_next_controller(when: str) -> None:
     world = World(2).start()
-    world.submit()
-    world.deliver()
-    world.ranks[0].fail(ValueError("no"))
-    world.leave()  # before it could see to that
-    world.ranks[1].done()
+    world.running()
+    world.ranks[0].is_broken = when == "in the heal"
+    for process in world.ranks.values():
+        process.answers_probes = when != "after the end"  # the recovery does not come far
+        process.fail(ValueError("no"))
+    if when != "before the end":
+        world.wait(0.1 if when == "after the end" else 0.0)
+    assert world.finished == ({} if when == "before the end" else {1: 1})
+    world.leave()
+    for process in world.ranks.values():
+        process.answers_probes = True
     world.attach()
-    world.wait(2.0)
-    assert not any(rank.holds for rank in world.ranks.values())
-    run = world.submit()
-    world.deliver()
-    for rank in (0, 1):
-        world.ranks[rank].done(rank)
-    world.wait(0.1)
+    world.wait(3.0)
+    assert not any(process.is_broken or process.holds for process in world.ranks.values())
+    run = world.running()
+    world.done(seconds=0.1)
     assert run.result(0) == {0: 0, 1: 1}
 
 
-def test_even_if_the_failed_run_had_been_taken_in() -> None:
-    world = World(2).start()
-    world.submit()
-    world.deliver()
-    for rank in (0, 1):
-        world.ranks[rank].fail(ValueError("no"))
-        world.ranks[rank].answers_probes = False  # the recovery does not come far
-    world.wait(0.1)
-    assert world.finished == {1: 1}
-    world.leave()
-    for rank in (0, 1):
-        world.ranks[rank].answers_probes = True
-    world.attach()
-    world.wait(3.0)
-    assert not any(rank.holds for rank in world.ranks.values())
-
-
-def test_a_heal_that_lost_its_controller_is_made_good() -> None:
-    world = World(2).start()
-    world.submit()
-    world.deliver()
-    world.ranks[0].is_broken = True
-    for rank in (0, 1):
-        world.ranks[rank].fail(ValueError("no"))
-    world.wait(0.0)
-    world.leave()
-    world.attach()
-    world.wait(3.0)
-    assert not any(rank.is_broken or rank.holds for rank in world.ranks.values())
-
-
-KINDS = {
-    "submit": 4,
-    "done": 8,
-    "fail": 1,
-    "print": 6,
-    "die": 1,
-    "down": 8,
-    "up": 5,
-    "wait": 3,
-    "leave": 2,
-}
-STEP = st.tuples(
-    st.sampled_from([kind for kind, weight in KINDS.items() for _ in range(weight)]),
-    st.integers(0, 2),
-    st.integers(0, 6),
-)
-
-
 @examples(100)
-@given(st.lists(STEP, min_size=20, max_size=60))
+@given(steps_of(submit=4, done=8, fail=1, print=6, die=1, down=8, up=5, wait=3, leave=2))
 def test_however_often_controllers_go_every_run_ends_once(
-    steps: Sequence[tuple[str, int, int]],
+    steps: Sequence[Step],
 ) -> None:
     world = World(3).start()
     for kind, rank, number in steps:

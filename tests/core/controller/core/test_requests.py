@@ -21,55 +21,35 @@ def asked(
     return request, effects
 
 
-def test_a_question_goes_to_all_its_ranks_at_once() -> None:
+def test_a_question_goes_to_all_its_ranks_and_is_answered_when_all_have_answered() -> None:
     questions = Questions()
-    request, effects = asked(questions, (2, 0))
-    assert control_sent(effects) == [((0, 2), Probe(request))]
-
-
-def test_question_to_no_ranks_is_answered_at_once() -> None:
-    questions = Questions()
+    request, effects = asked(questions, (1, 0))
+    assert control_sent(effects) == [((0, 1), Probe(request))]
+    assert questions.answer(request, (1,), "b", 0.1) == []
+    assert questions.answer(request, (0,), "a", 0.2) == [Answer(request, {0: "a", 1: "b"})]
+    assert questions.answer(request, (0,), "a", 0.3) == []
     request, effects = asked(questions, ())
     assert effects == [Answer(request, {})]
     assert questions.deadline() is None
 
 
-def test_a_question_is_answered_when_all_have_answered() -> None:
-    questions = Questions()
-    request, _ = asked(questions, (0, 1))
-    assert questions.answer(request, (1,), "b", 0.1) == []
-    assert questions.answer(request, (0,), "a", 0.2) == [Answer(request, {0: "a", 1: "b"})]
-    assert questions.answer(request, (0,), "a", 0.3) == []
-
-
 def test_rank_without_an_answer_in_time_is_left_out() -> None:
     questions = Questions()
-    request, _ = asked(questions, (0, 1), 5.0)
-    questions.answer(request, (1,), "b", 5.1)
+    (first, _), (second, _) = asked(questions, (0, 1), 5.0), asked(questions, (0,), 6.0)
+    questions.answer(first, (1,), "b", 5.1)
     assert questions.deadline() == 5.0 + ANSWER_S
     assert questions.tick(5.0 + ANSWER_S / 2) == []
-    assert questions.tick(5.0 + ANSWER_S) == [Answer(request, {1: "b"})]
-    assert questions.deadline() is None
-    assert questions.answer(request, (0,), "a", 7.0) == []
+    assert questions.tick(5.0 + ANSWER_S) == [Answer(first, {1: "b"})]
+    assert questions.deadline() == 6.0 + ANSWER_S
+    assert questions.answer(first, (0,), "a", 6.1) == []
+    assert questions.answer(second, (0,), "a", 6.5) == [Answer(second, {0: "a"})]
 
 
 def test_question_does_not_wait_for_a_dead_rank() -> None:
     questions = Questions()
-    request, _ = asked(questions, (0, 1))
-    questions.answer(request, (1,), "b", 0.1)
-    assert questions.forget_rank(0, 0.2) == [Answer(request, {1: "b"})]
-    request, _ = asked(questions, (0,))
-    assert questions.forget_rank(0, 0.2) == [Answer(request, {})]
-
-
-def test_questions_have_numbers_and_deadlines_of_their_own() -> None:
-    questions = Questions()
-    first, _ = asked(questions, (0,), 1.0)
-    second, _ = asked(questions, (0,), 2.0)
-    assert first != second
-    assert questions.deadline() == 1.0 + ANSWER_S
-    assert questions.tick(1.0 + ANSWER_S) == [Answer(first, {})]
-    assert questions.answer(second, (0,), "a", 2.5) == [Answer(second, {0: "a"})]
+    (first, _), (second, _) = asked(questions, (0, 1)), asked(questions, (0,))
+    questions.answer(first, (1,), "b", 0.1)
+    assert questions.forget_rank(0, 0.2) == [Answer(first, {1: "b"}), Answer(second, {})]
 
 
 def test_an_answer_may_lead_to_another_question() -> None:
