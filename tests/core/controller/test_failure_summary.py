@@ -43,6 +43,9 @@ def summary(outcomes: dict[int, Any]) -> str:
     return summarize(ended, parcels)
 
 
+BOOM = "rank 0 raised ValueError: boom (line 4)"
+
+
 @pytest.mark.parametrize(
     ("outcomes", "words"),
     [
@@ -67,13 +70,11 @@ def summary(outcomes: dict[int, Any]) -> str:
         ),
         (
             {0: failed(), 1: released("", 2, 0.0, "ran time.sleep"), 2: Done(1)},
-            "rank 0 raised ValueError: boom (line 4); rank 1 ran time.sleep at line 2 and was "
-            "released; rank 2 finished",
+            f"{BOOM}; rank 1 ran time.sleep at line 2 and was released; rank 2 finished",
         ),
         (
             {0: failed(), 1: released("barrier", text="waited in barrier, while x: 1\n2")},
-            "rank 0 raised ValueError: boom (line 4); rank 1 waited in barrier, while x: 1 at "
-            "line 5 for 1.0 s and was released",
+            f"{BOOM}; rank 1 waited in barrier, while x: 1 at line 5 for 1.0 s and was released",
         ),
         (  # lines of another cell
             {0: failed(inner="In[8] line 10"), 1: released("barrier", inner="In[8] line 12")},
@@ -86,7 +87,7 @@ def summary(outcomes: dict[int, Any]) -> str:
         ),
         (
             {0: failed(), 1: released("", 0, 0.0, "ran the cell")},
-            "rank 0 raised ValueError: boom (line 4); rank 1 ran and was released",
+            f"{BOOM}; rank 1 ran and was released",
         ),
         (
             {0: released("recv", 3), 1: released("barrier", 9), 2: failed("BdbQuit", "", 7)},
@@ -94,10 +95,8 @@ def summary(outcomes: dict[int, Any]) -> str:
             "released; rank 1 waited in barrier at line 9 for 1.0 s and was released",
         ),
         (
-            {rank: released("all_reduce", waited_s=0.8 + 0.4 * rank) for rank in (0, 1)}
-            | {2: failed()},
-            "rank 2 raised ValueError: boom (line 4); ranks 0-1 waited in all_reduce at line 5 "
-            "for 1.2 s and were released",
+            {0: failed()} | {rank: released("send", waited_s=0.4 * rank) for rank in (2, 3)},
+            f"{BOOM}; ranks 2-3 waited in send at line 5 for 1.2 s and were released",
         ),
     ],
 )
