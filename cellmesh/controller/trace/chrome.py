@@ -117,7 +117,7 @@ def _of_rank(rank: int, data: Any, ahead_ns: int) -> Iterator[dict[str, Any]]:
             continue
         if event.get("ph") == "M":
             if str(event.get("name")).startswith("thread_"):
-                yield {**event, "pid": rank}
+                yield {**event, "pid": rank, "ts": 0}
         elif "ts" in event:
             moved = {**event, "pid": rank, "ts": base_ns + round(float(event["ts"]) * 1000)}
             if "id" in event:  # flows and async events: an id of one rank is none of another's

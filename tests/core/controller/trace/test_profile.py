@@ -144,7 +144,14 @@ def spent(name: str, at_us: float, **where: int) -> dict[str, Any]:
 def test_traces_become_one_with_a_process_for_each_rank_on_one_clock() -> None:
     flow = {"ph": "s", "cat": "fwdbwd", "id": 1, "name": "fwdbwd", "ts": 500.2}
     here, there = ({"pid": pid, "tid": pid} for pid in (77, 80))
-    name = {"ph": "M", "name": "thread_name", "pid": 77, "tid": 78, "args": {"name": "gloo"}}
+    name = {
+        "ph": "M",
+        "name": "thread_name",
+        "pid": 77,
+        "tid": 78,
+        "ts": 7e9,
+        "args": {"name": "gloo"},
+    }
     window = {"ph": "i", "name": "Record Window End", "pid": "", "tid": "", "ts": 600.0}
     first = [
         *(name, window, flow | here, spent("mm", 500.125, **here)),
@@ -168,6 +175,7 @@ def test_traces_become_one_with_a_process_for_each_rank_on_one_clock() -> None:
     assert kernel["pid"] == 3
     assert len({event["id"] for event in events("fwdbwd")}) == 2
     assert not events("Record Window End")
+    assert max(event["ts"] for event in merged["traceEvents"]) < 1000
 
 
 def test_one_trace_and_none_can_be_merged() -> None:
