@@ -120,15 +120,13 @@ def timeline_of(history: History) -> Timeline:
 
 
 def _most_different(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows with a note, and those that differ most from the others in how long they were
-    busy or waited.
-    """
+    """Return the rows that differ most from the others in how long they were busy or waited."""
     busy = [sum(end - begin for begin, end in row.busy) for row in rows]
     waited = [sum(bar.waited_ns for bar in row.bars) for row in rows]
     usual = median(busy), median(waited)
     apart = [
-        abs(b - usual[0]) + abs(w - usual[1]) + (0 if not row.note else 10**18)
-        for row, b, w in zip(rows, busy, waited, strict=True)
+        abs(busy_ns - usual[0]) + abs(waited_ns - usual[1])
+        for busy_ns, waited_ns in zip(busy, waited, strict=True)
     ]
     order = sorted(range(len(rows)), key=lambda index: -apart[index])
     return [rows[index] for index in sorted(order[:_NUM_DIFFERENT])]

@@ -155,7 +155,7 @@ class Spans:
         overwritten = min(len(whats), max(0, self._num_begun + 1 - CAPACITY - first))
         kept = [*zip(whats, RECORD.iter_unpack(numbers), strict=True)][overwritten:]
         runs = {cell.run for cell in cells}
-        chosen = [(what, row) for what, row in kept if row[3] >= since_s and row[2] in runs]
+        chosen = [(what, row) for what, row in kept if row[2] in runs]
         # The ring may begin later than the cells; what is lost of them is not counted one by one.
         is_cut = first + overwritten > 0 and (not kept or kept[0][1][3] > since_s)
         num_lost = first + overwritten if is_cut else 0

@@ -94,6 +94,10 @@ def test_groups_made_again_are_counted_from_the_start() -> None:
         told(cells, [(ALL, 1, 1, 5, 9), (ALL, 1, 1, 60, 70)]),
     )
     assert waits_ms(history, 0) == [5, 10]
+    new = history_of(
+        told(cells, [(ALL, 1, 1, 0, 9), (ALL, 1, 1, 50, 70)]), told(cells, [(ALL, 1, 1, 60, 70)])
+    )
+    assert [one.missing for one in new.operations[0]] == [(1,), ()]
 
 
 def test_the_last_rank_to_arrive_is_the_one_waited_for() -> None:

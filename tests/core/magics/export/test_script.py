@@ -30,6 +30,7 @@ from cellmesh.magics.export.recording import (
     Seed,
     value_of,
 )
+from cellmesh.magics.export.rewriting import MAIN
 from cellmesh.magics.export.script import Script, export, write_script
 
 
@@ -155,9 +156,13 @@ PUSH = Push({name: value_of(value) for name, value in VALUES.items()})
          "[0] 1\n[0] 2\n[0] 3\n[0] 4\n",
          ["# In [3] to In [5]\nfor _ in range(3):\n    x += 1\n"]),
         ([PUSH], 0, VALUES, "", ()),
+        ([ran("import sys\ndef main(): sys.exit()\n"), ran("main()\n"), ran("x = 1\n")], 0,
+         {"x": 1}, "", ()),
+        ([ran("how = 'spawn'\ndef f(): ...\n"), ran("f()\n")], 0, {"how": "spawn"}, "",
+         ["\nhow = 'spawn'\n", f"{MAIN}:\n    show(f())\n", f"{MAIN}:\n    if torch.cuda."]),
     ],
     ids=["argv", "rank 2 of some", "rank 1 of some", "own rank", "rank not meant", "values shown",
-         "show is taken", "await", "await elsewhere", "repeated", "pushed"],
+         "show is taken", "await", "await elsewhere", "repeated", "pushed", "exits", "spawns"],
 )  # fmt: skip
 def test_a_script_does_what_the_cells_did(
     cells: Any, rank: int, bound: Any, printed: str, texts: Any, monkeypatch: pytest.MonkeyPatch
