@@ -84,7 +84,7 @@ FEATURES = (
     ),
     Feature(
         "attach",
-        317,
+        313,
         "wire/attach.py controller/session/attach.py controller/session/living.py",
     ),
     Feature(
@@ -96,7 +96,7 @@ FEATURES = (
     ),
     Feature(
         "hosts",
-        2542,
+        2515,
         "controller/session/hosts/ controller/session/launch/ controller/session/standing.py "
         "workers/agent/on_host.py "
         "workers/agent/port.py wire/hosts.py wire/curve.py",
@@ -108,7 +108,7 @@ FEATURES = (
     ),
     Feature(
         "Slurm and Ray",
-        95,
+        91,
         "controller/engines.py",
     ),
     Feature(
@@ -123,7 +123,7 @@ FEATURES = (
     ),
     Feature(
         "resize",
-        146,
+        144,
         "controller/resizing.py",
     ),
     Feature(
@@ -196,12 +196,12 @@ FEATURES = (
     ),
     Feature(
         "agent",
-        2265,
+        2259,
         "workers/agent/ workers/linux_process.py",
     ),
     Feature(
         "zygote",
-        200,
+        199,
         "workers/zygote.py",
     ),
     Feature(

@@ -65,7 +65,6 @@ class HostAgents(Launcher):
             else HostCommands(command, lambda text: report(text, False))
         )
         self._reach = Reach(not ticket.launch, lambda text: report(text, True))
-        self._never, self._lock = -1, threading.Lock()
 
     def start(self) -> int:
         """Start all agents at once, and wait until each has announced itself.
@@ -87,8 +86,7 @@ class HostAgents(Launcher):
             if self.ticket.invitation is not None:
                 with contextlib.suppress(HostError):  # another process, or host, listens
                     self.ticket = self._starter.prepare(self.ticket)
-        read_end, self._never = os.pipe()
-        return read_end
+        return os.eventfd(0, os.EFD_CLOEXEC)
 
     def _start_all(self) -> None:
         first_ranks = itertools.accumulate((host.num_ranks for host in self._hosts), initial=0)
@@ -251,15 +249,7 @@ class HostAgents(Launcher):
 
     def wait(self, timeout_s: float | None) -> bool:
         """Wait until all that started agents has ended; False if it has not."""
-        if not self._starter.wait(timeout_s):
-            return False
-        # A notebook's cell and its kernel's shutdown may both end the mesh: closed twice, the
-        # number may be another's by then, a socket of the kernel's.
-        with self._lock:
-            never, self._never = self._never, -1
-        if never >= 0:
-            os.close(never)
-        return True
+        return self._starter.wait(timeout_s)
 
     def signal(self, number: int) -> None:
         """Send a signal to what started agents."""

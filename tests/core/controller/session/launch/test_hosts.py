@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -65,29 +64,6 @@ def test_agents_hear_how_long_the_start_may_take(
 ) -> None:
     agents = HostAgents(ticket_in(tmp_path, A), timeout_s=timeout_s)
     assert agents._part(0, 1, A).start_timeout_s == expected
-
-
-def test_end_that_two_threads_await_closes_its_descriptor_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The number may be another's when the second thread is about to close it, too."""
-    ticket = ticket_in(tmp_path, A)
-    agents = HostAgents(ticket)
-    monkeypatch.setattr(agents._reach, "find", lambda ticket, found: (list(found), {}))
-    agents_end = agents.start()
-    close, closed = os.close, list[int]()
-
-    def close_as_another_waits(descriptor: int) -> None:
-        closed.append(descriptor)
-        if len(closed) == 1:
-            assert agents.wait(0)
-        close(descriptor)
-
-    monkeypatch.setattr(os, "close", close_as_another_waits)
-    assert agents.wait(0)
-    monkeypatch.undo()
-    close(agents_end)
-    assert len(closed) == 1
 
 
 class Starter(HostCommands):
