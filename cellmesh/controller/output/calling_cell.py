@@ -65,7 +65,6 @@ def current_sink(displays: Displays | None = None, has_tabs: bool = False) -> Si
         return ConsoleSink()
     publish = cell_publisher()
     capture = find_capture(shell, None) if publish is None else publish.capture
-    has_tabs = has_tabs and capture is None
     sink = ConsoleSink() if publish is None else CellSink(publish, displays, has_tabs)
     return sink if capture is None else CapturedSink(capture, sink)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -9,9 +10,9 @@ import pytest
 
 from cellmesh.controller import status
 from cellmesh.controller.core.mesh_state import FIRST_HEAL
-from cellmesh.controller.status import Snapshot, activity_of
+from cellmesh.controller.status import Snapshot, activity_of, show_stacks
 from cellmesh.wire.groups import Begun, GroupCount, InFlight
-from cellmesh.wire.status import RankInfo, RankState
+from cellmesh.wire.status import RankInfo, RankState, StackText
 
 
 def info(rank: int, **changes: Any) -> RankInfo:
@@ -66,3 +67,13 @@ def test_activity_of_a_rank_is_one_word(
     changes: dict[str, Any], answer: RankState | None, activity: str
 ) -> None:
     assert activity_of(info(0, **changes), answer) == activity
+
+
+def test_equal_stacks_are_shown_once_and_ranks_without_one_are_named() -> None:
+    answers = {0: StackText(1, "at a\n"), 1: StackText(1, "at a\n")}
+    session: Any = SimpleNamespace(dead_ranks={3, 9}, ask=lambda question: answers)
+    assert show_stacks(session, (0, 1, 2, 3)).split("\n\n") == [
+        "ranks 0-1:\nat a",
+        "rank 2:\n  did not answer: it is stopped, or too busy to",
+        "rank 3:\n  dead",
+    ]

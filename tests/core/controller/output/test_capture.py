@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from IPython.core.displaypub import CapturingDisplayPublisher, DisplayPublisher
 
-from cellmesh.controller.output.calling_cell import Capture, CapturedSink, find_capture
+from cellmesh.controller.output.calling_cell import CapturedSink, find_capture
 from cellmesh.controller.output.cell import CellSink
 from cellmesh.controller.output.console import ConsoleSink
 from cellmesh.controller.output.fold import Block, Live
+from cellmesh.controller.output.printer import Printer
 
 from ....support.blocks import TRACE, Recorder, clear, line, rich
 
@@ -28,7 +29,6 @@ class Captured:
         self.front = Recorder()
         capture = find_capture(self.shell, io.BytesIO)
         assert capture is not None
-        self.capture: Capture = capture
         self.sink = CapturedSink(capture, CellSink(self.front))
 
     @property
@@ -70,11 +70,13 @@ def test_an_update_of_a_captured_display_is_captured_as_one(
     captured.sink.show([rich(0, 1, kind="update", ids=("a", "b"), plain="two")])
     first, second = captured.outputs
     assert (first["update"], second["update"]) == (False, True)
-    assert first["transient"] == second["transient"]
+    assert first["transient"] == second["transient"] != {}
     assert second["data"] == {"text/plain": "[0-1] two"}
 
 
-def test_what_ranks_clear_is_cleared_in_the_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_displays_that_ranks_clear_are_cleared_in_the_capture(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     captured = Captured(monkeypatch)
     captured.sink.show([rich(0, html="<b>"), clear(0), rich(0, html="<i>")])
     assert [each["data"]["text/html"][-3:] for each in captured.outputs] == ["<i>"]
@@ -89,10 +91,9 @@ def test_a_traceback_is_shown_in_the_cell(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_redrawn_line_is_captured_when_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     captured = Captured(monkeypatch)
-    captured.sink.show([Block((0, 1), Live((((0, 1), "50 %"),)))])
-    assert captured.out.getvalue() == ""
-    captured.sink.show([Block((0, 1), Live((((0, 1), "100 %"),), True))])
-    assert captured.out.getvalue() == "[0-1] 100 %\n"
+    for text, is_closed, shown in (("50 %", False, ""), ("100 %", True, "[0-1] 100 %\n")):
+        captured.sink.show([Block((0, 1), Live((((0, 1), text),), is_closed))])
+        assert captured.out.getvalue() == shown
     assert captured.front.messages == []
 
 
@@ -105,6 +106,13 @@ def test_a_status_line_is_shown_in_the_cell_and_its_last_text_captured(
     captured.sink.status("ready", True)
     assert captured.front.area == [{"text/plain": ""}]
     assert captured.out.getvalue() == "ready\n"
+
+
+def test_advice_is_shown_in_the_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    captured = Captured(monkeypatch)
+    Printer((0,), captured.sink).advise("press again")
+    assert captured.front.area == [{"text/plain": "press again"}]
+    assert captured.err.getvalue() == ""
 
 
 def test_without_the_capture_output_is_shown_in_the_cell(monkeypatch: pytest.MonkeyPatch) -> None:

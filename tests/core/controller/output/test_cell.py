@@ -188,6 +188,15 @@ def test_a_shared_display_is_updated_once_for_all() -> None:
     assert front.area == [{"text/plain": "[0-1] 20%"}]
 
 
+def test_a_display_is_updated_where_an_earlier_cell_has_shown_it() -> None:
+    displays = Displays()
+    first, _ = cell([rich(0, ids=("a",), plain="first")], displays=displays)
+    later, _ = cell([update(0, ids=("a",), plain="later")], displays=displays)
+    [(kind, content)] = later.messages
+    assert kind == "update_display_data"
+    assert content["transient"] == first.messages[0][1]["transient"]
+
+
 def test_displays_that_no_longer_change_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cell_module, "_MAX_PLACES", 4)
     displays = Displays()

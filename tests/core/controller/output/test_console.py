@@ -3,22 +3,40 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import pytest
 
 from cellmesh.controller.output.calling_cell import current_sink
-from cellmesh.controller.output.console import ConsoleSink, SilentSink, Sink, as_text, join_streams
-from cellmesh.controller.output.fold import (
-    Block,
-    Gap,
-    Item,
-    Line,
-    Live,
-)
+from cellmesh.controller.output.console import ConsoleSink, SilentSink, as_text, join_streams
+from cellmesh.controller.output.fold import Block, Gap, Item, Line, Live
 
 from ....support.blocks import TRACE, clear, line, rich
 
-# ---- text
+
+def live(*lines: tuple[tuple[int, ...], str], closed: bool = False) -> Block:
+    return Block((0, 1), Live(lines, closed))
+
+
+class File(io.StringIO):
+    """A terminal, or another file."""
+
+    def __init__(self, is_terminal: bool = False) -> None:
+        super().__init__()
+        self._is_terminal = is_terminal
+
+    def isatty(self) -> bool:
+        return self._is_terminal
+
+
+def texts_of(*calls: tuple[Any, ...], is_terminal: bool = False, quiet: bool = False) -> list[str]:
+    """What calls of a console's sink, (method, arguments), write to stdout and to stderr."""
+    out, err = File(is_terminal), File(is_terminal)
+    console = ConsoleSink(out, err)
+    sink = SilentSink(console) if quiet else console
+    for method, *arguments in calls:
+        getattr(sink, method)(*arguments)
+    return [out.getvalue(), err.getvalue()]
 
 
 @pytest.mark.parametrize(
@@ -37,8 +55,9 @@ from ....support.blocks import TRACE, clear, line, rich
             "stdout",
             "[0-1] … 12,345 lines (6.7 MB) not shown; all of it: %dist_logs 0\n",
         ),
+        (Live((((0, 1), "50%"),)), "stdout", ""),
+        (Live((((0,), "100%"), ((1,), "99%")), True, "stderr"), "stderr", "[0] 100%\n[1] 99%\n"),
     ],
-    ids=["line", "stderr", "empty", "trace", "result", "lines", "no text", "clear", "gap"],
 )
 def test_blocks_as_text(item: Item, stream: str, text: str) -> None:
     assert as_text(Block((0, 1), item, ("", ""))) == (stream, text)
@@ -49,82 +68,41 @@ def test_neighbours_of_a_stream_are_joined() -> None:
     assert join_streams(pieces) == [("stdout", "abc"), ("stderr", "d")]
 
 
-# ---- the console
+@pytest.mark.parametrize(
+    ("calls", "out", "err"),
+    [
+        (
+            [("show", [line(0, 1), line(2, text="oh", stream="stderr"), line(2, text="more")])],
+            "[0-1] text\n[2] more\n",
+            "[2] oh\n",
+        ),
+        ([("note", "rank 3 died")], "", "rank 3 died\n"),
+        ([("status", "1 of 4", False), ("status", "ready", True)], "ready\n", ""),
+        ([("status", "waiting", False), ("status", "", True)], "", ""),
+    ],
+    ids=["lines", "a remark", "a status", "a status that is taken away"],
+)
+def test_a_file_gets_whole_lines_on_their_streams(calls: Any, out: str, err: str) -> None:
+    assert texts_of(*calls) == [out, err]
 
 
-@pytest.fixture
-def console() -> tuple[ConsoleSink, io.StringIO, io.StringIO]:
-    out, err = io.StringIO(), io.StringIO()
-    return ConsoleSink(out, err), out, err
-
-
-Console = tuple[ConsoleSink, io.StringIO, io.StringIO]
-
-
-def test_the_console_shows_lines_on_their_streams(console: Console) -> None:
-    sink, out, err = console
-    sink.show([line(0, 1), line(2, text="warning", stream="stderr"), line(2, text="more")])
-    assert out.getvalue() == "[0-1] text\n[2] more\n"
-    assert err.getvalue() == "[2] warning\n"
-
-
-def test_the_console_shows_unfinished_lines_once_they_are_finished(console: Console) -> None:
-    sink, out, _ = console
-    sink.show([Block((0, 1), Live((((0, 1), "50%"),)))])
-    assert out.getvalue() == ""
-    sink.show([Block((0, 1), Live((((0,), "100%"), ((1,), "99%")), closed=True))])
-    assert out.getvalue() == "[0] 100%\n[1] 99%\n"
-
-
-def test_the_console_shows_remarks_on_stderr(console: Console) -> None:
-    sink, out, err = console
-    sink.note("rank 3 died")
-    assert (out.getvalue(), err.getvalue()) == ("", "rank 3 died\n")
-
-
-def test_without_a_terminal_only_the_final_status_is_shown(console: Console) -> None:
-    sink, out, _ = console
-    sink.status("1 of 4", final=False)
-    sink.status("ready", final=True)
-    assert out.getvalue() == "ready\n"
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_on_a_terminal_the_status_replaces_itself() -> None:
-    out = Terminal()
-    sink = ConsoleSink(out)
-    sink.status("1 of 4", final=False)
-    sink.status("ready", final=True)
-    assert out.getvalue() == "1 of 4\r\x1b[Kready\n"
-
-
-def test_on_a_terminal_output_takes_the_place_of_the_status() -> None:
-    out = Terminal()
-    sink = ConsoleSink(out, out)
-    sink.status("waiting", final=False)
-    sink.note("remark")
-    sink.status("x" * 10_000, final=False)
-    sink.status("", final=True)
-    sink.status("", final=True)
-    text = out.getvalue()
-    assert text.startswith("waiting\r\x1b[Kremark\nx")
-    assert text.endswith("x\r\x1b[K")
-    assert text.count("x") < 1000
-
-
-def test_a_status_that_is_taken_away_leaves_nothing_in_a_file(console: Console) -> None:
-    sink, out, _ = console
-    sink.status("waiting", final=False)
-    sink.status("", final=True)
-    assert out.getvalue() == ""
+def test_on_a_terminal_the_status_replaces_itself_and_output_takes_its_place() -> None:
+    said = ("status", "1 of 4", False)
+    assert texts_of(said, ("status", "ready", True), is_terminal=True)[0] == (
+        "1 of 4\r\x1b[Kready\n"
+    )
+    long = ("status", "x" * 10_000, False)
+    gone = ("status", "", True)
+    out, err = texts_of(said, ("note", "remark"), long, gone, gone, is_terminal=True)
+    assert out.startswith("1 of 4\r\x1b[Kx")
+    assert out.endswith("x\r\x1b[K")
+    assert out.count("x") < 1000
+    assert err == "remark\n"
 
 
 def test_the_console_writes_to_the_streams_of_the_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    sink = ConsoleSink()
+    sink = current_sink()  # of a process without IPython
+    assert isinstance(sink, ConsoleSink)
     out, err = io.StringIO(), io.StringIO()
     monkeypatch.setattr("sys.stdout", out)
     monkeypatch.setattr("sys.stderr", err)
@@ -132,30 +110,13 @@ def test_the_console_writes_to_the_streams_of_the_moment(monkeypatch: pytest.Mon
     assert (out.getvalue(), err.getvalue()) == ("[0] text\n", "[1] text\n")
 
 
-def test_outside_a_kernel_output_goes_to_the_console() -> None:
-    assert isinstance(current_sink(), ConsoleSink)
-
-
-# ---- silence
-
-
-def test_the_silent_sink_shows_errors_and_remarks_only(console: Console) -> None:
-    console_sink, out, err = console
-    sink: Sink = SilentSink(console_sink)
-    sink.show(
-        [
-            line(0),
-            Block((0,), Gap(1, 1)),
-            rich(0, plain="x"),
-            Block((0,), Live((((0,), "x"),), True)),
-            Block((1,), TRACE),
-        ]
-    )
-    sink.note("remark")
-    sink.status("ready", True)
-    assert out.getvalue() == ""
-    assert err.getvalue().startswith("[1] Traceback")
-    assert err.getvalue().endswith("remark\n")
+def test_the_silent_sink_shows_errors_and_remarks_only() -> None:
+    blocks = [line(0), Block((0,), Gap(1, 1)), rich(0, plain="x"), live(((0,), "x"), closed=True)]
+    shown = ("show", [*blocks, Block((1,), TRACE)])
+    out, err = texts_of(shown, ("note", "remark"), ("status", "ready", True), quiet=True)
+    assert out == ""
+    assert err.startswith("[1] Traceback")
+    assert err.endswith("remark\n")
 
 
 @pytest.mark.parametrize("is_closed", [False, True])
@@ -170,3 +131,4 @@ def test_output_is_dropped_where_the_process_has_none(
     sink = ConsoleSink()
     sink.status("starting", False)
     sink.note("a word")
+    sink.show([line(0)])

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from cellmesh.controller.output import printer as printer_module
 from cellmesh.controller.output.cell import CellSink
 from cellmesh.controller.output.console import ConsoleSink, SilentSink
 from cellmesh.controller.output.fold import HOLD_S
@@ -175,6 +176,25 @@ def test_an_animation_is_shown_ten_times_a_second_and_ends_with_its_end() -> Non
     printer.finish(1.0)
     assert sum(kind == "clear_output" for kind, _ in messages) <= 12
     assert "[0] 999" in str(messages[-1][1])
+
+
+def test_beside_much_output_an_animation_is_shown_less_often() -> None:
+    printer, messages = printer_in_cell(2)
+    feed(printer, (1, Display(1, "display", b'{"data": {"text/html": "%s"}}' % (b"A" * 500_000))))
+    for step in range(100):
+        feed(printer, (0, Display(1, "clear", b"wait")), (0, f"{step}\n"), now=2 + step / 50)
+        printer.show(2 + step / 50)
+    assert 3 <= sum(kind == "clear_output" for kind, _ in messages) <= 6
+    assert printer.deadline() is not None
+
+
+def test_what_is_held_back_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(printer_module, "MAX_HELD_BYTES", 100_000)
+    printer, messages = printer_in_cell(1)
+    for _ in range(50):
+        feed(printer, (0, Display(1, "clear", b"")), (0, "x" * 10_000 + "\n"))
+        printer.show(0.0)
+    assert sum(kind == "clear_output" for kind, _ in messages) >= 3
 
 
 # ---- progress bars
