@@ -416,6 +416,7 @@ class Inspection(Mapping[int, TensorSummary]):
         pinned: keeps the value on its ranks, if code was run for it; None if it is found anew each
             time.
         took_s: how long that took.
+        grads: what was found are the gradients in it.
     """
 
     expression: str
@@ -426,6 +427,7 @@ class Inspection(Mapping[int, TensorSummary]):
     ranks: RankSet | None = None
     pinned: PinnedValue | None = None
     took_s: float = 0.0
+    grads: bool = False
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -517,7 +519,12 @@ def describe_odd(by_path: Mapping[str, Mapping[int, TensorSummary]]) -> str:
 
 
 def inspect(
-    ranks: RankSet, expression: str, *, is_beside: bool = False, timeout_s: float | None = None
+    ranks: RankSet,
+    expression: str,
+    *,
+    grads: bool = False,
+    is_beside: bool = False,
+    timeout_s: float | None = None,
 ) -> Inspection:
     """Inspect a value on some ranks; blocks until all have answered (see `look`).
 
@@ -528,6 +535,7 @@ def inspect(
     Args:
         ranks: the ranks.
         expression: a name, or any Python expression.
+        grads: the gradients in the value instead of its tensors.
         is_beside: never wait for a rank's turn, also where it seems idle, and run no code.
         timeout_s: how long to wait for each answer; None as long as it takes for ranks that are
             idle.
@@ -536,7 +544,8 @@ def inspect(
         NoMeshError: the mesh has ended.
     """
     began_at = time.monotonic()
-    result, pinned = _find(ranks, expression, is_beside, timeout_s)
+    subject = Overview(expression, grads=grads, max_items=_MAX_ITEMS)
+    result, pinned = _find(ranks, subject, is_beside, timeout_s)
     source = InspectionSource(ranks, expression, pinned, timeout_s)
     found = Inspection(
         expression, dict(sorted(result.answers.items())), dict(sorted(result.refusals.items()))
@@ -556,6 +565,7 @@ def inspect(
         spreads={path: spread for path, spread in spreads.items() if spread is not None},
         ranks=ranks,
         pinned=pinned,
+        grads=grads,
         took_s=time.monotonic() - began_at,
     )
 
@@ -571,6 +581,7 @@ class InspectionSource:
         expression: what is inspected.
         pinned: the value that an inspection has found; questions are about that.
         timeout_s: how long to wait for an answer; see `look`.
+        grads: gradients are inspected.
     """
 
     def __init__(
@@ -579,10 +590,12 @@ class InspectionSource:
         expression: str,
         pinned: PinnedValue | None = None,
         timeout_s: float | None = ANSWER_S,
+        grads: bool = False,
     ) -> None:
         self._ranks = ranks
         self._pinned = pinned
         self._timeout_s = timeout_s
+        self._grads = grads
         self._is_closed = False
         self.expression = expression
         self.ranks = ranks.ranks
@@ -602,7 +615,11 @@ class InspectionSource:
         """Inspect the expression on all ranks; later questions are about the value found."""
         try:
             found = inspect(
-                self._ranks, self.expression, is_beside=is_beside, timeout_s=self._timeout_s
+                self._ranks,
+                self.expression,
+                grads=self._grads,
+                is_beside=is_beside,
+                timeout_s=self._timeout_s,
             )
         except CellmeshError as error:
             return Inspection(self.expression, {}, dict.fromkeys(self.ranks, _refusal(error)))
@@ -685,12 +702,12 @@ class InspectionSource:
 
 
 def _find(
-    ranks: RankSet, expression: str, is_beside: bool, timeout_s: float | None
+    ranks: RankSet, subject: Overview, is_beside: bool, timeout_s: float | None
 ) -> tuple[QueryResult, PinnedValue | None]:
     """Ask ranks for a summary of the expression's value; a path of names is looked up, any other
     expression runs on all ranks or none, as it may contain a collective.
     """
-    session, subject = ranks.session, Overview(expression, max_items=_MAX_ITEMS)
+    session, expression = ranks.session, subject.expression
     forget_what_is_gone(session)
     result = look(ranks, subject, is_beside=is_beside, timeout_s=timeout_s)
     wanted = [rank for rank, refusal in result.refusals.items() if refusal.needs_code]

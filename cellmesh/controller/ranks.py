@@ -241,7 +241,7 @@ class Ranks:
             return pull_one(self.rank_set, expression, gather, reduce, dim)
         return self.rank_set.start(PullNames(0, expression)).result()
 
-    def inspect(self, expression: str) -> Inspection:
+    def inspect(self, expression: str, *, grads: bool = False) -> Inspection:
         """Describe a value on every rank: shape, dtype, placements, statistics, whether replicas
         are equal.
 
@@ -260,7 +260,7 @@ class Ranks:
         from .inspect import inspect
 
         check_expression(expression)
-        return inspect(self.rank_set, expression)
+        return inspect(self.rank_set, expression, grads=grads)
 
     def stacks(self, all_threads: bool = False) -> str:
         """Show each rank's Python stack, equal stacks once; ranks answer while they are blocked,

@@ -222,8 +222,8 @@ class Commands:
         from .widgets.inspector.inspector import show_inspection
 
         ranks = self._choose(options)
-        chosen = {name: options[name] for name in ("grads", "watch", "follow")}
-        show_inspection(ranks.rank_set, ranks.inspect(" ".join(options["expression"])), **chosen)
+        found = ranks.inspect(" ".join(options["expression"]), grads=options["grads"])
+        show_inspection(ranks.rank_set, found, options["watch"], options["follow"])
 
     def dist_who(self, options: Given) -> Table:
         from .render.inspections import names_table

@@ -56,10 +56,14 @@ class Overview(ValueQuery, frozen=True, kw_only=True):
     `max_elements` elements have been read; the `note` of the others says so: ask for those with
     their path.
 
+    `grads`: the gradients of the tensors in it instead, under their owners' paths with ``.grad``;
+    None of those that have none.
+
     `runs`: where the expression has to run code, it is run, and its value kept under `token`; never
     beside the main thread. All ranks that may be in the expression's collectives are to be asked.
     """
 
+    grads: bool = False
     max_items: int = 1000
     max_elements: int = 1 << 28
     runs: bool = False
@@ -114,12 +118,6 @@ class Element(ValueQuery, frozen=True, kw_only=True):
 
     index: tuple[int, ...]
     exactly: bool = False
-
-
-class Gradients(ValueQuery, frozen=True):
-    """Ask for the gradients of a module's parameters, or of an optimizer's. Answer: tuple of
-    `Gradient`.
-    """
 
 
 class Digests(ValueQuery, frozen=True, kw_only=True):
@@ -259,18 +257,6 @@ class Pixels:
     is_sampled: bool = False
 
 
-class Gradient(msgspec.Struct, frozen=True):
-    """One parameter's gradient on one rank.
-
-    Attributes:
-        parameter: the parameter; its path is its name.
-        grad: the gradient; None if the parameter has none.
-    """
-
-    parameter: TensorSummary
-    grad: TensorSummary | None = None
-
-
 # ---------------------------------------------------------------- names
 
 
@@ -367,7 +353,7 @@ class Refusal:
 
 
 AnyRequest = (
-    Overview | Histogram | Picture | Element | Gradients | Digests | Elements
+    Overview | Histogram | Picture | Element | Digests | Elements
     | Forget | Names | HistoryQuery
 )  # fmt: skip
 CompletionRequest = Complete | Explain

@@ -17,7 +17,7 @@ from cellmesh.controller.inspect import InspectionSource
 from cellmesh.magics.widgets.inspector.inspector import Inspector, InspectorWidget
 from tests.browser.lab import PICTURES
 
-_TRAITS = ("summary", "detail", "gradients", "picture", "live", "tab", "ended")
+_TRAITS = ("summary", "detail", "live", "ended")
 # What JupyterLab's themes say of the names that base.css reads.
 _DARK = (
     "--jp-ui-font-color1:#fff;--jp-ui-font-color2:#bdbdbd;--jp-layout-color1:#111;"

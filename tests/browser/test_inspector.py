@@ -170,7 +170,7 @@ def test_shards_of_a_dtensor(notebook: Notebook, theme: str) -> None:
     notebook.picture(f"inspector-lab-heatmap-{name}", first=2, last=2)
 
     grads = opened(notebook.run("%dist_inspect model --grads"))
-    row = grads.locator("tr[data-name='1.bias']")
+    row = grads.locator("tr[data-name='1.bias.grad']")
     expect(row).to_contain_text("unequal")
     notebook.picture(f"inspector-lab-gradients-{name}", first=3, last=3)
     notebook.run("%dist_stop")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from playwright.sync_api import Browser, expect
 
-from tests.browser.inspector_page import keep, opacity, open_heatmap, open_page, state_of, value_at
+from tests.browser.inspector_page import opacity, open_heatmap, open_page, value_at
 from tests.support.inspected_ranks import LocalAnswers
 
 
@@ -38,28 +38,6 @@ def test_a_kernel_that_answers_late_is_waited_for(browser: Browser) -> None:
         expect(canvas).to_have_attribute("data-stale", "false")
         index, value = value_at(page, canvas, 0.3, 0.3)
         assert torch.tensor(float(value)) == weights[3]["w"][index]
-
-
-def test_a_saved_notebook_has_the_last_picture(browser: Browser) -> None:
-    values = torch.linspace(-1, 1, 400 * 300).reshape(400, 300)
-    with open_page(browser, LocalAnswers("w", {0: {"w": values}})) as (page, kernel):
-        open_heatmap(page)
-        page.wait_for_function("() => window.testState.picture")
-        state = page.evaluate("() => JSON.parse(JSON.stringify(window.testState))")
-        assert len(state["picture"]["data"]) < 60_000
-        assert len(str(state_of(kernel.inspector.widget))) < 20_000
-    with open_page(browser, LocalAnswers("w", {0: {"w": values}}), saved=state) as (page, _):
-        page.get_by_role("tab", name="Heatmap").click()
-        expect(page.locator(".cmi-notice")).to_contain_text("no kernel answers", timeout=10_000)
-        canvas = page.locator("canvas")
-        box = canvas.bounding_box()
-        assert box is not None
-        page.mouse.move(box["x"] + 10, box["y"] + 10)
-        expect(page.locator(".cmi-value")).to_contain_text("≈ -0.9")
-        colour = "c => [...c.getContext('2d').getImageData(c.width / 2, 5, 1, 1).data]"
-        assert canvas.evaluate(colour)[3] == 255
-        expect(page.get_by_role("button", name="Look again now")).to_be_disabled()
-        keep(page, "inspector-saved")
 
 
 def test_inspector_refreshes_after_a_cell_and_while_one_runs(browser: Browser) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 import cellmesh as cm
 from cellmesh.controller.inspect import inspect, look
-from cellmesh.wire.inspect import Complete, Explain, Gradients, Names, Overview
+from cellmesh.wire.inspect import Complete, Explain, Names, Overview
 from cellmesh.wire.replicas import SurveyNames
 
 WAIT_S = 40.0
@@ -171,7 +171,7 @@ LOOKS: dict[str, Callable[[Any], Any]] = {
     "inspected": lambda ranks: inspect(ranks.rank_set, "x"),
     "inspected beside": lambda ranks: look(ranks.rank_set, Overview("x"), is_beside=True),
     "run for a look": lambda ranks: look(ranks.rank_set, Overview("(x, x)", token="a", runs=True)),
-    "gradients": lambda ranks: look(ranks.rank_set, Gradients("x")),
+    "gradients": lambda ranks: look(ranks.rank_set, Overview("x", grads=True)),
     "completed": lambda ranks: look(ranks.rank_set, Complete("x.", 2), is_beside=True),
     "completed inside": lambda ranks: look(ranks.rank_set, Complete("x['", 3), is_beside=True),
     "explained": lambda ranks: (

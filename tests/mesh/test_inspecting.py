@@ -28,7 +28,7 @@ from cellmesh.controller.inspect import (
     look,
 )
 from cellmesh.controller.trace import timeline as timeline_module
-from cellmesh.wire.inspect import Element, Gradients, Overview, Picture
+from cellmesh.wire.inspect import Element, Overview, Picture
 from tests.conftest import stop_process
 
 MODEL = """
@@ -146,17 +146,15 @@ def test_models_and_optimizers_are_nests_of_tensors(mesh: cm.Mesh) -> None:
 
 def test_gradients_are_shown_by_parameter(mesh: cm.Mesh) -> None:
     mesh.cell(MODEL + "\nif rank == 0: model.module[0].bias.grad[0] = float('inf')")
-    looked = look(mesh.rank_set, Gradients("model"))
-    assert [one.parameter.path for one in looked.answers[0]][:2] == [
-        "module.0.weight",
-        "module.0.bias",
-    ]
-    weights = {answer[0].grad.digest for answer in looked.answers.values()}
-    assert len(weights) == 1
-    assert [answer[1].grad.num_inf for answer in looked.answers.values()] == [1, 0, 0, 0]
-    assert looked.answers[0][1].grad.norm == pytest.approx(
+    found = mesh.inspect("model", grads=True)
+    assert found.paths[:2] == ("module.0.weight.grad", "module.0.bias.grad")
+    weight, bias = (found.facts_of(path) for path in found.paths[:2])
+    assert len({facts.digest for facts in weight.values()}) == 1
+    assert [facts.num_inf for facts in bias.values()] == [1, 0, 0, 0]
+    assert bias[0].norm == pytest.approx(
         mesh[0].pull("model.module[0].bias.grad[1:].norm().item()"), rel=1e-6
     )
+    assert str(found.comparisons["module.0.bias.grad"]).endswith("by a NaN or an infinity")
 
 
 SHARDED = """

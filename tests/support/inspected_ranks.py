@@ -29,6 +29,7 @@ class LocalAnswers:
         expression: what is looked at.
         namespaces: rank -> its names.
         change: given rank, subject and answer: another answer.
+        grads: gradients are inspected.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class LocalAnswers:
         expression: str,
         namespaces: Mapping[int, dict[str, Any]],
         change: Callable[[int, ValueQuery, Any], Any] = lambda rank, subject, answer: answer,
+        grads: bool = False,
     ) -> None:
         self.expression = expression
         self.ranks = tuple(namespaces)
@@ -44,6 +46,7 @@ class LocalAnswers:
         self.busy = False
         self.is_closed = False
         self._change = change
+        self._grads = grads
         self._lookers = {rank: looker(names) for rank, names in namespaces.items()}
         self._token = ""  # of the value that was inspected last
 
@@ -64,9 +67,9 @@ class LocalAnswers:
 
     def inspect(self, is_beside: bool) -> Inspection:
         former, self._token = self._token, "" if is_beside else str(len(self.asked))
-        looked = self.look(
-            Overview(self.expression, max_items=20_000, runs=not is_beside), None, is_beside
-        )
+        runs = not is_beside
+        subject = Overview(self.expression, max_items=20_000, runs=runs, grads=self._grads)
+        looked = self.look(subject, None, is_beside)
         if not looked.answers:
             self._token = former
         found = dict(looked.answers)

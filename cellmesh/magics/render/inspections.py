@@ -5,6 +5,7 @@ heatmap.
 from __future__ import annotations
 
 import html
+import math
 import struct
 import zlib
 from collections.abc import Callable, Collection, Mapping
@@ -29,7 +30,7 @@ _MAX_ITEMS_BYTES, _MAX_RANKS_BYTES = 7_000, 6_000
 _MAX_SIDE, _SHOWN_SIDE = 64, 320
 _SECTION = "margin-top:.6em"
 _MAX_ITEM_TEXT = 120
-FLAG_TEXTS = {"nan": "NaN", "inf": "Inf", "none": "no gradient"}
+_FLAG_TEXTS = {"nan": "NaN", "inf": "Inf"}
 ITEM_HEADERS = (
     "shape or value", "dtype", "placements", "memory of all ranks", "mean", "std", "norm",
 )  # fmt: skip
@@ -90,14 +91,16 @@ def torn_note(ranks: Collection[int]) -> str:
 
 def list_items(inspection: Inspection) -> list[dict[str, Any]]:
     """Return the tensors in an inspected value as JSON, a row each: path, label, flags, and cells
-    under `ITEM_HEADERS` with the statistics of the first rank that has it.
+    under `ITEM_HEADERS`: mean and std of the first rank that has it, the norm of all parts.
     """
     num_ranks = len(inspection.found) + len(inspection.refusals)
     return [
         {
             "path": path,
             "label": path or "(itself)",
-            "flags": _flags(facts, inspection.comparisons.get(path) or compare(facts), num_ranks),
+            "flags": _flags(
+                path, facts, inspection.comparisons.get(path) or compare(facts), num_ranks
+            ),
             "cells": _item_cells(facts, next(iter(facts.values()))),
         }
         for path, facts in inspection.by_path().items()
@@ -110,7 +113,8 @@ def _item_cells(facts: Mapping[int, TensorSummary], one: TensorSummary) -> list[
         texts = list(dict.fromkeys(fact.text for fact in facts.values()))
         more = f" and {len(texts) - 1} more" if len(texts) > 1 else ""
         return [texts[0][:_MAX_ITEM_TEXT] + more, one.dtype or one.kind, "", *[""] * 4]
-    numbers = (one.mean, one.std, one.norm)
+    norms = {fact.shard: fact.norm for fact in facts.values() if fact.norm is not None}
+    numbers = (one.mean, one.std, math.hypot(*norms.values()) if norms else None)
     return [
         str(tuple(one.shape)),
         one.dtype,
@@ -120,10 +124,14 @@ def _item_cells(facts: Mapping[int, TensorSummary], one: TensorSummary) -> list[
     ]
 
 
-def _flags(facts: Mapping[int, TensorSummary], comparison: Comparison, num_ranks: int) -> list[str]:
-    unequal = ["unequal"] if comparison.unequal else []
-    missing = ["missing"] if len(facts) < num_ranks else []
-    return [*odd_elements(facts.values()), *unequal, *missing]
+def _flags(
+    path: str, facts: Mapping[int, TensorSummary], comparison: Comparison, num_ranks: int
+) -> list[str]:
+    is_dead = path.endswith("grad") and all(
+        fact.num_zeros == fact.num_elements > 0 for fact in facts.values()
+    )
+    words = {"dead": is_dead, "unequal": comparison.unequal, "missing": len(facts) < num_ranks}
+    return [*odd_elements(facts.values()), *(word for word, holds in words.items() if holds)]
 
 
 def odd_elements(summaries: Collection[TensorSummary]) -> list[str]:
@@ -138,7 +146,7 @@ def items_table(inspection: Inspection) -> Table:
     rows = [
         (
             item["label"],
-            ", ".join(FLAG_TEXTS.get(flag, flag) for flag in item["flags"]),
+            ", ".join(_FLAG_TEXTS.get(flag, flag) for flag in item["flags"]),
             *item["cells"],
         )
         for item in items[:_MAX_LISTED]

@@ -34,10 +34,6 @@ function formatNumber(value, digits = 4) {
 const formatShape = (shape) => (shape ? `(${shape.join(", ")}${shape.length === 1 ? "," : ""})` : "");
 const count = (number, thing) => `${number.toLocaleString("en")} ${thing}${number === 1 ? "" : "s"}`;
 
-// NaN, Inf and -Inf come as texts: JSON has none of them.
-const ODD_NUMBERS = { NaN: NaN, Inf: Infinity, "-Inf": -Infinity };
-const toNumber = (value) => (typeof value === "string" ? ODD_NUMBERS[value] ?? Number(value) : value);
-
 function later(wait) {
   let timer = 0;
   const call = (action) => {

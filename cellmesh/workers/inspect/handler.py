@@ -16,7 +16,6 @@ from ...wire.inspect import (
     Element,
     Elements,
     Forget,
-    Gradients,
     Histogram,
     HistoryQuery,
     Names,
@@ -33,7 +32,7 @@ from .chunks import digests_of_parts, elements_of_parts, histogram_of, readable
 from .names import names
 from .safe_read import reading
 from .static_eval import NeedsCode, follow
-from .summary import gradients, overview, tensor_at
+from .summary import overview, tensor_at
 
 if TYPE_CHECKING:
     from ..rank.features import RankContext
@@ -151,8 +150,6 @@ class InspectHandler:
                     return downsample.picture(value, subject, read)
                 case Element():
                     return downsample.element(value, subject, read)
-                case Gradients():
-                    return gradients(value, read)
             data, _ = readable(tensor_at(value, subject.path, is_beside), is_beside)
             match subject:
                 case Histogram(low=low, high=high, num_bins=num_bins):

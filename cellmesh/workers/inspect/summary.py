@@ -1,5 +1,5 @@
 """Summarises a value for the inspector: the shape, digest and statistics of each tensor in it, the
-type and repr of any other value, and gradients.
+type and repr of any other value.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ...wire.inspect import Gradient, Overview, TensorSummary, ValueSummary
+from ...wire.inspect import Overview, TensorSummary, ValueSummary
 from ..rank.value_transfer import is_dtensor
 from ..static_lookup import classes_of, has, vars_of
 from .chunks import digest_of, digest_of_bytes, readable, statistics
@@ -20,7 +20,7 @@ from .safe_read import DIRECT, SafeReader, UnreadableError
 from .safe_repr import full_name_of, quiet_text, whole_text
 from .shards import place_of
 from .static_eval import keeps_grad
-from .tree import MAX_PLAIN, as_known, as_tensor, find, tensors_of, walk
+from .tree import MAX_PLAIN, as_known, as_tensor, find, walk
 
 T = TypeVar("T")
 
@@ -30,12 +30,18 @@ _NOT_READ = "not read: there is much in this value; choose it to have its number
 
 
 def overview(value: Any, subject: Overview, read: SafeReader) -> ValueSummary:
-    """Describe the tensors in a value, and the plain values beside them."""
+    """Describe the tensors in a value, and the plain values beside them; or their gradients.
+
+    Raises:
+        TypeError: it has none.
+    """
     items: list[TensorSummary] = []
     num_left_out = num_read = num_plain = 0
-    parts: Iterator[tuple[str, Any]] = (
-        iter([(subject.path, find(value, subject.path))]) if subject.path else walk(value)
-    )
+    parts: Iterator[tuple[str, Any]] = walk(value)
+    if subject.path:
+        parts = iter([(subject.path, find(value, subject.path))])
+    elif subject.grads:
+        parts = _gradients_in(value, read.is_beside)
     for path, part in parts:
         is_plain = not as_known(part)
         num_plain += is_plain
@@ -50,43 +56,20 @@ def overview(value: Any, subject: Overview, read: SafeReader) -> ValueSummary:
         elif not summary.note:
             summary = msgspec.structs.replace(summary, note=_NOT_READ)
         items.append(summary.at(path))
+    if subject.grads and not items:
+        kind = full_name_of(type(value))
+        raise TypeError(f"{kind} has no parameters: name a module, an optimizer or a parameter")
     text = _text_of(value, len(items) + num_left_out)
     return ValueSummary(full_name_of(type(value)), text, tuple(items), num_left_out, read.is_beside)
 
 
-def gradients(value: Any, read: SafeReader) -> tuple[Gradient, ...]:
-    """Describe the gradients of a module, of an optimizer, or of the tensors in a container.
-
-    Raises:
-        TypeError: there is none in it.
-    """
-    found = [_gradient(name, part, read) for name, part in _parameters(value, read.is_beside)]
-    if not found and not issubclass(type(value), nn.Module | Optimizer):
-        kind = full_name_of(type(value))
-        raise TypeError(f"{kind} has no parameters: name a module, an optimizer or a parameter")
-    return tuple(found)
-
-
-def _parameters(value: Any, is_beside: bool) -> Iterator[tuple[str, torch.Tensor]]:
-    if issubclass(type(value), nn.Module):
-        found: Iterator[tuple[str, Any]] = tensors_of(value)
-    else:  # what it computed follows autograd, too, and has no gradient of its own
-        found = (
-            (path, part)
-            for path, part in walk(value)
-            if issubclass(type(part), torch.Tensor) and part.requires_grad and part.is_leaf
-        )
-    for path, part in found:
-        if not is_beside or not has_own_code(part):
-            yield path, part
-
-
-def _gradient(name: str, parameter: torch.Tensor, read: SafeReader) -> Gradient:
-    grad = parameter.grad if keeps_grad(parameter) else None
-    return Gradient(
-        describe(parameter, has_digest=False, read=read).at(name),
-        None if grad is None else describe(grad, read=read),
-    )
+def _gradients_in(value: Any, is_beside: bool) -> Iterator[tuple[str, Any]]:
+    for path, part in walk(value):
+        if not issubclass(type(part), torch.Tensor) or (is_beside and has_own_code(part)):
+            continue
+        # What it computed follows autograd, too, and has no gradient of its own.
+        if part.requires_grad and keeps_grad(part):
+            yield f"{path}.grad".lstrip("."), part.grad
 
 
 def tensor_at(value: Any, path: str, is_beside: bool) -> torch.Tensor:

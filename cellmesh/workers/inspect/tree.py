@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from ..static_lookup import has, held_by
 from .safe_repr import FEW
-from .static_eval import Unknown, attribute, in_classes
+from .static_eval import Unknown, attribute, in_classes, keeps_grad
 
 # What is told beside tensors: a loss, a step, a name.
 _PLAIN = (bool, int, float, complex, str, type(None))
@@ -55,16 +55,19 @@ def walk(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def find(value: Any, path: str) -> Any:
-    """Return the part of a value at a path that `walk` has yielded.
+    """Return the part of a value at a path that `walk` has yielded, or the gradient of one.
 
     Raises:
         LookupError: nothing does, now.
     """
     if not path:
         return value
+    owner, _, last = path.rpartition(".")
     for at, part in walk(value):
         if at == path:
             return part
+        if last == "grad" and at == owner and issubclass(type(part), torch.Tensor):
+            return part.grad if keeps_grad(part) else None
     raise LookupError(f"there is no {path} in it now")
 
 

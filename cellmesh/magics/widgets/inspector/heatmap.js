@@ -5,11 +5,10 @@ const MAX_PIXELS = 496; // a side, of 4 bytes each: less than 1 MB a view
 const CELL_TEXT = [52, 15]; // pixels that an element must have for its number to be written into it
 
 class Heatmap extends Pane {
-  // ask: (message) -> promise of [answer, buffers]. remember: told of each picture, to keep the last one.
-  constructor(root, ask, remember) {
+  // ask: (message) -> promise of [answer, buffers].
+  constructor(root, ask) {
     super(root);
     this.ask = ask;
-    this.remember = remember;
     this.cut = null; // what is looked at: path, rank, minus, dims, index, reduction
     this.picture = null; // values, height, width, rows, cols, low, high
     this.held = null; // [low, high] to be kept
@@ -50,12 +49,11 @@ class Heatmap extends Pane {
 
   // ---- what is looked at
 
-  // detail: of one tensor (see sheets.py). saved: the last picture of a saved notebook.
-  show(detail, rank = null, saved = null) {
+  // detail: of one tensor (see view_model.py).
+  show(detail, rank = null) {
     this.detail = detail;
     this.isDark = isDark(this.root);
     const ranks = this.ranks();
-    if (saved?.cut.path === detail.path && ranks.includes(saved.cut.rank) && rank === null) this.cut = { ...saved.cut };
     const before = this.cut;
     const keeps = before && before.path === detail.path && (rank === null || before.rank === rank) && ranks.includes(before.rank);
     const chosen = keeps ? before.rank : ranks.includes(rank) ? rank : ranks[0];
@@ -67,10 +65,9 @@ class Heatmap extends Pane {
       dims: ndim < 2 ? [-1, 0] : [ndim - 2, ndim - 1], index: Array(ndim).fill(0), reduction: this.cut?.reduction ?? "mean",
     };
     if (["path", "rank", "minus", "dims"].some((key) => String(before?.[key]) !== String(this.cut[key]))) this.forget();
-    if (saved && !this.picture && saved.cut.path === detail.path && saved.cut.rank === chosen) this.adopt(saved);
     this.cut.index = this.cut.index.map((at, dim) => clamp(at, 0, Math.max(0, this.shapeOf(chosen)[dim] - 1)));
     this.drawControls();
-    if (!this.view || (!isSame && !saved)) return this.fit();
+    if (!this.view || !isSame) return this.fit();
     this.bound();
     this.resize();
     this.request();
@@ -82,12 +79,6 @@ class Heatmap extends Pane {
     this.legend.replaceChildren();
     this.value.textContent = text;
     this.canvas.hidden = this.tools.hidden = true;
-  }
-
-  adopt(saved) {
-    const bytes = Uint8Array.from(atob(saved.data), (letter) => letter.charCodeAt(0));
-    this.view = [...saved.rows, ...saved.cols];
-    this.picture = { ...saved, low: toNumber(saved.low), high: toNumber(saved.high), values: new Float32Array(bytes.buffer) };
   }
 
   ranks() {
@@ -191,11 +182,10 @@ class Heatmap extends Pane {
     const { rows, cols, path, rank, minus, ndim, dims, index, reduction } = message;
     this.picture = {
       ...answer, cut: { path, rank, minus, ndim, dims, index, reduction }, rows, cols,
-      low: toNumber(answer.low), high: toNumber(answer.high), values: new Float32Array(raw),
+      values: new Float32Array(raw),
     };
     this.canvas.dataset.shown = (Number(this.canvas.dataset.shown) || 0) + 1;
     this.redraw();
-    this.remember(this.picture);
     if (this.pointer) this.tell();
   }
 

@@ -1,8 +1,7 @@
-// The tensor inspector: an overview, a heatmap, shards and gradients of one value on all ranks.
+// The tensor inspector: an overview, a heatmap and shards of one value on all ranks.
 // See inspector.py for what the model holds and what it can be asked.
 
-const TABS = [["overview", "Overview"], ["heatmap", "Heatmap"], ["shards", "Shards"], ["gradients", "Gradients"]];
-const MAX_KEPT = 8192; // numbers of the last picture that a saved notebook keeps
+const TABS = [["overview", "Overview"], ["heatmap", "Heatmap"], ["shards", "Shards"]];
 const HELLO_MS = 5000; // without an answer, there may be no kernel
 const ANSWER_MS = 30000;
 
@@ -50,8 +49,8 @@ class Inspector {
     el.classList.add("cellmesh", "cmi");
     this.el = el;
     this.build();
-    for (const key of ["summary", "detail", "gradients", "live", "ended"]) model.on(`change:${key}`, this.changed);
-    this.open(model.get("tab"));
+    for (const key of ["summary", "detail", "live", "ended"]) model.on(`change:${key}`, this.changed);
+    this.open("overview");
     this.refresh();
     this.questions.ask({ ask: "hello" }, () => this.setLive(false), HELLO_MS);
     this.watchSight();
@@ -73,8 +72,7 @@ class Inspector {
     this.list = new ItemList(lists[0], (path) => this.choose(path));
     this.listRoot = lists[0];
     this.detailRoot = lists[1];
-    this.heatmap = new Heatmap(this.panels.heatmap, (message, late) => this.questions.ask(message, late), (picture) => this.keep(picture));
-    this.table = new GradientTable(this.panels.gradients);
+    this.heatmap = new Heatmap(this.panels.heatmap, (message, late) => this.questions.ask(message, late));
     this.el.replaceChildren(
       make("div", { class: "cmi-head" }, this.title, this.odd, this.when, make("span", { class: "cmi-live" }, this.watch, this.follow, this.again)),
       this.notice,
@@ -89,8 +87,7 @@ class Inspector {
       this.tabs[key].tabIndex = key === tab ? 0 : -1;
       this.panels[key].hidden = key !== tab;
     }
-    if (tab === "heatmap" && this.detail?.path !== undefined) this.heatmap.show(this.detail, rank, this.isLive ? null : this.model.get("picture"));
-    if (tab === "gradients" && !this.model.get("gradients").rows) this.questions.tell({ ask: "gradients" });
+    if (tab === "heatmap" && this.detail?.path !== undefined) this.heatmap.show(this.detail, rank);
   }
 
   turn(event) {
@@ -119,7 +116,6 @@ class Inspector {
     const isFull = this.items?.stamp === summary.stamp;
     if (summary.num_items > 1) this.list.show(isFull ? this.items.rows : summary.items, summary.num_items, detail.path, summary.headers);
     if (this.isLive && !isFull && summary.num_items > summary.items.length) this.fetchItems(summary.stamp);
-    this.tabs.gradients.hidden = !summary.has_gradients;
     this.detail = detail;
     this.tabs.heatmap.hidden = this.tabs.shards.hidden = true;
     if (detail.path !== undefined) {
@@ -127,11 +123,9 @@ class Inspector {
       drawDetail(this.detailRoot, detail);
       drawShards(this.panels.shards, detail, (rank) => this.open("heatmap", rank));
       this.tabs.shards.hidden = !detail.shards.blocks.length;
-      if (this.tab === "heatmap") this.heatmap.show(detail, null, this.isLive ? null : model.get("picture"));
+      if (this.tab === "heatmap") this.heatmap.show(detail);
     } else this.detailRoot.replaceChildren(...summary.texts.map(({ ranks, text }) =>
       make("div", { class: "cmi-row" }, make("b", { class: "cm-mono" }, `[${ranks}] `), make("span", { class: "cm-mono" }, text))));
-    const gradients = model.get("gradients");
-    if (gradients.rows) this.table.show(gradients);
   }
 
   // ---- the kernel
@@ -161,25 +155,6 @@ class Inspector {
     this.questions.tell({ ask: "live", ...live, [key]: !live[key] });
   }
 
-  // The last picture, small, so that a saved notebook has one; it stays in the page.
-  keep(picture) {
-    let { height, width, values } = picture;
-    const step = Math.ceil(Math.sqrt((height * width) / MAX_KEPT));
-    if (step > 1) {
-      const [tall, wide] = [Math.floor(height / step), Math.floor(width / step)].map((side) => Math.max(side, 1));
-      const few = new Float32Array(tall * wide);
-      for (let row = 0; row < tall; row++) for (let col = 0; col < wide; col++) {
-        few[row * wide + col] = values[Math.floor((row * height) / tall) * width + Math.floor((col * width) / wide)];
-      }
-      [height, width, values] = [tall, wide, few];
-    }
-    let letters = "";
-    for (const byte of new Uint8Array(values.buffer, values.byteOffset, values.byteLength)) letters += String.fromCharCode(byte);
-    const { cut, rows, cols, low, high, is_torn } = picture;
-    const is_exact = picture.is_exact && step <= 1;
-    this.model.set("picture", { cut, rows, cols, height, width, low: String(low), high: String(high), is_exact, is_torn, data: btoa(letters) });
-  }
-
   // ---- whether anybody looks
 
   watchSight() {
@@ -201,7 +176,7 @@ class Inspector {
     if (this.isLive) this.questions.tell({ ask: "gone" });
     this.sight.disconnect();
     document.removeEventListener("visibilitychange", this.turned);
-    for (const key of ["summary", "detail", "gradients", "live", "ended"]) this.model.off(`change:${key}`, this.changed);
+    for (const key of ["summary", "detail", "live", "ended"]) this.model.off(`change:${key}`, this.changed);
     this.questions.close();
     this.heatmap.close();
   }

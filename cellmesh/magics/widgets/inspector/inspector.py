@@ -21,19 +21,17 @@ from IPython.core.getipython import get_ipython
 from ....controller.inspect import Inspection, InspectionSource
 from ....controller.output.calling_cell import cell_publisher
 from ....controller.rank_set import RankSet
-from ....wire.inspect import Element, Gradients, Overview, Picture, Pixels, Refusal
+from ....wire.inspect import Element, Overview, Picture, Pixels, Refusal
 from ...render.inspections import list_items, static_of
 from ...render.tables import Static
 from ..auto_refresh import PERIOD_S, AutoRefresh, Occasion, Worker
 from ..widget import LiveView, Widget, load_css, load_js
-from .view_model import detail, gradients_table, number, summarise, tabulate
+from .view_model import detail, summarise
 
 # A side of a picture: 4 bytes each make less than a megabyte.
 MAX_PIXELS = 496
 # A side of the picture that is shown where there is no widget.
 _SMALL = 128
-# Rows of the gradients' table in the widget's state.
-_MAX_GRADIENTS = 2000
 # What looks by itself and has to run code on ranks may keep the next cell waiting for so long.
 _SHORT_S = 0.25
 _NOT_THERE = Refusal("LookupError", "it has no such part there")
@@ -49,7 +47,6 @@ class InspectorWidget(Widget):
         "inspector/heatmap",
         "inspector/overview",
         "inspector/shards",
-        "inspector/gradients",
         "inspector/inspector",
     )
     _css = load_css("inspector/inspector")
@@ -58,14 +55,8 @@ class InspectorWidget(Widget):
     summary = traitlets.Dict().tag(sync=True)
     # The tensor that is looked at (`view_model.detail`).
     detail = traitlets.Dict().tag(sync=True)
-    # The gradients' table (`view_model.tabulate`); empty until it is asked for.
-    gradients = traitlets.Dict().tag(sync=True)
-    # The last picture, in few pixels; the front end's own.
-    picture = traitlets.Dict(allow_none=True, default_value=None).tag(sync=True)
     # What looks again by itself: {"watch": bool, "follow": bool}.
     live = traitlets.Dict().tag(sync=True)
-    # What is shown first.
-    tab = traitlets.Unicode("overview").tag(sync=True)
 
 
 class Inspector:
@@ -75,7 +66,6 @@ class Inspector:
         source: answers questions about it.
         coordinates: rank -> where it is in the mesh.
         inspection: an inspection made already.
-        grads: begin with the gradients.
         watch: look again after each cell.
         follow: look again each second while a cell runs.
         events: the shell's; None without one.
@@ -88,7 +78,6 @@ class Inspector:
         coordinates: dict[int, str] | None = None,
         *,
         inspection: Inspection | None = None,
-        grads: bool = False,
         watch: bool = False,
         follow: bool = False,
         events: Any = None,
@@ -105,10 +94,9 @@ class Inspector:
         self._seen: set[str] = set()
         self._views: set[str] = set()
         self._was_greeted = False
-        self._wants_gradients = grads
         self._quick, self._slow = Worker(), Worker()
         self.refresher = AutoRefresh(self.refresh, source.is_busy, self.is_seen, events, period_s)
-        self.widget = InspectorWidget(tab="gradients" if grads else "overview")
+        self.widget = InspectorWidget()
         self.view = LiveView(self.widget, self.static, self._end)
         if inspection is None:
             self.refresh()
@@ -146,11 +134,7 @@ class Inspector:
 
     def static(self) -> Static:
         """Return the inspected value drawn without a widget."""
-        still = static_of(self._inspection, self._path, self._pixels)
-        if not self.widget.gradients:
-            return still
-        table = gradients_table(self.widget.gradients)
-        return Static(f"{still.text}\n\n{table!r}", f"{still.html}{table._repr_html_()}")
+        return static_of(self._inspection, self._path, self._pixels)
 
     def is_seen(self) -> bool:
         """Return whether a page shows the inspector; true if no page reports it."""
@@ -201,9 +185,6 @@ class Inspector:
             self._slow.do(lambda: self._choose(str(content["path"])), "choose")
         elif kind == "refresh":
             self.refresher.now()
-        elif kind == "gradients":
-            self._wants_gradients = True
-            self._slow.do(self._show_gradients, "gradients")
         elif kind == "live":
             self._set_live(bool(content["watch"]), bool(content["follow"]))
         elif kind == "seen":
@@ -268,8 +249,6 @@ class Inspector:
                 inspection, self._rows, self._stamp, time.strftime("%H:%M:%S")
             )
             self._show_detail(is_beside)
-            if self._wants_gradients and occasion != "during":
-                self._show_gradients(is_beside)
         if not self._was_greeted and occasion != "during":
             self._pixels = small_picture(self._source, self._path, self.widget.detail)
 
@@ -293,10 +272,6 @@ class Inspector:
             source.expression, path, facts, refusals, self._coordinates, comparison, spread
         )
         self.widget.detail = {**shown, "stamp": self._stamp}
-
-    def _show_gradients(self, is_beside: bool = False) -> None:
-        looked = self._source.look(Gradients(self._source.expression), None, is_beside)
-        self.widget.gradients = tabulate(looked, _MAX_GRADIENTS)
 
     def _say(self, notices: list[str]) -> None:
         self.widget.summary = {**self.widget.summary, "notices": notices}
@@ -338,8 +313,8 @@ def as_message(pixels: Pixels) -> tuple[dict[str, Any], list[bytes]]:
     content = {
         "height": height,
         "width": width,
-        "low": number(pixels.low),
-        "high": number(pixels.high),
+        "low": pixels.low,
+        "high": pixels.high,
         "is_exact": pixels.is_exact,
         "is_torn": pixels.is_torn,
         "is_sampled": pixels.is_sampled,
@@ -435,8 +410,6 @@ def _difference(one: Pixels, other: Pixels) -> Pixels | str:
 def show_inspection(
     ranks: RankSet,
     inspection: Inspection,
-    *,
-    grads: bool = False,
     watch: bool = False,
     follow: bool = False,
 ) -> None:
@@ -445,10 +418,9 @@ def show_inspection(
     """
     shell, is_terminal = get_ipython(), cell_publisher() is None
     inspector = Inspector(
-        InspectionSource(ranks, inspection.expression, inspection.pinned),
+        InspectionSource(ranks, inspection.expression, inspection.pinned, grads=inspection.grads),
         coordinates_of(ranks.session.dims, ranks.ranks),
         inspection=inspection,
-        grads=grads,
         watch=watch and not is_terminal,
         follow=follow and not is_terminal,
         events=shell.events if shell is not None else None,

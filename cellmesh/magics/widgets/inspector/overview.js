@@ -2,64 +2,66 @@
 
 const MAX_ROWS = 150; // in the page at a time; the filter finds the others
 
-const FLAGS = { nan: "NaN", inf: "Inf", unequal: "unequal", dead: "dead", none: "no gradient", frozen: "frozen", missing: "missing" };
+const FLAGS = { nan: "NaN", inf: "Inf" };
 const drawFlags = (flags) => flags.map((flag) => make("span", { class: `cmi-flag cmi-flag-${flag}` }, FLAGS[flag] ?? flag));
 
-// A table of things that are found by their words and flags. Who extends it has redraw() and row(thing).
-class FilteredTable {
-  constructor(root, label, placeholder, heads) {
-    this.filter = make("input", { type: "search", placeholder, "aria-label": label, oninput: () => this.redraw() });
+// The list of a value's tensors, which are found by their words and flags, and sorted by any column.
+class ItemList {
+  constructor(root, choose) {
+    this.choose = choose;
+    this.order = [null, false]; // a column, and whether it descends
+    this.filter = make("input", { type: "search", placeholder: "filter by name, dtype or flag", "aria-label": "filter", oninput: () => this.redraw() });
     this.said = make("span", { class: "cm-weak" });
+    this.head = make("tr");
     this.body = make("tbody");
     root.replaceChildren(
       make("div", { class: "cmi-bar" }, this.filter, this.said),
-      make("div", { class: "cmi-scroll" }, make("table", {}, make("thead", {}, make("tr", {}, ...heads)), this.body)));
-  }
-
-  // noun: what the things are. rest: how many more there are, in words.
-  draw(things, textOf, noun, rest) {
-    const words = this.filter.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const found = things.filter((thing) => {
-      const text = [textOf(thing), ...thing.flags.map((flag) => FLAGS[flag] ?? flag)].join(" ").toLowerCase();
-      return words.every((word) => text.includes(word));
-    });
-    this.body.replaceChildren(...found.slice(0, MAX_ROWS).map((thing) => this.row(thing)));
-    const more = found.length > MAX_ROWS ? `, the first ${MAX_ROWS} shown` : "";
-    this.said.textContent = `${words.length ? `${found.length.toLocaleString("en")} of ` : ""}${count(things.length, noun)}${more}${rest}`;
-  }
-}
-
-class ItemList extends FilteredTable {
-  constructor(root, choose) {
-    super(root, "filter", "filter by name, dtype or flag", []);
-    this.choose = choose;
-    this.head = root.querySelector("thead tr");
+      make("div", { class: "cmi-scroll" }, make("table", {}, make("thead", {}, this.head), this.body)));
   }
 
   show(items, total, chosen, headers) {
     Object.assign(this, { items, total, chosen, headers });
-    const numbers = this.isNumber = headers.map((text) => NUMBERS.has(text) || text.startsWith("memory"));
-    this.head.replaceChildren(...["name", "flags", ...headers].map((text, at) =>
-      make("th", { scope: "col", class: numbers[at - 2] ? "cmi-number" : null }, text)));
+    this.redraw();
+  }
+
+  sort(at) {
+    this.order = [at, this.order[0] === at ? !this.order[1] : at > 0];
     this.redraw();
   }
 
   redraw() {
-    const left = this.total - this.items.length;
-    this.draw(this.items, (item) => `${item.path} ${item.cells[1]}`, "tensor", left > 0 ? `; ${count(left, "more tensor")} not listed` : "");
+    const [by, descends] = this.order;
+    const words = this.filter.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const found = this.items.filter((item) => {
+      const text = [item.path, item.cells[1], ...item.flags.map((flag) => FLAGS[flag] ?? flag)].join(" ").toLowerCase();
+      return words.every((word) => text.includes(word));
+    });
+    if (by !== null) {
+      const textOf = (item) => [item.label, item.flags.join(" "), ...item.cells][by];
+      const compare = (one, other) => (NUMBERS.has(this.headers[by - 2])
+        ? Number(textOf(one) || -1) - Number(textOf(other) || -1) || 0 : textOf(one).localeCompare(textOf(other), "en", { numeric: true }));
+      found.sort((one, other) => (descends ? compare(other, one) : compare(one, other)));
+    }
+    this.head.replaceChildren(...["name", "flags", ...this.headers].map((text, at) => make("th",
+      { scope: "col", class: NUMBERS.has(text) ? "cmi-number" : null, "aria-sort": at === by ? (descends ? "descending" : "ascending") : "none" },
+      makeButton(text, `sort by ${text}`, () => this.sort(at), { class: "cmi-sort" }))));
+    this.body.replaceChildren(...found.slice(0, MAX_ROWS).map((item) => this.row(item)));
+    const [more, left] = [found.length > MAX_ROWS ? `, the first ${MAX_ROWS} shown` : "", this.total - this.items.length];
+    const rest = left > 0 ? `; ${count(left, "more tensor")} not listed` : "";
+    this.said.textContent = `${words.length ? `${found.length.toLocaleString("en")} of ` : ""}${count(this.items.length, "tensor")}${more}${rest}`;
   }
 
   row(item) {
     const name = makeButton(item.label, `look at ${item.label}`, () => this.choose(item.path), {
       class: "cmi-link cm-mono", "aria-current": item.path === this.chosen ? "true" : null,
     });
-    return make("tr", { class: item.path === this.chosen ? "cmi-chosen" : null },
+    return make("tr", { class: item.path === this.chosen ? "cmi-chosen" : null, "data-name": item.path },
       make("td", {}, name), make("td", {}, ...drawFlags(item.flags)),
-      ...item.cells.map((text, at) => make("td", { class: this.isNumber[at] ? "cmi-number" : "cm-mono cmi-short", title: text }, text)));
+      ...item.cells.map((text, at) => make("td", { class: NUMBERS.has(this.headers[at]) ? "cmi-number" : "cm-mono cmi-short", title: text }, text)));
   }
 }
 
-const NUMBERS = new Set(["min", "max", "mean", "std", "norm", "NaN", "Inf", "zeros"]);
+const NUMBERS = new Set(["min", "max", "mean", "std", "norm", "NaN", "Inf", "zeros", "memory of all ranks"]);
 
 function classOf(header, text = "") {
   if (!NUMBERS.has(header)) return header === "value" ? "cm-mono cmi-text" : header === "histogram" ? "cm-mono cmi-histogram" : "cm-mono";

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-from ....controller.inspect import Comparison, Inspection, QueryResult, Spread, describe_odd
-from ....wire.inspect import Gradient, Refusal, TensorSummary, ValueSummary
+from ....controller.inspect import Comparison, Inspection, Spread, describe_odd
+from ....wire.inspect import Refusal, TensorSummary
 from ....wire.ranks import describe_groups, format_ranks, group_ranks
 from ...render.inspections import (
-    FLAG_TEXTS,
     ITEM_HEADERS,
     blocks_of,
     label_of,
@@ -20,26 +17,11 @@ from ...render.inspections import (
     torn_note,
 )
 from ...render.svg import colour_of
-from ...render.tables import Table, compact_table, facts_table, sentence_of
+from ...render.tables import facts_table, sentence_of
 
-# So many of a value's tensors, and of a model's gradients, are in the widget's state, and so in the
-# notebook.
+# So many of a value's tensors are in the widget's state, and so in the notebook.
 NUM_KEPT = 200
 _MAX_TEXT = 2000
-# Of the still table of gradients, below the value's.
-_MAX_STILL_BYTES = 11_000
-_DIGITS = 4  # of a number in the gradients' table
-_GRADIENT_HEADERS = (
-    "parameter", "flags", "shape", "norm of gradient", "largest", "norm", "ratio", "NaN", "Inf",
-    "zeros",
-)  # fmt: skip
-
-
-def number(value: float | None) -> float | str | None:
-    """Return a number as JSON has it; NaN and infinities as texts."""
-    if value is None or math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Inf" if value > 0 else "-Inf"
 
 
 def summarise(
@@ -70,7 +52,6 @@ def summarise(
         "num_items": len(items) + inspection.num_left_out,
         "notices": notices,
         "texts": _said({rank: f"{one.kind}: {one.text}" for rank, one in found.items()}),
-        "has_gradients": any(_may_have_gradients(one) for one in found.values()),
     }
 
 
@@ -184,96 +165,6 @@ def shards(shape: Sequence[int] | None, facts: Mapping[int, TensorSummary]) -> d
         "height": round(min(max(560 * num_rows / num_cols, 48), 420)),
         "said": " · ".join(said),
     }
-
-
-def tabulate(looked: QueryResult, max_rows: int | None = None) -> dict[str, Any]:
-    """Return the gradients of a model as JSON, a row for each parameter, joined over all ranks.
-
-    Args:
-        looked: a tuple of `Gradient` of each rank.
-        max_rows: None for all.
-    """
-    by_name: dict[str, dict[int, Gradient]] = {}
-    for rank in sorted(looked.answers):
-        for gradient in looked.answers[rank]:
-            by_name.setdefault(gradient.parameter.path, {})[rank] = gradient
-    rows = [_gradient_row(name, of, len(looked.answers)) for name, of in by_name.items()]
-    kept = rows if max_rows is None else rows[:max_rows]
-    return {
-        "rows": kept,
-        "num_left_out": len(rows) - len(kept),
-        "missing": _said(looked.refusals),
-    }
-
-
-def gradients_table(sheet: Mapping[str, Any]) -> Table:
-    """Return the gradients that `tabulate` gives as an HTML or text table."""
-    rows = [
-        (
-            name,
-            ", ".join(FLAG_TEXTS.get(flag, flag) for flag in flags),
-            str(tuple(shape)),
-            *(
-                value if isinstance(value, str) else f"{value:.4g}" if value else ""
-                for value in numbers
-            ),
-        )
-        for name, flags, shape, *numbers in sheet["rows"][:NUM_KEPT]
-    ]
-    left_out = len(sheet["rows"]) - len(rows) + sheet["num_left_out"]
-    notes = [f"... and {left_out:,} more"] if left_out else []
-    notes += [f"[{one['ranks']}] {one['text']}" for one in sheet["missing"]]
-    return replace(compact_table(_GRADIENT_HEADERS, rows, "", notes), max_bytes=_MAX_STILL_BYTES)
-
-
-def _gradient_row(name: str, of: Mapping[int, Gradient], num_ranks: int) -> list[Any]:
-    """Return a parameter's cells: name, flags, shape, and the numbers of `_GRADIENT_HEADERS`."""
-    # Replicas count once, by the one with the largest gradient; parts of one whole together.
-    ascending = sorted(of.values(), key=lambda one: (one.grad is not None, _norm(one.grad)))
-    parts = list({one.parameter.shard: one for one in ascending}.values())
-    having = [one.grad for one in parts if one.grad is not None]
-    norm = math.hypot(*map(_norm, having)) if having else None
-    parameter_norm = math.hypot(*(_norm(one.parameter) for one in parts))
-    largest = max((max(abs(g.min or 0.0), abs(g.max or 0.0)) for g in having), default=None)
-    num_elements = sum(grad.num_elements for grad in having)
-    num_zeros = sum(grad.num_zeros for grad in having)
-    digests = {(one.parameter.shard, one.grad.digest if one.grad else None) for one in of.values()}
-    flags = odd_elements([one.grad for one in of.values() if one.grad is not None])
-    if not any(one.parameter.requires_grad for one in parts):
-        flags.append("frozen")
-    elif not having:
-        flags.append("none")
-    elif num_elements and num_zeros == num_elements:  # on all ranks
-        flags.append("dead")
-    if len(digests) > len(parts):
-        flags.append("unequal")
-    if len(of) < num_ranks:
-        flags.append("missing")
-    return [
-        name,
-        flags,
-        (parts[0].grad or parts[0].parameter).local_shape or (),
-        _rounded(norm),
-        _rounded(largest),
-        _rounded(parameter_norm),
-        _rounded(norm / parameter_norm if norm is not None and parameter_norm else None),
-        sum(grad.num_nan for grad in having),
-        sum(grad.num_inf for grad in having),
-        _rounded(num_zeros / num_elements if num_elements else None),
-    ]
-
-
-def _rounded(value: float | None) -> float | str | None:
-    return None if value is None else number(float(f"{value:.{_DIGITS}g}"))
-
-
-def _norm(summary: TensorSummary | None) -> float:
-    return 0.0 if summary is None else summary.norm or 0.0
-
-
-def _may_have_gradients(found: ValueSummary) -> bool:
-    """Return whether a value is a module or optimizer, by its class's name and its parameters."""
-    return any(item.requires_grad and item.path for item in found.items) or "optim" in found.kind
 
 
 def _said(texts: Mapping[int, Any]) -> list[dict[str, str]]:

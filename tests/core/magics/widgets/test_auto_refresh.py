@@ -16,7 +16,7 @@ import torch
 from cellmesh.controller.inspect import Inspection
 from cellmesh.magics.widgets.auto_refresh import AutoRefresh, Occasion, Worker
 from cellmesh.magics.widgets.inspector.inspector import Inspector
-from cellmesh.wire.inspect import Gradients, Overview, Picture
+from cellmesh.wire.inspect import Overview, Picture
 from tests.support.inspected_ranks import LocalAnswers
 
 
@@ -84,14 +84,13 @@ def shown_max(inspector: Inspector) -> str:
 def test_automatic_refresh_delays_no_cell() -> None:
     """Ranks answer it beside their main threads, which may begin the next cell meanwhile."""
     names = {"model": torch.nn.Linear(2, 2), "w": torch.zeros(2)}
-    for expression, options in (("model", {"grads": True}), ("w", {})):
-        inspector = Inspector(answers := LocalAnswers(expression, {0: names, 1: names}), **options)
+    for expression in ("model", "w"):
+        inspector = Inspector(answers := LocalAnswers(expression, {0: names, 1: names}))
         answers.asked.clear()
         names["w"] = torch.full((2,), 3.0)
         inspector.refresh("after")
         subjects = [type(subject) for subject, _, is_beside in answers.asked if is_beside]
         assert {Overview} <= set(subjects)
-        assert (Gradients in subjects) == bool(options)
         assert {type(subject) for subject, _, is_beside in answers.asked if not is_beside} <= {
             Picture
         }

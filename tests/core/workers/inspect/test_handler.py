@@ -23,7 +23,6 @@ from cellmesh.wire.inspect import (
     Element,
     Elements,
     Forget,
-    Gradients,
     Histogram,
     Overview,
     Picture,
@@ -52,7 +51,7 @@ def questions(expression: str, token: str = "") -> list[ValueQuery]:
         Element(*value, index=(0, 0)),
         Digests(*value, parts=((0, 4),)),
         Elements(*value, parts=((0, 4),)),
-        Gradients(*value),
+        Overview(*value, grads=True),
     ]
 
 

@@ -21,7 +21,6 @@ from cellmesh.wire.inspect import (
     Digests,
     Element,
     Elements,
-    Gradients,
     Histogram,
     Names,
     Overview,
@@ -101,7 +100,7 @@ def subjects(path: str, rows: int, cols: int) -> list[AnyRequest]:
         Element("x", path, index=(rows - 1, 1)),
         Digests("x", path, parts=parts),
         Elements("x", path, parts=parts),
-        Gradients("x"),
+        Overview("x", grads=True),
     ]
 
 
@@ -238,8 +237,6 @@ def test_read_without_the_kernels_copy_waits_too(monkeypatch: pytest.MonkeyPatch
                 (item,) = answer.items
                 assert (item.shape, item.max, item.digest) == ((61, 47), None, "")
                 answer = item.note
-            elif isinstance(subject, Gradients):
-                answer = answer[0].grad.note
             text = str(answer)
             assert "on cpu is not read beside a cell" in text or "only dense" in text, subject
     with (

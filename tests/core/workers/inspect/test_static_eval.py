@@ -13,9 +13,10 @@ import pytest
 import torch
 from torch import nn
 
+from cellmesh.wire.inspect import Overview
 from cellmesh.workers.inspect.safe_read import DIRECT
 from cellmesh.workers.inspect.static_eval import NeedsCode, follow
-from cellmesh.workers.inspect.summary import gradients
+from cellmesh.workers.inspect.summary import overview
 from tests.support.loud_values import RAN, Loud, LoudTensor, noting
 
 
@@ -156,7 +157,8 @@ def test_a_gradient_that_is_not_kept_is_said_to_be_none_and_torch_does_not_warn(
     assert follow("kept.grad", space) is kept.grad
     model = nn.Linear(3, 1)
     model._parameters["weight"] = tensor  # type: ignore[assignment]  # as torch's functional calls do
-    assert [one.grad for one in gradients(model, DIRECT)] == [None, None]
+    found = overview(model, Overview("model", grads=True), DIRECT)
+    assert [(item.path, item.text) for item in found.items] == [("bias.grad", "None")]
 
 
 def test_property_precedes_an_instance_attribute() -> None:

@@ -16,7 +16,7 @@ from torch import nn
 
 from cellmesh.wire.inspect import Digests, Elements, Histogram, Overview, ValueSummary
 from cellmesh.workers.inspect.safe_read import DIRECT, Copier
-from cellmesh.workers.inspect.summary import gradients, overview
+from cellmesh.workers.inspect.summary import overview
 from cellmesh.workers.inspect.tree import find, walk
 from tests.support.inspected_ranks import ask
 
@@ -205,42 +205,41 @@ def test_one_tensor_of_a_nest_is_looked_at_closer() -> None:
 # ---- gradients
 
 
+def gradients(value: Any) -> dict[str, Any]:
+    return {item.path: item for item in look(value, grads=True).items}
+
+
 def test_gradients_are_those_of_the_parameters() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1), nn.Linear(1, 1))
     model[2].requires_grad_(False)
     model[1](torch.ones(2)).sum().backward()
     model[1].weight.grad = torch.tensor([[3.0, float("nan")]])
-    model[1].bias.grad = torch.tensor([0.0])
-    found: dict[str, Any] = {one.parameter.path: one for one in gradients(model, DIRECT)}
-    assert list(found) == [name for name, _ in model.named_parameters()]
-    assert found["0.weight"].grad is None
-    assert found["0.weight"].parameter.norm == pytest.approx(model[0].weight.norm().item())
-    assert not found["2.bias"].parameter.requires_grad
-    weight, bias = found["1.weight"].grad, found["1.bias"].grad
-    assert (weight.norm, weight.max, weight.num_nan, weight.num_zeros) == (3.0, 3.0, 1, 0)
-    assert (bias.num_zeros, bias.num_elements) == (1, 1)
-    assert weight.digest
+    found = gradients(model)
+    assert list(found) == ["0.weight.grad", "0.bias.grad", "1.weight.grad", "1.bias.grad"]
+    assert (found["0.weight.grad"].text, found["0.weight.grad"].shape) == ("None", None)
+    weight = found["1.weight.grad"]
+    assert (weight.norm, weight.max, weight.num_nan, weight.num_elements) == (3.0, 3.0, 1, 2)
+    assert find(model, "1.weight.grad") is model[1].weight.grad
+    assert find(model, "0.weight.grad") is None
 
 
 def test_gradients_of_optimizers_and_nests() -> None:
     model = nn.Linear(2, 1)
     model(torch.ones(2)).sum().backward()
     optimizer = torch.optim.SGD(model.named_parameters(), lr=0.1)
-
-    def names(value: Any) -> list[tuple[str, bool]]:
-        return [(one.parameter.path, one.grad is not None) for one in gradients(value, DIRECT)]
-
-    assert names(optimizer) == [("param_groups[0].weight", True), ("param_groups[0].bias", True)]
-    assert names({"w": model.weight, "out": model.weight * 2}) == [("['w']", True)]
-    assert names(model.weight) == [("", True)]
-    assert names(nn.ReLU()) == []
-    with pytest.raises(TypeError, match="has no parameters"):
-        gradients([1, 2], DIRECT)
+    at = "param_groups[0]"
+    assert list(gradients(optimizer)) == [f"{at}.weight.grad", f"{at}.bias.grad"]
+    assert list(gradients({"w": model.weight, "out": model.weight * 2})) == ["['w'].grad"]
+    assert list(gradients(model.weight)) == ["grad"]
+    assert find(model.weight, "grad") is model.weight.grad
+    for value in (nn.ReLU(), [1, 2]):
+        with pytest.raises(TypeError, match="has no parameters"):
+            gradients(value)
 
 
 def test_sparse_gradients_are_described() -> None:
     model = nn.Embedding(5, 2, sparse=True)
     model(torch.tensor([1, 3])).sum().backward()
-    found: Any = gradients(model, DIRECT)[0].grad
+    found = gradients(model)["weight.grad"]
     assert found.norm == 2.0
     assert "stores" in found.note

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from cellmesh.controller.inspect import Comparison, Inspection, QueryResult, compare
+from cellmesh.controller.inspect import Comparison, Inspection, compare
 from cellmesh.magics.render.inspections import label_of, list_items
 from cellmesh.magics.widgets.inspector.inspector import (
     Inspector,
@@ -23,13 +23,10 @@ from cellmesh.magics.widgets.inspector.inspector import (
 from cellmesh.magics.widgets.inspector.view_model import (
     NUM_KEPT,
     detail,
-    gradients_table,
-    number,
     shards,
     summarise,
-    tabulate,
 )
-from cellmesh.wire.inspect import Gradient, Pixels, Refusal, TensorSummary, ValueSummary
+from cellmesh.wire.inspect import Pixels, Refusal, TensorSummary, ValueSummary
 from tests.support.inspected_ranks import LocalAnswers
 
 CONTENT = {
@@ -69,12 +66,6 @@ def found(*items: TensorSummary, kind: str = "dict") -> ValueSummary:
     return ValueSummary(kind, "", items)
 
 
-def test_numbers_that_json_does_not_have_are_texts() -> None:
-    values = [number(value) for value in (1.5, None, math.nan, math.inf, -math.inf)]
-    assert values == [1.5, None, "NaN", "Inf", "-Inf"]
-    json.dumps(values, allow_nan=False)
-
-
 def test_items_are_flagged() -> None:
     good, other = plain(), plain(digest="b", num_nan=1)
     inspection = Inspection(
@@ -85,6 +76,11 @@ def test_items_are_flagged() -> None:
         ("['x']", ["nan", "unequal"]),
         ("['y']", ["missing"]),
     ]
+    dead = {"num_elements": 4, "num_zeros": 4}
+    parts = {rank: plain(norm=3.0 + rank, shard=(rank,), **dead) for rank in (0, 1)}
+    (row,) = list_items(Inspection("m", {r: found(one.at("w.grad")) for r, one in parts.items()}))
+    assert row["flags"] == ["dead"]
+    assert row["cells"][-1] == "5"  # the norm of the whole
 
 
 def test_nan_is_said_first() -> None:
@@ -168,42 +164,6 @@ def test_replicas_share_a_block() -> None:
     assert shards((2, 2), plain)["blocks"] == []
 
 
-def without_grad(name: str) -> Gradient:
-    return Gradient(TensorSummary(kind="Parameter", path=name, requires_grad=True))
-
-
-def gradient(norm: float, shard: tuple[int, ...], **more: Any) -> tuple[Gradient, ...]:
-    parameter = TensorSummary(kind="Parameter", path="w", norm=1.0, shard=shard, requires_grad=True)
-    facts = {"num_elements": 4, "digest": str(norm), "norm": norm, "shard": shard, **more}
-    return (Gradient(parameter, TensorSummary(kind="Tensor", **facts)),)
-
-
-@pytest.mark.parametrize(
-    ("answers", "flags", "norm"),
-    [
-        ([gradient(3.0, (0,)), gradient(4.0, (1,))] * 2, [], 5.0),
-        ([gradient(3.0, ()), gradient(0.0, (), num_zeros=4)], ["unequal"], 3.0),
-        ([gradient(0.0, (), num_zeros=4)], ["dead"], 0.0),
-        ([(without_grad("w"),)], ["none"], None),
-        ([gradient(2.0, (), num_nan=1), ()], ["nan", "missing"], 2.0),
-    ],
-)
-def test_a_gradient_is_of_the_whole_parameter(
-    answers: list[Any], flags: list[str], norm: float | None
-) -> None:
-    (row,) = tabulate(QueryResult(dict(enumerate(answers))))["rows"]
-    assert (row[0], row[1], row[3]) == ("w", flags, norm)
-
-
-def test_gradients_that_are_left_out_are_counted() -> None:
-    many = tuple(without_grad(str(i)) for i in range(9))
-    sheet = tabulate(QueryResult({0: many}, {1: Refusal("E", "no")}), 4)
-    assert (len(sheet["rows"]), sheet["num_left_out"]) == (4, 5)
-    table = gradients_table(sheet)
-    assert table.headers[:3] == ["parameter", "flags", "shape"]
-    assert table.notes == ["... and 5 more", "[1] E: no"]
-
-
 def test_coordinates_are_those_of_the_mesh() -> None:
     assert coordinates_of({"dp": 2, "tp": 2}, (0, 3)) == {0: "dp=0,tp=0", 3: "dp=1,tp=1"}
     assert coordinates_of({"dp": 4}, (0, 1)) == {}
@@ -246,7 +206,6 @@ def test_saved_widget_state_is_small() -> None:
     state = inspector_of(torch.rand(2000, 1000), 4).widget.get_state()
     del state["_esm"], state["_css"]
     assert len(json.dumps(state, default=str)) < 20_000
-    assert state["picture"] is None  # it is the page's, which makes it small
 
 
 def test_a_nest_is_looked_at_closer_by_path() -> None:
