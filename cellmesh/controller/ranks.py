@@ -252,6 +252,7 @@ class Ranks:
 
         Args:
             expression: a tensor, a module, an optimizer or any nest of them.
+            grads: describe the gradients in it, in place of its tensors.
 
         Returns:
             A Mapping rank -> `TensorSummary`; ranks that have no such value are in its

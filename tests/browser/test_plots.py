@@ -123,10 +123,6 @@ for rank in range(64):
 Plot(metrics, ("loss", "tokens"), tuple(range(64)))"""
 
 
-# A panel's padding, and a cross of 8 pixels with the ends of its strokes.
-CROSS_BOTTOM = 18
-
-
 @pytest.mark.parametrize("width", [1000, 700])
 def test_64_ranks_fit(notebook: Notebook, width: int) -> None:
     notebook.page.set_viewport_size({"width": width, "height": 900})
@@ -138,12 +134,10 @@ def test_64_ranks_fit(notebook: Notebook, width: int) -> None:
     shown = plot.root.locator(".cm-plots")
     assert area is not None
     assert shown.evaluate("element => element.scrollWidth") <= area["width"]
-    # A NaN is a gap: between the lines before and after it nothing is drawn but a cross at the top.
+    # A NaN is a gap: between the lines before and after it nothing is drawn.
     expect(panels.last).to_contain_text("NaN on ranks 0-63 at step 100")
     drawn = {step: column_of(panels.last, step) for step in (40, 100, 160)}
-    assert [min(drawn[step]) > CROSS_BOTTOM for step in (40, 160)] == [True, True]
-    assert drawn[100]
-    assert max(drawn[100]) <= CROSS_BOTTOM
+    assert [bool(drawn[step]) for step in drawn] == [True, False, True]
     plot.root.get_by_role("button", name="log").click()
     expect_drawn(panels.last, "tokens by step, logarithmic")
     notebook.picture(f"plots-64-{width}", 1, 1, width)

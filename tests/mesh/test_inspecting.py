@@ -28,7 +28,7 @@ from cellmesh.controller.inspect import (
     look,
 )
 from cellmesh.controller.trace import timeline as timeline_module
-from cellmesh.wire.inspect import Element, Overview, Picture
+from cellmesh.wire.inspect import Element, Picture
 from tests.conftest import stop_process
 
 MODEL = """
@@ -42,8 +42,8 @@ optimizer.step()
 """
 
 
-def differences(inspection: Inspection, path: str = "") -> list[LargestDifference | None]:
-    return [each.difference for each in inspection.comparisons[path].unequal]
+def differences(inspection: Inspection) -> list[LargestDifference | None]:
+    return [each.difference for each in inspection.comparisons[""].unequal]
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
@@ -64,18 +64,21 @@ def presses_of_the_stop_button() -> Iterator[None]:
         signal.signal(signal.SIGALRM, former)
 
 
-def test_small_differences_of_replicas_are_measured(mesh: cm.Mesh) -> None:
+def test_differences_of_replicas_are_measured(mesh: cm.Mesh) -> None:
     mesh.cell(
         "torch.manual_seed(0); w = torch.randn(700, 900)\n"
+        "n, zero = torch.zeros(3), torch.zeros(3)\n"
         "if rank == 1: w[345, 678] += 0.5\n"
+        "if rank == 2: n[1], zero[1] = float('nan'), -0.0\n"
         "if rank == 3: w[1, 2] -= 0.25"
     )
-    inspection = mesh.inspect("w")
-    (replicas,) = inspection.comparisons[""].unequal
+    (replicas,) = mesh.inspect("w").comparisons[""].unequal
     assert replicas.alike == ((0, 2), (1,), (3,))
     assert replicas.difference is not None
     assert replicas.difference.largest == pytest.approx(0.5, abs=1e-6)
     assert not replicas.difference.is_lower_bound
+    assert differences(mesh.inspect("n")) == [LargestDifference(float("inf"), False)]
+    assert differences(mesh.inspect("zero")) == [LargestDifference(0.0, False)]
     mesh.cell("w = w + rank * torch.rand_like(w)")
     (difference,) = differences(mesh.inspect("w"))
     assert difference is not None
@@ -83,39 +86,22 @@ def test_small_differences_of_replicas_are_measured(mesh: cm.Mesh) -> None:
     assert 2.9 < difference.largest <= 4.5
 
 
-def test_a_nan_on_one_rank_is_a_difference(mesh: cm.Mesh) -> None:
-    mesh.cell("n = torch.zeros(3)\nif rank == 2: n[1] = float('nan')")
-    assert differences(mesh.inspect("n")) == [LargestDifference(float("inf"), False)]
-    mesh.cell("n = torch.zeros(3)\nif rank == 2: n[1] = -0.0")
-    assert differences(mesh.inspect("n")) == [LargestDifference(0.0, False)]
-
-
 def test_values_are_shown_where_they_are_and_errors_where_not(mesh: cm.Mesh) -> None:
-    mesh.cell("if rank in (1, 2): here = torch.full((2,), float(rank))")
-    inspection = mesh.inspect("here")
-    assert sorted(inspection) == [1, 2]
-    assert {rank: refusal.type_name for rank, refusal in inspection.refusals.items()} == {
-        0: "NameError", 3: "NameError",
-    }  # fmt: skip
-    assert [inspection[rank].max for rank in inspection] == [1.0, 2.0]
-    assert inspection.spreads[""].counts[1][0] == inspection.spreads[""].counts[2][-1] == 2
+    mesh.cell("if rank in (1, 2): here = torch.linspace(0, 1, 100) + rank")
+    found = mesh.inspect("here")
+    assert [found[rank].max for rank in found] == [2.0, 3.0]
+    assert {rank: why.type_name for rank, why in found.refusals.items()} == dict.fromkeys(
+        (0, 3), "NameError"
+    )
+    spread = found.spreads[""]  # on one scale
+    assert (spread.low, spread.high) == (1.0, 3.0)
+    held = {rank: np.nonzero(counts)[0].tolist() for rank, counts in spread.counts.items()}
+    assert held == {1: list(range(25)), 2: list(range(24, 48))}
     raised = mesh.inspect("here.nothing / 0")
     assert not raised.found
     assert raised.refusals[1].type_name == "AttributeError"
-    assert mesh[1:3].inspect("here").refusals == {}
-    assert mesh[1].inspect("here")[1].max == 1.0
-
-
-def test_histograms_have_one_scale(mesh: cm.Mesh) -> None:
-    mesh.cell("h = torch.linspace(0, 1, 100) + rank")
-    assert inspect(mesh.rank_set, "h", is_beside=True).torn == ()  # nothing runs
-    inspection = mesh.inspect("h")
-    spread = inspection.spreads[""]
-    assert (spread.low, spread.high) == (0.0, 4.0)
-    assert {rank: np.nonzero(counts)[0].tolist() for rank, counts in spread.counts.items()} == {
-        rank: list(range(12 * rank, min(12 * rank + 13, 48))) for rank in range(4)
-    }  # fmt: skip
-    assert all(sum(counts) == 100 for counts in spread.counts.values())
+    assert inspect(mesh[1:3].rank_set, "here", is_beside=True).torn == ()  # nothing runs
+    assert mesh[1].inspect("here")[1].max == 2.0
 
 
 def test_models_and_optimizers_are_nests_of_tensors(mesh: cm.Mesh) -> None:
@@ -134,14 +120,8 @@ def test_models_and_optimizers_are_nests_of_tensors(mesh: cm.Mesh) -> None:
     assert "'lr': 0.1" in optimizer.facts_of("param_groups[0]")[2].text
     mesh.cell("if rank == 3: model.module[1].bias.data[0] += 1")
     again = mesh.inspect("model")
-    assert differences(again, "module.1.bias") == [LargestDifference(1.0, False)]
-    source = InspectionSource(mesh.rank_set, "model", again.pinned)
-    bias = again.facts_of("module.1.bias")
-    comparison = source.compare("module.1.bias", bias)
+    comparison = again.comparisons["module.1.bias"]
     assert str(comparison) == "replicas differ: ranks 0-2 ≠ 3 by up to 1"
-    spread = source.spread("module.1.bias", bias)
-    assert spread is not None
-    assert sum(sum(counts) for counts in spread.counts.values()) == 8
 
 
 def test_gradients_are_shown_by_parameter(mesh: cm.Mesh) -> None:
@@ -226,9 +206,7 @@ def test_other_ranks_are_not_asked(mesh: cm.Mesh) -> None:
     mesh.cell(SHARDED + MODEL)
     run = mesh[0:2].submit_cell("dist.barrier()")
     try:
-        deadline = time.monotonic() + 20
-        while {state.run for state in mesh[0:2].states().values()} != {run.number}:
-            assert time.monotonic() < deadline
+        wait_until(lambda: {each.run for each in mesh[0:2].states().values()} == {run.number})
         for name in ("u", "same", "model", "optimizer", "layer"):
             inspection = mesh.inspect(name)
             assert sorted(inspection) == [0, 1, 2, 3]
@@ -277,26 +255,25 @@ def test_an_expression_that_runs_code_is_run_once_by_all_ranks(mesh: cm.Mesh) ->
     assert {facts.kind for facts in row.values()} == {"torch.distributed.tensor.DTensor"}
     assert set(mesh.pull("count").values()) == {1}
 
+    def num_alive() -> set[int]:
+        return set(mesh.pull("gc.collect() * 0 + len(alive)").values())
+
     again = answers.inspect(False)
     assert [again.facts_of("tensor")[rank].max for rank in range(4)] == [17.0] * 4
-    wait_until(
-        lambda: len(look(mesh.rank_set, about(whole, seen.pinned)).refusals) == 4
-    )  # it is let go of
-    assert (
-        "no longer kept: inspect it again"
-        in look(mesh.rank_set, about(whole, seen.pinned)).refusals[0].text
-    )
-    wait_until(lambda: set(mesh.pull("gc.collect() * 0 + len(alive)").values()) == {1})
-    still = InspectionSource(mesh.rank_set, "compute()", again.pinned)
-    still.close()
-    wait_until(lambda: set(mesh.pull("gc.collect() * 0 + len(alive)").values()) == {0})
+    former = about(whole, seen.pinned)
+    wait_until(lambda: len(look(mesh.rank_set, former).refusals) == 4)  # it is let go of
+    why = look(mesh.rank_set, former).refusals[0].text
+    assert "no longer kept: inspect it again" in why
+    wait_until(lambda: num_alive() == {1})
+    answers.close()
+    wait_until(lambda: num_alive() == {0})
     gone = InspectionSource(mesh.rank_set, "compute()")
     assert len(gone.inspect(False)) == 4
-    wait_until(lambda: set(mesh.pull("gc.collect() * 0 + len(alive)").values()) == {1})
+    wait_until(lambda: num_alive() == {1})
     del gone
     gc.collect()
     mesh.inspect("rank")
-    wait_until(lambda: set(mesh.pull("gc.collect() * 0 + len(alive)").values()) == {0})
+    wait_until(lambda: num_alive() == {0})
 
     raised = mesh.inspect("fail()")
     assert str(raised.refusals[1]) == "Odd: <its str() raised SystemExit>"
@@ -389,16 +366,11 @@ def test_looking_at_much_costs_little_memory(mesh: cm.Mesh) -> None:
     one = mesh[0:1]
 
     def look_closely(name: str, height: int, width: int) -> None:
-        facts = look(one.rank_set, Overview(name)).answers[0].items[0]
-        assert (facts.mean, facts.num_elements) == (1.0, height * width)
-        pixels = look(
-            one.rank_set, Picture(name, "", (), (0, 1), (0, height), (0, width), 500, 500)
-        ).answers[0]
-        assert pixels.values.shape == (500, 500)
-        seen = inspect(one.rank_set, name)
-        spread = InspectionSource(one.rank_set, name, seen).spread("", seen.facts_of(""))
-        assert spread is not None
-        assert sum(spread.counts[0]) == height * width
+        seen = one.inspect(name)
+        assert (seen[0].mean, seen[0].num_elements) == (1.0, height * width)
+        assert sum(seen.spreads[""].counts[0]) == height * width
+        whole = Picture(name, dims=(0, 1), rows=(0, height), cols=(0, width), **SIDES)
+        assert look(one.rank_set, whole).answers[0].values.shape == (512, 512)
 
     one.cell(
         "import resource; small = torch.ones(700, 900); big = torch.ones(8_000, 8_000).t()[:, ::2]"

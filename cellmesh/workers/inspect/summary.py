@@ -174,12 +174,13 @@ def describe_tensor(
         notes.append(f"no statistics: {_first_line(error)}")
     shape = _told(lambda: _sizes(value.shape))
     num_elements = _told(lambda: int(local.numel())) or 0
+    is_strided = local.layout == torch.strided
     return TensorSummary(
         kind=kind,
         text=quiet_text(value) if shape is None else text,
         shape=shape,
         local_shape=_told(lambda: _sizes(local.shape)),
-        strides=_told(lambda: _sizes(local.stride())),
+        strides=_told(lambda: _sizes(local.stride())) if is_strided else None,
         dtype=str(value.dtype).removeprefix("torch."),
         device=str(local.device),
         requires_grad=value.requires_grad,

@@ -2,7 +2,6 @@
 
 const MAX_WIDTH = 720, HEIGHT = 200;
 const MAX_TOLD = 8; // ranks in the box beside the pointer
-const CROSS = 4; // half the size of the mark where a line becomes NaN
 // A scale that is shorter, relative to its numbers, has no room for ticks: they would be equal floats.
 const LEAST_SHARE = 1e-12;
 
@@ -16,9 +15,8 @@ function unpack(model) {
     const steps = [...numbers.subarray(at, at + line.count)];
     const values = [...numbers.subarray(at + line.count, at + 2 * line.count)];
     at += 2 * line.count;
-    const nan_step = steps[values.findIndex(Number.isNaN)]; // where it becomes NaN
     const isPlaced = (_, index) => Number.isFinite(steps[index]);
-    return { ...line, nan_step, steps: steps.filter(isPlaced), values: values.filter(isPlaced) };
+    return { ...line, steps: steps.filter(isPlaced), values: values.filter(isPlaced) };
   });
 }
 
@@ -61,14 +59,6 @@ const heightOf = (value, toHeight) => {
   return height === undefined || Number.isFinite(height) ? height : null;
 };
 
-// Of a band whose least is not above zero, which has no logarithm: let the band reach down to the least that is.
-function raiseFloor([, most, least]) {
-  const floor = least.reduce((lowest, height) => (height === null ? lowest : Math.min(lowest, height)), Infinity);
-  least.forEach((height, index) => {
-    if (height === null && most[index] !== null && floor < Infinity) least[index] = floor;
-  });
-}
-
 function widen(low, high, share) {
   if (low === null || low === undefined) return [0, 1];
   const size = Math.max(Math.abs(low), Math.abs(high));
@@ -102,7 +92,6 @@ class Panel {
     const { toHeight, fromHeight } = makeScale(columns, isLog);
     this.fromHeight = fromHeight;
     const heights = columns.map((column) => column.map((value) => heightOf(value, toHeight)));
-    if (mean && isLog && columns.length) raiseFloor(heights);
     const isEmpty = !heights.some((column) => column.some((height) => height != null));
     this.describe(lines, isEmpty, isLog);
 
@@ -147,7 +136,7 @@ class Panel {
       series: [{}, ...this.series()],
       bands: this.mean ? [{ series: [2, 3], fill: () => this.colour("--cm-accent", 20) }] : [],
       cursor: { y: false, drag: { setScale: false }, sync: { key: this.syncKey, filters: { pub: shares } } },
-      hooks: { draw: [(plot) => this.cross(plot)], setCursor: [(plot) => this.tell(plot)], setSelect: [(plot) => this.zoomTo(plot)] },
+      hooks: { setCursor: [(plot) => this.tell(plot)], setSelect: [(plot) => this.zoomTo(plot)] },
     };
     this.plot = new uPlot(options, data, this.chart);
     this.plot.over.addEventListener("dblclick", () => this.onZoom([]));
@@ -158,29 +147,6 @@ class Panel {
     if (!this.mean) return this.lines.map((line) => ({ stroke: line.colour, width: 1.5, points }));
     const edge = { stroke: "transparent", width: 1, points: { show: false } };
     return [{ stroke: () => this.colour("--cm-accent"), width: 1.8, points }, edge, edge];
-  }
-
-  // Mark where lines become NaN, at the upper edge: at that step nothing else is drawn.
-  cross(plot) {
-    if (this.mean) return;
-    const { ctx } = plot;
-    const { left, top, width } = plot.bbox;
-    const size = CROSS * devicePixelRatio;
-    const y = top + size;
-    ctx.save();
-    ctx.lineWidth = 2 * devicePixelRatio;
-    for (const line of this.lines.filter((each) => Number.isFinite(each.nan_step))) {
-      const x = plot.valToPos(line.nan_step, "x", true);
-      if (x < left || x > left + width) continue;
-      ctx.strokeStyle = line.colour;
-      ctx.beginPath();
-      ctx.moveTo(x - size, y - size);
-      ctx.lineTo(x + size, y + size);
-      ctx.moveTo(x - size, y + size);
-      ctx.lineTo(x + size, y - size);
-      ctx.stroke();
-    }
-    ctx.restore();
   }
 
   colour(variable, percent = 100) {

@@ -35,9 +35,7 @@ from cellmesh.wire.messages import Request
 from cellmesh.workers.groups import model_reset
 from cellmesh.workers.inspect.handler import InspectHandler
 from cellmesh.workers.rank.control import ControlThread
-from cellmesh.workers.rank.failures import Failures
 from cellmesh.workers.rank.features import RankContext
-from cellmesh.workers.rank.stack_inspection import Place
 from tests.support.inspected_ranks import looker
 from tests.support.loud_values import RAN, Loud, LoudTensor, noting
 
@@ -187,17 +185,14 @@ def test_no_code_of_the_users_runs(name: str, is_beside: bool) -> None:
 
 
 def test_value_of_the_user_is_described_by_its_type_at_any_time() -> None:
-    names = {"object": object(), "loud": [{"a": Loud()}], "number": 3, "model": nn.Linear(1, 1)}
+    names = {"loud": [{"a": Loud()}], "object": object(), "model": nn.Linear(1, 1)}
     rank = looker(names)
-    told = {name: rank.answer(Overview(name), False) for name in names}
-    assert [each.text for each in told.values()] == [
-        "<object>", "[{'a': <Loud>}]", "3", "Linear, 2 parameters and buffers",
-    ]  # fmt: skip
-    assert [item.path for item in told["loud"].items] == ["[0]['a'].held"]
-    assert told["object"].items[0].digest == ""  # others that are alike lie elsewhere
-    for name, idle in told.items():
-        beside = rank.answer(Overview(name), True)
-        assert (beside.text, beside.items) == (idle.text, idle.items)
+    for is_beside in (False, True):
+        told = [rank.answer(Overview(name), is_beside) for name in names]
+        texts = ["[{'a': <Loud>}]", "<object>", "Linear, 2 parameters and buffers"]
+        assert [each.text for each in told] == texts
+        assert [item.path for item in told[0].items] == ["[0]['a'].held"]
+        assert told[1].items[0].digest == ""  # others that are alike lie elsewhere
 
 
 def test_tensors_of_the_users_classes_are_read_as_plain_ones_beside_a_cell() -> None:
@@ -300,20 +295,3 @@ def test_an_expression_that_raises_in_the_middle_of_a_step_leaves_models_to_be_r
     answer = handler.handle(Overview("raise_(ValueError())", runs=runs), ())
     assert isinstance(answer, Refusal)
     assert groups.is_half_done is (runs and is_dirty)
-
-
-def test_exception_whose_text_ends_the_process_is_reported() -> None:
-    groups = SimpleNamespace(is_broken=False)
-    shell = SimpleNamespace(
-        place_of=lambda traceback: Place(),
-        render_traceback=lambda error: (str(error), str(error)),
-    )
-    failures = Failures(cast(Any, shell), cast(Any, groups), lambda run: None)
-
-    class Worse(RuntimeError, EndsWhenTold):
-        pass
-
-    for error in (EndsWhenTold(), Worse()):
-        failed = failures.describe(3, failures.as_seen(3, error)).verb
-        assert failed.type_name == type(error).__name__
-        assert "SystemExit" in failed.text
