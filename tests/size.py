@@ -148,7 +148,7 @@ FEATURES = (
     ),
     Feature(
         "inspector",
-        3515,
+        3317,
         "wire/inspect.py controller/inspect.py workers/inspect/ workers/static_lookup.py "
         "magics/widgets/inspector/ magics/render/inspections.py",
     ),
@@ -160,7 +160,7 @@ FEATURES = (
     ),
     Feature(
         "plots",
-        680,
+        650,
         "controller/metrics.py workers/metrics.py magics/render/plots.py magics/widgets/plot/",
     ),
     Feature(
