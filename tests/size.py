@@ -148,7 +148,7 @@ FEATURES = (
     ),
     Feature(
         "inspector",
-        3317,
+        3318,
         "wire/inspect.py controller/inspect.py workers/inspect/ workers/static_lookup.py "
         "magics/widgets/inspector/ magics/render/inspections.py",
     ),
