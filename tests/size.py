@@ -186,8 +186,8 @@ FEATURES = (
     ),
     Feature(
         "checkpoints",
-        467,
-        "wire/checkpoint.py controller/checkpoint.py workers/checkpoint/",
+        466,
+        "wire/checkpoint.py controller/checkpoint.py workers/checkpoint.py",
     ),
     Feature(
         "completion",

@@ -16,8 +16,9 @@ from cellmesh.workers.rank import features
 from tests.conftest import check_nothing_left
 
 WORKERS = Path(features.__file__).parents[1]
-FOLDERS = ("checkpoint", "inspect", "replicas")
+FOLDERS = ("inspect", "replicas")
 MODULES = (
+    "checkpoint",
     "complete",
     "progress",
     "rank.debugger",
@@ -62,7 +63,7 @@ USES = {
     "inspect.handler": "mesh.inspect('rank')",
     "inspect.summary": "mesh.inspect('rank')",
     "replicas.parts": "mesh.check('rank')",
-    "checkpoint.loading": "mesh.save('rank', path=path)",
+    "checkpoint": "mesh.save('rank', path=path)",
     "trace.torch_profiler": "mesh.profile('pass')",
     "rank.debugger": "mesh.cell('breakpoint()')",
     "progress": "mesh.cell('import tqdm.notebook')",

@@ -33,7 +33,7 @@ _MODULES: Mapping[type, str] = {
         (inspect.AnyRequest, "inspect.handler"),
         (inspect.CompletionRequest, "complete"),
         (replicas.AnyRequest, "replicas.handler"),
-        (checkpoint.AnyRequest, "checkpoint.handler"),
+        (checkpoint.AnyRequest, "checkpoint"),
         (trace.AnyRequest, "trace.torch_profiler"),
     )
     for request in get_args(union) or (union,)

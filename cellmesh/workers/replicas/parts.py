@@ -299,9 +299,8 @@ def _of_submodule(
         ("buffer", module._buffers),
     )
     for kind, name, tensor in [(kind, n, t) for kind, held in kinds for n, t in held.items()]:
-        if tensor is None or id(tensor) in seen:
+        if tensor is None:
             continue
-        seen.add(id(tensor))
         is_own = own_statistics and name in _STATISTICS
         why_differs = why_buffers or (_OWN_STATISTICS if is_own else "") if kind == "buffer" else ""
         who = _only_here() if id(tensor) in ignored else _holders_of(tensor, holders)

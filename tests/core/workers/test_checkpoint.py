@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from cellmesh.workers.checkpoint import handler
-from cellmesh.workers.checkpoint.handler import CheckpointDirectory, exchange
+from cellmesh.workers import checkpoint
+from cellmesh.workers.checkpoint import CheckpointDirectory, exchange
 
 
 def write(directory: Path, version: str) -> None:
@@ -64,12 +64,12 @@ def is_killed_at(nth: int, can_exchange: bool, target: Path) -> bool:
 
     try:
         if not can_exchange:
-            handler.exchange = lambda first, second: False
+            checkpoint.exchange = lambda first, second: False
         with begin(target, "new", "a") as put:
             os.fsync = counted(os.fsync)
             Path.rename = counted(Path.rename)  # type: ignore[method-assign]
-            handler.exchange = counted(handler.exchange)
-            handler.shutil.rmtree = counted(handler.shutil.rmtree)  # type: ignore[assignment]
+            checkpoint.exchange = counted(checkpoint.exchange)
+            checkpoint.shutil.rmtree = counted(checkpoint.shutil.rmtree)  # type: ignore[assignment]
             put()
         os._exit(0)
     finally:
@@ -141,7 +141,7 @@ def test_failed_save_leaves_the_old_checkpoint_and_nothing_else(
             raise OSError("no rename")
         os.rename(path, to)
 
-    monkeypatch.setattr(handler, "exchange", lambda first, second: False)
+    monkeypatch.setattr(checkpoint, "exchange", lambda first, second: False)
     monkeypatch.setattr(Path, "rename", cannot_rename)
     with pytest.raises(OSError, match="no rename"):
         save(target, "new")
