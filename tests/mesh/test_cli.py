@@ -6,9 +6,7 @@ import json
 import os
 import re
 import select
-import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,19 +14,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 import cellmesh as cm
-from cellmesh.wire.host import Place
-from cellmesh.wire.own_file import to_json
 from cellmesh.wire.ticket import (
-    Ticket,
-    make_directory,
-    new_key,
     read_ticket,
     runtime_root,
-    write_ticket,
 )
 from tests.conftest import check_nothing_left, process_named, stop_process
 
@@ -77,29 +68,6 @@ def pidfds(train: cm.Mesh) -> Iterator[dict[int, int]]:
     yield opened
     for number in opened.values():
         os.close(number)
-
-
-def forged(**changes: Any) -> Ticket:
-    """A ticket for which nothing runs."""
-    name = changes.get("name", "ghost")
-    ticket = Ticket(
-        name=name,
-        key=new_key(),
-        directory=str(make_directory(runtime_root(), name)),
-        num_ranks=2,
-        backend="auto",
-        mesh_dim_names=("dp",),
-        mesh_shape=(2,),
-        preload=(),
-        sys_path=(),
-        cwd="/",
-        controller_pid=os.getpid(),
-        created_at=time.time() - 3600,
-        agent_pid=0,
-    )
-    ticket = msgspec.structs.replace(ticket, **changes)
-    write_ticket(ticket)
-    return ticket
 
 
 @pytest.fixture
@@ -239,66 +207,6 @@ def _agent_and_zygote(pidfds: dict[int, int]) -> tuple[int, int]:
     return names["cellmesh-agent"], names["cellmesh-zygote"]
 
 
-@pytest.mark.parametrize("command", [("ps",), ("stop", "ghost"), ("stop", "--all")])
-def test_another_process_with_the_agents_number_is_not_touched(
-    command: tuple[str, ...], runtime_dir: Path, bystander: subprocess.Popen[bytes]
-) -> None:
-    ghost = forged(agent_pid=bystander.pid)
-    done = cellmesh(*command)
-    assert done.returncode == 0
-    assert not Path(ghost.directory).exists()
-    with pytest.raises(subprocess.TimeoutExpired):
-        bystander.wait(0.2)
-
-
-def test_an_editor_that_has_a_ticket_open_is_no_process_of_the_mesh(
-    runtime_dir: Path,
-) -> None:
-    ghost = forged(agent_pid=0)
-    with subprocess.Popen(["tail", "-f", str(ghost.path)], stdout=subprocess.DEVNULL) as editor:
-        try:
-            assert "ghost" in cellmesh("stop", "ghost").stdout
-            assert not Path(ghost.directory).exists()
-            assert editor.poll() is None
-        finally:
-            editor.kill()
-
-
-def test_a_mesh_that_is_starting_is_left_alone_by_ps(runtime_dir: Path) -> None:
-    ghost = forged(created_at=time.time())
-    assert [(mesh["name"], mesh["state"], mesh["swept"]) for mesh in listed()] == [
-        ("ghost", "starting", False)
-    ]
-    assert ghost.path.exists()
-    assert cellmesh("stop", "ghost").returncode == 0
-    assert not Path(ghost.directory).exists()
-
-
-def test_a_mesh_whose_socket_answers_is_left_alone(runtime_dir: Path) -> None:
-    ghost = forged(agent_pid=1)  # as seen from a container: the agent has another number outside
-    with socket.socket(socket.AF_UNIX) as agent:
-        agent.bind(ghost.agent_endpoint.removeprefix("ipc://"))
-        agent.listen(1)
-        done = cellmesh("ps")
-        assert done.stdout == "no mesh is running\n"
-        assert "ghost is not seen from here" in done.stderr
-        assert "there is no mesh 'ghost'" in cellmesh("stop", "ghost").stderr
-        assert ghost.path.exists()
-
-
-def test_a_ticket_that_speaks_of_another_place_removes_nothing(
-    runtime_dir: Path, tmp_path: Path
-) -> None:
-    precious = tmp_path / "precious"
-    precious.mkdir()
-    ghost = forged()
-    moved = msgspec.structs.replace(ghost, directory=str(precious))
-    ghost.path.write_bytes(to_json(moved))
-    assert [mesh["state"] for mesh in json.loads(cellmesh("ps", "--json").stdout)] == ["elsewhere"]
-    assert cellmesh("stop", "--all").returncode == 0
-    assert precious.exists()
-
-
 # ---- doctor
 
 
@@ -344,18 +252,3 @@ def test_ps_shows_a_mesh_without_a_holder_and_stop_ends_it(runtime_dir: Path) ->
     assert re.search(r"none, (10 min|5\d\d s|9 min) left", row)
     assert cellmesh("stop", "left").stdout.startswith("stopped left: 1 rank, ")
     check_nothing_left(runtime_dir)
-
-
-def test_ps_shows_tickets_of_other_versions(runtime_dir: Path) -> None:
-    forged(name="old", version="9.9.9", agent_pid=1)
-    done = cellmesh("ps")
-    assert done.stdout == "no mesh is running\n"
-    assert "cellmesh 9.9.9, and this is" in done.stderr
-    shutil.rmtree(runtime_root() / "old")
-
-
-def test_a_mesh_of_another_place_is_not_swept(runtime_dir: Path) -> None:
-    ghost = forged(place=Place("elsewhere", "boot", "pid:[1]"), agent_pid=1 << 22)
-    assert [mesh["state"] for mesh in listed()] == ["elsewhere"]
-    assert ghost.path.exists()
-    shutil.rmtree(ghost.directory)

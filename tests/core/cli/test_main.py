@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
+import subprocess
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
+import msgspec
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 import cellmesh as cm
 from cellmesh.cli.main import TICKET_VARIABLE, main, read_given
 from cellmesh.errors import HostError
+from cellmesh.wire.host import Place
+from cellmesh.wire.own_file import to_json
 from tests.core.cli.test_meshes import put
 
 
 def test_version_and_help() -> None:
-    assert CliRunner().invoke(main, ["--version"]).output == f"cellmesh {cm.__version__}\n"
+    assert run("--version").output == f"cellmesh {cm.__version__}\n"
     for command in ("doctor", "ps", "stop", "agent"):
-        text = CliRunner().invoke(main, [command, "--help"]).output
+        text = run(f"{command} --help").output
         assert f"Examples:\n    cellmesh {command}" in text
 
 
@@ -34,16 +42,83 @@ def test_version_and_help() -> None:
     ],
 )
 def test_wrong_usage_is_an_error_that_says_what_is_right(line: str, message: str) -> None:
-    done = CliRunner().invoke(main, line.split())
+    done = run(line)
     assert (done.exit_code, done.stdout) == (2, "")
     assert message in done.stderr
 
 
-def test_colours_are_left_out_where_the_environment_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where tickets lie; a short path, as pytest's own may be too long for a socket's address."""
+    with tempfile.TemporaryDirectory(prefix="cm") as directory:
+        monkeypatch.setattr("cellmesh.cli.main.runtime_root", lambda: Path(directory) / "root")
+        yield Path(directory) / "root"
+
+
+def run(line: str) -> Result:
+    return CliRunner().invoke(main, line.split())
+
+
+def states() -> dict[str, str]:
+    return {mesh["name"]: mesh["state"] for mesh in json.loads(run("ps --json").stdout)}
+
+
+@pytest.mark.parametrize("line", ["ps", "stop ghost", "stop --all"])
+def test_a_process_with_the_agents_number_or_a_ticket_open_is_none_of_the_mesh(
+    line: str, root: Path
 ) -> None:
-    monkeypatch.setattr("cellmesh.cli.main.runtime_root", lambda: tmp_path / "root")
-    put(tmp_path / "root", "train", agent_pid=0, created_at=time.time())
+    with subprocess.Popen(["sleep", "1000"]) as bystander:
+        ghost = put(root, "ghost", agent_pid=bystander.pid)
+        editor = subprocess.Popen(["tail", "-f", str(ghost.path)], stdout=subprocess.DEVNULL)
+        try:
+            assert run(line).exit_code == 0
+            assert not Path(ghost.directory).exists()
+            assert bystander.poll() is editor.poll() is None
+        finally:
+            for process in (bystander, editor):
+                process.kill()
+                process.wait()
+
+
+def test_a_mesh_that_is_starting_is_left_alone_by_ps(root: Path) -> None:
+    ghost = put(root, "ghost", agent_pid=0, created_at=time.time())
+    assert states() == {"ghost": "starting"}
+    assert ghost.path.exists()
+    assert run("stop ghost").exit_code == 0
+    assert not Path(ghost.directory).exists()
+
+
+def test_a_mesh_whose_socket_answers_is_left_alone(root: Path) -> None:
+    ghost = put(root, "ghost", agent_pid=1)  # from a container it has another number
+    with socket.socket(socket.AF_UNIX) as agent:
+        agent.bind(ghost.agent_endpoint.removeprefix("ipc://"))
+        agent.listen(1)
+        done = run("ps")
+        assert done.stdout == "no mesh is running\n"
+        assert "ghost is not seen from here" in done.stderr
+        assert "there is no mesh 'ghost'" in run("stop ghost").stderr
+        assert ghost.path.exists()
+
+
+def test_tickets_of_other_places_and_versions_remove_nothing(root: Path, tmp_path: Path) -> None:
+    moved = put(root, "moved")
+    moved.path.write_bytes(to_json(msgspec.structs.replace(moved, directory=str(tmp_path))))
+    afar = put(root, "afar", place=Place("elsewhere", "boot", "pid:[1]"), agent_pid=1 << 22)
+    old = put(root, "old", version="9.9.9", agent_pid=1)
+    assert states() == {"moved": "elsewhere", "afar": "elsewhere"}
+    said = run("ps")
+    assert said.stdout == "no mesh is running\n"
+    assert "cellmesh 9.9.9, and this is" in said.stderr
+    assert run("stop --all").exit_code == 0
+    assert tmp_path.exists()
+    assert afar.path.exists()
+    assert old.path.exists()
+
+
+def test_colours_are_left_out_where_the_environment_says_so(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(root, "train", agent_pid=0, created_at=time.time())
     monkeypatch.delenv("NO_COLOR", raising=False)
     assert "\x1b[1mNAME" in CliRunner().invoke(main, ["ps"], color=True).output
     plain = CliRunner(env={"NO_COLOR": "1"}).invoke(main, ["ps"], color=True).output
