@@ -89,16 +89,14 @@ class Alignment:
         self.stopping = None
         return effects
 
-    def strike(
-        self, run: int, pending: Pending, verdict: Verdict, is_shown: bool = True
-    ) -> list[Effect]:
+    def strike(self, run: int, pending: Pending, verdict: Verdict) -> list[Effect]:
         """Interrupt a run on the ranks that have been asked to pause in it."""
         ranks = () if self.stopping is None else self.stopping.runs.get(run, ())
         ranks = tuple(rank for rank in ranks if rank in pending.ranks)
         effects: list[Effect] = []
         if apart := sorted(set(verdict.apart).intersection(ranks)):
             self._mesh.apart = run
-            effects += [Note(run, describe_apart(apart, verdict.is_aligned))] if is_shown else []
+            effects.append(Note(run, describe_apart(apart, verdict.is_aligned)))
         return [*effects, control(ranks, Interrupt(run, verdict.is_aligned))] if ranks else effects
 
     def run_ended(self, now: float) -> list[Effect]:

@@ -183,11 +183,11 @@ class Runs:
 
     def _strike_failing(self, run: int, pending: Pending, now: float) -> list[Effect]:
         """Interrupt the other ranks where they are: they may wait for the one that has failed."""
-        effects = self.alignment.strike(run, pending, Verdict(False), is_shown=False)
+        effects = self.alignment.strike(run, pending, Verdict(False))
         return [*effects, *self._give_time(run, pending, now)]
 
     def _strike_and_condemn(self, run: int, pending: Pending, now: float, *_: Any) -> list[Effect]:
-        effects = self.alignment.strike(run, pending, Verdict(False), is_shown=False)
+        effects = self.alignment.strike(run, pending, Verdict(False))
         return [*effects, *self._condemn(run, pending, now)]
 
     def _condemn(self, run: int, pending: Pending, now: float, *_: Any) -> list[Effect]:
