@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from cellmesh.controller.core.core import Core, Effect, Send
 from cellmesh.wire.attach import Welcome
 from cellmesh.wire.codec import Parcel, at_rank_for_control, at_rank_for_work
 from cellmesh.wire.groups import Blueprint, Describe, GroupCount, Heal
-from cellmesh.wire.messages import Died, Done, Failed, MeshReady, Progress, Ranked, Relay, Resume
+from cellmesh.wire.messages import Done, Failed, MeshReady, Progress, Ranked, Relay, Resume
 from cellmesh.wire.status import Probe, RankInfo, RankState
-from cellmesh.wire.stopping import QUIET_MAX_S, StopState
 
 from .runs import relay
-
-FAILED = Failed(1, "ValueError", "no", "Traceback", 3)
 
 
 def failed(run: int, type_name: str = "ValueError", text: str = "") -> Failed:
@@ -79,17 +76,6 @@ def heal_all(core: Core, effects: Iterable[Effect], now: float = 0.0) -> list[Ef
     return rest
 
 
-def lose_rank(core: Core, died: Died, now: float = 0.0) -> list[Effect]:
-    """A rank dies, and the others' groups are healed."""
-    return heal_all(core, core.receive(Parcel(died), now), now)
-
-
-def stop(core: Core, run: int, ranks: Sequence[int], now: float) -> list[Effect]:
-    """Interrupt a run that these ranks execute, all in Python code that begins no operation."""
-    core.interrupt([run], now)
-    return hear(core, ranks, StopState(run, False, False, False, QUIET_MAX_S, ()), now)
-
-
 def of(kind: type, effects: Iterable[Effect]) -> list[Any]:
     return [effect for effect in effects if type(effect) is kind]
 
@@ -124,43 +110,8 @@ def only(kind: type, effects: Iterable[Effect]) -> tuple[tuple[int, ...], Any]:
     return found
 
 
-def answer_probe(
-    core: Core,
-    effects: Iterable[Effect],
-    now: float,
-    busy: Mapping[int, int] | None = None,
-    **facts: Any,
-) -> list[Effect]:
-    """All ranks that a probe goes to answer it.
-
-    Args:
-        core: what asks.
-        effects: with the probe.
-        now: seconds.
-        busy: rank -> the run that it runs; the others are idle.
-        facts: other fields of each idle rank's state; a mapping means rank -> value.
-    """
-    ranks, probe = only(Probe, effects)
-    answers: list[Effect] = []
-    for rank in ranks:
-        run = (busy or {}).get(rank, -1)
-        own = {
-            name: value[rank] if isinstance(value, Mapping) else value
-            for name, value in facts.items()
-            if not isinstance(value, Mapping) or rank in value
-        }
-        answers += hear(
-            core, (rank,), RankState(probe.request, run, 0, 0, "", "", "cpu", 0, **own), now
-        )
-    return answers
-
-
 def counted(
     number: int, ranks: tuple[int, ...] = (), name: str = "world", **messages: Any
 ) -> tuple[Any, ...]:
     """A rank's counts with this many collectives on one group."""
     return (GroupCount(name, ranks, number, **messages),)
-
-
-def state_of(request: int, run: int, line: int = 5) -> RankState:
-    return RankState(request, run, 3, line, "f", "all_reduce", "cpu", 0)
