@@ -211,8 +211,7 @@ def test_replicas(digest: str, names_ranks: bool) -> None:
             differences = tuple(
                 dataclasses.replace(each, is_meant_equal=False) for each in report.differences
             )
-            dims = {"dp": num // 4, "tp": 4}
-            found = dataclasses.replace(report, dims=dims, differences=differences)
+            found = dataclasses.replace(report, differences=differences)
             repr(found), found._repr_html_()
 
         return compare
