@@ -212,7 +212,7 @@ def test_replicas(digest: str, names_ranks: bool) -> None:
                 dataclasses.replace(each, is_meant_equal=False) for each in report.differences
             )
             found = dataclasses.replace(report, differences=differences)
-            repr(found), found._repr_html_()
+            repr(found)
 
         return compare
 
