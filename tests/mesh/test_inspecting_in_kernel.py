@@ -13,11 +13,8 @@ from tests.mesh.test_kernel import Notebook, open_notebook
 VIEW = "application/vnd.jupyter.widget-view+json"
 CELL = """%%dist
 import torch
-from torch.distributed.tensor import distribute_tensor, Shard
 w = torch.arange(6.).reshape(2, 3)
-if rank == 1: w[0, 0] = float("nan"); here = torch.ones(3)
-s = distribute_tensor(torch.ones(5, 2), mesh, [Shard(0)])
-d = {"<script>alert(1)</script>": w, "name": "<b>"}
+if rank == 1: w[0, 0] = float("nan")
 """
 
 
@@ -54,29 +51,6 @@ def test_an_inspection_has_a_form_for_every_viewer(notebook: Notebook, code: str
     assert "<table" in data["text/html"]
     assert '<img class="cellmesh"' in data["text/html"]
     assert 'src="data:image/png;base64,' in data["text/html"]
-
-
-def test_errors_are_shown_where_the_value_is_not(notebook: Notebook) -> None:
-    data = show(notebook, "%dist_inspect here")
-    for kind in ("text/plain", "text/html"):
-        assert "rank 0: NameError:" in data[kind]
-        assert "(3,)" in data[kind]
-    nowhere = show(notebook, "%dist_inspect nowhere")
-    assert "ranks 0-1: NameError" in nowhere["text/plain"]
-
-
-def test_shards_are_named_without_a_widget(notebook: Notebook) -> None:
-    data = show(notebook, "%dist_inspect s")
-    for kind in ("text/plain", "text/html"):
-        assert "rank 1: [3:5, 0:2]" in data[kind]
-
-
-def test_text_of_a_value_is_no_html(notebook: Notebook) -> None:
-    data = show(notebook, "%dist_inspect d")
-    assert "<script" not in data["text/html"]
-    assert "<b>" not in data["text/html"]
-    assert "&lt;script&gt;" in data["text/html"]
-    assert "['<script>alert(1)</script>']" in data["text/plain"]
 
 
 def test_an_inspection_is_a_mapping_for_code(notebook: Notebook) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from typing import Any
@@ -105,24 +106,20 @@ def test_a_nest_of_many_is_summarised_in_little() -> None:
     assert len(json.dumps(summary)) < 50_000
 
 
-def test_expression_that_fails_everywhere_shows_its_errors() -> None:
+def test_errors_and_torn_values_are_noticed() -> None:
     refusal = Refusal("NameError", "name 'x' is not defined")
-    summary = summarise(Inspection("x", {}, {0: refusal, 1: refusal}), [], 1, "")
-    assert summary["notices"] == ["ranks 0-1: NameError: name 'x' is not defined"]
+    failed = summarise(Inspection("x", {}, {0: refusal, 1: refusal}), [], 1, "")
+    assert failed["notices"] == ["ranks 0-1: NameError: name 'x' is not defined"]
+    torn = dataclasses.replace(found(plain().at("")), is_torn=True)
+    summary = summarise(Inspection("x", {0: torn, 1: found(plain().at(""))}), [], 1, "")
+    (notice,) = summary["notices"]
+    assert notice.startswith("rank 0 ran at the same time: values may be torn")
 
 
-def test_torn_values_are_marked() -> None:
-    torn = ValueSummary("Tensor", "", (TensorSummary(kind="Tensor").at(""),), is_torn=True)
-    summary = summarise(
-        Inspection("x", {0: torn, 1: found(TensorSummary(kind="Tensor").at(""))}), [], 1, ""
-    )
-    assert summary["notices"] == [
-        "rank 0 ran at the same time: values may be torn, half old and half new"
-    ]
-
-
-def test_labels_are_expressions() -> None:
+def test_labels_are_expressions_and_coordinates_those_of_the_mesh() -> None:
     assert [label_of("m", path) for path in ("", "weight", "['k']")] == ["m", "m.weight", "m['k']"]
+    assert coordinates_of({"dp": 2, "tp": 2}, (0, 3)) == {0: "dp=0,tp=0", 3: "dp=1,tp=1"}
+    assert coordinates_of({"dp": 4}, (0, 1)) == {}
 
 
 def test_equal_ranks_share_a_row() -> None:
@@ -162,11 +159,6 @@ def test_replicas_share_a_block() -> None:
     assert (block["ranks"], block["coordinate"]) == ("0-2", "")
     plain = {0: TensorSummary(kind="Tensor", shape=(2, 2), local_shape=(2, 2))}
     assert shards((2, 2), plain)["blocks"] == []
-
-
-def test_coordinates_are_those_of_the_mesh() -> None:
-    assert coordinates_of({"dp": 2, "tp": 2}, (0, 3)) == {0: "dp=0,tp=0", 3: "dp=1,tp=1"}
-    assert coordinates_of({"dp": 4}, (0, 1)) == {}
 
 
 def test_a_picture_of_one_rank_and_of_a_difference() -> None:
