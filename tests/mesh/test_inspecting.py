@@ -27,7 +27,7 @@ from cellmesh.controller.inspect import (
     inspect,
     look,
 )
-from cellmesh.controller.trace import timeline as timeline_module
+from cellmesh.controller.trace import profile as profile_module
 from cellmesh.wire.inspect import Element, Picture
 from tests.conftest import stop_process
 
@@ -312,7 +312,7 @@ def test_beside_a_cell_no_rank_runs_an_expressions_code(mesh: cm.Mesh) -> None:
 def test_rank_without_an_answer_delays_no_other(
     mesh: cm.Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timeline_module, "ANSWER_S", 0.3)
+    monkeypatch.setattr(profile_module, "ANSWER_S", 0.3)
     mesh.cell("import os, threading; gate = threading.Event(); w = torch.ones(2)")
     pid = mesh[1].pull("os.getpid()")
     run = mesh[1:2].submit_cell("gate.wait(60)")
