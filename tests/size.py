@@ -69,7 +69,7 @@ FEATURES = (
     ),
     Feature(
         "mesh, ranks and runs",
-        1221,
+        1190,
         "controller/",
     ),
     Feature(
@@ -79,7 +79,7 @@ FEATURES = (
     ),
     Feature(
         "session",
-        1017,
+        1008,
         "controller/session/",
     ),
     Feature(

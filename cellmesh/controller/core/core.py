@@ -146,7 +146,9 @@ class Core:
             return [Deliver(run, ranks, died, has_begun=False), Finish(run)]
         is_work = relay.channel == "work"
         effects = self._recovery.before_run(ranks, now) if is_work else []
-        pending = Pending(ranks, now, is_work, fills=relay.fills, title=relay.title)
+        pending = Pending(
+            ranks, set(ranks), now, now, now, is_work, fills=relay.fills, title=relay.title
+        )
         effects += self.runs.add(run, pending)
         dead, awaited, left = self.mesh.dead, self.runs.condemned(), ranks
         gone: set[int] = set()
@@ -371,7 +373,12 @@ class Core:
             if welcome.mesh_dim_names:
                 self.mesh.dims = dict(zip(welcome.mesh_dim_names, welcome.mesh_shape, strict=True))
             for info in welcome.runs:
-                self.runs.add(info.run, Pending(info.ranks, now, fills=True, title=info.title))
+                self.runs.add(
+                    info.run,
+                    Pending(
+                        info.ranks, set(info.ranks), now, now, now, fills=True, title=info.title
+                    ),
+                )
         return [Change(self.state, welcome)]
 
     def _mesh_ready(self, ready: MeshReady, now: float) -> list[Effect]:

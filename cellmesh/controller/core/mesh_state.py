@@ -49,7 +49,10 @@ class Pending:
     """
 
     members: tuple[int, ...]
+    ranks: set[int]
     started_at: float
+    watched_at: float
+    judged_at: float
     is_work: bool = True
     is_sent: bool = True
     has_failed: bool = False
@@ -65,10 +68,6 @@ class Pending:
     is_waited_for: bool = False
     fills: bool = False
     title: str = ""
-
-    def __post_init__(self) -> None:
-        self.ranks = set(self.members)
-        self.watched_at = self.judged_at = self.started_at
 
     @property
     def is_called_off(self) -> bool:

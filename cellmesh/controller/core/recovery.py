@@ -362,7 +362,7 @@ class Recovery:
         self._heal_run = run = FIRST_HEAL + generation
         self._attempt.failures.clear()
         self._must_heal = False
-        mesh.pending[run] = Pending(ranks, now)
+        mesh.pending[run] = Pending(ranks, set(ranks), now, now, now)
         dims = tuple(mesh.dims), tuple(mesh.dims.values())
         store = mesh.store_port, mesh.store_address
         size = mesh.num_resizes, mesh.layout if mesh.num_resizes else ()
