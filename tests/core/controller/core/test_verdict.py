@@ -207,12 +207,12 @@ def test_a_receive_from_any_rank_is_stuck_if_all_others_are() -> None:
 
 
 def test_a_root_goes_on_once_one_has_begun() -> None:
-    root = state(
-        group("0", 1, recent=(begun("broadcast", 1, root=0),)), waits=waits("broadcast", 1)
-    )
-    elsewhere = state(group("0", 0), group("tp", 1, (1, 2)), waits=waits("all_reduce", 1, "tp"))
-    late = state(group("0", 0), group("tp", 0, (1, 2)), in_="new_group")
-    assert verdict({0: root, 1: root, 2: late}) is None
+    op, tp, late_tp = begun("broadcast", 1, root=0), group("tp", 1, (1, 2)), group("tp", 0, (1, 2))
+    root = state(group("0", 1, recent=(op,)), waits=waits("broadcast", 1))
+    joined = state(group("0", 1, recent=(op,)), tp, waits=waits("all_reduce", 1, "tp"))
+    elsewhere = state(group("0", 0), tp, waits=waits("all_reduce", 1, "tp"))
+    late = state(group("0", 0), late_tp, in_="new_group")
+    assert verdict({0: root, 1: joined, 2: late}) is None
     assert verdict({0: root, 1: elsewhere, 2: late}) is not None
 
 
