@@ -333,9 +333,7 @@ class Core:
         return [Change(self.state, verb)]
 
     def agent_ended(self, reason: str, cause: Any = None) -> list[Effect]:
-        """Handle that the agent, and every rank with it, has ended or cannot be reached any
-        longer.
-        """
+        """Handle that the agent, and every rank with it, has ended or is out of reach."""
         if self.state == "ended":
             return []
         self.mesh.state = "ended"
