@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from cellmesh.wire.host import (
+    Place,
     fits,
     format_span,
     is_process,
@@ -19,7 +20,10 @@ from cellmesh.wire.host import (
     started_ticks,
     this_place,
 )
+from cellmesh.wire.marks import is_dead
 from cellmesh.workers import linux_process
+
+from ...support.tickets import make_ticket
 
 
 def test_process_is_distinguished_from_a_later_one_with_its_pid() -> None:
@@ -69,6 +73,16 @@ def test_a_place_is_the_same_for_processes_that_see_each_other() -> None:
     code = "from cellmesh.wire.host import this_place; print(repr(this_place()))"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == repr(this_place())
+
+
+def test_only_a_mesh_of_this_place_is_known_to_have_ended() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        ended = {"agent_pid": process.pid, "agent_ticks": started_ticks(process.pid) or 1}
+    here = this_place()
+    assert is_dead(make_ticket(place=here, **ended))
+    assert not is_dead(make_ticket(place=Place("other", here.boot, here.pid_namespace), **ended))
+    living = {"agent_pid": os.getpid(), "agent_ticks": started_ticks(os.getpid())}
+    assert not is_dead(make_ticket(place=here, **living))
 
 
 def test_versions_are_those_that_run() -> None:
