@@ -185,15 +185,18 @@ class Ranks:
         /,
         *,
         shard: int | None = None,
+        placements: Sequence[Any] | str | None = None,
         **more: Any,
     ) -> None:
         """Send values to the ranks, where they are bound to names of the namespace, and wait.
 
         Args:
-            mapping: name -> value; for a name such as ``shard`` that the argument below has.
+            mapping: name -> value; for names such as ``shard`` that the arguments below have.
             shard: give each rank a part of its own: split tensors and arrays along this dim, as
                 ``torch.tensor_split`` does, tensors on the rank's device.
-            more: name -> value. Without `shard`, each rank has a whole value of its own.
+            placements: make DTensors on the ranks' mesh: ``[Shard(0), Replicate()]``, one for each
+                of its dims, or that as a text.
+            more: name -> value. Without the two above, each rank has a whole value of its own.
 
         Raises:
             UnpicklableError: a value cannot be pickled; says which, and which part of it.
@@ -206,7 +209,7 @@ class Ranks:
         for name, value in names.items():
             if isinstance(value, Ranks):
                 raise MeshUsageError(f"{name!r} is {_STAYS_HERE}")
-        push(self.rank_set, names, shard)
+        push(self.rank_set, names, shard, placements)
 
     def pull(
         self,

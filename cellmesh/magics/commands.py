@@ -175,6 +175,7 @@ class Commands:
         ranks.push(
             {name: namespace[name] for name in options["names"]},
             shard=options["shard"],
+            placements=options["placements"],
         )
 
     def dist_pull(self, options: Given) -> Any:

@@ -89,6 +89,7 @@ dist_push: Copy values of the notebook to the ranks, under the same names.
     %dist_push batch lr
     names NAME...
     --shard DIM: Give each rank a part, along this dim.
+    --placements LIST: Make DTensors: "Shard(0), Replicate()", one for each dim of the mesh.
     --ranks SET: Ranks, like 0,2-3.
 
 dist_pull: Bring a value from the ranks into the notebook.

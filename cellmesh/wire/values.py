@@ -60,8 +60,9 @@ class PushNames(WorkVerb, frozen=True):
 
 
 class PushParts(WorkVerb, frozen=True):
-    """Ask a rank to bind, to names of a pickled dict, its parts of the tensors and arrays in it,
-    which are split along `dim` among `ranks`, in that order.
+    """Ask a rank to bind, to names of a pickled dict, its parts of the tensors and arrays in it:
+    split along `dim` among `ranks`, in that order, or as DTensors with `placements`, which are a
+    dim to shard, or None to replicate, for each dim of the mesh.
     """
 
     fills: ClassVar[bool] = True
@@ -70,6 +71,7 @@ class PushParts(WorkVerb, frozen=True):
     payload: Pickled
     ranks: tuple[int, ...]
     dim: int
+    placements: tuple[int | None, ...] | None = None
 
 
 class GatherParts(WorkVerb, frozen=True):

@@ -367,8 +367,10 @@ def test_dropped_results_are_not_kept(quick: cm.Mesh) -> None:
     assert grown < 100
 
 
-def test_a_rank_waits_whose_results_wait_for_another_rank(slow: cm.Mesh, runtime_dir: Path) -> None:
-    """Rank 0 would give 4 GB in runs that rank 1 has not begun."""
+def test_results_that_wait_for_another_rank_take_no_more_than_the_bound(
+    slow: cm.Mesh, runtime_dir: Path
+) -> None:
+    """Rank 0 gives 4 GB to the notebook in runs that rank 1 has not begun."""
     of = pids(slow, runtime_dir)
     before = {name: held(pid) for name, pid in of.items()}
     runs = [slow.submit(np.ones, 10 * MB // 8) for _ in range(400)]
@@ -376,22 +378,14 @@ def test_a_rank_waits_whose_results_wait_for_another_rank(slow: cm.Mesh, runtime
     def num_given() -> int:
         return sum(0 in run._outcomes for run in runs)
 
-    def has_stopped() -> bool:
-        num = num_given()
-        return num > 20 and not threading.Event().wait(0.5) and num_given() == num
-
-    wait_until(has_stopped, WAIT_S, "rank 0 waits")
-    # The bound counts what the notebook has acknowledged: 26 results. On a busy machine, what is
-    # under way to it and what waits in the spool come on top: 52, and 92 once.
+    wait_until(lambda: num_given() == 400, WAIT_S, "rank 0 has given its results")
+    # The agent keeps 26 for a notebook that attaches later; others are under way to this one.
     most = 5 * MAX_ANSWER_BYTES
-    assert num_given() <= most // (10 * MB)
     num_held = len(held_results(of["agent"]) | held_results(slow.report()[0].pid))
-    print("results:", num_given(), "held:", num_held)
     assert num_held <= most // (10 * MB)
     check_growth(before, of, most + MAX_GROWTH)
     slow[1].interrupt()
     slow.run(abs, -1)
-    assert num_given() == 400
 
 
 STOPPED = """

@@ -1,4 +1,4 @@
-"""Values pushed in parts, and gathered or reduced to one."""
+"""Values pushed in parts and as DTensors, and gathered or reduced to one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from torch.distributed.tensor import Replicate, Shard
 
 import cellmesh as cm
 from cellmesh.controller.values.transfer import reduce_to_cpu
@@ -18,6 +19,48 @@ from cellmesh.errors import MeshUsageError
 
 BIG = torch.arange(1024 * 1031, dtype=torch.float32).reshape(1024, 1031)  # travels in a segment
 SMALL = torch.arange(7 * 5).reshape(7, 5)
+
+# what DTensor itself makes of the same tensor
+SAME = """
+from torch.distributed.tensor import distribute_tensor, Shard, Replicate
+made = distribute_tensor(whole.clone(), mesh, {placements})
+same = (
+    made.placements == x.placements, made.shape == x.shape, made.stride() == x.stride(),
+    bool((made.to_local() == x.to_local()).all()), made.to_local().shape == x.to_local().shape,
+    made.to_local().is_contiguous() == x.to_local().is_contiguous(),
+    bool((x.full_tensor() == whole).all()),
+)
+"""
+
+
+@pytest.mark.parametrize(
+    "whole", [BIG, SMALL, SMALL[:1], BIG.T], ids=["big", "small", "short", "strided"]
+)
+@pytest.mark.parametrize(
+    "placements",
+    [
+        [Shard(0), Replicate()],
+        [Replicate(), Shard(1)],
+        [Shard(0), Shard(0)],
+        [Shard(1), Shard(0)],
+        [Shard(-1), Shard(0)],
+        "Replicate(), Replicate()",
+    ],
+    ids=str,
+)
+def test_a_pushed_dtensor_is_what_torch_makes(
+    mesh: cm.Mesh, whole: torch.Tensor, placements: Any
+) -> None:
+    mesh.push(whole=whole)
+    mesh.push(x=whole, placements=placements)
+    mesh.cell(
+        SAME.format(placements=f"[{placements}]" if isinstance(placements, str) else placements)
+    )
+    assert mesh.pull("same").list == [(True,) * 7] * 4
+    gathered = mesh.pull("x", gather=True)
+    assert torch.equal(gathered, whole)
+    gathered[0, 0] = -1  # it is the notebook's own
+    assert mesh.pull("bool((x.to_local() >= 0).all())").list == [True] * 4
 
 
 @pytest.mark.parametrize("dim", [0, 1, -1])
@@ -107,8 +150,34 @@ class Tagged(torch.Tensor):
         ({"x": torch.ones(9, device="meta")}, {"shard": 0}, "x is a meta tensor"),
         ({"x": torch.eye(9).to_sparse()}, {"shard": 0}, "x is a Tensor .*sparse"),
         ({"x": SMALL.as_subclass(Tagged)}, {"shard": 0}, "x is a Tagged"),
+        (
+            {"x": SMALL.as_subclass(Tagged)},
+            {"placements": "Shard(0), Replicate()"},
+            "x is a Tagged",
+        ),
         ({"x": np.ma.masked_array(SMALL.numpy())}, {"shard": 0}, "x is a MaskedArray"),
+        ({"x": np.zeros(9, "i4,f4")}, {"placements": "Shard(0), Replicate()"}, "x is an array of"),
+        (
+            {"x": np.array(["a"] * 9)},
+            {"placements": "Shard(0), Replicate()"},
+            "x is an array of <U1",
+        ),
+        (
+            {"x": np.array([None] * 9)},
+            {"placements": "Shard(0), Replicate()"},
+            "x is an array of object",
+        ),
         ({"x": SMALL}, {"shard": BIG}, "shard is the dim"),
+        ({"x": SMALL}, {"shard": 0, "placements": [Shard(0)]}, "exclude each other"),
+        (
+            {"x": SMALL},
+            {"placements": [Shard(0)]},
+            r"1 placements for a mesh of 2 dims \(dp=2, tp=2\)",
+        ),
+        ({"x": SMALL}, {"placements": "Shard(0), Shrad(1)"}, r"'Shrad\(1\)' cannot be made"),
+        ({"x": SMALL}, {"placements": [Shard(0), Shard(2)]}, "no dim 2"),
+        ({"x": SMALL}, {"placements": BIG}, "is no list of placements"),
+        ({"x": SMALL}, {"placements": 3}, "is no list of placements"),
         ({"not a name": SMALL}, {}, "is no name"),
     ],
 )
@@ -141,11 +210,12 @@ def test_parts_that_make_no_whole_are_refused(
 
 
 def test_part_of_the_mesh(mesh: cm.Mesh) -> None:
-    mesh.cell(
-        "from torch.distributed.tensor import distribute_tensor, Replicate, Shard\n"
-        "x = distribute_tensor(torch.arange(35).reshape(7, 5), mesh, [Replicate(), Shard(0)])"
-    )
-    with pytest.raises(MeshUsageError, match="15 of its 35 elements are on ranks"):
+    with pytest.raises(MeshUsageError, match="a DTensor is on the whole mesh"):
+        mesh[:2].push(x=SMALL, placements=[Shard(0), Replicate()])
+    mesh.push(x=SMALL, placements=[Replicate(), Shard(0)])
+    with pytest.raises(
+        MeshUsageError, match="15 of its 35 elements are on ranks that were not asked"
+    ):
         mesh[[0, 2]].pull("x", gather=True)
     mesh.cell(
         "from torch.distributed.tensor import DTensor, Partial, Replicate\n"
@@ -160,7 +230,9 @@ def test_names_that_users_overwrite_do_not_matter(mesh: cm.Mesh) -> None:
     mesh.cell(kept + "for rank in range(world_size): pass\ndevice, mesh = 'meta', None")
     try:
         mesh.push(x=SMALL, shard=0)
+        mesh.push(y=SMALL, placements=[Shard(0), Replicate()])
         assert torch.equal(mesh.pull("x", gather=True), SMALL)
+        assert torch.equal(mesh.pull("y", gather=True), SMALL)
     finally:
         mesh.cell("rank, device, mesh = kept")
 
@@ -216,12 +288,19 @@ def test_parts_go_to_a_rank_that_replaces_a_dead_one(own_mesh: cm.Mesh) -> None:
         own_mesh[1].run(int)
     own_mesh.heal()
     own_mesh.push(x=SMALL, shard=0)
+    own_mesh.push(y=SMALL, placements="Shard(0)")
     assert torch.equal(own_mesh.pull("x", gather=True), SMALL)
+    assert torch.equal(own_mesh.pull("y", gather=True), SMALL)
 
 
-def test_lazily_conjugated_and_negated_tensors_are_split_as_they_read(mesh: cm.Mesh) -> None:
+@pytest.mark.parametrize(
+    "options", [{"shard": 0}, {"placements": [Shard(0), Replicate()]}], ids=str
+)
+def test_lazily_conjugated_and_negated_tensors_are_split_as_they_read(
+    mesh: cm.Mesh, options: Any
+) -> None:
     whole = torch.complex(BIG, BIG)[:8].conj()
-    mesh.push({"x": whole, "y": whole.imag}, shard=0)
+    mesh.push({"x": whole, "y": whole.imag}, **options)
     assert torch.equal(mesh.pull("x", gather=True), whole)
     assert torch.equal(mesh.pull("y", gather=True), whole.imag)
 

@@ -5,6 +5,7 @@ several ranks, put together from parts or reduced.
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
@@ -18,6 +19,9 @@ from ..rank_set import RankSet, dump_names
 Reduction = Literal["mean", "sum", "stack"]
 REDUCTIONS = get_args(Reduction)
 
+# As texts of users, and as torch's own of the objects.
+_PLACEMENT = re.compile(r"Shard\((?:dim=)?(-?\d+)\)|Replicate\(\)")
+
 # ---- to ranks
 
 
@@ -25,11 +29,12 @@ def push(
     ranks: RankSet,
     names: Mapping[str, Any],
     shard: int | None,
+    placements: Sequence[Any] | str | None,
 ) -> None:
     """Bind names in the namespaces of ranks, and wait.
 
     Args:
-        ranks, shard: as of `Ranks.push`.
+        ranks, shard, placements: as of `Ranks.push`.
         names: name -> value.
 
     Raises:
@@ -38,13 +43,16 @@ def push(
     for name in names:
         if not (isinstance(name, str) and name.isidentifier()):
             raise MeshUsageError(f"{name!r} is no name")
-    if shard is None:
+    if shard is None and placements is None:
         pickled, buffers, num_bytes = ranks.lend(*dump_names(names))
         ranks.start(PushNames(0, pickled), "push", buffers, num_bytes=num_bytes).result()
         return
-    dim = check_shard(names, shard, len(ranks))
+    if shard is not None and placements is not None:
+        raise MeshUsageError("shard and placements exclude each other: placements make DTensors")
+    dim = 0 if shard is None else check_shard(names, shard, len(ranks))
+    placed = None if placements is None else check_placements(names, placements, ranks)
     pickled, buffers, num_bytes = ranks.lend(*dump_names(names, reduce_to_cpu))
-    verb = PushParts(0, pickled, ranks.ranks, dim)
+    verb = PushParts(0, pickled, ranks.ranks, dim, placed)
     ranks.start(verb, "push", buffers, num_bytes=num_bytes).result()
 
 
@@ -61,11 +69,7 @@ def check_shard(names: Mapping[str, Any], dim: Any, num_ranks: int) -> int:
             'bind that name, `mesh.push({"shard": value})`'
         )
     for name, value in _leaves(names):
-        shape = _shape_of(name, value)
-        if not -len(shape) <= dim < len(shape):
-            raise MeshUsageError(
-                f"{name} has {len(shape)} dims, {shape}, and no dim {dim} to be split"
-            )
+        shape = _shape_along(name, value, dim)
         if shape[dim] < num_ranks:
             raise MeshUsageError(
                 f"{name} has {shape[dim]} along dim {dim}, and there are {num_ranks} ranks: some "
@@ -73,6 +77,61 @@ def check_shard(names: Mapping[str, Any], dim: Any, num_ranks: int) -> int:
                 f"(`mesh[:{shape[dim]}].push`)"
             )
     return dim
+
+
+def check_placements(
+    names: Mapping[str, Any], given: Any, ranks: RankSet
+) -> tuple[int | None, ...]:
+    """Return the placements as a dim, or None to replicate, for each dim of the mesh.
+
+    Raises:
+        MeshUsageError: DTensors with these placements cannot be made of the values; says why.
+    """
+    if not isinstance(given, str | list | tuple):
+        raise MeshUsageError(
+            f"placements={given!r} is no list of placements, as [Shard(0), Replicate()]; to bind "
+            'that name, `mesh.push({"placements": value})`'
+        )
+    texts = given.strip("[] ").split(",") if isinstance(given, str) else map(repr, given)
+    read = []
+    for text in texts:
+        match = _PLACEMENT.fullmatch(text.strip())
+        if match is None:
+            raise MeshUsageError(
+                f"{text.strip()!r} cannot be made of a whole tensor: placements are Shard(dim) and "
+                'Replicate(), as in --placements "Shard(0), Replicate()"'
+            )
+        read.append(int(match[1]) if match[1] else None)
+    dims = ranks.session.dims
+    if len(ranks) != ranks.session.num_ranks:
+        raise MeshUsageError(
+            "a DTensor is on the whole mesh: push with placements to `mesh`, not to some ranks"
+        )
+    if len(read) != len(dims):
+        shape = ", ".join(f"{name}={size}" for name, size in dims.items())
+        raise MeshUsageError(
+            f"{len(read)} placements for a mesh of {len(dims)} dims ({shape}): give one for each, "
+            "Shard(dim) or Replicate()"
+        )
+    for name, value in _leaves(names):
+        dtype: Any = getattr(value, "dtype", None)
+        if hasattr(dtype, "isnative") and (
+            dtype.kind not in "biufc" or not dtype.isnative or dtype.char in "gG"
+        ):
+            raise MeshUsageError(
+                f"{name} is an array of {dtype}, of which torch makes no tensors, nor DTensors: "
+                "push it with shard=, or convert it with `.astype(...)`"
+            )
+        for dim in read:
+            _shape_along(name, value, dim)
+    return tuple(read)
+
+
+def _shape_along(name: str, value: Any, dim: int | None) -> tuple[int, ...]:
+    shape = _shape_of(name, value)
+    if dim is not None and not -len(shape) <= dim < len(shape):
+        raise MeshUsageError(f"{name} has {len(shape)} dims, {shape}, and no dim {dim} to be split")
+    return shape
 
 
 def reduce_to_cpu(value: Any) -> Any:
@@ -112,7 +171,7 @@ def _shape_of(name: str, value: Any) -> tuple[int, ...]:
         return tuple(value.shape)
     raise MeshUsageError(
         f"{name} is a {type(value).__name__}: only tensors, arrays and nests of them are split. "
-        "Push it without shard="
+        "Push it without shard= and placements="
     )
 
 

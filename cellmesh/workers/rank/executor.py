@@ -222,7 +222,7 @@ class Executor:
 
     def _push_parts(self, work: PushParts, buffers: tuple[Frame, ...]) -> None:
         names = payload.loads(work.payload, buffers, self._segments)
-        parts = own_parts(names, work, self._groups.rank, self._context.device)
+        parts = own_parts(names, work, self._groups.rank, self._context.device, self._groups.mesh)
         self._namespace.update(parts)
         self._given.forget(parts)
 

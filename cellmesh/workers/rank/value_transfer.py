@@ -223,14 +223,14 @@ def _names_of(code: types.CodeType) -> tuple[str, ...]:
 
 
 def own_parts(
-    names: Mapping[str, Any], work: PushParts, rank: int, device: torch.device
+    names: Mapping[str, Any], work: PushParts, rank: int, device: torch.device, mesh: Any
 ) -> dict[str, Any]:
     """Return a rank's parts of the tensors that the controller has pushed to several ranks.
 
     Args:
         names: name -> a tensor or an array, or nests of them.
         work: how they are split.
-        rank, device: the rank's, whatever a user binds to these names.
+        rank, device, mesh: the rank's, whatever a user binds to these names.
     """
     index, num_parts = work.ranks.index(rank), len(work.ranks)
 
@@ -239,20 +239,50 @@ def own_parts(
             return type(value)((key, split(part)) for key, part in value.items())
         if type(value) in (list, tuple):
             return type(value)(map(split, value))
-        return _cut(value, work.dim % value.ndim, num_parts, index, device)
+        if work.placements is not None:
+            return _distribute(value, work.placements, mesh, device)
+        dim = work.dim % value.ndim
+        start, length = part_along(value.shape[dim], num_parts, index)
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and isinstance(value, numpy.ndarray):
+            along = value.swapaxes(0, dim)[start : start + length]
+            return numpy.ascontiguousarray(along.swapaxes(0, dim))
+        part = _own(value.detach().narrow(dim, start, length), value, device)
+        return part.requires_grad_(value.requires_grad)
 
     return {name: split(value) for name, value in names.items()}
 
 
-def _cut(whole: Any, dim: int, num_parts: int, index: int, device: torch.device) -> Any:
-    """Return a part of a whole tensor as a contiguous one; a view of a mapped one if possible."""
-    start, length = part_along(whole.shape[dim], num_parts, index)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(whole, numpy.ndarray):
-        along = whole.swapaxes(0, dim)[start : start + length]
-        return numpy.ascontiguousarray(along.swapaxes(0, dim))
-    part = _settle(whole.detach().narrow(dim, start, length))
-    if not part.is_contiguous() or part.device.type != "cpu":
+def _distribute(
+    whole: Any, placements: Sequence[int | None], mesh: Any, device: torch.device
+) -> Any:
+    """Return the DTensor that torch's `distribute_tensor` makes, without communication."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    whole = torch.as_tensor(whole)
+    spec = [Replicate() if dim is None else Shard(dim % whole.ndim) for dim in placements]
+    part = whole.detach()
+    box = zip(*compute_local_shape_and_global_offset(whole.shape, mesh, spec), strict=True)
+    for dim, (length, start) in enumerate(box):
+        part = part.narrow(dim, min(start, whole.shape[dim]), length)
+    made = DTensor.from_local(
+        _own(part, whole, device),
+        mesh,
+        spec,
+        run_check=False,
+        shape=whole.shape,
+        stride=whole.stride(),
+    )
+    return made.requires_grad_(whole.requires_grad)
+
+
+def _own(part: Any, whole: Any, device: torch.device) -> Any:
+    """Return a part of a whole tensor as a contiguous one that holds no more than itself; a view of
+    a mapped one where possible.
+    """
+    part = _settle(part)
+    if not part.is_contiguous() or not part.numel() or part.device.type != "cpu":
         part = part.contiguous()
     elif part.shape != whole.shape and part.nbytes < part.untyped_storage().nbytes():
         # A view's storage is the whole: `torch.save` and `.untyped_storage()` would take all of it.
@@ -260,7 +290,7 @@ def _cut(whole: Any, dim: int, num_parts: int, index: int, device: torch.device)
         storage = part.untyped_storage()[start : start + part.nbytes]
         empty: Any = torch.empty(0, dtype=part.dtype)
         part = empty.set_(storage, 0, part.shape)
-    return part.to(device).requires_grad_(whole.requires_grad)
+    return part.to(device)
 
 
 def give_part(value: Any) -> Part:
