@@ -33,6 +33,7 @@ BRIEF = {"/wire/codec.py:encode:frames", "/wire/own_file.py:_as_secret:value"}
 AGENT = [sys.executable, "-m", "cellmesh", "agent", "--ticket"]
 # What raises, and what is called then: each frame on the way there is shown.
 LAUNCH = "cellmesh.controller.session.launch."
+STANDING = "cellmesh.controller.session.standing."
 FAILING_STARTS = [
     ("cellmesh.wire.ticket.write_whole", "cm.start(2)"),
     ("cellmesh.wire.own_file.to_json", "cm.start(**HERE)"),
@@ -45,12 +46,11 @@ FAILING_STARTS = [
     (LAUNCH + "commands.HostCommands._hear", "cm.start(**HERE)"),
     (LAUNCH + "hosts.public_of", "cm.start(**HERE)"),
     (LAUNCH + "hosts.check_hosts", "cm.start(**HERE)"),
-    (LAUNCH + "reach.transport.hear_connection", "cm.start(**HERE)"),
-    (LAUNCH + "reach.transport.connect_dealer", "cm.start(**HERE)"),
+    (STANDING + "transport.hear_connection", "cm.start(**HERE)"),
+    (STANDING + "transport.connect_dealer", "cm.start(**HERE)"),
     (LAUNCH + "invited_hosts.to_json", "cm.start(**HAND)"),
-    (LAUNCH + "rendezvous.choose_guests", "cm.start(**HAND)"),
+    (LAUNCH + "invited_hosts.choose_guests", "cm.start(**HAND)"),
 ]
-STANDING = "cellmesh.controller.session.standing."
 FAILING_ATTACHES = [
     ("cellmesh.wire.ticket.own_version", "cm.attach('far')"),
     (STANDING + "encode", "cm.attach('far')"),
@@ -214,7 +214,7 @@ def test_no_variable_shows_a_secret_of_a_mesh_on_many_hosts(
     mesh.detach()
     cm.attach("far").stop()
     assert any("HostCommands._run" in where for where in variables.seen)
-    assert any("_inquire" in where for where in variables.seen)
+    assert any("ask_at" in where for where in variables.seen)
     assert variables.find(secrets) == set()
 
 
@@ -233,5 +233,5 @@ def test_no_variable_shows_a_secret_of_hosts_that_announce_themselves(
     cm.start(**HAND, name="far").stop()
     thread.join()
     agents[0].wait(WAIT_S)
-    assert any("Rendezvous.give" in where for where in variables.seen)
+    assert any("Listener.give" in where for where in variables.seen)
     assert variables.find(secrets) == set()

@@ -52,7 +52,7 @@ def test_an_executed_notebook_shows_still_pictures(runtime_dir: Path) -> None:
 
 SHOWN = (
     r"loss \[0\] 5 points, last 4, least 0, most 4",
-    r"1 +Tensor +\(3, 3\) +float32 +cpu +36 B +1 +2 ",
+    r"1 .*Tensor +\(3, 3\) +float32 +cpu +36 B +1 +2 ",
     r"x: replicas differ: ranks 0 ≠ 1",
     r"cell +took +compute +in collectives",
     r"x +Tensor float32 +\(3, 3\) +36 B",
@@ -60,21 +60,14 @@ SHOWN = (
 )
 
 
-# A terminal without a kernel prints what is watched again after each cell, until something else is
-# inspected.
-WATCHED = (
-    "%dist_inspect x --watch --follow",
-    "mesh.cell('x += 41')",
-    "%dist_inspect rank",
-    "mesh.cell('x += 900')",
-)
-WATCHED_SHOWN = (r"--follow needs a notebook", r"1 +Tensor +\(3, 3\) +float32 +cpu +36 B +42 +43 ")
-
-
 @pytest.mark.parametrize(
     ("program", "more", "shown"),
     [
-        (("IPython", "--no-banner"), WATCHED, WATCHED_SHOWN),
+        (
+            ("IPython", "--no-banner"),
+            ("%dist_inspect x --watch --follow",),
+            ("--watch and --follow need a notebook",),
+        ),
         (("jupyter_console", "--transport=ipc"), (), ()),
     ],
 )
@@ -87,7 +80,6 @@ def test_a_terminal_shows_text(
 ) -> None:
     command = [sys.executable, "-m", *program, "--simple-prompt"]
     said = converse(command, tmp_path, (*map(in_one_line, CELLS[1:]), *more))
-    assert "943" not in said
     for pattern in (*SHOWN, *shown):
         assert re.search(pattern, said), said
     assert "Traceback" not in said

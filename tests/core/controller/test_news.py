@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import sys
 import threading
@@ -54,16 +53,11 @@ def test_a_function_is_called_by_the_next_report_only() -> None:
     assert calls == ["woken"]
 
 
-def wait_for_reply(reply: Reply[int]) -> None:
-    with contextlib.suppress(TimeoutError):
-        reply.result(0.0001)
-
-
 @pytest.mark.parametrize(
     ("make", "wait", "report"),
     [
         (News, lambda news: news.wait_for(lambda: False, 0.0001), News.report),
-        (Reply, wait_for_reply, lambda reply: reply.give(1)),
+        (Reply, lambda reply: reply.wait(0.0001), lambda reply: reply.give(1)),
     ],
     ids=["news", "reply"],
 )

@@ -94,8 +94,8 @@ class HostAgents(Launcher):
             msgspec.structs.replace(host, first_rank=first)
             for host, first in zip(self._hosts, first_ranks, strict=False)
         ]
-        parts = [self._part(index, len(hosts), host) for index, host in enumerate(hosts)]
         try:
+            parts = [self._part(index, len(hosts), host) for index, host in enumerate(hosts)]
             write_ticket(self.ticket)  # with its key, by which it is known as one of many hosts
             announced = self._start(parts, self._timeout_s)
             found, job = self._find([each.host for each in announced]), announced[0].job
