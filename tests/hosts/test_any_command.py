@@ -30,9 +30,9 @@ def test_ranks_run_where_a_command_has_started_agents(
     with cm.start(hosts="cm1:2,cm2:2", launch=launch) as mesh:
         mesh.cell("x = torch.ones(1) * rank; dist.all_reduce(x)")
         assert mesh.pull("float(x)").list == [6.0] * 4
-        addresses = [agent.address for agent in mesh.rank_set.session._ticket.agents]
+        addresses = [agent.address for agent in mesh.rank_set.session.ticket.agents]
         assert addresses == [host.address for host in machines[:2]]
-        secrets = [mesh.rank_set.session._ticket.key, mesh.rank_set.session._ticket.curve_secret]
+        secrets = [mesh.rank_set.session.ticket.key, mesh.rank_set.session.ticket.curve_secret]
         for process in psutil.Process().children(recursive=True):
             words = " ".join([*process.cmdline(), *process.environ().values()])
             assert not any(secret in words for secret in secrets)

@@ -179,7 +179,7 @@ def test_host_that_is_not_heard_is_reported_then_lost_then_taken_back(
     assert not lost_ranks(mesh)
     wait_until(lambda: lost_ranks(mesh) == {2, 3}, WAIT_S, "ranks 2-3 are lost")
     assert time.monotonic() - began > LEASE_S
-    assert is_said("cm2 (ranks 2-3) is lost")
+    wait_until(lambda: is_said("cm2 (ranks 2-3) is lost"), WAIT_S, "the loss is reported")
     assert "".join(said).count("cm2 (ranks 2-3) is lost") == 1
     for run in mesh.runs:
         run.interrupt()

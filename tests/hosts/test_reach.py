@@ -32,7 +32,7 @@ def closed(machines: list[Host], runtime_dir: Path) -> list[Host]:
 
 
 def are_forwarded(mesh: cm.Mesh) -> list[bool]:
-    return [bool(agent.via) for agent in mesh.rank_set.session._ticket.agents]
+    return [bool(agent.via) for agent in mesh.rank_set.session.ticket.agents]
 
 
 def check(mesh: cm.Mesh) -> None:
@@ -82,7 +82,7 @@ def test_mesh_is_attached_from_another_host_and_from_the_first_again(
 ) -> None:
     mesh = cm.start(hosts="cm1:2,cm2:2", lease_s=60)
     mesh.cell("kept = rank + 5")
-    ticket = mesh.rank_set.session._ticket.path
+    ticket = mesh.rank_set.session.ticket.path
     mesh.detach()
     copy = tmp_path / "ticket.json"
     copy.write_bytes(ticket.read_bytes())
