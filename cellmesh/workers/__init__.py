@@ -1,1 +1,1 @@
-"""The processes on a mesh's hosts: agent, zygote, ranks. Never imports the controller's side."""
+"""The processes on a mesh's hosts: agent, zygote and ranks. Imports nothing of the controller."""

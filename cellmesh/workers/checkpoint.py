@@ -1,11 +1,10 @@
-"""Saves variables of the ranks with torch.distributed.checkpoint (DCP), all or nothing, and answers
-the requests about checkpoints on a rank.
+"""Saves and loads variables of the ranks with torch.distributed.checkpoint (DCP), all or nothing.
 
-Ranks save within the run, by ``dcp.save`` into a directory beside the checkpoint; rank 0 puts it in
-the checkpoint's place in one step when all files are on disk (``renameat2``). Where a file system
-cannot do that (NFS), the old one steps aside first, and a load or save that finds it so puts it
-back. The directory beside has a name of its own for each save, and rank 0 locks it until the save
-ends: the next save removes an unlocked one, whose save has died.
+Ranks save within a run: ``dcp.save`` writes to a directory beside the checkpoint, and rank 0 puts
+it in the checkpoint's place in one step (``renameat2``) when all files are on disk. Where a file
+system cannot do that (NFS), the old checkpoint is renamed first, and a load or save that finds no
+checkpoint in its place renames it back. The directory beside has a unique name for each save, and
+rank 0 locks it until the save ends: the next save removes unlocked ones, whose saves have died.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class CheckpointHandler:
     """Answers requests to check, save and load checkpoints on one rank.
 
     Args:
-        context: of the rank.
+        context: context of the rank.
     """
 
     def __init__(self, context: RankContext) -> None:
@@ -96,12 +95,12 @@ make_handler = CheckpointHandler
 
 
 class _Writer(FileSystemWriter):
-    """A DCP writer that puts the new checkpoint in the old one's place when it is whole.
+    """A DCP writer that replaces the old checkpoint by the new one when the new one is complete.
 
     Args:
-        directory: of the checkpoint.
-        beside: the directory that the new checkpoint is written to.
-        held: ends when the save has ended.
+        directory: directory of the checkpoint.
+        beside: directory that the new checkpoint is written to.
+        held: exit stack that is closed when the save has ended.
     """
 
     def __init__(
@@ -111,7 +110,7 @@ class _Writer(FileSystemWriter):
         self._directory, self._beside, self._held = directory, beside, held
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Make the directory beside, on rank 0; DCP raises an error of it on all ranks."""
+        """Make the directory beside, on rank 0; DCP raises an error of this on all ranks."""
         super().set_up_storage_writer(is_coordinator, *args, **kwargs)
         if is_coordinator:
             self._held.enter_context(self._directory.open_beside(self._beside))
@@ -131,13 +130,13 @@ def save(namespace: dict[str, Any], names: Sequence[str], path: Path) -> None:
     """Save variables as a checkpoint; a collective of all ranks.
 
     Args:
-        namespace: of the rank.
-        names: of the variables.
-        path: of the checkpoint.
+        namespace: namespace of the rank.
+        names: names of the variables.
+        path: path of the checkpoint.
 
     Raises:
-        MeshUsageError: some cannot be saved; nothing has been written.
-        HostError: they could not be written; the checkpoint at `path` is as it was.
+        MeshUsageError: some variables cannot be saved; nothing has been written.
+        HostError: they could not be written; the checkpoint at `path` is unchanged.
     """
     directory, rank = CheckpointDirectory(path), dist.get_rank()
     state = {}
@@ -155,8 +154,8 @@ def save(namespace: dict[str, Any], names: Sequence[str], path: Path) -> None:
     with contextlib.ExitStack() as held:
         try:
             state_dict_saver.save(keyed, storage_writer=_Writer(directory, beside, held))
-        except CheckpointException as error:  # on all ranks alike; a BaseException
-            shutil.rmtree(beside, ignore_errors=True)  # each host's, where they do not share it
+        except CheckpointException as error:  # raised on all ranks; a BaseException
+            shutil.rmtree(beside, ignore_errors=True)  # hosts may not share it
             reasons = {rank: reason for rank, (reason, _) in sorted(error.failures.items())}
             for reason in reasons.values():
                 if isinstance(reason, KeyboardInterrupt):
@@ -167,14 +166,14 @@ def save(namespace: dict[str, Any], names: Sequence[str], path: Path) -> None:
             ) from None
 
 
-# The directory.
+# ---- the directory
 
 
 class CheckpointDirectory:
     """The directory of a checkpoint.
 
     Args:
-        target: its path. Of a link the directory behind it is replaced, and the link stays.
+        target: path of the directory. If it is a link, the directory that it points to is replaced.
     """
 
     def __init__(self, target: Path) -> None:
@@ -182,8 +181,8 @@ class CheckpointDirectory:
         self._aside = self.target.with_name(f".{self.target.name}.before")
 
     def why_not(self) -> str:
-        """Return why a save must not replace the target; "" if nothing is there, or only files of
-        a checkpoint.
+        """Return why a save must not replace the target; "" if it does not exist, or has only files
+        of a checkpoint.
         """
         self._recover()
         if not self.target.exists():
@@ -203,7 +202,7 @@ class CheckpointDirectory:
         return ""
 
     def why_no_checkpoint(self) -> str:
-        """Return why there is nothing to load at the target; "" if there is a checkpoint."""
+        """Return why there is no checkpoint to load at the target; "" if there is one."""
         self._recover()
         if not self.target.exists():
             return f"there is nothing at {self.target}"
@@ -215,18 +214,18 @@ class CheckpointDirectory:
         return ""
 
     def describe_target(self) -> str:
-        """Describe, after a failed save, the state of the target."""
+        """Return text on the state of the target after a failed save."""
         is_there = (self.target / METADATA).is_file()
         return f"{self.target} is as it was" if is_there else f"there is nothing at {self.target}"
 
     def name_beside(self, token: str) -> Path:
-        """Return the path of the directory in which the save with this token is written."""
+        """Return the path of the directory that the save with this token writes to."""
         return self.target.with_name(f".{self.target.name}.{token}.saving")
 
     @contextlib.contextmanager
     def open_beside(self, beside: Path) -> Iterator[None]:
-        """Enter a context with a new, locked directory beside the target, which is removed at the
-        end, as are those of dead saves.
+        """Enter a context with a new, locked directory beside the target; remove the directory, and
+        those of dead saves.
         """
         pattern = f".{glob.escape(self.target.name)}.*.saving"
         for left in set(self.target.parent.glob(pattern)) - {beside}:
@@ -234,11 +233,11 @@ class CheckpointDirectory:
                 shutil.rmtree(left, ignore_errors=True)
         if self.target.exists():
             shutil.rmtree(self._aside, ignore_errors=True)
-        beside.mkdir(parents=True, exist_ok=True)  # another rank may have been the first
+        beside.mkdir(parents=True, exist_ok=True)  # another rank may have made it
         with _lock(beside):
             try:
                 yield
-            finally:  # the save has failed, or this is the old checkpoint now
+            finally:  # after a failed save, or with the old checkpoint in it
                 shutil.rmtree(beside, ignore_errors=True)
 
     def put(self, beside: Path) -> None:
@@ -256,14 +255,14 @@ class CheckpointDirectory:
         shutil.rmtree(self._aside, ignore_errors=True)
 
     def _recover(self) -> None:
-        """Put the checkpoint back in place, if a save has died between its two renames."""
+        """Rename the old checkpoint back, if a save has died between its two renames."""
         if not self.target.exists():
             with contextlib.suppress(OSError):
                 self._aside.rename(self.target)
 
 
 def exchange(first: Path, second: Path) -> bool:
-    """Exchange the names of two directories in one step; return False if the file system cannot."""
+    """Exchange two directories' names atomically; return False if the file system cannot."""
     try:
         rename = ctypes.CDLL(None, use_errno=True).renameat2
     except AttributeError:  # an older C library
@@ -278,8 +277,8 @@ def exchange(first: Path, second: Path) -> bool:
 
 @contextlib.contextmanager
 def _lock(directory: Path) -> Iterator[None]:
-    """Enter a context in which this process alone holds the lock of a directory; OSError if another
-    process holds it. The lock ends with the process.
+    """Enter a context in which this process holds the exclusive lock of a directory; raise OSError
+    if another process holds it. The lock ends with the process.
     """
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -297,16 +296,17 @@ def _sync(directory: Path) -> None:
         os.close(descriptor)
 
 
-# Variables as the trees of tensors and values that are saved.
+# ---- variables as the trees of tensors and values that are saved
 
 
 @dataclass(frozen=True)
 class State:
-    """The tree of tensors and values that is saved for one variable, as its ``state_dict()``.
+    """The tree of tensors and values that is saved for one variable, as by its ``state_dict()``.
 
     Attributes:
         tree: a tensor, a value, or nested dicts and lists of them.
-        is_plain: nothing says by itself which ranks should hold the same of it.
+        is_plain: whether the values do not show which ranks hold the same ones (no DTensor, and no
+            wrapped model).
     """
 
     tree: Any
@@ -314,8 +314,8 @@ class State:
 
 
 def find_save_problem(namespace: Mapping[str, Any], names: Sequence[str]) -> str:
-    """Return why variables cannot be saved, as far as can be said without reading them; "" if they
-    can.
+    """Return why variables cannot be saved, as far as can be found without reading their values; ""
+    if they can.
     """
     for name in names:
         if name not in namespace:
@@ -338,7 +338,7 @@ def find_save_problem(namespace: Mapping[str, Any], names: Sequence[str]) -> str
 
 
 def read_state(namespace: Mapping[str, Any], names: Sequence[str]) -> dict[str, State]:
-    """Return the trees that are saved for variables; their tensors are the live ones."""
+    """Return the trees that are saved for variables, with the live tensors, not copies."""
     if problem := find_save_problem(namespace, names):
         raise MeshUsageError(problem)
     return {name: _state_of(namespace[name], name, namespace, names) for name in names}
@@ -356,8 +356,8 @@ def _state_of(value: Any, name: str, namespace: Mapping[str, Any], names: Sequen
 
 
 def read_optimizer(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    """Return an optimizer's state by the names of its model's parameters; none before its first
-    step.
+    """Return an optimizer's state by its model's parameter names; before its first step, an empty
+    state.
     """
     with fresh_state(optimizer) as was_fresh:
         tree: dict[str, Any] = dict(get_optimizer_state_dict(model, optimizer))
@@ -368,11 +368,12 @@ def read_optimizer(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def fresh_state(optimizer: Optimizer) -> Iterator[bool]:
-    """Enter a context in which an optimizer without state has no gradients, so that torch can give
-    it a state by a step without effect; clear that state again at the end.
+    """Enter a context in which an optimizer without state has no gradients, so that torch can
+    create its state by a step without effect; at the end, clear that state and restore the
+    gradients.
 
-    Gradients would keep torch from it, so they are out of the way meanwhile. Yields whether there
-    was none.
+    Yields:
+        Whether the optimizer had no state.
     """
     is_fresh = not optimizer.state
     parameters = [p for group in optimizer.param_groups for p in group["params"] if is_fresh]
@@ -391,11 +392,11 @@ def fresh_state(optimizer: Optimizer) -> Iterator[bool]:
 def owner_of(
     optimizer: Optimizer, name: str, namespace: Mapping[str, Any], names: Sequence[str]
 ) -> nn.Module:
-    """Return the model whose parameters an optimizer steps: one of the given names, else the
-    smallest at top level.
+    """Return the model whose parameters an optimizer updates: the smallest among `names`, else the
+    smallest at top level of the namespace.
 
     Raises:
-        MeshUsageError: there is none.
+        MeshUsageError: no model has all of the optimizer's parameters.
     """
     wanted = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
@@ -417,8 +418,8 @@ def owner_of(
 
 
 def plain_digests(state: Mapping[str, State]) -> dict[str, dict[str, str] | None]:
-    """Return, by name and path, digests of values that ranks may hold differently; None for a
-    DTensor, and for a DDP, FSDP or tensor parallel model or its optimizer.
+    """Return digests of values that ranks may hold differently, by name and path; None for the name
+    of a DTensor, or of a DDP, FSDP or tensor-parallel model or its optimizer.
     """
     return {
         name: {path: _digest(leaf) for path, leaf in leaves(one.tree, name).items()}
@@ -429,13 +430,13 @@ def plain_digests(state: Mapping[str, State]) -> dict[str, dict[str, str] | None
 
 
 def key_of(name: str, rank: int, digests: Sequence[Mapping[str, str] | None]) -> str:
-    """Return a variable's key in the checkpoint: its name, or one for each rank if ranks hold
+    """Return a variable's key in the checkpoint: its name, or a name for each rank if ranks hold
     different values.
 
     Args:
-        name: which.
+        name: name of the variable.
         rank: this rank.
-        digests: by rank, what `plain_digests` has.
+        digests: result of `plain_digests` for this variable, by rank.
     """
     seen: dict[str, str] = {}
     for theirs in digests:
@@ -455,14 +456,14 @@ def _digest(leaf: Any) -> str:
         if is_dtensor(leaf):
             return ""
         return f"{leaf.dtype} {tuple(leaf.shape)} {digest_of_tensor(leaf.detach())}"
-    # Equal values may have different pickles; their texts are alike.
+    # Equal values may have different pickles, but their reprs are equal.
     data = repr(leaf).encode(errors="replace") if _is_text(leaf) else pickle.dumps(leaf)
     return hashlib.blake2b(data, digest_size=12).hexdigest()
 
 
 def _is_text(leaf: Any) -> bool:
-    """Return whether a value consists of plain Python values only, also in lists, tuples and
-    dicts, so that its ``repr`` describes it completely.
+    """Return whether a value consists only of plain Python values, also in lists, tuples and dicts,
+    so that its ``repr`` describes it completely.
     """
     if type(leaf) in (list, tuple):
         return all(map(_is_text, leaf))
@@ -481,8 +482,8 @@ def _missing(name: str, namespace: Mapping[str, Any]) -> str:
     return f"there is no name {name!r}" + (f" (did you mean {near[0]!r}?)" if near else "")
 
 
-# Loading. Each rank reads what its own shards need, on whatever number of ranks it was saved. No
-# collective is run.
+# ---- loading: each rank reads the data of its own shards, whatever number of ranks saved them; no
+# collective is run
 
 
 @dataclass(frozen=True)
@@ -490,9 +491,9 @@ class _Target:
     """The tensors and values of one variable that a load fills or replaces.
 
     Attributes:
-        key: of the name in the checkpoint.
+        key: key of the variable in the checkpoint.
         tree: live tensors to be filled, and values to be replaced.
-        finish: gives the filled tree to its owner.
+        finish: called with the filled tree, to set the variable.
     """
 
     key: str
@@ -501,10 +502,10 @@ class _Target:
 
 
 class _Contents:
-    """What a checkpoint contains: its keys, shapes and dtypes, read from its metadata.
+    """The content of a checkpoint: its keys, shapes and dtypes, read from its metadata.
 
     Args:
-        path: of it.
+        path: path of the checkpoint.
     """
 
     def __init__(self, path: Path) -> None:
@@ -518,7 +519,7 @@ class _Contents:
         self.names = list(dict.fromkeys(key.partition("@")[0] for key in self.keys))
 
     def key_of(self, name: str) -> str:
-        """Return the checkpoint's key of a variable; this rank's key, if each rank has one."""
+        """Return the key of a variable in the checkpoint; this rank's key, if each rank has one."""
         if name in self.keys:
             return name
         if name not in self.names:
@@ -537,12 +538,12 @@ class _Contents:
         return key
 
     def below(self, *path: str) -> dict[str, KeyPath]:
-        """Return the flat keys of the checkpoint at or below a path, with their paths."""
+        """Return the flat keys of the checkpoint at or below a path, with their key paths."""
         return {fqn: at for fqn, at in self.paths.items() if at[: len(path)] == path}
 
     def skeleton(self, *path: str) -> Any:
-        """Return the tree of values below a path of the checkpoint, with empty tensors and None in
-        place of the values.
+        """Return the tree below a path of the checkpoint, with uninitialized tensors and None as
+        values.
         """
         root: dict[str, Any] = {}
         for fqn, at in self.below(*path).items():
@@ -556,7 +557,7 @@ class _Contents:
         return None
 
     def compare(self, key: str, tree: Any) -> str:
-        """Return how a tree of values differs from the checkpoint's at a key; "" if it does not."""
+        """Return how a tree differs from the checkpoint's tree at a key; "" if it does not."""
         mine = leaves(tree, key)
         theirs = self.below(key)
         told = []
@@ -575,11 +576,11 @@ class _Contents:
 
 
 def find_cut_file(path: Path, parts: Iterable[Any]) -> str:
-    """Return the name of a file of a checkpoint that is missing or too short; "" if none is.
+    """Return the name of a checkpoint's file that is missing or too short; "" if there is none.
 
     Args:
-        path: of the checkpoint.
-        parts: where its tensors and values are, as DCP's file system has them.
+        path: path of the checkpoint.
+        parts: storage locations of its tensors and values, as in DCP's metadata.
     """
     for stored in parts:
         file = path / stored.relative_path
@@ -592,7 +593,7 @@ def find_load_problem(namespace: dict[str, Any], names: Sequence[str], path: Pat
     """Return why variables cannot be loaded from a checkpoint; "" if they can."""
     try:
         contents = _Contents(path)
-    except Exception as error:  # whatever unpickling meets
+    except Exception as error:  # unpickling may raise any error
         return f"{path} cannot be read: {type(error).__name__}: {error}"
     if cut_short := find_cut_file(path, contents.metadata.storage_data.values()):
         return f"{path} is not complete: {cut_short} is missing or too short"
@@ -607,26 +608,26 @@ def find_load_problem(namespace: dict[str, Any], names: Sequence[str], path: Pat
 
 
 def load(namespace: dict[str, Any], names: Sequence[str], path: Path) -> tuple[str, ...]:
-    """Load a checkpoint's values into variables, in place; return the names of those loaded.
+    """Load a checkpoint's values into variables, in place.
 
     Args:
-        namespace: the rank's.
-        names: which; none for all that the checkpoint has.
-        path: of the checkpoint.
+        namespace: namespace of the rank.
+        names: names of the variables; none for all in the checkpoint.
+        path: path of the checkpoint.
 
     Returns:
-        The names.
+        The names of the loaded variables.
 
     Raises:
-        MeshUsageError: a name is not there, or is not what was saved.
+        MeshUsageError: the checkpoint lacks a name, or the variable does not fit the saved one.
     """
     contents = _Contents(path)
     chosen = tuple(names or contents.names)
     targets = [_target(contents, name, namespace, names) for name in chosen]
     trees = {target.key: target.tree for target in targets}
     with warnings.catch_warnings():
-        # Each rank loads alone: a part of a mesh may load, and a rank that has failed keeps no
-        # other waiting.
+        # Each rank loads alone, so that a part of a mesh may load, and a rank that fails does not
+        # keep others waiting.
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         state_dict_loader.load(trees, checkpoint_id=path, no_dist=True)
     for target in targets:
@@ -654,7 +655,7 @@ def _target(
 
 
 def _new_target(contents: _Contents, name: str, key: str, namespace: dict[str, Any]) -> _Target:
-    """Return what to fill for a saved value whose name is not bound yet; it cannot be a model."""
+    """Return the target for a saved value whose name is not bound yet; it cannot be a model."""
     if any(len(at) > 1 for at in contents.below(key).values()):
         raise MeshUsageError(
             f"there is no name {name!r} to load into: make it as it was made when it was saved, "
@@ -672,7 +673,7 @@ def _optimizer_target(
     contents: _Contents, key: str, optimizer: Optimizer, model: nn.Module
 ) -> _Target:
     groups = contents.skeleton(key, "param_groups") or []
-    if not contents.below(key, "state"):  # it had not stepped, or never has any
+    if not contents.below(key, "state"):  # saved before the first step, or has no state
 
         def set_groups(tree: Any) -> None:
             optimizer.state.clear()
@@ -687,7 +688,7 @@ def _optimizer_target(
         )
     with fresh_state(optimizer):
         tree: dict[str, Any] = dict(get_optimizer_state_dict(model, optimizer))
-    tree["param_groups"] = groups  # plain values: with what a scheduler has added
+    tree["param_groups"] = groups  # plain values, including those that a scheduler added
     return _Target(key, tree, functools.partial(set_optimizer_state_dict, model, optimizer))
 
 

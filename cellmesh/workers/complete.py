@@ -1,7 +1,7 @@
-"""Completes code and explains names from a rank's namespace, by IPython's completer and inspector.
+"""Completes code and shows help from a rank's namespace, by IPython's completer and inspector.
 
-They run beside the main thread, and only while it is idle: neither delays a cell or its stop. A
-rank that runs a cell completes names only.
+Both run beside the main thread, and only while it is idle, so that neither delays a cell or its
+interrupt. While a rank runs a cell, only names are completed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class CompletionHandler:
     """Answers requests for completions and help on one rank, on any thread.
 
     Args:
-        context: the rank's.
+        context: context of the rank.
     """
 
     context: RankContext
@@ -51,8 +51,9 @@ class CompletionHandler:
         return self._answer(request, is_idle=True)
 
     def handle_beside(self, request: CompletionRequest) -> Completions | str:
-        """Answer a request on another thread; with names only while the rank is busy."""
-        # Code of an object that completion reads may never end: no second thread waits for that.
+        """Answer a request on another thread; while the rank is busy, from names only."""
+        # Completion may run an object's code, which may never return: let no second thread wait for
+        # it.
         is_idle = self.context.interrupts.running < 0 and self._in_use.acquire(blocking=False)
         try:
             return self._answer(request, is_idle)
@@ -78,7 +79,7 @@ _PATH = re.compile(
 )
 _MATCHERS = {"dict_key_matcher", "python_matcher", "python_matches", "python_func_kw_matcher"}
 if "eval" in IPCompleter.python_func_kw_matches.__code__.co_names:
-    _MATCHERS.remove("python_func_kw_matcher")  # before IPython 9 it runs properties
+    _MATCHERS.remove("python_func_kw_matcher")  # before IPython 9, it evaluates properties
 
 
 class NameCompleter(IPCompleter):
@@ -86,12 +87,12 @@ class NameCompleter(IPCompleter):
 
     @property
     def matchers(self) -> list[Any]:
-        """The matchers of names, attributes, keys and arguments."""
+        """IPython's matchers of names, attributes, dict keys and keyword arguments."""
         return [each for each in super().matchers if getattr(each, "__name__", "") in _MATCHERS]
 
     def _evaluate_expr(self, expr: str) -> Any:
         # IPython's guarded evaluation refuses attributes of modules, which have a `__getattr__`.
-        # Of several lines it would try each part, which takes seconds.
+        # Given several lines, it would try each part of them, which takes seconds.
         line = expr.rpartition("\n")[2]
         path = _PATH.search(line)
         if path is not None:
@@ -104,9 +105,9 @@ def complete(shell: RankShell, request: Complete, is_idle: bool) -> Completions:
     """Return the texts that could stand at the cursor of a `Complete` request.
 
     Args:
-        shell: the rank's.
+        shell: shell of the rank.
         request: the code and the cursor.
-        is_idle: whether no cell runs: of a busy rank, names only are completed.
+        is_idle: whether no cell runs; while one runs, only names are completed.
     """
     name = _NAME.search(request.code[: request.cursor])
     if name is not None and (request.users_only or not is_idle):
@@ -126,7 +127,7 @@ def _complete_by_ipython(shell: RankShell, request: Complete) -> Completions:
         shell=shell, namespace=shell.user_ns, global_namespace={}, use_jedi=False
     )
     line, column = position_to_cursor(request.code, request.cursor)
-    # Not `completions`: its warnings can only be silenced for all threads of the process.
+    # Not `completions`: its warnings can be silenced only for all threads of the process.
     results = completer._complete(full_text=request.code, cursor_line=line, cursor_pos=column)
     fragment = ""
     found: dict[str, str] = {}
@@ -137,7 +138,7 @@ def _complete_by_ipython(shell: RankShell, request: Complete) -> Completions:
             found |= texts
     if "dict key" in found.values():
         return _completions(request, fragment, found, is_whole=True)
-    # An attribute stands behind its dot, in some versions of IPython behind its owner as well.
+    # Texts of attributes start after the dot; in some versions of IPython, with the owner.
     _, dot, typed = fragment.rpartition(".")
     found = {text.rpartition(".")[2]: kind for text, kind in found.items()}
     return _completions(request, typed, found, is_whole=bool(dot))
@@ -161,7 +162,7 @@ _NO_STRING_FORM = 2
 
 
 def explain(shell: RankShell, request: Explain, is_idle: bool) -> str:
-    """Return the help for a name, as ``name?`` and ``name??`` show it; "" if this rank has none."""
+    """Return the help on a name, as for ``name?`` or ``name??``; "" if this rank lacks the name."""
     if not is_idle:
         is_known = re.split(r"\W", request.name, maxsplit=1)[0] in shell.user_ns
         return f"{request.name}: help is shown when no cell runs on the rank" if is_known else ""
@@ -176,7 +177,7 @@ def explain(shell: RankShell, request: Explain, is_idle: bool) -> str:
     if issubclass(type(found), nn.Module):
         fields["definition"] = inspector._getdef(found.forward, request.name)
         reprs = [in_classes(type(each), "__repr__") for each in found.modules()]
-        if all(each.__module__.startswith("torch.") for each in reprs):  # they read no elements
+        if all(each.__module__.startswith("torch.") for each in reprs):  # these read no elements
             fields["string_form"] = str(found)
     file = fields["file"] or ""
     if cell := shell.cell_of(file) or shell.cell_of(os.path.basename(file)):
@@ -186,7 +187,7 @@ def explain(shell: RankShell, request: Explain, is_idle: bool) -> str:
 
 
 def _find(name: str, shell: RankShell) -> Any:
-    """Return the object that a name stands for; a property itself, as its value would run code."""
+    """Return the object of a dotted name; a property itself, as reading its value runs code."""
     try:
         return follow(name, shell.user_ns)
     except NeedsCode:

@@ -1,5 +1,5 @@
-"""What supervising Linux processes needs and Python does not wrap: prctl, facts from /proc, and
-threads that start whatever user code has patched.
+"""Functions for supervising Linux processes that Python lacks: prctl, facts from /proc, and threads
+that start even if user code has patched `threading`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ..wire.host import process_stat
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
-_PF_EXITING = 0x4  # in the flags that /proc/PID/stat shows
+_PF_EXITING = 0x4  # a flag in /proc/PID/stat
 _libc = ctypes.CDLL(None, use_errno=True)
 
-# What user code finds in `sys.argv`, as torchrun gives a script its name.
+# `sys.argv[0]` for user code, as torchrun sets it to a script's name.
 PROGRAM = "cell"
-# Where the c10d store listens: all processes of a mesh are on one host.
+# Address of the c10d store if all processes of a mesh are on one host.
 LOOPBACK = "127.0.0.1"
 
 
@@ -43,16 +43,16 @@ def become_subreaper() -> None:
 
 
 def name_process(name: str) -> None:
-    """Set the name of this process that ``ps`` and ``top`` show; the kernel cuts it to 15 bytes."""
+    """Set the name of this process in ``ps`` and ``top``; the kernel truncates it to 15 bytes."""
     _prctl(_PR_SET_NAME, name.encode())
 
 
 def name_command(text: str) -> None:
-    """Have ``/proc/PID/cmdline`` show a text in place of the command of this process's parent."""
+    """Replace the command in ``/proc/PID/cmdline``, which a fork inherits, by a text."""
     fields = process_stat("self")
     begin, end = int(fields[45]), int(fields[46])  # arg_start, arg_end (proc(5))
     if begin < end:
-        # A last byte that is not NUL has the kernel read no further than to the first NUL.
+        # If the last byte is not NUL, the kernel stops reading at the first NUL.
         ctypes.memmove(
             begin,
             os.fsencode(text)[: end - begin - 2].ljust(end - begin - 1, b"\0") + b" ",
@@ -61,7 +61,7 @@ def name_command(text: str) -> None:
 
 
 def name_arguments(arguments: Sequence[str]) -> None:
-    """Replace the arguments that ``/proc/PID/cmdline`` shows of this process, if they fit there."""
+    """Replace this process's arguments in ``/proc/PID/cmdline``, if the new ones fit there."""
     fields = process_stat("self")
     begin, end = int(fields[45]), int(fields[46])  # arg_start, arg_end (proc(5))
     data = b"".join(os.fsencode(argument) + b"\0" for argument in arguments)
@@ -70,10 +70,13 @@ def name_arguments(arguments: Sequence[str]) -> None:
 
 
 def die_with(parent_pid: int, patience_s: float = 60.0) -> None:
-    """Have this process killed when `parent_pid` ends; ProcessLookupError if that has ended.
+    """Make the kernel kill this process when `parent_pid` ends.
 
-    The caller was forked twice: it waits until the middle process has gone and `parent_pid`, a
-    subreaper, is its parent; only then does PR_SET_PDEATHSIG speak of the right process.
+    The caller was forked twice: it waits until the intermediate process has exited and
+    `parent_pid`, a subreaper, is its parent, as PR_SET_PDEATHSIG refers to the current parent.
+
+    Raises:
+        ProcessLookupError: `parent_pid` has ended, or is not the parent within `patience_s`.
     """
     deadline = time.monotonic() + patience_s
     while os.getppid() != parent_pid:
@@ -81,34 +84,34 @@ def die_with(parent_pid: int, patience_s: float = 60.0) -> None:
             raise ProcessLookupError(f"process {parent_pid} is not the parent")
         time.sleep(0.001)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:  # it went in between
+    if os.getppid() != parent_pid:  # it ended before the prctl
         raise ProcessLookupError(f"process {parent_pid} ended")
 
 
 def live_on() -> None:
-    """Undo `die_with`: this process outlives its parent."""
+    """Undo `die_with`, so that this process outlives its parent."""
     _prctl(_PR_SET_PDEATHSIG, 0)
 
 
 def write_stderr(text: str) -> None:
-    """Write text to descriptor 2; on a rank, the agent reads it and shows the rank's number."""
+    """Write text to descriptor 2; on a rank, the agent reads it and adds the rank's number."""
     data = text.encode(errors="replace")
     while data:
         data = data[os.write(2, data) :]
 
 
 def flush_c_stdio() -> None:
-    """Write out what C code has printed and libc still buffers."""
+    """Flush libc's buffers, in which C code may have left output."""
     _libc.fflush(None)
 
 
 def renew_resolver() -> None:
-    """Have libc read its name resolver's options (RES_OPTIONS) again, for this thread."""
+    """Make libc read its name resolver's options (RES_OPTIONS) again, for this thread."""
     _libc.__res_init()
 
 
 def describe_end(wait_status: int) -> str:
-    """Describe how a process ended, from `os.waitpid`'s status."""
+    """Return a description of a process's end from `os.waitpid`'s status."""
     code = os.waitstatus_to_exitcode(wait_status)
     if code >= 0:
         return f"exited with code {code}"
@@ -119,7 +122,7 @@ def describe_end(wait_status: int) -> str:
 
 
 def main_thread_sleeps() -> bool:
-    """Return whether this process's main thread waits in the kernel; True if that is unknown."""
+    """Return whether this process's main thread sleeps in the kernel; True if unknown."""
     try:
         return process_stat(f"self/task/{os.getpid()}")[0] in (b"S", b"D")
     except OSError:
@@ -127,13 +130,13 @@ def main_thread_sleeps() -> bool:
 
 
 def is_ending(pid: int) -> bool:
-    """Return whether a process has begun to end, before it closes descriptors, or is gone."""
+    """Return whether a process has ended or begun to end, even with descriptors still open."""
     fields = process_stat(pid)
     return not fields or bool(int(fields[6]) & _PF_EXITING)
 
 
 def signal_own_group(number: int) -> None:
-    """Signal this process and all others in its process group."""
+    """Send a signal to this process and all others in its process group."""
     try:
         os.killpg(os.getpgrp(), number)
     except ProcessLookupError:
@@ -141,12 +144,12 @@ def signal_own_group(number: int) -> None:
 
 
 def ignore_from_any_thread(number: int) -> None:
-    """Ignore a signal; Python's own function for this works on the main thread only."""
+    """Ignore a signal; unlike `signal.signal`, this works on any thread."""
     _libc.signal(number, ctypes.c_void_p(int(signal.SIG_IGN)))
 
 
 def read_limits(pid: int) -> str:
-    """Return the text of ``/proc/PID/limits``; "" if the process is gone."""
+    """Return the text of ``/proc/PID/limits``; "" if the process has ended."""
     try:
         with open(f"/proc/{pid}/limits") as file:
             return file.read()
@@ -155,7 +158,7 @@ def read_limits(pid: int) -> str:
 
 
 def rss_bytes(pid: int) -> int:
-    """Return the resident memory of a process in bytes; 0 if it is gone."""
+    """Return the resident memory of a process in bytes; 0 if the process has ended."""
     try:
         with open(f"/proc/{pid}/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -170,12 +173,12 @@ def _parents() -> Iterator[tuple[int, int]]:
 
 
 def children(pid: int) -> list[int]:
-    """Return the processes whose parent `pid` is, zombies included."""
+    """Return the child processes of `pid`, including zombies."""
     return [child for child, parent in _parents() if parent == pid]
 
 
 def reap_children_except(ours: Collection[int]) -> None:
-    """Reap ended children of this process, but for those that other code waits for."""
+    """Reap ended children of this process, except those in `ours`, which other code waits for."""
     for pid in children(os.getpid()):
         if pid not in ours:
             with contextlib.suppress(ChildProcessError):
@@ -183,7 +186,7 @@ def reap_children_except(ours: Collection[int]) -> None:
 
 
 def descendants(pid: int, spared: Collection[int] = ()) -> list[int]:
-    """Return the processes below `pid`, parents first, without `spared` ones and those below."""
+    """Return the descendants of `pid`, parents first, except `spared` ones and those below them."""
     children: dict[int, list[int]] = {}
     for child, parent in _parents():
         children.setdefault(parent, []).append(child)
@@ -196,8 +199,8 @@ def descendants(pid: int, spared: Collection[int] = ()) -> list[int]:
 
 
 def end_descendants(spared: Collection[int] = ()) -> None:
-    """Kill and reap every process below this one, but for those `spared` and what is below them."""
-    for _ in range(50):  # what is killed may have forked in between
+    """Kill and reap all processes below this one, except `spared` ones and their descendants."""
+    for _ in range(50):  # a process may have forked before it was killed
         below = descendants(os.getpid(), spared)
         if not below:
             break
@@ -205,12 +208,12 @@ def end_descendants(spared: Collection[int] = ()) -> None:
         for pid in below:
             try:
                 os.waitpid(pid, 0)
-            except ChildProcessError:  # a grandchild; it becomes ours in the next round
+            except ChildProcessError:  # a grandchild, which becomes a child by the next round
                 time.sleep(0.001)
 
 
 def kill(pids: Iterable[int], signal_number: int = signal.SIGKILL) -> None:
-    """Send processes a signal; those already gone are passed over."""
+    """Send processes a signal; ignore those that have ended."""
     for pid in pids:
         try:
             os.kill(pid, signal_number)
@@ -219,20 +222,22 @@ def kill(pids: Iterable[int], signal_number: int = signal.SIGKILL) -> None:
 
 
 def allow_many_descriptors() -> None:
-    """Raise the soft limit of descriptors to the hard one: 1024 are too few for 160 ranks."""
+    """Raise the soft limit of descriptors to the hard one: 1,024 do not suffice for 160 ranks."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def num_threads_for(num_local_ranks: int, environment: Mapping[str, str]) -> int:
-    """Return a rank's OMP_NUM_THREADS: the user's, else one, or all cores for a rank alone."""
+    """Return a rank's OMP_NUM_THREADS: the user's, else 1, or the number of cores for a single
+    rank.
+    """
     told = environment.get("OMP_NUM_THREADS", "")
     default = 1 if num_local_ranks > 1 else len(os.sched_getaffinity(0))
     return int(told) if told.isdecimal() else default
 
 
 def run_and_exit(function: Callable[[], int | None]) -> NoReturn:
-    """Run a function in a process that was forked, and end the process with the returned status."""
+    """Run a function in a forked process, and exit with the returned status."""
     status = 1
     try:
         status = function() or 0
@@ -247,10 +252,10 @@ def run_and_exit(function: Callable[[], int | None]) -> NoReturn:
 def receive_descriptors(
     connection: socket.socket, max_bytes: int, max_descriptors: int
 ) -> tuple[bytes, list[int]]:
-    """Receive a packet and its descriptors, which programs started later do not inherit."""
+    """Receive a packet and its descriptors, which new programs do not inherit."""
     numbers = array.array("i")
     space = socket.CMSG_LEN(max_descriptors * numbers.itemsize)
-    # `socket.recv_fds` passes over the flag that it is given.
+    # `socket.recv_fds` ignores its flags.
     data, ancillary, _, _ = connection.recvmsg(max_bytes, space, socket.MSG_CMSG_CLOEXEC)
     for level, kind, content in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
@@ -259,12 +264,12 @@ def receive_descriptors(
 
 
 def start_thread(function: Callable[..., object], *args: Any) -> int:
-    """Run a function in a daemon thread; return its identity, 0 at the limit of processes and
+    """Run a function in a daemon thread; return its identity, or 0 at the limit of processes and
     threads.
 
-    Below `threading`, whose Thread user code may have replaced, and whose hooks
-    (``threading.settrace``, ``setprofile``) run in every new thread before its function and may
-    raise there.
+    This bypasses `threading`: user code may have replaced its Thread, and its hooks
+    (``threading.settrace``, ``setprofile``) run in every new thread before the function, and may
+    raise.
     """
     try:
         return _thread.start_new_thread(function, args)

@@ -1,4 +1,4 @@
-"""Gathers the numbers that user code reports with ``cellmesh.log``, and sends them in bunches."""
+"""Collects the numbers that user code reports by ``cellmesh.log``, and sends them in batches."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ..wire.codec import Parcel
 from ..wire.user_code import Logged
 from .rank.value_transfer import is_dtensor
 
-# How long points are gathered, so that a fast loop makes few messages.
+# How long points are collected, so that a fast loop sends few messages.
 GATHER_S = 0.1
-# Of each name, what one message holds; of more, some are left out.
+# Maximum number of points for each name in a message; others are left out.
 MAX_POINTS = 500
 _MAX_NAMES = 1000
 _MAX_NAME = 200
@@ -25,8 +25,8 @@ class Reporter:
     """Sends the numbers that user code reports on one rank; usable on any thread.
 
     Args:
-        send: sends a message, after what has been printed before it.
-        current_run: the run that the caller belongs to.
+        send: sends a message, after the output printed before it.
+        current_run: returns the run that the caller belongs to.
     """
 
     def __init__(self, send: Callable[[Parcel[Any]], None], current_run: Callable[[], int]) -> None:
@@ -39,14 +39,14 @@ class Reporter:
         self._timer: threading.Timer | None = None
 
     def log(self, step: float | None, values: Mapping[str, Any]) -> None:
-        """Queue a step's number for each name, to be sent together with others.
+        """Queue a number for each name at one step, to be sent together with others.
 
         Args:
-            step: where; None for one more than the name's last.
+            step: the step; None for one more than the name's last step.
             values: name -> a number, or a tensor with one element.
 
         Raises:
-            MeshUsageError: a value is no number, or there are too many or too long names.
+            MeshUsageError: a value is no number, or names are too many or too long.
         """
         long = [name for name in values if len(name) > _MAX_NAME]
         if long or len(values) > _MAX_NAMES:
@@ -64,14 +64,14 @@ class Reporter:
                 here = last + 1 if at is None else at
                 self._last_steps[name] = here
                 points = self._waiting.setdefault((run, name), [])
-                if here <= last:  # a loop that is run again begins its curve anew
+                if here <= last:  # a loop that runs again starts a new curve
                     points.clear()
                 points.append(
                     (here, number)
-                )  # at once: an interrupt may come between any two steps
+                )  # in one call, as an interrupt may come between any two
             if self._timer is not None:
                 return
-            # The first after a pause is not kept waiting.
+            # Send the first numbers after a pause at once.
             if time.monotonic() - self._sent_at > GATHER_S:
                 self._flush()
                 return
@@ -80,8 +80,8 @@ class Reporter:
             self._timer.start()
 
     def flush(self) -> None:
-        """Send all numbers that are queued."""
-        if self._waiting or self._lock.locked():  # else a cell pays for what it does not use
+        """Send all queued numbers."""
+        if self._waiting or self._lock.locked():  # so that cells without numbers pay nothing
             with self._lock:
                 self._flush()
 
@@ -99,7 +99,7 @@ def _as_messages(waiting: Mapping[tuple[int, str], list[tuple[float, float]]]) -
     """Return queued numbers as messages: one for all names of a run with the same steps."""
     grouped: dict[tuple[int, tuple[float, ...]], dict[str, tuple[float, ...]]] = {}
     for (run, name), points in waiting.items():
-        if points:  # none, if an interrupt came before the first
+        if points:  # empty if an interrupt came before the first point
             steps, values = zip(*_thin(points), strict=True)
             grouped.setdefault((run, steps), {})[name] = values
     return [
@@ -109,8 +109,8 @@ def _as_messages(waiting: Mapping[tuple[int, str], list[tuple[float, float]]]) -
 
 
 def _thin(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return at most `MAX_POINTS` of the points, the first (a new curve may begin there) and the
-    last among them.
+    """Return at most `MAX_POINTS` of the points, including the first, which may start a new curve,
+    and the last.
     """
     last = len(points) - 1
     if last < MAX_POINTS:
@@ -125,7 +125,7 @@ def number_of(name: str, value: Any) -> float:
         MeshUsageError: it is neither.
     """
     if is_dtensor(value):
-        value = value.to_local()  # no collective: ranks may log alone
+        value = value.to_local()  # runs no collective, as a rank may log alone
     if isinstance(value, torch.Tensor):
         value = value.detach()
     try:

@@ -1,8 +1,9 @@
-"""A zygote that waits in the background of a notebook until a mesh is started from it.
+"""A background process of a notebook that has torch imported before a mesh is started.
 
-It has everything imported that ranks need, and one thread. For each mesh it forks a guardian, which
-forks the agent, which forks the mesh's own zygote, all with torch imported; the waiting zygote
-stays for the next mesh. It ends with the kernel, and when no mesh of it has lived for some time.
+It has imported everything that ranks need, and has one thread. For each mesh it forks a guardian,
+which forks the agent, which forks the mesh's own zygote, all with torch imported; the background
+process stays for the next mesh. It ends with the kernel, or when none of its meshes has lived for
+some time.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import msgspec
 
 from ..wire.marks import READY, StartMesh
 from .agent import (
-    agent,  # noqa: F401  (what the agent imports is imported before it is forked)
+    agent,  # noqa: F401  (imports the agent's modules before the agent is forked)
     guardian,
 )
 from .linux_process import (
@@ -42,26 +43,26 @@ if TYPE_CHECKING:
     from .rank.shell import RankShell
 
 _NUM_DESCRIPTORS = 3
-# What most of a second goes into on each rank that uses DTensor or FSDP2; forked ranks have it.
+# Imports of most of a second on each rank that uses DTensor or FSDP2; forked ranks inherit them.
 _IMPORTED_WHEN_IDLE = ("torch.distributed.tensor", "torch.distributed.fsdp")
 _IDLE_S = 0.5
 
 
 def main(descriptor: str, kernel_pid: str, keep_ms: str, *_: str) -> None:
-    """Run the process that waits in the background of a notebook: import torch, then fork meshes
-    for the kernel (started by `wire.interpreter`).
+    """Run the background process: import torch, then fork meshes for the kernel (started by
+    `wire.interpreter`).
     """
     _serve_kernel(int(descriptor), int(kernel_pid), int(keep_ms))
 
 
 def _serve_kernel(descriptor: int, kernel_pid: int, keep_ms: int) -> None:
-    """Serve a kernel until it ends or asks for nothing for `keep_ms` while no mesh lives."""
+    """Serve a kernel until it ends, or sends no request for `keep_ms` while no mesh lives."""
     kernel = socket.socket(fileno=descriptor)
     kernel.set_inheritable(False)
     try:
-        # Only while it imports: also when the thread ends that started this process.
+        # Only during the imports, as this also takes effect when the parent's starting thread ends.
         die_with(kernel_pid, 0)
-        # What the kernel has forked may hold the socket's other end, and outlive the kernel.
+        # Not by the socket: processes forked by the kernel may hold its other end, and live longer.
         pidfd = os.pidfd_open(kernel_pid)
     except ProcessLookupError:
         return
@@ -71,16 +72,16 @@ def _serve_kernel(descriptor: int, kernel_pid: int, keep_ms: int) -> None:
         shell = import_all()
     live_on()
     os.chdir("/")
-    sys.stdout.flush()  # or each fork would write it
-    with contextlib.suppress(OSError):  # the kernel has ended: its pidfd says so
+    sys.stdout.flush()  # else each fork would write the buffer
+    with contextlib.suppress(OSError):  # the kernel has ended, as its pidfd shows
         kernel.send(READY)
     _serve(kernel, pidfd, keep_ms / 1000, shell)
-    os._exit(0)  # an interpreter that has imported torch takes long to take itself down
+    os._exit(0)  # an interpreter with torch takes long to shut down
 
 
 @contextlib.contextmanager
 def _in_the_background() -> Iterator[None]:
-    """Enter a context in which this thread's priority is lower, for imports while the kernel runs
+    """Enter a context in which this thread has a lower priority, for imports while the kernel runs
     cells. (Ranks could not undo a nice value.)
     """
     is_usual = os.sched_getscheduler(0) == os.SCHED_OTHER
@@ -94,7 +95,7 @@ def _in_the_background() -> Iterator[None]:
 
 
 def _serve(kernel: socket.socket, pidfd: int, keep_s: float, shell: RankShell) -> None:
-    guardians: dict[int, int] = {}  # of the meshes that live: pidfd -> pid
+    guardians: dict[int, int] = {}  # of living meshes: pidfd -> pid
     ends = time.monotonic() + keep_s
     poll = select.poll()
     for number in (kernel.fileno(), pidfd):
@@ -128,7 +129,7 @@ def _serve(kernel: socket.socket, pidfd: int, keep_s: float, shell: RankShell) -
 def _import_when_idle() -> None:
     with _in_the_background():
         for name in _IMPORTED_WHEN_IDLE:
-            with contextlib.suppress(Exception):  # the rank that imports it shows what is wrong
+            with contextlib.suppress(Exception):  # a rank that imports it raises the error again
                 importlib.import_module(name)
     gc.collect()
     gc.freeze()
@@ -137,8 +138,8 @@ def _import_when_idle() -> None:
 def _fork_guardian(
     kernel: socket.socket, descriptors: Sequence[int], pidfds: Sequence[int], shell: RankShell
 ) -> int:
-    """Fork a mesh's guardian for the kernel; return 0 if that fails, which the kernel sees by its
-    closed pipe.
+    """Fork a mesh's guardian for the kernel; return 0 if that fails, upon which the kernel finds
+    its pipe closed.
     """
     try:
         pid = os.fork()

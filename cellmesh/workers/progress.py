@@ -1,8 +1,10 @@
-"""Has tqdm's bars on a rank send their numbers, which the notebook shows as one bar for all ranks.
+"""Makes tqdm's bars on a rank send their numbers, which the notebook shows as one bar for all
+ranks.
 
-`display`, which tqdm gives to be overridden, is replaced in `tqdm.std.tqdm` when it is imported, so
-that what derives from that (asyncio, auto, a user's own class) follows. A bar with a file of the
-user's own is drawn as ever, and so are bars of other libraries and of processes that code forked.
+When `tqdm.std` is imported, `tqdm.std.tqdm.display`, which tqdm documents as overridable, is
+replaced, so that derived classes (asyncio, auto, a user's own) follow. Bars with a file of the
+user's own, bars of other libraries, and bars in processes that user code has forked are drawn as
+usual.
 """
 
 from __future__ import annotations
@@ -32,13 +34,13 @@ from .static_lookup import chain_of, module_of, traceback_of
 _MAX_LEFT = 100
 _MAX_TEXT = 200
 
-# A frame and the instruction in it, as (identity, offset); any instruction with -1.
+# (identity of a frame, offset of an instruction in it); offset -1 for any instruction.
 Place = tuple[int, int]
 
 
 @dataclass(eq=False)
 class _Reported:
-    """A bar of this rank, which this does not keep alive, its thread, and its last numbers."""
+    """A bar of this rank, by weak reference, with its thread and its last numbers."""
 
     bar: weakref.ref[Any]
     thread: int
@@ -49,9 +51,9 @@ class TqdmBars:
     """The tqdm bars of one rank; usable on any thread.
 
     Args:
-        send: sends a message, after what has been printed before it.
-        current_run: the run that the caller belongs to.
-        shield: entered around what an interrupt must not cut in half.
+        send: sends a message, after the output printed before it.
+        current_run: returns the run that the caller belongs to.
+        shield: context in which interrupts are deferred.
     """
 
     def __init__(
@@ -66,13 +68,13 @@ class TqdmBars:
         self._pid = os.getpid()
         self._numbers = itertools.count(1)
         self._open: dict[int, _Reported] = {}
-        # Bars that ended before they were full, and where code left them.
+        # Bars that ended before they were full, and the place where code left each.
         self._left: collections.deque[tuple[Place, Bar]] = collections.deque(maxlen=_MAX_LEFT)
 
     def watch(self) -> None:
-        """Have bars of tqdm report to this object, from the import of tqdm on."""
+        """Make bars of tqdm report to this object, from the import of tqdm on."""
         hooks = {"tqdm.std": self._patch, "tqdm.notebook": _make_text_bars}
-        for name in hooks.keys() & sys.modules.keys():  # preloaded
+        for name in hooks.keys() & sys.modules.keys():  # preloaded modules
             hooks.pop(name)(sys.modules[name])
         AfterImport(hooks).install()
 
@@ -82,8 +84,8 @@ class TqdmBars:
         return bool(self._open or self._left)
 
     def end_run(self, run: int, error: BaseException | None) -> None:
-        """Send the last numbers of a run's bars; those that `error` has ended have failed. Called
-        on the main thread.
+        """Send the last numbers of a run's bars, with a failure state for bars that `error` has
+        ended. Main thread.
         """
         left = [self._left.popleft() for _ in range(len(self._left))]
         state: BarState = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
@@ -101,7 +103,7 @@ class TqdmBars:
         for bar in failed:
             self._send(Parcel(msgspec.structs.replace(bar, state=state)))
 
-    # ---- inside
+    # ---- internal
 
     def _patch(self, module: types.ModuleType) -> None:
         plain_display = module.tqdm.display
@@ -111,7 +113,7 @@ class TqdmBars:
             if not is_ours or os.getpid() != self._pid:
                 return plain_display(bar, msg, pos)
             with self._shield:
-                if bar.disable:  # `close` shows it for the last time
+                if bar.disable:  # the last call, from `close`
                     self._close(bar, is_removed=msg == "")
                 else:
                     self._report(bar)
@@ -127,7 +129,7 @@ class TqdmBars:
             first = Bar(self._current_run(), number, "", 0.0, 0.0, 0.0, num_outer=num_outer)
             reported = self._open[number] = _Reported(weakref.ref(bar), thread, first)
             bar._cellmesh_number = number
-            bar.sp, bar.fp = _ignore, io.StringIO()  # tqdm itself clears and closes it there
+            bar.sp, bar.fp = _ignore, io.StringIO()  # tqdm clears and closes these itself
         self._send(Parcel(_read(reported)))
 
     def _close(self, bar: Any, is_removed: bool) -> None:
@@ -137,7 +139,7 @@ class TqdmBars:
         last = _read(reported)
         state: BarState = "removed" if is_removed else "done"
         if not 0 < last.total <= last.done:
-            failure = sys.exc_info()[0]  # what a ``with`` or the iterable of the bar has raised
+            failure = sys.exc_info()[0]  # raised in the bar's ``with`` block or by its iterable
             if failure is not None and not issubclass(failure, GeneratorExit | StopIteration):
                 state = "stopped" if issubclass(failure, KeyboardInterrupt) else "failed"
             elif not is_removed:
@@ -146,14 +148,14 @@ class TqdmBars:
 
 
 def _make_text_bars(module: types.ModuleType) -> None:
-    """Have the module `tqdm.notebook` make bars of `tqdm.std`, as its own are widgets."""
+    """Replace the bars of `tqdm.notebook`, which are widgets, by bars of `tqdm.std`."""
     std: Any = sys.modules["tqdm.std"].tqdm
 
     class tqdm_notebook(std):  # type: ignore[misc]
-        """`tqdm.tqdm`, which shows one bar for all ranks in the notebook."""
+        """A `tqdm.tqdm` bar, which the notebook shows as one bar for all ranks."""
 
         def __init__(self, *args: Any, display: bool = True, **kwargs: Any) -> None:
-            kwargs["disable"] = bool(kwargs.get("disable", False))  # None: as in any notebook
+            kwargs["disable"] = bool(kwargs.get("disable", False))  # None means False here
             super().__init__(*args, **kwargs)
 
     def trange(*args: Any, **kwargs: Any) -> Any:
@@ -174,7 +176,7 @@ def _ignore(text: str) -> None: ...
 
 
 def _read(reported: _Reported) -> Bar:
-    """Return a bar's numbers now; those read last if they cannot be read."""
+    """Return a bar's current numbers; the previous ones if they cannot be read."""
     try:
         facts = reported.bar().format_dict  # type: ignore[union-attr]
         scale = facts["unit_scale"]
@@ -193,30 +195,30 @@ def _read(reported: _Reported) -> Bar:
             rate=_finite(rate * factor),
             note=_text(facts["postfix"]),
         )
-    except Exception:  # the bar is gone, or of a class of the user's
+    except Exception:  # the bar was freed, or is of a user's class
         pass
     return reported.last
 
 
 def _finite(value: Any) -> float:
-    """Return a number of a bar; 0, which means unknown, for one without end and for NaN."""
+    """Return a bar's number; 0 (unknown) for infinity and NaN."""
     number = float(value)
     return number if math.isfinite(number) else 0.0
 
 
 def _text(text: Any) -> str:
-    """Return a bar's text cut to the limit, without lone surrogates, which cannot be sent."""
+    """Return a bar's text, truncated, without lone surrogates, which cannot be sent."""
     return str(text or "")[:_MAX_TEXT].encode(errors="replace").decode()
 
 
 def _place_outside() -> Place:
-    """Return where user code leaves a loop before its bar is full: at a ``break``, or at an
-    exception that is being raised.
+    """Return the place where user code leaves a loop before its bar is full: at a ``break``, or at
+    an exception that is being raised.
     """
     frame = sys._getframe(1)
     while frame.f_back is not None and module_of(frame).startswith(("tqdm", "cellmesh.")):
         frame = frame.f_back
-    # After a ``finally`` an exception goes on from another instruction than the one that raised it.
+    # A ``finally`` raises an exception again at another instruction than the original one.
     is_again = dis.opname[frame.f_code.co_code[frame.f_lasti]] == "RERAISE"
     return id(frame), -1 if is_again else frame.f_lasti
 

@@ -1,7 +1,7 @@
-"""Knows which run a rank's code belongs to; has one record a cell or call, set once at its begin.
+"""Determines the run that a rank's code belongs to; keeps a record of each cell or call.
 
-Output, spans, progress bars and questions are not told of a run's begin and end: with ten
-that are, a call costs ten times what it does.
+The current run is set once, when it begins. Output, spans, progress bars and questions read it, and
+are not notified of begins and ends: ten notified objects would make a call ten times as expensive.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ import msgspec
 
 from ..stdlib import threading
 
-# How many of the last cells and calls are remembered.
+# Number of recorded cells and calls.
 MAX_RUNS = 1_000
 _MAX_NAME = 80
-# The modules of what magics call on ranks.
+# Modules of functions that magics call on ranks.
 _OURS = ("cellmesh.controller.", "cellmesh.magics.")
 
 _run_of_context: contextvars.ContextVar[int] = contextvars.ContextVar("cellmesh_run")
 
 
 class RunRecord(msgspec.Struct):
-    """A cell or call that has begun on this rank."""
+    """The record of a cell or call that has begun on this rank."""
 
     run: int
-    name: str  # of the called function, "" of a cell
-    execution_count: int  # the cell's ``In[n]``, 0 of a call
+    name: str  # name of the called function, "" for a cell
+    execution_count: int  # ``In[n]`` of the cell, 0 for a call
     begin_s: float  # by ``time.monotonic``
-    end_s: float | None = None  # None as long as it goes on
+    end_s: float | None = None  # None until it ends
 
 
 class RunTracker:
-    """Knows which run the calling code belongs to."""
+    """Determines the run that the calling code belongs to."""
 
     def __init__(self) -> None:
-        self.main_run = -1  # what the main thread executes: a cell, a call, any other work
-        # The last cells and calls, the newest last.
+        self.main_run = -1  # run of the main thread: a cell, a call, or other work
+        # The last cells and calls, oldest first.
         self.records: collections.deque[RunRecord] = collections.deque(maxlen=MAX_RUNS)
         self._main_thread = threading.main_thread().ident
 
@@ -48,20 +48,20 @@ class RunTracker:
         _run_of_context.set(run)
 
     def current(self) -> int:
-        """Return the run that the calling thread or task belongs to, -1 if none is known."""
+        """Return the run that the calling thread or task belongs to, -1 if it is unknown."""
         run = _run_of_context.get(None)
         if run is None:
             run = getattr(threading.current_thread(), "_cellmesh_run", None)
         elif self.main_run < 0 and threading.get_ident() == self._main_thread:
-            return -1  # its context is that of the last run until the next
+            return -1  # between runs, the main thread's context is still the last run's
         return self.main_run if run is None else run
 
     def copy_records(self) -> list[RunRecord]:
-        """Return the records of the last cells and calls; on any thread."""
+        """Return the records of the last cells and calls. Any thread."""
         while True:
             try:
                 return list(self.records)
-            except RuntimeError:  # one has begun meanwhile
+            except RuntimeError:  # a record was added during the copy
                 continue
 
     def follow_threads(self) -> None:
@@ -76,13 +76,13 @@ class RunTracker:
 
 
 def name_of(function: Any) -> str:
-    """Return a name for a called function, as the user knows it; "" for one of the notebook's side
-    of this package, such as that of `%dist_seed`, which no user has called.
+    """Return the name of a called function for users; "" for a function of this package's notebook
+    side, such as that of `%dist_seed`, which no user has called.
     """
     module = getattr(function, "__module__", None)
     if isinstance(module, str) and module.startswith(_OURS):
         return ""
     name = getattr(function, "__qualname__", None)
     known = name if isinstance(name, str) else type(function).__name__
-    known = known.rpartition("<locals>.")[2].replace("<lambda>", "lambda")  # in HTML a tag
+    known = known.rpartition("<locals>.")[2].replace("<lambda>", "lambda")  # else an HTML tag
     return known[-_MAX_NAME:] or "a call"

@@ -1,5 +1,5 @@
-"""Reads objects, classes, exceptions and frames without running their own code, which may raise, or
-end the process.
+"""Reads attributes of objects, classes, exceptions and frames without running their own code, which
+may raise, or end the process.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ _DICTS = (types.GetSetDescriptorType, types.MemberDescriptorType)
 
 
 def held_by(value: Any) -> dict[str, Any]:
-    """Return an object's own ``__dict__``, whatever its class says of it.
+    """Return an object's own ``__dict__``, whatever its class defines.
 
-    Python's own descriptor gives it, not a property ``__dict__`` of the user's, nor
-    ``__getattr__``, which recurses where ``__init__`` has not got far enough.
+    It is read by Python's own descriptor, not by a user's property ``__dict__`` or ``__getattr__``,
+    which may recurse in objects whose ``__init__`` has not completed.
     """
     for kind in classes_of(type(value)):
         if type(descriptor := vars_of(kind).get("__dict__")) in _DICTS:
@@ -26,7 +26,7 @@ def held_by(value: Any) -> dict[str, Any]:
 
 
 def classes_of(kind: type) -> tuple[type, ...]:
-    """Return a class and its bases, in the order of attribute look-up."""
+    """Return a class and its bases, in the order of attribute lookup."""
     return type.__dict__["__mro__"].__get__(kind)  # type: ignore[no-any-return]
 
 
@@ -36,12 +36,12 @@ def vars_of(kind: type) -> Mapping[str, Any]:
 
 
 def has(kind: type, name: str) -> bool:
-    """Return whether a class, or a base of it, defines an attribute of this name."""
+    """Return whether a class or one of its bases defines an attribute."""
     return any(name in vars_of(each) for each in classes_of(kind))
 
 
 def module_of(frame: types.FrameType | None) -> str:
-    """Return the module name in a frame's globals (maybe a mapping of the user's), "" if none."""
+    """Return the module name in a frame's globals, "" if none; runs no code of a dict subclass."""
     name = None if frame is None else dict.get(frame.f_globals, "__name__")
     return name if type(name) is str else ""
 
@@ -66,10 +66,10 @@ def name_of(error: BaseException) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """Return what an exception's own ``str`` gives, cut; in angle brackets why there is none."""
+    """Return an exception's ``str``, truncated; if that raises, a text in angle brackets."""
     try:
-        text = str.__str__(str(error))  # a subclass of str would not be encoded
-    except BaseException as why:  # SystemExit would end the rank
+        text = str.__str__(str(error))  # a subclass of str could not be encoded
+    except BaseException as why:  # a SystemExit would end the rank
         return f"<its str() raised {name_of(why)}>"
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}… ({len(text):,} characters)"
 
@@ -92,8 +92,8 @@ def handled_by(error: BaseException) -> BaseException | None:
 
 
 def chain_of(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception, its cause or the one it was raised in handling, and so on; each once."""
-    seen: set[int] = set()  # user code can make a circle of causes
+    """Yield an exception, its cause or context, that one's, and so on, each once."""
+    seen: set[int] = set()  # user code can make causes circular
     each: BaseException | None = error
     while each is not None and id(each) not in seen:
         yield each
@@ -103,11 +103,11 @@ def chain_of(error: BaseException) -> Iterator[BaseException]:
 
 
 def plain_traceback(error: BaseException, tb: types.TracebackType | None) -> str:
-    """Return a traceback without causes, of an exception that nothing else can render, or not in
-    time.
+    """Return a traceback without causes, for an exception that other renderers cannot render, or
+    not in time.
     """
     frames = "".join(traceback.format_tb(tb, limit=-20))
-    notes = held_by(error).get("__notes__")  # advice of ours is one
+    notes = held_by(error).get("__notes__")  # may include advice of cellmesh
     lines = [note for note in notes if type(note) is str] if type(notes) is list else []
     said = "\n".join((f"{name_of(error)}: {text_of(error)}", *lines))
     return f"Traceback (most recent call last):\n{frames}{said}"

@@ -1,11 +1,12 @@
-"""The zygote: one interpreter with torch imported, from which ranks are forked.
+"""The zygote: a process with torch imported, from which ranks are forked.
 
-It has one thread, never touches CUDA, and talks to its agent over a socketpair: neither threads nor
-a ZeroMQ context may cross a fork. It forks twice, so that a rank is an orphan that its agent, a
-subreaper, takes in; the agent then has the exit status, and the zygote's own end costs no rank.
+It has one thread, never uses CUDA, and communicates with its agent over a socketpair, as neither
+threads nor a ZeroMQ context may cross a fork. It forks twice, so that a rank is an orphan that its
+agent, a subreaper, adopts; the agent then receives the exit status, and the zygote's own end does
+not affect the rank.
 
-When agent and guardian go without a word (kill -9), the zygote is what is left to tidy up: it ends
-what the ranks started and removes the mesh's directory.
+If agent and guardian are both killed (SIGKILL), the zygote cleans up: it ends the processes that
+ranks have started, and removes the mesh's directory.
 """
 
 from __future__ import annotations
@@ -45,21 +46,21 @@ if TYPE_CHECKING:
     from .rank.shell import RankShell
 
 _MAX_MESSAGE_BYTES = 1 << 20
-# What a rank gets: the pipes for its descriptors 1 and 2, its work, its control and its segment
-# socket.
+# Descriptors of a rank: the pipes for its descriptors 1 and 2, and its work, control and segment
+# sockets.
 DESCRIPTORS_A_RANK = 5
-# Its environment: OpenBLAS starts its threads when numpy is imported, unless told not to.
+# The zygote's environment: by default, OpenBLAS starts threads when numpy is imported.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 # SCM_RIGHTS carries at most 253 descriptors.
 MAX_RANKS_A_MESSAGE = 50
 
 
-# From the end of a process's connections to that of the process.
+# From the end of the agent's connection to the end of its process.
 _AGENT_END_S = 5.0
 
 
 class ForkRanks(msgspec.Struct, frozen=True, tag=True):
-    """Ask the zygote to fork ranks (msgpack of RankOptions each), with DESCRIPTORS_A_RANK
+    """A request to fork ranks (msgpack of RankOptions for each), with DESCRIPTORS_A_RANK
     descriptors for each.
     """
 
@@ -67,7 +68,7 @@ class ForkRanks(msgspec.Struct, frozen=True, tag=True):
 
 
 class ForkStore(msgspec.Struct, frozen=True, tag=True):
-    """Ask the zygote to fork the c10d store's process, given the store's listening socket."""
+    """A request to fork the c10d store's process, with the store's listening socket."""
 
     address: str
     port: int
@@ -75,32 +76,32 @@ class ForkStore(msgspec.Struct, frozen=True, tag=True):
 
 
 class ChangeSurroundings(msgspec.Struct, frozen=True, tag=True):
-    """Have ranks that are forked from now on another environment or working directory."""
+    """Gives ranks that are forked from now on another environment or working directory."""
 
     changes: Surroundings
 
 
 class ImportFrom(msgspec.Struct, frozen=True, tag=True):
-    """Have ranks import from this `sys.path`: the first message."""
+    """The `sys.path` of ranks; the first message to the zygote."""
 
     path: list[str]
 
 
 class ZygoteReady(msgspec.Struct, frozen=True, tag=True):
-    """The zygote says that it has imported torch and can fork ranks."""
+    """Reports that the zygote has imported torch and can fork ranks."""
 
     num_gpus: int
     num_threads: int
 
 
 class ZygoteFailed(msgspec.Struct, frozen=True, tag=True):
-    """The zygote says that an import failed; the zygote ends."""
+    """Reports that an import has failed and the zygote ends."""
 
     text: str
 
 
 class Forked(msgspec.Struct, frozen=True, tag=True):
-    """The zygote's answer: the forked processes, in order; `problem` says why some are missing."""
+    """The zygote's answer: the forked processes, in order; `problem`: why some are missing."""
 
     pids: list[int]
     problem: str = ""
@@ -116,7 +117,7 @@ def main(descriptor: str, ticket_path: str) -> None:
 
 
 def serve_agent(descriptor: int, ticket_path: str, shell: RankShell | None = None) -> None:
-    """Serve an agent as its zygote until the agent ends; without a shell, first import torch."""
+    """Serve an agent as its zygote until the agent ends; without a shell, import torch first."""
     ticket = read_ticket(Path(ticket_path))
     agent = socket.socket(fileno=descriptor)
     agent.set_inheritable(False)
@@ -145,14 +146,14 @@ def serve_agent(descriptor: int, ticket_path: str, shell: RankShell | None = Non
 
 
 def _tell(agent: socket.socket, reply: Reply) -> None:
-    with contextlib.suppress(OSError):  # it has gone: what it said before is read, then its end
+    with contextlib.suppress(OSError):  # the agent has ended, which `_serve` detects
         agent.send(msgspec.msgpack.encode(reply))
 
 
 def import_all() -> RankShell:
-    """Import what ranks need, once, and freeze it: frozen objects keep forked pages shared."""
+    """Import the modules that ranks need, and freeze all objects, so that forks share pages."""
     gc.disable()
-    # What every rank would import by itself: numpy.random alone is 6 MB and 20 ms a rank.
+    # Else every rank would import these itself: numpy.random alone takes 6 MB and 20 ms per rank.
     import torch.utils._device  # noqa: F401
 
     with contextlib.suppress(ImportError):
@@ -169,7 +170,7 @@ def import_all() -> RankShell:
 
     imports.preimport()
     loaded.record()
-    default_group.install()  # before a module that is preloaded imports the name
+    default_group.install()  # before preloaded modules import the replaced functions by name
     shell = make_shell()
     gc.collect()
     gc.freeze()
@@ -177,7 +178,7 @@ def import_all() -> RankShell:
 
 
 def _hear_path(agent: socket.socket) -> Sequence[str] | None:
-    """Wait until the modules are there that ranks import; None if the agent ends before."""
+    """Wait until the user's modules are in place; return `sys.path`, or None if the agent ends."""
     data = agent.recv(_MAX_MESSAGE_BYTES)
     return msgspec.msgpack.decode(data, type=ImportFrom).path if data else None
 
@@ -190,7 +191,7 @@ def _make_like_notebook(ticket: Ticket, path: Sequence[str]) -> None:
             f"the ranks import torch {torch.__version__} ({torch.__file__}), and the notebook has "
             f"{ticket.torch}: restart the kernel if torch was installed since it began"
         )
-    # The user's modules are found as in the notebook, beside it for one.
+    # Modules of the user are found as in the notebook, such as those beside it.
     sys.path[:] = path
     for name in ticket.preload:
         try:
@@ -203,10 +204,10 @@ def _make_like_notebook(ticket: Ticket, path: Sequence[str]) -> None:
 
 
 def _count_gpus(ticket: Ticket) -> int:
-    """Count GPUs by NVML, as asking CUDA would initialise it and spoil every fork.
+    """Count GPUs by NVML, as a query of CUDA would initialize it, which makes forks unusable.
 
     Raises:
-        HostError: GPUs were asked for that this host has not.
+        HostError: this host has fewer GPUs than the user has named.
     """
     import torch
 
@@ -221,7 +222,7 @@ def _count_gpus(ticket: Ticket) -> int:
 
 
 def _serve(agent: socket.socket, shell: RankShell) -> None:
-    """Fork processes for the agent, on its demand, until the agent's socket closes."""
+    """Fork processes on the agent's requests, until the agent's socket closes."""
     decoder = msgspec.msgpack.Decoder(Request)
     while True:
         try:
@@ -229,7 +230,7 @@ def _serve(agent: socket.socket, shell: RankShell) -> None:
                 agent, _MAX_MESSAGE_BYTES, DESCRIPTORS_A_RANK * MAX_RANKS_A_MESSAGE
             )
         except ConnectionResetError:
-            # It went without hearing us; told once, before what it said last.
+            # The agent ended without reading all replies; its last requests are still to be read.
             continue
         if not data:
             return
@@ -248,7 +249,7 @@ def _serve(agent: socket.socket, shell: RankShell) -> None:
                 case ForkStore():
                     starts = [functools.partial(_start_store, request, descriptors[0])]
             forked = _fork_orphans(starts, agent)
-        except Exception as error:  # no process or memory left: the next request may find some
+        except Exception as error:  # out of processes or memory, which may not last
             traceback.print_exc(file=sys.__stderr__)
             forked = Forked([], f"{type(error).__name__}: {error}")
         for number in descriptors:
@@ -270,7 +271,7 @@ def _change_surroundings(changes: Surroundings) -> None:
 
 
 def _fork_orphans(starts: Sequence[Callable[[], None]], agent: socket.socket) -> Forked:
-    """Run each function in a process forked twice, so that no process waits for it here, and
+    """Run each function in a process forked twice, so that the zygote need not wait for it, and
     without the connection to the agent.
     """
     read_end, write_end = os.pipe()
@@ -278,7 +279,7 @@ def _fork_orphans(starts: Sequence[Callable[[], None]], agent: socket.socket) ->
     if middle == 0:
         pids: list[int] = []
         problem = ""
-        try:  # it may not return: there would be a second zygote
+        try:  # must not return, or there would be a second zygote
             for start in starts:
                 pid = os.fork()
                 if pid == 0:
@@ -293,7 +294,7 @@ def _fork_orphans(starts: Sequence[Callable[[], None]], agent: socket.socket) ->
             os._exit(0)
     os.close(write_end)
     with os.fdopen(read_end, "rb") as pipe:
-        data = pipe.read()  # to its end, which comes when the middle process has gone
+        data = pipe.read()  # until the intermediate process has exited
     os.waitpid(middle, 0)
     return msgspec.msgpack.decode(data, type=Forked)
 
@@ -316,11 +317,9 @@ def _start_rank(raw: msgspec.Raw, descriptors: Sequence[int], shell: RankShell) 
 
 
 def place_descriptors(descriptors: Sequence[int]) -> None:
-    """Give descriptors the numbers from 0 on, of which programs inherit the first three; close all
-    others.
-    """
+    """Renumber descriptors from 0 on, and close all others; programs inherit only 0, 1 and 2."""
     num_own = len(descriptors)
-    # First out of the way of each other, wherever the limit of open files is.
+    # First move them out of each other's way, whatever the limit of open files.
     moved = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, num_own) for number in descriptors]
     for number, own in enumerate(moved):
         os.dup2(own, number, inheritable=number < 3)
@@ -333,7 +332,7 @@ def _start_store(order: ForkStore, listener: int) -> None:
 
     die_with(order.agent_pid)
     name_process("cellmesh-store")
-    # With a listening socket of ours it is bound to one interface; by itself it binds all.
+    # The given listening socket is bound to one interface; the store's own would be bound to all.
     store = TCPStore(
         order.address,
         order.port,
@@ -348,10 +347,10 @@ def _start_store(order: ForkStore, listener: int) -> None:
 
 def _tidy_up(ticket: Ticket) -> None:
     """Wait for the agent's death, then end processes that carry the mesh's mark, and remove its
-    directory. Its guardian does that as well, unless it was killed, too.
+    directory. The guardian does the same, unless it was killed, too.
     """
-    # Somebody else was faster, or it has signed nothing yet.
+    # Another process has removed the directory, or the agent has not completed the ticket yet.
     with contextlib.suppress(HostError, OSError):
-        ticket = read_ticket(ticket.path)  # the agent has signed it since
+        ticket = read_ticket(ticket.path)  # completed by the agent since
         wait_readable([os.pidfd_open(ticket.agent_pid)], _AGENT_END_S)
     marks.end_mesh_if_dead(ticket)

@@ -1,10 +1,10 @@
-"""The agent: one process per host that supervises its ranks; carries out what
-`supervisor.Supervisor` decides.
+"""The agent: one process per host that supervises the ranks of that host; it carries out the
+decisions of `supervisor.Supervisor`.
 
-It relays between controller and ranks, joins equal answers, watches every process through its
-pidfd, reads the ranks' descriptors 1 and 2, keeps what no controller reads, and ends the mesh on
-request or at the end of the lease, which begins when the controller leaves. It imports no torch and
-unpickles nothing.
+It relays messages between controller and ranks, merges equal answers, watches every process through
+its pidfd, reads the ranks' descriptors 1 and 2, queues messages while no controller is attached,
+and ends the mesh on request or when the lease expires, which begins when the controller leaves. It
+imports no torch and unpickles nothing.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from .zygote_client import ZygoteClient
 if TYPE_CHECKING:
     from .code_files import CodeFiles
 
-# How long to wait before an action that has failed is tried again.
+# How long to wait before retrying an action that has failed.
 _PAUSE_S = 0.1
 
 
@@ -82,8 +82,8 @@ class Agent:
         linux_process.name_process("cellmesh-agent")
 
         self._faults = Faults("the mesh's agent", self._report)
-        self._num_faults = 0  # as of the last look
-        self._start_error: Exception | None = None  # of an action of a start
+        self._num_faults = 0  # number at the last call of `_patience_s`
+        self._start_error: Exception | None = None  # of the latest action that failed
         self._events = Events(self._faults)
         self._processes = Processes(
             ticket, self._events, self._faults, self._supervisor, self._act, zygote
@@ -100,7 +100,7 @@ class Agent:
 
     @property
     def address(self) -> Host | None:
-        """Where controllers on other hosts reach the agent; None if the mesh is on one host."""
+        """Address at which controllers on other hosts reach the agent; None in a one-host mesh."""
         part, port = self._ticket.part, self._controller.port
         if not port.is_remote:
             return None
@@ -109,7 +109,8 @@ class Agent:
 
     def serve(self) -> None:
         """Supervise the mesh's processes on this host until the mesh has ended."""
-        # An import may fail before the controller has said hello: it is to hear why.
+        # An import may fail before the controller has attached: keep serving so that it gets the
+        # error.
         controller, supervisor = self._controller, self._supervisor
         while supervisor.state != "ended" or controller.is_awaiting_first(time.monotonic()):
             patience_s = _PAUSE_S if supervisor.state == "ended" else self._patience_s()
@@ -119,7 +120,7 @@ class Agent:
             self._tick(time.monotonic())
 
     def _tick(self, now: float) -> None:
-        if (error := self._start_error) is not None:  # it would wait for ever for what is missing
+        if (error := self._start_error) is not None:  # else the start would never end
             self._start_error = None
             if self._supervisor.state == "starting":
                 self._act(self._supervisor.fail(f"{type(error).__name__}: {error}"))
@@ -142,7 +143,7 @@ class Agent:
         )
 
     def close(self) -> None:
-        """End every process below this one, and remove the mesh's directory."""
+        """End every descendant process, and remove the mesh's directory."""
         self._faults.guard(linux_process.end_descendants)
         if "_code_files" in vars(self):  # else no files were sent
             self._faults.guard(self._code_files.close)
@@ -199,15 +200,15 @@ class Agent:
                 self._controller.pass_on(verb, buffers)
                 orders = self._admit(parcel) if self._controller.port.is_remote else (parcel,)
                 actions += self._processes.relay(orders)
-            else:  # what was said before goes before
+            else:  # keep the order: relay the preceding messages first
                 self._act(_join_relays(actions))
                 actions = []
                 self._faults.guard(self._obey, verb, buffers)
         self._act(_join_relays(actions))
 
     def _admit(self, parcel: Parcel[Relay]) -> Sequence[Parcel[Relay]]:
-        """Return an order of a controller on another host, and others that waited, once no segment
-        is missing for them.
+        """Return the relay orders of a remote controller that can proceed: the given one unless its
+        segment is incomplete, and any that waited behind it.
         """
         arrivals, (order, frames) = self._processes.lending.arrivals, parcel
         if order.channel == "control":
@@ -222,7 +223,7 @@ class Agent:
         self._act(self._processes.relay(orders or ()))
 
     def _abandon_arrivals(self) -> None:
-        """Have ranks answer runs whose values will not arrive, as their controller has left."""
+        """Have ranks fail the runs whose values were still in transit when the controller left."""
         why = "the notebook left before the value had arrived: send it again"
         self._act(self._processes.relay(self._processes.lending.arrivals.abandon(why)))
 
@@ -337,9 +338,9 @@ def main(ticket_path: str, zygote: ZygoteClient, announce: Callable[[], None] | 
     """Run the agent of a mesh in this process; return its exit code.
 
     Args:
-        ticket_path: of the mesh's ticket.
-        zygote: the agent's first.
-        announce: called once the ticket says where a mesh on many hosts reaches the agent.
+        ticket_path: path of the mesh's ticket.
+        zygote: client of the agent's first zygote.
+        announce: called once the ticket contains the agent's address, in a mesh on many hosts.
     """
     ticket = msgspec.structs.replace(
         read_ticket(Path(ticket_path)),

@@ -1,10 +1,11 @@
-"""Keeps the user's modules on this host as they are beside the notebook.
+"""Keeps copies of the user's modules on this host in step with those beside the notebook.
 
-The directory ``code`` of the mesh's directory has the files under their name, and a link
-``current`` to it with one directory for each of the notebook's (`Ticket.roots`), from which ranks
-import. New files are written beside, and become current in one step.
+The mesh's directory has a subdirectory ``code``. Each version of the files is a directory there,
+with one subdirectory for each import root of the notebook (`Ticket.roots`); the link ``current``
+points to the version that ranks import from. A new version is written to a draft directory, and
+becomes current in one step.
 
-Files are written on a thread of their own, as the agent must answer at once when a process ends.
+Files are written on a separate thread, as the agent must react at once when a process ends.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from ...wire.codec import Frame
 from ...wire.hosts import CodeFile, FilesAnswer, PlaceFiles, is_inside
 from .events import Events, Order
 
-# How long a file system may keep the end of the agent waiting.
+# How long a slow file system may delay the end of the agent.
 _CLOSE_S = 5.0
 
 
 class CodeStore:
-    """The user's files on one host.
+    """The copies of the user's files on one host.
 
     Args:
-        num_roots: how many directories of the notebook there are.
-        directory: in which files are placed.
+        num_roots: number of the notebook's import roots.
+        directory: directory for the copies.
     """
 
     def __init__(self, num_roots: int, directory: Path) -> None:
@@ -42,15 +43,16 @@ class CodeStore:
         self._has_ended = False
 
     def end(self) -> None:
-        """Have a `place` of another thread, and any later one, stop before its next file."""
+        """Stop a `place` that runs on another thread, and any later one, before its next file."""
         self._has_ended = True
 
     def place(self, order: PlaceFiles, archive: bytes) -> None:
-        """Put files in place, unless they are there or the archive adds to other files.
+        """Make a version of the files current; do nothing if it is current already, or if it is
+        based on a version that is not.
 
         Raises:
-            ValueError: a path leads outside; nothing has changed.
-            OSError: there is no space; nothing has changed.
+            ValueError: a path leads outside the directory; nothing has changed.
+            OSError: the disk is full; nothing has changed.
         """
         if order.name == self.name or order.base not in ("", self.name):
             return
@@ -76,12 +78,12 @@ class CodeStore:
         self.name = order.name
 
     def _write(self, draft: Path, order: PlaceFiles, files: Sequence[CodeFile]) -> None:
-        if order.base:  # without .pyc files, which Python tells apart by size and second only
+        if order.base:  # without .pyc files, which Python checks only by size and second of change
             without = shutil.ignore_patterns("__pycache__")
             shutil.copytree(self._directory / order.base, draft, ignore=without)
         for name in order.removed:
             (draft / name).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # a directory that still has files
+            with contextlib.suppress(OSError):  # if the directory still has files
                 os.removedirs((draft / name).parent)
         for index in range(len(self.places)):
             (draft / str(index)).mkdir(parents=True, exist_ok=True)
@@ -95,13 +97,13 @@ class CodeStore:
 
 
 class CodeFiles:
-    """The part of an agent in keeping the user's files the same on all hosts.
+    """Receives the user's files from the controller, and places them on a separate thread.
 
     Args:
-        store: the host's files.
-        events: of the agent.
+        store: copies of the files on this host.
+        events: the agent's event loop.
         answer: sends an answer to the controller.
-        take_places: called with the directories that ranks import from, once files are there.
+        take_places: called with the directories that ranks import from, once files are placed.
     """
 
     def __init__(
@@ -127,12 +129,12 @@ class CodeFiles:
             self._thread.join(_CLOSE_S)
 
     def handle(self, order: PlaceFiles, buffers: Sequence[Frame]) -> None:
-        """Take a part of an archive; after the last one, begin to put the files in place."""
+        """Take one part of an archive; after the last part, start to place the files."""
         if self._news < 0:
             self._news = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             self._events.add(self._news, Order.SOCKET, lambda event: self._report())
             self._thread.start()
-        if order.request != self._request:  # the controller that sent the other parts has gone
+        if order.request != self._request:  # the controller that sent the other parts has left
             self._request, self._parts = order.request, []
         self._parts.append(bytes(buffers[0]))
         if order.is_last:
@@ -155,7 +157,7 @@ class CodeFiles:
                 self._store.place(order, archive)
             except OSError as error:
                 problem = f"cannot write {error.filename or 'files'}: {error.strerror or error}"
-            except Exception as error:  # whatever else there may be, the controller waits
+            except Exception as error:  # whatever fails, the controller waits for an answer
                 problem = f"{type(error).__name__}: {error}"
             self._answers.put(FilesAnswer(order.request, self._store.name, problem))
             os.eventfd_write(self._news, 1)

@@ -1,6 +1,7 @@
-"""The agent's connection to its controller: at most one at a time; without one, the lease runs.
+"""The agent's connection to its controller: at most one at a time; the lease runs without one.
 
-The shell round `Spool` and `Reliable`: the agent's socket for controllers, greetings, the lease.
+Adds input and output to `Spool` and `Reliable`: the agent's socket for controllers, greetings, and
+the lease.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ from .events import Events, Order
 from .port import Port
 from .spool import Spool, size_of
 
-# So much is under way to a controller; what it is too slow to take waits, and output is then
-# bounded.
+# Bytes that may be unacknowledged by a controller; further messages wait in the spool, where output
+# is bounded.
 WINDOW_BYTES = 32 << 20
-# So many messages are handled before other descriptors have their turn.
+# Messages handled in a row before other descriptors have their turn.
 _MAX_MESSAGES = 1000
-# How long a mesh that has ended, its start having failed at once, waits for its controller to tell
-# it so.
+# How long a mesh whose start has failed at once waits for its first controller, to report the
+# failure to it.
 _HELLO_S = 5.0
 
 Message = Sequence[Parcel[Any]]
@@ -56,8 +57,8 @@ Dims = tuple[tuple[str, ...], tuple[int, ...]]
 
 @dataclass(eq=False)
 class ControllerPort:
-    """The agent's end of the connection to controllers: which one holds the mesh, and what it has
-    not received.
+    """The agent's end of the connection to controllers: the attached controller, and the messages
+    that it has not acknowledged.
     """
 
     _ticket: Ticket
@@ -66,9 +67,9 @@ class ControllerPort:
     _hear: Callable[[Sequence[Parcel[Any]]], None]
     # The mesh's state, its ranks' deaths and its dims, for a controller that attaches.
     _greet: Callable[[], tuple[Parcel[Any], Sequence[Died], Dims]]
-    # Called with the reason for which the mesh is to end: no controller.
+    # Called with the reason when the mesh has to end for lack of a controller.
     _abandon: Callable[[str], None]
-    # Called with the ranks not to be read for now, as too much of theirs waits.
+    # Called with the ranks that must not be read for now, as too many of their messages wait.
     _bound: Callable[[Collection[int]], None]
     # Called when the controller has left.
     _left: Callable[[], None]
@@ -82,18 +83,18 @@ class ControllerPort:
         self._identity: bytes | None = None
         self._link = b""
         self.sender = Sender()  # of results, to a controller on another host
-        self._is_attached = True  # as good as: who starts the mesh is about to say hello
+        self._is_attached = True  # the process that starts the mesh is about to attach
         self._pid = self._ticket.controller_pid
         self._controller_host = ""
         self._since = time.monotonic()
         self._lease_ends: float | None = None
         self._why_left = ""
-        # Why controllers were sent away, by their links: they may come back and ask.
+        # Reasons of dismissed controllers, by their links, in case they connect again.
         self._why_dismissed: dict[bytes, str] = {}
         self._watched: set[int] = set()
-        self._num_strangers = 0  # that wrote to the socket, and had no key
+        self._num_strangers = 0  # peers that wrote to the socket without a valid key
         self._file = HolderFile(self._ticket)
-        self.agents: SetAgents | None = None  # if they are no longer those of the start
+        self.agents: SetAgents | None = None  # None while the agents of the start are in use
         context: zmq.Context[transport.Socket] = zmq.Context()
         self.port = Port(
             context,
@@ -138,7 +139,7 @@ class ControllerPort:
         self.may_be_readable = True
 
     def send(self, parcels: Message) -> None:
-        """Send messages to the controller, or keep them until a controller attaches or reads."""
+        """Send messages to the controller, or queue them until a controller can take them."""
         if self._identity is None or self.spool or self._reliable.kept_bytes > WINDOW_BYTES:
             self.spool.add(parcels)
             self._flush()
@@ -147,12 +148,12 @@ class ControllerPort:
             self._transmit(parcels)
 
     def resize(self, ticket: Ticket) -> None:
-        """Note which ranks the agent runs from now on."""
+        """Take the ranks of this host from a new ticket."""
         self._ticket = ticket
 
     def pass_on(self, order: Relay, frames: Sequence[Frame]) -> None:
-        """Note a run that the controller sends to ranks, because a controller that attaches later
-        is sent the run's answers.
+        """Note a run that the controller sends to ranks, so that a later controller receives the
+        run's answers.
         """
         self.spool.begin(order)
         if order.channel == "work" or order.run >= 0 or not self.spool.has_asks():
@@ -178,7 +179,7 @@ class ControllerPort:
         return min((at for at in others if at is not None), default=None)
 
     def is_awaiting_first(self, now: float) -> bool:
-        """Return whether the process that starts the mesh may still send its first message."""
+        """Return whether the process that starts the mesh may still attach for the first time."""
         return self._is_attached and self._identity is None and now - self._since < _HELLO_S
 
     def close(self) -> None:
@@ -188,7 +189,7 @@ class ControllerPort:
         self._socket.close(linger=500)
         self._socket.context.term()
 
-    # ---- what arrives
+    # ---- receiving
 
     def _receive(self, identity: bytes, preamble: bytes, frames: Sequence[Frame]) -> None:
         try:
@@ -208,7 +209,7 @@ class ControllerPort:
                 for verb, _ in self._decoder.decode(frames):
                     if isinstance(verb, Hello | Inquire):
                         self._meet(identity, verb)
-        except ProtocolError:  # the peer gets no answer: it need not be a controller
+        except ProtocolError:  # no answer to the peer, which need not be a controller
             if identity != self._identity:
                 self._count_refused(1)
 
@@ -219,8 +220,8 @@ class ControllerPort:
         if isinstance(hello, Inquire):
             self._answer(identity, hello)
             return
-        if self._identity is not None and hello.link == self._link:  # its connection broke
-            self._identity = identity  # it has another name on each connection
+        if self._identity is not None and hello.link == self._link:  # reconnected
+            self._identity = identity  # each connection has an identity of its own
             self._welcome(identity, self._reliable.num_received, 0)
             for preamble, message in self._reliable.resume(hello.num_received):
                 self._send([identity, preamble, *encode(message)])
@@ -237,7 +238,7 @@ class ControllerPort:
         self._accept(identity, hello)
 
     def _answer(self, identity: bytes, inquiry: Inquire) -> None:
-        """Answer a process that has the ticket, and does not want to control the mesh."""
+        """Answer a process that has the ticket, but does not ask to control the mesh."""
         self._say_aside(
             identity, Standing(os.getpid(), self._file.holder, self.agents, self.spool.runs())
         )
@@ -290,7 +291,7 @@ class ControllerPort:
             ),
         )
 
-    # ---- who leaves
+    # ---- detaching
 
     def dismiss(self, reason: str) -> None:
         """Detach the controller, and send it the reason."""
@@ -316,25 +317,25 @@ class ControllerPort:
 
     def _not_heard(self) -> None:
         reason = "the notebook's host was not heard any longer"
-        self.dismiss(reason)  # which it is told where it is heard again, as after a suspend
+        self.dismiss(reason)  # a suspended host receives this when it is reachable again
         if self._is_attached:
             self._leave(reason)
 
     def _is_connected(self) -> bool:
-        """Whether a controller on another host has a connection, which is watched."""
+        """Return whether the attached controller on another host has a live connection."""
         if self._identity is None:
             return False
         self.may_be_readable = True  # as in `_send`
         return transport.reaches(self._socket, [self._identity, self._reliable.wrap_aside()])
 
     def _count_refused(self, number: int = 0) -> None:
-        """Count refused peers, those of the TCP port included."""
+        """Count refused peers, including those that the TCP port refused."""
         self.may_be_readable = True  # as in `_send`
         self._num_strangers += number
         self._file.count(self._num_strangers + self.port.num_refused)
 
     def _watch(self, pid: int) -> None:
-        if pid not in self._watched:  # it may have left and attached again
+        if pid not in self._watched:  # it is, if this controller left and attached again
             self._watched.add(pid)
             self._events.watch_process(pid, functools.partial(self._process_ended, pid))
 
@@ -347,7 +348,7 @@ class ControllerPort:
         self._pid, self._is_attached, self._since = pid, is_attached, time.monotonic()
         self._lease_ends = None
 
-    # ---- what is sent
+    # ---- sending
 
     def _flush(self, everything: bool = False) -> None:
         while (
@@ -358,7 +359,7 @@ class ControllerPort:
             self._transmit(self.spool.take())
 
     def _bound_ranks(self) -> None:
-        """Stop reading from ranks of which too much waits for the controller."""
+        """Stop reading the ranks of which too many bytes wait for the controller."""
         unheard: Collection[int] = ()
         if self._identity is not None:
             unheard = frozenset(self.spool.ahead)
@@ -374,14 +375,14 @@ class ControllerPort:
         num_bytes = sum(map(len, frames))
         for parcel in parcels:
             if parcel.buffers and not self.port.is_remote:
-                num_bytes += size_of(parcel)  # of a segment, its name is among the frames
+                num_bytes += size_of(parcel)  # the frames hold only the segment's name
         preamble = self._reliable.wrap(parcels, num_bytes)
         self._send([self._identity, preamble, *frames])
         if self.port.is_remote:
             self._follow(parcels)
 
     def _follow(self, parcels: Message) -> None:
-        """Send the segments that messages name to another host, in chunks."""
+        """Send the segments that messages refer to, in chunks, to a controller on another host."""
         for verb, buffers in parcels:
             if buffers and isinstance(buffers[-1], SegmentFrame):
                 self.sender.add(buffers[-1], verb.ranks)
@@ -399,13 +400,13 @@ class ControllerPort:
             self._send([self._identity, preamble, *frames])
 
     def note_new(self, ranks: Collection[int]) -> None:
-        """Note that ranks are replaced: the new ones are read, whatever the old ones have given."""
+        """Note that ranks are replaced: read the new ones, whatever waits from the old ones."""
         if self.sender:
             self.sender.disown(ranks)
             self._bound_ranks()
 
     def acknowledge(self) -> None:
-        """Acknowledge at once what has arrived."""
+        """Acknowledge the received messages now, without waiting for a message to carry it."""
         if self._identity is not None:
             self._send([self._identity, self._reliable.wrap_aside()])
 
@@ -416,17 +417,17 @@ class ControllerPort:
     def _send(self, frames: list[Frame]) -> None:
         transport.send(self._socket, frames)
         self.may_be_readable = (
-            True  # ZeroMQ's descriptor tells of changes only, and sending takes them in
+            True  # ZeroMQ's descriptor is edge-triggered, and a send may consume the edge
         )
 
 
 def find_mismatch(hello: Hello, torch: str, is_local: bool) -> str:
-    """Return why a controller and this agent do not understand each other; "" if they do.
+    """Return why a controller cannot work with this agent's version; "" if it can.
 
     Args:
         hello: the controller's greeting.
-        torch: the version that the mesh runs.
-        is_local: both are on one host, and must have imported cellmesh from one place.
+        torch: torch version of the mesh.
+        is_local: whether both are on one host, and must import cellmesh from the same directory.
     """
     version, python = own_version(), own_python()
     if hello.protocol != PROTOCOL:
@@ -446,12 +447,12 @@ def find_mismatch(hello: Hello, torch: str, is_local: bool) -> str:
 
 
 def describe_hold(pid: int, host: str, held_s: float) -> str:
-    """Say which process holds the mesh, and what to do to have it.
+    """Return a text that names the process that holds the mesh, and the ways to get the mesh.
 
     Args:
-        pid: the controller's.
-        host: the controller's; "" if it is the agent's, too.
-        held_s: for how long it has held the mesh.
+        pid: process number of the controller.
+        host: host of the controller; "" if it is the agent's host.
+        held_s: seconds since the controller attached.
     """
     where = f" ({host})" if host else ""
     return (
@@ -460,7 +461,7 @@ def describe_hold(pid: int, host: str, held_s: float) -> str:
     )
 
 
-# How often the count of refused peers is written, at most.
+# Least time between two writes of the count of refused peers.
 _COUNT_S = 1.0
 
 
@@ -468,11 +469,12 @@ class HolderFile:
     """A mesh's `Holder`, in memory and in its file.
 
     Args:
-        ticket: the mesh's.
+        ticket: ticket of the mesh.
 
     Attributes:
-        holder: what the file says, or is about to say.
-        write_at: when to call `write`, on the monotonic clock; None if the file is up to date.
+        holder: current content, which the file has or is about to have.
+        write_at: time at which to call `write`, on the monotonic clock; None if the file is up to
+            date.
     """
 
     def __init__(self, ticket: Ticket) -> None:
@@ -509,7 +511,7 @@ class HolderFile:
             )
 
     def write(self) -> None:
-        """Write the file."""
+        """Write the file now."""
         self.write_at = None
-        with contextlib.suppress(HostError):  # the disk is full; who is attached is not troubled
+        with contextlib.suppress(HostError):  # a full disk does not concern the attached controller
             write_holder(self._ticket, self.holder)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from ...wire.messages import ENDED_BY_GLOO
 
-# Version 1 has no word for "no limit": it writes the largest multiple of a page.
+# cgroup version 1 has no value for "no limit": it shows the largest multiple of a page.
 _NO_LIMIT_BYTES = 1 << 62
 _ADVICE = "use smaller batches, fewer ranks or a host with more memory"
-# What is written when memory is refused rather than taken away: by C++, Python, torch and libc.
+# Messages of C++, Python, torch and libc on a failed allocation.
 _REFUSALS = (
     "std::bad_alloc",
     "MemoryError",
@@ -21,7 +21,7 @@ _REFUSALS = (
     "Cannot allocate memory",
     "not enough memory: you tried to allocate",
 )
-# gloo's, as it ends the process.
+# gloo's message before it aborts the process.
 _MISMATCH = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 
 
@@ -37,8 +37,8 @@ class Group:
 class OomWatch:
     """Detects that the kernel killed a rank because memory ran out.
 
-    The kernel's out-of-memory killer sends SIGKILL, as anybody may; it counts what it has killed,
-    for each control group (version 1 and 2) and for the host.
+    The kernel's out-of-memory killer sends SIGKILL, as any process may; it counts its kills for
+    each control group (version 1 and 2) and for the host.
     """
 
     def __init__(self, root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> None:
@@ -49,7 +49,7 @@ class OomWatch:
         self._host_kills = self._count_host_kills()
 
     def watch(self, pid: int) -> None:
-        """Note the control group of a new rank's process, which cannot be read after its end."""
+        """Note the control group of a new rank's process, as it cannot be read after its end."""
         group = self._find_group(pid)
         if group is not None:
             self._directories[pid] = group.directory
@@ -57,14 +57,14 @@ class OomWatch:
 
     def was_killed(self, pid: int) -> tuple[bool, int | None]:
         """Return whether the kernel's out-of-memory killer has struck in a process's control group
-        since the last call, and the limit of the group.
+        since the last call, and the group's limit in bytes.
 
         Args:
-            pid: a process that SIGKILL has ended, not reaped yet; ask once.
+            pid: a process ended by SIGKILL and not reaped yet; call once for each.
         """
         noted = self._directories.pop(pid, None)
         found = [self._find_group(pid), _read_group(noted) if noted is not None else None]
-        # The process may have been moved.
+        # The process may have been moved to another group since `watch`.
         groups = {group.directory: group for group in found if group is not None}
         host_kills, before = self._count_host_kills(), self._host_kills
         self._host_kills = host_kills
@@ -72,7 +72,7 @@ class OomWatch:
         for group in groups.values():
             limit_bytes = limit_bytes or group.limit_bytes
             counted = self._counts.get(group.directory, 0)
-            # The other kills may be of ranks whose end is to be told yet.
+            # Count one kill only: others may be of ranks whose end is reported later.
             if group.num_kills > counted:
                 rose, self._counts[group.directory] = True, counted + 1
         return rose or host_kills > before, limit_bytes
@@ -96,7 +96,7 @@ class OomWatch:
 
 
 def parse_count(text: str) -> int:
-    """Read ``oom_kill`` in ``/proc/vmstat`` or a control group's files; 0 if there is none."""
+    """Return ``oom_kill`` from ``/proc/vmstat`` or a control group's file; 0 if it is missing."""
     for line in text.splitlines():
         name, _, number = line.partition(" ")
         if name == "oom_kill" and number.strip().isdecimal():
@@ -105,7 +105,7 @@ def parse_count(text: str) -> int:
 
 
 def parse_address_limit(limits: str) -> int | None:
-    """Return RLIMIT_AS in the text of ``/proc/PID/limits``, in bytes; None if there is none."""
+    """Return RLIMIT_AS from the text of ``/proc/PID/limits``, in bytes; None if unlimited."""
     for line in limits.splitlines():
         if line.startswith("Max address space"):
             soft = line.split()[3]
@@ -114,7 +114,9 @@ def parse_address_limit(limits: str) -> int | None:
 
 
 def explain_kill(held_bytes: int, limit_bytes: int | None) -> str:
-    """Return text for the report of a rank's death by SIGKILL that lack of memory caused."""
+    """Return an explanation, for the report of a rank's death, that the kernel's OOM killer ended
+    it.
+    """
     held = f"it held {_format(held_bytes)}"
     if limit_bytes is not None:
         held += f", and its control group may use {_format(limit_bytes)}"
@@ -122,7 +124,7 @@ def explain_kill(held_bytes: int, limit_bytes: int | None) -> str:
 
 
 def explain_refusal(last_output: str, held_bytes: int, address_limit_bytes: int | None) -> str:
-    """Return text for the report of a rank's death after a failed allocation; else ""."""
+    """Return an explanation of a rank's death after a failed allocation; "" for other causes."""
     if not any(refusal in last_output for refusal in _REFUSALS):
         return ""
     if address_limit_bytes is None:
@@ -134,8 +136,8 @@ def explain_refusal(last_output: str, held_bytes: int, address_limit_bytes: int 
 
 
 def explain_mismatch(last_output: str) -> str:
-    """Return text for the report of a rank's death by SIGABRT that gloo caused because another rank
-    sent more than this one expected; else "".
+    """Return an explanation of a rank's death by gloo's SIGABRT, raised because another rank sent
+    more bytes than this one expected; "" for other causes.
     """
     found = _MISMATCH.search(last_output)
     if found is None:
@@ -151,7 +153,7 @@ def _format(num_bytes: int) -> str:
 
 
 def _candidates(root: Path, membership: str) -> Iterator[Path]:
-    """Yield possible directories of a process's control group; a container shows the top only."""
+    """Yield possible directories of a process's control group; a container has only the top one."""
     for line in membership.splitlines():
         _, controllers, path = line.split(":", 2)
         inner = path.removesuffix(" (deleted)").lstrip("/")
@@ -183,10 +185,9 @@ _FRAME = re.compile(r'  File "(?P<file>[^"]*)", line \d+ in ')
 
 
 def without_own_frames(lines: Sequence[str], package: str = _PACKAGE) -> list[str]:
-    """Return lines without the threads and frames of cellmesh in faulthandler's stacks.
+    """Return lines of output without the threads and frames of cellmesh in faulthandler's stacks.
 
-    What the user wrote before the crash is then among the last lines; the rank's output shows the
-    same in full.
+    This leaves room for the user's output before the crash; the rank's log keeps the full stacks.
     """
     kept: list[str] = []
     at = 0
@@ -205,13 +206,13 @@ def without_own_frames(lines: Sequence[str], package: str = _PACKAGE) -> list[st
 
 
 def last_lines(lines: Sequence[str]) -> list[str]:
-    """Return the lines to show of what a rank printed before its end.
+    """Return the lines of a dead rank's output that its death report shows.
 
     Args:
-        lines: all of them, faulthandler's stacks included.
+        lines: all lines of output, including faulthandler's stacks.
     """
     kept = without_own_frames(lines)
-    # A stack begins with what was wrong, and the innermost call.
+    # Show the head of a stack: the error and the innermost calls.
     crash = next((at for at, line in enumerate(kept) if line.startswith(_FATAL)), None)
     if crash is not None and len(kept) - crash > _MAX_LAST_LINES:
         return kept[crash : crash + _MAX_LAST_LINES]
@@ -219,9 +220,7 @@ def last_lines(lines: Sequence[str]) -> list[str]:
 
 
 def _num_users(frames: Sequence[str], package: str) -> int:
-    """Return how many frames there are from the innermost up to the outermost frame of user
-    code.
-    """
+    """Return the number of frames from the innermost up to the outermost frame of user code."""
     num = len(frames)
     while num and _is_runtimes(frames[num - 1], package):
         num -= 1

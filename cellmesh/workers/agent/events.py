@@ -16,10 +16,10 @@ Handler = Callable[[int], object]
 
 
 class Order(enum.IntEnum):
-    """In which order handlers run when several descriptors are ready at once.
+    """Order in which handlers run when several descriptors are ready at once.
 
-    What a rank wrote before it answered is in its pipe by the time the answer is in its socket:
-    pipes go first. What it said before it ended goes before the news of its end.
+    Pipes go first, as a rank's output is in its pipe before its answer is in its socket. Sockets go
+    before processes, so that a rank's last messages are handled before its end.
     """
 
     PIPE = 0
@@ -28,7 +28,7 @@ class Order(enum.IntEnum):
 
 
 class Events:
-    """An epoll with handlers; an exception in one does not keep the others from being called."""
+    """An epoll loop with handlers; an exception in one handler does not stop the others."""
 
     def __init__(self, faults: Faults) -> None:
         self._faults = faults
@@ -36,7 +36,7 @@ class Events:
         self._handlers: dict[int, tuple[Order, Handler]] = {}
 
     def add(self, number: int, order: Order, handler: Handler) -> None:
-        """Have a handler called with the epoll events when a descriptor can be read or hangs up."""
+        """Call a handler with the epoll events when a descriptor is readable or hangs up."""
         self._handlers[number] = (order, handler)
         self._epoll.register(number, select.EPOLLIN)
 
@@ -46,12 +46,12 @@ class Events:
             self._epoll.modify(number, read * select.EPOLLIN | write * select.EPOLLOUT)
 
     def remove(self, number: int) -> None:
-        """Stop watching a descriptor, before it is closed. Unknown descriptors are ignored."""
+        """Stop watching a descriptor, before it is closed; ignore an unknown one."""
         if self._handlers.pop(number, None) is not None:
             self._epoll.unregister(number)
 
     def wait(self, timeout_s: float | None) -> None:
-        """Wait for events or until a time-out, and call their handlers."""
+        """Wait for events or until a time-out, and call the handlers of the ready descriptors."""
         ready = self._epoll.poll(timeout_s, _MAX_EVENTS)
         if len(ready) > 1:
             ready.sort(key=self._order)
@@ -64,7 +64,7 @@ class Events:
                     self._faults.take(error)
 
     def watch_process(self, pid: int, ended: Callable[[], None]) -> None:
-        """Have a callback called once a process has ended; the callback must reap a child."""
+        """Call a callback once a process has ended; for a child, the callback must reap it."""
         try:
             number = os.pidfd_open(pid)
         except ProcessLookupError:
@@ -75,7 +75,7 @@ class Events:
     def watch_signals(
         self, numbers: tuple[signal.Signals, ...], caught: Callable[[], None]
     ) -> None:
-        """Have a callback called when one of these signals arrives. Main thread only."""
+        """Call a callback from the loop when one of these signals arrives. Main thread only."""
         number = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         for name in numbers:
             signal.signal(name, lambda *_: os.eventfd_write(number, 1))

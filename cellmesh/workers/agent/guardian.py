@@ -1,10 +1,10 @@
-"""The guardian: the agent's parent, which ends the mesh's remaining processes after the agent's
-death.
+"""The guardian: the agent's parent process, which ends the mesh's remaining processes on this host
+after the agent's death.
 
 When the agent is killed, its ranks end with it. Processes that user code has started in sessions of
-their own become children of the guardian, a subreaper, even if they have removed the mesh's mark.
-If the guardian is killed, the agent goes on without it; if both are, the zygote ends the processes
-that carry the mark.
+their own become children of the guardian, a subreaper, even if they have removed the mesh's mark
+from their environment. If the guardian is killed, the agent continues without it; if both are
+killed, the zygote ends the processes that carry the mark.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .zygote_client import ZygoteClient
 if TYPE_CHECKING:
     from ..rank.shell import RankShell
 
-# What is written to descriptor 1 once controllers on other hosts can reach the agent.
+# Line written to descriptor 1 once controllers on other hosts can reach the agent.
 READY = b"ready\n"
 
 
@@ -31,7 +31,7 @@ def main(ticket_path: str, shell: RankShell | None = None) -> int:
     """Fork the agent, write both process numbers to descriptor 1, and wait for the agent's end.
 
     Returns:
-        0 if the agent has ended in order.
+        0 if the agent has exited with status 0, else 1.
     """
     ticket = read_ticket(Path(ticket_path))
     linux_process.become_subreaper()
@@ -41,20 +41,20 @@ def main(ticket_path: str, shell: RankShell | None = None) -> int:
         os.dup2(2, 1)
         linux_process.allow_many_descriptors()
         try:
-            # First: it imports torch while the agent imports its own. And where it is forked, a
-            # fork must not take along the agent's descriptors and ZeroMQ's threads.
+            # Start the zygote first: it imports torch while the agent imports its own modules. And
+            # a forked zygote must not inherit the agent's descriptors and ZeroMQ's threads.
             zygote = ZygoteClient(ticket, shell)
         except OSError as error:
             print(error, file=sys.stderr)
             return 1
-        gc.enable()  # off in what imports torch
+        gc.enable()  # disabled in a parent that has preloaded torch
         from .agent import main as run_agent
 
         if announcement < 0:
             return run_agent(ticket_path, zygote)
         with open(announcement, "wb", buffering=0) as pipe:
             return run_agent(ticket_path, zygote, lambda: _announce(pipe))
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # they mean the agent
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the agent handles them
         signal.signal(number, signal.SIG_IGN)
     os.write(1, b"%d %d\n" % (os.getpid(), agent))
     os.dup2(2, 1)
@@ -68,6 +68,6 @@ def main(ticket_path: str, shell: RankShell | None = None) -> int:
 
 
 def _announce(pipe: BinaryIO) -> None:
-    """Write to the pipe of the launcher that controllers can reach this host's agent now."""
+    """Report to the launcher, through its pipe, that controllers can reach this host's agent."""
     with pipe:
         pipe.write(READY)

@@ -1,7 +1,7 @@
-"""Joins equal messages of ranks, so that eight equal answers travel as one message.
+"""Merges equal messages of ranks, so that eight equal answers travel as one message.
 
-How far a progress bar is may wait, for the bars of other ranks and for its own next word: they
-travel ten times a second at most, whatever the number of ranks.
+States of progress bars may wait for those of other ranks and for their own next state: they are
+sent at most ten times a second, whatever the number of ranks.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from ...wire.codec import Frame, Parcel
 from ...wire.messages import Done, Failed, FromRank, Ranked
 from ...wire.user_code import Bar
 
-# How long an answer waits for its like from other ranks.
+# How long an answer waits for equal ones of other ranks.
 HOLD_S = 0.005
-# How long bars wait, unless their rank says something else.
+# How long states of bars wait, unless their rank sends another message.
 HOLD_BARS_S = 0.1
 
 
@@ -28,26 +28,26 @@ class _Slot:
 
 @dataclass
 class Merger:
-    """Collects ranks' messages, merges equal ones and keeps each rank's order; releases them when a
-    run's last expected answer or a failure arrives, else after a short delay.
+    """Collects ranks' messages, merges equal ones, and keeps each rank's order; releases them when
+    the last expected answer of a run or a failure arrives, else after a short delay.
     """
 
     _slots: list[_Slot] = field(default_factory=list)
     _latest_slot: dict[Any, int] = field(default_factory=dict)
     _last_of_rank: dict[int, int] = field(default_factory=dict)
     _expected: dict[int, int] = field(default_factory=dict)
-    # Rank -> (run, bar) -> it.
+    # Rank -> (run, bar) -> latest state.
     _bars: dict[int, dict[tuple[int, int], Bar]] = field(default_factory=dict)
     _bars_due: float | None = None
     _oldest: float | None = None
     _urgent: bool = False
 
     def expect(self, run: int, num_ranks: int) -> None:
-        """Note that this many ranks will answer a run."""
+        """Expect this number of ranks to answer a run."""
         self._expected[run] = num_ranks
 
     def forget(self, run: int) -> None:
-        """Note that one rank less will answer a run: it has answered, or died."""
+        """Expect one answer less to a run, as a rank has answered or died."""
         left = self._expected.get(run, 0)
         if left > 1:
             self._expected[run] = left - 1
@@ -56,7 +56,7 @@ class Merger:
             self._urgent = True
 
     def add(self, rank: int, parcel: Parcel[Any], now: float) -> None:
-        """Collect a message of a rank, joined with an equal one of other ranks if there is one."""
+        """Collect a rank's message, merged with an equal one of other ranks if possible."""
         verb, buffers = parcel
         kind = type(verb)
         if kind is Bar:
@@ -86,7 +86,7 @@ class Merger:
         self._slots.append(_Slot(verb, [rank], buffers))
 
     def rank_ended(self, rank: int, now: float) -> None:
-        """Note that a rank has ended, and let its progress bars' states be taken soon."""
+        """Flush the progress bars of a rank that has ended, so that `take` returns them soon."""
         if rank in self._bars:
             self._oldest = now if self._oldest is None else self._oldest
             self._let_bars_go(rank)
@@ -104,7 +104,7 @@ class Merger:
         an empty list; progress bars may wait longer.
         """
         if self._bars_due is not None and now >= self._bars_due:
-            for rank in list(self._bars):  # behind what their ranks have said before
+            for rank in list(self._bars):  # after the earlier messages of their ranks
                 self._let_bars_go(rank)
             self._bars_due, self._urgent = None, True
         if not self._urgent and (self._oldest is None or now < self._oldest + HOLD_S):
@@ -118,7 +118,7 @@ class Merger:
         return parcels
 
     def _let_bars_go(self, rank: int) -> None:
-        """Put a rank's progress bars in line before its next message of another kind."""
+        """Queue the states of a rank's progress bars ahead of its next message of another kind."""
         for bar in self._bars.pop(rank, {}).values():
             self._last_of_rank[rank] = len(self._slots)
             self._slots.append(_Slot(bar, [rank], ()))

@@ -1,9 +1,9 @@
-"""Runs this host's agent of a mesh on many hosts, for the engine that has started the process:
-``cellmesh agent``.
+"""The command ``cellmesh agent``: runs this host's agent of a mesh on many hosts, in a process that
+a launcher (ssh, srun, torchrun) has started.
 
-It makes the agent's own ticket of the one that it was given, starts the agent in a session of its
-own, so that the loss of the engine's connection costs nothing, says where the agent is reached, and
-stays as long as the agent does.
+It derives the agent's own ticket from the given one, starts the agent in a session of its own, so
+that a broken connection of the launcher does not end it, announces the agent's address, and waits
+for the agent's end.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ from ...wire.ticket import (
 )
 from .guardian import READY
 
-# How long a host whose agent has ended looks for the notebook: where the mesh has ended, nobody
-# listens.
+# How long to look for the notebook after this host's agent has ended: if the mesh has ended, there
+# is no listener any more.
 _ENDED_S = 5.0
-# Characters of a problem that is announced.
+# Longest text of an announced problem, in characters.
 _MAX_PROBLEM = 600
-# What torchrun sets for the processes that it starts, besides TORCHELASTIC_*.
+# Variables that torchrun sets for its processes, besides TORCHELASTIC_*.
 _ENGINES = {
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
     *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
@@ -91,18 +91,18 @@ _ENGINES = {
 
 @dataclass(frozen=True)
 class Lines:
-    """What the agent's launcher in the notebook sends and receives by this process's standard
-    streams, until it lets the agent go.
+    """The connection of this process to the launcher in the notebook, over standard input and
+    output, until the launcher lets the agent go.
 
     Args:
-        stdin: where it gives orders; None if it gives none.
+        stdin: stream of the launcher's orders; None if the launcher sends none.
     """
 
     stdin: IO[bytes] | None
 
     def say(self, announcement: Announcement) -> None:
-        """Send it an announcement, in one line that srun does not break: it breaks those of more
-        than 1,024 bytes, and parts of other hosts' lines may be between.
+        """Send the launcher an announcement, in one line of at most 1,024 bytes: srun splits longer
+        ones, and may put parts of other hosts' lines in between.
         """
         if text := announcement.problem:
             if len(text) > _MAX_PROBLEM:
@@ -112,7 +112,7 @@ class Lines:
         sys.stdout.flush()
 
     def hear(self, agent: int) -> bytes:
-        """Wait for an order; b"" if it has gone, or the agent has ended.
+        """Wait for an order of the launcher; return b"" if the launcher or the agent has ended.
 
         Args:
             agent: a descriptor that is readable once the agent has ended.
@@ -123,43 +123,44 @@ class Lines:
         return b"" if agent in ready else self.stdin.readline()
 
 
-# How long the guardian of an agent that was killed may take to remove what is left.
+# How long the guardian of a killed agent may take to remove the agent's directory.
 _END_S, _LOOK_S = 5.0, 0.02
 
 
 def run(text: bytes, stdin: IO[bytes] | None, address: str = "", interface: str = "") -> int:
-    """Start the agent of a ticket, and wait for its end.
+    """Start the agent of a ticket or an invitation, and wait for its end.
 
     Args:
-        text: of the ticket, or of an invitation.
-        stdin: where the launcher says that every host has started; None if nothing is said.
-        address: to bind, and for other ranks; "" for that of the interface.
-        interface: the network interface; "" for that of the route to the notebook's host.
+        text: content of the ticket or of the invitation.
+        stdin: stream on which the launcher reports that every host has started; None if it sends
+            nothing.
+        address: address to bind and to give to other ranks; "" for that of the interface.
+        interface: network interface; "" for that of the route to the notebook's host.
 
     Returns:
         The exit code.
 
     Raises:
-        HostError: this host, or what was given, cannot join the mesh.
+        HostError: this host cannot join the mesh, or the text is neither ticket nor invitation.
     """
     if (invitation := parse_invitation(text)) is not None:
         return _join(invitation, address, interface)
     try:
         return _start(text, Lines(stdin), address, interface)
-    except HostError:  # which has been announced
+    except HostError:  # it has been announced
         return 1
 
 
 def _join(invitation: Invitation, address: str, interface: str) -> int:
-    """Announce this host until the mesh ends, unless an agent of the mesh lives on it.
+    """Announce this host until the mesh ends, except while an agent of the mesh lives on the host.
 
-    TorchElastic restarts what it has started on every host when one host is lost: agents live on,
-    and what it starts then waits for the end of the one that is there.
+    When one host is lost, TorchElastic restarts its processes on every host. Agents outlive that,
+    so the restarted process waits for the end of the living agent.
     """
     facts = own_facts(os.environ)
     is_elastic = "TORCHELASTIC_RUN_ID" in os.environ
     for name in [name for name in os.environ if is_engines(name)]:
-        del os.environ[name]  # ranks have their own
+        del os.environ[name]  # the agent sets those of its ranks
     patience_s = None
     while True:
         living = _find_agent(invitation)
@@ -175,7 +176,7 @@ def _join(invitation: Invitation, address: str, interface: str) -> int:
             except HostError as error:
                 if patience_s is None or visit.has_ticket:
                     raise
-                _print(str(error))  # the mesh has just ended, and its listener with it
+                _print(str(error))  # the mesh and its listener have just ended
                 return 0
             finally:
                 visit.close()
@@ -184,7 +185,7 @@ def _join(invitation: Invitation, address: str, interface: str) -> int:
 
 
 def is_engines(name: str) -> bool:
-    """Whether an environment variable is torchrun's, of the process that it has started."""
+    """Return whether torchrun sets an environment variable for its processes."""
     return name in _ENGINES or name.startswith("TORCHELASTIC_")
 
 
@@ -259,9 +260,9 @@ def _own_ticket(given: Ticket, address: str, interface: str) -> Ticket:
         _remove_dead(runtime_root() / name)
     while part.joins and (runtime_root() / name).exists():
         if not _make_way(given, runtime_root() / name / "ticket.json", part):
-            name += "r"  # it is of the lost host, on a file system that hosts share
+            name += "r"  # the lost host's directory, on a file system that hosts share
     directory = make_directory(runtime_root(), name)
-    # What is the user's own must not decide what the agent runs.
+    # Agents must not import modules of the user in place of their own.
     users = {given.cwd, *given.roots}
     theirs = [path for path in absolute(given.sys_path) if os.path.isdir(path)]
     ticket = msgspec.structs.replace(
@@ -289,14 +290,14 @@ def _own_ticket(given: Ticket, address: str, interface: str) -> Ticket:
 
 
 def _remove_dead(directory: Path) -> None:
-    """Remove what a mesh's agent has left on this host when it was killed, or the host restarted.
+    """Remove the directory that a dead agent left on this host (killed, or the host restarted).
 
     Raises:
-        HostError: an agent may live there.
+        HostError: the agent may be alive.
     """
     try:
         old = read_ticket(directory / "ticket.json")
-    except HostError:  # there is none; else it is in the way, which is said where one is made
+    except HostError:  # none, or unreadable, which is reported where the new one is made
         return
     here = this_place()
     end_mesh_if_dead(old)
@@ -311,10 +312,11 @@ def _remove_dead(directory: Path) -> None:
 
 
 def _make_way(given: Ticket, path: Path, part: HostPart) -> bool:
-    """Remove what is left of the mesh's last agent on this host; False if the ticket is not of one.
+    """Remove the remains of the mesh's previous agent on this host; return False if the ticket at
+    the path belongs to another agent.
 
     Raises:
-        HostError: the agent lives, and is not to be replaced.
+        HostError: the previous agent is alive, and is not to be replaced.
     """
     try:
         old = read_ticket(path)
@@ -334,7 +336,7 @@ def _make_way(given: Ticket, path: Path, part: HostPart) -> bool:
             os.kill(old.agent_pid, signal.SIGKILL)
     end_carriers(value_of(old.mark))
     deadline = time.monotonic() + _END_S
-    while path.exists() and time.monotonic() < deadline:  # its guardian removes it
+    while path.exists() and time.monotonic() < deadline:  # the agent's guardian removes it
         time.sleep(_LOOK_S)
     return remove_own_directory(old) or not path.exists()
 
@@ -342,16 +344,16 @@ def _make_way(given: Ticket, path: Path, part: HostPart) -> bool:
 def _start(
     text: bytes, notebook: Lines | Visit, address: str, interface: str, outlives_this: bool = False
 ) -> int:
-    """Start an agent, and wait for its end; announce why that cannot be.
+    """Start an agent and wait for its end; announce the problem if it cannot start.
 
     Args:
-        text: of its ticket.
-        notebook: what lets it go once every host has started.
-        address, interface: as of `run`.
-        outlives_this: whether the agent, once it was let go, goes on when this process is ended.
+        text: content of its ticket.
+        notebook: connection to the notebook, which lets the agent go once every host has started.
+        address, interface: as for `run`.
+        outlives_this: whether an agent that was let go continues when this process is ended.
 
     Returns:
-        0 if the agent has ended in order.
+        0 if the agent has exited with status 0.
     """
     try:
         guardian, ticket = _spawn(_own_ticket(_decode(text), address, interface))
@@ -376,8 +378,8 @@ def _start(
 
 
 def _spawn(ticket: Ticket) -> tuple[subprocess.Popen[bytes], Ticket]:
-    """Start the agent's guardian; return it, and the ticket that the agent has signed."""
-    # Read by its descriptor: an agent that does not start takes its directory along.
+    """Start the agent's guardian; return it, and the ticket as the agent has completed it."""
+    # Read the log by descriptor: an agent that does not start removes its directory.
     with open(ticket.logs / "agent.log", "a+b") as log:
         guardian = subprocess.Popen(
             isolated_command("cellmesh.workers.agent.guardian", str(ticket.path)),
@@ -389,7 +391,7 @@ def _spawn(ticket: Ticket) -> tuple[subprocess.Popen[bytes], Ticket]:
         assert guardian.stdout is not None
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: _end(guardian))
-        guardian.stdout.readline()  # the processes' numbers
+        guardian.stdout.readline()  # skip the process numbers
         if guardian.stdout.readline() != READY:
             guardian.communicate()
             log.seek(0)
@@ -399,7 +401,7 @@ def _spawn(ticket: Ticket) -> tuple[subprocess.Popen[bytes], Ticket]:
 
 
 def _is_let_go(notebook: Lines | Visit, guardian: subprocess.Popen[bytes]) -> bool:
-    """Wait until the launcher says that the mesh is ready; False if it ends before."""
+    """Wait for the order to let the agent go; return False if the agent must end."""
     pidfd = os.pidfd_open(guardian.pid)
     try:
         if notebook.hear(pidfd) == GO:
@@ -410,7 +412,7 @@ def _is_let_go(notebook: Lines | Visit, guardian: subprocess.Popen[bytes]) -> bo
 
 
 def _end(guardian: subprocess.Popen[bytes]) -> None:
-    """End the agent in an orderly way; its guardian, which ends after it, ignores the signal."""
+    """Send SIGTERM to the agent; its guardian ignores the signal, and exits after the agent."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(guardian.pid, signal.SIGTERM)
 
@@ -422,13 +424,13 @@ def _print(text: str) -> None:
 def choose_address(
     part: HostPart, address: str, interface: str, launch: str, environment: Mapping[str, str]
 ) -> tuple[str, str]:
-    """Choose the address of the agent and its interface.
+    """Choose the agent's address and network interface.
 
     Args:
-        part: says where the notebook's host is.
-        address, interface: as the user has chosen; "" for none.
-        launch: the command line that has started the agent; "" for ssh.
-        environment: may have ``SSH_CONNECTION`` of sshd.
+        part: the host's part of the mesh, with addresses of the notebook's host.
+        address, interface: choices of the user; "" for none.
+        launch: command line that has started the agent; "" for ssh.
+        environment: environment variables; sshd sets ``SSH_CONNECTION``.
 
     Raises:
         HostError: there is no such interface, or it has no address.
@@ -461,8 +463,8 @@ def choose_address(
 def _dialled_by_ssh(launch: str, environment: Mapping[str, str]) -> str:
     """Return the address of this host to which the notebook's ssh has connected; "" without ssh.
 
-    Other launchers hand on the ``SSH_CONNECTION`` of the session that they were started in, which
-    says nothing of the way to the notebook: srun that of a login node, say.
+    Other launchers pass on the ``SSH_CONNECTION`` of the session in which they were started (srun
+    that of a login node, for example), which does not describe the route to the notebook.
     """
     words = environment.get("SSH_CONNECTION", "").split()
     is_ssh = not launch or os.path.basename(launch.split()[0]) == "ssh"
@@ -470,9 +472,11 @@ def _dialled_by_ssh(launch: str, environment: Mapping[str, str]) -> str:
 
 
 def _route_to(addresses: tuple[str, ...]) -> str:
-    """Return this host's address on the way to another; the loopback's if there is no way.
+    """Return this host's source address on the route to one of the given addresses; the loopback
+    address if there is no route.
 
-    A name may stand for the loopback here and for another host there, so it is the last choice.
+    A name may resolve to the loopback address here and to another host there, so loopback is the
+    last choice.
     """
     for name in addresses:
         address = address_towards(name)
@@ -481,20 +485,20 @@ def _route_to(addresses: tuple[str, ...]) -> str:
     return "127.0.0.1"
 
 
-# A notebook that does not answer for so long is said to be missing, once in as long.
+# Interval of reports that the notebook does not answer.
 _SILENT_S = 10.0
 _LINGER_MS = 500
 
 
 class Visit:
-    """A connection from a host to the listener in the notebook, by which the host joins a mesh.
+    """A connection from this host to the listener in the notebook, by which the host joins a mesh.
 
     Args:
-        invitation: says where it is.
-        facts: of this host.
+        invitation: invitation with the listener's endpoint and keys.
+        facts: facts of this host, which are sent to the listener.
 
     Attributes:
-        has_ticket: whether the notebook has sent one.
+        has_ticket: whether the notebook has sent a ticket.
     """
 
     def __init__(self, invitation: Invitation, facts: HostFacts) -> None:
@@ -513,13 +517,13 @@ class Visit:
         """Wait until the notebook sends the ticket of this host's agent.
 
         Args:
-            patience_s: how long to wait for the listener; None for as long as it takes.
+            patience_s: seconds to wait for the listener; None to wait without limit.
 
         Returns:
             The ticket; None if there is no listener.
 
         Raises:
-            HostError: this host is not wanted.
+            HostError: the notebook has refused this host.
         """
         began = said_at = time.monotonic()
         while (found := self._next()) is None or found[0] != TICKET:
@@ -536,11 +540,11 @@ class Visit:
         return found[1]
 
     def say(self, announcement: Announcement) -> None:
-        """Send the notebook the agent's announcement."""
+        """Send an announcement of the agent to the notebook."""
         self._send(SAID, msgspec.json.encode(announcement))
 
     def hear(self, agent: int) -> bytes:
-        """Wait for an order of the notebook; b"" if the notebook has gone, or the agent has ended.
+        """Wait for an order of the notebook; return b"" if the notebook or the agent has ended.
 
         Args:
             agent: a descriptor that is readable once the agent has ended.
@@ -557,14 +561,14 @@ class Visit:
                 return b""
 
     def close(self) -> None:
-        """Close the connection; the last message may take a moment to leave."""
+        """Close the connection; the last message may still be on its way for a moment."""
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=_LINGER_MS)
         self._context.term()
 
     def _next(self, *watched: int) -> tuple[bytes, bytes] | None:
-        """Return what the notebook has sent within a second, if anything; say that we wait."""
+        """Report this host to the notebook; return its next message within a second, if any."""
         self._hear_connection()
         if self._is_connected:
             self._send(ARRIVED, self._facts)

@@ -1,6 +1,7 @@
-"""The agent's socket for controllers: a socket file where all of the mesh is on one host, else TCP,
-encrypted, for allowed keys only, and watched, as no process number tells whether a controller on
-another host lives.
+"""The agent's socket for controllers: a Unix socket in a mesh on one host, else a TCP socket.
+
+TCP is encrypted, admits known keys only, and is monitored, as no process number shows whether a
+controller on another host is alive.
 """
 
 from __future__ import annotations
@@ -15,29 +16,29 @@ from ...wire.curve import AllowList, KeyPair, PeerMonitor, public_of
 from ...wire.ticket import Ticket
 from .events import Events, Order
 
-# How long an agent waits for its first controller, once all hosts may have started.
+# How long an agent waits for its first controller, counted from the end of the start time-out.
 _FIRST_S = 60.0
-# When a connection's end is reported, the ROUTER may need a moment to know of it.
+# The ROUTER may learn of a connection's end a moment after the monitor.
 _SETTLE_S = 0.05
-# An agent gives its controller up so much later than the controller the host: a controller that
-# comes back to an agent which has left it must know that the agent's messages begin again.
+# An agent gives up its controller this much later than the controller gives up the host: a
+# controller that reconnects must know whether the agent has started a new sequence of messages.
 _LATER_S = 5.0
 
 
 class Port:
-    """A bound ROUTER.
+    """The bound ROUTER socket of an agent.
 
     Args:
         context: the agent's ZeroMQ context.
-        ticket: the agent's, with its address, its keys, and the controllers' key.
-        events: the agent's loop.
-        is_reached: whether the attached controller has a connection.
-        gone: called when it has had none for the ticket's `host_lease_s`.
+        ticket: the agent's ticket, with its address, its keys, and the controllers' key.
+        events: the agent's event loop.
+        is_reached: returns whether the attached controller has a connection.
+        gone: called when the controller has had no connection for the ticket's `host_lease_s`.
         refused: called when peers may have been refused, and the ROUTER was used.
 
     Attributes:
         socket: the ROUTER.
-        endpoint: where it is bound.
+        endpoint: its ZeroMQ endpoint.
         is_remote: whether controllers may be on other hosts.
     """
 
@@ -54,8 +55,8 @@ class Port:
         self.is_remote = ticket.host is not None
         self._lease_s = ticket.host_lease_s
         self._is_reached, self._gone, self._refused = is_reached, gone, refused
-        self._look_at: float | None = None  # when to see whether the controller has a connection
-        self._gone_at: float | None = None  # when to give it up
+        self._look_at: float | None = None  # when to check whether the controller has a connection
+        self._gone_at: float | None = None  # when to give up the controller
         self.endpoint = ticket.agent_endpoint
         if not self.is_remote:
             self.socket = transport.bind_router(context, self.endpoint)
@@ -72,7 +73,7 @@ class Port:
 
     @property
     def num_refused(self) -> int:
-        """How many peers were refused: without a key, with a wrong one, with none of this mesh."""
+        """Number of refused peers: without a key, or with a wrong or unknown one."""
         return self._monitor.num_refused if self.is_remote else 0
 
     def _hear_monitor(self) -> None:
@@ -97,12 +98,12 @@ class Port:
                 self._gone()
 
     def deadline(self) -> float | None:
-        """Return when `tick` must be called; None if no time-out runs."""
+        """Return the time at which `tick` must be called; None if no time-out runs."""
         due = (self._look_at, self._gone_at)
         return min((at for at in due if at is not None), default=None)
 
     def close(self) -> None:
-        """Close what belongs to the ROUTER beside itself."""
+        """Close the monitor and the list of allowed keys; the caller closes the ROUTER."""
         if self.is_remote:
             self._monitor.close()
             self._allowed.close()

@@ -1,6 +1,6 @@
-"""The processes of a mesh on this host (zygote, store, ranks): forked, watched, reaped.
+"""The processes of a mesh on this host (zygote, store, ranks): forks, watches and reaps them.
 
-Carries out what a `Supervisor` decides about processes. A pidfd reports the end of each.
+Carries out a `Supervisor`'s decisions about processes. A pidfd reports the end of each.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from .supervisor import Action, Fork, Supervisor
 from .zygote_client import ZygoteClient
 
 _LAST_BYTES = 32 * 1024
-# faulthandler lists every extension module that is loaded, in one line of 5 kB.
+# faulthandler lists all loaded extension modules, in one line of 5 kB.
 _MODULES = "Extension modules:"
-# c10d's first words on a host whose own address has no name; nothing depends on it.
+# Warning of c10d on a host whose address has no name; it has no consequences.
 _NO_HOSTNAME = "The hostname of the client socket cannot be retrieved"
-# A store or zygote that ends is replaced at once, so that a heal finds it; one that ends this often
-# in so many seconds is replaced only when ranks are forked. A store that cannot live ends ten times
-# a second, a zygote once in some seconds.
+# A store or zygote that ends is replaced at once, so that a heal finds it. After this many ends in
+# this many seconds, it is replaced only when ranks are forked. A store that cannot live ends ten
+# times a second, a zygote once in some seconds.
 _MAX_STORES, _STORES_S = 10, 10.0
 _MAX_ZYGOTES, _ZYGOTES_S = 3, 60.0
 
@@ -77,15 +77,15 @@ class Processes:
 
     _ticket: Ticket
     _events: Events
-    _faults: Faults  # takes what fails on the way to a report, which is made all the same
-    _supervisor: Supervisor  # decides on what happens to them, and on ranks' messages
-    _act: Callable[[Sequence[Action]], None]  # carries out what it decides then
-    _zygote: ZygoteClient | None  # the first
+    _faults: Faults  # handles errors of reports, which are sent nevertheless
+    _supervisor: Supervisor  # decides on processes and on ranks' messages
+    _act: Callable[[Sequence[Action]], None]  # carries out the supervisor's actions
+    _zygote: ZygoteClient | None  # initially the first one
 
     def __post_init__(self) -> None:
         self._decode = at_agent_from_rank().decode
-        # The header that a rank has sent last, alone, and what it says: others' answers are mostly
-        # the same.
+        # Header and content of the last message without buffers, as other ranks mostly send equal
+        # answers.
         self._last_said: tuple[Frame | None, Sequence[Parcel[Any]]] = None, ()
         self._logs = {rank: Log(self.log_path(rank)) for rank in self._ticket.ranks}
         # Ranks that have printed since they last ended a run, and where their logs ended then.
@@ -94,29 +94,29 @@ class Processes:
         self._links: dict[int, RankLink] = {}
         self._unheard: Collection[int] = ()
         self.lending = Lending()
-        self._children: set[int] = set()  # those whose end has a handler of its own
+        self._children: set[int] = set()  # children whose end has a handler of its own
         self._num_gpus = 0
         self._store_pid = 0
         self._oom_watch = OomWatch()
         self.store_address = self._ticket.part.address or linux_process.LOOPBACK
-        self._store_end = ""  # how the last one ended, as long as there is none
+        self._store_end = ""  # how the last store ended, until there is a new one
         self._new_stores = _Replacements(_MAX_STORES, _STORES_S)
         self._new_zygotes = _Replacements(_MAX_ZYGOTES, _ZYGOTES_S)
         self._zygote_is_ready = False
-        # Of ranks; None until the modules are there that are brought to this host.
+        # The ranks' `sys.path`; None until the user's modules are placed on this host.
         self._sys_path = None if self._ticket.roots else path_of_ranks(self._ticket, ())
-        self._changes = Surroundings()  # of environment and directory, since the start
+        self._changes = Surroundings()  # changes of environment and working directory
         self.dims = self._ticket.mesh_dim_names, self._ticket.mesh_shape
         if self._zygote is not None:
             self._take_zygote(self._zygote)
 
     def fork(self, order: Fork) -> None:
-        """Fork ranks, now or as soon as the zygote can."""
+        """Fork ranks, now or once the zygote is ready."""
         try:
             if self._zygote is None:
                 self._take_zygote(ZygoteClient(self._ticket))
             if self._zygote is None or not self._zygote_is_ready:
-                return  # the supervisor hears when it is
+                return  # `zygote_ready` of the supervisor asks again
             links = [
                 RankLink(
                     self._events,
@@ -131,7 +131,7 @@ class Processes:
             return
         if not self._supervisor.store_port and self._supervisor.owns_store:
             self._fork_store(self._zygote)
-        if not order.rejoin:  # all are new: what the old ones have started ends, wherever it went
+        if not order.rejoin:  # all ranks are new: end all processes that the old ones started
             linux_process.end_descendants({self._zygote.pid, self._store_pid})
         part = self._ticket.part
         common = {
@@ -182,7 +182,7 @@ class Processes:
             self._act(self._supervisor.fail(text))
 
     def change_surroundings(self, changes: Surroundings) -> None:
-        """Have ranks that are forked from now on another environment or working directory."""
+        """Give ranks that are forked from now on another environment or working directory."""
         environment = {**self._changes.environment, **changes.environment}
         self._changes = Surroundings(environment, changes.cwd or self._changes.cwd)
         if self._zygote is not None and self._zygote_is_ready:
@@ -197,7 +197,7 @@ class Processes:
         }
 
     def kill(self, ranks: Sequence[int]) -> None:
-        """SIGKILL the processes of these ranks."""
+        """Send SIGKILL to the processes of these ranks."""
         pids = self._supervisor.pids()
         linux_process.kill([pids[rank] for rank in ranks if rank in pids])
 
@@ -210,7 +210,7 @@ class Processes:
                 link.send(channel, packed)
 
     def relay(self, orders: Iterable[Parcel[Relay]]) -> list[Action]:
-        """Relay a controller's orders, whose segments are on this host."""
+        """Relay orders of a controller to ranks; all their segments are on this host."""
         actions: list[Action] = []
         for order, frames in orders:
             if order.lends:
@@ -219,13 +219,13 @@ class Processes:
         return actions
 
     def hear(self, unheard: Collection[int]) -> None:
-        """Read messages from all ranks but these, whose messages fill the agent's memory."""
+        """Read messages from all ranks but these, of which too many messages wait in the agent."""
         self._unheard = unheard
         for rank, link in self._links.items():
             link.hear(rank not in unheard)
 
     def resize(self, ticket: Ticket) -> None:
-        """Note how many ranks the mesh has from now on, and which of them run on this host."""
+        """Take the mesh's number of ranks, and the ranks of this host, from a new ticket."""
         self._ticket, self.dims = ticket, (ticket.mesh_dim_names, ticket.mesh_shape)
         for rank in ticket.ranks:
             self._logs.setdefault(rank, Log(self.log_path(rank)))
@@ -235,15 +235,15 @@ class Processes:
         return self._ticket.logs / f"rank{rank}.log"
 
     def reap_orphans(self) -> None:
-        """Reap orphaned processes that ended ranks had started."""
+        """Reap orphaned processes that ranks which have ended had started."""
         linux_process.reap_children_except(self._children)
 
-    # ---- what ranks say, and how they end
+    # ---- messages and ends of ranks
 
     def _hear_rank(self, rank: int, frames: Sequence[Frame]) -> None:
         now = time.monotonic()
         header, parcels = self._last_said
-        if len(frames) != 1 or frames[0] != header:  # else another rank has just said the same
+        if len(frames) != 1 or frames[0] != header:  # else it equals the last decoded message
             parcels = self._decode(frames)
             if len(frames) == 1:
                 self._last_said = frames[0], parcels
@@ -257,16 +257,16 @@ class Processes:
             if parcel.buffers or self.lending.lent or kind is Failed:
                 parcel = self.lending.note(rank, parcel, self._links.get(rank))
             if kind is RankUnready and self._is_start_lost():
-                # an effect: the cause, the end of another process, is reported by its pidfd
+                # A consequence: the pidfd of the process that has ended reports the cause.
                 continue
             try:
                 if actions := self._supervisor.from_rank(rank, parcel, now):
                     self._act(actions)
-            except Exception as error:  # the rank's other messages are handled
+            except Exception as error:  # go on with the rank's other messages
                 self._faults.take(error)
 
     def _rank_broke(self, rank: int, error: Exception | None) -> None:
-        """Kill a rank whose sockets user code has written into (`error`) or closed."""
+        """Kill a rank whose sockets user code has corrupted (`error`) or closed."""
         pid = self._supervisor.pids().get(rank, 0)
         if error is not None:
             why = f"wrote into its connection to the agent what is no message ({error})"
@@ -299,23 +299,25 @@ class Processes:
     def _rank_ended(self, rank: int, pid: int) -> None:
         reason, last_output = self._faults.attempt(lambda: self._bury(rank, pid), ("ended", ""))
         orders = self.lending.forget(rank)
-        if not last_output and self._supervisor.state == "starting":  # it has no log of its own yet
+        if not last_output and self._supervisor.state == "starting":  # the rank has no log yet
             last_output, _ = read_log(self._ticket.logs / "zygote.log", _LAST_BYTES)
         self._act(self._supervisor.rank_ended(rank, reason, last_output, time.monotonic()))
         self._act(self.relay(orders))
-        # What it started in sessions of their own; in other states all end soon.
+        # Processes that it started in sessions of their own; in other states all end soon.
         if self._supervisor.state == "ready":
             marks.end_carriers(marks.value_of(self._ticket.mark, pid))
 
     def _bury(self, rank: int, pid: int) -> tuple[str, str]:
-        """Read a dead rank's last messages and reap it; return how the rank ended, and the last
-        lines that it printed in the run which it had not ended.
+        """Read a dead rank's last messages and reap it.
+
+        Returns:
+            How the rank ended, and its last lines of output since it last ended a run.
         """
         link = self._links.get(rank)
         if link is not None:
             self._faults.guard(link.finish)
             del self._links[rank]
-        # What the rank started is in its process group, whose number is safe until the rank is
+        # The rank's process group has its descendants; its number is not reused before the rank is
         # reaped.
         try:
             os.killpg(pid, signal.SIGKILL)
@@ -330,7 +332,7 @@ class Processes:
         return reason, "\n".join(last_lines(lines))
 
     def _reap_rank(self, pid: int, output: str) -> str:
-        """Reap a rank's process; return how it ended, in words, and whether memory ran out."""
+        """Reap a rank's process; return how it ended, and whether for lack of memory, as text."""
         self._children.discard(pid)
         end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         was_killed = end is not None and (end.si_code, end.si_status) == (
@@ -352,7 +354,7 @@ class Processes:
         self._events.watch_process(pid, ended)
 
     def _reap(self, pid: int) -> str:
-        """Reap a child that has ended; return how it ended, in words."""
+        """Reap a child that has ended; return how it ended, as text."""
         self._children.discard(pid)
         return linux_process.describe_end(os.waitpid(pid, 0)[1])
 
@@ -366,7 +368,9 @@ class Processes:
             zygote.import_from(self._sys_path)
 
     def import_from(self, places: Sequence[str]) -> None:
-        """Have ranks of a mesh on many hosts import the user's modules from these places."""
+        """Set the directories of the user's modules, from which ranks of a mesh on many hosts
+        import.
+        """
         if self._sys_path is None:
             self._sys_path = path_of_ranks(self._ticket, places)
             if self._zygote is not None:
@@ -406,16 +410,16 @@ class Processes:
         if self._zygote is not None or self._supervisor.state not in ("ready", "starting"):
             return
         if not self._new_zygotes.allow(time.monotonic()):
-            if self._store_end:  # it was to be replaced by the zygote that has ended
+            if self._store_end:  # the zygote that has ended was to replace the store
                 self._act(self._supervisor.store_ended(self._store_end))
             return
         try:
             self._take_zygote(ZygoteClient(self._ticket))
-        except OSError as error:  # a fork tries again
+        except OSError as error:  # `fork` tries again
             print(f"the zygote could not be replaced: {error}", file=sys.stderr)
 
     def make_store(self) -> None:
-        """Fork the c10d store here, now or once the zygote can, as the old one's host is lost."""
+        """Fork the c10d store of a lost host on this host, now or once the zygote is ready."""
         self.store_address, self._supervisor.owns_store = self._ticket.part.address, True
         if self._zygote is not None and self._zygote_is_ready:
             self._fork_store(self._zygote)
@@ -440,11 +444,11 @@ class Processes:
         may_renew = self._new_stores.allow(time.monotonic())
         if may_renew and self._zygote is not None and self._zygote_is_ready:
             self._fork_store(self._zygote)
-        # In other cases a zygote will replace it.
+        # In other cases a new zygote replaces it.
         if self._store_end and (self._zygote is None or not may_renew):
             self._act(self._supervisor.store_ended(self._store_end))
 
 
 def _new_process(rank: int, pid: int) -> str:
-    """Return the line that separates the output of two processes of one rank in its log."""
+    """Return the line that separates the output of a rank's successive processes in its log."""
     return f"cellmesh: rank {rank} is process {pid} from here"

@@ -32,13 +32,14 @@ class RankLink:
     """The agent's end of its connection to one rank: two pipes (the rank's descriptors 1 and 2)
     and three socketpairs (work, control, large values).
 
-    Made before the rank is forked; `theirs` go to it, then `start` begins to listen.
+    Make it before the rank is forked, pass `theirs` to the rank, then call `start`.
 
     Args:
-        events: the agent's loop.
-        on_text: receives text of its descriptor 1 or 2.
+        events: the agent's event loop.
+        on_text: receives text from the rank's descriptor 1 or 2.
         on_message: receives the messages of its sockets.
-        on_broken: one of its sockets cannot be understood any longer, or (None) has ended.
+        on_broken: called with the error if a socket's stream is invalid, with None if one is
+            closed.
     """
 
     def __init__(
@@ -60,18 +61,18 @@ class RankLink:
         segments = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         segments[0].setblocking(False)
         self._segments = segments[0]
-        self._given: dict[int, Memfd] = {}  # run -> its value
+        self._given: dict[int, Memfd] = {}  # run -> segment of its value
         self._is_heard = True
         self.theirs = (out[1], err[1], *(pair[1].detach() for pair in (work, control, segments)))
 
     def close_theirs(self) -> None:
-        """Close the rank's ends in this process, once the zygote has passed them on."""
+        """Close the rank's ends in this process, once the zygote has received them."""
         for number in self.theirs:
             os.close(number)
         self.theirs = ()
 
     def start(self) -> None:
-        """Begin to read the rank's sockets and pipes."""
+        """Start to read the rank's sockets and pipes."""
         for stream, number in self._reads.items():
             os.set_blocking(number, False)
             decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -85,7 +86,7 @@ class RankLink:
         self._events.add(self._segments.fileno(), Order.SOCKET, self._hear_segments)
 
     def send(self, channel: Channel, packed: Sequence[Frame]) -> None:
-        """Send what `wire.stream.pack` returned; queue what the socket does not take now."""
+        """Send a message packed by `wire.stream.pack`; queue the part that does not fit."""
         queued = self._channels.get(channel)
         if queued is not None and not queued.send_packed(packed):
             self._want(queued, True)
@@ -101,7 +102,7 @@ class RankLink:
             self._events.want(self._segments.fileno(), is_heard, False)
 
     def take_given(self, run: int) -> Memfd | None:
-        """Remove and return the segment that holds the value of a run; None if there is none."""
+        """Remove and return the segment that holds the value of a run; None if the run has none."""
         if run not in self._given:
             self._hear_segments(select.EPOLLIN)
         return self._given.pop(run, None)
@@ -160,7 +161,7 @@ class RankLink:
                 return
             except OSError:
                 data, descriptors = b"", []
-            if not data:  # the rank has ended or closed it, which its other sockets show
+            if not data:  # closed by the rank or its end, which the other sockets report
                 self._events.remove(self._segments.fileno())
                 return
             if descriptors:
@@ -184,7 +185,9 @@ class RankLink:
             self._on_broken(None)
 
     def _want(self, channel: QueuedChannel, write: bool) -> None:
-        """Watch a socket for reading, if this rank is read, and for writing, if messages wait."""
+        """Watch a socket for reading, unless reading the rank is paused, and for writing if
+        `write`.
+        """
         is_heard = self._is_heard or channel is not self._channels.get("work")
         self._events.want(channel.connection.fileno(), is_heard, write)
 
@@ -193,12 +196,11 @@ class Lending:
     """The shared-memory segments of values on their way to or from ranks: the agent keeps each
     open, so that a value is not lost when its writer dies.
 
-    What a controller lends to ranks stays open until the run has ended on all of them; what a rank
-    gives to the controller until that has acknowledged the message, as the frame is kept until
-    then.
+    A segment that a controller lends to ranks stays open until the run has ended on all of them; a
+    segment that a rank gives to the controller, until the controller has acknowledged the message.
 
     Attributes:
-        arrivals: the segments that a controller on another host sends.
+        arrivals: segments that a controller on another host is sending.
         lent: run -> its segment, and the ranks that use it.
     """
 
@@ -232,7 +234,7 @@ class Lending:
         is_mapped = verb.payload is not None and verb.payload.is_mapped
         if not is_mapped and type(verb) is Done:
             return parcel
-        # Of a run that has failed, too: it may have been interrupted once its value was given.
+        # Also of a failed run: an interrupt may have arrived after the rank gave its value.
         memfd = link.take_given(verb.run) if link is not None else None
         if not is_mapped:
             return parcel
@@ -247,7 +249,7 @@ class Lending:
 
     def forget(self, rank: int) -> list[Parcel[Relay]]:
         """Drop all segments of a rank whose process has ended; return the orders to other ranks
-        that waited for one.
+        that had waited for one of its segments.
         """
         for run in list(self.lent):
             self._end(run, rank)

@@ -1,10 +1,11 @@
-"""The agent's store of messages that no controller has acknowledged yet. Pure.
+"""The agent's queue of messages that no controller has acknowledged yet. Pure.
 
 While an attached controller keeps up, messages of ranks are passed on at once. Otherwise they wait
 here. Output is bounded, and the oldest is dropped first; answers are kept, as runs wait for them.
 Of runs in flight, answers that an earlier controller has received are kept, too, so that the next
-one gets all of them. What is not output is bounded for each rank: beyond the bound, the rank is not
-read while a controller is attached, and values are left out of what is kept for the next one.
+controller receives all of them. Messages other than output are bounded for each rank: beyond the
+bound, the rank is not read while a controller is attached, and values are left out of the answers
+that are kept for the next controller.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ from ...wire.segments import SegmentFrame
 from ...wire.user_code import Bar, Display, InputCancelled, InputRequest, Logged, Output, Skipped
 
 MAX_OUTPUT_BYTES = 64 << 20
-# What one message may hold of what has waited.
+# Size limit of one message that joins waiting ones.
 CHUNK_BYTES = 1 << 20
-# Runs of the controller's own, which end with it.
+# Lowest number of the controller's internal runs, which end with the controller.
 _FIRST_OWN_RUN = 1 << 40
-_LEAST_BYTES = 500  # that a parcel takes, whatever is in it
+_LEAST_BYTES = 500  # memory of a parcel without its content
 _OUTPUT = (Output, Skipped, Display, Bar)
-# What means something to a controller that did not ask for it.
+# Messages that concern any controller, not only the one that asked for them.
 _LASTING = (
     *(Output, Skipped, Display, Bar, Done, Failed, InputRequest, InputCancelled),
     *(Died, StoreDied, StoreUp, AgentFault, StartFailed, Stopped),
@@ -53,11 +54,11 @@ BarKey = tuple[tuple[int, ...], int, int]
 
 @dataclass
 class _Flight:
-    """A run in flight, and those of its answers that a controller has acknowledged."""
+    """A run in flight, and the answers to it that a controller has acknowledged."""
 
     info: RunInfo
     waiting: set[int]
-    answers: list[tuple[Parcel[Any], tuple[int, ...]]] = field(default_factory=list)  # by whom
+    answers: list[tuple[Parcel[Any], tuple[int, ...]]] = field(default_factory=list)  # ranks
     asks: dict[int, Parcel[Any]] = field(default_factory=dict)
 
 
@@ -66,9 +67,9 @@ class Spool:
     unfinished runs, which the next controller receives again.
 
     Attributes:
-        ahead: the ranks that are not to be read, as too much of theirs waits.
-        num_dropped_bytes: of output, since the last controller left.
-        next_run: above every run that was seen.
+        ahead: ranks that must not be read, as too many of their bytes wait.
+        num_dropped_bytes: bytes of output dropped since the last controller left.
+        next_run: a number above those of all runs so far.
     """
 
     def __init__(
@@ -78,14 +79,14 @@ class Spool:
         self._max_answer_bytes = max_answer_bytes
         self._entries: collections.OrderedDict[int, Parcel[Any]] = collections.OrderedDict()
         self._next_entry = 0
-        # Those entries that may be dropped.
+        # Entries that may be dropped.
         self._output: collections.deque[int] = collections.deque()
         self._output_bytes = 0
-        # By rank, the bytes that wait here, output excepted, and those of answers that are kept.
+        # Bytes by rank: those that wait here, except output, and those of answers that are kept.
         self._waiting: collections.Counter[int] = collections.Counter()
         self._kept: collections.Counter[int] = collections.Counter()
         self.ahead: set[int] = set()
-        self._bars: dict[BarKey, int] = {}  # entries that a bar's next state replaces
+        self._bars: dict[BarKey, int] = {}  # entries to be replaced by the bar's next state
         self._skipped: dict[tuple[tuple[int, ...], int], list[int]] = {}
         self._flights: dict[int, _Flight] = {}
         self._is_attended = False
@@ -104,7 +105,7 @@ class Spool:
             self._flights[order.run] = _Flight(info, set(order.ranks))
 
     def forget_runs(self) -> None:
-        """Forget all runs, whose ranks are being replaced."""
+        """Forget all runs, as their ranks are being replaced."""
         self._flights.clear()
         self._kept.clear()
 
@@ -119,7 +120,7 @@ class Spool:
         return any(flight.asks for flight in self._flights.values())
 
     def runs(self) -> tuple[RunInfo, ...]:
-        """Return the runs with answers that no controller has acknowledged, oldest first."""
+        """Return the runs that are not acknowledged as ended on all ranks, oldest first."""
         return tuple(flight.info for _, flight in sorted(self._flights.items()))
 
     def acked(self, parcels: Iterable[Parcel[Any]]) -> None:
@@ -138,13 +139,13 @@ class Spool:
                         if rank in self._flights[run].waiting:
                             self._note_answer(run, (rank,), parcel)
 
-    # ---- what waits
+    # ---- waiting messages
 
     def __bool__(self) -> bool:
         return bool(self._entries) or bool(self._skipped)
 
     def add(self, parcels: Iterable[Parcel[Any]]) -> None:
-        """Keep messages that cannot be sent to a controller now."""
+        """Queue messages that cannot be sent to a controller now."""
         for parcel in parcels:
             if not self._is_attended:
                 kept = self._fit_for_others(parcel)
@@ -167,7 +168,7 @@ class Spool:
             self._drop_oldest_output()
 
     def take(self, max_bytes: int = CHUNK_BYTES) -> list[Parcel[Any]]:
-        """Remove and return the oldest messages, to be sent to the controller as one."""
+        """Remove and return the oldest messages, to be sent to the controller as one message."""
         taken: list[Parcel[Any]] = [
             Parcel(Ranked(ranks, Skipped(run, num_lines, num_bytes)))
             for (ranks, run), (num_lines, num_bytes) in self._skipped.items()
@@ -188,11 +189,11 @@ class Spool:
             taken.append(parcel)
         return taken
 
-    # ---- who attends
+    # ---- attaching and leaving controllers
 
     def leave(self, unacked: Iterable[Sequence[Parcel[Any]]]) -> None:
-        """Note that the controller has left: queue again the messages that it has not
-        acknowledged, within the memory limits that apply without a controller.
+        """Note that the controller has left: queue its unacknowledged messages again, within the
+        memory limits that apply without a controller.
         """
         waiting = [*(parcel for message in unacked for parcel in message), *self._entries.values()]
         self._clear_entries()
@@ -200,9 +201,9 @@ class Spool:
         self.add(waiting)
 
     def attend(self, state: Parcel[Any], deaths: Sequence[Died]) -> None:
-        """Order the messages for a controller that attaches: the mesh's state goes first."""
+        """Queue the mesh's state, deaths and kept answers for a controller that attaches."""
         dead = {died.rank for died in deaths}
-        # Who died and was replaced since lives: the mesh's state has it.
+        # The mesh's state includes ranks that died and have been replaced since.
         waiting = [
             p for p in self._entries.values() if type(p.verb) is not Died or p.verb.rank in dead
         ]
@@ -210,8 +211,8 @@ class Spool:
         before: list[Parcel[Any]] = []
         asks: list[Parcel[Any]] = []
         for _, flight in sorted(self._flights.items()):
-            # One that died and was replaced since is not dead: the mesh's state, which comes later,
-            # says so.
+            # Leave out deaths of ranks that have been replaced since; the mesh's state, which
+            # follows, includes their successors.
             answers = [answer for answer, _ in flight.answers]
             before += [answer for answer in answers if getattr(answer.verb, "rank", -1) not in dead]
             asks += dict.fromkeys(flight.asks.values())
@@ -222,10 +223,10 @@ class Spool:
         self._is_attended, self.num_dropped_bytes = True, 0
         self.add([*before, state, *told, *asks, *waiting])
 
-    # ---- inside
+    # ---- internal
 
     def _count(self, parcel: Parcel[Any], num_bytes: int) -> None:
-        """Add to the bytes of a message's ranks that wait, or subtract from them."""
+        """Add to the number of waiting bytes of a message's ranks; a negative number subtracts."""
         for rank in _givers(parcel):
             self._waiting[rank] += num_bytes
             if self._waiting[rank] > self._max_answer_bytes:
@@ -234,7 +235,9 @@ class Spool:
                 self.ahead.discard(rank)
 
     def _room(self, ranks: Iterable[int]) -> int:
-        """Return how large a value of each of these ranks is kept; small ones always are."""
+        """Return how many bytes a value of these ranks may have to be kept; small values always
+        fit.
+        """
         used = max((self._waiting[rank] + self._kept[rank] for rank in ranks), default=0)
         return max(COUNTED_BYTES, self._max_answer_bytes - used)
 
@@ -255,13 +258,13 @@ class Spool:
             self._kept.subtract(dict.fromkeys(givers, size_of(answer)))
 
     def _fit_for_others(self, parcel: Parcel[Any]) -> Parcel[Any] | None:
-        """Return the part of a message to keep while no controller is attached; None if nothing."""
+        """Return the part of a message to keep while no controller is attached, if any."""
         verb: Any = parcel.verb.verb if type(parcel.verb) is Ranked else parcel.verb
         if type(verb) not in _LASTING:
             return None
         if type(verb) not in (Done, Failed):
             return parcel
-        if verb.run not in self._flights:  # a control thread's, or a heal's: who asked has gone
+        if verb.run not in self._flights:  # an internal run of a controller that has left
             return None
         return _lighten(parcel, self._room(_givers(parcel)))
 
@@ -292,7 +295,7 @@ class Spool:
 
 
 def size_of(parcel: Parcel[Any]) -> int:
-    """Return about how much memory a message with its buffers takes, in bytes."""
+    """Return the approximate memory of a message with its buffers, in bytes."""
     verb = parcel.verb.verb if type(parcel.verb) is Ranked else parcel.verb
     match verb:
         case Output():
@@ -313,7 +316,7 @@ def _num_bytes(frame: Frame) -> int:
 
 
 def _givers(parcel: Parcel[Any]) -> tuple[int, ...]:
-    """Return the ranks that have sent a message; none of the agent's own."""
+    """Return the ranks that have sent a message; () for a message of the agent itself."""
     return parcel.verb.ranks if type(parcel.verb) is Ranked else ()
 
 
@@ -326,7 +329,7 @@ def _bar_key(parcel: Parcel[Any]) -> BarKey:
 
 
 def _lighten(parcel: Parcel[Any], max_bytes: int) -> Parcel[Any]:
-    """Replace the value of a run's answer by one that raises when loaded, if it is too large."""
+    """Replace the value in a run's answer by one that raises when loaded, if it is too large."""
     size = size_of(parcel)
     if size <= max_bytes or type(parcel.verb) is Died or parcel.verb.verb.payload is None:
         return parcel

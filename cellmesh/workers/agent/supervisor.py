@@ -1,17 +1,17 @@
-"""Decides what an agent does: pure, without sockets, processes or clocks.
+"""The state machine that decides an agent's actions: pure, without sockets, processes or clocks.
 
-The `Agent` reports what happened by calling a method, and carries out the actions that the method
+The `Agent` reports each event by calling a method, and carries out the actions that the method
 returns. The life of a mesh::
 
     starting --all ranks ready--> ready --Restart--> restarting --all old ranks ended--> starting
-        |                            |
-        +--a rank or import failed---+--Stop, lease over--> stopping --all ended, or grace over-->
-        ended
+      |                            |
+      +--a rank or import failed---+--Stop, lease over--> stopping --all ended, or grace over-->
+      ended
 
 While the mesh is ready, single dead ranks are forked again on demand (`Supervisor.respawn`): all
 requested ones become ready, or none of them stays.
 
-It is longer than other modules, as it is one state machine: each event looks at the whole state.
+The module is longer than others, as each event of a state machine depends on the whole state.
 """
 
 from __future__ import annotations
@@ -50,23 +50,23 @@ from .merger import Merger
 
 @dataclass
 class RankRecord:
-    """What an agent knows of one rank: its process, phase, device, backend, unanswered runs, and
-    how it ended.
+    """An agent's record of one rank: its process, phase, device, backend, unanswered runs, and how
+    it ended.
     """
 
-    gate: Gate  # bounds the text of its descriptors 1 and 2
+    gate: Gate  # bounds the text from its descriptors 1 and 2
     pid: int = 0
     phase: Phase = "starting"
     device: str = ""
     backend: str = ""
-    ending: str = ""  # how it ended, if it is dead
-    # Passed to it and not answered yet; the first is what it executes.
+    ending: str = ""  # how it ended, if dead
+    # Runs sent to it and not answered yet; it executes the first one.
     runs: collections.deque[int] = field(default_factory=collections.deque)
     last_run: int = -1
-    why_killed: str = ""  # why the agent ends it; "" where it does not
-    # Those of `runs` that may give it what a user's namespace holds.
+    why_killed: str = ""  # why the agent kills it; "" otherwise
+    # The runs among `runs` that may bind names of the user (`Relay.fills`).
     filling: set[int] = field(default_factory=set)
-    # How the rank that it replaces ended, until something of `filling` ends well; its last lines.
+    # How its predecessor ended, until a run of `filling` succeeds; the predecessor's last lines.
     predecessor_ending: str = ""
     last_output: str = ""
 
@@ -76,14 +76,14 @@ class RankRecord:
         return self.pid > 0
 
     def take(self, run: int, fills: bool) -> None:
-        """Note a run that is sent to the rank; `fills` as in `Relay`."""
+        """Note a run that is sent to the rank; `fills`: as in `Relay`."""
         self.runs.append(run)
         self.phase = "running"
         if fills:
             self.filling.add(run)
 
     def answer(self, run: int, went_well: bool) -> None:
-        """Note that the rank has ended a run, well or not."""
+        """Note that the rank has ended a run, successfully or not."""
         if self.runs and self.runs[0] == run:
             self.last_run = self.runs.popleft()
             self.phase = "running" if self.runs else "idle"
@@ -92,13 +92,13 @@ class RankRecord:
         self.filling.discard(run)
 
     def end(self, reason: str, last_output: str) -> None:
-        """Note that the rank's process has ended, how, and what it printed last."""
+        """Note that the rank's process has ended, the reason, and its last lines of output."""
         self.pid, self.phase, self.ending, self.last_output = 0, "dead", reason, last_output
         self.runs.clear()
         self.filling.clear()
 
     def renew(self, alone: bool = False) -> None:
-        """Reset the record for a new process of this rank; `alone`: the other ranks live on."""
+        """Reset the record for a new process of the rank; `alone`: other ranks keep theirs."""
         self.predecessor_ending = self.ending if alone else ""
         self.last_output = self.last_output if alone else ""
         self.phase, self.ending, self.last_run, self.why_killed = "starting", "", -1, ""
@@ -125,12 +125,12 @@ class Fork(msgspec.Struct, frozen=True):
     """Action: the agent forks these ranks; without a zygote, it starts one first."""
 
     ranks: tuple[int, ...]
-    incarnation: int  # how often all ranks have been forked
-    rejoin: bool = False  # they replace dead ones, and join the living ranks' process groups later
+    incarnation: int  # number of times that all ranks have been forked
+    rejoin: bool = False  # they replace dead ranks, and join the living ones' groups later
 
 
 class KillRanks(msgspec.Struct, frozen=True):
-    """Action: the agent sends SIGKILL to these ranks and to what they started."""
+    """Action: the agent sends SIGKILL to these ranks and to the processes that they started."""
 
     ranks: tuple[int, ...]
 
@@ -160,13 +160,13 @@ Action = Fork | KillRanks | AskToLeave | ToRanks | Up
 
 # How long ranks may run their exit handlers before they are killed.
 LEAVE_S = 1.0
-# A rank's last words travel slower than the news of its death.
+# A rank's last messages may arrive later than the report of its death.
 LAST_WORDS_S = 0.05
-# A fork takes milliseconds, a new zygote some seconds; what needs longer than this hangs.
+# A fork takes milliseconds, a new zygote some seconds; after this time it is taken to hang.
 RESPAWN_S = 60.0
-# How many deaths of the zygote, and starts that lost a process that ranks need, are tried again.
+# How many deaths of the zygote, and how many starts in a row that lost a process, are retried.
 MAX_ZYGOTES_LOST = MAX_STARTS_LOST = 2
-# Why a rank ended that `Supervisor.kill` ended.
+# Reason of the end of a rank that `Supervisor.kill` ended.
 KILLED = "did not stop when interrupted: killed"
 
 State = Literal["starting", "ready", "restarting", "stopping", "ended"]
@@ -177,18 +177,18 @@ class Supervisor:
     seconds, and return the actions that the agent carries out.
 
     Args:
-        ranks: the ranks of this host.
-        backend: as of the ticket.
-        host: the host's name.
-        now: seconds.
-        is_whole: the mesh has no other host; else only controllers restart all ranks.
-        owns_store: the c10d store runs on this host; else ranks wait for `use_store`.
-        joins: the mesh is ready, and these ranks of it are dead.
+        ranks: ranks of this host.
+        backend: backend in the ticket.
+        host: name of the host.
+        now: monotonic time in seconds.
+        is_whole: whether the mesh has no other host; else only controllers restart all ranks.
+        owns_store: whether the c10d store runs on this host; else ranks wait for `use_store`.
+        joins: whether the host joins a ready mesh, in which its ranks count as dead.
 
     Attributes:
-        state: of the mesh; "ended" once every process has: the agent then exits.
-        store_port: where the c10d store listens, 0 if there is none; to be kept up to date.
-        unforked: the ranks whose process the zygote has not reported yet.
+        state: state of the mesh; "ended" once every process has ended: the agent then exits.
+        store_port: port of the c10d store, 0 without one; the owner keeps it up to date.
+        unforked: ranks whose process the zygote has not reported yet.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class Supervisor:
     ) -> None:
         self.store_port = 0
         self._is_whole, self.owns_store = is_whole, owns_store
-        self._num_gpus = -1  # until the zygote has counted them
+        self._num_gpus = -1  # unknown until the zygote has counted them
         self._backend = backend
         self._host = host
         self._ranks = {rank: RankRecord(Gate(now)) for rank in ranks}
@@ -218,7 +218,7 @@ class Supervisor:
         self._deaths: dict[int, Died] = {}
         self.unforked: set[int] = set()
         self._num_zygotes_lost, self._num_starts_lost = 0, MAX_STARTS_LOST
-        self._leaving: set[int] = set()  # living ranks that the mesh has no longer
+        self._leaving: set[int] = set()  # living ranks that a resize has removed
         self._respawning: set[int] = set()
         self._respawn_until, self._respawn_failure = math.inf, ""
 
@@ -241,16 +241,16 @@ class Supervisor:
             return []
         self._num_gpus = num_gpus
         if not (self.store_port or self.owns_store):
-            return []  # until the store's host has said where it is
+            return []  # until the store's host has announced its port
         fork = self._fork_missing() if self.unforked else self._fork_all()
         return [Up([Parcel(Progress("forking ranks", 0))]), fork]
 
     def use_store(self, port: int, incarnation: int = 0) -> list[Action]:
-        """Use another host's c10d store, on this port; fork the ranks that waited for it.
+        """Use another host's c10d store, and fork the ranks that waited for it.
 
         Args:
-            port: of the store.
-            incarnation: of the mesh's ranks, if this host has joined them later.
+            port: port of the store.
+            incarnation: incarnation of the mesh's ranks, if this host has joined later.
         """
         self._incarnation = self._incarnation or incarnation
         was_waiting, self.store_port = not self.store_port and self._num_gpus >= 0, port
@@ -262,7 +262,7 @@ class Supervisor:
         return [] if self._is_whole else [Up([Parcel(StoreUp(port))])]
 
     def zygote_ended(self, reason: str, last_output: str) -> list[Action]:
-        """Handle the zygote's death: living ranks continue, and a new zygote forks missing ones."""
+        """Handle the zygote's death: living ranks continue, a new zygote forks the missing ones."""
         text = f"the zygote {reason}\n{last_output}".strip()
         self._num_zygotes_lost += 1
         if self._incarnation == 0:
@@ -280,20 +280,20 @@ class Supervisor:
         return self._fail_respawn(text) if self.state == "ready" else self._fail_start(fault, text)
 
     def store_ended(self, reason: str) -> list[Action]:
-        """Handle the death of the c10d store; `store_port` is that of its successor, if any."""
+        """Handle the death of the c10d store; `store_port` is its successor's, 0 without one."""
         if self.state == "starting" and self._living():
             return self._start_over(f"the store {reason} while ranks started")
         return [Up([Parcel(StoreDied(reason, self.store_port))])] if self.state == "ready" else []
 
     def forked(self, pids: dict[int, int]) -> list[Action]:
-        """Note the processes of newly forked ranks (rank -> pid)."""
+        """Note the process numbers of newly forked ranks (rank -> pid)."""
         for rank, pid in pids.items():
             self._ranks[rank].pid = pid
         self.unforked.difference_update(pids)
         return [KillRanks(tuple(pids))] if self.state in ("stopping", "ended") else []
 
     def rank_ended(self, rank: int, reason: str, last_output: str, now: float) -> list[Action]:
-        """Handle the end of a rank's process, which has been reaped."""
+        """Handle the end of a rank's process that has been reaped."""
         state = self._ranks[rank]
         if rank in self._leaving:
             return self._left(rank, now)
@@ -316,7 +316,7 @@ class Supervisor:
             self._endings.append((now + LAST_WORDS_S, died))
         return []
 
-    # ---- what ranks say
+    # ---- messages of ranks
 
     def from_rank(self, rank: int, parcel: Parcel[Any], now: float) -> list[Action]:
         """Handle a message that a rank has sent."""
@@ -345,10 +345,10 @@ class Supervisor:
             self._merger.add(rank, Parcel(verb), now)
         return []
 
-    # ---- what the controller says
+    # ---- orders of the controller
 
     def relay(self, order: Relay, frames: Sequence[Frame]) -> list[Action]:
-        """Send the frames of a controller's message to those of its ranks that live."""
+        """Send the frames of a controller's message to its living ranks on this host."""
         is_work, ranks = order.run >= 0 and order.channel == "work", []
         for rank in order.ranks:
             state = self._ranks.get(rank)
@@ -365,14 +365,14 @@ class Supervisor:
         if self.state not in ("ready", "starting"):
             return []
         if self.state == "starting" and self._incarnation == 0:
-            return []  # torch is being imported: the ranks will be new anyway
+            return []  # torch is being imported: no rank has been forked yet
         self.state = "restarting"
         self._forget_respawn()
         living = self._living()
         return [KillRanks(living)] if living else [self._fork_all()]
 
     def respawn(self, ranks: Sequence[int], now: float) -> list[Action]:
-        """Fork those of these ranks that are dead."""
+        """Fork the dead ranks among these again."""
         if self.state != "ready":
             return [Up([Parcel(RespawnFailed(tuple(ranks), f"the mesh is {self.state}"))])]
         wanted = {rank for rank, state in self._ranks.items() if state.phase == "dead"}
@@ -397,8 +397,8 @@ class Supervisor:
         return [*([Up([*map(Parcel, told)])] if told else []), self._fork_missing()]
 
     def resize(self, ranks: Sequence[int], now: float) -> list[Action]:
-        """Supervise these ranks of a mesh that is ready: kill the others, and note as dead those
-        that are new.
+        """Supervise these ranks of a ready mesh from now on: kill the others, and record new ones
+        as dead.
         """
         for rank in ranks:
             if rank not in self._ranks:
@@ -413,7 +413,7 @@ class Supervisor:
         return [KillRanks(tuple(sorted(self._leaving)))] if self._leaving else []
 
     def _left(self, rank: int, now: float) -> list[Action]:
-        """Forget a rank that the mesh has no longer, and whose process has ended."""
+        """Drop the record of a rank that a resize has removed, and whose process has ended."""
         self._merger.rank_ended(rank, now)
         self._leaving.discard(rank)
         del self._ranks[rank]
@@ -422,14 +422,14 @@ class Supervisor:
         return self._end_if_empty() if self.state == "stopping" else []
 
     def kill(self, ranks: Sequence[int], why: str = KILLED) -> list[Action]:
-        """Kill these ranks, which did not react to an interrupt or do not answer."""
+        """Kill these ranks, which ignored an interrupt, do not answer, or lost their connection."""
         living = tuple(rank for rank in ranks if rank in self._ranks and self._ranks[rank].alive)
         for rank in living:
             self._ranks[rank].why_killed = why
         return [KillRanks(living)] if living else []
 
     def stop(self, reason: str, now: float) -> list[Action]:
-        """End the mesh: ask its ranks to exit, later kill those that have not."""
+        """End the mesh: ask its ranks to exit, and kill those that have not exited in time."""
         if self.state in ("stopping", "ended"):
             return []
         self.state, self._reason = "stopping", reason
@@ -451,7 +451,7 @@ class Supervisor:
             self._kill_at = now + LEAVE_S
             actions.append(KillRanks(self._living()))
         if now >= self._respawn_until:
-            is_last = bool(self._respawn_failure)  # what was killed hangs in the kernel
+            is_last = bool(self._respawn_failure)  # a killed rank hangs in the kernel
             self._respawn_until = now + LEAVE_S
             text = f"the ranks were not ready after {RESPAWN_S:.0f} s"
             actions += self._fail_respawn(text, is_last)
@@ -468,18 +468,18 @@ class Supervisor:
         return due if due < math.inf else None
 
     def progress(self) -> Parcel[Any]:
-        """Return how far the start is, for a controller that attaches."""
+        """Return the progress of the start, for a controller that attaches."""
         if self.state == "ready":
             return Parcel(MeshReady(self.report({}), self.store_port, self._incarnation))
         return Parcel(Progress("process group" if self._incarnation else "importing torch", 0))
 
     def deaths(self) -> list[Died]:
-        """Return the deaths that have been sent to the controller, of ranks that are still dead."""
+        """Return the deaths that were reported to the controller, of ranks that are still dead."""
         to_come = {died.rank for _, died in self._endings}
         return [died for rank, died in sorted(self._deaths.items()) if rank not in to_come]
 
     def report(self, rss_bytes: Mapping[int, int]) -> tuple[RankInfo, ...]:
-        """Return all ranks' records, with memory where it is given by pid."""
+        """Return the records of all ranks, with memory in bytes from a mapping by pid."""
         return tuple(
             state.info(rank, self._host, rss_bytes.get(state.pid, 0))
             for rank, state in self._ranks.items()
@@ -487,7 +487,7 @@ class Supervisor:
         )
 
     def pids(self) -> dict[int, int]:
-        """Return rank -> pid, of living ranks."""
+        """Return the process numbers of living ranks (rank -> pid)."""
         return {rank: state.pid for rank, state in self._ranks.items() if state.alive}
 
     def _living(self) -> tuple[int, ...]:
@@ -505,10 +505,12 @@ class Supervisor:
         return self._fork_missing()
 
     def _start_over(self, text: str) -> list[Action]:
-        """Restart all ranks after a process that starting ranks need has died; fail the start if
-        it is the mesh's first, or if too many starts in a row ended so.
+        """Restart all ranks after a process that starting ranks need has died.
+
+        Fail the start instead if it is the mesh's first, if too many in a row ended so, or if only
+        controllers restart all ranks.
         """
-        # They meet under keys of their incarnation, which one that is forked later cannot join.
+        # Ranks meet under keys of their incarnation, which a rank that is forked later cannot join.
         self._num_starts_lost += 1
         is_last = self._num_starts_lost > MAX_STARTS_LOST or not self._is_whole
         return self._fail_start("host", text) if is_last else self.restart()
@@ -525,7 +527,7 @@ class Supervisor:
         return [Up([Parcel(Respawned(infos))])]
 
     def _fail_respawn(self, text: str, is_last: bool = False) -> list[Action]:
-        """Give up a respawn: kill the ranks forked so far, and report it when they have ended."""
+        """Give up a respawn: kill its ranks, and report the failure once they have ended."""
         if not self._respawning:
             return []
         actions: list[Action] = []

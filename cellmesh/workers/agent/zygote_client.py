@@ -32,16 +32,16 @@ from ..zygote import (
 if TYPE_CHECKING:
     from ..rank.shell import RankShell
 
-# Forks take milliseconds; a zygote that needs longer than this hangs.
+# A fork takes milliseconds; a zygote that needs longer than this is taken to hang.
 _FORK_S = 20.0
 _MAX_MESSAGE_BYTES = 1 << 20
 
 
 class ZygoteClient:
-    """The zygote's process, as the agent has started it, and the socketpair to it.
+    """The zygote's process, a child of the agent, and the socketpair that connects them.
 
-    A process with one thread that has everything imported, the ranks' shell too, forks the zygote;
-    any other starts it.
+    If the agent's process has one thread and has imported everything, including the ranks' shell,
+    it forks the zygote; otherwise it starts it as a new process.
     """
 
     def __init__(self, ticket: Ticket, shell: RankShell | None = None) -> None:
@@ -60,43 +60,43 @@ class ZygoteClient:
         os.close(log)
         theirs.close()
         self._socket = ours
-        self.problem = ""  # why it could not fork all that it was asked for last
+        self.problem = ""  # why the last request was not carried out in full
 
     def fileno(self) -> int:
         """Return the descriptor that becomes readable when the zygote has sent a message."""
         return self._socket.fileno()
 
     def receive(self) -> Reply | None:
-        """Receive a message that the zygote has sent unasked; None when the zygote has ended."""
+        """Receive an unsolicited message of the zygote; None when the zygote has ended."""
         try:
             data = self._socket.recv(_MAX_MESSAGE_BYTES)
-        except OSError:  # it went without reading what was sent to it
+        except OSError:  # it ended without reading all messages
             return None
         return msgspec.msgpack.decode(data, type=Reply) if data else None
 
     def import_from(self, path: Sequence[str]) -> None:
-        """Have ranks import from a `sys.path`, for which the zygote waits."""
-        with contextlib.suppress(OSError):  # it has ended; its pidfd reports that
+        """Send the zygote the `sys.path` of ranks, for which it waits."""
+        with contextlib.suppress(OSError):  # if it has ended, its pidfd reports that
             self._socket.send(msgspec.msgpack.encode(ImportFrom(list(path))))
 
     def change_surroundings(self, changes: Surroundings) -> None:
-        """Have ranks that are forked from now on another environment or working directory."""
-        # A message for each variable: all of them may be more than one message can carry.
+        """Give ranks that are forked from now on another environment or working directory."""
+        # One message per variable, as all variables may exceed the size of a message.
         parts = [Surroundings({name: value}) for name, value in changes.environment.items()]
         if changes.cwd:
             parts.append(Surroundings(cwd=changes.cwd))
-        with contextlib.suppress(OSError):  # it has ended; its pidfd reports that
+        with contextlib.suppress(OSError):  # if it has ended, its pidfd reports that
             for part in parts:
                 self._socket.send(msgspec.msgpack.encode(ChangeSurroundings(part)))
 
     def fork_store(self, address: str, port: int, listener: int) -> list[int]:
-        """Have the zygote fork the c10d store with its listening socket; return its pid, if any."""
+        """Ask the zygote to fork the c10d store with its listener; return its pid, if any."""
         return self._ask(ForkStore(address, port, os.getpid()), [listener])
 
     def fork_ranks(
         self, options: Sequence[dict[str, Any]], ends: Sequence[Sequence[int]]
     ) -> list[int]:
-        """Have the zygote fork ranks with these options and descriptors; return their pids."""
+        """Ask the zygote to fork ranks with these options and descriptors; return their pids."""
         pids: list[int] = []
         for start in range(0, len(options), MAX_RANKS_A_MESSAGE):
             part = slice(start, start + MAX_RANKS_A_MESSAGE)
@@ -105,19 +105,19 @@ class ZygoteClient:
         return pids
 
     def close(self) -> None:
-        """Close the socketpair, upon which the zygote exits."""
+        """Close the socketpair, which makes the zygote exit."""
         self._socket.close()
 
     def _ask(self, message: Any, descriptors: Sequence[int]) -> list[int]:
-        """Ask the zygote for forks and wait for its answer; the agent can do nothing without it."""
+        """Send the zygote a request to fork and wait for the answer, which the agent depends on."""
         try:
             socket.send_fds(self._socket, [msgspec.msgpack.encode(message)], list(descriptors))
             self._socket.settimeout(_FORK_S)
             data = self._socket.recv(_MAX_MESSAGE_BYTES)
         except TimeoutError:
-            linux_process.kill([self.pid])  # its end is noticed and reported
+            linux_process.kill([self.pid])  # its pidfd reports the end
             return []
-        except OSError:  # it has ended; its pidfd reports that
+        except OSError:  # if it has ended, its pidfd reports that
             return []
         finally:
             self._socket.settimeout(None)

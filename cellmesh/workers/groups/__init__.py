@@ -1,7 +1,7 @@
 """Process groups that are cut and rebuilt in place, and a check of the parts of torch they need.
 
-Torch promises none of these. They are looked for when the zygote starts, so that a version that has
-lost one is refused by the part's name, and not found out in the middle of a failure.
+These parts are not public in torch. The zygote checks them at its start, so that a torch version
+without one of them is refused with the part's name, instead of failing later, during a heal.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-# Of a module, attributes by path; of a function in brackets, its parameters.
+# For each module: paths of attributes; in parentheses, parameters of a function.
 EXPECTED: Mapping[str, tuple[str, ...]] = {
     "torch.distributed.distributed_c10d": (
         "_new_process_group_helper(group_size, group_rank, global_ranks_in_group, backend, store, "
@@ -38,9 +38,7 @@ EXPECTED: Mapping[str, tuple[str, ...]] = {
 
 
 def find_missing(expected: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
-    """Yield those of the expected functions, attributes and parameters that the installed torch
-    lacks.
-    """
+    """Yield the expected functions, attributes and parameters that the installed torch lacks."""
     for module, parts in expected.items():
         for part in parts:
             path, _, parameters = part.rstrip(")").partition("(")
@@ -57,7 +55,7 @@ def find_missing(expected: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
 
 
 def check_torch(expected: Mapping[str, tuple[str, ...]] = EXPECTED) -> None:
-    """Raise ImportError, naming what is missing, if this torch lacks parts that ranks need."""
+    """Raise ImportError with the names of parts that ranks need, if this torch lacks any."""
     if missing := ", ".join(find_missing(expected)):
         raise ImportError(
             f"torch {torch.__version__} has no {missing}, which rebuilding process groups takes: "

@@ -1,10 +1,10 @@
-"""Ends the waits of process groups whose backend torch does not know, and of gloo groups that a
-program constructs itself.
+"""Ends the waits of process groups with third-party backends, and of gloo groups that a program
+constructs itself.
 
-Of gloo and NCCL this package knows how to end an operation (`connections`). A backend that a
-program has registered (``Backend.register_backend``, in Python or C++) may wait where it likes: in
-the operation itself, in the ``wait`` of its Work, in its constructor. Each of these runs in a
-helper thread here, and a release leaves that thread behind.
+For gloo and NCCL, `connections` can end an operation. A backend that a program has registered
+(``Backend.register_backend``, in Python or C++) may block anywhere: in the operation, in the
+``wait`` of its Work, or in its constructor. Here each of these runs in a helper thread, which a
+release abandons.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from ..linux_process import start_thread
 from . import connections
 from .waits import NO_TIMEOUT, PatientWork, Waits
 
-# How long a heal waits for a backend's `shutdown`, which may free a port that it needs again.
+# How long a heal waits for a backend's `shutdown`, which may free a port that the heal needs.
 _SHUTDOWN_S = 2.0
 _OF_TORCH = frozenset({"gloo", "nccl"})
 
 
 def is_foreign(group: Any) -> bool:
-    """Return whether operations of a plain ``ProcessGroup`` are neither gloo's nor NCCL's."""
+    """Return whether a plain ``ProcessGroup`` uses a backend other than gloo and NCCL."""
     names = {connections.name_of_backend(backend) for backend in connections.backends_of(group)}
     return not names or not names <= _OF_TORCH
 
 
 class ForeignGroup:
-    """Stands before a plain ``ProcessGroup`` whose backend is neither gloo nor NCCL; its operations
-    on CPU tensors, and the waits for them, end with `Waits.end`.
+    """Wraps a plain ``ProcessGroup`` whose backend is neither gloo nor NCCL, so that `Waits.end`
+    ends its operations on CPU tensors, and the waits for them.
 
-    Operations on other devices are only started by the call: the device waits, not the rank.
+    Operations on other devices return at once: the device waits, not the rank.
     """
 
     def __init__(self, plain: Any, waits: Waits, is_operation: Callable[[str], bool]) -> None:
@@ -55,7 +55,7 @@ class ForeignGroup:
         setattr(self.plain, name, value)
 
     def _begin(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        # A dispatch mode (CommDebugMode) sees the operations of its own thread only.
+        # A dispatch mode (CommDebugMode) observes only the operations of its own thread.
         if not _is_on_cpu(args) or torch._C._len_torch_dispatch_stack():
             return call(*args, **kwargs)
         work = self._waits.run(_as_here(functools.partial(call, *args, **kwargs)))
@@ -63,16 +63,16 @@ class ForeignGroup:
 
 
 class ForeignWork(PatientWork):
-    """The Work of a backend that is neither gloo nor NCCL, whose `wait` a release ends.
+    """The Work of a backend that is neither gloo nor NCCL; a release ends its `wait`.
 
-    The backend's own `wait` is called, in another thread: some do all their work there, and are
-    never completed before.
+    The backend's own `wait` is called in another thread, as some backends do all their work there,
+    and are not completed before.
     """
 
     _has_ended = False
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        limits = () if timeout == NO_TIMEOUT else (timeout,)  # Python's may take none
+        limits = () if timeout == NO_TIMEOUT else (timeout,)  # a Python Work may take no time-out
         wait = functools.partial(self._work.wait, *limits)
         done = self._waits.run(_as_here(wait))
         self._has_ended = True
@@ -83,7 +83,7 @@ class ForeignWork(PatientWork):
 
 
 def _is_on_cpu(args: Any) -> bool:
-    """Return whether the tensors that an operation is called with are the CPU's."""
+    """Return whether the first tensor that an operation is called with is on the CPU."""
     first = args[0] if args else None
     while isinstance(first, (list, tuple)) and first:
         first = first[0]
@@ -91,7 +91,7 @@ def _is_on_cpu(args: Any) -> bool:
 
 
 def _as_here(function: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a function that runs in another thread under this thread's grad mode."""
+    """Return a function that calls `function` under this thread's grad mode, in another thread."""
     has_grad, is_inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
 
     def call() -> Any:
@@ -102,12 +102,12 @@ def _as_here(function: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def abort_foreign(group: Any) -> None:
-    """Call `abort` of a plain group's foreign backends, in a thread: it is not known to return."""
+    """Call `abort` of a plain group's third-party backends, in a thread, as it may never return."""
     start_thread(_call_each, group, "abort")
 
 
 def shut_down_foreign(group: Any) -> None:
-    """Call `shutdown` of a plain group's foreign backends; wait a moment for its end."""
+    """Call `shutdown` of a plain group's third-party backends, and wait `_SHUTDOWN_S` at most."""
     has_ended = _thread.allocate_lock()
     has_ended.acquire()
 
@@ -120,7 +120,7 @@ def shut_down_foreign(group: Any) -> None:
 
 
 def _call_each(group: Any, method: str) -> None:
-    with contextlib.suppress(BaseException):  # a program's code
+    with contextlib.suppress(BaseException):  # code of the program
         for backend in connections.backends_of(group) or [group]:
             if connections.name_of_backend(backend) not in _OF_TORCH:
                 getattr(backend, method)()
@@ -128,8 +128,8 @@ def _call_each(group: Any, method: str) -> None:
 
 @contextlib.contextmanager
 def patient_constructors(waits: Waits, limit_s: float | None) -> Iterator[None]:
-    """Enter a context in which torch calls constructors of registered backends in a thread,
-    interruptibly.
+    """Enter a context in which torch calls the constructors of registered backends in a thread, so
+    that a release ends the call.
     """
     plugins: dict[str, Any] = c10d.Backend._plugins
     before = dict(plugins)
@@ -146,7 +146,7 @@ def patient_constructors(waits: Waits, limit_s: float | None) -> Iterator[None]:
 
 
 def constructor_of(backend: str) -> str:
-    """Return the name of the function by which a registered backend is made; "" if none is."""
+    """Return the name of the function that constructs a registered backend; "" if none is."""
     for name in _names_in(backend):
         if (plugin := c10d.Backend._plugins.get(name.upper())) is not None:
             return str(getattr(plugin.creator_fn, "__qualname__", type(plugin.creator_fn).__name__))
@@ -154,8 +154,8 @@ def constructor_of(backend: str) -> str:
 
 
 def find_unregistered(backend: str) -> str:
-    """Return the first name in a backend string ("gloo", "cpu:gloo,cuda:nccl") that this process
-    does not know; "" if it knows all.
+    """Return the first name in a backend string ("gloo", "cpu:gloo,cuda:nccl") that is not
+    registered in this process; "" if all are.
     """
     known = c10d.Backend.backend_list
     return next((name for name in _names_in(backend) if name.lower() not in known), "")
@@ -166,27 +166,27 @@ def _names_in(backend: str) -> list[str]:
 
 
 class GlooGroups:
-    """The gloo groups that are constructed in this process: by torch, within `noting`, or by a
-    program itself, as ``ProcessGroupGloo(store, rank, size)``.
+    """The gloo groups constructed in this process: by torch, within `noting`, or by a program, as
+    ``ProcessGroupGloo(store, rank, size)``.
     """
 
     def __init__(self, waits: Waits) -> None:
         self._waits = waits
         self._noted: list[ProcessGroupGloo] | None = None
         self._limit_s: float | None = None
-        # Those of a program, with their connections.
+        # Groups that a program has constructed, with their connections.
         self._own: list[tuple[weakref.ref[ProcessGroupGloo], dict[int, int]]] = []
         self._kept: weakref.WeakKeyDictionary[ProcessGroup, list[Any]] = weakref.WeakKeyDictionary()
         self._cut: list[str] = []
 
     def install(self) -> None:
-        """Have gloo's groups constructed in a thread, interruptibly, and noted, from now on."""
+        """From now on, construct gloo groups in a thread, interruptibly, and record them."""
         construct, pid = ProcessGroupGloo.__init__, os.getpid()
         register = ProcessGroup._register_backend
 
         def __init__(group: Any, *args: Any, **kwargs: Any) -> None:
             make = functools.partial(construct, group, *args, **kwargs)
-            if os.getpid() != pid:  # in a process that user code has forked
+            if os.getpid() != pid:  # a process that user code has forked
                 make()
             elif self._noted is not None:
                 self._waits.run(make, self._limit_s)
@@ -201,7 +201,7 @@ class GlooGroups:
         def register_backend(group: Any, device: Any, kind: Any, backend: Any = None) -> None:
             register(group, device, kind, backend)
             if isinstance(backend, ProcessGroupGloo):
-                # C++ keeps it; the object of Python, by which it is cut, lives as long.
+                # C++ keeps the group alive; keep its Python object, which `cut` needs, as long.
                 self._kept.setdefault(group, []).append(backend)
 
         ProcessGroupGloo.__init__ = __init__  # type: ignore[assignment, method-assign]
@@ -209,8 +209,8 @@ class GlooGroups:
 
     @contextlib.contextmanager
     def noting(self, limit_s: float | None) -> Iterator[list[ProcessGroupGloo]]:
-        """Enter a context in which the gloo groups constructed are appended to the list that it
-        gives, and are torch's, not a program's.
+        """Enter a context in which new gloo groups count as torch's, not as the program's own, and
+        are appended to the list that the context yields.
         """
         noted: list[ProcessGroupGloo] = []
         self._noted, self._limit_s = noted, limit_s
@@ -220,7 +220,7 @@ class GlooGroups:
             self._noted = self._limit_s = None
 
     def cut(self, kept: connections.KeptConnections) -> int:
-        """Close the connections of the program's own gloo groups; return how many there were."""
+        """Close the connections of the program's own gloo groups; return their number."""
         num_cut = 0
         for find, sockets in list(self._own):
             if (group := find()) is None:
@@ -233,7 +233,7 @@ class GlooGroups:
         return num_cut
 
     def take_notes(self) -> tuple[str, ...]:
-        """Return, once, which of the program's own gloo groups were cut."""
+        """Return a note on each own gloo group of the program cut since the last call."""
         cut, self._cut = self._cut, []
         return tuple(
             f"a ProcessGroupGloo that code constructed itself ({each}) was cut: construct it again"

@@ -1,13 +1,13 @@
-"""Ends the collectives of this process whose peers will not join, by cutting connections.
+"""Ends this process's collectives whose peers will not join, by cutting connections.
 
-``ProcessGroupGloo.abort()`` ends no wait in torch 2.13. What ends all is a receive that runs into
-its time-out: gloo then closes all connections of the group and fails all operations on it, but
-for one: an operation that is in the middle of sending waits on without end, there and, as its
-connection is reset, at the other end. Therefore (`cut_gloo`)
+``ProcessGroupGloo.abort()`` ends no wait in torch 2.13. But when a receive times out, gloo closes
+all connections of the group and fails all operations on it, with one exception: an operation that
+is in the middle of sending waits forever, as does, since its connection is reset, its receiver.
+Therefore (`cut_gloo`)
 
 - a group is cut when no data is in flight; data in flight arrives soon, as gloo reads all of it,
   whether an operation waits for it or not;
-- the group's connections stay open for a while, and are read, so that peers who send get no error.
+- the group's connections stay open for a while, and are read, so that sending peers get no error.
 
 Connections of a group are those that appeared while the group was made. NCCL's communicators are
 aborted.
@@ -33,30 +33,30 @@ from ...stdlib import os, select, socket, threading, time
 from ..linux_process import start_thread
 from ..static_lookup import args_of
 
-# A descriptor and the inode behind it: the number alone may be in use again.
+# Descriptor -> inode; the inode shows whether the descriptor has been reused.
 Sockets = Mapping[int, int]
 
 _TCP_ESTABLISHED = 1
 _LISTENS = socket.SOL_SOCKET, socket.SO_ACCEPTCONN
 # In the kernel's struct tcp_info: tcpi_bytes_acked and tcpi_bytes_received.
 _TCP_INFO_BYTES, _TCP_COUNTERS = 136, slice(120, 136)
-# How long nothing must have moved on connections: with nothing left to send, and with something.
+# How long connections must be quiet: without unsent bytes, and with some.
 _QUIET_S, _STALLED_S = 0.05, 0.5
 _LONGEST_S, _LOOK_S = 3.0, 0.005
 _HOLD_S, _DRAIN_STEP_S = 5.0, 0.002
 _AT_ONCE = timedelta(milliseconds=1)
-_NO_TAG = 2**31 - 7  # no sender uses it
-# Texts of gloo and NCCL when a connection ends under an operation, and of our store when a wait is
-# cut; the barrier is that before each operation with TORCH_DISTRIBUTED_DEBUG=DETAIL, of which none
-# has waited for months.
+_NO_TAG = 2**31 - 7  # a tag that no sender uses
+# Texts of gloo and NCCL when a connection ends during an operation, and of the mesh's store when a
+# wait is ended. The monitored barrier precedes each operation under TORCH_DISTRIBUTED_DEBUG=DETAIL;
+# no barrier has waited for the months that the text claims.
 _LOST = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|not connected|Socket closed|pair closure|"
     r"communicator was aborted|failed to pass monitoredBarrier in \d{11,} ms|"
-    r"wait for keys: .* was ended"  # by `Waits.end`
+    r"wait for keys: .* was ended"  # raised after `Waits.end`
 )
 # How long a rank that has lost a connection waits for an interrupt or a release: after a death, the
-# controller sends the release when the settle time is over. No message follows where a peer has
-# closed the connection because its own time-out for the group was over.
+# controller sends the release when the settle time is over. It sends none if a peer has closed the
+# connection because of the peer's own time-out.
 _AWAIT_STOP_S = 3.0
 _STOP_LOOK_S = 0.02
 
@@ -82,20 +82,20 @@ def new_sockets(before: Sockets) -> dict[int, int]:
 
 
 def connected(sockets: Sockets) -> dict[int, int]:
-    """Return those of these sockets that are connected or connecting, without listening ones."""
+    """Return the sockets among these that are connected; listening ones are not."""
     return {fd: inode for fd, inode in sockets.items() if _is_connected(fd, inode)}
 
 
 def shut_down(sockets: Sockets) -> int:
-    """Shut these sockets' connections down, so that operations raise; return their number."""
+    """Shut down these sockets' connections, so that operations on them raise; return how many."""
     return _on_each(sockets, lambda connection: connection.shutdown(socket.SHUT_RDWR))
 
 
 def cut_gloo(groups: Iterable[Any], sockets: Sockets, kept: KeptConnections) -> int:
-    """Close the connections of some ``ProcessGroupGloo``, so that operations raise; return how many
-    there were.
+    """Close the connections of ``ProcessGroupGloo`` objects, so that operations on them raise;
+    return the number of connections.
     """
-    # Without a descriptor left for the duplicate, peers that send meet an error.
+    # If no descriptor is left for the duplicate, peers that send get an error.
     num_cut = _on_each(sockets, lambda connection: kept.keep(os.dup(connection.fileno())))
     if num_cut:
         _time_out(groups)
@@ -103,13 +103,13 @@ def cut_gloo(groups: Iterable[Any], sockets: Sockets, kept: KeptConnections) -> 
 
 
 def _on_each(sockets: Sockets, act: Callable[[socket.socket], object]) -> int:
-    """Do something with each of these sockets that does not listen; return their number."""
+    """Call `act` with each of these sockets that does not listen; return their number."""
     num_found = 0
     for descriptor, inode in sockets.items():
         with _opened(descriptor, inode) as connection:
             if connection is not None and not connection.getsockopt(*_LISTENS):
                 num_found += 1
-                with contextlib.suppress(OSError):  # not connected yet, or not any more
+                with contextlib.suppress(OSError):  # not connected yet, or no longer
                     act(connection)
     return num_found
 
@@ -129,7 +129,7 @@ def await_quiet(sockets: Sockets) -> None:
 
 
 def _traffic(descriptor: int) -> tuple[int, bytes]:
-    """Return a connection's number of unsent bytes, and its counters of sent and received bytes."""
+    """Return a connection's number of unsent bytes, and its raw counters of traffic in bytes."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
         unsent = struct.unpack("i", fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)))[0]
@@ -138,8 +138,8 @@ def _traffic(descriptor: int) -> tuple[int, bytes]:
 
 
 def _time_out(groups: Iterable[Any]) -> None:
-    """Let a receive of gloo time out: gloo then closes all connections and fails all operations."""
-    nothing = torch.zeros(1, device="cpu")  # whatever the default device is
+    """Time out a receive of gloo, so that gloo closes all connections and fails all operations."""
+    nothing = torch.zeros(1, device="cpu")  # whatever the default device
     for group in groups:
         for peer in set(range(group.size())) - {group.rank()}:
             with contextlib.suppress(RuntimeError):
@@ -147,15 +147,15 @@ def _time_out(groups: Iterable[Any]) -> None:
 
 
 class KeptConnections:
-    """Connections that gloo has closed and that are kept open, and read until the peers close them
-    too, as unread data would reset them.
+    """Duplicates of connections that gloo has closed, kept open and read until the peers close
+    theirs, as unread data would reset the connections.
 
-    Its thread is there from the beginning: when it is needed there may be none left.
+    Its thread starts at once, as there may be no thread left when one is needed.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._descriptors: dict[int, float] = {}  # -> until when
+        self._descriptors: dict[int, float] = {}  # descriptor -> time at which to close it
         self._holds = threading.Event()
         start_thread(self._serve)
 
@@ -163,7 +163,7 @@ class KeptConnections:
         return len(self._descriptors)
 
     def keep(self, descriptor: int) -> None:
-        """Take over an open connection, and keep it for `_HOLD_S` or until `let_go`."""
+        """Take over an open connection; keep it for `_HOLD_S`, until `let_go`, or until it ends."""
         with self._lock:
             self._descriptors[descriptor] = time.monotonic() + _HOLD_S
             self._holds.set()
@@ -200,7 +200,7 @@ class KeptConnections:
             pass
         finally:
             connection.detach()
-        self._close([descriptor])  # the other side has ended it
+        self._close([descriptor])  # the peer has closed it
 
     def _close(self, descriptors: Iterable[int]) -> None:
         for descriptor in descriptors:
@@ -209,7 +209,7 @@ class KeptConnections:
 
 
 def all_stand(sockets: Sockets) -> bool:
-    """Return whether the connections of all these sockets are still open on both sides."""
+    """Return whether the connections of all these sockets are still open at both ends."""
     return all(_is_connected(fd, inode) for fd, inode in sockets.items())
 
 
@@ -222,10 +222,10 @@ def abort_nccl(group: Any) -> bool:
 
 
 def backends_of(group: Any) -> list[Any]:
-    """Return the backends of a ``ProcessGroup``, each once; none of a class that a program has
-    derived from ``ProcessGroup``.
+    """Return the distinct backends of a ``ProcessGroup``; none for a subclass that a program has
+    written.
 
-    With ``TORCH_DISTRIBUTED_DEBUG=DETAIL`` torch wraps each backend in another one.
+    With ``TORCH_DISTRIBUTED_DEBUG=DETAIL`` torch wraps each backend; the wrapped ones are returned.
     """
     found = [group._get_backend(device) for device in group._device_types]
     unwrapped = [getattr(one, "wrapped_pg", one) for one in found]
@@ -233,19 +233,20 @@ def backends_of(group: Any) -> list[Any]:
 
 
 def name_of_backend(backend: Any) -> str:
-    """Return the name of a backend, its class's if it has none."""
+    """Return the name of a backend; the name of its class if it has none."""
     try:
         return str(backend.name())
-    except Exception:  # C++ has one for torch's own, and raises for others
+    except Exception:  # the C++ method knows only torch's own backends
         return type(backend).__name__
 
 
 def prepare_nccl(environment: MutableMapping[str, str], device: torch.device) -> None:
-    """Set in ``os.environ``, before the first group is made, what NCCL needs so that an abort ends
-    an operation and not the process.
+    """Set NCCL's environment variables, before the first group is made, so that an abort ends the
+    operation and not the process.
 
-    Its watchdog ends the process when an operation fails (mode 3 and 1), or when it has not been
-    heard of for some minutes, as while a user sits in a debugger. What the user has set stays.
+    NCCL's watchdog ends the process when an operation fails (modes 1 and 3), or when the process
+    has not reported for some minutes, as while a user sits in a debugger. Variables that the user
+    has set are kept.
     """
     if device.type == "cuda":
         environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
@@ -256,8 +257,8 @@ def prepare_nccl(environment: MutableMapping[str, str], device: torch.device) ->
 
 @contextlib.contextmanager
 def _opened(descriptor: int, inode: int) -> Iterator[socket.socket | None]:
-    """Yield a socket object for a descriptor, on a duplicate if possible; None if the descriptor
-    is closed or belongs to another inode now.
+    """Yield a socket object for a descriptor, on a duplicate if possible; None if the descriptor is
+    closed or belongs to another inode now.
     """
     try:
         if os.fstat(descriptor).st_ino != inode:
@@ -267,7 +268,7 @@ def _opened(descriptor: int, inode: int) -> Iterator[socket.socket | None]:
         except OSError as error:
             if error.errno != errno.EMFILE:
                 raise
-            connection = socket.socket(fileno=descriptor)  # there is none left for a second one
+            connection = socket.socket(fileno=descriptor)  # no descriptor is left for a duplicate
     except OSError:
         yield None
         return
@@ -290,19 +291,20 @@ def lost_its_peers(error: BaseException) -> bool:
     """Return whether a torch operation failed only because a connection was closed."""
     if not issubclass(type(error), RuntimeError):
         return False
-    # Not by its own `__str__`, which may do anything.
+    # Not by the error's `__str__`, which may run user code.
     texts = [part for part in args_of(error) if type(part) is str]
     return _LOST.search(" ".join(texts)) is not None
 
 
 def raise_as_stops(kind: Callable[[], type[KeyboardInterrupt] | None]) -> None:
-    """Patch torch so that a collective that fails on the main thread by a closed connection
-    raises the interrupt or release that `kind` returns, if there is one.
+    """Patch torch so that a collective that fails on the main thread because a connection was
+    closed raises the interrupt or release that `kind` returns, if any.
 
-    gloo and NCCL raise a RuntimeError then, which ``except Exception`` in a training loop would
-    take for an error of the step. torch passes every error of a collective for which Python waits
-    through one function, to log it: there it is exchanged. Where C++ waits (DDP's backward pass,
-    ``wait()`` of an asynchronous operation), the rank's executor reports it as what it was.
+    gloo and NCCL raise a RuntimeError, which ``except Exception`` in a training loop would take for
+    an error of the step. When Python waits for a collective, torch passes each error through one
+    function that logs it, and the patch replaces the error there. When C++ waits (DDP's backward
+    pass, ``wait()`` of an asynchronous operation), the rank's executor reports the interrupt or
+    release.
     """
     describe = c10d_logger._get_msg_dict
 
@@ -312,7 +314,7 @@ def raise_as_stops(kind: Callable[[], type[KeyboardInterrupt] | None]) -> None:
         if is_main and error is not None and lost_its_peers(error):
             deadline = time.monotonic() + _AWAIT_STOP_S
             while (stop := kind()) is None and time.monotonic() < deadline:
-                # Others may have cut the connection before this rank's message arrives.
+                # Other ranks may cut the connection before this rank receives the message.
                 time.sleep(_STOP_LOOK_S)
             if stop is not None:
                 raise stop() from error

@@ -1,12 +1,13 @@
-"""Replaces ``init_process_group`` and ``destroy_process_group``, as programs on a rank call them.
+"""Replaces ``init_process_group`` and ``destroy_process_group`` for programs on a rank.
 
-A rank has the mesh's default group from the start: a program that asks for the whole mesh finds it.
-One that asks for another size or rank gets a default group of its own, and the mesh's groups are
-set aside; so they are by ``destroy_process_group``. Set aside, they stay connected and are healed
-as ever; they are back when a program asks for the whole mesh again, in the same objects.
+A rank has the mesh's default group from the start, and a program that asks for a group of the whole
+mesh gets that one. A program that asks for another size or rank gets a default group of its own,
+and the mesh's groups are set aside, as they are by ``destroy_process_group``. Groups that are set
+aside stay connected and are healed; when a program asks for the whole mesh again, the same objects
+are back in use.
 
-torch looks groups up in its registries: a set of dicts, of which each of these has its own
-(`World`), and names in C++.
+torch looks up groups in registries, a set of dicts, and by names in C++. The mesh's groups and a
+program's have separate registries (`World`).
 """
 
 from __future__ import annotations
@@ -37,20 +38,20 @@ torch_init_process_group = c10d.init_process_group
 torch_destroy_process_group = c10d.destroy_process_group
 _signature = inspect.signature(torch_init_process_group)
 _of_rank: DefaultGroup | None = None
-_inherited: list[Any] = []  # what a forked process has of its parent's groups, and may not end
+_inherited: list[Any] = []  # a forked process's groups of its parent, kept from destruction
 
 
 _TorchsWorld: Any = c10d._World
 
 
 class World(_TorchsWorld):  # type: ignore[misc]
-    """Registries of process groups besides those that torch begins with; `use` has torch use them.
+    """Additional registries of process groups; after `use`, torch works with them.
 
     Args:
         default: the default process group.
     """
 
-    # In place of the properties, which all worlds would share.
+    # Override properties of torch's class, which would be shared by all worlds.
     pg_map: Any = None
     pg_names = pg_group_ranks = pg_backend_config = pg_to_tag = tags_to_pg = group_count = pg_map
 
@@ -63,13 +64,13 @@ class World(_TorchsWorld):  # type: ignore[misc]
 
 
 def use(world: Any) -> None:
-    """Have torch look process groups up in the registries of a world; its C++ names stay."""
+    """Make torch look up process groups in the registries of a world; C++ names do not change."""
     c10d._world = world
     c10d._update_default_pg(world.default_pg)
 
 
 def _register_names(world: Any) -> None:
-    """Register a world's names in C++ again, after torch has dropped all names there."""
+    """Register a world's group names in C++ again, after torch has dropped all names there."""
     for group, name in world.pg_names.items():
         _register_process_group(name, group)
 
@@ -107,7 +108,7 @@ destroy_process_group.__doc__ = torch_destroy_process_group.__doc__
 
 
 def _of_this_process() -> DefaultGroup | None:
-    """Return the rank's `DefaultGroup`; None in a fork, where torch forgets the parent's groups."""
+    """Return the rank's `DefaultGroup`; None in a fork, where torch drops the parent's groups."""
     global _of_rank
     if _of_rank is not None and _of_rank.pid != os.getpid():
         _inherited.append((_of_rank, c10d._world))
@@ -121,14 +122,14 @@ class DefaultGroup:
     """The default process group of a rank: the mesh's, a program's, or none.
 
     Args:
-        calls: finds the other ranks of a program's call.
-        backend: of the mesh's group.
-        rank: in the mesh.
+        calls: finds the other ranks that take part in a program's call.
+        backend: backend of the mesh's group.
+        rank: this rank's number in the mesh.
 
     Attributes:
         mesh_world: torch's registries with the mesh's groups; others are in use while a program
             has other groups, or none.
-        own: names of the mesh's groups; others end with a ``destroy_process_group``.
+        own: names of the mesh's groups; ``destroy_process_group`` destroys all others.
         destroyed_by: code and line of the frames that destroyed the default group, outermost first.
     """
 
@@ -140,7 +141,7 @@ class DefaultGroup:
         self.destroyed_by: Sequence[tuple[types.CodeType, int]] = ()
 
     def take_over(self) -> None:
-        """Make ``init_process_group`` and ``destroy_process_group`` in this process call this
+        """Direct this process's ``init_process_group`` and ``destroy_process_group`` to this
         object, and replace torch's rendezvous handlers.
         """
         global _of_rank
@@ -155,7 +156,7 @@ class DefaultGroup:
 
     @property
     def program(self) -> str:
-        """The name of the program's default group; "" if the mesh's group or none is in use."""
+        """Name of the program's default group; "" if the mesh's group or none is in use."""
         has_own = not self.is_the_meshs and dist.is_initialized()
         return str(c10d._get_default_group().group_name) if has_own else ""
 
@@ -164,7 +165,7 @@ class DefaultGroup:
         return self.mesh_world if group in self.mesh_world.pg_names else c10d._world
 
     def init(self, asked: dict[str, Any]) -> None:
-        """Do the work of ``init_process_group``, whose arguments `asked` has by name."""
+        """Carry out a call of ``init_process_group``; `asked`: its arguments by name."""
         call = _read(asked)
         is_whole = call.size in (None, self._calls.world_size) and call.rank in (None, self._rank)
         backend = asked["backend"]
@@ -210,9 +211,9 @@ class DefaultGroup:
             self._calls.for_group = False
 
     def destroy(self, group: Any) -> None:
-        """Do the work of ``destroy_process_group``."""
+        """Carry out a call of ``destroy_process_group``."""
         if group not in (None, dist.group.WORLD) or not dist.is_initialized():
-            torch_destroy_process_group(group)  # which says so, if there is none
+            torch_destroy_process_group(group)  # raises if there is no default group
             return
         frames = traceback.walk_stack(sys._getframe(1))
         self.destroyed_by = [(frame.f_code, line) for frame, line in frames][::-1]
@@ -227,15 +228,15 @@ class DefaultGroup:
         use(World())
 
     def restore(self) -> None:
-        """Have torch use the mesh's groups again, in place of a program's."""
+        """Make torch use the mesh's groups again, in place of a program's."""
         if not self.is_the_meshs:
             if dist.is_initialized():
                 self.destroy(None)
             use(self.mesh_world)
 
     def retire(self) -> None:
-        """Have torch use no groups of the mesh any more, but describe those that a program holds
-        still.
+        """Remove the mesh's groups from use, but keep the descriptions of those that a program
+        still holds.
         """
         self.own |= set(self.mesh_world.pg_names.values())
         self.mesh_world.tags_to_pg.clear()
@@ -250,7 +251,7 @@ def _read(asked: dict[str, Any]) -> Call:
 
 
 def replace(old: Any, new: Any) -> None:
-    """Replace a group by another of its name in torch's registries."""
+    """Replace a group in torch's registries by another group of the same name."""
     world: Any = c10d._world
     for book in (
         *(world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config),
@@ -267,8 +268,8 @@ def replace(old: Any, new: Any) -> None:
 
 
 def enter(group: Any, backend: str, store: Any, tag: str | None) -> None:
-    """Add a group that torch has not made itself to torch's registries, as
-    ``_new_process_group_helper`` would.
+    """Add a group that torch has not made to torch's registries, as ``_new_process_group_helper``
+    would.
     """
     world = c10d._world
     world.pg_map[group] = (c10d.Backend(backend), store)
@@ -286,9 +287,10 @@ def enter(group: Any, backend: str, store: Any, tag: str | None) -> None:
 
 @contextlib.contextmanager
 def lending_name(world: Any, group: Any) -> Iterator[None]:
-    """Enter a context in which torch can make another group under the name of a group of `world`,
-    as if there were no other groups: with a default group that has a device, torch would split
-    communicators off it, which not all ranks do at a heal.
+    """Enter a context in which torch can make another group under the name of a group of `world`.
+
+    torch then sees no other groups: it would split communicators off a default group that has a
+    device, which not all ranks do at a heal.
     """
     name, before = world.pg_names[group], c10d._world
     _unregister_process_group(name)

@@ -1,9 +1,9 @@
-"""The place before each operation on a process group where a stop pauses the main thread.
+"""Pauses a rank before operations on process groups while its run is being stopped.
 
-All ranks of a run that is stopped pause there, so that they end before the same operation, and what
-one of them has begun the others complete (`controller.core.stopping` decides who goes on). DDP's
-reducer and FSDP's hooks begin their operations through the same methods, from C++ and perhaps on a
-thread of the autograd engine.
+All ranks of the run pause there, so that they end before the same operation, and operations that
+one of them has begun are completed by the others (`controller.core.stopping` decides which ranks
+proceed). DDP's reducer and FSDP's hooks begin their operations through the same methods, from C++
+and perhaps on a thread of the autograd engine.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from ...wire.groups import GroupCount
 from ...wire.stopping import Owed, owes
 
 _STEP_S = 0.02
-# A rank that hears nothing more, as its controller has gone, goes on after this time.
+# A rank that receives no more messages, as its controller has left, proceeds after this time.
 _HEARD_WITHIN_S = 3.0
-# How long the operations of an optimizer's step pass: it would be left half done. Those of steps
-# that train by themselves, as LBFGS does, pause after that.
+# How long operations of an optimizer's step may pass, so that the step is not left half done.
+# Steps that contain training, as of LBFGS, pause after that.
 _IN_STEP_S = 0.5
 
 
@@ -33,9 +33,10 @@ class Gate:
         is_pending: returns whether a run was signalled and its handler has not raised yet.
         counts: returns the numbers of operations begun on each group.
         num_steps: returns the number of steps of an optimizer, named as in `StepCount`.
-        is_in_step: returns whether an operation that is about to begin is an optimizer step's.
+        is_in_step: returns whether the operation that is about to begin belongs to an optimizer's
+            step.
         report: sends a `StopState` of a run.
-        on_raise: called before a run is ended where it is paused.
+        on_raise: called before a paused run is ended.
     """
 
     def __init__(self, main_thread: int) -> None:
@@ -58,7 +59,7 @@ class Gate:
     # On the control thread.
 
     def close(self, run: int, owed: Owed) -> None:
-        """Have operations of a run pause once it owes nothing (`Pause`), or what it owed."""
+        """Pause operations of a run once it has begun those owed to other ranks (`Pause`)."""
         if run != self._run or not self.is_closed:
             self._kind, self._is_struck, self._owed = None, False, Owed()
             self._closed_at = time.monotonic()
@@ -98,7 +99,7 @@ class Gate:
     # On threads that begin operations.
 
     def enter(self, size: int) -> None:
-        """Pause before an operation on a group of `size` ranks; raise what ends the run."""
+        """Pause before an operation on a group of `size` ranks; raise if the run is ended here."""
         if size < 2 or not self._is_main():
             return
         try:
@@ -114,10 +115,10 @@ class Gate:
         run = self.running()
         if run != self._run:
             if run > self._run:
-                self.open()  # the run that was to pause has ended
+                self.open()  # a later run has begun
             return True
         if (kind := self._kind) is not None:
-            self.open()  # what the user's code does with it may begin operations
+            self.open()  # user code that handles the interrupt may begin operations
             self.on_raise()
             raise kind
         if self._is_struck:
@@ -145,6 +146,6 @@ class Gate:
             self.report(self._run)
 
     def _is_main(self) -> bool:
-        # The engine's threads, unknown to Python, run backward on behalf of the main thread.
+        # The engine's threads, which are not in `threading`, run backward for the main thread.
         ident = threading.get_ident()
         return ident == self._main_thread or ident not in threading._active  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Lets torch make process groups, and notes their connections and what making them again needs."""
+"""Makes process groups by torch, and records their connections and the data to make them again."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from .any_backend import GlooGroups, patient_constructors
 from .store import MeshStore
 from .waits import Waits
 
-# A cell may take as long as it takes: torch's own time-out (30 min) would take the group away from
-# a user who sits in a debugger. What hangs is shown and interrupted, not timed out.
+# A cell may take any time: torch's default time-out (30 min) would destroy the group of a user who
+# sits in a debugger. A hanging collective is reported and can be interrupted instead.
 TIMEOUT = timedelta(days=365)
-# Of each group, besides a connection to each member: gloo's listening socket, its loop's, its
-# rendezvous'.
+# Descriptors of each group, besides a connection per member: gloo's listening socket, its event
+# loop's and its rendezvous's.
 A_GROUP = 8
-# For Python itself, and for files that user threads open while groups are connected.
+# Descriptors for Python itself, and for files that user threads open while groups connect.
 _SPARE = 16
-# What retired groups hold is closed in the background.
+# How long to wait for free descriptors: retired groups are closed in the background.
 _PATIENCE_S, _LOOK_S = 1.0, 0.02
 
 
@@ -44,8 +44,7 @@ class Transport:
     gloo: Sequence[ProcessGroupGloo] = ()
 
 
-# The arguments of ``_new_process_group_helper`` by name, and what it returns with the transport
-# that it made.
+# The arguments of ``_new_process_group_helper`` by name; its results, with the new transport.
 Asked = dict[str, Any]
 Made = tuple[Any, Any, Transport]
 
@@ -61,8 +60,15 @@ class Placement:
 def choose_placement(
     backend: str, local_rank: int, num_local_ranks: int, num_gpus: int
 ) -> Placement:
-    """Choose the device of a rank, and its backend of ``auto``, ``gloo`` and ``nccl``: ``auto`` is
-    NCCL for CUDA tensors where every rank of the host has a GPU of its own, else gloo for all.
+    """Choose a rank's device, and the backend string for the mesh's `backend`.
+
+    ``auto`` means NCCL for CUDA tensors if every rank of the host has a GPU of its own, else gloo.
+
+    Args:
+        backend: "auto", "gloo" or "nccl".
+        local_rank: number of the rank on its host.
+        num_local_ranks: number of ranks on the host.
+        num_gpus: number of GPUs of the host.
     """
     if num_gpus == 0:
         return Placement(torch.device("cpu"), "gloo")
@@ -73,16 +79,16 @@ def choose_placement(
 
 
 class GroupPlan(msgspec.Struct, frozen=True):
-    """What is needed to make a process group again: name, ranks, backend, time-out."""
+    """The data to make a process group again: name, ranks, backend, time-out."""
 
     name: str
-    # The mesh's ranks of its members, in the group's order; () for the mesh's default group.
+    # The mesh's ranks that are its members, in the group's order; () for the default group.
     ranks: tuple[int, ...]
     backend: str
     tag: str  # "" for none
     description: str
     timeout_s: float
-    device: str = ""  # that is bound to it, "" for none
+    device: str = ""  # the device bound to it, "" for none
 
     def members(self, world_size: int) -> tuple[int, ...]:
         """Return the global ranks of the group's members."""
@@ -90,18 +96,18 @@ class GroupPlan(msgspec.Struct, frozen=True):
 
 
 class MeshPlan(msgspec.Struct, frozen=True):
-    """What is needed to make a rank's DeviceMesh over all ranks again."""
+    """The data to make a rank's DeviceMesh over all ranks again."""
 
     names: tuple[str, ...]
     shape: tuple[int, ...]
-    # torch's counter of groups when it was made: where its groups' names begin.
+    # torch's counter of groups when it was made, from which its groups are named.
     first_group: int
 
 
 class BlueprintData(msgspec.Struct, frozen=True):
-    """All that a new rank needs to make the same process groups as a living rank."""
+    """The data from which a new rank makes the same process groups as a living rank."""
 
-    # In the order made; those that the writer is no member of, too.
+    # In the order of creation, including groups of which the writer is no member.
     groups: tuple[GroupPlan, ...]
     group_count: int
     mesh: MeshPlan | None = None
@@ -110,7 +116,7 @@ class BlueprintData(msgspec.Struct, frozen=True):
 class Maker:
     """Makes process groups by torch's ``_new_process_group_helper``, interruptibly.
 
-    The mesh's store is connected before, so that its connection is not taken for the group's.
+    The mesh's store is connected first, so that its connection is not taken for the group's.
     """
 
     def __init__(self, store: MeshStore, waits: Waits) -> None:
@@ -120,12 +126,12 @@ class Maker:
         self._sockets_before: dict[int, int] | None = None
 
     def intercept(self, new_group: Callable[[Asked], Any]) -> None:
-        """Redirect torch's ``_new_process_group_helper`` in this process to `new_group`."""
+        """Redirect this process's calls of ``_new_process_group_helper`` to `new_group`."""
         self.own_gloo.install()
         signature, pid = inspect.signature(self._helper), os.getpid()
 
         def make_watched(*args: Any, **kwargs: Any) -> Any:
-            if os.getpid() != pid:  # in a process that user code has forked
+            if os.getpid() != pid:  # a process that user code has forked
                 return self._helper(*args, **kwargs)
             call = signature.bind(*args, **kwargs)
             call.apply_defaults()
@@ -134,8 +140,8 @@ class Maker:
         c10d._new_process_group_helper = make_watched
 
     def make(self, asked: Asked, limit_s: float | None = None) -> Made:
-        """Let torch make a group (or ``NON_GROUP_MEMBER``); return its store and transport, too."""
-        # The time-out that gloo connects with is that of its messages, too, for good.
+        """Make a group (or ``NON_GROUP_MEMBER``), and return it with its store and transport."""
+        # gloo's messages keep the time-out that gloo connects with.
         arguments = asked | {"timeout": _timeout_for(asked)}
         fill_standard_descriptors()
         self._store.connect()
@@ -166,7 +172,7 @@ class Maker:
         """Shut down, from any thread, the connections of a group that is still being made."""
         before = self._sockets_before
         if before is not None:
-            with contextlib.suppress(OSError):  # no descriptor is left to list them
+            with contextlib.suppress(OSError):  # no descriptor is left to list the sockets
                 connections.shut_down(connections.new_sockets(before))
 
 
@@ -174,13 +180,13 @@ def _timeout_for(asked: Asked) -> timedelta:
     """Return the time-out that the user chose for a group; torch's default counts as no choice."""
     timeout: timedelta | None = asked["timeout"]
     if asked["backend_options"] is not None and timeout is not None:
-        return timeout  # torch compares it with that of the options
+        return timeout  # torch compares it with the options' time-out
     by_default = timeout is None or timeout in (default_pg_timeout, default_pg_nccl_timeout)
     return TIMEOUT if by_default or timeout is None else timeout
 
 
 def plan_of(asked: Asked, ranks: tuple[int, ...]) -> GroupPlan:
-    """Return what is needed to make a group again, from its ``_new_process_group_helper`` call."""
+    """Return the plan of a group from its ``_new_process_group_helper`` call."""
     return GroupPlan(
         str(asked["group_name"]),
         ranks,
@@ -193,7 +199,7 @@ def plan_of(asked: Asked, ranks: tuple[int, ...]) -> GroupPlan:
 
 
 def call_for(plan: GroupPlan, rank: int, store: Any) -> Asked:
-    """Return the arguments with which ``_new_process_group_helper`` makes this group on `rank`."""
+    """Return the arguments of ``_new_process_group_helper`` that make a plan's group on `rank`."""
     return {
         "group_size": len(plan.ranks),
         "group_rank": plan.ranks.index(rank) if rank in plan.ranks else None,
@@ -210,7 +216,7 @@ def call_for(plan: GroupPlan, rank: int, store: Any) -> Asked:
 
 
 def plan_of_split(group: Any, ranks: Sequence[int]) -> GroupPlan:
-    """Return what is needed to make again a group of these ranks that NCCL split off another."""
+    """Return the plan of a group of these ranks that NCCL has split off another group."""
     default = c10d._get_default_group()
     device, backend = default.bound_device_id, c10d._world.pg_map[default][0]
     name, seconds = str(group.group_name), TIMEOUT.total_seconds()
@@ -222,7 +228,7 @@ def _text(device: Any) -> str:
 
 
 def timeouts_of(group: Any) -> dict[str, timedelta]:
-    """Return the time-outs of a group's backends, which users may have changed, by backend."""
+    """Return the current time-outs of a group's backends, by backend; users may change them."""
     return {
         connections.name_of_backend(backend): backend.options._timeout
         for backend in connections.backends_of(group)
@@ -238,10 +244,10 @@ def set_timeouts(group: Any, timeouts: dict[str, timedelta]) -> None:
 
 
 def fill_standard_descriptors() -> None:
-    """Open /dev/null in place of descriptors 0, 1 and 2 that user code has closed.
+    """Open /dev/null in place of descriptors 0, 1 and 2 if user code has closed them.
 
-    Else a group's sockets take these numbers: what C code and subprocesses print goes to another
-    rank, in the middle of a collective, and a subprocess reads from there.
+    Otherwise a group's sockets would take these numbers: output of C code and subprocesses would be
+    sent to another rank, in the middle of a collective, and a subprocess would read from there.
     """
     for number in range(3):
         try:
@@ -255,10 +261,13 @@ def fill_standard_descriptors() -> None:
 
 
 def find_lack(sizes: Iterable[int], num_coming: int = 0) -> str:
-    """Return why this rank has too few file descriptors to connect groups of so many members; "" if
-    it has enough.
+    """Return why this rank has too few file descriptors to connect groups; "" if it has enough.
 
-    Counted before gloo connects, as gloo aborts the process when there are too few.
+    The check precedes connecting, as gloo aborts the process when descriptors run out.
+
+    Args:
+        sizes: number of members of each group.
+        num_coming: number of descriptors that are about to be closed.
     """
     needed = _SPARE + sum(A_GROUP + size for size in sizes)
     deadline = time.monotonic() + _PATIENCE_S
@@ -281,5 +290,5 @@ def count_free() -> int:
         return sys.maxsize
     try:
         return limit - sum(int(entry) < limit for entry in os.listdir("/proc/self/fd"))
-    except OSError:  # not even one to list them
+    except OSError:  # no descriptor is left to list them
         return 0

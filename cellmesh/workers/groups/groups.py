@@ -1,10 +1,10 @@
-"""The process groups of a rank: made, shaped into a DeviceMesh, cut after a failure, and rebuilt in
+"""The process groups of a rank: made, arranged as a DeviceMesh, cut after a failure, and rebuilt in
 place.
 
-torch makes every group through ``_new_process_group_helper``. That is wrapped here: torch makes its
-group as ever, and a `HealableGroup` takes its place in torch's registries, so that all above sees
-what it would see under torchrun. At a heal, torch makes a fresh group with the same arguments, and
-the `HealableGroup` that models hold works through that one from then on.
+torch makes every group through ``_new_process_group_helper``, which is wrapped here: torch makes
+its group as usual, and a `HealableGroup` takes the group's place in torch's registries, so that all
+code above works as under torchrun. At a heal, torch makes a new group with the same arguments, and
+the `HealableGroup` that models hold delegates to the new group from then on.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ from .program_calls import Agreement, ProgramCalls
 from .store import MeshStore
 from .waits import Waits
 
-# Names of a program's groups are numbers; those of the next program begin this much higher.
+# Programs' groups are named by numbers, of which each program has a range of this size.
 _GROUPS_A_PROGRAM = 1000
-# And those of a mesh that was resized begin so much higher.
+# The groups of each size of the mesh have a range of this size.
 _GROUPS_A_SIZE = 10_000_000
-# So many keys of collectives that were compared stay in the store.
+# Number of compared collectives whose keys are kept in the store.
 _MAX_FIRSTS = 64
-# How long members of a group may take to connect when all of them take part in a heal.
+# How long the members of a group may take to connect at a heal in which all take part.
 _CONNECT_S = 30.0
 
 
@@ -70,8 +70,8 @@ class Making:
     """A process group that this rank is making.
 
     Attributes:
-        name: torch's name of it.
-        ranks: the mesh's ranks of its members; () for all.
+        name: torch's name of the group.
+        ranks: ranks of its members in the mesh; () for all.
         since: when the rank began to make it, by ``time.monotonic``.
     """
 
@@ -81,9 +81,9 @@ class Making:
 
 
 class Groups:
-    """The process groups of this rank, over the c10d store that listens on MASTER_ADDR.
+    """The process groups of this rank, with the c10d store on MASTER_ADDR.
 
-    Keys of different incarnations, the starts and restarts of the mesh, do not mix.
+    The store's keys are separate for each incarnation (start or restart) of the mesh.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Groups:
         self._groups: list[weakref.ref[HealableGroup]] = []
         self._plans: list[GroupPlan] = []
         self._mesh: MeshPlan | None = None
-        # The rank's `mesh`, whatever the user binds to the name.
+        # The rank's DeviceMesh `mesh`, even if the user has bound the name to another object.
         self.mesh: DeviceMesh | None = None
         self._maker = Maker(self._store, self._waits)
         self.making: Making | None = None
@@ -114,8 +114,9 @@ class Groups:
         self._firsts: deque[str] = deque()
         self.backward_passes, self.heal_callbacks = BackwardPasses(), HealCallbacks()
         self.is_half_done = False  # whether a step has left models half done
-        self._half_done: tuple[str, ...] = ()  # as a heal that failed has found
-        # Of the last heal, whose store the groups use, and of the last reset of models only.
+        self._half_done: tuple[str, ...] = ()  # models that a failed heal has found
+        # The last heal, whose store the groups use (True), and the last reset of models only
+        # (False).
         self._healings: dict[bool, Healing] = {}
 
     @property
@@ -142,9 +143,9 @@ class Groups:
         return mesh
 
     def _compare_first(self, record: GroupRecord, signed: Signed, size: int) -> None:
-        """Compare the first collective of a run on a group with the other members' (`Ledger`)."""
-        # Keys differ where ranks began different runs, or are at different numbers: a verdict says
-        # so once they wait.
+        """Compare a run's first collective on a group with those of other members (`Ledger`)."""
+        # Members with different runs or numbers use different keys; they wait, and the controller's
+        # verdict describes the difference.
         run, number = self.ledger.gate.running(), signed[0]
         if run < 0 or size < 2:
             return
@@ -152,7 +153,7 @@ class Groups:
         compare_first(self._store, key, as_begun(*signed, record.ranks), f"on {record.label}")
         self._firsts.append(key)
         if len(self._firsts) > _MAX_FIRSTS:
-            with contextlib.suppress(Exception):  # the store has gone, and the key with it
+            with contextlib.suppress(Exception):  # the store and its keys are lost
                 self._store.delete_key(self._firsts.popleft())
 
     @property
@@ -180,15 +181,16 @@ class Groups:
         )
 
     def _new_group(self, asked: dict[str, Any]) -> Any:
-        """Make a group as ``_new_process_group_helper``, whose arguments `asked` has by name."""
+        """Make a group for a call of ``_new_process_group_helper`` with arguments `asked`."""
         if self._is_replaying:
             return self._replay_group(asked)
         agreed = self._agreement()
         if agreed is not None and not asked["global_ranks_in_group"]:
-            # Names differ from those of the mesh's groups, and of an earlier program's.
+            # Use other names than the mesh's groups, and than an earlier program's.
             count = agreed.number * _GROUPS_A_PROGRAM
             asked["group_name"], c10d._world.group_count = c10d.GroupName(str(count)), count + 1
-        # A rank that was replaced while its host was cut off meets nobody: it knows no heal since.
+        # A rank that was replaced while its host was cut off does not know later heals, and so
+        # meets no other rank.
         generation = f"generation{self.ledger.generation:x}"
         asked["store"] = PrefixStore(generation, asked["store"])
         plan = plan_of(asked, self._members(asked))
@@ -196,12 +198,12 @@ class Groups:
         try:
             made, store, transport = self._maker.make(asked)
         except BaseException:
-            self._is_broken = True  # others may have made it
+            self._is_broken = True  # other ranks may have made it
             raise
         finally:
             self.making = None
         if isinstance(made, HealableGroup):
-            return made, store  # made before, under a tag
+            return made, store  # made earlier, under a tag
         self._note_plan(plan)
         if made is c10d.GroupMember.NON_GROUP_MEMBER:
             return made, store
@@ -211,14 +213,14 @@ class Groups:
         return group, store
 
     def _agreement(self) -> Agreement | None:
-        """Return the agreement of ranks on the program's default group; None while the mesh's
-        groups are in use, or if there is none.
+        """Return the agreement of ranks on the program's default group; None without one, or while
+        the mesh's groups are in use.
         """
         return None if self._default.is_the_meshs else self.calls.of_group
 
     def _members(self, asked: dict[str, Any]) -> tuple[int, ...]:
-        """Return the mesh's ranks of the members of a group that a program makes; () for the mesh's
-        own default group.
+        """Return the mesh's ranks that are members of a group in a program's call; () for the
+        mesh's own default group.
         """
         ranks = tuple(asked["global_ranks_in_group"])
         agreed = self._agreement()
@@ -227,13 +229,11 @@ class Groups:
         return tuple(agreed.members[rank] for rank in ranks) or agreed.members
 
     def _note_plan(self, plan: GroupPlan) -> None:
-        if self._default.is_the_meshs:  # else it is a program's, which new ranks are not to have
+        if self._default.is_the_meshs:  # new ranks must not make a program's groups
             self._plans.append(plan)
 
     def _enlist(self, asked: dict[str, Any], plan: GroupPlan) -> HealableGroup:
-        """Make a `HealableGroup`, not connected yet, for a call of torch's
-        ``_new_process_group_helper``.
-        """
+        """Make an unconnected `HealableGroup` for a call of ``_new_process_group_helper``."""
         rank, size = asked["group_rank"], asked["group_size"]
         group = HealableGroup(self.ledger, plan, rank, size, dict(asked), self._adopt_split)
         self._groups.append(weakref.ref(group))
@@ -247,7 +247,7 @@ class Groups:
         group.connect(inner, Transport())
         return group
 
-    # What can be asked of them, from any thread.
+    # Queries and cuts, from any thread.
 
     @property
     def is_broken(self) -> bool:
@@ -262,7 +262,7 @@ class Groups:
 
     def release(self) -> int:
         """Make every blocked wait of this process raise, from any thread; return their number."""
-        # Said before it is so: what is cut raises at once, on another thread.
+        # Set first: an operation that is cut raises at once, on another thread.
         was_broken, self._is_broken = self._is_broken, True
         num_cut = self._waits.end()
         self._maker.cut()
@@ -278,8 +278,8 @@ class Groups:
         return sum(group.cut() for group in groups)
 
     def counts(self, with_recent: bool = False) -> tuple[GroupCount, ...]:
-        """Return how many operations this rank began on each group since it was made or healed;
-        `with_recent`, also the last collectives among them.
+        """Return the number of operations that this rank has begun on each group since it was made
+        or healed; `with_recent`: also the last collectives among them.
         """
         return tuple(group.record.count(with_recent=with_recent) for group in self._living())
 
@@ -290,23 +290,25 @@ class Groups:
         )
 
     def _living(self) -> list[HealableGroup]:
-        """Return the groups that have been made and not been destroyed, oldest first."""
+        """Return the groups that have been made and not destroyed, oldest first."""
         found = [reference() for reference in list(self._groups)]
         return [group for group in found if group is not None and not group.is_destroyed]
 
-    # Made without connections, which a later `heal` makes.
+    # Groups without connections, which a later `heal` connects.
 
     def resize(
         self, num_resizes: int, size: int, names: Sequence[str], shape: Sequence[int]
     ) -> DeviceMesh:
-        """Drop all groups, and make those of a mesh of another size, without connections; return
-        the rank's DeviceMesh.
+        """Drop all groups, and make those of a mesh of another size, without connections.
 
         Args:
-            num_resizes: how often the mesh has been resized. Names of groups are not used twice:
-                what is bound to an old group finds that one, which is down.
-            size: how many ranks the mesh has.
-            names, shape: the DeviceMesh's dims.
+            num_resizes: how often the mesh has been resized. Names of groups are not reused: an
+                object bound to an old group keeps that group, which is down.
+            size: number of ranks of the mesh.
+            names, shape: names and sizes of the DeviceMesh's dims.
+
+        Returns:
+            The rank's DeviceMesh.
         """
         self._default.restore()
         self._cut()
@@ -327,7 +329,7 @@ class Groups:
             return self.build_mesh(names, shape)
 
     def _begin_names(self) -> None:
-        """Have torch name groups so that those of another size of the mesh have other names."""
+        """Give the groups of each size of the mesh a separate range of names."""
         c10d._world.group_count = self.num_resizes * _GROUPS_A_SIZE
 
     def rejoin(self, blueprint: bytes, names: Sequence[str], shape: Sequence[int]) -> DeviceMesh:
@@ -345,7 +347,7 @@ class Groups:
         with self._replaying():
             self._init_process_group()
             for plan in data.groups:
-                # One whose backend this new process does not have stays down on the others, too.
+                # A group whose backend this process lacks stays down on the other ranks, too.
                 if not plan.ranks or find_unregistered(plan.backend):
                     continue
                 group, _ = self._replay_group(call_for(plan, self.rank, c10d._get_default_store()))
@@ -359,7 +361,7 @@ class Groups:
 
     @contextlib.contextmanager
     def _replaying(self) -> Iterator[None]:
-        """Enter a context in which torch makes groups that are not connected."""
+        """Enter a context in which torch makes groups without connections."""
         barrier = os.environ.pop("TORCH_DIST_INIT_BARRIER", None)
         self._is_replaying = True
         try:
@@ -385,7 +387,7 @@ class Groups:
         default_group.enter(group, asked["backend"], store, asked["pg_tag"])
         return group, store
 
-    # Healed, on the main thread.
+    # Heals, on the main thread.
 
     def heal(
         self,
@@ -394,18 +396,18 @@ class Groups:
         store_port: int | None = None,
         store_address: str = "",
     ) -> tuple[str, ...]:
-        """Reconnect every group whose members all take part; their collective.
+        """Reconnect every group whose members all take part; a collective of the participants.
 
-        After any error, as `GroupDown` if a rank does not take part, every group is down.
+        After an error (`GroupDown` if a rank does not take part), every group is down.
 
         Args:
             generation: a number not used before in this mesh.
-            participants: the ranks that take part.
-            store_port: where the c10d store listens now, if its process was replaced.
-            store_address: the host's, if the store is on another one now.
+            participants: ranks that take part.
+            store_port: port of the c10d store, if its process was replaced.
+            store_address: address of the store's host, if the store has moved to another host.
 
         Returns:
-            What the user must know of models in which a step had stopped.
+            Notes for the user on models in which a step was stopped.
         """
         if store_port is not None:
             self._store.move(store_port, store_address)
@@ -421,11 +423,11 @@ class Groups:
         return (*notes, *self._maker.own_gloo.take_notes(), *self.heal_callbacks.call())
 
     def _heal(self, generation: int, participants: frozenset[int]) -> tuple[str, ...]:
-        fill_standard_descriptors()  # before the store's connection, which may be made again
+        fill_standard_descriptors()  # before the store reconnects
         rpc.forget_gatherings()
         self.ledger.generation = generation
         self.calls.begin_generation(generation)
-        self.ledger.spans.end_all()  # what was cut has no other end
+        self.ledger.spans.end_all()  # operations that were cut do not end otherwise
         models = self._survey()
         self._cut()
         for group in self._living():
@@ -435,10 +437,10 @@ class Groups:
         self.ledger.forget_operations()
         self.ledger.mark()
         healing = self._meet(generation, participants, models)
-        self.ledger.kept.let_go()  # all who are here have cut their side
+        self.ledger.kept.let_go()  # all participants have cut their connections
         self._agree(list(healing.states.values()))
         made: list[str] = []
-        # In one order on all ranks, so that ranks do not wait for each other in different groups.
+        # In the same order on all ranks, so that no two wait for each other in different groups.
         for group in sorted(
             self._living(), key=lambda one: (bool(one.plan.ranks), one.plan.name, one.plan.ranks)
         ):
@@ -449,9 +451,9 @@ class Groups:
         return (*made, *self._part(healing, models, keeps_groups=False))
 
     def reset_models(self, generation: int, participants: frozenset[int]) -> tuple[str, ...]:
-        """Reset the models that an unfinished step has left half done on any of these ranks, whose
-        groups stand, after the end of what has been begun on them; arguments and result as of
-        `heal`. Their collective.
+        """Reset the models that an unfinished step has left half done on any participant, once all
+        operations in progress have ended; the groups stay connected. A collective of the
+        participants; arguments and result as for `heal`.
         """
         try:
             self.ledger.await_operations(_CONNECT_S)
@@ -465,12 +467,12 @@ class Groups:
         return (*notes, *self.heal_callbacks.call())
 
     def _survey(self) -> Survey:
-        """Return the models of this rank, after an unfinished step."""
-        gc.collect()  # ranks would differ in models without references
+        """Return the state of this rank's models after an unfinished step."""
+        gc.collect()  # else unreferenced models would make ranks differ
         models = Survey(self._half_done)
         self._half_done = models.half_done
         self.ledger.num_doubts += 1
-        c10d._world.pg_coalesce_state.clear()  # else an interrupted batch takes the next ones
+        c10d._world.pg_coalesce_state.clear()  # an interrupted batch would take the next operations
         return models
 
     def _meet(self, generation: int, participants: frozenset[int], models: Survey) -> Healing:
@@ -490,7 +492,7 @@ class Groups:
         return healing
 
     def _part(self, healing: Healing, models: Survey, keeps_groups: bool) -> tuple[str, ...]:
-        """Reset models, and wait until all ranks have got so far; return notes for the user."""
+        """Reset models, and wait until all ranks have done so; return notes for the user."""
         notes = healing.reset(models)
         self._half_done = ()
         healing.exchange("healed", b"")
@@ -512,8 +514,8 @@ class Groups:
             c10d._world.group_count = max(other.program.get(program, 0) for other in states)
 
     def _rebuild(self, group: HealableGroup, healing: Healing) -> tuple[str, ...]:
-        """Have torch make a group again; return a note if a constructor makes it that a program has
-        registered, whose error is no error of the heal.
+        """Make a group's inner group again by torch. An error of a constructor that a program has
+        registered does not fail the heal; a note for the user then describes the result.
         """
         plan, creator = group.plan, constructor_of(group.plan.backend)
         store = PrefixStore(f"groups/{','.join(map(str, plan.ranks))}", healing.store)

@@ -1,9 +1,8 @@
 """A process group that can be reconnected while the user's models keep holding it.
 
-``HealableGroup`` is what ``torch.distributed`` and everything above it see; the work is done by an
-inner, plain ``ProcessGroup``, which is replaced when the group is healed. The methods that it
-forwards are read off ``ProcessGroup`` as it is installed: newer versions of torch call names that
-older ones do not have.
+``torch.distributed`` and all code above it use a ``HealableGroup``; the work is done by an inner,
+plain ``ProcessGroup``, which is replaced when the group is healed. The forwarded methods are read
+from the installed ``ProcessGroup``, as newer versions of torch call methods that older ones lack.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from .group_factory import GroupPlan, Transport
 from .ledger import MESSAGES, GroupRecord, Ledger, Operation, signer
 from .waits import GlooWork
 
-# What users call the methods of ProcessGroup; a `_coalesced` or unknown one keeps its own name.
+# Public names of ProcessGroup's methods; a `_coalesced` or unknown one keeps its own name.
 _LABELS = {
     "allreduce": "all_reduce",
     "allreduce_coalesced": "all_reduce_coalesced",
@@ -50,18 +49,18 @@ _LABELS = {
     "alltoall_base": "all_to_all_single",
     "recv_anysource": "recv",
 }
-# Where DDP's C++ is called from: the engine, on the thread that called ``backward`` or on one of
-# its own.
+# Modules from which DDP's C++ code is called: the autograd engine, on the thread that called
+# ``backward`` or on a thread of its own.
 _BACKWARD = ("torch.autograd.graph", "torch.autograd", "")
 _RETURNS_WORK = re.compile(r"-> \S*\bWork\b")
-# To wait for a message in another thread takes some 50 us longer. Smaller ones are hardly ever on
-# their way when a rank dies, and then their wait ends with the group's time-out or the rank.
+# Waiting for a message in another thread takes some 50 us longer. Smaller messages are rarely in
+# flight when a rank dies; their wait then ends with the group's time-out or the rank.
 _LARGE_BYTES = 64 << 10
-# Operations whose own time-out is at most this are left to it.
+# Operations with at most this time-out are ended by it, not by a cut.
 _SOON_S = 10.0
-# What only makes sense on the C++ object.
+# Members that make sense only on the C++ object.
 _OF_CPP = frozenset({"rank", "size", "boxed", "unbox", "BackendType"})
-# Groups that were taken down where there was no thread to end them in.
+# Inner groups that were taken down when no thread could be started to destroy them.
 _kept: list[Any] = []
 
 
@@ -80,7 +79,7 @@ class _Down:
 
 
 def ended_work() -> Work:
-    """Return a Work that has ended already, for an operation that has nothing to do."""
+    """Return a Work that has already ended, for an operation with nothing to do."""
     done: Future[None] = Future()
     done.set_result(None)
     work: Work = _c10d._create_work_from_future(done)  # type: ignore[attr-defined]
@@ -92,10 +91,10 @@ class HealableGroup(ProcessGroup):
     sets and a heal replaces.
 
     Args:
-        ledger: of the rank.
-        plan: what is needed to make the group again.
-        rank, size: this rank's in the group, and the number of members.
-        recipe: the arguments of ``_new_process_group_helper`` that make it.
+        ledger: ledger of the rank.
+        plan: the data to make the group again.
+        rank, size: this rank's number in the group, and the number of members.
+        recipe: arguments of ``_new_process_group_helper`` that make the group.
         adopt_split: registers a group that NCCL has split off this one.
     """
 
@@ -125,10 +124,10 @@ class HealableGroup(ProcessGroup):
         self.timeouts: dict[str, timedelta] = {}
         self.take_down("it has not been connected yet")
 
-    # Its connections.
+    # ---- connecting and cutting
 
     def connect(self, plain: Any, transport: Transport) -> None:
-        """Forward operations to the connected ``ProcessGroup`` `plain` from now on, and reset all
+        """Forward operations to the connected ``ProcessGroup`` `plain` from now on, and reset the
         operation counts.
         """
         backends = connections.backends_of(plain)
@@ -143,19 +142,19 @@ class HealableGroup(ProcessGroup):
 
     @property
     def sockets(self) -> dict[int, int]:
-        """The connections of the group, which all stand as long as it works."""
-        # A backend that is not torch's may open and close its own as it likes.
+        """The group's connections (descriptor -> inode); if one is lost, the group is broken."""
+        # A third-party backend may open and close its connections at any time.
         has_gloo = self._transport.gloo or not self._is_foreign
         return self._transport.sockets if has_gloo else {}
 
     def take_down(self, why: str, remedy: str = "%dist_heal connects it again") -> None:
-        """Disconnect: let operations raise `GroupDown` until the next `connect`."""
+        """Disconnect: operations raise `GroupDown` until the next `connect`."""
         ranks = self.plan.ranks
         members = f"of ranks {', '.join(map(str, ranks))}" if ranks else "of all ranks"
         text = f"the process group {self.record.name!r} {members} is down: {why}. {remedy}"
         self.is_up = False
-        # Its end waits for gloo's threads, and one of them may wait without end for a rank that
-        # died.
+        # Destroying the inner group waits for gloo's threads, one of which may wait forever for a
+        # rank that died: do it on another thread.
         if self._is_foreign and self.inner is not None:
             shut_down_foreign(self.inner)
         retired: list[Any] = [self.inner, self._transport]
@@ -166,7 +165,7 @@ class HealableGroup(ProcessGroup):
         self.record.restart()
 
     def cut(self) -> int:
-        """Make blocked operations raise, from any thread, until a heal; return their number."""
+        """Make blocked operations raise until a heal; return their number. Any thread."""
         sockets, transport = self.sockets, self._transport
         self._transport = emptied = Transport(gloo=transport.gloo)
         inner = self.inner
@@ -179,7 +178,7 @@ class HealableGroup(ProcessGroup):
             abort_foreign(inner)
             num_cut += 1
         if not num_cut and self._transport is emptied:
-            # Its connections, if it has any, were lost before: by them it is seen to be broken.
+            # Connections, if any, were lost before: keep them, as they show that it is broken.
             self._transport = transport
         return num_cut
 
@@ -192,11 +191,11 @@ class HealableGroup(ProcessGroup):
         return None if type(inner) is _Down else inner
 
     def _gives_up_soon(self) -> bool:
-        """Return whether the group's time-out, which a program has chosen, ends a wait soon."""
+        """Return whether a time-out that the program has chosen for the group ends waits soon."""
         try:
             backends = connections.backends_of(self._inner)
             limits = [backend.options._timeout for backend in backends]
-        except Exception:  # down, or not of torch's backends
+        except Exception:  # down, or a third-party backend
             return False
         return bool(limits) and max(limits).total_seconds() <= _SOON_S
 
@@ -205,7 +204,7 @@ class HealableGroup(ProcessGroup):
         """Whether the last operation of DDP's backward pass failed to reduce gradients."""
         return self.record.has_failed_in_backward
 
-    # What is not simply passed on.
+    # ---- members that are not simply forwarded
 
     @property
     def group_name(self) -> c10d.GroupName:
@@ -232,7 +231,7 @@ class HealableGroup(ProcessGroup):
             self._inner.bound_device_id = device
 
     def getBackendName(self) -> str:
-        # For C++ only: where DDP's logger reads "gloo" it looks for gloo's own object, in this one.
+        # For C++ only: given "gloo", DDP's logger would look for a ProcessGroupGloo in this object.
         return "healable"
 
     def shutdown(self) -> None:
@@ -257,7 +256,7 @@ class HealableGroup(ProcessGroup):
         raise TypeError("cannot pickle 'torch._C._distributed_c10d.ProcessGroup' object")
 
 
-# Methods that are forwarded.
+# ---- forwarded methods
 
 
 def _begin(
@@ -269,12 +268,12 @@ def _begin(
     sequence: int,
     peer: int = -1,
 ) -> Any:
-    """Call a method of the plain ``ProcessGroup`` under a `HealableGroup`, and record the
-    operation as the ledger's last one while it is in flight.
+    """Call a method of the inner ``ProcessGroup`` for a `HealableGroup`, and record the
+    operation as the ledger's last one.
     """
     ledger, record = group._ledger, group.record
     ident = threading.get_ident()
-    # The engine's threads, unknown to Python, run backward on behalf of the main thread.
+    # The engine's threads, which are not in `threading`, run backward for the main thread.
     if ident != ledger.main_thread and ident in threading._active:  # type: ignore[attr-defined]
         return call(*args, **kwargs)
     since = time.monotonic()
@@ -282,7 +281,7 @@ def _begin(
     ledger.begin(operation)
     spans, number = ledger.spans, -1
     is_message = label in MESSAGES
-    # Whether a wait in Python follows at once. Messages do not show it: their wait does.
+    # Whether Python waits at once; for messages this shows only when `wait` is called.
     is_sync = not getattr(args[-1] if args else kwargs.get("opts"), "asyncOp", True)
     if spans.is_on:
         what = record.whats.get(label)
@@ -301,24 +300,24 @@ def _begin(
     if not isinstance(work, Work):
         return work
     if not group.is_gloo:
-        spans.end(number)  # the launch: the GPU does the rest by itself
+        spans.end(number)  # the span of the launch: the GPU continues on its own
     caller = module_of(sys._getframe(1).f_back)
     is_of_join = caller == c10d.__name__ and _is_of_join(sys._getframe(1))
     if is_of_join and type(work) is ForeignWork:
         work = work._work
     if caller == c10d.__name__ and not is_of_join:
         if group.is_gloo:
-            runs = is_message and (  # else it has a future
+            runs = is_message and (  # a collective has a future instead
                 peer < 0 or sum(tensor.nbytes for tensor in args[0]) >= _LARGE_BYTES
             )
             if not is_message and not is_sync:
                 spans.end_with(work, number)
             is_noted = is_sync and not is_message
             work = GlooWork(work, ledger.waits, spans, number, is_noted, is_message, runs)
-        # Its caller waits for it or gives it to the user: it lives while anyone may wait.
+        # The caller waits for it or returns it to the user: it lives as long as anyone may wait.
         operation.find_work = weakref.ref(work)
         return work
-    # C++ (DDP, also under Join, functional collectives) keeps it where Python does not see that.
+    # C++ (DDP, also under Join, functional collectives) may hold it where Python cannot see that.
     inner = work
     operation.find_work = lambda: inner
     if caller in _BACKWARD:
@@ -327,14 +326,14 @@ def _begin(
         spans.end_with(inner, number)
         if not is_of_join and not is_message:
             work = GlooWork(inner, ledger.waits, spans, number)
-    elif caller not in _BACKWARD:  # most often used at once; what C++ waits for is not seen
+    elif caller not in _BACKWARD:  # usually waited for at once; a wait in C++ is not visible
         spans.wait(number, since)
     return work
 
 
 def _is_of_join(method: types.FrameType) -> bool:
-    """Return whether torch's ``Join`` began an operation for DDP, which keeps only the C++ Work."""
-    function = method.f_back  # dist.all_reduce; round it the wrapper that logs its errors
+    """Return whether ``Join`` begins an operation for DDP, which keeps only the C++ Work."""
+    function = method.f_back  # dist.all_reduce; its caller is the wrapper that logs errors
     wrapper = function and function.f_back
     caller = wrapper and wrapper.f_back
     is_of_join = module_of(caller) == "torch.distributed.algorithms.join"
@@ -414,7 +413,7 @@ def is_operation(name: str) -> bool:
 
 
 def _pass_on_everything() -> None:
-    """Add to `HealableGroup` the methods and properties of ``ProcessGroup`` that it lacks."""
+    """Add to `HealableGroup` the members of ``ProcessGroup`` that it lacks, as forwards."""
     skip = eval_frame._FrameAction.SKIP
     left_alone = eval_frame._FrameExecStrategy(skip, skip)
     for name in dir(ProcessGroup):
@@ -430,8 +429,8 @@ def _pass_on_everything() -> None:
             made = _collective(name) if is_operation(name) else _passed_on(name)
         made.__name__ = name
         made.__doc__ = member.__doc__
-        # torch.compile breaks its graph at a call, as at the C++ method that this stands for, and
-        # leaves what is called as it is: it cannot read a Python attribute of a process group.
+        # torch.compile breaks its graph at this call, as at the C++ method's, and does not trace
+        # into it: it cannot read Python attributes of a process group.
         made._torchdynamo_disable = True
         eval_frame.set_code_exec_strategy(made.__code__, left_alone)
         setattr(HealableGroup, name, made)

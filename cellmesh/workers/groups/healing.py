@@ -22,31 +22,31 @@ _PATIENCE = timedelta(seconds=60)
 class StateAtHeal(msgspec.Struct, frozen=True):
     """The state (groups, models, counters) that a rank sends to others at the start of a heal."""
 
-    groups: tuple[GroupPlan, ...]  # that it is a member of
-    group_count: int  # torch's counter of the mesh's groups
-    # Signatures of the models that an interrupted step has left half done.
+    groups: tuple[GroupPlan, ...]  # groups of which it is a member
+    group_count: int  # torch's counter of groups, in the mesh's registries
+    # Signatures of models that an interrupted step has left half done.
     half_done: tuple[str, ...]
-    # How far the models have got in what is done once, or counted, by signature.
+    # Progress of models, by signature: counters and flags that have to be equal on all ranks.
     progress: dict[str, Progress]
-    uses_meshs: bool = True  # not set aside
-    # torch's counter of the groups of a program, by the name of its default group.
+    uses_meshs: bool = True  # whether the mesh's groups are in use, not set aside
+    # torch's counter of groups of a program, by the name of its default group.
     program: dict[str, int] = {}
     lack: str = ""  # why it cannot connect its groups; "" if it can
 
 
 class Healing:
-    """A heal, as one rank takes part in it: it exchanges with the others what it holds, and which
-    models to reset.
+    """One rank's part in a heal: it exchanges states with the other participants, and resets
+    models accordingly.
 
     Args:
-        store: of the mesh.
-        prefix: begins the keys of this heal in the store.
-        rank: this one.
-        participants: the ranks that take part.
+        store: store of the mesh.
+        prefix: prefix of this heal's keys in the store.
+        rank: this rank.
+        participants: ranks that take part.
 
     Attributes:
-        store: of this heal alone; groups that are made at it use it as long as they stand.
-        states: of all participants by rank, once they are exchanged.
+        store: store of this heal alone, which the groups made in it use for as long as they exist.
+        states: states of all participants by rank, once they are exchanged.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class Healing:
         self.states: dict[int, StateAtHeal] = {}
 
     def exchange_states(self, ours: StateAtHeal) -> None:
-        """Exchange the states that ranks report at the start of a heal; raise `GroupDown` if one
-        does not answer or cannot connect its groups.
+        """Exchange the participants' states; raise `GroupDown` if a rank does not answer or cannot
+        connect its groups.
         """
         received = self.exchange("present", msgspec.msgpack.encode(ours))
         self.states = {
@@ -72,8 +72,8 @@ class Healing:
             )
 
     def exchange(self, topic: str, ours: bytes) -> dict[int, bytes]:
-        """Send a value to all ranks that take part in the heal, and return theirs by rank; raise
-        `GroupDown` if one does not take part.
+        """Send a value to all participants, and return their values by rank; raise `GroupDown` if a
+        rank does not take part.
         """
         keys = {rank: f"{topic}/{rank}" for rank in self._participants}
         self.store.set(keys[self._rank], ours)
@@ -94,7 +94,7 @@ class Healing:
         if missing:
             return f"{_ranks(missing)} missing"
         if not plan.ranks:
-            return ""  # ranks that had destroyed the default group have made it again
+            return ""  # the default group, which ranks that had destroyed it have made again
         wanted = (plan.name, plan.ranks)
         without = [
             rank
@@ -104,7 +104,7 @@ class Healing:
         return f"{_ranks(without)} without it" if without else ""
 
     def reset(self, models: Survey) -> tuple[str, ...]:
-        """Reset models to a state between two steps, alike on all ranks; return user notes."""
+        """Reset models to the same state between two steps on all ranks; return user notes."""
         progress: dict[str, set[Progress]] = {}
         for other in self.states.values():
             for signature, found in other.progress.items():

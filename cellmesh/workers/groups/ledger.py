@@ -19,19 +19,19 @@ from .connections import KeptConnections
 from .gate import Gate
 from .waits import Waits
 
-# Of operations that are waited for later, so many are known at a time.
+# Number of earlier operations in flight that are recorded.
 _MAX_EARLIER = 1024
-# How often operations in flight are looked at.
+# Interval at which operations in flight are polled.
 _LOOK_S = 0.002
 MESSAGES = frozenset({"send", "recv", "recv_anysource"})
-# So many collectives of a group are known: where ranks have parted, one may be some ahead.
+# Number of recent collectives recorded for a group: ranks that diverged may be several apart.
 NUM_RECENT = 8
 
-Signature = tuple[int, Any, int]  # number of elements, dtype, and root in the group
-Signed = tuple[int, str, int, Any, int]  # with number and name of the collective before it
+Signature = tuple[int, Any, int]  # number of elements, dtype, and root's number in the group
+Signed = tuple[int, str, int, Any, int]  # the collective's number and name, then its signature
 _NOTHING: Signature = (-1, None, -1)
 _ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
-# Where ranks may take and give different amounts, what the inputs are made of is equal.
+# Collectives whose outputs may differ in size between ranks, but whose inputs do not.
 _BY_INPUT = frozenset({"gather", "reduce_scatter"})
 _WITHOUT_TENSORS = frozenset({"barrier", "monitored_barrier"})
 
@@ -40,9 +40,9 @@ class GroupRecord:
     """The operations that this rank has begun on one process group since it was made or healed.
 
     Args:
-        name, description: torch's.
-        ranks: the mesh's ranks of its members; () for all.
-        gives_up_soon: returns whether the group's own time-out ends a wait before long.
+        name, description: torch's name and description of the group.
+        ranks: ranks of its members in the mesh; () for all.
+        gives_up_soon: returns whether the group's own time-out ends a wait soon.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class GroupRecord:
     ) -> None:
         self.name, self.description, self.ranks = name, description, ranks
         self.gives_up_soon = gives_up_soon
-        self.num_doubts = 0  # of the ledger's, when a collective was compared last
+        self.num_doubts = 0  # the ledger's number when a collective was last compared
         self.restart()
 
     def restart(self) -> None:
-        """Begin to count, as the group is connected or taken down."""
+        """Reset all counts, as the group is connected or taken down."""
         self.num_collectives = 0
         self.recent: deque[Signed] = deque(maxlen=NUM_RECENT)
         self.whats: dict[str, What] = {}
@@ -70,24 +70,24 @@ class GroupRecord:
 
     @property
     def label(self) -> str:
-        """What users call the group."""
+        """The group's name for users."""
         return label_of(self.description, self.ranks)
 
     def global_rank(self, rank: int) -> int:
-        """Return the mesh's rank of the member with this rank in the group."""
+        """Return the rank in the mesh of the member with this number in the group."""
         return self.ranks[rank] if self.ranks else rank
 
     @property
     def has_failed_in_backward(self) -> bool:
         """Whether the last operation of DDP's backward pass failed to reduce gradients."""
         work = self.backward_work
-        try:  # an ended Work's `wait` does not wait, but raises its error
+        try:  # `wait` of an ended Work returns at once, or raises its error
             return work is not None and not (work.is_completed() and work.wait())
         except Exception:
             return True
 
     def count(self, with_messages: bool = True, with_recent: bool = False) -> GroupCount:
-        """Return how many operations this rank began on the group since it was made or healed."""
+        """Return the number of operations begun on the group since it was made or healed."""
         if not with_messages:
             return GroupCount(self.name, self.ranks, self.num_collectives)
         self.settle_from_anyone()
@@ -103,7 +103,7 @@ class GroupRecord:
         )
 
     def settle_from_anyone(self) -> None:
-        """Count ended receives from any rank for the ranks whose messages they received."""
+        """Count finished receives from any rank for the ranks whose messages they received."""
         pending, self.from_anyone = self.from_anyone, []
         for work in pending:
             if not work.is_completed():
@@ -117,13 +117,13 @@ class Operation:
     """An operation that this rank has begun.
 
     Attributes:
-        name: as ``torch.distributed`` calls it.
-        record: of its process group.
-        since: when it was begun, by ``time.monotonic``.
-        find_work: returns its Work, or None if that is not held any more, which has ended then;
+        name: its name in ``torch.distributed``.
+        record: record of its process group.
+        since: time at which it was begun, by ``time.monotonic``.
+        find_work: returns its Work, or None if the Work was freed, in which case it has ended;
             None until the call that begins it has returned.
-        number: among the group's collectives, or among the messages with its peer.
-        peer: of a message; -1 if there is none.
+        number: number among the group's collectives, or among the messages with its peer.
+        peer: rank of a message's peer; -1 for a collective.
     """
 
     __slots__ = ("find_work", "name", "number", "peer", "record", "since")
@@ -142,7 +142,7 @@ class Operation:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether it has not ended."""
+        """Whether it has not ended yet."""
         if self.find_work is None:
             return True
         work = self.find_work()
@@ -155,33 +155,33 @@ class Operation:
 @dataclass
 class Ledger:
     """The collectives, sends and receives that this process has begun, by group. Every operation
-    updates the ledger, so an update must be cheap.
+    updates the ledger, so updates must be cheap.
     """
 
     waits: Waits
     kept: KeptConnections = field(default_factory=KeptConnections)
     spans: Spans = field(default_factory=Spans)
-    generation: int = 0  # of the groups; 0 until they are healed
-    # Counts the stops and heals after which ranks may go on from different places: the next
-    # collective on each group is compared, by this function.
+    generation: int = 0  # generation of the groups; 0 until the first heal
+    # Number of stops and heals so far, after which ranks may continue from different places: the
+    # next collective on each group is compared, by `compare_first`.
     num_doubts: int = 0
     compare_first: Callable[[GroupRecord, Signed, int], None] = lambda record, signed, size: None
-    # The groups that have begun collectives since `mark`.
+    # Groups on which collectives have begun since `mark`.
     touched: list[GroupRecord] = field(default_factory=list)
-    last: Operation | None = None  # of the main thread, ended or not
-    before_run: float = 0.0  # when the last one before the current run was begun
-    # Those that were under way when others were begun, oldest first: the last one may fail or end
-    # while an earlier one is waited for.
+    last: Operation | None = None  # the main thread's, ended or not
+    before_run: float = 0.0  # when the last operation before the current run was begun
+    # Operations that were in flight when later ones began, oldest first: the last one may fail or
+    # end while an earlier one is still waited for.
     earlier: deque[Operation] = field(default_factory=lambda: deque(maxlen=_MAX_EARLIER))
     main_thread: int = field(default_factory=lambda: plain_threading.main_thread().ident or 0)
-    gate: Gate = field(init=False)  # where a stop pauses the rank
+    gate: Gate = field(init=False)  # pauses the rank while its run is being stopped
 
     def __post_init__(self) -> None:
         self.gate = Gate(self.main_thread)
 
     def begin(self, operation: Operation) -> None:
-        """Note the operation that the main thread begins, and keep the last one's record while that
-        is in flight.
+        """Record an operation that the main thread begins; keep the record of the previous one if
+        that is in flight.
         """
         last, self.last = self.last, operation
         if last is not None and last.is_under_way:
@@ -189,13 +189,13 @@ class Ledger:
             self.earlier.append(last)
 
     def drop_ended(self) -> None:
-        """Drop records of the oldest operations that have ended, as a Work holds tensors."""
+        """Drop the oldest operations that have ended, as a Work keeps tensors alive."""
         earlier = self.earlier
         while earlier and not earlier[0].is_under_way:
             earlier.popleft()
 
     def forget(self, record: GroupRecord) -> None:
-        """Drop all records of operations of a group."""
+        """Drop all records of operations on a group."""
         self.touched = [other for other in self.touched if other is not record]
         record.is_touched = False
         if self.last is not None and self.last.record is record:
@@ -204,30 +204,30 @@ class Ledger:
         self.earlier = deque(kept, _MAX_EARLIER)
 
     def mark(self) -> None:
-        """Begin what `counts_since_mark` counts from. Main thread."""
+        """Start a new period for `counts_since_mark`. Main thread."""
         if self.touched:
             for record in self.touched:
                 record.is_touched = False
                 if not record.has_failed_in_backward:
-                    record.backward_work = None  # it holds gradients
+                    record.backward_work = None  # frees its gradients
             self.touched = []
             self.drop_ended()
 
     def counts_since_mark(self) -> tuple[GroupCount, ...]:
-        """Return the numbers of collectives on the groups used since `mark`. Main thread."""
+        """Return the number of collectives begun on each group since `mark`. Main thread."""
         return tuple([record.count(with_messages=False) for record in self.touched])
 
     def forget_operations(self) -> None:
-        """Drop all records of operations: they have ended or are not waited for any more."""
+        """Drop all records of operations: they have ended or will not be waited for."""
         self.last = None
         self.earlier.clear()
 
     def await_operations(self, timeout_s: float) -> None:
-        """Wait until the collectives that are in flight have ended, well or not; raise TimeoutError
-        after `timeout_s`. Main thread.
+        """Wait until the collectives in flight have ended or failed; raise TimeoutError after
+        `timeout_s` seconds. Main thread.
 
-        gloo reports the end of messages only after a ``wait``. They arrive in tensors that nothing
-        else uses.
+        Messages are not waited for: gloo reports their end only after a ``wait``, and their tensors
+        are used by nothing else.
         """
         deadline = time.monotonic() + timeout_s
         for operation in self._oldest_first():
@@ -237,14 +237,14 @@ class Ledger:
                 time.sleep(_LOOK_S)
 
     def current(self) -> Operation | None:
-        """Return the operation begun last, if it is in flight; else the oldest one in flight."""
+        """Return the last operation begun if it is in flight, else the oldest one in flight."""
         last = self.last
         candidates = ([last] if last is not None else []) + _copied(self.earlier)
         return next((one for one in candidates if one.is_under_way), None)
 
     def last_collective(self) -> tuple[Begun | None, str]:
-        """Return the collective that this rank has begun last, ended or not, and what users call
-        its group; None and "" if it has begun a message since.
+        """Return the last collective that this rank has begun, ended or not, and its group's name
+        for users; None and "" if a message was begun later.
         """
         last = self.last
         if last is None or last.name in MESSAGES:
@@ -254,8 +254,8 @@ class Ledger:
         return begun, last.record.label if begun is not None else ""
 
     def in_flight(self) -> tuple[InFlight, ...]:
-        """Return the oldest collective that is in flight on each group, and the oldest message each
-        way with each peer. Any thread.
+        """Return the oldest collective in flight on each group, and the oldest message in flight in
+        each direction with each peer. Any thread.
         """
         oldest: dict[tuple[str, str, int], InFlight] = {}
         for one in self._oldest_first():
@@ -274,16 +274,17 @@ def _copied(records: Iterable[Any]) -> list[Any]:
     while True:
         try:
             return list(records)
-        except RuntimeError:  # the main thread has begun one while they were copied
+        except RuntimeError:  # the main thread has changed them during the copy
             continue
 
 
-# What has to be equal on every rank of a collective: size and dtype of a tensor, and the root. Read
-# off each collective as it begins, as tensors are not held for it: a third of a microsecond.
+# ---- signatures: size and dtype of a tensor, and the root, which have to be equal on all ranks of
+# a collective. They are read as each collective begins (0.3 us), so that no tensors are kept for
+# it.
 
 
 def signer(method: str) -> Callable[[Any, Any], Signature]:
-    """Return the function that reads the signature off the arguments of a method of
+    """Return the function that derives a signature from the arguments of a method of
     ``ProcessGroup``.
     """
     if method in _WITHOUT_TENSORS:
@@ -292,7 +293,7 @@ def signer(method: str) -> Callable[[Any, Any], Signature]:
         return _rooted(1 if method in _BY_INPUT else 0)
     if method.endswith("_coalesced"):
         return _coalesced
-    if method == "alltoall":  # its parts may differ from pair to pair
+    if method == "alltoall":  # sizes may differ for each pair of ranks
         return lambda args, kwargs: (-1, _size(args, 0)[1], -1)
     if method == "alltoall_base":
         return _split
@@ -306,7 +307,7 @@ def _size(args: Any, place: int) -> Signature:
         while type(tensor) is not Tensor and not isinstance(tensor, Tensor):
             tensor = tensor[0]
         return tensor.numel(), tensor.dtype, -1
-    except (IndexError, TypeError):  # by keyword, or there is none
+    except (IndexError, TypeError):  # passed by keyword, or no tensor
         return _NOTHING
 
 
@@ -324,7 +325,7 @@ def _coalesced(args: Any, kwargs: Any) -> Signature:
     try:
         tensors = args[0]
         return sum(each.numel() for each in tensors), dtype, -1
-    except (AttributeError, IndexError, TypeError):  # lists of lists
+    except (AttributeError, IndexError, TypeError):  # lists of lists of tensors
         return (-1, dtype, -1) if num_elements >= 0 else _NOTHING
 
 
@@ -335,14 +336,14 @@ def _split(args: Any, kwargs: Any) -> Signature:
 
 
 def compare_first(store: Store, key: str, mine: Begun, place: str) -> None:
-    """Compare a collective that this rank is about to begin with that of the first member who has
-    got there; raise RuntimeError if they cannot meet, as gloo would end the process.
+    """Compare a collective that this rank is about to begin with that of the first member to get
+    there; raise RuntimeError if they do not match, as gloo would end the process.
 
     Args:
-        store: which all members use; if it cannot be reached, nothing is compared.
-        key: of this collective in the store, the same on all members.
-        mine: the collective.
-        place: names the group, as ``on dp``.
+        store: store of all members; if it cannot be reached, nothing is compared.
+        key: key of this collective in the store, the same on all members.
+        mine: this rank's collective.
+        place: text that names the group, as ``on dp``.
     """
     text = f"{mine.name}{_amount(mine)}"
     try:
@@ -366,11 +367,11 @@ def _amount(begun: Begun) -> str:
 def as_begun(
     number: int, name: str, num_elements: int, dtype: Any, root: int, ranks: tuple[int, ...] = ()
 ) -> Begun:
-    """Return the description of a collective that other processes get.
+    """Return the description of a collective that is sent to other processes.
 
     Args:
         number, name, num_elements, dtype, root: as in `Signed`.
-        ranks: the group's members, () for all.
+        ranks: ranks of the group's members, () for all.
     """
     root = ranks[root] if ranks and 0 <= root < len(ranks) else root
     dtype = "" if dtype is None else str(dtype).removeprefix("torch.")

@@ -1,13 +1,13 @@
-"""Lets ranks find each other in programs' ``init_process_group`` and ``init_rpc``.
+"""Lets ranks meet in programs' calls of ``init_process_group`` and ``init_rpc``.
 
 Under torchrun every process is a client of one store, and no process serves an address that a
-program names itself; in a plain script rank 0 of the call serves it. Here an address (``env://``
-with MASTER_ADDR and MASTER_PORT, ``tcp://``, ``file://``) is only a name: the ranks that call with
-the same one meet over the mesh's store, each time under new keys. So no key of an earlier run of a
-cell is read, no port has to be free, and a wait for ranks that have not called yet ends with
-the first stop.
+program names itself; in a plain script, rank 0 of the call serves it. Here an address (``env://``
+with MASTER_ADDR and MASTER_PORT, ``tcp://``, ``file://``) is only a name: ranks that call with the
+same address meet over the mesh's store, each time under new keys. So no key of an earlier run of a
+cell is read, no port has to be free, and the first stop ends a wait for ranks that have not called
+yet.
 
-A process that a rank has forked or spawned is none of the mesh: torch's own ways are left to it.
+A process that a rank has forked or spawned is not part of the mesh, and uses torch's own methods.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _YEAR_S = 365 * 86400.0
 
 @dataclass(frozen=True)
 class Agreement:
-    """The result on which the ranks of one ``init_process_group`` or ``init_rpc`` call have
+    """The result of one ``init_process_group`` or ``init_rpc`` call, on which its ranks have
     agreed: a number, the mesh ranks of the members, and a store.
     """
 
-    number: int  # greater than that of every agreement which one of them had before
-    members: tuple[int, ...]  # the mesh's rank of each rank of the call
-    store: InterruptibleStore  # theirs alone
+    number: int  # greater than the numbers of all earlier agreements of the members
+    members: tuple[int, ...]  # mesh rank of each rank of the call
+    store: InterruptibleStore  # used by the members alone
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class _Join(msgspec.Struct, frozen=True):
 
 
 class _Go(msgspec.Struct, frozen=True):
-    """The entry in the mesh's store by which ranks see that every rank of a call has called."""
+    """The entry in the mesh's store that shows ranks that every rank of a call has called."""
 
     number: int
     members: tuple[int, ...]
@@ -105,13 +105,13 @@ class ProgramCalls:
     """Finds the other ranks of a program's call, through the mesh's store.
 
     Args:
-        store: of the mesh.
-        prefix: begins the keys of this start of the mesh in the store.
-        rank, world_size: of the mesh.
+        store: store of the mesh.
+        prefix: prefix of this incarnation's keys in the store.
+        rank, world_size: this rank's number and the number of ranks of the mesh.
 
     Attributes:
-        for_group: whether ``init_process_group`` asks; else it is ``init_rpc``.
-        of_group: the last agreement for a process group; None once that was destroyed.
+        for_group: whether the call is of ``init_process_group``; else it is of ``init_rpc``.
+        of_group: last agreement for a process group; None once that group is destroyed.
     """
 
     def __init__(self, store: MeshStore, prefix: str, rank: int, world_size: int) -> None:
@@ -125,13 +125,13 @@ class ProgramCalls:
         self.of_group: Agreement | None = None
 
     def begin_generation(self, generation: int) -> None:
-        """Use other store keys from now on, so that no rank meets entries that ranks left in the
-        store before a heal.
+        """Use other keys in the store from now on, so that no rank reads entries from before a
+        heal.
         """
         self._generation = generation
 
     def install(self) -> None:
-        """Replace torch's rendezvous handlers (``env://``, ...) by this object's."""
+        """Replace torch's rendezvous handlers (``env://``, ...) by those of this object."""
         for scheme in _SCHEMES:
             _rendezvous_handlers[scheme] = self._handler(_rendezvous_handlers[scheme])
         ProgramsTCPStore.waits = self._store.waits
@@ -143,26 +143,26 @@ class ProgramCalls:
         ) -> Iterator[Any]:
             call = read_call(url)
             known = call.address is not None and call.rank is not None and call.size is not None
-            if os.getpid() != self._pid or not known:  # torch says what is missing
+            if os.getpid() != self._pid or not known:  # torch reports a missing value
                 yield from in_torch(url, timeout=timeout, **kwargs)
                 return
             if not self.for_group:
-                rpc.refuse_if_running()  # before the store that the running RPC uses is forgotten
+                rpc.refuse_if_running()  # before the keys of the running RPC are deleted
             agreed = self._meet(call, timeout)
             if self.for_group:
                 self.of_group = agreed
             else:
                 if self._of_rpc is not None:
                     self._of_rpc.store.forget_keys()
-                self._of_rpc = agreed  # C++ holds no reference that Python counts
+                self._of_rpc = agreed  # keeps the store: C++ has no Python reference
                 rpc.begin(agreed.number)
             yield agreed.store, call.rank, call.size
-            raise RuntimeError("Unable to perform rerendezvous")  # as torch's handlers
+            raise RuntimeError("Unable to perform rerendezvous")  # as torch's handlers do
 
         return handle
 
     def _meet(self, call: Call, timeout: timedelta) -> Agreement:
-        """Wait until every rank has made this call, none of whose facts is unknown."""
+        """Wait until every rank has made this call, whose address, rank and size are known."""
         rank, size = call.rank or 0, call.size or 0
         place = f"{self._prefix}/{self._generation:x}/{call.address}/{size}"
         if not 0 <= rank < size:
@@ -188,7 +188,7 @@ class ProgramCalls:
                     f"{size} at {call.address}: give each group a MASTER_PORT or an init_method "
                     "of its own"
                 )
-            store.set(keys[rank], value)  # left behind by an earlier call of this rank
+            store.set(keys[rank], value)  # replaces an entry of an earlier call of this rank
         self._awaited = (place, size)
         go_key = f"{place}/go/{own.token}"
         awaited = keys if rank == 0 else [go_key]
@@ -203,7 +203,7 @@ class ProgramCalls:
             go = msgspec.msgpack.decode(store.get(go_key), type=_Go)
             store.delete_key(go_key)
         except BaseException:
-            with contextlib.suppress(RuntimeError):  # the store's process may have died
+            with contextlib.suppress(RuntimeError):  # the store's process may be dead
                 store.delete_key(keys[rank])
             raise
         finally:
@@ -227,12 +227,12 @@ class ProgramCalls:
             self._store.set(f"{place}/{join.token}", msgspec.msgpack.encode(go))
 
     def meet_over(self, store: Any, rank: int, size: int, timeout: timedelta) -> InterruptibleStore:
-        """Agree with the other ranks of a group's call that passes its own store; return one that
-        forwards to it.
+        """Agree with the other ranks of a group's call that passes a store of its own; return a
+        store that forwards to it.
         """
         given = InterruptibleStore(store, self._store.waits)
         own = _Join(self._rank, "", self._last_number)
-        num_calls = given.add(f"cellmesh/{size}/{rank}", 1)  # a program may use its store again
+        num_calls = given.add(f"cellmesh/{size}/{rank}", 1)  # a program may reuse its store
         keys = [f"cellmesh/{size}/{num_calls}/{other}" for other in range(size)]
         given.set(keys[rank], msgspec.msgpack.encode(own))
         given.wait(keys, timedelta(seconds=_seconds(timeout)))
@@ -243,13 +243,13 @@ class ProgramCalls:
         return given
 
     def forget_group(self) -> None:
-        """Note that the program's process group, which ranks had agreed on, was destroyed."""
+        """Note that the program's process group, on which ranks had agreed, was destroyed."""
         agreed, self.of_group = self.of_group, None
         if agreed is not None:
             agreed.store.forget_keys()
 
     def missing(self) -> str:
-        """Return which ranks of a call this rank waits for, in words; on any thread."""
+        """Return text on the ranks of a call for which this rank waits. Any thread."""
         awaited = self._awaited
         if awaited is None:
             return ""

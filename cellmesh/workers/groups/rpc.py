@@ -1,11 +1,11 @@
 """Adapts `torch.distributed.rpc` to ranks that are interrupted, restarted and replaced.
 
-- ``init_rpc`` counts its calls, and uses the count as a prefix of its keys in the store. A rank
-  that is new, or was not among the callers before, would count differently from the others. The
-  same holds for the gatherings by which RPC begins and ends, and for the barriers
-  of ``shutdown``, which C++ counts for as long as the process lives.
-- ``Future.wait`` waits in C++ and looks at no signal until its future is done, which for a call
-  that has no time-out is never.
+- ``init_rpc`` counts its calls, and prefixes its keys in the store with the count. A rank that is
+  new, or did not take part in earlier calls, would have another count. The same holds for the
+  gatherings by which RPC begins and ends, and for the barriers of ``shutdown``, which C++ counts
+  over the life of the process.
+- ``Future.wait`` waits in C++ and ignores signals until its future is done, which may be never for
+  a call without a time-out.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ...stdlib import threading
 from .store import InterruptibleStore
 from .waits import Waits
 
-# "rpc_prefix_3/shutdown/READY_ID_7": the seventh barrier of this process; others may count it as
-# their first.
+# "rpc_prefix_3/shutdown/READY_ID_7": the seventh barrier of this process; in another process it may
+# be the first.
 _BARRIER = re.compile(r"(.*/shutdown/[A-Z_]+)_ID_([0-9]+)")
 
 
 class RemoteCallsStore(InterruptibleStore):
-    """The store of one ``init_rpc``, which makes the numbers of its barriers start at one."""
+    """The store of one ``init_rpc``; renumbers the barriers from zero."""
 
     def __init__(self, store: Any, waits: Waits) -> None:
         super().__init__(store, waits)
@@ -53,7 +53,7 @@ class RemoteCallsStore(InterruptibleStore):
 
 
 def refuse_if_running() -> None:
-    """Raise the error of a repeated ``init_rpc`` before other ranks are waited for."""
+    """Raise the error of a repeated ``init_rpc`` before waiting for other ranks."""
     if rpc.api._is_current_rpc_agent_set():  # type: ignore[attr-defined]
         raise RuntimeError("RPC is already initialized")
 
@@ -65,9 +65,7 @@ def begin(number: int) -> None:
 
 
 def forget_gatherings() -> None:
-    """Reset the counters of RPC's internal all-gathers, as on a new rank, and drop unfinished
-    ones.
-    """
+    """Reset the counters of RPC's all-gathers, as on a new rank, and drop unfinished ones."""
     if rpc.is_available():
         with rpc.api._all_gather_dict_lock:
             rpc.api._all_gather_sequence_id.clear()

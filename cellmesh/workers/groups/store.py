@@ -1,8 +1,8 @@
 """Clients of c10d stores whose waits can be ended, and which reconnect.
 
-torch's ``TCPStore`` blocks in C++ until its time-out, deaf to signals and to other threads. Here
-every wait asks again in short steps, from Python; so a signal gets the main thread out, and
-`Waits.end` all.
+torch's ``TCPStore`` blocks in C++ until its time-out, whatever signals arrive or other threads do.
+Here Python polls the store in short steps, so that a signal ends the wait of the main thread, and
+`Waits.end` ends all waits.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ from ..linux_process import renew_resolver
 from .waits import Waits
 
 _CONNECT_S = 10.0
-# Time-out of waits for which the caller names none.
+# Time-out of waits without one of their own.
 _DEFAULT_TIMEOUT = timedelta(minutes=30)
-_WORKERS = "init/"  # torch's key for how many have connected
+_WORKERS = "init/"  # torch's key of the number of connected clients
 
 
 def _forwarded(method: str) -> Any:
-    """Return a method for `InterruptibleStore` that only forwards to the store inside."""
+    """Return a method for `InterruptibleStore` that only forwards to the inner store."""
     return lambda self, *args: self._ask(lambda client: getattr(client, method)(*args))
 
 
 class InterruptibleStore(Store):
     """A c10d store that forwards to another one, with waits that `waits` can end.
 
-    Keep a reference for as long as a process group uses it: what C++ holds of it does not count for
-    Python.
+    Keep a Python reference for as long as a process group uses it: references of C++ do not keep
+    the Python object alive.
     """
 
     def __init__(self, store: Any, waits: Waits) -> None:
         super().__init__()
         self._inner, self.waits = store, waits
         self._timeout = _DEFAULT_TIMEOUT
-        self._noted: list[str] | None = None  # keys that were set
+        self._noted: list[str] | None = None  # keys set since `note_keys`
 
     def _ask(self, question: Callable[[Any], Any]) -> Any:
         return question(self._inner)
 
     def note_keys(self) -> None:
-        """Note which keys this process sets from now on."""
+        """Record the keys that this process sets from now on."""
         self._noted = []
 
     def forget_keys(self) -> None:
-        """Delete the noted keys, which no rank needs any more, from the store; note none."""
+        """Delete the recorded keys, which no rank needs any more; stop recording."""
         noted, self._noted = self._noted or (), None
         for key in noted:
             self.delete_key(key)
@@ -90,10 +90,10 @@ class InterruptibleStore(Store):
     queue_push, queue_len = _forwarded("queue_push"), _forwarded("queue_len")
     has_extended_api = _forwarded("has_extended_api")
     delete_key, num_keys = _forwarded("delete_key"), _forwarded("num_keys")
-    deleteKey, getNumKeys = delete_key, num_keys  # as C++ calls them
+    deleteKey, getNumKeys = delete_key, num_keys  # the names that C++ calls
 
     def clone(self) -> InterruptibleStore:
-        # A copy is for callers that another's wait must not delay; no wait holds this one.
+        # torch clones a store for concurrent waits; here a wait does not block the store.
         return self
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -105,7 +105,7 @@ class InterruptibleStore(Store):
 
 
 class MeshStore(InterruptibleStore):
-    """A client of the mesh's c10d store or another ``TCPStore``'s; any thread may use it."""
+    """A client of the mesh's c10d store or another ``TCPStore``; any thread may use it."""
 
     def __init__(self, host: str, port: int, waits: Waits | None = None) -> None:
         super().__init__(None, waits or Waits())
@@ -130,7 +130,7 @@ class MeshStore(InterruptibleStore):
         return True
 
     def _ask(self, question: Callable[[Any], Any]) -> Any:
-        """Send the store a request, over a new connection if the old one is gone."""
+        """Send the store a request, over a new connection if the old one was lost."""
         with self._lock:
             if self._inner is not None:
                 try:
@@ -141,8 +141,8 @@ class MeshStore(InterruptibleStore):
             return question(self._inner)
 
     def _connect(self) -> TCPStore:
-        try:  # torch's client would try for long, and write a stack a time
-            # What `socket.create_connection` calls may be patched.
+        try:  # torch's client would try for long, and write a stack trace each time
+            # Not `socket.create_connection`, as the function that it calls may be patched.
             with socket.socket() as connection:
                 connection.settimeout(_CONNECT_S)
                 connection.connect((self._host, self._port))
@@ -159,7 +159,7 @@ class MeshStore(InterruptibleStore):
 class ProgramsTCPStore(TCPStore):
     """``dist.TCPStore`` for programs on a rank: its waits can be ended."""
 
-    waits: Waits  # the rank's
+    waits: Waits  # the waits of the rank
 
     def __init__(
         self,
@@ -206,8 +206,8 @@ def _is_served(host: str, port: int) -> bool:
 def _no_name_lookups() -> Iterator[None]:
     """Enter a context in which host name lookups on this thread fail at once.
 
-    When it connects, torch looks up the name of ``::ffff:127.0.0.1`` for its log, which no hosts
-    file has: a DNS query for each rank. Sixty-four at once lose packets and wait 5 s for them;
+    When torch connects, it looks up the name of ``::ffff:127.0.0.1`` for its log, which no hosts
+    file contains: a DNS query by each rank. Sixty-four at once lose packets and wait 5 s for them;
     without an answering server, eight do.
     """
     before = os.environ.get("RES_OPTIONS")

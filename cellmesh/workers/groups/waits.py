@@ -1,5 +1,5 @@
-"""Waits for other ranks (in C++ calls, for gloo's operations, for keys of c10d stores) such that
-signals and releases end them.
+"""Waits for other ranks (in C++ calls, for gloo's operations, for keys of c10d stores) that signals
+and releases can end.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from ..linux_process import start_thread
 from ..trace.recorder import Spans
 
 _STEP_S = 0.02
-# One look at a collective; the end of a collective is seen at once.
+# Longest single wait for a collective, which returns at once when the collective ends.
 _LOOK = timedelta(seconds=0.1)
-# A question to a store costs 20 us there and back; the first waits are short, as peers usually
-# call at once.
+# A request to a store takes 20 us; the first waits are short, as peers usually call at the same
+# time.
 _FIRST_STEP_S = 0.0005
-# How long operations that were cut may take to notice.
+# How long operations that were cut may take to end.
 _GRACE_S = 0.5
 NO_TIMEOUT = timedelta(0)
 _LEFT = "the wait for other ranks was ended: they do not take part any more"
@@ -42,18 +42,18 @@ class Waits:
     def __init__(self) -> None:
         self._num_ends = 0
         self._num_waiting = 0
-        # Futures whose completion ends a wait of C++ for a collective -> number of ends before.
+        # Futures whose completion ends C++'s wait for a collective -> number of ends before.
         self._guarded: dict[Future[None], int] = {}
         self._keeps_types = False
         self._idle: list[_Helper] = []
-        self._left_threads: set[int] = set()  # whose waits end at once
-        self.has_left = False  # whether a collective was left behind that had not ended
+        self._left_threads: set[int] = set()  # abandoned helpers, whose waits end at once
+        self.has_left = False  # whether a collective was abandoned before it ended
 
     def end(self) -> int:
         """End every `run` and `until`, and complete the futures of `guard` that were already
-        pending at the previous call of `end`; return how many waits this ends.
+        pending at the previous call of `end`; return the number of waits ended.
         """
-        num_waiting = self._num_waiting  # these have all read `_num_ends` before
+        num_waiting = self._num_waiting  # all of them have read the old `_num_ends`
         self._num_ends += 1
         guarded = self._guarded.copy().items()
         left = [gate for gate, num_ends in guarded if num_ends < self._num_ends - 1]
@@ -63,7 +63,7 @@ class Waits:
         return num_waiting + len(left)
 
     def until(self, is_over: Callable[[], bool], limit_s: float, what: str) -> None:
-        """Poll a store until a condition holds; raise DistStoreError at the limit or upon `end`."""
+        """Poll until a condition holds; raise DistStoreError after `limit_s` or upon `end`."""
         num_ends, deadline, step_s = self._num_ends, time.monotonic() + limit_s, _FIRST_STEP_S
         ident = threading.get_ident()
         self._num_waiting += 1
@@ -79,11 +79,11 @@ class Waits:
             self._num_waiting -= 1
 
     def keep_types(self) -> None:
-        """Make `guard` return futures unchanged from now on: DDP's C++ hooks refuse Python's."""
+        """Make `guard` return futures unchanged: DDP's C++ hooks refuse Python futures."""
         self._keeps_types = True
 
     def guard(self, future: Any) -> Any:
-        """Wrap a collective's future in one that `end` completes, should the collective not end."""
+        """Wrap a collective's future in one that `end` completes if the collective does not end."""
         if self._keeps_types:
             return future
         gate: Future[None] = Future()
@@ -103,18 +103,16 @@ class Waits:
             gate.set_result(None)
 
     def follow(self, work: Work) -> bool:
-        """Wait for a collective; raise `GroupDown` if it is still running shortly after a call
-        of `end`.
-        """
+        """Wait for a collective; raise `GroupDown` if it still runs shortly after `end`."""
         num_ends, deadline = self._num_ends, math.inf
         try:
             while True:
                 try:
                     return work.wait(_LOOK)
-                except RuntimeError as error:  # no call here: an interrupt would have it as context
+                except RuntimeError as error:  # no call here: it would be an interrupt's context
                     ended = error
-                # The collective has just ended, with or without an error, or its `wait` takes no
-                # time-out.
+                # Either the collective has just ended, with or without an error, or its `wait`
+                # supports no time-out.
                 if work.is_completed() or "timeout not implemented" in str(ended):
                     return work.wait()
                 del ended
@@ -128,7 +126,7 @@ class Waits:
 
     def run(self, function: Callable[[], Any], limit_s: float | None = None) -> Any:
         """Call a function in a thread, and return its value; raise `GroupDown` upon `end`, or after
-        `limit_s`.
+        `limit_s` seconds.
         """
         values: list[Any] = []
         errors: list[BaseException] = []
@@ -160,7 +158,7 @@ class Waits:
                     raise GroupDown(f"the wait for other ranks was given up after {limit_s:g} s")
         except BaseException:
             self._left_threads.add(helper.ident)
-            # When it has ended, another thread may have its identity.
+            # Once the helper has ended, another thread may get its identity.
             helper.calls.put(functools.partial(self._left_threads.discard, helper.ident))
             helper.calls.put(None)
             raise
@@ -173,10 +171,10 @@ class Waits:
 
 
 class _Helper:
-    """A reusable thread that executes queued calls until it gets None, because starting a thread
+    """A reusable thread that executes queued calls until it receives None, as starting a thread
     takes longer than most calls.
 
-    Its identity is 0 where a limit on threads is reached.
+    Its `ident` is 0 if the limit on threads is reached.
     """
 
     def __init__(self) -> None:
@@ -189,12 +187,12 @@ class _Helper:
                 if (call := self.calls.get()) is None:
                     return
                 call()
-                # With the last reference to a group goes a wait for the group's threads.
+                # A kept call may hold the last reference to a group, whose end waits for threads.
                 del call
 
 
 class PatientWork(Work):
-    """A Work that forwards to another one, all but `wait`, which subclasses can interrupt."""
+    """A Work that forwards to another one, except for `wait`, which subclasses can interrupt."""
 
     def __init__(self, work: Work, waits: Waits) -> None:
         super().__init__()
@@ -202,28 +200,28 @@ class PatientWork(Work):
 
     def get_future(self) -> Any:
         future: Any = self._work.get_future()
-        # DDP may hold nothing but the future, and the operation is found to be under way as long
-        # as this object lives.
+        # DDP may hold only the future, and the operation counts as in flight while this object
+        # lives.
         future.add_done_callback(lambda _: self)
         return self._waits.guard(future)
 
 
 class GlooWork(PatientWork):
-    """Work of a gloo collective or message, with an interruptible `wait`, and a future that can be
-    ended.
+    """The Work of a gloo collective or message, with an interruptible `wait`, and with a future
+    that `Waits.end` can complete.
 
-    gloo does not end an operation whose message is on its way, or was about to be, when the other
-    side dies (gloo/transport/tcp/pair.cc: `Pair::signalException` leaves out what `tx_` and `rx_`
-    hold).
+    gloo does not end an operation whose message was in flight, or about to be, when its peer dies
+    (gloo/transport/tcp/pair.cc: `Pair::signalException` skips the operations in `tx_` and `rx_`).
 
     Args:
-        work: gloo's.
-        waits: of the rank.
-        spans: where the operation's times are noted, under `number`.
-        is_sync: whether its wait follows at once, and has been noted.
-        is_message: whether it is a send or receive: after a time-out of one, gloo closes all
+        work: gloo's Work.
+        waits: waits of the rank.
+        spans: recorder of the operation's times, under `number`.
+        number: number of the operation's span.
+        is_sync: whether its wait follows at once, and has been recorded.
+        is_message: whether it is a send or receive: after the time-out of one, gloo closes all
             connections.
-        runs: whether a message is waited for in another thread.
+        runs: whether to wait for a message in another thread.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
-"""Reads a tensor piece by piece, so that inspecting a huge one needs no second copy of it:
-statistics, histograms, digests.
+"""Computes statistics, histograms and digests of a tensor piece by piece, so that a huge tensor
+needs no second copy.
 """
 
 from __future__ import annotations
@@ -15,25 +15,26 @@ from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-def
 
 from .safe_read import DIRECT, SafeReader, UnreadableError, bytes_of, check_beside
 
-# Elements in a piece: on CPUs what fits their caches, on others what keeps them busy.
+# Elements in a piece: on CPUs, so that it fits the caches; on other devices, to keep them busy.
 _CPU_PIECE = 1 << 17
 _DEVICE_PIECE = 1 << 21
 
 
 def readable(local: torch.Tensor, is_beside: bool = False) -> tuple[torch.Tensor, str]:
-    """Return a dense tensor of the elements that a rank's tensor stores, and what was left out.
+    """Return a dense tensor of the elements that a rank's tensor stores, and a note on what it
+    omits.
 
     Args:
-        local: a tensor of this rank's own, no DTensor.
-        is_beside: the main thread may be running.
+        local: a tensor of this rank, not a DTensor.
+        is_beside: whether the main thread may be running.
 
     Returns:
-        A tensor that `pieces` takes, and what is to be said of it, "" mostly: of a sparse tensor,
-        only the elements that it stores.
+        A tensor for `pieces`, and a note for the user, mostly "": for example, that a sparse tensor
+        is represented only by the elements that it stores.
 
     Raises:
-        UnreadableError: it has none; waiting for them would be a collective; its memory has been
-            freed; or it could be, while it is read.
+        UnreadableError: the tensor has no elements to read, needs a collective for them, has lost
+            its memory, or may lose it while it is read.
     """
     local = _unwrapped(local).detach()
     note = ""
@@ -81,7 +82,7 @@ def _check_memory(local: torch.Tensor) -> None:
 
 
 def piece_size(data: torch.Tensor) -> int:
-    """Return how many elements of a tensor are read at a time."""
+    """Return the number of elements of a tensor that are read at a time."""
     return _CPU_PIECE if data.device.type == "cpu" else _DEVICE_PIECE
 
 
@@ -89,8 +90,8 @@ def pieces(data: torch.Tensor, size: int = 0) -> Iterator[torch.Tensor]:
     """Yield views that make up a tensor, in row-major order.
 
     Args:
-        data: see `readable`.
-        size: of each, in elements, at most; 0 for a good one.
+        data: a tensor as `readable` returns it.
+        size: maximum number of elements in a view; 0 for the default of the device.
     """
     size = size or piece_size(data)
     if data.numel() <= size:
@@ -108,8 +109,8 @@ def pieces(data: torch.Tensor, size: int = 0) -> Iterator[torch.Tensor]:
 
 
 def unordered(data: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Return a tensor's elements in the order of its memory, which is fast to read, and how often
-    each element counts.
+    """Return a tensor's elements in the order of its memory, which is fast to read, and the number
+    of times that each element counts.
     """
     repeated = 1
     for dim in reversed(range(data.ndim)):
@@ -120,7 +121,7 @@ def unordered(data: torch.Tensor) -> tuple[torch.Tensor, int]:
 
 
 def numbers_of(piece: torch.Tensor) -> torch.Tensor:
-    """Return a piece of a tensor as flat float64; of complex numbers, real and imaginary parts."""
+    """Return a piece as a flat float64 tensor; complex numbers as real and imaginary parts."""
     if piece.is_complex():
         piece = torch.view_as_real(piece.resolve_conj())
     return piece.to(torch.float64).reshape(-1)
@@ -130,11 +131,11 @@ def statistics(data: torch.Tensor, read: SafeReader = DIRECT) -> dict[str, Any]:
     """Compute the statistics of a tensor for its `TensorSummary`.
 
     Args:
-        data: see `readable`.
-        read: how it is read.
+        data: a tensor as `readable` returns it.
+        read: reader of its memory.
 
     Raises:
-        Exception: torch cannot make numbers of its elements.
+        Exception: torch cannot convert its elements to numbers.
     """
     data, repeated = unordered(data)
     count = num_nan = num_inf = num_zeros = 0
@@ -143,10 +144,10 @@ def statistics(data: torch.Tensor, read: SafeReader = DIRECT) -> dict[str, Any]:
     middle = total = squares = 0.0
     for piece in map(read.take, pieces(data)):
         numbers = numbers_of(piece)
-        # What has the same extremes in fewer bytes is quicker to read.
+        # The extremes are the same as in float64, but the smaller type is faster to read.
         ends = _extremes(piece if piece.dtype == torch.float32 else numbers)
         if not all(map(math.isfinite, ends)):
-            # A complex number counts once.
+            # Count a complex number once.
             pairs = numbers.view(-1, 2) if piece.is_complex() else numbers[:, None]
             num_nan += int(pairs.isnan().any(1).sum())
             num_inf += int(pairs.isinf().any(1).sum())
@@ -178,7 +179,7 @@ def statistics(data: torch.Tensor, read: SafeReader = DIRECT) -> dict[str, Any]:
 
 
 def _extremes(numbers: torch.Tensor) -> tuple[float, float]:
-    """Return the smallest and the largest number of a piece; NaN if there is one."""
+    """Return the smallest and the largest number of a piece; NaN if the piece has a NaN."""
     low, high = torch.stack(torch.aminmax(numbers)).tolist()
     return low, high
 
@@ -189,11 +190,11 @@ def histogram_of(
     """Count a tensor's numbers in equal bins of [low, high]; numbers outside are in no bin.
 
     Args:
-        data: see `readable`.
-        low, high: the scale; where they are equal, what is equal to them is counted in the middle
-            bin.
-        num_bins: how many.
-        read: how it is read.
+        data: a tensor as `readable` returns it.
+        low, high: ends of the scale; if they are equal, numbers of this value are counted in the
+            middle bin.
+        num_bins: number of bins.
+        read: reader of its memory.
     """
     data, repeated = unordered(data)
     counts = torch.zeros(num_bins, dtype=torch.int64, device=data.device)
@@ -201,26 +202,26 @@ def histogram_of(
         if low >= high:
             counts[num_bins // 2] += (numbers == low).sum()
         elif data.device.type == "cpu":
-            counts += torch.histc(numbers, num_bins, low, high).long()  # leaves out NaN, too
-        else:  # as histc does, which is refused on GPUs where only what is deterministic may run
+            counts += torch.histc(numbers, num_bins, low, high).long()  # ignores NaN
+        else:  # as histc, which GPUs refuse under deterministic algorithms
             inside = numbers[(numbers >= low) & (numbers <= high)]
             bins = ((inside - low) * (num_bins / (high - low))).long().clamp_(0, num_bins - 1)
             counts += torch.bincount(bins, minlength=num_bins)
     return tuple(count * repeated for count in counts.tolist())
 
 
-# ---- parts
+# ---- ranges
 
 
 def elements_of_parts(
     data: torch.Tensor, parts: Sequence[tuple[int, int]], read: SafeReader = DIRECT
 ) -> torch.Tensor:
-    """Return a tensor's elements in some ranges, in row-major order: see `Elements`.
+    """Return a tensor's elements in some ranges, in row-major order (see `Elements`).
 
     Args:
-        data: see `readable`.
-        parts: [begin, end) of each run, ascending and apart.
-        read: how they are read.
+        data: a tensor as `readable` returns it.
+        parts: [begin, end) of each range, ascending and disjoint.
+        read: reader of its memory.
     """
     wide = torch.complex128 if data.is_complex() else torch.float64
     wide = data.dtype if data.dtype in (torch.int64, torch.uint64) else wide
@@ -252,9 +253,9 @@ def run_of(data: torch.Tensor, begin: int, end: int) -> Iterator[torch.Tensor]:
 
 
 _BLOCK = 1 << 16
-# Words in a tensor that is large.
+# Number of words from which a tensor is digested by checksums of blocks.
 _LARGE = 1 << 18
-# An expanded tensor of more elements than these is not read again and again where once will do.
+# Number of elements from which an expanded tensor's repeated elements are read only once.
 _MANY = 1 << 26
 
 
@@ -264,13 +265,13 @@ def digest_of_bytes(data: bytes) -> str:
 
 
 def digest_of_tensor(local: torch.Tensor, read: SafeReader = DIRECT) -> str:
-    """Return a digest of a tensor, bit for bit; "" if the tensor cannot be read.
+    """Return a digest of a tensor's bits; "" if the tensor cannot be read.
 
-    It does not depend on strides, nor on the device.
+    The digest does not depend on strides or device.
 
     Args:
-        local: a tensor of this rank's own, no DTensor.
-        read: how it is read.
+        local: a tensor of this rank, not a DTensor.
+        read: reader of its memory.
     """
     try:
         if local.layout not in (torch.strided, torch.jagged):
@@ -282,11 +283,11 @@ def digest_of_tensor(local: torch.Tensor, read: SafeReader = DIRECT) -> str:
 
 
 def digest_of(data: torch.Tensor, read: SafeReader = DIRECT) -> str:
-    """Return a digest of the tensor that `readable` has returned.
+    """Return a digest of a tensor that `readable` has returned.
 
     Args:
-        data: that.
-        read: how it is read.
+        data: the tensor.
+        read: reader of its memory.
 
     Raises:
         Exception: torch cannot view it as bytes.
@@ -300,12 +301,12 @@ def digest_of(data: torch.Tensor, read: SafeReader = DIRECT) -> str:
 def digests_of_parts(
     data: torch.Tensor, parts: Sequence[tuple[int, int]], read: SafeReader = DIRECT
 ) -> tuple[str, ...]:
-    """Return a digest of each range of a tensor's elements, which are in row-major order.
+    """Return a digest of each range of a tensor's elements in row-major order.
 
     Args:
-        data: see `readable`.
-        parts: [begin, end) of each, ascending and apart.
-        read: how it is read.
+        data: a tensor as `readable` returns it.
+        parts: [begin, end) of each range, ascending and disjoint.
+        read: reader of its memory.
     """
     return tuple(
         _digest(map(read.take, run_of(data, begin, end)), data, end - begin) for begin, end in parts
@@ -333,7 +334,7 @@ def _flat(piece: torch.Tensor) -> torch.Tensor:
     """Return a piece of a tensor as a contiguous flat tensor."""
     plain = piece.resolve_conj().resolve_neg()
     plain = plain.contiguous()
-    # One element may be contiguous whatever its stride, which `view` then does not take.
+    # A tensor of one element is contiguous with any stride, but `view` does not accept any.
     return plain.as_strided((plain.numel(),), (1,))
 
 
@@ -348,8 +349,8 @@ def _sums(parts: Iterator[torch.Tensor], num_words: int, device: torch.device) -
     """Return two checksums of each block of 32-bit words of a tensor."""
     ones, others = _weights(1, device), _weights(2, device)
     mixed, beside = (torch.empty(_BLOCK, dtype=torch.int32, device=device) for _ in range(2))
-    # One tensor: many small ones that are kept would lie between pieces that are freed, in whose
-    # memory the next piece then has no room.
+    # One tensor for all sums: many small ones would fragment the memory of the freed pieces, so
+    # that later pieces do not fit.
     totals = torch.zeros(-(-num_words // _BLOCK), 2, dtype=torch.int32, device=device)
     at = 0
     for piece in parts:

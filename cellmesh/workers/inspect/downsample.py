@@ -1,6 +1,6 @@
 """Reduces a part of a 2-D slice of a tensor to pixels, on the tensor's device.
 
-A huge slice is read some pixels at a time: what is taken beside it stays small.
+A huge slice is reduced some pixels at a time, so that it needs little additional memory.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from .chunks import piece_size, readable
 from .safe_read import SafeReader
 from .summary import tensor_at
 
-# Where a slice is too large to be read whole, what part of the allowed elements is read: they lie
-# apart. Where they have to be copied one by one, it is less.
+# If a slice exceeds the allowed number of elements, it is sampled: a share of that number is read,
+# as samples are scattered in memory; a smaller share if they have to be copied one by one.
 _SAMPLED_SHARE = 4
 _COPIED_SHARE = 64
 _MAX_FLOAT32 = torch.finfo(torch.float32).max
@@ -38,10 +38,10 @@ def picture(value: Any, subject: Picture, read: SafeReader) -> Pixels:
         share = _COPIED_SHARE if read.is_beside else _SAMPLED_SHARE
         part = _thin(part, height, width, subject.max_elements // share)
     pixels = _reduce(part, height, width, subject, read)
-    if not subject.exactly:  # finite numbers stay finite
+    if not subject.exactly:  # clamp, so that finite numbers stay finite in float32
         limited = pixels.clamp(-_MAX_FLOAT32, _MAX_FLOAT32)
         pixels = torch.where(torch.isfinite(pixels), limited, pixels).float()
-    values = pixels.contiguous().cpu().clone().numpy()  # what numpy has seen is never resized
+    values = pixels.contiguous().cpu().clone().numpy()  # a copy, as numpy keeps the memory
     low, high = range_of(values)
     return Pixels(values, low, high, is_exact, read.is_beside, is_sampled)
 
@@ -50,14 +50,14 @@ def element(value: Any, subject: Element, read: SafeReader) -> str:
     """Return one element of a tensor as text (the answer to `Element`).
 
     Raises:
-        ValueError: there is none at this index.
+        ValueError: there is no element at this index.
     """
     data = _dense(value, subject.path, read)
     _check_index(subject.index, data.shape)
     found = read.take(data[subject.index] if data.ndim else data)
     if subject.exactly:
         return repr(found.item())
-    # As short as they can be told apart.
+    # In the element's precision, for the shortest unambiguous text.
     short: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.complex64: np.complex64}
     return str(short.get(found.dtype, lambda number: number)(found.item()))
 
@@ -104,7 +104,7 @@ def _part(data: torch.Tensor, subject: Picture) -> torch.Tensor:
 
 
 def _thin(part: torch.Tensor, height: int, width: int, max_elements: int) -> torch.Tensor:
-    """Return a view of some rows and columns, evenly spaced, of each pixel one or more."""
+    """Return a view of evenly spaced rows and columns, with at least one of each per pixel."""
     step = math.isqrt(part.numel() // max(max_elements, 1)) + 1
     for axis, side in enumerate((height, width)):
         each = min(step, part.shape[axis] // side)
@@ -120,7 +120,7 @@ def _reduce(
         torch.arange(side + 1, device="cpu") * size // max(side, 1)
         for side, size in zip((height, width), part.shape, strict=True)
     )
-    # Pixels that are read together: rows of them, or a part of one row.
+    # Number of pixels to read at once: whole rows of pixels, or a part of one row.
     num_pixels = max(1, 8 * piece_size(part) * height * width // max(1, part.numel()))
     band, strip = max(1, num_pixels // max(width, 1)), max(1, min(num_pixels, width))
     bands = [torch.empty(0, width, dtype=torch.float64, device=part.device)]
@@ -134,7 +134,7 @@ def _reduce(
             is_narrow = block.dtype.itemsize <= 2 or block.dtype == torch.float32
             wide = torch.float32 if is_narrow and not subject.exactly else torch.float64
             block = block.to(wide)
-            for edges in (ys, xs):  # rows are joined, then columns
+            for edges in (ys, xs):  # reduce rows, then columns
                 block = _join(block, edges.diff(), subject.reduction).t()
             strips.append(block)
         bands.append(torch.cat(strips, 1))
@@ -142,7 +142,7 @@ def _reduce(
 
 
 def _join(block: torch.Tensor, sizes: torch.Tensor, reduction: str) -> torch.Tensor:
-    """Reduce as many rows as the sizes say to one each."""
+    """Reduce consecutive groups of rows, of these sizes, to one row each."""
     is_mean = reduction == "mean"
     joined: torch.Tensor = torch.segment_reduce(
         (block if is_mean else block.abs()).contiguous(),
@@ -155,6 +155,6 @@ def _join(block: torch.Tensor, sizes: torch.Tensor, reduction: str) -> torch.Ten
 
 
 def range_of(values: Any) -> tuple[float, float]:
-    """Return the smallest and largest finite number of an array; 0 and 0 without any."""
+    """Return the smallest and largest finite number of an array; 0 and 0 if it has none."""
     finite = values[np.isfinite(values)]
     return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)

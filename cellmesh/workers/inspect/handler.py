@@ -1,4 +1,4 @@
-"""Answers a rank's queries about values and names; what it cannot answer is a `Refusal`."""
+"""Answers queries about values and names on a rank, or refuses them with a `Refusal`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ..rank.features import RankContext
 
 
-# Inspections whose values are kept at once; each may be large.
+# Maximum number of inspections whose values are kept; each may be large.
 _MAX_KEPT = 4
 
 
@@ -46,7 +46,7 @@ class PinnedValues:
     """The newest values of expressions that inspections keep, by token; usable on any thread."""
 
     def __init__(self) -> None:
-        self._values: dict[str, Any] = {}  # the one that was not asked for longest comes first
+        self._values: dict[str, Any] = {}  # least recently used first
         self._lock = threading.Lock()
 
     def keep(self, token: str, value: Any) -> None:
@@ -58,13 +58,13 @@ class PinnedValues:
             while len(self._values) >= _MAX_KEPT:
                 gone.append(self._values.pop(next(iter(self._values))))
             self._values[token] = value
-        del gone  # outside the lock: it may run code of the user's
+        del gone  # outside the lock: it may run user code
 
     def get(self, token: str) -> Any:
         """Return the value kept under a token.
 
         Raises:
-            KeyError: it is kept no more, or never was.
+            KeyError: no value is kept under the token.
         """
         with self._lock:
             value = self._values[token] = self._values.pop(token)
@@ -81,7 +81,7 @@ class InspectHandler:
     """Answers the queries about values and names on one rank.
 
     Args:
-        context: the rank's.
+        context: context of the rank.
     """
 
     def __init__(self, context: RankContext) -> None:
@@ -92,14 +92,13 @@ class InspectHandler:
     def handle(self, request: AnyRequest, buffers: tuple[Frame, ...]) -> Any:
         """Answer a query on the main thread; see `rank.features.Handler`."""
         answer = self.answer(request, is_beside=False)
-        # An expression that was run may have stopped inside a collective, or in the middle of a
-        # step.
+        # The expression may have stopped inside a collective, or in the middle of a step.
         if isinstance(answer, Refusal) and getattr(request, "runs", False):
             self._context.look_after_failure()
         return answer
 
     def handle_beside(self, request: AnyRequest) -> Any:
-        """Answer a query on another thread; the main thread may begin something at any moment."""
+        """Answer a query on another thread; the main thread may start a run at any moment."""
         interrupts = self._context.interrupts
         num_begun, was_idle = interrupts.num_begun, interrupts.running < 0
         answer = self.answer(request, is_beside=True)
@@ -109,16 +108,16 @@ class InspectHandler:
         return answer
 
     def answer(self, subject: AnyRequest, is_beside: bool) -> Any:
-        """Return the answer to one query, or a `Refusal`.
+        """Return the answer to one query.
 
         Args:
             subject: the query.
-            is_beside: on another thread, while the main thread may be running: nothing is
-                evaluated.
+            is_beside: whether this is another thread, while the main thread may be running: then
+                nothing is evaluated.
 
         Returns:
-            The answer (see `wire.inspect`), or a `Refusal`: of the exceptions only the main
-            thread's KeyboardInterrupt passes through.
+            The answer (see `wire.inspect`), or a `Refusal` for any exception except a
+            KeyboardInterrupt on the main thread, which is raised.
         """
         quiet = torch._C.DisableTorchFunctionSubclass() if is_beside else contextlib.nullcontext()
         try:
@@ -134,7 +133,7 @@ class InspectHandler:
     def _answer(self, subject: AnyRequest, is_beside: bool) -> Any:
         match subject:
             case Names():
-                with reading(is_beside=True) as read:  # a busy rank is asked, too
+                with reading(is_beside=True) as read:  # a rank may be busy
                     return names(self._shell, subject, read)
             case HistoryQuery():
                 return self._context.groups.ledger.spans.past(subject)

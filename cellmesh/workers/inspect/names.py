@@ -1,7 +1,7 @@
 """Lists the user's names on a rank with short descriptions, without copies and without running
 user code.
 
-A value that cannot be told, as it changes meanwhile or is odd, costs no other name its row.
+A value that cannot be described, as it changes or misbehaves, does not affect other names.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from .safe_repr import full_name_of, shorten
 from .summary import describe_tensor, num_bytes_of, own_part, text_of_number
 from .tree import as_known, tensors_of, walk
 
-# What a rank puts into its namespace itself; with other values, these are the user's.
+# Names that a rank binds itself; bound to other values, they are the user's.
 _OWN = ("rank", "local_rank", "world_size", "device", "mesh", "torch", "dist")
 _OWN_MODULES = {"torch": "torch", "dist": "torch.distributed"}
-# Values of a tensor are compared between ranks up to this size: it takes well below a millisecond.
+# Largest tensor that is digested for comparison between ranks: well below a millisecond.
 _MAX_DIGEST_BYTES = 1 << 20
 _MAX_ITEMS = 10_000
 _PLAIN = (
@@ -51,7 +51,7 @@ def names(shell: RankShell, subject: Names, read: SafeReader) -> Bound:
 
 
 def users_names(shell: RankShell) -> dict[str, Any]:
-    """Return the names that the user has bound on this rank, and their values."""
+    """Return the names that the user has bound on this rank, with their values."""
     hidden = shell.user_ns_hidden
     return {
         name: value
@@ -77,10 +77,10 @@ def _is_own(name: str, value: Any) -> bool:
 
 
 def describe_shortly(value: Any, read: SafeReader = DIRECT) -> TensorSummary:
-    """Describe a value cheaply: no statistics, and a digest only of small values."""
+    """Describe a value at low cost: no statistics, and a digest only for small values."""
     kind = full_name_of(type(value))
     try:
-        with torch._C.DisableTorchFunctionSubclass():  # it may be code of the user's
+        with torch._C.DisableTorchFunctionSubclass():  # it may be user code
             if issubclass(type(value), torch.Tensor):
                 return _tensor(kind, value, read)
             text, is_whole = _text(value)
@@ -115,7 +115,7 @@ def _tensor(kind: str, value: torch.Tensor, read: SafeReader) -> TensorSummary:
 
 
 def _text(value: Any) -> tuple[str, bool]:
-    """Return a short text of a value, if that is informative, and whether it describes all of the
+    """Return a short informative text of a value, or "", and whether the text describes the whole
     value.
     """
     kind = type(value)
@@ -134,7 +134,7 @@ def _text(value: Any) -> tuple[str, bool]:
 
 
 def _bytes_of(path: str, part: Any) -> int:
-    if not as_known(part) or path.startswith("param_groups["):  # those are a model's
+    if not as_known(part) or path.startswith("param_groups["):  # those belong to a model
         return 0
     is_tensor = issubclass(type(part), torch.Tensor)
     return num_bytes_of(own_part(part)) if is_tensor else int(part.nbytes)

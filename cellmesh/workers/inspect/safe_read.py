@@ -1,14 +1,13 @@
-"""Reads tensors in place, or copies them where the main thread may free them at any moment.
+"""Reads tensors in place, or by copies if the main thread may free their memory at any moment.
 
-FSDP frees the memory of gathered parameters while it trains, and allocates it anew. A thread that
-reads it then is ended by the system, and the rank with it. No check helps: torch frees memory in
-Python, which holds the interpreter's lock (`UntypedStorage.resize_`), and in operations
-(`Tensor.resize_`, compiled code), which do not. But the kernel can be told to read: where there is
-no memory any more, the call `write` fails. So what is looked at is written, piece by piece, into a
-file that lies in memory.
+FSDP frees and reallocates the memory of gathered parameters while it trains. If another thread
+reads the memory then, the system kills the rank. Checks cannot prevent that: torch frees memory in
+Python with the interpreter's lock (`UntypedStorage.resize_`), but also in operations without it
+(`Tensor.resize_`, compiled code). But the kernel can read safely: if the memory is unmapped, the
+system call `write` fails. So a tensor is written, piece by piece, to a file in memory.
 
-On GPUs there is no such call: a kernel that reads memory which has gone costs the rank its context,
-and so its life. There nothing is read beside a main thread.
+GPUs have no such call: a GPU kernel that reads freed memory breaks the rank's CUDA context, and so
+ends the rank. GPU memory is not read while the main thread may be running.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ import torch
 def memory_of(storage: torch.UntypedStorage) -> memoryview:
     """Return the bytes of a CPU storage as a writable view.
 
-    As ``numpy()`` of a tensor would give them, but for this: torch never again resizes memory that
-    numpy has seen, and FSDP2 resizes what holds its parameters.
+    Unlike ``numpy()`` of a tensor, this does not mark the storage: torch never resizes memory that
+    is shared with numpy, and FSDP2 resizes the memory of its parameters.
     """
     array = (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())
-    array.storage = storage  # type: ignore[attr-defined]  # lives as long as the view does
+    array.storage = storage  # type: ignore[attr-defined]  # keeps it alive with the view
     return memoryview(array).cast("B")
 
 
@@ -42,24 +41,24 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     ]
 
 
-# What `pwritev` takes at once.
+# Maximum number of buffers in a call of `pwritev`.
 _MAX_RUNS = 1024
-# Elements that lie apart are copied in one run with what is between them, which may be so many
-# times more.
+# Scattered elements are copied in one run, with the gaps between them, if the run is at most this
+# many times longer than its elements.
 _GAPS = 32
 _MIN_BYTES = 1 << 20
-# Of more, with what lies between the elements, one part is copied after the other.
+# A larger copy, including gaps, is made in several parts.
 _MAX_BYTES = 1 << 23
-# Devices whose memory the kernel copies.
+# Types of devices whose memory the kernel can copy.
 _COPIED = ("cpu",)
 
 
 class UnreadableError(ValueError):
-    """Raised if a tensor cannot be read; the text says why."""
+    """Raised if a tensor cannot be read; the text gives the reason."""
 
 
 class SafeReader:
-    """Reads tensors in place, where no other thread can free them."""
+    """Reads tensors in place, if no other thread can free them."""
 
     is_beside = False
 
@@ -74,8 +73,8 @@ DIRECT = SafeReader()
 class Copier(SafeReader):
     """Copies tensors that another thread may free at any moment.
 
-    Values may be torn: half old and half new. Where the memory has gone, an `UnreadableError` is
-    raised.
+    The copied values may be torn, half old and half new. If the memory has been freed, the copy
+    raises an `UnreadableError`.
     """
 
     is_beside = True
@@ -95,11 +94,11 @@ class Copier(SafeReader):
         if not view.numel():
             return view
         check_beside(view)
-        # Strides of the copy; those that are left out are of dims that repeat one element.
+        # Strides of the copy; 0 for dims that repeat one element.
         strides = [0] * view.ndim
         offsets = torch.zeros(1, dtype=torch.int64, device="cpu")
         dims = [dim for dim in range(view.ndim) if view.stride(dim) and view.shape[dim] > 1]
-        num, span = 1, 1  # elements in a run, and how far it reaches
+        num, span = 1, 1  # number of elements in a run, and its length with gaps
         runs: list[int] = []
         for dim in sorted(dims, key=view.stride):
             size, stride = view.shape[dim], view.stride(dim)
@@ -130,9 +129,7 @@ class Copier(SafeReader):
         return taken
 
     def _copy(self, data: torch.Tensor, offsets: torch.Tensor, num: int) -> torch.Tensor:
-        """Copy runs of elements, each of this length and at one of these offsets, to adjacent
-        places.
-        """
+        """Copy a run of `num` elements from each of these offsets into one contiguous tensor."""
         each = num * data.element_size()
         total = each * len(offsets)
         self._make_room(total)
@@ -148,7 +145,7 @@ class Copier(SafeReader):
                 runs = [source[begin : begin + each] for begin in begins[first : first + _MAX_RUNS]]
                 at += os.pwritev(self._file, runs, at)
             is_there = at == total and held == (storage.data_ptr(), storage.nbytes())
-        except (OSError, RuntimeError) as error:  # bad address; a storage without data
+        except (OSError, RuntimeError) as error:  # a bad address, or a storage without data
             raise UnreadableError(f"its memory cannot be read now: {error}") from None
         if not is_there:
             raise UnreadableError(
@@ -168,11 +165,11 @@ class Copier(SafeReader):
 
 @contextmanager
 def reading(is_beside: bool) -> Iterator[SafeReader]:
-    """Yield a reader of tensors; within the block, torch computes on this thread only, without
-    autograd or subclasses' code.
+    """Enter a context with a reader of tensors, in which torch computes on this thread only,
+    without autograd or code of tensor subclasses.
 
     Args:
-        is_beside: the main thread may be running, and free what is read.
+        is_beside: whether the main thread may be running, and may free memory that is read.
     """
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad(), _one_thread():
         if not is_beside:
@@ -189,15 +186,15 @@ def reading(is_beside: bool) -> Iterator[SafeReader]:
 def _one_thread() -> Iterator[None]:
     """Enter a context in which torch computes on this thread only.
 
-    Pieces are small: where cores are taken, waiting for other threads at each costs ten times what
-    they save. The number is each thread's own: a main thread that runs keeps its number.
+    As pieces are small, waiting for other threads on busy cores costs ten times the time that they
+    save. The number of threads is set for this thread only, not for a running main thread.
     """
     num_threads = torch.get_num_threads()
     if num_threads == 1:
         yield
         return
     torch.set_num_threads(1)
-    # A thread that computes for the first time takes the number that was set last by any thread.
+    # A thread that computes for the first time gets the number that any thread has set last.
     other = threading.Thread(target=torch.set_num_threads, args=(num_threads,))
     other.start()
     other.join()
@@ -208,7 +205,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def check_beside(view: torch.Tensor) -> None:
-    """Raise UnreadableError unless a `Copier` can read a tensor.
+    """Check that a `Copier` can read a tensor.
 
     Raises:
         UnreadableError: it cannot.

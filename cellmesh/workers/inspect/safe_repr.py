@@ -1,7 +1,7 @@
-"""Writes short texts of values without running user code.
+"""Formats values as short texts without running user code.
 
-A value of a type that is not Python's, torch's or numpy's own is written as the name of its type.
-Large values take no longer than small ones.
+A value whose type is not Python's, torch's or numpy's is shown as the name of its type. Large
+values take no longer than small ones.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BRACKETS: Mapping[type, tuple[str, str]] = {
     frozenset: ("frozenset({", "})"), collections.deque: ("deque([", "])"),
 }  # fmt: skip
 _EMPTY: Mapping[type, str] = {set: "set()", frozenset: "frozenset()"}
-# Of containers with more items, the number of items is written, too.
+# Texts of containers with more items than this include the number of items.
 FEW = 100
 _MAX_ITEMS = 6
 _MAX_PAIRS = 4
@@ -30,8 +30,8 @@ _MAX_DEPTH = 3
 _MAX_CHARS = 80
 _MAX_LONG_CHARS = 200
 _MAX_INT_BITS = 128
-# Larger containers are not written as a whole; of larger sets, only the size: what comes first in a
-# set is of no use.
+# Larger containers have no complete text; larger sets are shown by size only, as the order of their
+# items is arbitrary.
 _MAX_WHOLE = 10_000
 _MAX_SORTED = 1000
 _SORTABLE = (int, float, str, bytes)
@@ -50,18 +50,18 @@ def full_name_of(kind: type) -> str:
 
 
 def quiet_text(value: Any) -> str:
-    """Return a text of a value in at most 200 characters; of a long container, with the number of
-    its items.
+    """Return the text of a value in at most 200 characters; for a long container, with the number
+    of items.
     """
     text = _Writer().write(value, 0)
     if type(value) in _BRACKETS and len(value) > FEW and not text.startswith("<"):
         text = f"{len(value):,} items: {text}"
     text = text if len(text) <= _MAX_LONG_CHARS else f"{text[: _MAX_LONG_CHARS - 1]}…"
-    return text.encode("utf-8", "replace").decode()  # half of a character cannot be sent to a page
+    return text.encode("utf-8", "replace").decode()  # a lone surrogate cannot be sent to a page
 
 
 def shorten(value: Any) -> tuple[str, bool]:
-    """Return a text of a value in at most 80 characters, and whether that is all of the value."""
+    """Return the text of a value in at most 80 characters, and whether it is complete."""
     writer = _Writer()
     text = writer.write(value, 0)
     if len(text) > _MAX_CHARS:
@@ -70,7 +70,7 @@ def shorten(value: Any) -> tuple[str, bool]:
 
 
 def whole_text(value: Any) -> str:
-    """Return a text of all of a value; "" if making it would run user code or take long."""
+    """Return the complete text of a value; "" if that would run user code or take long."""
     writer = _Writer(_MAX_WHOLE)
     text = writer.write(value, 0)
     return f"{name_of(type(value))} {text}" if writer.is_whole else ""
@@ -81,13 +81,14 @@ def _module_of(kind: type) -> Any:
 
 
 class _Writer:
-    """Writes a text of one value, without running user code.
+    """Formats one value without running user code.
 
     Args:
-        max_items: of a container, and characters of a text; None for what a line has room for.
+        max_items: maximum number of a container's items, and of a text's characters; None for a
+            number that fits a line.
 
     Attributes:
-        is_whole: nothing of the value has been left out so far.
+        is_whole: whether the text so far is complete.
     """
 
     def __init__(self, max_items: int | None = None) -> None:
@@ -127,9 +128,9 @@ class _Writer:
             return self._cut(f"<{name_of(kind)} of {len(value):,}>")
         if depth == _MAX_DEPTH:
             return self._cut(f"{first}...{last}")
-        # At once, as the main thread may change the container.
+        # In one call, as the main thread may change the container.
         items = list(value.items()) if kind is dict else list(value)
-        if kind in (set, frozenset, dict):  # in an order of their own, if that runs no user code
+        if kind in (set, frozenset, dict):  # sort, if that runs no user code
             kinds = {type(item[0] if kind is dict else item) for item in items[:_MAX_SORTED]}
             if len(items) <= _MAX_SORTED and len(kinds) == 1 and kinds.pop() in _SORTABLE:
                 items.sort(key=(lambda item: item[0]) if kind is dict else None)

@@ -1,4 +1,4 @@
-"""Computes which part of a DTensor a rank holds, and the part's place in the whole. Runs no
+"""Computes which part of a DTensor a rank holds, and the offset of the part in the whole. Runs no
 collective.
 """
 
@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-# [begin, end) each, ascending.
+# [begin, end) of each range, ascending.
 Runs = list[tuple[int, int]]
 
 
 def place_of(value: DTensor) -> dict[str, Any]:
-    """Return where this rank's part of a DTensor lies in the whole, as attributes of its
-    `TensorSummary`; `note` says what is odd about it.
+    """Return the location of this rank's part of a DTensor in the whole, as attributes of its
+    `TensorSummary`; `note` describes irregularities.
     """
     mesh = value.device_mesh
     coordinate = mesh.get_coordinate()
-    # With public names where torch writes ``_S(0, 2)``.
+    # Public names in place of torch's ``_S(0, 2)``.
     placements = [re.sub(r"^_S\(", "StridedShard(", str(each)) for each in value.placements]
     place: dict[str, Any] = {
         "placements": ", ".join(placements),
@@ -29,7 +29,7 @@ def place_of(value: DTensor) -> dict[str, Any]:
         "mesh_ranks": tuple(mesh.mesh.flatten().tolist()),
     }
     if coordinate is None:
-        # What it has is a part of nothing, and like no other rank's.
+        # A rank outside the mesh holds no part; it must not compare equal to another rank.
         return {**place, "shard": (-2,) * mesh.ndim, "note": "this rank is not in its mesh"}
     runs = runs_in_whole(
         value.shape, mesh.shape, coordinate, value.placements, order_of(value, mesh.ndim)
@@ -64,21 +64,21 @@ def runs_in_whole(
 ) -> list[Runs]:
     """Return, for each dim, the [begin, end) ranges of the whole tensor that a rank holds.
 
-    Uneven shards are as `torch.chunk` cuts them, one mesh dim after the other.
+    Uneven shards are split as by `torch.chunk`, one mesh dim after the other.
 
     Args:
-        shape: of the whole.
-        mesh_shape, coordinate: the mesh, and where the rank is.
-        placements: one a mesh dim.
-        order: the mesh dims as they cut.
+        shape: shape of the whole tensor.
+        mesh_shape, coordinate: shape of the mesh, and the rank's coordinate in it.
+        placements: placement for each mesh dim.
+        order: mesh dims in the order in which they split the tensor.
     """
     held: list[Runs] = [[(0, size)] if size else [] for size in shape]
     for mesh_dim in order:
         placement = placements[mesh_dim]
         dim = getattr(placement, "dim", None)
-        if dim is None:  # replicated, partial
+        if dim is None:  # replicated or partial
             continue
-        # FSDP2 over tensor parallelism cuts within the parts that later mesh dims cut out.
+        # FSDP2 over tensor parallelism splits within the parts that later mesh dims split off.
         num_outer = int(getattr(placement, "split_factor", 1))
         inside: Runs = []
         for outer in range(num_outer):
@@ -89,7 +89,7 @@ def runs_in_whole(
 
 
 def _chunk(runs: Runs, num_chunks: int, index: int) -> Runs:
-    """Return the ranges of indices that `torch.chunk` gives to one chunk of these ranges."""
+    """Return the ranges of indices in one chunk of these ranges, as by `torch.chunk`."""
     total = sum(end - begin for begin, end in runs)
     size = -(-total // num_chunks)
     low, high = min(index * size, total), min((index + 1) * size, total)
@@ -103,7 +103,7 @@ def _chunk(runs: Runs, num_chunks: int, index: int) -> Runs:
 
 
 def _joined(runs: Runs) -> Runs:
-    """Join ranges of indices where one begins at the end of the one before."""
+    """Join each range of indices that begins at the end of the previous one with that one."""
     found: Runs = []
     for begin, end in runs:
         if found and found[-1][1] == begin:
@@ -114,7 +114,7 @@ def _joined(runs: Runs) -> Runs:
 
 def order_of(value: DTensor, num_dims: int) -> Sequence[int]:
     """Return the order in which a DeviceMesh's dims split a tensor: from left to right, unless the
-    DTensor has another (torch 2.12).
+    DTensor specifies another (since torch 2.12).
     """
     said = getattr(value._spec, "shard_order", None) or ()
     ordered = [mesh_dim for entry in said for mesh_dim in entry.mesh_dims]

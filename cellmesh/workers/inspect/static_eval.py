@@ -1,9 +1,9 @@
 """Evaluates paths of names, attributes and indices without running user code.
 
-Names, attributes and constant indices are followed through what objects hold: an attribute is read
-from an object's ``__dict__`` or from its classes, never from a property or ``__getattr__``. Where
-that gives a value, Python would give the same one; everything else raises `NeedsCode`. So the
-values of a rank can be inspected while its main thread runs.
+Names, attributes and constant indices are resolved from stored values only: an attribute is read
+from an object's ``__dict__`` or its classes, never by a property or ``__getattr__``. A value found
+so is the value that Python would return; all other cases raise `NeedsCode`. So the values of a rank
+can be inspected while its main thread runs.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ class Unknown(Exception):
 
 
 class NeedsCode(Unknown):
-    """Raised for an expression that cannot be evaluated without running code; the text says why."""
+    """Raised for an expression whose evaluation may run code; the text gives the reason."""
 
 
 SLOTS = (types.MemberDescriptorType, type(collections.namedtuple("_", "a").a))  # type: ignore[attr-defined]
-# Where torch's wrappers (compile, FSDP, checkpointing) keep the module that lends them its
-# attributes.
+# Attributes under which torch's wrappers (compile, FSDP, checkpointing) keep the wrapped module, to
+# which they forward attribute access.
 WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _MODULE_PARTS = ("_parameters", "_buffers", "_modules")
 
-# What may stand as an index or a key: whose hashing and comparing is Python's own.
+# Types of indices and keys, which Python itself hashes and compares.
 _KEYS = (int, str, float, complex, bool, bytes, type(None), type(...))
 _INDICES = (int, type(None), type(...), slice)
 _PLAIN_TENSORS = (torch.Tensor, nn.Parameter)
-# Attributes of tensors whose reading costs nothing, and what they are.
+# Attributes of tensors that are cheap to read, and their types.
 OF_TENSORS: Mapping[str, type] = {
     **dict.fromkeys(("grad", "data", "T", "H", "mT", "mH", "real", "imag"), torch.Tensor),
     "shape": torch.Size, "dtype": torch.dtype, "device": torch.device,
     "ndim": int, "requires_grad": bool,
 }  # fmt: skip
-# Those that are read of subclasses of tensors, too: to read them makes no other tensor.
+# Attributes that are read from subclasses of tensors, too, as reading them makes no new tensor.
 _OF_ANY_TENSOR = ("grad", "requires_grad")
 _NOTHING = object()
-# How Python itself finds attributes: each of these has that under a lookup of its own.
+# Python's own attribute lookups; a class with any of these has no lookup of its own.
 _LOOKUPS = tuple(
     kind.__getattribute__
     for kind in (object, types.ModuleType, types.SimpleNamespace, tuple, list, dict)
@@ -61,12 +61,12 @@ def follow(expression: str, namespace: Mapping[str, Any]) -> Any:
     """Return the value of an expression of names, attributes and constant indices.
 
     Args:
-        expression: names, attributes and indices, as ``model.layers[0].weight``.
-        namespace: the names.
+        expression: the expression, as ``model.layers[0].weight``.
+        namespace: values by name.
 
     Raises:
-        NeedsCode: it is no such path, or its value takes code to tell.
-        NameError, AttributeError, LookupError: nothing is there.
+        NeedsCode: it is not such an expression, or its evaluation may run code.
+        NameError, AttributeError, LookupError: the value does not exist.
     """
     try:
         tree = ast.parse(expression.strip(), mode="eval")
@@ -99,7 +99,7 @@ def _value(node: ast.expr, namespace: Mapping[str, Any]) -> Any:
 
 
 def boxes(value: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the dicts in which an object keeps attributes, a module's parameters included."""
+    """Yield the dicts that contain an object's attributes, including a module's parameters."""
     held = held_by(value)
     yield held
     kind = type(value)
@@ -117,7 +117,7 @@ def boxes(value: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def keeps_grad(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor keeps its gradient; torch warns if code asks others for it."""
+    """Return whether a tensor keeps its gradient; torch warns when code reads others' ``grad``."""
     with torch._C.DisableTorchFunctionSubclass():
         return any(
             in_classes(torch.Tensor, name).__get__(tensor) for name in ("is_leaf", "retains_grad")
@@ -125,10 +125,10 @@ def keeps_grad(tensor: torch.Tensor) -> bool:
 
 
 def in_classes(kind: type, name: str, *default: Any) -> Any:
-    """Return what a class has under a name, itself or from a base; else the default.
+    """Return the attribute that a class or its bases have under a name; else the default.
 
     Raises:
-        Unknown: the class has nothing under the name, and no default is given.
+        Unknown: no class has the attribute, and no default is given.
     """
     for each in classes_of(kind):
         if name in vars_of(each):
@@ -142,7 +142,7 @@ def attribute(owner: Any, name: str) -> Any:
     """Return an attribute of an object, without running user code.
 
     Raises:
-        NeedsCode: the attribute's value takes code to find.
+        NeedsCode: reading the attribute may run code.
         AttributeError: the object has no such attribute.
     """
     kind = type(owner)
@@ -165,8 +165,8 @@ def attribute(owner: Any, name: str) -> Any:
     if _comes_first(found):
         raise NeedsCode(_about(found, name, kind))
     for number, box in enumerate(boxes(owner)):
-        # What a class has comes before a module's parts; a dict's items are attributes by its code
-        # only.
+        # Class attributes take precedence over a module's parts; items of a dict are attributes
+        # only through code of its class.
         if number and (found is not _NOTHING or issubclass(kind, dict)):
             break
         if name in box:
@@ -179,7 +179,7 @@ def attribute(owner: Any, name: str) -> Any:
 
 
 def _is_torchs(kind: type, name: str) -> bool:
-    """Return whether a class leaves an attribute as torch defines it for every tensor."""
+    """Return whether a class has torch's definition of an attribute of every tensor."""
     return in_classes(kind, name) is in_classes(torch.Tensor, name)
 
 
@@ -203,7 +203,7 @@ def _about(found: Any, name: str, kind: type) -> str:
 
 
 def _comes_first(found: Any) -> bool:
-    """Return whether a class's attribute takes precedence over instances', as a property does."""
+    """Return whether a class attribute takes precedence over instances', as a property does."""
     return has(type(found), "__set__") or has(type(found), "__delete__")
 
 
@@ -230,11 +230,11 @@ def index_of(node: ast.expr, evaluate: Callable[[ast.expr], Any]) -> Any:
     """Return the value of the expression in the brackets of an index.
 
     Args:
-        node: that.
-        evaluate: gives the value of an expression in it.
+        node: the expression.
+        evaluate: returns the value of a subexpression.
 
     Raises:
-        NeedsCode: to use the value as an index may run code.
+        NeedsCode: using the value as an index may run code.
     """
     match node:
         case ast.Slice(lower=lower, upper=upper, step=step):
@@ -309,7 +309,7 @@ def _part(module: nn.Module, name: str) -> dict[str, Any]:
 def _in_dict(kind: type, items: dict[Any, Any], key: Any) -> Any:
     if not _is_plain(key):
         raise NeedsCode("a key is more than numbers and texts")
-    # Keys of others' classes have others' `__eq__`, so that only those of the key's own type are
+    # Keys of other classes may have an `__eq__` of user code, so only keys of the same type are
     # compared.
     for each, value in list(dict.items(items)):
         if type(each) is type(key) and _is_plain(each) and each == key:

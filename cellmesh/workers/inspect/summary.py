@@ -1,5 +1,5 @@
-"""Summarises a value for the inspector: the shape, digest and statistics of each tensor in it, the
-type and repr of any other value.
+"""Summarizes a value for the inspector: shape, digest and statistics of each tensor in it, type and
+repr of any other value.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _NOT_READ = "not read: there is much in this value; choose it to have its number
 
 
 def overview(value: Any, subject: Overview, read: SafeReader) -> ValueSummary:
-    """Describe the tensors in a value, and the plain values beside them; or their gradients.
+    """Describe the tensors in a value, and the plain values beside them; or the tensors' gradients.
 
     Raises:
-        TypeError: it has none.
+        TypeError: gradients are asked for, and the value has no parameters.
     """
     items: list[TensorSummary] = []
     num_left_out = num_read = num_plain = 0
@@ -67,7 +67,7 @@ def _gradients_in(value: Any, is_beside: bool) -> Iterator[tuple[str, Any]]:
     for path, part in walk(value):
         if not issubclass(type(part), torch.Tensor) or (is_beside and has_own_code(part)):
             continue
-        # What it computed follows autograd, too, and has no gradient of its own.
+        # Computed tensors require gradients, too, but do not keep one.
         if part.requires_grad and keeps_grad(part):
             yield f"{path}.grad".lstrip("."), part.grad
 
@@ -76,8 +76,8 @@ def tensor_at(value: Any, path: str, is_beside: bool) -> torch.Tensor:
     """Return this rank's part of the tensor at a path in a value.
 
     Raises:
-        LookupError: there is nothing at this path.
-        TypeError: there is no tensor, or one that only code of its class can read.
+        LookupError: the value has no such path.
+        TypeError: the part is no tensor, or only code of its class can read it.
     """
     part = find(value, path)
     tensor = as_tensor(part)
@@ -104,19 +104,20 @@ def describe(
     has_digest: bool = True,
     read: SafeReader = DIRECT,
 ) -> TensorSummary:
-    """Return a summary of one value: of a tensor shape and statistics, else type and repr.
+    """Return a summary of one value: shape and statistics of a tensor, else type and repr.
+
+    Runs no user code, such as a ``__repr__``: a value that is not Python's own is described by its
+    type. Runs no collective: a DTensor is described by the rank's part.
 
     Args:
-        value: anything; tensors, parameters and DTensors are described by their numbers, arrays
-            likewise.
-        is_read: read a tensor's elements, for its statistics and its digest.
-        has_digest: have a digest of it.
-        read: how a tensor is read; beside the main thread, those with code of their own are not.
+        value: any value; tensors, parameters, DTensors and arrays are described by their numbers.
+        is_read: whether to read a tensor's elements, for statistics and digest.
+        has_digest: whether to compute a digest of a tensor.
+        read: reader of tensors; beside the main thread, tensors with code of their own are not
+            read.
 
     Returns:
-        The summary. No code of the user's is run, such as a ``__repr__``: a value that is not
-        Python's own is described by its type. No collective is run: a DTensor is described by the
-        rank's part of it. What cannot be found of an odd tensor is left out, and `note` says why.
+        The summary. Facts that a tensor does not provide are left out, and `note` gives the reason.
     """
     kind, tensor = full_name_of(type(value)), as_tensor(value)
     if tensor is not None and read.is_beside and has_own_code(tensor):
@@ -130,7 +131,7 @@ def describe(
 
 
 def has_own_code(tensor: torch.Tensor) -> bool:
-    """Return whether reading a tensor could run code of its class that is not torch's."""
+    """Return whether reading a tensor may run code of its class that is not torch's."""
     for kind in classes_of(type(tensor)):
         if kind is torch.Tensor:
             return False
@@ -170,7 +171,7 @@ def describe_tensor(
                 digest = digest_of(data, read)
     except UnreadableError as error:
         notes.append(str(error))
-    except Exception as error:  # a type of elements that torch can hold and not compute with
+    except Exception as error:  # a dtype that torch stores but cannot compute with
         notes.append(f"no statistics: {_first_line(error)}")
     shape = _told(lambda: _sizes(value.shape))
     num_elements = _told(lambda: int(local.numel())) or 0
@@ -194,15 +195,13 @@ def describe_tensor(
 
 
 def text_of_number(data: torch.Tensor, read: SafeReader) -> str:
-    """Return the only element of a tensor as text; see `readable` for the tensor."""
+    """Return the only element of a tensor as text; the tensor is as `readable` returns it."""
     number = read.take(data).item()
     return f"{number:.6g}" if isinstance(number, float) else str(number)
 
 
 def num_bytes_of(local: torch.Tensor) -> int:
-    """Return the bytes of a tensor's elements; of a sparse one, of those and the indices that it
-    stores.
-    """
+    """Return the size of a tensor's elements in bytes; for a sparse tensor, with its indices."""
     parts: list[torch.Tensor | None] = [local]
     if local.layout == torch.sparse_coo:
         parts = [local._values(), local._indices()]
@@ -219,9 +218,7 @@ def _sizes(sizes: Any) -> tuple[int, ...]:
 
 
 def _told(ask: Callable[[], T]) -> T | None:
-    """Return a property that a tensor reports (device, dtype, ...); None if its kind of tensor does
-    not have it.
-    """
+    """Return the result of reading a property of a tensor; None if this kind of tensor lacks it."""
     try:
         return ask()
     except Exception:

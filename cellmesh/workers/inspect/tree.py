@@ -1,4 +1,4 @@
-"""Walks the tensors in a value: a tensor, or those of a module, an optimizer or a container."""
+"""Yields the tensors in a value: the value itself, or those in a module, optimizer or container."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ..static_lookup import has, held_by
 from .safe_repr import FEW
 from .static_eval import Unknown, attribute, in_classes, keeps_grad
 
-# What is told beside tensors: a loss, a step, a name.
+# Types that are listed beside tensors: a loss, a step, a name.
 _PLAIN = (bool, int, float, complex, str, type(None))
 _SERIES: tuple[Any, ...] = (list, tuple, set, frozenset, collections.deque)
-# What has no parts worth showing, though it has a ``__dict__``.
+# Types whose ``__dict__`` is not worth showing.
 _OPAQUE = (type, types.ModuleType, types.FunctionType, types.MethodType, BaseException)
-# So many that are no tensors are listed.
+# Maximum number of listed values that are no tensors.
 MAX_PLAIN = 1000
 _MAX_DEPTH = 8
 
@@ -32,33 +32,32 @@ _MAX_DEPTH = 8
 def walk(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the tensors in a value, and the numbers and texts beside them, each tensor once.
 
-    No code of the user's is run: mappings and modules that hold their items in a way of their own
-    are not opened.
+    Runs no user code: mappings and modules that store their items in a way of their own are not
+    opened, and no property is read.
 
     Args:
-        value: anything. Of an object that is none of the known ones, its attributes are looked at,
-            but not the attributes of objects in those. They are what objects hold: no property is
-            read.
+        value: any value. Of an object of an unknown class, its attributes are yielded, but not the
+            attributes of unknown objects in them.
 
     Yields:
-        A path and what is there: "" for the value itself, where it has no parts.
+        A path and the part at it; the path is "" for the value itself, if it has no parts.
     """
     num_seen: dict[str, int] = {}
     num_plain = 0
     for path, part in _Walk().parts(value, "", 0, True):
         num_plain += not as_known(part)
         if num_plain > MAX_PLAIN and not as_known(part):
-            yield path, part  # such are not listed: there may be millions
+            yield path, part  # not listed: its path need not be unique
             continue
-        num_seen[path] = number = num_seen.get(path, 0) + 1  # keys may be written alike
+        num_seen[path] = number = num_seen.get(path, 0) + 1  # different keys may have equal texts
         yield (path if number == 1 else f"{path} ({number})"), part
 
 
 def find(value: Any, path: str) -> Any:
-    """Return the part of a value at a path that `walk` has yielded, or the gradient of one.
+    """Return the part of a value at a path that `walk` has yielded, or the gradient of that part.
 
     Raises:
-        LookupError: nothing does, now.
+        LookupError: the value has no such part now.
     """
     if not path:
         return value
@@ -72,8 +71,8 @@ def find(value: Any, path: str) -> Any:
 
 
 def tensors_of(module: nn.Module, part: str = "_parameters") -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield a module's parameters as `named_parameters` does, which user code may override; or the
-    tensors in another dict of modules, as ``_buffers``.
+    """Yield a module's parameters like `named_parameters`, but without user code that overrides it;
+    or the tensors in another dict of modules, as ``_buffers``.
     """
     seen: set[int] = set()
     waiting: list[tuple[str, Any]] = [("", module)]
@@ -94,10 +93,10 @@ def tensors_of(module: nn.Module, part: str = "_parameters") -> Iterator[tuple[s
 class _Walk:
     def __init__(self) -> None:
         self._seen: set[int] = set()
-        self._kept: list[Any] = []  # an id is one's own only as long as one lives
+        self._kept: list[Any] = []  # keeps objects alive, as ids of freed ones are reused
 
     def parts(self, value: Any, path: str, depth: int, may_open: bool) -> Iterator[tuple[str, Any]]:
-        """Yield the parts of a value; `may_open`: also the attributes of any object."""
+        """Yield the parts of a value; `may_open`: also the attributes of an unknown object."""
         if issubclass(type(value), _PLAIN) or depth > _MAX_DEPTH:
             yield path, value
             return
@@ -139,7 +138,7 @@ class _Walk:
     def _of_optimizer(
         self, held: dict[str, Any], path: str, depth: int
     ) -> Iterator[tuple[str, Any]]:
-        """Yield for each group of parameters its settings, and these; then the state of each."""
+        """Yield each parameter group's settings and parameters, then each parameter's state."""
         dot, groups = "." if path else "", list(held["param_groups"])
         names = _names_of(groups)
         for index, group in enumerate(groups):
@@ -150,7 +149,7 @@ class _Walk:
                     named = [names.get(id(one), f"params[{i}]") for i, one in enumerate(value)]
                     tensors = [*zip(named, value, strict=False)]
                 elif issubclass(type(value), (*_PLAIN, tuple)):
-                    if value is not None and value is not False:  # what is off has no place here
+                    if value is not None and value is not False:  # omit settings that are off
                         plain[key] = value
                 elif key != "param_names":
                     yield from self.parts(value, f"{at}.{key}", depth + 1, False)
@@ -166,8 +165,8 @@ class _Walk:
 
 
 def _inside(value: Any) -> list[tuple[str, Any]] | None:
-    """Return the items of a container or module, each with how it is named there; None of any other
-    value.
+    """Return the items of a container or module, each with its name there as a suffix of the path;
+    None for any other value.
     """
     kind = type(value)
     if issubclass(kind, nn.Module):
@@ -196,8 +195,8 @@ def _inside(value: Any) -> list[tuple[str, Any]] | None:
 
 
 def _names_of(groups: list[dict[str, Any]]) -> dict[int, str]:
-    """Return the names of an optimizer's parameters, by their ids: those that the optimizer was
-    given, else those that the models among the rank's names have for them.
+    """Return the names of an optimizer's parameters, by their ids: the names given to the
+    optimizer, else those in models among the rank's variables.
     """
     wanted = {id(one) for group in groups for one in group["params"]}
     models = [
@@ -205,7 +204,8 @@ def _names_of(groups: list[dict[str, Any]]) -> dict[int, str]:
         for variable, value in list(vars(sys.modules["__main__"]).items())
         if issubclass(type(value), nn.Module) and not variable.startswith("_")
     ]
-    # The model that has most of them; of a model and what wraps it, the one with the short names.
+    # Prefer the model that has most of them; of a model and its wrapper, the one with shorter
+    # names.
     models.sort(key=lambda held: (-len(held), sum(map(len, held.values()))))
     names: dict[int, str] = {}
     for held in models:
@@ -217,8 +217,8 @@ def _names_of(groups: list[dict[str, Any]]) -> dict[int, str]:
 
 
 def _is_long_and_plain(value: Any) -> bool:
-    """Return whether a container is shown as one item; decided by its first items, because it may
-    have millions.
+    """Return whether a container is shown as one item; decided by its first items, as it may have
+    millions.
     """
     base = next((each for each in (dict, *_SERIES) if issubclass(type(value), each)), None)
     return base is not None and base.__len__(value) > FEW and _is_plain(value, 3)
@@ -239,7 +239,7 @@ def _is_plain(value: Any, depth: int) -> bool:
 
 
 def as_known(value: Any) -> bool:
-    """Return whether a value is a tensor or an array of numbers, which are shown as a whole and not
+    """Return whether a value is a tensor or an array of numbers, which is shown as a whole and not
     searched for tensors.
     """
     if issubclass(type(value), torch.Tensor):
@@ -252,7 +252,7 @@ def as_known(value: Any) -> bool:
 
 
 def as_tensor(value: Any) -> torch.Tensor | None:
-    """Return a tensor as it is, an array of numbers as a tensor, None for any other value."""
+    """Return a tensor unchanged, an array of numbers as a tensor, None for any other value."""
     if issubclass(type(value), torch.Tensor):
         return value  # type: ignore[no-any-return]
     if type(value).__module__ != "numpy" or not hasattr(value, "__array_interface__"):
@@ -260,18 +260,17 @@ def as_tensor(value: Any) -> torch.Tensor | None:
     try:
         if getattr(value.flags, "writeable", False) and value.dtype.isnative:
             return torch.from_numpy(value)
-    except (TypeError, ValueError):  # negative strides, strings, objects
+    except (TypeError, ValueError):  # negative strides, or elements that are no numbers
         pass
     try:
-        # A copy of its own: torch takes no negative strides, foreign byte orders or read-only
-        # memory.
+        # Copy, as torch accepts no negative strides, foreign byte orders or read-only memory.
         return torch.as_tensor(value.astype(value.dtype.newbyteorder("="), order="C", copy=True))
-    except TypeError:  # strings, objects
+    except TypeError:  # elements that are no numbers
         return None
 
 
 def _key(key: Any) -> str:
-    """Return a text of a dict's key; of unusual keys, their type."""
+    """Return the text of a dict's key; for unusual keys, their type."""
     text = _written(key)
     return text if len(text) <= 80 else text[:79] + "…"
 
@@ -280,6 +279,6 @@ def _written(key: Any) -> str:
     kind = type(key)
     if kind is tuple:
         return f"({', '.join(map(_written, key))}{',' * (len(key) == 1)})"
-    # An enum of texts is told as its text: its own repr is code.
+    # A str enum is shown by its text, as its own repr is code.
     base: Any = next((each for each in _PLAIN if issubclass(kind, each)), None)
     return base.__repr__(key) if base is not None else f"<{kind.__name__}>"

@@ -1,17 +1,17 @@
-"""Processes that user code starts with multiprocessing, or forks: how functions are sent to them,
-and how they end.
+"""Processes that user code starts by multiprocessing or forks: sends them functions of cells, and
+ends them with their run.
 
-A spawned process imports the main module for the functions and classes that it is given. On a rank
-the main module is no file but the namespace of its cells: what cells have defined travels by value,
-in one pickle, and becomes the main module of the process. Functions share their globals there, and
-classes are found by their names.
+A spawned process imports the main module to find the functions and classes that it is given. On a
+rank the main module is not a file but the namespace of its cells: definitions of cells are pickled
+by value, in one pickle, and become the process's main module. There functions share their globals,
+and classes are found by name.
 
-A cell that is stopped takes the processes along that it has started and that are no daemons, as a
-script that is stopped at the keyboard does: one that waits for others in C++ sees no SIGINT, and
-keeps its port.
+When a cell is stopped, the non-daemon processes that it has started are ended, as when a script is
+stopped at the keyboard: a process that waits for others in C++ does not handle SIGINT, and keeps
+its port.
 
-A process that user code has forked ends when its code returns into the rank's loop. It would be a
-second rank otherwise, and read from the work socket what the agent sends to the first.
+A process that user code has forked ends when its code returns into the rank's loop. Otherwise it
+would be a second rank, and read the first rank's messages from the work socket.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from ...wire import payload
 from ..linux_process import write_stderr
 from ..static_lookup import args_of, text_of
 
-# How long children may take to end by themselves after a signal.
+# How long children may take to end on their own after a signal.
 _GRACE_S = 0.4
 
 
-# A container of more is no constant.
+# A container with more items does not count as a constant.
 _MAX_CONSTANTS = 1000
 _CONSTANTS = (bool, int, float, complex, str, bytes, type(None))
 
 
 class _Call:
-    """Is pickled as the call of a function, and loaded as what that returns.
+    """An object that is pickled as a call of a function, and loaded as the result of the call.
 
-    The functions are Python's own: the child may not have cellmesh.
+    The functions are Python's own, as the child may lack cellmesh.
     """
 
     def __init__(self, function: Callable[..., Any], *args: Any) -> None:
@@ -59,10 +59,10 @@ class _Call:
 
 
 class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
-    """A pickler for a process that is to be spawned. It pickles what cells define by value, with
+    """A pickler for a process that is to be spawned. It pickles definitions of cells by value, with
     one namespace, and queues, locks and shared tensors as multiprocessing does.
 
-    What the process is not given is pickled without the large values that it uses.
+    Definitions that the process is not given are pickled without the large values that they use.
     """
 
     def __init__(self, file: IO[bytes], main: _Call, definitions: _Call) -> None:
@@ -77,7 +77,7 @@ class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
         return collections.ChainMap(of_multiprocessing, cloudpickle.Pickler.dispatch_table)
 
     def reducer_override(self, obj: Any) -> Any:
-        if obj is self._definitions:  # behind the process
+        if obj is self._definitions:  # they follow the process
             self._is_given = False
         if not issubclass(type(obj), type):
             return super().reducer_override(obj)
@@ -107,8 +107,8 @@ def _is_light(value: Any) -> bool:
 
 
 def _dump(process: BaseProcess | None, names: dict[str, Any]) -> bytes:
-    """Return the pickle of a process and of cells' definitions, which are bound in the child's main
-    module as they are loaded.
+    """Return the pickle of a process and of cells' definitions, which loading binds in the child's
+    main module.
     """
     file, main = io.BytesIO(), _Call(vars, sys.modules["__main__"])
     definitions = _Call(dict.update, main, names)
@@ -120,13 +120,13 @@ def _dump(process: BaseProcess | None, names: dict[str, Any]) -> bytes:
 def _can_be_sent(name: str, value: Any) -> bool:
     try:
         _dump(None, {name: value})
-    except Exception:  # whatever the user's own code raises
+    except Exception:  # user code may raise anything
         return False
     return True
 
 
 def _dump_for_child(obj: Any, file: Any, protocol: int | None = None) -> None:
-    """Pickle what a spawned process is given, and what cells have defined, in place of
+    """Pickle a spawned process's arguments and the definitions of cells, in place of
     `multiprocessing.reduction.dump`.
     """
     if not isinstance(obj, BaseProcess):
@@ -137,7 +137,7 @@ def _dump_for_child(obj: Any, file: Any, protocol: int | None = None) -> None:
         for name, each in vars(sys.modules["__main__"]).items()
         if isinstance(each, types.FunctionType | type) and each.__module__ == "__main__"
     }
-    # Of the pipes and locks that the child inherits: an attempt that fails has noted some.
+    # Descriptors that the child inherits, for pipes and locks: a failed attempt has added some.
     descriptors: Any = vars(context.get_spawning_popen())["_fds"]
     num_inherited = len(descriptors)
     try:
@@ -150,7 +150,9 @@ def _dump_for_child(obj: Any, file: Any, protocol: int | None = None) -> None:
 
 
 def follow_children(current_run: Callable[[], int]) -> None:
-    """Patch multiprocessing: spawned processes can load cells' functions, and carry their run."""
+    """Patch multiprocessing so that spawned processes can load cells' functions, and record their
+    run.
+    """
     reduction.dump = _dump_for_child
     start = BaseProcess.start
 
@@ -176,7 +178,7 @@ def end_children(run: int) -> None:
 
 
 def run_fork_hooks() -> None:
-    """Run Python's hooks for a child process, in one that C code has forked without them."""
+    """Run Python's hooks for a child process, in a process that C code has forked without them."""
     ctypes.pythonapi.PyOS_AfterFork_Child()
 
 
@@ -196,8 +198,12 @@ def guard_forks(
     """From now on, make each process that user code forks close the rank's connections, and end
     when its code returns.
 
-    `in_child` is called in each child with the function that ends it, given what its code has
-    raised.
+    Args:
+        rank: this rank.
+        connections: connections of the rank.
+        in_child: called in each child with a function that ends the child; the function takes the
+            exception that the child's code has raised, or None.
+        render: returns the traceback of an exception as text.
     """
     pid_of_rank, main = os.getpid(), threading.get_ident()
 
@@ -219,13 +225,13 @@ def guard_forks(
                 )
                 write_stderr(f"{child}\n{render(error)}\n")
         finally:
-            os._exit(status)  # without exit handlers: they are the rank's
+            os._exit(status)  # without exit handlers, which are the rank's
 
     def guard() -> None:
         for connection in connections:
             connection.close()
         in_child(end)
-        if threading.get_ident() != main:  # the rank's loop is not below it: its own function ends
+        if threading.get_ident() != main:  # not below the rank's loop: ends with its function
             thread: Any = threading.current_thread()
             thread._invoke_excepthook = lambda _: end(sys.exc_info()[1])
             thread._delete = lambda: end(None)
@@ -234,8 +240,8 @@ def guard_forks(
 
 
 def status_of(error: BaseException) -> int | str:
-    """Return the exit status that a SystemExit asks for: a number, or a text that Python prints as
-    it ends with 1.
+    """Return the exit status of a SystemExit: a number, or a text that Python prints before it
+    exits with 1.
     """
     args = args_of(error)
     status = args[0] if args else None

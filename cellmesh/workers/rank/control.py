@@ -29,13 +29,13 @@ from .stack_inspection import Activity, StopPoint, Waited, format_stacks, look_a
 from .stdin import Asker
 from .value_transfer import refusal
 
-# How long an interrupted run may unwind before its collectives are cut; how long a handler of the
-# user's for SIGINT may take, and the description of a failure; when an interrupt that Python has
-# dropped is tried again.
+# How long an interrupted run may unwind before its collectives are cut; how long a user's handler
+# of SIGINT and the description of a failure may take; when an interrupt that Python has dropped is
+# sent again.
 _UNWIND_S, _HANDLER_S, _DESCRIBE_S, _AGAIN_S = 0.4, 1.0, 3.0, 0.01
 _LOOK_S = 0.02
 # How long a rank that was interrupted together with all others may wait in an operation of the
-# user's handlers: the others are on their way to it.
+# user's handlers, as the others may be about to join it.
 _ALIGNED_S = 5.0
 _NO_THREAD = (
     "nothing more can be looked at beside a cell: the limit on processes and threads is reached"
@@ -63,9 +63,9 @@ class ControlThread:
         self._last_stop: tuple[int, StopPoint | None] = (-1, None)
         self._seen: tuple[int, Activity, float] | None = None
         self._seen_since = 0.0
-        self._aligned_run = -1  # the run that was interrupted last together with all other ranks
-        # Runs to be stopped: by which exception, and how many seconds later to signal (None: they
-        # were).
+        self._aligned_run = -1  # the last run that was interrupted on all ranks together
+        # Runs to be stopped, each with the exception and the delay of the signal in seconds (None:
+        # already signalled).
         self._stops: queue.SimpleQueue[tuple[int, type[KeyboardInterrupt], float | None]] = (
             queue.SimpleQueue()
         )
@@ -75,7 +75,7 @@ class ControlThread:
         )
 
     def start(self) -> None:
-        """Start both threads (for messages, for stops), before user code uses up all threads."""
+        """Start the threads for messages and for stops, before user code may exhaust threads."""
         gate = self._groups.ledger.gate
         gate.running = lambda: self._interrupts.running
         gate.is_pending = self._interrupts.is_pending
@@ -93,7 +93,7 @@ class ControlThread:
         while True:
             try:
                 frames = self._channel.receive()
-            except (EOFError, OSError):  # closed by user code: the agent notices, and ends the rank
+            except (EOFError, OSError):  # closed by user code: the agent ends the rank
                 return
             except BaseException as error:
                 # User code can raise in any thread (PyThreadState_SetAsyncExc).
@@ -108,20 +108,20 @@ class ControlThread:
                 try:
                     self._handle(verb)
                 except BaseException as error:
-                    # Of the user's objects that a look reads, or for lack of memory.
+                    # Objects of the user that a query reads may raise, or memory may run out.
                     self._take(error)
 
     def _take(self, error: BaseException) -> None:
-        with contextlib.suppress(BaseException):  # of the error's own code
+        with contextlib.suppress(BaseException):  # the error's own code may raise
             self._faults.take(error)
 
     def stop_of(self, run: int) -> StopPoint | None:
-        """Return how a run was interrupted or released, None if it was not; on any thread."""
+        """Return how a run was interrupted or released; None if it was not. Any thread."""
         stopped, stop = self._last_stop
         return stop if stopped == run else None
 
     def kind_of_stop(self, run: int) -> type[KeyboardInterrupt] | None:
-        """Return the exception class that a stopped run ends with, None if it was not stopped."""
+        """Return the exception class that a stopped run ends with; None if it was not stopped."""
         stop = self.stop_of(run)
         return stop.kind if stop is not None else None
 
@@ -144,7 +144,7 @@ class ControlThread:
                 self._answer(Parcel(Blueprint(verb.request, self._groups.blueprint())))
             case Probe():
                 self._answer(Parcel(self._state(verb.request)))
-            case Request():  # beside: statistics may take their time
+            case Request():  # on another thread, as statistics may take long
                 if not start_thread(self._answer_query, verb):
                     pickled, _ = payload.dumps(Refusal("RuntimeError", _NO_THREAD), "the answer")
                     self._answer(Parcel(Done(verb.run, pickled)))
@@ -162,8 +162,8 @@ class ControlThread:
             self._take(error)
 
     def _report_stop(self, run: int) -> None:
-        """Send where the rank is in a run that is to pause; on the control thread, and on threads
-        that begin operations.
+        """Send the rank's position in a run that has to pause; from the control thread, and from
+        threads that begin operations.
         """
         with self._interrupts, self._lock:
             gate, ledger = self._groups.ledger.gate, self._groups.ledger
@@ -186,7 +186,7 @@ class ControlThread:
 
     def _stop(self, run: int, kind: type[KeyboardInterrupt], is_aligned: bool = False) -> None:
         if self._interrupts.running != run:
-            self._interrupts.request(run, kind)  # it will not begin
+            self._interrupts.request(run, kind)  # the run will not begin
             return
         self._aligned_run = run if is_aligned else -1
         self._groups.ledger.num_doubts += 1
@@ -197,23 +197,23 @@ class ControlThread:
         waited = self._waits(look_at_main_thread(self._shell))
         self._last_stop = (run, StopPoint(kind, waited or Waited()))
         if not is_aligned and waited is not None and self._groups.release():
-            # The collective raises by itself, and unwinds as any error does. A signal would be
-            # pending then, and strike in the first ``__exit__`` on the way: `torch.no_grad()` would
-            # stay in force.
+            # The collective raises, and its error unwinds as any other. A signal now would be
+            # pending, and strike in the first ``__exit__`` on the way: `torch.no_grad()` would
+            # stay in effect.
             self._stops.put((run, kind, _UNWIND_S))
         else:
             self._signal(run, kind)
 
     def _signal(self, run: int, kind: type[KeyboardInterrupt]) -> None:
         if self._interrupts.request(run, kind):
-            # What it started and waits for (`os.system`, a pipeline) is to end as well; its
+            # Child processes that it waits for (`os.system`, a pipeline) have to end, too; a
             # terminal would signal the whole group.
             signal_own_group(signal.SIGINT)
             self._stops.put((run, kind, None))
 
     def _see_to_stops(self) -> None:
-        """Signal the main thread if a stopped run goes on after its collective has raised, or if a
-        failed run's exception is described for too long; free a main thread that does not handle
+        """Signal the main thread if a stopped run continues after its collective has raised, or if
+        describing a failed run's exception takes too long; free a main thread that does not handle
         the signal.
         """
         while True:
@@ -232,7 +232,7 @@ class ControlThread:
                 self._take(error)
 
     def _ends_within(self, run: int, limit_s: float) -> bool:
-        """Wait until a run ends, `limit_s` at most; return whether it has ended."""
+        """Wait until a run ends, at most `limit_s`; return whether it has ended."""
         until = time.monotonic() + limit_s
         while self._interrupts.running == run and time.monotonic() < until:
             time.sleep(_LOOK_S)
@@ -241,13 +241,13 @@ class ControlThread:
     def _free_if_stuck(self, run: int, describe_s: float = _DESCRIBE_S) -> None:
         """Cut the collective of a main thread that waits in C++ and does not handle its signal.
 
-        What it does with an interrupt that it has seen (an ``except`` that saves a checkpoint) is
-        its own affair, unless that waits in a collective again; and C++ that computes is waited
-        for. Where user code handles, ignores or blocks SIGINT, a signal of our own follows.
+        Code that handles a received interrupt (an ``except`` that saves a checkpoint) is left to
+        run, unless it waits in a collective again; C++ code that computes is waited for. If user
+        code handles, ignores or blocks SIGINT, another signal follows.
         """
         asked_at = time.monotonic()
         while not (self._waits_in_vain(run) and self._groups.release()):
-            # An interrupt that was dropped is repeated, which waits in the queue.
+            # A dropped interrupt is queued to be sent again.
             if self._ends_within(run, _UNWIND_S) or not self._stops.empty():
                 return
             if self._interrupts.is_pending(run):
@@ -259,7 +259,7 @@ class ControlThread:
                         return
                 if (
                     self._interrupts.is_pending(run)
-                    and not self._interrupts.is_describing  # which begins several times
+                    and not self._interrupts.is_describing  # it makes several attempts
                     and main_thread_sleeps()
                     and self._groups.release()
                 ):
@@ -271,7 +271,7 @@ class ControlThread:
         return waited is not None and waited.waited_s >= may_wait_s
 
     def _waits(self, seen: Activity) -> Waited | None:
-        """Return the collective that the main thread waits in; None if it waits in none."""
+        """Return the collective that the main thread waits in; None if it does not wait."""
         making = self._groups.making
         if making is not None and seen.collective:
             waited_s = time.monotonic() - making.since
@@ -280,7 +280,7 @@ class ControlThread:
         if operation is not None and (seen.collective or (seen.may_wait and main_thread_sleeps())):
             name = operation.name if seen.collective in ("", "wait") else seen.collective
             return Waited(name, operation.group, time.monotonic() - operation.since)
-        if seen.collective:  # a store is waited for
+        if seen.collective:  # waits for a store
             name = " ".join(filter(None, (seen.collective, self._groups.calls.missing())))
             return Waited(name, "", self._since_seen(seen))
         return None
@@ -288,7 +288,7 @@ class ControlThread:
     def _since_seen(self, seen: Activity) -> float:
         """Return for how long the main thread has been at this line without beginning an operation.
 
-        Between two operations of a loop it is in the same call, and has waited for nothing.
+        Between two operations of a loop, it is in the same call without having waited.
         """
         now = time.monotonic()
         operation = self._groups.ledger.last
@@ -318,7 +318,8 @@ class ControlThread:
             is_broken=self._groups.is_broken,
             is_half_done=self._groups.is_half_done,
             making=waited.making if busy else (),
-            # Also of an idle rank: others may wait in an operation that it has begun otherwise.
+            # Of an idle rank, too: others may wait in an operation instead of which it began
+            # another.
             counts=tuple(self._groups.counts(with_recent=True)),
             memory=memory,
             in_flight=self._groups.ledger.in_flight() if waited.collective else (),
@@ -326,7 +327,7 @@ class ControlThread:
         )
 
     def _query(self, verb: Request) -> Parcel[Done]:
-        """Return the answer to a query, or a `Refusal` with the error that its handler raised."""
+        """Return the answer to a query; a `Refusal` with the error if its handler raised."""
         try:
             answer = self._context.find_handler(verb.body).handle_beside(verb.body)
             pickled, buffers = payload.dumps(answer, "the answer")

@@ -1,4 +1,4 @@
-"""The debugger of a rank: IPython's, which asks for commands in the notebook.
+"""The debugger of a rank: IPython's, with its prompt in the notebook.
 
 It stops in user code only, and ends with the cell. An interrupt leaves it, as ``q`` does.
 """
@@ -18,14 +18,14 @@ from .stack_inspection import is_machinery, stack_of, user_part
 
 
 class RankPdb(Pdb):
-    """Pdb for a rank, which has no terminal: it asks with ``input()`` and prints to the cell."""
+    """Pdb for a rank, which has no terminal: it reads by ``input()`` and prints to the cell."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        # Its own handler of SIGINT would take the place of ours.
+        # Its handler of SIGINT would replace the rank's.
         super().__init__(*args, **{**kwargs, "nosigint": True})
         self.prompt = "(Pdb) "
         self._interrupt: KeyboardInterrupt | None = None
-        self._bottom: types.FrameType | None = None  # of the cell or the call
+        self._bottom: types.FrameType | None = None  # outermost frame of the cell or call
 
     def set_trace(self, frame: types.FrameType | None = None, **kwargs: Any) -> None:
         frame = frame or sys._getframe().f_back
@@ -38,7 +38,9 @@ class RankPdb(Pdb):
         return bool(super().stop_here(frame)) and self._is_of_user(frame)  # type: ignore[no-untyped-call]
 
     def _is_of_user(self, frame: types.FrameType | None) -> bool:
-        """Return whether a cell or call has called a frame that is not cellmesh's or IPython's."""
+        """Return whether a frame is, or was called by, user code without cellmesh or IPython in
+        between.
+        """
         while frame is not None:
             if frame is self._bottom or self._is_cell(frame):
                 return True
@@ -52,7 +54,7 @@ class RankPdb(Pdb):
 
     def dispatch_return(self, frame: types.FrameType, arg: Any) -> Any:
         trace = super().dispatch_return(frame, arg)
-        # A cell may be several code objects; the shell reports its end.
+        # A cell may consist of several code objects; the shell reports its end.
         if frame is self._bottom and not self._is_cell(frame):
             sys.settrace(None)
         return trace
@@ -81,14 +83,14 @@ class RankPdb(Pdb):
             raise interrupt
 
     def _cmdloop(self) -> None:
-        # Pdb's own goes on after an interrupt.
+        # Pdb's own loop continues after an interrupt.
         try:
             self.cmdloop()
         except KeyboardInterrupt as interrupt:
             self._interrupt = interrupt
 
     def _error_exc(self) -> None:
-        # What is typed may wait for other ranks, and be interrupted or released.
+        # A typed command may wait for other ranks, and be interrupted or released.
         error = sys.exc_info()[1]
         if isinstance(error, KeyboardInterrupt):
             raise error

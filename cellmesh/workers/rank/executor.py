@@ -1,4 +1,4 @@
-"""Runs cells, calls and requests on the rank's main thread and sends the answers."""
+"""Runs cells, calls and requests on the rank's main thread, and sends the answers."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from ..progress import TqdmBars
 
 
-# What Python begins with; user code may set one that neither a heal nor a description gets along
-# with.
+# Python's default; user code may set a limit that is too low for heals and descriptions of
+# failures.
 _MIN_RECURSION = 1000
-# With less, no cell can begin.
+# Below this limit, no cell can start.
 _TOO_LITTLE_RECURSION = 200
 
 
@@ -61,11 +61,11 @@ class Executor:
     """Executes a rank's cells, calls and requests one after another, on the main thread."""
 
     _context: RankContext
-    _pump: Pump  # takes answers, after all output
+    _pump: Pump  # sends answers after all output
     _tracker: RunTracker
     _failures: Failures
     _meter: MemoryMeter
-    _needs_groups: bool  # the rank replaces one that died: no groups before the first `Heal`
+    _needs_groups: bool  # whether the rank replaces a dead one: no groups before the first `Heal`
     _bars: TqdmBars | None = None  # the progress bars of user code
 
     def __post_init__(self) -> None:
@@ -79,7 +79,7 @@ class Executor:
         self._segments = self._context.segments
         self._pid = os.getpid()
         self._end_child: Callable[[BaseException | None], NoReturn] | None = None
-        # Each returns the answer, an error that was caught, or None for a plain `Done`.
+        # Each returns the answer, a caught error, or None for a plain `Done`.
         self._table: Mapping[type, Callable[[Any, tuple[Frame, ...]], Any]] = {
             RunCell: self._cell,
             RunCall: self._call,
@@ -93,10 +93,10 @@ class Executor:
             Request: self._request,
         }
         self._timing: Timing | None = None
-        self._notes: tuple[str, ...] = ()  # what the next heal says of names
+        self._notes: tuple[str, ...] = ()  # notes on names for the next heal's answer
 
     def execute(self, parcel: Parcel[Any], more_follows: bool) -> bool:
-        """Run one piece of work and send its answer; return whether the work ended well."""
+        """Run one piece of work and send its answer; return whether the work succeeded."""
         work, buffers = parcel
         self._timing = None
         if sys.getrecursionlimit() < _TOO_LITTLE_RECURSION:
@@ -115,7 +115,7 @@ class Executor:
                 self._interrupts.begin(work.run)
                 outcome = self._table[type(work)](work, buffers)
             finally:
-                self._interrupts.running = -1  # nothing is left to be interrupted from here on
+                self._interrupts.running = -1  # from here on, no interrupt is accepted
         except BaseException as error:  # also KeyboardInterrupt and SystemExit: the rank stays
             outcome = error
         if os.getpid() != self._pid and self._end_child is None:
@@ -126,7 +126,7 @@ class Executor:
             if self._end_child is not None or (self._bars is not None and self._bars.has_news):
                 self._note_end(work.run, None)
             if self._ledger.num_doubts != num_doubts and type(work) in (RunCell, RunCall):
-                self._context.look_after_failure()  # a stop or a release that user code has caught
+                self._context.look_after_failure()  # user code has caught a stop or a release
             answer = outcome if outcome is not None else make_parcel((Done(work.run), ()))
             if self._ledger.touched:
                 counts = self._groups.ledger.counts_since_mark()
@@ -159,17 +159,17 @@ class Executor:
         return answer
 
     def _note_end(self, run: int, error: BaseException | None) -> None:
-        """End the rank's progress bars of a run and, if this is a forked process, the process."""
+        """End the progress bars of a run and, if this is a forked process, the process."""
         if self._end_child is not None:
             self._end_child(error)
         if self._bars is not None:
             self._bars.end_run(run, error)
 
     def rescue(self, run: int, error: BaseException, more_follows: bool) -> bool:
-        """Send the answer of a run during which an exception was raised in `execute` itself.
+        """Send the answer of a run during which `execute` itself raised an exception.
 
-        User code can have any line of ours raise: by a profile function, a recursion limit that is
-        too low, a signal's handler, an exception for this thread. The first two are taken back.
+        User code can make any of its lines raise: by a profile function, a recursion limit that is
+        too low, a signal handler, or an exception set for this thread. The first two are undone.
         """
         sys.setprofile(None)
         sys.settrace(None)
@@ -194,10 +194,10 @@ class Executor:
         return True
 
     def end_as_child(self, end: Callable[[BaseException | None], NoReturn]) -> None:
-        """Note that this process was forked from the rank, and is to end after its current run."""
+        """Note that this process was forked from the rank, and has to end after its current run."""
         self._end_child = end
         for callbacks in self._shell.events.callbacks.values():
-            callbacks.clear()  # what they show and send is the rank's
+            callbacks.clear()  # they show and send data of the rank
 
     def _call(self, work: RunCall, buffers: tuple[Frame, ...]) -> Parcel[Done] | None:
         function, args, kwargs = payload.loads(work.payload, buffers, self._segments)
@@ -272,7 +272,7 @@ class Executor:
             )
             if type(error) is SystemExit and error.args == (
                 2,
-            ):  # argparse's, click's: wrong arguments
+            ):  # argparse and click: wrong arguments
                 error.add_note('`%%dist --argv "--lr 0.1"` gives a cell arguments')
             return error
         finally:
@@ -289,7 +289,7 @@ class Executor:
 
     def _say_rebound(self) -> None:
         if text := self._given.say():
-            with contextlib.suppress(Exception):  # user code has replaced it
+            with contextlib.suppress(Exception):  # user code may have replaced `sys.stderr`
                 print(text, file=sys.stderr)
 
     def _heal(self, work: Heal, buffers: tuple[Frame, ...]) -> Parcel[Done]:

@@ -1,4 +1,4 @@
-"""Describes a failed run for its user: the error as the user should see it, and its traceback."""
+"""Describes a failed run for the user: the error as the user should see it, and its traceback."""
 
 from __future__ import annotations
 
@@ -35,13 +35,12 @@ from .stack_inspection import (
 )
 from .value_transfer import reduce_for_notebook
 
-# A larger exception stays on its rank: all ranks may raise one, and the notebook would hold all of
-# them.
+# A larger exception stays on its rank: if all ranks raise one, the notebook would hold all of them.
 EXCEPTION_BYTES = 4 << 20
 _STOP_NAMES = re.compile(r"\b(KeyboardInterrupt|Released)\b")
 _WAITS = f"<its str() raised {DescriptionTimeout.__name__}>"
-# How errors begin that a script would not meet, as its processes end and run one program; and what
-# to do on ranks.
+# Texts with which errors begin that a script would not meet, as its process runs one program and
+# ends; and advice for each.
 _HINTS = {
     "Default process group has not been initialized": (
         "dist.destroy_process_group() was called on this rank{where}: `dist.init_process_group()` "
@@ -61,15 +60,15 @@ _HINTS = {
 
 @dataclass(eq=False)
 class Failures:
-    """Describes a rank's failed runs for their users."""
+    """Describes a rank's failed runs for the user."""
 
     _shell: RankShell
     _groups: Groups
-    # How a run was interrupted or released, None if it was not.
+    # Returns how a run was interrupted or released; None if it was not.
     _stop_of: Callable[[int], StopPoint | None]
 
     def describe(self, run: int, error: BaseException) -> Parcel[Failed]:
-        """Return the answer `Failed` for an exception, even if its own methods raise."""
+        """Return the answer `Failed` for an exception, even if the exception's methods raise."""
         try:
             return self._failure(run, error)
         except BaseException as why:
@@ -78,15 +77,15 @@ class Failures:
             return Parcel(Failed(run, kind, text, f"{kind} {text}", 0))
 
     def as_seen(self, run: int, error: BaseException) -> BaseException:
-        """Return the error that its user should see: the interrupt or release behind it, if any."""
+        """Return the error that the user should see: the interrupt or release behind it, if any."""
         seen = _as_interrupt(error)
-        # None: others may have cut the connections before this rank was stopped.
+        # None if others have cut the connections before this rank was stopped.
         stop = self._stop_of(run)
-        # A script may catch the interrupt and exit by a status, as click does.
+        # A script may catch the interrupt and exit with a status, as click does.
         is_exit = issubclass(type(error), SystemExit)
         if stop is not None and seen is error and (is_exit or _has_wrapped_stop(error)):
             return stop.kind().with_traceback(traceback_of(error))
-        # By their types: ``isinstance`` would ask an exception for its ``__class__``.
+        # By type: ``isinstance`` would read an exception's ``__class__``, which may run code.
         was_cut = lost_its_peers(error) or (
             stop is not None and issubclass(type(error), GroupDown | dist.DistError)
         )
@@ -103,7 +102,7 @@ class Failures:
         if hint is not None:
             where = describe_call(self._groups.destroyed_by, self._shell)
             hint = hint.format(where=f" by {where}" if where else "")
-        with contextlib.suppress(BaseException):  # of the exception's own code
+        with contextlib.suppress(BaseException):  # the exception's own code may raise
             if hint is not None and hint not in getattr(error, "__notes__", ()):
                 error.add_note(hint)
         if type(error) is Released:
@@ -127,11 +126,11 @@ class Failures:
             inner=place.inner,
             whole_traceback=whole if whole != traceback else "",
         )
-        if text == _WAITS:  # the notebook's IPython would ask for it again
+        if text == _WAITS:  # the notebook's IPython would call str() again
             return Parcel(msgspec.structs.replace(verb, why_no_payload="its str() takes too long"))
         try:
             pickled, buffers = payload.dumps(error, f"the {kind}", reduce_for_notebook)
-        except BaseException as why:  # of an `UnpicklableError`, or of the exception's own code
+        except BaseException as why:  # an `UnpicklableError`, or an error of the exception's code
             return Parcel(msgspec.structs.replace(verb, why_no_payload=text_of(why)))
         num_bytes = len(pickled.stream) + sum(memoryview(buffer).nbytes for buffer in buffers)
         if num_bytes > EXCEPTION_BYTES:
@@ -190,17 +189,17 @@ def _at(place: Place) -> str:
 
 
 def _as_interrupt(error: BaseException) -> BaseException:
-    """Return the KeyboardInterrupt that caused an error of a library, or else the error."""
+    """Return the KeyboardInterrupt that caused an error of a library; else the error."""
     return next(
         (each for each in chain_of(error) if issubclass(type(each), KeyboardInterrupt)), error
     )
 
 
 def _has_wrapped_stop(error: BaseException) -> bool:
-    """Return whether C++ code has made another error of the interrupt that stopped a run.
+    """Return whether C++ code has replaced the interrupt that stopped a run by another error.
 
-    Python code that C++ calls (hooks, callbacks of futures, ``__torch_function__``, pickling) is
-    interrupted like any other, and of its exception only the text is left.
+    Python code that C++ calls (hooks, callbacks of futures, ``__torch_function__``, pickling) can
+    be interrupted, too; the resulting C++ error contains only the interrupt's text.
     """
     return any(
         not issubclass(type(each), KeyboardInterrupt) and _STOP_NAMES.search(text_of(each))
@@ -209,7 +208,7 @@ def _has_wrapped_stop(error: BaseException) -> bool:
 
 
 def _describe_handled(error: BaseException) -> str:
-    """Describe the user's exception that was being handled when this one was raised."""
+    """Return text on the user's exception that was being handled when this one was raised."""
     for each in chain_of(error):
         is_users = issubclass(type(each), Exception) and not issubclass(type(each), GroupDown)
         if is_users and not lost_its_peers(each):
@@ -229,10 +228,10 @@ def find_lost_context() -> str:
     """Return the first line of the error that every CUDA call of this process returns; "" while
     CUDA works.
 
-    A device-side assert, an illegal address and their like stay with the context (CUDA Runtime API,
-    "Error Handling", on sticky errors): the process can never use its GPU again and must end.
+    Errors such as a device-side assert or an illegal address persist in the context (CUDA Runtime
+    API, "Error Handling", on sticky errors): the process can never use its GPU again, and must end.
 
-    Does not block, and does not initialise CUDA.
+    Does not block, and does not initialize CUDA.
     """
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return ""
@@ -244,7 +243,7 @@ def find_lost_context() -> str:
 
 
 def report_lost_context(rank: int, error: str) -> None:
-    """Write to descriptor 2 why the rank ends now; the report of its death shows these lines."""
+    """Write to descriptor 2 why the rank ends; the report of its death includes these lines."""
     write_stderr(
         f"cellmesh: rank {rank} ends: its CUDA context is lost ({error}), and this process can "
         "never use the GPU again.\n%dist_heal starts the rank again. To see the line that failed, "

@@ -1,4 +1,4 @@
-"""The handlers of requests of a rank's optional features (inspector, checkpoints, traces), and the
+"""The request handlers of a rank's optional features (inspector, checkpoints, traces), and the
 parts of a rank that they may use.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .value_transfer import SegmentLink
 
 
-# The handlers' modules in `cellmesh.workers`, imported when first needed (see `features`).
+# Modules of the handlers in `cellmesh.workers`, imported on first use.
 _MODULES: Mapping[type, str] = {
     request: module
     for union, module in (
@@ -41,27 +41,27 @@ _MODULES: Mapping[type, str] = {
 
 
 class Packed(NamedTuple):
-    """An answer to a feature's request that is pickled already."""
+    """An answer to a feature's request that is already pickled."""
 
     pickled: Pickled
     buffers: list[Frame]
 
 
 class Handler(Protocol):
-    """Answers the requests of one feature on a rank; the feature's `make_handler` makes it."""
+    """Answers the requests of one feature on a rank; made by the feature's `make_handler`."""
 
     def handle(self, request: Any, buffers: tuple[Frame, ...]) -> Any:
-        """Answer a request on the main thread: with any value that can be pickled, or `Packed`."""
+        """Answer a request on the main thread, by a value that can be pickled or by `Packed`."""
 
     def handle_beside(self, request: Any) -> Any:
         """Answer a query on another thread, while the main thread may run user code."""
 
 
 class CellObserver(Protocol):
-    """Protocol of a feature that observes a cell from its first statement to its last."""
+    """Observes a cell from its first statement to its last, for a feature."""
 
     def start(self) -> None:
-        """Begin to observe the cell, which begins now."""
+        """Start to observe the cell, which is about to begin."""
 
     def stop(self) -> None:
         """Stop observing the cell, which has ended."""
@@ -82,7 +82,7 @@ class RankContext:
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def find_handler(self, request: FeatureRequest) -> Handler:
-        """Return the handler of a request, on any thread; CellmeshError if it does not import."""
+        """Return the handler of a request; CellmeshError if its import fails. Any thread."""
         module = _MODULES[type(request)]
         with self._lock:
             if module not in self._handlers:
@@ -90,11 +90,11 @@ class RankContext:
             return self._handlers[module]
 
     def look_after_failure(self, tb: types.TracebackType | None = None) -> None:
-        """Mark models to be reset if user code raised in the middle of a training step."""
+        """Mark models for a reset if user code raised in the middle of a training step."""
         try:
             self.groups.backward_passes.look(tb)
             is_dirty = model_reset.look_after_failure()
-        except BaseException:  # an interrupt, since code of a model's does not end
+        except BaseException:  # such as an interrupt, as code of a model does not return
             is_dirty = True
         if is_dirty:
             self.groups.is_half_done = True

@@ -1,6 +1,8 @@
-"""The names that a rank is given (`rank`, `world_size`, `device`, `mesh`): notices that a cell has
-bound one to something else, with which later cells would compute, often on some ranks only; gives
-the names of a mesh of another size, and finds those that stay bound to the earlier one.
+"""The names that a rank is given (`rank`, `world_size`, `device`, `mesh`).
+
+Detects that a cell has bound one to another value, which later cells would use, often on some ranks
+only; updates the names for a mesh of another size, and finds variables that are bound to the
+earlier one.
 """
 
 from __future__ import annotations
@@ -20,14 +22,14 @@ _NAMES = ("rank", "world_size", "device", "mesh")
 
 
 class GivenNames:
-    """The values of a rank's own names, as the rank was given them; a name whose value has been
-    replaced is said once.
+    """The values of a rank's own names as the rank was given them, to report each rebound name
+    once.
 
     Args:
-        namespace: of the rank; has these values.
+        namespace: namespace of the rank, with these values.
 
     Attributes:
-        values: by name, without those that have been said.
+        values: given values by name, without names that have been reported.
     """
 
     def __init__(self, namespace: Mapping[str, Any]) -> None:
@@ -36,16 +38,16 @@ class GivenNames:
         self.renew(_NAMES)
 
     def renew(self, names: Iterable[str]) -> None:
-        """Note the values that the rank has just been given."""
+        """Record the values of these names, which the rank has just been given."""
         self.values.update({n: self._namespace[n] for n in names if n in self._namespace})
 
     def forget(self, names: Iterable[str]) -> None:
-        """Forget names that the notebook itself has bound, by a push."""
+        """Stop watching names that the notebook itself has bound, by a push."""
         for name in names:
             self.values.pop(name, None)
 
     def say(self) -> str:
-        """Say which names have another value now, and how to have theirs again; "" for none."""
+        """Return a report of newly rebound names, and of ways to restore them; "" for none."""
         texts = []
         for name, given in list(self.values.items()):
             value = self._namespace.get(name, given)
@@ -60,11 +62,11 @@ class GivenNames:
 
 
 def _is_alike(value: Any, given: Any) -> bool:
-    """Return whether a value does as well as the given one; runs no code of users."""
+    """Return whether a value is equivalent to the given one; runs no user code."""
     kind = type(given)
-    with contextlib.suppress(Exception):  # a mesh that is only half made
+    with contextlib.suppress(Exception):  # an incomplete mesh may raise
         if kind.__name__ == "device" and type(value) in (str, int, kind):
-            value = kind(value)  # a device without index is the rank's own
+            value = kind(value)  # a device without index means the rank's device
             return bool(value.type == given.type and value.index in (None, given.index))
         return type(value) is kind and bool(value == given)
     return False
@@ -79,16 +81,19 @@ def _how_to_restore(name: str, given: Any) -> str:
     return f"`{name} = dist.get_{name}()`"
 
 
-# ---------------------------------------------------------------- another size of the mesh
+# ---------------------------------------------------------------- resizing the mesh
 
 
 def resize(work: Heal, groups: Groups, namespace: dict[str, Any]) -> tuple[str, ...]:
-    """Give this rank the groups of the new size, without connections; return notes for the user.
+    """Give this rank the groups of a mesh of another size, without connections.
 
     Args:
-        work: has the new size.
-        groups: the rank's.
-        namespace: the user's.
+        work: order with the new size.
+        groups: process groups of the rank.
+        namespace: namespace of the user.
+
+    Returns:
+        Notes for the user.
     """
     size = sum(work.layout)
     bound = sorted(find_bound(namespace))
@@ -110,8 +115,8 @@ def resize(work: Heal, groups: Groups, namespace: dict[str, Any]) -> tuple[str, 
 
 
 def find_bound(namespace: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the names of what holds process groups: DTensors, groups, the user's own meshes, and
-    models and optimizers with such.
+    """Yield the names of variables that hold process groups: DTensors, groups, the user's own
+    meshes, and models and optimizers that contain them.
     """
     kinds = _kinds()
     for name, value in list(namespace.items()):
@@ -122,21 +127,21 @@ def find_bound(namespace: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _kinds() -> tuple[type, ...]:
-    """The types that hold process groups, as far as their modules have been imported."""
+    """Return the types that hold process groups, as far as their modules have been imported."""
     names = (
         ("torch.distributed.tensor", "DTensor"),
         ("torch.distributed.device_mesh", "DeviceMesh"),
         ("torch.distributed", "ProcessGroup"),
         ("torch.nn.parallel", "DistributedDataParallel"),
         ("torch.distributed.fsdp", "FullyShardedDataParallel"),
-        ("torch.distributed.fsdp", "FSDPModule"),  # whose parameters are whole after a forward
+        ("torch.distributed.fsdp", "FSDPModule"),  # its parameters are no DTensors after a forward
     )
     found = [getattr(sys.modules.get(module), kind, None) for module, kind in names]
     return tuple(kind for kind in found if isinstance(kind, type))
 
 
 def _parts(value: Any) -> Iterable[Any]:
-    """Return a value with what a model or an optimizer has inside."""
+    """Return a model with its parts, an optimizer's parameters, or another value itself."""
     if issubclass(type(value), torch.nn.Module):
         return [value, *value.modules(), *value.parameters(), *value.buffers()]
     if issubclass(type(value), torch.optim.Optimizer):

@@ -1,9 +1,10 @@
-"""Imports on a rank: of the modules of its optional features (bars, inspector, debugger), and hooks
-that are called when user code imports certain modules.
+"""Imports the modules of a rank's optional features (bars, inspector, debugger), and calls hooks
+when user code imports certain modules.
 
-A feature leans on libraries, and on parts of Python, that change with their versions. The zygote
-imports the features for all ranks, but nothing that a rank needs to start or to run a cell does: a
-module that cannot be imported is reported where its feature is used, by name.
+Features depend on libraries, and on parts of Python, that change between versions. The zygote
+imports the features for all ranks, but nothing that a rank needs to start or to run a cell imports
+them: if the import of a module fails, the error is raised where its feature is used, with the
+module's name.
 """
 
 from __future__ import annotations
@@ -23,8 +24,7 @@ from typing import Any
 
 from ...errors import CellmeshError
 
-# The features that many ranks use, as modules of `cellmesh.workers`; others are imported when they
-# are used.
+# Features that many ranks use, as modules of `cellmesh.workers`; others are imported on first use.
 PREIMPORTED = (
     "progress",
     "rank.debugger",
@@ -34,7 +34,7 @@ PREIMPORTED = (
 
 
 def preimport() -> None:
-    """Import `PREIMPORTED` in the zygote; errors are written into the zygote's log."""
+    """Import `PREIMPORTED` in the zygote; errors are written to the zygote's log."""
     for module in PREIMPORTED:
         try:
             load(module)
@@ -43,12 +43,12 @@ def preimport() -> None:
 
 
 def load(module: str) -> Any:
-    """Import a module of a feature; raise CellmeshError that names what cannot be imported."""
+    """Import a feature's module; raise a CellmeshError with the name of the module that fails."""
     name = f"cellmesh.workers.{module}"
     try:
         return importlib.import_module(name)
     except Exception as error:
-        # What failed may be a module that this one imports.
+        # The failing module may be one that this module imports.
         for frame, _ in traceback.walk_tb(error.__traceback__):
             if frame.f_code.co_name == "<module>" and frame.f_globals["__name__"].startswith(
                 "cellmesh."
@@ -66,13 +66,13 @@ Hook = Callable[[types.ModuleType], None]
 
 
 class AfterImport(importlib.abc.MetaPathFinder):
-    """An import finder that delegates to the others, and calls a hook after a module's import."""
+    """An import finder that delegates to other finders, and calls hooks after given imports."""
 
     def __init__(self, hooks: Mapping[str, Hook]) -> None:
         self._hooks = dict(hooks)
 
     def install(self) -> None:
-        """Put this finder first in `sys.meta_path`."""
+        """Insert this finder at the front of `sys.meta_path`."""
         sys.meta_path.insert(0, self)
 
     def find_spec(
@@ -104,10 +104,10 @@ _MODULE = "torch._inductor.cpp_builder"
 
 def build_whole_files() -> None:
     """Patch torch.compile's inductor so that this rank and its compile workers build C++ libraries
-    under a temporary name, and rename what is whole.
+    under a temporary name, and rename them when they are complete.
 
-    Else a rank that is killed leaves the first half of a library, which later compilations take for
-    the library, in every process of the user. (Inductor writes its other files by `write_atomic`.)
+    Otherwise a killed rank may leave a truncated library, which later compilations in all processes
+    of the user would load. (Inductor writes its other files by `write_atomic`.)
     """
     if _MODULE in sys.modules:  # preloaded
         _patch(sys.modules[_MODULE])
@@ -123,11 +123,11 @@ def _patch(module: types.ModuleType) -> None:
 
     def build(builder: Any) -> None:
         target, output = getattr(builder, "_target_file", ""), getattr(builder, "_output", "")
-        if not target or not output.endswith(f" {target}"):  # another version of it
+        if not target or not output.endswith(f" {target}"):  # another version of inductor
             plain(builder)
             return
         part = f"{target}.{os.getpid()}.part"
-        # The builder holds the target's lock, so no other process builds it.
+        # The builder holds the target's lock, so no other process is building it.
         for left in glob.glob(f"{glob.escape(target)}.*.part"):
             os.unlink(left)
         builder._output = f"{output.removesuffix(target)}{part}"
@@ -145,8 +145,8 @@ def _patch(module: types.ModuleType) -> None:
 
 
 def restore(state: dict[str, Any]) -> Any:
-    """Unpickle a `CppBuilder` of torch.compile in a rank's compile worker process, where
-    `_patch` has to be applied first.
+    """Unpickle a `CppBuilder` of torch.compile in a rank's compile worker process, where `_patch`
+    has to be applied first.
     """
     from torch._inductor import cpp_builder
 

@@ -1,11 +1,10 @@
 """Interrupts one run, and only that run, by a KeyboardInterrupt (or `Released`) in the main thread.
 
-SIGINT alone cannot say whom it means: it may arrive between two runs. So the control thread names
-the run first, then signals; the handler raises only while that very run executes. A run that is
-still queued is cancelled by its number.
+SIGINT alone does not identify a run, as it may arrive between two runs. So the control thread
+records the run first, then sends the signal; the handler raises only while that run executes. A run
+that is still queued is cancelled by its number.
 
-User code may handle SIGINT itself, ignore or block it: `Interrupts.insist` sends a signal of our
-own.
+As user code may handle, ignore or block SIGINT, `Interrupts.insist` sends another signal.
 """
 
 from __future__ import annotations
@@ -22,28 +21,27 @@ from ...wire.limits import MAX_RUNS
 from ..linux_process import ignore_from_any_thread
 from .stack_inspection import is_of_library
 
-# Interrupts of runs that never arrive are forgotten beyond this number; as many may arrive at once.
+# Maximum number of recorded interrupts of runs that have not arrived; as many may arrive at once.
 _MAX_CANCELLED = MAX_RUNS + 1000
-# A real-time signal of our own. Those at both ends of the range are taken by libc, debuggers and
-# profilers.
+# A real-time signal from the middle of the range: libc, debuggers and profilers use both ends.
 _OWN_SIGNAL = signal.SIGRTMIN + 11
 _SIGINT = int(signal.SIGINT)
 _MAX_SWITCH_S = 0.02
-# How long the import of a library may go on, at most, before it is interrupted.
+# How long the import of a library may continue before it is interrupted.
 _IMPORT_S = 10.0
-# As `signal.getsignal`, which makes enums of what it is given and gives: five Python calls.
+# Like `signal.getsignal`, but without its conversion to enums, which takes five Python calls.
 _getsignal: Callable[[int], object] = importlib.import_module("_signal").getsignal
 
 
 class DescriptionTimeout(KeyboardInterrupt):
-    """The description of an exception takes too long; raised in the exception's own code."""
+    """Raised in an exception's own code when describing the exception takes too long."""
 
 
 class Interrupts:
-    """Notes which run executes and which to interrupt, and handles SIGINT on the main thread."""
+    """Records the running run and the run to interrupt, and handles SIGINT on the main thread."""
 
     def __init__(self) -> None:
-        self.running = -1  # the run that executes
+        self.running = -1  # number of the run that executes
         self.num_begun = 0
         self._wanted = -1
         self._kind: type[KeyboardInterrupt] = KeyboardInterrupt
@@ -51,12 +49,12 @@ class Interrupts:
         self._shields = 0
         self._held_back = False
         self._pid = os.getpid()
-        self.is_describing = False  # the run has failed, and its exception is being described
-        self._imports_since: float | None = None  # since when a library's import is waited for
-        # Given a run and what it is to end with a moment later: Python drops it in a finalizer, and
-        # it must not cut an import in half.
+        self.is_describing = False  # whether the failed run's exception is being described
+        self._imports_since: float | None = None  # when waiting for a library's import began
+        # Called with a run and the exception to raise in it a moment later: Python has dropped the
+        # exception in a finalizer, or it must not cut an import in half.
         self.on_dropped: Callable[[int, type[KeyboardInterrupt]], None] = lambda run, kind: None
-        # Given a run that has failed, before its exception is described.
+        # Called with a failed run, before its exception is described.
         self.on_failure: Callable[[int], None] = lambda run: None
         self._handler = self._on_signal
         self._main = threading.main_thread().ident
@@ -69,12 +67,12 @@ class Interrupts:
         sys.unraisablehook = self._on_unraisable
 
     def begin(self, run: int) -> None:
-        """Note that the main thread starts a run; raise what interrupted it while it waited."""
+        """Note that the main thread starts a run; raise its interrupt if one arrived earlier."""
         if _getsignal(_SIGINT) is not self._handler:
-            self._handle_signals()  # an earlier run's code has put another handler in its place
+            self._handle_signals()  # code of an earlier run has replaced the handler
         self._held_back, self._imports_since = False, None
-        # In this order, and the other way round in `request`: one of the two sees what the other
-        # has done.
+        # In this order, and in the opposite one in `request`, so that at least one of the two sees
+        # the other's change.
         self.running = run
         self.num_begun += 1
         kind = self._cancelled.pop(run, None) if self._cancelled else None
@@ -89,7 +87,7 @@ class Interrupts:
         return self._cancelled.pop(run, None) is not None
 
     def end(self) -> None:
-        """Note that the main thread has ended its run; after success, `running` = -1 is enough."""
+        """Note that the main thread has ended its run; after success, `running` = -1 suffices."""
         self.running = self._wanted = -1
         self._held_back = self.is_describing = False
 
@@ -98,32 +96,34 @@ class Interrupts:
             signal.signal(number, self._handler)
 
     def describe(self, run: int) -> None:
-        """Note that a failed run's exception is being described, which only `insist` interrupts."""
+        """Note that a failed run's exception is being described; only `insist` interrupts that."""
         self.running, self.is_describing = run, True
         self.on_failure(run)
 
     def limit_description(self, run: int) -> bool:
-        """Have `insist` interrupt the description of a run's exception; return whether it lasts."""
+        """Let `insist` interrupt the description of a run's exception; return whether it still
+        runs.
+        """
         if self.running != run or not self.is_describing:
             return False
         self._kind, self._wanted = DescriptionTimeout, run
         return True
 
     def request(self, run: int, kind: type[KeyboardInterrupt] = KeyboardInterrupt) -> bool:
-        """Interrupt a run, from any other thread, by a KeyboardInterrupt, or `Released` where the
+        """Interrupt a run, from another thread, by a KeyboardInterrupt, or by `Released` if the
         user did not ask for it; return whether the run executes now. If not, it will not start.
         """
         if self.running != run:
             self._cancelled[run] = kind
             while len(self._cancelled) > _MAX_CANCELLED:
                 del self._cancelled[next(iter(self._cancelled))]
-            # Had it begun, and looked for this, in between, no thread would look again.
+            # If the run has begun, and missed the entry, no thread would look at the entry again.
             if self.running != run or self._cancelled.pop(run, None) is None:
                 return False
         self._kind = kind
         self._wanted = run
         assert self._main is not None
-        # Where user code wants SIGINT to end the process.
+        # SIG_DFL: user code wants SIGINT to end the process.
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
             ignore_from_any_thread(signal.SIGINT)  # until the next run begins
             self.insist(run)
@@ -135,21 +135,21 @@ class Interrupts:
         """Interrupt a run that did not react to `request`, whatever user code does with SIGINT."""
         if self.is_pending(run) and self._main is not None:
             signal.pthread_kill(self._main, _OWN_SIGNAL)
-            signal.raise_signal(_OWN_SIGNAL)  # here: the main thread may block all signals
+            signal.raise_signal(_OWN_SIGNAL)  # here: the main thread may block signals
 
     def is_handled_by_user(self) -> bool:
-        """Return whether user code has installed a function of its own for SIGINT."""
+        """Return whether user code has installed its own function as handler of SIGINT."""
         handler = signal.getsignal(signal.SIGINT)
         return callable(handler) and handler not in (self._handler, signal.default_int_handler)
 
     def is_pending(self, run: int) -> bool:
-        """Return whether a run was interrupted and the main thread has not handled it yet."""
+        """Return whether a run was interrupted and the main thread has not handled that yet."""
         return self._wanted == run == self.running
 
     def _on_signal(self, signum: int, frame: types.FrameType | None) -> None:
-        # Forked by user code, and stopped with the cell that waits for it.
+        # A process that user code has forked is stopped with the cell that waits for it.
         if os.getpid() != self._pid:
-            # A daemon, as a DataLoader's worker is, lives on.
+            # Except daemons, such as a DataLoader's workers.
             if not multiprocessing.current_process().daemon:
                 signal.default_int_handler(signum, frame)
             return
@@ -160,7 +160,7 @@ class Interrupts:
         is_importing = False
         while frame is not None:
             if frame.f_code is Interrupts.end.__code__:
-                return  # the run is over, and its end must be noted
+                return  # the run is over, and `end` must complete
             is_importing |= _imports_library(frame)
             frame = frame.f_back
         if self._shields:
@@ -170,21 +170,21 @@ class Interrupts:
             self._wanted = -1
             self.on_dropped(self.running, self._kind)
             return
-        if not self.is_describing:  # else its text is asked for several times, and each may not end
+        if not self.is_describing:  # a description makes several attempts, each of which may hang
             self._wanted = -1
         raise self._kind
 
     def _may_import(self) -> bool:
-        """Return whether a library may go on with its import before it is interrupted."""
+        """Return whether a library's import may continue before it is interrupted."""
         now = time.monotonic()
         self._imports_since = since = self._imports_since or now
         return now - since < _IMPORT_S
 
     def _on_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
-        """Repeat an interrupt that Python dropped because it was raised in a finalizer or fork
+        """Repeat an interrupt that Python has dropped because it was raised in a finalizer or fork
         hook.
 
-        From beside, and a moment later: what is raised in this hook is dropped, too.
+        Another thread repeats it a moment later, as Python also drops exceptions of this hook.
         """
         kind = unraisable.exc_type
         if issubclass(kind, KeyboardInterrupt) and self.running >= 0:
@@ -192,8 +192,8 @@ class Interrupts:
         else:
             self._report_unraisable(unraisable)
 
-    # A context manager for the few lines of ours that user code calls and that must not be cut in
-    # half.
+    # A context manager for the few lines of cellmesh's code that user code calls and that an
+    # interrupt must not cut.
     def __enter__(self) -> None:
         if threading.get_ident() == self._main:
             self._shields += 1
@@ -210,7 +210,7 @@ class Interrupts:
 def _imports_library(frame: types.FrameType) -> bool:
     """Return whether a frame executes a library's module for its import.
 
-    Python forgets a package whose import is cut, and not its submodules: a second ``import
+    When an import is cut, Python drops the package but not its submodules: a second ``import
     torch._dynamo``, as in DDP, raises AttributeErrors for the rest of the process.
     """
     caller = frame.f_back
@@ -225,8 +225,8 @@ def _imports_library(frame: types.FrameType) -> bool:
 def bound_switch_interval() -> None:
     """Patch ``sys.setswitchinterval`` so that user code cannot set a longer interval than a bound.
 
-    The control thread waits that long for a main thread that computes in Python, several times for
-    one stop.
+    The control thread waits for this interval if the main thread computes in Python, several times
+    for one stop.
     """
     set_interval = sys.setswitchinterval
 

@@ -1,7 +1,7 @@
 """A rank's process: the main thread executes work, a control thread answers while main is busy.
 
-Three sockets, all to the agent: ``work`` (the main thread reads it, the pump writes it, under its
-lock), ``control`` (the control thread's own), and that of `value_transfer.SegmentLink`, on which
+Three sockets connect it to the agent: ``work`` (read by the main thread, written by the pump under
+its lock), ``control`` (used by the control thread), and that of `value_transfer.SegmentLink`, which
 the rank only writes.
 """
 
@@ -55,7 +55,7 @@ from .value_transfer import NotebookClasses, SegmentLink
 
 
 class RankOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options that a rank is forked with: its number, the mesh, where the store is."""
+    """The options that a rank is forked with: its number, the mesh, and the store's address."""
 
     rank: int
     world_size: int
@@ -70,13 +70,13 @@ class RankOptions(msgspec.Struct, frozen=True, kw_only=True):
     log_path: str
     mesh_name: str
     master_addr: str = LOOPBACK
-    interface: str = "lo"  # that other ranks are reached through
-    first_local_rank: int = 0  # the lowest rank of this host
+    interface: str = "lo"  # network interface to other ranks
+    first_local_rank: int = 0  # lowest rank on this host
     local_world_size: int = 0
-    group_rank: int = 0  # the host's, among the mesh's hosts
+    group_rank: int = 0  # number of the host among the mesh's hosts
     group_world_size: int = 1
-    num_resizes: int = 0  # of the mesh, before the rank was forked
-    rejoin: bool = False  # replaces a rank that died: a `Heal` makes the groups
+    num_resizes: int = 0  # number of resizes of the mesh before the fork
+    rejoin: bool = False  # whether it replaces a dead rank: a `Heal` makes the groups
 
     @property
     def local_rank(self) -> int:
@@ -91,7 +91,7 @@ def run_rank(
     control: socket.socket,
     segments: socket.socket,
 ) -> None:
-    """Live as a rank, from the fork to the end of the process; the sockets are its ends."""
+    """Run a rank, from the fork to the end of the process; the sockets are the rank's ends."""
     try:
         die_with(options.agent_pid)
     except ProcessLookupError:
@@ -161,13 +161,13 @@ def run_rank(
         dist=dist,
     )
     NotebookClasses(shell.user_ns)
-    if not options.rejoin:  # else the `Heal` that follows makes the groups
+    if not options.rejoin:  # else a `Heal` follows, and makes the groups
         try:
             groups.initialize()
             shell.user_ns["mesh"] = groups.build_mesh(options.mesh_dim_names, options.mesh_shape)
         except BaseException as error:
             pump.send(Parcel(RankUnready(f"{type(error).__name__}: {error}")))
-            threading.Event().wait()  # the agent ends the process
+            threading.Event().wait()  # until the agent ends the process
     pump.send(Parcel(RankReady(str(placement.device), placement.backend)))
     shell.stopped_by = lambda: control_thread.kind_of_stop(interrupts.running)
     raise_as_stops(shell.stopped_by)
@@ -196,7 +196,7 @@ def _work(
     """Execute work in order; after a failed run, hold back work until the process groups have been
     checked or healed.
 
-    What was queued behind a failed run would meet other ranks' collectives of that run in its own.
+    Otherwise the collectives of queued work would meet other ranks' collectives of the failed run.
     """
 
     def report(error: BaseException) -> None:
@@ -216,16 +216,16 @@ def _work(
             try:
                 inbox.extend(codec.decode(channel.receive()))
             except (ProtocolError, OSError, EOFError) as error:
-                # Or the socket was closed in this process.
-                # Which run lacks its answer is not known: end, and let the agent report that.
+                # Also if the socket was closed in this process. The run that lacks its answer is
+                # unknown: exit, so that the agent reports the rank's end.
                 print(f"cellmesh: {error}", file=sys.__stderr__, flush=True)
                 os._exit(1)
-            except KeyboardInterrupt:  # its run had just ended
+            except KeyboardInterrupt:  # its run has just ended
                 continue
             except BaseException as error:
-                # The handler of a signal that user code has asked for (SIGALRM).
+                # Raised by a signal handler of user code (SIGALRM).
                 raised.append(error)
-            while raised:  # not while it is handled: the next one would have it as context
+            while raised:  # not in the handler, whose error would be the context
                 hold_back(functools.partial(report, raised.pop()), report)
         elif isinstance(parcel.verb, Resume):
             holds_back = False
@@ -247,7 +247,7 @@ def _work(
             if not is_done and (loss := find_lost_context()):
                 report_lost_context(rank, loss)
                 pump.flush()
-                os._exit(1)  # exit handlers would ask CUDA, too
+                os._exit(1)  # exit handlers would call CUDA, too
             holds_back = not is_done
 
 
@@ -268,8 +268,9 @@ def _set_environment(options: RankOptions) -> None:
     """Set the environment variables of torchrun (torch.distributed.elastic), so that code written
     for it runs unchanged.
 
-    But for TORCHELASTIC_USE_AGENT_STORE: it would make the processes that a rank starts clients of
-    an address which one of them is to serve. The rank itself needs none (`groups.program_calls`).
+    The exception is TORCHELASTIC_USE_AGENT_STORE: with it, processes that a rank starts would all
+    be clients of an address that one of them has to serve. The rank itself does not need it
+    (`groups.program_calls`).
     """
     os.environ.update(
         RANK=str(options.rank),
@@ -289,17 +290,17 @@ def _set_environment(options: RankOptions) -> None:
         OMP_NUM_THREADS=str(options.num_threads),
     )
     os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
-    # What it chooses in a kernel. Here, it would send its JavaScript, 5 MB, from each rank.
+    # As plotly chooses in a kernel. On a rank, it would choose to send 5 MB of JavaScript.
     os.environ.setdefault("PLOTLY_RENDERER", "plotly_mimetype")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", options.interface)
-    # TensorPipe, of torch.distributed.rpc.
+    # For TensorPipe, the transport of torch.distributed.rpc.
     os.environ.setdefault("TP_SOCKET_IFNAME", options.interface)
     if options.group_world_size > 1:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", options.interface)
 
 
 def _reseed() -> None:
-    """Reseed random generators, as forked ranks would otherwise share the zygote's."""
+    """Reseed random generators, as forked ranks would otherwise share the zygote's state."""
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()

@@ -1,4 +1,4 @@
-"""Measures a rank's memory and its change in a cell."""
+"""Measures a rank's memory, and its change during a cell."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ...wire.status import MemoryUse
 
 
 class _Reading(NamedTuple):
-    """Memory at one moment as the system gives it; parsed only when a user asks for it."""
+    """Memory at one moment as the system reports it; parsed only when a user asks for it."""
 
     statm: bytes = b"0 0"
     usage: Any = None
     gpu: Any = None
 
     def parse(self) -> dict[str, int]:
-        """Return the fields of `MemoryUse` that this moment determines, in bytes."""
+        """Return the fields of `MemoryUse` for this moment, in bytes."""
         rss = int(self.statm.split()[1]) * mmap.PAGESIZE
         peak_rss = max(rss, self.usage.ru_maxrss * 1024) if self.usage is not None else rss
         gpu = self.gpu or {}
@@ -35,9 +35,9 @@ class _Reading(NamedTuple):
 
 
 class MemoryMeter:
-    """Measures the memory of this rank; make it after the fork.
+    """Measures the memory of this rank; must be made after the fork.
 
-    A cell pays for two samples (about ten microseconds each without a GPU); calls pay nothing.
+    A cell costs two samples (about ten microseconds each without a GPU); calls cost none.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -48,16 +48,16 @@ class MemoryMeter:
         self._after: _Reading | None = _Reading()  # None while a cell runs
 
     def begin(self, execution_count: int) -> None:
-        """Note the memory at a cell's begin."""
+        """Record the memory at the start of a cell."""
         self._before = self._read()
         self._after, self._execution_count = None, execution_count
 
     def end(self) -> None:
-        """Note the memory at a cell's end."""
+        """Record the memory at the end of a cell."""
         self._after = self._read()
 
     def use(self) -> MemoryUse:
-        """Return the memory now, and its change in the last cell; on any thread."""
+        """Return the memory now, and its change during the last cell. Any thread."""
         now, before = self._read().parse(), self._before.parse()
         after = self._after.parse() if self._after is not None else now
         return MemoryUse(
@@ -75,5 +75,5 @@ class MemoryMeter:
         )
 
     def _has_gpu(self) -> bool:
-        """Return whether the rank has used a GPU; asking torch would else initialise CUDA."""
+        """Return whether the rank has used a GPU; if not, a query would initialize CUDA."""
         return self._device.type == "cuda" and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]

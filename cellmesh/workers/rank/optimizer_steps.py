@@ -1,7 +1,7 @@
-"""Counts the steps that the optimizers of a rank complete in a run, by torch's global hooks.
+"""Counts the steps that a rank's optimizers complete in a run, by torch's global hooks.
 
-Ranks that have made different numbers of steps hold replicas that differ; the controller compares
-the counts after a run that was stopped or has failed.
+Replicas on ranks with different numbers of steps differ; the controller compares the counts after a
+run that was stopped or has failed.
 """
 
 from __future__ import annotations
@@ -26,23 +26,24 @@ from ..static_lookup import held_by
 
 
 class OptimizerSteps:
-    """The completed steps of each optimizer in the run that the rank executes or has executed last.
+    """The completed steps of each optimizer in the rank's current or last run.
 
     Attributes:
-        run: the run, -1 before the first.
+        run: number of the run, -1 before the first.
         is_used: whether an optimizer has begun a step in the run.
-        pause: called before a step of an optimizer whose steps begin operations: a stop ends the
-            rank there, and not halfway through the step.
+        pause: called before a step of an optimizer whose steps begin operations, so that a stop
+            ends the rank there, and not in the middle of the step.
     """
 
     def __init__(self) -> None:
         self.is_used = False
         self.run = -1
         self.pause: Callable[[], object] = lambda: None
-        self._inside: list[Optimizer] = []  # whose steps the main thread is in, outermost first
+        self._inside: list[Optimizer] = []  # whose steps the main thread executes, outermost first
         self._main = get_ident()
-        self._reducing: set[int] = set()  # the ids of optimizers whose steps begin operations
-        # In order of the first step. The reference keeps the id from being used again.
+        self._reducing: set[int] = set()  # ids of optimizers whose steps begin operations
+        # Optimizer and count by id, in order of the first step; the reference prevents reuse of the
+        # id.
         self._counts: dict[int, tuple[Optimizer, int]] = {}
 
     def install(self) -> None:
@@ -51,7 +52,7 @@ class OptimizerSteps:
         register_optimizer_step_post_hook(self._end)
 
     def forget(self) -> None:
-        """Forget the steps of the last run, and the optimizers that made them."""
+        """Drop the counts of the last run, and the references to its optimizers."""
         self._counts, self._inside, self._reducing = {}, [], set()
         self.is_used = False
 
@@ -61,7 +62,7 @@ class OptimizerSteps:
         return bool(self._inside)
 
     def note_operation(self) -> bool:
-        """Note that an operation is about to begin; return whether that is inside a step."""
+        """Note that an operation is about to begin; return whether this is inside a step."""
         if self._inside:
             self._reducing.add(id(self._inside[0]))
         return self.is_inside
@@ -69,7 +70,7 @@ class OptimizerSteps:
     def _begin(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self.is_used = True
         if get_ident() == self._main:
-            if self._inside:  # a step within a step, or one that has raised
+            if self._inside:  # a nested step, or one after a step that has raised
                 del self._inside[_depth() :]
             if id(optimizer) in self._reducing and not self._inside:
                 self.pause()
@@ -80,9 +81,9 @@ class OptimizerSteps:
     def _end(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if get_ident() == self._main:
             while self._inside and self._inside.pop() is not optimizer:
-                pass  # that one has raised
+                pass  # its step has raised
             if any(each is optimizer for each in self._inside):
-                return  # of a class above the optimizer's own, which calls it
+                return  # an inherited `step`, which the optimizer's own `step` has called
         self._counts[id(optimizer)] = (optimizer, self._counts.get(id(optimizer), (None, 0))[1] + 1)
 
     def num_steps(self, optimizer: str) -> int:
@@ -99,8 +100,8 @@ class OptimizerSteps:
         return found
 
     def describe(self, namespace: Mapping[str, Any]) -> Steps:
-        """Return the counts, with the names of optimizers and models in the user's namespace; on
-        any thread.
+        """Return the counts, with the names of optimizers and models in the user's namespace. Any
+        thread.
         """
         if not self.is_used:
             return Steps(self.run)
@@ -112,7 +113,7 @@ class OptimizerSteps:
 
 
 def _depth() -> int:
-    """Return how many steps are under way around the one that begins."""
+    """Return the number of steps in progress around the step that begins."""
     frames = walk_stack(sys._getframe())
     codes = [frame.f_code.co_qualname for frame, _ in frames]
     return codes.count("Optimizer.profile_hook_step.<locals>.wrapper") - 1
@@ -125,8 +126,8 @@ def _public(namespace: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
 
 
 def _model_of(optimizer: Optimizer, namespace: Mapping[str, Any]) -> str:
-    """Return the name of a model that has the first parameter of an optimizer, without running the
-    user's code.
+    """Return the name of a model that has the first parameter of an optimizer, without running user
+    code.
     """
     groups = held_by(optimizer).get("param_groups") or [{}]
     first = next(iter(groups[0].get("params", ())), None)

@@ -1,7 +1,7 @@
 """The IPython shell of a rank: runs cells, and sends their displays as messages.
 
-Made in the zygote, before any fork, so that ranks inherit it warm; `RankShell.connect` gives it the
-rank's own way out.
+It is made in the zygote, before any fork, so that ranks inherit it initialized; `RankShell.connect`
+connects it to the rank's own output.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class RankShell(InteractiveShell):
     ask: Callable[[str], str] = AnyTrait()  # type: ignore[assignment]
     cell_source = ""
     quiet_cell = False
-    # What IPython would have shown as a traceback while the cell runs: the cell fails with it. None
-    # between cells.
+    # Errors that IPython has shown as tracebacks while the cell runs, with which the cell fails.
+    # None between cells.
     _shown: list[BaseException] | None = None
-    notebook_xmode = ""  # as of `RunCell`
+    notebook_xmode = ""  # as in `RunCell`
     report_numbers: Callable[[float | None, Mapping[str, Any]], None] = AnyTrait()  # type: ignore[assignment]
     call_at_heal: Callable[[Callable[[], object]], None] = AnyTrait()  # type: ignore[assignment]
     stopped_by: Callable[[], type[KeyboardInterrupt] | None] = AnyTrait(lambda: None)  # type: ignore[assignment]
@@ -77,19 +77,19 @@ class RankShell(InteractiveShell):
     def connect(self, show: Show) -> None:
         """Connect the shell to the rank's output streams, after the fork.
 
-        What IPython sets up for each cell and takes back after it (``get_ipython`` and ``display``
-        among the builtins, `sys.displayhook`) stays set up: all that a rank runs is cells.
+        The objects that IPython sets up for each cell and removes after it (``get_ipython`` and
+        ``display`` among the builtins, `sys.displayhook`) stay set up, as a rank runs only cells.
         """
         self.show = show
         self.builtin_trap.auto_builtins.update(exit=self.exiter, quit=self.exiter)
-        # Entered, and not only set: IPython would take them back after each cell that it runs.
+        # Entered, not only set: IPython would exit the context after each cell that it runs.
         self.builtin_trap.__enter__()
         self.display_trap.__enter__()
 
     def system(self, cmd: str) -> None:
-        """Run ``!command``, which the stop button ends together with its cell.
+        """Run ``!command``; the stop button ends it together with its cell.
 
-        IPython lets an interrupt end the command only, and goes on with the next line.
+        In IPython an interrupt ends only the command, and the next line runs.
         """
         self.system_piped(cmd)  # type: ignore[no-untyped-call]
         self._stop_here()
@@ -120,7 +120,7 @@ class RankShell(InteractiveShell):
             load("rank.debugger").post_mortem()
 
     def safe_execfile(self, fname: Any, *where: Any, exit_ignore: bool = False, **_: Any) -> None:
-        """Run a file for ``%run``; its exceptions end the cell, as a called function's do."""
+        """Run a file for ``%run``; its exceptions end the cell, like a called function's."""
         try:
             super().safe_execfile(fname, *where, raise_exceptions=True)  # type: ignore[no-untyped-call]
         except SystemExit:
@@ -128,7 +128,7 @@ class RankShell(InteractiveShell):
                 raise
 
     def safe_run_module(self, mod_name: Any, where: dict[str, Any]) -> None:
-        """Run a module for ``%run -m``; its exceptions end the cell, as a called function's do."""
+        """Run a module for ``%run -m``; its exceptions end the cell, like a called function's."""
         try:
             where.update(runpy.run_module(str(mod_name), run_name="__main__", alter_sys=True))
         except SystemExit as error:
@@ -138,7 +138,7 @@ class RankShell(InteractiveShell):
     def run_cell(self, *args: Any, **kwargs: Any) -> ExecutionResult:
         """Run a cell within a cell, for ``%%capture`` and the user's ``get_ipython().run_cell``.
 
-        The caller gets the result and goes on, but an interrupt or an exit ends the outer cell too.
+        The caller gets the result and continues, but an interrupt or exit ends the outer cell, too.
         """
         result: ExecutionResult = super().run_cell(*args, **kwargs)  # type: ignore[no-untyped-call]
         if (error := _error_of(result)) is not None:
@@ -147,7 +147,7 @@ class RankShell(InteractiveShell):
             self._note_shown(error)
         return result
 
-    # What IPython calls when user code raised. A cell's own exception is in its result.
+    # IPython calls this for errors of user code. The cell's own exception is in its result.
     def showtraceback(
         self,
         exc_tuple: Any = None,
@@ -159,7 +159,7 @@ class RankShell(InteractiveShell):
         if running_compiled_code or exception_only:
             return
         _, value, _ = self._get_exc_info(exc_tuple)  # type: ignore[no-untyped-call]
-        if exc_tuple is None and sys.exc_info()[1] is None:  # %tb asks for an earlier one
+        if exc_tuple is None and sys.exc_info()[1] is None:  # %tb shows an earlier exception
             self._print_traceback(value)
         else:
             self._note_shown(value)
@@ -191,11 +191,11 @@ class RankShell(InteractiveShell):
         """Run a cell; return the exception that it raised, or None.
 
         Args:
-            source: as typed, magics and all.
-            transformed: as Python; "" to have it transformed here.
-            is_async: whether it awaits at top level; asked only with `transformed`.
+            source: source as typed, including magics.
+            transformed: source as Python; "" to transform it here.
+            is_async: whether it awaits at top level; used only with `transformed`.
             execution_count: the notebook's ``In[n]``.
-            quiet: drop the value of a last expression.
+            quiet: whether to drop the value of a last expression.
         """
         self.execution_count = execution_count
         self.cell_source, self.quiet_cell = source, quiet
@@ -214,7 +214,7 @@ class RankShell(InteractiveShell):
                 return None
             remember_error(error)
             kind = type(error)
-            # Under `%pdb`.
+            # The user has turned `%pdb` on.
             if self.call_pdb and issubclass(kind, Exception) and not issubclass(kind, BdbQuit):
                 try:
                     load("rank.debugger").post_mortem()
@@ -225,7 +225,7 @@ class RankShell(InteractiveShell):
     def _with_shown(
         self, error: BaseException | None, shown: list[BaseException]
     ) -> BaseException | None:
-        """Return the error that a cell fails with, and print the others that it has met."""
+        """Return the error with which a cell fails, and print its other errors."""
         if error is None or (issubclass(type(error), SystemExit) and status_of(error) == 0):
             error = shown[0]
         for each in shown:
@@ -247,7 +247,8 @@ class RankShell(InteractiveShell):
         """Run a plain cell like IPython's `run_cell_async`, without the steps that only other cells
         need.
 
-        Between two cells a rank's caches go cold, and then IPython's way costs six times this one.
+        Between two cells a rank's CPU caches go cold, and IPython's way then costs six times as
+        much.
         """
         name = self.compile.cache(transformed, self.execution_count, raw_code=source)
         self.events.trigger("pre_execute")
@@ -275,9 +276,12 @@ class RankShell(InteractiveShell):
         self.InteractiveTB = make_renderer(self.InteractiveTB)
 
     def render_traceback(self, error: BaseException) -> tuple[str, str]:
-        """Return a traceback as a notebook shows it, with ANSI colours and without frames of
-        cellmesh: with a line for each run of frames of libraries (all of them under ``%xmode
-        Verbose``), and with all frames. The rank's own ``%xmode`` goes before the notebook's.
+        """Render a traceback as a notebook does, with ANSI colours and without frames of cellmesh.
+        The rank's own ``%xmode`` takes precedence over the notebook's.
+
+        Returns:
+            The traceback with one line for each run of frames of libraries (with all frames under
+            ``%xmode Verbose``), and the traceback with all frames.
         """
         own = self.InteractiveTB.mode
         mode = self.notebook_xmode if own == _DEFAULT_XMODE else own
@@ -291,7 +295,7 @@ class RankShell(InteractiveShell):
         return (whole if mode == "Verbose" else with_few_frames(text)), whole
 
     def show_traceback(self, error: BaseException) -> str:
-        """Return a traceback with few frames of libraries, or as ``%xmode`` says."""
+        """Return a traceback with few frames of libraries, or as ``%xmode`` requires."""
         return self.render_traceback(error)[0]
 
     def _render(self, error: BaseException) -> str:
@@ -307,7 +311,7 @@ class RankShell(InteractiveShell):
                 return self.InteractiveTB.stb2text(
                     self.SyntaxTB.structured_traceback(kind, error, None)
                 )
-            # IPython's rendering takes seconds for a thousand frames.
+            # IPython takes seconds to render a thousand frames.
             if (
                 not issubclass(kind, BaseExceptionGroup)
                 and len([*traceback.walk_tb(tb)]) <= _MAX_RENDERED_FRAMES
@@ -315,22 +319,22 @@ class RankShell(InteractiveShell):
                 lines = self.InteractiveTB.structured_traceback(kind, error, tb, tb_offset=0)
                 return str(self.InteractiveTB.stb2text(lines))
         except Exception:
-            pass  # rendered as Python does it
-        except BaseException:  # of the exception's own code
+            pass  # render it as Python does
+        except BaseException:  # the exception's own code has raised
             return plain_traceback(error, tb)
         finally:
             _forget_syntax_trees()
         try:
             return format_without_own_frames(traceback.TracebackException(kind, error, tb))
-        except BaseException:  # also a group too deep to be walked
+        except BaseException:  # or a group is nested too deeply
             return plain_traceback(error, tb)
 
     def place_of(self, tb: types.TracebackType | None) -> Place:
-        """Return where in cells a traceback's exception was raised."""
+        """Return the place in cells at which a traceback's exception was raised."""
         return place_of(lines_of(tb), self)
 
     def cell_of(self, filename: str) -> int:
-        """Return n of the ``In[n]`` that a code object's file name stands for, 0 if none."""
+        """Return n of the cell ``In[n]`` with this code file name, 0 if none has it."""
         return int(self.compile._filename_map.get(filename, 0)) or payload.cell_of(filename)
 
 
@@ -348,10 +352,10 @@ def remember_error(error: BaseException | None) -> None:
 
 
 def _forget_syntax_trees() -> None:
-    """Drop the syntax trees of a cell, 11 kB, that IPython's traceback rendering (`stack_data`, on
-    `executing`) would keep for good.
+    """Drop a cell's syntax trees (11 kB), which IPython's traceback rendering (`stack_data`, based
+    on `executing`) would keep forever.
 
-    What it keeps of files stays: they are few, and parsing one of torch's takes long.
+    Its entries for files are kept: they are few, and parsing a file of torch takes long.
     """
     for module in ("executing.executing", "stack_data.core"):
         kind: Any = getattr(sys.modules.get(module), "Source", type)
@@ -359,7 +363,7 @@ def _forget_syntax_trees() -> None:
             cache = vars(kind).get(name, {})
             for key in list(cache):
                 lines = linecache.cache.get(getattr(key[0], "co_filename", key[0]))
-                # Those that are in no file.
+                # Entries whose source is in no file.
                 if lines is not None and (len(lines) == 1 or lines[1] is None):
                     del cache[key]
         for owner, name in (
@@ -370,7 +374,7 @@ def _forget_syntax_trees() -> None:
 
 
 def _skip_machinery(tb: types.TracebackType | None) -> types.TracebackType | None:
-    """Return the part of a traceback from its first frame of user code on."""
+    """Return the part of a traceback that starts at its first frame of user code."""
     while tb is not None and is_machinery(tb.tb_frame):
         tb = tb.tb_next
     return tb
@@ -381,14 +385,14 @@ def _error_of(result: ExecutionResult) -> BaseException | None:
 
 
 def _print_or_raise(*values: Any, **options: Any) -> None:
-    """Print for the magics of directories, but raise an error instead: ``%cd`` only prints it."""
+    """Print for the directory magics, but raise an error: ``%cd`` would only print it."""
     if issubclass(type(values[0] if values else None), OSError):
         raise values[0]
     print(*values, **options)
 
 
 def make_shell() -> RankShell:
-    """Make the IPython shell of this process; starts no thread and opens no file."""
+    """Make the IPython shell of this process, without starting threads or opening files."""
     config = Config()
     config.HistoryManager.enabled = False
     warnings.filterwarnings("ignore", message="To exit: use")
@@ -401,10 +405,10 @@ def make_shell() -> RankShell:
         "ps1",
         "ps2",
         "ps3",
-    ):  # set by IPython; libraries refuse multi-process training where ps1 is
+    ):  # IPython sets them; libraries refuse multi-process training where ps1 exists
         vars(sys).pop(prompt, None)
-    # The first traceback costs ten times the others; each rank would pay it, in the middle of an
-    # error.
+    # Rendering a first traceback takes ten times as long as others; each rank would pay for it, at
+    # its first error.
     error = shell.run_source("raise ValueError")
     assert error is not None
     shell.render_traceback(error)

@@ -1,10 +1,10 @@
-"""Reads from their stacks what a rank's threads do, without running user code.
+"""Derives the activity of a rank's threads from their stacks, without running user code.
 
 Stacks of other threads are read with the garbage collector off. Python makes a frame's object when
-code asks for it. That allocates, and in CPython 3.11 an allocation may start the collector, whose
-finalizers may let other threads run; if one of them leaves that very frame then, the new object is
-tied to memory that is used for something else, and the process ends by SIGSEGV (3.12 collects
-between instructions only).
+code asks for it. This allocates, and in CPython 3.11 an allocation may start the collector, whose
+finalizers may let other threads run. If one of these threads leaves that frame then, the new object
+refers to memory that is reused, and the process ends by SIGSEGV. (CPython 3.12 collects only
+between instructions.)
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from ..static_lookup import module_of, traceback_of
 
 _MACHINERY = ("IPython.core.", "cellmesh.")
 
-# The collector is the process's: who turns it on again must be the last who wants it off.
+# The collector's state is per process: only the last user of `collector_off` may enable it again.
 _LOCK = threading.Lock()
 
 
 class Cells(Protocol):
-    """Protocol of the rank's shell, which knows its cells."""
+    """Protocol of an object that identifies cells by code file names; the rank's shell."""
 
     def cell_of(self, filename: str) -> int:
-        """Return the execution count of the cell that has this filename; 0 if none has."""
+        """Return n of the cell ``In[n]`` with this code file name; 0 if none has it."""
 
 
 @contextlib.contextmanager
 def collector_off() -> Iterator[None]:
-    """Enter a context without garbage collection, for moments only: other threads' changes to the
-    collector's state may be lost.
+    """Enter a context without garbage collection, for moments only, as changes by other threads to
+    the collector's state may be lost.
 
-    In less than the interpreter's switch interval after a thread has got the interpreter's lock
-    there are no others that could say something.
+    For less than the interpreter's switch interval after a thread has got the interpreter's lock,
+    no other thread can make such changes.
     """
     with _LOCK:
         was_on = gc.isenabled()
@@ -70,7 +70,7 @@ def stack_of(frame: types.FrameType | None) -> list[types.FrameType]:
 
 
 def stacks_of_threads() -> dict[int, list[types.FrameType]]:
-    """Return each thread's frames, innermost first, by the thread's identity; threads go on."""
+    """Return the frames of each running thread, innermost first, by the thread's identity."""
     with collector_off():
         return {identity: stack_of(frame) for identity, frame in sys._current_frames().items()}
 
@@ -82,28 +82,28 @@ def stack_of_main_thread() -> list[types.FrameType]:
 
 
 def local_value(frame: types.FrameType, name: str) -> object:
-    """Return a local variable's value in a frame of a running thread; None if there is none."""
+    """Return the value of a variable in a frame of a running thread; None if it is unbound."""
     with collector_off():
         return frame.f_locals.get(name, frame.f_globals.get(name))
 
 
 def is_machinery(frame: types.FrameType) -> bool:
-    """Return whether a frame is of IPython's or cellmesh's code that runs user code."""
+    """Return whether a frame belongs to IPython's or cellmesh's code that runs user code."""
     return module_of(frame).startswith(_MACHINERY)
 
 
 def user_part(frames: Sequence[types.FrameType], shell: Any) -> slice:
-    """Return the frames of a stack from the first frame of user code on, outermost first."""
+    """Return the part of a stack, outermost first, that begins at the first frame of user code."""
     cells = (index for index, frame in enumerate(frames) if shell.cell_of(frame.f_code.co_filename))
     start = next(cells, None)
-    if start is None:  # a call: the frames below the outermost ones, which are Python's and ours
+    if start is None:  # a call: skip the outermost frames, which are Python's and cellmesh's
         start = 0
         while start < len(frames) and not is_machinery(frames[start]):
             start += 1
         while start < len(frames) and is_machinery(frames[start]):
             start += 1
         if start == len(frames) and not any(map(is_machinery, frames)):
-            start = 0  # a thread
+            start = 0  # a thread of user code
     end = len(frames)
     while end > start and is_machinery(frames[end - 1]):
         end -= 1
@@ -111,7 +111,7 @@ def user_part(frames: Sequence[types.FrameType], shell: Any) -> slice:
 
 
 _MAX_TEXT = 60
-# Instructions that call a method of an expression's value without a call in the source.
+# Instructions that call methods implicitly, without a call in the source.
 _IMPLIED_CALLS = ("BEFORE_WITH", "BEFORE_ASYNC_WITH", "WITH_EXCEPT_START", "FOR_ITER", "CALL")
 _LIBRARIES = tuple(
     sorted({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
@@ -121,26 +121,26 @@ _OWN_DIRECTORY = f"{Path(__file__).parents[2]}/"
 
 
 def is_user_code(frame: types.FrameType) -> bool:
-    """Return whether a frame is of a cell or a user's module, and no library's or cellmesh's."""
+    """Return whether a frame belongs to a cell or a user's module, not to a library or cellmesh."""
     return not is_of_library(frame.f_code.co_filename) and not is_own_code(frame)
 
 
 def is_of_library(filename: str) -> bool:
-    """Return whether a code file is Python's or an installed package's."""
+    """Return whether a code file belongs to Python or an installed package."""
     return filename.startswith(("<frozen", *_LIBRARIES))
 
 
 def is_own_code(frame: types.FrameType) -> bool:
-    """Return whether a frame is of cellmesh."""
+    """Return whether a frame belongs to cellmesh."""
     return module_of(frame).startswith("cellmesh.")
 
 
 def call_of(code: types.CodeType, instruction: int) -> str:
-    """Return the source text of the function, as ``time.sleep``, or of the expression in a ``with``
-    or ``for`` that an instruction calls; else "".
+    """Return the source text of the function that an instruction calls, as ``time.sleep``, or of
+    its expression in a ``with`` or ``for``; "" for other instructions.
     """
     node = _node_at(code, instruction)
-    # Versions of Python differ in whether the statement or its expression is the instruction's.
+    # Python versions differ in whether the position is the statement's or its expression's.
     if isinstance(node, ast.With | ast.AsyncWith):
         node = node.items[0].context_expr
     elif isinstance(node, ast.For | ast.AsyncFor):
@@ -154,7 +154,7 @@ def call_of(code: types.CodeType, instruction: int) -> str:
 
 
 def waits_for_work(frame: types.FrameType) -> bool:
-    """Return whether a frame is in the ``wait()`` of a torch.distributed Work."""
+    """Return whether a frame executes the ``wait()`` of a torch.distributed Work."""
     node = _node_at(frame.f_code, frame.f_lasti)
     if not isinstance(node, ast.Call):
         return False
@@ -165,19 +165,19 @@ def waits_for_work(frame: types.FrameType) -> bool:
 
 
 _T = TypeVar("_T")
-# A parse takes far less than a thread's turn, so that two in a row are hardly disturbed.
+# A parse takes far less than a thread's switch interval, so two in a row are rarely disturbed.
 _NUM_TRIES = 5
 
 
 def parse_again(parse: Callable[[], _T]) -> _T:
-    """Call a function that makes an AST, again if a parse of another thread has disturbed it.
+    """Call a function that makes an AST; retry if another thread's parse has disturbed it.
 
-    CPython 3.11 counts how deep it is in an AST in one place for all threads (Python-ast.c,
-    ``ast_state.recursion_depth``). Seen on ranks: the control thread looked for the call that the
-    main thread was in, and the main thread's next cell ended with a SystemError.
+    CPython 3.11 keeps the recursion depth of an AST in one place for all threads (Python-ast.c,
+    ``ast_state.recursion_depth``). So while the control thread looks up the main thread's current
+    call, the main thread's next cell may fail with a SystemError.
 
     Raises:
-        SystemError: it was disturbed each time.
+        SystemError: every attempt was disturbed.
     """
     for _ in range(_NUM_TRIES - 1):
         try:
@@ -231,16 +231,16 @@ def _value_of(node: ast.expr, frame: types.FrameType) -> Any:
     return None
 
 
-# Files of torch whose outermost frame is what the user called, and names in them that only wrap.
+# Files of torch whose outermost frame is the function that the user called; names of mere wrappers.
 _COLLECTIVES = (
     "torch/distributed/distributed_c10d.py",
     "torch/distributed/_functional_collectives.py",
     "torch/distributed/rpc/__init__.py",
     "cellmesh/workers/groups/default_group.py",
 )
-# Files whose frames on a rank's stack mean that it waits for RPC's other workers.
+# Files with a frame on the stack of a rank that waits for RPC's other workers.
 _WAITS_FOR_WORKERS = ("torch/distributed/rpc/api.py", "cellmesh/workers/groups/rpc.py")
-# Where functional collectives wait for what has been begun elsewhere.
+# Functions in which functional collectives wait for an operation begun elsewhere.
 _WAITERS = frozenset(
     {"__torch_dispatch__", "trigger_wait", "wait", "wait_tensor", "_maybe_wrap_tensor"}
 )
@@ -249,17 +249,17 @@ _WRAPPERS = frozenset({"wrapper", "_wrapper", "make_watched"})
 
 @dataclass(frozen=True)
 class Waited:
-    """What a rank's main thread waited in, "" for what is not known."""
+    """The operation in which a rank's main thread waited; "" for unknown facts."""
 
     collective: str = ""  # the ``torch.distributed`` call
     group: str = ""  # torch's name of its process group
     waited_s: float = 0.0
-    making: tuple[int, ...] = ()  # the group's members, where the rank is making it
+    making: tuple[int, ...] = ()  # members of the group, if the rank is making it
 
 
 @dataclass(frozen=True)
 class StopPoint:
-    """How a run was interrupted or released: what it is to end with, and what it waited in."""
+    """A run's interrupt or release: the exception that ends it, and the operation waited in."""
 
     kind: type[KeyboardInterrupt]
     waited: Waited
@@ -267,36 +267,36 @@ class StopPoint:
 
 @dataclass(frozen=True)
 class Activity:
-    """Where a rank's main thread is in its code; 0 or "" for what is not known."""
+    """The position of a rank's main thread in its code; 0 or "" for unknown facts."""
 
-    execution_count: int  # the ``In[n]`` of the cell that it runs
-    line: int  # of that cell
-    where: str  # the call that the innermost frame of user code is in, as written
-    collective: str  # the ``torch.distributed`` call it is in; ``wait`` for that of a `Work`
-    may_wait: bool = False  # inside of torch, which may wait (a backward pass)
-    inner: str = ""  # the line of another cell, as `Place`
+    execution_count: int  # ``In[n]`` of the cell that runs
+    line: int  # line of that cell
+    where: str  # source text of the call in the innermost frame of user code
+    collective: str  # the ``torch.distributed`` call; ``wait`` for that of a `Work`
+    may_wait: bool = False  # whether it is in code of torch that may wait (a backward pass)
+    inner: str = ""  # line of another cell, as in `Place`
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where code is in the notebook's cells; 0 or "" for what is not known."""
+    """A position in the notebook's cells; 0 or "" for unknown facts."""
 
-    execution_count: int = 0  # the ``In[n]`` of the cell that runs, 0 in a call
-    line: int = 0  # its innermost line
-    # "In[8] line 10" of another cell, whose function that line called; "train.py line 4" of a file
-    # that it ran.
+    execution_count: int = 0  # ``In[n]`` of the cell that runs, 0 in a call
+    line: int = 0  # innermost line of that cell
+    # "In[8] line 10" for a function of another cell that this line called; "train.py line 4" for a
+    # file that it ran.
     inner: str = ""
 
 
 def place_of(frames: Iterable[tuple[types.CodeType, int]], shell: Cells) -> Place:
-    """Return the place of code in cells.
+    """Return the place in cells of a stack.
 
     Args:
         frames: code and line of each frame, outermost first.
-        shell: has the cells.
+        shell: identifies cells by code file names.
     """
     cells: list[tuple[types.CodeType, int, int]] = []
-    script: tuple[str, int] = "", 0  # where a file is that a cell runs or imports
+    script: tuple[str, int] = "", 0  # position in a file that a cell runs or imports
     for code, line in frames:
         if (count := shell.cell_of(code.co_filename)) > 0:
             cells.append((code, count, line))
@@ -307,7 +307,7 @@ def place_of(frames: Iterable[tuple[types.CodeType, int]], shell: Cells) -> Plac
         return Place()
     first, count, _ = cells[0]
     code, inner_count, inner_line = cells[-1]
-    # The outermost frame of a cell that runs is its own; that of a call is a function's.
+    # The outermost frame of a running cell is the cell's own; that of a call is a function's.
     own = first.co_filename if first.co_name == "<module>" else None
     lines = [line for each, _, line in cells if each.co_filename == own]
     inner = "" if code.co_filename == own else f"In[{inner_count}] line {inner_line}"
@@ -325,10 +325,10 @@ def lines_of(tb: types.TracebackType | None) -> Iterator[tuple[types.CodeType, i
 
 
 def line_before(code: types.CodeType, offset: int) -> int:
-    """Return the line of the last instruction up to `offset` that has one, 0 if none has.
+    """Return the line of the last instruction up to `offset` that has a line, 0 if none has.
 
-    An interrupt may strike an instruction that Python's compiler has added (of the end of a
-    ``with``), which has no line.
+    An interrupt may hit an instruction without a line, added by Python's compiler (for the end of a
+    ``with``).
     """
     found = 0
     for begin, _, line in code.co_lines():
@@ -339,17 +339,17 @@ def line_before(code: types.CodeType, offset: int) -> int:
 
 
 def _runs_file(code: types.CodeType) -> bool:
-    """Return whether this is the code of a whole file of the user's."""
+    """Return whether a code object is that of a whole file of the user."""
     name = code.co_filename
     return code.co_name == "<module>" and name.startswith("/") and not is_of_library(name)
 
 
 def describe_call(frames: Sequence[tuple[types.CodeType, int]], shell: Cells) -> str:
-    """Return in words which line of the user's made a call; "" if that is not known.
+    """Return text on the line of the user's code that made a call; "" if it is unknown.
 
     Args:
         frames: code and line of each frame, outermost first.
-        shell: has the cells.
+        shell: identifies cells by code file names.
     """
     place = place_of(frames, shell)
     if place.line:
@@ -363,19 +363,19 @@ def describe_call(frames: Sequence[tuple[types.CodeType, int]], shell: Cells) ->
 
 
 def look_at_main_thread(shell: Cells) -> Activity:
-    """Return where the main thread is, by its stack; it may have moved on since."""
+    """Return the main thread's position, from its stack; it may have moved on since."""
     return _read(stack_of_main_thread(), shell)
 
 
 def describe_interruption(
     tb: types.TracebackType | None, handled: BaseException | None = None
 ) -> str:
-    """Describe where a KeyboardInterrupt was raised: a collective, or the call in the user's code.
+    """Return text on where a KeyboardInterrupt was raised: a collective, or a call of user code.
 
     Args:
-        tb: its traceback.
-        handled: what was being handled then: the collective may just have raised, freed by its
-            peers' end.
+        tb: traceback of the interrupt.
+        handled: exception that was being handled: the collective may just have raised it, as its
+            peers have ended.
     """
     collective, where = _places(tb)
     if handled is not None and not collective:
@@ -384,15 +384,15 @@ def describe_interruption(
 
 
 def describe_release(tb: types.TracebackType | None, handled: BaseException | None = None) -> str:
-    """Describe what a rank did when it was released outside of a collective."""
+    """Return text on the activity of a rank that was released outside of a collective."""
     files = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(tb))
     verb = "waited in" if any(each.endswith(_WAITS_FOR_WORKERS) for each in files) else "ran"
     return describe_interruption(tb, handled).replace("interrupted in", verb)
 
 
 def _places(tb: types.TracebackType | None) -> tuple[str, str]:
-    """Return the collective that a traceback passes through, and the innermost frame of user
-    code.
+    """Return the collective that a traceback passes through, and the call in the innermost frame of
+    user code.
     """
     collective = where = ""
     while tb is not None:
@@ -441,7 +441,7 @@ _OWN_THREADS = "cellmesh-"
 
 
 def format_stacks(shell: Cells, all_threads: bool = False) -> str:
-    """Return as text the stack of the main thread, or of all threads that user code has started."""
+    """Return as text the stack of the main thread, or of all threads except cellmesh's."""
     stacks = stacks_of_threads()
     main = threading.main_thread()
     parts = [_format_stack(stacks.get(main.ident or 0, ()), shell)]

@@ -1,6 +1,6 @@
-"""Asks the notebook's user for input: ``input()``, ``getpass()``, the debugger's prompt.
+"""Requests input from the notebook's user: ``input()``, ``getpass()``, the debugger's prompt.
 
-The question goes to the notebook; the thread that asks waits, and an interrupt gets it out.
+The request is sent to the notebook; the asking thread waits, and an interrupt ends the wait.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from ...wire.user_code import InputCancelled, InputRequest
 from ..run_tracker import RunTracker
 from .shell import RankShell
 
-# How often a thread that asks looks whether the run that it belongs to is still there.
+# Interval at which an asking thread checks whether its run still executes.
 _LOOK_S = 0.5
 _MAX_PROMPT = 10_000
 
 
 class _Question:
-    """One request to the user for input; `answered` is set when `text` and `is_end` are known."""
+    """One request to the user for input; `answered` is set after `text` and `is_end`."""
 
     def __init__(self, request: int) -> None:
         self.request = request
@@ -66,9 +66,9 @@ class Asker:
         """Request a line of input from the user, and wait for it.
 
         Raises:
-            EOFError: the user ended the input (Ctrl-D), the front end has none, or the cell has
-                ended.
-            RuntimeError: no cell is there that could ask.
+            EOFError: the user ended the input (Ctrl-D), the front end supports none, or the cell
+                has ended.
+            RuntimeError: the caller does not belong to the running cell.
             KeyboardInterrupt: the run was interrupted or released.
         """
         run = self._tracker.current()
@@ -96,7 +96,7 @@ class Asker:
         return question.text
 
     def reply(self, request: int, text: str, is_end: bool) -> None:
-        """Note the user's answer to a request for input; called by the control thread."""
+        """Take the user's answer to a request for input; called by the control thread."""
         question = self._question
         if question is not None and question.request == request:
             question.text, question.is_end = text, is_end
@@ -104,7 +104,7 @@ class Asker:
 
 
 def _shorten(prompt: str) -> str:
-    """Shorten the prompt of an ``input()`` to its end, where the question is."""
+    """Shorten the prompt of an ``input()`` to its end, which contains the question."""
     if len(prompt) <= _MAX_PROMPT:
         return prompt
     return f"({len(prompt):,} characters) …{prompt[-_MAX_PROMPT:]}"

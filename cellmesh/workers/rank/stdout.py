@@ -1,7 +1,7 @@
 """Writes printed text to the rank's log, and a bounded part of it to the notebook.
 
-`Gate` decides, without clocks or files of its own, what of a stream of text is shown; `Log` is the
-file with everything. The rank uses both for what Python prints, the agent for text of
+`Gate` chooses, without clocks or files of its own, the part of a stream that is shown; `Log` is the
+file with the complete text. The rank uses both for text that Python prints, the agent for text of
 the rank's descriptors 1 and 2.
 """
 
@@ -16,12 +16,12 @@ from ...wire.user_code import Output, Skipped, StreamName
 
 BURST_BYTES = 256 * 1024
 BYTES_PER_S = 32 * 1024
-# Once output is held back, it is shown again in samples of at least this much.
+# Once output is held back, it is shown in samples of at least this size.
 SAMPLE_BYTES = 4 * 1024
 LINE_BYTES = 40
 TAIL_LINES = 20
 _DROPPED = b"[cellmesh: the log was full here, and the oldest half of it was dropped]\n"
-# A log and its predecessor have each so much at most.
+# Maximum size of a log, and of its predecessor.
 LOG_BYTES = 64 << 20
 
 
@@ -37,15 +37,15 @@ class _Hidden:
 
 
 class Gate:
-    """Limits how much printed text a rank sends: a token bucket for each stream; excess text is
+    """Limits the printed text that a rank sends, by a token bucket for each stream; excess text is
     counted, and its last lines are kept.
 
-    A line costs its length and `LINE_BYTES`: to a front end, many short lines are as bad as few
-    long ones. The streams have a bucket each, so that a flood of stdout hides no traceback that a
-    thread or a library writes to stderr.
+    A line costs its length plus `LINE_BYTES`, as many short lines burden a front end as much as few
+    long ones. Each stream has its own bucket, so that a flood on stdout does not hide a traceback
+    that a thread or a library writes to stderr.
 
     Attributes:
-        hides: (run, stream) -> what of its output is not shown.
+        hides: (run, stream) -> its text that was not shown.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Gate:
         self.hides: dict[tuple[int, StreamName], _Hidden] = {}
 
     def admit(self, run: int, stream: StreamName, text: str, now: float) -> list[Output | Skipped]:
-        """Return the part of a run's printed text that the bound allows to send now."""
+        """Return the part of a run's printed text that may be sent now."""
         earned = (now - self._filled_at) * self._rate
         self._tokens = {
             name: min(self._burst, tokens + earned) for name, tokens in self._tokens.items()
@@ -103,7 +103,7 @@ class Gate:
 
 
 def _affordable(text: str, left: int) -> int:
-    """Return how many characters of a text fit the bound that is left; whole lines, if any."""
+    """Return how many characters of a text fit the remaining tokens; whole lines, if any fit."""
     at = 0
     while (end := text.find("\n", at, at + left + 1)) >= 0:
         line_cost = _cost(text[at : end + 1])
@@ -131,7 +131,7 @@ class Log:
         self._descriptor = -1
 
     def append(self, text: str) -> None:
-        """Append text to the log; it is lost if the disk is full or the directory removed."""
+        """Append text to the log; it is lost if the disk is full or the directory was removed."""
         data = text.encode(errors="replace")
         try:
             while data:
@@ -141,7 +141,7 @@ class Log:
             return
 
     def position(self) -> tuple[int, int]:
-        """Return where the log ends now, for `num_bytes_since`."""
+        """Return the current end of the log, for `num_bytes_since`."""
         try:
             facts = os.stat(self._path)
         except OSError:
@@ -149,8 +149,8 @@ class Log:
         return facts.st_ino, facts.st_size
 
     def num_bytes_since(self, position: tuple[int, int]) -> int:
-        """Return how many bytes have been appended since a position: of the newest file, if the log
-        has been rotated since.
+        """Return the number of bytes appended since a position; if the log was rotated since, those
+        in the newest file.
         """
         inode, size = self.position()
         return size - position[1] if inode == position[0] else size
@@ -172,7 +172,7 @@ class Log:
             os.write(self._descriptor, _DROPPED)
 
     def _is_current(self, facts: os.stat_result) -> bool:
-        """Return whether the open file is still the log, which may be rotated or removed."""
+        """Return whether the open file is still the log, which may have been rotated or removed."""
         try:
             return os.stat(self._path).st_ino == facts.st_ino
         except FileNotFoundError:
@@ -180,7 +180,7 @@ class Log:
 
 
 def read_log(path: Path, num_bytes: int) -> tuple[str, int]:
-    """Read the end of a rank's log; return the text, and how many bytes lie before it."""
+    """Read the end of a rank's log; return the text, and the number of bytes before it."""
     pieces: list[bytes] = []
     left, before = num_bytes, 0
     for part in (path, path.with_name(path.name + ".1")):

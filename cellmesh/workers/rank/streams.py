@@ -1,4 +1,4 @@
-"""A rank's `sys.stdout`, `sys.stderr` and displays, and which run their output belongs to.
+"""A rank's `sys.stdout`, `sys.stderr` and displays, with the run that their output belongs to.
 
 A line belongs to the run that caused it: the run that the main thread executes, or, for a thread or
 an asyncio task, the run that started it, however late it prints. In a process that user code forked
@@ -28,12 +28,12 @@ from ...wire.user_code import Display, DisplayKind, StreamName
 from ..run_tracker import RunTracker
 from .stdout import Gate, Log
 
-# How long text is gathered before it is sent, so that a loop of prints makes few messages.
+# How long text is collected before it is sent, so that a loop of prints sends few messages.
 GATHER_S = 0.02
 _INLINE_FLUSH_BYTES = 1 << 20
-# So many bytes of displays pass at once, and in the long run; a kernel and a page hold what has
-# passed. A front end chokes on thousands, so each counts as this much at least; but a cell has one
-# value, and updates replace each other.
+# Token bucket for displays, in bytes: kernel and page keep all displays that were sent. As
+# thousands of them overload a front end, each costs at least the minimum; except a cell's value, of
+# which there is one, and updates, which replace each other.
 DISPLAY_BYTES = 32 << 20
 _DISPLAY_BYTES_PER_S = 2 << 20
 _MIN_DISPLAY_BYTES = 100 << 10
@@ -42,23 +42,24 @@ DISPLAY_BOUND = (
     f"and {_DISPLAY_BYTES_PER_S >> 20} MiB/s"
 )
 _MAX_TEXT = 1000
-# So often ``flush()`` sends text that would be gathered: a flood of small messages is slow to show.
+# Token bucket for ``flush()``: beyond it, text is logged but not sent at once, as many small
+# messages are slow to show.
 _MAX_FLUSHES, _FLUSHES_PER_S = 20.0, 20.0
-# How long an answer waits for those of the runs behind it.
+# How long an answer waits for answers of the following runs.
 _MORE_FOLLOWS_S = 0.002
 
 Post = Callable[[Sequence[Parcel[Any]]], None]
 
 
 class Pump:
-    """Gathers printed text of a rank, writes it to the log, and sends the bounded part."""
+    """Collects printed text of a rank, writes it to the log, and sends the bounded part."""
 
     def __init__(
         self, post: Post, log: Log, shield: AbstractContextManager[Any, Any] | None = None
     ) -> None:
-        # Entered around what an interrupt must not cut in half.
+        # Context in which interrupts are deferred.
         self._shield = shield or contextlib.nullcontext()
-        # Called under the lock, so the order of messages is that of the calls.
+        # Called under the lock, so that messages are sent in the order of the calls.
         self._post = post
         self._log = log
         self._gate = Gate(time.monotonic())
@@ -66,23 +67,23 @@ class Pump:
         # Appended to without the lock, as a print must be cheap; `_flush` takes from the other end.
         self._pieces: collections.deque[tuple[int, StreamName, str]] = collections.deque()
         self._num_gathered = 0
-        self._num_logged = 0  # of the pieces
+        self._num_logged = 0  # number of the pieces that are in the log
         self._num_flushes, self._secured_at = _MAX_FLUSHES, 0.0
         self._flushed_at = 0.0
         self._is_due = False
         self._deferred: list[Parcel[Any]] = []
         self._due = threading.Event()
-        self._pid = os.getpid()  # another process is a child, whose sockets are the rank's
+        self._pid = os.getpid()  # differs in a forked child, which must not use the rank's sockets
         self._display_bytes = float(DISPLAY_BYTES)
         self._displayed_at = 0.0
         os.register_at_fork(after_in_child=self._renew_lock)
 
     def start(self) -> None:
-        """Start the thread that sends gathered text."""
+        """Start the thread that sends collected text."""
         threading.Thread(target=self._post_gathered, name="cellmesh-output", daemon=True).start()
 
     def write(self, run: int, stream: StreamName, text: str) -> None:
-        """Add text that a run printed to a stream, to be sent soon."""
+        """Queue text that a run has printed to a stream."""
         if os.getpid() != self._pid:
             os.write(1 if stream == "stdout" else 2, text.encode(errors="replace"))
             return
@@ -91,7 +92,7 @@ class Pump:
         if self._is_due and self._num_gathered < _INLINE_FLUSH_BYTES:
             return
         with self._shield, self._lock:
-            # The first line after a pause is not kept waiting.
+            # Send the first line after a pause at once.
             paused = time.monotonic() - self._flushed_at > GATHER_S
             if paused or self._num_gathered >= _INLINE_FLUSH_BYTES:
                 self._flush()
@@ -100,7 +101,7 @@ class Pump:
                 self._due.set()
 
     def send(self, parcel: Parcel[Any]) -> None:
-        """Send a message of the rank after everything that was printed before it."""
+        """Send a message of the rank after all text printed before it."""
         if os.getpid() != self._pid:
             return
         with self._shield, self._lock:
@@ -112,7 +113,7 @@ class Pump:
     def answer(self, parcel: Parcel[Any], more_follows: bool = False) -> None:
         """Send a run's answer after all its text, perhaps together with the next run's answer.
 
-        The rank itself calls it, no child (`Executor.execute`).
+        Only the rank calls it, not its forked children (`Executor.execute`).
         """
         with self._lock:
             if not (more_follows or self._pieces or self._deferred or self._gate.hides):
@@ -133,13 +134,13 @@ class Pump:
         return any(type(verb) in (Done, Failed) and verb.run == run for verb, _ in self._deferred)
 
     def flush(self) -> None:
-        """Send all gathered text and deferred messages."""
+        """Send all collected text and deferred messages."""
         with self._shield, self._lock:
             self._flush()
 
     def secure(self) -> None:
-        """Have all gathered text outlive this process: send it or, where that was done too often
-        just now, write it to the log only.
+        """Make all collected text outlive this process: send it or, if that was done too often
+        recently, only write it to the log.
         """
         if os.getpid() != self._pid or len(self._pieces) == self._num_logged:
             return
@@ -196,7 +197,7 @@ class Pump:
 
     def _post_gathered(self) -> None:
         while True:
-            with contextlib.suppress(BaseException):  # else this rank would be silent for good
+            with contextlib.suppress(BaseException):  # else the rank's output would stop for good
                 self._due.wait()
                 time.sleep(GATHER_S if self._pieces else _MORE_FOLLOWS_S)
                 self._due.clear()
@@ -204,7 +205,7 @@ class Pump:
                     self._flush()
 
     def _renew_lock(self) -> None:
-        self._lock = threading.RLock()  # a thread that is not there any more may have held it
+        self._lock = threading.RLock()  # a thread that the fork does not have may have held it
 
 
 def _join(pieces: Iterable[tuple[int, StreamName, str]]) -> list[tuple[int, StreamName, str]]:
@@ -218,7 +219,7 @@ def _join(pieces: Iterable[tuple[int, StreamName, str]]) -> list[tuple[int, Stre
 
 
 class RankStream(io.TextIOBase):
-    """A text stream, as `sys.stdout`, whose text appears below the cell that printed it."""
+    """A text stream, as `sys.stdout`, whose text is shown below the cell that printed it."""
 
     def __init__(self, name: StreamName, pump: Pump, tracker: RunTracker) -> None:
         self._name: StreamName = name
@@ -258,9 +259,7 @@ class RankStream(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Have what was printed outlive this process, as ``print(..., flush=True)`` before a crash
-        is to.
-        """
+        """Make printed text survive a crash, as ``print(..., flush=True)`` has to."""
         self._pump.secure()
 
 
@@ -281,7 +280,7 @@ class _ByteStream(io.RawIOBase):
 Show = Callable[[DisplayKind, bytes, str], None]
 
 
-# Where an object lies in memory: it differs between ranks that show the same.
+# Memory address of an object, which differs between ranks that show the same object.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+>")
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 _NO_WIDGETS = "(a rank's widget is its text: pull the values, and make the widget in the notebook)"
@@ -297,7 +296,7 @@ def _to_bundle(data: dict[str, Any], metadata: dict[str, Any] | None) -> bytes:
 
 
 def _jsonable(value: Any) -> Any:
-    if isinstance(value, bytes):  # images; Jupyter carries them as base64 text
+    if isinstance(value, bytes):  # an image, which Jupyter transfers as base64 text
         return base64.b64encode(value).decode()
     return repr(value)
 

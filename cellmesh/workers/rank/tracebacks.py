@@ -1,5 +1,5 @@
 """Renders tracebacks by IPython so that the user's frames stand out: without frames of cellmesh,
-and with one line for a run of frames of libraries; keeps the text of cells, and names them.
+and with one line for each run of frames of libraries. Keeps the sources of cells, and names cells.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from IPython.core.ultratb import AutoFormattedTB
 from ...wire import payload
 from .stack_inspection import is_of_library, is_own_code, is_user_code, shorten_path
 
-# What a rendered frame of a library stands between; user code prints no such characters in a frame,
-# as its source is text.
+# Marks around a rendered frame of a library; no frame of user code contains such characters, as
+# its source is text.
 _BEGIN, _MIDDLE, _END = "\x00[", "\x00|", "\x00]"
-_LEFT_OUT = "\x00-"  # a frame of cellmesh, and with the end of its line no line at all
+_LEFT_OUT = "\x00-"  # a frame of cellmesh, which is removed with the end of its line
 _ONE = re.compile(r"\x00\[(?P<place>[^\x00]*)\x00\|(?P<text>[^\x00]*)\x00\]")
 _RUN = re.compile(r"(?:\x00\[[^\x00]*\x00\|[^\x00]*\x00\]\n?)+")
 _OWN = str(Path(__file__).parents[2]) + "/"
 
 
 class _Renderer(AutoFormattedTB):
-    """Marks the frames of libraries in a rendered traceback, and leaves out frames of cellmesh."""
+    """Marks the frames of libraries in a rendered traceback, and omits frames of cellmesh."""
 
     def format_record(self, frame_info: Any) -> str:
         text = super().format_record(frame_info)
@@ -61,27 +61,27 @@ def _marked(place: str, text: str) -> str:
 
 
 def make_renderer(like: AutoFormattedTB) -> AutoFormattedTB:
-    """Return a renderer of tracebacks with the settings of IPython's."""
+    """Return a traceback renderer with the settings of IPython's renderer."""
     renderer: AutoFormattedTB = _Renderer.__new__(_Renderer)
     vars(renderer).update(vars(like))
     return renderer
 
 
 def with_all_frames(text: str) -> str:
-    """Return a traceback of `make_renderer` as IPython would show it."""
+    """Return a traceback that `make_renderer` has rendered as IPython would show it."""
     text = text.replace(f"{_LEFT_OUT}\n", "")
     return _ONE.sub(lambda found: found["text"], text) if "\x00" in text else text
 
 
 def with_few_frames(text: str) -> str:
-    """Return a traceback of `make_renderer` with a line for each run of frames of libraries."""
+    """Return a traceback of `make_renderer` with one line for each run of frames of libraries."""
     text = text.replace(f"{_LEFT_OUT}\n", "")
     return _RUN.sub(_describe_run, text) if "\x00" in text else text
 
 
 def _describe_run(run: re.Match[str]) -> str:
     places = [found["place"] for found in _ONE.finditer(run[0])]
-    end = "\n\n" if run[0].endswith("\n") else "\n"  # frames that are not plain are set apart
+    end = "\n\n" if run[0].endswith("\n") else "\n"  # blank lines separate IPython's frames
     if len(places) == 1:
         return f"    [... {places[0]}]{end}"
     packages = list(dict.fromkeys(_package_of(place) for place in places))
@@ -94,7 +94,7 @@ def _package_of(place: str) -> str:
 
 
 def format_without_own_frames(error: traceback.TracebackException) -> str:
-    """Return a traceback as Python shows it, without frames of cellmesh."""
+    """Return a traceback in Python's format, without frames of cellmesh."""
     left, seen = [error], set[int]()
     while left:
         each = left.pop()
@@ -108,10 +108,10 @@ def format_without_own_frames(error: traceback.TracebackException) -> str:
 
 
 def name_cells_in_warnings(cell_of: Callable[[str], int]) -> None:
-    """Have warnings name cells as tracebacks do (``In[27]:3``), not by their code files.
+    """Make warnings name cells as tracebacks do (``In[27]:3``), not by their code files.
 
     Args:
-        cell_of: n of the ``In[n]`` that has a code file name, 0 if none has.
+        cell_of: returns n of the cell ``In[n]`` with a code file name, 0 if none has it.
     """
     plain: Callable[..., str] = warnings.formatwarning
 
@@ -128,8 +128,8 @@ def name_cells_in_warnings(cell_of: Callable[[str], int]) -> None:
 
 # ---------------------------------------------------------------- cells
 
-# Of so many cells the text is kept, for tracebacks: of those that only ran, and of those that
-# define what may be called later.
+# Number of cells whose sources are kept for tracebacks: of plain ones, and of those with
+# definitions that may be called later.
 _MAX_PLAIN, _MAX_DEFINING = 1_000, 10_000
 _DEFINES = ("def ", "class ", "lambda")
 
@@ -150,7 +150,7 @@ class RankCompiler(CachingCompiler):
             if word in transformed_code:
                 names, most = self._defining, _MAX_DEFINING
         names.pop(name, None)
-        names[name] = None  # the newest
+        names[name] = None  # as the newest
         if len(names) > most:
             oldest = next(iter(names))
             del names[oldest]
@@ -159,6 +159,6 @@ class RankCompiler(CachingCompiler):
         return name
 
     def format_code_name(self, name: str) -> tuple[str, str] | None:
-        """Return how tracebacks name a code file, as ``Cell In[3]`` for a cell."""
+        """Return the name of a code file in tracebacks, as ``Cell In[3]`` for a cell."""
         cell = payload.cell_of(name)
         return ("Cell", f"In[{cell}]") if cell else super().format_code_name(name)

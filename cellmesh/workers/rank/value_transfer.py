@@ -1,6 +1,5 @@
-"""Sends a rank's values to the notebook, large ones in shared memory, and cuts and gives parts of
-tensors; gives functions that the notebook sent the rank's names, and binds the notebook's classes
-to theirs.
+"""Sends a rank's values to the notebook, large ones in shared memory; splits and collects parts of
+tensors; and binds names for functions and classes that the notebook has sent.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def reduce_for_notebook(value: Any) -> Any:
-    """Return how pickle is to reduce a value for a process without GPUs and process groups."""
+    """Return the reduction of a value that a process without GPUs and process groups can load."""
     if type(value) in (types.GeneratorType, types.AsyncGeneratorType):
         raise UnpicklableError(
             "a generator stays where its code runs: return `list(...)` of what it yields"
@@ -54,46 +53,46 @@ def reduce_for_notebook(value: Any) -> Any:
 
 
 def is_dtensor(value: Any) -> TypeGuard[DTensor]:
-    """Return whether a value is a DTensor; imports DTensor only if something else has."""
+    """Return whether a value is a DTensor, without importing DTensor."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and issubclass(type(value), module.DTensor)
 
 
 def refusal(error: BaseException) -> Refusal:
-    """Return an exception as a `Refusal` message, even if the exception's own methods raise."""
+    """Return an exception as a `Refusal` message, even if the exception's methods raise."""
     return Refusal(name_of(error), text_of(error).encode("utf-8", "replace").decode())
 
 
-# Of the socket, whose size bounds what a rank gives while the agent does not read: some values.
-# News of segments that are used no more is small, and there is room for that of all segments of a
-# controller.
+# Size of the socket's send buffer, which bounds the values that a rank gives while the agent does
+# not read: some values. Reports of freed segments are small; the buffer has room for those of all
+# segments of a controller.
 _BUFFER_BYTES, _GIVEN_BYTES = 32 << 10, 7 << 10
 
 
 class SegmentLink:
     """A rank's connection to the agent for large values: it passes shared-memory segments, and
-    reports those that are no longer used.
+    reports segments that are no longer used.
 
-    The socket carries one packet a piece of news, and each is sent by one system call, without a
-    lock: memory is freed on any thread and between any two instructions, also by the garbage
-    collector in the middle of a send.
+    Each report is one packet of the socket, sent by one system call without a lock, as memory is
+    freed on any thread and between any two instructions, also by the garbage collector in the
+    middle of a send.
 
     Args:
-        connection: a ``SOCK_SEQPACKET`` to the agent.
+        connection: a ``SOCK_SEQPACKET`` socket to the agent.
     """
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
         self._num_forks = 0
-        # Before and after: another thread may map a segment in between.
+        # Before and after the fork, as another thread may map a segment in between.
         os.register_at_fork(before=self._note_fork, after_in_parent=self._note_fork)
 
     def give(
         self, run: int, pickled: Pickled, buffers: Sequence[Frame]
     ) -> tuple[Pickled, list[Frame]]:
-        """Write a pickle's buffers into a segment, if they are large, and pass it to the agent,
-        which drops it if the run fails after all; return what to send.
+        """Write a pickle's buffers to a segment, if they are large, and pass it to the agent, which
+        drops it if the run fails after all; return the pickle and buffers to send instead.
         """
         if (
             segments.num_bytes_of(pickled, buffers) < segments.MIN_BYTES
@@ -124,7 +123,7 @@ class SegmentLink:
         news = freed if num_forks == self._num_forks else shared
         try:
             self._connection.send(news, socket.MSG_DONTWAIT)
-        except OSError:  # the segment is not used again then
+        except OSError:  # not reported: the segment is not reused
             return
 
     def _note_fork(self) -> None:
@@ -132,13 +131,13 @@ class SegmentLink:
 
 
 class NotebookClasses:
-    """Binds classes of the notebook that a rank loads to their names, where these are free.
+    """Binds classes of the notebook that a rank loads to their names, if these are free.
 
-    pickle finds a class by its name in ``__main__``: without, no instance could be saved or sent to
-    other ranks.
+    pickle finds a class by its name in ``__main__``: without the name, its instances could not be
+    saved or sent to other ranks.
 
     Args:
-        namespace: the rank's.
+        namespace: namespace of the rank.
     """
 
     def __init__(self, namespace: dict[str, Any]) -> None:
@@ -147,7 +146,7 @@ class NotebookClasses:
         payload.loaded_classes.listener = self.bind
 
     def bind(self, loaded: type) -> None:
-        """Bind a class that was loaded, unless its name is bound to something of this rank's."""
+        """Bind a loaded class to its name, unless the rank has bound the name to another object."""
         name = loaded.__qualname__
         is_free = name not in self._namespace and not hasattr(builtins, name)
         if name.isidentifier() and (is_free or self._is_earlier(name)):
@@ -162,8 +161,8 @@ _CONTAINERS = (tuple, list, set, frozenset)
 
 
 def bind_missing_names(value: Any, namespace: Mapping[str, Any]) -> None:
-    """Bind, in each function that a value is or holds (globals, closures, methods, partials,
-    containers), the missing names to the rank's current values.
+    """Bind the missing global names of each function in a value (in globals, closures, methods,
+    partials, containers) to the rank's current values.
     """
     seen: set[int] = set()
     todo = [value]
@@ -174,7 +173,7 @@ def bind_missing_names(value: Any, namespace: Mapping[str, Any]) -> None:
         seen.add(id(part))
         if isinstance(part, types.FunctionType):
             module = sys.modules.get(part.__module__)
-            if module is None or vars(module) is not part.__globals__:  # it was sent by value
+            if module is None or vars(module) is not part.__globals__:  # was sent by value
                 todo += _bind(part, namespace)
         elif isinstance(part, types.MethodType):
             todo += [part.__func__, type(part.__self__)]
@@ -228,9 +227,9 @@ def own_parts(
     """Return a rank's parts of the tensors that the controller has pushed to several ranks.
 
     Args:
-        names: name -> a tensor or an array, or nests of them.
-        work: how they are split.
-        rank, device, mesh: the rank's, whatever a user binds to these names.
+        names: name -> a tensor or an array, or nested containers of them.
+        work: order with the way in which they are split.
+        rank, device, mesh: values of this rank, even if the user has bound these names to others.
     """
     index, num_parts = work.ranks.index(rank), len(work.ranks)
 
@@ -256,7 +255,7 @@ def own_parts(
 def _distribute(
     whole: Any, placements: Sequence[int | None], mesh: Any, device: torch.device
 ) -> Any:
-    """Return the DTensor that torch's `distribute_tensor` makes, without communication."""
+    """Return the DTensor that `distribute_tensor` would make, without communication."""
     from torch.distributed.tensor import DTensor, Replicate, Shard
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -278,14 +277,15 @@ def _distribute(
 
 
 def _own(part: Any, whole: Any, device: torch.device) -> Any:
-    """Return a part of a whole tensor as a contiguous one that holds no more than itself; a view of
-    a mapped one where possible.
+    """Return a part of a tensor as a contiguous tensor whose storage is not larger than the part;
+    as a view of mapped memory if possible.
     """
     part = _settle(part)
     if not part.is_contiguous() or not part.numel() or part.device.type != "cpu":
         part = part.contiguous()
     elif part.shape != whole.shape and part.nbytes < part.untyped_storage().nbytes():
-        # A view's storage is the whole: `torch.save` and `.untyped_storage()` would take all of it.
+        # A view shares the whole storage, which `torch.save` and `.untyped_storage()` would
+        # include.
         start = part.storage_offset() * part.element_size()
         storage = part.untyped_storage()[start : start + part.nbytes]
         empty: Any = torch.empty(0, dtype=part.dtype)
@@ -297,7 +297,7 @@ def give_part(value: Any) -> Part:
     """Return this rank's part of a value that the controller gathers from several ranks.
 
     Raises:
-        MeshUsageError: it is a DTensor whose parts are no parts of the whole.
+        MeshUsageError: it is a DTensor whose local tensors are no parts of the whole.
     """
     if not is_dtensor(value):
         return Part(_settle(value))

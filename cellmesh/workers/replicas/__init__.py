@@ -1,1 +1,1 @@
-"""Replicas, which ranks should hold alike: found, compared, made equal, copied to new ranks."""
+"""Replicas, values that should be equal on several ranks: found, compared, synced, copied."""

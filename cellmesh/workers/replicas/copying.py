@@ -1,9 +1,9 @@
-"""Decides which variables of a rank can be copied to a new rank, pickles their values, and makes
-them on the new rank.
+"""Copies variables of a rank to a new rank: finds the ones that can be copied, pickles their
+values, and makes them on the new rank.
 
-One pickle for all, so that what is shared stays shared: an optimizer holds the parameters of its
-model. What belongs to the rank itself (groups, meshes, its device) travels as a reference that the
-new rank resolves by its own books.
+One pickle contains all values, so that shared objects stay shared, as an optimizer's parameters are
+with its model. Objects that belong to the rank (groups, meshes, its device) are pickled as
+references that the new rank resolves to its own objects.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ..inspect.safe_read import memory_of
 from ..rank.value_transfer import is_dtensor
 from ..static_lookup import text_of
 
-# What every rank has by itself.
+# Names that every rank binds itself.
 _OWN_NAMES = frozenset(("rank", "local_rank", "world_size", "device", "mesh", "torch", "dist"))
 _SHELL_NAMES = frozenset(("In", "Out", "get_ipython", "exit", "quit", "open", "display"))
 _SHARD = "a shard of this rank's: load a checkpoint"
@@ -66,16 +66,16 @@ _UNBOUND = "cellmesh: this closure variable has no value yet"
 
 
 def survey(namespace: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
-    """Return which variables can be copied to another rank, and why others cannot.
+    """Find the variables that can be copied to another rank.
 
-    Every value is pickled to nowhere; what tensors and arrays hold is not even read.
+    Every value is pickled without keeping the result; the memory of tensors and arrays is not read.
 
     Args:
-        namespace: the rank's.
+        namespace: namespace of the rank.
 
     Returns:
-        The names that can be copied, and for others why not. Names that begin with ``_`` and what
-        every rank has by itself (``rank``, ``mesh``, ...) are in neither.
+        The names that can be copied, and the reason for each name that cannot. Names that begin
+        with ``_`` and names that every rank binds itself (``rank``, ``mesh``, ...) are in neither.
     """
     names = [
         name
@@ -89,13 +89,13 @@ def survey(namespace: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
 def gather(namespace: Mapping[str, Any], names: Sequence[str]) -> tuple[Pickled, list[Frame]]:
     """Pickle the values of these names as one dict, for another rank.
 
-    A name that turns out not to be copyable is left out, with a line on stderr that says why. Where
-    the pickle is loaded, `sys.path` and the working directory become this rank's first, as modules
-    of the user's are copied by reference.
+    A name that turns out not to be copyable is left out, and the reason is printed to stderr.
+    Loading the pickle first sets `sys.path` and the working directory to this rank's, as the user's
+    modules are copied by reference.
 
     Args:
-        namespace: the rank's.
-        names: what `survey` found.
+        namespace: namespace of the rank.
+        names: names that `survey` has found.
 
     Returns:
         The pickle and its buffers, which are the memory of the tensors themselves.
@@ -113,7 +113,7 @@ def gather(namespace: Mapping[str, Any], names: Sequence[str]) -> tuple[Pickled,
 
 def _dump(namespace: Mapping[str, Any], names: Sequence[str]) -> tuple[Pickled, list[Frame]]:
     values = _Values({name: namespace[name] for name in names})
-    with warnings.catch_warnings():  # torch tells of hooks on tensors, which stay behind
+    with warnings.catch_warnings():  # torch warns of hooks on tensors, which are not copied
         warnings.simplefilter("ignore")
         return payload.dumps(values, "the names", _Reducer(namespace, reads=True))
 
@@ -127,7 +127,7 @@ def _why_not(namespace: Mapping[str, Any], name: str) -> str:
             payload.check_dumps(namespace[name], name, reducer)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # of the value's own code: it costs no other its place
+    except BaseException as error:  # the value's own code must not affect other names
         text = text_of(error).removeprefix(f"{name!r}: ").removeprefix(f"{name!r} ")
         return _SHARD if text.startswith(_SHARD) else text
     return ""
@@ -141,12 +141,12 @@ class _Values:
 
 
 class _Reducer:
-    """Pickles for another rank what cannot be pickled plainly: tensors' storages, functions of
-    cells, meshes, groups, samplers (see `payload.dumps`).
+    """Pickles, for another rank, objects that cannot be pickled as usual: tensors' storages,
+    functions of cells, meshes, groups, samplers (see `payload.dumps`).
 
     Args:
-        namespace: the rank's.
-        reads: what tensors hold is wanted.
+        namespace: namespace of the rank.
+        reads: whether the content of tensors is included.
     """
 
     def __init__(self, namespace: Mapping[str, Any], reads: bool) -> None:
@@ -199,7 +199,7 @@ class _Reducer:
         return make_storage, (data, is_on_cpu)
 
     def _reduce_function(self, function: types.FunctionType) -> Any:
-        """Return how pickle is to reduce a cell's function: its globals are the namespace there."""
+        """Return the reduction of a cell's function, with the new rank's namespace as globals."""
         if function.__globals__ is not self._namespace:
             return NotImplemented
         cells = function.__closure__ or ()
@@ -209,7 +209,7 @@ class _Reducer:
         return make_function, made_from, state, None, None, finish_function
 
     def _dims_of(self, mesh: DeviceMesh) -> tuple[str, ...]:
-        """Return of which dims of the rank's ``mesh`` a DeviceMesh consists."""
+        """Return the dims of the rank's ``mesh`` that a DeviceMesh consists of; () for all."""
         root = self._namespace.get("mesh")
         if isinstance(root, DeviceMesh) and mesh is root:
             return ()
@@ -233,13 +233,13 @@ class _Reducer:
         return find_group, (group.group_name,)
 
     def _reduce_sampler(self, sampler: DistributedSampler[Any]) -> Any:
-        """Return how pickle is to reduce a sampler, with the new rank in place of this rank."""
+        """Return the reduction of a sampler, with the new rank's number in place of this rank's."""
         made_from = type(sampler), self._dim_of_sampler(sampler)
         state = {key: value for key, value in sampler.__dict__.items() if key != "rank"}
         return make_sampler, made_from, state
 
     def _dim_of_sampler(self, sampler: DistributedSampler[Any]) -> int:
-        """Return the dim of ``mesh`` by which a sampler splits data; -1 for all ranks."""
+        """Return the dim of ``mesh`` along which a sampler splits data; -1 for all ranks."""
         if sampler.num_replicas == dist.get_world_size() and sampler.rank == dist.get_rank():
             return -1
         fitting = []
@@ -268,8 +268,8 @@ def _directory() -> str | None:
 def _refuse_shards(tensor: torch.Tensor) -> Any:
     if is_dtensor(tensor) or type(tensor).__name__ == "ShardedTensor":
         raise UnpicklableError(_SHARD)
-    # Not left to `payload`, which copies what is a part of a storage: here tensors go on sharing
-    # it.
+    # `payload` would copy a tensor that is a part of a storage; here tensors keep sharing the
+    # storage.
     is_plain = type(tensor) is torch.Tensor and tensor.layout is not torch._mkldnn  # type: ignore[attr-defined]
     plain: Any = tensor if is_plain else None
     return NotImplemented if plain is None else plain.__reduce_ex__(5)
@@ -291,8 +291,8 @@ def _refuse_fsdp(module: torch.nn.Module) -> Any:
 
 
 def _reduce_ddp(module: DistributedDataParallel) -> Any:
-    """Return how pickle is to reduce a DDP module with its group, which need not be the default
-    one; the new rank makes the reducer without a collective.
+    """Return the reduction of a DDP module with its group, which need not be the default one; the
+    new rank makes the reducer without a collective.
     """
     if module.mixed_precision is not None:
         raise UnpicklableError(
@@ -310,13 +310,13 @@ def _reduce_device(device: torch.device) -> Any:
     return NotImplemented
 
 
-# On the new rank, whose namespace is that of ``__main__``. The names of these functions stand in
-# the pickles.
+# ---- Called on the new rank, whose namespace is that of ``__main__``. Pickles refer to these
+# functions by name.
 
 
 def move_in(path: Sequence[str], directory: str | None) -> dict[str, Any]:
-    """Take over the import path and working directory of the rank whose names this one gets; return
-    the dict that names are loaded into later.
+    """Set the import path and working directory to those of the copied rank; return the dict that
+    the copied names are loaded into.
     """
     sys.path[:] = [*path, *(entry for entry in sys.path if entry not in path)]
     if directory is not None:
@@ -336,8 +336,8 @@ def make_storage(data: Any, is_on_cpu: bool) -> torch.UntypedStorage:
     """Make a copied tensor's storage, on the CPU or on this rank's device.
 
     Args:
-        data: what it holds. It is copied: what arrives may be read-only, or shared between ranks.
-        is_on_cpu: whether it was on the CPU where it came from.
+        data: content of the storage. It is copied, as it may be read-only, or shared between ranks.
+        is_on_cpu: whether the original storage is on the CPU.
     """
     source = memoryview(data).cast("B")
     held = torch.empty(source.nbytes, dtype=torch.uint8, device="cpu")
@@ -351,7 +351,7 @@ def make_typed(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.stora
 
 
 def contents_of(cell: types.CellType) -> Any:
-    """Return what a closure's cell contains."""
+    """Return the content of a closure's cell; a marker if it has none."""
     try:
         return cell.cell_contents
     except ValueError:
@@ -360,14 +360,14 @@ def contents_of(cell: types.CellType) -> Any:
 
 def make_function(code: types.CodeType, name: str, num_cells: int) -> types.FunctionType:
     """Make a copied function whose globals are the rank's namespace; its closure, which may refer
-    to it, is set later.
+    to the function, is set later.
     """
     cells = tuple(types.CellType() for _ in range(num_cells))
     return types.FunctionType(code, vars(sys.modules["__main__"]), name, None, cells)
 
 
 def finish_function(function: types.FunctionType, state: tuple[dict[str, Any], list[Any]]) -> None:
-    """Give a copied function its attributes, and its closure."""
+    """Set a copied function's attributes and closure."""
     attributes, contents = state
     for name, value in attributes.items():
         setattr(function, name, value)
@@ -377,13 +377,13 @@ def finish_function(function: types.FunctionType, state: tuple[dict[str, Any], l
 
 
 def find_mesh(dims: tuple[str, ...]) -> DeviceMesh:
-    """Return this rank's ``mesh``, or the submesh of it with these dims."""
+    """Return this rank's ``mesh``, or its submesh with these dims."""
     mesh: DeviceMesh = vars(sys.modules["__main__"])["mesh"]
     return mesh[dims] if dims else mesh
 
 
 def find_dim_group(dim: int) -> dist.ProcessGroup:
-    """Return this rank's process group of a dim of ``mesh``."""
+    """Return this rank's process group along a dim of ``mesh``."""
     return find_mesh(()).get_group(dim)
 
 
@@ -392,7 +392,7 @@ def find_world() -> dist.ProcessGroup | None:
 
 
 def find_group(name: str) -> Any:
-    """Return the process group of this name; torch's non-member token on other ranks."""
+    """Return the process group with this name; torch's non-member token if this rank lacks it."""
     resolve: Any = torch._C._distributed_c10d._resolve_process_group
     try:
         return resolve(name)
@@ -418,7 +418,7 @@ def make_ddp(kind: type[DistributedDataParallel]) -> DistributedDataParallel:
 def set_ddp(
     module: DistributedDataParallel, carried: tuple[dict[str, Any], list[Any], Buckets | None]
 ) -> None:
-    """Give a copied DDP module its state and a reducer of its own; runs no collective."""
+    """Set a copied DDP module's state, and give it a reducer of its own; run no collective."""
     state, hooks, buckets = dict(carried[0]), carried[1], carried[2]
     if state.get("device_ids"):
         state["device_ids"] = [torch.cuda.current_device()]
@@ -434,16 +434,16 @@ def set_ddp(
 
 
 def renew_reducers(ranks: Collection[int]) -> None:
-    """Let this rank's DDP models work with copies of them that new ranks have just received.
+    """Prepare this rank's DDP models to work with the copies that new ranks have just received.
 
-    After its first step a reducer agrees with the other ranks on its buckets, once. Where one
-    rank's copy is new and will do that, the others must do it again, or they wait for each other.
-    Runs no collective.
+    After its first step, a reducer agrees with the other ranks on its buckets, once. As the
+    reducers of new copies will do so, those of the other ranks must do so again, or ranks would
+    wait for each other. Runs no collective.
 
     Args:
-        ranks: the new ones.
+        ranks: the new ranks.
     """
-    # By `type`, as `isinstance` asks the objects.
+    # By `type`, as `isinstance` runs code of the objects.
     found = [
         thing for thing in gc.get_objects() if issubclass(type(thing), DistributedDataParallel)
     ]

@@ -1,4 +1,4 @@
-"""Answers requests about replicas (see `wire.replicas`), and checks and compares them, without a
+"""Answers requests about replicas (see `wire.replicas`): checks and compares them, without a
 collective.
 """
 
@@ -33,7 +33,7 @@ from .parts import ModelPart, find_parts, rng_parts
 if TYPE_CHECKING:
     from ..rank.features import RankContext
 
-_CHUNK = 1 << 22  # elements compared at a time
+_CHUNK = 1 << 22  # number of elements compared at a time
 _TEXT_CHARS = 60
 
 
@@ -41,7 +41,7 @@ class ReplicaHandler:
     """Answers the requests about replicas on one rank.
 
     Args:
-        context: the rank's.
+        context: context of the rank.
     """
 
     def __init__(self, context: RankContext) -> None:
@@ -74,17 +74,17 @@ def check(namespace: Mapping[str, Any], expression: str) -> list[Entry]:
     """Return digests of the tensors and values in an expression's value. Runs no collective.
 
     Args:
-        namespace: the rank's.
-        expression: a model, an optimizer, a tensor, a number, a scheduler, a generator, a container
-            or an object that holds them; ``rng`` for the process's generators (unless that is a
-            name of the namespace); "" for all wrapped models (DDP, FSDP, tensor parallel) and
-            optimizers over them at top level, with generators beside them, which may differ.
+        namespace: namespace of the rank.
+        expression: a model, an optimizer, a tensor, a number, a scheduler, a generator, or a
+            container or object that holds them; ``rng`` for the process's generators (unless the
+            namespace has that name); "" for all wrapped models (DDP, FSDP, tensor parallel) and
+            their optimizers at top level, and the process's generators, which may differ.
 
     Returns:
-        One entry a tensor or value.
+        One entry for each tensor or value.
 
     Raises:
-        MeshUsageError: there is nothing in it to compare.
+        MeshUsageError: the value has nothing to compare.
     """
     parts, left_out, _ = find_parts(namespace, expression)
     if not expression.strip() and parts:
@@ -109,10 +109,10 @@ def _entry(part: ModelPart) -> Entry:
 
 
 def find_tensor(namespace: Mapping[str, Any], expression: str, path: str) -> torch.Tensor:
-    """Return the rank's own part of a tensor that `check` found, copied to the CPU.
+    """Return this rank's part of a tensor that `check` has found, copied to the CPU.
 
     Raises:
-        MeshUsageError: it is no longer there, or is no tensor.
+        MeshUsageError: the tensor no longer exists, or is no tensor.
     """
     local = _find_local(namespace, expression, path)
     return local.cpu().clone(memory_format=torch.contiguous_format)
@@ -129,16 +129,16 @@ def _find_local(namespace: Mapping[str, Any], expression: str, path: str) -> tor
 def compare(
     namespace: Mapping[str, Any], expression: str, path: str, theirs: torch.Tensor
 ) -> Distance:
-    """Return how far this rank's part of a tensor is from another rank's.
+    """Return the distance between this rank's part of a tensor and another rank's.
 
     Args:
-        namespace: the rank's.
+        namespace: namespace of the rank.
         expression: as for `check`.
-        path: which tensor.
+        path: path of the tensor.
         theirs: the other rank's part, on the CPU.
 
     Raises:
-        MeshUsageError: the tensor is not there, or has another shape or dtype.
+        MeshUsageError: the tensor does not exist here, or has another shape or dtype.
     """
     ours = _find_local(namespace, expression, path)
     if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
@@ -150,9 +150,7 @@ def compare(
 
 
 def distance(ours: torch.Tensor, theirs: torch.Tensor) -> Distance:
-    """Return how far two tensors of one shape and dtype are apart; uses little more memory than
-    they take.
-    """
+    """Return the distance between two tensors of the same shape and dtype; needs little memory."""
     flat_ours, flat_theirs = ours.reshape(-1), theirs.reshape(-1)
     num_differing = num_nan = 0
     max_abs, first = 0.0, -1
@@ -185,7 +183,7 @@ def distance(ours: torch.Tensor, theirs: torch.Tensor) -> Distance:
 
 
 def _widened(values: torch.Tensor) -> torch.Tensor:
-    """Convert a tensor to a dtype in which all comparisons exist, without losing bits."""
+    """Convert a tensor to a dtype that supports all comparisons, without losing bits."""
     if values.is_complex():
         return values.to(torch.complex128)
     return values.to(torch.float64 if values.is_floating_point() else torch.int64)
@@ -195,7 +193,7 @@ def _largest_gap(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> float:
     """Return the largest distance of two tensors that `_widened` has converted from `dtype`."""
     if a.is_complex() or a.is_floating_point():
         return float((a - b).abs().max().item())
-    # float64 has too few bits for 64-bit integers. Their difference may wrap around; read as
+    # float64 has too few bits for 64-bit integers. Their difference may wrap around, but read as
     # unsigned, it is exact.
     kind = np.uint64 if dtype == torch.uint64 else np.int64
     one, other = a.numpy().view(kind), b.numpy().view(kind)

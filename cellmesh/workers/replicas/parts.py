@@ -1,8 +1,8 @@
 """Finds tensors and plain values inside models, optimizers and containers, and the ranks that
 should hold equal ones.
 
-What a rank's own books say decides: DistributedDataParallel's group, a DTensor's mesh and
-placements. No collective is run, as groups may be broken when somebody asks.
+These ranks are derived from local information: DistributedDataParallel's group, a DTensor's mesh
+and placements. No collective is run, as groups may be broken at that time.
 """
 
 from __future__ import annotations
@@ -42,10 +42,9 @@ class Holders:
     """The ranks that should hold equal values of one tensor, by its mesh or the model's wrapper.
 
     Args:
-        ranks: global ranks; those of two sets of replicas stand in the same order. () for all
-            ranks.
-        find_groups: process groups; what is broadcast over one after the other reaches all of
-            `ranks`.
+        ranks: global ranks, in corresponding order for all sets of replicas. () for all ranks.
+        find_groups: returns process groups; a value that is broadcast over one after the other
+            reaches all of `ranks`.
     """
 
     ranks: tuple[int, ...]
@@ -62,16 +61,16 @@ def _only_here() -> Holders:
 @dataclass(frozen=True)
 class ModelPart:
     """One tensor or plain value of a model, optimizer or container, with its path and the ranks
-    that should hold the same.
+    that should hold an equal one.
 
     Args:
-        path: where it is.
-        kind: what it is.
-        value: the tensor itself (a DTensor as a whole), or the value.
-        holders: who should hold the same.
-        why_differs: why it may differ; "" if it must not.
+        path: path of the part in the value.
+        kind: kind of the part.
+        value: the tensor (a DTensor as a whole), or the plain value.
+        holders: ranks that should hold an equal one.
+        why_differs: why it may differ between them; "" if it must not.
         replace: puts another value in its place; None for tensors, which are written in place.
-        in_state: it is of an optimizer's state of a parameter, which comes and goes.
+        in_state: whether it belongs to an optimizer's state of a parameter, which may be missing.
     """
 
     path: str
@@ -90,7 +89,7 @@ class ModelPart:
 
 @dataclass(frozen=True)
 class StateSlot:
-    """The place where an optimizer keeps its state of one parameter."""
+    """The place of an optimizer's state of one parameter."""
 
     path: str
     optimizer: Optimizer
@@ -109,12 +108,12 @@ class Walk:
     """Finds the tensors and plain values in models, optimizers and containers, each once.
 
     Args:
-        namespace: the rank's; its models give optimizer state its names.
+        namespace: namespace of the rank; its models name the parts of optimizer state.
     """
 
     def __init__(self, namespace: Mapping[str, Any]) -> None:
         self.slots: list[StateSlot] = []
-        self._known: dict[int, ModelPart] = {}  # id of a parameter or buffer -> as its model has it
+        self._known: dict[int, ModelPart] = {}  # id of a parameter or buffer -> part of its model
         self._seen: set[int] = set()
         modules = [
             (n, v)
@@ -123,7 +122,7 @@ class Walk:
         ]
         for name, module in sorted(
             modules, key=lambda pair: not is_wrapped(pair[1])
-        ):  # the wrapped first
+        ):  # wrapped ones first
             self._learn(name, module)
 
     def knows(self, parameter: torch.Tensor) -> bool:
@@ -148,14 +147,14 @@ class Walk:
         each object once.
 
         Args:
-            value: a tensor, model, optimizer, generator, number, or what holds them.
-            path: the value's name.
-            replace: puts another value in its place; None if that must not be.
-            holders, kind: of what is found in it, if nothing else says so.
-            depth: in how many containers it is.
+            value: a tensor, model, optimizer, generator or number, or an object that holds them.
+            path: name of the value.
+            replace: puts another value in its place; None if it must not be replaced.
+            holders, kind: holders and kind of parts whose own are not known otherwise.
+            depth: number of containers around the value.
         """
         if _is_plain(value):
-            if replace is not None:  # else it is of an object of the user's
+            if replace is not None:  # None for a number in an object of the user
                 yield ModelPart(path, "number", value, holders, replace=replace)
             return
         if id(value) in self._seen or depth > _MAX_DEPTH:
@@ -184,8 +183,8 @@ class Walk:
             if value.flags.writeable and value.dtype.kind in "biufc" and value.ndim:
                 yield ModelPart(path, kind, torch.as_tensor(value), holders)
         elif hasattr(value, "__dict__") and not isinstance(value, type):
-            # Of the user's own objects only what is tensors, models, optimizers: a number there may
-            # well be the rank's own.
+            # In objects of the user, only tensors, models and optimizers count: a number may well
+            # be different on each rank.
             counts = isinstance(value, LRScheduler | torch.amp.GradScaler)
             for name, item in list(vars(value).items()):
                 put = functools.partial(setattr, value, name) if counts else None
@@ -200,7 +199,7 @@ class Walk:
         return ModelPart(path, kind, tensor, _holders_of(tensor, holders), why_differs)
 
     def _of_optimizer(self, optimizer: Optimizer, path: str, depth: int) -> Iterator[ModelPart]:
-        # Its state lies on one rank each, by design.
+        # ZeroRedundancyOptimizer keeps each state on one rank only.
         has_state = type(optimizer).__name__ != "ZeroRedundancyOptimizer"
         for group_index, group in enumerate(optimizer.param_groups):
             for key, value in list(group.items()):
@@ -235,7 +234,7 @@ def rng_parts(why_differs: str = _OWN_NUMBERS) -> Iterator[ModelPart]:
     """Yield the states of this process's random generators.
 
     Args:
-        why_differs: why they may differ.
+        why_differs: why they may differ between ranks; "" if they must not.
     """
     generators: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
         "rng.torch": (torch.get_rng_state, torch.set_rng_state),
@@ -267,8 +266,8 @@ def _generator(
 def _of_module(module: nn.Module, path: str) -> Iterator[ModelPart]:
     """Yield a module's parameters and buffers, each once, in the module's order."""
     meshes = [p.device_mesh for p in module.parameters() if is_dtensor(p)]
-    # Norms and biases beside tensor-parallel layers: plain tensors that all ranks of that mesh
-    # share.
+    # Plain tensors beside tensor-parallel layers (norms, biases) are shared by all ranks of the
+    # layers' mesh.
     common = _on_mesh(max(meshes, key=lambda mesh: mesh.size())) if meshes else EVERYONE
     yield from _of_submodule(module, path, common, frozenset(), "", set())
 
@@ -286,13 +285,13 @@ def _of_submodule(
         skipped = module.parameters_to_ignore
         named = [*module.module.named_parameters(), *module.module.named_buffers()]
         ignored |= {id(tensor) for name, tensor in named if name in skipped}
-        # `broadcast_buffers` until torch 2.12
+        # Named `broadcast_buffers` until torch 2.12.
         copies = getattr(module, "forward_sync_buffers", None)
         why_buffers = (
             _DDP_COPIES if (module.broadcast_buffers if copies is None else copies) else ""
         )
     elif _is_fsdp1(module):
-        holders = _only_here()  # flat parameters: each rank has a piece of its own
+        holders = _only_here()  # flat parameters: each rank has its own piece
     own_statistics = isinstance(module, _NormBase) and not isinstance(module, SyncBatchNorm)
     kinds: tuple[tuple[Kind, Any], ...] = (
         ("parameter", module._parameters),
@@ -323,7 +322,7 @@ def _holders_of(tensor: torch.Tensor, holders: Holders) -> Holders:
 
 
 def _on_mesh(mesh: Any, dims: list[int] | None = None) -> Holders:
-    """Return the ranks whose coordinates on a mesh equal this rank's in all but these dims (None:
+    """Return the ranks whose coordinates on a mesh equal this rank's in all dims but these (None:
     all ranks of the mesh).
     """
     wanted = list(range(mesh.ndim)) if dims is None else dims
@@ -357,15 +356,15 @@ def _setter(container: Any, key: Any) -> Callable[[Any], None]:
 def find_parts(
     namespace: Mapping[str, Any], expression: str
 ) -> tuple[list[ModelPart], list[Entry], list[StateSlot]]:
-    """Return the tensors and values in an expression's value, what was left out, and the slots of
-    optimizer state.
+    """Return the tensors and values in an expression's value, the objects left out, and the slots
+    of optimizer state.
 
     Args:
-        namespace: the rank's.
+        namespace: namespace of the rank.
         expression: as for `check`.
 
     Raises:
-        MeshUsageError: there is nothing in it to compare.
+        MeshUsageError: the value has nothing to compare.
     """
     walk, expression = Walk(namespace), expression.strip()
     if not expression:
@@ -390,8 +389,8 @@ def find_parts(
 
 
 def _find_wrapped(walk: Walk, namespace: Mapping[str, Any]) -> tuple[list[ModelPart], list[Entry]]:
-    """Return the parts of the models at top level that define which ranks are replicas, as DDP
-    does, and of their optimizers; and which other models and optimizers there are.
+    """Return the parts of the models at top level that define which ranks are replicas, such as DDP
+    models, and of their optimizers; and entries for the other models and optimizers.
     """
     visible = [(name, value) for name, value in namespace.items() if not name.startswith("_")]
     models = [(name, value) for name, value in visible if isinstance(value, nn.Module)]

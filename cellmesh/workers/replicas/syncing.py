@@ -1,6 +1,7 @@
-"""Makes replicas equal again: all ranks exchange what they hold, then the source broadcasts.
+"""Makes replicas equal again: ranks exchange descriptions of their parts, then the source
+broadcasts.
 
-All is decided from what every rank has sent, so that every rank decides the same: none waits in a
+Every rank derives the same decisions from the descriptions of all ranks, so that no rank waits in a
 collective which others do not begin.
 """
 
@@ -25,23 +26,24 @@ _MAX_NAMED = 3
 
 @dataclass(frozen=True)
 class _Spec:
-    """Shape and dtype of a tensor of an optimizer's state."""
+    """Shape and dtype of a tensor in an optimizer's state."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    beside_parameter: bool  # on its device
+    beside_parameter: bool  # whether it is on the parameter's device
     is_dtensor: bool
 
 
 @dataclass(frozen=True)
 class _View:
-    """A part of one rank, or its optimizer's state of a parameter, as other ranks need to know it.
+    """A description for other ranks of a part of one rank, or of its optimizer's state of a
+    parameter.
 
     Attributes:
-        ranks: that should hold the same.
-        positions: its ranks in the process groups that reach these.
-        kind: in words, what it is.
-        content: of a plain value, the value; of a state, its layout (None: there is no state).
+        ranks: ranks that should hold an equal one.
+        positions: the rank's positions in the process groups that reach these ranks.
+        kind: kind of the part, as text.
+        content: a plain value; or the layout of a state (None without a state).
     """
 
     ranks: tuple[int, ...]
@@ -56,18 +58,18 @@ _MISSING = _View(())
 def sync(namespace: Mapping[str, Any], expression: str, source: int) -> SyncReport:
     """Make replicas equal to those of rank `source`, in place; a collective of all ranks.
 
-    Parameters and buffers stay the same objects. Each set of replicas that rank `source` is not in
-    takes its values from the member that stands in it where `source` stands in its own. Tensors of
-    which no other rank holds the same part are left alone.
+    Parameters and buffers stay the same objects. Each set of replicas without rank `source` takes
+    its values from the member at the position that `source` has in its own set. Tensors without a
+    replica on another rank are not changed.
 
     Args:
-        namespace: the rank's.
-        expression: as for `check`; generators only if it is ``rng``.
-        source: whose values are taken.
+        namespace: namespace of the rank.
+        expression: as for `check`; includes generators only if it is ``rng``.
+        source: rank whose values are taken.
 
     Raises:
-        MeshUsageError: the value is not there or not alike on all ranks; nothing has been changed
-            then.
+        MeshUsageError: the value is missing on some rank, or its parts have other shapes there;
+            nothing has been changed.
     """
     slots: list[StateSlot] = []
 
@@ -90,11 +92,11 @@ def sync(namespace: Mapping[str, Any], expression: str, source: int) -> SyncRepo
     views = _exchange({path: _view_of(part) for path, part in parts.items()})
     num_equal, left_out = 0, []
     with torch.no_grad():
-        for path, theirs in views[source].items():  # in one order on all ranks
+        for path, theirs in views[source].items():  # in the same order on all ranks
             part = parts.get(path)
             if part is None or len(holders := _expand(part.holders.ranks)) == 1:
                 continue
-            if len(_kinds(path, holders, views)) > 1:  # state that cannot be made
+            if len(_kinds(path, holders, views)) > 1:  # a state that cannot be made
                 left_out.append(path)
                 continue
             if part.replace is not None:
@@ -113,15 +115,16 @@ def sync(namespace: Mapping[str, Any], expression: str, source: int) -> SyncRepo
 
 
 def agree(step: Callable[[], Any], refusal: str) -> list[Any]:
-    """Run a step on every rank, and return each rank's result; a collective.
+    """Run a step on every rank, and return the results of all ranks; a collective.
 
     Raises:
-        MeshUsageError: on all ranks, if the step has failed on some; begins with `refusal`.
+        MeshUsageError: on all ranks, if the step has failed on some; the text begins with
+            `refusal`.
     """
     problem, mine = "", None
     try:
         mine = step()
-    except Exception as error:  # the others wait for this rank's answer
+    except Exception as error:  # sent to the other ranks, which wait for this rank's result
         text = str(error)
         problem = text if isinstance(error, MeshUsageError) else f"{type(error).__name__}: {text}"
     found = _exchange((problem, mine))
@@ -141,14 +144,16 @@ def _expand(ranks: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _leader(ranks: tuple[int, ...], ranks_of_source: tuple[int, ...], source: int) -> int:
-    """Return the rank that broadcasts to these ranks: the one at the position that `source` has in
-    its own group.
+    """Return the rank that broadcasts to these ranks: the one at the position that `source` has
+    among its own.
     """
     return _expand(ranks)[_expand(ranks_of_source).index(source)]
 
 
 def _match_state(slot: StateSlot, views: Sequence[Mapping[str, _View]], source: int) -> bool:
-    """Give an optimizer's state of a parameter the tensors that the source rank has in it."""
+    """Make an optimizer's state of a parameter have the source rank's layout; return whether it has
+    changed.
+    """
     theirs, mine = (views[rank].get(slot.path) for rank in (source, dist.get_rank()))
     if theirs is None or mine is None or len(_expand(slot.holders.ranks)) == 1:
         return False
@@ -167,15 +172,15 @@ def _match_state(slot: StateSlot, views: Sequence[Mapping[str, _View]], source: 
 
 
 def _layout(slot: StateSlot) -> Any:
-    """Return the state that an optimizer has of a parameter, with the shapes and dtypes of tensors
-    in their place; None without a state.
+    """Return an optimizer's state of a parameter with shapes and dtypes in place of tensors; None
+    without a state.
     """
 
     def spec_of(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
             beside = leaf.device == slot.parameter.device
             return _Spec(leaf.dtype, tuple(leaf.shape), beside, is_dtensor(leaf))
-        # Plain values are copied with the tensors; whether they are equal is no matter of layout.
+        # Plain values are copied with the tensors; they may differ in equal layouts.
         return None if leaf is None else type(leaf)()
 
     state = slot.optimizer.state.get(slot.parameter)
@@ -185,7 +190,7 @@ def _layout(slot: StateSlot) -> Any:
 def _made(spec: Any, slot: StateSlot) -> Any:
     if not isinstance(spec, _Spec):
         return spec
-    if spec.is_dtensor:  # sharded as its parameter is
+    if spec.is_dtensor:  # sharded like its parameter
         return torch.zeros_like(slot.parameter.detach(), dtype=spec.dtype)
     device = slot.parameter.device if spec.beside_parameter else "cpu"
     return torch.zeros(spec.shape, dtype=spec.dtype, device=device)
@@ -200,7 +205,7 @@ def _view_of(part: ModelPart) -> _View:
 
 
 def _differences(views: Sequence[Mapping[str, _View]]) -> Iterator[str]:
-    """Describe which parts ranks that should hold equal values hold with other shapes."""
+    """Describe each part whose shape differs between ranks that should hold equal ones."""
     for path in dict.fromkeys(path for view in views for path in view):
         for ranks in sorted({_expand(view[path].ranks) for view in views if path in view}):
             kinds = _kinds(path, ranks, views)
@@ -212,13 +217,13 @@ def _differences(views: Sequence[Mapping[str, _View]]) -> Iterator[str]:
 def _kinds(
     path: str, ranks: Sequence[int], views: Sequence[Mapping[str, _View]]
 ) -> dict[str, tuple[int, ...]]:
-    """Group ranks by the kind of the part that they hold at a path."""
+    """Group ranks by the kind of their part at a path."""
     return group_ranks({rank: views[rank].get(path, _MISSING).kind for rank in ranks})
 
 
 def _broadcast(tensor: torch.Tensor, group: Any, position: int) -> None:
-    """Broadcast a tensor as bytes, because not every backend supports every dtype, on a device
-    that the group supports.
+    """Broadcast a tensor as bytes, as not every backend supports every dtype, on a device that the
+    group supports.
     """
     devices = {device.type for device in group._device_types}
     carrier = tensor if tensor.device.type in devices else tensor.to(sorted(devices)[-1])

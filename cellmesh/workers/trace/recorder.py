@@ -1,8 +1,8 @@
 """Records a rank's last cells and collectives in ring buffers, and times a cell by them.
 
-Written with each operation, so what is written is little, and in one place: six numbers, in about
-half a microsecond. The ring grows with its use; once it holds `CAPACITY`, the oldest operations are
-overwritten. Nothing here holds on to tensors or to a Work.
+As the recorder is called for each operation, it writes little, in one place: six numbers, in about
+half a microsecond. The ring grows with its use; once it holds `CAPACITY` operations, the oldest are
+overwritten. The recorder keeps no reference to a tensor or Work.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ...wire.user_code import Timing
 if TYPE_CHECKING:
     from ..run_tracker import RunRecord
 
-# How many operations are kept.
+# Number of operations that are kept.
 CAPACITY = 20_000
-_CHUNK = 1_000  # by how many the ring grows
+_CHUNK = 1_000  # number of operations by which the ring grows
 _NAN = math.nan
 _NO_RUN = -1
 _TIME = struct.Struct("=d")
@@ -37,14 +37,15 @@ class Spans:
     """Ring buffers of a rank's last cells and collectives; the main thread writes begins, any
     thread writes ends and reads.
 
-    Operations are begun by one thread at a time: the main thread, or autograd's while that waits.
+    One thread at a time begins operations: the main thread, or autograd's while the main one waits.
 
     Args:
-        cells: the last cells and calls, the newest last; another thread may add to them.
+        cells: the last cells and calls, oldest first; another thread may add to them.
 
     Attributes:
-        is_on: whether operations are noted.
-        before_overwriting: called each time that the ring is full and begins at its start again.
+        is_on: whether operations are recorded.
+        before_overwriting: called each time that the ring is full and writing restarts at its
+            beginning.
     """
 
     def __init__(self, cells: deque[RunRecord] | None = None) -> None:
@@ -58,21 +59,21 @@ class Spans:
 
     @property
     def num_begun(self) -> int:
-        """Number of operations that have been begun: also the number of the next one."""
+        """Number of operations that have begun, which is also the number of the next one."""
         return self._num_begun
 
-    # Operations.
+    # ---- writing
 
     def begin(self, what: What, sequence: int, peer: int, at_s: float, is_waited_for: bool) -> int:
-        """Note that a collective or message begins; return its number.
+        """Record that a collective or message begins.
 
         Args:
-            what, sequence, peer: see `Operations`.
-            at_s: when, by ``time.monotonic``.
-            is_waited_for: the main thread waits for it from its begin on.
+            what, sequence, peer: as in `Operations`.
+            at_s: time of the begin, by ``time.monotonic``.
+            is_waited_for: whether the main thread waits for it from its begin on.
 
         Returns:
-            Its number, for `wait` and `end`.
+            Number of the operation, for `wait` and `end`.
         """
         number = self._num_begun
         slot = number % CAPACITY
@@ -85,34 +86,34 @@ class Spans:
         cells = self._cells
         run = cells[-1].run if cells and cells[-1].end_s is None else _NO_RUN
         _write(self._numbers, slot * _SIZE, sequence, peer, run, at_s, _NAN, wait_s)
-        self._num_begun = number + 1  # last of all: who reads meanwhile does not see a half of it
+        self._num_begun = number + 1  # last, so that concurrent readers see complete records
         return number
 
     def wait(self, number: int, since_s: float | None = None) -> None:
-        """Note that the main thread waits for an operation, from now on or since this time."""
+        """Record that the main thread waits for an operation, from now on or since this time."""
         self._note(number, _WAIT, monotonic() if since_s is None else since_s)
 
     def end(self, number: int) -> None:
-        """Note that an operation has ended, on any thread; later calls do not count."""
+        """Record that an operation has ended; only the first call counts. Any thread."""
         self._note(number, _END, monotonic())
 
     def _note(self, number: int, offset: int, at_s: float) -> None:
         if 0 <= number < self._num_begun <= number + CAPACITY:
             at = number % CAPACITY * _SIZE + offset
             (before,) = _read_time(self._numbers, at)
-            if before != before:  # NaN
+            if before != before:  # NaN: not set yet
                 _write_time(self._numbers, at, at_s)
 
     def end_with(self, work: Any, number: int) -> None:
-        """Have an operation noted as ended when its Work ends, even if no thread waits for that."""
+        """Record an operation's end when its Work ends, even if no thread waits for it."""
         try:
             future = work.get_future()
-        except Exception:  # a backend without: its end is that of the wait for it
+        except Exception:  # the backend has no futures: the wait's end is recorded instead
             return
         future.add_done_callback(lambda _: self.end(number))
 
     def end_all(self) -> None:
-        """Note that all operations have ended."""
+        """Record that all operations have ended."""
         for number in range(max(0, self._num_begun - CAPACITY), self._num_begun):
             self.end(number)
 
@@ -121,13 +122,12 @@ class Spans:
         self._numbers.extend(bytes(_SIZE * num))
         self._what += [None] * num
 
-    # Reading them.
+    # ---- reading
 
     def begun_since(self, first: int) -> list[tuple[What, float, float]]:
-        """Return kind, begin and end (NaN: not ended) of the operations in the ring that have at
-        least this number.
+        """Return the operations in the ring from a number on: kind, begin and end (NaN: not ended).
 
-        For the thread that begins operations.
+        To be called by the thread that begins operations.
         """
         found = []
         for number in range(max(first, self._num_begun - CAPACITY), self._num_begun):
@@ -151,12 +151,12 @@ class Spans:
         since_s = cells[0].begin_s if cells else now_s
         whats = self._what[oldest:begun] + self._what[:oldest]
         numbers = self._numbers[oldest * _SIZE : begun * _SIZE] + self._numbers[: oldest * _SIZE]
-        # While they were copied, with the one that may be half written.
+        # Number of records overwritten during the copy, including one that may be half written.
         overwritten = min(len(whats), max(0, self._num_begun + 1 - CAPACITY - first))
         kept = [*zip(whats, RECORD.iter_unpack(numbers), strict=True)][overwritten:]
         runs = {cell.run for cell in cells}
         chosen = [(what, row) for what, row in kept if row[2] in runs]
-        # The ring may begin later than the cells; what is lost of them is not counted one by one.
+        # The ring may begin later than the cells; the number of lost operations is an upper bound.
         is_cut = first + overwritten > 0 and (not kept or kept[0][1][3] > since_s)
         num_lost = first + overwritten if is_cut else 0
         num_left_out = max(0, len(chosen) - subject.max_operations)
@@ -177,7 +177,7 @@ def _copy(cells: deque[RunRecord]) -> list[RunRecord]:
     while True:
         try:
             return list(cells)
-        except RuntimeError:  # the main thread has begun one while they were copied
+        except RuntimeError:  # the main thread has added one during the copy
             continue
 
 
@@ -185,7 +185,7 @@ class Stopwatch:
     """Times one cell and the collectives in it, from `start` to `stop`.
 
     Args:
-        recorder: of the rank's collectives.
+        recorder: recorder of the rank's collectives.
     """
 
     def __init__(self, recorder: Spans) -> None:
@@ -195,19 +195,19 @@ class Stopwatch:
         self._in_collectives_s = 0.0
 
     def start(self) -> None:
-        """Note that the cell begins, and begin to add up the time of its collectives."""
+        """Note that the cell begins, and start to add up the time of its collectives."""
         self._first = self._recorder.num_begun
         self._recorder.before_overwriting = self._add_up
         self._began_at = self._added_until = time.monotonic()
 
     def stop(self) -> Timing:
-        """Note that the cell has ended, well or not."""
+        """Note that the cell has ended or failed; return its timing."""
         self._recorder.before_overwriting = None
         self._add_up()
         return Timing(self._added_until - self._began_at, self._in_collectives_s)
 
     def _add_up(self) -> None:
-        """Add the time of collectives so far: the ring buffer may overwrite some of them next."""
+        """Add the time of the collectives so far, before the ring buffer overwrites them."""
         since, now = self._added_until, time.monotonic()
         spans = ((begin, end) for _, begin, end in self._recorder.begun_since(self._first))
         self._in_collectives_s += in_operations(spans, since, now)

@@ -1,6 +1,6 @@
-"""Profiles a cell with torch.profiler and summarises the events.
+"""Profiles a cell with torch.profiler, and summarizes the events.
 
-Imported when a cell is profiled, and not before.
+This module is imported only when a cell is profiled.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
     from ..rank.features import RankContext
     from .recorder import Spans
 
-_MAX_OPERATORS = 100  # of each kind
+_MAX_OPERATORS = 100  # for each kind
 _MAX_OPERATIONS = 5_000
 _MAX_BUSY = 2_000
 _LAUNCHES = ("c10d::", "_c10d_functional", "c10d_functional::", "record_param_comms")
 _IN_FLIGHT = re.compile(r"^(?:gloo|nccl|mpi|ucc|xccl):(\w+)$")
 _KERNEL = re.compile(r"^nccl(?:Dev)?Kernel_([A-Za-z]+)")
-# A collective goes by several names that differ in how tensors are passed.
+# A collective has several names, which differ in the way that tensors are passed.
 _VARIANTS = re.compile(r"(_into_tensor|_tensor|_base|_single|_coalesced|sparse_|^_)")
-# And NCCL has one kernel for several.
+# NCCL has one kernel for several collectives.
 _KERNELS = {
     **dict.fromkeys(("send", "recv", "all_to_all"), "send_recv"),
     "barrier": "all_reduce",
@@ -52,9 +52,9 @@ _KERNELS = {
 
 
 def read_epoch_ns() -> int:
-    """Return how far the system clock is ahead of the monotonic one, in nanoseconds."""
+    """Return the offset of the system clock from the monotonic clock, in nanoseconds."""
     read = []
-    for _ in range(5):  # a process that is stopped between two readings spoils one of them
+    for _ in range(5):  # a pause of the process between two readings spoils a sample
         before = time.monotonic_ns()
         system = time.time_ns()
         after = time.monotonic_ns()
@@ -64,15 +64,15 @@ def read_epoch_ns() -> int:
 
 @dataclass(frozen=True)
 class Event:
-    """One event that torch.profiler recorded: an operator, a region or a GPU's kernel.
+    """One event that torch.profiler has recorded: an operator, a region, or a GPU kernel.
 
     Attributes:
-        name: as the profiler has it.
+        name: name in the profiler.
         start_ns, end_ns: nanoseconds since 1970.
-        thread: where it ran.
-        is_async: it may begin and end on different threads, so it is in no stack.
-        is_annotation: a region that was named (``record_function``), and no operator.
-        on_device: a kernel or a copy on a GPU.
+        thread: number of the thread.
+        is_async: whether it may begin and end on different threads, so that it is in no stack.
+        is_annotation: whether it is a named region (``record_function``), not an operator.
+        on_device: whether it is a kernel or a copy on a GPU.
     """
 
     name: str
@@ -88,8 +88,8 @@ class CellProfiler:
     """Profiles one cell of a rank with torch.profiler.
 
     Args:
-        recorder: of the rank's collectives.
-        device: where the rank computes.
+        recorder: recorder of the rank's collectives.
+        device: device of the rank.
     """
 
     def __init__(self, recorder: Spans, device: torch.device) -> None:
@@ -103,17 +103,17 @@ class CellProfiler:
         self._problem = ""
         os.environ.setdefault(
             "KINETO_LOG_LEVEL", "99"
-        )  # else it says on stderr that it starts and stops
+        )  # else it logs its starts and stops on stderr
         if not torch._C._autograd._profiler_enabled():
-            with profile(activities=self._activities):  # the first one takes its time, and memory
+            with profile(activities=self._activities):  # a first profile takes time and memory
                 pass
 
     def start(self) -> None:
-        """Begin the profile, as a cell begins; only the first cell is profiled."""
+        """Start the profile when a cell begins; only the first cell is profiled."""
         if self._has_begun:
             return
         self._has_begun = True
-        if torch._C._autograd._profiler_enabled():  # torch would end that one, without a word
+        if torch._C._autograd._profiler_enabled():  # torch would end that profile silently
             self._problem = "a torch.profiler of the rank's own is running: stop that first"
             return
         made = profile(activities=self._activities)
@@ -125,7 +125,7 @@ class CellProfiler:
         self._profile, self._is_running = made, True
 
     def stop(self) -> None:
-        """End the profile, as the cell has ended, well or not."""
+        """End the profile when the cell has ended or failed."""
         if not self._is_running:
             return
         self._is_running, self._epoch_ns = False, read_epoch_ns()
@@ -142,8 +142,8 @@ class CellProfiler:
         """Return the profile of the cell; None if no cell has run.
 
         Args:
-            trace_path: where the trace is written; "" for nowhere.
-            max_trace_bytes: a trace that is longer stays there, others come along.
+            trace_path: file for the trace; "" for no trace.
+            max_trace_bytes: size up to which the trace is returned; a larger one stays in the file.
         """
         if not self._has_begun:
             return None
@@ -177,7 +177,7 @@ class CellProfiler:
 
 
 def read_events(profiled: Any) -> list[Event]:
-    """Return the events of a stopped profiler, in the order of their begins."""
+    """Return the events of a stopped profiler, by start time."""
     cpu = torch._C._autograd.DeviceType.CPU
     events = [
         Event(
@@ -196,13 +196,13 @@ def read_events(profiled: Any) -> list[Event]:
 
 
 def at_kernels(past: Past, events: Iterable[Event], epoch_ns: int) -> Past:
-    """Return a rank's record in which operations on a GPU, which were noted at their launch, begin
-    and end with NCCL's kernels.
+    """Return a rank's record with the times of NCCL's kernels for GPU operations, which were
+    recorded at their launch.
 
     Args:
         past: the record.
-        events: of the profiler, in the order of their begins.
-        epoch_ns: what the profiler's clock is ahead of the record's.
+        events: events of the profiler, by start time.
+        epoch_ns: offset of the profiler's clock from the record's, in nanoseconds.
     """
     kernels = [
         (_from_camel_case(match[1]), *_seconds(event.start_ns, event.end_ns, epoch_ns))
@@ -223,8 +223,8 @@ def at_kernels(past: Past, events: Iterable[Event], epoch_ns: int) -> Past:
 
 
 def _is_kernel_of(called: str, kernel: str) -> bool:
-    """Return whether a collective may run in an NCCL kernel of this name:
-    ``all_gather_into_tensor`` is ``all_gather`` below.
+    """Return whether a collective may run in an NCCL kernel of this name: the kernel of
+    ``all_gather_into_tensor`` is named ``all_gather``.
     """
     called = _VARIANTS.sub("", called)
     return kernel in (called, _KERNELS.get(called))
@@ -235,7 +235,7 @@ def _from_camel_case(name: str) -> str:
 
 
 def find_busy(events: Iterable[Event], epoch_ns: int) -> tuple[tuple[float, float], ...]:
-    """Return when a GPU computed, by the clock that the profiler's is `epoch_ns` ahead of."""
+    """Return the intervals in which a GPU computed, by the clock that is `epoch_ns` behind."""
     computed = [
         (event.start_ns, event.end_ns)
         for event in events
@@ -261,7 +261,7 @@ def _kind_of(event: Event) -> OperatorKind:
 
 
 def add_up(events: Sequence[Event]) -> tuple[OperatorTime, ...]:
-    """Return the operators with the longest self time in a profile, of each kind, longest first."""
+    """Return a profile's operators with the longest self time, of each kind, longest first."""
     totals: dict[tuple[OperatorKind, str], list[int]] = {}
     for event, self_ns in self_times(events):
         total = totals.setdefault((_kind_of(event), event.name), [0, 0])
@@ -284,8 +284,8 @@ def add_up(events: Sequence[Event]) -> tuple[OperatorTime, ...]:
 def self_times(events: Iterable[Event]) -> list[tuple[Event, int]]:
     """Return a profile's operators with their self time (without operators that they called).
 
-    Regions that were named are left out, except for collectives under way. What is in no thread's
-    stack (GPU, collectives under way) counts whole.
+    Named regions are left out, except for collectives in flight. Events in no thread's stack (GPU,
+    collectives in flight) count in full.
     """
     whole: list[tuple[Event, int]] = []
     stacks: dict[int, list[Event]] = {}
@@ -316,10 +316,10 @@ def _unstack(on_thread: list[Event]) -> list[tuple[Event, int]]:
 
 
 class ProfileHandler:
-    """Begins and ends profiles of cells on one rank.
+    """Starts and ends profiles of cells on one rank.
 
     Args:
-        context: the rank's.
+        context: context of the rank.
     """
 
     def __init__(self, context: RankContext) -> None:
@@ -327,7 +327,7 @@ class ProfileHandler:
         self._profiler: CellProfiler | None = None
 
     def handle(self, request: AnyRequest, buffers: tuple[Frame, ...]) -> RankProfile | None:
-        """Begin or end a profile, on the main thread; see `rank.features.Handler`."""
+        """Start or end a profile, on the main thread; see `rank.features.Handler`."""
         profiler, self._profiler = self._profiler, None
         if isinstance(request, BeginProfile):
             self._profiler = CellProfiler(self._context.groups.ledger.spans, self._context.device)
@@ -337,7 +337,7 @@ class ProfileHandler:
         return profiler.collect(request.trace_path, request.max_trace_bytes)
 
     def handle_beside(self, request: AnyRequest) -> Any:
-        """Raise NotImplementedError: profiles begin and end on the main thread only."""
+        """Raise NotImplementedError: profiles start and end on the main thread only."""
         raise NotImplementedError(request)
 
 

@@ -1,14 +1,14 @@
-"""Finds and resets the models of a rank that a failed step has left half finished.
+"""Finds and resets the models of a rank that a failed step has left half done.
 
-A step that stops half way leaves DDP's reducer waiting for gradients, FSDP's parameters gathered, a
-pipeline with microbatches on the way; the next step on the same objects would raise or, worse, wait
-for operations that other ranks do not begin. The models are found through the garbage collector, as
-no registry has them.
+A step that stops half way leaves DDP's reducer waiting for gradients, FSDP's parameters gathered,
+or a pipeline's microbatches in flight; the next step on the same objects would raise or, worse,
+wait for operations that other ranks do not begin. The models are found through the garbage
+collector, as no registry lists them.
 
-Ranks differ in what they find: the one that raised is often clean, while the others stopped in the
-middle of a backward pass. Since all must go on alike, each sends the others which models it has
-found half done, by a signature that is the same on all ranks, and `Survey.reset` resets the models
-that any of them has named.
+Ranks differ in the models that they find half done: the rank that raised often has none, while the
+others stopped in the middle of a backward pass. As all ranks must continue alike, they exchange the
+signatures of the models found, which are the same on all ranks, and `Survey.reset` resets the
+models that any rank has found.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from .kinds import Progress as Progress
 
 
 def look_after_failure() -> bool:
-    """Examine the models after a failed cell; return whether it may have left any half done, here
-    or in comparison with other ranks.
+    """Examine the models after a failed cell; return whether it may have left any half done, on
+    this rank or in comparison with other ranks.
     """
     survey = Survey()
     survey.arm()
@@ -52,30 +52,30 @@ class Survey:
             except KeyboardInterrupt:
                 raise
             except BaseException:
-                # It is half made, or user code in it raises: no step gets through it either.
+                # It is half constructed, or user code in it raises: a step on it would fail, too.
                 continue
             self._found.append((signature, kind, one))
             progress.setdefault(signature, []).append(progress_of_one)
             if is_dirty:
                 dirty.add(signature)
-        # Signatures of those that an interrupted step has left half done.
+        # Signatures of models that an interrupted step has left half done.
         self.half_done = tuple(sorted(dirty))
-        # How far the models have got in what is done once, or counted, by signature.
+        # Progress of models, by signature: counters and flags that have to be equal on all ranks.
         self.progress: dict[str, Progress] = {
             signature: tuple(sorted(each)) for signature, each in progress.items() if any(each)
         }
 
     def arm(self) -> None:
-        """Make the next step of each model first drop what the failed step left (`Kind.arm`)."""
+        """Make the next step of each model drop the failed step's state first (`Kind.arm`)."""
         for signature, kind, one in self._found:
             if signature not in self.half_done:
                 kind.arm(one)
 
     def may_differ(self) -> bool:
-        """Return whether a model was used since the last failure so that ranks may differ in it
-        (`Kind.may_differ`).
+        """Return whether a model was used since the last failure in such a way that ranks may
+        differ in its state (`Kind.may_differ`).
         """
-        answers = {kind.may_differ(one) for _, kind, one in self._found}  # each is to be asked
+        answers = {kind.may_differ(one) for _, kind, one in self._found}  # asks each, as it counts
         return True in answers
 
     def reset(
@@ -83,7 +83,9 @@ class Survey:
     ) -> tuple[str, ...]:
         """Reset every model to its state between two steps; return notes for the user.
 
-        Any rank has found those of `half_done`; ranks differ in the `progress` of the given ones.
+        Args:
+            half_done: signatures of the models that any rank has found half done.
+            progress: progress of each rank's models, for signatures in which ranks differ.
         """
         notes: dict[str, None] = {}
         dropped = set()
@@ -93,7 +95,7 @@ class Survey:
                     kind.align(one, progress[signature])
                 notes.update(dict.fromkeys(kind.reset(one, signature in half_done)))
             except Exception as error:
-                # Of a torch that keeps it elsewhere, or of the user's code in it.
+                # This torch has other attributes, or user code in the model has raised.
                 name = type(error).__name__
                 notes[f"{kind.label} could not be reset, construct it again ({name})"] = None
                 continue
@@ -106,18 +108,18 @@ class Survey:
 
 
 def _all() -> list[tuple[Kind, Any]]:
-    """Return the live objects that some `Kind` handles (DDP and FSDP models, pipelines, ...),
-    found in one pass over the garbage collector's objects, without imports.
+    """Return the live objects that a `Kind` handles (DDP and FSDP models, pipelines, ...), found in
+    one pass over the garbage collector's objects, without imports.
     """
-    kinds: dict[int, Kind] = {}  # by id: a class's own hash, a metaclass's, may raise
+    kinds: dict[int, Kind] = {}  # by id of the class, as a metaclass's hash may raise
     for kind in (Ddp(), Fsdp2(), Fsdp1(), Pipeline(), Zero(), Scaler(), OwnCode()):
         module, name = kind.where
         if (root := getattr(sys.modules.get(module), name, None)) is not None:
             kinds.update((id(each), kind) for each in _with_subclasses(root))
     if not kinds:
         return []
-    # By `type`, as ``isinstance`` asks the objects, and some that stand for others do something
-    # then.
+    # Compare by `type`: ``isinstance`` would run code of the objects, and some proxies have side
+    # effects.
     found = [
         (kinds[id(type(thing))], thing) for thing in gc.get_objects() if id(type(thing)) in kinds
     ]

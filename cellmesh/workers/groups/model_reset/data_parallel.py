@@ -31,15 +31,15 @@ from .kinds import (
 )
 
 Hook = Callable[[Any, Any], Any]
-Buckets = list[list[int]]  # positions of parameters, a list a bucket
-_END = -1  # of a bucket, in numbers
+Buckets = list[list[int]]  # positions of the parameters of each bucket
+_END = -1  # end of a bucket in a flat list of positions
 _register = _c10d._register_comm_hook
 _register_builtin = _c10d._register_builtin_comm_hook
 
 
 class NotedHook:
     """Wraps a communication hook of DDP, and keeps the futures of the last backward pass: DDP's
-    reducer waits for these last of all, and holds the backward pass for done if one fails.
+    reducer waits for these last, and considers the backward pass finished even if one fails.
     """
 
     def __init__(self, hook: Hook) -> None:
@@ -54,7 +54,7 @@ class NotedHook:
 
     @property
     def has_failed(self) -> bool:
-        """Whether a future of DDP's communication hook failed: gradients are not all reduced."""
+        """Whether a future of the hook failed, so that not all gradients are reduced."""
         return not all(future.done() and _has_succeeded(future) for future in self._futures)
 
     def forget(self) -> None:
@@ -71,13 +71,13 @@ def _has_succeeded(future: Any) -> bool:
 
 
 class CountingReducer(_c10d.Reducer):
-    """DDP's reducer, which counts the forward passes whose backward pass is to reduce gradients:
-    until that pass has run, the next one reduces, also within ``no_sync``.
+    """DDP's reducer, with a count of the forward passes whose backward pass has to reduce
+    gradients: until that pass has run, the next one reduces, also within ``no_sync``.
     """
 
     num_prepared = 0
-    num_examined = 0  # of these, after the last failure
-    num_agreed = 0  # of these, when ranks were last made alike
+    num_examined = 0  # `num_prepared` at the last failure
+    num_agreed = 0  # `num_prepared` when ranks were last aligned
 
     def prepare_for_backward(self, outputs: Any) -> None:
         self.num_prepared += 1
@@ -85,14 +85,16 @@ class CountingReducer(_c10d.Reducer):
 
 
 _noted_hooks: weakref.WeakKeyDictionary[Any, NotedHook] = weakref.WeakKeyDictionary()
-# By reducer: a DDP model itself does not know that it has one of those.
+# By reducer, as a DDP model does not show whether it has a built-in hook.
 _builtin_hooks: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 def note_reducers(on_builtin: Callable[[], None]) -> None:
-    """Have DDP models that are made from now on use `CountingReducer`, and wrap the communication
-    hooks that they register in `NotedHook`; call `on_builtin` before a built-in C++ hook is
-    registered.
+    """Make DDP models that are constructed from now on use `CountingReducer`, and wrap their
+    communication hooks in `NotedHook`.
+
+    Args:
+        on_builtin: called before a built-in C++ hook is registered.
     """
 
     def register_builtin(reducer: Any, hook_type: Any) -> None:
@@ -122,7 +124,7 @@ class Ddp(Kind):
 
     def is_dirty(self, found: Any) -> bool:
         if getattr(found.process_group, "has_failed_in_backward", False):
-            return True  # the reducer holds its work for done then
+            return True  # although the reducer considers its work finished
         if (noted := _noted_hooks.get(found.reducer)) is not None and noted.has_failed:
             return True
         try:
@@ -132,9 +134,9 @@ class Ddp(Kind):
         return False
 
     def progress(self, found: Any) -> tuple[int, ...]:
-        # Ranks that differ in the first or second would begin their next forward pass with other
-        # collectives; in the third, their next backward pass within ``no_sync``; in the last, would
-        # reduce one parameter's gradient into another's.
+        # Ranks that differ in the first or second entry would begin their next forward pass with
+        # different collectives; in the third, their next backward pass within ``no_sync``; in the
+        # last, they would reduce one parameter's gradient into another's.
         iters = [state.iter for state in _counting(found)]
         buckets = (buckets_of(found) or []) if found._has_rebuilt_buckets else []
         return (
@@ -149,7 +151,7 @@ class Ddp(Kind):
     def align(self, found: Any, progress: Sequence[Progress]) -> None:
         found.require_forward_param_sync = True
         leave_join(found)
-        # Some ranks may still hold models that were made before, as tracebacks do.
+        # Some ranks may still hold models that were made earlier, as tracebacks do.
         orders = {min(each[4 + each[3] :] for each in of_one_rank) for of_one_rank in progress}
         if len(orders) > 1:
             restart_buckets(found, _buckets_in(max(orders)))
@@ -159,7 +161,7 @@ class Ddp(Kind):
         if all(len(of_one_rank) == 1 for of_one_rank in progress):
             iters = zip(*(each[4 : 4 + each[3]] for each, *_ in progress), strict=False)
             for state, of_ranks in zip(_counting(found), iters, strict=False):
-                state.iter = min(of_ranks)  # as before the step that only some have begun
+                state.iter = min(of_ranks)  # as before the step that only some ranks have begun
 
     def may_differ(self, found: Any) -> bool:
         reducer = found.reducer
@@ -173,7 +175,7 @@ class Ddp(Kind):
             before_next(found, "_pre_forward", functools.partial(_restart_static_graph, found))
 
     def reset(self, found: Any, dirty: bool) -> Iterable[str]:
-        # A clean one is left alone: its forward pass may be waiting for its backward pass.
+        # A clean model is left alone: its backward pass may be about to run.
         if not dirty:
             return
         found.require_forward_param_sync = True
@@ -184,15 +186,15 @@ class Ddp(Kind):
             found.reducer._set_forward_pass_work_handle(ended_work(), True)
         drop_grads(found.module)
         if found.static_graph and not found._get_ddp_logging_data().get("iteration"):
-            # The first backward pass was to count how often each gradient is ready.
+            # The first backward pass had to count how often each gradient becomes ready.
             restart_buckets(found)
         for hook, state in found._comm_hooks:
             set_all(state, False, "wait_for_stream_enqueued", "wait_for_optim_stream_enqueued")
-            if hasattr(state, "error_dict") and hasattr(state, "rng"):  # PowerSGD
+            if hasattr(state, "error_dict") and hasattr(state, "rng"):  # state of PowerSGD
                 if state.error_dict or state.p_memory_dict:
                     yield "PowerSGD starts over, without the error that it was to feed back"
                 clear(state, "error_dict", "p_memory_dict", "q_memory_dict")
-                state.rng.seed(state.iter)  # alike on all ranks
+                state.rng.seed(state.iter)  # the same on all ranks
             elif not isinstance(state, (dist.ProcessGroup, type(None))) and not _is_of_torch(
                 type(state)
             ):
@@ -207,8 +209,8 @@ class Ddp(Kind):
 
 
 def restart_buckets(found: Any, buckets: Buckets | None = None) -> None:
-    """Give a DDP model a new reducer, as before its first step, or with these gradient buckets;
-    runs no collective.
+    """Give a DDP model a new reducer, as before its first step, or with these gradient buckets; run
+    no collective.
     """
     parameters, sparse = found._build_params_for_reducer()
     builtin_hook = _builtin_hooks.get(found.reducer)
@@ -232,13 +234,13 @@ def restart_buckets(found: Any, buckets: Buckets | None = None) -> None:
 
 @contextlib.contextmanager
 def use_buckets(buckets: Buckets | None, num_bytes: int) -> Iterator[None]:
-    """Enter a context in which a new DDP reducer gets these gradient buckets, because another
-    layout adds gradients in another order; torch's own if there are none.
+    """Enter a context in which a new DDP reducer gets these gradient buckets, or torch's own for
+    None: another layout would add gradients in another order.
     """
     internals: Any = dist
     compute = internals._compute_bucket_assignment_by_size
     if buckets is not None:
-        chosen = buckets[::-1]  # torch turns them round
+        chosen = buckets[::-1]  # torch reverses them
         limits = [num_bytes] * len(chosen)
         internals._compute_bucket_assignment_by_size = lambda *args: (chosen, limits)
     try:
@@ -248,21 +250,21 @@ def use_buckets(buckets: Buckets | None, num_bytes: int) -> Iterator[None]:
 
 
 def buckets_of(found: Any) -> Buckets | None:
-    """Return the gradient buckets that a DDP model chose in its second step; None before that."""
+    """Return the gradient buckets that a DDP model has chosen in its second step; None before."""
     told = found._get_ddp_logging_data().get("rebuilt_per_bucket_param_indices", "")
-    if told:  # "3 2, 1 0"
+    if told:  # as "3 2, 1 0"
         return [[int(index) for index in bucket.split()] for bucket in told.split(",")]
     if not found._has_rebuilt_buckets:
         given: Buckets | None = getattr(found, "_cellmesh_buckets", None)
-        return given  # a new reducer's, that has not come to its own yet
-    # Not told yet, in the second step; this takes memory as the gradients do.
+        return given  # buckets given to a new reducer that has not rebuilt its own yet
+    # Not in the logging data during the second step; this takes as much memory as the gradients.
     position = {id(p): index for index, p in enumerate(found._build_params_for_reducer()[0])}
     buckets = found.reducer._get_zeros_like_grad_buckets()
     return [[position[id(p)] for p in bucket.parameters()] for bucket in buckets]
 
 
 def _buckets_in(positions: Sequence[int]) -> Buckets:
-    """Return the gradient buckets that `Ddp.progress` has put into numbers."""
+    """Return the gradient buckets in the flat list of positions that `Ddp.progress` makes."""
     buckets: Buckets = [[]]
     for position in positions:
         if position == _END:
@@ -279,8 +281,8 @@ def _restart_static_graph(found: Any) -> None:
 
 
 def _num_ahead(found: Any) -> int:
-    """Return the number of forward passes since ranks were last made alike of which the backward
-    pass reduces gradients.
+    """Return the number of forward passes since ranks were last aligned whose backward pass reduces
+    gradients.
     """
     reducer = found.reducer
     if not isinstance(reducer, CountingReducer):
@@ -289,7 +291,7 @@ def _num_ahead(found: Any) -> int:
 
 
 def _counting(found: Any) -> list[Any]:
-    """Return the states of a DDP model's communication hooks that count the model's steps."""
+    """Return the communication hooks' states, of a DDP model, that count the model's steps."""
     return [state for _, state in found._comm_hooks if type(getattr(state, "iter", None)) is int]
 
 
@@ -298,8 +300,8 @@ def _is_of_torch(kind: type) -> bool:
 
 
 class Fsdp2(Kind):
-    """Finds and resets FSDP2 models through the state object of the root module, from which
-    those of all its other modules are reached.
+    """Finds and resets FSDP2 models, each through the state object of its root module, from which
+    the states of all its other modules are reached.
     """
 
     where = "torch.distributed.fsdp._fully_shard._fsdp_state", "FSDPState"
@@ -348,13 +350,13 @@ class Fsdp2(Kind):
                 )
                 clear(group, "_post_forward_indices", "_partial_reduce_output_layout")
                 set_all(group, False, "_post_backward_pending")
-                group._to_sharded()  # on all ranks, or some would gather and others not
+                group._to_sharded()  # on all ranks, as a gather has to begin on all or none
                 if dirty:
                     drop_unsharded_grads(group)
         return (MAY_HAVE_UPDATED,) if dirty and may_update_in_backward(found._modules[0]) else ()
 
     def arm(self, found: Any) -> None:
-        # No ``zero_grad`` of torch's forgets what was accumulated and not reduced.
+        # No ``zero_grad`` of torch drops gradients that were accumulated but not reduced.
         groups = [group for state in found._state_ctx.all_states for group in param_groups(state)]
         if not any(map(has_unsharded_grads, groups)):
             return
@@ -371,7 +373,7 @@ def _forget_accumulated(groups: list[Any]) -> None:
 
 
 def _optimizers_of(parameters: Container[int]) -> list[Any]:
-    """Return the live optimizers of any of these parameters, which are given by their ids."""
+    """Return the live optimizers that have any of these parameters, given by their ids."""
     found = [thing for thing in gc.get_objects() if issubclass(type(thing), Optimizer)]
     return [
         optimizer
@@ -383,7 +385,7 @@ def _optimizers_of(parameters: Container[int]) -> list[Any]:
 
 class Fsdp1(Kind):
     """Finds and resets FSDP1 models, as far as possible: the next step gathers and shards
-    parameters like the first one.
+    parameters as the first step does.
     """
 
     where = "torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"

@@ -17,7 +17,7 @@ from torch.autograd import Variable
 
 from ...static_lookup import held_by, module_of, name_of, text_of
 
-# How far the models with one signature have got, in an order that is the same on all ranks.
+# Progress of the models with one signature, sorted so that it is comparable between ranks.
 Progress = tuple[tuple[int, ...], ...]
 MAY_HAVE_UPDATED = (
     "what updates parameters within the backward pass may have updated some: %dist_check shows "
@@ -26,22 +26,22 @@ MAY_HAVE_UPDATED = (
 
 
 class Kind:
-    """The base class for finding, examining and resetting one kind of object (such as DDP models
-    or pipelines) that a failed step may leave half finished.
+    """Base class for finding, examining and resetting one kind of object (such as DDP models or
+    pipelines) that a failed step may leave half done.
     """
 
-    where: tuple[str, str]  # module and name of its class
-    label: str  # what users know it as
-    drops_grads = True  # when a dirty one is reset
+    where: tuple[str, str]  # module and name of the object's class
+    label: str  # name of the kind for users
+    drops_grads = True  # whether the reset of a half-done object drops gradients
 
     def concerns(self, found: Any) -> bool:
         """Return whether a live instance has state to examine, and is not examined as part of
-        another object (a nested FSDP module); runs none of the instance's code.
+        another object (a nested FSDP module); runs no code of the instance.
         """
         raise NotImplementedError
 
     def names(self, found: Any) -> Iterable[str]:
-        """Return names of parts of the object that identify it on all ranks."""
+        """Return names of the object's parts that identify it on all ranks."""
         return ()
 
     def is_dirty(self, found: Any) -> bool:
@@ -49,8 +49,8 @@ class Kind:
         return False
 
     def may_differ(self, found: Any) -> bool:
-        """Return whether ranks may differ in `progress` since this was last asked, as the object
-        has been used; that is for the ranks to compare after a failure.
+        """Return whether the object has been used, since the last call, in such a way that ranks
+        may differ in its `progress`; if so, ranks compare it after a failure.
         """
         return False
 
@@ -59,18 +59,16 @@ class Kind:
         return ()
 
     def align(self, found: Any, progress: Sequence[Progress]) -> None:
-        """Bring the object to the same state on all ranks; `progress` holds each rank's counters,
-        which differ.
-        """
+        """Bring the object to the same state on all ranks, which differ in their `progress`."""
 
     def arm(self, found: Any) -> None:
-        """After a failed cell, make the object's next step first drop the state of the failed one;
-        not at once, as the next cell may go on with that step, by a backward pass.
+        """After a failed cell, make the object's next step drop the failed step's state first; not
+        at once, as the next cell may continue the failed step by a backward pass.
         """
 
     def reset(self, found: Any, dirty: bool) -> Iterable[str]:
-        """Reset the object to its state between two steps, without a `dirty` step's gradients;
-        return notes for the user on what was forgotten, or could not be reset.
+        """Reset the object to its state between two steps, without the gradients of a `dirty` step;
+        return notes for the user on losses, or on state that could not be reset.
         """
         return ()
 
@@ -94,7 +92,7 @@ def param_groups(state: Any) -> list[Any]:
 
 
 def has_unsharded_grads(group: Any) -> bool:
-    """Return whether a parameter group of FSDP2 has accumulated gradients without reducing them."""
+    """Return whether a parameter group of FSDP2 has accumulated gradients and not reduced them."""
     return group._partial_reduce_output is not None or any(
         vars(parameter).get("unsharded_accumulated_grad") is not None
         or getattr(getattr(parameter, "_unsharded_param", None), "grad", None) is not None
@@ -114,21 +112,21 @@ def drop_unsharded_grads(group: Any) -> None:
 
 
 def clear(owner: Any, *names: str) -> None:
-    """Empty the containers under these names of an object; this torch may lack some of them."""
+    """Empty an object's containers with these names, as far as this torch has them."""
     for name in names:
         if (container := getattr(owner, name, None)) is not None:
             container.clear()
 
 
 def set_all(owner: Any, value: Any, *names: str) -> None:
-    """Set the attributes of these names of an object; this torch may lack some of them."""
+    """Set an object's attributes with these names, as far as this torch has them."""
     for name in names:
         if hasattr(owner, name):
             setattr(owner, name, value)
 
 
 def before_next(owner: Any, method: str, action: Callable[[], None]) -> None:
-    """Have `action` called right before the next call of a method of an object."""
+    """Call `action` right before the next call of a method of an object."""
     if method not in held_by(owner):
         object.__setattr__(owner, method, functools.partial(_act_and_call, owner, method, action))
 
@@ -142,7 +140,7 @@ def _act_and_call(
 
 
 def may_update_in_backward(module: Any) -> bool:
-    """Return whether a hook of a module runs when a gradient is ready, as an optimizer may."""
+    """Return whether a hook of a module runs when a gradient is ready: it may update parameters."""
     return any(
         parameter._post_accumulate_grad_hooks or hasattr(parameter, "_in_backward_optimizers")
         for parameter in module.parameters()
@@ -150,14 +148,14 @@ def may_update_in_backward(module: Any) -> bool:
 
 
 def leave_join(joinable: Any) -> None:
-    """Detach an object from its `Join`; one that is entered later includes the object."""
+    """Remove an object from its `Join` context; a later context can include it again."""
     joinable._join_config = joinable._join_config._replace(enable=False)
 
 
-# Of schedules, over all versions of torch: what holds something only while a step runs.
+# Attributes of schedules, over all versions of torch, that are empty except during a step.
 _OF_SCHEDULES = ("_internal_losses", "fwd_recv_ops", "bwd_recv_ops", "unshard_ops")
-# And of stages; an evaluation leaves them full. `fwd_cache` is `_forward_chunk_states` from torch
-# 2.15 on.
+# The same for stages, where an evaluation leaves them filled. torch 2.15 renames `fwd_cache` to
+# `_forward_chunk_states`.
 _OF_STAGES = ("fwd_cache", "_forward_chunk_states", "backward_state")
 _PIPELINE_SETUP = (
     "_stage_initialized",
@@ -212,9 +210,9 @@ class Pipeline(Kind):
             if dirty and stage.has_backward:
                 drop_grads(stage.submod)
         if not any(self.progress(found)):
-            _forget_shapes(found)  # other ranks may have got less far in the exchange of shapes
+            _forget_shapes(found)  # others may have stopped earlier in the exchange of shapes
         elif dirty:
-            # The first exchange of messages connects NCCL's communicators.
+            # A first exchange of messages connects NCCL's communicators.
             set_all(found, False, *_PIPELINE_SETUP)
         return ()
 
@@ -225,7 +223,7 @@ def _forget_shapes(schedule: Any) -> None:
     """
     set_all(schedule, False, *_PIPELINE_SETUP)
     for stage in _stages(schedule):
-        if hasattr(stage, "inputs_meta"):  # until torch 2.12; it does not send shapes that it knows
+        if hasattr(stage, "inputs_meta"):  # up to torch 2.12, which sends no known shapes
             stage.inputs_meta = stage._outputs_meta = None
 
 
@@ -241,8 +239,8 @@ def _stages(schedule: Any) -> list[Any]:
 
 
 class Zero(Kind):
-    """Finds and resets instances of ZeroRedundancyOptimizer, which keep the state of an
-    unfinished step only if they are overlapped with DDP.
+    """Finds and resets ZeroRedundancyOptimizer instances, which keep state of an unfinished step
+    only if they are overlapped with DDP.
     """
 
     where = "torch.distributed.optim.zero_redundancy_optimizer", "ZeroRedundancyOptimizer"
@@ -285,7 +283,7 @@ def _overlap(found: Any) -> Any:
 
 def _forget_buckets(info: Any) -> None:
     """Drop a ZeroRedundancyOptimizer's record of DDP's buckets, so that the next passes record
-    them as the first ones did.
+    them as the first passes did.
     """
     info.status = type(info.status).UNINITIALIZED
     clear(info, "params_per_bucket", "offsets", "assigned_ranks_per_bucket")
@@ -296,7 +294,7 @@ def _forget_buckets(info: Any) -> None:
 
 
 class Scaler(Kind):
-    """Clears the per-optimizer states of a `GradScaler` that a failed cell has left between
+    """Clears the per-optimizer states that a failed cell has left in a `GradScaler` between
     ``unscale_`` and ``update``, right before its next ``scale``.
     """
 
@@ -311,10 +309,10 @@ class Scaler(Kind):
             before_next(found, "scale", found._per_optimizer_states.clear)
 
 
-# A program's own data-parallel code, which reduces gradients in their hooks, counts what is ready,
-# and waits in a callback at the end of the pass (``queue_callback``). A pass that is cut leaves its
-# counters half way: the next step would go on from there, on each rank from another place, without
-# an error.
+# A program's own data-parallel code reduces gradients in tensor hooks, counts the ready ones, and
+# waits in a callback at the end of the pass (``queue_callback``). A pass that is cut leaves its
+# counters in the middle: the next step would continue from there, on each rank from another place,
+# without an error.
 
 _ENGINE = ("torch.autograd.graph", "_engine_run_backward")
 _NOT_OWN = ("torch", "cellmesh")
@@ -322,20 +320,20 @@ Reset = Callable[[], object]
 
 
 class BackwardPasses:
-    """What of a program's own code takes part in backward passes, and which of it was cut."""
+    """The functions of a program's own code that take part in backward passes, and those cut."""
 
     def __init__(self) -> None:
-        # Name -> how many callbacks of the end of a pass were queued and have not been called.
+        # Name -> number of queued end-of-pass callbacks that have not been called yet.
         self._queued: dict[str, int] = {}
-        self.cut: dict[str, str] = {}  # name -> what it is
+        self.cut: dict[str, str] = {}  # name -> kind of function
 
     def install(self) -> None:
-        """Have ``queue_callback`` noted from now on."""
+        """Record calls of ``queue_callback`` from now on."""
         engine: Any = Variable
         engine._execution_engine = _NotingEngine(self)
 
     def note(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Return a callback that is known to be queued until it is called."""
+        """Return a callback that counts as queued until it is called."""
         name = _name_of_own(callback)
         if not name:
             return callback
@@ -348,7 +346,7 @@ class BackwardPasses:
         return call
 
     def look(self, tb: types.TracebackType | None) -> None:
-        """Note what a failure with this traceback has cut in a backward pass."""
+        """Record the functions that a failure with this traceback has cut in a backward pass."""
         queued, self._queued = self._queued, {}
         for name, number in queued.items():
             if number > 0:
@@ -356,8 +354,8 @@ class BackwardPasses:
         self._note_hooks(frame for frame, _ in walk_tb(tb))
 
     def look_around(self) -> None:
-        """Note what an interrupt cuts that is raised where this is called: user code may catch
-        it.
+        """Record the functions that an interrupt raised by the caller cuts, as user code may catch
+        the interrupt.
         """
         self._note_hooks(reversed([frame for frame, _ in walk_stack(sys._getframe())]))
 
@@ -384,7 +382,7 @@ def _is_own(module: str) -> bool:
 
 
 def _name_of_own(function: Any) -> str:
-    """Return module and name of a function; "" if it is torch's."""
+    """Return module and name of a function; "" if it is torch's or cellmesh's."""
     while type(function) is functools.partial:
         function = function.func
     named = function if hasattr(function, "__qualname__") else type(function)
@@ -393,7 +391,7 @@ def _name_of_own(function: Any) -> str:
 
 
 def _find_hooks() -> Iterator[str]:
-    """Yield the names of hooks of a program's own that run when a gradient is accumulated."""
+    """Yield the names of a program's own hooks that run when a gradient is accumulated."""
     tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
     with torch._C.DisableTorchFunctionSubclass():
         for found in tensors:
@@ -403,9 +401,7 @@ def _find_hooks() -> Iterator[str]:
 
 
 class OwnCode(Kind):
-    """Reports a program's own code that was cut in a backward pass; only the program knows how to
-    reset it.
-    """
+    """Reports a program's own code that was cut in a backward pass, as cellmesh cannot reset it."""
 
     where = __name__, "BackwardPasses"
     label = "own data-parallel code"
@@ -428,14 +424,14 @@ class OwnCode(Kind):
 
 
 class HealCallbacks:
-    """The resets that user code has registered, which each heal calls in their order."""
+    """The resets that user code has registered; each heal calls them in order."""
 
     def __init__(self) -> None:
         self._callbacks: dict[Any, Callable[[], Reset | None]] = {}
 
     def add(self, callback: Reset) -> None:
-        """Register a reset. A function takes the place of an earlier one of its name, as a cell
-        that is run again defines it; a method is forgotten with its object.
+        """Register a reset. A function replaces an earlier one of the same name, as when a cell
+        runs again; a method is dropped with its object.
         """
         if isinstance(callback, types.MethodType):
             key: Any = (id(callback.__self__), callback.__func__)
@@ -445,7 +441,7 @@ class HealCallbacks:
         self._callbacks[callback if "<" in name else name] = lambda: callback
 
     def call(self) -> tuple[str, ...]:
-        """Call each reset; return a note on each that raised."""
+        """Call each reset; return a note for the user on each that raised."""
         notes = []
         for key, find in list(self._callbacks.items()):
             if (callback := find()) is None:
