@@ -1,3 +1,3 @@
-"""The controller: meshes, runs and output in the notebook's process. It never imports
+"""The controller: meshes, runs and output in the notebook's process; it does not import
 `cellmesh.workers`.
 """

@@ -1,4 +1,4 @@
-"""Parses and checks what users send to ranks; an error names the part that is wrong."""
+"""Parses and checks cells, expressions and arguments for the ranks before they are sent."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def read_argv(argv: str | Iterable[str] | None) -> tuple[str, ...] | None:
-    """Read the arguments that a cell finds in `sys.argv`: a text, split as a shell does, or a list.
+    """Parse a cell's arguments for ``sys.argv``: a text, split as by a shell, or a list.
 
     Raises:
-        MeshUsageError: it is neither.
+        MeshUsageError: `argv` is neither a text nor a list, or cannot be split.
     """
     if argv is None:
         return None
@@ -42,7 +42,7 @@ def check_expression(expression: str) -> None:
     """Raise an error unless a text is a Python expression.
 
     Raises:
-        MeshUsageError: it does not parse.
+        MeshUsageError: the text does not parse as an expression.
     """
     try:
         ast.parse(expression.strip(), mode="eval")
@@ -59,10 +59,10 @@ class Cell:
     """The parsed source of a cell for the ranks.
 
     Attributes:
-        source: as typed.
-        transformed: as Python, IPython's magics turned into calls; "" where only a rank can tell (a
-            single line may be a magic without its %, if no variable of the rank has its name).
-        is_async: whether it awaits at top level.
+        source: source as typed.
+        transformed: Python source, with IPython's magics as calls; "" if only a rank can transform
+            it (a single line may be a magic without %, if the rank has no variable of that name).
+        is_async: whether it has an ``await`` at top level.
     """
 
     source: str
@@ -81,11 +81,11 @@ def read_cell(source: str, execution_count: int = 0) -> Cell:
     """Parse the source of a cell for the ranks.
 
     Args:
-        source: as typed.
+        source: source as typed.
         execution_count: the notebook's ``In[n]``, for the error.
 
     Raises:
-        CellSyntaxError: it does not parse.
+        CellSyntaxError: the source does not parse.
     """
     name = f"In[{execution_count}]" if execution_count else "cell"
     try:
@@ -100,13 +100,13 @@ def read_cell(source: str, execution_count: int = 0) -> Cell:
     return Cell(source, transformed, bool(code.co_flags & inspect.CO_COROUTINE))
 
 
-# One line, after comments, of a word and perhaps more.
+# One line, after comments, that begins with a word.
 _WORD_AND_REST = re.compile(r"(?:#[^\n]*\n)*([A-Za-z]\w*)(?:[ \t]+([^=\s(\[.,:;][^\n]*))?")
 
 
 def _may_be_automagic(transformed: str) -> bool:
-    """Return whether IPython might take a cell, as ``pwd`` or ``cd /tmp``, for a magic without its
-    percent sign.
+    """Return whether IPython may interpret a cell, such as ``pwd`` or ``cd /tmp``, as a magic
+    without its percent sign.
     """
     match = _WORD_AND_REST.fullmatch(transformed.strip())
     if match is None or keyword.iskeyword(match[1]):

@@ -1,4 +1,4 @@
-"""Saves and loads variables of ranks; all ranks are asked first, so that all save or none."""
+"""Saves and loads variables of ranks, after a check on all ranks: all of them save, or none."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def _check(ranks: RankSet, request: CheckSave | CheckLoad) -> None:
 
 
 def tell(problems: Mapping[int, str]) -> str:
-    """Join the problems that ranks report into one text, equal ones once; "" if there is none."""
+    """Join the ranks' problems into one text, in which equal problems appear once; "" if none."""
     texts = set(problems.values())
     return texts.pop() if len(texts) == 1 else "; ".join(describe_groups(problems))
 
 
 def _absolute(path: str | os.PathLike[str]) -> str:
-    """Make a path absolute by the notebook's working directory, not by the ranks'."""
+    """Make a path absolute, relative to the notebook's working directory, not to the ranks'."""
     if not os.fspath(path):
         raise MeshUsageError("name a directory for the checkpoint")
     return str(Path(path).expanduser().absolute())

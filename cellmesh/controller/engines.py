@@ -1,8 +1,7 @@
-"""The engines that have hosts of their own, Slurm and Ray, by the command lines that start agents
-there. Pure.
+"""Command lines that start agents on the nodes of Slurm or Ray (an engine). Pure.
 
-One command asks for the hosts, starts an agent on each, and gives the hosts back when it ends. A
-new engine is an entry of `ENGINES`.
+One command requests the nodes, starts an agent on each, and frees the nodes at its end. A new
+engine is an entry of `ENGINES`.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from ..errors import MeshUsageError
 
 @dataclass(frozen=True)
 class NodeRequest:
-    """The nodes that an engine is asked for.
+    """A request to an engine for nodes.
 
     Attributes:
-        nodes: how many.
-        ranks_per_node: of each node.
-        time_limit: as Slurm takes it, ``2:00:00``; "" for the partition's.
-        partition: of Slurm; "" for the cluster's default.
-        arguments: further ones, as the engine takes them.
-        queue_timeout_s: how long nodes may be waited for; None without limit.
-        may_use_gpus: whether ranks get GPUs where nodes have some.
+        nodes: number of nodes.
+        ranks_per_node: number of ranks on each node.
+        time_limit: time limit as Slurm takes it, ``2:00:00``; "" for the partition's default.
+        partition: partition of Slurm; "" for the cluster's default.
+        arguments: further arguments of the engine: options of srun, or Ray resources.
+        queue_timeout_s: how long to wait for the nodes, in seconds; None for no limit.
+        may_use_gpus: whether ranks get GPUs on nodes that have some.
     """
 
     nodes: int
@@ -42,16 +41,16 @@ class NodeRequest:
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine's command lines: templates, as `command_for` reads them.
+    """The command lines of an engine, as templates for `command_for`.
 
     Attributes:
         start: returns the command that starts the agents of a request, given the environment of
             this process.
-        again: the command that starts an agent on ``{host}``, a node of the job ``{job}``.
-        default_nodes: returns the number of nodes, given the environment, where the user has said
-            none; 0 if there is no such number.
-        queue: the command that prints the id and the state of the job of ``{mesh}``, and the reason
-            for which it waits; () where the first command reports it (`WAITING`).
+        again: command that starts an agent on ``{host}``, a node of the job ``{job}``.
+        default_nodes: returns the number of nodes if the user gives none, given the environment;
+            0 if there is no default.
+        queue: command that prints id, state and reason for waiting of the job of ``{mesh}``; () if
+            the command of `start` reports the state (`WAITING`).
     """
 
     start: Callable[[NodeRequest, Mapping[str, str]], list[str]]
@@ -61,10 +60,10 @@ class Engine:
 
 
 def _start_by_srun(request: NodeRequest, environment: Mapping[str, str]) -> list[str]:
-    """Return srun's command line: in an allocation a step of it, else with a job of its own.
+    """Return srun's command line: a step if this process is in an allocation, else a new job.
 
-    One task a node starts all ranks of the node, so its CPUs are those of all of them. The job
-    outlives the loss of a node and of an agent, as the mesh does.
+    There is one task per node, whose agent starts all ranks of the node, so the task gets the CPUs
+    for all of them. Like the mesh, the job outlives the loss of a node or an agent.
     """
     _check_slurm(request)
     patience_s = request.queue_timeout_s
@@ -134,11 +133,11 @@ def template_for(launch: str, job: str) -> str:
     """Return the command line that starts an agent on one host of a mesh; "" for ssh.
 
     Args:
-        launch: the mesh's; "" for ssh.
-        job: of the engine that has started the mesh's first agents.
+        launch: engine or command line that launched the mesh; "" for ssh.
+        job: id of the engine's job in which the mesh was started.
 
     Raises:
-        MeshUsageError: the command line starts the agents of all hosts, and cannot of one.
+        MeshUsageError: the command line can only start the agents of all hosts together.
     """
     if launch in ENGINES:
         return shlex.join(word.replace("{job}", job) for word in ENGINES[launch].again)
@@ -158,10 +157,10 @@ def parse_arguments(text: str) -> tuple[str, ...]:
 
 
 def resources_of(arguments: tuple[str, ...]) -> dict[str, float]:
-    """Read Ray resources of a node, such as ``CPU=8 GPU=4 fast_disk=1``.
+    """Parse Ray resources of a node, such as ``CPU=8 GPU=4 fast_disk=1``.
 
     Raises:
-        MeshUsageError: they are not of that form.
+        MeshUsageError: an argument does not have that form.
     """
     resources = {}
     for word in arguments:

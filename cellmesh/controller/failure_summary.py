@@ -1,4 +1,4 @@
-"""Describes in words how a run ended on its ranks. Pure."""
+"""Describes in words how a run failed, and what its ranks are doing. Pure."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from .core.verdict import find_verdict
 from .core.verdict_text import describe_begun, describe_waits, ordinal
 
 _MAX_LINE = 300
-# Of a run's summary, in characters: a kilobyte or two, in UTF-8.
+# Maximum length of a run's summary, in characters: one or two kilobytes in UTF-8.
 MAX_SUMMARY = 1900
-# Of the line that says where ranks are while they run.
+# Maximum length of the line on the activity of running ranks.
 _MAX_LIVE = 600
-# Kinds of operations that ranks have begun, in a sentence.
+# Maximum number of kinds of operations listed in a sentence.
 _MAX_KINDS = 4
 
 Outcomes = Mapping[int, Parcel[Any]]
 
 
 def refuse_dead(dead: Sequence[int], first: Died) -> RankDied:
-    """Return the error by which a run on dead ranks is refused.
+    """Return the error that refuses a run on dead ranks.
 
     Args:
-        dead: those that are asked for.
-        first: how the first of them ended.
+        dead: dead ranks among those of the run.
+        first: the end of the first of them.
     """
     lines = "; `%dist_status` shows its last lines" if first.last_output else ""
     error = RankDied(
@@ -46,11 +46,11 @@ def refuse_dead(dead: Sequence[int], first: Died) -> RankDied:
 
 
 def describe_end(ranks: Sequence[int], reason: str) -> str:
-    """Say how ranks have ended, as in ``ranks 2-3 were killed by SIGKILL``.
+    """Describe how ranks have ended, as in ``ranks 2-3 were killed by SIGKILL``.
 
     Args:
-        ranks: one or several.
-        reason: as of one rank (`Died`).
+        ranks: one or several ranks.
+        reason: cause of death, phrased for one rank, as in `Died`.
     """
     text = reason if len(ranks) == 1 else re.sub("^was ", "were ", reason)
     return f"{describe_ranks(ranks)} {text}"
@@ -59,13 +59,13 @@ def describe_end(ranks: Sequence[int], reason: str) -> str:
 def failure_of(
     ranks: Iterable[int], outcomes: Outcomes, verdict: str = "", is_interrupted: bool = False
 ) -> BaseException:
-    """Return the exception to raise where some ranks failed: `RankFailure`, or `RanksInterrupted`
-    if the user has stopped them.
+    """Return the exception to raise for ranks that failed: `RankFailure`, or `RanksInterrupted` if
+    the user has stopped them.
 
     Args:
-        ranks: those of which the failures are raised.
-        outcomes: how ranks have ended the run, as far as they have.
-        verdict: as of `summarize`.
+        ranks: ranks whose failures are raised.
+        outcomes: rank -> its outcome, for ranks that have ended the run.
+        verdict: as in `summarize`.
         is_interrupted: whether the user has interrupted the run.
     """
     verbs = {rank: outcomes[rank].verb for rank in sorted(ranks)}
@@ -85,13 +85,14 @@ def failure_of(
 def summarize(
     exceptions: Mapping[int, BaseException], outcomes: Outcomes, verdict: str = ""
 ) -> str:
-    """Describe in one line, of `MAX_SUMMARY` characters beside the verdict at most, which ranks
-    failed, how and where, and how the other ranks ended.
+    """Describe in one line which ranks failed, how and where, and how the other ranks ended; at
+    most `MAX_SUMMARY` characters in addition to the verdict.
 
     Args:
-        exceptions: of the ranks that did not finish.
-        outcomes: how ranks have ended the run, as far as they have.
-        verdict: why ranks waited for each other; it stands first where no rank failed by itself.
+        exceptions: rank -> its exception, for ranks that did not finish.
+        outcomes: rank -> its outcome, for ranks that have ended the run.
+        verdict: the reason for which ranks waited for each other; placed first if no rank failed by
+            itself.
     """
     verbs = {rank: outcomes[rank].verb for rank in exceptions}
     failed = {
@@ -132,7 +133,7 @@ def summarize(
 def _shorten(
     groups: Sequence[Sequence[int]], parts: Sequence[str], otherwise: str, limit: int
 ) -> list[str]:
-    """Return as many of the parts as fit, and one that counts the ranks of the others."""
+    """Return the parts that fit into `limit` characters, and one that names the other ranks."""
     kept: list[str] = []
     for part in parts:
         limit -= len(part)
@@ -144,8 +145,8 @@ def _shorten(
 
 
 def _find_mismatch(verbs: Mapping[int, Any]) -> str:
-    """Say in which operation ranks were that were released, as the one that gloo has ended can say
-    no more; "" if that is not clear.
+    """Name the operation in which released ranks were, as the rank that gloo has ended cannot
+    report it; "" if they were in different operations.
     """
     begun = {
         rank: (verb.group, verb.begun)
@@ -162,7 +163,7 @@ def _find_mismatch(verbs: Mapping[int, Any]) -> str:
 
 
 def is_released(verb: Any) -> bool:
-    """Return whether a rank ended a run only because other ranks would not join its collective."""
+    """Return whether a rank ended a run only because others would never join its collective."""
     return type(verb) is Failed and verb.released
 
 
@@ -192,7 +193,7 @@ def _describe_failure(verb: Any, exc: BaseException) -> str:
 
 
 def describe_state(state: RankState) -> str:
-    """Describe in words what a rank is doing."""
+    """Describe the current activity of a rank."""
     if state.run < 0:
         return "idle"
     if state.run >= FIRST_HEAL:
@@ -209,13 +210,13 @@ def describe_state(state: RankState) -> str:
 def describe_live(
     run: int, ranks: Iterable[int], states: Mapping[int, RankState], verdict: str = ""
 ) -> str:
-    """Describe what the ranks do that have not ended a run; ranks that wait are named first.
+    """Describe the activity of the ranks that have not ended a run; waiting ranks are named first.
 
     Args:
-        run: its number.
-        ranks: who.
-        states: of those that answered.
-        verdict: why some can never go on; stands before all else.
+        run: number of the run.
+        ranks: ranks that have not ended it.
+        states: rank -> its state, for ranks that answered.
+        verdict: the reason for which ranks can never finish, placed first; "" if they can.
     """
     doing = group_ranks({rank: _doing(run, states.get(rank)) for rank in ranks})
     parts, groups = [], []
@@ -229,12 +230,13 @@ def describe_live(
 
 
 def explain_waits(states: Mapping[int, RankState], dead: Iterable[int], num_ranks: int) -> str:
-    """Say which ranks can never go on and why, else which wait for which others, and what these do.
+    """Describe why ranks can never finish, or else which ranks wait for which other ranks, and the
+    activity of those.
 
     Args:
-        states: of the ranks that answered.
-        dead: ranks that are dead.
-        num_ranks: size of the mesh.
+        states: rank -> its state, for ranks that answered.
+        dead: dead ranks.
+        num_ranks: number of ranks of the mesh.
     """
     gone = set(dead)
     verdict = find_verdict(states, (), num_ranks, SWEEP_S, gone)
@@ -254,8 +256,8 @@ def explain_waits(states: Mapping[int, RankState], dead: Iterable[int], num_rank
 
 
 def _doing(run: int, state: RankState | None) -> tuple[int, str, str]:
-    """Return how a rank's state is listed: its sort key, the verb in the plural, the rest of the
-    phrase.
+    """Return a phrase for a rank's state in a list: sort key, verb in the plural, and the rest of
+    the phrase.
     """
     if state is None:
         return 4, "do", " not answer"
@@ -282,7 +284,7 @@ def exception_of(rank: int, outcome: Parcel[Any]) -> BaseException:
     verb = outcome.verb
     if type(verb) is Died:
         return RankDied(rank, verb.reason, verb.last_output)
-    if verb.payload is None and verb.type_name == "KeyboardInterrupt":  # no rank has come to it
+    if verb.payload is None and verb.type_name == "KeyboardInterrupt":  # before the rank began it
         return KeyboardInterrupt(verb.text)
     if verb.payload is None:
         return RemoteError(verb.type_name, verb.text, verb.why_no_payload)

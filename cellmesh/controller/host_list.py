@@ -1,5 +1,5 @@
-"""Which hosts a mesh runs on, how many ranks on each, and the command that starts an agent there;
-the options that say so, checked before anything is started.
+"""Parses and checks the options for the hosts of a mesh: their names, their numbers of ranks, and
+the command line that starts an agent on each.
 """
 
 from __future__ import annotations
@@ -16,26 +16,27 @@ from ..wire.hosts import Host
 from ..wire.options import StartOptions
 from .engines import ENGINES, NodeRequest, parse_arguments
 
-# OpenSSH's client, with what its user has configured; it asks nothing, as nobody could answer.
+# OpenSSH's client with the user's configuration; it asks for nothing, as there is no terminal.
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10 {host} {command}"
 _MAX_HOSTS = 256
-# Values of --launch with which hosts announce themselves: nothing is started on them from here.
+# Values of --launch with which hosts announce themselves: this process starts nothing on them.
 INVITING = ("hand", "torchrun")
 
 
 def awaited_hosts(
     launch: str, nodes: int | None, num_ranks: int | None, nproc_per_host: int | None
 ) -> tuple[Host, ...]:
-    """Return hosts that announce themselves, or that one command gets; their names are not known.
+    """Return hosts whose names are not known yet, as they announce themselves or one command
+    requests them.
 
     Args:
         launch: one of `INVITING`, or the name or the command line of an engine.
-        nodes: how many.
-        num_ranks: of all of them.
-        nproc_per_host: ranks of each.
+        nodes: number of hosts.
+        num_ranks: number of ranks on all hosts.
+        nproc_per_host: number of ranks on each host.
 
     Raises:
-        MeshUsageError: a number is missing, or cannot be.
+        MeshUsageError: a number is missing or not possible.
     """
     if nodes is None or isinstance(nodes, bool) or not 1 <= nodes <= _MAX_HOSTS:
         raise MeshUsageError(
@@ -50,15 +51,17 @@ def awaited_hosts(
 def parse_hosts(
     hosts: str | Sequence[str], num_ranks: int | None = None, nproc_per_host: int | None = None
 ) -> tuple[Host, ...]:
-    """Read hosts and their numbers of ranks.
+    """Parse hosts and their numbers of ranks.
 
     Args:
-        hosts: ``a:4,b:4``, or ``a,b`` if one of the other arguments says how many ranks each has.
-        num_ranks: of all hosts; divided equally where a host names no number.
-        nproc_per_host: of each host that names no number.
+        hosts: ``a:4,b:4``, or ``a,b`` if another argument determines the numbers.
+        num_ranks: number of ranks on all hosts; hosts without a number get equal shares of the
+            rest.
+        nproc_per_host: number of ranks on each host without a number.
 
     Raises:
-        MeshUsageError: they cannot be read, are named twice, or do not sum up to `num_ranks`.
+        MeshUsageError: a host cannot be parsed or is named twice, or the numbers do not add up to
+            `num_ranks`.
     """
     words = hosts.split(",") if isinstance(hosts, str) else [str(host) for host in hosts]
     words = [word.strip() for word in words if word.strip()]
@@ -98,8 +101,8 @@ def parse_hosts(
 
 
 def has_stdin(template: str) -> bool:
-    """Whether the command of a template gets the ticket by its standard input; else the template
-    names the ticket's file, which it brings to the host.
+    """Return whether the command of a template reads the ticket (the mesh's options and key) from
+    standard input; otherwise the template names the ticket's file.
     """
     return "{ticket}" not in template
 
@@ -107,20 +110,19 @@ def has_stdin(template: str) -> bool:
 def command_for(
     template: str, host: str, command: Sequence[str], ticket: str = "", mesh: str = ""
 ) -> list[str]:
-    """Return the command line that starts an agent on a host, or those of all hosts.
+    """Return the command line that starts the agent of a host, or the agents of all hosts.
 
     Args:
         template: such as ``kubectl exec -i {host} -- {command}``; "" for ssh. ``{command}`` as a
-            word of its own stands for all words of the command, else for the command as a text that
-            a shell reads. ``{ticket}`` stands for the ticket's file, ``{mesh}`` for the mesh's
-            name.
-        host: what ``{host}`` stands for.
-        command: what is to run there.
-        ticket: what ``{ticket}`` stands for.
-        mesh: what ``{mesh}`` stands for.
+            word of its own is replaced by all words of the command, else by the command as a text
+            for a shell.
+        host: replaces ``{host}``: name of the host.
+        command: the agent's command, to be run on the host.
+        ticket: replaces ``{ticket}``: path of the ticket's file.
+        mesh: replaces ``{mesh}``: name of the mesh.
 
     Raises:
-        MeshUsageError: the template does not say where the command stands.
+        MeshUsageError: the template is not a command line, or has no ``{command}``.
     """
     try:
         words = shlex.split(template or SSH)
@@ -143,18 +145,18 @@ def command_for(
     return argv
 
 
-# Options that only an engine with nodes of its own takes.
+# Options for engines with nodes of their own only.
 _OF_ENGINES = ("time_limit", "partition", "launch_args", "queue_timeout_s")
 
 
 @dataclass(frozen=True)
 class HostChoice:
-    """The hosts of a mesh.
+    """The hosts of a mesh, as the options choose them.
 
     Attributes:
-        num_ranks: of the mesh; not checked where no host says it.
-        entries: hosts with their numbers of ranks; () for this host.
-        command: the command line that starts the agents of all hosts; "" where each host has one.
+        num_ranks: number of ranks of the mesh; not checked if `entries` is empty.
+        entries: hosts with their numbers of ranks; () for this host only.
+        command: command line that starts the agents of all hosts; "" if each host has its own.
     """
 
     num_ranks: Any
@@ -163,14 +165,14 @@ class HostChoice:
 
 
 def choose_hosts(given: StartOptions, num_ranks: Any) -> HostChoice:
-    """Check what a user has said of the hosts, and return the hosts.
+    """Check the user's options for the hosts of a mesh, and return the hosts.
 
     Args:
-        given: by the user, simple values checked.
-        num_ranks: likewise; None if the hosts say it.
+        given: options that the user has given, with simple values checked already.
+        num_ranks: number of ranks that the user has given; None if the hosts determine it.
 
     Raises:
-        MeshUsageError: something in it cannot be.
+        MeshUsageError: the options are invalid or exclude each other.
     """
     launch, nodes = given.get("launch", ""), given.get("nodes")
     asks_for_nodes = any(given.get(name, "") not in ("", None) for name in _OF_ENGINES)
@@ -208,7 +210,7 @@ def _sum(entries: Iterable[Host]) -> int:
 
 
 def _choose_nodes(given: StartOptions, num_ranks: Any) -> HostChoice:
-    """Return the hosts that an engine with nodes of its own is asked for."""
+    """Return the hosts to request from an engine with nodes of its own."""
     launch, nodes = given["launch"], given.get("nodes")
     if given.get("hosts"):
         raise MeshUsageError(

@@ -1,7 +1,7 @@
 """Inspects values on ranks: sends queries, compares replicas, counts elements.
 
-Busy ranks answer from their control threads. Where code was run to have a value, ranks keep the
-value: see `PinnedValue`.
+Busy ranks answer from their control threads. A value for which code was run is kept on its ranks
+(see `PinnedValue`).
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ if TYPE_CHECKING:
 
 Parts = tuple[tuple[int, int], ...]
 
-# So many tensors with NaN, or with infinities, are named.
+# Maximum number of tensors named for NaN, and for infinities.
 _MAX_ODD = 3
 _NUM_BINS = 48
-# Of a nest: more tensors than this are not listed.
+# Maximum number of tensors listed for a value.
 _MAX_ITEMS = 20_000
-# Of how many of a value's tensors histograms are made, and differences measured, at once.
+# Number of a value's tensors for which histograms are made, and for which differences are measured.
 _MAX_SPREADS = 12
 _MAX_MEASURED = 12
-# Elements that are brought here to be compared, of all ranks together.
+# Maximum number of elements pulled for a comparison, of all ranks together.
 _MAX_COMPARED = 1 << 18
 _NUM_PARTS = 256
 _NUM_ROUNDS = 4
-# What is answered beside a cell runs nothing that may take longer; whoever does not may never do: C
-# code that holds the interpreter. What widgets ask waits no longer for anybody.
+# A control thread runs no code that takes longer; a rank that has not answered by then may never
+# answer, as C code holds the GIL. Widgets wait no longer for any rank.
 ANSWER_S = 20.0
 
 
@@ -63,11 +63,12 @@ ANSWER_S = 20.0
 
 @dataclass(frozen=True)
 class QueryResult:
-    """The ranks' answers to a query, and refusals.
+    """The ranks' answers to a query, and their refusals.
 
     Attributes:
-        answers: rank -> its answer (see `looks`).
-        refusals: rank -> why it has none: the expression raised there, or the rank is dead.
+        answers: rank -> its answer, of a type that depends on the query.
+        refusals: rank -> the reason for which it has no answer: the expression raised there, the
+            rank is dead, or it did not answer in time.
     """
 
     answers: dict[int, Any] = field(default_factory=dict)
@@ -82,16 +83,19 @@ def look(
     takes_turn: bool = False,
     timeout_s: float | None = None,
 ) -> QueryResult:
-    """Ask ranks a query. Blocks until each has answered, or will not answer.
+    """Send a query to ranks. Blocks until each rank has answered, or counts as refusing.
+
+    By default an idle rank answers on its main thread, in turn with its runs, and a busy rank on
+    its control thread.
 
     Args:
-        ranks: who is asked; those that are dead are told of as such.
-        subject: what to look at.
-        is_beside: never wait for a rank's turn, also where it seems idle.
-        takes_turn: always wait for it, also where a rank is busy: on its main thread, code may run.
-        timeout_s: how long to wait; ranks that have not answered by then count as refusing. None
-            waits as long as it takes for those whose turn it is, and `ANSWER_S` for those that
-            answer beside.
+        ranks: ranks to query; dead ranks count as refusing.
+        subject: the query.
+        is_beside: whether all ranks answer on their control threads.
+        takes_turn: whether all ranks answer on their main threads, on which code may run.
+        timeout_s: how long to wait, in seconds; ranks that have not answered by then count as
+            refusing. None waits without limit for answers of main threads, and `ANSWER_S` for
+            those of control threads.
 
     Raises:
         NoMeshError: the mesh has ended.
@@ -113,13 +117,12 @@ def look(
             part = ranks.part(chosen)
             run = part.start(subject, "the query", channel=channel)
             runs.append((run, channel))
-            if takes_turn:  # ranks that wait in it for one that has raised are to be released
+            if takes_turn:  # so that ranks that wait in it for a failed rank are released
                 session.runs.wait_for(run.number)
     limit_s = ANSWER_S if timeout_s is None else timeout_s
     deadline = time.monotonic() + limit_s
     for run, channel in runs:
-        # Whoever stops waiting for what is answered beside a cell does not mean to interrupt the
-        # cell's rank.
+        # An interrupt of this wait for a control thread must not interrupt the rank's cell.
         has_turn = channel == "work" and timeout_s is None
         if not has_turn:
             run.wait(max(0.0, deadline - time.monotonic()))
@@ -130,23 +133,24 @@ def look(
             looked.refusals[rank] = Refusal(type(error).__name__, str(error))
         late = set(run.ranks) - answers.keys() - failures.keys()
         if late and getattr(subject, "runs", False):
-            session.runs.give_up(run.number)  # what it evaluates would hold up what comes next
+            session.runs.give_up(run.number)  # its evaluation would delay later runs
         for rank in late:
             looked.refusals[rank] = Refusal("TimeoutError", f"no answer within {limit_s:.3g} s")
     return looked
 
 
 def look_at_one(ranks: RankSet, subject: Query, timeout_s: float) -> Any | None:
-    """Ask one rank a query that does not wait for the rank's runs: the lowest idle rank, else the
-    lowest busy one.
+    """Send a query to one rank, the lowest idle rank or else the lowest busy one, to be answered on
+    its control thread. Blocks.
 
     Args:
-        ranks: who may be asked.
-        subject: what to look at.
-        timeout_s: how long to wait.
+        ranks: candidates.
+        subject: the query.
+        timeout_s: how long to wait, in seconds.
 
     Returns:
-        Its answer; None if there is no such rank, or none in time, or it refused.
+        The rank's answer; None if all ranks are dead, or the rank refused or did not answer in
+        time.
 
     Raises:
         NoMeshError: the mesh has ended.
@@ -162,42 +166,42 @@ def look_at_one(ranks: RankSet, subject: Query, timeout_s: float) -> Any | None:
 
 
 class PinnedValue:
-    """A value that ranks keep for an open inspector; ranks keep it until it is released or four
-    newer ones exist.
+    """A value that ranks keep for an open inspector, until it is released or four newer ones exist.
 
-    Whoever shows it lets go of it once it is shown anew or stands still.
+    The view that shows the value calls `let_go` once it shows a newer value or is frozen.
 
     Args:
-        session: of the mesh.
-        ranks: who keeps it.
+        session: session of the mesh.
+        ranks: ranks that keep the value.
 
     Attributes:
-        token: by which they know it.
+        token: identifies the value on the ranks.
     """
 
     def __init__(self, session: Session, ranks: Sequence[int]) -> None:
         self.token = secrets.token_hex(8)
         self.session = session
         self._ranks = tuple(ranks)
-        # The collector may call this anywhere, so that it asks nobody: see `forget_what_is_gone`.
+        # The garbage collector may call this anywhere, so it sends nothing: see
+        # `forget_what_is_gone`.
         gone = session.gone_holds
         self._finalizer = weakref.finalize(self, gone.append, (self.token, self._ranks))
         self._finalizer.atexit = False
 
     def let_go(self) -> None:
-        """Have the ranks drop the value; does not wait."""
+        """Have the ranks drop the value; returns without waiting."""
         if self._finalizer.detach():
             _forget(self.session, self.token, self._ranks)
 
 
 def about(subject: ValueQuery, pinned: PinnedValue | None) -> ValueQuery:
-    """Return a query with a pinned value as its subject, in place of an expression."""
+    """Return a query about a pinned value, if there is one, in place of the query's expression."""
     return subject if pinned is None else msgspec.structs.replace(subject, token=pinned.token)
 
 
 def forget_what_is_gone(session: Session) -> None:
-    """Have ranks drop the values that they keep for inspections which were garbage-collected here;
-    does not wait.
+    """Have ranks drop the pinned values whose `PinnedValue` was garbage-collected; returns without
+    waiting.
     """
     gone = session.gone_holds
     while gone:
@@ -207,7 +211,7 @@ def forget_what_is_gone(session: Session) -> None:
 def _forget(session: Session, token: str, ranks: Sequence[int]) -> None:
     try:
         look(RankSet(session, ranks), Forget((token,)), is_beside=True, timeout_s=0.0)
-    except CellmeshError:  # the mesh has ended, and they with it
+    except CellmeshError:  # the mesh has ended, and the values with it
         pass
 
 
@@ -216,12 +220,12 @@ def _forget(session: Session, token: str, ranks: Sequence[int]) -> None:
 
 @dataclass(frozen=True)
 class LargestDifference:
-    """By how much the elements of replicas differ at most.
+    """The largest difference between elements of replicas.
 
     Attributes:
-        largest: the largest magnitude of a difference; infinite where one has a NaN or an infinity
-            and another has not; 0 where only bits differ that have no value (-0.0, a NaN's).
-        is_lower_bound: only some elements were compared.
+        largest: largest absolute difference; infinite if one replica has a NaN or an infinity where
+            another has not; 0 if only bits differ that do not change the value (-0.0, NaN bits).
+        is_lower_bound: whether only some elements were compared.
     """
 
     largest: float
@@ -244,9 +248,9 @@ class Replicas:
     """A set of ranks that should hold equal values of a tensor, grouped by equal values.
 
     Attributes:
-        shard: what part of the whole they hold, see `TensorSummary`.
-        alike: those that are equal, bit for bit; one tuple means that all are.
-        difference: how much they differ; None if they do not, or nobody knows.
+        shard: the part of the whole tensor that they hold, see `TensorSummary`.
+        alike: groups of ranks with bitwise equal values; one group if all are equal.
+        difference: largest difference between the groups; None if all are equal, or if unknown.
     """
 
     shard: tuple[int, ...]
@@ -273,8 +277,8 @@ class Comparison:
     """The result of comparing one tensor on several ranks.
 
     Attributes:
-        replicas: those that should be equal, by the part they hold.
-        unread: ranks whose values could not be read, and which are not compared.
+        replicas: sets of ranks that should hold equal values, one set for each shard.
+        unread: ranks whose values could not be read, and so were not compared.
     """
 
     replicas: tuple[Replicas, ...]
@@ -282,7 +286,7 @@ class Comparison:
 
     @property
     def unequal(self) -> tuple[Replicas, ...]:
-        """The sets of ranks that should hold equal values and do not."""
+        """The sets of ranks that should hold equal values but do not."""
         return tuple(each for each in self.replicas if not each.is_equal)
 
     def __str__(self) -> str:
@@ -302,11 +306,11 @@ class Comparison:
 def compare(facts: Mapping[int, TensorSummary]) -> Comparison:
     """Compare one tensor on several ranks by its digests.
 
-    The same part of DTensors on different meshes may be replicas (over another dim of the mesh) or
-    not (stages of a pipeline): they are where they are equal, and else they are let be.
+    Equal shards of DTensors on different submeshes may be replicas (over another dim of the mesh)
+    or not (stages of a pipeline): they count as replicas only if their values are equal.
 
     Args:
-        facts: rank -> its view.
+        facts: rank -> its summary of the tensor.
     """
     parts: dict[Any, dict[Any, list[int]]] = {}
     unread = []
@@ -332,7 +336,7 @@ def compare(facts: Mapping[int, TensorSummary]) -> Comparison:
 
 
 def split(parts: Sequence[tuple[int, int]], num_parts: int) -> Parts:
-    """Divide ranges of a tensor's elements into about so many pieces of about equal size."""
+    """Divide ranges of a tensor's elements into about `num_parts` ranges of similar size."""
     total = sum(end - begin for begin, end in parts)
     size = max(1, -(-total // num_parts))
     return tuple(
@@ -341,16 +345,16 @@ def split(parts: Sequence[tuple[int, int]], num_parts: int) -> Parts:
 
 
 def size_of(parts: Sequence[tuple[int, int]]) -> int:
-    """Return how many elements some ranges of a tensor have in all."""
+    """Return the number of elements in ranges of a tensor."""
     return sum(end - begin for begin, end in parts)
 
 
 def differing(parts: Parts, digests: Sequence[Sequence[str]]) -> Parts:
-    """Return the ranges of elements that are not equal on all ranks, by their digests.
+    """Return the ranges of elements whose digests are not equal on all ranks.
 
     Args:
-        parts: the runs.
-        digests: for each rank, one a run.
+        parts: the ranges.
+        digests: for each rank, one digest per range.
     """
     return tuple(
         part for part, *of_ranks in zip(parts, *digests, strict=True) if len(set(of_ranks)) > 1
@@ -358,8 +362,8 @@ def differing(parts: Parts, digests: Sequence[Sequence[str]]) -> Parts:
 
 
 def exact(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Convert numbers to a type that subtracts them exactly: float64 is too short for 64-bit
-    integers.
+    """Convert integers to long doubles, in which differences of 64-bit integers are exact, as they
+    are not in float64; return other arrays as they are.
     """
     import numpy as np
 
@@ -367,8 +371,8 @@ def exact(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def largest_difference(values: Sequence[npt.NDArray[Any]]) -> float:
-    """Return the largest difference between the first array and the others, see
-    `LargestDifference`.
+    """Return the largest difference between the first array and the others (see
+    `LargestDifference`).
     """
     import numpy as np
 
@@ -387,11 +391,11 @@ def largest_difference(values: Sequence[npt.NDArray[Any]]) -> float:
 
 @dataclass(frozen=True)
 class Spread:
-    """The histograms of one tensor on all ranks, on one scale.
+    """The histograms of one tensor on all ranks, with the same bins.
 
     Attributes:
-        low, high: the scale, cut into equal bins.
-        counts: rank -> elements in each bin.
+        low, high: range of the bins, which have equal widths.
+        counts: rank -> number of elements in each bin.
     """
 
     low: float
@@ -401,22 +405,23 @@ class Spread:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Inspection(Mapping[int, TensorSummary]):
-    """What ranks answered on one value; a Mapping rank -> `TensorSummary` of those that have it.
+    """The result of inspecting a value: a Mapping from each rank that has it to a `TensorSummary`.
 
-    Of a value with several tensors in it, these facts are of the whole, and those of its tensors
-    are in `facts_of`.
+    For a value that contains several tensors, this summary describes the whole value; those of its
+    tensors are in `facts_of`.
 
     Attributes:
-        expression: what was inspected.
-        found: rank -> what it has.
-        refusals: rank -> why it has nothing: the expression raised there, or the rank is dead.
-        comparisons: path -> whether replicas are equal.
-        spreads: path -> histograms, of the first tensors.
-        ranks: who was asked, and can be asked for more; None if nobody can.
-        pinned: keeps the value on its ranks, if code was run for it; None if it is found anew each
-            time.
-        took_s: how long that took.
-        grads: what was found are the gradients in it.
+        expression: the inspected expression.
+        found: rank -> summary of its value.
+        refusals: rank -> the reason for which it has no value: the expression raised there, or the
+            rank is dead.
+        comparisons: path -> comparison of the tensor's replicas.
+        spreads: path -> histograms; of the first tensors only.
+        ranks: ranks that were queried, for further queries; None if further queries are impossible.
+        pinned: keeps the value on its ranks, if code was run for it; None if each query looks the
+            value up.
+        took_s: how long the inspection took, in seconds.
+        grads: whether the gradients in the value were inspected, not its tensors.
     """
 
     expression: str
@@ -431,28 +436,28 @@ class Inspection(Mapping[int, TensorSummary]):
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The paths of the value's tensors, on any rank; "" is the value itself."""
+        """The paths of the value's tensors on all ranks; "" is the value itself."""
         return tuple(self.by_path())
 
     @property
     def is_one(self) -> bool:
-        """Whether the value is one tensor or plain value on each rank, no module or container."""
+        """Whether the value is a single tensor or plain value on each rank, not a container."""
         return all([item.path for item in found.items] == [""] for found in self.found.values())
 
     @property
     def torn(self) -> tuple[int, ...]:
-        """The ranks that were computing while they were inspected, so that their values may be half
-        old and half new.
+        """The ranks that were computing during the inspection, so that the values read may mix old
+        and new elements.
         """
         return tuple(rank for rank, found in self.found.items() if found.is_torn)
 
     @property
     def num_left_out(self) -> int:
-        """How many more tensors a rank has in the value than are described."""
+        """The number of the value's tensors that are not described; the maximum over ranks."""
         return max((found.num_left_out for found in self.found.values()), default=0)
 
     def facts_of(self, path: str) -> dict[int, TensorSummary]:
-        """Return the summary of the tensor at a path, by rank."""
+        """Return each rank's summary of the tensor at a path: rank -> `TensorSummary`."""
         return self.by_path().get(path, {})
 
     def by_path(self) -> dict[str, dict[int, TensorSummary]]:
@@ -497,9 +502,7 @@ def _in_words(fact: TensorSummary) -> str:
 
 
 def describe_odd(by_path: Mapping[str, Mapping[int, TensorSummary]]) -> str:
-    """Say in which tensors of a value, and on which ranks, there are NaN and infinities; "" for
-    none.
-    """
+    """Name the tensors of a value that have NaN or infinities, with their ranks; "" without any."""
     parts = []
     for word, count in (("NaN", "num_nan"), ("Inf", "num_inf")):
         found = {
@@ -526,19 +529,18 @@ def inspect(
     is_beside: bool = False,
     timeout_s: float | None = None,
 ) -> Inspection:
-    """Inspect a value on some ranks; blocks until all have answered (see `look`).
+    """Inspect a value on ranks. Blocks until all ranks have answered (see `look`).
 
-    A path of names, attributes and constant indices is followed, and nothing runs; ranks that are
-    busy answer from their control threads. Any other expression is evaluated once on each rank, if
-    none is busy; ranks keep its value as long as the inspection lives (see `PinnedValue`).
+    A path of names, attributes and constant indices is looked up without running code, by busy
+    ranks from their control threads. Any other expression is evaluated once on each rank, if no
+    rank is busy; ranks keep its value as long as the inspection lives (see `PinnedValue`).
 
     Args:
-        ranks: the ranks.
+        ranks: ranks to inspect.
         expression: a name, or any Python expression.
-        grads: the gradients in the value instead of its tensors.
-        is_beside: never wait for a rank's turn, also where it seems idle, and run no code.
-        timeout_s: how long to wait for each answer; None as long as it takes for ranks that are
-            idle.
+        grads: whether to inspect the gradients in the value in place of its tensors.
+        is_beside: whether all ranks answer on their control threads, and run no code.
+        timeout_s: how long to wait for each answer, in seconds; None for no limit for idle ranks.
 
     Raises:
         NoMeshError: the mesh has ended.
@@ -571,17 +573,17 @@ def inspect(
 
 
 class InspectionSource:
-    """Answers questions about one expression, by asking ranks.
+    """Sends ranks queries about one expression.
 
-    Its methods block, and are called on any thread. A rank that does not answer in time counts as
-    refusing, and so do all ranks once the mesh has ended.
+    The methods block, and may be called on any thread. A rank that does not answer in time counts
+    as refusing, and so do all ranks once the mesh has ended.
 
     Args:
-        ranks: the ranks.
-        expression: what is inspected.
-        pinned: the value that an inspection has found; questions are about that.
-        timeout_s: how long to wait for an answer; see `look`.
-        grads: gradients are inspected.
+        ranks: ranks to query.
+        expression: the inspected expression.
+        pinned: value of the expression that an earlier inspection has pinned, to be queried.
+        timeout_s: how long to wait for an answer, in seconds; see `look`.
+        grads: whether `inspect` inspects gradients.
     """
 
     def __init__(
@@ -603,7 +605,7 @@ class InspectionSource:
     def look(
         self, subject: ValueQuery, ranks: Sequence[int] | None = None, is_beside: bool = False
     ) -> QueryResult:
-        """Ask some ranks, or all, a query about the inspected value."""
+        """Send a query about the inspected value to some ranks, or to all."""
         asked = self._ranks.part(self.ranks if ranks is None else ranks)
         try:
             subject = about(subject, self._pinned)
@@ -612,7 +614,7 @@ class InspectionSource:
             return QueryResult({}, dict.fromkeys(asked.ranks, _refusal(error)))
 
     def inspect(self, is_beside: bool) -> Inspection:
-        """Inspect the expression on all ranks; later questions are about the value found."""
+        """Inspect the expression on all ranks; later queries are about the value found."""
         try:
             found = inspect(
                 self._ranks,
@@ -649,7 +651,9 @@ class InspectionSource:
     def spread(
         self, path: str, summaries: Mapping[int, TensorSummary], is_beside: bool = False
     ) -> Spread | None:
-        """Make one tensor's histograms on all ranks, on one scale; None without finite elements."""
+        """Make one tensor's histograms on all ranks, with the same bins; None without finite
+        elements.
+        """
         scale = _scale_of(summaries)
         if scale is None:
             return None
@@ -663,7 +667,7 @@ class InspectionSource:
         return bool(self._ranks.session.runs.busy_ranks() & set(self.ranks))
 
     def close(self) -> None:
-        """Have the ranks drop the inspected value; does not wait."""
+        """Have the ranks drop the inspected value; returns without waiting."""
         self._is_closed = True
         if self._pinned is not None:
             self._pinned.let_go()
@@ -675,14 +679,14 @@ class InspectionSource:
         summaries: Mapping[int, TensorSummary],
         is_beside: bool,
     ) -> LargestDifference | None:
-        """Measure by how much replicas differ, from a bounded part of them."""
+        """Measure the largest difference of replicas, from a bounded number of elements."""
         ranks = [ranks[0] for ranks in replicas.alike]
         shapes = {summaries[rank].local_shape for rank in ranks}
         if len(shapes) > 1 or None in shapes:
             return None
         most = max(_MAX_COMPARED // len(ranks), 1)
         parts: Parts = ((0, summaries[ranks[0]].num_elements),)
-        for _ in range(_NUM_ROUNDS):  # narrow down to where they differ
+        for _ in range(_NUM_ROUNDS):  # narrow down to the ranges that differ
             if size_of(parts) <= most or len(parts) > _NUM_PARTS // 4:
                 break
             parts = split(parts, _NUM_PARTS)
@@ -696,7 +700,7 @@ class InspectionSource:
             parts = tuple((begin, min(end, begin + each)) for begin, end in parts)
         elements = self.look(Elements(self.expression, path, parts=parts), ranks, is_beside)
         values = list(elements.answers.values())
-        if elements.refusals or len({each.shape for each in values}) > 1:  # it has changed since
+        if elements.refusals or len({each.shape for each in values}) > 1:  # the value has changed
             return None
         return LargestDifference(largest_difference(values), is_bound)
 
@@ -704,8 +708,8 @@ class InspectionSource:
 def _find(
     ranks: RankSet, subject: Overview, is_beside: bool, timeout_s: float | None
 ) -> tuple[QueryResult, PinnedValue | None]:
-    """Ask ranks for a summary of the expression's value; a path of names is looked up, any other
-    expression runs on all ranks or none, as it may contain a collective.
+    """Query ranks for a summary of an expression's value. A path of names is looked up; any other
+    expression is evaluated on all ranks or none, as it may contain a collective.
     """
     session, expression = ranks.session, subject.expression
     forget_what_is_gone(session)

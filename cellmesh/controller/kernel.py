@@ -1,4 +1,4 @@
-"""What this process is to IPython (a Jupyter kernel, a terminal, or neither), and how it ends."""
+"""Finds whether this process is a Jupyter kernel or IPython in a terminal, and handles its end."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-# How soon after its interrupt a kernel that is restarted is asked to end
-# (`KernelManager.shutdown_kernel`).
+# Maximum time between the interrupt and the shutdown request that `KernelManager.shutdown_kernel`
+# sends to a kernel.
 _LEAVE_S = 0.2
 
 
 def own_shell() -> Any:
-    """Return this process's IPython shell; None if it has none."""
+    """Return this process's IPython shell, if any."""
     interactive = sys.modules.get("IPython")
     return interactive.get_ipython() if interactive is not None else None
 
@@ -28,8 +28,8 @@ def own_kernel() -> Any:
 
 
 def own_notebook() -> str:
-    """Return the notebook of this process's kernel: its path where Jupyter's server has passed it,
-    else the kernel's connection file, which a restart keeps; "" outside of a kernel.
+    """Return an identifier for the notebook of this process's kernel: its path if Jupyter's server
+    has passed it, else the kernel's connection file, which a restart keeps; "" outside of a kernel.
     """
     kernel = own_kernel()
     if kernel is None:
@@ -40,30 +40,30 @@ def own_notebook() -> str:
 
 
 def own_xmode() -> str:
-    """Return how this process's IPython shows tracebacks (``%xmode``); "" as by default."""
+    """Return the traceback mode of this process's IPython (``%xmode``); "" for the default."""
     interactive = sys.modules.get("IPython.core.interactiveshell")
-    # As `get_ipython` has it, which takes five calls.
+    # The shell that `get_ipython` returns, without its five calls.
     shell = None if interactive is None else interactive.InteractiveShell._instance
     mode: str = "" if shell is None else shell.InteractiveTB.mode
     return "" if mode == "Context" else mode
 
 
 def is_terminal() -> bool:
-    """Return whether this process is IPython in a terminal, which ends when its user leaves."""
+    """Return whether this process is IPython in a terminal."""
     shell = own_shell()
     return shell is not None and getattr(shell, "kernel", None) is None
 
 
 def is_leaving() -> bool:
-    """Return whether an interrupt is the first step of Jupyter's shutdown of the kernel: the
-    request to shut down follows at once.
+    """Return whether an interrupt is the first step of Jupyter's shutdown of the kernel, so that
+    the request to shut down follows at once.
     """
     kernel = own_kernel()
     if not hasattr(kernel, "_shutdown_message"):
         return False
     until = time.monotonic() + _LEAVE_S
     while kernel._shutdown_message is None and time.monotonic() < until:
-        with contextlib.suppress(KeyboardInterrupt):  # a double click is one press
+        with contextlib.suppress(KeyboardInterrupt):  # a double click counts as one press
             time.sleep(_LEAVE_S / 20)
     return kernel._shutdown_message is not None
 
@@ -88,7 +88,7 @@ def call_at_shutdown(call: Callable[[], None]) -> Callable[[], None]:
     calls.append(call)
 
     def take_back() -> None:
-        with contextlib.suppress(ValueError):  # it has been taken back before
+        with contextlib.suppress(ValueError):  # unregistered before
             calls.remove(call)
 
     return take_back
@@ -97,7 +97,7 @@ def call_at_shutdown(call: Callable[[], None]) -> Callable[[], None]:
 def _make_do_shutdown(
     do_shutdown: Callable[[bool], Any], calls: list[Callable[[], None]]
 ) -> Callable[[bool], Any]:
-    def call_and_shut_down(restart: bool) -> Any:  # an awaitable in some kernels
+    def call_and_shut_down(restart: bool) -> Any:  # returns an awaitable in some kernels
         for call in [] if restart else list(calls):
             try:
                 call()
@@ -109,13 +109,14 @@ def _make_do_shutdown(
 
 
 class AtExit:
-    """Ends a mesh when its notebook or terminal ends, and leaves it to its lease in other cases.
+    """Ends a mesh when its notebook or terminal ends for good; in other cases (a restart of the
+    kernel) leaves it running until its lease ends.
 
     Args:
-        is_kept: whether the mesh lives on although its notebook has ended for good.
+        is_kept: returns whether the mesh outlives the end of its notebook.
         end: ends the mesh.
-        order_end: has the mesh end; must not wait.
-        leave: leaves the mesh to its lease, if it has one.
+        order_end: requests the end of the mesh, without waiting.
+        leave: disconnects from the mesh, which runs until its lease ends, if it has one.
     """
 
     def __init__(
@@ -127,12 +128,12 @@ class AtExit:
     ) -> None:
         self._is_kept, self._end, self._order_end, self._leave = is_kept, end, order_end, leave
         self._owner_pid = os.getpid()
-        self._is_over = False  # the kernel or the terminal ends for good
+        self._is_over = False  # whether the kernel or the terminal ends for good
         atexit.register(self._process_ends)
         self._forget_shutdown = call_at_shutdown(self._kernel_ends)
 
     def forget(self) -> None:
-        """Unregister all handlers: nothing is done for the mesh when this process ends."""
+        """Unregister all handlers, so that the end of this process has no effect on the mesh."""
         atexit.unregister(self._process_ends)
         self._forget_shutdown()
 
@@ -146,8 +147,8 @@ class AtExit:
             self._leave()
 
     def _kernel_ends(self) -> None:
-        """Handle the kernel's shutdown, which is no restart; called on its control thread, which
-        must not wait.
+        """Handle a shutdown of the kernel that is not a restart; called on its control thread,
+        which must not wait.
         """
         self._is_over = True
         if not self._is_kept():

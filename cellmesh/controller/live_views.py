@@ -1,6 +1,6 @@
-"""The pictures of a mesh in a notebook (dashboard, plots): which are updated, and which frozen.
+"""The live views of a mesh in a notebook (dashboard, plots), a bounded number of them updated.
 
-A view stands still once its mesh has ended, or newer views of its kind have taken its place.
+A view is frozen once its mesh has ended, or once there are too many newer views of its kind.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-# So many of a kind go on; of those that no longer do, so many can still be seen by a page that was
-# loaded again since, and knows nothing of the picture that was left in their place.
+# Number of views of a kind that are updated, and of frozen views that are kept: a page that was
+# reloaded since shows those, as it does not have the static picture that replaced them.
 MAX_LIVE = 8
 MAX_STILL = 8
 
 
 class View(Protocol):
-    """Protocol of a picture in a notebook that is updated; its methods are called on any thread."""
+    """Protocol of a live view in a notebook; its methods may be called on any thread."""
 
     def freeze(self, why: str) -> None:
-        """Stop updating the view; what it shows stays, with a note why."""
+        """Stop updating the view; its content stays, with a note on the reason."""
 
     def close(self) -> None:
-        """Forget the view, which is frozen."""
+        """Free the resources of the frozen view."""
 
 
 class LiveViews:
-    """The pictures of one mesh; usable on any thread, and never blocked by one of them.
+    """The live views of one mesh; usable on any thread, and never blocked by a view.
 
     Args:
-        max_live: how many of a kind are updated.
-        max_still: how many more of a kind are kept, standing still.
+        max_live: number of views of a kind that are updated.
+        max_still: number of further views of a kind that are kept frozen.
     """
 
     def __init__(self, max_live: int = MAX_LIVE, max_still: int = MAX_STILL) -> None:
@@ -46,7 +46,7 @@ class LiveViews:
         """Add a view; freeze the oldest live view of its kind if there are too many.
 
         Args:
-            kind: as users call it: "plots".
+            kind: name of the kind for users, in the plural: "plots".
             view: the view.
         """
         calls: list[Callable[[], None]] = []
@@ -63,7 +63,7 @@ class LiveViews:
         do_apart(calls)
 
     def end(self, why: str) -> None:
-        """Freeze all views: the mesh has ended."""
+        """Freeze all views, as the mesh has ended."""
         with self._lock:
             self._why = why
             live = [view for kind in self._views.values() for view in [*kind][-self._max_live :]]
@@ -75,10 +75,10 @@ def do_apart(calls: Sequence[Callable[[], None]]) -> None:
     """Call functions one after the other on a thread of their own, as drawing views takes long."""
 
     def do() -> None:
-        with contextlib.ExitStack() as stack:  # each is called, whichever fails
+        with contextlib.ExitStack() as stack:  # calls all functions even if one raises
             for call in reversed(calls):
                 stack.callback(call)
 
     if calls:
-        with contextlib.suppress(RuntimeError):  # the interpreter ends: nobody is there to be told
+        with contextlib.suppress(RuntimeError):  # the interpreter exits: no view is left to update
             threading.Thread(target=do, name="cellmesh-shown", daemon=True).start()

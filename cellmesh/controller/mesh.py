@@ -25,7 +25,7 @@ from .run import Run
 from .session.life import StartProgress
 from .session.session import Session
 
-# An expression is no work that fills a new rank, as a call is.
+# An expression, as a call would mark new ranks as no longer empty.
 _MODULES = "__import__('cellmesh.wire.modules', fromlist=[''])"
 
 
@@ -45,7 +45,7 @@ class Mesh(Ranks):
 
     @property
     def tabs(self) -> bool:
-        """Whether cells whose ranks show different things get a switch to one rank's output."""
+        """Whether cells whose ranks' output differs get a switch to the output of one rank."""
         return self.rank_set.session.displays.has_tabs
 
     @tabs.setter
@@ -54,7 +54,7 @@ class Mesh(Ranks):
 
     @property
     def fold_numbers(self) -> bool:
-        """Whether lines of ranks that differ only in numbers are shown as one, with their span."""
+        """Whether ranks' lines that differ only in numbers are shown as one line with ranges."""
         return self.rank_set.session.displays.folds_numbers
 
     @fold_numbers.setter
@@ -63,7 +63,7 @@ class Mesh(Ranks):
 
     @property
     def dims(self) -> dict[str, int]:
-        """The sizes of the DeviceMesh's dims by their names."""
+        """The dims of the DeviceMesh: name -> size."""
         return dict(self.rank_set.session.dims)
 
     @property
@@ -73,7 +73,7 @@ class Mesh(Ranks):
 
     @property
     def runs(self) -> tuple[Run[Any], ...]:
-        """The runs that have not ended, oldest first; after an attach, also those that were in
+        """The runs that have not ended, oldest first; after an attach, also the runs that were in
         flight then.
         """
         return self.rank_set.session.runs.all()
@@ -89,11 +89,11 @@ class Mesh(Ranks):
         return self.rank_set.session.core.mesh.ranks
 
     def log_path(self, rank: int) -> Path:
-        """Return the path of the log with everything that a rank has printed; it is removed when
-        the mesh ends.
+        """Return the path of the log with all output of a rank; the mesh removes the log at its
+        end.
 
         Raises:
-            MeshUsageError: the mesh is on many hosts, where the logs are (`read_log`).
+            MeshUsageError: the mesh is on many hosts, and the logs are there (see `read_log`).
         """
         session = self.rank_set.session
         if session.has_hosts:
@@ -101,13 +101,13 @@ class Mesh(Ranks):
         return session.ticket.logs / f"rank{rank}.log"
 
     def reshape(self, dims: Mapping[str, int] | str) -> None:
-        """Give each rank's DeviceMesh ``mesh`` other dims. Blocks; waits for what the ranks run.
+        """Give each rank's DeviceMesh ``mesh`` other dims. Blocks; waits for the ranks' runs.
 
         Args:
-            dims: name -> size, or ``dp=2,tp=4``; the product is the number of ranks.
+            dims: name -> size, or ``dp=2,tp=4``; the product of the sizes is the number of ranks.
 
         Raises:
-            MeshUsageError: the product is another number.
+            MeshUsageError: the product differs from the number of ranks.
         """
         shape = check_mesh(parse_mesh(dims) if isinstance(dims, str) else dims, len(self))
         self.rank_set.start(SetMesh(0, tuple(shape), tuple(shape.values())), "the reshape").result()
@@ -120,27 +120,26 @@ class Mesh(Ranks):
         hosts: str | Iterable[str] = (),
         mesh: Mapping[str, int] | str | None = None,
     ) -> HealReport:
-        """Give the mesh another number of ranks, between cells. Blocks.
+        """Change the number of ranks of the mesh, between cells. Blocks.
 
-        The highest ranks end, or new ones follow, on the last host or on hosts that join. Ranks
-        that stay keep their process and their names, and get process groups and a ``mesh`` of the
-        new size. What holds groups of the old size (DTensors, models in DDP or FSDP) must be made
-        again: `save` before and `load` after carry its values over.
+        The highest ranks end, or new ranks are added, on the last host or on hosts that join. Ranks
+        that stay keep their process and their variables, and get process groups and a ``mesh`` of
+        the new size. Objects with groups of the old size (DTensors, models in DDP or FSDP) must be
+        made again: `save` before and `load` after carry their values over.
 
         Args:
-            num_ranks: how many ranks there are to be; may be left out where `hosts` or `mesh` says
-                so.
-            hosts: that join, ``"c:2"``, of a mesh on hosts.
-            mesh: the DeviceMesh's dims then; needed if there is more than one.
+            num_ranks: new number of ranks; may be left out if `hosts` or `mesh` determines it.
+            hosts: hosts that join a mesh on many hosts, such as ``"c:2"``.
+            mesh: new dims of the DeviceMesh; needed if it has more than one.
 
         Returns:
-            What was done; its notes list names that are bound to the old size.
+            A report; its notes list variables that are bound to the old size.
 
         Raises:
-            MeshUsageError: the size cannot be, a rank runs something or is dead; nothing has
+            MeshUsageError: the size is not possible, or a rank is busy or dead; nothing has
                 changed.
             HostError: a host could not join, and nothing has changed; or new ranks could not be
-                started, and the mesh has the new size without them (`heal`).
+                started, and the mesh has the new size without them (see `heal`).
         """
         session = self.rank_set.session
         plan = plan_resize(
@@ -153,7 +152,7 @@ class Mesh(Ranks):
         )
         try:
             report = session.resize(plan)
-        finally:  # also where the user waits for it no longer
+        finally:  # also if the user has interrupted the wait
             self.rank_set = RankSet(session, range(session.num_ranks))
             self.ranks = self.rank_set.ranks
         if report.failure:
@@ -163,18 +162,18 @@ class Mesh(Ranks):
     def save(self, *names: str, path: str | os.PathLike[str], wait: bool = True) -> None:
         """Save variables of the ranks as one checkpoint (``torch.distributed.checkpoint``). Blocks.
 
-        The checkpoint at `path` stays until the new one is whole on disk, and is then replaced in
-        one step.
+        A checkpoint at `path` stays until the new one is complete on disk, and is then replaced
+        atomically.
 
         Args:
             names: modules, optimizers, anything with a ``state_dict``, DTensors, tensors, plain
                 values.
-            path: a directory; made if need be.
-            wait: must be True: ``dcp.async_save`` in a cell writes in the background.
+            path: a directory; created if it does not exist.
+            wait: must be True; to write in the background, call ``dcp.async_save`` in a cell.
 
         Raises:
-            MeshUsageError: something cannot be saved; nothing has been written then.
-            RankFailure: it could not be written; the checkpoint at `path` is as it was.
+            MeshUsageError: a variable cannot be saved; nothing has been written.
+            RankFailure: the checkpoint could not be written; the one at `path` is unchanged.
         """
         save(self.rank_set, names, path, wait)
 
@@ -184,50 +183,49 @@ class Mesh(Ranks):
         return answer.ranks if answer is not None else ()
 
     def why(self) -> str:
-        """Say why the mesh does not go on: which operations can never meet, or which ranks wait for
-        which others, and what these do. Waits at most a second.
+        """Describe why the mesh is stuck: operations that can never match, or else the ranks that
+        wait, the ranks for which they wait, and the activity of those. Waits at most a second.
         """
         session = self.rank_set.session
         return explain_waits(self.states(), session.dead_ranks, len(self))
 
     def read_log(self, rank: int, num_bytes: int = 1 << 20) -> LogText | None:
-        """Read the end of everything that a rank has printed.
+        """Read the end of a rank's log, which has all output of the rank.
 
         Args:
-            rank: which.
-            num_bytes: how much of it.
+            rank: the rank.
+            num_bytes: maximum number of bytes to read.
 
         Returns:
-            The text and how much lies before it; None if the mesh has ended.
+            The text and the number of bytes before it; None if the mesh has ended.
 
         Raises:
-            MeshUsageError: there is no such rank.
+            MeshUsageError: the mesh has no such rank.
         """
         if rank not in self.ranks:
             raise MeshUsageError(f"there is no rank {rank}: the mesh has 0-{len(self) - 1}")
         return self.rank_set.session.ask_log(rank, num_bytes)
 
     def heal(self, source: int | None = None, *, hosts: str | Iterable[str] = ()) -> HealReport:
-        """Replace dead ranks by new ones, and rebuild the process groups where that is needed.
-        Blocks.
+        """Replace dead ranks by new ranks, and rebuild the process groups where needed. Blocks.
 
-        Living ranks keep everything. It happens by itself after a failed cell, as far as no rank is
-        dead.
+        Living ranks keep their processes and variables. After a failed cell without dead ranks the
+        mesh heals by itself.
 
         Args:
-            source: a living rank whose names are copied to ranks that are new; None leaves them
-                empty.
-            hosts: new ones, each in the place of a lost host: ``"c:4"``, or ``"c"`` for the ranks
-                of any. A lost host that is named itself is started again, and what it holds is
-                given up.
+            source: a living rank whose variables are copied to the new ranks; None leaves the new
+                ranks empty.
+            hosts: new hosts, each in place of a lost host: ``"c:4"``, or ``"c"`` for any lost
+                host's number of ranks. A lost host may be named itself: it is started again, and
+                its old processes are given up.
 
         Returns:
-            What was done, and which names were copied and which not.
+            A report, with the variables that were copied and those that could not be.
 
         Raises:
-            MeshUsageError: ranks still run something, `source` cannot give anything, or a host of
-                `hosts` has no lost one's place to take.
-            HostError: it did not work out; what lives is as it was.
+            MeshUsageError: ranks are busy, `source` has nothing to copy, or there is no lost host
+                that a host of `hosts` could replace.
+            HostError: the mesh could not be healed; living ranks are unchanged.
         """
         if source is not None:
             self._check_source(source)
@@ -252,7 +250,7 @@ class Mesh(Ranks):
         )
 
     def _empty_ranks(self) -> set[int]:
-        """Return the ranks that replaced dead ones and have been given no names since."""
+        """Return the ranks that replaced dead ranks and have not run or received anything since."""
         return {info.rank for info in self.report() if info.predecessor_ending}
 
     def _check_source(self, source: int) -> None:
@@ -270,35 +268,35 @@ class Mesh(Ranks):
     def restart(
         self, timeout_s: float = 60.0, on_progress: Callable[[StartProgress], None] | None = None
     ) -> str:
-        """Replace every rank by a new one, forked from the zygote; what ranks held is lost. Blocks.
+        """Replace every rank by a new process, and lose the ranks' state. Blocks.
 
-        The new ranks take the environment variables and the working directory that have changed
-        here since the start, the attach or the last restart.
+        The new ranks take over the environment variables and the working directory that have
+        changed in this process since the start, the attach or the last restart.
 
         Args:
-            timeout_s: how long it may take, in seconds.
-            on_progress: told how far it has come; called on another thread.
+            timeout_s: how long the restart may take, in seconds.
+            on_progress: called with the progress, on another thread.
 
         Returns:
-            What they take, in a sentence; "" for nothing.
+            A sentence on the changes that the ranks take over; "" without changes.
 
         Raises:
             NoMeshError: the mesh has ended.
-            HostError: the new ranks did not come up; the mesh has ended.
+            HostError: the new ranks did not start; the mesh has ended.
         """
         return self.rank_set.session.restart(timeout_s, on_progress)
 
     def reload(self) -> tuple[str, ...]:
-        """Reload the user's modules on all ranks whose files have changed since a rank loaded them;
-        objects of theirs go on with the new code (IPython's autoreload). Blocks.
+        """Reload, on all ranks, the user's modules whose files have changed since they were loaded;
+        existing objects get the new code (IPython's autoreload). Blocks.
 
-        On many hosts, the hosts are sent the files first.
+        A mesh on many hosts sends the files to the hosts first.
 
         Returns:
-            The names of the modules that were reloaded on some rank.
+            The names of the modules that were reloaded on at least one rank.
 
         Raises:
-            RankFailure: a module could not be loaded; it is as it was.
+            RankFailure: a module could not be reloaded; it keeps its old code.
         """
         if (code := self.rank_set.session.code) is not None:
             code.bring()
@@ -306,18 +304,17 @@ class Mesh(Ranks):
         return tuple(sorted({name for each in names.list for name in each}))
 
     def detach(self) -> None:
-        """Leave the mesh; it lives until its lease ends, and `attach` finds it again. Blocks.
+        """Disconnect from the mesh, which runs on until its lease ends; `attach` connects again.
+        Blocks.
 
         Raises:
-            MeshUsageError: it has no lease.
-            NoMeshError: it has ended.
+            MeshUsageError: the mesh has no lease.
+            NoMeshError: the mesh has ended.
         """
         self.rank_set.session.detach()
 
     def stop(self) -> None:
-        """End every process of the mesh and wait until they have gone. Calling it again does
-        nothing.
-        """
+        """End every process of the mesh, and wait for their exit. Further calls do nothing."""
         self.rank_set.session.stop()
 
     def __enter__(self) -> Mesh:

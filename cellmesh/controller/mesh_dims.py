@@ -1,4 +1,4 @@
-"""The dims of a DeviceMesh, and coordinates in it, as users write them. Pure."""
+"""Parses and checks dims of a DeviceMesh, and coordinates in it. Pure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ DEFAULT_DIM = "dp"
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """Read mesh dims such as ``dp=2,tp=4``.
+    """Parse mesh dims such as ``dp=2,tp=4``.
 
     Args:
         text: ``dp=2,tp=4`` or ``dp=2 tp=4``.
 
     Raises:
-        MeshUsageError: it is not of that form.
+        MeshUsageError: the text does not have that form.
     """
     dims: dict[str, int] = {}
     for part in re.split(r"[,\s]+", text.strip()):
@@ -32,10 +32,10 @@ def parse_mesh(text: str) -> dict[str, int]:
 
 
 def check_mesh(dims: Mapping[str, int], num_ranks: int | None) -> dict[str, int]:
-    """Check that the product of the dims is the number of ranks (None: any number).
+    """Check that the product of the dims' sizes is the number of ranks; None for any number.
 
     Raises:
-        MeshUsageError: their product is another number.
+        MeshUsageError: the product differs from the number of ranks.
     """
     for name, size in dims.items():
         if not (isinstance(name, str) and name.isidentifier()):
@@ -55,17 +55,17 @@ def check_mesh(dims: Mapping[str, int], num_ranks: int | None) -> dict[str, int]
 
 
 def ranks_at(dims: Mapping[str, int], coordinate: Mapping[str, int]) -> tuple[int, ...]:
-    """The ranks at a mesh coordinate (row-major, as torch's DeviceMesh numbers them).
+    """Return the ranks at a mesh coordinate, numbered in row-major order as by torch's DeviceMesh.
 
     Args:
         dims: mesh dims, name -> size.
-        coordinate: some dims' indices, name -> index.
+        coordinate: indices in some of the dims, name -> index.
 
     Returns:
-        The ranks whose coordinate agrees, ascending.
+        The ranks with these indices, ascending.
 
     Raises:
-        MeshUsageError: there is no such dim, or no such index in it.
+        MeshUsageError: the mesh has no such dim, or the dim no such index.
     """
     for name, index in coordinate.items():
         if name not in dims:
@@ -89,10 +89,10 @@ def ranks_at(dims: Mapping[str, int], coordinate: Mapping[str, int]) -> tuple[in
 
 
 def parse_coordinate(text: str) -> dict[str, int]:
-    """Read a coordinate: ``tp=0`` or ``dp=1,tp=0``.
+    """Parse a mesh coordinate such as ``tp=0`` or ``dp=1,tp=0``.
 
     Raises:
-        MeshUsageError: it is not of that form.
+        MeshUsageError: the text does not have that form.
     """
     coordinate = {}
     for part in text.split(","):

@@ -1,4 +1,4 @@
-"""The numbers that ranks log with `cellmesh.log`, and plots of them."""
+"""Numbers that ranks log with `cellmesh.log`, and plots of them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ..wire.ranks import describe_ranks, group_ranks
 from ..wire.user_code import Logged
 from .live_views import LiveViews
 
-# Of each name on each rank; beyond that, every second point is dropped.
+# Points per name and rank; beyond that, every second point is dropped.
 MAX_POINTS = 20_000
-# What is drawn of a line: more would not be seen.
+# Points drawn per line: more would not be visible.
 MAX_DRAWN = 600
-# Called with the names that have new points, and with None where a cell has ended and all of its
-# points are here.
+# Called with the names that have new points, and with None once a cell has ended and all of its
+# points have arrived.
 Watcher = Callable[[frozenset[str] | None], None]
-# So many first steps with NaN are named.
+# Maximum number of groups of ranks named for their first NaN.
 _MAX_NANS = 3
 
 
@@ -29,8 +29,8 @@ class Series:
     """The points that one rank has logged under one name.
 
     Attributes:
-        steps: x, in the order logged.
-        values: y.
+        steps: x values, in the order logged.
+        values: y values.
     """
 
     steps: tuple[float, ...]
@@ -43,8 +43,8 @@ class _Kept:
     values: list[float] = field(default_factory=list)
 
     def add(self, steps: tuple[float, ...], values: tuple[float, ...]) -> None:
-        # A step that is not beyond the last: the loop was run again, and its curve begins anew.
-        # Within a message steps ascend: ranks see to that.
+        # A step not beyond the last means that the loop was run again, so the curve starts over.
+        # Within a message steps ascend: ranks ensure that.
         if self.steps and steps and steps[0] <= self.steps[-1]:
             self.steps, self.values = [], []
         self.steps += steps
@@ -62,7 +62,7 @@ class Metrics:
         self._watchers: list[Watcher] = []
 
     def take(self, run: int, ranks: tuple[int, ...], parcel: Parcel[Logged]) -> None:
-        """Keep points that these ranks have logged; called in the link's loop."""
+        """Add points that these ranks have logged; called in the link's loop."""
         verb = parcel.verb
         with self._lock:
             for name, values in zip(verb.names, verb.values, strict=True):
@@ -87,7 +87,7 @@ class Metrics:
             }
 
     def watch(self, watcher: Watcher) -> Callable[[], None]:
-        """Have a function called in the link's loop; return the function that ends this."""
+        """Register a function, called in the link's loop; return a function that removes it."""
         with self._lock:
             self._watchers.append(watcher)
 
@@ -99,7 +99,7 @@ class Metrics:
         return end
 
     def settle(self) -> None:
-        """Call the watchers at the end of a cell, whose points have arrived; in the link's loop."""
+        """Notify the watchers that a cell has ended; called in the link's loop after its points."""
         with self._lock:
             watchers = tuple(self._watchers)
         for watcher in watchers:
@@ -108,14 +108,14 @@ class Metrics:
 
 @dataclass(frozen=True)
 class Plot:
-    """A plot of logged numbers; in a notebook it shows itself, and is updated.
+    """A plot of logged numbers; a notebook displays it and keeps it up to date.
 
     Attributes:
-        metrics: where it comes from.
-        names: one panel each, in this order.
-        ranks: whose.
-        mean: whether the widget begins with the ranks' mean, and a band from the least to the most.
-        shown: what keeps it up to date.
+        metrics: source of the points.
+        names: names to plot, one panel each, in this order.
+        ranks: ranks to plot.
+        mean: whether to show first the mean over ranks, with a band from minimum to maximum.
+        shown: live views of the mesh, with which the plot is registered.
     """
 
     metrics: Metrics
@@ -125,7 +125,7 @@ class Plot:
     shown: LiveViews = field(default_factory=LiveViews, repr=False, compare=False)
 
     def series(self, name: str) -> Mapping[int, Series]:
-        """Return, for each rank, the points that it has logged under a name of the plot."""
+        """Return, for each rank of the plot, the points that it has logged under a name."""
         return {rank: one for rank, one in self.metrics.series(name).items() if rank in self.ranks}
 
     def __repr__(self) -> str:
@@ -146,12 +146,12 @@ class Plot:
 
 
 def first_nan(series: Series) -> int | None:
-    """Return the index of the first point of a line that is NaN; None if none is."""
+    """Return the index of the first NaN in a line, if any."""
     return next((index for index, value in enumerate(series.values) if value != value), None)
 
 
 def describe_nans(series: Mapping[int, Series]) -> str:
-    """Say on which ranks a line is NaN and since which step; "" if it is on none."""
+    """Describe the ranks whose line has NaN, with their first such step; "" without NaN."""
     found: dict[int, tuple[str, float]] = {}
     for rank, one in series.items():
         first = first_nan(one)
@@ -173,10 +173,10 @@ def plot(
     mean: bool = False,
     shown: LiveViews | None = None,
 ) -> Plot:
-    """Make a plot of the numbers logged under these names, which may be logged later.
+    """Make a plot of the numbers logged under these names, now or later.
 
     Raises:
-        MeshUsageError: no name, or one that is none.
+        MeshUsageError: no names are given, or one is not an identifier.
     """
     if not names:
         known = ", ".join(metrics.names())
@@ -191,17 +191,17 @@ def plot(
 
 
 def how_to(name: str) -> str:
-    """Return a hint how numbers are logged under a name."""
+    """Return a hint on how to log numbers under a name."""
     return f"`cellmesh.log({name}=..., step=...)` in a cell on the ranks"
 
 
 def thin(series: Series, limit: int = MAX_DRAWN) -> Series:
-    """Return a curve of at most `limit` points (and two, and one for each gap) that looks the same:
-    of each stretch, the least and the largest point, and the first that is NaN.
+    """Reduce a line to about `limit` points that look the same when drawn: of each stretch, the
+    minimum, the maximum and the first NaN.
 
     Args:
         series: the line.
-        limit: an even number.
+        limit: maximum number of points, even; the ends and one NaN per stretch may be added.
     """
     count = len(series.values)
     if count <= limit:
@@ -211,7 +211,7 @@ def thin(series: Series, limit: int = MAX_DRAWN) -> Series:
     for piece in range(pieces):
         here = range(piece * count // pieces, (piece + 1) * count // pieces)
         numbers = [index for index in here if series.values[index] == series.values[index]]
-        if len(numbers) < len(here):  # a gap begins, or goes on
+        if len(numbers) < len(here):  # there are NaN
             keep.add(next(index for index in here if series.values[index] != series.values[index]))
         if numbers:
             keep.add(min(numbers, key=series.values.__getitem__))

@@ -1,8 +1,8 @@
-"""News of a change, and replies, for which threads and asyncio tasks wait.
+"""Notifications and replies for which threads and asyncio tasks wait, safe against interrupts.
 
-A signal's handler (Ctrl-C) may raise between any two instructions of the main thread, and within a
-condition of `threading` or a future as well. So no waiting thread holds a lock that the reporting
-thread needs, and each waits on a lock of its own.
+A signal's handler (Ctrl-C) may raise between any two instructions of the main thread, also within a
+condition of `threading` or a future. So no waiting thread holds a lock that the reporting thread
+needs, and each waits on a lock of its own.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Generic, TypeVar
 
 from ..stdlib import threading, time
 
-# A signal that arrives just before a thread begins to wait does not end the wait: its handler runs
-# at the next look around.
+# A signal that arrives just before a thread begins to wait does not end the wait, so the wait is
+# divided into steps of this length, between which the handler runs.
 LOOK_UP_S = 0.5
 
 _T = TypeVar("_T")
 
 
 class News:
-    """Wakes threads and asyncio tasks once something they wait for may have changed.
+    """Wakes waiting threads and asyncio tasks after a change that they may wait for.
 
     Attributes:
-        last: another object after each report.
+        last: a new object after each report.
     """
 
     def __init__(self) -> None:
@@ -33,30 +33,37 @@ class News:
         self._wakers: deque[Callable[[], object]] = deque()
 
     def report(self) -> None:
-        """Wake all that wait; call this after the change."""
+        """Wake all waiting threads and tasks; call this after the change."""
         self.last = object()
         try:
             for _ in range(len(self._wakers)):
                 self._wakers.popleft()()
-        except IndexError:  # another thread reports, too
+        except IndexError:  # another thread reports as well
             return
 
     def add(self, wake: Callable[[], object]) -> None:
-        """Have the next report call a function once; compare `last` after this call."""
+        """Register a function that the next report calls once; compare `last` after this call, as
+        a report may have preceded it.
+        """
         self._wakers.append(wake)
 
     def wait(self, seen: object, timeout_s: float) -> None:
-        """Wait until `last` is another object than `seen`, or the time is up."""
+        """Wait until `last` is no longer the object `seen`, at most `timeout_s` seconds."""
         bell = threading.Lock()
         bell.acquire()
         self._wakers.append(bell.release)
         is_rung = self.last is not seen or bell.acquire(timeout=max(0.0, timeout_s))
         if not is_rung:
-            with contextlib.suppress(ValueError):  # it is being rung
+            with contextlib.suppress(ValueError):  # a report is calling it
                 self._wakers.remove(bell.release)
 
     def wait_for(self, is_over: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Wait until a condition holds, which a report follows; return whether it does in time."""
+        """Wait until a condition holds, checked after each report; return whether it held in time.
+
+        Args:
+            is_over: returns whether the condition holds.
+            timeout_s: how long to wait, in seconds; None for no limit.
+        """
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             seen = self.last
@@ -69,7 +76,7 @@ class News:
 
 
 class Reply(Generic[_T]):
-    """A value or an error that one thread gives once, and others wait for."""
+    """A value or an error that one thread sets once, and for which others wait."""
 
     def __init__(self) -> None:
         self._news = News()
@@ -78,28 +85,28 @@ class Reply(Generic[_T]):
         self._is_given = False
 
     def give(self, value: _T) -> None:
-        """Give the value."""
+        """Set the value."""
         self._value = value
         self._note_given()
 
     def fail(self, error: BaseException) -> None:
-        """Give the error that is raised in place of a value."""
+        """Set the error that `result` raises."""
         self._error = error
         self._note_given()
 
     def is_given(self) -> bool:
-        """Return whether there is a value or an error."""
+        """Return whether a value or an error is set."""
         return self._is_given
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until there is a value or an error; return whether there is one in time."""
+        """Wait until a value or an error is set; return whether one is in time."""
         return self._news.wait_for(self.is_given, timeout_s)
 
     def result(self, timeout_s: float | None = None) -> _T:
         """Wait for the value, and return it.
 
         Raises:
-            TimeoutError: it was not given in time.
+            TimeoutError: the value was not set in time.
         """
         if not self.wait(timeout_s):
             raise TimeoutError

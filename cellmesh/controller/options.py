@@ -1,4 +1,4 @@
-"""The options of a start, checked before anything is started; and those that a project sets."""
+"""Checks the options of a start, and reads the defaults that a project sets."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class Options(MeshOptions, frozen=True, kw_only=True):
-    """The checked options of a mesh that is to be started.
+    """The checked options for the start of a mesh.
 
     Attributes:
         num_ranks: number of ranks.
         mesh: DeviceMesh dims, name -> size; their product is `num_ranks`.
         prestart: whether the ranks may be forked from the notebook's waiting zygote.
-        hosts: on which the mesh runs, with their numbers of ranks; () for this host.
-        command: the command line that starts the agents of all hosts; "" where each host has one.
-        sync: whether the user's modules are made the same on all hosts.
+        hosts: hosts of the mesh, with their numbers of ranks; () for this host only.
+        command: command line that starts the agents of all hosts; "" if each host has its own.
+        sync: whether to copy the user's modules to all hosts.
     """
 
     num_ranks: int
@@ -47,13 +47,13 @@ def read_project_options(start: Path) -> dict[str, Any]:
     """Read the ``[tool.cellmesh]`` table of the nearest ``pyproject.toml``.
 
     Args:
-        start: the directory to begin at; its parents follow.
+        start: directory in which the search begins; it continues in the parents.
 
     Returns:
-        Keyword arguments for `make_options`; empty where there is no such table.
+        Keyword arguments for `make_options`; empty without such a table.
 
     Raises:
-        MeshUsageError: the file does not parse, or the table has a key that is no option.
+        MeshUsageError: the file does not parse, or the table has a key that is not an option.
     """
     for directory in (start, *start.parents):
         path = directory / "pyproject.toml"
@@ -61,7 +61,7 @@ def read_project_options(start: Path) -> dict[str, Any]:
             break
     else:
         return {}
-    import tomllib  # only where there is such a file
+    import tomllib  # only if there is such a file
 
     try:
         tool = tomllib.loads(path.read_text()).get("tool", {})
@@ -92,7 +92,7 @@ def make_options(num_ranks: Any = None, **given: Unpack[StartOptions]) -> Option
         given: the other options.
 
     Raises:
-        MeshUsageError: a value cannot be used.
+        MeshUsageError: an option or its value is invalid.
     """
     _check_names(given, "a start was given ")
     kinds = get_type_hints(StartOptions)
@@ -123,14 +123,14 @@ def make_options(num_ranks: Any = None, **given: Unpack[StartOptions]) -> Option
 
 
 def check_num_ranks(num_ranks: Any, remedy: str) -> int:
-    """Return a mesh's number of ranks.
+    """Check the number of ranks of a mesh, and return it.
 
     Args:
-        num_ranks: as the user gave it.
-        remedy: the end of the error's text where it is no number.
+        num_ranks: the number that the user gave.
+        remedy: end of the error message if it is not an integer.
 
     Raises:
-        MeshUsageError: it is no whole number, or is out of range.
+        MeshUsageError: `num_ranks` is not an integer, or is out of range.
     """
     if isinstance(num_ranks, bool) or not isinstance(num_ranks, int):
         raise MeshUsageError(
@@ -142,16 +142,16 @@ def check_num_ranks(num_ranks: Any, remedy: str) -> int:
 
 
 def parse_duration(text: str) -> float:
-    """Read a duration such as ``30m``, ``2h`` or ``0``.
+    """Parse a duration such as ``30m``, ``2h`` or ``0``.
 
     Args:
         text: ``30m``, ``1.5h``, ``90s`` or a number of seconds.
 
     Returns:
-        Seconds.
+        The duration in seconds.
 
     Raises:
-        MeshUsageError: it is not of that form.
+        MeshUsageError: the text does not have that form.
     """
     found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(s|m|min|h|d)?", text.strip())
     if not found:
@@ -160,8 +160,8 @@ def parse_duration(text: str) -> float:
 
 
 def _check(option: str, kind: Any, value: Any) -> Any:
-    """Return the value of an option of a simple kind, checked; other kinds have functions of their
-    own.
+    """Check the value of an option of a simple type, and return it; options of other types are
+    checked by their own functions.
     """
     if kind == Duration:
         return _check_duration(option, value)
@@ -230,7 +230,7 @@ def _check_host_lease(value: Any) -> float:
     return lease_s
 
 
-# A ticket, which carries them, has at most a megabyte.
+# Maximum size of all environment variables, as a ticket, which contains them, has at most 1 MB.
 _MAX_BYTES = 256 << 10
 _GPU = re.compile(r"\d+|(GPU|MIG)-[0-9a-fA-F-]+")
 NO_GPUS = "none"
@@ -239,17 +239,18 @@ NO_GPUS = "none"
 def read_environment(
     given: Mapping[str, str] | Iterable[str] | str, environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """Read which environment variables the ranks get.
+    """Return the environment variables to set on the ranks.
 
     Args:
-        given: names and values; or texts, each ``NAME`` for the notebook's value or ``NAME=value``.
-        environment: the notebook's.
+        given: name -> value; or texts, each ``NAME`` for the notebook's value or ``NAME=value``.
+        environment: environment of the notebook.
 
     Returns:
-        Names and values.
+        Name -> value.
 
     Raises:
-        MeshUsageError: a name is none, is not set in the notebook, or is set by the mesh itself.
+        MeshUsageError: a name is invalid, is not set in the notebook, or is set by the mesh itself;
+            or the values are invalid or too large.
     """
     if isinstance(given, str):
         given = [given]
@@ -274,7 +275,7 @@ def read_environment(
                 f"--env {name}: {name} is not set in the notebook: set it there "
                 f"(os.environ[{name!r}] = ...), or give its value, as in --env {name}=value"
             )
-        if not isinstance(value, str) or "\0" in value:  # which is not shown: it may be a secret
+        if not isinstance(value, str) or "\0" in value:  # not shown, as it may be a secret
             raise MeshUsageError(f"--env {name}: the value of {name} must be text without NULs")
         chosen[name] = Secret(value)
     num_bytes = sum(len(name) + len(value) for name, value in chosen.items())
@@ -294,13 +295,13 @@ def _is_no_environment(given: object) -> MeshUsageError:
 
 
 def read_gpus(given: Any) -> tuple[str, ...]:
-    """Read which GPUs the ranks of each host use.
+    """Parse the GPUs that the ranks of each host use.
 
     Args:
         given: ``0,2`` or ``none``; or a list, or one number.
 
     Raises:
-        MeshUsageError: it is not of that form.
+        MeshUsageError: the value does not have that form, or names a GPU twice.
     """
     if isinstance(given, int) and not isinstance(given, bool):
         given = [given]

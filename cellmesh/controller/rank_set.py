@@ -1,5 +1,5 @@
-"""A set of ranks of a mesh as features see it: which ranks get work, and through which session; and
-how the calls and values are pickled that they get.
+"""A set of ranks of a mesh, to which features send work, and the pickling of calls and values for
+them.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class RankSet:
     """A set of ranks of a mesh, to which features send work.
 
     Args:
-        session: the mesh that they belong to.
-        ranks: their numbers.
-        is_single: results are the one rank's value, not `Results`.
+        session: session of the mesh.
+        ranks: numbers of the ranks.
+        is_single: whether a run's result is the value of the only rank, not `Results`.
     """
 
     def __init__(self, session: Session, ranks: Sequence[int], is_single: bool = False) -> None:
@@ -46,7 +46,7 @@ class RankSet:
         return RankSet(self.session, ranks, is_single)
 
     def living(self) -> list[int]:
-        """Return those of the ranks that have a process."""
+        """Return the ranks that are not dead."""
         dead = self.session.dead_ranks
         return [rank for rank in self.ranks if rank not in dead]
 
@@ -60,15 +60,17 @@ class RankSet:
         channel: Channel = "work",
         sink: Sink | None = None,
     ) -> Run[Any]:
-        """Send work to the ranks as a run; wait only while too much work is queued for them.
+        """Send work to the ranks as a run, without waiting for its end; wait only while too much
+        work is queued for the ranks.
 
         Args:
-            work: what each rank does; its `run`, if it has one, is set here.
-            title: what errors call the run.
-            buffers: the frames that the payload of the work announces.
-            num_bytes: how long the arguments are.
-            channel: ``control`` for what a rank answers beside the run that it executes.
-            sink: where output goes; None for the calling notebook cell or the console.
+            work: message with the work of each rank; its `run`, if it has one, is set here.
+            title: name of the run in errors.
+            buffers: frames that the payload of the work announces.
+            num_bytes: size of the arguments, in bytes.
+            channel: ``control`` for work of a rank's control thread, beside the run that the rank
+                executes.
+            sink: shows the output; None for the calling notebook cell or the console.
 
         Raises:
             NoMeshError: the mesh has ended.
@@ -79,7 +81,7 @@ class RankSet:
         kind = type(work)
         item = WorkItem(verb, kind, self.ranks, buffers, title, channel, num_bytes, self.is_single)
         sink = sink or current_sink(session.displays)
-        # What a query cannot have is said once, by its answer.
+        # The caller of a query reports its failures, so remarks would repeat them.
         sink = Unremarked(sink) if kind.is_query else sink
         hold_s = HOLD_HOSTS_S if session.has_hosts else HOLD_S
         folds_numbers = session.displays.folds_numbers
@@ -103,7 +105,7 @@ class RankSet:
         segment.
 
         Returns:
-            The pickle and the buffers to send, and how many bytes they count.
+            The pickle and the buffers to send, and their size in bytes for the queue's limit.
         """
         num_bytes = len(pickled.stream)
         if not buffers and num_bytes < MIN_BYTES:
@@ -121,12 +123,12 @@ def dump_call(
     """Pickle a function and its arguments, for ranks to call.
 
     Raises:
-        UnpicklableError: one of them cannot be pickled; says which.
+        UnpicklableError: one of them cannot be pickled; the message names it.
     """
     try:
         return payload.dumps((function, args, kwargs), name, loaded.reducer(), not (args or kwargs))
     except MeshUsageError:
-        payload.dumps(function, name, loaded.reducer())  # say which part it was
+        payload.dumps(function, name, loaded.reducer())  # to name the part in the error
         for position, value in enumerate(args):
             payload.dumps(value, f"argument {position} of {name}", loaded.reducer())
         for key, value in kwargs.items():
@@ -137,19 +139,20 @@ def dump_call(
 def dump_names(
     names: Mapping[str, Any], reducer: payload.Reducer | None = None
 ) -> tuple[Any, list[Frame]]:
-    """Pickle values with their names, for ranks to bind.
+    """Pickle values with their names, for ranks to assign to variables.
 
     Args:
         names: name -> value.
-        reducer: instead of the one that knows the notebook's modules; see `payload.dumps`.
+        reducer: reduces objects for pickle, see `payload.dumps`; None for the reducer of functions
+            in the notebook's modules.
 
     Raises:
-        UnpicklableError: one of them cannot be pickled; says which.
+        UnpicklableError: a value cannot be pickled; the message names it.
     """
     reducer = reducer or loaded.reducer()
     try:
         return payload.dumps(dict(names), "push", reducer)
     except MeshUsageError:
-        for name, value in names.items():  # say which one it was
+        for name, value in names.items():  # to name the value in the error
             payload.dumps(value, name, reducer)
         raise

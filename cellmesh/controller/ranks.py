@@ -1,8 +1,7 @@
 """The public `Ranks`: some ranks of a mesh, with methods that run code, move values and inspect.
 
-``mesh[0]``, ``mesh[2:4]`` and ``mesh.at(tp=0)`` give parts of a mesh with the same methods. A
-little long, and one class all the same: it is the list of what users can do; what a method does is
-in other modules.
+``mesh[0]``, ``mesh[2:4]`` and ``mesh.at(tp=0)`` give parts of a mesh with the same methods. The
+class is long, as it lists all operations for users; their implementations are in other modules.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Ranks:
     """Some ranks of a mesh, with methods that run code on them, move values and inspect.
 
     Args:
-        rank_set: the ranks, as features see them.
+        rank_set: the ranks, in the form that the feature modules use.
     """
 
     def __init__(self, rank_set: RankSet) -> None:
@@ -91,32 +90,34 @@ class Ranks:
             coordinate: indices in some of the mesh's dims, as in ``mesh.at(tp=0)``.
 
         Returns:
-            Those of these ranks whose coordinate agrees.
+            The ranks among these that are at the coordinate.
 
         Raises:
-            MeshUsageError: no such dim, no such index in it, or none of these ranks is there.
+            MeshUsageError: the mesh has no such dim, the dim no such index, or none of these ranks
+                is at the coordinate.
         """
         chosen = set(ranks_at(self.rank_set.session.dims, coordinate)) & set(self.ranks)
         if not chosen:
             raise MeshUsageError(f"none of {self.ranks} is at {coordinate}")
         return self._part(sorted(chosen))
 
-    # ---- running things
+    # ---- running code
 
     def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Call a function on every rank, and wait.
+        """Call a function on every rank, and return its values. Blocks.
 
         Args:
-            function: anything that cloudpickle can pickle. Names that it and its helpers do not
-                bring from the notebook are the rank's, as they are when it is called.
-            args, kwargs: its arguments.
+            function: a function that cloudpickle can pickle. Global names that are not pickled with
+                it, or with its helpers, are looked up on the rank when it is called.
+            args, kwargs: arguments of the function.
 
         Returns:
             `Results` (rank -> value), or the value itself on ``mesh[i]``.
 
         Raises:
-            RankFailure: it raised on some ranks; the group holds the original exceptions.
-            UnpicklableError: function or arguments cannot be pickled.
+            RankFailure: the function raised on at least one rank; the exception group has the
+                original exceptions.
+            UnpicklableError: the function or an argument cannot be pickled.
         """
         return self.submit(function, *args, **kwargs).result()
 
@@ -124,7 +125,7 @@ class Ranks:
         """Call a function on every rank as `run` does, and return a `Run` without waiting.
 
         Returns:
-            The run: ``.result()``, ``await run``, or iterate over ``(rank, value)``.
+            The run; call ``.result()``, ``await`` it, or iterate over ``(rank, value)``.
         """
         name = getattr(function, "__qualname__", type(function).__name__)
         pickled, buffers, num_bytes = self.rank_set.lend(*dump_call(name, function, args, kwargs))
@@ -132,16 +133,16 @@ class Ranks:
         return self.rank_set.start(verb, name, buffers, num_bytes=num_bytes)
 
     def cell(self, source: str, argv: str | Iterable[str] | None = None) -> Any:
-        """Run source in the ranks' namespace, as a notebook's cell, and wait.
+        """Run source as a notebook cell in the ranks' namespace. Blocks.
 
         Args:
-            source: Python, with IPython's magics if wanted.
-            argv: what follows the program's name in ``sys.argv`` while it runs: ``"--lr 0.1"``, or
-                a list.
+            source: Python source, which may contain IPython magics.
+            argv: arguments after the program's name in ``sys.argv`` while the cell runs:
+                ``"--lr 0.1"``, or a list.
 
         Raises:
-            RankFailure: it raised on some ranks.
-            SyntaxError: it does not parse; no rank has run anything.
+            RankFailure: the cell raised on at least one rank.
+            SyntaxError: the source does not parse; no rank has run it.
         """
         self.submit_cell(source, argv=argv).result()
 
@@ -159,13 +160,13 @@ class Ranks:
         """Run source as `cell` does, and return a `Run` without waiting.
 
         Args:
-            source: the cell.
-            execution_count: what ``In[n]`` shows in tracebacks; 0 counts by itself.
-            quiet: show nothing but errors.
-            timed: have each rank tell how long it took (`Run.timings`).
-            argv: as of `cell`.
-            sink: where output goes; None for the calling notebook cell or the console.
-            has_tabs: in a notebook, let people switch between ranks that showed different things.
+            source: source of the cell.
+            execution_count: number of ``In[n]`` in tracebacks; 0 to let the ranks count.
+            quiet: whether to show only errors.
+            timed: whether each rank measures its time (see `Run.timings`).
+            argv: as in `cell`.
+            sink: shows the output; None for the calling notebook cell or the console.
+            has_tabs: whether a notebook shows a switch between ranks if their output differs.
         """
         cell = read_cell(source, execution_count)
         words = None if argv is None else read_argv(argv)
@@ -188,20 +189,22 @@ class Ranks:
         placements: Sequence[Any] | str | None = None,
         **more: Any,
     ) -> None:
-        """Send values to the ranks, where they are bound to names of the namespace, and wait.
+        """Send values to the ranks and assign them to variables in the ranks' namespace. Blocks.
+
+        Without `shard` and `placements`, each rank gets a whole copy of each value.
 
         Args:
-            mapping: name -> value; for names such as ``shard`` that the arguments below have.
-            shard: give each rank a part of its own: split tensors and arrays along this dim, as
-                ``torch.tensor_split`` does, tensors on the rank's device.
-            placements: make DTensors on the ranks' mesh: ``[Shard(0), Replicate()]``, one for each
-                of its dims, or that as a text.
-            more: name -> value. Without the two above, each rank has a whole value of its own.
+            mapping: name -> value; needed for names such as ``shard`` that are arguments.
+            shard: dim along which tensors and arrays are split among the ranks, as by
+                ``torch.tensor_split``; tensors are moved to the rank's device.
+            placements: placements of DTensors to be made on the ranks' mesh, one for each of its
+                dims: ``[Shard(0), Replicate()]``, or the same as a text.
+            more: name -> value.
 
         Raises:
-            UnpicklableError: a value cannot be pickled; says which, and which part of it.
-            MeshUsageError: a value cannot be split so, or is larger than memory. Nothing has been
-                sent then.
+            UnpicklableError: a value cannot be pickled; the message names it and its part.
+            MeshUsageError: a value cannot be split, or does not fit into memory; nothing has been
+                sent.
         """
         from .values.transfer import push
 
@@ -219,23 +222,23 @@ class Ranks:
         reduce: Reduction | None = None,
         dim: int = 0,
     ) -> Any:
-        """Evaluate an expression on every rank and bring the values here. Blocks.
+        """Evaluate an expression on every rank and return the values. Blocks.
 
         Args:
             expression: a name, or any Python expression.
-            gather: put the ranks' parts together to one: DTensors by their placements, plain
-                tensors and arrays by rank.
-            reduce: ``"mean"``, ``"sum"`` or ``"stack"`` of the ranks' values; of nests, part by
-                part.
-            dim: along which plain parts are gathered.
+            gather: whether to join the ranks' parts into one value: DTensors by their placements,
+                plain tensors and arrays by rank.
+            reduce: ``"mean"``, ``"sum"`` or ``"stack"`` of the ranks' values; containers are
+                reduced element by element.
+            dim: dim along which plain tensors and arrays are gathered.
 
         Returns:
             `Results`, or the value itself on ``mesh[i]`` and with `gather` or `reduce`. CUDA
-            tensors come as CPU tensors.
+            tensors are returned as CPU tensors.
 
         Raises:
-            RankFailure: a rank could not evaluate or pickle it.
-            MeshUsageError: the values make no whole, or cannot be reduced.
+            RankFailure: a rank could not evaluate the expression or pickle its value.
+            MeshUsageError: the values do not fit together, or cannot be reduced.
         """
         check_expression(expression)
         if gather or reduce is not None:
@@ -245,21 +248,20 @@ class Ranks:
         return self.rank_set.start(PullNames(0, expression)).result()
 
     def inspect(self, expression: str, *, grads: bool = False) -> Inspection:
-        """Describe a value on every rank: shape, dtype, placements, statistics, whether replicas
-        are equal.
+        """Describe a value on every rank: shape, dtype, placements, statistics, and whether
+        replicas are equal. Blocks.
 
-        A path of names, attributes and constant indices is followed, and runs no code; ranks that
-        are busy answer it from their control threads. Any other expression is evaluated once on
-        each rank, if none of them is busy, and its value kept there as long as the inspection
-        lives. Blocks.
+        A path of names, attributes and constant indices is looked up without running code, by busy
+        ranks from their control threads. Any other expression is evaluated once on each rank, if
+        no rank is busy, and its value is kept there as long as the inspection lives.
 
         Args:
-            expression: a tensor, a module, an optimizer or any nest of them.
-            grads: describe the gradients in it, in place of its tensors.
+            expression: a tensor, a module, an optimizer or a container of them.
+            grads: whether to describe the gradients in it, in place of its tensors.
 
         Returns:
-            A Mapping rank -> `TensorSummary`; ranks that have no such value are in its
-            `refusals`. In a notebook it shows itself as ``%dist_inspect`` does.
+            A Mapping rank -> `TensorSummary`; ranks without the value are in its `refusals`. A
+            notebook displays it like ``%dist_inspect``.
         """
         from .inspect import inspect
 
@@ -267,85 +269,88 @@ class Ranks:
         return inspect(self.rank_set, expression, grads=grads)
 
     def stacks(self, all_threads: bool = False) -> str:
-        """Show each rank's Python stack, equal stacks once; ranks answer while they are blocked,
-        too. Waits about a second for ranks that do not answer.
+        """Return the Python stacks of the ranks as text, equal stacks once; blocked ranks answer as
+        well. Waits about a second for ranks that do not answer.
 
         Args:
-            all_threads: all threads, not only the main one.
+            all_threads: whether to include all threads, not only the main thread.
         """
         return show_stacks(self.rank_set.session, self.ranks, all_threads)
 
     def check(self, expression: str = "") -> CheckReport:
-        """Check that replicas are equal: parameters, buffers, optimizer and RNG state.
+        """Check that replicas are equal: parameters, buffers, optimizer and RNG state. Blocks.
 
-        Runs no collective. Blocks.
+        Runs no collective.
 
         Args:
-            expression: what to check; "" for all wrapped models, optimizers and generators.
+            expression: the value to check; "" for all wrapped models, optimizers and generators.
         """
         from .replicas import check
 
         return check(self.rank_set, expression)
 
     def sync(self, expression: str, source: int = 0) -> SyncSummary:
-        """Make replicas equal again, in place. A collective: all ranks take part. Blocks.
+        """Make replicas equal to those of one rank, in place. Blocks.
+
+        This is a collective, in which all ranks of the mesh take part.
 
         Args:
-            expression: a model, an optimizer, tensors.
-            source: the rank whose values are right.
+            expression: a model, an optimizer, or tensors.
+            source: the rank whose values are copied.
         """
         from .replicas import sync
 
         return sync(self.rank_set, expression, source)
 
     def load(self, *names: str, path: str | os.PathLike[str]) -> tuple[str, ...]:
-        """Load a checkpoint into the ranks' objects, in place, on whatever number of ranks it was
-        saved. Blocks.
+        """Load a checkpoint into the ranks' objects, in place; it may have been saved on another
+        number of ranks. Blocks.
 
         Args:
-            names: which of those that were saved; none for all.
-            path: of the checkpoint, as `Mesh.save` or ``torch.distributed.checkpoint`` has written
-                it.
+            names: names of saved variables to load; all saved variables if none are given.
+            path: directory of a checkpoint that `Mesh.save` or ``torch.distributed.checkpoint`` has
+                written.
 
         Returns:
-            The names loaded.
+            The names of the loaded variables.
 
         Raises:
-            MeshUsageError: there is no checkpoint, or a name is not there or not what was saved.
-                Nothing has been loaded then.
+            MeshUsageError: there is no checkpoint at `path`, or a name is not in it or does not
+                match the saved variable; nothing has been loaded.
         """
         from .checkpoint import load
 
         return load(self.rank_set, names, path)
 
     def profile(self, source: str, trace: str | Path | None = None) -> Profile:
-        """Run source as `cell` does, under torch.profiler on every rank, and wait.
+        """Run source as `cell` does, under torch.profiler on every rank. Blocks.
 
         Args:
-            source: the cell.
-            trace: a file for one Chrome trace of all ranks.
+            source: source of the cell.
+            trace: path of a file to write, with one Chrome trace of all ranks.
 
         Returns:
-            Where time went: ``.operators``, ``.lateness``, ``.by_rank``.
+            The profile: ``.operators``, ``.lateness``, ``.by_rank``.
 
         Raises:
-            RankFailure: the cell raised on some ranks; its `profile` has what ran until then.
-            RanksInterrupted: it was interrupted; likewise.
+            RankFailure: the cell raised on at least one rank; the exception's `profile` has the
+                profile until then.
+            RanksInterrupted: the cell was interrupted; the exception has a `profile` as well.
         """
         from .trace.profile import profile
 
         return profile(self, source, trace)
 
     def plot(self, *names: str, mean: bool = False) -> Plot:
-        """Plot what these ranks report with `cellmesh.log`; a notebook updates the plot while they
-        run.
+        """Plot the numbers that these ranks log with `cellmesh.log`; a notebook updates the plot
+        while they run.
 
         Args:
-            names: what was, or will be, logged: ``mesh.plot("loss")``.
-            mean: the ranks' mean, and a band from the least to the most.
+            names: names that were or will be logged: ``mesh.plot("loss")``.
+            mean: whether to show the mean over ranks, with a band from minimum to maximum.
 
         Raises:
-            MeshUsageError: there are no names, or one is none.
+            MeshUsageError: no names are given, or one is not an identifier.
         """
         from .metrics import plot  # rarely used
 
@@ -358,21 +363,21 @@ class Ranks:
         )
 
     def timeline(self, num_cells: int = 5, trace: str | Path | None = None) -> History:
-        """Show when these ranks computed, were in collectives, and waited for which rank in the
-        last cells.
+        """Return the timeline of the last cells: when each rank computed, was in a collective, and
+        waited for which rank.
 
-        Ranks note that always, at a cost below a hundredth of a step. Answered also while they are
+        Ranks always record it, for less than 1 % of a step's time, and answer also while they are
         busy.
 
         Args:
-            num_cells: how many of the last cells; calls from Python count as cells.
-            trace: a file for a Chrome trace of it.
+            num_cells: number of last cells; calls from Python count as cells.
+            trace: path of a file to write, with a Chrome trace of the timeline.
 
         Returns:
             The history: ``.cells``, ``.operations``, ``.lateness()``, ``.describe()``.
 
         Raises:
-            MeshUsageError: of no cells.
+            MeshUsageError: `num_cells` is less than 1, or `trace` is in no directory.
             NoMeshError: the mesh has ended.
             HostError: the trace could not be written.
         """
@@ -381,23 +386,25 @@ class Ranks:
         return remember(self.rank_set, num_cells, trace)
 
     def debug(self) -> None:
-        """Open the debugger where these ranks' last exception was raised. Blocks until it is left.
+        """Open the debugger at the place of these ranks' last exception. Blocks until the user
+        leaves it.
 
         Raises:
-            RankFailure: there was no exception on one of them.
+            RankFailure: one of the ranks has had no exception.
         """
         self.rank_set.start(PostMortem(0), "the debugger").result()
 
     def states(self) -> Mapping[int, RankState]:
-        """Ask each rank's control thread what the rank is doing now. Waits at most a second.
+        """Return the current activity of each rank, reported by its control thread. Waits at most a
+        second.
 
         Returns:
-            rank -> state; ranks that are dead or did not answer are missing.
+            rank -> state; without ranks that are dead or did not answer.
         """
         return self.rank_set.session.states(self.ranks)
 
     def interrupt(self) -> None:
-        """Interrupt the runs of these ranks, also those that are queued. Does not wait."""
+        """Interrupt the current and the queued runs of these ranks; return without waiting."""
         self.rank_set.session.runs.interrupt(self.rank_set.session.runs.on(self.ranks))
 
     def __repr__(self) -> str:
@@ -411,19 +418,18 @@ class Ranks:
 
 
 def seed_ranks(ranks: Ranks, seed: int, per_rank: bool = False) -> list[str]:
-    """Seed the generators of Python, numpy (where it is imported) and torch, on all devices.
-    Blocks.
+    """Seed the random generators of Python, torch (on all devices) and, if imported, numpy. Blocks.
 
     Args:
-        ranks: whose.
-        seed: of all of them.
-        per_rank: give each its rank more.
+        ranks: ranks to seed.
+        seed: the seed.
+        per_rank: whether to add its rank number to each rank's seed.
 
     Returns:
-        Which were seeded, as people call them.
+        The modules whose generators were seeded.
     """
 
-    # A nested function travels as what it is: ranks import nothing of the controller's.
+    # A nested function is pickled by value, so that ranks do not import the controller.
     def seed_all(seed: int, per_rank: bool) -> list[str]:
         import os
         import random

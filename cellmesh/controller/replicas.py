@@ -1,5 +1,5 @@
-"""Compares replicas across ranks (joins the ranks' digests and describes the differences), and
-copies the variables of one rank to others.
+"""Compares replicas across ranks by their digests, describes the differences, and copies the
+variables of one rank to others.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ _MAX_SHOWN, _MAX_GROUPS = 10, 8
 
 @dataclass(frozen=True)
 class Difference:
-    """A tensor or value that differs among ranks that should hold the same.
+    """A tensor or value that differs among ranks that should hold equal ones.
 
     Attributes:
-        path: where it is.
-        kind: what it is.
-        groups: ranks that agree with each other; the first is what most hold.
-        what: in what they differ.
+        path: path of the tensor or value.
+        kind: kind of the tensor or value, as the ranks report it.
+        groups: groups of ranks with equal values, the largest group first.
+        what: the aspect in which the groups differ: elements, shape or dtype, value, or state.
         missing: ranks that do not have it.
-        texts: one a group: its shape and dtype, or its value if it is plain; "" where only elements
+        texts: for each group, its shape and dtype, or its value if it is plain; "" if only elements
             differ.
-        distances: first rank of a group -> how far that group is from the first; for the first few
-            differences only.
-        is_meant_equal: whether a wrapped model, an optimizer over one or a DTensor says that these
-            ranks hold the same; of other values nobody knows.
+        distances: first rank of a group -> distance of the group from the first group; for the
+            first few differences only.
+        is_meant_equal: whether the values must be equal, as they belong to a wrapped model, an
+            optimizer over one, or a DTensor; for other values this is unknown.
     """
 
     path: str
@@ -58,7 +58,7 @@ class Difference:
     is_meant_equal: bool = True
 
     def describe_ranks(self) -> str:
-        """Describe which ranks agree with each other."""
+        """Describe the groups of ranks with equal values."""
         shown = [describe_ranks(group) for group in self.groups[:_MAX_GROUPS]]
         num_more = len(self.groups) - len(shown)
         parts = [" ≠ ".join([*shown, *([f"{num_more} more kinds"] if num_more else [])])]
@@ -67,7 +67,7 @@ class Difference:
         return "; ".join(parts)
 
     def describe(self) -> str:
-        """Describe by how much, or in what, the ranks differ."""
+        """Describe by how much, or in which aspect, the groups differ."""
         if self.distances:
             return "; ".join(
                 _describe_distance(distance, group)
@@ -84,17 +84,18 @@ class Difference:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """The result of ``%dist_check``: differences of replicas; shows itself as text.
+    """The differences of replicas that ``%dist_check`` finds; its repr is the report.
 
     Attributes:
-        expression: what was checked; "" for all wrapped models and optimizers.
-        ranks: the ranks asked.
-        num_compared: tensors and values of which more than one rank should hold the same.
-        num_alone: of which every rank holds a part of its own.
-        differences: in the order in which they were found, the first one first.
-        expected: differences that are normal (generators, statistics of BatchNorm), with why.
-        not_wrapped: models and optimizers that were left out, as nothing says who should hold the
-            same.
+        expression: the checked expression; "" for all wrapped models and optimizers.
+        ranks: ranks that were checked.
+        num_compared: number of tensors and values with more than one replica.
+        num_alone: number of tensors and values of which each rank has a part of its own.
+        differences: differences that should not be, in the order in which they were found.
+        expected: differences that are normal (generators, statistics of BatchNorm), each with the
+            reason.
+        not_wrapped: models and optimizers that were left out, as it is unknown which ranks should
+            hold equal values.
         not_readable: tensors without a digest (sparse, meta).
     """
 
@@ -109,13 +110,11 @@ class CheckReport:
 
     @property
     def equal(self) -> bool:
-        """Whether all replicas are equal, bit for bit; also true if there are none
-        (`num_compared`).
-        """
+        """Whether all replicas are bitwise equal; also true without replicas (`num_compared`)."""
         return not self.differences
 
     def summary(self) -> str:
-        """Return in one sentence what was compared, and whether it was equal."""
+        """Return a sentence on the compared values and whether they are equal."""
         what = self.expression or "models and optimizers"
         alone = f"; {_count(self.num_alone)} held by one rank each" if self.num_alone else ""
         compared = _count(self.num_compared)
@@ -134,7 +133,7 @@ class CheckReport:
         )
 
     def notes(self) -> list[str]:
-        """Return remarks on what was not compared, or may differ."""
+        """Return remarks on values that were not compared, and on expected differences."""
         notes = []
         if len(self.differences) > _MAX_SHOWN:
             notes.append(f"... and {len(self.differences) - _MAX_SHOWN} more that differ")
@@ -170,7 +169,7 @@ class CheckReport:
 
 @dataclass(frozen=True)
 class SyncSummary:
-    """The result of ``%dist_sync``: how many tensors are equal now, and what could not be."""
+    """The result of ``%dist_sync``: the number of tensors made equal, and the names of others."""
 
     expression: str
     source: int
@@ -197,15 +196,15 @@ def check(ranks: RankSet, expression: str = "") -> CheckReport:
     """Compare replicas that should be equal on ranks. Blocks; runs no collective.
 
     Args:
-        ranks: whom to ask.
-        expression: a model, an optimizer, a tensor, or what holds them; ``rng`` for the generators;
-            "" for all wrapped models and the optimizers over them.
+        ranks: ranks to compare.
+        expression: a model, an optimizer, a tensor, or a container of them; ``rng`` for the random
+            generators; "" for all wrapped models and the optimizers over them.
 
     Returns:
-        What differs; the first few differences are measured.
+        The differences; the first few are measured.
 
     Raises:
-        RankFailure: a rank does not have it, or finds nothing in it to compare.
+        RankFailure: the expression has no value on a rank, or its value nothing to compare.
     """
     asked = ranks.part(ranks.ranks)
     run = asked.start(Check(expression), "the check")
@@ -222,12 +221,12 @@ def sync(ranks: RankSet, expression: str, source: int) -> SyncSummary:
 
     Args:
         ranks: all ranks of the mesh.
-        expression: as for `check`.
-        source: whose values are taken.
+        expression: as in `check`.
+        source: the rank whose values are copied.
 
     Raises:
-        MeshUsageError: there is no rank `source`, or these are not all ranks.
-        RankFailure: the value is not there or not alike on all ranks.
+        MeshUsageError: there is no rank `source`, or `ranks` are not all ranks.
+        RankFailure: the value is missing on a rank, or its structure differs between ranks.
     """
     num_ranks = ranks.session.num_ranks
     if not 0 <= source < num_ranks:
@@ -242,8 +241,8 @@ def sync(ranks: RankSet, expression: str, source: int) -> SyncSummary:
 
 
 def _measure(ranks: RankSet, expression: str, difference: Difference) -> Difference:
-    """Return the difference with the distance of each group of ranks from the first, where it can
-    be measured.
+    """Return the difference with the distance of each group of ranks from the first, if it can be
+    measured.
     """
     if difference.what != "elements":
         return difference
@@ -257,11 +256,11 @@ def _measure(ranks: RankSet, expression: str, difference: Difference) -> Differe
 
 
 def bring_together(expression: str, by_rank: Mapping[int, Sequence[Entry]]) -> CheckReport:
-    """Compare what ranks answered to a `Check`, and return the differences that should not be.
+    """Compare the ranks' answers to a `Check`, and return a report of the differences.
 
     Args:
-        expression: what was checked.
-        by_rank: what each rank that was asked told.
+        expression: the checked expression.
+        by_rank: rank -> its answer.
     """
     asked = tuple(sorted(by_rank))
     held = {rank: {entry.path: entry for entry in entries} for rank, entries in by_rank.items()}
@@ -353,23 +352,23 @@ def copy_names(
 ) -> tuple[tuple[str, ...], Mapping[str, str]]:
     """Copy the variables of one rank to other ranks. Blocks.
 
-    The values travel as one pickle, so that what belongs together (a model and its optimizer) still
-    does; the notebook passes it on unread.
+    The values are sent as one pickle, so that references between them (from an optimizer to its
+    model) are kept; the notebook passes the pickle on without loading it.
 
     Args:
-        source: one rank (``mesh[0]``).
-        targets: those that get them.
-        others: those that have lived on, `source` among them: their DDP models are made to go on
+        source: set of the one rank to copy from (``mesh[0]``).
+        targets: ranks to copy to.
+        others: all other living ranks, including `source`: their DDP models are rebuilt to work
             with the copies.
 
     Returns:
-        The names copied, and those that cannot be, with the reason.
+        The names of the copied variables; and name -> reason for variables that cannot be copied.
     """
     names: tuple[str, ...]
     names, refused = source.start(SurveyNames(), "survey of names").result()
     names = tuple(names)
     if _try_to_copy(source, targets, names):
-        # One by one, to see which: what is left then travels as one pickle.
+        # Copy one by one to find those that fail; the others are then sent as one pickle.
         reasons = {name: _try_to_copy(source, targets, [name]) for name in names}
         refused = {**refused, **{name: why for name, why in reasons.items() if why}}
         names = tuple(name for name in names if name not in refused)
@@ -384,7 +383,7 @@ def copy_names(
 
 
 def _try_to_copy(source: RankSet, targets: RankSet, names: Sequence[str]) -> str:
-    """Copy these variables; return why not, if a value cannot be pickled or loaded."""
+    """Copy these variables; return the reason if a value cannot be pickled or loaded, else ""."""
     if not names:
         return ""
     try:

@@ -1,6 +1,6 @@
-"""Resizes a mesh: plans how many ranks each host has, and the DeviceMesh dims; starts agents on
-hosts that join, sends them the user's modules, then has the core decide. Until it has, whatever
-fails leaves the mesh as it was, and ends the new agents.
+"""Resizes a mesh: plans the number of ranks on each host and the DeviceMesh dims, starts agents on
+hosts that join, sends them the user's modules, and then starts the change in the core. A failure
+before that leaves the mesh unchanged, and ends the new agents.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ ONE_HOST = (
 
 @dataclass(frozen=True)
 class Resizing:
-    """What a mesh becomes.
+    """The new layout of a mesh that is to be resized.
 
     Attributes:
-        layout: how many ranks each host has, in the order of the hosts.
-        new_hosts: the last of them, if they are new.
-        dims: the DeviceMesh's, name -> size.
+        layout: number of ranks on each host, in the order of the hosts.
+        new_hosts: hosts that join; they are the last in `layout`.
+        dims: dims of the DeviceMesh, name -> size.
     """
 
     layout: tuple[int, ...]
@@ -57,18 +57,18 @@ def plan_resize(
     names: Sequence[str],
     dims: Mapping[str, int],
 ) -> Resizing:
-    """Plan what a user asks for: the highest ranks end, or new ones follow the last.
+    """Plan a resize: the highest ranks end, or new ranks are added after the last.
 
     Args:
-        num_ranks: how many ranks there are to be; None if the hosts or the dims say so.
-        hosts: that are to join, ``"c:2"``.
-        mesh: the dims then; None where the mesh has one dim.
-        layout: how many ranks each host has now.
-        names: of the hosts; () for a mesh on one host.
-        dims: the mesh's now.
+        num_ranks: new number of ranks; None if the hosts or the dims determine it.
+        hosts: hosts that join, such as ``"c:2"``.
+        mesh: new dims of the DeviceMesh; None if it has one dim.
+        layout: current number of ranks on each host.
+        names: names of the current hosts; () for a mesh on one host.
+        dims: current dims of the DeviceMesh.
 
     Raises:
-        MeshUsageError: it cannot be.
+        MeshUsageError: the resize is not possible.
     """
     wanted = parse_mesh(mesh) if isinstance(mesh, str) else mesh and dict(mesh)
     before = sum(layout)
@@ -132,7 +132,7 @@ def _choose_dims(
 
 
 def _cut(layout: Sequence[int], num_ranks: int) -> list[int]:
-    """Return how many ranks each host keeps; hosts without any are left out."""
+    """Return the number of ranks that each host keeps, without hosts that keep none."""
     kept: list[int] = []
     for size in layout:
         if sum(kept) < num_ranks:
@@ -156,8 +156,7 @@ def describe_resize(report: HealReport, before: int, dims: Mapping[str, int]) ->
 
 Question = Callable[[Core, float], tuple[int, Sequence[Effect]]]
 
-# How long the end of agents that are not used is awaited; the link ends later ones once it hears
-# them.
+# How long to wait for the end of unused agents; the link ends later ones once they connect.
 _END_S = 10.0
 
 
@@ -174,29 +173,29 @@ def resize(
     """Resize a mesh as planned. Blocks.
 
     Args:
-        plan: what the mesh becomes.
-        core: of the mesh.
-        ask: has the link's loop ask the core a question; the future gets the answer.
-        post: gives the link's loop a command.
+        plan: the new layout of the mesh.
+        core: core of the mesh.
+        ask: has the link's loop put a question to the core, and returns a reply for the answer.
+        post: adds a command for the link's loop.
         launcher: starts agents on hosts that join.
-        hosts: the connections to all hosts.
-        note: called in the link's loop once nothing speaks against the new size.
-        code: keeps the user's modules the same on all hosts.
+        hosts: connections to all hosts.
+        note: called in the link's loop once the resize is certain to begin.
+        code: copies the user's modules to all hosts, if there are many.
 
     Raises:
-        MeshUsageError: ranks run something, or are dead; nothing has changed.
+        MeshUsageError: ranks are busy or dead; nothing has changed.
         HostError: a new host cannot be used; nothing has changed.
     """
     size = sum(plan.layout)
     if why := core.why_not_resize(size):
         raise MeshUsageError(f"the mesh cannot be resized now: {why}")
-    claim, has_begun = Claim(), Reply[bool]()  # claimed here, the core must not resize any more
+    claim, has_begun = Claim(), Reply[bool]()  # once claimed here, the core must not resize
 
     def question(core: Core, now: float) -> tuple[int, Sequence[Effect]]:
         if not claim.take():
             return -1, [Answer(-1, None)]
         try:
-            if why := core.why_not_resize(size):  # it may have begun something by now
+            if why := core.why_not_resize(size):  # the mesh may be busy by now
                 raise MeshUsageError(f"the mesh cannot be resized now: {why}")
             hosts.check_candidates()
             note(plan, new)
@@ -211,7 +210,7 @@ def resize(
         if plan.new_hosts:
             new = launcher.start_more(plan.layout, plan.new_hosts)
             call_in_loop(post, lambda: hosts.invite(new))
-            if code is not None:  # whose zygotes wait for the modules
+            if code is not None:  # the zygotes of the new hosts wait for the modules
                 code.forget()
                 code.bring(timeout_s=FILES_S)
         report: HealReport | None = ask(question).result()
@@ -222,13 +221,13 @@ def resize(
                 names = ", ".join(agent.name for agent in new)
                 raise type(error)(f"{error}\n{names} did not join: the mesh is as it was") from None
         raise
-    if claim.take():  # the mesh has ended before the question
+    if claim.take():  # the mesh has ended before the core got the question
         _end_new(new, launcher, hosts, post)
     return report or HealReport(failure="the mesh has ended")
 
 
 def _end_new(new: Sequence[Host], launcher: Launcher, hosts: Connections, post: Post) -> None:
-    """End agents that were started and are not used, and wait for that a while."""
+    """End agents that were started in vain, and wait a limited time for their end."""
     if new:
         with contextlib.suppress(NoMeshError):
             call_in_loop(post, hosts.turn_away)

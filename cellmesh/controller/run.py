@@ -1,5 +1,5 @@
-"""A run: one cell or call on some ranks, its results as they arrive, and the wait for them, during
-which the user answers ranks' questions and may press the stop button.
+"""A run: one cell or call on some ranks, with its results as they arrive. While the user waits for
+a run, requests for input are answered, and the stop button interrupts it.
 """
 
 from __future__ import annotations
@@ -39,23 +39,24 @@ from .stdin import Prompt, Questions
 
 T = TypeVar("T")
 
-# How long a question may stand open before it is shown that nothing waits for the run.
+# Time after which a note is shown if a rank requests input and no thread waits for the run.
 _UNATTENDED_S = 1.0
 
 
 class WorkItem(msgspec.Struct, frozen=True):
-    """The work of one run: what ranks are to do, which ranks, and how the run is called.
+    """The work of one run, its ranks, and its name.
 
     Attributes:
-        verb: what each rank does; its `run` is set when the run has its number.
-        kind: the class of the verb or, of a feature's request, that of the request: its class
-            attributes say what the work is (`WorkVerb`).
-        ranks: the ranks that do it.
-        buffers: the frames that the verb's payload announces.
-        title: what errors call the run.
-        channel: ``control`` for what a rank answers beside the run that it executes.
-        num_bytes: how long the arguments are.
-        is_single: the run's result is the value of the one rank, not `Results`.
+        verb: message with the work of each rank; its `run` is set when the run gets its number.
+        kind: class of the verb or, for a feature's request, of the request; its class attributes
+            have the properties of the work (`WorkVerb`).
+        ranks: ranks that do the work.
+        buffers: frames that the verb's payload announces.
+        title: name of the run in errors.
+        channel: ``control`` for work of a rank's control thread, beside the run that the rank
+            executes.
+        num_bytes: size of the arguments, in bytes.
+        is_single: whether the result is the value of the only rank, not `Results`.
     """
 
     verb: Work
@@ -68,7 +69,7 @@ class WorkItem(msgspec.Struct, frozen=True):
     is_single: bool = False
 
     def relay(self, run: int) -> Parcel[Relay]:
-        """Return the message that has the agent pass the work to its ranks, as this run."""
+        """Return the message by which the agent relays the work to its ranks as run `run`."""
         verb: Any = msgspec.structs.replace(self.verb, run=run)
         frames = encode([Parcel(verb, tuple(self.buffers))])
         execution_count = verb.execution_count if self.kind.is_cell else 0
@@ -102,22 +103,28 @@ class Results(dict[int, T], Generic[T]):
 
 
 class RunControl(Protocol):
-    """Protocol of the session's runs, as each of them uses it."""
+    """Protocol of the session's operations that each run uses."""
 
     def check_may_wait(self) -> None:
-        """Raise an error if the caller is a callback in the link's loop, or in a forked process."""
+        """Raise an error if the caller must not wait, in the link's loop or a forked process."""
 
     def interrupt_run(self, number: int, ranks: Sequence[int]) -> None:
         """Interrupt a run on its ranks; a second call soon after kills ranks that do not stop."""
 
     def begin_wait(self, number: int, ranks: Sequence[int]) -> None:
-        """Note that the user waits for a run's end on these ranks, and submits nothing else."""
+        """Note that the user waits for a run's end on these ranks, and submits no other run."""
 
     def reply(self, requests: Mapping[int, int], text: str, is_end: bool = False) -> None:
-        """Send ranks (rank -> request) the user's input that they asked for, or end of file."""
+        """Send the user's input, or end of file, to the ranks that requested it.
+
+        Args:
+            requests: rank -> the number of its request.
+            text: the input.
+            is_end: whether the user has ended the input.
+        """
 
     def condemned(self) -> Collection[int]:
-        """Return the ranks that the agent will kill unless they react to an interrupt before."""
+        """Return the ranks that the agent will kill unless they react to an interrupt in time."""
 
 
 class Run(Generic[T]):
@@ -127,10 +134,10 @@ class Run(Generic[T]):
     by `Mesh`.
 
     Args:
-        number: its number.
-        item: what its ranks do.
-        printer: shows its output.
-        control: the session.
+        number: number of the run.
+        item: work of the run.
+        printer: shows the run's output.
+        control: the session's runs.
     """
 
     def __init__(
@@ -151,17 +158,17 @@ class Run(Generic[T]):
         self._control = control
         self._outcomes: dict[int, Parcel[Any]] = {}
         self._values: dict[int, Any] = {}
-        self._arrived: list[int] = []  # ranks, as they ended it
-        self._has_failed = False  # on some rank
+        self._arrived: list[int] = []  # ranks, in the order in which they ended the run
+        self._has_failed = False  # whether any rank has failed
         self._has_ended = False
         self._callbacks: list[Callable[[], None]] = []
         self._lock = threading.Lock()
         self._interrupted = False
-        self._callers: set[object] = set()  # to whom its failure will be raised
+        self._callers: set[object] = set()  # waiting callers that will get the failure raised
         self._news = News()
         self._is_iterated = False  # so that threads wait for single ranks as well
-        self._num_attending = 0  # threads and tasks that wait and can answer ranks
-        self._questions: Questions | None = None  # most runs ask nothing
+        self._num_attending = 0  # waiting threads and tasks that can answer requests for input
+        self._questions: Questions | None = None  # made on demand, as most runs need no input
         self._is_live = False
         self._verdict = ""
 
@@ -181,14 +188,14 @@ class Run(Generic[T]):
         return sorted(rank for rank, outcome in ended if type(outcome.verb) is not Done)
 
     def timings(self) -> dict[int, Timing]:
-        """Return how long each rank took, for a run with ``timed`` (see `Ranks.submit_cell`)."""
+        """Return each rank's timing, for a run with ``timed`` (see `Ranks.submit_cell`)."""
         verbs = {rank: outcome.verb for rank, outcome in list(self._outcomes.items())}
         times = {rank: getattr(verb, "timing", None) for rank, verb in verbs.items()}
         return {rank: timing for rank, timing in sorted(times.items()) if timing is not None}
 
     def on_end(self, callback: Callable[[], None]) -> None:
-        """Call a function once every rank has ended the run, in the link's loop, or now if all
-        have.
+        """Call a function in the link's loop once every rank has ended the run, or now if all have
+        ended it.
         """
         with self._lock:
             if not self._has_ended:
@@ -197,13 +204,13 @@ class Run(Generic[T]):
         callback()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until every rank has ended the run; raise nothing that ranks raised.
+        """Wait until every rank has ended the run, without raising the exceptions of ranks. Blocks.
 
         Args:
-            timeout_s: seconds; None waits as long as it takes.
+            timeout_s: how long to wait, in seconds; None for no limit.
 
         Returns:
-            Whether it ended in time.
+            Whether the run ended in time.
         """
         if self._has_ended or timeout_s == 0:
             return self._has_ended
@@ -211,23 +218,24 @@ class Run(Generic[T]):
         return self._news.wait_for(self.done, timeout_s)
 
     def result(self, timeout_s: float | None = None) -> Any:
-        """Wait, and return what the ranks returned. Blocks.
+        """Wait for the run's end, and return the values that the ranks returned. Blocks.
 
-        Ctrl-C or the notebook's stop button, while this waits, interrupts the run on its ranks; a
-        second time, within 5 s, kills and replaces ranks that did not stop; a third gives up
-        waiting. What ranks ask (``input()``, the debugger) is asked here, if this waits in the main
-        thread.
+        Ctrl-C or the notebook's stop button during the wait interrupts the run on its ranks; a
+        second press within 5 s kills and replaces ranks that did not stop; a third ends the wait.
+        Requests of ranks for input (``input()``, the debugger) are shown here if the main thread
+        waits.
 
         Args:
-            timeout_s: seconds; None waits as long as it takes. The run goes on after a time-out.
+            timeout_s: how long to wait, in seconds; None for no limit. The run continues after a
+                time-out.
 
         Returns:
             `Results`, or the value itself if the run is on one rank of ``mesh[i]``.
 
         Raises:
-            RankFailure: some ranks raised or died.
+            RankFailure: at least one rank raised or died.
             RanksInterrupted: the run was interrupted.
-            TimeoutError: it has not ended in time.
+            TimeoutError: the run has not ended in time.
         """
         ended = self._wait_for_end(timeout_s, raises=True)
         if not ended:
@@ -235,13 +243,13 @@ class Run(Generic[T]):
                 f"{self.title} has not ended on {describe_ranks(self.waiting_ranks())} after "
                 f"{timeout_s} s"
             )
-        if self._has_failed:  # as most have not, a call less
+        if self._has_failed:  # checked here to save a call for most runs
             self.raise_failure()
         values = {rank: self._value(rank) for rank in sorted(self.ranks)}
         return values[self.ranks[0]] if self._single else Results(values)
 
     def interrupt(self) -> None:
-        """Raise KeyboardInterrupt on all ranks that have not ended the run. Does not wait."""
+        """Raise KeyboardInterrupt on all ranks that have not ended the run, without waiting."""
         self.note_interrupted()
         self._control.interrupt_run(self.number, self.ranks)
 
@@ -250,10 +258,10 @@ class Run(Generic[T]):
         self._interrupted = True
 
     def cancel(self) -> bool:
-        """Interrupt this run and no other; if it is queued, it does not begin. Does not wait.
+        """Interrupt this run only, or remove it from the queue; return without waiting.
 
         Returns:
-            Whether it had not ended yet.
+            Whether the run had not ended before.
         """
         if self.done():
             return False
@@ -263,12 +271,12 @@ class Run(Generic[T]):
     def gather(
         self, timeout_s: float | None = None
     ) -> tuple[dict[int, T], dict[int, BaseException]]:
-        """Wait, and return the values of ranks that have one, and for the other ranks the reason.
-        Blocks.
+        """Wait, and return the values of ranks that succeeded and the exceptions of ranks that
+        failed. Blocks.
 
         Args:
-            timeout_s: seconds; ranks that have not ended it by then are in neither. None waits as
-                long as it takes.
+            timeout_s: how long to wait, in seconds; ranks that have not ended the run by then are
+                in neither mapping. None for no limit.
 
         Raises:
             RanksInterrupted: the run was interrupted.
@@ -282,11 +290,11 @@ class Run(Generic[T]):
         return values, {rank: exception_of(rank, outcome) for rank, outcome in failed.items()}
 
     def payload_of(self, rank: int) -> tuple[Pickled, tuple[Frame, ...]]:
-        """Wait, and return a rank's value as it arrived, still pickled. Blocks.
+        """Wait, and return a rank's value, still pickled, with its buffers. Blocks.
 
         Raises:
-            MeshUsageError: the rank answered without a value.
-            RankFailure, RanksInterrupted: as `result`.
+            MeshUsageError: the rank returned no value.
+            RankFailure, RanksInterrupted: as in `result`.
         """
         self._wait_for_end(raises=True)
         self.raise_failure()
@@ -296,7 +304,7 @@ class Run(Generic[T]):
         return verb.payload, buffers
 
     def raise_failure(self) -> None:
-        """Raise the exceptions of ranks that failed; return if none did."""
+        """Raise the exceptions of the ranks that failed, if any."""
         if self._has_failed:
             outcomes = self._outcomes.copy()
             raise failure_of(outcomes.keys(), outcomes, self._verdict, self._interrupted)
@@ -305,7 +313,7 @@ class Run(Generic[T]):
         """Yield (rank, value) as ranks end the run; raise `RankFailure` at the first rank that
         failed.
 
-        Ctrl-C or the stop button, while this waits, interrupts the run, as with `result`.
+        Ctrl-C or the stop button during the wait interrupts the run, as in `result`.
         """
         self._is_iterated = True
         for position in range(len(self.ranks)):
@@ -338,7 +346,14 @@ class Run(Generic[T]):
     def settle(
         self, ranks: tuple[int, ...], parcel: Parcel[Any], now: float, has_begun: bool = True
     ) -> None:
-        """Note that some ranks have ended the run or died, and whether they had begun it."""
+        """Note that these ranks have ended the run or died.
+
+        Args:
+            ranks: the ranks.
+            parcel: their outcome.
+            now: current time, in seconds.
+            has_begun: whether they had begun the run.
+        """
         with self._lock:
             self._outcomes.update(dict.fromkeys(ranks, parcel))
             self._arrived += ranks
@@ -350,7 +365,7 @@ class Run(Generic[T]):
         self.printer.settle(ranks, parcel.verb, now, has_begun or self.is_cell)
 
     def ask(self, ranks: tuple[int, ...], verb: InputRequest | InputCancelled, now: float) -> None:
-        """Note that some ranks wait for the user's input, or do not wait for it any longer."""
+        """Note that these ranks wait for the user's input, or no longer wait for it."""
         if type(verb) is InputCancelled:
             if self._questions is not None:
                 self._questions.withdraw(ranks, verb.request)
@@ -359,7 +374,7 @@ class Run(Generic[T]):
             self.printer.feed(ranks, verb, now)
             if self._questions is None:
                 self._questions = Questions()
-            # What was said before the question stands before it.
+            # Earlier output must be shown above the prompt.
             show = functools.partial(self.printer.show, now, everything=True)
             self._questions.add(ranks, verb, now, self.waiting_ranks(), show)
             if not self._num_attending:
@@ -369,14 +384,16 @@ class Run(Generic[T]):
         self._news.report()
 
     def show_live(self, states: Mapping[int, RankState], now: float) -> None:
-        """Show in a status line what the ranks are doing."""
+        """Show the activity of the ranks in a status line."""
         waiting = self.waiting_ranks()
         if waiting and not (self._questions is not None and self._questions.open):
             self._is_live = True
             self.printer.status(describe_live(self.number, waiting, states, self._verdict), now)
 
     def note_verdict(self, verdict: str) -> None:
-        """Note why ranks can never go on, for the status line and the report; "" if they can."""
+        """Set the reason for which ranks can never finish, for the status line and the failure; ""
+        if they can.
+        """
         self._verdict = verdict
 
     def clear_live(self) -> None:
@@ -387,7 +404,7 @@ class Run(Generic[T]):
                 self.printer.status("")
 
     def report_waiting(self, states: dict[int, RankState]) -> None:
-        """Show which ranks have failed, and which have not ended the run yet."""
+        """Show which ranks have ended the run, and the activity of those that have not."""
         spots = group_ranks({rank: describe_state(state) for rank, state in states.items()})
         waits = "; ".join(
             f"{describe_ranks(ranks)} {spot}" for spot, ranks in sorted(spots.items())
@@ -400,7 +417,7 @@ class Run(Generic[T]):
         )
 
     def finish(self, now: float) -> None:
-        """Note that every rank has ended the run; wake waiting threads and call callbacks."""
+        """Note that every rank has ended the run; wake waiting threads and call the callbacks."""
         try:
             if self._is_live:
                 self.clear_live()
@@ -416,21 +433,26 @@ class Run(Generic[T]):
         if len(callbacks) == 1:
             callbacks[0]()
             return
-        with contextlib.ExitStack() as stack:  # each is called, whichever fails
+        with contextlib.ExitStack() as stack:  # calls all callbacks even if one raises
             for callback in reversed(callbacks):
                 stack.callback(callback)
 
     # ---- inside
 
     def _advise(self, text: str) -> None:
-        """Show until the run's end how to stop ranks that have not stopped; on any thread."""
+        """Show a remark above the status line until the run's end; may be called on any thread."""
         with self._lock:
             if self.waiting_ranks():  # else `finish` may have removed status lines already
                 self._is_live = True
                 self.printer.advise(text)
 
     def _wait_for_end(self, timeout_s: float | None = None, raises: bool = False) -> bool:
-        """Wait for the run's end; `raises`: the caller will raise the failure of the ranks."""
+        """Wait for the run's end, or for `timeout_s` seconds; return whether the run has ended.
+
+        Args:
+            timeout_s: how long to wait, in seconds; None for no limit.
+            raises: whether the caller will raise the failure of the ranks.
+        """
         caller = object()
         if raises:
             self._callers.add(caller)
@@ -473,24 +495,25 @@ class Run(Generic[T]):
                 ) from e
             self._outcomes[rank] = Parcel(
                 verb
-            )  # a segment has a descriptor; the value has what it needs
+            )  # frees the segments' descriptors; the value keeps the buffers that it needs
         return self._values[rank]
 
     # ---- waiting
 
     def _wait_until(self, is_over: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Wait, and put requests for input to the user. The stop button interrupts the run; pressed
-        again, it kills ranks that did not stop.
+        """Wait for a condition, and show requests for input to the user. The stop button interrupts
+        the run; pressed again, it kills ranks that did not stop.
 
         Args:
-            is_over: what is waited for; each change of it is reported to `_news`.
-            timeout_s: how long, in seconds, unless the button is pressed; None as long as it takes.
+            is_over: returns whether the condition holds; each change is reported to `_news`.
+            timeout_s: how long to wait, in seconds, unless the button is pressed; None for no
+                limit.
 
         Returns:
-            Whether it is over, rather than the time.
+            Whether the condition holds; otherwise the time is up.
 
         Raises:
-            RanksInterrupted: the user gave up.
+            RanksInterrupted: the user has pressed the button once more, to end the wait.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         pressed_at: float | None = None
@@ -520,7 +543,9 @@ class Run(Generic[T]):
                 self._stop()
 
     def _attend(self, is_over: Callable[[], bool], deadline: float | None) -> bool:
-        """Wait until the run is over or the time is up, and put requests for input to the user."""
+        """Wait for a condition or the deadline, and show requests for input to the user; return
+        whether the condition holds.
+        """
         can_answer = threading.get_ident() == threading.main_thread().ident
         self._num_attending += can_answer
         try:
@@ -545,8 +570,8 @@ class Run(Generic[T]):
             self._num_attending -= can_answer
 
     async def _await_until(self, is_over: Callable[[], bool]) -> None:
-        """Wait in an asyncio loop; a request for input blocks the loop, as ``input()`` would.
-        Cancelling interrupts the run.
+        """Wait for a condition in an asyncio loop; a request for input blocks the loop, as
+        ``input()`` would. A cancelled task interrupts the run.
         """
         if not is_over():
             self._control.check_may_wait()
@@ -581,20 +606,19 @@ class Run(Generic[T]):
             self._num_attending -= can_answer
 
     def _next_prompt(self, now: float) -> tuple[Prompt | None, float | None]:
-        """Return the prompt to put to the user now, and when to look for the next."""
         if self._questions is None:
             return None, None
         return self._questions.take_due(self.waiting_ranks(), now)
 
     def _put(self, prompt: Prompt) -> None:
-        """Put a prompt to the user, and send the answer to the ranks that ask for it."""
+        """Show a prompt to the user, and send the input to the ranks that requested it."""
         assert self._questions is not None
         answer = self._questions.put(prompt)
         if answer is not None:
             self._control.reply(*answer)
 
     def _stop(self) -> None:
-        """Interrupt the run, of which no rank is to ask anything any longer."""
+        """Interrupt the run, and drop its requests for input."""
         if self._questions is not None:
             self._questions.withdraw(self.waiting_ranks())
         if not self._has_ended:
@@ -610,8 +634,8 @@ class Run(Generic[T]):
             )
 
     def _describe_rest(self) -> str:
-        """Describe what happens to the ranks that have not stopped, once the user stops waiting for
-        them.
+        """Describe what will happen to the ranks that did not stop, after the user has ended the
+        wait.
         """
         running, condemned = self.waiting_ranks(), set(self._control.condemned())
         parts = [
@@ -636,7 +660,7 @@ def _make_waker() -> tuple[asyncio.Future[None], Callable[[], None]]:
     waiter: asyncio.Future[None] = loop.create_future()
 
     def wake() -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so no task waits
             loop.call_soon_threadsafe(_resolve, waiter)
 
     return waiter, wake

@@ -1,4 +1,4 @@
-"""The status of all ranks of a mesh: snapshots for the live dashboard, and where ranks are."""
+"""The status of all ranks of a mesh: snapshots for the live dashboard, and Python stacks."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Activity = Literal["idle", "runs", "waits", "asks", "heals", "new", "starts", "s
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What all ranks of a mesh are and do at one moment.
+    """The processes and activities of all ranks of a mesh at one moment.
 
     Attributes:
-        at_s: when, by the agent's monotonic clock.
-        state: where in its life the mesh is.
-        dims: the DeviceMesh's, name -> size.
-        infos: all ranks, as the agent knows them.
-        states: what they do; ranks that are dead or did not answer are missing.
+        at_s: time of the agent's monotonic clock, in seconds.
+        state: state of the mesh, such as ``ready``.
+        dims: dims of the DeviceMesh, name -> size.
+        infos: process, device and memory of each rank, as the agent reports them.
+        states: rank -> its activity; without ranks that are dead or did not answer.
     """
 
     at_s: float
@@ -48,21 +48,21 @@ def take_snapshot(session: Session) -> Snapshot | None:
     host = session.ask_host()
     if host is None:
         return None
-    # Ranks that start cannot answer yet.
+    # Starting ranks cannot answer yet.
     ranks = [info.rank for info in host.ranks]
     states = session.states(ranks) if session.state == "ready" else {}
     return Snapshot(host.at_s, session.state, dict(session.dims), host.ranks, states)
 
 
 def find_trouble(snapshot: Snapshot) -> str:
-    """Return why some ranks of a snapshot can never go on; "" if they can, as far as is known."""
+    """Return the reason for which ranks of a snapshot wait forever; "" if none is known."""
     dead = {info.rank for info in snapshot.infos if info.phase == "dead"}
     verdict = find_verdict(snapshot.states, (), len(snapshot.infos), SWEEP_S, dead)
     return verdict.text if verdict is not None else ""
 
 
 def activity_of(info: RankInfo, state: RankState | None) -> Activity:
-    """Return a rank's activity; ``new``: it is idle, has replaced another and holds nothing."""
+    """Return a rank's activity; ``new`` if it is idle, has replaced a dead rank and is empty."""
     if info.phase == "dead":
         return "dead"
     if info.phase == "starting":
@@ -79,9 +79,7 @@ def activity_of(info: RankInfo, state: RankState | None) -> Activity:
 
 
 def show_stacks(session: Session, ranks: Sequence[int], all_threads: bool = False) -> str:
-    """Return ranks' Python stacks as one text, equal stacks once, below the ranks that have
-    them.
-    """
+    """Return ranks' Python stacks as one text; each stack appears once, below its ranks."""
     dead = session.dead_ranks
     living = [rank for rank in ranks if rank not in dead]
     answers: Mapping[int, StackText] | None = session.ask(

@@ -13,18 +13,18 @@ from ..stdlib import time
 from ..wire.user_code import InputRequest
 from .output.mime_bundle import label
 
-# How long ranks that ask alike may take to come together.
+# How long to wait for more ranks to send an equal request.
 GATHER_S = 0.2
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One request for input as it is put to the user, for all ranks that ask the same.
+    """A prompt for input that the user sees once for all ranks with equal requests.
 
     Attributes:
-        requests: rank -> the number of its question.
-        text: what the ranks ask.
-        is_password: what is typed is not shown.
+        requests: rank -> the number of its request.
+        text: prompt text of the ranks.
+        is_password: whether the input is hidden.
     """
 
     requests: Mapping[int, int]
@@ -33,7 +33,7 @@ class Prompt:
 
     @property
     def labelled(self) -> str:
-        """The prompt after the label of the ranks that ask: ``[0-3] name? ``."""
+        """The prompt text with a label of the requesting ranks, such as ``[0-3] name? ``."""
         return f"{label(tuple(sorted(self.requests)))} {self.text}"
 
 
@@ -46,18 +46,18 @@ class _Open:
 
 
 class Questions:
-    """The open requests for input of a run's ranks, one at most for each rank; the main thread puts
+    """The open requests for input of a run's ranks, at most one per rank; the main thread shows
     them to the user while it waits for the run.
 
     Attributes:
-        open: the requests, by rank.
+        open: rank -> its request.
     """
 
     def __init__(self) -> None:
         self.open: dict[int, _Open] = {}
         self._lock = threading.RLock()
         self._answered_at = float("-inf")
-        self._box: Prompt | None = None  # the question that the user sees
+        self._box: Prompt | None = None  # the prompt that the user sees
         self._is_box_withdrawn = False
 
     def add(
@@ -71,12 +71,12 @@ class Questions:
         """Add a request for input that these ranks have sent.
 
         Args:
-            ranks: the ranks.
+            ranks: the requesting ranks.
             ask: their request.
-            now: seconds.
+            now: current time, in seconds.
             running: the ranks that have not ended the run.
-            before: called before the question is put to the user, if that is at once; a thread that
-                waits sees no question until it has returned.
+            before: called first if the request is due at once; a waiting thread sees the request
+                only after the function has returned.
         """
         question = _Open(ask.request, ask.prompt, ask.is_password, now)
         with self._lock:
@@ -85,8 +85,8 @@ class Questions:
                 before()
 
     def withdraw(self, ranks: Collection[int], request: int | None = None) -> None:
-        """Drop the requests for input of these ranks, or the one of this number; close an input box
-        that no rank waits for.
+        """Drop the requests for input of these ranks, only of number `request` if given; close the
+        input box if no rank waits for it any longer.
         """
         with self._lock:
             for rank in ranks:
@@ -100,26 +100,26 @@ class Questions:
                 signal.pthread_kill(main, signal.SIGINT)
 
     def take_due(self, running: Collection[int], now: float) -> tuple[Prompt | None, float | None]:
-        """Return the prompt to put to the user now, if any, and when to look for the next.
+        """Return the prompt to show to the user now, if any, and the time at which the next is due.
 
         Args:
-            running: the ranks that have not ended the run: if all of them ask alike, no more is
-                waited for.
-            now: seconds.
+            running: the ranks that have not ended the run; once all of them have equal requests,
+                the prompt is due at once.
+            now: current time, in seconds.
         """
         with self._lock:
             due_at = self._due_at(running)
             return self.first() if due_at is not None and now >= due_at else None, due_at
 
     def put(self, prompt: Prompt) -> tuple[Mapping[int, int], str, bool] | None:
-        """Put a prompt to the user. Blocks.
+        """Show a prompt to the user and wait for the input. Blocks.
 
         Returns:
-            The requests (rank -> request) to answer, the text, and whether the input was ended
+            The requests to answer (rank -> request), the text, and whether the user ended the input
             instead; None if no rank waits for it any longer.
 
         Raises:
-            KeyboardInterrupt: the stop button.
+            KeyboardInterrupt: the user pressed the stop button.
         """
         try:
             try:
@@ -138,8 +138,8 @@ class Questions:
         return (waiting, text, is_end) if waiting else None
 
     def close(self, prompt: Prompt, now: float) -> Mapping[int, int]:
-        """Close a prompt that was answered; return the ranks, with their requests, that still wait
-        for it.
+        """Close an answered prompt; return the requests (rank -> request) that still wait for the
+        answer.
         """
         with self._lock:
             waiting = self._waiting(prompt)
@@ -149,7 +149,7 @@ class Questions:
             return waiting
 
     def first(self) -> Prompt | None:
-        """Return the prompt that is put to the user next."""
+        """Return the prompt to show to the user next, if any."""
         with self._lock:
             if not self.open:
                 return None
@@ -168,7 +168,7 @@ class Questions:
         if set(first.requests) >= set(running):
             return float("-inf")
         asked_at = min(self.open[rank].asked_at for rank in first.requests)
-        # Those that were just answered may be about to ask again, as in a debugger.
+        # Ranks that were just answered may be about to ask again, as in a debugger.
         return max(asked_at, self._answered_at) + GATHER_S
 
     def _waiting(self, prompt: Prompt) -> dict[int, int]:
@@ -180,17 +180,17 @@ class Questions:
 
 
 def ask_user(prompt: Prompt) -> tuple[str, bool]:
-    """Put a prompt to the user, in the notebook's input box or on the console. Blocks.
+    """Show a prompt to the user, in the notebook's input box or on the console. Blocks.
 
     Returns:
-        What was typed, and whether the input was ended instead; then the text says why, if there is
-        a reason.
+        The typed text, and whether the input was ended instead; in that case the text is the
+        reason, or "".
 
     Raises:
-        KeyboardInterrupt: Ctrl-C, or the stop button.
+        KeyboardInterrupt: the user pressed Ctrl-C or the stop button.
     """
     try:
-        # In a kernel, these are the kernel's while a cell runs.
+        # ipykernel replaces both functions by its own while a cell runs.
         if prompt.is_password:
             return getpass.getpass(prompt.labelled), False
         return builtins.input(prompt.labelled), False

@@ -1,1 +1,1 @@
-"""Makes the modules beside the notebook the same on all hosts of a mesh."""
+"""Copies the user's modules to all hosts of a mesh."""

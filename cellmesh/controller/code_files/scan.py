@@ -1,7 +1,7 @@
-"""Finds the files beside the notebook that an import can reach, by a look at names and times only.
+"""Finds the user's files that an import can reach, by file names and times only.
 
-These are the modules below the directories of `sys.path` that are the user's own, and all that is
-in packages: their data may be read by them.
+These are the modules below the user's own directories of `sys.path`, and all files in packages,
+whose code may read them as data.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_SCAN_S = 5.0
 _INSTALLED = ("site-packages", "dist-packages")
 _SKIPPED = ("__pycache__", "node_modules", *_INSTALLED)
 _COMPILED = (".pyc", ".pyo")
-# A directory's time may stay as it is when an entry is added right after it was listed.
+# A directory's time may not change if an entry is added right after the directory was listed.
 _SETTLED_NS = 2_000_000_000
 # This package is installed on the hosts, in the same version.
 _OWN_PACKAGE = str(Path(__file__).parents[2])
@@ -39,7 +39,7 @@ Key = tuple[int, str]  # a root's number, and a path relative to the root
 
 @dataclass(frozen=True)
 class FileState:
-    """A file as a look at its directory shows it."""
+    """The state of a file as its directory lists it, without its content."""
 
     num_bytes: int
     mtime_ns: int
@@ -48,12 +48,12 @@ class FileState:
 
 @dataclass(frozen=True)
 class Found:
-    """What a scan has found.
+    """The result of a scan.
 
     Attributes:
-        files: by root and path.
-        left_out: what is left out, with the reason.
-        problems: sentences on entries that cannot be looked at, which are left out, too.
+        files: the files, by root and path.
+        left_out: sentences on the files that are left out, with the reason.
+        problems: sentences on entries that cannot be read, and are left out too.
     """
 
     files: Mapping[Key, FileState]
@@ -74,12 +74,11 @@ class _Listing:
 
 @dataclass(eq=False)
 class Scanner:
-    """Scans the user's directories again and again; a directory that has not changed is not listed
-    again.
+    """Scans the user's directories repeatedly, and lists only directories that have changed.
 
     Args:
         roots: the directories.
-        max_files, max_bytes, max_scan_s: bounds of a scan.
+        max_files, max_bytes, max_scan_s: bounds of a scan: number of files, bytes and seconds.
     """
 
     roots: tuple[str, ...]
@@ -90,7 +89,7 @@ class Scanner:
     _last: dict[Key, FileState] = field(default_factory=dict)
 
     def scan(self) -> Found:
-        """Look at all files; directories near to the root go first."""
+        """Scan all files, breadth first."""
         files: dict[Key, FileState] = {}
         unseen: list[str] = []
         problems: dict[str, None] = {}
@@ -103,7 +102,7 @@ class Scanner:
             index, prefix, path, ignore, in_package = waiting.popleft()
             if len(files) >= self.max_files or time.monotonic() > deadline:
                 unseen.append(path)
-                # What is not seen now is as it was: it has not been removed.
+                # Files that this scan does not reach count as unchanged, not as removed.
                 files |= {
                     key: state
                     for key, state in self._last.items()
@@ -163,7 +162,7 @@ class Scanner:
             name = entry.name
             try:
                 is_directory = entry.is_dir()
-            except OSError as error:  # a link to itself, or to what this user may not look at
+            except OSError as error:  # a circular link, or one to a path without permission
                 if any(_is_reachable(name, either, is_package) for either in (True, False)):
                     problems |= _describe(entry.path, error)
                 continue
@@ -175,7 +174,7 @@ class Scanner:
             *(mtime_ns, listed_ns, ignore, is_package, tuple(files), tuple(directories)),
             tuple(problems),
         )
-        if problems:  # which may end, and the directory's time stays
+        if problems:  # these may end without a change of the directory's time
             self._listings.pop(path, None)
         else:
             self._listings[path] = listing
@@ -183,14 +182,14 @@ class Scanner:
 
 
 def _describe(path: str, error: OSError) -> dict[str, None]:
-    """Return a sentence on an entry that cannot be looked at; nothing if it is gone."""
+    """Return a sentence on an entry that cannot be read; nothing if it was removed."""
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return {}
     return {f"{path}: {error.strerror}": None}
 
 
 def _is_reachable(name: str, is_directory: bool, is_package: bool) -> bool:
-    """Whether an import, or code of a package, may read an entry of a directory."""
+    """Return whether an import, or code of a package, may read an entry of a directory."""
     if name.startswith(".") or name in _SKIPPED:
         return False
     if is_package:
@@ -208,10 +207,11 @@ def _state(path: str) -> FileState | None:
 def bound(
     files: Mapping[Key, FileState], roots: tuple[str, ...], max_bytes: int
 ) -> tuple[Mapping[Key, FileState], list[str]]:
-    """Leave out the largest files where all are too much; modules are the last to be left out.
+    """Leave out the largest files until the rest fits into `max_bytes`; ``.py`` files are the last
+    to be left out.
 
     Returns:
-        The other files, and sentences on what was left out.
+        The remaining files, and sentences on the files that were left out.
     """
     num_bytes = sum(state.num_bytes for state in files.values())
     if num_bytes <= max_bytes:
@@ -238,11 +238,11 @@ def bound(
 
 
 def user_roots(sys_path: Iterable[str]) -> tuple[str, ...]:
-    """Choose the directories of a `sys.path` that are the user's own: not those of Python, and not
-    those that packages are installed to.
+    """Return the user's own directories of a `sys.path`, without those of Python and of installed
+    packages.
 
     Args:
-        sys_path: absolute entries.
+        sys_path: absolute paths.
     """
     python = {os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
     roots = []
@@ -256,29 +256,29 @@ def user_roots(sys_path: Iterable[str]) -> tuple[str, ...]:
 
 
 _NAME = ".gitignore"
-# The largest that people write have a hundredth of it.
+# A hundred times the size of the largest files that people write.
 _MAX_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Ignore:
-    """The rules for the entries of one directory: those of its own ``.gitignore``, then those of
-    the directories above it.
+    """The ``.gitignore`` rules for the entries of a directory, from its own file and those of the
+    directories above it.
 
     Args:
-        rules: of the outermost directory first: the directory, and its rules.
-        problems: sentences on files of rules, and lines of them, that cannot be read.
+        rules: pairs of a directory and the rules of its file, the outermost directory first.
+        problems: sentences on ``.gitignore`` files, and lines of them, that cannot be read.
     """
 
     rules: tuple[tuple[str, GitIgnoreSpec], ...] = ()
     problems: tuple[str, ...] = ()
 
     def hides(self, path: str, is_directory: bool) -> bool:
-        """Whether git would ignore an entry of the directory.
+        """Return whether git would ignore an entry of the directory.
 
         Args:
-            path: absolute.
-            is_directory: whether it is one.
+            path: absolute path of the entry.
+            is_directory: whether the entry is a directory.
         """
         for directory, spec in reversed(self.rules):
             relative = path[len(directory) :].lstrip("/") + "/" * is_directory
@@ -288,7 +288,7 @@ class Ignore:
         return False
 
     def below(self, directory: str) -> Ignore:
-        """Return the rules for the entries of a directory in this one."""
+        """Return the rules for the entries of a subdirectory."""
         path = os.path.join(directory, _NAME)
         try:
             text = read_regular(path, _MAX_BYTES).decode(errors="replace")
@@ -305,8 +305,8 @@ class Ignore:
 
 @functools.lru_cache(maxsize=256)
 def _compile(text: str) -> tuple[GitIgnoreSpec, tuple[tuple[int, str], ...]]:
-    """Return the rules of a file, and the lines that are none: their numbers, and the reason."""
-    from pathspec import GitIgnoreSpec  # only where there is such a file
+    """Return the rules of a file, and its invalid lines as pairs of line number and reason."""
+    from pathspec import GitIgnoreSpec  # only if there is a .gitignore
 
     good, wrong = [], []
     for number, line in enumerate(text.splitlines(), 1):
@@ -320,7 +320,9 @@ def _compile(text: str) -> tuple[GitIgnoreSpec, tuple[tuple[int, str], ...]]:
 
 
 def rules_above(directory: str) -> Ignore:
-    """Return the rules that hold for a directory in a working tree of git; none outside of one."""
+    """Return the rules that a directory inherits from its parents in a git working tree; outside
+    of one, no rules.
+    """
     path = Path(directory)
     for top in (path, *path.parents):
         if (top / ".git").exists():

@@ -1,4 +1,4 @@
-"""Sends the hosts of a mesh what has changed beside the notebook before a run."""
+"""Sends the user's changed files to the hosts of a mesh before a run."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from ...wire.hosts import CodeFile, FilesAnswer, PlaceFiles, digest_of, name_of
 from ...wire.own_file import open_regular
 from .scan import FileState, Found, Key, Scanner
 
-# How long each answer of hosts that are new may take.
+# How long each answer of a new host may take.
 FILES_S = 120.0
-# So much goes in one message, which other messages to the host wait behind.
+# Bytes per message; bounded, as other messages to the host wait behind it.
 _CHUNK_BYTES = 4 << 20
-# Calls in a row cost a look at the files now and then, and not each, unless a module was loaded.
+# Minimum time between scans for a series of calls, unless a module was loaded.
 _LOOK_S = 0.25
 _MAX_NAMED = 5
-# How often files are read again that are written at this moment.
+# How often to read files again that change while they are read.
 _MAX_TRIES = 5
 _EXCLUDE = (
     "list what the ranks need not have in .gitignore, or start the mesh with `--sync off` and "
     "bring the files to the hosts yourself"
 )
 
-# The answers by host; None if the mesh has ended.
+# Host -> its answer; None if the mesh has ended.
 Answers = Mapping[int, FilesAnswer] | None
-# Makes the messages to each host, given the request's number and the hosts there are.
+# Makes the messages to each host, given the number of the request and the hosts of the mesh.
 Make = Callable[[int, Collection[int]], Mapping[int, Sequence[Parcel[Any]]]]
 
 
 @dataclass(frozen=True, eq=False)
 class _Copy:
-    """A file as it was read last; `problem` says why it could not be read."""
+    """A file as last read; `problem` is the reason for which it could not be read."""
 
     state: FileState
     content: bytes = b""
@@ -48,15 +48,15 @@ class _Copy:
 
 @dataclass(eq=False)
 class CodeSync:
-    """Keeps the user's files on the hosts as they are here; used on any thread.
+    """Keeps the user's files on the hosts equal to those of the notebook; usable on any thread.
 
     Args:
-        roots: the directories that are kept the same.
-        ask: sends messages to agents, and waits so many seconds for the answers of all of them, by
-            host; None if the mesh has ended.
-        name_host: the name of a host.
-        num_loads: how many modules the notebook has loaded so far.
-        say: shows the user a sentence.
+        roots: directories to copy.
+        ask: sends messages to agents, waits for the answers of all of them up to a number of
+            seconds, and returns them by host; None if the mesh has ended.
+        name_host: returns the name of a host.
+        num_loads: returns the number of modules that the notebook has loaded.
+        say: shows a sentence to the user.
     """
 
     roots: tuple[str, ...]
@@ -66,29 +66,29 @@ class CodeSync:
     say: Callable[[str], None]
     _copies: dict[Key, _Copy] = field(default_factory=dict)
     _placed: Mapping[Key, _Copy] = field(default_factory=dict)  # the files that the hosts have
-    _name: str = ""  # of these
+    _name: str = ""  # of this set of files
     _is_sure: bool = False  # all hosts have them
     _said: tuple[str, ...] = ()
-    _looked: tuple[float, int] = (-_LOOK_S, 0)  # when, and after how many loads
+    _looked: tuple[float, int] = (-_LOOK_S, 0)  # last scan: time, and number of loaded modules
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._scanner = Scanner(self.roots)
 
     def forget(self) -> None:
-        """Ask all hosts for their files the next time, as a host is new or was away."""
+        """Note that a host is new or was disconnected, so that `bring` checks all hosts."""
         self._is_sure = False
 
     def bring(self, is_hurried: bool = False, timeout_s: float | None = None) -> None:
-        """Make the hosts' files equal to those here, if these have changed. Blocks.
+        """Send the user's files to the hosts if the files have changed. Blocks.
 
         Args:
-            is_hurried: look at the files only if that was not done a moment ago.
-            timeout_s: how long to wait for each answer; None as long as there is the host.
+            is_hurried: whether to skip the scan if the last one was a moment ago.
+            timeout_s: how long to wait for each answer, in seconds; None for as long as the host
+                is in the mesh.
 
         Raises:
-            HostError: a host cannot have the files, or has not answered; nothing must run on it
-                then.
+            HostError: a host cannot store the files, or has not answered; nothing must run on it.
         """
         num_loads, now = self.num_loads(), time.monotonic()
         is_recent = num_loads == self._looked[1] and now < self._looked[0] + _LOOK_S
@@ -103,7 +103,7 @@ class CodeSync:
                 self._place(files, timeout_s)
 
     def _read_changed(self) -> Found:
-        """Read the files that have changed, until a look shows none that has changed since."""
+        """Read the changed files, until a scan shows no further change."""
         for _ in range(_MAX_TRIES):
             found = self._scanner.scan()
             changed = {
@@ -129,14 +129,14 @@ class CodeSync:
         return _Copy(state, content, digest=digest_of(content))
 
     def _place(self, files: Mapping[Key, _Copy], timeout_s: float | None) -> None:
-        """Send all hosts what has changed; send those that have not got the rest all files."""
+        """Send the changed files to all hosts, and all files to hosts that lack the others."""
         described = [
             (_wire_path(key), copy.state.mtime_ns, copy.digest) for key, copy in files.items()
         ]
         name = name_of(described)
         changed: Mapping[Key, _Copy] = {}
         removed: tuple[str, ...] = ()
-        if self._name:  # else ask first: the hosts may have them of a controller before this one
+        if self._name:  # else ask first: the hosts may have the files from an earlier controller
             changed = {key: copy for key, copy in files.items() if self._placed.get(key) != copy}
             removed = tuple(_wire_path(key) for key in self._placed.keys() - files.keys())
         self._is_sure = False
@@ -159,10 +159,10 @@ class CodeSync:
         self._placed, self._name, self._is_sure = files, name, True
 
     def _find_lacking(self, answers: Answers, name: str) -> set[int]:
-        """Return the hosts that have not got the files of a name.
+        """Return the hosts that lack the set of files with this name.
 
         Raises:
-            HostError: a host has a problem.
+            HostError: a host reports a problem.
         """
         by_host = answers or {}  # the mesh's end is reported elsewhere
         problems = [
@@ -181,7 +181,7 @@ class CodeSync:
         return f"{self.roots[key[0]]}/{key[1]}"
 
     def _tell(self, found: Found) -> None:
-        """Name the files that are left out, once."""
+        """Show the user which files are left out, if that has changed."""
         unreadable = [
             f"{self._path(key)}: {copy.problem}"
             for key, copy in sorted(self._copies.items())
@@ -195,7 +195,7 @@ class CodeSync:
 
 
 def cut(sentences: Sequence[str]) -> list[str]:
-    """Return the first few sentences, and how many more there are."""
+    """Return the first few sentences, and one on the number of the others."""
     more = len(sentences) - _MAX_NAMED
     return [*sentences[:_MAX_NAMED], *([f"{more} more such entries"] if more > 0 else [])]
 
@@ -205,7 +205,7 @@ def _wire_path(key: Key) -> str:
 
 
 def _archive(files: Mapping[Key, _Copy]) -> Iterator[bytes]:
-    """Yield the parts of an archive of files, in pieces of a bounded size; at least one."""
+    """Yield an archive of files in parts of a bounded size; at least one part."""
     archive = msgspec.msgpack.encode(
         [
             CodeFile(_wire_path(key), copy.state.mtime_ns, copy.content)

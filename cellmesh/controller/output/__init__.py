@@ -1,1 +1,1 @@
-"""What ranks print and display: equal output joined, kept by rank, shown in cell or terminal."""
+"""Output of ranks: joins equal output, keeps it by rank, and shows it in a cell or terminal."""

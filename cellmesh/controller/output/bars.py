@@ -1,13 +1,13 @@
-"""The progress bars of one run: which ranks' bars are shown as one, where bars stand, when and how
-they are drawn, as text and as HTML.
+"""The progress bars of one run: joins the bars of ranks, places them in the output, and draws them
+as text and as HTML. Pure.
 
-Pure: messages of ranks and the time go in, drawings come out. The first bars of ranks that have the
-same title (numbers in it aside) are one bar, and so are the second ones. Bars stand together in
-blocks: one that begins right after another, or inside of it, stands below it; one that begins after
-other output has a block of its own. A block is redrawn in its place.
+Ranks' first bars with the same title (apart from numbers) are shown as one bar, and likewise their
+second bars, and so on. Bars are shown in blocks: a bar that begins right after another, or inside
+of it, is added below it; a bar that begins after other output starts a new block. A block is
+redrawn in its place.
 
-The HTML holds no script; its styles are inline, and of those that viewers leave in notebooks that
-they do not trust. Colours are good on light and on dark ground.
+The HTML has no scripts, and only inline styles that viewers keep in untrusted notebooks. Colours
+are legible on light and dark backgrounds.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from ...wire.user_code import Bar
 from .number_folding import join_lines, replace_numbers
 
 REDRAW_S = 0.1
-# Once no bar of a block goes on, ranks that have not begun theirs are waited for, before it counts
-# as ended.
+# Once no bar of a block is running, time to wait for ranks that have not begun theirs, before the
+# block counts as ended.
 SETTLE_S = 0.3
 _MAX_ROWS = 10
 _MAX_BLOCKS = 50
@@ -56,7 +56,7 @@ class _Block:
     num_passed: int = 0
     is_changed: bool = True
     is_closed: bool = False
-    # When none of its bars went on any more, and ranks may still begin theirs.
+    # Time since which none of its bars is running, while ranks may still begin theirs.
     ended_at: float | None = None
 
 
@@ -76,10 +76,10 @@ class BarBoard:
         self._drawn_at = float("-inf")
         self._changed = False
 
-    # ---- what happens
+    # ---- events
 
     def take(self, rank: int, bar: Bar) -> Mark | None:
-        """Note a rank's progress report; return the bar's `Mark` if the bar has no place in the
+        """Add a rank's progress report; return the bar's `Mark` if the bar has no place in the
         output yet.
         """
         mark = None
@@ -92,14 +92,14 @@ class BarBoard:
             if group.block < 0:
                 mark = Mark(group.number)
         elif group.bars[rank].state != "open" and bar.state == "open":
-            return None  # said before it ended, and overtaken
+            return None  # an older report that arrived after the bar's last
         group.bars[rank] = bar
         self._touch(group)
         return mark
 
     def place(self, mark: Mark) -> bool:
-        """Place a bar below the output before it, unless it has a place already; return whether it
-        was placed.
+        """Place a bar below the output so far, unless it has a place already; return whether it was
+        placed.
         """
         group = self._groups.get(mark.group)
         if group is None or group.block >= 0:
@@ -117,18 +117,22 @@ class BarBoard:
         self._is_buried = True
 
     def lose(self, ranks: Iterable[int], reason: str) -> None:
-        """Note that these ranks have died, so that their bars will not move any more."""
+        """Note that these ranks have died, so that their bars no longer progress."""
         for rank in ranks:
             self._died[rank] = reason
             for group in self._groups.values():
                 if rank in group.bars:
                     self._touch(group)
 
-    # ---- what is shown
+    # ---- drawing
 
     def draw(self, now: float, at_once: bool = False, is_over: bool = False) -> list[Bars]:
-        """Return the blocks that are drawn now: `at_once` all that have changed, and every block,
-        as it will stay, if the run `is_over`.
+        """Return the blocks to draw now.
+
+        Args:
+            now: current time, in seconds.
+            at_once: whether to draw all changed blocks even if the last drawing was a moment ago.
+            is_over: whether the run has ended, so that each block is drawn in its final state.
         """
         due = self.deadline()
         if not is_over and (due is None or (now < due and not at_once)):
@@ -146,7 +150,9 @@ class BarBoard:
         return drawings
 
     def deadline(self) -> float | None:
-        """Return when `draw` returns a block without new messages; None if no bar has changed."""
+        """Return the time from which `draw` returns a block without new messages; None if no bar
+        has changed.
+        """
         if self._changed:
             return self._drawn_at + REDRAW_S
         ends = [block.ended_at + SETTLE_S for block in self._blocks if block.ended_at is not None]
@@ -212,7 +218,6 @@ class BarBoard:
         return True
 
     def _is_removed(self, group: _Group) -> bool:
-        """Return whether every rank has removed its bar of a group."""
         return all(bar.state == "removed" for bar in group.bars.values())
 
     def _forget(self, block: _Block, group: _Group) -> None:
@@ -226,34 +231,36 @@ class BarBoard:
 # ---------------------------------------------------------------- one row for all ranks
 
 RowState = Literal["open", "done", "short", "failed", "stopped"]
-# A row is open while a rank goes on, unless a rank has failed or was stopped.
+# A row has the first of these states that a rank has.
 _WORST_FIRST: tuple[RowState, ...] = ("failed", "stopped", "open", "short", "done")
 
-# The slowest rank is named when it is so much behind: in steps and as a part of all, or in seconds.
+# The slowest rank is named if it is behind by this much: in steps and as a fraction of the total,
+# or in seconds.
 _GAP_STEPS = 2
 _GAP_FRACTION = 0.01
 _GAP_S = 1.0
-# Of bars that have ended, the slowest rank is named when others were so many times faster.
+# Once bars have ended, the slowest rank is named if the fastest was faster by this factor.
 _SLOWER = 1.1
-# What took less is said in tenths of a second.
+# Shorter times are given in tenths of a second.
 _BRIEF_S = 10.0
 
 
 @dataclass(frozen=True)
 class ProgressRow:
-    """A progress bar that stands for those of several ranks, as it is shown.
+    """A progress bar as shown, joined from the bars of several ranks.
 
     Attributes:
-        number: tells it from the run's other bars.
-        ranks: which have it.
-        title: what stands before it.
-        slowest, fastest: how far those ranks are; None where the total is not known.
-        counts: ``42-57/100``.
-        mark: which ranks stand out, and how; "" if none does.
-        stats: rate, and what is left or was needed.
-        note: what stands behind it.
-        state: of all.
-        num_outer: how many bars it is in.
+        number: number of the bar in its run.
+        ranks: ranks that have the bar.
+        title: text before the bar.
+        slowest, fastest: progress of the slowest and the fastest rank, 0 to 1; None if the total is
+            unknown.
+        counts: steps done, from the slowest to the fastest rank, and total: ``42-57/100``.
+        mark: text on slow or failed ranks; "" without any.
+        stats: rate, and the time left or taken.
+        note: text after the bar.
+        state: the worst state of its ranks.
+        num_outer: number of bars that it is nested in.
     """
 
     number: int
@@ -271,13 +278,13 @@ class ProgressRow:
 
 @dataclass(frozen=True)
 class Bars:
-    """One block of progress bars of a cell, as it is drawn now.
+    """A drawing of one block of progress bars of a cell.
 
     Attributes:
-        number: of the block; drawings of the same number replace each other.
+        number: number of the block; a drawing replaces earlier ones of the same number.
         rows: its bars.
-        num_hidden: bars of it that there is no room for: earlier ones, or the last ones.
-        closed: none of its bars goes on.
+        num_hidden: number of bars left out for lack of room: the earliest or the last ones.
+        closed: whether none of its bars is running.
     """
 
     number: int
@@ -287,7 +294,7 @@ class Bars:
 
 
 def make_row(number: int, bars: Mapping[int, Bar], died: Mapping[int, str]) -> ProgressRow:
-    """Sum up the bars of several ranks as one row; `died` says how ranks died."""
+    """Join the bars of several ranks into one row; `died` has the cause of death of dead ranks."""
     states = {rank: _state_of(bar, rank in died) for rank, bar in bars.items()}
     going = {rank: bar for rank, bar in bars.items() if states[rank] == "open"} or dict(bars)
     slow = min(going, key=lambda rank: _place(going[rank]))
@@ -330,7 +337,7 @@ def _mark(
     slow: int,
     fast: int,
 ) -> str:
-    """Return a text that describes the ranks that stand out: slow or failed ones."""
+    """Describe the ranks that have failed, were stopped, or are slow; "" without any."""
     lost = sorted(rank for rank in bars if states[rank] == "failed" and rank in died)
     failed = sorted(rank for rank in bars if states[rank] == "failed" and rank not in died)
     stopped = sorted(rank for rank in bars if states[rank] == "stopped")
@@ -369,8 +376,8 @@ def _counts(slow: Bar, fast: Bar) -> str:
 
 
 def _stats(bars: Mapping[int, Bar], slow: Bar, is_open: bool) -> str:
-    """Return the slowest rank's rate and the time that is left; of bars that have ended, the rates
-    of ranks, how long the last of them needed, and which was the slowest.
+    """Return the slowest rank's rate and the time left; once the bars have ended, the lowest and
+    the highest rate, the longest time, and the slowest rank.
     """
     if is_open:
         rates, end = _rate(slow), ""
@@ -393,7 +400,7 @@ def _rate(bar: Bar) -> str:
 
 
 def _joined(texts: Mapping[int, str]) -> str:
-    """Return one text for those of ranks, with the span of each number in which they differ."""
+    """Join ranks' texts into one, with the range of each number that differs."""
     lines = sorted(texts.items())
     if len({replace_numbers(text) for text in texts.values()}) == 1:
         return join_lines(lines)
@@ -401,7 +408,7 @@ def _joined(texts: Mapping[int, str]) -> str:
 
 
 def format_count(number: float, divisor: int = 0) -> str:
-    """Format a number of steps or, where there is a divisor, of bytes."""
+    """Format a number of steps or, given a divisor, of bytes with a unit prefix."""
     if not divisor:
         is_whole = abs(number) < 1e15 and number == int(number)
         return f"{int(number):,}" if is_whole else f"{number:.4g}"
@@ -521,7 +528,7 @@ def _span(text: str, style: str = "") -> str:
 
 
 def _track(slowest: float, fastest: float, colour: str) -> str:
-    """Return a bar as HTML: filled up to the slowest rank, pale up to the fastest."""
+    """Return a bar as HTML, filled up to the slowest rank, and pale up to the fastest."""
     fill = "display:inline-block;height:10px;vertical-align:top"
     pieces = f'<span style="{fill};width:{slowest * 100:.1f}%;background-color:{colour}"></span>'
     if fastest > slowest:

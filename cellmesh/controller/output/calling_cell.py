@@ -1,9 +1,9 @@
-"""Where the output of the calling code goes: its notebook cell, what captures that cell's output
+"""The destination of the calling code's output: its notebook cell, a capture of the cell's output
 (``%%capture``, ``capture_output`` or ``redirect_stdout``), or the console.
 
-What stands in place of the kernel's own streams and display publisher when a run begins receives
-the run's output, as it receives that of the notebook's own code. Output that follows once the
-capture has ended is shown in the cell.
+Objects that replace the kernel's own streams and display publisher when a run begins receive the
+run's output, like that of the notebook's own code. Output after the end of the capture is shown in
+the cell.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from .mime_bundle import labelled
 
 
 class CellPublisher:
-    """Publishes iopub messages (type, content) in one notebook cell, from any thread, also later.
+    """Publishes iopub messages (type, content) in one notebook cell, from any thread, also after
+    the cell's end.
 
     Args:
-        kernel: the Jupyter kernel that executes the cell now.
+        kernel: the Jupyter kernel that executes the cell.
 
     Attributes:
-        capture: what captures the output of the cell; None if nothing does.
+        capture: the capture of the cell's output, if any.
     """
 
     def __init__(self, kernel: Any) -> None:
@@ -41,17 +42,17 @@ class CellPublisher:
 
     def __call__(self, kind: str, content: dict[str, Any]) -> None:
         if not self._has_flushed:
-            # What the cell itself has printed before waits in buffers, and comes first.
+            # The cell's own earlier output is still in buffers, and must be shown first.
             self._has_flushed = True
             for file in (sys.stdout, sys.stderr):
-                with contextlib.suppress(AttributeError, ValueError):  # there is none any more
+                with contextlib.suppress(AttributeError, ValueError):  # the stream is closed
                     file.flush()
         kernel = self._kernel
         topic = f"kernel.{kernel.ident}.{kind}".encode()
         kernel.session.send(kernel.iopub_socket, kind, content, parent=self._parent, ident=topic)
 
     def display(self, content: dict[str, Any]) -> None:
-        """Display a bundle of the notebook's own, captured where the cell's displays are."""
+        """Display a bundle of the notebook itself, or pass it to the capture of displays."""
         if self.capture is not None and self.capture.holds_displays():
             self.capture.display(lambda: content, content["transient"])
         else:
@@ -70,16 +71,16 @@ def current_sink(displays: Displays | None = None, has_tabs: bool = False) -> Si
 
 
 def cell_publisher() -> CellPublisher | None:
-    """Return what publishes in the caller's notebook cell; None outside of a Jupyter kernel."""
+    """Return a publisher for the caller's notebook cell; None outside of a Jupyter kernel."""
     kernel = _kernel()
     return None if kernel is None else CellPublisher(kernel)
 
 
 def _parent_of_caller(kernel: Any) -> dict[str, Any]:
-    """Return the message of the calling thread's cell, or at least that message's header.
+    """Return the request that executes the calling thread's cell, or at least its header.
 
-    A thread that has set its cell keeps it: in ipykernel for all output (`set_thread_parent`), or
-    for what it prints, where a version of ipykernel also notes which cell has started a thread.
+    A thread that has set its cell keeps it: for all output (ipykernel's `set_thread_parent`), or
+    for printed text only, in versions of ipykernel that record the cell which started a thread.
     """
     parent: dict[str, Any] = getattr(kernel.shell, "get_parent", kernel.get_parent)()
     printed = getattr(sys.stdout, "parent_header", None)
@@ -92,8 +93,8 @@ def _parent_of_caller(kernel: Any) -> dict[str, Any]:
 def is_attended() -> bool:
     """Return whether the calling notebook has a front end that can answer `input()`.
 
-    Programs that execute notebooks (nbclient, and nbconvert and papermill by it) take no questions;
-    nobody would draw a widget, and where its page is shown later there is no kernel.
+    Programs that execute notebooks (nbclient, used by nbconvert and papermill) do not: they answer
+    no requests for input and draw no widgets, and the page has no kernel when it is read later.
     """
     kernel = _kernel()
     return kernel is not None and bool(
@@ -102,14 +103,13 @@ def is_attended() -> bool:
 
 
 def is_executed() -> bool:
-    """Return whether a program executes the calling notebook, which takes what a cell shows before
-    its end and nothing later.
+    """Return whether a program executes the calling notebook, and so drops output that arrives
+    after a cell's end.
     """
     return _kernel() is not None and not is_attended()
 
 
 def _kernel() -> Any:
-    """Return the Jupyter kernel of this process; None if there is none."""
     kernel = own_kernel()
     return kernel if hasattr(kernel, "iopub_socket") else None
 
@@ -118,28 +118,28 @@ def _kernel() -> Any:
 
 
 class Capture:
-    """What stands in place of a kernel's own stdout, stderr and display publisher.
+    """The objects that replace a kernel's own stdout, stderr and display publisher.
 
     Args:
         shell: the kernel's IPython shell.
-        files: by name of the stream, those that are not the kernel's.
-        display_pub: the display publisher; None if it is the kernel's.
+        files: name of a stream -> file that replaces it; without streams that are not replaced.
+        display_pub: display publisher that replaces the kernel's; None if it is not replaced.
     """
 
     def __init__(self, shell: Any, files: dict[str, Any], display_pub: Any) -> None:
         self._shell, self._files, self._display_pub = shell, files, display_pub
-        # A stream that passes text on to the kernel's finds the cell in the context.
+        # A file that passes text on to the kernel's stream finds the cell in the context.
         self._context = contextvars.copy_context()
 
     def holds(self, stream: str) -> bool:
-        """Return whether text of this stream is captured now."""
+        """Return whether text of this stream is still captured."""
         file = self._files.get(stream)
         return (
             file is not None and getattr(sys, stream) is file and not getattr(file, "closed", False)
         )
 
     def holds_displays(self) -> bool:
-        """Return whether displays are captured now."""
+        """Return whether displays are still captured."""
         return self._display_pub is not None and self._shell.display_pub is self._display_pub
 
     def write(self, stream: str, text: str) -> None:
@@ -152,7 +152,7 @@ class Capture:
         self._call(write)
 
     def publish(self, block: Block, rich: Rich) -> None:
-        """Publish a display of ranks, or that they clear, as IPython's functions do."""
+        """Publish a display of ranks, or clear the output on their request, as IPython does."""
         if rich.kind == "clear":
             self._call(lambda: self._display_pub.clear_output(rich.bundle == b"wait"))
             return
@@ -173,17 +173,17 @@ class Capture:
         self._call(publish)
 
     def _call(self, function: Any) -> None:
-        with contextlib.suppress(Exception):  # of the user's file: the run's other output follows
+        with contextlib.suppress(Exception):  # the user's file may fail; other output is shown
             self._context.copy().run(function)
 
 
 def find_capture(shell: Any, own_stream: type | None) -> Capture | None:
-    """Return what captures the output of the calling cell; None if nothing does.
+    """Return the capture of the calling cell's output, if any.
 
     Args:
         shell: the IPython shell.
-        own_stream: the class of the kernel's own streams; None in a terminal, where text is written
-            to the streams of the moment.
+        own_stream: class of the kernel's own streams; None in a terminal, where text is written to
+            the current streams anyway.
     """
     out, err, display_pub = sys.stdout, sys.stderr, shell.display_pub
     is_own = type(display_pub) is shell.display_pub_class
@@ -195,14 +195,14 @@ def find_capture(shell: Any, own_stream: type | None) -> Capture | None:
 
 
 class CapturedSink:
-    """Gives captured output to its capture, and shows the rest: tracebacks, as the kernel does,
-    status lines, and what is not captured.
+    """Passes captured output to its capture, and other output to another sink: tracebacks (which
+    the kernel shows as well), status lines, and streams that are not captured.
 
-    Progress is captured once it has ended, as a file would get it.
+    Progress bars are captured once they have ended.
 
     Args:
-        capture: what captures output of this cell.
-        shown: the sink that shows the rest.
+        capture: the capture of the cell's output.
+        shown: sink for the other output.
     """
 
     def __init__(self, capture: Capture, shown: Sink) -> None:
@@ -226,7 +226,7 @@ class CapturedSink:
             self.shown.status(text, final)
 
     def _is_captured(self, block: Block) -> bool:
-        """Give a block of output to the capture; return whether it takes such output."""
+        """Pass a block of output to the capture; return whether it takes such output."""
         item = block.item
         if isinstance(item, Trace):
             return False

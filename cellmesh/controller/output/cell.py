@@ -1,8 +1,8 @@
 """Shows a run's output in the output area of its notebook cell, over the Jupyter protocol.
 
-A record has what the area shows, bounded, with each display in its latest state. A batch of output
-changes the record first; then what is new or has changed is drawn. A front end can only clear a
-whole cell: where some ranks have cleared their output, all that is left is drawn again.
+A record of bounded size holds the content of the area, each display in its latest state. A batch of
+output changes the record first; then new and changed entries are drawn. A front end can only clear
+a whole cell, so after some ranks have cleared their output, all remaining output is redrawn.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from .rank_tabs import switch
 from .terminal import as_html as as_coloured_html
 
 BUDGET_BYTES = 1_000_000
-_ENTRY_BYTES = 100  # what an entry costs beside its text
+_ENTRY_BYTES = 100  # size of an entry without its text
 _MAX_RECORDS = 16
-# Of so many displays, each rank's counted, it is known where they are; then those are forgotten
-# that have not changed for longest.
+# Maximum number of displays whose places are kept, counted for each rank; the least recently
+# changed are dropped.
 _MAX_PLACES = 10_000
 _SUMMARY = "cursor:pointer;font:11px monospace;opacity:.65;margin:2px 0"
 _DROPPED = "… what was above is gone from here, and its text is in %dist_logs"
 
 Publish = Callable[[str, dict[str, Any]], None]
-Key = int | str  # of an entry: the display id of what is redrawn in place, else a number
+Key = int | str  # of an entry: the display id if it is redrawn in place, else a number
 
 
 class Record:
-    """What a cell's output area shows, from top to bottom.
+    """The content of a cell's output area, from top to bottom.
 
     Args:
-        budget_bytes: about how much; beyond twice of it, the oldest output of those ranks goes that
-            have more than an equal share.
+        budget_bytes: approximate size limit; above twice this size, the oldest output of ranks with
+            more than an equal share is dropped.
 
     Attributes:
-        entries: the blocks of output by key.
-        dropped: the ranks with older output that is not there.
-        num_bytes: about how many bytes the entries take.
+        entries: key -> block of output.
+        dropped: ranks whose oldest output was dropped.
+        num_bytes: approximate size of the entries.
     """
 
     def __init__(self, budget_bytes: int = BUDGET_BYTES) -> None:
@@ -61,8 +61,8 @@ class Record:
         self.entries[key] = block
 
     def clear(self, gone: Collection[int]) -> bool:
-        """Remove these ranks' output, and remarks with the last of it; return whether there was
-        any.
+        """Remove these ranks' output, and the remarks as well once no output is left; return
+        whether there was any.
         """
         if not any(not set(gone).isdisjoint(ranks) for ranks in (self.dropped, *self._ranks())):
             return False
@@ -76,7 +76,7 @@ class Record:
         return True
 
     def trim(self) -> None:
-        """Drop the oldest output of ranks that have too much."""
+        """Drop the oldest output of ranks that exceed their share of the budget."""
         if self.num_bytes <= 2 * self._budget:
             return
         used: collections.Counter[int] = collections.Counter()
@@ -95,12 +95,12 @@ class Record:
         self._keep(dict(reversed(kept.items())))
 
     def switch_off(self) -> None:
-        """Forget all output, and what follows as soon as it is shown."""
+        """Drop all output, and later output as soon as it is shown."""
         self._budget = 0
         self.trim()
 
     def by_rank(self) -> dict[int, tuple[Item, ...]]:
-        """Return the output of each rank, without progress bars, which show all ranks."""
+        """Return the output of each rank, without progress bars, as these show all ranks."""
         items: dict[int, list[Item]] = {rank: [] for rank in sorted(self.dropped)}
         for block in self.entries.values():
             for rank, item in () if isinstance(block.item, Bars) else block.by_rank():
@@ -115,7 +115,7 @@ class Record:
 
 
 def size_of(block: Block) -> int:
-    """Return about how many bytes a block of output takes."""
+    """Return the approximate size of a block of output, in bytes."""
     fixed = _ENTRY_BYTES + 8 * len(block.ranks)
     match block.item:
         case Line(_, text):
@@ -133,7 +133,7 @@ def size_of(block: Block) -> int:
 
 @dataclass(frozen=True)
 class DisplayPlace:
-    """The notebook's id of a display that ranks share, and the lowest rank, which updates it."""
+    """The notebook's id of a display that ranks share, and the lowest rank, whose updates count."""
 
     display_id: str
     leader: int
@@ -144,10 +144,10 @@ class Displays:
     """The displays of a mesh that can be updated, also from a later cell.
 
     Attributes:
-        places: a rank's own id, as (rank, id) -> where it is shown.
-        has_tabs: whether cells whose ranks show different things get a switch between ranks.
+        places: (rank, the rank's own display id) -> place of the display in the notebook.
+        has_tabs: whether cells whose ranks' output differs get a switch between ranks.
         folds_numbers: whether lines of ranks that differ only in numbers are joined.
-        records: what the newest cells have shown, for output that comes after a cell's end.
+        records: records of the newest cells, for output that arrives after a cell's end.
     """
 
     places: dict[tuple[int, str], DisplayPlace] = field(default_factory=dict)
@@ -163,7 +163,7 @@ class Displays:
             del self.places[next(iter(self.places))]
 
     def keep(self, record: Record) -> None:
-        """Remember the record of a run that has ended, and forget those of the oldest runs."""
+        """Keep the record of a run that has ended, and drop the records of the oldest runs."""
         if record not in self.records:
             self.records.append(record)
         while len(self.records) > _MAX_RECORDS:
@@ -174,13 +174,13 @@ class CellSink:
     """Shows output in one notebook cell, also output that arrives after the cell has ended.
 
     Args:
-        publish: sends an iopub message (type, content) with that cell as its parent.
-        displays: the mesh's; None for none but the cell's own.
-        has_tabs: whether ranks that show different things get a switch in the end, if the mesh's
-            have.
+        publish: sends an iopub message (type, content) with the cell as its parent.
+        displays: displays of the mesh; None to keep only those of the cell.
+        has_tabs: whether to show a switch between ranks at the end if their output differs, unless
+            `displays` has switches turned off.
 
     Attributes:
-        redrawn_bytes: how much was drawn again when ranks have last cleared their output.
+        redrawn_bytes: amount of output that was last redrawn because ranks had cleared theirs.
     """
 
     def __init__(
@@ -191,14 +191,14 @@ class CellSink:
         self._has_tabs = has_tabs
         self._record = Record()
         self._numbers = itertools.count()
-        self._display_ids: dict[object, str] = {}  # of bars by number, and of what is one of a kind
+        self._display_ids: dict[object, str] = {}  # bars by number, other parts by name -> id
         self._undrawn: dict[Key, None] = {}  # entries that are new or have changed
         self._updates: dict[str, Block] = {}  # of displays that are not in the record
-        self._placed: set[str] = set()  # ids of displays that stand in the area
-        self._clearing: set[int] = set()  # ranks whose next output clears what they have shown
+        self._placed: set[str] = set()  # ids of displays that are in the area
+        self._clearing: set[int] = set()  # ranks whose next output clears their earlier output
         self._is_cleared = False
         self.redrawn_bytes = 0
-        self._row: FigureRow | None = None  # figures that stand at the end of the area
+        self._row: FigureRow | None = None  # figures at the end of the area
         self._status = self._tabs = ""
 
     def show(self, blocks: Sequence[Block]) -> None:
@@ -218,7 +218,7 @@ class CellSink:
             del self._display_ids["status"]
 
     def end(self, ranks: Sequence[int]) -> None:
-        """Show the switch to each rank's output, as the run has ended or has printed more since."""
+        """Show or update the switch to each rank's output, after the run's end or later output."""
         record = self._record
         self._displays.keep(record)
         if not (self._has_tabs and self._displays.has_tabs and len(ranks) > 1):
@@ -227,14 +227,14 @@ class CellSink:
         is_joined = any(isinstance(block.item, AlikeLines) for block in record.entries.values())
         text = switch(record.by_rank(), record.dropped, identity, is_joined)
         if text and text != self._tabs:
-            # Without text: in a console, where it would have nothing to switch, it is not shown.
+            # Without text/plain, so that consoles, in which it would not work, do not show it.
             self._put(identity, {"text/html": text})
             self._tabs = text
 
     # ---- the record
 
     def _take(self, block: Block) -> None:
-        """Note what a block of output changes in the area."""
+        """Apply a block of output to the record."""
         item = block.item
         if isinstance(item, Rich) and item.kind == "update":
             self._update(block, item)
@@ -265,13 +265,13 @@ class CellSink:
         return ours
 
     def _id_of(self, name: object) -> str:
-        """Return the display id of what is redrawn in place."""
+        """Return the display id of a part that is redrawn in place."""
         if name not in self._display_ids:
             self._display_ids[name] = uuid.uuid4().hex
         return self._display_ids[name]
 
     def _update(self, block: Block, rich: Rich) -> None:
-        # A display that several ranks share follows its lowest rank.
+        # A display that several ranks share shows the updates of its lowest rank.
         shown: dict[int, DisplayPlace] = {}
         for rank, theirs in zip(block.ranks, block.display_ids, strict=True):
             place = self._displays.places.get((rank, theirs))
@@ -289,7 +289,6 @@ class CellSink:
                 self._updates[place.display_id] = new
 
     def _clear(self, ranks: Iterable[int]) -> None:
-        """Remove the output of these ranks, and keep that of others."""
         gone = set(ranks)
         self._clearing -= gone
         if gone and self._record.clear(gone):
@@ -298,7 +297,7 @@ class CellSink:
     # ---- drawing
 
     def _draw(self) -> None:
-        """Draw what has changed, or all if ranks have cleared their output."""
+        """Draw new and changed entries, or all entries if ranks have cleared their output."""
         entries = self._record.entries
         drawn: Iterable[Key] = self._undrawn
         texts: list[tuple[str, str]] = []
@@ -316,7 +315,7 @@ class CellSink:
                 self._draw_one(key, block, texts)
             except (
                 Exception
-            ) as error:  # user code gives odd things to display, and prints more behind them
+            ) as error:  # a display of user code may be malformed; later output is still shown
                 remark = as_remark(block, error)
                 texts.append(as_text(remark))
                 if key in entries:
@@ -329,7 +328,7 @@ class CellSink:
         self._record.trim()
 
     def _draw_one(self, key: Key, block: Block, texts: list[tuple[str, str]]) -> None:
-        """Draw a block of output, or add its text to the stream message of the blocks beside it."""
+        """Draw a block of output, or add its text to `texts`, to be sent as one stream message."""
         if is_textual(block):
             texts.append(as_text(block))
             return
@@ -338,7 +337,7 @@ class CellSink:
         if isinstance(item, Trace):
             self._publish("error", error_content(block.ranks, item))
             if item.whole:
-                # Without text, as the switch between ranks is.
+                # Without text/plain, so that consoles do not show it.
                 self._publish("display_data", {"data": {"text/html": _whole(item)}, "metadata": {}})
         elif isinstance(item, Rich):
             self._draw_rich(key, block.ranks, item.content())
@@ -380,7 +379,7 @@ class CellSink:
 
     def _publish(self, kind: str, content: dict[str, Any]) -> None:
         if kind != "update_display_data":
-            self._row = None  # the next figure stands below this
+            self._row = None  # the next figure begins a new row below
         self._send(kind, content)
 
     def _flush(self, texts: list[tuple[str, str]]) -> None:
@@ -399,9 +398,7 @@ def error_content(ranks: Ranks, trace: Trace) -> dict[str, Any]:
 
 
 def _whole(trace: Trace) -> str:
-    """Return a rank's whole traceback, with the frames of libraries, as HTML that opens on a
-    click.
-    """
+    """Return a rank's whole traceback, with the frames of libraries, as collapsed HTML."""
     return (
         f'<details><summary style="{_SUMMARY}">the traceback with the frames of libraries</summary>'
         f"{pre(as_coloured_html(trace.whole.rstrip()))}</details>"

@@ -1,6 +1,6 @@
-"""Sinks, which show folded output, and the one that writes it to stdout and stderr as plain text.
+"""Sinks, which show the output of runs, among them one that writes plain text to stdout and stderr.
 
-In a terminal a bar that has ended has a line, and those that run share one redrawn line.
+In a terminal, each finished progress bar has its own line; running bars share one redrawn line.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from .fold import AlikeLines, Block, Gap, Line, Live, Rich, Trace
 from .mime_bundle import label
 from .number_folding import compact, join_lines
 
-# Of bars that go on, so many are in the line.
+# Maximum number of running bars in the shared line.
 _MAX_GOING = 2
 
 
 class Sink(Protocol):
-    """Protocol of what shows a run's output; called from the link's loop, in order."""
+    """Protocol of a destination of a run's output; called from the link's loop, in order."""
 
     def show(self, blocks: Sequence[Block]) -> None:
-        """Show these blocks of output now."""
+        """Show blocks of output now."""
 
     def note(self, text: str) -> None:
-        """Show a remark of cellmesh's own."""
+        """Show a remark of cellmesh itself."""
 
     def status(self, text: str, final: bool) -> None:
         """Show a status line in place of the previous one, unless that was `final`; a final ""
@@ -37,8 +37,8 @@ class Sink(Protocol):
 
 
 class ConsoleSink:
-    """Writes output as plain text to these files; None for ``sys.stdout`` and ``sys.stderr`` as
-    they are at the time.
+    """Writes output as plain text to these files; None for the current ``sys.stdout`` and
+    ``sys.stderr`` at the time of writing.
     """
 
     def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
@@ -56,7 +56,7 @@ class ConsoleSink:
                     going = self._bars.going(block.item)
             except (
                 Exception
-            ) as error:  # user code gives odd things to display, and prints more behind them
+            ) as error:  # a display of user code may be malformed; later output is still shown
                 pieces.append(as_text(as_remark(block, error)))
         for stream, text in join_streams(pieces):
             self._write(stream, text)
@@ -71,7 +71,7 @@ class ConsoleSink:
             if final and text:
                 self._write("stdout", text + "\n")
             return
-        width = shutil.get_terminal_size().columns - 1  # a longer line could not be taken back
+        width = shutil.get_terminal_size().columns - 1  # a wrapped line could not be redrawn
         self._write("stdout", (text + "\n" if text else "") if final else text[:width])
         self._has_status = not final
 
@@ -84,14 +84,14 @@ class ConsoleSink:
         file.flush()
 
     def _file(self, stream: str) -> TextIO:
-        """Return the file of a stream; one that drops all where the process has closed its own."""
+        """Return the file of a stream, or one that drops all text if the stream is closed."""
         given = self._out if stream == "stdout" else self._err
         file: TextIO | None = given or getattr(sys, stream)
         return io.StringIO() if file is None or getattr(file, "closed", False) else file
 
 
 class SilentSink:
-    """Passes on to another sink only errors and remarks (``-q``)."""
+    """Passes only errors and remarks on to another sink (``-q``)."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
@@ -121,19 +121,21 @@ class Unremarked:
 
 
 class ConsoleBars:
-    """Notes which progress bars of one run a terminal has shown."""
+    """Records which progress bars of one run a terminal has shown."""
 
     def __init__(self) -> None:
         self._shown: dict[int, object] = {}
 
     def text_of(self, block: Block) -> tuple[str, str]:
-        """Return a block of output as plain text as `as_text` does, bars once they have ended."""
+        """Return a block of output as plain text, like `as_text`; progress bars once they have
+        ended.
+        """
         if isinstance(block.item, Bars):
             return "stderr", self.ended(block.item)
         return as_text(block)
 
     def ended(self, bars: Bars) -> str:
-        """Return lines, with newlines, for bars that have ended and are not shown as ended yet."""
+        """Return lines, with newlines, for bars that have ended and are not yet shown as ended."""
         if not bars.closed:
             return ""
         rows = tuple(
@@ -144,7 +146,7 @@ class ConsoleBars:
         return "".join(f"{line}\n" for line in lines)
 
     def going(self, bars: Bars) -> str:
-        """Return one line with the bars that still run, the innermost last; "" if there is none."""
+        """Return one line with the running bars, the innermost last; "" without running bars."""
         rows = tuple(row for row in bars.rows if row.state == "open")
         if bars.closed or not rows:
             return ""
@@ -180,7 +182,7 @@ def as_text(block: Block) -> tuple[str, str]:
 
 
 def is_textual(block: Block) -> bool:
-    """Return whether a stream shows a block of output as well as a display would."""
+    """Return whether a block of output can be shown as plain text without loss."""
     if isinstance(block.item, Line | AlikeLines | Gap):
         return True
     if not isinstance(block.item, Rich) or block.item.kind != "result":
@@ -198,7 +200,7 @@ def as_remark(block: Block, error: Exception) -> Block:
 
 
 def join_streams(pieces: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Join neighbouring texts of one stream; drop empty texts."""
+    """Join adjacent texts of the same stream; drop empty texts."""
     joined: list[tuple[str, list[str]]] = []
     for stream, text in pieces:
         if not text:

@@ -1,10 +1,10 @@
-"""Folds output: what several ranks print alike is shown once, as ``[0-7] step 3``.
+"""Folds output: equal output of several ranks is shown once, as ``[0-7] step 3``. Pure.
 
-Pure: text and time go in, blocks to show come out. Each rank has a queue of items (lines, displays,
-tracebacks). An item is shown as soon as every rank that still runs has it at the head of its queue,
-or when it has waited (a line `HOLD_S`); where heads differ, the one that no other rank has further
-back goes first, so that one odd line does not unfold all that follow. Lines that differ only in
-numbers are joined, too. Unfinished lines (progress bars) live in a block that is redrawn.
+Each rank has a queue of items (lines, displays, tracebacks). An item is shown as soon as every
+running rank has it at the head of its queue, or once it has waited for a time limit (a line
+`HOLD_S`). If the heads differ, the item that no other rank has further back is shown first, so that
+one odd line does not prevent the folding of all later lines. Lines that differ only in numbers are
+joined as well. Unfinished lines (progress bars) are kept in a block that is redrawn.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from .rank_queues import Ranks as Ranks
 from .terminal import Canvas, has_controls, moves_up, strip_controls
 
 HOLD_S = 0.1
-# What a rank on another host says may be longer on its way.
+# Output of ranks on other hosts may arrive later.
 HOLD_HOSTS_S = 0.3
-# How long an unfinished line waits for its end, before it is shown as it is and redrawn.
+# How long an unfinished line waits for its end before it is shown unfinished, and redrawn.
 OPEN_S = 0.1
-# More unfinished lines than that are redrawn no more often: each time all of them are.
+# More unfinished lines than this are redrawn less often, as each redraw draws all of them.
 _MANY_LINES = 16
 _REDRAW_MANY_S = 0.25
-# The value of a last expression ends its rank's cell: it may wait longer for its like.
+# The value of the last expression may wait longer for equal values, as it ends its rank's cell.
 HOLD_RESULT_S = 1.0
-# So may an exception; ranks that wait for the one that failed are released later.
+# So may an exception; ranks that wait for the failed rank are released later.
 HOLD_TRACE_S = 0.5
-# A plot takes ranks that share cores unequally long to draw.
+# Ranks that share cores take different times to draw a plot.
 HOLD_DISPLAY_S = 0.3
 _STREAMS: tuple[StreamName, ...] = ("stdout", "stderr")
 
@@ -50,7 +50,7 @@ class Line:
 
 @dataclass(frozen=True)
 class AlikeLines:
-    """Lines of ranks that differ only in numbers; rank and line, ascending."""
+    """Lines of ranks that differ only in numbers: pairs of rank and line, by ascending rank."""
 
     lines: tuple[tuple[int, Line], ...]
 
@@ -63,7 +63,7 @@ class Rich:
     bundle: bytes
 
     def content(self) -> dict[str, Any]:
-        """Return the bundle's data and metadata; empty for a display that clears."""
+        """Return the bundle's data and metadata; empty for a request to clear."""
         return unpack_bundle(self.bundle)
 
 
@@ -73,8 +73,8 @@ class Trace:
 
     type_name: str
     text: str
-    traceback: str  # as it is shown
-    whole: str = field(default="", compare=False)  # with all frames of libraries, if some are not
+    traceback: str  # as shown
+    whole: str = field(default="", compare=False)  # with all frames, if `traceback` lacks some
 
 
 @dataclass(frozen=True)
@@ -87,14 +87,14 @@ class Gap:
 
 @dataclass(frozen=True)
 class Live:
-    """Unfinished lines of ranks, redrawn in place; `closed` when they do not change any more."""
+    """Unfinished lines of ranks, redrawn in place; `closed` once they can no longer change."""
 
     lines: tuple[tuple[Ranks, str], ...]
     closed: bool = False
     stream: StreamName = "stdout"
 
     def without(self, gone: Container[int]) -> Live:
-        """Return the lines of other ranks."""
+        """Return a copy without the lines of these ranks."""
         left = ((tuple(r for r in ranks if r not in gone), text) for ranks, text in self.lines)
         return replace(self, lines=tuple(line for line in left if line[0]))
 
@@ -104,8 +104,8 @@ Item = Line | AlikeLines | Rich | Trace | Gap | Live | Mark | Bars
 
 @dataclass(frozen=True)
 class Block:
-    """An item of output to show, the ranks that it is from and, for a display, the display id of
-    each rank.
+    """An item of output to show, with the ranks that printed it and, for a display, each rank's
+    display id.
     """
 
     ranks: Ranks
@@ -113,13 +113,13 @@ class Block:
     display_ids: tuple[str, ...] = ()
 
     def without(self, gone: Container[int]) -> Block:
-        """Return the output of other ranks."""
+        """Return a copy without the output of these ranks."""
         ranks = tuple(rank for rank in self.ranks if rank not in gone)
         item = self.item.without(gone) if isinstance(self.item, Live) else self.item
         return Block(ranks, item)
 
     def by_rank(self) -> Iterator[tuple[int, Item]]:
-        """Return the output of each rank as it would be without the others."""
+        """Yield the output of each rank by itself, as (rank, item)."""
         match self.item:
             case AlikeLines(lines):
                 yield from (pair for pair in lines if pair[0] in self.ranks)
@@ -132,11 +132,11 @@ class Block:
 
 
 class Folder:
-    """Folds the output of one run: joins what its ranks print alike.
+    """Folds the output of one run: joins equal output of its ranks.
 
     Args:
-        ranks: that execute it.
-        hold_s: how long a rank's line waits for the same line of other ranks.
+        ranks: ranks of the run.
+        hold_s: how long a rank's line waits for the same line of other ranks, in seconds.
         folds_numbers: whether lines that differ only in numbers are joined.
     """
 
@@ -154,7 +154,7 @@ class Folder:
         self._open: set[tuple[int, StreamName]] = set()
         self._live_changed = False
         self._drawn_at = float("-inf")
-        self._is_buried = False  # lines have been shown below the live block
+        self._is_buried = False  # whether lines were shown below the live block
         self._ready: list[Block] = []
 
     def feed(self, ranks: Ranks, verb: Any, now: float) -> None:
@@ -183,24 +183,27 @@ class Folder:
                     Trace(verb.type_name, verb.text, verb.traceback, verb.whole_traceback),
                     now,
                 )
-            case InputRequest():  # the answer ends the line
+            case InputRequest():  # the user's answer ends the line
                 for rank in ranks:
                     self._finish_partials(rank, now)
 
     def mark(self, rank: int, mark: Mark, now: float) -> None:
-        """Note that a progress bar of a rank is to stand below the rank's output so far."""
+        """Queue the place of a rank's progress bar, below the rank's output so far."""
         self._finish_partials(rank, now)
         self._queue((rank,), mark, now)
 
     def leave(self, ranks: Iterable[int], now: float) -> None:
-        """Note that these ranks have ended the run, so that no output waits for theirs."""
+        """Note that these ranks have ended the run, so that no output waits for them."""
         for rank in ranks:
             self._finish_partials(rank, now)
             self._running.discard(rank)
 
     def take(self, now: float, everything: bool = False) -> list[Block]:
-        """Return what is to be shown now, on the clock of `feed`; `everything` once the run is
-        over.
+        """Return the blocks of output to show now.
+
+        Args:
+            now: current time, in seconds of the clock of `feed`.
+            everything: whether to return all output, as the run has ended.
         """
         self._close_finished_live()
         self._vacate(self._passed(), now)
@@ -220,7 +223,9 @@ class Folder:
         return ready
 
     def deadline(self) -> float | None:
-        """Return when `take` has more to return without new output; None if it holds none back."""
+        """Return the time from which `take` has more to return without new output; None if no
+        output is queued.
+        """
         if self._ready:
             return 0.0
         if self._queues and self._queues.agree(self._running):
@@ -237,8 +242,8 @@ class Folder:
     # ---- text
 
     def _all_alike(self, ranks: Ranks, text: str) -> bool:
-        """Return whether all ranks printed the same whole lines and nothing is queued, so that no
-        queue is needed.
+        """Return whether a text can be shown without queueing: it is whole lines of all running
+        ranks, and nothing is queued.
         """
         return (
             not self._queues
@@ -268,8 +273,8 @@ class Folder:
                 self._partial_since.setdefault(key, now)
 
     def _draw_canvas(self, key: tuple[int, StreamName], text: str, now: float) -> bool:
-        """Add text to lines that a rank redraws together, shown as one unfinished piece; return
-        whether that has ended.
+        """Add text to the lines that a rank redraws by moving the cursor, which are shown as one
+        unfinished line; return whether the redrawing has ended, and the text was not added.
         """
         canvas = self._canvases.get(key)
         if canvas is not None and canvas.ends(text, now):
@@ -310,18 +315,16 @@ class Folder:
             self._end_line(key, text, now)
 
     def _may_open(self, key: tuple[int, StreamName]) -> bool:
-        """Return whether an unfinished line may be shown now: not before everything that its rank
-        printed earlier.
-        """
+        """Return whether an unfinished line may be shown, as all earlier output of its rank was."""
         return key[0] not in self._queues
 
     def _update_live(self, now: float, everything: bool) -> None:
-        due = itertools.takewhile(  # they stand in the order of their times
+        due = itertools.takewhile(  # the dict is in the order of times
             lambda pair: now >= pair[1] + OPEN_S, self._partial_since.items()
         )
         opening = [key for key, _ in due if self._may_open(key)]
         if opening and self._is_buried:
-            # The block stands above lines that came later: what is unfinished moves below them.
+            # The block is above later lines: its unfinished lines move below them.
             moving = {key: self._live.pop(key) for key in self._open}
             self._ready.append(self._draw(closed=True))
             self._live, self._is_buried = moving, False
@@ -341,13 +344,13 @@ class Folder:
             self._is_buried = False
 
     def _redraws_at(self) -> float:
-        """Return when unfinished lines that have changed are drawn again."""
+        """Return the time from which changed unfinished lines may be redrawn."""
         is_paced = self._open and len(self._live) > _MANY_LINES
         return self._drawn_at + _REDRAW_MANY_S if is_paced else 0.0
 
     def _close_finished_live(self) -> None:
-        """Close the block of unfinished lines once all of its lines are finished; new output goes
-        below it.
+        """Close the block of unfinished lines if all of its lines are finished; later output is
+        shown below it.
         """
         if self._live and not self._open:
             self._ready.append(self._draw(closed=True))
@@ -355,8 +358,8 @@ class Folder:
             self._live_changed = self._is_buried = False
 
     def _make_way(self, key: tuple[int, StreamName], now: float) -> None:
-        """Show a rank's finished line above the block of unfinished lines before the rank begins a
-        new line there.
+        """Move a rank's finished line out of the block of unfinished lines before the rank begins a
+        new line in it.
         """
         if key in self._live and key not in self._open:
             self._close_finished_live()
@@ -364,15 +367,15 @@ class Folder:
 
     def _passed(self) -> list[tuple[int, StreamName]]:
         """Return the finished lines in the block of unfinished lines whose ranks have printed
-        more.
+        more since.
         """
         if not self._queues or len(self._live) == len(self._open):
             return []
         return [key for key in self._live if key[0] in self._queues and key not in self._open]
 
     def _vacate(self, keys: Sequence[tuple[int, StreamName]], now: float) -> None:
-        """Show a rank's finished lines above the block of unfinished lines, in which other ranks'
-        lines are still unfinished.
+        """Move finished lines out of the block of unfinished lines, back to the front of their
+        ranks' queues.
         """
         for key in reversed(keys):
             for line in reversed(self._live.pop(key).split("\n")):
@@ -398,9 +401,8 @@ class Folder:
             self._queues.append(rank, Queued(item, now, show_by, display_id, keys))
 
     def _choose(self, now: float, everything: bool) -> Ranks:
-        """Return the ranks whose queues begin with what is to be shown next; none if none is due.
-
-        All of them have the same item, or lines that are to be joined.
+        """Return the ranks whose first items are to be shown next, equal or joined; () if none
+        is due.
         """
         if not self._queues:
             return ()
@@ -427,7 +429,7 @@ def _began_before(item: Item, other: Item) -> bool:
 
 
 def _hold_s(item: Item, hold_s: float) -> float:
-    """Return how long an item waits for its like; `hold_s` is how long a line does."""
+    """Return how long an item waits for equal items, given the time for a line, in seconds."""
     if isinstance(item, Rich) and item.kind == "result":
         return HOLD_RESULT_S
     if isinstance(item, Trace):
@@ -437,7 +439,7 @@ def _hold_s(item: Item, hold_s: float) -> float:
 
 
 def _after_returns(text: str, keep_return: bool = False) -> str:
-    """Return what a terminal shows of a line with carriage returns: the text after the last."""
+    """Return the part of a line that a terminal shows: the text after the last carriage return."""
     text = strip_controls(text) if has_controls(text) else text
     if "\r" not in text:
         return text

@@ -1,5 +1,5 @@
-"""MIME bundles of ranks: decoded, labelled with their ranks, as static HTML without scripts, and
-figures that differ by rank side by side.
+"""MIME bundles of ranks: decodes them, labels them with their ranks, converts them to static HTML,
+and puts ranks' figures side by side.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from ...wire.ranks import count_ranks
 from .rank_queues import Ranks
 
 PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
-# Front ends that prefer HTML show a picture under its label; those that know no HTML (LaTeX, PDF)
-# take the picture itself. Beyond this it is not sent twice.
+# Front ends that prefer HTML show a picture under its label; front ends without HTML (LaTeX, PDF)
+# take the picture itself. Larger pictures are not sent twice.
 _TWICE_BYTES = 1_000_000
-# What may stand in the bundle beside a label in HTML or text. Front ends prefer any other type to
-# these.
+# MIME types of bundles that can be labelled in HTML or text. Front ends prefer any other type to
+# these, and would not show the label.
 _ROOMY = {"text/html", "text/plain", "text/markdown", "text/latex", "image/svg+xml", *PICTURES}
 _VOID = {
     "area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track",
     "wbr",
 }  # fmt: skip
 _RUNNING = ("<script", "<iframe", "<object", "<embed")
-# A row is sent again with each figure that it gets: after so many the next figure begins another.
+# Maximum figures and bytes of a row, as it is sent again with each new figure.
 _MAX_FIGURES, _MAX_BYTES = 8, 2_000_000
 _ROW = '<div style="display:flex;flex-wrap:wrap;gap:4px 12px;align-items:flex-start">'
 _FITTING = "max-width:100%;height:auto"
@@ -50,7 +50,7 @@ def html_label(ranks: Ranks) -> str:
 
 
 def heading(ranks: Ranks) -> dict[str, Any]:
-    """Return the label of ranks as a display above one that has no room for a label."""
+    """Return the label of ranks as a display of its own, above one that cannot be labelled."""
     return {"data": {"text/plain": label(ranks), "text/html": html_label(ranks)}, "metadata": {}}
 
 
@@ -71,7 +71,7 @@ def labelled(content: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     mark = label(ranks)
     data = dict(content["data"])
     if not has_room(content):
-        # Who knows none of its types, as a viewer without the extension, is told what is missing.
+        # Viewers that support none of its types, as they lack an extension, show the missing types.
         if not any(kind in data for kind in ("text/plain", "text/html", *PICTURES)):
             data["text/plain"] = f"{mark} <{', '.join(data)}>"
         return {**content, "data": data}
@@ -110,7 +110,7 @@ def picture(content: Mapping[str, Any], kind: str, style: str = "") -> str:
 
 
 def still(content: Mapping[str, Any]) -> str:
-    """Return what a bundle shows as static HTML: all elements closed, and no scripts."""
+    """Convert a bundle to static HTML, with all elements closed and without scripts."""
     data = content["data"]
     written = str(data.get("text/html", ""))
     if written and not any(mark in written.lower() for mark in _RUNNING):
@@ -138,9 +138,9 @@ def pre(inner: str, style: str = "") -> str:
 
 def balance(text: str) -> str:
     """Close all open elements of an HTML fragment and remove attributes that run scripts, so that
-    it can stand within other HTML.
+    it can be embedded in other HTML.
 
-    Elements that run (`_RUNNING`) stay.
+    Elements that run code (`_RUNNING`) are not removed.
     """
     balancer = _Balancer()
     balancer.feed(text)
@@ -157,7 +157,7 @@ def _as_drawing(svg: str) -> str:
 
 
 def _written(attributes: Sequence[tuple[str, str | None]]) -> str:
-    """Return an HTML element's attributes as text, without those that run scripts."""
+    """Return an HTML element's attributes as text, without attributes that run scripts."""
     return "".join(
         f" {name}" if value is None else f' {name}="{html.escape(value)}"'
         for name, value in attributes
@@ -183,7 +183,7 @@ class _Balancer(HTMLParser):
 
     def handle_startendtag(self, tag: str, attrs: Any) -> None:
         self._pieces.append(f"<{tag}{_written(attrs)}/>")
-        if tag not in _VOID:  # in HTML, a slash closes nothing
+        if tag not in _VOID:  # in HTML, the slash of `<tag/>` is ignored
             self._pieces.append(f"</{tag}>")
 
     def handle_endtag(self, tag: str) -> None:
@@ -194,7 +194,7 @@ class _Balancer(HTMLParser):
         self._pieces.append(f"</{tag}>")
 
     def handle_data(self, data: str) -> None:
-        # In a drawing, a browser reads what is within <style> as elements.
+        # Within <svg> and <math>, browsers parse the content of <style> as elements.
         is_raw = self._open[-1:] == ["style"] and not {"svg", "math"}.intersection(self._open)
         self._pieces.append(data if is_raw else data.replace("<", "&lt;"))
 
@@ -210,7 +210,7 @@ class _Balancer(HTMLParser):
 
 
 def unpack(packed: bytes) -> Any:
-    """Decode JSON of a rank; replace lone surrogates, which no front end accepts, by "?"."""
+    """Decode JSON of a rank; replace lone surrogates by "?", as no front end accepts them."""
     value = json.loads(packed)
     if b"\\ud" in packed:
         value = json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
@@ -218,7 +218,7 @@ def unpack(packed: bytes) -> Any:
 
 
 def unpack_bundle(packed: bytes) -> dict[str, Any]:
-    """Decode a MIME bundle with metadata, whatever types user code has given for its values."""
+    """Decode a MIME bundle with its metadata; replace values of invalid types."""
     bundle = unpack(packed)
     data, metadata = bundle.get("data"), bundle.get("metadata")
     return {
@@ -230,7 +230,7 @@ def unpack_bundle(packed: bytes) -> dict[str, Any]:
 
 @dataclass
 class FigureRow:
-    """A row of figures side by side in the order of arrival, at most one of each rank."""
+    """A row of figures, side by side in the order of arrival, with at most one of each rank."""
 
     display_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     figures: list[tuple[Ranks, Mapping[str, Any]]] = field(default_factory=list)
@@ -258,8 +258,8 @@ class FigureRow:
 
 
 def kind_of(content: Mapping[str, Any]) -> str:
-    """Return the type of a MIME bundle that is one picture, with nothing but text beside it; else
-    "".
+    """Return the picture type of a MIME bundle with one picture and otherwise only plain text; ""
+    for other bundles.
     """
     kinds = content["data"].keys() - {"text/plain"}
     kind = kinds.pop() if len(kinds) == 1 else ""

@@ -1,9 +1,9 @@
-"""Lines of ranks that differ only in numbers, as training prints them, and the one line that stands
-for them: ``step 3 loss 0.120 … 0.956 (rank 3)``; of unfinished lines, as bars are,
+"""Joins ranks' lines that differ only in numbers, such as those of a training loop, into one line:
+``step 3 loss 0.120 … 0.956 (rank 3)``; for unfinished lines, such as progress bars,
 ``step 3 … 5 of 10  [rank 0 slowest]``. Pure.
 
-Only finished lines of one place in the program may be joined, so the first whole number of a line,
-as that of a step, has to be the same on all ranks, unless it is the rank's own.
+Finished lines may be joined only if they belong to the same step of the program. So the first
+integer of a line must be equal on all ranks, unless it is the rank's own number.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from collections.abc import Hashable, Sequence
 from ...wire.ranks import describe_ranks
 from .rank_queues import Ranks
 
-# Of fewer different lines, all are shown.
+# Fewer different lines than this are not joined.
 MIN_LINES = 3
-# A longer line, or one with more numbers, is data.
+# Longer lines, and lines with more numbers, are data and are not joined.
 _MAX_CHARACTERS, _MAX_NUMBERS = 400, 12
 _WHOLE = r"\d+"
 _NUMBER = (
@@ -27,20 +27,20 @@ _NUMBER = (
     r"|\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\b(?:nan|inf)\b)"
 )
 _NUMBERS = re.compile(_NUMBER, re.IGNORECASE)
-# Numbers are often written in columns.
+# A number with leading spaces, as numbers are often written in columns.
 _PADDED = re.compile(rf" *{_NUMBER}", re.IGNORECASE)
-# A list of numbers, as of a tensor, is data, too.
+# A list of numbers, such as a printed tensor, is data as well.
 _LIST = re.compile(r"[\[({][^\])}]*\d\.?\s*,\s*[-+]?\.?\d")
 
-# Of an unfinished line, what is drawn for a number.
+# The drawn part of a progress bar.
 _DRAWN = re.compile(r"[█▏▎▍▌▋▊▉▐░▒▓#=>\-━╸╺\s]+")
 
 UnfinishedLine = tuple[Ranks, str]
 
 
 def alike_keys(rank: int, stream: str, text: str) -> tuple[Hashable, ...]:
-    """Return what a rank's line shares with those that it may be joined with: a line that shares
-    any of these keys.
+    """Return keys of a rank's line; it may be joined with lines of other ranks that have one of
+    these keys.
     """
     if len(text) > _MAX_CHARACTERS or _LIST.search(text):
         return ()
@@ -61,11 +61,11 @@ def replace_numbers(text: str) -> str:
 
 
 def join_lines(lines: Sequence[tuple[int, str]]) -> str:
-    """Return the line that stands for those of ranks which differ only in numbers: how far each
-    number reaches, and the rank where it is the largest.
+    """Join ranks' lines that differ only in numbers into one, with the range of each number and the
+    rank of its maximum.
 
     Args:
-        lines: rank and text, ascending.
+        lines: pairs of rank and text, by ascending rank.
     """
     ranks = [rank for rank, _ in lines]
     columns = _columns([text for _, text in lines])
@@ -77,7 +77,6 @@ def _columns(texts: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def _fill(text: str, spans: Sequence[str]) -> str:
-    """Replace the numbers of a text."""
     left = iter(spans)
     return _NUMBERS.sub(lambda match: next(left), text)
 
@@ -95,7 +94,7 @@ def _is_ranks_own(column: Sequence[str], ranks: Sequence[int]) -> bool:
 
 
 def _value(number: str) -> tuple[bool, float]:
-    """Return the value of a written number, by which NaN is the largest."""
+    """Return the sort key of a number's text; NaN is the largest."""
     value = 0.0
     for part in number.lstrip("+-").replace(",", "").split(":"):
         value = 60 * value + float(part)
@@ -103,10 +102,10 @@ def _value(number: str) -> tuple[bool, float]:
 
 
 def compact(lines: Sequence[UnfinishedLine]) -> list[UnfinishedLine]:
-    """Join unfinished lines of ranks that differ only in numbers, if there are many.
+    """Join ranks' unfinished lines that differ only in numbers, if there are many.
 
-    What stands for all is the line of the ranks that are behind, with how far its numbers reach. A
-    rank may redraw several lines together.
+    The joined line is that of the slowest ranks, with the range of its numbers. A rank may redraw
+    several lines together.
     """
     rows = [(ranks, row) for ranks, text in lines for row in text.split("\n")]
     words = [_DRAWN.sub("", replace_numbers(row)) for _, row in rows]
@@ -126,7 +125,7 @@ def _join_unfinished(group: Sequence[UnfinishedLine]) -> UnfinishedLine:
     ranks = tuple(sorted(rank for members, _ in group for rank in members))
     columns = _columns([text for _, text in group])
     spans = [_span(column) for column in columns]
-    # Many begin with their rank, which does not tell how far they are.
+    # Many lines begin with their rank, which does not measure progress.
     begins_with_rank = columns[1:] and _is_ranks_own(
         columns[0], [members[0] for members, _ in group]
     )

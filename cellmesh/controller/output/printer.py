@@ -1,4 +1,4 @@
-"""Shows one run's output: folds it, holds it back while folding needs, and gives it to a sink."""
+"""Shows one run's output: queues it to join equal output of ranks, and passes it to a sink."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from .cell import CellSink, size_of
 from .console import SilentSink, Sink
 from .fold import HOLD_S, Block, Folder, Ranks, Rich
 
-# What is printed after a run's end is in the switch between ranks a second later, then two, four,
+# Output after a run's end is added to the switch between ranks one second later, then two, four,
 # ...
 _LATE_S = 1.0
 _MAX_LATE_S = 60.0
-# What is cleared or updated is shown ten times a second at most, less often where much is drawn
-# again with it.
+# Cleared and updated displays are shown at most ten times a second, less often if each time much
+# output is redrawn.
 FRAME_S = 0.1
 _REDRAWN_BYTES_S = 1_000_000
 MAX_HELD_BYTES = 8_000_000
 
 
 class Printer:
-    """Prints one run's output, also after the run has ended, as threads print late; used in the
-    link's loop.
+    """Prints one run's output, also after its end, as threads may print late; used in the link's
+    loop.
 
     Args:
-        ranks: who runs it.
-        sink: where the output goes.
-        shows_traces: whether exceptions are shown as they come, or only raised in the end.
-        hold_s, folds_numbers: as of `Folder`.
+        ranks: ranks of the run.
+        sink: shows the output.
+        shows_traces: whether exceptions are shown as they arrive, or only raised at the end.
+        hold_s, folds_numbers: as in `Folder`.
     """
 
     def __init__(
@@ -49,13 +49,13 @@ class Printer:
         self._hold_s = hold_s
         self._ranks = ranks
         self._left: list[int] = []
-        self._folder: Folder | None = None  # most calls print nothing
+        self._folder: Folder | None = None  # made on demand, as most calls print nothing
         self._bars: BarBoard | None = None
         self._lost: dict[int, str] = {}  # rank -> how it died
         self._released: list[tuple[Ranks, Failed]] = []
-        self._held: list[Block] = []  # displays that others are about to replace
+        self._held: list[Block] = []  # output that waits for the next frame
         self._held_bytes = 0
-        self._frame_at = float("-inf")  # when the next may be shown
+        self._frame_at = float("-inf")  # earliest time of the next frame
         self._has_ended = False
         self._late_s = _LATE_S
         self._switch_at: float | None = None
@@ -63,7 +63,7 @@ class Printer:
         self._advice = ""
 
     def feed(self, ranks: Ranks, verb: Any, now: float) -> None:
-        """Add what these ranks sent: output, displays, progress, or a request for input."""
+        """Add a message of these ranks: output, a display, progress, or a request for input."""
         if type(verb) is Bar:
             if self._bars is None:
                 self._bars = BarBoard(self._ranks)
@@ -76,11 +76,9 @@ class Printer:
         self._need_folder(now).feed(ranks, verb, now)
 
     def settle(self, ranks: Ranks, verb: Any, now: float, is_shown: bool = True) -> None:
-        """Note how these ranks ended the run; an exception that is not shown here is raised by
-        `Run.result`.
-        """
+        """Note how these ranks ended the run; `Run.result` raises exceptions that are not shown."""
         if type(verb) is Failed and self._shows_traces and is_shown:
-            if verb.released:  # the summary that is raised in the end says the same
+            if verb.released:  # the exception raised at the end has it
                 self._released.append((ranks, verb))
             else:
                 self.feed(ranks, verb, now)
@@ -95,7 +93,7 @@ class Printer:
             if not is_shown:
                 return
             text = describe_end(ranks, verb.reason)
-            if len(ranks) == 1 and isinstance(self._sink, SilentSink):  # else they stand above
+            if len(ranks) == 1 and isinstance(self._sink, SilentSink):  # which hid the last output
                 text = str(RankDied(ranks[0], verb.reason, verb.last_output))
             self.show(now, everything=True)
             self.note(text)
@@ -118,17 +116,17 @@ class Printer:
         self._sink.status(text, not text)
 
     def advise(self, text: str) -> None:
-        """Show a remark above the status line until that is removed; where text cannot be taken
-        back, as a remark.
+        """Show a remark above the status line until that is removed; a sink that cannot remove text
+        shows a permanent remark.
         """
-        if isinstance(getattr(self._sink, "shown", self._sink), CellSink):  # if captured, as well
+        if isinstance(getattr(self._sink, "shown", self._sink), CellSink):  # also if captured
             self._advice = text
             self._sink.status(text, False)
         else:
             self.note(text)
 
     def show(self, now: float, everything: bool = False) -> None:
-        """Show the output that is not held back any longer."""
+        """Show the output that is due, or all of it."""
         if self._folder is None:
             return
         blocks: Sequence[Block] = self._folder.take(now, everything)
@@ -145,7 +143,10 @@ class Printer:
     def finish(self, now: float, is_raised: bool = False) -> None:
         """Note that all ranks have ended the run; their threads may still print.
 
-        Where `is_raised`, a caller gets the failures as one exception, which names released ranks.
+        Args:
+            now: current time, in seconds.
+            is_raised: whether a caller gets the failures as one exception; otherwise the exceptions
+                of released ranks are shown.
         """
         self.show(now, everything=True)
         if self._released and not is_raised:
@@ -162,7 +163,7 @@ class Printer:
             self._sink.end(self._ranks)
 
     def deadline(self) -> float | None:
-        """Return when `show` has more to show; None: not before more output arrives."""
+        """Return the time from which `show` has more to show; None until more output arrives."""
         if self._folder is None:
             return None
         bars = self._bars.deadline() if self._bars is not None else None
@@ -173,7 +174,7 @@ class Printer:
     def _place_bars(
         self, bars: BarBoard, blocks: Sequence[Block], now: float, everything: bool
     ) -> list[Block]:
-        """Place progress bars among the other output, and draw those that are due for a redraw."""
+        """Place new progress bars among the other output, and redraw bars that are due."""
         shown: list[Block] = []
         ranks = tuple(self._ranks)
         has_new = False
@@ -181,7 +182,7 @@ class Printer:
             if isinstance(block.item, Mark):
                 has_new = bars.place(block.item) or has_new
                 continue
-            if has_new:  # a bar stands where it is first drawn: before what came after it
+            if has_new:  # a bar stays where it is first drawn: above later output
                 shown += [Block(ranks, drawing) for drawing in bars.draw(now, at_once=True)]
             has_new = False
             bars.bury()
@@ -189,8 +190,8 @@ class Printer:
         return [*shown, *(Block(ranks, drawing) for drawing in bars.draw(now, has_new, everything))]
 
     def _pace(self, blocks: Sequence[Block], now: float, everything: bool) -> Sequence[Block]:
-        """Return the output to show now: without displays that are cleared or updated all of it,
-        else what was held back since the last frame.
+        """Return the output to show now: all of it, unless displays are cleared or updated; in that
+        case, once a frame is due, the output since the last frame.
         """
         if not self._held and not any(map(_is_change, blocks)):
             return blocks

@@ -1,7 +1,7 @@
-"""A queue of output for each rank, and which item of their first ones is to be shown next.
+"""A queue of output items for each rank, and the choice of the first item to show next. Pure.
 
-Pure. Adding or taking an item costs the same for any number of ranks: which ranks have an item
-first, and how many have it further back, is counted as items come and go.
+Adding or taking an item has the same cost for any number of ranks: for each item, the ranks that
+have it first and the number of ranks that have it further back are updated with each change.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-# How far back in a rank's queue an item is looked for.
+# Number of items at the front of a rank's queue that are searched for an item.
 LOOK_AHEAD = 32
 
 T = TypeVar("T", bound=Hashable)
@@ -24,11 +24,11 @@ class Queued(Generic[T]):
     """An item in a rank's queue.
 
     Attributes:
-        item: what was printed.
-        arrived_at: when.
-        show_by: when it is shown at the latest, whatever others print.
-        display_id: of a display, the rank's own id.
-        keys: items of ranks that share one are alike.
+        item: the item.
+        arrived_at: time of its arrival.
+        show_by: latest time to show it, even if other ranks have not printed it.
+        display_id: the rank's own id of a display.
+        keys: items with a common key may be joined.
     """
 
     item: T
@@ -40,7 +40,7 @@ class Queued(Generic[T]):
 
 @dataclass(slots=True)
 class _Heads:
-    """The ranks that have one item first."""
+    """The ranks whose queues begin with one item."""
 
     ranks: dict[int, None] = field(default_factory=dict)
     lowest_known: int | None = None
@@ -64,14 +64,13 @@ class _Heads:
 
 
 class RankQueues(Generic[T]):
-    """A queue of items for each rank that has any.
+    """A queue of items for each rank that has items.
 
     Args:
-        goes_before: whether an item is to be shown before another, equal or not. Only of an item
-            for which `is_ordered` holds.
-        is_ordered: as above.
-        is_last: whether a rank has nothing more after an item, so that it may wait for its like
-            while others print.
+        is_ordered: returns whether an item has an order relative to some other items.
+        goes_before: returns whether an ordered item must be shown before another.
+        is_last: returns whether an item is its rank's last, so that it may wait for equal items
+            while other ranks print.
     """
 
     def __init__(
@@ -84,10 +83,10 @@ class RankQueues(Generic[T]):
         self._queues: dict[int, collections.deque[Queued[T]]] = {}
         self._heads: dict[T, _Heads] = {}
         self._alike: dict[Hashable, dict[int, None]] = {}  # key -> ranks whose first item has it
-        self._windows: dict[int, collections.Counter[T]] = {}  # rank -> its next items
-        self._num_ahead: collections.Counter[T] = collections.Counter()  # ranks that have it there
-        self._ordered: dict[T, None] = {}  # those of `_num_ahead` for which `is_ordered` holds
-        # Heaps. An entry that does not hold any more stays until it is the first.
+        self._windows: dict[int, collections.Counter[T]] = {}  # rank -> its `LOOK_AHEAD` next items
+        self._num_ahead: collections.Counter[T] = collections.Counter()  # -> ranks with it in these
+        self._ordered: dict[T, None] = {}  # items of `_num_ahead` for which `is_ordered` holds
+        # Heaps; a stale entry stays until it is the first.
         self._order: list[tuple[bool, int, int, int, T]] = []
         self._due: list[tuple[float, int, int, Queued[T]]] = []
         self._num_pushed = 0
@@ -99,7 +98,7 @@ class RankQueues(Generic[T]):
         return rank in self._queues
 
     def append(self, rank: int, queued: Queued[T]) -> None:
-        """Add an item behind the others of a rank."""
+        """Add an item at the end of a rank's queue."""
         queue = self._queues.setdefault(rank, collections.deque())
         queue.append(queued)
         if len(queue) <= LOOK_AHEAD:
@@ -108,8 +107,8 @@ class RankQueues(Generic[T]):
             self._lead(rank, queued)
 
     def prepend(self, rank: int, item: T, now: float, hold_s: float) -> None:
-        """Add an item before the others of a rank, as if it had arrived with them; it may wait for
-        `hold_s`.
+        """Add an item at the front of a rank's queue, as if it had arrived with the item behind it;
+        it may wait `hold_s` seconds from then.
         """
         queue = self._queues.setdefault(rank, collections.deque())
         arrived_at = queue[0].arrived_at if queue else now
@@ -122,7 +121,7 @@ class RankQueues(Generic[T]):
         self._lead(rank, queue[0])
 
     def first(self, rank: int) -> T:
-        """Return the first item of a rank that has any."""
+        """Return the first item of a rank, which must have one."""
         return self._queues[rank][0].item
 
     def take(self, ranks: Ranks) -> list[Queued[T]]:
@@ -146,8 +145,8 @@ class RankQueues(Generic[T]):
         return taken
 
     def due_at(self) -> float:
-        """Return when the next of the first items is to be shown at the latest; infinite without
-        any.
+        """Return the time by which the next of the first items must be shown; infinite without
+        items.
         """
         while self._due:
             show_by, _, rank, queued = self._due[0]
@@ -158,15 +157,15 @@ class RankQueues(Generic[T]):
         return float("inf")
 
     def agree(self, ranks: set[int]) -> bool:
-        """Return whether all queues begin with the same item or alike, and these ranks have one."""
+        """Return whether all queues begin with equal or joinable items, and `ranks` have items."""
         queue = next(iter(self._queues.values()))
         num_alike = max((len(self._alike[key]) for key in queue[0].keys), default=0)
         is_one = len(self._heads) == 1 or num_alike == len(self._queues)
         return is_one and ranks <= self._queues.keys()
 
     def choose(self) -> Ranks:
-        """Return the ranks that have the item first which is to be shown next: the one that the
-        fewest other ranks have further back, and of these the one of the lowest rank.
+        """Return the ranks whose queues begin with the item to show next: the item that the fewest
+        other ranks have further back, and among these the item of the lowest rank.
         """
         while True:
             *key, _, item = self._order[0]
@@ -179,8 +178,8 @@ class RankQueues(Generic[T]):
                 heapq.heapreplace(self._order, self._entry(item))
 
     def alike(self, rank: int) -> Ranks:
-        """Return the ranks whose first items are alike to that of `rank`, without those whose item
-        others have further back.
+        """Return the ranks whose first items can be joined with that of `rank`, except items that
+        other ranks have further back.
         """
         groups = [self._alike[key] for key in self._queues[rank][0].keys]
         most = max(groups, key=len, default=())
@@ -196,8 +195,8 @@ class RankQueues(Generic[T]):
         return *self._key(item), self._num_pushed, item
 
     def _num_coming(self, item: T) -> int:
-        """Return how many other ranks will have an item that is a first one, or one that is to go
-        before it.
+        """Return the number of ranks that have a first item further back, plus those of the items
+        that must be shown before it.
         """
         num = self._num_ahead[item] - len(self._heads[item].ranks)
         if self._is_ordered(item):
@@ -209,7 +208,7 @@ class RankQueues(Generic[T]):
         return num
 
     def _enter(self, rank: int, item: T) -> None:
-        """Count an item that is among a rank's next ones now."""
+        """Count an item that has moved into a rank's next `LOOK_AHEAD` items."""
         window = self._windows.setdefault(rank, collections.Counter())
         window[item] += 1
         if window[item] == 1:
@@ -218,7 +217,7 @@ class RankQueues(Generic[T]):
                 self._ordered[item] = None
 
     def _leave(self, rank: int, item: T) -> None:
-        """Count an item no more that is not among a rank's next ones any longer."""
+        """Stop counting an item that is no longer among a rank's next `LOOK_AHEAD` items."""
         window = self._windows[rank]
         window[item] -= 1
         if window[item]:
@@ -236,7 +235,7 @@ class RankQueues(Generic[T]):
                     self._push(other)
 
     def _lead(self, rank: int, queued: Queued[T]) -> None:
-        """Note that an item is a rank's first one now."""
+        """Note that an item has become a rank's first."""
         self._heads.setdefault(queued.item, _Heads()).add(rank)
         for key in queued.keys:
             self._alike.setdefault(key, {})[rank] = None
@@ -245,7 +244,7 @@ class RankQueues(Generic[T]):
         heapq.heappush(self._due, (queued.show_by, self._num_pushed, rank, queued))
 
     def _follow(self, rank: int, queued: Queued[T]) -> None:
-        """Note that an item is not a rank's first one any more."""
+        """Note that an item is no longer a rank's first."""
         heads = self._heads[queued.item]
         heads.remove(rank)
         if not heads.ranks:

@@ -1,9 +1,9 @@
-"""The switch to each rank's own output (tabs), below a cell whose ranks printed different things.
+"""Tabs for each rank's own output, below a cell whose ranks' output differs. Pure.
 
-Pure: what each rank has shown goes in, HTML comes out. It is `<details>` elements of one name and
-nothing else, so that it needs no kernel and no script, and is in the saved notebook. A style sheet
-makes them look like tabs; where it is stripped (untrusted notebooks) or too new, they open where
-they stand; where the name is stripped, too, several can be open.
+The tabs are `<details>` elements of one name, so that they need no kernel and no script, and are
+part of the saved notebook. A style sheet makes them look like tabs; if a viewer strips it
+(untrusted notebooks) or does not support it, each element expands in place; if the viewer strips
+the name as well, several elements can be open.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .terminal import as_html
 
 LIMIT_BYTES = 200_000
 _MAX_GROUPS = 256
-_BLOCK_BYTES = 220  # of HTML round a block of text
+_BLOCK_BYTES = 220  # size of the HTML around a block of text
 _STDERR = "background-color:rgba(219,70,55,.13);"
 
 _CSS = """<style>
@@ -43,19 +43,18 @@ def switch(
     is_joined: bool = False,
     limit_bytes: int = LIMIT_BYTES,
 ) -> str:
-    """Return HTML that switches between what each rank has shown; of large output, the newest part
-    only.
+    """Return HTML that switches between the output of ranks; only the newest part of large output.
 
     Args:
-        outputs: each rank's output, in its order.
-        dropped: ranks with older output that is not there.
-        identity: tells the switch from others; hexadecimal.
-        is_joined: whether one line stands for different lines of ranks.
-        limit_bytes: about the size of the HTML.
+        outputs: rank -> its output, in order.
+        dropped: ranks whose oldest output is missing in `outputs`.
+        identity: unique id of the switch, hexadecimal.
+        is_joined: whether the cell shows one line in place of different lines of ranks.
+        limit_bytes: approximate maximum size of the HTML.
 
     Returns:
-        "" where there is nothing to switch: ranks that show anything show the same, or each shows
-        no more than one line, which the folded view has already.
+        The HTML; "" if all ranks with output have the same, or none has more than one line, which
+        the cell shows already.
     """
     shown = {
         rank: (tuple(items), rank in dropped)
@@ -68,7 +67,7 @@ def switch(
     name = f"cm-{identity}"
     first, more = groups[:_MAX_GROUPS], len(groups) - _MAX_GROUPS
     limit = (limit_bytes - len(_CSS) - 500) // len(first)
-    known: dict[int, tuple[str, str]] = {}  # groups share most items
+    known: dict[int, tuple[str, str]] = {}  # a cache, as ranks share most items
     details = "".join(_details(*group, name, limit, known) for group in first)
     rest = f'<span style="opacity:.7">and {more} more: %dist_logs</span>' if more > 0 else ""
     return (
@@ -82,7 +81,7 @@ def switch(
 def _newest(
     items: Sequence[Item], limit_bytes: int, known: dict[int, tuple[str, str]]
 ) -> tuple[list[tuple[str, str]], bool]:
-    """Return the newest items of a rank as HTML pieces, and whether that is not all of them;
+    """Return the newest items of a rank as HTML pieces, and whether older items were left out;
     `known` caches pieces by the item's id.
     """
     kept: list[tuple[str, str]] = []
@@ -93,7 +92,7 @@ def _newest(
         kind, text = known[id(item)]
         left -= len(text) + (1 if kept and kept[-1][0] == kind else _BLOCK_BYTES)
         if left < 0:
-            # An element must not be cut: only text without any can be.
+            # Only text without elements can be cut, as an element must stay whole.
             if kind != "html" and not kept and "<" not in text:
                 kept.append((kind, _end_of(text, max(0, limit_bytes - _BLOCK_BYTES))))
             return kept[::-1], True
@@ -162,9 +161,7 @@ def _piece(item: Item) -> tuple[str, str]:
 
 
 def join(pieces: Sequence[tuple[str, str]]) -> str:
-    """Join pieces (kind, HTML) to HTML; neighbouring pieces of text of one kind become one
-    block.
-    """
+    """Join pieces (kind, HTML) into HTML; adjacent pieces of text of one kind become one block."""
     blocks: list[tuple[str, list[str]]] = []
     for kind, text in pieces:
         if blocks and blocks[-1][0] == kind:

@@ -1,8 +1,8 @@
-"""Terminal escape sequences: colours as HTML, and lines that a program redraws by moving the cursor
-up, as a terminal would show them. Pure.
+"""Interprets terminal escape sequences: converts colours to HTML, and applies cursor movements to
+the last lines of output. Pure.
 
-Nested progress bars of a process that a cell starts move the cursor, and so does whatever else
-draws for a terminal. Only movements between lines are understood.
+Nested progress bars, and other programs that draw for a terminal, move the cursor up to redraw
+lines. Only movements between lines are interpreted.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ansi2html import Ansi2HTMLConverter
 
-# Every escape sequence that user code prints; those that end in "m" set colours and styles.
+# Any escape sequence; sequences that end in "m" set colours and styles.
 _SEQUENCE = re.compile(
     r"\x1b(?:\[([0-?]*)[ -/]*([@-~])|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?", re.DOTALL
 )
-# A longer one is no style.
+# Maximum length of a style sequence; longer ones are dropped.
 _MAX_STYLE = 64
-# Readable on white and on black; the last eight are the bright ones.
+# Legible on white and on black; the last eight are the bright colours.
 _COLOURS = (
     "#7d7d7d", "#d9453d", "#2e9e5b", "#b08800", "#3b82f6", "#b555c8", "#1597a5", "#8c8c8c",
     "#8a8a8a", "#e5534b", "#3fae6b", "#c09a1a", "#5b9bf8", "#c36fd4", "#2ba8b5", "#9a9a9a",
 )  # fmt: skip
-# What the converter writes for a style, and a ground in it.
+# A style as the converter writes it, and a background colour in it.
 _STYLE = re.compile(r'(?<=<span style=")[^"<>]*(?=">)')
 _GROUND = re.compile(r"background(?:-color)?: #\w{6}")
-# A control sequence, but for those of colours; a cursor that is moved up among them.
+# A control sequence other than those of colours, and one that moves the cursor up.
 _MOVEMENT = re.compile(r"\x1b\[[0-9;?]*[A-HJKSTfhlnsu]")
 _CONTROL = re.compile(rf"({_MOVEMENT.pattern}|[\r\n])")
 _UP = re.compile(r"\x1b\[(\d{0,4})[AF]$")
 _CUT = re.compile(r"\x1b\[[0-9;?]*$|\x1b$")
-# More lines than that are no bars: the topmost are let go.
+# Maximum number of lines that may be redrawn: the topmost of more lines are final.
 MAX_ROWS = 20
-# So long after the cursor went up last, what comes is other output.
+# Time after the last movement up from which new text is ordinary output.
 QUIET_S = 1.0
 
 
 def as_html(text: str) -> str:
-    """Escape a text and turn its colours into spans, on grounds so pale that text is legible in
-    light and dark themes; drop other escape sequences.
+    """Convert a text to HTML: colours become spans, with backgrounds pale enough for light and dark
+    themes; other escape sequences are dropped.
     """
     page = _converter().convert(_SEQUENCE.sub(_keep_style, text), full=False)
     return _STYLE.sub(lambda style: _GROUND.sub(r"\g<0>40", style[0]), page)
@@ -54,7 +54,7 @@ def _keep_style(sequence: re.Match[str]) -> str:
 
 @functools.cache
 def _converter() -> Ansi2HTMLConverter:
-    from ansi2html import Ansi2HTMLConverter, style  # 50 ms, for cells whose ranks differ
+    from ansi2html import Ansi2HTMLConverter, style  # takes 50 ms, so only when needed
 
     style.SCHEME["cellmesh"] = _COLOURS
     return Ansi2HTMLConverter(inline=True, scheme="cellmesh")
@@ -66,28 +66,28 @@ def moves_up(text: str) -> bool:
 
 
 def has_controls(text: str) -> bool:
-    """Return whether a text moves the terminal's cursor, or clears."""
+    """Return whether a text moves the terminal's cursor or clears a part of the terminal."""
     return "\x1b[" in text and _MOVEMENT.search(text) is not None
 
 
 def strip_controls(text: str) -> str:
-    """Remove from a line the sequences that move a terminal's cursor or clear."""
+    """Remove the sequences from a line that move a terminal's cursor or clear."""
     return _MOVEMENT.sub("", text) if "\x1b[" in text else text
 
 
 class Canvas:
-    """The last lines of a terminal, which a program may redraw, and the cursor among them."""
+    """The last lines of a terminal, which a program may redraw, with the cursor's position."""
 
     def __init__(self, above: str = "") -> None:
         self._rows = [strip_controls(row.rpartition("\r")[2]) for row in above.split("\n")]
         self._row = len(self._rows) - 1
-        self._is_new = False  # what comes replaces the line
+        self._is_new = False  # whether the next text replaces the line
         self._rest = ""
         self.moved_at = 0.0
 
     def write(self, text: str, now: float) -> list[str]:
-        """Write text at `now`, in seconds; return the topmost lines, which are not redrawn any
-        more.
+        """Write text at the time `now`, in seconds; return the topmost lines that can no longer be
+        redrawn.
         """
         text = self._rest + text
         cut = _CUT.search(text)
@@ -124,7 +124,7 @@ class Canvas:
         if up:
             self._row = max(0, self._row - int(up[1] or 1))
             self.moved_at = now
-            # tqdm goes up without a return; what it writes next begins with one.
+            # tqdm moves up without a carriage return, and begins its next text with one.
             self._is_new = self._is_new or sequence.endswith("F")
         elif sequence.endswith("K"):
             kind = sequence[2:-1]

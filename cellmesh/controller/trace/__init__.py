@@ -1,1 +1,1 @@
-"""What ranks did over time: the timeline of the last cells, and profiles of cells."""
+"""Timeline of the ranks' last cells, and profiles of cells."""

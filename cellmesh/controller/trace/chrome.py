@@ -1,4 +1,4 @@
-"""Writes traces in Chrome's format: of the last cells' collectives, and torch.profiler's. Pure."""
+"""Chrome traces: of the last cells' collectives, and merged from torch.profiler. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PSEUDO = ("Spans", "Traces", "")
 
 def trace_of(history: History) -> bytes:
     """Return a timeline as a Chrome trace in which each rank is a process; times count from the
-    begin of the first cell.
+    start of the first cell.
 
     Returns:
         JSON for ``chrome://tracing`` or Perfetto.
@@ -61,8 +61,8 @@ _ids = itertools.count(1)
 def _span(
     rank: int, name: str, category: str, begin_ns: int, end_ns: int, **args: Any
 ) -> Iterator[dict[str, Any]]:
-    """Yield begin and end of an asynchronous event: those that overlap are drawn in rows of their
-    own.
+    """Yield the begin and the end of an asynchronous event, as overlapping events of this type are
+    drawn in separate rows.
     """
     event = {"name": name, "cat": category, "pid": rank, "tid": 0, "id": next(_ids)}
     yield {**event, "ph": "b", "ts": begin_ns / 1000, "args": args}
@@ -74,21 +74,23 @@ def merge_traces(
     clocks: Mapping[int, ClockOffset] = NO_CLOCKS,
     epochs_ns: Mapping[int, int] | None = None,
 ) -> bytes:
-    """Merge the traces of torch.profiler to one in which each rank is a process, on one clock.
+    """Merge the ranks' traces of torch.profiler into one with a common clock and a process per
+    rank.
 
     torch gives times in microseconds since ``baseTimeNanoseconds``, by the host's system clock.
     Here they count from the first event of any rank.
 
     Args:
-        traces: rank -> the trace that torch.profiler has exported.
+        traces: rank -> the trace that torch.profiler has exported, as JSON.
         clocks: rank -> the offset of its host's monotonic clock.
-        epochs_ns: rank -> what its host's system clock was ahead of the monotonic one.
+        epochs_ns: rank -> the lead of its host's system clock over the monotonic one, in
+            nanoseconds.
 
     Returns:
         JSON for ``chrome://tracing`` or Perfetto.
 
     Raises:
-        ValueError: a trace is no JSON of that form.
+        ValueError: a trace is not JSON as torch.profiler exports it.
     """
     merged: list[dict[str, Any]] = []
     for rank, trace in sorted(traces.items()):
@@ -108,8 +110,8 @@ def merge_traces(
 
 
 def _of_rank(rank: int, data: Any, ahead_ns: int) -> Iterator[dict[str, Any]]:
-    """Yield a rank's events, in nanoseconds: threads of its process and streams of its GPU become
-    threads of one process, with the names that torch gave them.
+    """Yield a rank's events in nanoseconds, with the threads of its process and the streams of its
+    GPU as threads of one process, under the names that torch gave them.
     """
     base_ns = int(data.get("baseTimeNanoseconds", 0)) - ahead_ns
     for event in data["traceEvents"]:
@@ -120,13 +122,13 @@ def _of_rank(rank: int, data: Any, ahead_ns: int) -> Iterator[dict[str, Any]]:
                 yield {**event, "pid": rank, "ts": 0}
         elif "ts" in event:
             moved = {**event, "pid": rank, "ts": base_ns + round(float(event["ts"]) * 1000)}
-            if "id" in event:  # flows and async events: an id of one rank is none of another's
+            if "id" in event:  # ids of flows and async events are unique within a rank only
                 moved["id"] = f"{rank}.{event['id']}"
             yield moved
 
 
 def _name(rank: int) -> Iterator[dict[str, Any]]:
-    """Yield the events that name a rank's process and give it its place."""
+    """Yield the metadata events that set the name and the position of a rank's process."""
     for name, args in (
         ("process_name", {"name": f"rank {rank}"}),
         ("process_sort_index", {"sort_index": rank}),

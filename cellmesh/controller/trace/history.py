@@ -1,9 +1,9 @@
 """The timeline of the last cells: when each rank computed, was in a collective, and waited for
 which rank.
 
-That a rank was in the same collective with others shows in the group and in how many that had
-begun; a rank that begins such a one early waits for the last. All ranks of a host have one clock;
-those of other hosts are compared with it.
+Operations of several ranks belong to one collective if they have the same process group and the
+same sequence number in it; a rank that begins a collective early waits for the last rank. All ranks
+of a host share a clock; the clocks of other hosts are compared with it.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from .operations import (
     with_waits,
 )
 
-# Time between cells is drawn this long at most, as a part of the time in cells.
+# Maximum drawn length of a pause between cells, as a fraction of the total time in cells.
 _GAP = 0.02
 NO_CLOCKS: Mapping[int, ClockOffset] = MappingProxyType({})
-# Rank -> when its GPU computed, in seconds of its clock.
+# Rank -> intervals in which its GPU computed, in seconds of the rank's clock.
 Busy = Mapping[int, Sequence[tuple[float, float]]]
 _NEVER_BUSY: Busy = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class TimelineCell:
-    """When a cell, or a call from Python, ran on each rank.
+    """The interval in which a cell, or a call from Python, ran on each rank.
 
     Attributes:
-        run: its number.
-        title: ``In[3]``, or what was called.
-        by_rank: rank -> begin and end, in nanoseconds from the first cell's begin.
-        running: the ranks on which it goes on; their end is now.
-        shift_ns: by how much it is drawn earlier, as nothing ran before it.
+        run: number of the run.
+        title: ``In[3]``, or the name of the called function.
+        by_rank: rank -> start and end, in nanoseconds from the start of the first cell.
+        running: ranks that have not ended the cell; their end is the time of the query.
+        shift_ns: by how much the cell is drawn earlier, as long pauses before it are shortened.
     """
 
     run: int
@@ -56,22 +56,23 @@ class TimelineCell:
 
     @property
     def begin_ns(self) -> int:
-        """When the first rank began the cell."""
+        """The time at which the first rank began the cell."""
         return min(begin for begin, _ in self.by_rank.values())
 
     @property
     def end_ns(self) -> int:
-        """When the last rank ended the cell."""
+        """The time at which the last rank ended the cell."""
         return max(end for _, end in self.by_rank.values())
 
 
 class Times(NamedTuple):
-    """Where the time of a cell went on a rank, in nanoseconds.
+    """A rank's time in a cell by activity, in nanoseconds.
 
     Attributes:
-        compute_ns: outside of what its main thread waited for; on a GPU, while that computed.
-        collectives_ns: with a collective or a message under way that the cell began.
-        waiting_ns: of that, with another rank not there yet.
+        compute_ns: time in which the main thread did not wait for an operation; for a profiled
+            GPU, time in which the GPU computed.
+        collectives_ns: time with at least one collective or message of the cell under way.
+        waiting_ns: the part of `collectives_ns` in which another rank had not begun the operation.
     """
 
     compute_ns: int
@@ -81,15 +82,15 @@ class Times(NamedTuple):
 
 @dataclass(frozen=True)
 class History:
-    """What ranks did in their last cells, as the timeline draws it.
+    """The cells and operations of ranks over time, as the timeline draws them.
 
     Attributes:
-        ranks: of which it tells.
+        ranks: ranks whose records are included.
         cells: oldest first.
-        operations: rank -> its collectives and messages, in the order of their begins.
-        notes: what is not told, and why.
+        operations: rank -> its collectives and messages, in the order of their start.
+        notes: sentences on missing data, with the reasons.
         clocks: rank -> the offset of its host's clock, on many hosts; times are on one clock.
-        busy: rank -> when its GPU computed, where that was profiled.
+        busy: rank -> intervals in which its GPU computed, in nanoseconds; only of profiled ranks.
     """
 
     ranks: tuple[int, ...] = ()
@@ -101,7 +102,7 @@ class History:
 
     @property
     def length_ns(self) -> int:
-        """The time from the begin of the first cell to the end of the last, as drawn."""
+        """The time from the start of the first cell to the end of the last, as drawn."""
         return max((cell.end_ns - cell.shift_ns for cell in self.cells), default=0)
 
     @property
@@ -118,8 +119,8 @@ class History:
         return found
 
     def computing(self, rank: int, cell: TimelineCell) -> Sequence[tuple[int, int]]:
-        """Return when a rank was in a cell without waiting for an operation, or when its GPU
-        computed: (begin, end).
+        """Return the intervals (begin, end) in which a rank was in a cell without waiting for an
+        operation; for a rank whose GPU was profiled, those in which the GPU computed.
         """
         if rank not in cell.by_rank or rank in self.busy:
             return self.busy.get(rank, ())
@@ -128,7 +129,7 @@ class History:
         return cut_out([cell.by_rank[rank]], waits)
 
     def times(self, rank: int, cell: TimelineCell) -> Times:
-        """Return where the time of a cell went on a rank."""
+        """Return a rank's time in a cell by activity."""
         begin, end = cell.by_rank.get(rank, (0, 0))
         ours = self._by_cell.get((rank, cell.run), ())
         return Times(
@@ -144,7 +145,7 @@ class History:
         waits.
 
         Args:
-            cell: which is asked about; None for all.
+            cell: the cell whose collectives count; None for all cells.
         """
         return lateness_of(
             {
@@ -154,18 +155,16 @@ class History:
         )
 
     def took_s(self, *cells: TimelineCell) -> float:
-        """Return how long cells took, all if none are named."""
+        """Return how long cells took in all, in seconds; all cells if none is given."""
         return sum(cell.end_ns - cell.begin_ns for cell in cells or self.cells) / 1e9
 
     @property
     def straggler(self) -> int | None:
-        """The rank that began collectives noticeably later than the others; None if there is
-        none.
-        """
+        """The rank that began collectives noticeably later than the others, if any."""
         return find_straggler(self.lateness(), self.took_s())
 
     def describe(self) -> str:
-        """Describe the rank that began collectives noticeably late; "" if there is none."""
+        """Describe the rank that began collectives noticeably late; "" without one."""
         text = describe_lateness(self.lateness(), self.took_s())
         return text.replace("never began", "has not begun") if self.is_running else text
 
@@ -181,12 +180,12 @@ def merge(
     clocks: Mapping[int, ClockOffset] = NO_CLOCKS,
     busy: Busy = _NEVER_BUSY,
 ) -> History:
-    """Join the ranks' records of their last cells to one history.
+    """Join the ranks' records of their last cells into one history.
 
     Args:
-        pasts: rank -> what it told.
-        refusals: rank -> why it told nothing.
-        num_cells: how many of the last cells are wanted.
+        pasts: rank -> its record.
+        refusals: rank -> the reason for which its record is missing.
+        num_cells: number of last cells to include.
         clocks: rank -> the offset of its host's clock; none on one host.
         busy: see `Busy`.
     """
@@ -200,7 +199,7 @@ def merge(
     origin_s = min(begins, default=0.0)
 
     def at(rank: int, at_s: float) -> int:
-        """Return a time of a rank's clock in nanoseconds from the begin of the first cell."""
+        """Convert a time of a rank's clock to nanoseconds from the start of the first cell."""
         return round((at_s - ahead_s[rank] - origin_s) * 1e9)
 
     def of_rank(rank: int, span: CellSpan) -> tuple[int, int]:
@@ -242,7 +241,7 @@ def _title(span: CellSpan) -> str:
 
 
 def _close_gaps(cells: Iterable[TimelineCell]) -> tuple[TimelineCell, ...]:
-    """Shorten the pauses between cells, in which the ranks had nothing to do."""
+    """Shorten the pauses between cells to a bounded length."""
     ordered = sorted(cells, key=lambda cell: cell.begin_ns)
     longest = round(_GAP * sum(cell.end_ns - cell.begin_ns for cell in ordered))
     shift, reached, closed = 0, 0, []
@@ -256,13 +255,13 @@ def _close_gaps(cells: Iterable[TimelineCell]) -> tuple[TimelineCell, ...]:
 def _read(
     past: Past, rank: int, cells: Mapping[int, TimelineCell], at: Callable[[float], int]
 ) -> list[Operation]:
-    """Return a rank's operations in the order of their begins.
+    """Return a rank's operations in the order of their start.
 
     Args:
-        past: its record.
-        rank: which.
-        cells: run -> cell; operations of others are left out.
-        at: converts its times.
+        past: the rank's record.
+        rank: the rank.
+        cells: run -> cell; operations of other runs are left out.
+        at: converts a time of the rank's clock to nanoseconds from the start of the first cell.
     """
     found = []
     rows = RECORD.iter_unpack(past.numbers)
@@ -278,7 +277,7 @@ def _read(
                 what.group,
                 what.members,
                 start_ns,
-                # What was left when its cell ended has no end of its own.
+                # An operation without a recorded end ends with its cell.
                 max(0, (cells[run].by_rank[rank][1] if end_ns is None else end_ns) - start_ns),
                 run,
                 sequence,

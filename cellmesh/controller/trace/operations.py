@@ -1,5 +1,5 @@
-"""Collectives and messages of ranks: finds which are one, how long each waited, and which rank
-begins collectives late. Pure.
+"""Matches collectives and messages across ranks; finds how long each rank waited for the others,
+and which rank begins collectives late. Pure.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ class Operation:
     """A collective or point-to-point operation on one rank.
 
     Attributes:
-        name: as ``torch.distributed`` calls it.
+        name: name of its function in ``torch.distributed``.
         group: torch's name of its process group.
-        members: the group's ranks; () for all.
-        start_ns, duration_ns: from the first cell's begin; one that goes on lasts until now.
-        run: of its cell.
+        members: ranks of the group; () for all ranks of the mesh.
+        start_ns, duration_ns: start, counted from the start of the first cell, and length; an
+            unfinished operation lasts until the time of the query.
+        run: number of its cell's run.
         sequence, peer: see `wire.trace.Past`.
         generation: see `wire.trace.What`.
-        wait_ns: since when the rank's main thread waited for it, as far as that is known; None if
-            it did not.
-        is_open: it goes on.
-        is_launch: on a GPU, of which only the launch is known.
-        waited_ns: how long of it the last of its ranks had not come.
-        last: the rank that came last; -1 where that is not known.
+        wait_ns: time at which the rank's main thread began to wait for it, as far as known; None
+            if the thread did not wait.
+        is_open: whether it has not finished.
+        is_launch: whether it is on a GPU and only its launch was recorded.
+        waited_ns: time from its start until the last of its ranks began it.
+        last: the rank that began it last; -1 if unknown.
         missing: the ranks that have not begun it.
     """
 
@@ -52,7 +53,7 @@ class Operation:
 
     @property
     def end_ns(self) -> int:
-        """When the operation ended."""
+        """The time at which the operation ended."""
         return self.start_ns + self.duration_ns
 
     @property
@@ -61,10 +62,10 @@ class Operation:
         return self.name in _MESSAGES
 
     def key(self, rank: int) -> tuple[object, ...]:
-        """Return what is the same of one operation on all of its ranks.
+        """Return a key that is equal for one operation on all of its ranks.
 
         Args:
-            rank: the rank that this is of.
+            rank: the rank that executed this side of the operation.
         """
         if self.is_message:
             ends = (rank, self.peer) if self.name == "send" else (self.peer, rank)
@@ -77,23 +78,25 @@ def with_waits(
     since_ns: Mapping[int, int] = _NO_TIMES,
     cut: Iterable[int] = (),
 ) -> dict[int, list[Operation]]:
-    """Return the operations with how long each waited for the last of its ranks, and which rank
-    that was; operations of different ranks are one by process group and number on the group.
+    """Return the operations with their waits: how long each waited for the last of its ranks, and
+    for which rank.
 
-    Where the group is not known, an operation that a rank lacks is matched with none: the rank need
-    not be a member.
+    Operations of different ranks are matched by process group and sequence number. If the process
+    group is not known, a rank without the operation does not count as missing, as it need not be a
+    member.
 
     Args:
-        operations: rank -> its own, in order.
-        since_ns: rank -> when its process began; it is not missed where it was not yet.
-        cut: the ranks of which not all is known; they are not missed at all.
+        operations: rank -> its operations, in order.
+        since_ns: rank -> start time of its process; it does not count as missing in earlier
+            operations.
+        cut: ranks with incomplete records, which never count as missing.
     """
     waited = {rank: list(ours) for rank, ours in operations.items()}
     known, whole = operations.keys(), operations.keys() - set(cut)
     for indices in _alike(operations).values():
         begun = {rank: operations[rank][index] for rank, index in indices.items()}
         first, one = next(iter(begun.items()))
-        # A message is of two ranks, whatever the size of its group.
+        # A message has two ranks, whatever the size of its group.
         expected = {first, one.peer} if one.is_message else set(one.members or known)
         absent = expected - begun.keys()
         first_ns = min(each.start_ns for each in begun.values())
@@ -117,7 +120,7 @@ def with_waits(
 def _alike(
     operations: Mapping[int, Sequence[Operation]],
 ) -> dict[tuple[object, ...], dict[int, int]]:
-    """Return for each operation the ranks that have begun it: rank -> index among its own."""
+    """Return, for each operation, the ranks that have begun it: rank -> index in its list."""
     found: dict[tuple[object, ...], dict[int, int]] = {}
     for rank, ours in operations.items():
         seen: Counter[tuple[object, ...]] = Counter()
@@ -136,11 +139,11 @@ class Lateness:
     """How late one rank began the collectives that it shares with others.
 
     Attributes:
-        rank: which.
-        num_last: to how many it came last.
-        num_missed: to how many it never came, although others of the group did.
-        awaited_s: how long the ranks that had come before waited for it in these, added up.
-        num_others: how many other ranks there are.
+        rank: the rank.
+        num_last: number of collectives that it began last.
+        num_missed: number of collectives that it never began, although others of the group did.
+        awaited_s: time that the other ranks waited for it in these collectives, in all.
+        num_others: number of other ranks.
     """
 
     rank: int
@@ -151,7 +154,7 @@ class Lateness:
 
     @property
     def awaited_each_s(self) -> float:
-        """How long each of the other ranks waited for it, on average."""
+        """How long each of the other ranks waited for this rank on average, in seconds."""
         return self.awaited_s / max(1, self.num_others)
 
 
@@ -160,7 +163,7 @@ def lateness_of(operations: Mapping[int, Iterable[Operation]]) -> dict[int, Late
     waits.
 
     Args:
-        operations: rank -> its own (`with_waits`).
+        operations: rank -> its operations with their waits (`with_waits`).
     """
     num_last: Counter[int] = Counter()
     awaited_ns: Counter[int] = Counter()
@@ -183,12 +186,11 @@ def lateness_of(operations: Mapping[int, Iterable[Operation]]) -> dict[int, Late
 
 
 def find_straggler(lateness: Mapping[int, Lateness], took_s: float) -> int | None:
-    """Return the rank that began collectives noticeably later than the others; None if there is
-    none.
+    """Return the rank that began collectives noticeably later than the others, if any.
 
     Args:
-        lateness: of all ranks.
-        took_s: how long they ran.
+        lateness: rank -> its lateness, for all ranks.
+        took_s: how long the cells took, in seconds.
     """
     if not lateness:
         return None

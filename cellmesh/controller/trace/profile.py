@@ -20,9 +20,9 @@ from .chrome import merge_traces, trace_of
 from .history import NO_CLOCKS, History, merge
 from .operations import Lateness
 
-# A longer trace of one rank is not sent, and stays where the rank has written it.
+# A larger trace of one rank is not sent, and stays where the rank has written it.
 MAX_TRACE_BYTES = 64 << 20
-# Of all ranks together; of one rank at least so many.
+# Bound for all ranks together, and the least that one rank may send.
 _MAX_OPERATIONS, _MIN_OPERATIONS = 30_000, 300
 NO_REASONS: Mapping[int, str] = MappingProxyType({})
 
@@ -44,10 +44,10 @@ def remember(ranks: RankSet, num_cells: int, trace: str | Path | None = None) ->
 
 
 def check_target(path: Path) -> Path:
-    """Return the absolute path of a trace file that is to be written; raise if it cannot be.
+    """Return the absolute path of a trace file to write, after a check of its directory.
 
     Raises:
-        MeshUsageError: nothing can be written there.
+        MeshUsageError: `path` is a directory, or its directory does not exist.
     """
     path = path.expanduser().absolute()
     if path.is_dir():
@@ -74,7 +74,7 @@ def write_trace(path: Path, trace: bytes) -> None:
 
 
 class Ranks(Protocol):
-    """Protocol of the public `Ranks`, which import this module."""
+    """Protocol of the public `Ranks`, whose module imports this one."""
 
     rank_set: RankSet
 
@@ -89,11 +89,12 @@ class OperatorByRank:
     """An operator's self time on the ranks, in seconds.
 
     Attributes:
-        name: as torch's profiler has it.
+        name: name that torch's profiler gives the operator.
         kind: computation, communication, or a kernel on a GPU.
-        num_calls: on the rank that called it most.
-        min_s, mean_s, max_s: over all profiled ranks; a rank that never called it counts as zero.
-        max_rank: where it took longest.
+        num_calls: number of calls on the rank that called it most.
+        min_s, mean_s, max_s: self time over all profiled ranks; a rank that never called it counts
+            as zero.
+        max_rank: the rank on which it took longest.
     """
 
     name: str
@@ -110,11 +111,11 @@ class Profile:
     """The profile of one cell on all its ranks.
 
     Attributes:
-        history: when each rank computed, was in a collective, and waited for which rank; of a GPU,
-            when that did.
-        by_rank: what each rank's profiler has seen.
-        missing: rank -> why there is nothing of it.
-        trace_path: the merged trace, if one was wanted.
+        history: timeline of the cell: when each rank (or its GPU) computed, was in a collective,
+            and waited for which rank.
+        by_rank: rank -> its profile.
+        missing: rank -> the reason for which its profile is missing.
+        trace_path: path of the merged trace, if one was requested.
     """
 
     history: History
@@ -124,7 +125,7 @@ class Profile:
 
     @property
     def operators(self) -> list[OperatorByRank]:
-        """All operators of the profile, those that took longest on average first."""
+        """All operators of the profile, by falling mean time."""
         return compare_operators(self.by_rank)
 
     @property
@@ -134,7 +135,7 @@ class Profile:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences on what the profile lacks, and why."""
+        """Sentences on the parts that the profile lacks, with the reasons."""
         notes = [f"nothing of {line}" for line in describe_groups(self.missing)]
         for rank, one in sorted(self.by_rank.items()):
             if one.trace_path:
@@ -170,13 +171,13 @@ def profile_of(
 
 
 class Profiling:
-    """A cell that is being profiled; `run` is the cell's.
+    """A cell that is being profiled; `run` is the run of the cell.
 
     Args:
-        ranks: where it runs.
-        source: the cell.
-        trace: where the merged trace goes; None for nowhere.
-        execution_count, argv: as of `Ranks.submit_cell`.
+        ranks: ranks that run the cell.
+        source: source of the cell.
+        trace: path to write the merged trace to; None to write none.
+        execution_count, argv: as in `Ranks.submit_cell`.
 
     Raises:
         MeshUsageError: there is no directory for the trace.
@@ -194,7 +195,7 @@ class Profiling:
         self._trace = None if trace is None else check_target(Path(trace))
         begin = self._ranks.start(BeginProfile(), "the profiler")
         try:
-            begin.result()  # ranks that are not ready yet would look like stragglers
+            begin.result()  # ranks whose profiler is not ready yet would look like stragglers
         except BaseException:
             begin.cancel()
             for rank in self._living():  # else the next cell would be profiled
@@ -203,7 +204,7 @@ class Profiling:
         self.run: Run[None] = ranks.submit_cell(source, execution_count=execution_count, argv=argv)
 
     def collect(self) -> Profile:
-        """Return the ranks' profiles once the cell has ended, well or not, and write the trace.
+        """Return the ranks' profiles once the cell has ended or failed, and write the trace.
         Blocks.
 
         Raises:
@@ -221,7 +222,7 @@ class Profiling:
             run.wait()
             try:
                 found = run.result()
-            except Exception as error:  # it has died, or was interrupted
+            except Exception as error:  # the rank has died, or was interrupted
                 missing[rank] = str(error)
                 continue
             if found is None:
@@ -265,7 +266,7 @@ def _beside(path: Path, rank: int) -> Path:
 
 
 def compare_operators(by_rank: Mapping[int, RankProfile]) -> list[OperatorByRank]:
-    """Return every operator's self time on the ranks, the longest on average first."""
+    """Return every operator's self time on the ranks, by falling mean time."""
     found: dict[tuple[OperatorKind, str], dict[int, tuple[int, int]]] = {}
     for rank, one in by_rank.items():
         for operator in one.operators:

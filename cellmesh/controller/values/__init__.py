@@ -1,1 +1,1 @@
-"""Large values in the controller: sent to ranks whole or in parts, and put together from parts."""
+"""Values that the controller sends to ranks, whole or sharded, and gathers or reduces."""

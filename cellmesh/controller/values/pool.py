@@ -1,11 +1,11 @@
-"""The shared-memory segments in which a controller lends values to ranks; segments that ranks have
-released are used again.
+"""A pool of shared-memory segments in which the controller sends values to ranks; released segments
+are reused.
 
-A page that a rank has not written shows what is written into the segment later. So a segment is
-used again only once the run that it went with has ended well on every rank, and each of them has
-said that nothing there refers to its memory any more (`Freed`). Where that will not be known (a
-rank died, failed, or forked in between) the segment is forgotten: its memory goes when the last
-process has unmapped it.
+A rank sees later writes to a segment in each page that it has not written itself. So a segment is
+reused only after its run has succeeded on every rank, and each of them has reported that nothing
+refers to the segment's memory any more (`Freed`). If that cannot be known (a rank died, failed, or
+forked in between), the pool drops the segment, and its memory is freed once the last process has
+unmapped it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ...wire.segments import SegmentFrame, describe_bytes, inlined, memfd_name, 
 from ...wire.values import Freed
 from ..run import Run
 
-# A value whose descriptor has this number is kept without one.
+# A returned value's segment is mapped and closed if its descriptor has this number or a higher one.
 MANY_DESCRIPTORS = 512
 
 
@@ -38,11 +38,11 @@ def open_value(parcel: Parcel[Any]) -> Parcel[Any]:
     """Open the segment that holds a returned value; the agent keeps the segment open until this
     message is acknowledged.
 
-    Where many values are held already, and with each a descriptor, of which a process may have
-    1024, it is mapped and closed.
+    Each open segment has a file descriptor, of which a process may have 1024. If many are open, the
+    segment is mapped and its descriptor closed.
 
     Args:
-        parcel: as it came from the agent.
+        parcel: message from the agent.
     """
     said = parcel.verb
     if type(said) is not Ranked or type(said.verb) is not Done:
@@ -62,17 +62,18 @@ def open_value(parcel: Parcel[Any]) -> Parcel[Any]:
         return Parcel(Ranked(said.ranks, lost))
 
 
-# Of segments that wait to be used again, at most this part of the machine's memory.
+# Maximum size of all segments that wait for reuse, as a fraction of the machine's memory.
 _FREE_PART = 1 / 8
-# Segments that ranks hold or that wait; a descriptor each. What goes beyond is used once.
+# Maximum number of segments that ranks hold or that wait for reuse, each with a descriptor; further
+# segments are not reused.
 MAX_SEGMENTS = 64
-# A waiting segment may be larger than what is to be written, by this factor.
+# A segment is reused only for data of at least this fraction (1 / n) of its size.
 _MAX_SLACK = 4
 
 
 class _Segment:
-    """A shared-memory segment of the pool; it is mapped when it is used again, because writing
-    through a mapping is faster than ``write``.
+    """A shared-memory segment of the pool; it is mapped on its first reuse, as writing through a
+    mapping is faster than ``write``.
     """
 
     def __init__(self, num_bytes: int, name: str) -> None:
@@ -97,13 +98,13 @@ def _copy(target: memoryview, source: Frame) -> None:
     numpy = sys.modules.get("numpy")
     if numpy is None:
         target[:] = source
-    else:  # it lets other threads of the interpreter run
+    else:  # numpy releases the GIL while it copies
         numpy.copyto(numpy.frombuffer(target, "u1"), numpy.frombuffer(source, "u1"))
 
 
 class _LentFrame(SegmentFrame):
-    """The message frame that names a lent segment; if it is dropped before its run is sent, the
-    segment is not used again.
+    """The message frame that names a segment of the pool; if the frame is dropped before its run is
+    sent, the segment is not reused.
     """
 
     segment: _Segment
@@ -112,35 +113,35 @@ class _LentFrame(SegmentFrame):
 @dataclass
 class _Loan:
     segment: _Segment
-    holders: set[int]  # ranks that may refer to it
-    has_ended: bool = False  # the run that it went with
+    holders: set[int]  # ranks that may refer to the segment
+    has_ended: bool = False  # whether its run has ended
 
 
 class SegmentPool:
     """The shared-memory segments of one mesh's controller; usable on any thread.
 
     Args:
-        name: the mesh's; ``/proc`` and ``cellmesh ps`` show it.
+        name: name of the mesh; ``/proc`` and ``cellmesh ps`` show it.
     """
 
     def __init__(self, name: str) -> None:
         self._name = memfd_name(name)
         self._lock = threading.Lock()
-        self._free: list[_Segment] = []  # the one used last is the last
+        self._free: list[_Segment] = []  # the most recently used is the last
         self._loans: dict[int, _Loan] = {}
 
     def lend(self, pickled: Pickled, buffers: Sequence[Frame]) -> tuple[Pickled, list[Frame]]:
         """Write a pickle's buffers into a segment, if they are large.
 
         Args:
-            pickled, buffers: as `payload.dumps` gives them.
+            pickled, buffers: as `payload.dumps` returns them.
 
         Returns:
-            What to send; `keep` the segment first.
+            The pickle and the frames to send; call `keep` before they are sent.
 
         Raises:
-            MeshUsageError: there is not so much memory, or no file may be so large; nothing has
-                been sent.
+            MeshUsageError: there is not enough memory, or the limit on file size is lower; nothing
+                has been sent.
         """
         num_bytes = segments.num_bytes_of(pickled, buffers)
         if num_bytes < segments.MIN_BYTES or not segments.are_possible():
@@ -168,11 +169,11 @@ class SegmentPool:
                 self._loans[frame.ref.loan] = _Loan(frame.segment, set(ranks))
 
     def follow(self, run: Run[object], frame: SegmentFrame) -> None:
-        """Note that a run whose arguments are in a segment was sent; wait for its end."""
+        """Note that a run whose arguments are in a segment was sent, and watch for its end."""
         run.on_end(lambda: self._run_ended(frame.ref.loan, not run.failed_ranks()))
 
     def forget(self, frame: SegmentFrame) -> None:
-        """Never use a segment again: it is unknown whether its run was sent."""
+        """Never reuse a segment, as it is unknown whether its run was sent."""
         with self._lock:
             self._loans.pop(frame.ref.loan, None)
 
@@ -208,7 +209,7 @@ class SegmentPool:
             loan = self._loans.get(key)
             if loan is None:
                 return
-            if not went_well:  # whether a rank has mapped it before it failed is not known
+            if not went_well:  # it is unknown whether the failed rank has mapped the segment
                 del self._loans[key]
                 return
             loan.has_ended = True

@@ -1,5 +1,5 @@
-"""Pushes values to ranks, whole or in parts, checked before anything is sent; pulls one value from
-several ranks, put together from parts or reduced.
+"""Pushes values to ranks, whole or sharded, after checking them; pulls a value of several ranks,
+gathered or reduced.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..rank_set import RankSet, dump_names
 Reduction = Literal["mean", "sum", "stack"]
 REDUCTIONS = get_args(Reduction)
 
-# As texts of users, and as torch's own of the objects.
+# Placements as users write them, and as the repr of torch's objects.
 _PLACEMENT = re.compile(r"Shard\((?:dim=)?(-?\d+)\)|Replicate\(\)")
 
 # ---- to ranks
@@ -31,14 +31,15 @@ def push(
     shard: int | None,
     placements: Sequence[Any] | str | None,
 ) -> None:
-    """Bind names in the namespaces of ranks, and wait.
+    """Assign variables in the namespaces of ranks. Blocks.
 
     Args:
-        ranks, shard, placements: as of `Ranks.push`.
+        ranks: ranks that receive the values.
         names: name -> value.
+        shard, placements: as in `Ranks.push`.
 
     Raises:
-        UnpicklableError, MeshUsageError: as `Ranks.push`.
+        UnpicklableError, MeshUsageError: as in `Ranks.push`.
     """
     for name in names:
         if not (isinstance(name, str) and name.isidentifier()):
@@ -57,10 +58,10 @@ def push(
 
 
 def check_shard(names: Mapping[str, Any], dim: Any, num_ranks: int) -> int:
-    """Raise an error unless values can be split along a dim among ranks.
+    """Return `dim` if each value can be split along it into a part for each rank.
 
     Raises:
-        MeshUsageError: one cannot; says which, and why.
+        MeshUsageError: a value cannot be split; the message names it and the reason.
     """
     if not isinstance(dim, int) or isinstance(dim, bool):
         raise MeshUsageError(
@@ -85,7 +86,7 @@ def check_placements(
     """Return the placements as a dim, or None to replicate, for each dim of the mesh.
 
     Raises:
-        MeshUsageError: DTensors with these placements cannot be made of the values; says why.
+        MeshUsageError: DTensors with these placements cannot be made of the values.
     """
     if not isinstance(given, str | list | tuple):
         raise MeshUsageError(
@@ -135,7 +136,7 @@ def _shape_along(name: str, value: Any, dim: int | None) -> tuple[int, ...]:
 
 
 def reduce_to_cpu(value: Any) -> Any:
-    """Return how pickle is to reduce a tensor as a CPU tensor: ranks move only their parts."""
+    """Reduce a tensor for pickle as a CPU tensor: each rank moves only its part to its device."""
     torch = sys.modules.get("torch")
     if (
         torch is not None
@@ -193,11 +194,11 @@ def pull_one(ranks: RankSet, expression: str, gather: bool, reduce: str | None, 
     """Evaluate an expression on ranks, and gather or reduce their values.
 
     Args:
-        ranks, expression, gather, reduce, dim: as of `Ranks.pull`.
+        ranks, expression, gather, reduce, dim: as in `Ranks.pull`.
 
     Raises:
-        MeshUsageError: the options exclude each other, or the values make no whole.
-        RankFailure: a rank could not evaluate or pickle it.
+        MeshUsageError: the options exclude each other, or the values do not fit together.
+        RankFailure: a rank could not evaluate the expression or pickle its value.
     """
     if gather and reduce is not None:
         raise MeshUsageError("gather and reduce exclude each other: gather puts parts together")
@@ -225,24 +226,24 @@ def _as_mapping(ranks: RankSet, result: Any) -> dict[int, Any]:
 def gather_parts(
     parts: Mapping[int, Part], frames: Mapping[int, SegmentFrame], dim: int, name: str
 ) -> Any:
-    """Put ranks' parts of a tensor together: DTensors by their placements, plain tensors and arrays
-    by rank along a dim.
+    """Gather ranks' parts of a tensor into one: DTensors by their placements, plain tensors and
+    arrays by rank along a dim.
 
     Args:
-        parts: rank -> what it gave.
-        frames: the segments that these came in, where they did.
-        dim: of plain parts.
-        name: what the user calls it.
+        parts: rank -> its part.
+        frames: rank -> the segment in which its part was sent, if any.
+        dim: dim along which plain parts are concatenated.
+        name: name of the value in errors.
 
     Raises:
-        MeshUsageError: they make no whole.
+        MeshUsageError: the parts do not fit together, or some are missing.
     """
     kinds = {part.shape for part in parts.values()}
     if kinds == {None}:
         placed, shape = _place(parts, dim, name)
     elif len(kinds) == 1:
-        # Where it is on a part of the mesh, as `mesh["tp"]`, each of such parts gives a whole: one
-        # is enough.
+        # A DTensor on a submesh, such as `mesh["tp"]`, is complete on each such submesh: one is
+        # enough.
         boxes = {
             (part.box, part.runs): rank
             for rank, part in reversed([*parts.items()])
@@ -278,10 +279,10 @@ def reduce_values(values: Mapping[int, Any], how: str, name: str) -> Any:
     Args:
         values: rank -> value.
         how: one of `REDUCTIONS`.
-        name: what the user calls it.
+        name: name of the value in errors.
 
     Raises:
-        MeshUsageError: they cannot be reduced: they differ in kind or shape, or are no numbers.
+        MeshUsageError: the values differ in type or shape, or are not numbers.
     """
     first, *others = values.values()
     if len({_describe(value) for value in values.values()}) > 1:
@@ -307,7 +308,7 @@ def reduce_values(values: Mapping[int, Any], how: str, name: str) -> Any:
 
 
 def _describe(value: Any) -> str:
-    """Return what values of ranks must have in common to be reduced."""
+    """Describe the type and shape of a value, which must be equal on all ranks for a reduction."""
     kind = _type_name(value)
     if isinstance(value, dict):
         return f"{kind} with the keys {', '.join(sorted(map(repr, value)))}"
@@ -319,8 +320,8 @@ def _describe(value: Any) -> str:
 def _place(
     parts: Mapping[int, Part], dim: int, name: str
 ) -> tuple[dict[int, Part], tuple[int, ...]]:
-    """Return ranks' parts as plain tensors, the offsets and sizes of each in the whole, and the
-    whole's shape.
+    """Concatenate plain parts along a dim: return the parts with their offset and size in each dim
+    of the whole, and the shape of the whole.
     """
     values = {rank: part.value for rank, part in parts.items()}
     odd = next(
