@@ -1,7 +1,7 @@
 """Interactive distributed PyTorch from a notebook: persistent ranks, cell by cell.
 
-`start` gives a `Mesh`; ``%load_ext cellmesh`` gives the magics. Importing this package imports
-neither torch nor ZeroMQ: the names below are loaded when first used.
+`start` returns a `Mesh`; ``%load_ext cellmesh`` registers the magics. Importing this package
+imports neither torch nor ZeroMQ: the names below are imported on first use.
 """
 
 from __future__ import annotations
@@ -45,17 +45,18 @@ __all__ = [*_HOMES, "log", "__version__", "load_ipython_extension", "unload_ipyt
 
 
 def log(*, step: float | None = None, **values: Any) -> None:
-    """Report numbers from a rank, for ``%dist_plot`` and ``mesh.plot``; anywhere else, do nothing.
+    """Report numbers of a rank to ``%dist_plot`` and ``mesh.plot``; outside a rank, do nothing.
 
-    Cheap (gathered, and sent a few times a second), and no collective: ranks may report different
-    things at different times. A tensor's number is read at once, which on a GPU waits for it.
+    The call is cheap (numbers are sent together, a few times a second) and is no collective: ranks
+    may report different names at different times. A tensor is read at once, which waits for its
+    GPU.
 
     Args:
-        step: the x of these points; None for one more than each name's last.
+        step: x coordinate of these points; None for each name's last step plus one.
         values: name -> a number, or a tensor with one element.
 
     Raises:
-        MeshUsageError: a value is no number.
+        MeshUsageError: a value is not a number.
     """
     interactive = sys.modules.get("IPython")
     shell = interactive.get_ipython() if interactive is not None else None
@@ -75,19 +76,17 @@ def __dir__() -> list[str]:
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
-    """Register the magics (``%load_ext cellmesh``), and have torch imported in the background."""
+    """Register the magics (``%load_ext cellmesh``) and import torch in a background process."""
     from .controller.session.launch import prestart
 
-    prestart.begin_prestart(
-        shell, prestart.KEEP_S
-    )  # which is at work while the magics are imported here
+    prestart.begin_prestart(shell, prestart.KEEP_S)  # it runs while the magics are imported below
     from .magics.extension import load
 
     load(shell)
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
-    """Remove the magics (``%unload_ext cellmesh``); a mesh runs on, and a later load has it."""
+    """Remove the magics (``%unload_ext cellmesh``); a mesh keeps running for a later load."""
     from .controller.session.launch.prestart import end_prestart
     from .magics.extension import unload
 

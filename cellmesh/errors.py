@@ -1,4 +1,4 @@
-"""The errors of cellmesh; an error's type shows whose fault it is.
+"""Exceptions of cellmesh; the type of an exception shows which side caused it.
 
 ::
 
@@ -16,7 +16,7 @@
     RanksInterrupted        (a KeyboardInterrupt) the user stopped the cell
     Released                (a KeyboardInterrupt) raised on a rank whose peers will not take part
 
-Every message says what was wrong, where, and what to type next.
+Every message names the problem, its place, and the next command or call.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"``, or "" if no known word is similar."""
-    import difflib  # which agents do without
+    import difflib  # agents never need it
 
     near = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
@@ -37,12 +37,12 @@ class CellmeshError(Exception):
     """Base class of all errors that cellmesh raises itself."""
 
     def _render_traceback_(self) -> list[str]:
-        # IPython's hook: the frames of our own machinery tell a notebook's user nothing.
+        # IPython's hook: cellmesh's own frames do not help the user of a notebook.
         return [f"{type(self).__name__}: {self}"]
 
 
 class MeshUsageError(CellmeshError, ValueError):
-    """Raised if a call asks for something that cannot be done as written."""
+    """Raised if the arguments or the context of a call are invalid."""
 
 
 class NoMeshError(MeshUsageError):
@@ -54,17 +54,17 @@ class UnpicklableError(MeshUsageError, TypeError):
 
 
 class GroupDown(CellmeshError, RuntimeError):
-    """Raised by operations on a process group that is not connected; says who is missing and what
-    to type.
+    """Raised by operations on a disconnected process group; the message names the missing ranks and
+    the command that reconnects them.
     """
 
 
 class HostError(CellmeshError):
-    """Raised if a host cannot give what a mesh needs: directory, descriptors, memory, processes."""
+    """Raised if a host lacks a resource of a mesh: a directory, descriptors, memory, processes."""
 
 
 class ProtocolError(CellmeshError):
-    """Raised if a peer sent what the wire protocol does not allow."""
+    """Raised if a peer sent a message that the wire protocol does not allow."""
 
 
 class RankDied(CellmeshError):
@@ -73,7 +73,7 @@ class RankDied(CellmeshError):
     Args:
         rank: the rank that ended.
         reason: how it ended, in words (``killed by SIGKILL``, ``exited with code 3``).
-        last_output: the last lines that the process wrote.
+        last_output: last lines that the process wrote.
     """
 
     def __init__(self, rank: int, reason: str, last_output: str = "") -> None:
@@ -110,14 +110,14 @@ class RankFailure(CellmeshError, ExceptionGroup[Exception]):
     """Raised in the notebook if some ranks did not finish a cell or a call.
 
     An ``ExceptionGroup``: ``except* ValueError`` finds the ranks' own exceptions. Exceptions that
-    are no ``Exception`` (``KeyboardInterrupt``, ``SystemExit``) stand in the group as `RemoteError`
-    and, as themselves, in `exceptions_by_rank`. Ranks that were only released are in the group
-    where no other is.
+    do not derive from ``Exception`` (``KeyboardInterrupt``, ``SystemExit``) are in the group as
+    `RemoteError` and, unchanged, in `exceptions_by_rank`. Ranks that were only released are in the
+    group if no rank raised another exception.
 
     Attributes:
         exceptions_by_rank: rank -> the original exception, for each rank that did not finish.
         tracebacks: rank -> its traceback as text (with ANSI colours), where there is one.
-        profile: of a cell that ``mesh.profile`` ran, what was seen until then.
+        profile: partial profile of a cell that ``mesh.profile`` ran; else None.
     """
 
     exceptions_by_rank: Mapping[int, BaseException]
@@ -130,8 +130,8 @@ class RankFailure(CellmeshError, ExceptionGroup[Exception]):
         exceptions_by_rank: Mapping[int, BaseException],
         tracebacks: Mapping[int, str] | None = None,
     ) -> RankFailure:
-        # Who was released has not failed: ``except* ValueError`` is to have them all, where all
-        # were that.
+        # A released rank has not failed: ``except* ValueError`` is to handle the whole group if all
+        # other ranks raised a ValueError.
         own = {
             rank: exc for rank, exc in exceptions_by_rank.items() if not isinstance(exc, Released)
         }
@@ -148,7 +148,7 @@ class RankFailure(CellmeshError, ExceptionGroup[Exception]):
         super().__init__(self.message, self.exceptions)
 
     def derive(self, excs: Sequence[Exception]) -> ExceptionGroup[Exception]:  # type: ignore[override]
-        """Return a plain group of some of the exceptions, as ``except*`` asks for."""
+        """Return a plain group of some of the exceptions, as ``except*`` requires."""
         return ExceptionGroup(self.message, list(excs))
 
     def __str__(self) -> str:
@@ -159,10 +159,10 @@ class RankFailure(CellmeshError, ExceptionGroup[Exception]):
 
 
 class RanksInterrupted(KeyboardInterrupt):
-    """Raised in the notebook if the user interrupted a cell; says what each rank was doing.
+    """Raised in the notebook if the user interrupted a cell; describes the state of each rank.
 
     Attributes:
-        profile: of a cell that ``mesh.profile`` ran, what was seen until then.
+        profile: partial profile of a cell that ``mesh.profile`` ran; else None.
     """
 
     profile: Any = None
@@ -172,7 +172,7 @@ class RanksInterrupted(KeyboardInterrupt):
 
 
 class Released(KeyboardInterrupt):
-    """Raised on a rank that waited for others which failed, ended or died.
+    """Raised on a rank that waits for other ranks after these have failed, finished or died.
 
     A KeyboardInterrupt, so that ``except Exception`` in a training loop does not swallow it.
     """

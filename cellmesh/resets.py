@@ -1,4 +1,4 @@
-"""Lets user code on a rank be called when process groups have been rebuilt (`on_heal`)."""
+"""Registers functions that a rank calls after it has rebuilt its process groups (`on_heal`)."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ _Callback = TypeVar("_Callback", bound=Callable[[], object])
 
 
 def on_heal(callback: _Callback) -> _Callback:
-    """Call a function on this rank after each heal; anywhere but on a rank, do nothing.
+    """Call a function on this rank after each rebuild of its process groups (`Mesh.heal`).
 
-    For state across steps that only its owner can reset, such as the counters and buckets of a
-    data-parallel class of your own, whose backward pass a failure may have cut. It is called
-    without arguments, on the main thread, when process groups work again and models of torch are
-    reset. An exception in it is shown with the heal's report and fails nothing. It may use
-    collectives if all ranks have registered it.
+    The function resets state that outlives a training step and that cellmesh does not know, such as
+    the counters and buckets of your own data-parallel class after a failure has cut its backward
+    pass. The rank calls it without arguments, on its main thread, once its process groups work
+    again and torch's models are reset. An exception in it is shown in the heal's report and does
+    not fail the heal. It may use collectives if all ranks have registered it. Outside a rank,
+    `on_heal` does nothing.
 
-    A method is forgotten with its object. A function replaces an earlier one of the same module and
-    name, so that a cell may be run again.
+    A method is unregistered with its object. A function replaces an earlier one of the same module
+    and name, so that a cell may be run again.
 
     Args:
         callback: a function without arguments.

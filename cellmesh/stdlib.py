@@ -2,9 +2,9 @@
 code which patches `time` or `os` does not change them.
 
 User code replaces their functions, for a test or for good: freezegun stops `time.monotonic`,
-``mock.patch`` exchanges `os.kill` or `socket.socket`. What interrupts, releases and heals calls
-these copies instead. ``from time import monotonic`` would not do: freezegun replaces such names in
-every module.
+``mock.patch`` exchanges `os.kill` or `socket.socket`. The code that interrupts, releases and heals
+ranks calls these copies instead. ``from time import monotonic`` does not suffice: freezegun
+replaces such names in every module.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""``cellmesh doctor``: finds out why meshes do not start here, or are slow, and how to mend that.
+"""``cellmesh doctor``: checks why meshes fail to start or are slow on this machine.
 
-Each check looks at one thing and returns a verdict with its remedy. torch and the GPUs' driver are
-probed in a process of their own: both may hang or crash where an installation is broken.
+Each check examines one aspect and returns its status, the finding and a remedy. torch and the GPUs'
+driver are probed in a separate process: both may hang or crash if an installation is broken.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _BASE_TASKS, _TASKS_A_RANK = 20, 10
 _FREE_BYTES, _NO_FREE_BYTES, _SHM_BYTES = 500 * _MB, 5 * _MB, 1000 * _MB
 
 Status = Literal["ok", "warning", "problem"]
-# Status, what there is and what it means, and what to type or to change.
+# Status, the finding and its meaning, and the remedy.
 Answer = tuple[Status, str, str]
 _STYLES: dict[Status, dict[str, Any]] = {
     "ok": {"fg": "green"},
@@ -54,16 +54,16 @@ _STYLES: dict[Status, dict[str, Any]] = {
 
 
 class Torch(msgspec.Struct, frozen=True):
-    """The installed torch.
+    """Properties of the installed torch.
 
     Attributes:
-        import_s: how long the import took, in seconds.
-        num_threads: threads of the process after the import.
-        has_gloo: whether torch.distributed is there, with gloo.
-        nccl: NCCL's version, empty where torch is built without it.
-        cuda: the CUDA that torch was built with, "" for none.
-        num_gpus: GPUs that torch may use (CUDA_VISIBLE_DEVICES).
-        initialized_cuda: whether the import set CUDA up, which spoils forks.
+        import_s: duration of the import, in seconds.
+        num_threads: number of threads of the process after the import.
+        has_gloo: whether torch.distributed is available, with gloo.
+        nccl: version of NCCL; empty if torch is built without it.
+        cuda: version of CUDA that torch was built with; "" for none.
+        num_gpus: number of GPUs that torch may use (CUDA_VISIBLE_DEVICES).
+        initialized_cuda: whether the import initialized CUDA, which forked processes cannot use.
     """
 
     version: str
@@ -77,14 +77,14 @@ class Torch(msgspec.Struct, frozen=True):
 
 
 class Driver(msgspec.Struct, frozen=True):
-    """NVIDIA's driver.
+    """Properties of NVIDIA's driver and its GPUs.
 
     Attributes:
-        version: "" where there is no driver.
-        cuda: the newest CUDA that it runs, (major, minor).
-        gpus: names of all GPUs, whatever CUDA_VISIBLE_DEVICES says.
-        exclusive: whether one takes only one process at a time (compute mode EXCLUSIVE_PROCESS).
-        error: NVML's message where it does not work.
+        version: version of the driver; "" without a driver.
+        cuda: newest version of CUDA that it supports, (major, minor).
+        gpus: names of all GPUs, also those that CUDA_VISIBLE_DEVICES hides.
+        exclusive: whether a GPU accepts one process at a time (compute mode EXCLUSIVE_PROCESS).
+        error: NVML's message if it fails.
     """
 
     version: str = ""
@@ -95,7 +95,7 @@ class Driver(msgspec.Struct, frozen=True):
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """The findings of the probe's process; without torch, the error of its import."""
+    """Result of the probe process: torch, or the error of its import, and the driver."""
 
     torch: Torch | None = None
     error: str = ""
@@ -106,11 +106,11 @@ class Finding(msgspec.Struct, frozen=True):
     """The result of one check.
 
     Attributes:
-        title: the thing that was looked at.
-        status: ``problem``: meshes will not start or not work; ``warning``: something will not, or
-            slowly.
-        text: what there is, and what it means.
-        remedy: what to type or to change; "" where all is well.
+        title: subject of the check.
+        status: ``problem``: meshes do not start or do not work; ``warning``: a feature does not
+            work, or is slow.
+        text: the finding and its meaning.
+        remedy: command to type, or setting to change; "" if there is no problem.
     """
 
     title: str
@@ -121,7 +121,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Host:
-    """This machine, and the number of ranks that it is to run."""
+    """This machine as the checks see it, and the number of ranks that it is to run."""
 
     num_ranks: int
     probe: Probe
@@ -133,12 +133,12 @@ class Host:
 def examine(
     num_ranks: int | None, wants_trial: bool, report: Callable[[str], None]
 ) -> Iterator[Finding]:
-    """Run all checks; a check without something to look at yields nothing.
+    """Run all checks and yield their findings; a check that does not apply here yields none.
 
     Args:
-        num_ranks: how many ranks are meant to run here; None for one a GPU, or one a core.
+        num_ranks: number of ranks that are to run here; None for one per GPU, or one per core.
         wants_trial: whether to start a mesh, if torch can be imported.
-        report: called with what is being looked at.
+        report: called with the name of each step before the step.
     """
     report("importing torch in a process of its own")
     probe = run_probe()
@@ -164,7 +164,7 @@ def _problem(text: str, remedy: str) -> Answer:
 
 
 def check_torch(host: Host) -> Answer:
-    """Check that torch can be imported, and how fast: every start of a mesh does it once."""
+    """Check that torch can be imported, and how fast: every start of a mesh imports it once."""
     torch = host.probe.torch
     if torch is None:
         return _problem(
@@ -278,9 +278,7 @@ def check_calls(host: Host) -> Answer:
 
 
 def check_cores(host: Host) -> Answer:
-    """Count processor cores against what competes for them: ranks, their threads, other
-    processes.
-    """
+    """Compare the number of processor cores with the number of ranks and of their threads."""
     num_cores, num_usable = os.cpu_count() or 1, len(os.sched_getaffinity(0))
     usable = float(num_usable)
     text = plural(num_cores, "core")
@@ -307,7 +305,7 @@ def check_cores(host: Host) -> Answer:
 
 
 def check_memory(host: Host) -> Answer:
-    """Check memory against what ranks take before they hold anything."""
+    """Check that free memory suffices for the ranks before they hold any data."""
     free, total = free_bytes(), psutil.virtual_memory().total
     total = total if host.quota.memory_bytes is None else min(total, host.quota.memory_bytes)
     on_gpus = host.probe.torch is not None and host.probe.torch.num_gpus > 0
@@ -424,7 +422,7 @@ def check_trial(host: Host) -> Answer | None:
     if host.probe.torch is None:
         return None
     try:
-        # What ranks print of an error is no part of the report, which may be JSON.
+        # Output of a failing rank must not mix with the report, which may be JSON.
         with contextlib.redirect_stdout(sys.stderr):
             return _ok(_try_mesh())
     except (CellmeshError, ImportError, TimeoutError, OSError) as error:
@@ -436,9 +434,9 @@ def check_trial(host: Host) -> Answer | None:
 
 
 def _try_mesh() -> str:
-    from .. import start  # of a broken installation, it may fail
+    from .. import start  # fails if the installation is broken
 
-    # Every option is given, so that a project's own have no part in it.
+    # Every option is given, so that those of the project's pyproject.toml do not apply.
     mesh = start(
         2,
         mesh={"dp": 2},
@@ -507,14 +505,14 @@ def echo_findings(findings: Sequence[Finding]) -> None:
 
 
 def run_probe(command: Sequence[str] = _PROBE, timeout_s: float = _PROBE_S) -> Probe:
-    """Probe torch and the driver in a process of their own.
+    """Probe torch and the driver in a separate process.
 
     Args:
-        command: starts it.
-        timeout_s: how long it may take, in seconds.
+        command: command line of that process.
+        timeout_s: time limit, in seconds.
     """
-    # As the agent starts the zygote: OpenBLAS starts its threads when numpy is imported, unless
-    # these variables forbid it.
+    # Like the agent's start of the zygote: OpenBLAS starts its threads when numpy is imported,
+    # unless these variables forbid it.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     try:
         done = subprocess.run(
@@ -546,7 +544,7 @@ def print_probe() -> None:
 
 
 def _probe_torch() -> Torch:
-    """Import torch and look at it; CUDA is left alone."""
+    """Import torch and examine it, without initializing CUDA."""
     started_at = time.perf_counter()
     import torch
     import torch.distributed as dist
@@ -567,7 +565,7 @@ def _probe_torch() -> Torch:
 
 
 def probe_driver() -> Driver:
-    """Return what NVML says of the driver; it needs no CUDA."""
+    """Return the properties of the driver that NVML reports, without CUDA."""
     try:
         import pynvml
     except ImportError:

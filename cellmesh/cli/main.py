@@ -1,4 +1,4 @@
-"""The ``cellmesh`` command: what is running here, how to end it, and what keeps it from running."""
+"""The ``cellmesh`` command: lists the meshes of this machine, ends them, and checks the machine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TICKET_VARIABLE = "CELLMESH_TICKET"
 
 
 class _Commands(click.Group):
-    """A group whose commands' `CellmeshError` is a message and no traceback."""
+    """Click group that shows a `CellmeshError` of its commands as a message without a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -62,7 +62,7 @@ def main(ctx: click.Context) -> None:
 
     \b
     Examples:
-      cellmesh doctor         what this machine can run, and how to mend what it cannot
+      cellmesh doctor         check this machine, and show how to fix problems
       cellmesh ps             the meshes that are running
       cellmesh stop train     end one of them
     """
@@ -77,16 +77,18 @@ def main(ctx: click.Context) -> None:
 def ps(wants_json: bool) -> None:
     """List your meshes on this machine.
 
-    Each with its ranks, mesh dims, the processes of its agent and of its controller (the notebook's
-    kernel or the script that holds it; of a mesh that nobody holds, how long its lease still
-    lasts), its age, the memory of all its processes together, shared pages counted once, and how
-    much of it are segments: large values sent to ranks, and memory kept for the next ones.
+    Each row shows the mesh's ranks, its mesh dims, the processes of its agent and of its controller
+    (the notebook's kernel or the script that holds it; without a controller, the remaining time of
+    the lease), its age, the memory of all its processes together, shared pages counted once, and
+    the part of it that segments take: large values sent to ranks, and memory kept for the next
+    ones.
 
-    A zygote that a notebook keeps for its next mesh is listed as waiting, without ranks. Of a mesh
-    on many hosts, the agents are asked. How many peers its sockets have refused, because they had
-    no key of the mesh, is said below the table.
+    A zygote that a notebook keeps for its next mesh is listed as waiting, without ranks. The state
+    of a mesh on many hosts comes from its agents. Remarks below the table count the peers that a
+    mesh's sockets have refused because they had no key of the mesh.
 
-    What a crash has left of a mesh that is dead is ended and removed, and said.
+    If a mesh is dead after a crash, the command ends its remaining processes, removes its files,
+    and reports this.
 
     \b
     Examples:
@@ -160,8 +162,8 @@ def _complete_names(
 def stop(names: tuple[str, ...], wants_all: bool, timeout_s: float) -> None:
     """Stop meshes: end all their processes and remove their files.
 
-    What their ranks hold in memory is lost. The notebook lives on and may start another mesh. --all
-    also ends the zygotes that notebooks keep for their next meshes.
+    All values in the ranks' memory are lost. The notebook keeps running and may start another mesh.
+    --all also ends the zygotes that notebooks keep for their next meshes.
 
     \b
     Examples:
@@ -190,7 +192,7 @@ def stop(names: tuple[str, ...], wants_all: bool, timeout_s: float) -> None:
 
 def _choose(names: tuple[str, ...], found: list[Found]) -> list[Found]:
     by_name: dict[str, list[Found]] = {}
-    for mesh in found:  # of a mesh on many hosts, this one may have several agents
+    for mesh in found:  # this host may run several agents of one mesh
         by_name.setdefault(mesh.ticket.name, []).append(mesh)
     for name in names:
         if name not in by_name:
@@ -223,12 +225,14 @@ def read_given(
     """Read the ticket that this process was given.
 
     Args:
-        option: a file, or ``-`` for standard input; None if it is elsewhere.
-        environment: of this process; the ticket is removed, so that nothing inherits it.
-        stdin: standard input; a terminal is asked, without an echo.
+        option: path of the ticket's file, or ``-`` for standard input; None to use the environment
+            or, without a ticket there, standard input.
+        environment: environment of this process; the ticket is removed from it, so that no child
+            process inherits it.
+        stdin: standard input; on a terminal, the user is asked for the ticket, without an echo.
 
     Returns:
-        The ticket's text, and whether standard input goes on with orders.
+        The ticket's text, and whether orders follow on standard input.
 
     Raises:
         HostError: the file cannot be read, or others may read it.
@@ -310,12 +314,12 @@ def doctor(
     no_start: bool,
     wants_json: bool,
 ) -> None:
-    """Check what this machine can run, and how to mend it.
+    """Check whether meshes can run on this machine, and show how to fix problems.
 
-    Looks for what makes the start of a mesh fail or a mesh slow: packages, torch and its backends,
-    GPUs, cores, memory, limits, the runtime directory and the loopback, and starts a mesh of 2
-    ranks. Nothing is changed, but that what is left of a mesh whose agent was killed is ended. The
-    exit code is 1 if there is a problem, else 0; a warning is no problem.
+    Checks the causes of failed starts and slow meshes: packages, torch and its backends, GPUs,
+    cores, memory, limits, the runtime directory and the loopback; then starts a mesh of 2 ranks.
+    Nothing is changed, except that remaining processes of a mesh whose agent was killed are ended.
+    The exit code is 1 if there is a problem, else 0; a warning is no problem.
 
     \b
     Examples:

@@ -1,10 +1,11 @@
-"""Finds meshes by their tickets and their states by their processes, and ends them from outside.
+"""Finds meshes by their tickets, determines their states from their processes, and ends them.
 
 A mesh's guardian, agent, zygote and store have the ticket's path among their arguments (as forks of
-one another); ranks and what they start have the mesh's mark in their environment. A process counts
-as one of the mesh's by either, or by being below the agent, and never by its number alone.
+one another); ranks and the processes that they start have the mesh's mark in their environment. A
+process belongs to the mesh if it has either or is a descendant of the agent; its process number
+alone is no proof.
 
-Signals go through pidfds: a pidfd means one process, whatever its number comes to mean.
+Signals are sent through pidfds, as a process number may be reused.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ from ..wire.ticket import Holder, Ticket, find_tickets, read_holder, remove_own_
 # An agent writes its number into the ticket within a second; a loaded machine may need longer.
 STARTING_S = 60.0
 
-# The agent gives ranks a second to leave, then kills them.
+# The agent waits a second for ranks to exit, then kills them.
 PATIENCE_S = 5.0
 _LEAVE_S, _KILL_S, _MAX_ROUNDS = 1.0, 2.0, 4
-# Two hosts may both have mounted one of these; what is on any other, only this machine sees.
+# File systems that several hosts may mount; files on all others are visible to this machine only.
 _SHARED_FILESYSTEMS = (
     "9p afs beegfs ceph cifs fuse.ceph fuse.ceph-fuse fuse.glusterfs fuse.juicefs fuse.sshfs gfs2 "
     "gpfs lustre nfs nfs4 ocfs2 panfs smb3 virtiofs wekafs"
 )
 
-# What the agent's and the zygote's commands import from.
+# The package that the commands of agent and zygote import.
 _PACKAGE = "cellmesh.workers"
 
 State = Literal[
@@ -54,21 +55,21 @@ State = Literal[
 
 @dataclass(frozen=True)
 class Found:
-    """What `cellmesh ps` knows of one mesh: its ticket, and whether its processes run.
+    """A mesh as `cellmesh ps` finds it: its ticket and the state of its processes.
 
     Attributes:
-        ticket: its ticket.
-        state: ``running``; ``detached``: it runs, and nobody is attached; ``starting``: its agent
-            has not signed the ticket yet; ``stale``: nothing of it runs, only its directory is
-            left; ``leftover``: its agent is gone, but not all its processes; ``elsewhere``: its
-            agent is not seen here, and it may run on another host or in a container;
-            ``unheard``: none of its agents on other hosts answers; ``waiting``: it is no mesh, but
-            the zygote that a notebook keeps for its next one; ``broken``: its ticket names what
-            cannot be.
-        pids: its processes; the agent first where it runs.
-        age_s: seconds since it was started.
-        holder: who holds it, or did last; None if that is not known.
-        unheard: of a mesh on many hosts, those whose agents do not answer.
+        ticket: ticket of the mesh.
+        state: ``running``; ``detached``: it runs without a controller; ``starting``: its agent
+            has not signed the ticket yet; ``stale``: none of its processes runs, only its directory
+            exists; ``leftover``: its agent has ended, some other processes have not;
+            ``elsewhere``: its agent is not visible here, and may run on another host or in a
+            container; ``unheard``: none of its agents on other hosts answers; ``waiting``: not a
+            mesh, but the zygote that a notebook keeps for its next one; ``broken``: its ticket has
+            invalid values.
+        pids: process ids of the mesh; the agent's first if it runs.
+        age_s: seconds since the start of the mesh.
+        holder: current or last controller of the mesh; None if unknown.
+        unheard: names of the hosts whose agents do not answer, for a mesh on many hosts.
         problem: why the ticket is broken.
     """
 
@@ -86,30 +87,30 @@ class Found:
         return self.state in ("running", "starting", "detached")
 
     def lease_left_s(self, now: float) -> float | None:
-        """How long the mesh lives without a controller, in seconds; None if one is attached."""
+        """Remaining lease of a mesh without a controller, in seconds; None if one is attached."""
         if self.state != "detached" or self.holder is None:
             return None
         return max(0.0, self.holder.since + self.ticket.lease_s - now)
 
 
 def find_meshes(root: Path) -> list[Found]:
-    """Return the meshes under a root, oldest first.
+    """Return the meshes under a runtime directory, oldest first.
 
     Args:
-        root: as `runtime_root` gives.
+        root: directory of all meshes, as `runtime_root` returns it.
     """
-    # Tickets first: processes that start later than the look at /proc must not be missed as gone.
+    # Tickets are read before /proc: else a mesh that starts in between would look dead.
     tickets = find_tickets(root)
     if not tickets:
         return []
-    # Another host may have put a ticket there, whose processes cannot be seen from here.
+    # Another host may have written a ticket there, and its processes are not visible from here.
     shared = is_shared(root)
     carriers = _carriers(tickets)
     found = []
     for ticket in tickets:
         try:
             found.append(_find(ticket, carriers.get(str(ticket.path), []), root, shared))
-        except Exception as error:  # its values may be any: a key that is none, a port that is none
+        except Exception as error:  # a ticket may hold invalid values, such as a key or a port
             problem = f"{type(error).__name__}: {error}"
             found.append(Found(ticket, "broken", (), 0.0, problem=problem))
     return found
@@ -123,7 +124,7 @@ def _find(ticket: Ticket, pids: list[int], root: Path, shared: bool) -> Found:
             return Found(ticket, "elsewhere", (), age_s)
         return found
     state = classify(ticket, pids, age_s)
-    # Nothing is called stale, and so removed, that may live on another host or in a container.
+    # A stale mesh is removed, so one that may live on another host or in a container is not stale.
     if state == "stale" and (
         shared or not _is_of_here(ticket) or _is_moved(ticket, root) or _answers(ticket)
     ):
@@ -137,9 +138,9 @@ def _find(ticket: Ticket, pids: list[int], root: Path, shared: bool) -> Found:
 
 
 def _find_by_agents(ticket: Ticket) -> Found:
-    """Ask the agents on other hosts, where the mesh's processes are."""
+    """Determine the state of a mesh on many hosts by asking its agents."""
     age_s = max(0.0, time.time() - ticket.created_at)
-    own = read_holder(ticket)  # what the notebook's own listener has refused
+    own = read_holder(ticket)  # counts the peers that the notebook's listener has refused
     if not ticket.agents:  # they are being started by this process
         is_starting = age_s < STARTING_S or psutil.pid_exists(ticket.controller_pid)
         is_starting &= not marks.is_dead(ticket)
@@ -153,17 +154,17 @@ def _find_by_agents(ticket: Ticket) -> Found:
         )
     has_ended = all(each.has_ended for each in standings)
     if psutil.pid_exists(ticket.controller_pid) and ticket.place == this_place():
-        # A firewall that was closed since refuses connections as a host does where nothing listens.
+        # A firewall that was closed since refuses connections like a host without a listener.
         return Found(ticket, "unheard", (), age_s, own, unheard)
     return Found(ticket, "stale" if has_ended else "unheard", (), age_s, None, unheard)
 
 
 def find_waiting(root: Path) -> list[Found]:
-    """Return the zygotes that wait for meshes of notebooks, as meshes without ranks and
+    """Return the zygotes that wait for the next mesh of a notebook, as meshes without ranks and
     directory.
 
     Args:
-        root: as `runtime_root` gives.
+        root: directory of all meshes, as `runtime_root` returns it.
     """
     found = []
     for process in psutil.process_iter():
@@ -201,8 +202,8 @@ def classify(ticket: Ticket, pids: Iterable[int], age_s: float) -> State:
     or is dead.
 
     Args:
-        ticket: its ticket.
-        pids: its processes.
+        ticket: ticket of the mesh.
+        pids: process ids of the mesh on this host.
         age_s: seconds since the ticket was made.
     """
     pids = set(pids)
@@ -233,7 +234,7 @@ def _carriers(tickets: Sequence[Ticket]) -> dict[str, list[int]]:
             arguments = process.cmdline() if process.uids().real == uid else []
             if any(
                 _PACKAGE in argument for argument in arguments
-            ):  # and no editor that has the file open
+            ):  # not an editor that has the ticket open
                 for path in wanted.intersection(arguments):
                     if process.pid not in carriers[path]:
                         carriers[path].append(process.pid)
@@ -284,18 +285,18 @@ def is_shared(path: Path) -> bool:
 def end(found: Found, patience_s: float = PATIENCE_S) -> bool:
     """End a mesh, or a zygote that waits for a notebook's next mesh. Blocks.
 
-    SIGTERM goes to a mesh's agent or to the zygote, SIGKILL to what does not end; a mesh's
-    directory is removed.
+    Sends SIGTERM to the mesh's agent or to the zygote, SIGKILL to processes that do not end, and
+    removes the mesh's directory.
 
     Args:
-        found: as `find_meshes` or `find_waiting` gives.
-        patience_s: how long the agent or zygote may take before it is killed, in seconds.
+        found: mesh or zygote, as `find_meshes` or `find_waiting` returns it.
+        patience_s: time until the agent or zygote is killed, in seconds.
 
     Returns:
-        Whether it ended everything by itself.
+        Whether no process had to be killed.
 
     Raises:
-        HostError: a process or the directory is still there.
+        HostError: a process or the directory still exists.
     """
     if found.state == "waiting":
         return _end_waiting(found, patience_s)
@@ -308,7 +309,7 @@ def end(found: Found, patience_s: float = PATIENCE_S) -> bool:
 def _end_mesh(found: Found, patience_s: float) -> bool:
     ticket = found.ticket
     orderly = True
-    for _ in range(_MAX_ROUNDS):  # what is killed may have forked in between
+    for _ in range(_MAX_ROUNDS):  # a killed process may have forked in between
         with _watched(ticket) as pidfds:
             if not pidfds:
                 break
@@ -330,7 +331,7 @@ def _end_mesh(found: Found, patience_s: float) -> bool:
 def _end_waiting(found: Found, patience_s: float) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(found.pids[0])
-        if process.create_time() == found.ticket.created_at:  # else the number is another's by now
+        if process.create_time() == found.ticket.created_at:  # else the number was reused
             process.terminate()
             try:
                 process.wait(patience_s)
@@ -345,7 +346,7 @@ def sweep(found: Found) -> bool:
     False, and do nothing, for a mesh that is alive.
 
     Raises:
-        HostError: something of it is still there.
+        HostError: a process or the directory still exists.
     """
     if found.state == "leftover" and marks.is_dead(found.ticket):
         return not end(found)
@@ -360,7 +361,7 @@ def _end_processes(agent: int, pidfds: Mapping[int, int], patience_s: float) -> 
         orderly = _wait([pidfds[agent]], patience_s)
         if not orderly:
             _signal(pidfds[agent], signal.SIGKILL)
-    # Each ends by itself when the agent has gone, unless it hangs.
+    # The others end by themselves after the agent, unless they hang.
     if _wait(pidfds.values(), _LEAVE_S):
         return orderly
     for pidfd in pidfds.values():
@@ -371,7 +372,7 @@ def _end_processes(agent: int, pidfds: Mapping[int, int], patience_s: float) -> 
 
 @contextlib.contextmanager
 def _watched(ticket: Ticket) -> Iterator[dict[int, int]]:
-    """Open a pidfd for each process of the mesh: pid -> pidfd."""
+    """Open a pidfd for each process of the mesh, and close them at the end: pid -> pidfd."""
     pidfds: dict[int, int] = {}
     try:
         for pid in processes_of(ticket):
@@ -379,7 +380,7 @@ def _watched(ticket: Ticket) -> Iterator[dict[int, int]]:
                 pidfds[pid] = os.pidfd_open(pid)
             except ProcessLookupError:
                 continue
-        # A number may have changed hands before its pidfd was opened, but not since.
+        # A process number may have been reused before its pidfd was opened, but not since.
         for pid in pidfds.keys() - processes_of(ticket):
             os.close(pidfds.pop(pid))
         yield pidfds

@@ -1,4 +1,4 @@
-"""Writes the commands' tables, findings, progress and JSON; colours only to terminals."""
+"""Writes the tables, progress and JSON of the commands; colours only to terminals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..controller.session.launch.hosts import describe_detours
 from .meshes import Found
 
 _HEADERS = "NAME STATE RANKS MESH AGENT CONTROLLER AGE MEMORY SEGMENTS"
-_NOT_LISTED = ("elsewhere", "broken")  # a remark says it
+_NOT_LISTED = ("elsewhere", "broken")  # mentioned in a remark below the table
 
 
 def as_json(value: Any) -> str:
@@ -25,7 +25,7 @@ def as_json(value: Any) -> str:
 
 
 def printable(text: str) -> str:
-    """Escape what a terminal takes for a command: anybody may have made a ticket's texts."""
+    """Escape control characters, which terminals execute: a ticket's texts are not trusted."""
     return "".join(
         each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode()
         for each in text
@@ -38,10 +38,10 @@ def echo_meshes(
     """Write a table of meshes, and remarks on those that are not running.
 
     Args:
-        rows: each mesh with its memory, and that of the segments which its controller holds, in
-            bytes.
-        swept: names of those whose directories were removed.
-        strange: what is wrong with tickets that cannot be used here.
+        rows: each mesh, the memory of its processes, and the memory of the segments that its
+            controller holds, in bytes.
+        swept: names of the meshes whose directories were removed.
+        strange: problems of the tickets that cannot be used here.
     """
     lines = [
         _row(mesh, *sizes)
@@ -80,9 +80,7 @@ def _row(mesh: Found, memory: int, held: int) -> tuple[str, ...]:
 
 
 def _holder(mesh: Found) -> str:
-    """Return the process of the controller that holds a mesh or, without a controller, for how long
-    the mesh still lives.
-    """
+    """Return the process of a mesh's controller or, without a controller, the remaining lease."""
     left_s = mesh.lease_left_s(time.time())
     if left_s is not None:
         return f"none, {format_seconds(left_s)} left"
@@ -93,7 +91,7 @@ def _holder(mesh: Found) -> str:
 
 
 def _remarks(mesh: Found, swept: bool) -> Iterator[str]:
-    """Yield what a row does not say: why a mesh is not running, and how to end it."""
+    """Yield remarks on a mesh: why it is not running, how to end it, how its hosts are reached."""
     ticket, holder = mesh.ticket, mesh.holder
     name, directory, pids = ticket.name, ticket.directory, ", ".join(map(str, mesh.pids))
     unheard = ", ".join(mesh.unheard)
@@ -130,7 +128,7 @@ def _remarks(mesh: Found, swept: bool) -> Iterator[str]:
         )
     if mesh.living and unheard:
         yield f"{name}: {unheard} does not answer"
-    # By which way its notebook reaches the hosts that are not reached straight.
+    # How the notebook reaches hosts without a direct connection.
     if mesh.living and (ways := describe_detours(ticket.agents)):
         yield f"{name}: {'; '.join(ways)}"
 
@@ -143,10 +141,10 @@ def _short(path: str) -> str:
 
 
 def echo_progress(text: str) -> None:
-    """Show on a terminal what is being done, in a line that the next call replaces.
+    """Show the current step on a terminal, in a line that the next call replaces.
 
     Args:
-        text: what; "" when it is over.
+        text: name of the step; "" when all steps are done.
     """
     if sys.stderr.isatty():
         click.echo(f"\r\x1b[K{text}" + (" ..." if text else ""), nl=False, err=True)

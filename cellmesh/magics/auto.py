@@ -1,5 +1,5 @@
-"""Decides which cells run on ranks; with ``%dist_auto on``, an input transformer sends plain
-cells there.
+"""Decides which cells run on ranks; with ``%dist_auto on``, an input transformer also sends plain
+cells to ranks.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# The cell magic that auto mode puts before a cell; not for people.
+# The cell magic that auto mode puts before a cell; internal.
 AUTO_MAGIC = "_dist_auto_cell"
 
 
-# Magics of IPython's that run the rest of a cell as it stands may come first.
+# IPython's magics that run the rest of a cell unchanged may precede cellmesh's.
 _AROUND = r"(?:\s*%%(?:time|timeit|prun|capture)(?!\w)[^\n]*\n)*"
 _CELL = re.compile(_AROUND + r"\s*%%(dist|dist_profile)(?!\w)([^\n]*)\n")
 _HELP = re.compile(
@@ -25,10 +25,10 @@ class CellForRanks:
     """The source of a cell that runs on ranks, and the ranks that it runs on.
 
     Attributes:
-        source: what they run.
-        begin: where in the cell that begins, in characters.
-        magic: the magic that sends it there; "" in auto mode.
-        line: its options.
+        source: source that the ranks run.
+        begin: offset of the source in the cell, in characters.
+        magic: name of the magic that sends it to ranks; "" in auto mode.
+        line: options of the magic.
     """
 
     source: str
@@ -38,10 +38,10 @@ class CellForRanks:
 
 
 def read_cell(code: str, is_auto: bool) -> CellForRanks | None:
-    """Return a cell as ranks get it; None if it runs in the notebook's own process.
+    """Return a cell in the form that ranks receive; None if it runs in the notebook's own process.
 
     Args:
-        code: as typed.
+        code: source of the cell as typed.
         is_auto: whether auto mode is on.
     """
     match = _CELL.match(code)
@@ -51,8 +51,8 @@ def read_cell(code: str, is_auto: bool) -> CellForRanks | None:
 
 
 def read_help(source: str) -> tuple[str, int] | None:
-    """Return the name that a cell asks help on and the detail (0, 1), if the cell does nothing
-    else: ``x?``, ``??x``.
+    """Return the name and the detail (0, 1) of the help that a cell requests (``x?``, ``??x``);
+    None if the cell does anything else.
     """
     match = _HELP.match(
         "\n".join(line for line in source.splitlines() if not line.lstrip().startswith("#"))
@@ -66,7 +66,7 @@ def make_transformer(is_on: Callable[[], bool]) -> Callable[[list[str]], list[st
     """Return an IPython input transformer that sends plain cells to ranks while auto mode is on.
 
     Args:
-        is_on: whether auto mode is on now.
+        is_on: returns whether auto mode is on.
     """
 
     def send_to_ranks(lines: list[str]) -> list[str]:
@@ -74,8 +74,8 @@ def make_transformer(is_on: Callable[[], bool]) -> Callable[[list[str]], list[st
             return lines
         return [f"%%{AUTO_MAGIC}\n", *lines]
 
-    # `check_complete`, by which a terminal decides whether Enter runs a cell, then looks at what
-    # was typed: a cell magic would need an empty line.
+    # Makes `check_complete`, by which a terminal decides whether Enter runs a cell, examine the
+    # cell as typed: a cell magic would need an empty line.
     send_to_ranks.has_side_effects = True  # type: ignore[attr-defined]
     return send_to_ranks
 
@@ -83,9 +83,10 @@ def make_transformer(is_on: Callable[[], bool]) -> Callable[[list[str]], list[st
 def stays_here(lines: list[str]) -> bool:
     """Return whether a cell runs in the notebook's own process even in auto mode.
 
-    Those do: empty cells, ``%%dist``, ``%%dist_profile`` and ``%%local``, help for magics
-    (``%x?``), searches (``x*?``), and cells that begin with one of our line magics or with what
-    manages extensions. Magics such as ``%%time`` and ``%%capture`` stay with what is below them.
+    This applies to empty cells, ``%%dist``, ``%%dist_profile`` and ``%%local``, help for magics
+    (``%x?``), searches (``x*?``), and cells that begin with one of our line magics or with a magic
+    that manages extensions. Magics such as ``%%time`` and ``%%capture`` run where the rest of their
+    cell runs.
     """
     around = re.match(_AROUND, "\n".join(line.rstrip("\n") for line in lines))
     if around is not None and (below := around.string[around.end() :].strip()):
@@ -104,6 +105,6 @@ def stays_here(lines: list[str]) -> bool:
 
 
 def magics_inside(source: str) -> list[str]:
-    """Return cellmesh's line magics in a cell for ranks, where these magics do not exist."""
+    """Return cellmesh's line magics in a cell for ranks, which do not have these magics."""
     words = (line.split()[0] for line in source.splitlines() if line.strip())
     return [word for word in words if word.startswith("%dist_")]

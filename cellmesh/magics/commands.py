@@ -35,7 +35,7 @@ from .options import Given, parse, unquote
 from .render.profiles import describe_timings, show_profile, show_timeline
 from .render.tables import Table, memory_table, status_table
 
-# How long a cell may wait for the end of a recovery, which takes a fraction of a second.
+# Maximum wait of a cell for the end of a recovery, which takes a fraction of a second.
 _RECOVERY_S = 3.0
 
 
@@ -43,7 +43,7 @@ class Commands:
     """The magics of one IPython shell, and the mesh that they act on.
 
     Args:
-        shell: the notebook's.
+        shell: shell of the notebook.
     """
 
     def __init__(self, shell: InteractiveShell) -> None:
@@ -51,10 +51,10 @@ class Commands:
         self.mesh: Mesh | None = None
         self.is_auto = False
         self.recorder = Recorder(shell)
-        # A cell that has ended before its recovery, and the reply with the note on that.
+        # A cell that has ended before its recovery, and the reply with the recovery's note.
         self._late: tuple[int | None, Reply[str | None]] | None = None
 
-    # ---- a mesh's life
+    # ---- start and end of a mesh
 
     def dist_start(self, options: Given) -> None:
         chosen = {key: value for key, value in options.items() if value not in (None, ())}
@@ -333,13 +333,13 @@ class Commands:
         self._drop()
 
     def tell_left(self) -> None:
-        """Say which meshes live on that this notebook has left, if it holds none."""
+        """Print which meshes this notebook has left running, if it holds none now."""
         if self.mesh is None or not self.mesh.alive:
             for mesh in left_meshes(asks=False):
                 current_sink().status(advise_left(mesh), True)
 
     def keep(self) -> None:
-        """Say that the mesh that runs is kept, and bind its name again if that was deleted."""
+        """Print that the running mesh is kept, and bind its name again if that was deleted."""
         mesh = self._need_mesh()
         self._adopt(mesh)
         current_sink().status(describe_kept(mesh), True)
@@ -347,9 +347,9 @@ class Commands:
     def await_recovery(self, result: ExecutionResult) -> None:
         """Wait, at the end of a cell, until a recovery that the cell has caused is over.
 
-        So the notes on it are among the cell's output: a program that executes a notebook reads
-        none later. The note on a recovery that takes longer is also shown at the end of the next
-        cell by which it is over.
+        The notes on the recovery then belong to the cell's output: a program that executes a
+        notebook reads no later output. The note on a longer recovery is also shown at the end of
+        the first cell that ends after it.
         """
         with contextlib.suppress(CellmeshError, KeyboardInterrupt):
             recovery = self.mesh.rank_set.session.recovery() if self.mesh is not None else None
@@ -361,21 +361,21 @@ class Commands:
                 current_sink().note(f"after In[{count}] had ended: {text}")
 
     def read_cell(self, code: str) -> tuple[CellForRanks, Ranks] | None:
-        """Return a cell that is being typed as ranks would get it, with the ranks; None if no rank
-        would.
+        """Return the source of a cell being typed that ranks would run, and these ranks; None if
+        the cell would not run on ranks.
         """
         cell = read_cell(code, self.is_auto)
         if cell is None or self.mesh is None:
             return None
         try:
             return cell, self._choose(parse(cell.magic, cell.line)) if cell.magic else self.mesh
-        except MeshUsageError:  # the line of options is not whole yet
+        except MeshUsageError:  # the line of options is not complete yet
             return cell, self.mesh
 
-    # ---- inside
+    # ---- helpers
 
     def _help(self, source: str, ranks: Ranks) -> bool:
-        """Show help, if a cell for ranks asks for nothing else (``x?``); return whether it did."""
+        """Show help if a cell for ranks only requests help (``x?``); return whether it did."""
         asked = read_help(source)
         if asked is None:
             return False

@@ -36,7 +36,7 @@ class MagicDisplays:
         }
 
     def register(self, formatter: DisplayFormatter) -> None:
-        """Have an IPython formatter show plots, inspections and meshes as widgets or HTML."""
+        """Make an IPython formatter show plots, inspections and meshes as widgets or HTML."""
         for (module, name), show in self._renderers.items():
             formatter.ipython_display_formatter.for_type_by_name(module, name, show)
         formatter.formatters["text/html"].for_type_by_name(*_MESH, _draw_mesh)
@@ -55,7 +55,7 @@ class MagicDisplays:
 
 
 def _draw_mesh(mesh: Any) -> str | None:
-    """Return an HTML table of what each rank of a mesh does; None if the mesh has ended."""
+    """Return an HTML table of the state of each rank of a mesh; None if the mesh has ended."""
     from .render.tables import doing, mesh_table
 
     states = mesh.states() if mesh.alive else {}
@@ -89,7 +89,7 @@ class Extension:
     """The parts of the extension in one IPython shell: magics, completion, displays, transformer.
 
     Args:
-        shell: where they are registered.
+        shell: shell in which they are registered.
     """
 
     def __init__(self, shell: InteractiveShell) -> None:
@@ -104,9 +104,7 @@ class Extension:
         )
 
     def register(self) -> None:
-        """Register the magics, auto mode's input transformer, and how cellmesh's errors are
-        shown.
-        """
+        """Register the magics, auto mode's input transformer, completion and error display."""
         for name in COMMANDS:
             kind = "line_cell" if name in CELL_MAGICS else "line"
             self._register(name, kind, functools.partial(self._call, name), describe(name))
@@ -127,8 +125,8 @@ class Extension:
             self.commands.tell_left()
 
     def unregister(self) -> None:
-        """Remove from the shell what `register` added. The mesh runs on, for `register` after a
-        ``%reload_ext``; the user is shown that it does unless that follows in the same cell.
+        """Undo `register`. The mesh keeps running, for `register` after a ``%reload_ext``; the user
+        is informed unless that follows in the same cell.
         """
         self.is_registered = False
         self._failures.remove()
@@ -148,7 +146,7 @@ class Extension:
                 del kind[name]
 
     def _tell_left(self, result: object) -> None:
-        """Show, at the end of the cell that has unloaded the extension, that the mesh runs on."""
+        """Print, at the end of the cell that unloads the extension, that the mesh still runs."""
         self._shell.events.unregister("post_run_cell", self._tell_left)
         mesh = self.commands.mesh
         if not self.is_registered and mesh is not None:
@@ -166,7 +164,7 @@ class Extension:
         self._shell.register_magic_function(magic, kind, name)  # type: ignore[arg-type]
 
     def _call(self, name: str, line: str, cell: str | None = None) -> Any:
-        """Run a magic by its line and, if it is a cell's, the rest of the cell."""
+        """Run a magic with its line and, for a cell magic, the rest of the cell."""
         if wants_help(line):
             print(describe(name))
             return None
@@ -185,22 +183,22 @@ class FailureDisplay:
     """Shows failures of ranks and syntax errors of cells in one shell, without frames of cellmesh.
 
     IPython prints exception groups whole. Its slot for a handler of exceptions (`set_custom_exc`)
-    is the user's, and libraries replace the shell's display of tracebacks. So this one stands
-    before ``showtraceback``, which a user's handler and such libraries call, and uses the display
-    of the shell's class.
+    is left to the user, and libraries replace the shell's display of tracebacks. So this class
+    wraps ``showtraceback``, which a user's handler and such libraries call, and uses the display of
+    the shell's class.
 
     Args:
-        shell: the notebook's.
+        shell: shell of the notebook.
     """
 
     def __init__(self, shell: InteractiveShell) -> None:
         self._shell = shell
-        self._before: Callable[..., None] | None = None  # an instance's own, of another library
+        self._before: Callable[..., None] | None = None  # set on the instance by another library
         self._is_on = False
         self._is_in_place = False
 
     def install(self) -> None:
-        """Show failures from now on."""
+        """Start to show failures."""
         self._is_on = True
         if not self._is_in_place:
             self._is_in_place = True
@@ -208,7 +206,7 @@ class FailureDisplay:
             self._shell.showtraceback = self._show  # type: ignore[method-assign]
 
     def remove(self) -> None:
-        """Show failures no longer, and restore the shell's function unless another library has
+        """Stop showing failures, and restore the shell's function unless another library has
         replaced it since.
         """
         self._is_on = False
@@ -242,7 +240,7 @@ class FailureDisplay:
 
 
 def _propose_magic(result: ExecutionResult) -> None:
-    """Name the nearest magic of cellmesh below IPython's error that there is none."""
+    """Print the most similar magic of cellmesh below IPython's error for an unknown magic."""
     error = result.error_in_exec
     found = _NO_MAGIC.search(str(error)) if isinstance(error, UsageError) else None
     if found is None:
@@ -254,8 +252,8 @@ def _propose_magic(result: ExecutionResult) -> None:
 
 
 def load(shell: InteractiveShell) -> None:
-    """Register the extension in an IPython shell, with the mesh and the state that an earlier load
-    has left; loading twice changes nothing.
+    """Register the extension in an IPython shell, with the mesh and state of an earlier load; a
+    second call has no effect.
     """
     extension: Extension | None = getattr(shell, "cellmesh", None)
     if extension is None:
@@ -265,7 +263,7 @@ def load(shell: InteractiveShell) -> None:
 
 
 def unload(shell: InteractiveShell) -> None:
-    """Remove the extension from an IPython shell; its mesh runs on, and a later load has it."""
+    """Remove the extension from an IPython shell; its mesh keeps running for a later load."""
     extension: Extension | None = getattr(shell, "cellmesh", None)
     if extension is not None and extension.is_registered:
         extension.unregister()

@@ -1,5 +1,5 @@
-"""The magics' options: a table of them, read as click's commands; and how a magic's line is read by
-them.
+"""The options of the magics: a table, from which click's commands are made, and the parser of a
+magic's line.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ START_OPTIONS: tuple[click.Parameter, ...] = (
 )
 
 
-# Of these magics, the rest of the cell is what they run.
+# Magics that run the rest of their cell.
 CELL_MAGICS = ("dist", "dist_profile", "local")
 
 # A magic and its summary; an example; its arguments and options. The name of an argument or option,
-# where that is not its flag, stands before it or in parentheses.
+# if it differs from its flag, precedes it or is in parentheses.
 _TABLE = """
 dist_start: Start a mesh of persistent ranks on this machine.
     %dist_start 8 --mesh dp=2,tp=4
@@ -310,19 +310,19 @@ def mark_of(name: str) -> str:
     return "%%" if name in CELL_MAGICS else "%"
 
 
-# A word ends at white space that is not in quotes; a lone quote is a character like any other.
+# A word ends at white space outside of quotes; an unpaired quote is an ordinary character.
 _WORD = re.compile(r"""(?:[^\s'"]|'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|['"])+""")
 
 
 def words_of(line: str) -> list[str]:
-    """Split a magic's line into words, with quotes and escapes left as they stand."""
+    """Split a magic's line into words, with unchanged quotes and escapes."""
     return _WORD.findall(line)
 
 
 def split(line: str) -> list[str]:
     """Split a magic's line into words; quotes stay, as arguments may be Python expressions.
 
-    The value of an option loses the quotes round it.
+    Quotes around the value of an option are removed.
     """
     words = words_of(line)
     for index, word in enumerate(words):
@@ -335,7 +335,7 @@ def split(line: str) -> list[str]:
 
 
 def unquote(word: str) -> str:
-    """Return a word without the quotes round it."""
+    """Return a word without the quotes around it."""
     quoted = len(word) > 1 and word[0] == word[-1] and word[0] in "'\""
     return word[1:-1] if quoted else word
 
@@ -349,11 +349,11 @@ def parse(name: str, line: str) -> dict[str, Any]:
     """Read the options and arguments in a magic's line.
 
     Args:
-        name: the magic.
-        line: what follows it. Quotes are kept: arguments may be Python expressions.
+        name: name of the magic.
+        line: text after the magic. Quotes are kept: arguments may be Python expressions.
 
     Returns:
-        The options by name.
+        Name of each option or argument -> its value.
 
     Raises:
         MeshUsageError: an option is unknown, or its value is of the wrong kind.
@@ -364,7 +364,7 @@ def parse(name: str, line: str) -> dict[str, Any]:
         with command.make_context(name, words) as context:
             return dict(context.params)
     except click.UsageError as e:
-        if isinstance(e, click.NoSuchOption):  # click names several, by the alphabet
+        if isinstance(e, click.NoSuchOption):  # click proposes several, in alphabetical order
             known = [option for each in command.params for option in each.opts]
             near = difflib.get_close_matches(e.option_name, known, n=1)
             e = click.NoSuchOption(e.option_name, possibilities=near)

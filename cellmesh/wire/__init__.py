@@ -1,3 +1,1 @@
-"""The protocol that controller and workers share: messages, framing, payloads, transport,
-tickets.
-"""
+"""The protocol of controller and workers: messages, framing, payloads, transport, tickets."""

@@ -1,4 +1,4 @@
-"""Messages with which a controller attaches to a mesh's agent, and leaves the agent again."""
+"""Messages by which a controller attaches to a mesh's agent and detaches from it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from .verb import Verb
 
 
 class Hello(Verb, frozen=True):
-    """First message of a controller to an agent; until the agent accepts it, the agent reads no
-    other message of that peer.
+    """First message of a controller to an agent, which reads no other message of that peer until it
+    has accepted this one.
 
-    `link` names one controller's link, also across connections that break; `num_received` is how
-    many messages it has taken in from this agent (0 for a new one). `steal` takes the mesh from who
-    holds it. `notebook`: as of `Ticket`.
+    `link` identifies the controller's link, also after a reconnect; `num_received` is the number of
+    messages that the link has received from this agent (0 for a new link). `steal` takes the mesh
+    from its current controller. `notebook`: as in `Ticket`.
     """
 
     key: bytes
@@ -32,12 +32,12 @@ class Hello(Verb, frozen=True):
     notebook: str = ""
 
     def __repr__(self) -> str:
-        return f"<Hello of process {self.pid}>"  # the key is no log's and no traceback's
+        return f"<Hello of process {self.pid}>"  # keeps the key out of logs and tracebacks
 
 
 class Inquire(Verb, frozen=True):
-    """A process that has the mesh's key asks how the mesh stands, or `ends` it, without being its
-    controller.
+    """Request to an agent for the state of the mesh, or to end the mesh (`ends`), from a process
+    that has the mesh's key and is not its controller.
     """
 
     key: bytes
@@ -48,7 +48,7 @@ class Inquire(Verb, frozen=True):
 
 
 class Detach(Verb, frozen=True):
-    """Message to the agent: the controller leaves; the ranks live on for the lease."""
+    """Message to the agent: the controller detaches, and the ranks run until the lease ends."""
 
 
 class RunInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -61,11 +61,12 @@ class RunInfo(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Welcome(Verb, frozen=True):
-    """Answer to `Hello`: the agent accepts the controller, and says what happened before.
+    """Answer to `Hello`: the agent accepts the controller, and reports the state of the mesh.
 
-    `num_received` is how many messages the agent has received from this link; `next_run` is above
-    every run that the mesh has seen; `runs` are in flight; `num_dropped_bytes` of output were
-    dropped while no controller was attached. The kept messages follow.
+    `num_received` is the number of messages that the agent has received from this link; `next_run`
+    is greater than the numbers of all runs so far; `runs` are the runs in flight;
+    `num_dropped_bytes` of output were dropped while no controller was attached. The messages that
+    the agent has kept follow.
     """
 
     protocol: int
@@ -81,8 +82,8 @@ class Welcome(Verb, frozen=True):
 
 
 class Standing(Verb, frozen=True):
-    """What an agent answers to `Inquire`, with the `SetAgents` that it was sent last, and the runs
-    in flight.
+    """Answer of an agent to `Inquire`: its controller, the last `SetAgents` that it received, and
+    the runs in flight.
     """
 
     agent_pid: int
@@ -92,9 +93,9 @@ class Standing(Verb, frozen=True):
 
 
 class SetAgents(Verb, frozen=True):
-    """Note where the agents of the mesh are, for controllers whose copy of the ticket is older.
+    """Give an agent the addresses of all agents, for controllers with an older copy of the ticket.
 
-    `revision`: how often they have changed; `num_resizes`: as of the ticket.
+    `revision`: number of changes of the agents so far; `num_resizes`: as in the ticket.
     """
 
     agents: tuple[Host, ...]
@@ -103,7 +104,7 @@ class SetAgents(Verb, frozen=True):
 
 
 class Refused(Verb, frozen=True):
-    """Answer to `Hello`: the agent does not accept the controller, for this reason."""
+    """Answer to `Hello`: the agent does not accept the controller; `reason` explains why."""
 
     reason: str
 

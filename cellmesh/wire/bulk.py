@@ -1,9 +1,9 @@
-"""Transfers segments between hosts: cut into chunks on one side, put together on the other.
+"""Transfers shared-memory segments between hosts, in chunks that the receiver joins.
 
-The message that names a segment travels first, and waits at its destination until the segment has
-arrived whole; the chunks follow, no more at a time than arrive within a fraction of a second, so
-that no other message is long behind them. What a rank is to do or has said after that message waits
-with it; whatever concerns other ranks, and control messages, do not.
+The message that names a segment travels first, and waits at its destination until the whole segment
+has arrived. The chunks follow, no more in flight than arrive within a fraction of a second, so that
+they delay no other message for long. Later messages to or from the same ranks wait behind that
+message; messages of other ranks and control messages do not.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from .messages import Interrupt, Release
 from .segments import Memfd, SegmentFrame, describe_bytes
 from .values import Chunk
 
-# How many bytes may be under way: at the least, and at the most.
+# Least and largest size of the window: bytes that may be in flight.
 MIN_WINDOW_BYTES, MAX_WINDOW_BYTES = 64 << 10, 16 << 20
 _MIN_CHUNK_BYTES, _MAX_CHUNK_BYTES = 32 << 10, 1 << 20
-# So much later than on an idle link a chunk may be acknowledged before the window is made smaller,
-# and so much before it is not made larger.
+# Delay of an acknowledgement beyond that of an idle link: below the first the window grows, above
+# the second it shrinks.
 _LATE_S, _LATER_S = 0.1, 0.2
 
 
 class Window:
-    """Bounds how many bytes of chunks may be in flight: as many as delay what is sent behind them
-    by a tenth of a second.
+    """Bounds the bytes of chunks in flight so that messages behind them are delayed by a tenth of a
+    second.
 
     Attributes:
-        num_bytes: the bound.
+        num_bytes: the bound, in bytes.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Window:
         self._least_s = math.inf
 
     def note(self, num_bytes: int, took_s: float) -> None:
-        """Note how long it took until so many bytes were acknowledged."""
+        """Adapt the bound to the time that passed until these bytes were acknowledged."""
         self._least_s = min(self._least_s, took_s)
         late_s = took_s - self._least_s
         if late_s > _LATER_S:
@@ -64,10 +64,10 @@ class _Transfer:
 
 
 class Sender:
-    """Cuts segments into chunks, one of each in turn.
+    """Cuts segments into chunks and sends one chunk of each segment in turn.
 
-    The chunks are messages of a `Reliable` each, which sends them again after a broken connection,
-    and reports their acknowledgement.
+    Each chunk is a message of a `Reliable`, which sends it again after a broken connection and
+    reports its acknowledgement.
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class Sender:
 
     @property
     def num_bytes(self) -> int:
-        """How many bytes of segments are still to be sent."""
+        """Number of bytes of segments that are still to be sent."""
         return sum(transfer.num_left for transfer in self._transfers.values())
 
     @property
@@ -93,8 +93,8 @@ class Sender:
         """Queue a segment, to be sent in chunks.
 
         Args:
-            frame: of the segment, which is kept open.
-            ranks: whose it is, or who read it.
+            frame: frame that names the segment and keeps it open.
+            ranks: the rank that sends the segment, or the ranks that will read it.
         """
         self._transfers[frame.ref.loan] = _Transfer(frame, ranks, frame.num_bytes)
 
@@ -140,7 +140,7 @@ class _Item:
     parcel: Parcel[Any]
     ranks: set[int]
     run: int
-    loan: int | None  # of the segment that it waits for
+    loan: int | None  # number of the segment that it waits for
 
 
 @dataclass
@@ -152,11 +152,12 @@ class _Arriving:
 
 
 class Arrivals:
-    """Puts segments from another host together, and holds back each rank's messages until then.
+    """Joins the chunks of segments from another host, and holds back messages until the segments
+    before them are complete.
 
     Args:
-        why_interrupted: why a segment is missing whose run was interrupted.
-        name: what ``/proc`` shows of the segments.
+        why_interrupted: text of the error for a segment whose run was interrupted.
+        name: name of the segments in ``/proc``.
     """
 
     def __init__(self, why_interrupted: str, name: str) -> None:
@@ -171,16 +172,16 @@ class Arrivals:
     def admit(
         self, parcel: Parcel[Any], ranks: Collection[int], run: int = -1, has_segment: bool = False
     ) -> list[Parcel[Any]]:
-        """Add a message, which is held back while its segment, or an earlier one's, is missing.
+        """Add a message; hold it back until its segment and those of earlier messages are complete.
 
         Args:
             parcel: the message.
-            ranks: whose order it keeps.
-            run: that it belongs to.
-            has_segment: its last frame names a segment, which is still to arrive.
+            ranks: the message stays behind earlier messages of these ranks.
+            run: number of the message's run; -1 for none.
+            has_segment: whether its last frame names a segment that has yet to arrive.
 
         Returns:
-            The messages that wait for nothing: this one, or none.
+            The messages that need not wait: this one, or none.
         """
         if not (has_segment or self._items):
             return [parcel]
@@ -197,7 +198,7 @@ class Arrivals:
         return self._pop()
 
     def take(self, verb: Chunk, data: Frame) -> list[Parcel[Any]] | None:
-        """Add a chunk; return messages that need no further one, or None if no message needs it."""
+        """Add a chunk; return the messages that it completes, or None if no message needs it."""
         if verb.loan not in self._arriving:
             return None
         arriving = self._arriving[verb.loan]
@@ -217,19 +218,19 @@ class Arrivals:
         return self._pop()
 
     def interrupt(self, frames: Sequence[Frame]) -> list[Parcel[Any]]:
-        """Give up waiting for segments of the runs that a message for control threads interrupts or
-        releases; return the messages that are held back no more.
+        """Give up waiting for segments of the runs that a control message interrupts or releases;
+        return the messages that are no longer held back.
         """
         verbs = [verb for verb, _ in self._control.decode(frames)]
         runs = {verb.run for verb in verbs if isinstance(verb, Interrupt | Release)}
         return self._abandon([item for item in self._items if item.run in runs], "")
 
     def abandon(self, why: str) -> list[Parcel[Any]]:
-        """Give up waiting for all segments, as they will not arrive."""
+        """Give up waiting for all segments, which will not arrive; return the held messages."""
         return self._abandon(list(self._items), why)
 
     def forget(self, rank: int) -> list[Parcel[Any]]:
-        """Drop messages to a rank that has died; return those that waited only behind them."""
+        """Drop the messages of a dead rank; return the messages that waited only behind these."""
         for item in self._items:
             item.ranks.discard(rank)
             if not item.ranks and item.loan is not None:
@@ -251,7 +252,7 @@ class Arrivals:
         _finish(item, msgspec.msgpack.encode(missing))
 
     def _pop(self) -> list[Parcel[Any]]:
-        """Remove and return, in order, the messages that are held back no more."""
+        """Remove and return, in order, the messages that are no longer held back."""
         blocked: set[int] = set()
         waiting: list[_Item] = []
         ready: list[Parcel[Any]] = []
@@ -271,7 +272,7 @@ def _finish(item: _Item, frame: Frame) -> None:
 
 
 def _why_not(num_bytes: int) -> str:
-    """Return why a value of so many bytes is not accepted; "" if it is."""
+    """Return why a value of this size, in bytes, is not accepted; "" if it is."""
     if num_bytes < limits.CHECKED_BYTES or num_bytes <= (free := limits.free_bytes()):
         return ""
     return (

@@ -32,7 +32,7 @@ from .messages import (
 
 V = TypeVar("V")
 Frame = bytes | bytearray | memoryview
-# A frame that declares more than this is refused before memory is asked for.
+# A frame that declares more than this is refused before memory is allocated.
 MAX_FRAME_BYTES = 16 << 30
 
 _encoder = msgspec.msgpack.Encoder()
@@ -45,8 +45,8 @@ class Parcel(NamedTuple, Generic[V]):
     buffers: tuple[Frame, ...] = ()
 
 
-# As ``Parcel(*...)``, without the Python call that a NamedTuple's constructor is: for the path of a
-# call.
+# Like ``Parcel(*...)``, without the Python call of a NamedTuple's constructor, which slows down
+# each message.
 make_parcel: Callable[[tuple[Any, tuple[Frame, ...]]], Parcel[Any]] = functools.partial(
     tuple.__new__, Parcel
 )
@@ -68,7 +68,7 @@ def encode(parcels: Iterable[Parcel[Any]]) -> list[Frame]:
         frames.extend(buffers)
     try:
         frames[0] = _encoder.encode(verbs)
-    except UnicodeEncodeError:  # user code may print what is no Unicode
+    except UnicodeEncodeError:  # user code may print lone surrogates
         frames[0] = _encoder.encode([_without_surrogates(verb) for verb in verbs])
     return frames
 
@@ -101,7 +101,7 @@ class Codec(Generic[V]):
 
     Args:
         union: the union of verbs that may be received.
-        peer: who sends them, for errors.
+        peer: name of the sender, for error messages.
     """
 
     def __init__(self, union: Any, peer: str) -> None:
@@ -118,7 +118,7 @@ class Codec(Generic[V]):
             Verbs with their buffers, in order.
 
         Raises:
-            ProtocolError: the message is not one of this direction's.
+            ProtocolError: the message is not valid in this direction.
         """
         parcels: list[Parcel[V]] = []
         at = 0

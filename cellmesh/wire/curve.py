@@ -1,12 +1,13 @@
 """CURVE for ZeroMQ's TCP sockets: keys made for each mesh, and an allow-list of peers' keys.
 
-ZeroMQ's CurveZMQ (rfc.zeromq.org/spec/26) encrypts and authenticates both sides; which clients a
-server accepts is asked over ZAP (rfc.zeromq.org/spec/27), before a byte of theirs is handed on.
+ZeroMQ's CurveZMQ (rfc.zeromq.org/spec/26) encrypts and authenticates both sides; over ZAP
+(rfc.zeromq.org/spec/27) ZeroMQ asks the server whether to accept a client, before it hands on a
+byte of the client's.
 
-Refused peers are counted from the events of ZeroMQ's monitor. ZeroMQ says by its descriptor which
-connection was accepted and which has ended, but not which one has passed the handshake, and says
-nothing of a peer that does not speak its protocol at all. So a connection that ends counts as
-refused unless it is one of those that have passed.
+Refused peers are counted from the events of ZeroMQ's monitor. These give the descriptors of
+accepted and of ended connections, but not of connections that have passed the handshake, and
+nothing about a peer that does not use ZeroMQ's protocol. So a connection that ends counts as
+refused unless it has passed the handshake.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _HANDSHAKE_MS = 5000
 
 @dataclass(frozen=True)
 class KeyPair:
-    """A key pair of CURVE's, in Z85."""
+    """A public and a secret key of CURVE, in Z85."""
 
     public: str
     secret: Secret
@@ -40,12 +41,12 @@ def new_keys() -> KeyPair:
 
 
 def public_of(secret: Secret) -> str:
-    """Return the public key of a secret one."""
+    """Return the public key that belongs to a secret key."""
     return str(zmq.curve_public(secret.encode()).decode())
 
 
 def serve_curve(socket: zmq.Socket[bytes], own: KeyPair) -> None:
-    """Have a socket accept peers that know its public key; an `AllowList` says which of them."""
+    """Make a socket a CURVE server; an `AllowList` selects the clients that it accepts."""
     socket.setsockopt(zmq.CURVE_SERVER, 1)
     socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret.encode())
     socket.setsockopt(zmq.CURVE_PUBLICKEY, own.public.encode())
@@ -54,7 +55,7 @@ def serve_curve(socket: zmq.Socket[bytes], own: KeyPair) -> None:
 
 
 def use_curve(socket: zmq.Socket[bytes], own_secret: Secret, server_public: str) -> None:
-    """Have a socket connect to the server with this public key only."""
+    """Make a socket a CURVE client that connects only to the server with this public key."""
     socket.setsockopt(zmq.CURVE_SERVERKEY, server_public.encode())
     socket.setsockopt(zmq.CURVE_SECRETKEY, own_secret.encode())
     socket.setsockopt(zmq.CURVE_PUBLICKEY, public_of(own_secret).encode())
@@ -62,11 +63,11 @@ def use_curve(socket: zmq.Socket[bytes], own_secret: Secret, server_public: str)
 
 
 class AllowList:
-    """Answers ZeroMQ's questions whether a client may connect; make it before the server binds.
+    """Answers ZeroMQ's requests to admit a client; has to be created before the server binds.
 
     Args:
-        context: of the server's socket.
-        public_keys: of the clients that may (Z85).
+        context: ZeroMQ context of the server's socket.
+        public_keys: public keys of the clients to admit (Z85).
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], public_keys: Collection[str]):
@@ -75,11 +76,11 @@ class AllowList:
         self._socket.bind(_ZAP)
 
     def fileno(self) -> int:
-        """The descriptor to poll; it reports changes only, so `serve` until nothing is there."""
+        """Return the descriptor to poll; it reports only changes: call `serve` after each."""
         return int(self._socket.getsockopt(zmq.FD))
 
     def serve(self) -> None:
-        """Answer all questions that have arrived."""
+        """Answer all requests that have arrived."""
         while int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             version, request, _, _, _, mechanism, *credentials = self._socket.recv_multipart()
             is_allowed = mechanism == b"CURVE" and credentials[0] in self._allowed
@@ -91,16 +92,16 @@ class AllowList:
         self._socket.close(linger=0)
 
 
-# What a monitor that `PeerMonitor` reads has to watch.
+# The events that `PeerMonitor` needs from a socket's monitor.
 WATCHED = zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 
 @dataclass
 class Handshakes:
-    """The connections of one socket. Pure.
+    """Counts the connections of one socket that fail the handshake; does no I/O.
 
     Attributes:
-        num_refused: how many have ended without a handshake.
+        num_refused: number of connections that ended without a handshake.
     """
 
     num_refused: int = 0
@@ -127,7 +128,7 @@ class Handshakes:
             self._settle()
 
     def _settle(self) -> None:
-        if self._num_passed > len(self._pending):  # one that has ended, and was counted, had passed
+        if self._num_passed > len(self._pending):  # a connection counted as refused had passed
             self._num_passed -= 1
             self.num_refused -= 1
         if self._num_passed == len(self._pending):
@@ -137,30 +138,30 @@ class Handshakes:
 
 
 class PeerMonitor:
-    """Follows the connections of a bound socket.
+    """Follows the connections of a bound socket and counts refused peers.
 
     Args:
         socket: the socket.
-        monitor: on which ZeroMQ reports its `WATCHED` events, if that was made before.
+        monitor: the socket's monitor of `WATCHED` events, if one exists already.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes] | None = None) -> None:
         self._socket = socket
         self._monitor = monitor or socket.get_monitor_socket(WATCHED)
         self._handshakes = Handshakes()
-        self.hear()  # its descriptor reports changes since the last look only
+        self.hear()  # the descriptor reports only changes since the last read
 
     @property
     def num_refused(self) -> int:
-        """How many peers were refused: without a key, with a wrong one, with one of no list."""
+        """Number of refused peers: without a key, with a wrong one, or with one not on the list."""
         return self._handshakes.num_refused
 
     def fileno(self) -> int:
-        """Return the descriptor to poll, upon which `hear` has something to do."""
+        """Return the descriptor to poll; if it is readable, `hear` must be called."""
         return int(self._monitor.getsockopt(zmq.FD))
 
     def hear(self) -> bool:
-        """Take in all events; return whether a connection has ended."""
+        """Read all events; return whether a connection has ended."""
         have_ended = False
         while int(self._monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             event, _ = self._monitor.recv_multipart()

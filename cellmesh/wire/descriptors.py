@@ -1,4 +1,4 @@
-"""Waits for descriptors, however large their numbers, and makes room for more of them."""
+"""Waits for file descriptors of any number, and raises the limit of open files."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import resource
 import select
 from collections.abc import Iterable
 
-# What one more host takes of a process: the pipes of its command, its connections, and those that
-# are tried out while it starts.
+# Descriptors that a process needs for one more host: the pipes of its command, its connections, and
+# the connections that are tried out during its start.
 FILES_A_HOST = 16
 
 
 def wait_readable(descriptors: Iterable[int], timeout_s: float | None = None) -> list[int]:
-    """Wait until a descriptor can be read or has hung up; return those that can.
+    """Wait until a descriptor is readable or has hung up; return all such descriptors.
 
-    Not by ``select(2)``, which takes no descriptor from 1,024 on.
+    Uses ``poll(2)``, as ``select(2)`` takes no descriptor from 1,024 on.
 
     Args:
-        descriptors: to wait for.
-        timeout_s: how long; None for as long as it takes.
+        descriptors: file descriptors to wait for.
+        timeout_s: time limit, in seconds; None for no limit.
     """
     poll = select.poll()
     for number in descriptors:
@@ -29,17 +29,16 @@ def wait_readable(descriptors: Iterable[int], timeout_s: float | None = None) ->
 
 
 def make_room(num_more: int) -> int:
-    """Raise the soft limit of open files, as far as the hard one goes, so that so many more may be
+    """Raise the soft limit of open files, at most to the hard one, so that `num_more` can be
     opened.
 
-    No further than that: there are programs that look at each number below the soft limit, which
-    they inherit.
+    No further than that: some programs visit each number below the soft limit, which they inherit.
 
     Args:
-        num_more: how many.
+        num_more: number of files to be opened besides the open ones.
 
     Returns:
-        The soft limit before.
+        The previous soft limit.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
@@ -52,9 +51,7 @@ def make_room(num_more: int) -> int:
 
 
 def limit_child(pid: int, soft: int) -> None:
-    """Give a process that was just started the soft limit of open files that `make_room` has
-    returned.
-    """
+    """Set a new process's soft limit of open files to the one that `make_room` has returned."""
     with contextlib.suppress(OSError):  # it has ended
         hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)[1]
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))

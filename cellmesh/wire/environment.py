@@ -1,6 +1,4 @@
-"""The environment variables of a mesh's ranks: those that users pass on, and the one that chooses
-GPUs.
-"""
+"""Environment variables of ranks: variables that users pass on, and the one that selects GPUs."""
 
 from __future__ import annotations
 
@@ -11,14 +9,14 @@ import msgspec
 from ..errors import HostError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-# By which gloo, TensorPipe and NCCL choose their interface. A chosen one comes before what a site's
-# profile says; one that was found by the route does not.
+# Variables by which gloo, TensorPipe and NCCL choose their interface. An interface that the user
+# chose overrides a site's profile; one that was found by the route does not.
 SOCKET_INTERFACES = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-# What Slurm gives to a step or a job, as numbers of the host's GPUs. It sets `VISIBLE` as well,
-# unless a site has turned that off.
+# Variables with the numbers of the host's GPUs that Slurm has given to a step or a job. Slurm sets
+# `VISIBLE` as well, unless a site has turned that off.
 _GIVEN_BY_SLURM = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
-# Each rank has a value of its own, or one that the mesh depends on. (OMP_NUM_THREADS, which the
-# mesh sets as well, is taken from what users pass on.)
+# Variables that users cannot pass on: each rank has its own value, or the mesh depends on it.
+# (OMP_NUM_THREADS, which the mesh sets as well, may be passed on.)
 SET_BY_MESH = frozenset(
     {
         "RANK",
@@ -43,11 +41,11 @@ SET_BY_MESH = frozenset(
 
 
 class Surroundings(msgspec.Struct, frozen=True, array_like=True):
-    """What ranks that are forked from now on have otherwise than their zygote.
+    """Differences in environment and working directory between new ranks and their zygote.
 
     Attributes:
-        environment: variables and their values; None for one that is removed.
-        cwd: the working directory; empty for the zygote's.
+        environment: variable -> its value; None to remove the variable.
+        cwd: working directory; empty for the zygote's.
     """
 
     environment: dict[bytes, bytes | None] = {}
@@ -64,14 +62,14 @@ def choose_gpus(asked: Sequence[str] | None, environment: Mapping[str, str]) -> 
     """Choose which GPUs the ranks of this host see, among those that an engine has given to it.
 
     Args:
-        asked: indices into what was given, or UUIDs; None for all that was given.
-        environment: of the agent, or of the notebook on one host.
+        asked: indices into the given GPUs, or UUIDs; None for all given GPUs.
+        environment: environment of the agent, or of the notebook for a mesh on one host.
 
     Returns:
-        What to add to the ranks' environment.
+        Variables to add to the ranks' environment.
 
     Raises:
-        HostError: an index is beyond what was given.
+        HostError: an index exceeds the number of given GPUs.
     """
     source = next((name for name in (VISIBLE, *_GIVEN_BY_SLURM) if name in environment), "")
     text = environment.get(source, "")

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-# One place may fail with every message: its first reports are enough.
+# The same line may fail with every message: its first reports are enough.
 _MAX_REPORTS = 3
 
 
@@ -18,12 +18,12 @@ class Faults:
     """Catches, counts and reports exceptions of the functions that one loop calls.
 
     Args:
-        owner: what goes on, as a report names it.
-        report: given each report; what it raises is dropped.
+        owner: name of the loop's owner in reports, such as ``the mesh's agent``.
+        report: called with the text of each report; its exceptions are ignored.
 
     Attributes:
-        num: how many there were.
-        last: the last of them; None before the first.
+        num: number of caught exceptions.
+        last: last caught exception; None before the first.
     """
 
     def __init__(self, owner: str, report: Callable[[str], object]) -> None:
@@ -35,7 +35,7 @@ class Faults:
         )
 
     def attempt(self, function: Callable[[], T], otherwise: T) -> T:
-        """Return a function's result, or `otherwise` if it raises; the exception is reported."""
+        """Return a function's result; if it raises, report the exception and return `otherwise`."""
         try:
             return function()
         except Exception as error:
@@ -50,9 +50,7 @@ class Faults:
             self.take(error)
 
     def take(self, error: BaseException) -> None:
-        """Report an exception, unless exceptions raised at the same line have been reported often
-        enough.
-        """
+        """Report an exception, unless enough exceptions of the same line have been reported."""
         path = tuple(
             (frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)
         )

@@ -1,4 +1,4 @@
-"""Messages that make and heal ranks' process groups, and counts of operations on each."""
+"""Messages that make and rebuild ranks' process groups, and counts of operations on each."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class Begun(msgspec.Struct, frozen=True, array_like=True):
     """A collective that a rank has begun on a group.
 
     Attributes:
-        number: of the group's collectives on that rank, from 1.
-        name: as ``torch.distributed`` calls it.
-        num_elements: of the tensor that has to be as large on every rank; -1 if there is none.
-        dtype: of that tensor, "" if there is none.
-        root: the mesh's rank that all others send to or receive from; -1 if there is none.
+        number: number of the collective among the group's collectives on that rank, from 1.
+        name: name of the function in ``torch.distributed``.
+        num_elements: size of the tensor whose size must be equal on all ranks; -1 without one.
+        dtype: dtype of that tensor; "" without one.
+        root: global rank that all others send to or receive from; -1 without a root.
     """
 
     number: int
@@ -31,9 +31,10 @@ class InFlight(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         group: torch's name of the process group.
-        name: as ``torch.distributed`` calls it.
-        number: of the group's collectives on that rank, or of its messages to or from `peer`.
-        peer: of a message, the mesh's rank; -1 of a collective, and of a receive from any rank.
+        name: name of the function in ``torch.distributed``.
+        number: number of the operation among the group's collectives on that rank, or among the
+            rank's messages to or from `peer`.
+        peer: global rank of a message's other side; -1 for a collective or a receive from any rank.
     """
 
     group: str
@@ -44,7 +45,7 @@ class InFlight(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GroupCount(msgspec.Struct, frozen=True, array_like=True):
-    """Number of operations that a rank began on a process group since it was made or healed."""
+    """Numbers of operations that a rank began on a process group since it was made or healed."""
 
     name: str  # torch's name of the group
     ranks: tuple[int, ...]  # its members; () for all ranks
@@ -65,16 +66,16 @@ class SetMesh(WorkVerb, frozen=True):
 
 
 class Heal(WorkVerb, frozen=True):
-    """Ask ranks to rebuild, in place, each process group whose members are all among `ranks`; a
-    collective of these.
+    """Ask `ranks` to rebuild, in place, each process group whose members are all among them; a
+    collective of these ranks.
 
     A rank does this before work that it holds back. `generation` has not been used before in this
-    mesh. A rank without groups (a `Respawn`) first makes those of `blueprint` (`Blueprint`); with
-    an empty one it makes the mesh's own, of these dims. `store_port` is where the c10d store
-    listens now (0: as before), at `store_address` ("": as before). `num_resizes` is how often the
-    mesh has got another number of ranks, and `layout` how many ranks each host has: a rank whose
-    groups are of an earlier size drops them, and makes the mesh's own. `keeps_groups`: the groups
-    stand, and only models that an unfinished step has left half done are reset.
+    mesh. A rank without groups (a `Respawn`) first makes the groups of `blueprint` (`Blueprint`);
+    with an empty one it makes the mesh's own, of these dims. The c10d store listens on `store_port`
+    (0: as before) of `store_address` ("": as before). `num_resizes` is the number of resizes of the
+    mesh so far, and `layout` the number of ranks of each host: a rank whose groups are of an
+    earlier size drops them, and makes the mesh's own. `keeps_groups`: the groups are kept, and only
+    models that an interrupted step has half updated are reset.
     """
 
     run: int
@@ -97,18 +98,18 @@ class Describe(Verb, frozen=True):
 
 
 class Blueprint(Verb, frozen=True):
-    """A rank's answer to `Describe`: data, read by ranks only, to make its groups again."""
+    """A rank's answer to `Describe`: data from which another rank makes the same process groups."""
 
     request: int
     data: bytes
 
 
 def label_of(description: str, ranks: tuple[int, ...]) -> str:
-    """Return what users call a process group: a mesh dim, the default group, or its ranks.
+    """Return the name of a process group for users: a mesh dim, the default group, or its ranks.
 
     Args:
         description: torch's ``group_desc``.
-        ranks: the group's members, () for all.
+        ranks: ranks of the group's members; () for all.
     """
     if description == "default_pg":
         return "the default group"

@@ -1,4 +1,4 @@
-"""Holds back signals of the main thread while it does what their handlers must not cut in half."""
+"""Delays signal handlers while the main thread runs code that they must not interrupt."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from threading import get_ident, main_thread
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-# As `signal.signal` and `signal.getsignal`, which make enums of what they are given and give.
+# Like `signal.signal` and `signal.getsignal`, without their conversions to enums.
 _signal = importlib.import_module("_signal")
 _set_handler: Callable[[int, Any], Any] = _signal.signal
 _handler_of: Callable[[int], Any] = _signal.getsignal
-# The standard ones, but for SIGINT, which is the rank's own.
+# The standard signals except SIGINT, which the rank handles itself.
 _SIGNALS = tuple(number for number in range(1, 32) if number != int(_signal.SIGINT))
 
 
 class HeldSignals:
-    """Holds back, once and on the main thread, signals other than SIGINT that have a Python
-    handler; does nothing on other threads.
+    """Context manager, for one use, that delays signals other than SIGINT with a Python handler on
+    the main thread; does nothing on other threads.
     """
 
     def __init__(self) -> None:
         self._held: list[tuple[int, Any]] = []  # signal, its handler
         self._noted: list[int] = []
         self._is_main = get_ident() == main_thread().ident
-        self._note_signal = self._note  # one object: it is compared
+        self._note_signal = self._note  # one object, as handlers are compared
 
     def __enter__(self) -> None:
         if not self._is_main:
@@ -38,7 +38,7 @@ class HeldSignals:
                 if callable(handler):
                     self._held.append((number, handler))
                     _set_handler(number, self._note_signal)
-        except BaseException:  # of a handler, before its signal was held
+        except BaseException:  # from a handler, before its signal was held
             self._restore()
             raise
 
@@ -47,7 +47,7 @@ class HeldSignals:
             return
         handlers = tuple(self._held)
         self._restore()
-        if self._noted:  # asked only now: a signal may have come up to the last moment
+        if self._noted:  # checked last, as a signal may arrive until now
             self._handle(self._noted.copy(), dict(handlers))
 
     def _handle(self, noted: list[int], handlers: dict[int, Any]) -> None:
@@ -77,12 +77,12 @@ class HeldSignals:
 
 
 def hold_back(act: Callable[[], T], report: Callable[[BaseException], object]) -> T:
-    """Do something, on a rank's main thread, that handlers of user code's signals must not cut in
-    half: a timer's handler that raises. SIGINT is the rank's own.
+    """Run a function on a rank's main thread, and delay signal handlers of user code, such as a
+    timer's, until it returns. SIGINT is not delayed: the rank handles it itself.
 
     Args:
-        act: what to do.
-        report: given what handlers raise before `act` begins, and after it.
+        act: function to run.
+        report: called with each exception that a handler raises before `act` begins or after it.
     """
     held = HeldSignals()
     raised: list[BaseException] = []

@@ -1,7 +1,7 @@
-"""Identifies hosts and processes, as a ticket may be of another host, and a process number may be
-in use again; compares the versions that hosts have installed, as a mesh needs the same on all.
+"""Identifies hosts and processes, and compares the versions of packages that hosts have installed.
 
-Process numbers are used again, and a home directory may be shared by hosts and containers.
+Process numbers are reused, and hosts and containers may share a home directory: a ticket may be
+another host's. All hosts of a mesh need the same versions.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import msgspec
 
 
 class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Host, boot and PID namespace of a process: what two processes must share for one to address
-    the other by its process number.
+    """Host, boot and PID namespace of a process; two processes can address each other by process
+    number only if all three are equal.
 
     Attributes:
-        host: the host's name.
-        boot: identity of the host's uptime.
-        pid_namespace: of process numbers.
+        host: name of the host.
+        boot: identity of the host's current boot.
+        pid_namespace: identity of the process's PID namespace.
     """
 
     host: str
@@ -50,12 +50,12 @@ def process_stat(pid: int | str) -> list[bytes]:
     """Return the fields of ``/proc/PID/stat`` that follow the process's name; [] if there is no
     such process.
 
-    They are bytes, as the name before them may be any: the kernel cuts it to 15 bytes, within a
-    character of UTF-8, too.
+    The fields are bytes, as the name before them need not be valid UTF-8: the kernel cuts it to 15
+    bytes, also within a character.
 
     Raises:
-        OSError: they cannot be read, as no descriptor is free: whether the process is there is not
-            known.
+        OSError: the file cannot be read, for example without a free descriptor; whether the process
+            exists is unknown.
     """
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
@@ -64,16 +64,16 @@ def process_stat(pid: int | str) -> list[bytes]:
 
 
 def started_ticks(pid: int) -> int:
-    """Return when a process started, in ticks of its host's clock; 0 if there is no such process.
+    """Return the start time of a process, in clock ticks of its host; 0 if it does not run.
 
-    Together with the process's number it means one process for as long as the host is up.
+    Together with the process number it identifies one process as long as the host is up.
     """
     fields = process_stat(pid)
     return 0 if not fields or fields[0] in b"ZX" else int(fields[19])
 
 
 def is_process(pid: int, ticks: int) -> bool:
-    """Return whether a process number still belongs to the process that had this start time."""
+    """Return whether the process with this number and start time still runs."""
     return pid > 0 and started_ticks(pid) == ticks != 0
 
 
@@ -111,9 +111,7 @@ def fits(python: str, other: str) -> bool:
 
 
 def same_release(version: str, other: str) -> bool:
-    """Return whether two versions of a package differ at most in how it was built (``2.13.0``,
-    ``2.13.0+cpu``).
-    """
+    """Return whether two versions of a package are equal but for the build (``2.13.0+cpu``)."""
     return version.partition("+")[0] == other.partition("+")[0]
 
 
@@ -132,7 +130,7 @@ def _read(path: str) -> str:
         return ""
 
 
-# NCCL as torch's wheels depend on it, for each CUDA.
+# The packages of NCCL that torch's wheels depend on, one for each major version of CUDA.
 _NCCL = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
 
 
@@ -141,7 +139,7 @@ class Versions(msgspec.Struct, frozen=True):
 
     Attributes:
         cellmesh, python, torch: their versions; torch's is "" without torch.
-        nccl: the version of NCCL's package; "" for none, as where torch has its own.
+        nccl: version of NCCL's package; "" without one, for example if torch includes NCCL.
     """
 
     cellmesh: str
@@ -156,10 +154,10 @@ def own_versions() -> Versions:
 
 
 def describe_mismatch(by_host: Mapping[str, Versions]) -> str:
-    """Describe which hosts have which versions, where these do not fit; "" if they do.
+    """Describe the versions that do not match, with the hosts that have them; "" if all match.
 
     Args:
-        by_host: the versions by the host's name.
+        by_host: name of a host -> its versions.
     """
     for what, attribute, agree in (
         ("cellmesh", "cellmesh", str.__eq__),

@@ -1,19 +1,19 @@
-"""Meshes on many hosts: what each host's agent runs, where controllers reach it, and what it
-announces when it has started; the messages by which the user's modules get there.
+"""Data of meshes on many hosts: each agent's part, its address and the announcement of its start;
+and the messages that bring the user's modules to the hosts.
 
 A host that an engine, or a person, has started without a ticket of its own connects to the
 notebook's listener (`Invitation`) by TCP, with CURVE. Each message is a word and a text::
 
-    host -> notebook    arrived    `HostFacts`; once a second until the agent is let go
+    host -> notebook    arrived    `HostFacts`; once a second until it is released
                         said       `Announcement`
     notebook -> host    ticket     the agent's ticket
                         order      a line, such as `GO`
-                        refused    why, for a person
+                        refused    the reason, for a person
 
-The files beside the notebook have one name, the hash of all their contents (`name_of`). The
-controller sends agents an archive (`PlaceFiles`), which leads from the files of one name to those
-of another; each agent answers with the name of the files that its host has then (`FilesAnswer`).
-Files are bytes on their way: nothing is unpickled.
+The set of files beside the notebook has a name, the hash of their contents (`name_of`). The
+controller sends agents an archive (`PlaceFiles`), which turns the set of one name into the set of
+another; each agent answers with the name of the set that its host then has (`FilesAnswer`). Files
+are sent as bytes: nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -32,24 +32,23 @@ from .host import Place, Versions, host_name, this_place
 from .own_file import Secret, from_json
 from .verb import Verb
 
-# An agent's announcement is the line of its output that begins so; what login scripts print comes
-# before it.
+# Prefix of the output line with an agent's announcement; output of login scripts precedes the line.
 ANNOUNCEMENT = "cellmesh-agent: "
-# What a command that gets nodes waits for; a line of its output.
+# Prefix of the output line in which a command that allocates nodes describes its wait.
 WAITING = "cellmesh-waiting: "
-# What the launcher writes to an agent's standard input once the mesh is ready.
+# Line that the launcher writes to an agent's standard input once the mesh is ready.
 GO = b"go\n"
 # Both ends of a connection send a heartbeat this often, and each closes the connection when it has
-# received nothing for `SILENT_S`: a loss is reported within the sum, and once more the interval
-# where heartbeats still arrive from a host that hears none.
+# received nothing for `SILENT_S`: a loss is reported within the sum of both, plus one interval if
+# only the direction to the host is broken.
 HEARTBEAT_S = 0.3
 SILENT_S = 1.7
-# How long a host may then be without a connection before its ranks count as lost.
+# Time that a host may then be without a connection before its ranks count as lost.
 HOST_LEASE_S = 10.0
 
 
 class ReadClock(Verb, frozen=True):
-    """Ask an agent for its host's clock (`ClockReading`); `sent_s` is the asking host's."""
+    """Ask an agent for its host's clock (`ClockReading`); `sent_s` is the clock of the sender."""
 
     sent_s: float
 
@@ -62,24 +61,26 @@ class ClockReading(Verb, frozen=True):
 
 
 class HostPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one agent of a mesh on many hosts runs.
+    """The part of a mesh on many hosts that one agent runs.
 
     Attributes:
-        index: the host's place among the mesh's hosts.
-        num_hosts: of the mesh.
-        name: the host, as the user named it; "" where it names itself.
-        first_rank: the lowest of its ranks, which are consecutive.
-        num_ranks: on this host.
+        index: index of the host among the hosts of the mesh.
+        num_hosts: number of hosts of the mesh.
+        name: name of the host, as given by the user; "" if the host names itself.
+        first_rank: lowest of the host's ranks, which are consecutive.
+        num_ranks: number of ranks on this host.
         controller_key: CURVE's public key of the controllers that the agent accepts (Z85).
         notebook: addresses of the notebook's host, to which a route is chosen.
-        address: the agent's own, for controllers and other ranks; "" until the agent has chosen it.
-        interface: the network interface that has the address.
-        joins: the mesh is ready, and the agent takes the place of one that is lost: its ranks are
-            forked when the controller asks for them.
-        replaces: an agent of the mesh that is still there, and is not heard, is ended.
-        invited_by: public key of the listener that the host has announced itself to; "" where the
+        address: address of the agent for controllers and other ranks; "" until the agent has
+            chosen it.
+        interface: network interface that has the address.
+        joins: whether the mesh is ready already and the agent replaces a lost one: it forks its
+            ranks when the controller asks for them.
+        replaces: whether the agent ends an earlier agent of the mesh that still runs on its host
+            and is unreachable.
+        invited_by: public key of the listener to which the host has announced itself; "" if the
             notebook has started the agent.
-        start_timeout_s: how long the mesh's hosts may take to start, which the agent waits for.
+        start_timeout_s: time limit for the start of all hosts, in seconds.
     """
 
     index: int
@@ -98,14 +99,14 @@ class HostPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One host of a mesh, and where controllers reach its agent.
+    """One host of a mesh, and the endpoint at which controllers reach its agent.
 
     Attributes:
-        name: as the user named it; "" for one that names itself, or for this machine alone.
-        endpoint: of its agent, ``tcp://address:port``; "" until that has started.
-        public_key: CURVE's, of the agent (Z85).
-        first_rank, num_ranks: the ranks that it runs.
-        via: the endpoint of ssh's forwarding to the agent on the controller's host; "" without.
+        name: name that the user gave; "" if the host names itself, or for this machine alone.
+        endpoint: endpoint of its agent, ``tcp://address:port``; "" until the agent has started.
+        public_key: CURVE's public key of the agent (Z85).
+        first_rank, num_ranks: lowest rank and number of ranks of the host.
+        via: endpoint on the controller's host that ssh forwards to the agent; "" without ssh.
     """
 
     name: str
@@ -117,7 +118,7 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def reached_at(self) -> str:
-        """Where this process meets the agent."""
+        """The endpoint at which this process connects to the agent."""
         return self.via or self.endpoint
 
     @property
@@ -132,15 +133,15 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Announcement(msgspec.Struct, frozen=True):
-    """What an agent says of its host when it has started, or why it cannot.
+    """An agent's message that it has started, with its address, or that it cannot start.
 
     Attributes:
-        problem: why there is no agent; "" if it runs.
-        host: where the agent is reached; with a problem, only the host's name.
-        place: host, boot and PID namespace.
-        pid: the agent's process.
-        versions: of what the host has installed.
-        job: of the engine that has started the agent; "" without such.
+        problem: reason why the agent cannot start; "" if it runs.
+        host: host and endpoint of the agent; with a problem, only the host's name.
+        place: host, boot and PID namespace of the agent.
+        pid: process id of the agent.
+        versions: versions that the host has installed.
+        job: job of the engine that has started the agent; "" without a job.
     """
 
     problem: str = ""
@@ -151,7 +152,7 @@ class Announcement(msgspec.Struct, frozen=True):
     job: str = ""
 
 
-# Of a file's content.
+# Length of the hash of a file's content.
 DIGEST_BYTES = 16
 
 
@@ -159,10 +160,10 @@ class CodeFile(msgspec.Struct, frozen=True, array_like=True):
     """One file of an archive.
 
     Attributes:
-        path: the number of its directory among the mesh's (`Ticket.roots`), and its path in that:
+        path: index of its directory in `Ticket.roots`, and its path in that directory:
             ``0/package/module.py``.
-        mtime_ns: of the file.
-        content: of the file.
+        mtime_ns: modification time of the file, in nanoseconds since the epoch.
+        content: content of the file.
     """
 
     path: str
@@ -171,15 +172,15 @@ class CodeFile(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PlaceFiles(Verb, frozen=True):
-    """Have an agent put files in place; the buffer that follows is a part of their archive.
+    """Ask an agent to write files; the buffer that follows is a part of their archive.
 
     Attributes:
-        request: that is answered (`FilesAnswer`) after its last part.
-        name: of the files.
-        base: the name of the files that the archive adds to; "" if it has all files.
+        request: number of the request, which is answered (`FilesAnswer`) after the last part.
+        name: name of the resulting set of files.
+        base: name of the set of files that the archive changes; "" if it has all files.
         removed: paths of files of `base` that no longer exist.
-        is_last: no part of the archive follows.
-        num_buffers: 1.
+        is_last: whether no part of the archive follows.
+        num_buffers: number of buffers that follow, always 1.
     """
 
     request: int
@@ -191,12 +192,12 @@ class PlaceFiles(Verb, frozen=True):
 
 
 class FilesAnswer(Verb, frozen=True):
-    """Answer `PlaceFiles`.
+    """Answer of an agent to `PlaceFiles`.
 
     Attributes:
-        request: of the `PlaceFiles`.
-        name: of the files that the host has.
-        problem: why the files cannot be placed; "" if they can.
+        request: number of the answered request.
+        name: name of the set of files that the host has.
+        problem: why the files cannot be written; "" if they can.
     """
 
     request: int
@@ -212,7 +213,7 @@ def digest_of(content: bytes | bytearray | memoryview) -> bytes:
 
 
 def name_of(files: Iterable[tuple[str, int, bytes]]) -> str:
-    """Return the name of files, given the path, time and digest of each."""
+    """Return the name of a set of files, given the path, modification time and digest of each."""
     return digest_of(msgspec.msgpack.encode(sorted(files))).hex()
 
 
@@ -223,10 +224,10 @@ def is_inside(path: str) -> bool:
 
 
 ARRIVED, SAID, TICKET, ORDER, REFUSED = b"arrived", b"said", b"ticket", b"order", b"refused"
-# How often a host that waits says that it does.
+# Interval at which a waiting host repeats its announcement, in seconds.
 AGAIN_S = 1.0
 _KEY = r"[0-9A-Za-z.:+=^!/*?&<>()\[\]{}@%$#-]{40}"  # Z85
-# What an engine that numbers its hosts sets: cellmesh's Ray driver or another command, torchrun,
+# Variables in which engines number their hosts: cellmesh's Ray driver or another command, torchrun,
 # Kubernetes (an Indexed Job), Slurm, Open MPI, other MPIs.
 _NUMBERS = (
     *("CELLMESH_HOST_NUMBER", "GROUP_RANK", "JOB_COMPLETION_INDEX", "SLURM_PROCID"),
@@ -237,15 +238,15 @@ _JOBS = ("CELLMESH_JOB", "SLURM_JOB_ID")
 
 
 class Invitation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The ticket by which hosts join a mesh: where they announce themselves, and the keys.
+    """The ticket by which hosts join a mesh: address and key of the notebook's listener.
 
-    Whoever has it may take a host's part in the mesh.
+    Any process that has it may take a host's part in the mesh.
 
     Attributes:
-        mesh: the mesh's name.
-        endpoint: of the notebook's listener, ``tcp://address:port``.
-        public_key: the listener's, of CURVE (Z85).
-        secret: CURVE's secret key of hosts that announce themselves (Z85).
+        mesh: name of the mesh.
+        endpoint: endpoint of the notebook's listener, ``tcp://address:port``.
+        public_key: CURVE's public key of the listener (Z85).
+        secret: CURVE's secret key of the hosts that announce themselves (Z85).
     """
 
     mesh: str
@@ -255,14 +256,14 @@ class Invitation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HostFacts(msgspec.Struct, frozen=True):
-    """What a host reports of itself when it joins: its name and addresses.
+    """Name, addresses and index of a host, which it reports when it joins a mesh.
 
     Attributes:
-        name: its host name.
-        place: host, boot and PID namespace.
-        pid: of the process that announces it.
-        addresses: of its interfaces.
-        number: its place among the mesh's hosts, if its engine numbers them; -1 if not.
+        name: name of the host.
+        place: host, boot and PID namespace of the process that announces the host.
+        pid: process id of that process.
+        addresses: IPv4 addresses of the host's interfaces.
+        number: index of the host in the mesh, if its engine numbers hosts; -1 if not.
     """
 
     name: str
@@ -273,7 +274,7 @@ class HostFacts(msgspec.Struct, frozen=True):
 
 
 class _Head(msgspec.Struct):
-    """The fields that an invitation has and a ticket has not, of any type."""
+    """The fields that distinguish an invitation (`endpoint`) from a ticket (`key`), of any type."""
 
     key: Any = msgspec.UNSET
     endpoint: Any = msgspec.UNSET
@@ -283,7 +284,7 @@ def parse_invitation(text: bytes) -> Invitation | None:
     """Read an invitation; None if the text is another kind of ticket.
 
     Raises:
-        HostError: it is damaged.
+        HostError: the invitation is damaged.
     """
     try:
         head = from_json(text, _Head)
@@ -307,7 +308,7 @@ def own_facts(environment: Mapping[str, str]) -> HostFacts:
     """Return the facts that this host reports of itself.
 
     Args:
-        environment: of this process.
+        environment: environment variables of this process.
     """
     return HostFacts(
         host_name(),
@@ -319,7 +320,7 @@ def own_facts(environment: Mapping[str, str]) -> HostFacts:
 
 
 def number_of_host(environment: Mapping[str, str]) -> int:
-    """Return this host's place among the mesh's hosts, as its engine numbers them; -1 if not."""
+    """Return this host's index in the mesh, if its engine numbers hosts; -1 if not."""
     numbers = (environment[name] for name in _NUMBERS if environment.get(name, "").isdecimal())
     return int(next(numbers, -1))
 
@@ -330,12 +331,12 @@ def name_of_host(environment: Mapping[str, str]) -> str:
 
 
 def job_of_host(environment: Mapping[str, str]) -> str:
-    """Return the engine's job that this host's agent is started in; "" without such."""
+    """Return the engine's job that starts this host's agent; "" without a job."""
     return next((environment[name] for name in _JOBS if environment.get(name)), "")
 
 
 def own_addresses() -> list[str]:
-    """Return this host's IPv4 addresses, but for the loopback's."""
+    """Return this host's IPv4 addresses, except the loopback's."""
     return [
         address
         for name, addresses in addresses_by_interface().items()
@@ -355,7 +356,7 @@ def addresses_by_interface() -> dict[str, list[str]]:
 
 
 def address_towards(host: str) -> str:
-    """Return this host's address on its way to another; "" if there is no way."""
+    """Return the address from which this host reaches another one; "" without a route."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
         way.connect((host, 9))  # no packet is sent: the kernel looks up the route
         return str(way.getsockname()[0])

@@ -1,13 +1,12 @@
 """Queries: requests of the notebook to a rank about its values and names, and the answers.
 
 A query changes nothing, and runs no user code: an expression is a path of names, attributes and
-constant indices, and is followed again for each question. One that is more than that (or leads
-through a property, say) is run only where an `Overview` says so, once, on the rank's main thread;
-the rank keeps its value under a `token`, by which later questions are about that very value.
+constant indices, and is followed again for each query. Any other expression (or a path through a
+property) is run only if an `Overview` asks for it, once, on the rank's main thread; the rank keeps
+its value under a `token`, to which later queries refer.
 
-A rank that is busy answers from its control thread; then values may be torn: the main thread goes
-on writing. What cannot be answered is a `Refusal`, so that one rank's trouble is no failure of
-the run.
+A busy rank answers from its control thread; values may then be torn, as the main thread keeps
+writing. A rank that cannot answer returns a `Refusal`, so that its problem does not fail the run.
 
 Answers travel pickled, arrays as numpy's: nothing here needs torch.
 """
@@ -39,8 +38,8 @@ class Query(FeatureRequest, frozen=True):
 
 
 class ValueQuery(Query, frozen=True):
-    """Base class of the requests about the value of an expression, or the part at a `path` in it:
-    "" is the value itself. With a `token`, it is the value that the rank keeps under that.
+    """Base class of the requests about the value of an expression, or its part at a `path` ("": the
+    whole value). With a `token`, the value is the one that the rank keeps under the token.
     """
 
     expression: str
@@ -52,15 +51,15 @@ class Overview(ValueQuery, frozen=True, kw_only=True):
     """Ask for the tensors in a value: itself, or those of a module, an optimizer or a container.
     Answer: `ValueSummary`.
 
-    With a `path`, only the one there. Of a nest, statistics and digests are computed until
-    `max_elements` elements have been read; the `note` of the others says so: ask for those with
-    their path.
+    With a `path`, only the tensor there. For several tensors, statistics and digests are computed
+    until `max_elements` elements have been read; the `note` of the others mentions this: ask for
+    each of them by its path.
 
     `grads`: the gradients of the tensors in it instead, under their owners' paths with ``.grad``;
-    None of those that have none.
+    None for a tensor without a gradient.
 
-    `runs`: where the expression has to run code, it is run, and its value kept under `token`; never
-    beside the main thread. All ranks that may be in the expression's collectives are to be asked.
+    `runs`: if the expression needs code to run, the main thread runs it and keeps its value under
+    `token`. The query must go to all ranks that may take part in the expression's collectives.
     """
 
     grads: bool = False
@@ -74,7 +73,7 @@ class Histogram(ValueQuery, frozen=True, kw_only=True):
 
     Answer: tuple of a count per bin.
 
-    Where `low` is `high`, elements equal to it are counted in the middle bin.
+    If `low` equals `high`, elements equal to it are counted in the middle bin.
     """
 
     low: float
@@ -85,16 +84,16 @@ class Histogram(ValueQuery, frozen=True, kw_only=True):
 class Picture(ValueQuery, frozen=True, kw_only=True):
     """Ask for a part of a 2-D slice of one tensor, reduced to pixels. Answer: `Pixels`.
 
-    Of a DTensor, it is the rank's part that is looked at. `dims` are those of the rows and of the
-    columns, in either order; -1 is a dim of size one that the tensor does not have (of a 1-D
+    For a DTensor, it is a slice of the rank's local part. `dims` are the dims of the rows and of
+    the columns, in either order; -1 is a dim of size one that the tensor does not have (for a 1-D
     tensor, (-1, 0) is one row, and (0, -1) one column). `index` has a number for each of the other
-    dims, in their order. `rows` and `cols` are [begin, end) in the two. No more than `height` x
-    `width` numbers cross the wire.
+    dims, in their order. `rows` and `cols` are [begin, end) in the two dims. At most `height` x
+    `width` numbers are sent.
 
     Pixel i covers the rows [i * n // h, (i + 1) * n // h) of n, where h is the smaller one of
-    `height` and n; columns likewise. It is the mean or the largest magnitude of its elements; where
-    the slice has more than `max_elements`, of some of them, evenly spaced. Complex elements are
-    shown by their magnitude. `exactly`, for a difference: the numbers are computed and sent as
+    `height` and n; columns likewise. Its value is the mean or the largest magnitude of its elements
+    or, if the slice has more than `max_elements`, of evenly spaced ones. Complex elements are shown
+    by their magnitude. With `exactly` (to show a difference), the numbers are computed and sent as
     float64, else as float32.
     """
 
@@ -112,8 +111,8 @@ class Picture(ValueQuery, frozen=True, kw_only=True):
 class Element(ValueQuery, frozen=True, kw_only=True):
     """Ask for one element of a tensor (of a DTensor: of the rank's part), as text. Answer: str.
 
-    It is as short as the tensor's type can be told apart; `exactly`, for a difference: it is what
-    the element is, in decimals.
+    The text is the shortest one that identifies the value in the tensor's dtype; with `exactly` (to
+    show a difference), it is the exact value in decimals.
     """
 
     index: tuple[int, ...]
@@ -124,7 +123,7 @@ class Digests(ValueQuery, frozen=True, kw_only=True):
     """Ask for digests of ranges of a tensor's elements, in row-major order of the rank's part.
     Answer: tuple of str.
 
-    `parts` are [begin, end) of each run, ascending; they do not overlap.
+    `parts` are the ranges [begin, end), ascending and without overlaps.
     """
 
     parts: tuple[tuple[int, int], ...]
@@ -151,30 +150,31 @@ class TensorSummary(msgspec.Struct, frozen=True, kw_only=True):
     values without numbers.
 
     Attributes:
-        path: where it is in the inspected value, "" for the value itself; or its name.
-        kind: the value's type.
-        text: a short repr, for values that are no tensors; the number in a tensor without dims.
-        shape: global shape; None for values that are no tensors, and for tensors that have none
+        path: path from the inspected value, "" for the value itself; or the name of a variable.
+        kind: name of the value's type.
+        text: short repr of a value that is not a tensor; the number in a tensor without dims.
+        shape: global shape; None for values that are not tensors, and for tensors without a shape
             yet.
         local_shape: shape of the rank's part (the shape, unless it is a DTensor).
-        offset: where the rank's part begins in the whole, a number a dim; () if it is no DTensor.
-        strides: of the rank's part, in elements; None where its layout has none.
+        offset: offset of the rank's part in the whole tensor, a number per dim; () if it is no
+            DTensor.
+        strides: strides of the rank's part, in elements; None if its layout has none.
         dtype: element type.
-        device: where it lies.
+        device: device of the tensor.
         placements: DTensor placements, "" for others.
-        requires_grad: whether autograd follows it.
-        mesh_dim_names, mesh_ranks, coordinate: a DTensor's mesh, its ranks in row-major order, and
-            where the rank is in it.
-        num_elements: of the rank's part.
-        num_bytes: size of the rank's part.
+        requires_grad: whether autograd tracks it.
+        mesh_dim_names, mesh_ranks, coordinate: names of the dims of a DTensor's mesh, the mesh's
+            ranks in row-major order, and the rank's coordinate in it.
+        num_elements: number of elements of the rank's part.
+        num_bytes: size of the rank's part, in bytes.
         min, max, mean, std, norm: statistics.
-        num_nan: NaN elements.
-        num_inf: infinite elements.
-        num_zeros: elements that are zero.
-        note: what is not known, and why; how statistics are to be read. "" if there is nothing to
-            add.
-        shard: which part of the whole this is; ranks with the same shard should hold the same
-            values.
+        num_nan: number of NaN elements.
+        num_inf: number of infinite elements.
+        num_zeros: number of elements that are zero.
+        note: missing information and the reason, or a hint on how to read the statistics; "" for
+            none.
+        shard: identity of the rank's part in the whole; ranks with the same shard should hold the
+            same values.
         digest: digest of the rank's part, bit for bit.
     """
 
@@ -208,7 +208,7 @@ class TensorSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_scalar(self) -> bool:
-        """Whether it is one value, to be shown as that: no tensor, or one without dims."""
+        """Whether it is shown as one value: a value that is not a tensor, or one without dims."""
         return bool(self.text) and not self.shape
 
     def at(self, path: str) -> TensorSummary:
@@ -221,12 +221,12 @@ class ValueSummary:
     """A rank's answer to `Overview`: summaries of the tensors in a value.
 
     Attributes:
-        kind: the value's type.
-        text: what it is in short, where it is no tensor; of a class of the user's, its name.
-        items: its tensors, and plain values beside them: never so many that these push out a
+        kind: name of the value's type.
+        text: short description of a value that is not a tensor, such as the name of its class.
+        items: summaries of its tensors and of plain values beside them, which never displace a
             tensor.
-        num_left_out: how many more there are.
-        is_torn: it was looked at beside the main thread, which may have run.
+        num_left_out: number of items left out.
+        is_torn: whether it was read beside the main thread, which may have changed it.
     """
 
     kind: str
@@ -242,11 +242,12 @@ class Pixels:
 
     Attributes:
         values: [height, width] or smaller; NaN and infinite where the reduced elements are.
-            float32, or float64 where it is asked `exactly`.
-        low, high: the smallest and largest finite value in it; 0 without any.
-        is_exact: every pixel is one element.
+            float32, or float64 with `exactly`.
+        low, high: smallest and largest finite value; 0 without any.
+        is_exact: whether every pixel is one element.
         is_torn: see `ValueSummary`.
-        is_sampled: see `max_elements` of `Picture`; NaNs may have been missed.
+        is_sampled: whether some elements were skipped (`max_elements` of `Picture`): NaNs may have
+            been missed.
     """
 
     values: npt.NDArray[np.float32 | np.float64]
@@ -261,9 +262,7 @@ class Pixels:
 
 
 class Names(Query, frozen=True):
-    """Ask for the user's names in the rank's namespace that match a pattern (``*``, ``?``). Answer:
-    `Bound`.
-    """
+    """Ask for the user's names on the rank that match a pattern (``*``, ``?``). Answer: `Bound`."""
 
     pattern: str = "*"
     max_names: int = 1000
@@ -271,8 +270,8 @@ class Names(Query, frozen=True):
 
 @dataclass(frozen=True)
 class Bound:
-    """A rank's answer to `Names`: names in alphabetical order (`alphabetically`), and how many
-    follow after these.
+    """A rank's answer to `Names`: names in alphabetical order (`alphabetically`), and the number of
+    names that follow them.
     """
 
     names: tuple[TensorSummary, ...]
@@ -290,7 +289,7 @@ def alphabetically(name: str) -> tuple[str, str]:
 class Complete(Query, frozen=True):
     """Ask for completions at `cursor` (in characters) in `code`. Answer: `Completions`.
 
-    `users_only`: of names, those that the user has bound, and no builtins or keywords.
+    `users_only`: complete only names that the user has bound, no builtins or keywords.
     """
 
     code: str
@@ -302,7 +301,7 @@ class Explain(Query, frozen=True):
     """Ask for the help of ``obj?`` (`detail` 0) or ``obj??`` (1) on a path of names, attributes and
     indices.
 
-    Answer: str, with ANSI colours; "" if there is no such thing, or only code could show it.
+    Answer: str, with ANSI colours; "" if the path does not exist or only code could resolve it.
     """
 
     name: str
@@ -314,7 +313,7 @@ class Completions:
     """A rank's answer to `Complete`: texts that may replace ``code[begin:end]``, each with its
     kind.
 
-    `is_whole`: nothing else can stand there, as after the dot of something that is known.
+    `is_whole`: whether no other text can stand there, as after the dot of a known object.
     """
 
     begin: int
@@ -331,7 +330,7 @@ class HistoryQuery(Query, frozen=True):
     """Ask for the last cells that ran on the rank, and the collectives in them. Answer:
     `trace.Past`.
 
-    Of more than `max_operations`, the newest are sent.
+    At most `max_operations` are sent, the newest ones.
     """
 
     num_cells: int = 5
@@ -340,8 +339,8 @@ class HistoryQuery(Query, frozen=True):
 
 @dataclass(frozen=True)
 class Refusal:
-    """What a rank returns in place of an answer to a query: why there is none; `needs_code`: an
-    answer would have to run user code.
+    """Answer of a rank that cannot answer a query, with the reason; `needs_code`: an answer would
+    require running user code.
     """
 
     type_name: str

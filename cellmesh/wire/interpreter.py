@@ -1,10 +1,9 @@
-"""Command line and import path of agent and zygote: they import the modules that the kernel would
-import.
+"""Command line and import path of agent and zygote, which import the same modules as the kernel.
 
-This file is what their interpreters run (not ``python -m``, which would look for cellmesh where the
-kernel may not have found it, and not with the working directory first on the path, as ``python -c``
-does): a directory that happens to hold a ``cellmesh`` or a ``torch`` must not decide what runs. It
-imports nothing but the standard library, as all else is to be found on the kernel's path.
+Their interpreters run this file. ``python -m`` could find another cellmesh than the kernel's, and
+``python -c`` would put the working directory first on the path: a ``cellmesh`` or ``torch`` in some
+directory must not be imported instead. The file imports only the standard library, as all other
+modules are found on the kernel's path.
 """
 
 from __future__ import annotations
@@ -21,8 +20,9 @@ def isolated_command(module: str, *arguments: str) -> list[str]:
     """Return the command line of an interpreter like this one that imports this copy of cellmesh.
 
     Args:
-        module: its `main` is called with the arguments, and gives the exit code.
-        arguments: the last is the path of the mesh's ticket.
+        module: name of the module whose `main` is called with the arguments and returns the exit
+            code.
+        arguments: arguments of `main`; the last is the path of the mesh's ticket.
     """
     return [sys.executable, "-P", os.path.abspath(__file__), module, *arguments]
 
@@ -31,8 +31,7 @@ def take_import_path(ticket_path: str) -> None:
     """Set this process's import path to that of the notebook's kernel, without its working
     directory.
 
-    Libraries are found on the ticket's path; a ticket is read as plain JSON, since msgspec is one
-    of them.
+    The ticket is read as plain JSON, as msgspec can be imported only from that path.
     """
     sys.path[:] = absolute(json.loads(Path(ticket_path).read_bytes())["sys_path"]) or sys.path
 
@@ -45,7 +44,7 @@ def absolute(sys_path: Iterable[str]) -> list[str]:
 def _run(module: str, *arguments: str) -> int | None:
     package = Path(os.path.abspath(__file__)).parents[1]
     sys.path.insert(0, str(package.parent))
-    importlib.import_module(package.name)  # its modules are found beside it from here on
+    importlib.import_module(package.name)  # from now on its modules are found in its directory
     del sys.path[0]
     take_import_path(arguments[-1])
     status: int | None = importlib.import_module(module).main(*arguments)

@@ -1,5 +1,5 @@
-"""Limits on runs and bytes in flight (docs/architecture.md lists the queues), and those of this
-process's control group and of free memory.
+"""Bounds on runs and bytes in flight (docs/architecture.md lists the queues), and the limits of
+this process's control group and free memory.
 """
 
 from __future__ import annotations
@@ -14,28 +14,27 @@ from ..errors import UnpicklableError
 from .segments import describe_bytes
 from .status import RankState
 
-# Runs in flight in one mesh. A controller has 6 kB of each, an agent 1 kB.
+# Runs in flight in one mesh. Each takes 6 kB in a controller, 1 kB in an agent.
 MAX_RUNS = 10_000
 # Arguments that wait for one rank, behind those of the run that the rank may be executing.
 MAX_RUN_BYTES = 256 << 20
 # Smaller arguments are not counted: `MAX_RUNS` of them fit.
 COUNTED_BYTES = 16 << 10
-# A segment counts as this at least, as it takes a descriptor.
+# Least size that a segment counts as, since it takes a descriptor.
 SEGMENT_BYTES = 1 << 20
-# Before this much is copied, it is asked how much memory is free, which takes a millisecond.
+# Free memory is checked before a copy of at least this size: the check takes a millisecond.
 CHECKED_BYTES = 64 << 20
-# Answers and widgets' messages that wait in an agent for a controller that is attached and does not
-# read.
+# Answers and widgets' messages that wait in an agent for an attached controller that does not read.
 MAX_ANSWER_BYTES = 256 << 20
-# What a rank waits in for so long is not about to end.
+# A collective in which a rank has waited for so long is unlikely to end soon.
 _WAIT_S = 2.0
 
 
 def may_wait_for(state: RankState, ranks: Collection[int]) -> bool:
-    """Return whether a rank has waited long in a torch.distributed call in which one of these ranks
-    may be missing.
+    """Return whether a rank has waited long in a torch.distributed call that one of these ranks may
+    still have to join.
 
-    Where that is so, what these ranks would do next is let through, whatever the bounds say.
+    If so, the next run of these ranks is sent regardless of the bounds.
     """
     if not state.collective or state.waited_s < _WAIT_S:
         return False
@@ -45,7 +44,7 @@ def may_wait_for(state: RankState, ranks: Collection[int]) -> bool:
 
 T = TypeVar("T")
 
-# Version 1 has no word for "no limit": it writes the largest multiple of a page.
+# Version 1 expresses "no limit" by the largest multiple of a page.
 _NO_LIMIT_BYTES = 1 << 62
 
 
@@ -54,10 +53,10 @@ class Quota:
     """The tightest limits of this process's control groups; None for no limit.
 
     Attributes:
-        cores: how many cores' time.
-        memory_bytes: of memory.
-        free_bytes: of that, not in use; files' pages that can be dropped count as free.
-        free_tasks: processes and threads still to be had.
+        cores: number of cores whose CPU time the process may use.
+        memory_bytes: limit of memory, in bytes.
+        free_bytes: unused part of it, in bytes; pages of files that can be dropped count as unused.
+        free_tasks: number of further processes and threads.
     """
 
     cores: float | None = None
@@ -102,8 +101,7 @@ def _directories(root: Path, membership: Path, controller: str) -> Iterator[Path
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
-        # In a container the path may be that outside; then only the mount's own top is there to
-        # see.
+        # In a container the path may be the one outside of it; then only the mount's root exists.
         top = root / controllers if controllers else root
         inner = top / path.lstrip("/")
         while inner != top:
@@ -150,7 +148,7 @@ def _number(path: Path) -> int:
 
 def free_bytes() -> int:
     """Return the number of bytes that this process may still allocate."""
-    import psutil  # 10 ms, for what happens before a large value is sent
+    import psutil  # takes 10 ms, and only large values need it
 
     quota = read_quota(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))
     free: int = psutil.virtual_memory().available
@@ -158,10 +156,10 @@ def free_bytes() -> int:
 
 
 def check_fits(num_bytes: int) -> None:
-    """Raise an error unless a copy with so many bytes fits into free memory.
+    """Raise an error unless a copy of this size, in bytes, fits into free memory.
 
     Raises:
-        UnpicklableError: it does not.
+        UnpicklableError: the copy does not fit.
     """
     free = free_bytes()
     if num_bytes > free:

@@ -1,11 +1,11 @@
 """The environment variable that marks the processes of a mesh, and is inherited by processes that
 user code starts.
 
-A process that leaves its session and loses its parents can be found by nothing else. The mark of a
-mesh is a random word of its own, and its owner's number follows it:
-``CELLMESH_MESH=0f3c5a...:0004711``. The zygote is started with the number 0 in it; each rank writes
-its own into the very block that ``/proc/PID/environ`` shows, so that processes which it forks have
-it there as well.
+Nothing else identifies a process that has left its session and lost its parents. The value is the
+mesh's mark, a random word, and the process number of its owner:
+``CELLMESH_MESH=0f3c5a...:0004711``. The zygote starts with the number 0; each rank writes its own
+into the memory that ``/proc/PID/environ`` shows, so that processes which it forks have it there as
+well.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from .host import is_process, process_stat, started_ticks, this_place
 from .ticket import Ticket, find_tickets, remove_own_directory
 
 VARIABLE = "CELLMESH_MESH"
-# What is killed may have forked in between.
+# A killed process may have forked in between.
 _MAX_ROUNDS = 20
 
 
 def value_of(mark: str, owner: int | None = None) -> str:
-    """Return the value with which `VARIABLE` begins in a mesh's processes; with an owner, in the
+    """Return the beginning of `VARIABLE`'s value in a mesh's processes or, with an owner, in the
     owner's descendants.
     """
     return f"{mark}:" if owner is None else f"{mark}:{owner:07}"
@@ -36,11 +36,11 @@ def value_of(mark: str, owner: int | None = None) -> str:
 
 def claim(mark: str = "", owner: int | None = None) -> None:
     """Set `VARIABLE` so that processes started from now on count as descendants of this one, also
-    in this process's ``/proc/PID/environ`` where it is still in place.
+    in this process's ``/proc/PID/environ`` if the variable is still there.
 
     Args:
-        mark: of the mesh; "" where the process has it already.
-        owner: by default this process.
+        mark: mark of the mesh; "" if `VARIABLE` has it already.
+        owner: process number of the owner; by default this process.
     """
     mark = mark or os.environ.get(VARIABLE, "").partition(":")[0]
     value = value_of(mark, os.getpid() if owner is None else owner)
@@ -61,7 +61,7 @@ def carriers(value: str) -> list[int]:
 
 
 def end_carriers(value: str, timeout_s: float = 2.0) -> None:
-    """SIGKILL the other processes that carry this mark (`carriers`), and wait for their end."""
+    """Kill the other processes that carry this mark (`carriers`), and wait for their end."""
     deadline = time.monotonic() + timeout_s
     for _ in range(_MAX_ROUNDS):
         pids = carriers(value)
@@ -72,8 +72,8 @@ def end_carriers(value: str, timeout_s: float = 2.0) -> None:
 
 
 def is_dead(ticket: Ticket) -> bool:
-    """Return whether a mesh's agent ran on this host and in this PID namespace, and has certainly
-    ended; of a mesh on many hosts, whether its start has ended with the notebook's process here.
+    """Return whether a mesh's agent ran in this PID namespace and has certainly ended; for a mesh
+    on many hosts, whether the notebook's process here has ended during the mesh's start.
     """
     if ticket.place != this_place():
         return False
@@ -86,12 +86,12 @@ def end_dead_meshes(root: Path) -> None:
     """End the processes, and remove the directories, of meshes whose agent ended without doing so.
 
     Args:
-        root: as `ticket.runtime_root` gives.
+        root: directory of all meshes, as `ticket.runtime_root` returns it.
     """
     for ticket in find_tickets(root):
         if (
             Path(ticket.directory).parent == root
-        ):  # else it was written in a container, by other names
+        ):  # else it was written in a container that mounts the root elsewhere
             end_mesh_if_dead(ticket)
 
 
@@ -108,9 +108,7 @@ def _end(pid: int, value: str, timeout_s: float) -> None:
     except ProcessLookupError:
         return
     try:
-        if _carries(
-            pid, value
-        ):  # the number may change hands before there is a pidfd, but not after
+        if _carries(pid, value):  # the number may be reused before the pidfd is open, but not after
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             wait_readable([pidfd], timeout_s)
     except ProcessLookupError:
@@ -122,7 +120,7 @@ def _end(pid: int, value: str, timeout_s: float) -> None:
 def _carries(pid: int, value: str) -> bool:
     try:
         environment = b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:  # it has gone, or is another user's
+    except OSError:  # it has ended, or is another user's
         return False
     return f"\0{VARIABLE}={value}".encode() in environment
 
@@ -132,10 +130,10 @@ _NAME = "zygote-of-"
 
 
 class StartMesh(msgspec.Struct, frozen=True):
-    """Ask the waiting zygote to fork a mesh's guardian; two descriptors are sent with it: a pipe
-    for its stdout, a log file for its stderr.
+    """Ask the waiting zygote to fork a mesh's guardian; two descriptors go with the request: a pipe
+    for the guardian's stdout, a log file for its stderr.
 
-    The request itself is in a third file, as an environment may be larger than a message.
+    The request is in a third file, as an environment may be larger than a message.
     """
 
     ticket_path: str
@@ -147,8 +145,9 @@ def argument(root: Path, kernel_pid: int) -> str:
     """Return the command line argument that marks the waiting zygote of a kernel.
 
     Args:
-        root: as `ticket.runtime_root` gives; there is no such file in it.
-        kernel_pid: the kernel's process.
+        root: directory of all meshes, as `ticket.runtime_root` returns it; the argument looks like
+            a path in it, but no such file exists.
+        kernel_pid: process id of the kernel.
     """
     return f"{root}/{_NAME}{kernel_pid}"
 

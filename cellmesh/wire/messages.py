@@ -1,7 +1,7 @@
 """The messages between controller, agents and ranks, one frozen Struct each.
 
-Three parties speak: the controller (in the notebook's kernel), one agent a host, and the ranks. The
-agent reads headers and never a payload, which it passes on unchanged between controller and rank.
+Messages are exchanged by the controller (in the notebook's kernel), one agent per host, and the
+ranks. The agent reads headers but no payloads, which it relays between controller and rank.
 
 =================  =============================================================
 `ToAgent`          controller -> agent
@@ -12,8 +12,8 @@ agent reads headers and never a payload, which it passes on unchanged between co
 =================  =============================================================
 
 Structs are encoded as arrays (``array_like``): fields are positional, so their order is part of the
-protocol; `PROTOCOL` changes when it does. The verbs of a feature
-stand in a module of its own; the unions here say who sends which to whom.
+protocol; `PROTOCOL` changes when it does. The verbs of a feature are in a module of its own; the
+unions here define the sender and the receiver of each verb.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from .verb import Pickled as Pickled
 from .verb import Verb as Verb
 from .verb import WorkVerb as WorkVerb
 
-# What features ask: a feature adds its union here, and its handler to those of the ranks.
+# Requests of all features: a feature adds its union here, and its handler to those of the ranks.
 AnyRequest = (
     inspect.AnyRequest | inspect.CompletionRequest | replicas.AnyRequest | checkpoint.AnyRequest
     | trace.AnyRequest
@@ -64,11 +64,11 @@ Channel = Literal["work", "control"]
 class Relay(Verb, frozen=True):
     """Ask the agent to write the next `num_frames` frames, unread, to ranks' work/control sockets.
 
-    `run` is what the ranks will answer about, so that the agent can merge their answers and name
+    `run` is the run that the ranks will answer, so that the agent can merge their answers and name
     the cell that low-level output belongs to; -1 for messages that start no run. `title` and
-    `execution_count` (0: no cell) are for a controller that attaches while it is in flight.
-    `fills`: it may give the rank what a user's namespace holds (a cell, a call, a push); a new rank
-    is empty until then. `lends`: the last frame names a segment, which the agent keeps open until
+    `execution_count` (0: no cell) are for a controller that attaches while the run is in flight.
+    `fills`: the message may bind names in the user's namespace (a cell, a call, a push), which is
+    empty on a new rank. `lends`: the last frame names a segment, which the agent keeps open until
     the run has ended.
     """
 
@@ -83,8 +83,8 @@ class Relay(Verb, frozen=True):
 
 
 class Restart(Verb, frozen=True):
-    """Ask the agent to kill all ranks and fork new ones, with these mesh dims (none: as before) and
-    these changes of environment and working directory.
+    """Ask the agent to kill all ranks and fork new ones, with these mesh dims (none: the previous
+    ones) and these changes of environment and working directory.
     """
 
     mesh_dim_names: tuple[str, ...] = ()
@@ -99,7 +99,7 @@ class Respawn(Verb, frozen=True):
 
 
 class Kill(Verb, frozen=True):
-    """Ask the agent to SIGKILL these ranks, because they did not react to an interrupt."""
+    """Ask the agent to kill these ranks, because they did not react to an interrupt."""
 
     ranks: tuple[int, ...]
 
@@ -112,10 +112,10 @@ class SetDims(Verb, frozen=True):
 
 
 class Resize(Verb, frozen=True):
-    """Give the mesh another number of ranks: each host has as many as `layout` says.
+    """Ask the agent to change the number of ranks: `layout` has the new number for each host.
 
-    The highest ranks of a host end, or new ones are dead until a `Respawn`; those that live on hear
-    of it by a `Heal`. `num_resizes`: how often that has happened.
+    The highest ranks of a host end, or new ones are dead until a `Respawn`; the remaining ranks are
+    informed by a `Heal`. `num_resizes`: number of resizes of the mesh so far.
     """
 
     num_resizes: int
@@ -137,9 +137,10 @@ class ReadLog(Verb, frozen=True):
 
 
 class UseStore(Verb, frozen=True):
-    """Ask the agent to give ranks that are forked from now on the c10d store of another host.
+    """Give the agent the address of the c10d store on another host, for ranks that it forks later.
 
-    `incarnation`: how often all ranks of the mesh have been forked, for an agent that joins later.
+    `incarnation`: number of times that all ranks of the mesh were forked, for an agent that joins
+    later.
     """
 
     address: str
@@ -148,7 +149,7 @@ class UseStore(Verb, frozen=True):
 
 
 class MakeStore(Verb, frozen=True):
-    """Ask the agent to start the c10d store on its host: the last store's is lost (`StoreUp`)."""
+    """Ask the agent to start a new c10d store on its host, as the last one is lost (`StoreUp`)."""
 
 
 ToAgent = (
@@ -162,15 +163,15 @@ ToAgent = (
 
 
 class Resume(Verb, frozen=True):
-    """Ask a rank to execute the runs that it held back after a failed run. Not answered."""
+    """Ask a rank to execute the runs that it held back after a failed run; has no answer."""
 
 
 class Interrupt(Verb, frozen=True):
-    """Ask a rank to raise KeyboardInterrupt in `run` if it executes it, and to end the collective
-    that the run waits in.
+    """Ask a rank to raise KeyboardInterrupt in `run` if it executes the run, and to abort the
+    collective in which the run waits.
 
-    `is_aligned`: every rank of the run ends before the same operations (`Pause`), so no collective
-    has to be ended.
+    `is_aligned`: every rank of the run stops before the same operations (`Pause`), so no collective
+    has to be aborted.
     """
 
     run: int
@@ -178,16 +179,16 @@ class Interrupt(Verb, frozen=True):
 
 
 class Release(Verb, frozen=True):
-    """As `Interrupt`, but the rank raises `Released`: the other ranks will not join the collective
-    that it waits in.
+    """Like `Interrupt`, but the rank raises `Released`: the other ranks will not join the
+    collective in which it waits.
     """
 
     run: int
 
 
 class Request(WorkVerb, frozen=True):
-    """Carries a feature's request to that feature's handler on a rank; a query may go to the
-    control thread.
+    """Carries a feature's request to its handler on a rank; the control thread may serve
+    queries.
     """
 
     run: int
@@ -210,23 +211,23 @@ Control = Interrupt | Pause | Release | Probe | Request | Stacks | Describe | In
 
 
 class RankReady(Verb, frozen=True):
-    """A rank says that it waits for work; it has process groups, unless it is a `Respawn`."""
+    """Report of a rank that it waits for work; it has process groups, unless it was respawned."""
 
     device: str
     backend: str
 
 
 class RankUnready(Verb, frozen=True):
-    """A rank says that it could not start; `text` says why."""
+    """Report of a rank that it could not start; `text` is the reason."""
 
     text: str
 
 
 class Done(Verb, frozen=True):
-    """A rank's answer to a run that succeeded, with its value, if the request asks for one.
+    """A rank's answer to a run that succeeded, with its value if the request asks for one.
 
     `counts` has the groups on which the run began collectives, without point-to-point messages.
-    `notes` (of a `Heal`) is what the user must know of models in which a step had stopped.
+    `notes` (of a `Heal`) are remarks for the user on models in which a step was interrupted.
     """
 
     run: int
@@ -237,23 +238,24 @@ class Done(Verb, frozen=True):
 
 
 class Failing(Verb, frozen=True):
-    """A rank says that a run has raised there; `Failed` follows with the description, which takes
-    as long as code of the user's that it calls.
+    """Report of a rank that a run has raised an exception; `Failed` follows with its description,
+    which may call slow user code.
     """
 
     run: int
 
 
 class Failed(Verb, frozen=True):
-    """A rank's answer to a run that raised. `line` is the failing line of the cell (0: none),
-    `inner` that of another cell whose function it has called, as ``In[8] line 10``.
+    """A rank's answer to a run that raised an exception.
 
-    The rank holds back further work until `Heal` or `Resume`. `released`: other ranks would not
-    join the `collective` that it was in ("" for plain Python), in which it had waited `waited_s`.
-    `whole_traceback` has the frames of libraries that `traceback` leaves out, "" if there are none.
-    `in_step`: the exception left an optimizer's step, which may have changed only some parameters.
-    `begun` is the last collective that a released rank has begun, and `group` what users call its
-    process group; None after a message.
+    `line` is the failing line of the cell (0: none), `inner` the line of another cell whose
+    function the cell has called, as ``In[8] line 10``. The rank holds back further work until
+    `Heal` or `Resume`. `released`: the rank was released from `collective` ("" for plain Python),
+    which other ranks would not join, after `waited_s` seconds. `whole_traceback` has the frames of
+    libraries that `traceback` leaves out, "" if there are none. `in_step`: the exception left an
+    optimizer's step, which may have changed only some parameters. `begun` is the last collective
+    that a released rank has begun, None after a message; `group` is the user's name of its process
+    group.
     """
 
     run: int
@@ -274,12 +276,12 @@ class Failed(Verb, frozen=True):
     group: str = ""
 
 
-# Stands in the report of a rank's death (`Died`) that another rank's operation has caused.
+# Part of the reason (`Died`) of a rank's death that another rank's operation has caused.
 ENDED_BY_GLOO = "gloo ended it"
 
 
 def describe_place(line: int, inner: str) -> str:
-    """Return in words where in cells code is, as of `Failed`; "" if that is not known."""
+    """Return `line` and `inner` of a `Failed` in words; "" if the place is unknown."""
     if not inner:
         return f"line {line}" if line else ""
     return f"{inner}, called at line {line}" if line else inner
@@ -302,15 +304,15 @@ FromRank = (
 
 
 class Progress(Verb, frozen=True):
-    """The agent says how far the mesh's start is: the stage, and how many ranks are ready."""
+    """Report of the agent on the mesh's start: the stage, and the number of ready ranks."""
 
     stage: str
     num_ready: int
 
 
 class MeshReady(Verb, frozen=True):
-    """The agent says that all ranks are ready; the c10d store listens on `store_port`, of
-    `store_address` where a controller attaches to a mesh on many hosts.
+    """Report of the agent that all ranks are ready; the c10d store listens on `store_port`, at
+    `store_address` if a controller attaches to a mesh on many hosts.
     """
 
     ranks: tuple[RankInfo, ...]
@@ -320,33 +322,33 @@ class MeshReady(Verb, frozen=True):
 
 
 class StoreUp(Verb, frozen=True):
-    """The agent says on which port of its address it has started the c10d store (many hosts)."""
+    """Report of the agent that it has started the c10d store on this port (many hosts)."""
 
     port: int
 
 
 class StartFailed(Verb, frozen=True):
-    """The agent says that the mesh's start failed; `fault` names the side that caused it."""
+    """Report of the agent that the mesh's start failed; `fault` is the side that caused it."""
 
     fault: Literal["user", "host"]
     text: str
 
 
 class Respawned(Verb, frozen=True):
-    """The agent says that it replaced these dead ranks by processes that wait for a `Heal`."""
+    """Report of the agent that it replaced dead ranks by processes that wait for a `Heal`."""
 
     ranks: tuple[RankInfo, ...]
 
 
 class RespawnFailed(Verb, frozen=True):
-    """The agent says that it could not replace these dead ranks; living ranks continue."""
+    """Report of the agent that it could not replace dead ranks; living ranks continue."""
 
     ranks: tuple[int, ...]
     text: str
 
 
 class Died(Verb, frozen=True):
-    """The agent says that a rank's process ended, and why."""
+    """Report of the agent that a rank's process ended, with the reason."""
 
     rank: int
     reason: str
@@ -354,8 +356,8 @@ class Died(Verb, frozen=True):
 
 
 class StoreDied(Verb, frozen=True):
-    """The agent says that the c10d store's process ended; a new one listens on `new_port` (0: none
-    could be started), on another host if there is a `new_address`.
+    """Report of the agent that the c10d store's process ended; a new one listens on `new_port` (0:
+    it could not be started), on another host if `new_address` is given.
     """
 
     reason: str
@@ -364,21 +366,21 @@ class StoreDied(Verb, frozen=True):
 
 
 class AgentFault(Verb, frozen=True):
-    """The agent says that one of its handlers raised an exception; the agent continues."""
+    """Report of the agent that one of its handlers raised an exception; the agent continues."""
 
     text: str
 
 
 class Ranked(Verb, frozen=True):
-    """A message that all these ranks have sent alike: the agent joins equal messages into one."""
+    """A message that all these ranks have sent: the agent merges equal messages into one."""
 
     ranks: tuple[int, ...]
     verb: FromRank
 
 
 class LogText(Verb, frozen=True):
-    """Answer to `ReadLog`; `num_dropped_bytes` of the log were rotated away or precede it. `place`
-    is its path, after the host's name on many hosts.
+    """Answer to `ReadLog`; `num_dropped_bytes` of the log precede the text or were rotated away.
+    `place` is the path of the log, with the host's name before it on many hosts.
     """
 
     request: int
@@ -388,7 +390,7 @@ class LogText(Verb, frozen=True):
 
 
 class Stopped(Verb, frozen=True):
-    """The agent says that all other processes of the mesh have ended; the agent exits next."""
+    """Report of the agent that all other processes of the mesh have ended; the agent exits next."""
 
     reason: str
 

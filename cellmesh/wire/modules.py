@@ -1,13 +1,13 @@
 """Keeps ranks' modules in the version that the notebook has loaded, while the user edits them.
 
-A function of such a module travels by name. With the name goes a table of the notebook's own
-modules: which text of its file each was loaded from (`Stamp`). A rank that has loaded another text
+A function of a user's module is sent by name, together with a table of the notebook's modules and
+the version of the file that each was loaded from (`Stamp`). A rank that has loaded another version
 reloads the module first, as ``%autoreload`` does: functions, classes and instances that it holds
-are updated in place. Where the file has changed since the notebook loaded it, the rank cannot have
-what the notebook has, and the call is refused.
+are updated in place. If the file has changed since the notebook loaded it, the rank cannot load the
+notebook's version, and the call is refused.
 
-The table is made when something was loaded, not at each call; a rank compares it with its modules
-once.
+The table is updated after a module was loaded, not at each call; a rank compares it with its
+modules once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import msgspec
 
 from ..errors import MeshUsageError, UnpicklableError
 
-# When a source file was last written, in seconds since the epoch, and its size in bytes.
+# Modification time of a source file, in seconds since the epoch, and its size in bytes.
 Stamp = tuple[float, int]
 
 _CACHED = type(functools.cache(lambda: None))
@@ -36,22 +36,20 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 
 class _Table(msgspec.Struct, array_like=True):
-    """The modules that the notebook has loaded, the version of each file, and its import path, as
-    sent to ranks.
-    """
+    """The notebook's modules with the versions of their files, and its import path."""
 
     stamps: dict[str, Stamp]
     path: list[str]
 
 
 class LoadedModules:
-    """Knows the modules of this process, and which are the user's: those outside of site-packages
-    and Python's library.
+    """The modules of this process and the versions of their files; modules outside of site-packages
+    and Python's library are the user's.
 
-    There is one of it in a process, as there is one `sys.modules`.
+    A process has one instance, as it has one `sys.modules`.
 
     Attributes:
-        num_loads: how many modules were loaded, and reloaded, since `record`.
+        num_loads: number of loads and reloads of modules since `record`.
     """
 
     def __init__(self) -> None:
@@ -66,7 +64,7 @@ class LoadedModules:
         self._old_objects: dict[Any, Any] = {}  # weak references, of `superreload`
 
     def record(self) -> None:
-        """Hook into imports, to record which version of its file each module is loaded from."""
+        """Install a hook that records the version of the file from which a module is loaded."""
         ipython = sys.modules.get("IPython")
         self._shell = ipython.get_ipython() if ipython is not None else None
         plain = SourceFileLoader.path_stats
@@ -88,9 +86,7 @@ class LoadedModules:
     # ---- in the notebook
 
     def reducer(self) -> Callable[[Any], Any]:
-        """Return the pickle reducer for functions, classes and modules of the user (a
-        `payload.Reducer`).
-        """
+        """Return the `payload.Reducer` for functions, classes and modules of the user."""
         is_fresh = False
 
         def reduce(value: Any) -> Any:
@@ -132,7 +128,7 @@ class LoadedModules:
             return find, (name, names, self._table)
         if name in self._installed:
             return NotImplemented
-        cloudpickle.register_pickle_by_value(module)  # made by hand, it can be imported nowhere
+        cloudpickle.register_pickle_by_value(module)  # made at run time: ranks cannot import it
         return None
 
     def _refresh(self) -> None:
@@ -166,7 +162,7 @@ class LoadedModules:
         )
         for name, file in self._files.items():
             stamp = self._stamps.get(file)
-            # What was there before `record`, or %autoreload has updated in place before this cell.
+            # Loaded before `record`, or updated in place by %autoreload before this cell.
             if stamp is None or followed.get(name, stamp[0]) != stamp[0]:
                 now = _stamp(file)
                 if now is not None and (stamp is None or followed[name] == now[0]):
@@ -182,16 +178,16 @@ class LoadedModules:
     # ---- on a rank
 
     def find(self, name: str, names: str, table: bytes) -> Any:
-        """Return the object of this name in a module here, in the version that the notebook has.
+        """Return an object of a module here, in the version that the notebook has.
 
         Args:
-            name: the module.
-            names: of the attribute in it, of the attribute in that, and so on, with dots between.
-            table: the notebook's modules.
+            name: name of the module.
+            names: dotted path of the object in the module; "" for the module itself.
+            table: encoded table of the notebook's modules.
 
         Raises:
             MeshUsageError: the module's file has changed since the notebook loaded it.
-            ImportError: there is no such module here.
+            ImportError: this process cannot import the module.
         """
         if name not in sys.modules:
             self._import(name, table)
@@ -215,7 +211,7 @@ class LoadedModules:
             path = msgspec.msgpack.decode(table, type=_Table).path
             sys.path += [
                 each for each in path if each not in sys.path
-            ]  # added there since the ranks began
+            ]  # the notebook added them after the start
             importlib.invalidate_caches()
             importlib.import_module(name)
 
@@ -237,7 +233,8 @@ class LoadedModules:
         names of the modules.
 
         Raises:
-            Exception: what the first module raised that could not be reloaded; others were.
+            Exception: exception of the first module that could not be reloaded; all other changed
+                modules were reloaded.
         """
         reloaded, failures = [], list[Exception]()
         for name, module in list(sys.modules.items()):
@@ -262,7 +259,7 @@ class LoadedModules:
         try:
             superreload(sys.modules[name], old_objects=self._old_objects)  # type: ignore[no-untyped-call]
         except BaseException:
-            self._stamps[file] = stamp  # it has the text that it had
+            self._stamps[file] = stamp  # the module still has the previous version
             raise
 
 
@@ -270,14 +267,12 @@ loaded = LoadedModules()
 
 
 def find(name: str, names: str, table: bytes) -> Any:
-    """Unpickle a function or class of a user's module by `LoadedModules.find`."""
+    """Find an object of a user's module when it is unpickled (`LoadedModules.find`)."""
     return loaded.find(name, names, table)
 
 
 def cached_again(function: Any, parameters: dict[str, Any]) -> Any:
-    """Rebuild a function wrapped by `functools.cache` that was sent by value, with an empty
-    cache.
-    """
+    """Rebuild a `functools.cache` function that was sent by value, with an empty cache."""
     return functools.lru_cache(**parameters)(function)
 
 

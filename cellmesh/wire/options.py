@@ -1,7 +1,7 @@
 """The options of a start, each in two forms: as users give it, and as a mesh's processes read it.
 
 A new option is a field of `StartOptions`, from which ``%dist_start``, `cellmesh.start` and the
-project's ``pyproject.toml`` take it, and of `MeshOptions` where the mesh's ticket is to carry it.
+project's ``pyproject.toml`` take it, and of `MeshOptions` if the mesh's ticket has to carry it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from .hosts import HOST_LEASE_S
 
 @dataclass(frozen=True)
 class Flag:
-    """How ``%dist_start`` takes an option; an option without a flag is none of the magic's.
+    """The flag of an option of ``%dist_start``, which does not have options without a flag.
 
     Attributes:
-        help: a line for the magic's help.
-        metavar: what stands for the value there; "" for the name of its type.
-        name: the flag; "" for the option's name with dashes, without the unit.
-        is_repeated: whether it may be given several times.
+        help: line for the magic's help.
+        metavar: placeholder of the value in the help; "" for the name of its type.
+        name: name of the flag; "" for the option's name with dashes, without the unit.
+        is_repeated: whether the flag may be given several times.
     """
 
     help: str
@@ -43,45 +43,48 @@ class StartOptions(TypedDict, total=False):
     Attributes:
         mesh: dims of the DeviceMesh, ``{"dp": 2, "tp": 4}`` or ``"dp=2,tp=4"``; by default one,
             ``dp``.
-        backend: ``auto`` (the default: NCCL where each rank has a GPU of its own, else gloo),
-            ``gloo`` or ``nccl``.
+        backend: ``auto`` (the default: NCCL if each rank has its own GPU, else gloo), ``gloo`` or
+            ``nccl``.
         preload: modules to import once, before the ranks are forked; a list, or names joined by
             commas.
-        name: for ``cellmesh ps``, of letters, digits, ``_`` and ``-``; by default one of its own.
-        settle_s: how long the other ranks of a cell may take after one has failed, in seconds (1).
-        on_error: what then happens to them: ``release`` (the default) raises `Released` in them,
-            ``wait`` leaves them to the user.
-        hosts: to run on, ``"a:4,b:4"``; ranks are numbered host by host. By default this machine.
-        nproc_per_host: how many ranks run on each host that names no number.
-        launch: the command line that starts `cellmesh agent` on a host, such as ``docker exec -i
+        name: name of the mesh, for ``cellmesh ps``: letters, digits, ``_`` and ``-``; by default a
+            generated one.
+        settle_s: time that the other ranks of a cell have to finish after one has failed, in
+            seconds (1).
+        on_error: treatment of ranks that still wait then: ``release`` (the default) raises
+            `Released` in them, ``wait`` leaves them to the user.
+        hosts: hosts to run on, ``"a:4,b:4"``; ranks are numbered host by host. By default this
+            machine.
+        nproc_per_host: number of ranks on each host that is given without a number.
+        launch: command line that starts `cellmesh agent` on a host, such as ``docker exec -i
             {host} {command}``; by default OpenSSH's client. ``slurm`` uses the nodes of this
             process's allocation, or a new one; ``ray`` nodes of a Ray cluster. With ``hand`` and
-            ``torchrun`` hosts announce themselves on which people, or torchrun, start the command
-            that is shown.
-        nodes: how many nodes Slurm or Ray is asked for, or hosts announce themselves.
-        time_limit: of the allocation, as srun takes it.
-        partition: of Slurm.
-        launch_args: further options of srun (``"--gres=gpu:4 --account=x"``), or what each node
-            of Ray gives (``"CPU=8 GPU=4"``; by default a CPU and, where there are some, a GPU for
-            each rank).
-        queue_timeout_s: how long nodes may be waited for, in seconds or like ``1h``; by default as
-            long as it takes.
-        host_lease_s: how long a host may be without a connection before its ranks count as lost:
+            ``torchrun``, people, or torchrun, start the command that is shown, and each host
+            announces itself.
+        nodes: number of nodes to request from Slurm or Ray, or of hosts that announce themselves.
+        time_limit: time limit of the allocation, in srun's format.
+        partition: partition of Slurm.
+        launch_args: further options of srun (``"--gres=gpu:4 --account=x"``), or the resources of
+            each node of Ray (``"CPU=8 GPU=4"``; by default a CPU and, if the cluster has GPUs, a
+            GPU for each rank).
+        queue_timeout_s: time limit for the wait for nodes, in seconds or like ``1h``; by default
+            unlimited.
+        host_lease_s: time that a host may be without a connection before its ranks count as lost:
             seconds, or text like ``30s`` (10).
-        interface: the hosts' network interface for cellmesh, gloo, NCCL and the c10d store; by
+        interface: network interface of the hosts for cellmesh, gloo, NCCL and the c10d store; by
             default that of the route to this host.
         env: environment variables that the ranks of all hosts get besides those of their host:
             names of variables that are set here, ``["HF_HOME"]``, or names and values.
-        gpus: which GPUs the ranks of each host use: ``[0, 2]`` or ``"0,2"``, counted among those
+        gpus: GPUs that the ranks of each host use: ``[0, 2]`` or ``"0,2"``, counted among those
             that an engine has given (``CUDA_VISIBLE_DEVICES``); ``"none"``.
-        address: this host's, or its interface, for hosts that announce themselves; by default that
-            of the route to other networks.
-        sync: whether the modules beside the notebook are brought to the other hosts as they are
-            here, before a cell when they have changed (yes); or ``"on"``, ``"off"``.
-        lease_s: how long the mesh lives on when this process has gone, for `attach`: seconds, or
-            text like ``30m``. By default half an hour in a notebook, unless its kernel is shut down
-            while nothing runs, and 0 (it ends) elsewhere.
-        auto_heal: whether dead ranks are replaced without being asked (no).
+        address: address of this host, or its interface, for hosts that announce themselves; by
+            default that of the route to other networks.
+        sync: whether the other hosts get the modules beside the notebook as they are here, before a
+            cell if they have changed (yes); or ``"on"``, ``"off"``.
+        lease_s: time that the mesh keeps running after this process has ended, for `attach`:
+            seconds, or text like ``30m``. By default half an hour in a notebook, unless its kernel
+            is shut down while nothing runs, and 0 (the mesh ends) elsewhere.
+        auto_heal: whether dead ranks are replaced automatically (no).
         fold_numbers: whether lines of ranks that differ only in numbers are shown as one, with the
             span of each number (yes); or ``"on"``, ``"off"``. `Mesh.fold_numbers` changes it.
         prestart: whether the ranks may be forked from the process that has imported torch in the
@@ -180,12 +183,12 @@ class StartOptions(TypedDict, total=False):
 
 
 class MeshOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Checked options that a mesh's ticket carries; the fields are as of `StartOptions`.
+    """Checked options that a mesh's ticket carries; the fields are those of `StartOptions`.
 
     Attributes:
-        is_lease_chosen: whether the user has said so; else a kernel that is shut down ends the
-            mesh.
-        gpus: which GPUs the ranks of each host use; None for all.
+        is_lease_chosen: whether the user has chosen `lease_s`; if not, a kernel that is shut down
+            ends the mesh.
+        gpus: GPUs that the ranks of each host use; None for all.
     """
 
     backend: str = "auto"
@@ -204,6 +207,6 @@ class MeshOptions(msgspec.Struct, frozen=True, kw_only=True):
     env: dict[str, str] = {}
     gpus: tuple[str, ...] | None = None
 
-    def __repr__(self) -> str:  # without variables, whose values may be secret
+    def __repr__(self) -> str:  # without `env`, whose values may be secret
         fields = (field for field in self.__struct_fields__ if field != "env")
         return f"{type(self).__name__}({', '.join(f'{f}={getattr(self, f)!r}' for f in fields)})"

@@ -1,6 +1,8 @@
-"""Files of a mesh's directory, which only their owner may read, and regular files of others; the
-secrets in them, whose `repr` hides them: tracebacks that show local variables show none of a mesh's
-keys (IPython's ``%xmode Verbose``).
+"""Reads and writes files that only their owner may read, and strings that hide keys from
+tracebacks.
+
+The `repr` of such a string hides its text, as some tracebacks show local variables (IPython's
+``%xmode Verbose``).
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from ..errors import HostError
 
 S = TypeVar("S", bound=msgspec.Struct)
 
-# A ticket has some kilobytes: the notebook's sys.path is the longest of it.
+# A ticket has some kilobytes; the notebook's sys.path is its longest part.
 _MAX_BYTES = 1 << 20
 
 
@@ -49,7 +51,7 @@ def read_own_file(path: Path) -> SecretBytes:
 
 
 def is_others(facts: os.stat_result) -> bool:
-    """Whether a file is another user's, or others may read it."""
+    """Return whether a file belongs to another user, or others may read it."""
     return facts.st_uid != os.getuid() or bool(stat.S_IMODE(facts.st_mode) & 0o077)
 
 
@@ -57,7 +59,7 @@ def write_whole(path: Path, value: msgspec.Struct) -> None:
     """Write a struct to its file as JSON, mode 0600, whole or not at all.
 
     Raises:
-        HostError: it cannot be written.
+        HostError: the file cannot be written.
     """
     draft = path.with_suffix(".new")
     try:
@@ -70,7 +72,7 @@ def write_whole(path: Path, value: msgspec.Struct) -> None:
 
 
 def cannot_write(path: Path, error: OSError) -> HostError:
-    """Return the error that says why a file or directory of a mesh cannot be written."""
+    """Return the error for a file or directory of a mesh that cannot be written."""
     return HostError(
         f"cannot write {path}: {error.strerror or error}. Free some space or make it writable, or "
         "set JUPYTER_RUNTIME_DIR to another directory"
@@ -81,7 +83,7 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     """Open a regular file for reading.
 
     Raises:
-        OSError: it is none, or cannot be opened.
+        OSError: the file is not regular, or cannot be opened.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -94,7 +96,7 @@ def read_regular(path: str | os.PathLike[str], max_bytes: int) -> bytes:
     """Return the content of a regular file.
 
     Raises:
-        OSError: it is none, has more than `max_bytes`, or cannot be read.
+        OSError: the file is not regular, has more than `max_bytes`, or cannot be read.
     """
     with open_regular(path) as file:
         content = file.read(max_bytes + 1)
@@ -104,7 +106,7 @@ def read_regular(path: str | os.PathLike[str], max_bytes: int) -> bytes:
 
 
 class Secret(str):
-    """A key as text."""
+    """A key as text, hidden in its `repr`."""
 
     __slots__ = ()
 
@@ -113,7 +115,7 @@ class Secret(str):
 
 
 class SecretBytes(bytes):
-    """Bytes with a key in them: a file's content, or a message."""
+    """Bytes that contain a key (a file's content, a message), hidden in their `repr`."""
 
     __slots__ = ()
 
@@ -124,16 +126,16 @@ class SecretBytes(bytes):
 def to_json(value: msgspec.Struct, indent: int | None = None) -> SecretBytes:
     """Return a struct as JSON.
 
-    msgspec would write UTF-8 only; paths in a ticket may have bytes that are none (as surrogates).
+    msgspec would write UTF-8 only; paths in a ticket may have other bytes (as surrogates).
     """
     return SecretBytes(json.dumps(value, indent=indent, default=msgspec.structs.asdict).encode())
 
 
 def from_json(text: bytes, type: type[S]) -> S:
-    """Read a struct that `to_json` has written; its text is in no traceback.
+    """Read a struct that `to_json` has written; no traceback contains its text.
 
     Raises:
-        ValueError: it is damaged.
+        ValueError: the text is damaged.
     """
     try:
         return msgspec.convert(json.loads(text), type, dec_hook=_as_secret)

@@ -1,14 +1,13 @@
 """Pickles Python values for other processes: cloudpickle, protocol 5, large buffers out of band.
 
-Pickle is chosen as users push functions, classes and closures of their notebook. It runs code on
-loading, so `loads` is called only on data from an authenticated peer in a message that
-decoded.
+Pickle is used because users push functions, classes and closures of their notebook. It runs code on
+loading, so `loads` is called only on data from an authenticated peer in a message that decoded.
 
-Tensors and arrays have their memory out of band, without a copy. Classes of the notebook and of
-ranks' cells travel by value. cloudpickle gives such a class a random number where it is first
-pickled, so that the same cell on two ranks makes two classes: equal dataclasses of two ranks would
-differ in the notebook. Here the number follows from the class's definition. A class that is defined
-again with other contents is another class.
+The memory of tensors and arrays is sent out of band, without a copy. Classes of the notebook and of
+ranks' cells are sent by value. cloudpickle gives such a class a random number when it is first
+pickled, so the same cell on two ranks would make two classes, and equal dataclasses of two ranks
+would differ in the notebook. Here the number is derived from the class's definition. A class that
+is defined again with other contents is another class.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from . import limits, segments
 from .codec import Frame
 from .messages import Pickled
 
-# Longer sources stay where they are.
+# Longer sources are not sent.
 _MAX_TEXT = 1 << 18
 
 
@@ -40,24 +39,24 @@ class _Lines(tuple[Any, ...]):
     source of a function that was sent.
 
     Attributes:
-        cell: the ``In[n]`` that they are, 0 if that is not known.
+        cell: n of the cell ``In[n]`` with this source; 0 if unknown.
     """
 
     cell = 0
 
 
 class Sources:
-    """The source texts that a pickle already contains, so that each is in it once."""
+    """The source texts that a pickle already contains, so that it contains each text once."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[str, int] | None] = {}
 
     def reduce(self, code: types.CodeType, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return how pickle is to reduce a code object together with its source.
+        """Return the pickle reduction of a code object together with its source.
 
         Args:
             code: the code object.
-            reduced: how it does without.
+            reduced: its reduction without the source.
         """
         name = code.co_filename
         if name not in self._known:
@@ -78,7 +77,7 @@ def restore(
 
 
 def cell_of(name: str) -> int:
-    """Return n of the cell ``In[n]`` that has this code file name, 0 for other code."""
+    """Return n of the cell ``In[n]`` whose code has this file name; 0 for other code."""
     return int(getattr(linecache.cache.get(name), "cell", 0))
 
 
@@ -114,30 +113,28 @@ def stand_in(text: str) -> Pickled:
     """Return a pickle that raises `HostError` when it is loaded, in place of a lost value.
 
     Args:
-        text: what became of the value.
+        text: message of the error.
     """
     return Pickled(pickle.dumps(_Lost(text), protocol=5))
 
 
-# Smaller buffers cost less copied into the stream than sent as a frame.
+# Smaller buffers are copied into the stream, which costs less than a frame.
 OUT_OF_BAND_BYTES = 64 * 1024
-# Of what is in the stream: there, and where ranks map it.
+# Copies of in-band data: in the stream, and where ranks map it.
 _NUM_COPIES = 2
 _MAX_DEPTH = 6
-# Whose objects reduce as `_reduce_array` says.
+# Modules whose objects `_reduce_array` reduces.
 _ARRAY_MODULES = frozenset(("numpy", "torch", "torch.storage", "torch._subclasses.fake_tensor"))
-_TORCH_REBUILDS = "torch._utils"  # whose functions do so, too
+_TORCH_REBUILDS = "torch._utils"  # `_reduce_array` reduces its functions, too
 
 Reducer = Callable[[Any], Any]
 
 
 class BufferHolder(Protocol):
-    """Notes which shared-memory segments this process still uses."""
+    """Keeps track of the shared-memory segments that this process uses."""
 
     def hold(self, loan: int) -> Callable[[], object]:
-        """Note a segment that is used from now on; return a function to call, on any thread, after
-        its last use.
-        """
+        """Note that a segment is in use; return a function to call on any thread after that use."""
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -191,20 +188,20 @@ class _CheckedStream(io.BytesIO):
 def dumps(
     value: Any, name: str, reducer: Reducer | None = None, is_small: bool = False
 ) -> tuple[Pickled, list[Frame]]:
-    """Pickle a value, with large buffers beside the stream.
+    """Pickle a value, with large buffers out of band.
 
     Args:
         value: any object that cloudpickle can pickle.
-        name: what the user calls it, for the error.
-        reducer: asked first how an object reduces (as ``pickle.Pickler.reducer_override``); may
+        name: the user's name of the value, for error messages.
+        reducer: called first to reduce an object (as ``pickle.Pickler.reducer_override``); may
             return ``NotImplemented``, or raise `UnpicklableError` with a hint.
-        is_small: whether it is known that the value cannot be larger than memory.
+        is_small: whether the value certainly fits into memory.
 
     Returns:
         The pickle, and its out-of-band buffers, each a frame.
 
     Raises:
-        UnpicklableError: it cannot be pickled; names the part of it that cannot.
+        UnpicklableError: the value cannot be pickled; the message names the responsible part.
     """
     buffers: list[Frame] = []
 
@@ -227,7 +224,7 @@ def check_dumps(value: Any, name: str, reducer: Reducer | None = None) -> None:
     """Check that a value can be pickled, without keeping the pickle in memory.
 
     Raises:
-        UnpicklableError: it cannot be pickled; names the part of it that cannot.
+        UnpicklableError: the value cannot be pickled; the message names the responsible part.
     """
     _dump(value, name, reducer, _pickler_to_nowhere(reducer))
 
@@ -263,13 +260,13 @@ def loads(payload: Pickled, buffers: Sequence[Frame], holder: BufferHolder | Non
     Args:
         payload: the pickle.
         buffers: its out-of-band buffers, in order. They become the memory of the arrays inside.
-        holder: notes the segment that the value lies in.
+        holder: keeps track of the segment that contains the value.
 
     Returns:
         The value.
 
     Raises:
-        HostError: the pickle is in a segment, which cannot be opened or mapped.
+        HostError: the pickle is in a segment that cannot be opened or mapped.
     """
     if payload.is_mapped:
         frame = segments.open_segment(buffers[0])
@@ -341,12 +338,12 @@ def _closure(function: types.FunctionType) -> Iterable[tuple[str, Any]]:
 
 # ---------------------------------------------------------------- tensors and arrays
 
-# From here on a strided array is worth a contiguous copy, and memory is used where it arrives.
+# From this size on, strided arrays are made contiguous, and received memory is used in place.
 LARGE_BYTES = 64 * 1024
 
 
 def _reduce_array(value: Any) -> Any:
-    """Return how pickle is to reduce a tensor, storage or array (see
+    """Return the pickle reduction of a tensor, storage or array (see
     `pickle.Pickler.reducer_override`).
 
     Args:
@@ -354,7 +351,7 @@ def _reduce_array(value: Any) -> Any:
             ``torch._utils``, by which torch rebuilds tensors.
 
     Returns:
-        ``NotImplemented`` where its class knows best.
+        The reduction; ``NotImplemented`` for that of its class.
     """
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     kind = type(value)
@@ -390,8 +387,8 @@ def _reduce_array(value: Any) -> Any:
 def find_rebuild() -> Any:
     """Return the function that rebuilds tensors of torch's newer dtypes (float8, uint16, ...).
 
-    torch reduces these with an untyped storage, and rebuilds them on a typed one: `torch.load` has
-    changed it by then.
+    torch reduces these with an untyped storage, but its own function needs a typed one, which only
+    `torch.load` makes.
     """
     return _rebuild_tensor
 
@@ -406,9 +403,9 @@ def make_storage(num_bytes: int, dtype: Any, device: str) -> Any:
     """Make a torch storage that has no contents to send: an empty one, or one on ``meta``.
 
     Args:
-        num_bytes: its size.
-        dtype: as of `rebuild_storage`.
-        device: torch's name of it.
+        num_bytes: size of the storage, in bytes.
+        dtype: see `rebuild_storage`.
+        device: torch's name of the device.
     """
     import torch
 
@@ -421,7 +418,7 @@ def rebuild_storage(buffer: Any, dtype: Any) -> Any:
 
     Args:
         buffer: writable memory.
-        dtype: of a typed storage; None for an untyped one.
+        dtype: dtype of a typed storage; None for an untyped one.
     """
     import torch
 
@@ -435,9 +432,9 @@ def move_storage(storage: Any, dtype: Any, device: str) -> Any:
     """Move a received torch storage to the device that it was sent from.
 
     Args:
-        storage: as it has arrived, on the CPU.
-        dtype: as of `rebuild_storage`.
-        device: torch's name of it.
+        storage: the received storage, on the CPU.
+        dtype: see `rebuild_storage`.
+        device: torch's name of the device.
 
     Raises:
         MeshUsageError: this process has no such device.
@@ -446,7 +443,7 @@ def move_storage(storage: Any, dtype: Any, device: str) -> Any:
 
     try:
         there = torch.empty(storage.nbytes(), dtype=torch.uint8, device=device).untyped_storage()
-    except (RuntimeError, AssertionError) as e:  # the latter where torch is built without it
+    except (RuntimeError, AssertionError) as e:  # the latter if torch is built without it
         raise MeshUsageError(
             f"a tensor on {device} was sent to a process that has no such device: send `x.cpu()`, "
             "or, with a device for each rank, a part to each with `push(x=x, shard=0)`"
@@ -479,7 +476,7 @@ def _check_fits(num_bytes: int) -> None:
 
 
 def _is_part(tensor: Any, torch: Any) -> bool:
-    """Return whether a tensor is less than half of a large storage, which would travel whole."""
+    """Return whether a tensor is less than half of a large storage, which would be sent whole."""
     if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
         return False
     num_bytes = tensor.untyped_storage().nbytes()
@@ -488,7 +485,7 @@ def _is_part(tensor: Any, torch: Any) -> bool:
 
 # ---------------------------------------------------------------- classes by value
 
-# What Python adds to a class by itself, and what says only where it stands.
+# Attributes that Python adds to a class, or that only describe the place of its definition.
 _LEFT_OUT = {
     "__dict__", "__weakref__", "__firstlineno__", "__static_attributes__", "__annotate_func__",
     "__annotations_cache__", "__slotnames__", "_abc_impl", "__abstractmethods__",
@@ -500,12 +497,12 @@ _MAX_PARTS = 100_000
 
 
 class LoadedClasses:
-    """Reports the classes of ``__main__`` that this process loads."""
+    """Reports the classes of ``__main__`` that this process unpickles."""
 
     listener: Callable[[type], object] | None = None
 
     def note(self, loaded: type) -> None:
-        """Report a class that has been loaded."""
+        """Report a class that has been unpickled."""
         if self.listener is not None and loaded.__module__ == "__main__":
             self.listener(loaded)
 
@@ -514,16 +511,16 @@ loaded_classes = LoadedClasses()
 
 
 def identify(kind: type) -> None:
-    """Give a class that will be pickled by value the number of its definition, unless it has one.
+    """Set cloudpickle's id of a class that is pickled by value to a digest of its definition.
 
-    A class with contents that cannot be compared keeps a random number.
+    A class that has an id, or whose definition has no digest, keeps cloudpickle's id.
     """
     by_class = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS
     if kind.__module__ != "__main__" or kind in by_class:
         return
     try:
         number = digest(kind)
-    except Exception:  # of the user's own code, or there is too much of it
+    except Exception:  # raised by user code, or the definition is too large
         return
     with cloudpickle._DYNAMIC_CLASS_TRACKER_LOCK:
         by_class[kind] = number
@@ -531,8 +528,8 @@ def identify(kind: type) -> None:
 
 
 def keep_qualname(kind: type, reduced: Any) -> bool:
-    """Add a class's qualified name to how cloudpickle reduces it, which leaves that out; return
-    whether it reduces the class by value at all.
+    """Add a class's qualified name to cloudpickle's reduction, which omits it; return whether that
+    reduction is by value.
     """
     if type(reduced) is not tuple or len(reduced) != 6:
         return False
@@ -542,7 +539,7 @@ def keep_qualname(kind: type, reduced: Any) -> bool:
 
 
 def _reduce_class(kind: type, reduced: Any) -> Any:
-    """Return how pickle is to reduce a class, given how cloudpickle does."""
+    """Return the pickle reduction of a class, given cloudpickle's."""
     if not keep_qualname(kind, reduced):
         return reduced
     outer: Any = None
@@ -553,10 +550,10 @@ def _reduce_class(kind: type, reduced: Any) -> Any:
 
 
 def fill(kind: type, state: tuple[Any, Any]) -> None:
-    """Fill a class that has been created for a pickle, or that is there already.
+    """Set the attributes of a class that unpickling has created or found.
 
-    Functions of a class that this process has defined itself stay, where they are equal: they share
-    the globals of its other code.
+    A class that this process has defined itself keeps functions that are equal to the pickled ones,
+    as they share the globals of its other code.
     """
     (attributes, slots), _ = state
     own = _main()
@@ -583,10 +580,10 @@ def _is_same(current: Any, given: Any, own: dict[str, Any]) -> bool:
 
 
 def digest(kind: type) -> str:
-    """Return a number that classes of equal definitions have in all processes.
+    """Return a digest of a class's definition, equal in all processes for equal definitions.
 
-    The definition: name, bases, attributes, the code of methods, their defaults and closures; not
-    the globals that methods use, nor where the class stands.
+    The definition includes name, bases, attributes, the code of methods, their defaults and
+    closures; not the globals that methods use, nor the place of the definition.
     """
     hashed = hashlib.blake2b(digest_size=16)
     for part in _Parts().of(kind):
@@ -600,7 +597,7 @@ class _Parts:
 
     def __init__(self) -> None:
         self._seen: dict[int, int] = {}
-        self._kept: list[Any] = []  # so that no id is used again
+        self._kept: list[Any] = []  # so that no id is reused
         self._num_parts = 0
 
     def of(self, value: Any) -> Iterator[str]:

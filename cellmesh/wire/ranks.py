@@ -1,4 +1,4 @@
-"""Reads and writes sets of ranks as users do (``0,2-5``), and groups ranks by equal answers."""
+"""Parses and formats sets of ranks in users' notation (``0,2-5``); groups ranks by answer."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TypeVar
 from ..errors import MeshUsageError
 
 T = TypeVar("T", bound=Hashable)
-# A longer set of ranks is a number and the first few.
+# A longer set of ranks is written as its size and the first few ranks.
 _MAX_CHARACTERS, _NUM_FIRST = 60, 3
 
 
 def format_ranks(ranks: Iterable[int]) -> str:
-    """Write a set of ranks in short, as ``0,2-5``.
+    """Format a set of ranks in short, as ``0,2-5``.
 
     Args:
         ranks: ranks in any order.
@@ -31,7 +31,7 @@ def format_ranks(ranks: Iterable[int]) -> str:
 
 
 def parse_ranks(text: str, world_size: int) -> tuple[int, ...]:
-    """Read a set of ranks that a user has written, as ``0,2-5``.
+    """Parse a set of ranks that a user has written, as ``0,2-5``.
 
     Args:
         text: ``0``, ``0,2-5`` or ``all``; negative numbers do not count from the end.
@@ -64,10 +64,10 @@ def parse_ranks(text: str, world_size: int) -> tuple[int, ...]:
 
 
 def count_ranks(ranks: Collection[int]) -> str:
-    """Write a set of ranks in short, and one that is long even so as its number and the first.
+    """Format a set of ranks in short or, beyond 60 characters, as its size and the first few ranks.
 
     Args:
-        ranks: in any order.
+        ranks: ranks in any order.
 
     Returns:
         ``"0,2-5"``, or ``"512 ranks: 0,2,4,…"`` beyond 60 characters.
@@ -85,7 +85,7 @@ def describe_ranks(ranks: Collection[int]) -> str:
         ranks: at least one rank.
 
     Returns:
-        ``"rank 3"``, ``"ranks 0-2,4"`` or, of many, ``"512 ranks (0,2,4,…)"``.
+        ``"rank 3"``, ``"ranks 0-2,4"`` or, for many ranks, ``"512 ranks (0,2,4,…)"``.
     """
     text = count_ranks(ranks)
     if ":" in text:

@@ -4,9 +4,9 @@ reconnect.
 Both ends have a `Reliable`, which outlives the connections between them. Every message travels
 behind a preamble of 16 bytes: its own number, and the highest number received from the other side.
 ZeroMQ delivers in order, and may lose messages in flight when a connection breaks; so a message
-that is not the next one has been received before, or will be sent again. After a reconnect the
-sides exchange, without numbers, how far they have received, and each sends again what the other
-lacks.
+that is not the next one has been received before, or will be sent again. After a reconnect each
+side sends, in a message without a number, the highest number that it has received, and sends again
+the messages that the other side lacks.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Generic, TypeVar
 
 from ..errors import ProtocolError
 
-# How long an acknowledgement waits for a message that it can travel with.
+# Time that an acknowledgement waits for a message that can carry it, in seconds.
 ACK_S = 0.05
-# The other side keeps this much at most for want of an acknowledgement.
+# An acknowledgement is due after so many bytes, which the other side keeps until then.
 ACK_BYTES = 4 << 20
 
 _PREAMBLE = struct.Struct("<QQ")
@@ -34,10 +34,10 @@ class Reliable(Generic[M]):
         on_acked: called with each message that the other side has acknowledged.
 
     Attributes:
-        num_received: how many messages have been taken in.
-        kept_bytes: of messages that are not acknowledged.
-        ack_at: when an acknowledgement is due, for want of a message that carries it; None if none
-            is owed.
+        num_received: number of messages received so far, without repetitions.
+        kept_bytes: size of the messages that are not acknowledged, in bytes.
+        ack_at: time when an acknowledgement is due, unless a message carries it before; None if
+            none is due.
     """
 
     def __init__(self, on_acked: Callable[[M], object] | None = None) -> None:
@@ -67,21 +67,21 @@ class Reliable(Generic[M]):
 
         Args:
             preamble: the message's preamble.
-            num_bytes: how long the rest is.
-            now: seconds, any clock.
+            num_bytes: size of the rest of the message, in bytes.
+            now: current time of any clock, in seconds.
 
         Returns:
             Whether to handle the message; else it is a repetition, follows a gap, or has no number.
 
         Raises:
-            ProtocolError: that is no preamble, or it acknowledges what was never sent.
+            ProtocolError: the preamble is invalid, or acknowledges a message that was never sent.
         """
         number, acked = read_preamble(preamble)
         if self._kept or acked > self._num_sent:
             self._note_acked(acked)
         if number != self.num_received + 1:
             if number and number <= self.num_received:
-                self.ack_at = now  # it did not know
+                self.ack_at = now  # the sender lacks the acknowledgement
             return False
         self.num_received = number
         if self.ack_at is None:
@@ -100,7 +100,7 @@ class Reliable(Generic[M]):
             self.ack_at = now
 
     def resume(self, num_received: int) -> list[tuple[bytes, M]]:
-        """Return the messages, with preambles, to send again to an end that received this many."""
+        """Return the messages to send again to a side that received this many, with preambles."""
         self._note_acked(num_received)
         return [(self._preamble(number), message) for number, message, _ in self._kept]
 
@@ -109,7 +109,7 @@ class Reliable(Generic[M]):
         """Return whether a preamble belongs to a message without a number (`wrap_aside`).
 
         Raises:
-            ProtocolError: that is no preamble.
+            ProtocolError: the preamble is invalid.
         """
         return read_preamble(preamble)[0] == 0
 
@@ -144,7 +144,7 @@ def read_preamble(preamble: bytes) -> tuple[int, int]:
     sender has received.
 
     Raises:
-        ProtocolError: that is no preamble.
+        ProtocolError: the preamble is invalid.
     """
     if len(preamble) != _PREAMBLE.size:
         raise ProtocolError(f"a preamble of {len(preamble)} bytes")

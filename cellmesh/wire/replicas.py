@@ -1,4 +1,4 @@
-"""Requests about tensors that should be equal on several ranks, and their answers."""
+"""Requests to compare, copy and synchronize tensors of several ranks, and their answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Kind = Literal["parameter", "buffer", "optimizer state", "tensor", "number", "rn
 
 
 class Check(FeatureRequest, frozen=True):
-    """Ask ranks for digests of the tensors of an expression's value ("": of all models and
+    """Ask ranks for digests of the tensors in an expression's value ("": in all models and
     optimizers).
     """
 
@@ -60,14 +60,15 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's part of one tensor, or one plain value, as found and digested for a `Check`.
 
     Attributes:
-        path: where it is, from the expression on: ``model.module.0.weight``.
-        kind: what it is; ``not wrapped`` stands for a whole model or optimizer that was left out.
+        path: path of the tensor or value, from the expression on: ``model.module.0.weight``.
+        kind: kind of the tensor or value; ``not wrapped`` for a whole model or optimizer that was
+            left out.
         dtype: element type; "" for plain values.
         shape: shape of the rank's own part.
-        digest: digest of it, bit for bit; "" where it cannot be read.
-        ranks: the global ranks that should hold the same, this one among them; () for all that were
-            asked.
-        text: a plain value, as it reads.
+        digest: digest of the rank's own part, bit for bit; "" if it cannot be read.
+        ranks: global ranks that should hold the same part, including this rank; () for all ranks
+            that received the request.
+        text: a plain value as text.
         why_differs: why it may differ nevertheless; "" if it must not.
     """
 
@@ -82,15 +83,15 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Distance(msgspec.Struct, frozen=True, kw_only=True):
-    """How much two ranks' parts of a tensor differ. NaN is equal to NaN.
+    """Difference between two ranks' parts of a tensor. NaN is equal to NaN.
 
     Attributes:
-        num_differing: elements that differ.
-        num_elements: of how many.
-        max_abs: largest absolute difference, where both are numbers.
-        num_nan: elements that are NaN in one of the two only.
-        first_index: where the first one is that differs; () if none does.
-        ours, theirs: its values.
+        num_differing: number of elements that differ.
+        num_elements: number of all elements.
+        max_abs: largest absolute difference between elements that are both numbers.
+        num_nan: number of elements that are NaN in only one of the two parts.
+        first_index: index of the first element that differs; () if none does.
+        ours, theirs: values of that element.
     """
 
     num_differing: int
@@ -103,14 +104,15 @@ class Distance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SyncReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's report on a `Sync`: how many tensors are equal now, and what could not be.
+    """One rank's report on a `Sync`: the numbers of tensors that are equal now or were left alone.
 
     Attributes:
-        num_equal: tensors and values that are those of the source now.
-        num_alone: tensors of which no other rank holds the same part; they were left as they were.
-        num_created: parameters whose optimizer state was made, renewed or removed as the source has
-            it.
-        left_out: what could not be made equal, as some ranks do not have it or have it otherwise.
+        num_equal: number of tensors and values that are equal to those of the source now.
+        num_alone: number of tensors whose part no other rank holds; they were left unchanged.
+        num_created: number of parameters whose optimizer state was made, replaced or removed to
+            match the source's.
+        left_out: tensors and values that could not be made equal, as some ranks do not have them or
+            have others in their place.
     """
 
     num_equal: int

@@ -1,11 +1,10 @@
-"""Large values within a host: written once into shared memory (a memfd), and mapped by the
-processes that read them.
+"""Shared-memory segments (memfds), written once and mapped by the processes of a host that read
+large values.
 
-A segment is a memfd that holds the out-of-band buffers of one pickle, one after the other. Its
-place among a message's frames is taken by a `SegmentFrame`, which names the process and the
-descriptor where the memfd is open; a receiver opens it there by ``/proc``, checks that it is the
-one meant, and maps it copy-on-write. A memfd has no name: it is gone with the last process that has
-it open or mapped.
+A segment is a memfd that holds the out-of-band buffers of one pickle, one after the other. A
+message contains a `SegmentFrame` instead, which names a process and the descriptor under which it
+has the memfd open; a receiver opens it there by ``/proc``, checks its inode, and maps it
+copy-on-write. A memfd has no path: it exists as long as some process has it open or mapped.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from .messages import Pickled
 MIN_BYTES = 512 << 10
 # Vector instructions want their data aligned.
 _ALIGN_BYTES = 64
-# Of mmap(2); Python knows the first from 3.13 on.
+# Flags of mmap(2); Python has the first from 3.13 on.
 _MAP_NORESERVE, _MAP_FIXED = 0x4000, 0x10
 _WHY_NOT_OPEN = {
     errno.EMFILE: ": this process has as many files open as it may "
@@ -45,14 +44,14 @@ _WHY_NOT_OPEN = {
 
 
 class Ref(msgspec.Struct, frozen=True, array_like=True):
-    """Names a process that has a shared-memory segment open, and describes the segment's content.
+    """Address of a shared-memory segment: a process that has it open, and the segment's content.
 
     Attributes:
-        pid, descriptor: the process that has it open, and as which descriptor.
-        inode: of the memfd: a number that was used again is noticed.
-        loan: the number of this use of the segment.
-        sizes: of the buffers, in bytes.
-        why_missing: why no process has it, of a segment that was to come from another host.
+        pid, descriptor: the process that has the memfd open, and its descriptor there.
+        inode: inode of the memfd, which reveals a reused process number or descriptor.
+        loan: number of this use of the segment.
+        sizes: sizes of the buffers, in bytes.
+        why_missing: why a segment from another host did not arrive; "" if it did.
     """
 
     pid: int
@@ -107,7 +106,7 @@ def read_ref(frame: Frame) -> Ref:
     """Decode the segment's address (`Ref`) from a received `SegmentFrame`.
 
     Raises:
-        ProtocolError: that is none.
+        ProtocolError: the frame names no segment.
     """
     try:
         return msgspec.msgpack.decode(frame, type=Ref)
@@ -119,12 +118,12 @@ def open_segment(frame: Frame) -> SegmentFrame:
     """Open, in this process, the shared-memory segment that a frame of another process names.
 
     Args:
-        frame: as received; one of this process's own is returned as it is.
+        frame: the received frame; a `SegmentFrame` of this process is returned unchanged.
 
     Raises:
-        HostError: the process that held the segment has ended, or may not be looked into.
-        KeyboardInterrupt: the run was interrupted while the segment came from another host.
-        ProtocolError: the frame names none.
+        HostError: the process that held the segment has ended, or access to it is denied.
+        KeyboardInterrupt: the run was interrupted while the segment was sent by another host.
+        ProtocolError: the frame names no segment.
     """
     if isinstance(frame, SegmentFrame):
         return frame
@@ -149,7 +148,7 @@ def open_segment(frame: Frame) -> SegmentFrame:
 
 @functools.cache
 def are_possible() -> bool:
-    """Return whether this system has memfds that other processes can open; a sandbox may not."""
+    """Return whether this system has memfds that other processes can open; sandboxes may not."""
     try:
         memfd = create(1, "cellmesh-probe")
         os.close(os.open(f"/proc/{os.getpid()}/fd/{memfd.descriptor}", os.O_RDONLY | os.O_CLOEXEC))
@@ -167,11 +166,11 @@ def create(num_bytes: int, name: str) -> Memfd:
     """Create an empty shared-memory segment (a memfd) for the buffers of one value.
 
     Args:
-        num_bytes: its size.
-        name: what ``/proc`` shows of it.
+        num_bytes: size of the segment, in bytes.
+        name: name of the segment in ``/proc``.
 
     Raises:
-        OSError: there can be none of that size.
+        OSError: the system cannot create a segment of that size.
     """
     memfd = Memfd(os.memfd_create(name, os.MFD_CLOEXEC))
     os.ftruncate(memfd.descriptor, num_bytes)
@@ -179,21 +178,21 @@ def create(num_bytes: int, name: str) -> Memfd:
 
 
 def write(memfd: Memfd, buffers: Sequence[Frame]) -> None:
-    """Write buffers into a shared-memory segment to which nothing has been written yet.
+    """Write buffers into a new shared-memory segment.
 
     Args:
         memfd: the segment.
-        buffers: what is to be in it.
+        buffers: content of the segment.
 
     Raises:
-        OSError: the system does not give the memory.
+        OSError: the memory cannot be allocated.
     """
     for at, buffer in zip(offsets([len(b) for b in buffers]), buffers, strict=True):
         write_at(memfd, buffer, at)
 
 
 def write_at(memfd: Memfd, buffer: Frame, at: int) -> None:
-    """Write a buffer at an offset; as `write`."""
+    """Write a buffer into a segment at an offset, in bytes; raises like `write`."""
     view = memoryview(buffer)
     while view:
         count = os.pwrite(memfd.descriptor, view, at)
@@ -215,8 +214,8 @@ def span(sizes: Sequence[int]) -> int:
 
 
 def fold_in(pickled: Pickled, buffers: Sequence[Frame]) -> tuple[Pickled, list[Frame]]:
-    """If a pickle stream is long, make it another buffer of the segment; return the stream that is
-    still to be sent, and the buffers.
+    """If a pickle stream is long, move it to a buffer of the segment; return the pickle to send,
+    and the buffers.
     """
     if len(pickled.stream) < MIN_BYTES:
         return Pickled(pickled.stream, 1, True), list(buffers)
@@ -234,8 +233,8 @@ def map_private(
     """Map a segment copy-on-write, and return its buffers; writes to them stay in this process.
 
     Args:
-        frame: of a segment that is open here.
-        on_unmapped: called once nothing in this process refers to the buffers any more, on any
+        frame: frame of a segment that is open in this process.
+        on_unmapped: called when nothing in this process refers to the buffers any more, on any
             thread and between any two instructions.
 
     Raises:
@@ -252,7 +251,7 @@ def inlined(value: Pickled, frame: SegmentFrame) -> tuple[Pickled, Sequence[Fram
     message, which map the segment.
 
     Raises:
-        HostError: as `map_private`.
+        HostError: see `map_private`.
     """
     *buffers, last = mapped = map_private(frame)
     if value.stream:
@@ -264,10 +263,10 @@ def map_joined(frames: Sequence[SegmentFrame]) -> memoryview | None:
     """Map several segments, of one buffer each, into one contiguous range of memory, copy-on-write.
 
     Args:
-        frames: of segments that are open here.
+        frames: frames of segments that are open in this process.
 
     Returns:
-        The memory; None where the buffers would not be adjacent: each but the last must fill its
+        The memory; None if the buffers would not be adjacent: each but the last must fill its
         pages.
 
     Raises:
@@ -289,16 +288,17 @@ def _map(
     once nothing refers to it.
 
     Args:
-        num_bytes: of all.
-        parts: descriptor, start and number of bytes of each.
-        on_unmapped: called then.
+        num_bytes: size of all parts, in bytes.
+        parts: descriptor, offset and number of bytes of each part.
+        on_unmapped: called after the memory is unmapped.
     """
-    import ctypes  # 2 ms, which a process that maps nothing saves
+    import ctypes  # takes 2 ms, and only processes that map segments need it
 
     access, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _MAP_NORESERVE
     try:
         # Owned from the first moment, so that an interrupt at any instant leaves no mapping behind.
-        # The files go over it: before Python 3.13, an `mmap` of a file keeps a descriptor open.
+        # The files are mapped over it: before Python 3.13, an `mmap` of a file keeps a descriptor
+        # open.
         memory = mmap.mmap(-1, num_bytes, flags | mmap.MAP_ANONYMOUS, access)
         at = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         for descriptor, start, size in parts:
@@ -316,7 +316,7 @@ def _map(
 
 
 def _tell(pid: int, on_unmapped: Callable[[], object]) -> None:
-    if os.getpid() == pid:  # in a forked child, the parent may hold it still
+    if os.getpid() == pid:  # in a forked child, the parent may still use it
         on_unmapped()
 
 
@@ -326,12 +326,12 @@ def memfd_name(mesh: str) -> str:
 
 
 def held_bytes(pid: int, mesh: str) -> list[int]:
-    """Return how much memory each segment takes that a mesh's controller has open, read from
+    """Return the memory of each segment that a mesh's controller has open, in bytes, read from
     ``/proc`` by any process.
 
     Args:
-        pid: the controller.
-        mesh: the mesh's name.
+        pid: process id of the controller.
+        mesh: name of the mesh.
     """
     found: dict[int, int] = {}
     directory = Path(f"/proc/{pid}/fd")

@@ -17,14 +17,14 @@ class MemoryUse(msgspec.Struct, frozen=True, array_like=True):
     """Memory that one rank uses, in bytes; the last cell may still be running.
 
     Attributes:
-        rss: resident now. Pages that ranks share (what was imported before they were forked) count
-            in each.
-        peak_rss: the most that it has been since the rank began.
-        cell_rss: by how much the last cell has changed `rss`.
-        cell_peak_rss: by how much the last cell has raised `peak_rss`.
-        execution_count: the last cell's ``In[n]``; 0 if there was none.
-        allocated, peak_allocated, reserved: on the rank's GPU, by torch's allocator.
-        cell_allocated: by how much the last cell has changed `allocated`.
+        rss: resident memory. Pages that ranks share (of modules imported before the fork) count in
+            each rank.
+        peak_rss: maximum of `rss` since the rank began.
+        cell_rss: change of `rss` by the last cell.
+        cell_peak_rss: increase of `peak_rss` by the last cell.
+        execution_count: n of the last cell, ``In[n]``; 0 before the first.
+        allocated, peak_allocated, reserved: memory of torch's allocator on the rank's GPU.
+        cell_allocated: change of `allocated` by the last cell.
     """
 
     rss: int = 0
@@ -39,7 +39,7 @@ class MemoryUse(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Probe(Verb, frozen=True):
-    """Ask a rank's control thread what the main thread is doing (`RankState`)."""
+    """Ask a rank's control thread for the state of the main thread (`RankState`)."""
 
     request: int
 
@@ -47,15 +47,15 @@ class Probe(Verb, frozen=True):
 class RankState(Verb, frozen=True):
     """A rank's answer to `Probe`: the state of its main thread.
 
-    `run` is -1 when idle; `line` is the line of the cell (0: unknown), `inner` that of another cell
-    whose function it has called ("In[8] line 10"); `where` is the call it is in, as written, or the
-    innermost Python function; `collective` the torch.distributed call it
-    waits in ("" if none), `group` that call's group by torch's name, and `waited_s` for how long;
-    `asks` that it waits for the user (`InputRequest`); `is_broken` that its groups must be healed,
-    `is_half_done` that a step has left models half done; `counts` has all its groups, with their
+    `run` is -1 when idle. `line` is the line of the cell (0: unknown), `inner` the line of another
+    cell whose function it has called ("In[8] line 10"). `where` is the current call, as written, or
+    the innermost Python function. `collective` is the torch.distributed call in which it waits (""
+    if none), `group` torch's name of that call's group, and `waited_s` the time waited, in seconds.
+    `asks`: it waits for the user (`InputRequest`). `is_broken`: its groups must be healed.
+    `is_half_done`: a step has left models half updated. `counts` has all its groups, with their
     last collectives; `in_flight` the oldest operation of each group and peer; `making` the members
-    of the group that it is making (`group` is its name); `memory` what it holds; `steps` the steps
-    of its optimizers in the last run, if it is idle.
+    of the group that it is making (`group` is its name); `memory` the memory that it uses; `steps`
+    the steps of its optimizers in the last run, if it is idle.
     """
 
     request: int
@@ -97,11 +97,11 @@ class RankInfo(msgspec.Struct, frozen=True, array_like=True):
     """The process and phase of one rank, as the agent knows them.
 
     Attributes:
-        ending: how it ended, if it is dead.
-        predecessor_ending: how the rank ended that it replaced, as long as it is empty: no work
-            that `fills` (`Relay`) has ended well on it; "" for all others.
-        last_output: the last lines of the one that ended, if either is given.
-        is_heard: whether its host is; what else stands here is older if it is not.
+        ending: how the process ended, if the rank is dead.
+        predecessor_ending: how the process ended that this one has replaced, as long as no work
+            that `fills` (`Relay`) has succeeded on the new one; "" for all others.
+        last_output: last lines of output of the process that ended, if either is given.
+        is_heard: whether the rank's host is connected; if not, the other fields may be outdated.
     """
 
     rank: int
@@ -124,9 +124,7 @@ class ReadHost(Verb, frozen=True):
 
 
 class HostReport(Verb, frozen=True):
-    """The agent's answer to `ReadHost`; `at_s` is when it measured the processes, by the host's
-    monotonic clock.
-    """
+    """The agent's answer to `ReadHost`, measured at `at_s` of the host's monotonic clock."""
 
     request: int
     ranks: tuple[RankInfo, ...]

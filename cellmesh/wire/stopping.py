@@ -1,8 +1,8 @@
 """Messages by which a stop brings the ranks of a run to the same point of their program.
 
-A rank that gets `Pause` waits before its next operation on a process group, unless it owes one: an
-operation that another member of the group has begun and it has not, or an optimizer's step that
-another rank has made. `StopState` says where it is.
+A rank that receives `Pause` waits before its next operation on a process group, unless it owes one:
+an operation that another member of the group has begun and the rank has not, or an optimizer's step
+that another rank has completed. It reports its position with `StopState`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 from .groups import GroupCount
 from .verb import Verb
 
-# What `StopState.quiet_s` is at most: an hour, or no operation at all.
+# Maximum of `StopState.quiet_s`, also its value if there was no operation at all.
 QUIET_MAX_S = 3600.0
 
 
@@ -22,10 +22,10 @@ class StepCount(msgspec.Struct, frozen=True, array_like=True):
     """Number of steps that an optimizer of a rank has completed in one run.
 
     Attributes:
-        optimizer: its class, and its number among the run's optimizers of that class.
-        num_steps: the steps that it has completed.
-        name: the user's name of it, "" if none is known.
-        model: the user's name of the model whose parameters it updates, "" if none is known.
+        optimizer: class of the optimizer, and its number among the run's optimizers of that class.
+        num_steps: number of steps that it has completed.
+        name: user's name of the optimizer; "" if unknown.
+        model: user's name of the model whose parameters it updates; "" if unknown.
     """
 
     optimizer: str
@@ -35,16 +35,14 @@ class StepCount(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Steps(msgspec.Struct, frozen=True, array_like=True):
-    """The optimizer steps that a rank has completed in a run, in order of the first step of each
-    optimizer.
-    """
+    """The optimizer steps that a rank has completed in a run, by each optimizer's first step."""
 
     run: int = -1
     counts: tuple[StepCount, ...] = ()
 
 
 class Owed(msgspec.Struct, frozen=True, array_like=True):
-    """What other ranks have done and a rank has not: as long as that is so, it goes on.
+    """Operations and steps of other ranks that a rank has to catch up with before it may pause.
 
     Attributes:
         counts: numbers of operations that other members have begun on the rank's groups.
@@ -72,12 +70,12 @@ class StopState(Verb, frozen=True):
 
     Attributes:
         run: the run that is to pause.
-        is_paused: the rank waits before an operation.
-        waits: it waits in an operation.
-        in_step: it is inside an optimizer's step.
+        is_paused: whether the rank waits before an operation.
+        waits: whether it waits in an operation.
+        in_step: whether it is inside an optimizer's step.
         quiet_s: seconds since it began its last operation, at most `QUIET_MAX_S`.
-        counts: of all its groups.
-        steps: that its optimizers have completed.
+        counts: numbers of operations on all its groups.
+        steps: steps that its optimizers have completed.
         has_begun: whether it has begun an operation in the run.
     """
 
@@ -95,8 +93,8 @@ def owes(own: Iterable[GroupCount], owed: Iterable[GroupCount]) -> bool:
     """Return whether a rank has begun fewer operations on a group than other members.
 
     Args:
-        own: what the rank has begun, on each of its groups.
-        owed: what others have begun (`Pause`).
+        own: numbers of operations that the rank has begun, for each of its groups.
+        owed: numbers of operations that other members have begun (`Pause`).
     """
     begun = {count.name: count for count in own}
     for needed in owed:

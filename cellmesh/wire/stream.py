@@ -1,12 +1,12 @@
 """Sends and receives messages of several frames over stream sockets between an agent and its ranks.
 
-They share a host, so a socketpair made before the fork serves them: nothing is bound that others
-could reach, no peer has to prove who it is, and no I/O thread stands between a message and the code
-that waits for it (docs/architecture.md has the measurement that decided against ZeroMQ here).
+They share a host and use a socketpair made before the fork: no other process can connect, no peer
+has to authenticate itself, and no I/O thread delays a message on its way to the code that waits for
+it (docs/architecture.md has the measurement that decided against ZeroMQ here).
 
 A message is ``uint32 magic``, ``uint32 number of frames``, then a ``uint64 size`` for each, then
-the frames. User code shares the rank's process and may write into its descriptors by mistake; what
-is no message is noticed.
+the frames. User code shares the rank's process and may write into its descriptors by mistake; the
+magic number reveals data that is no message.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HEAD_OF_ONE = struct.Struct("<IIQ")  # of a message of one frame, as most are
 _MAGIC = 0x68736D63  # "cmsh"
 _MAX_FRAMES = 1 << 16
 _CHUNK_BYTES = 64 * 1024
-# Long enough to mean for ever; poll(2) counts milliseconds in 31 bits.
+# Practically unlimited; poll(2) counts milliseconds in 31 bits.
 _PATIENCE_S = 1e6
 _JOIN_BYTES = 16 * 1024
 # Parts of one sendmsg; the system's own limit (IOV_MAX) is 1024.
@@ -34,7 +34,7 @@ _MAX_PARTS = 512
 
 
 def pack(frames: Sequence[Frame]) -> list[Frame]:
-    """Return a message as buffers to send, joined where small: the frames' lengths, then frames."""
+    """Return a message as buffers to send, small ones joined: sizes of the frames, then frames."""
     if len(frames) == 1 and len(frames[0]) < _JOIN_BYTES:
         return [_HEAD_OF_ONE.pack(_MAGIC, 1, len(frames[0])) + frames[0]]
     sizes = struct.pack(f"<II{len(frames)}Q", _MAGIC, len(frames), *map(len, frames))
@@ -47,7 +47,7 @@ class StreamReader:
     """Cuts the bytes that a stream socket delivers into messages."""
 
     def __init__(self) -> None:
-        # Received into and copied from: a fresh buffer a call costs more than the copy.
+        # Reused for each receive: a new buffer costs more than copying out of this one.
         self._chunk = memoryview(bytearray(_CHUNK_BYTES))
         self._buffer = bytearray()
         self._sizes: tuple[int, ...] | None = None
@@ -60,7 +60,7 @@ class StreamReader:
         """Receive from the socket once, and return the messages that this completes.
 
         Args:
-            connection: blocking or not.
+            connection: a blocking or non-blocking socket.
 
         Returns:
             The messages that are now complete; None at the end of the stream.
@@ -135,7 +135,7 @@ class Channel:
 
     def __init__(self, connection: socket.socket) -> None:
         # With a time-out Python polls before it receives. A thread that is blocked in recv(2)
-        # itself is also woken when the peer reads what was sent: twice a call instead of once.
+        # itself is also woken when the peer reads sent data: twice per call instead of once.
         connection.settimeout(_PATIENCE_S)
         self._connection = connection
         self._reader = StreamReader()
@@ -158,7 +158,7 @@ class Channel:
         """Return the next message; blocks until one has arrived.
 
         Raises:
-            EOFError: the other side has gone.
+            EOFError: the other side has closed the connection.
         """
         while not self._received:
             try:
@@ -180,7 +180,7 @@ class QueuedChannel:
         connection: the socket; made non-blocking.
 
     Attributes:
-        has_ended: a read has met the end of the stream.
+        has_ended: whether a read has reached the end of the stream.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -199,7 +199,7 @@ class QueuedChannel:
         return self.send_packed(pack(frames))
 
     def send_packed(self, parts: Sequence[Frame]) -> bool:
-        """As `send`, for a message that `pack` has packed, so that a message to many ranks is
+        """Send a message that `pack` has packed, like `send`, so that a message to many ranks is
         packed once.
         """
         if len(parts) == 1 and not self._unsent:  # the usual case, without the queue
@@ -244,9 +244,7 @@ class QueuedChannel:
         return messages or []
 
     def read_all(self) -> list[list[Frame]]:
-        """Return all messages that have arrived, up to the end of the stream or until there is
-        nothing to read.
-        """
+        """Return all messages that have arrived, without waiting for further data."""
         messages = self.read()
         while not self.has_ended and wait_readable([self.connection.fileno()], 0):
             messages += self.read()

@@ -1,14 +1,14 @@
-"""Tickets: a mesh's file with the options of its start, by which other processes find the mesh;
-and the file beside it in which its agent writes which controller holds the mesh.
+"""Tickets: the file with a mesh's keys and options, by which other processes find the mesh; and the
+file beside it in which the agent records the mesh's controller.
 
 Every mesh has a directory of mode 0700 under Jupyter's runtime directory::
 
-    cellmesh/<name>/ticket.json   mode 0600: the key, the processes, what to start
-                   /holder.json   who holds it, or since when no controller does
+    cellmesh/<name>/ticket.json   mode 0600: the key, the processes, the options of the start
+                   /holder.json   its controller, or the time since when it has none
                    /agent.sock    the agent's socket for controllers
                    /logs/         rank0.log ...; agent.log, zygote.log
 
-Whoever may read the ticket may run code on the ranks.
+A process that may read the ticket may run code on the ranks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .own_file import Secret, cannot_write, from_json, is_others, read_own_file,
 
 # sun_path holds 108 bytes; "/agent.sock" and a NUL must still fit.
 _MAX_DIRECTORY_BYTES = 108 - len("/agent.sock") - 1
-# A directory without a ticket may be that of a mesh which just starts.
+# A directory without a ticket may belong to a mesh that is just starting.
 _STARTING_S = 60.0
 _FILE = "ticket.json"
 
@@ -40,39 +40,38 @@ class Ticket(MeshOptions, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """The options (`MeshOptions`) and the key of one mesh.
 
     Attributes:
-        name: the mesh's name, also of its directory.
+        name: name of the mesh and of its directory.
         key: shared secret (hex) that authenticates controllers to the agent.
-        directory: the mesh's own directory.
+        directory: directory of the mesh.
         num_ranks: number of ranks.
         mesh_dim_names: names of the DeviceMesh's dims.
         mesh_shape: sizes of the DeviceMesh's dims.
         sys_path: the notebook's ``sys.path``.
         cwd: the notebook's working directory.
-        controller_pid: the process that starts it, and its first controller.
-        created_at: seconds since the epoch.
-        version: of cellmesh.
+        controller_pid: process id of the mesh's first controller, which starts it.
+        created_at: time of creation, in seconds since the epoch.
+        version: version of cellmesh.
         python: version of Python.
         torch: version of torch in the notebook.
-        place: where its processes are.
-        mark: by which processes of the mesh are known (`marks`).
-        agent_pid: the agent's process, 0 until it runs.
-        agent_ticks: when that started (`place.started_ticks`).
-        host: what the agent runs of a mesh on many hosts; None for all ranks, on one host.
-        parts: of all hosts, of which an agent takes that of its host's number; () where it has
-            its own (`host`).
-        job: of the engine that has started the agents; "" without such.
-        agents: where the agents of a mesh on many hosts are reached; () on one host.
-        agents_revision: how often the agents have changed: were replaced, or resized.
-        num_resizes: how often the mesh has got another number of ranks.
-        replaced: agents that others have replaced, and that may not have learned it yet.
-        roots: the directories of the user's modules, which are made the same on all hosts; () on
-            one host.
-        notebook_path: on another host, the notebook's ``sys.path``, and `sys_path` is what there is
-            of it.
+        place: host, boot and PID namespace of its processes.
+        mark: mark in the environment of the mesh's processes (`marks`).
+        agent_pid: process id of the agent, 0 until it runs.
+        agent_ticks: start time of the agent (`host.started_ticks`).
+        host: the agent's part of a mesh on many hosts; None if the mesh is on one host.
+        parts: parts of all hosts, of which an agent takes the one with its host's number; () if the
+            ticket has its own (`host`).
+        job: job of the engine that has started the agents; "" without a job.
+        agents: addresses of the agents of a mesh on many hosts; () on one host.
+        agents_revision: number of changes of the agents so far (replaced, or resized).
+        num_resizes: number of changes of the number of ranks so far.
+        replaced: agents that were replaced by others, and may not know it yet.
+        roots: directories of the user's modules, which all hosts get; () on one host.
+        notebook_path: on another host, the notebook's ``sys.path``; `sys_path` then has its
+            directories that exist on the host, and the host's own.
         curve_secret: CURVE's secret key of this ticket's owner (Z85): an agent, or controllers.
-        invitation: what hosts are given that announce themselves; None where nobody is invited.
+        invitation: invitation for hosts that announce themselves; None without such hosts.
         invitation_secret: CURVE's secret key of the listener that they connect to (Z85).
-        notebook: that started it (`kernel.own_notebook`); "" for a script.
+        notebook: notebook that started the mesh (`kernel.own_notebook`); "" for a script.
     """
 
     name: str
@@ -116,22 +115,20 @@ class Ticket(MeshOptions, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def layout(self) -> tuple[int, ...]:
-        """How many ranks each host has, as far as the ticket names the mesh's hosts."""
+        """Number of ranks of each host, for the hosts that the ticket names."""
         return tuple(agent.num_ranks for agent in self.all_agents)
 
     @property
     def all_agents(self) -> tuple[Host, ...]:
-        """The mesh's agents, one a host: the only one on this machine is at its socket file, and
-        takes no keys.
+        """The mesh's agents, one per host; the agent of a mesh on one host has a socket file as its
+        endpoint, and no keys.
         """
         own = Host("", self.agent_endpoint, "", 0, self.num_ranks)
         return self.agents or (own,)
 
     @property
     def spans_hosts(self) -> bool:
-        """Whether it is the ticket of a mesh on many hosts, for controllers: its agents are on
-        other hosts.
-        """
+        """Whether this is a controller's ticket of a mesh on many hosts."""
         return bool(self.curve_secret) and self.host is None
 
     @property
@@ -141,7 +138,7 @@ class Ticket(MeshOptions, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def part(self) -> HostPart:
-        """What the ticket's agent runs: one host's part, or the whole mesh on this machine."""
+        """The part of the ticket's agent: one host's part, or the whole mesh on this machine."""
         return self.host or HostPart(0, 1, "", 0, self.num_ranks, "")
 
     @property
@@ -161,12 +158,12 @@ class Ticket(MeshOptions, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 def path_of_ranks(ticket: Ticket, places: Sequence[str]) -> tuple[str, ...]:
-    """The `sys.path` of ranks on another host than the notebook's: that of the notebook as far as
-    its directories are there, then the host's own.
+    """Return the `sys.path` of ranks on another host than the notebook's: the notebook's
+    directories that exist on the host, then the host's own.
 
     Args:
-        ticket: of the host's agent.
-        places: where the modules of `Ticket.roots` are; () where they are not brought.
+        ticket: ticket of the host's agent.
+        places: directories of the modules of `Ticket.roots` on the host; () if they are not sent.
     """
     placed = dict(zip(ticket.roots, places, strict=False))
     theirs = [placed.get(path, path) for path in ticket.notebook_path]
@@ -175,21 +172,19 @@ def path_of_ranks(ticket: Ticket, places: Sequence[str]) -> tuple[str, ...]:
 
 
 class _Head(msgspec.Struct, frozen=True):
-    """The fields that tickets of every version have, read first to decide whether the rest can be
-    read.
-    """
+    """The fields that tickets of every version have, read first to check the version."""
 
     version: str = ""
     agent_pid: int = 0
 
 
 def new_key() -> Secret:
-    """A fresh secret, 256 bits, hex."""
+    """Return a new secret of 256 random bits, in hex."""
     return Secret(os.urandom(32).hex())
 
 
 def runtime_root() -> Path:
-    """The directory that holds all meshes of this user.
+    """Return the directory that holds all meshes of this user.
 
     Jupyter's runtime directory, or, where that is too long for a socket's address, one under the
     temporary directory with the user's id in its name.
@@ -199,7 +194,7 @@ def runtime_root() -> Path:
     root = Path(jupyter_runtime_dir()) / "cellmesh"
     if len(os.fsencode(root)) + len("/mesh-4294967-zzzz") <= _MAX_DIRECTORY_BYTES:
         return root
-    import tempfile  # with random and hashlib: no agent needs it
+    import tempfile  # imports random and hashlib, and no agent needs it
 
     return Path(tempfile.gettempdir()) / f"cellmesh-{os.getuid()}"
 
@@ -208,14 +203,14 @@ def make_directory(root: Path, name: str) -> Path:
     """Make a mesh's directory.
 
     Args:
-        root: as `runtime_root` gives.
-        name: the mesh's name.
+        root: directory of all meshes, as `runtime_root` returns it.
+        name: name of the mesh.
 
     Returns:
         The directory, mode 0700, with ``logs`` in it.
 
     Raises:
-        HostError: it cannot be made, or another user owns the root.
+        HostError: the directory cannot be made, or another user owns the root.
     """
     directory = root / name
     if len(os.fsencode(directory)) > _MAX_DIRECTORY_BYTES:
@@ -250,10 +245,10 @@ def make_directory(root: Path, name: str) -> Path:
 
 
 def write_ticket(ticket: Ticket) -> Path:
-    """Write a ticket to its place, mode 0600, whole or not at all.
+    """Write a ticket to its file, mode 0600, whole or not at all; return the file's path.
 
     Raises:
-        HostError: it cannot be written.
+        HostError: the file cannot be written.
     """
     write_whole(ticket.path, ticket)
     return ticket.path
@@ -263,7 +258,8 @@ def read_ticket(path: Path) -> Ticket:
     """Read a ticket.
 
     Raises:
-        HostError: it cannot be read, is no ticket, is of another version, or others may read it.
+        HostError: the file cannot be read, is no ticket or one of another version, or others may
+            read it.
     """
     text = read_own_file(path)
     try:
@@ -280,10 +276,10 @@ def read_ticket(path: Path) -> Ticket:
 
 
 def find_strange(root: Path) -> list[tuple[Path, str]]:
-    """Return the directories under a root that have no usable ticket, and what is wrong with each.
+    """Return the directories without a usable ticket, each with a description of its problem.
 
     Args:
-        root: as `runtime_root` gives.
+        root: directory of all meshes, as `runtime_root` returns it.
     """
     strange = []
     for directory in sorted(root.iterdir()) if root.is_dir() else []:
@@ -301,7 +297,7 @@ def find_strange(root: Path) -> list[tuple[Path, str]]:
 
 
 def find_tickets(root: Path) -> list[Ticket]:
-    """The usable tickets under a root, oldest first; `find_strange` lists the other directories."""
+    """Return the usable tickets under a root, oldest first (others: `find_strange`)."""
     by_mark = {}  # a mesh may be found twice, by a link
     for path in root.glob(f"*/{_FILE}"):
         try:
@@ -313,9 +309,10 @@ def find_tickets(root: Path) -> list[Ticket]:
 
 
 def remove_directory(directory: Path) -> None:
-    """Remove a mesh's directory and what is in it.
+    """Remove a mesh's directory and its content.
 
-    The ticket goes last: a process that finds it takes up a removal whose process was killed.
+    The ticket is removed last: if this process is killed, another one that finds the ticket
+    continues.
     """
     with contextlib.suppress(OSError):
         for path in directory.iterdir():
@@ -334,8 +331,8 @@ def _foreign_root(root: Path) -> HostError:
 
 
 def remove_own_directory(ticket: Ticket) -> bool:
-    """Remove a mesh's directory, unless another mesh of that name uses it now; returns whether it
-    is gone.
+    """Remove a mesh's directory, unless another mesh of that name uses it now; return whether the
+    directory was removed.
     """
     try:
         if read_ticket(ticket.path).mark != ticket.mark:
@@ -354,13 +351,13 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     """The controller that holds a mesh, as written to a file by the agent.
 
     Attributes:
-        controller_pid: the process of the controller that is attached, or was last.
-        is_attached: whether it is.
-        since: when it attached or left, in seconds since the epoch.
-        host: the controller's.
-        notebook: the controller's, as of `Ticket`.
-        num_refused: how many peers the agent has refused since it began, as they had no key.
-        refused_at: when it refused the last of them, in seconds since the epoch.
+        controller_pid: process id of the controller that is attached, or was last.
+        is_attached: whether this controller is attached.
+        since: time when it attached or detached, in seconds since the epoch.
+        host: host of the controller.
+        notebook: notebook of the controller, as in `Ticket`.
+        num_refused: number of peers without a key that the agent has refused since its start.
+        refused_at: time when it refused the last of them, in seconds since the epoch.
     """
 
     controller_pid: int
@@ -376,7 +373,7 @@ def write_holder(ticket: Ticket, holder: Holder) -> None:
     """Write the file that names a mesh's controller.
 
     Raises:
-        HostError: it cannot be written.
+        HostError: the file cannot be written.
     """
     write_whole(ticket.holder_path, holder)
 
@@ -394,8 +391,8 @@ def add_refused(ticket: Ticket, number: int) -> None:
     ps` reads; leave the file as it is if the disk is full.
 
     Args:
-        ticket: of a mesh on many hosts.
-        number: how many more were refused.
+        ticket: ticket of a mesh on many hosts.
+        number: number of further refused peers.
     """
     holder = read_holder(ticket) or Holder(
         controller_pid=os.getpid(), is_attached=True, since=time.time()

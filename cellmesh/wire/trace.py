@@ -1,6 +1,4 @@
-"""A rank's record of its last cells and of the collectives in them, the profile of a cell, and
-intervals of time.
-"""
+"""Messages with a rank's last cells, their collectives and a cell's profile; time intervals."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from .verb import FeatureRequest
 
 # A recorded operation: sequence, peer, run, and begin, end and wait in seconds.
 RECORD = struct.Struct("=qqqddd")
-# Nanoseconds, or seconds.
+# Time in nanoseconds (int), or in seconds (float).
 _Time = TypeVar("_Time", int, float)
 
 
@@ -29,15 +27,15 @@ def covered(intervals: Iterable[tuple[_Time, _Time]]) -> _Time:
 
 
 def in_operations(operations: Iterable[tuple[_Time, _Time]], begin: _Time, end: _Time) -> _Time:
-    """Return for how long of a cell operations were under way that the cell began: an operation
-    without an end (NaN) goes on, and after the cell none of its time is the cell's.
+    """Return the time of a cell during which its operations were in flight; an operation without an
+    end (NaN) lasts until the end of the cell.
 
-    The one rule for ``--time`` and the timeline. Of DDP's operations the end is noted by the thread
-    that runs them, which may be after the cell that began them.
+    Used for ``--time`` and for the timeline. DDP's operations may end after the cell that began
+    them, as another thread runs them and notes their end.
 
     Args:
-        operations: begin and end of each.
-        begin, end: of the cell.
+        operations: begin and end of each operation that the cell began.
+        begin, end: begin and end of the cell.
     """
     return covered(
         (max(begin, since), end if until != until else min(end, until))
@@ -87,7 +85,7 @@ class BeginProfile(FeatureRequest, frozen=True):
 
 
 class EndProfile(FeatureRequest, frozen=True):
-    """Ask a rank for the profile that was recorded of its last cell (`RankProfile`; None if none).
+    """Ask a rank for the profile of its last cell (`RankProfile`; None if none was recorded).
 
     With a `trace_path`, the trace in Chrome's format is sent too, if it is at most
     `max_trace_bytes` long; a longer one stays in that file on the rank's host.
@@ -104,12 +102,12 @@ class OperatorTime(msgspec.Struct, frozen=True):
     """The total time of all calls of one operator in a profiled cell on a rank.
 
     Attributes:
-        name: as torch's profiler has it.
+        name: name of the operator in torch's profiler.
         kind: computation on the CPU; communication (collectives and messages, the operators that
             launch them, and NCCL's kernels); or another kernel or copy on the rank's GPU.
-        num_calls: how many.
-        self_ns: time in it, and not in operators that it called. Of a collective: from its begin to
-            its end, waiting for other ranks included.
+        num_calls: number of calls.
+        self_ns: time in the operator without the operators that it called, in nanoseconds; for a
+            collective, from its begin to its end, including the wait for other ranks.
     """
 
     name: str
@@ -120,13 +118,14 @@ class OperatorTime(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class CellSpan:
-    """When a cell, or a call from Python, ran on one rank.
+    """The time during which a cell, or a call from Python, ran on one rank.
 
     Attributes:
-        run: its run: the same number on all ranks.
-        name: of a call, its function; "" for a cell.
-        execution_count: ``In[n]``; 0 for a call.
-        begin_s, end_s: by the host's monotonic clock; without an end it goes on.
+        run: number of the run, the same on all ranks.
+        name: name of a call's function; "" for a cell.
+        execution_count: n of the cell ``In[n]``; 0 for a call.
+        begin_s, end_s: begin and end, in seconds of the host's monotonic clock; without an end it
+            still runs.
     """
 
     run: int
@@ -141,11 +140,11 @@ class What:
     """The fields (kind, group, ...) that all operations of one kind on one process group share.
 
     Attributes:
-        name: as ``torch.distributed`` calls it.
-        group: torch's name of the group.
-        members: its global ranks; () for all.
-        generation: of the groups; in each, counts begin with 1.
-        is_launch: it runs on a GPU, and what is known is when it was launched.
+        name: name of the function in ``torch.distributed``.
+        group: torch's name of the process group.
+        members: global ranks of the group's members; () for all.
+        generation: generation of the groups (made or healed); in each, numbers begin with 1.
+        is_launch: whether it runs on a GPU and only the time of its launch is known.
     """
 
     name: str
@@ -159,20 +158,20 @@ class What:
 class Past:
     """The last cells of one rank and the operations in them: the answer to `inspect.HistoryQuery`.
 
-    Operations are collectives and messages, oldest first. The numbers of one are: of a collective,
-    how many its group had begun with it, of a message, how many went that way between the two ranks
-    (0 where that is not known); of a message, the other rank, else -1; the run of the cell that
-    began it, -1 for none; begin and end by the host's monotonic clock (NaN while it runs); and
-    since when the rank's main thread waited for it, as far as that is known (NaN if it has not).
+    Operations are collectives and messages, oldest first. A `RECORD` of an operation has: its
+    number among the group's collectives, or among the messages in that direction between the two
+    ranks (0 if unknown); the other rank of a message, else -1; the run of the cell that began it,
+    -1 for none; begin and end by the host's monotonic clock (NaN while it runs); and the time since
+    when the rank's main thread waited for it, as far as known (NaN if it did not wait).
 
     Attributes:
-        cells: oldest first.
+        cells: the cells, oldest first.
         whats: kinds of operations.
-        what: of each operation in these cells, which of `whats` it is.
-        numbers: of each, a `RECORD`.
-        num_left_out: how many older operations of these cells were left out or lost.
-        since_s: when the rank began, by the host's monotonic clock.
-        now_s: that clock at the answer.
+        what: for each operation in these cells, the index of its kind in `whats`.
+        numbers: the operations, a `RECORD` each.
+        num_left_out: number of older operations of these cells that were left out or lost.
+        since_s: start of the rank, by the host's monotonic clock.
+        now_s: time of the answer, by the same clock.
     """
 
     cells: tuple[CellSpan, ...]
@@ -185,17 +184,17 @@ class Past:
 
 
 class RankProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """What torch.profiler recorded of a cell on one rank.
+    """The profile that torch.profiler recorded of a cell on one rank.
 
     Attributes:
-        past: the cell and its operations; those on a GPU are where NCCL's kernels ran.
-        epoch_ns: what the system clock of the rank's host was ahead of its monotonic one.
-        operators: what took longest, of each kind, longest first.
-        busy: when its GPU computed, by the monotonic clock in seconds: (begin, end), apart from one
-            another; None without a GPU.
-        trace: the trace in Chrome's format, if it was wanted and is not too long.
-        num_trace_bytes: how long it is.
-        trace_path: the file on the rank's host that has it, if it is too long.
+        past: the cell and its operations; operations on a GPU have the times of NCCL's kernels.
+        epoch_ns: system clock minus monotonic clock of the rank's host, in nanoseconds.
+        operators: operators that took longest, for each kind, longest first.
+        busy: intervals (begin, end), without overlaps, in which its GPU computed, by the monotonic
+            clock in seconds; None without a GPU.
+        trace: trace in Chrome's format, if it was requested and is not too long.
+        num_trace_bytes: size of the trace, in bytes.
+        trace_path: file on the rank's host with the trace, if it is too long.
         problem: why the cell was not profiled, or its trace not written.
     """
 

@@ -1,8 +1,8 @@
 """Makes and uses ZeroMQ sockets, with the options that controller and agent both need.
 
-Local meshes use ``ipc`` sockets in a directory of mode 0700. ZeroMQ bounds no queue (`SNDHWM` 0),
-as a ROUTER drops silently at its high-water mark: what may be under way is bounded by runs in
-flight (`bounds`), and by what the other side has acknowledged (`reliable`).
+Local meshes use ``ipc`` sockets in a directory of mode 0700. ZeroMQ's queues are not bounded
+(`SNDHWM` 0), as a ROUTER drops messages silently at its high-water mark: messages in flight are
+bounded by the number of runs (`limits`) and by acknowledgements (`reliable`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from .curve import KeyPair, serve_curve, use_curve
 from .hosts import HEARTBEAT_S, SILENT_S
 from .own_file import Secret
 
-# Larger buffers are handed to ZeroMQ without a copy; smaller ones are cheaper copied.
+# Larger buffers are passed to ZeroMQ without a copy; copying smaller ones is cheaper.
 ZERO_COPY_BYTES = 256 * 1024
 
 Socket = zmq.Socket[bytes]
-# pyzmq's own `send` is a Python function round this one.
+# pyzmq's own `send` is a Python wrapper of this one.
 _send: Any = zmq.backend.Socket.send
 _poll: Any = zmq.backend.zmq_poll
 _SNDMORE, _POLLIN = int(zmq.SNDMORE), int(zmq.POLLIN)
@@ -42,7 +42,7 @@ def _configure(socket: Socket) -> Socket:
 
 
 def _watch_peers(socket: Socket) -> Socket:
-    """Have ZeroMQ close TCP connections on which nothing was heard for `SILENT_S`."""
+    """Make ZeroMQ close TCP connections on which nothing was received for `SILENT_S`."""
     socket.setsockopt(zmq.HEARTBEAT_IVL, int(HEARTBEAT_S * 1000))
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(SILENT_S * 1000))
     socket.setsockopt(zmq.CONNECT_TIMEOUT, 2000)
@@ -50,11 +50,11 @@ def _watch_peers(socket: Socket) -> Socket:
 
 
 def make_context(num_peers: int) -> zmq.Context[Socket]:
-    """Make a ZeroMQ context for the sockets of many peers, with a thread of its own for each as far
-    as there are cores. A context has room for 1,023 sockets by itself, and each peer takes three.
+    """Make a ZeroMQ context for the sockets of many peers, with an I/O thread per peer, at most one
+    per core. By default a context has room for 1,023 sockets, of which each peer takes three.
 
     Args:
-        num_peers: how many there are; more may come.
+        num_peers: number of peers at the start; more may be added.
     """
     context: zmq.Context[Socket] = zmq.Context(min(num_peers, os.cpu_count() or 1))
     context.set(zmq.MAX_SOCKETS, int(context.get(zmq.SOCKET_LIMIT)))
@@ -67,14 +67,14 @@ def bind_router(context: zmq.Context[Socket], endpoint: str, keys: KeyPair | Non
     Args:
         context: the process's ZeroMQ context.
         endpoint: ``ipc://...`` or ``tcp://...``.
-        keys: CURVE's, of a TCP endpoint.
+        keys: the agent's keys of CURVE; None for an ``ipc`` endpoint.
 
     Raises:
         HostError: the endpoint cannot be bound.
     """
     socket = _configure(context.socket(zmq.ROUTER))
-    # A controller whose connection broke reconnects under its name, maybe before the old one is
-    # known dead.
+    # A controller whose connection broke reconnects under its name, maybe before the old connection
+    # is known to be dead.
     socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
     if keys is not None:
         serve_curve(_watch_peers(socket), keys)
@@ -98,15 +98,16 @@ def connect_dealer(
 
     Args:
         context: the process's ZeroMQ context.
-        endpoint: the agent's.
-        identity: the name under which the ROUTER knows it, until `connect_again`.
-        keys: of a TCP endpoint: CURVE's own secret key, and the agent's public key.
+        endpoint: endpoint of the agent.
+        identity: the socket's identity for the ROUTER, until `connect_again`.
+        keys: CURVE's secret key of the controller and public key of the agent; None for an ``ipc``
+            endpoint.
 
     Returns:
-        The socket, and one on which `hear_connection` hears of its connections.
+        The socket, and its monitor for `hear_connection`.
 
     Raises:
-        HostError: this process may have no more sockets.
+        HostError: this process cannot open more sockets.
     """
     socket = monitor = None
     made_or_lost = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
@@ -117,7 +118,7 @@ def connect_dealer(
             use_curve(_watch_peers(socket), *keys)
         monitor = socket.get_monitor_socket(made_or_lost)
         # The agent binds some milliseconds after its launcher returns; the default of 100 ms would
-        # show.
+        # delay the start noticeably.
         socket.setsockopt(zmq.RECONNECT_IVL, 5)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
         socket.connect(endpoint)
@@ -134,21 +135,21 @@ def connect_dealer(
 
 
 def connect_again(dealer: Socket, endpoint: str, identity: bytes) -> None:
-    """Connect a DEALER, whose connection broke, under another name; messages that it has not
+    """Connect a DEALER, whose connection broke, under another identity; messages that it has not
     received or sent are dropped.
 
-    Under the same name ZeroMQ's ROUTER (4.3.5) at times closes its end of the new connection
-    together with that of the old one, and the connection itself stays: it receives nothing any more
-    and drops what is sent.
+    Under the same identity ZeroMQ's ROUTER (4.3.5) at times closes its end of the new connection
+    together with that of the old one, while the connection itself stays open: it then receives no
+    messages and drops those that are sent.
     """
-    with contextlib.suppress(zmq.ZMQError):  # ZeroMQ has given it up
+    with contextlib.suppress(zmq.ZMQError):  # ZeroMQ has closed it already
         dealer.disconnect(endpoint)
     dealer.setsockopt(zmq.ROUTING_ID, identity)
     dealer.connect(endpoint)
 
 
 def hear_connection(monitor: Socket) -> Iterator[bool]:
-    """Yield, for each change of a DEALER's connection, True if it was made, False if lost."""
+    """Yield the changes of a DEALER's connection: True if it was made, False if it was lost."""
     while readable(monitor):
         event = monitor.recv_multipart()[0]
         yield int.from_bytes(event[:2], sys.byteorder) == zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -166,7 +167,7 @@ def reaches(router: Socket, frames: list[Frame]) -> bool:
     """Send one message on a ROUTER; return whether there is a connection to the peer."""
     router.setsockopt(zmq.ROUTER_MANDATORY, 1)
     try:
-        readable(router)  # has ZeroMQ take note of connections that have ended
+        readable(router)  # makes ZeroMQ process the end of connections
         send(router, frames)
     except zmq.ZMQError as error:
         if error.errno != zmq.EHOSTUNREACH:
@@ -178,17 +179,15 @@ def reaches(router: Socket, frames: list[Frame]) -> bool:
 
 
 def readable(socket: Socket) -> bool:
-    """Return whether a message has arrived at a socket, as its descriptor reports changes only.
+    """Return whether a message has arrived at a socket, whose descriptor reports only changes.
 
-    Asking for the option itself costs more, as pyzmq makes enums of its number and value.
+    Reading the option `EVENTS` costs more, as pyzmq converts its number and value to enums.
     """
     return bool(_poll([(socket, _POLLIN)], 0))
 
 
 def receive(socket: Socket) -> list[Frame]:
-    """Receive one message; blocks until there is one. Its first two frames, which are short, are
-    copied.
-    """
+    """Receive one message, with its first two (short) frames copied; blocks until one arrives."""
     frames: list[Frame] = []
     while True:
         part = socket.recv(copy=False)
@@ -198,5 +197,5 @@ def receive(socket: Socket) -> list[Frame]:
             # Arrays are rebuilt on this memory: it must be writable, which `bytes` is not.
             frame = part.buffer
             frames.append(bytearray(frame) if len(frame) < ZERO_COPY_BYTES else frame)
-        if not part.more:  # known without asking for an option, which makes an enum
+        if not part.more:  # cheaper than the option `RCVMORE`, which makes an enum
             return frames

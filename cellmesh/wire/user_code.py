@@ -1,5 +1,5 @@
-"""Messages by which ranks run a user's code (a cell, a call, the debugger), and those of that code:
-text, displays, progress bars, logged numbers, and questions to the user.
+"""Messages by which ranks run user code (a cell, a call, the debugger), and messages of that code:
+text, displays, progress bars, logged numbers, and requests for input.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from .verb import Pickled, Verb, WorkVerb
 class RunCell(WorkVerb, frozen=True):
     """Ask ranks to run a cell in their namespaces.
 
-    `transformed` is the source with IPython's magics turned into calls ("": the rank is to do
-    that); `execution_count` is the notebook's ``In[n]``; `quiet` drops the value of a last
-    expression; `is_timed`: the answer is to say how long it took. `xmode`: as of `RunCall`. `argv`:
-    what `sys.argv` has behind the program's name while the cell runs; None leaves it alone.
+    `transformed` is the source with IPython's magics turned into calls ("": the rank transforms
+    it); `execution_count` is n of the notebook's ``In[n]``; `quiet` drops the value of a last
+    expression; `is_timed`: the answer contains the duration. `xmode`: as in `RunCall`. `argv`: the
+    arguments in `sys.argv`, after the program's name, while the cell runs; None for no change.
     """
 
     is_cell: ClassVar[bool] = True
@@ -38,7 +38,7 @@ class RunCell(WorkVerb, frozen=True):
 class RunCall(WorkVerb, frozen=True):
     """Ask ranks to call a pickled ``(function, args, kwargs)`` and to answer with its value.
 
-    `xmode`: how tracebacks are shown in the notebook (``%xmode``); "" as by default.
+    `xmode`: mode of tracebacks in the notebook (``%xmode``); "" for the default.
     """
 
     is_user_code: ClassVar[bool] = True
@@ -56,18 +56,16 @@ class PostMortem(WorkVerb, frozen=True):
 
 
 class Timing(msgspec.Struct, frozen=True, array_like=True):
-    """How long a cell took on a rank, and how much of that it was in collectives or messages, in
-    seconds.
-    """
+    """Duration of a cell on a rank, and the part of it in collectives or messages, in seconds."""
 
     elapsed_s: float
     in_collectives_s: float
 
 
 class Logged(Verb, frozen=True):
-    """Numbers that user code of a rank gave to `cellmesh.log`, in the order of their steps.
+    """Numbers that user code of a rank passed to `cellmesh.log`, in the order of their steps.
 
-    Each row of `values` belongs to one name of `names`; its columns to `steps`.
+    `values` has a row for each of `names` and a column for each of `steps`.
     """
 
     run: int
@@ -77,7 +75,7 @@ class Logged(Verb, frozen=True):
 
 
 class InputRequest(Verb, frozen=True):
-    """A rank asks the user for a line of input (``input()``, ``getpass()``, the debugger)."""
+    """A rank's request for a line of input from the user (``input()``, ``getpass()``, debugger)."""
 
     run: int
     request: int
@@ -86,7 +84,7 @@ class InputRequest(Verb, frozen=True):
 
 
 class InputCancelled(Verb, frozen=True):
-    """A rank no longer waits for the answer to its `InputRequest`: it was interrupted."""
+    """Report that an interrupted rank no longer waits for the answer to its `InputRequest`."""
 
     run: int
     request: int
@@ -124,9 +122,7 @@ class Skipped(Verb, frozen=True):
 
 
 class Display(Verb, frozen=True):
-    """A rich display of a rank: `bundle` is JSON ``{"data", "metadata"}``; `display_id` is "" where
-    it has none.
-    """
+    """A rich display of a rank; `bundle` is JSON ``{"data", "metadata"}``; no `display_id`: ""."""
 
     run: int
     kind: DisplayKind
@@ -138,17 +134,17 @@ class Bar(Verb, frozen=True):
     """The state of a progress bar of user code.
 
     Attributes:
-        run: the run that it was made in.
-        bar: its number on the rank; what says that it is open no more is the last of that number.
-        title: what stands before it.
-        done, total: in `unit`; a total of 0 is not known.
-        elapsed_s: since it began.
-        unit: of what is counted.
-        divisor: numbers are shown with k, M, G of this base (1000 or 1024); 0 for plain ones.
-        rate: units a second, lately; 0 is not known.
-        note: what stands behind it (tqdm's postfix).
-        state: whether it goes on. `stopped`: it was interrupted or released.
-        num_outer: how many bars were open round it.
+        run: run in which the bar was made.
+        bar: number of the bar on the rank; no message follows one that reports the bar closed.
+        title: text before the bar.
+        done, total: progress and total, in `unit`; a total of 0 is unknown.
+        elapsed_s: time since the bar was made, in seconds.
+        unit: unit of the counted items.
+        divisor: base of the prefixes k, M, G for numbers (1000 or 1024); 0 for plain numbers.
+        rate: recent rate, in units per second; 0 if unknown.
+        note: text after the bar (tqdm's postfix).
+        state: whether the bar is open. `stopped`: its run was interrupted or released.
+        num_outer: number of bars that were open around it.
     """
 
     run: int

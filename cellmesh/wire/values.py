@@ -1,4 +1,4 @@
-"""Messages that carry values to ranks and back, and which part of a whole tensor a rank holds."""
+"""Messages that carry values to ranks and back, and the parts of tensors that ranks hold."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Part:
     """One rank's part of a value that the controller gathers from several ranks.
 
     Attributes:
-        value: its part; None where another rank gives the same.
-        shape: of the whole DTensor; None of a plain value.
-        box: where the part is in it.
-        runs: for each dim, the boxes' ``(start, length)`` where the part is several boxes, as FSDP2
-            over tensor parallelism cuts; () where it is one.
+        value: the rank's part; None if another rank sends the same part.
+        shape: shape of the whole DTensor; None for a plain value.
+        box: position of the part in the whole, ``(start, length)`` for each dim.
+        runs: for each dim, ``(start, length)`` of each box, if the part consists of several boxes,
+            as with FSDP2 over tensor parallelism; () if it is one box.
     """
 
     value: Any
@@ -45,7 +45,7 @@ class Part:
 
 
 def part_along(length: int, num_parts: int, index: int) -> tuple[int, int]:
-    """Return start and length of a part of ``torch.tensor_split``: lengths differ by 0 or 1."""
+    """Return start and length of a part of a split like ``torch.tensor_split``'s."""
     size, num_longer = divmod(length, num_parts)
     return index * size + min(index, num_longer), size + (index < num_longer)
 
@@ -75,9 +75,7 @@ class PushParts(WorkVerb, frozen=True):
 
 
 class GatherParts(WorkVerb, frozen=True):
-    """Ask a rank for its `Part` of an expression's value, which the controller joins with other
-    ranks'.
-    """
+    """Ask a rank for its `Part` of an expression's value; the controller joins all ranks' parts."""
 
     run: int
     expression: str
@@ -91,10 +89,10 @@ class PullNames(WorkVerb, frozen=True):
 
 
 class Freed(Verb, frozen=True):
-    """A rank says that it holds no reference to the memory of a segment any more (`loan`: see
+    """Report of a rank that it has released its last reference to a segment's memory (`loan`: see
     `wire.segments.Ref`).
 
-    `is_shared`: the rank has forked in between, so that another process may read it still.
+    `is_shared`: the rank has forked in between, so another process may still read the segment.
     """
 
     loan: int
@@ -105,8 +103,8 @@ class Freed(Verb, frozen=True):
 class Chunk(Verb, frozen=True):
     """A part of a segment's bytes, sent to a process on another host, which joins the parts.
 
-    The frame that follows goes `at` this offset into the segment of the `loan`; so many bytes of
-    the segment are sent after it.
+    The frame that follows belongs at offset `at` of the segment of `loan`; `num_left` bytes of the
+    segment follow in later chunks.
     """
 
     num_buffers: ClassVar[int] = 1
@@ -117,6 +115,6 @@ class Chunk(Verb, frozen=True):
 
 
 class Unwanted(Verb, frozen=True):
-    """Says that the rest of a segment need not be sent, as no message needs it any more."""
+    """Report that the rest of a segment need not be sent, as no message needs it any more."""
 
     loan: int

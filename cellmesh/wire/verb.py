@@ -12,10 +12,10 @@ class Verb(msgspec.Struct, frozen=True, array_like=True, tag_field="type", tag=T
 
 
 class Pickled(msgspec.Struct, frozen=True, array_like=True):
-    """A pickle (protocol 5); its large buffers follow the header as frames of their own.
+    """A pickle (protocol 5), whose large buffers follow the header as separate frames.
 
-    `is_mapped`: they are in a segment, which the one frame names (`wire/segments.py`), and the
-    stream is the last of them where it is empty here.
+    `is_mapped`: the buffers are in a segment, which the only frame names (`wire/segments.py`); if
+    `stream` is empty, the last buffer is the stream.
     """
 
     stream: bytes
@@ -24,14 +24,15 @@ class Pickled(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WorkVerb(Verb, frozen=True):
-    """Base class of messages that give ranks work in a run; class variables say of which kind.
+    """Base class of messages that give ranks work in a run; class variables define its kind.
 
     Class attributes:
-        is_cell: it is a notebook's cell.
-        is_user_code: it runs code of the user's, whose tracebacks are shown as ranks raise.
-        is_query: it takes a moment, makes no rank busy, and answers a failure by its value.
-        fills: it may give a rank what a user's namespace holds (`Relay`).
-        needs_room: it waits while too much is under way.
+        is_cell: whether it is a notebook's cell.
+        is_user_code: whether it runs user code, whose tracebacks are shown as ranks raise.
+        is_query: whether it is short, does not make a rank busy, and answers a failure by its
+            value.
+        fills: whether it may bind names in a rank's namespace (`Relay`).
+        needs_room: whether it waits while too many runs or bytes are in flight.
     """
 
     is_cell: ClassVar[bool] = False
@@ -42,6 +43,6 @@ class WorkVerb(Verb, frozen=True):
 
 
 class FeatureRequest(WorkVerb, frozen=True):
-    """Base class of the requests that a feature of the controller sends to its handler on a rank;
-    see `Request`.
+    """Base class of the requests that a feature of the controller sends to its handler on a rank
+    (see `Request`).
     """

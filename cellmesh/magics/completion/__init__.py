@@ -1,1 +1,1 @@
-"""Completes and explains names from ranks in the notebook, and completes the magics' options."""
+"""Completes and explains names of ranks in the notebook, and completes the magics' options."""

@@ -1,5 +1,5 @@
-"""Hooks Tab, Shift+Tab and ``obj?`` of a notebook: cells for ranks ask a rank, lines of cellmesh's
-magics complete their options.
+"""Handles Tab, Shift+Tab and ``obj?`` in a notebook: asks a rank about names in cells for ranks,
+and completes the options of cellmesh's magics.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from ..auto import CellForRanks
 from ..options import COMMANDS, words_of
 from .meanings import Choices, NameSources
 
-# Help that is asked for by name, as in ``model?``, is the output of a cell, and may take longer.
+# Help by name, as in ``model?``, is the output of a cell, and may take longer.
 _HELP_S = 5.0
 
 
 def show_help(shell: InteractiveShell, ranks: Ranks, name: str, detail: int) -> None:
-    """Show help for ``name?`` (`detail` 0) or ``name??`` (1): the ranks', else the notebook's."""
+    """Show help for ``name?`` (`detail` 0) or ``name??`` (1) of the ranks, else of the notebook."""
     text = look_at_one(ranks.rank_set, Explain(name, detail), _HELP_S)
     if text:
         page.page({"text/plain": text})
@@ -44,8 +44,8 @@ _PATH = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*|\[(?:-?\d+|'[^'\n]*'|\"[^\"\n]*\"
 
 
 def name_at(source: str, cursor: int) -> str:
-    """Return the name to explain at a cursor: the one under it with its indices, else the
-    function called there.
+    """Return the name to explain at a cursor: the name under it with its indices, else the function
+    whose call contains it.
     """
     for match in _PATH.finditer(source):
         if match.start() <= cursor <= match.end():
@@ -59,17 +59,17 @@ def name_at(source: str, cursor: int) -> str:
 
 
 _WAIT_S = 0.15
-# The notebook's own matchers that tell of names in its own process.
+# The notebook's matchers that complete names of its own process.
 _OF_NAMES = ("jedi", "python", "dict_key")
 
 
 class CellCompletion:
-    """Completes code, and explains the name at the cursor, in one shell.
+    """Completes code and explains the name at the cursor in one shell.
 
     Args:
-        shell: the notebook's.
-        mesh: gives the mesh, if there is one.
-        read: tells which cells are for which ranks.
+        shell: shell of the notebook.
+        mesh: returns the mesh, if there is one.
+        read: returns the part of a cell that runs on ranks, and these ranks.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class CellCompletion:
     def _do_inspect(
         self, code: str, cursor_pos: int, detail_level: int = 0, *args: Any, **kwargs: Any
     ) -> Any:
-        """Explain as the kernel does, for names on ranks."""
+        """Explain a name on ranks; for other names, call the kernel's method."""
         text, _ = self._ask(
             code, cursor_pos, lambda *at: Explain(name_at(*at), detail_level), _WAIT_S
         )
@@ -135,7 +135,7 @@ class CellCompletion:
         return self._own_help(code, cursor_pos, detail_level, *args, **kwargs)
 
     def _complete(self, text: str, offset: int) -> Completions | None:
-        """Return a rank's completions at a place in the text; None if there are none."""
+        """Return a rank's completions at an offset in the text; None if there are none."""
         found: Completions | None
         found, begin = self._ask(text, offset, Complete, _WAIT_S)
         if found is None or not found.texts:
@@ -145,8 +145,8 @@ class CellCompletion:
     def _ask(
         self, text: str, offset: int, query: Callable[[str, int], Query], timeout_s: float
     ) -> tuple[Any, int]:
-        """Ask a rank about a place in a cell; return the answer and where the cell begins in the
-        text.
+        """Ask a rank about an offset in a cell; return the answer, and the offset of the ranks'
+        source in the text.
         """
         with contextlib.suppress(
             CellmeshError, UnicodeError
@@ -160,7 +160,7 @@ class CellCompletion:
 
     @contextlib.contextmanager
     def _without_names(self) -> Iterator[None]:
-        """Enter a context in which the shell completes without the notebook's own names."""
+        """Enter a context in which the shell does not complete the notebook's own names."""
         completer = self._shell.Completer
         names = [
             getattr(matcher, "matcher_identifier", matcher.__qualname__)
@@ -229,10 +229,10 @@ def complete_line(text: str, sources: NameSources) -> Choices | None:
 
     Args:
         text: the line up to the cursor, with the magic and its ``%``.
-        sources: where choices come from that change.
+        sources: sources of choices that change.
 
     Returns:
-        The choices; None if it is no line of ours, or nothing is known of what could stand there.
+        The choices; None if it is no line of our magics, or the last word has no known choices.
     """
     match = _LINE.match(text)
     if match is None or match[1] not in COMMANDS:
@@ -248,7 +248,7 @@ def complete_line(text: str, sources: NameSources) -> Choices | None:
         return _flags("", shell.get_completions(words, "-"))
     if not found:
         return None
-    replaced = found[0].typed  # of our own types, which click's do not say
+    replaced = found[0].typed  # an attribute of our own types only
     if replaced is None:
         replaced = typed.partition("=")[2] if typed.startswith("-") else typed
     kind = "instance" if found[0].type == "plain" else found[0].type

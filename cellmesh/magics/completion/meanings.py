@@ -1,4 +1,4 @@
-"""Types for click's declarations of the magics' options: how each option's words are completed."""
+"""Click types of the magics' options and arguments, which complete their words."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Choices(NamedTuple):
     """The completions of a word in a magic's line.
 
     Attributes:
-        typed: what of it is there; the choices replace that.
+        typed: typed part of the word, which the choices replace.
         texts: the choices.
-        kind: what they are, in the words of front ends.
+        kind: kind of the choices, in front ends' terms.
     """
 
     typed: str
@@ -29,14 +29,14 @@ class Choices(NamedTuple):
 
 @dataclass(frozen=True)
 class NameSources:
-    """Where completions that change are looked up: names on ranks, meshes, metrics.
+    """Functions that look up completions that change: names on ranks, meshes, metrics.
 
     Args:
-        on_ranks: completes an expression on the ranks, given what is typed of it and whether it can
-            only be a name.
-        in_notebook: gives the names of the notebook.
-        meshes: gives the names of living meshes.
-        numbers: gives the names of what ranks have reported.
+        on_ranks: completes an expression on the ranks, given its typed part and whether it can only
+            be a name.
+        in_notebook: returns the names of the notebook.
+        meshes: returns the names of running meshes.
+        numbers: returns the names of the metrics that ranks have logged.
     """
 
     on_ranks: Callable[[str, bool], Choices]
@@ -52,7 +52,7 @@ class Text(click.ParamType):  # type: ignore[type-arg]
     """The click type of a text option whose words have completions.
 
     Args:
-        means: gives what could stand at the end of such a text.
+        means: returns the completions of the end of such a text.
     """
 
     name = "text"
@@ -111,7 +111,7 @@ def file(typed: str, sources: NameSources) -> Choices:
         return Choices(name, ())
     texts = [f"{entry.name}/" if entry.is_dir() else entry.name for entry in entries]
     shown = [text for text in texts if name.startswith(".") or not text.startswith(".")]
-    # A word with a space in it would be two, unless it is quoted.
+    # A word with a space would be read as two, unless it is quoted.
     return _starting(name, [text for text in shown if quote or not re.search(r"\s", text)], "path")
 
 

@@ -1,3 +1,3 @@
-"""``%dist_export``: records what a notebook ran on its ranks, and writes it as a script for
-torchrun.
+"""``%dist_export``: records the cells and magics that a notebook ran on its ranks, and writes them
+as a script for torchrun.
 """

@@ -1,4 +1,4 @@
-"""Records what a notebook ran on its mesh, in order, for `%dist_export`."""
+"""Records the cells and magics that a notebook ran on its mesh, in order, for `%dist_export`."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from ..options import unquote
 
 _MAX_ITEMS, _MAX_DEPTH, _MAX_LITERAL = 100, 4, 10_000
 _BEGINNINGS = ("dist_start", "dist_restart", "dist_attach")
-# What changes the ranks in a way that a script cannot repeat.
+# Magics that change the ranks in a way that a script cannot repeat.
 _CHANGES = ("dist_sync", "dist_heal", "dist_debug", "dist_interrupt", "dist_load")
-# What a script need not know of.
+# Magics that do not matter for a script.
 _PASSED_OVER = ("dist_stop", "dist_detach", "dist_auto", "dist_export")
 
 
 class Outcome(Protocol):
-    """Protocol of what the history needs of a run: whether it ended, and which ranks failed
-    (`controller.run.Run` has it).
+    """The part of a run that the history needs: whether it has ended, and on which ranks it failed
+    (`controller.run.Run` has both).
     """
 
     def done(self) -> bool: ...
@@ -43,12 +43,12 @@ class RankCell:
     """Record of a cell that ran on ranks.
 
     Attributes:
-        source: as typed, without the line of ``%%dist``.
-        ranks: who ran it, None for all.
-        quiet: its last expression is not shown.
-        run: how it ends; dropped when it has.
-        failed: the ranks on which it failed.
-        argv: what `sys.argv` had behind the program's name, if the cell was given that.
+        source: source as typed, without the line of ``%%dist``.
+        ranks: ranks that ran it; None for all.
+        quiet: whether the value of its last expression is hidden.
+        run: run of the cell until it has ended; then None.
+        failed: ranks on which it failed.
+        argv: arguments in `sys.argv`, after the program's name, if the cell had any.
     """
 
     source: str
@@ -59,7 +59,7 @@ class RankCell:
     argv: tuple[str, ...] | None = None
 
     def settle(self) -> None:
-        """Note how the cell's run has ended, if it has."""
+        """Note the ranks on which the cell's run has failed, if the run has ended."""
         run = self.run
         if run is not None and run.done():
             self.failed = tuple(run.failed_ranks())
@@ -71,9 +71,9 @@ class PageValue:
     """Record of a value of the notebook's own process that was sent to ranks.
 
     Attributes:
-        literal: Python that makes it, "" where there is none.
-        description: what it is, for people.
-        is_temporary: it is a path among temporary files.
+        literal: Python literal of the value; "" if it has none.
+        description: description of the value for users.
+        is_temporary: whether it is the path of a temporary file.
     """
 
     literal: str
@@ -106,13 +106,13 @@ class Seed:
 
 @dataclass(frozen=True)
 class Held:
-    """Record of what kind of object a name was bound to when it was saved or loaded.
+    """Record of a variable in a checkpoint, with the kind of its value.
 
     Attributes:
-        name: of the ranks.
-        kind: what.
-        model: an optimizer's, by name.
-        by_rank: each rank has its own of it.
+        name: name of the variable on the ranks.
+        kind: kind of the value.
+        model: name of an optimizer's model; "" for other kinds.
+        by_rank: whether the value differs between ranks.
     """
 
     name: str
@@ -135,8 +135,8 @@ class Aside:
     """Record of a magic that the exported script leaves out, because it has no counterpart there.
 
     Attributes:
-        line: as typed.
-        changes: whether it changed what ranks hold.
+        line: the magic as typed.
+        changes: whether it changed values on ranks.
     """
 
     line: str
@@ -148,13 +148,13 @@ Entry = RankCell | Push | Reshape | Seed | Checkpoint | Aside
 
 @dataclass
 class NotebookCell:
-    """Record of one cell of the notebook, and of what it did on the mesh.
+    """Record of one cell of the notebook and of its actions on the mesh.
 
     Attributes:
-        count: its ``In [n]``.
-        source: as typed.
-        entries: what it did with the mesh, in order.
-        failed: whether it raised.
+        count: n of the cell ``In [n]``.
+        source: source as typed.
+        entries: actions on the mesh, in order.
+        failed: whether it raised an exception.
     """
 
     count: int
@@ -169,13 +169,14 @@ class NotebookCell:
 
 @dataclass(frozen=True)
 class Beginning:
-    """Record of how the mesh's present ranks were started.
+    """Record of the start of the mesh's present ranks.
 
     Attributes:
-        dims: of the DeviceMesh.
-        backend: as given to ``init_process_group``.
-        num_threads: torch's, on each rank; 0 if it was not set.
-        attached: the mesh was found; what other kernels ran on it is not known.
+        dims: dims of the DeviceMesh.
+        backend: backend as given to ``init_process_group``.
+        num_threads: number of torch's threads on each rank; 0 if it was not set.
+        attached: whether the notebook attached to a running mesh; cells of other kernels are
+            unknown.
     """
 
     dims: Mapping[str, int]
@@ -185,7 +186,7 @@ class Beginning:
 
 
 class PageHistory:
-    """Records the cells of one notebook, and what each did on the mesh."""
+    """Records the cells of one notebook, and the actions of each on the mesh."""
 
     def __init__(self) -> None:
         self.beginning: Beginning | None = None
@@ -193,41 +194,41 @@ class PageHistory:
         self._open: NotebookCell | None = None
 
     def begin(self, beginning: Beginning) -> None:
-        """Drop what earlier ranks ran, as the ranks are new and hold nothing of it."""
+        """Drop the records of earlier ranks, as the ranks are new and have no state."""
         self.beginning = beginning
         self._cells = [cell for cell in self._cells if not cell.is_on_ranks()]
         for cell in (*self._cells, *((self._open,) if self._open else ())):
             cell.entries.clear()
 
     def add(self, count: int, entry: Entry) -> None:
-        """Add a record of what the running cell did on the mesh."""
+        """Add a record of an action of the running cell on the mesh."""
         if self._open is None:
             self._open = NotebookCell(count)
         self._open.entries.append(entry)
 
     def close(self, count: int, source: str, failed: bool) -> None:
-        """Note that the running cell has ended, its source, and whether it failed."""
+        """Note the end of the running cell, its source, and whether it failed."""
         cell = self._open or NotebookCell(count)
         self._open = None
         cell.count, cell.source, cell.failed = count, source, failed
         self._cells.append(cell)
 
     def cells(self) -> Iterator[NotebookCell]:
-        """Yield all cells' records in order; the running one is the last, without its source."""
+        """Yield the records of all cells in order; the running cell is last, without its source."""
         yield from self._cells
         if self._open is not None:
             yield self._open
 
 
 def value_of(value: Any) -> PageValue:
-    """Return a record of a value: its Python literal, or else a description."""
+    """Return a record of a value, with its Python literal if it has one."""
     literal = repr(value) if _is_literal(value) else ""
     is_temporary = isinstance(value, str) and value.startswith(f"{tempfile.gettempdir()}/")
     return PageValue(literal if len(literal) <= _MAX_LITERAL else "", describe(value), is_temporary)
 
 
 def _is_literal(value: Any, depth: int = 0) -> bool:
-    """Return whether the ``repr`` of a value is Python that makes an equal one, and is short."""
+    """Return whether the ``repr`` of a value is a short Python literal of an equal value."""
     if type(value) in (list, tuple, dict, set):
         items = [*value, *value.values()] if type(value) is dict else value
         return (
@@ -247,7 +248,7 @@ def describe(value: Any) -> str:
         if isinstance(getattr(value, "shape", None), Sequence):
             return f"{name} of shape {tuple(value.shape)} {getattr(value, 'dtype', '')}".rstrip()
         return f"{name} of length {len(value)}" if hasattr(value, "__len__") else name
-    except Exception:  # its own answers are not to be relied on
+    except Exception:  # attributes of user classes may raise anything
         return name
 
 
@@ -255,15 +256,15 @@ def look_at_checkpoint(mesh: Mesh, action: str, words: Sequence[str]) -> Checkpo
     """Return a record of a save or load that has ended; asks the ranks about its names.
 
     Args:
-        mesh: who did it.
+        mesh: mesh of the save or load.
         action: "save" or "load".
-        words: what the magic was given: names, and the path.
+        words: arguments of the magic: names, and the path.
     """
 
-    # A nested function travels as what it is: ranks import nothing of the notebook's.
+    # Nested, so that it is pickled by value: ranks cannot import it.
     def look(names: list[str], path: str) -> list[tuple[str, str, str, str]]:
-        """Return, on a rank, a value's name and kind, the model of an optimizer, and a digest of
-        what may differ by rank.
+        """Return, on a rank, the name and kind of each value, the model of an optimizer, and the
+        digest of a value that may differ between ranks.
         """
         import hashlib
         import pickle
@@ -300,7 +301,7 @@ def look_at_checkpoint(mesh: Mesh, action: str, words: Sequence[str]) -> Checkpo
                 kind = "stateful"
             else:
                 kind = "tensor" if isinstance(value, torch.Tensor) else "value"
-                if not hasattr(value, "device_mesh"):  # a DTensor says by itself what is where
+                if not hasattr(value, "device_mesh"):  # a DTensor's placements describe its parts
                     digest = hashlib.blake2b(pickle.dumps(value)).hexdigest()
             found.append((name, kind, model, digest))
         return found
@@ -316,10 +317,10 @@ def look_at_checkpoint(mesh: Mesh, action: str, words: Sequence[str]) -> Checkpo
 
 
 class Recorder:
-    """Records in a `PageHistory` what the cells and magics of one notebook do.
+    """Records the cells and magics of one notebook in a `PageHistory`.
 
     Args:
-        shell: the notebook's.
+        shell: shell of the notebook.
     """
 
     def __init__(self, shell: InteractiveShell) -> None:
@@ -352,7 +353,7 @@ class Recorder:
                 self.history.add(count, entry)
 
     def close_cell(self, result: ExecutionResult | None) -> None:
-        """Note that a cell of the notebook has ended, upon IPython's event."""
+        """Note the end of a cell of the notebook; handles IPython's event."""
         info = result.info if result is not None else None
         if (
             result is None
@@ -360,7 +361,7 @@ class Recorder:
             or not info.store_history
             or result.execution_count is None
         ):
-            return  # one inside another, or a front end's own
+            return  # a cell inside another, or code of a front end
         if isinstance(result.error_in_exec, CellSyntaxError):
             return  # no rank has run anything
         if _asks_for_help(info.raw_cell or ""):
@@ -384,13 +385,13 @@ class Recorder:
                 except (
                     CellmeshError,
                     KeyboardInterrupt,
-                ):  # it was done, and only the script will lack it
+                ):  # the magic has succeeded, and only the script lacks it
                     return Aside(f"%{name} {line}", changes=True)
         return Aside(f"%{name} {line}".strip(), name in _CHANGES)
 
 
 def _asks_for_help(source: str) -> bool:
-    """Return whether a cell only asks for help: ``x?``, ``?x``, ``%magic?``."""
+    """Return whether a cell only requests help: ``x?``, ``?x``, ``%magic?``."""
     cell = read_cell(source, is_auto=False)
     lines = [line.strip() for line in (cell.source if cell is not None else source).splitlines()]
     told = [line for line in lines if line and not line.startswith("#")]

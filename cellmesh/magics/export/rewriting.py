@@ -1,5 +1,5 @@
-"""Rewrites cells as parts of an exported script: without IPython's syntax, indented, shown,
-awaited. Pure: source in, source out.
+"""Rewrites the source of cells for an exported script: removes IPython's syntax, indents code,
+shows last values, and wraps code that awaits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from types import CodeType
 from IPython.core.inputtransformer2 import TransformerManager
 
 INDENT = "    "
-# The head of an ``if`` for what processes that import the script are not to run.
+# The head of an ``if`` for code that processes that import the script must not run.
 MAIN = 'if __name__ == "__main__"'
 # Calls of functions or methods with these names return None.
 _SILENT = {
@@ -29,12 +29,12 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 
 class CannotRewriteError(Exception):
-    """Raised if a cell contains code that cannot be moved to where the script needs it; names the
-    code.
+    """Raised if a cell contains code that cannot be moved into a block or function of the script;
+    the message names the code.
     """
 
 
-# What a cell means.
+# Analysis of cells.
 
 
 def parse(source: str) -> ast.Module | None:
@@ -65,9 +65,7 @@ def names_in(source: str) -> set[str]:
 
 
 def names_bound(source: str) -> set[str]:
-    """Return the global names that a cell binds: at its top level, or as ``global`` in a
-    function.
-    """
+    """Return the global names that a cell binds at top level, or as ``global`` in a function."""
     try:
         code = compile(source, "cell", "exec", _AWAITS, dont_inherit=True)
     except SyntaxError:
@@ -83,7 +81,7 @@ def names_bound(source: str) -> set[str]:
 
 
 def free_name(wanted: str, taken: Iterable[str]) -> str:
-    """Return a name like the wanted one that is not among the taken ones."""
+    """Return the wanted name, or a similar one if it is taken."""
     taken = set(taken)
     while wanted in taken:
         wanted += "_"
@@ -94,8 +92,8 @@ def free_name(wanted: str, taken: Iterable[str]) -> str:
 
 
 def at_top_level(source: str) -> tuple[list[str], str]:
-    """Return a cell without statements that may stand only at the begin of a module: ``global``,
-    which has no effect at top level, and ``from __future__ import``, whose features are returned.
+    """Return the features that a cell imports from ``__future__``, and the cell without statements
+    that are valid only at the begin of a module: these imports, and ``global`` at top level.
     """
     features: list[str] = []
     found: list[ast.stmt] = []
@@ -114,10 +112,10 @@ def at_top_level(source: str) -> tuple[list[str], str]:
 
 
 def span(source: str, node: ast.stmt | ast.expr) -> tuple[int, int]:
-    """Return where a node of the syntax tree begins and ends in the text; columns of the tree count
-    UTF-8 bytes.
+    """Return the begin and end of a node of the syntax tree in the text, in characters; columns of
+    the tree count UTF-8 bytes.
     """
-    # As Python counts lines: `str.splitlines` splits at other characters, too.
+    # Python's line ends only: `str.splitlines` splits at other characters, too.
     lines = re.findall(r"[^\n]*\n|[^\n]+", source)
 
     def offset(line: int, column: int) -> int:
@@ -129,7 +127,7 @@ def span(source: str, node: ast.stmt | ast.expr) -> tuple[int, int]:
 
 
 def only_defines(source: str) -> bool:
-    """Return whether a cell only imports, defines and assigns what is computed without a call."""
+    """Return whether a cell only has imports, definitions, and assignments without calls."""
     return all(map(_defines, (parse(source) or ast.Module([], [])).body))
 
 
@@ -147,11 +145,11 @@ def _defines(node: ast.stmt) -> bool:
 def under(head: str, source: str) -> str:
     """Return a cell as the body of an ``if``, a loop or a function with this head.
 
-    Where indented lines would mean something else, as in a text of several lines, the body is
-    written from its syntax tree, without comments.
+    If indentation would change the meaning, as in a string of several lines, the body is written
+    from its syntax tree, without comments.
 
     Raises:
-        CannotRewriteError: it is no Python.
+        CannotRewriteError: the cell is not Python.
     """
     tree = parse(source)
     if tree is None:
@@ -169,7 +167,7 @@ def as_coroutine(source: str, name: str) -> str:
     """Return a cell that awaits as an ``async def`` that binds the same global names.
 
     Raises:
-        CannotRewriteError: something in it cannot stand in a function.
+        CannotRewriteError: the cell contains code that is invalid in a function.
     """
     head, _, body = under(f"async def {name}()", source).partition("\n")
     bound = sorted(names_bound(source))
@@ -183,7 +181,7 @@ def as_coroutine(source: str, name: str) -> str:
 
 
 def show_last(source: str, show: str) -> str:
-    """Write a cell so that its last expression is passed to `show`, unless it ends in ``;``."""
+    """Return a cell that passes its last expression to `show`, unless it ends in ``;``."""
     tree = parse(source)
     last = tree.body[-1] if tree is not None and tree.body else None
     if not isinstance(last, ast.Expr) or _is_silent(last.value):
@@ -193,7 +191,7 @@ def show_last(source: str, show: str) -> str:
         return source
     expression = source[begin:end]
     call = ast.parse(f"async def _():\n ({show}({expression}))").body[0].body[0].value  # type: ignore[attr-defined]
-    if [*map(ast.dump, call.args)] != [ast.dump(last.value)]:  # several, as of ``a, b``
+    if [*map(ast.dump, call.args)] != [ast.dump(last.value)]:  # several arguments, as for ``a, b``
         expression = f"({expression})"
     return f"{source[:begin]}{show}({expression}){source[end:]}"
 
@@ -227,9 +225,9 @@ class Plain:
     """A cell rewritten as Python, without IPython's syntax.
 
     Attributes:
-        source: the Python.
-        imports: lines that it needs, beside what the cell imports.
-        left_out: what it had that a script cannot do.
+        source: Python source.
+        imports: import lines that it needs in addition to the cell's own.
+        left_out: parts of the cell that a script cannot contain.
     """
 
     source: str
@@ -238,8 +236,8 @@ class Plain:
 
 
 def to_python(source: str) -> Plain:
-    """Rewrite a cell with IPython's syntax (``!ls``, ``%time f()``) as Python, where Python can do
-    the same.
+    """Rewrite a cell with IPython's syntax (``!ls``, ``%time f()``) as Python; leave out parts
+    without an equivalent.
     """
     if parse(source) is not None:
         return Plain(source)
@@ -272,7 +270,7 @@ def _magics(tree: ast.Module) -> Iterator[tuple[ast.Expr | ast.Assign, str, list
 
 
 def _replace(plain: Plain, method: str, texts: list[str], target: str, is_nested: bool) -> str:
-    """Return what stands in the script for a call of IPython."""
+    """Return the Python source that replaces a call of IPython in the script."""
     imports, text = set[str](), ""
     match method, *texts:
         case "system", command:
@@ -316,12 +314,12 @@ def _leave_out(said: str) -> str:
 
 
 def _shell(command: str) -> str:
-    """Write a shell command as Python; IPython fills in its ``{expressions}``."""
+    """Return a shell command as a Python string; IPython fills in its ``{expressions}``."""
     return f"f{command!r}" if "{" in command else repr(command)
 
 
 def _run_script(line: str) -> str:
-    """Write ``%run [-i] [-m] script.py arguments`` as Python; "" if it has other options."""
+    """Return ``%run [-i] [-m] script.py arguments`` as Python; "" if it has other options."""
     try:
         words = shlex.split(line)
     except ValueError:

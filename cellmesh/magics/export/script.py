@@ -1,7 +1,7 @@
-"""``%dist_export``: writes what a notebook ran on its mesh as one script for torchrun. Pure.
+"""``%dist_export``: writes the cells that a notebook ran on its mesh as one script for torchrun.
 
-A script does what the ranks did, in the same order and with the same numbers: `device`, `mesh`,
-process group and threads are made as `workers/rank/main.py` makes them.
+A script runs the same code as the ranks, in the same order and with the same numbers: it sets up
+`device`, `mesh`, process group and threads like `workers/rank/main.py`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _NAMES_A_STORE = re.compile(
     r"""MASTER_PORT(?:["']\s*\])?\s*=(?!=)|["']MASTER_PORT["']\s*:|tcp://"""
 )
 _SPAWNS = re.compile(r"\b(?:spawn|forkserver)\b")
-# Magics that have no trace in a script, or one of their own.
+# Magics without an effect in a script, or with code of their own.
 _TRACELESS = (
     "%load_ext %reload_ext %unload_ext %matplotlib %dist_start %dist_stop %dist_attach "
     "%dist_detach %dist_restart %dist_auto %dist_export %dist_mesh %dist_seed %dist_push "
@@ -68,9 +68,9 @@ class Script:
 
     Attributes:
         text: the script.
-        num_cells: how many cells ranks ran, and are in it.
-        left_out: the counts of cells that are not.
-        warnings: what it cannot do, or must be given.
+        num_cells: number of the ranks' cells in the script.
+        left_out: numbers n of the cells ``In [n]`` that are left out.
+        warnings: limitations of the script, and data that the user must supply.
     """
 
     text: str
@@ -83,15 +83,16 @@ def export(history: PageHistory, path: Path, overwrite: bool) -> str:
     """Write the script for torchrun into a file.
 
     Args:
-        history: of the notebook.
-        path: where.
-        overwrite: whether the file may be there.
+        history: history of the notebook.
+        path: path of the file.
+        overwrite: whether to overwrite an existing file.
 
     Returns:
-        What was written, and what it cannot do.
+        A summary of the script, and its limitations.
 
     Raises:
-        MeshUsageError: nothing has run on ranks, or the file is there.
+        MeshUsageError: nothing has run on ranks, the file exists, or the script would not be
+            valid Python.
     """
     if history.beginning is None:
         raise MeshUsageError(
@@ -127,10 +128,10 @@ class PagePart:
     """A piece of the exported script, with the numbers of the cells that it is written from.
 
     Attributes:
-        counts: the cells that it comes from.
-        title: what else stands in the comment above it.
+        counts: numbers n of the cells ``In [n]`` that it is written from.
+        title: rest of the comment above it.
         text: code, or comments.
-        can_repeat: it may be run in a loop, if it comes again.
+        can_repeat: whether repetitions of it may be written as a loop.
     """
 
     counts: tuple[int, ...]
@@ -148,16 +149,16 @@ class PagePart:
 
 @dataclass
 class Draft:
-    """What an exported script needs, collected while its parts are written.
+    """The data of an exported script, collected while its parts are written.
 
     Attributes:
-        sources: of the ranks' cells, as Python.
-        imports: lines for the head of the script.
+        sources: sources of the ranks' cells, as Python.
+        imports: import lines for the head of the script.
         futures: features that cells import from ``__future__``.
-        warnings: what the script cannot do, or must be given.
-        left_out: the counts of cells that are not in it.
-        num_cells: how many are.
-        shows, awaits: whether a cell shows its last value, awaits.
+        warnings: limitations of the script, and data that the user must supply.
+        left_out: numbers n of the cells ``In [n]`` that are left out.
+        num_cells: number of the ranks' cells in the script.
+        shows, awaits: whether a cell shows its last value, or awaits.
     """
 
     sources: list[str]
@@ -179,7 +180,7 @@ class Draft:
         self.names_a_store = _NAMES_A_STORE.search(text) is not None
         self.spawns = _SPAWNS.search(text) is not None
         self.show, self.loop = (free_name(name, self.names) for name in ("show", "loop"))
-        # Functions that use a name by which a cell may exit are such names themselves.
+        # A function that may exit adds its own name to the names by which a cell may exit.
         self.exits = set(_EXITS)
         for source in self.sources:
             tree = parse(source)
@@ -199,12 +200,12 @@ class Draft:
 
     def guard(self, text: str) -> str:
         """Put code under an ``if`` if spawned processes, which import the script for its
-        definitions, are not to run it.
+        definitions, must not run it.
         """
         return under(MAIN, text) if self.spawns and not only_defines(text) else text
 
     def on_ranks(self, ranks: tuple[int, ...] | None, text: str) -> str:
-        """Put code under an ``if`` that is true on these ranks; None for all."""
+        """Put code under an ``if`` that is true on these ranks; None for all ranks."""
         if ranks is None:
             return text
         among = f"== {ranks[0]}" if len(ranks) == 1 else f"in {ranks}"
@@ -215,8 +216,8 @@ def write_script(history: PageHistory, filename: str) -> Script:
     """Return the script for torchrun as text, with remarks.
 
     Args:
-        history: of a notebook that has, or had, a mesh.
-        filename: the script's, for its docstring.
+        history: history of a notebook that has, or had, a mesh.
+        filename: name of the script's file, for its docstring.
     """
     beginning = history.beginning
     assert beginning is not None
@@ -319,7 +320,7 @@ def _fold(parts: Iterable[PagePart], draft: Draft) -> Iterator[PagePart]:
         yield from alike
 
 
-# Magics that changed the ranks, as plain torch.
+# Magics that change the ranks, written as plain torch.
 
 
 def _write_magic(
@@ -360,8 +361,8 @@ def _write_push(count: int, push: Push, draft: Draft) -> str:
     return missing + (draft.on_ranks(push.ranks, lines) if lines else "")
 
 
-# How objects of each kind are read for a checkpoint, and filled from a loaded one. A tensor is
-# filled in place.
+# Code that reads an object of each kind for a checkpoint, and code that restores it from a loaded
+# one. A tensor is restored in place.
 _KINDS = {
     "model": ("dcp_state.get_model_state_dict({0})", "dcp_state.set_model_state_dict({0}, {1})\n"),
     "optimizer": (
@@ -405,7 +406,7 @@ def _write_head(beginning: Beginning, filename: str, draft: Draft) -> str:
     """Write everything in the script that precedes the first cell."""
     num_ranks = math.prod(beginning.dims.values())
     attached = "\nThe ranks were attached to: what others ran on them before is not here.\n"
-    # Without a GPU, the mesh had gloo.
+    # A mesh without GPUs used gloo.
     backend = "cpu:gloo,cuda:nccl" if beginning.backend == "gloo" else beginning.backend
     index = "local_rank" if "nccl" in backend else "local_rank % torch.cuda.device_count()"
     groups = _GROUPS.format(index=index, backend=backend, mesh=_make_mesh(beginning.dims))
@@ -482,7 +483,7 @@ else:
 mesh = {mesh}
 """
 # torch numbers groups from 0 again after the default one was destroyed: the next one would read the
-# addresses that the last one has left in torchrun's store, so that one of a few runs fails.
+# addresses that the last one has left in torchrun's store, and some runs would fail.
 _ADOPTION = '''
 
 def adopt_process_group(rank: int, world_size: int) -> None:
@@ -505,7 +506,7 @@ adopt_process_group(rank, world_size)
 _OWN_STORE = """\
 os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # cells name a store, which rank 0 is to serve
 """
-# It must belong to the group that there is.
+# The mesh must belong to the existing group.
 _ADOPTED_MESH = """\
         global mesh
         mesh = init_device_mesh(mesh.device_type, mesh.shape, mesh_dim_names=mesh.mesh_dim_names)
@@ -520,14 +521,14 @@ sleep(0.5)  # gloo's threads let go of their last tensors: in Python's shutdown,
 def _write_tail(draft: Draft) -> str:
     """Write everything in the script that follows the last cell.
 
-    A script that raises does not come here, and need not: its process ends, and torchrun ends the
-    others. Taking down a process group in which others wait could hang. Threads of gloo's groups
-    that something still refers to (a model's, a mesh's) live on, and cannot be waited for: one that
-    needs Python to let go of its last operation's tensors while Python shuts down aborts the
-    process (``ProcessGroupGloo::runLoop``, ``AsyncWork``'s destructor; 8 of 24 runs of a short
-    script on two busy cores, 1 of 25 with a barrier in place of the pause, none of 50 with it).
+    A script that raises does not reach this code, and need not: its process ends, and torchrun ends
+    the others. Destroying a process group in which others wait could hang. Threads of gloo's groups
+    that are still referenced (by a model or a mesh) keep running, and cannot be joined: a thread
+    that needs Python to release the tensors of its last operation while Python shuts down aborts
+    the process (``ProcessGroupGloo::runLoop``, ``AsyncWork``'s destructor; 8 of 24 runs of a short
+    script on two busy cores, 1 of 25 with a barrier instead of the pause, none of 50 with it).
     """
     close = f"{draft.loop}.close()\n" if draft.awaits else ""
-    # Cells, or a library that they use, may have destroyed it.
+    # Cells, or a library that they use, may have destroyed the process group.
     destroy = under("if dist.is_initialized()", "dist.destroy_process_group()\n")
     return draft.guard(f"{close}{destroy}{_PAUSE}")

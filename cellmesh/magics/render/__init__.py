@@ -1,1 +1,1 @@
-"""Makes static tables and pictures, as HTML and text."""
+"""Renders static tables and pictures as HTML and text."""

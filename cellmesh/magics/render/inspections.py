@@ -1,4 +1,4 @@
-"""Draws inspected values and names of ranks without a widget: tables, as text and HTML, and a
+"""Draws inspected values and names of ranks without a widget: as tables, in text and HTML, and as a
 heatmap.
 """
 
@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-# How many of a nest's tensors are listed.
+# Maximum number of listed tensors in a value.
 _MAX_LISTED = 50
-# The view stays in the notebook's file: bytes of its tables, and a side of its picture.
+# Limits of a view, which is saved in the notebook's file: bytes of its tables, sides of its
+# picture.
 _MAX_ITEMS_BYTES, _MAX_RANKS_BYTES = 7_000, 6_000
 _MAX_SIDE, _SHOWN_SIDE = 64, 320
 _SECTION = "margin-top:.6em"
@@ -34,7 +35,7 @@ _FLAG_TEXTS = {"nan": "NaN", "inf": "Inf"}
 ITEM_HEADERS = (
     "shape or value", "dtype", "placements", "memory of all ranks", "mean", "std", "norm",
 )  # fmt: skip
-# How many different texts of one name are told; then how many there are.
+# Maximum number of different texts for one name; the others are counted.
 _MAX_VARIANTS = 3
 
 
@@ -45,9 +46,9 @@ def static_of(inspection: Inspection, path: str = "", picture: Pixels | None = N
     """Return an inspection drawn without a widget, as HTML and text.
 
     Args:
-        inspection: what ranks told.
-        path: of a nest, the tensor that is told of in full; "" for none.
-        picture: a part of that tensor, as it was seen last.
+        inspection: answers of the ranks.
+        path: path of the tensor that is shown in detail, if the value has several; "" for none.
+        picture: last picture of a part of that tensor.
     """
     by_path = inspection.by_path()
     tables, remarks = [], []
@@ -76,22 +77,23 @@ def static_of(inspection: Inspection, path: str = "", picture: Pixels | None = N
 
 
 def label_of(expression: str, path: str) -> str:
-    """Return the name under which a tensor inside an inspected value is shown."""
+    """Return the displayed name of a tensor inside an inspected value."""
     if not path:
         return expression
     return f"{expression}{path}" if path.startswith("[") else f"{expression}.{path}"
 
 
 def torn_note(ranks: Collection[int]) -> str:
-    """Return the note for values that were read while their ranks ran."""
+    """Return the note on values that were read while their ranks ran."""
     return (
         f"{describe_ranks(ranks)} ran at the same time: values may be torn, half old and half new"
     )
 
 
 def list_items(inspection: Inspection) -> list[dict[str, Any]]:
-    """Return the tensors in an inspected value as JSON, a row each: path, label, flags, and cells
-    under `ITEM_HEADERS`: mean and std of the first rank that has it, the norm of all parts.
+    """Return the tensors in an inspected value as JSON, one row each: path, label, flags, and cells
+    under `ITEM_HEADERS`. Mean and std are those of the first rank that has it, the norm is that of
+    all parts.
     """
     num_ranks = len(inspection.found) + len(inspection.refusals)
     return [
@@ -135,7 +137,7 @@ def _flags(
 
 
 def odd_elements(summaries: Collection[TensorSummary]) -> list[str]:
-    """Return the flags of tensors in which there are NaN or infinities."""
+    """Return the flags for tensors with NaN or infinite elements."""
     counts = {"nan": "num_nan", "inf": "num_inf"}
     return [f for f, name in counts.items() if any(getattr(one, name) for one in summaries)]
 
@@ -163,8 +165,8 @@ Block = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
 def blocks_of(facts: Mapping[int, TensorSummary]) -> list[Block]:
-    """Return the parts of one DTensor on the ranks of its mesh: those that hold the same part,
-    where it begins, and its shape; [] for other tensors.
+    """Return the parts of one DTensor, each with the ranks that hold it, its offset and its shape;
+    [] for other tensors.
     """
     places = {
         rank: (fact.offset, fact.local_shape)
@@ -177,7 +179,7 @@ def blocks_of(facts: Mapping[int, TensorSummary]) -> list[Block]:
 
 
 def name_block(ranks: tuple[int, ...], offset: tuple[int, ...], shape: tuple[int, ...]) -> str:
-    """Return where a part of a DTensor lies in the whole, in words."""
+    """Return the position of a part of a DTensor in the whole, in words."""
     if not all(shape):
         return f"{describe_ranks(ranks)}: nothing"
     spans = (f"{begin}:{begin + size}" for begin, size in zip(offset, shape, strict=True))
@@ -188,7 +190,7 @@ def name_block(ranks: tuple[int, ...], offset: tuple[int, ...], shape: tuple[int
 
 
 def heatmap_image(pixels: Pixels) -> str:
-    """Draw a tensor's pixels in colours, as an HTML image; "" if there are none."""
+    """Return a tensor's pixels as a coloured HTML image; "" without pixels."""
     values = pixels.values
     if not values.size:
         return ""
@@ -206,7 +208,7 @@ def png(colours: npt.NDArray[np.uint8]) -> bytes:
     height, width, _ = colours.shape
     lines = b"".join(
         b"\0" + line.tobytes() for line in colours
-    )  # each begins with its filter: none
+    )  # each begins with the number of its filter, 0 for none
 
     def chunk(name: bytes, data: bytes) -> bytes:
         return (
@@ -228,8 +230,8 @@ def names_table(ranks: Ranks, pattern: str) -> Table:
     """Ask ranks for their variables, and return them as a table.
 
     Args:
-        ranks: who is asked; also busy ones answer.
-        pattern: which names, with ``*`` and ``?``.
+        ranks: ranks to ask; busy ranks answer, too.
+        pattern: pattern of the names, with ``*`` and ``?``.
     """
     looked = look(ranks.rank_set, Names(pattern))
     notes = [
@@ -239,12 +241,12 @@ def names_table(ranks: Ranks, pattern: str) -> Table:
 
 
 def fold_names(told: Mapping[int, Bound], pattern: str, notes: list[str]) -> Table:
-    """Return a table with a row for each variable, from what each rank answered.
+    """Return a table with a row for each variable, from the answers of all ranks.
 
     Args:
         told: rank -> its names.
-        pattern: which names were asked for.
-        notes: lines below.
+        pattern: pattern of the requested names.
+        notes: lines below the table.
     """
     by_name: dict[str, dict[int, TensorSummary]] = {}
     for rank, bound in sorted(told.items()):
@@ -252,7 +254,7 @@ def fold_names(told: Mapping[int, Bound], pattern: str, notes: list[str]) -> Tab
             by_name.setdefault(named.path, {})[rank] = named
     names = sorted(by_name, key=alphabetically)
     cut = [bound.names[-1].path for bound in told.values() if bound.num_left_out and bound.names]
-    if cut:  # of what comes later, a rank may have told nothing although it has it
+    if cut:  # a rank may have left out its names after this one
         last = min(cut, key=alphabetically)
         names = names[: names.index(last) + 1]
         notes = [
@@ -282,7 +284,7 @@ def _row(name: str, facts: Mapping[int, TensorSummary], ranks: list[int]) -> lis
 
 
 def _fold(facts: Mapping[int, TensorSummary], part: Callable[[TensorSummary], str]) -> str:
-    """Join the texts of ranks about a variable, equal ones once."""
+    """Join the ranks' texts on a variable; equal texts appear once."""
     variants = group_ranks({rank: part(each) for rank, each in facts.items()})
     if len(variants) == 1:
         return next(iter(variants))

@@ -1,6 +1,4 @@
-"""Draws a plot of logged numbers as SVG in an ``<img>``, without a widget: a line for each rank.
-Pure.
-"""
+"""Draws a plot of logged numbers as SVG in an ``<img>``, without a widget: a line for each rank."""
 
 from __future__ import annotations
 
@@ -16,11 +14,12 @@ _WIDTH, _HEIGHT = 560, 180
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 22, 26
 _INK, _GRID, _BAD = "#333333", "#e3e3e3", "#c62828"
 _MAX_LEGEND = 8
-# A picture stays in the notebook's file: points of all its lines, of 15 bytes each.
+# Limits of a picture, which is saved in the notebook's file: points of all its lines, 15 bytes
+# each.
 _MAX_POINTS, _LEAST_PIECES = 2_800, 4
-# Larger numbers are a gap: floats have no difference of them.
+# Larger numbers are drawn as a gap: their differences overflow.
 _MOST = 1e300
-# A shorter scale has no room for ticks, as floats lie on it.
+# A shorter scale has no room for ticks, as it contains too few floats.
 _LEAST_SHARE, _LEAST_SPAN = 1e-12, 1e-290
 
 
@@ -43,8 +42,8 @@ def _panel(plot: Plot, name: str, max_points: int) -> str:
 
 
 def draw_svg(name: str, series: Mapping[int, Series], max_points: int = _MAX_POINTS) -> str:
-    """Draw one panel of a plot on white, because the page's colours are unknown, with about so many
-    points in all.
+    """Draw one panel of a plot with at most about `max_points` points, on white, because the page's
+    colours are unknown.
     """
     points = [point for one in series.values() for point in _drawable(one)]
     low_x, high_x = _widen([x for x, _ in points], 0.0)
@@ -75,7 +74,7 @@ def draw_svg(name: str, series: Mapping[int, Series], max_points: int = _MAX_POI
         for step, value in zip(few.steps, few.values, strict=True):
             if _is_drawable(step, value):
                 path += f"{pen}{x_of(step):.1f} {y_of(value):.1f}"
-                path += "h.1" if pen == "M" else ""  # so that a point alone is seen
+                path += "h.1" if pen == "M" else ""  # makes a single point visible
             pen = "L" if _is_drawable(step, value) else "M"
         line = {"fill": "none", "stroke": colour_of(rank, max(series) + 1), "stroke_width": 1.5}
         parts.append(element("path", d=path, stroke_linecap="round", **line))

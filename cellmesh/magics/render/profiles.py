@@ -1,5 +1,5 @@
-"""The views of ``%dist_timeline`` and ``%%dist_profile``, a picture and tables of where time went,
-and the lines of ``%%dist --time``.
+"""The views of ``%dist_timeline`` and ``%%dist_profile``, with a picture and tables of the time
+that was spent, and the lines of ``%%dist --time``.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ _TITLES = {
     "device": "GPU kernel",
 }
 _MAX_NAME = 64
-# From here on a rank is said to have kept the others waiting: in seconds, and as a part of the
-# others' time.
+# Least delay with which a rank is reported as slow: in seconds, and as a share of the others' time.
 _LATE_S, _LATE_SHARE = 0.005, 0.1
 
 
@@ -37,7 +36,7 @@ def describe_timings(timings: Mapping[int, Timing]) -> str:
     """Return a line for each group of ranks with equal times, and one that names a slow rank.
 
     Args:
-        timings: of each rank.
+        timings: rank -> its timing.
     """
     alike = group_ranks({rank: _describe(timing) for rank, timing in sorted(timings.items())})
     lines = [f"[{format_ranks(ranks)}] took {text}" for text, ranks in alike.items()]
@@ -53,10 +52,9 @@ def describe_timings(timings: Mapping[int, Timing]) -> str:
 
 
 def find_straggler(timings: Mapping[int, Timing]) -> int | None:
-    """Return the rank that took clearly longer than the others outside of collectives; None if
-    there is none.
+    """Return the rank that took clearly longer than the others outside of collectives, or None.
 
-    In a collective all wait for the last, so that all seem to take as long: what tells is the rest.
+    In a collective all ranks wait for the last one, so only the remaining time reveals it.
     """
     if len(timings) < 2:
         return None
@@ -88,7 +86,7 @@ def show_timeline(ranks: Ranks, num_cells: int, trace: str | None) -> Static:
 
     Raises:
         NoMeshError: the mesh has ended.
-        HostError: the trace could not be written.
+        HostError: the trace cannot be written.
     """
     history = ranks.timeline(num_cells, trace)
     notes = [] if trace is None else [describe_trace(Path(trace))]
@@ -96,7 +94,7 @@ def show_timeline(ranks: Ranks, num_cells: int, trace: str | None) -> Static:
 
 
 def show_profile(profile: Profile, num_rows: int) -> Static:
-    """Draw a profile; of each kind of operators, so many."""
+    """Draw a profile, with `num_rows` operators of each kind."""
     notes = [] if profile.trace_path is None else [describe_trace(profile.trace_path)]
     tables = [cell_table(profile.history), *operator_tables(profile.operators, num_rows)]
     return draw(profile.history, [*profile.notes, *notes], tables)
@@ -120,16 +118,16 @@ def draw(history: History, notes: Sequence[str], tables: Sequence[Table]) -> Sta
 
 
 def describe_trace(path: Path) -> str:
-    """Return a sentence that says where a trace was written."""
+    """Return a sentence with the file and size of a trace."""
     whole = path.expanduser().absolute()
     size = f"{whole.stat().st_size / 1e6:.1f} MB"
-    # A file below where the notebook runs is known there by its short name.
+    # A file below the notebook's working directory is shown by its relative path.
     name = str(whole).removeprefix(f"{Path.cwd()}{os.sep}")
     return f"trace: {name} ({size}); open it in chrome://tracing or ui.perfetto.dev"
 
 
 def cell_table(history: History) -> Table:
-    """Return a table of where the time of each cell went, the oldest first."""
+    """Return a table of the time spent in each cell, the oldest first."""
     rows = []
     for cell in history.cells:
         times = [history.times(rank, cell) for rank in cell.by_rank]
@@ -150,7 +148,7 @@ def cell_table(history: History) -> Table:
 
 
 def rank_table(history: History) -> Table:
-    """Return a table of where the time of each rank went, in all cells."""
+    """Return a table of the time spent on each rank, in all cells."""
     lateness = history.lateness()
     num = sum(one.num_last for one in lateness.values())
     rows = []
@@ -170,11 +168,11 @@ def rank_table(history: History) -> Table:
 
 
 def operator_tables(operators: Sequence[OperatorByRank], num_rows: int) -> list[Table]:
-    """Return a table for each kind of a profile's operators, its rows by the time that they took.
+    """Return a table for each kind of a profile's operators, its rows in order of their time.
 
     Args:
-        operators: longest first.
-        num_rows: how many of each kind.
+        operators: the operators, longest first.
+        num_rows: number of operators of each kind.
     """
     tables = []
     for kind, title in _TITLES.items():

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
-# Up to eight ranks, which the colour-blind tell apart: of Paul Tol's "bright" scheme and Okabe &
-# Ito's.
+# Colours for up to eight ranks that colour-blind people can distinguish, from Paul Tol's "bright"
+# scheme and from Okabe & Ito's.
 _FEW = ("#4477aa", "#ee7733", "#228833", "#cc3377", "#009988", "#aa7700", "#8855bb", "#bb4444")
-# cividis, and blue to red; NaN and infinities are of neither.
+# Colour maps: cividis, and blue to red; NaN and infinities have other colours.
 _ONE_SIGN = "00224e 123570 3b496c 575d6d 707173 8a8678 a59c74 c3b369 e1cc55 fee838"
 _BOTH_SIGNS = "053061 2166ac 4393c3 92c5de d1e5f0 f7f7f7 fddbc7 f4a582 d6604d b2182b 67001f"
 _NAN, _INFINITE, _MINUS_INFINITE = (255, 0, 220), (0, 224, 64), (0, 120, 40)
@@ -30,8 +30,8 @@ def colour_of(rank: int, num_ranks: int) -> str:
 
 
 def heat_colours(values: npt.NDArray[Any], low: float, high: float) -> npt.NDArray[np.uint8]:
-    """Map numbers to colours, as [height, width, 3] of red, green, blue; zero is the middle colour
-    if there are both signs.
+    """Map numbers to colours, as [height, width, 3] of red, green, blue; zero has the middle colour
+    if both signs occur.
     """
     import numpy as np
 
@@ -59,9 +59,10 @@ def element(tag: str, /, *children: str, **attributes: object) -> str:
     """Write an SVG element as text.
 
     Args:
-        tag: its name.
-        children: elements, or text that has been escaped.
-        attributes: an underscore stands for a hyphen; floats are rounded to two decimals.
+        tag: name of the element.
+        children: elements, or escaped text.
+        attributes: name -> value; underscores in names become hyphens, and floats are rounded to
+            two decimals.
     """
     words = "".join(
         f' {name.replace("_", "-")}="{_number(value)}"' for name, value in attributes.items()
@@ -87,10 +88,10 @@ def image(
 
     Args:
         data: an SVG document, or another picture.
-        alt: what it shows, in words.
-        width, height: how large it is shown, in pixels; less where there is less room.
-        kind: the MIME type.
-        css_class: by which pages find it.
+        alt: description of the picture.
+        width, height: displayed size, in pixels; smaller if the page is narrow.
+        kind: MIME type of the picture.
+        css_class: CSS class of the element.
     """
     words = html.escape(alt, quote=True)
     encoded = base64.b64encode(data.encode() if isinstance(data, str) else data).decode()

@@ -1,4 +1,4 @@
-"""Makes tables for notebooks (HTML) and terminals (text)."""
+"""Renders tables for notebooks (HTML) and terminals (text)."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from ...wire.inspect import TensorSummary
 from ...wire.ranks import count_ranks, describe_groups, format_ranks, group_ranks
 from ...wire.status import RankInfo, RankState
 
-# Of more ranks, those that are alike share a row, in status and memory; in the mesh by dims.
+# With more ranks, equal ranks share a row: in tables of status and memory; in the table of the mesh
+# by dims.
 MAX_ROWS, MAX_GRID = 16, 64
-# Of more kinds of ranks, those with trouble and the most common ones are shown.
+# With more kinds of ranks, those with a problem and the most common ones are shown.
 _MAX_KINDS = 8
-# JupyterLab styles cells, so that these do not inherit what their table has.
+# JupyterLab styles table cells, which therefore do not inherit the style of their table.
 _CELL = "padding:2px 10px 2px 0;text-align:left;white-space:pre"
 _WRAPPING_CELL = _CELL.replace("pre", "pre-wrap") + ";vertical-align:top"
-# A table stays in the notebook's file.
+# A table is saved in the notebook's file.
 _MAX_HTML_BYTES = 50_000
-# How much of a dead rank's last words is shown: they are in its log.
+# Shown part of a dead rank's last output; the rest is in its log.
 _NUM_LAST_LINES = 5
 _MAX_LAST_LINE = 200
 _MAX_LAST_RANKS = 4
@@ -31,15 +32,15 @@ _MAX_LAST_RANKS = 4
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under headers; shows itself as HTML or text.
+    """A table of text with headers, shown as HTML or text.
 
     Args:
-        headers: one a column.
-        rows: one text a column each.
-        caption: a sentence below.
-        notes: lines below that, as they are.
-        wraps: cells have as many lines as the page's width makes them have.
-        max_bytes: of the HTML's rows; as many are shown as that has room for.
+        headers: headers of the columns.
+        rows: rows, with one text per column.
+        caption: sentence below the table.
+        notes: lines below the caption, unchanged.
+        wraps: whether long cells are wrapped at the page's width.
+        max_bytes: maximum size of the rows in HTML, in bytes; the last rows are left out.
     """
 
     headers: Sequence[str]
@@ -95,11 +96,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Static:
-    """A view that stands still; shows itself as HTML or text.
+    """A static view, shown as HTML or text.
 
     Attributes:
-        text: for terminals.
-        html: for viewers; it holds no script, and everything in it that came from users is escaped.
+        text: text for terminals.
+        html: HTML for viewers, without scripts, and with all texts of users escaped.
     """
 
     text: str
@@ -119,7 +120,7 @@ def compact_table(
     notes: Sequence[str] = (),
     wraps: bool = False,
 ) -> Table:
-    """Return a table without the columns that are empty in every row, but with the first."""
+    """Return a table without the columns that are empty in every row; the first column stays."""
     keep = [i for i in range(len(headers)) if i == 0 or any(row[i] for row in rows)]
     return Table(
         [headers[i] for i in keep], [[row[i] for i in keep] for row in rows], caption, notes, wraps
@@ -131,11 +132,11 @@ class RankRow:
     """One rank's cells in a table.
 
     Attributes:
-        rank: which.
-        words: cells that are shown where all ranks of a row have the same, else counted.
-        kind: what it does; ranks with equal kinds share a row.
-        numbers: cells of which a row shows the range; None for none.
-        has_trouble: its kind is shown before others.
+        rank: the rank.
+        words: cells that are shown if all ranks of a row have the same text, else counted.
+        kind: activity of the rank; ranks of equal kind share a row.
+        numbers: cells of which a row shows the range; None for an empty cell.
+        has_trouble: whether its kind is shown before others.
     """
 
     rank: int
@@ -152,13 +153,13 @@ def ranks_table(
     title: str = "",
     notes: Sequence[str] = (),
 ) -> Table:
-    """Return a table with a row a rank, or for ranks of one kind if there are many.
+    """Return a table with a row per rank or, if there are many ranks, per kind of ranks.
 
     Args:
-        headers: of the words, the kind and the numbers.
-        rows: a rank each, ascending.
-        formats: how to write each of the numbers.
-        title, notes: below the table.
+        headers: headers of the words, the kind and the numbers.
+        rows: one row per rank, ascending.
+        formats: functions that format each of the numbers.
+        title, notes: sentence and lines below the table.
     """
     if len(rows) <= MAX_ROWS:
         cells = [(str(row.rank), *_cells([row], row.kind, formats)) for row in rows]
@@ -185,7 +186,7 @@ def ranks_table(
 def _cells(
     rows: Sequence[RankRow], kind: str, formats: Sequence[Callable[[float], str]]
 ) -> list[str]:
-    """Return the cells that stand for those of some ranks."""
+    """Return the cells of a row that several ranks share."""
     words = [set(column) for column in zip(*(row.words for row in rows), strict=True)]
     numbers = zip(*(row.numbers for row in rows), strict=True)
     return [
@@ -213,14 +214,14 @@ def status_table(
     states: Mapping[int, RankState],
     ways: Sequence[str] = (),
 ) -> Table:
-    """Return the table of ``%dist_status``: a row a rank, or for those that are alike if there are
-    many.
+    """Return the table of ``%dist_status``: a row per rank or, if there are many ranks, per group
+    of equal ranks.
 
     Args:
-        title: the mesh in a sentence.
+        title: description of the mesh in a sentence.
         infos: all ranks, as their agents know them.
-        states: what they are doing; ranks that do not answer are missing.
-        ways: how hosts are reached that are not reached straight.
+        states: rank -> its state; ranks that do not answer are missing.
+        ways: sentences on hosts that are not reached by a direct connection.
     """
     is_short = len(infos) <= MAX_ROWS
     rows = []
@@ -238,13 +239,13 @@ def status_table(
 
 
 def mesh_table(title: str, dims: Mapping[str, int], words: Sequence[str]) -> Table:
-    """Return a table of the ranks at their coordinates: the last dim across, the others down; of
-    very many ranks, a row for those that are alike.
+    """Return a table of the ranks at their coordinates: the last dim across, the others down; for
+    very many ranks, a table with a row per group of equal ranks.
 
     Args:
-        title: the mesh in a sentence.
-        dims: of the mesh.
-        words: what each rank does.
+        title: description of the mesh in a sentence.
+        dims: name -> size of each mesh dim.
+        words: activity of each rank.
     """
     if len(words) > MAX_GRID:
         return ranks_table(
@@ -263,7 +264,7 @@ def mesh_table(title: str, dims: Mapping[str, int], words: Sequence[str]) -> Tab
 
 
 def last_lines(infos: Sequence[RankInfo]) -> list[str]:
-    """Return the last output of ranks that are dead, or were replaced and hold nothing yet."""
+    """Return the last output of ranks that are dead, or whose replacement is still empty."""
     ended = [lines for info in infos if (lines := _last_lines(info))]
     more = len(ended) - _MAX_LAST_RANKS
     lines = [line for lines in ended[:_MAX_LAST_RANKS] for line in lines]
@@ -271,9 +272,7 @@ def last_lines(infos: Sequence[RankInfo]) -> list[str]:
 
 
 def _last_lines(info: RankInfo) -> list[str]:
-    """Return the last output of a rank that is dead, or was replaced by a rank that holds
-    nothing yet.
-    """
+    """Return the last output of a rank that is dead, or whose replacement is still empty."""
     lines = info.last_output.splitlines()[-_NUM_LAST_LINES:]
     if not lines:
         return []
@@ -285,9 +284,9 @@ def memory_table(title: str, infos: Sequence[RankInfo], states: Mapping[int, Ran
     """Return the table of ``%dist_mem``.
 
     Args:
-        title: a sentence below.
-        infos: the ranks to be shown.
-        states: what they say; ranks that do not answer are missing.
+        title: sentence below the table.
+        infos: ranks to show.
+        states: rank -> its state; ranks that do not answer are missing.
     """
     headers = (
         "cell", "memory", "peak", "last cell", "peak rose by",
@@ -319,7 +318,7 @@ def _change(number: float) -> str:
 
 
 def doing(info: RankInfo, state: RankState | None) -> str:
-    """Return in words what a rank is doing, or how it ended."""
+    """Return the activity of a rank, or how it ended, in words."""
     if info.phase == "dead":
         return f"dead: {info.ending}"
     if not info.is_heard:
@@ -344,10 +343,10 @@ def facts_table(
     """Return the table of ``%dist_inspect`` for one value: a row for each group of equal ranks.
 
     Args:
-        expression: what was inspected.
-        facts: rank -> its view.
-        comparison: whether replicas are equal; None to go by their digests.
-        spread: histograms.
+        expression: the inspected expression.
+        facts: rank -> its summary of the value.
+        comparison: result of comparing replicas; None to compare their digests.
+        spread: histograms of the ranks.
     """
     is_plain = all(fact.is_scalar or not fact.dtype for fact in facts.values())
     row_of, headers = (_value_row, _VALUE_HEADERS) if is_plain else (_tensor_row, _TENSOR_HEADERS)
@@ -365,7 +364,7 @@ def facts_table(
 
 
 def draw_bars(counts: Sequence[int], width: int = 24) -> str:
-    """Draw a histogram in one line of text; a bin with any element is visible."""
+    """Draw a histogram in one line of text, in which all bins with elements are visible."""
     per = -(-len(counts) // width)
     joined = [sum(counts[at : at + per]) for at in range(0, len(counts), per or 1)]
     most = max(joined, default=0) or 1
@@ -373,9 +372,7 @@ def draw_bars(counts: Sequence[int], width: int = 24) -> str:
 
 
 def sentence_of(facts: Mapping[int, TensorSummary], comparison: Comparison | None = None) -> str:
-    """Return what is to be said of one value on all ranks: NaN first, then whether replicas are
-    equal.
-    """
+    """Return a sentence on one value on all ranks: NaN first, then whether replicas are equal."""
     odd = describe_odd({"": facts})
     return "; ".join([*([odd] if odd else []), str(comparison or compare(facts))])
 

@@ -1,5 +1,5 @@
-"""Draws what ranks did over time, a row for each rank: as text, and as an SVG picture whose bars
-have titles. Pure.
+"""Draws the activity of ranks over time, a row for each rank: as text, and as an SVG picture whose
+bars have titles.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ from ...controller.trace.operations import Operation
 from ...wire.ranks import format_ranks
 from .tables import format_time
 
-# Of more ranks those are drawn that differ most from the others.
+# With more ranks, only those that differ most from the others are drawn.
 _MAX_RANKS, _NUM_DIFFERENT = 64, 16
 _TEXT_COLUMNS = 72
-# Of collectives, those that took longest first.
+# Colours of collectives, in order of their total time.
 _COLOURS = ("#4c8fd0", "#f08c2e", "#58a55c", "#d9534f", "#a779c9", "#3fb5ad", "#c9a227", "#b07a5e")
 _INK, _LATE, _BUSY, _PALE = "#222222", "#b3261e", ".45", ".35"
 _WIDTH, _LEFT, _ROW, _LINE, _BAR, _BAR_HEIGHT = 800, 62, 40, 16, 18, 14
 _INSIDE = _WIDTH - _LEFT - 22
-_MANY = 16  # rows; from here on they are lower
+_MANY = 16  # number of rows from which on they are lower
 _MAX_MARK, _MAX_LEGEND, _TICKS = 24, 4, 6
-# A picture stays in the notebook's file: bytes of the SVG, and of what hovering shows. Where bars
-# are too many, each column of so many pixels shows what took most of it.
+# Limits of a picture, which is saved in the notebook's file: bytes of the SVG, and of the titles
+# that are shown on hover. With too many bars, each column of some pixels shows the longest mark in
+# it.
 _MAX_PICTURE_BYTES, _MAX_TITLES_BYTES = 31_000, 12_000
 _COLUMNS = (1, 2, 4, 8, 16, 32)
 _AREA_BYTES = 55  # of an area beside its title
 
-# A collective's name, "" for computing; and whether it waits.
+# Name of a collective, "" for computation; and whether the rank waits in it.
 Mark = tuple[str, bool]
 Span = tuple[int, int, Mark]
 _COMPUTES: Mark = ("", False)
@@ -43,7 +44,7 @@ _COMPUTES: Mark = ("", False)
 
 @dataclass(frozen=True)
 class Row:
-    """One rank's row of the drawing, in nanoseconds from its begin; the note stands below the
+    """One rank's row of the drawing, in nanoseconds from its begin; the note is drawn below the
     rank's name.
     """
 
@@ -53,11 +54,11 @@ class Row:
     note: str = ""
 
     def computing(self) -> Iterator[Span]:
-        """Yield begin, end and mark of what the rank computed."""
+        """Yield begin, end and mark of each computation."""
         return ((begin, end, _COMPUTES) for begin, end in self.busy)
 
     def operating(self) -> Iterator[Span]:
-        """Yield begin, end and mark of its operations: of each the wait, and the rest."""
+        """Yield begin, end and mark of each operation, split into the wait and the rest."""
         for bar in self.bars:
             middle = bar.start_ns + bar.waited_ns
             yield bar.start_ns, middle, (bar.name, True)
@@ -66,13 +67,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Timeline:
-    """What each rank computed and its operations over time.
+    """The computations and operations of each rank over time.
 
     Attributes:
-        rows: one a rank.
-        length_ns: from the first rank's begin to the last one's end.
-        marks: when cells begin, and their titles.
-        num_left_out: how many ranks are not drawn, as they are like the others.
+        rows: rows of the ranks.
+        length_ns: time from the first rank's begin to the last one's end, in nanoseconds.
+        marks: begin and title of each cell.
+        num_left_out: number of ranks that are not drawn, as they are similar to others.
     """
 
     rows: Sequence[Row]
@@ -82,7 +83,7 @@ class Timeline:
 
     @cached_property
     def names(self) -> list[str]:
-        """The names of the drawn collectives, those with the longest total time first."""
+        """Names of the drawn collectives, by total time, the longest first."""
         totals: Counter[str] = Counter()
         for row in self.rows:
             for bar in row.bars:
@@ -91,7 +92,7 @@ class Timeline:
 
     @property
     def left_out(self) -> str:
-        """A sentence on ranks that are not drawn; "" if there are none."""
+        """A sentence on the ranks that are not drawn; "" if all are drawn."""
         if not self.num_left_out:
             return ""
         num, num_all = len(self.rows), len(self.rows) + self.num_left_out
@@ -120,7 +121,7 @@ def timeline_of(history: History) -> Timeline:
 
 
 def _most_different(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows that differ most from the others in how long they were busy or waited."""
+    """Return the rows that differ most from the others in their busy or waiting time."""
     busy = [sum(end - begin for begin, end in row.busy) for row in rows]
     waited = [sum(bar.waited_ns for bar in row.bars) for row in rows]
     usual = median(busy), median(waited)
@@ -135,14 +136,14 @@ def _most_different(rows: Sequence[Row]) -> list[Row]:
 def fill(
     spans: Iterable[Span], length_ns: int, num_columns: int, share: float = 0.25
 ) -> list[Mark | None]:
-    """Return what took most of each of the equal columns of an axis; None where all together took
-    less than a share of it.
+    """Return the mark that takes most of each of the equal columns of an axis; None if all marks
+    together take less than a share of the column.
 
     Args:
-        spans: begin, end and mark of each.
-        length_ns: of the axis.
-        num_columns: how many.
-        share: see above; 0 for anything.
+        spans: begin, end and mark of each span.
+        length_ns: length of the axis, in nanoseconds.
+        num_columns: number of columns.
+        share: least share of a column; 0 to show every mark.
     """
     taken: list[Counter[Mark]] = [Counter() for _ in range(num_columns)]
     width = length_ns / num_columns
@@ -164,8 +165,8 @@ def fill(
 
 
 def draw_text(timeline: Timeline) -> str:
-    """Draw the timeline for a terminal: a letter for each collective, in lower case while it
-    waits.
+    """Draw the timeline for a terminal: a letter for each collective, in lower case while the rank
+    waits in it.
     """
     letters = dict(zip(timeline.names, "ABCDEFGHIJKLMNOPQRSTUVWXYZ", strict=False))
     width = max((len(f"rank {row.rank}") for row in timeline.rows), default=0)
@@ -193,12 +194,12 @@ def _letter(mark: Mark, letters: Mapping[str, str]) -> str:
 def draw_html(timeline: Timeline) -> str:
     """Draw the timeline as an ``<img>``, which pages that remove inline SVG still show.
 
-    An image map has the title of each collective, as a browser shows no titles of SVG in an
+    An image map has the titles of the collectives, as browsers show no titles of an SVG in an
     ``<img>``.
     """
     picture = draw_svg(timeline)
     encoded = base64.b64encode(picture.encode()).decode()
-    # Maps have one namespace in a page.
+    # Image maps share one namespace in a page.
     name = f"cellmesh-{hashlib.sha1(picture.encode(), usedforsecurity=False).hexdigest()[:12]}"
     return (
         f'<div style="overflow-x:auto"><img class="cellmesh-timeline" usemap="#{name}" '
@@ -231,10 +232,10 @@ def draw_svg(timeline: Timeline) -> str:
 
 
 class _Layout:
-    """Where the parts of a timeline's picture are, in pixels, and how they are drawn.
+    """Positions of the parts of a timeline's picture, in pixels, and the functions that draw them.
 
     Args:
-        timeline: which.
+        timeline: timeline to draw.
     """
 
     def __init__(self, timeline: Timeline) -> None:
@@ -255,11 +256,11 @@ class _Layout:
         self.height = self.y(len(timeline.rows)) + 22
 
     def y(self, index: int) -> float:
-        """Return the top of a row."""
+        """Return the y coordinate of the top of a row."""
         return self._top + index * _ROW * self.scale
 
     def x(self, at_ns: int) -> float:
-        """Return where a time is drawn."""
+        """Return the x coordinate of a time."""
         inside = min(max(at_ns, 0), self._timeline.length_ns) / self._timeline.length_ns
         return _LEFT + inside * _INSIDE
 
@@ -304,7 +305,7 @@ class _Layout:
         )
 
     def draw_bars(self, width: int) -> str:
-        """Draw what ranks did in columns of so many pixels, as one path for each mark."""
+        """Draw the activity of ranks in columns of `width` pixels, as one path for each mark."""
         share = 0 if width == 1 else 0.25
         moves: dict[Mark, str] = dict.fromkeys(self._styles, "")
         for index, row in enumerate(self._timeline.rows):
@@ -330,8 +331,8 @@ class _Layout:
 
 
 def _areas(timeline: Timeline) -> Iterator[str]:
-    """Yield invisible areas that show a collective's name on hover, of as many as there is room
-    for: the longest first.
+    """Yield invisible areas that show a collective's name on hover, the longest collectives first,
+    up to the limit of bytes.
     """
     layout = _Layout(timeline)
     bars = [(index, row, bar) for index, row in enumerate(timeline.rows) for bar in row.bars]

@@ -1,1 +1,1 @@
-"""The widgets in the notebook: a folder for each, its JavaScript beside it under the same name."""
+"""The widgets in the notebook: a folder for each, with its JavaScript under the same name."""

@@ -7,22 +7,22 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal
 
-# While a cell runs.
+# Period of refreshes while a cell runs, in seconds.
 PERIOD_S = 1.0
 
-# Why a view is refreshed: the user asked for it; a cell has ended; a cell runs.
+# Reason of a refresh: the user requested it; a cell has ended; a cell runs.
 Occasion = Literal["asked", "after", "during"]
 
 
 def pause_after(took_s: float, period_s: float) -> float:
-    """Return how long to pause after a refresh, so that refreshes take a tenth of the time at
-    most.
+    """Return the pause after a refresh, in seconds, so that refreshes take at most about a tenth of
+    the time.
     """
     return max(period_s, 10 * took_s)
 
 
 class Worker:
-    """Calls functions one after the other, on a thread that lives only while there are some."""
+    """Calls functions one after the other, on a thread that exists only while functions wait."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -30,7 +30,7 @@ class Worker:
         self._is_running = False
 
     def do(self, job: Callable[[], None], key: object = None) -> None:
-        """Have a function called on the thread, in place of a waiting one with the same key."""
+        """Call a function on the thread; it replaces a waiting function with the same key."""
         with self._lock:
             self._jobs[key if key is not None else object()] = job
             if self._is_running:
@@ -46,7 +46,7 @@ class Worker:
             while (job := self._next()) is not None:
                 job()
         except BaseException:
-            self._start()  # what waits behind it is done all the same
+            self._start()  # the waiting functions are called all the same
             raise
 
     def _next(self) -> Callable[[], None] | None:
@@ -61,15 +61,15 @@ class AutoRefresh:
     """Refreshes a widget after cells, and while they run.
 
     Args:
-        refresh: refreshes the view; given the reason.
-        is_busy: whether ranks run something.
-        is_seen: whether the view is on a user's screen; one that is not is refreshed once it is.
-        events: the shell's; None without one.
-        period_s: from one refresh to the next while a cell runs.
+        refresh: refreshes the view, given the reason.
+        is_busy: returns whether ranks run anything.
+        is_seen: returns whether the view is on a user's screen; if not, it is refreshed once it is.
+        events: events of the shell; None without a shell.
+        period_s: time from one refresh to the next while a cell runs, in seconds.
 
     Attributes:
-        watches: refreshes after each cell.
-        follows: refreshes while a cell runs.
+        watches: whether to refresh after each cell.
+        follows: whether to refresh while a cell runs.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class AutoRefresh:
         self._is_stale = False
 
     def set(self, watches: bool, follows: bool) -> None:
-        """Choose whether to refresh after cells (`watches`) and in them (`follows`)."""
+        """Choose whether to refresh after cells (`watches`) and while they run (`follows`)."""
         self.watches, self.follows = watches, follows
         if self._is_closed.is_set():
             return
@@ -116,25 +116,25 @@ class AutoRefresh:
         self._do("asked")
 
     def pause(self) -> None:
-        """Ignore cells until `set` is called, as no page shows the widget. From any thread."""
+        """Ignore cells until `set` is called, as no page shows the widget (on any thread)."""
         self._register(False)
         self._is_stale = True
 
     def close(self) -> None:
-        """Stop refreshing the widget for good. From any thread."""
+        """Stop refreshing the widget for good; callable on any thread."""
         self._is_closed.set()
         self._register(False)
 
     def before_cell(self, *_: Any) -> None:
-        """Handle that a cell of the notebook begins."""
+        """Handle the begin of a cell of the notebook."""
         self._cell_runs = True
         if self.follows:
             self._follow()
 
     def after_cell(self, *_: Any) -> None:
-        """Handle that a cell of the notebook has ended; runs that it began may go on."""
+        """Handle the end of a cell of the notebook; runs that it began may continue."""
         was_seen_to_begin, self._cell_runs = self._cell_runs, False
-        if not was_seen_to_begin:  # it is the one that shows the widget
+        if not was_seen_to_begin:  # the cell that shows the widget
             return
         if not (self.watches or self.follows):
             return

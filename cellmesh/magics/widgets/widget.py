@@ -1,9 +1,9 @@
-"""The base class of widgets: how they are shown, and what viewers without widgets see.
+"""The base class of widgets, and their display, also in viewers without widgets.
 
 A widget is an `anywidget`: its JavaScript (an ES module) and its CSS are files of this package,
-sent with it, so that it works offline. What is published has three forms: the widget; HTML that
-stands still, for viewers without widgets; and text, for terminals. Where a program executes the
-notebook there is no widget. Once its mesh has ended, the widget is replaced by the HTML.
+sent with it, so that it works offline. It is published in three forms: the widget; static HTML, for
+viewers without widgets; and text, for terminals. If a program executes the notebook, there is no
+widget. Once its mesh has ended, the widget is replaced by the HTML.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import traitlets
 from ...controller.output.calling_cell import cell_publisher, is_attended
 from ..render.tables import Static
 
-# What a page without a widget manager shows below a view.
+# Remark below a view in a page without a widget manager.
 _NO_WIDGETS = (
     '<div style="opacity:.65">a still picture, as this page shows no widgets: <code>pip install '
     "ipywidgets anywidget</code> where Jupyter runs, and reload the page</div>"
@@ -31,10 +31,10 @@ _VIEW = "application/vnd.jupyter.widget-view+json"
 
 
 def load_css(*names: str) -> str:
-    """Return the style sheets of a widget, behind those that all widgets share.
+    """Return the style sheets of a widget, after the one that all widgets share.
 
     Args:
-        names: their paths below `widgets/`, without their suffix, as in ``"plot/plot"``.
+        names: paths of the files below `widgets/`, without the suffix, as in ``"plot/plot"``.
     """
     return "\n".join((FOLDER / f"{file}.css").read_text() for file in ("base", *names))
 
@@ -43,7 +43,7 @@ def load_js(*names: str) -> str:
     """Join a widget's JavaScript files to one ES module with one scope; the last file exports.
 
     Args:
-        names: the files' paths below `widgets/`, without their suffix.
+        names: paths of the files below `widgets/`, without the suffix.
     """
     return "\n".join((FOLDER / f"{name}.js").read_text() for name in names)
 
@@ -51,7 +51,7 @@ def load_js(*names: str) -> str:
 class Widget(anywidget.AnyWidget):
     """Base class of the widgets: the state that all of them have in the front end."""
 
-    # Why it changes no more, "" while it does.
+    # Why the widget is no longer updated; "" while it is.
     ended = traitlets.Unicode("").tag(sync=True)
 
     def open(self) -> None:
@@ -61,8 +61,9 @@ class Widget(anywidget.AnyWidget):
         ):  # a program that executes the notebook would keep the state of every widget
             return
         super().open()
-        # ipykernel 7.4 takes the front end's messages to where the widget spoke last. If that was a
-        # thread of ours, they would wait for the cell that runs; the front end has chosen better.
+        # ipykernel 7.4 handles the front end's messages in the subshell of the widget's last
+        # message. If that was a thread of ours, they would wait for the running cell, unlike in the
+        # subshell that the front end has chosen.
         if hasattr(self.comm, "_reply_subshell_for"):
             self.comm._reply_subshell_for = None
 
@@ -71,9 +72,9 @@ class LiveView:
     """A widget in the output of a cell or, without a front end, its HTML and text.
 
     Args:
-        widget: what draws.
-        static: gives what is shown without the widget; called on any thread.
-        end: called before the view stands still for good.
+        widget: the widget.
+        static: returns the view that is shown without the widget; called on any thread.
+        end: called before the view is frozen for good.
     """
 
     def __init__(
@@ -88,14 +89,12 @@ class LiveView:
         self.is_attended = is_attended()
 
     def freeze(self, why: str) -> None:
-        """Replace the widget by its HTML and a note why it is not updated any more. From any
-        thread.
-        """
+        """Replace the widget by its HTML and a note why it ended; callable on any thread."""
         if self._ended:
             return
         self._ended = why
         self._end()
-        with contextlib.suppress(Exception):  # what it showed before is better than nothing
+        with contextlib.suppress(Exception):  # the last view is better than none
             self._last = self._static()
         static = self._last
         self._static = lambda: static  # nothing else need be kept for it
@@ -104,20 +103,20 @@ class LiveView:
         for publish, display_id in self._shown:
             publish("update_display_data", _content(data, display_id))
         # Not closed yet: a page that was reloaded since has lost the displays' ids, and still shows
-        # it.
-        with contextlib.suppress(Exception):  # the kernel ends: nobody is there to be told
+        # the widget.
+        with contextlib.suppress(Exception):  # the kernel ends, and the front end is disconnected
             self.widget.ended = why
 
     def close(self) -> None:
-        """Close the widget's comm. From any thread."""
+        """Close the widget's comm; callable on any thread."""
         with contextlib.suppress(Exception):
             self.widget.close()
 
     def refresh(self) -> None:
         """Update the HTML and text in the cell's output, for viewers without widgets.
 
-        From any thread; where a program executes the notebook, within a cell: such a program
-        listens only to the cell that it runs.
+        Callable on any thread. If a program executes the notebook, the update is sent within a
+        cell: such a program reads only the output of the cell that it runs.
         """
         if self._ended or not self._shown:
             return
@@ -139,7 +138,7 @@ class LiveView:
         static = self._last = self._static()
         data: dict[str, Any] = {"text/plain": static.text, "text/html": static.html}
         if self.is_attended and not self._ended:
-            # A page that has a widget manager shows the widget and not this.
+            # Pages with a widget manager show the widget instead of this.
             data["text/html"] = f"{static.html}{_NO_WIDGETS}"
             data[_VIEW] = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
         return data

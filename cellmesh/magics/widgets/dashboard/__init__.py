@@ -1,1 +1,1 @@
-"""The mesh dashboard: a widget that shows what each rank does."""
+"""The mesh dashboard: a widget that shows the state of each rank."""

@@ -1,10 +1,10 @@
-"""The live dashboard (``%dist_status --live``): what every rank does, once a second while a page
-shows it.
+"""The live dashboard (``%dist_status --live``): the state of every rank, updated each second while
+a page shows it.
 
 The page sends ``{"kind": "look"}`` every two seconds while the dashboard is visible in it, and
 ``{"kind": "do", "action": ...}`` when a button is pressed. A thread takes snapshots of the mesh as
-long as the page looks, and sets the widget's state. Buttons act on threads of their own, so that
-the next message is received at once.
+long as the page looks, and sets the widget's state. Each button's action has a thread of its own,
+so that the next message is received at once.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from ...render.tables import MAX_GRID, Static, Table, doing, format_bytes, last_
 from ..widget import LiveView, Widget, load_css, load_js
 
 PERIOD_S = 1.0
-# A page that has been silent for so long has been closed.
+# A page that has sent nothing for so long counts as closed.
 PATIENCE_S = 5.0
-# What stands before an activity, which is so told not by colour alone.
+# Signs of activities, which are thus not shown by colour alone.
 _SIGNS: Mapping[Activity, str] = {
     "idle": "○", "runs": "●", "waits": "◐", "asks": "?", "heals": "+", "new": "◇", "starts": "…",
     "silent": "!", "dead": "✕",
@@ -56,13 +56,13 @@ class DashboardWidget(Widget):
 
 
 class Dashboard:
-    """One dashboard of a mesh: takes snapshots and shows them by its widget.
+    """One dashboard of a mesh: takes snapshots and shows them in its widget.
 
     Args:
         mesh: the mesh.
         take: takes a snapshot; returns None once the mesh has ended.
-        widget: shows them; its state is set on any thread.
-        period_s: from one snapshot to the next, in seconds.
+        widget: widget that shows the snapshots; its state is set on any thread.
+        period_s: time from one snapshot to the next, in seconds.
     """
 
     def __init__(
@@ -71,17 +71,17 @@ class Dashboard:
         self._mesh, self._take, self._widget, self._period_s = mesh, take, widget, period_s
         self._lock = threading.RLock()
         self._wake = threading.Condition(self._lock)
-        self._loop: asyncio.AbstractEventLoop | None = None  # where messages are received
-        self._silent_s = 0.0  # the page, while its messages could be received
+        self._loop: asyncio.AbstractEventLoop | None = None  # in which messages are received
+        self._silent_s = 0.0  # time without a message of the page while messages could be received
         self._thread: threading.Thread | None = None
         self._is_due = False
         self._is_over = False
         self._num_told = 0
-        self._states: dict[int, RankState] = {}  # the last of each rank
+        self._states: dict[int, RankState] = {}  # the last state of each rank
         self.snapshot: Snapshot | None = None
 
     def handle(self, message: Mapping[str, Any]) -> None:
-        """Handle a message of the page, on any thread; malformed ones are ignored."""
+        """Handle a message of the page, on any thread; ignore malformed messages."""
         match message:
             case {"kind": "look"}:
                 self._begin_watching()
@@ -119,13 +119,13 @@ class Dashboard:
     def static(self) -> Static:
         """Return the table of ``%dist_status`` at the last snapshot.
 
-        A rank that did not answer then is shown by its last answer: its mesh may have been ending.
+        A rank without an answer then is shown by its last answer: its mesh may have been ending.
         """
         infos = self.snapshot.infos if self.snapshot is not None else ()
         table = status_table(repr(self._mesh), infos, self._states)
         return Static(repr(table), table._repr_html_())
 
-    # ---- looking
+    # ---- snapshots
 
     def _begin_watching(self) -> None:
         try:
@@ -149,7 +149,7 @@ class Dashboard:
                 self.look()
             except CellmeshError as error:
                 trouble = str(error)
-            except Exception as error:  # whatever it is, the next look may be better
+            except Exception as error:  # the next look may succeed
                 trouble = f"{type(error).__name__}: {error}"
             if trouble or self._widget.told.get("action") == "look":
                 self._report("look", trouble, failed=bool(trouble))
@@ -165,7 +165,7 @@ class Dashboard:
                     return
 
     def _pass_time(self, seconds: float) -> None:
-        """Count the page's silence where its messages are received: they may wait for a cell."""
+        """Add to the page's silence on the loop of its messages, as a cell may delay these."""
         if self._loop is None or self._loop.is_closed():  # closed with its subshell
             self._count(seconds)
         else:
@@ -190,7 +190,7 @@ class Dashboard:
     def _report(self, action: str, text: str, failed: bool = False, is_busy: bool = False) -> None:
         told = {"action": action, "text": text, "failed": failed, "is_busy": is_busy}
         with self._lock:
-            self._num_told += 1  # so that the page is sent an equal report, too
+            self._num_told += 1  # so that the page also receives a report equal to the last
             if not self._is_over:
                 self._widget.told = {"number": self._num_told, **told}
             if action != "look":
@@ -199,13 +199,13 @@ class Dashboard:
 
 
 def show_dashboard(mesh: Mesh) -> LiveView | Table:
-    """Show ``%dist_status --live``: the dashboard, or a table where no front end can draw it.
+    """Show ``%dist_status --live``: the dashboard, or a table if no front end can draw it.
 
     Args:
         mesh: the mesh.
 
     Raises:
-        HostError: its agent does not answer.
+        HostError: the mesh's agent does not answer.
     """
     session = mesh.rank_set.session
     if cell_publisher() is None or session.state == "ended":
@@ -223,7 +223,7 @@ def show_dashboard(mesh: Mesh) -> LiveView | Table:
 
 
 def draw_mesh(name: str, snapshot: Snapshot) -> str:
-    """Draw a mesh as HTML: a sentence, ranks that can never go on, the ranks, how some ended."""
+    """Draw a mesh as HTML: a sentence, permanently blocked ranks, all ranks, ends of ranks."""
     shape = " ".join(f"{dim}={size}" for dim, size in snapshot.dims.items())
     words = [name, f"{len(snapshot.infos)} ranks", shape, snapshot.state]
     parts = [f"<div>{html.escape(' · '.join(filter(None, words)))}</div>"]
@@ -240,8 +240,8 @@ def draw_mesh(name: str, snapshot: Snapshot) -> str:
 
 
 def _draw_grid(dims: Mapping[str, int], cells: Sequence[str]) -> str:
-    """Return ranks at their coordinates: the last dim across, the others down; ranks of a mesh of
-    one dim one after the other.
+    """Return the ranks at their coordinates, as HTML: the last dim across, the others down; for a
+    mesh of one dim, one after the other.
     """
     *outer, inner = dims
     if not outer:
@@ -274,7 +274,7 @@ def _draw_rank(info: RankInfo, state: RankState | None) -> str:
     )
 
 
-# ---- what the buttons do: each reports what it is about to do, and returns the result
+# ---- actions of the buttons: each reports its next step, and returns the result
 
 Report = Callable[[str], None]
 
@@ -298,7 +298,7 @@ def _interrupt(mesh: Mesh, report: Report) -> str:
 
 
 def _wait_for(runs: Sequence[Run[Any]], timeout_s: float) -> list[int]:
-    """Wait for runs to end; return the ranks that have not ended them."""
+    """Wait until runs end; return the ranks that have not ended them in time."""
     until = time.monotonic() + timeout_s
     for run in runs:
         run.wait(max(0.0, until - time.monotonic()))

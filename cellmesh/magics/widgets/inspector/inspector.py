@@ -1,8 +1,8 @@
 """The tensor inspector: a widget that shows one value on all ranks, and asks ranks for the views
 that users open.
 
-What the widget's model holds is small, as it is saved with the notebook. Pictures travel beside it,
-as answers to the front end's questions (see `Inspector.answer`).
+The widget's model is small, as it is saved with the notebook. Pictures are sent separately, as
+answers to requests of the front end (see `Inspector.answer`).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from ..auto_refresh import PERIOD_S, AutoRefresh, Occasion, Worker
 from ..widget import LiveView, Widget, load_css, load_js
 from .view_model import detail, summarise
 
-# A side of a picture: 4 bytes each make less than a megabyte.
+# Maximum side of a picture: with 4 bytes per pixel, it takes less than a megabyte.
 MAX_PIXELS = 496
-# A side of the picture that is shown where there is no widget.
+# Maximum side of the picture that is shown without a widget.
 _SMALL = 128
-# What looks by itself and has to run code on ranks may keep the next cell waiting for so long.
+# Automatic inspections that run code on ranks may delay the next cell by so much.
 _SHORT_S = 0.25
 _NOT_THERE = Refusal("LookupError", "it has no such part there")
 
@@ -51,25 +51,25 @@ class InspectorWidget(Widget):
     )
     _css = load_css("inspector/inspector")
 
-    # The value: its tensors, where it is not, what is to be said of it (`view_model.summarise`).
+    # The value: its tensors, the ranks that lack it, and remarks (`view_model.summarise`).
     summary = traitlets.Dict().tag(sync=True)
-    # The tensor that is looked at (`view_model.detail`).
+    # The tensor that is shown in detail (`view_model.detail`).
     detail = traitlets.Dict().tag(sync=True)
-    # What looks again by itself: {"watch": bool, "follow": bool}.
+    # Automatic refreshes: {"watch": bool, "follow": bool}.
     live = traitlets.Dict().tag(sync=True)
 
 
 class Inspector:
-    """Inspects one value on all ranks for a widget, and answers the widget's questions.
+    """Inspects one value on all ranks for a widget, and answers the widget's requests.
 
     Args:
-        source: answers questions about it.
-        coordinates: rank -> where it is in the mesh.
-        inspection: an inspection made already.
-        watch: look again after each cell.
-        follow: look again each second while a cell runs.
-        events: the shell's; None without one.
-        period_s: how often `follow` looks.
+        source: sends queries about the value to ranks.
+        coordinates: rank -> its coordinate in the mesh.
+        inspection: first inspection, if it was made already.
+        watch: whether to inspect again after each cell.
+        follow: whether to inspect again each second while a cell runs.
+        events: events of the shell; None without a shell.
+        period_s: period of `follow`, in seconds.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Inspector:
         self._stamp = 0
         self._rows: list[dict[str, Any]] = []
         self._inspection = Inspection(source.expression, {})
-        self._pixels: Pixels | None = None  # of the last picture
+        self._pixels: Pixels | None = None  # the last picture
         self._lock = threading.Lock()
         self._seen: set[str] = set()
         self._views: set[str] = set()
@@ -105,14 +105,15 @@ class Inspector:
         self.widget.on_msg(self._hear)
         self._set_live(watch, follow)
 
-    # ---- what is shown
+    # ---- the view
 
     def refresh(self, occasion: Occasion = "asked") -> None:
-        """Inspect the value again, and show the result. Blocks; on any thread.
+        """Inspect the value again, and show the result; blocks, callable on any thread.
 
         Args:
-            occasion: unless somebody asked for it, ranks answer beside their main threads, so that
-                the next cell need not wait; during a cell, what costs much is left as it was.
+            occasion: reason of the refresh. Unless it is ``asked``, ranks answer beside their main
+                threads, so that the next cell need not wait; during a cell, expensive parts are not
+                updated.
         """
         with self._lock:
             if self.widget.ended:
@@ -137,19 +138,19 @@ class Inspector:
         return static_of(self._inspection, self._path, self._pixels)
 
     def is_seen(self) -> bool:
-        """Return whether a page shows the inspector; true if no page reports it."""
+        """Return whether a page shows the inspector; True if pages do not report this."""
         return bool(self._seen) or not self._was_greeted
 
-    # ---- questions
+    # ---- requests
 
     def answer(self, content: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
-        """Answer a question of the widget in the page. Blocks; on any thread.
+        """Answer a request of the widget in the page; blocks, callable on any thread.
 
         Args:
-            content: ``ask`` says what; the rest is of the kind asked for.
+            content: the request; ``ask`` is its kind, the other items depend on it.
 
         Returns:
-            The answer, with ``error`` in it if there is none; and buffers beside it.
+            The answer, with an ``error`` if the request failed; and the buffers that belong to it.
         """
         match content.get("ask"):
             case "picture":
@@ -171,10 +172,11 @@ class Inspector:
     # ---- the front end's messages
 
     def _hear(self, widget: Any, content: dict[str, Any], buffers: Any) -> None:
-        # On whatever thread: what takes long is done on another one.
+        # Called on any thread: slow requests are handled on another one.
         view, kind = str(content.get("view", "")), content.get("ask")
         if kind == "hello":
-            # A page that was reloaded has not said goodbye: those that are there say so again.
+            # A page that was reloaded has not reported its end: all open pages report themselves
+            # again.
             self._was_greeted = True
             self._views, self._seen = {view}, set()
             self.refresher.set(self.widget.live["watch"], self.widget.live["follow"])
@@ -201,7 +203,7 @@ class Inspector:
     def _reply(self, content: dict[str, Any], view: str) -> None:
         try:
             answer, buffers = self.answer(content)
-        except Exception as error:  # the front end waits for an answer, whatever it has asked
+        except Exception as error:  # the front end waits for an answer in any case
             answer, buffers = {"error": f"{type(error).__name__}: {error}"}, []
         self.widget.send({**answer, "id": content.get("id"), "view": view}, buffers)
 
@@ -216,10 +218,10 @@ class Inspector:
         self.refresher.set(watch, follow)
         self.widget.live = {"watch": watch, "follow": follow}
 
-    # ---- inside; under the lock
+    # ---- helpers, called under the lock
 
     def _inspect(self, occasion: Occasion) -> Inspection | None:
-        """Inspect the value again; return None after sending the widget a reason why it is not."""
+        """Inspect the value again; return None if that is not possible, and show the reason."""
         inspection = self._source.inspect(occasion != "asked")
         needs_code = any(refusal.needs_code for refusal in inspection.refusals.values())
         if occasion == "after" and needs_code and not self._source.is_busy():
@@ -239,7 +241,7 @@ class Inspector:
     def _take(self, inspection: Inspection, occasion: Occasion = "asked") -> None:
         is_beside = occasion != "asked"
         self._inspection = inspection
-        self._pixels = None  # what was drawn before is not of these values
+        self._pixels = None  # the last picture shows other values
         self._rows = list_items(inspection)
         paths = [row["path"] for row in self._rows]
         if self._path not in paths:
@@ -257,7 +259,7 @@ class Inspector:
             self.widget.detail = {}
             return
         source, path, inspection = self._source, self._path, self._inspection
-        if not inspection.is_one:  # of a nest, not everything has been read
+        if not inspection.is_one:  # of several tensors, not all have been read
             looked = source.look(Overview(source.expression, path), None, is_beside)
             if is_beside and not looked.answers:
                 self._say(sorted({str(refusal) for refusal in looked.refusals.values()}))
@@ -281,12 +283,12 @@ class Inspector:
 
 
 def ask_picture(answers: InspectionSource, content: Mapping[str, Any]) -> Pixels | str:
-    """Return the picture of a tensor that the front end asks for, or why there is none.
+    """Return the picture of a tensor that the front end requests, or the reason why not.
 
     Args:
-        answers: who is asked.
+        answers: sends the query to ranks.
         content: ``path``, ``rank``, ``minus`` (a rank, or None), ``dims``, ``index`` (a number for
-            each dim, those of `dims` not regarded), ``rows``, ``cols``, ``height``, ``width``,
+            each dim, ignored for those of ``dims``), ``rows``, ``cols``, ``height``, ``width``,
             ``reduction``.
     """
     dims = (int(content["dims"][0]), int(content["dims"][1]))
@@ -323,7 +325,7 @@ def as_message(pixels: Pixels) -> tuple[dict[str, Any], list[bytes]]:
 
 
 def ask_element(answers: InspectionSource, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one exact element of a tensor: its ``text``, or the ``error``."""
+    """Return one exact element of a tensor as ``text``, or an ``error``."""
     index = tuple(int(at) for at in content["index"])
     subject = Element(answers.expression, str(content["path"]), index=index)
     found = _of_ranks(answers, subject, content)
@@ -333,13 +335,13 @@ def ask_element(answers: InspectionSource, content: Mapping[str, Any]) -> dict[s
 
 
 def small_picture(answers: InspectionSource, path: str, detail: Mapping[str, Any]) -> Pixels | None:
-    """Return a small picture of the last two dims on the first rank that has one; None if none
-    has.
+    """Return a small picture of a tensor's last two dims from the first rank that can draw it; None
+    if no rank can.
 
     Args:
-        answers: who is asked.
-        path: which tensor.
-        detail: what is known of it (`view_model.detail`).
+        answers: sends the query to ranks.
+        path: path of the tensor.
+        detail: details of the tensor (`view_model.detail`).
     """
     for rank, part in detail.get("parts", {}).items():
         if part["is_drawable"]:
@@ -376,7 +378,7 @@ def subtract(texts: Sequence[str]) -> str:
 def _of_ranks(
     answers: InspectionSource, subject: Picture | Element, content: Mapping[str, Any]
 ) -> list[Any] | str:
-    """Return a query's answers of one rank and of the rank to subtract, or why one is missing."""
+    """Return the answers of one rank and of the rank to subtract, or why an answer is missing."""
     ranks = [int(content["rank"])]
     if content.get("minus") is not None:
         ranks.append(int(content["minus"]))
@@ -404,7 +406,7 @@ def _difference(one: Pixels, other: Pixels) -> Pixels | str:
     return Pixels(values, low, high, one.is_exact and other.is_exact, is_torn, is_sampled)
 
 
-# ---- showing
+# ---- display
 
 
 def show_inspection(
@@ -413,8 +415,8 @@ def show_inspection(
     watch: bool = False,
     follow: bool = False,
 ) -> None:
-    """Show an inspected value in a widget, which asks these ranks for more until their mesh ends;
-    in a terminal, print it.
+    """Show an inspected value in a widget, which queries these ranks until their mesh ends; in a
+    terminal, print it.
     """
     shell, is_terminal = get_ipython(), cell_publisher() is None
     inspector = Inspector(
@@ -434,7 +436,7 @@ def show_inspection(
 
 
 def coordinates_of(dims: Mapping[str, int], ranks: Sequence[int]) -> dict[int, str]:
-    """Return each rank's mesh coordinate, as ``--at`` takes it; empty in a mesh of one dim."""
+    """Return each rank's mesh coordinate, in the form of ``--at``; empty for a mesh of one dim."""
     if len(dims) < 2:
         return {}
     places = itertools.product(

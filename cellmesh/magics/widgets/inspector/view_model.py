@@ -1,4 +1,4 @@
-"""Converts what ranks answer to the JSON that the inspector draws, equal ranks together."""
+"""Converts the answers of ranks to the JSON that the inspector draws, grouping equal ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ...render.inspections import (
 from ...render.svg import colour_of
 from ...render.tables import facts_table, sentence_of
 
-# So many of a value's tensors are in the widget's state, and so in the notebook.
+# Maximum number of a value's tensors in the widget's state, which is saved in the notebook.
 NUM_KEPT = 200
 _MAX_TEXT = 2000
 
@@ -30,10 +30,10 @@ def summarise(
     """Return the overview of an inspected value as JSON: its tensors, and the ranks that lack it.
 
     Args:
-        inspection: of it.
+        inspection: inspection of the value.
         items: its tensors (`list_items`).
-        stamp: of this look.
-        at: when it was.
+        stamp: number of the inspection.
+        at: time of the inspection, as text.
     """
     found = inspection.found
     notices = []
@@ -64,15 +64,15 @@ def detail(
     comparison: Comparison,
     spread: Spread | None = None,
 ) -> dict[str, Any]:
-    """Return everything that the inspector shows of one tensor, by groups of ranks, as JSON.
+    """Return the inspector's view of one tensor as JSON, by groups of ranks.
 
     Args:
-        expression, path: which.
-        facts: rank -> what it is there.
-        refusals: rank -> why it is not there.
-        coordinates: rank -> where it is in the mesh.
-        comparison: whether replicas are equal.
-        spread: histograms.
+        expression, path: inspected expression, and path of the tensor in its value.
+        facts: rank -> summary of its tensor.
+        refusals: rank -> why it has no such tensor.
+        coordinates: rank -> its coordinate in the mesh.
+        comparison: result of comparing replicas.
+        spread: histograms of the ranks.
     """
     shapes = {fact.shape for fact in facts.values()}
     shape = next(iter(shapes)) if len(shapes) == 1 else None
@@ -100,7 +100,9 @@ def detail(
 
 
 def is_drawable(facts: TensorSummary) -> bool:
-    """Return whether a tensor can be drawn as a heatmap: it is dense, and its elements are read."""
+    """Return whether a tensor can be drawn as a heatmap: it is dense, and its elements are
+    known.
+    """
     shape = facts.local_shape or ()
     is_read = facts.min is not None or facts.num_nan + facts.num_inf > 0
     is_dense = facts.strides is not None and all(size > 0 for size in shape)
@@ -114,14 +116,14 @@ def coordinate_of(facts: TensorSummary) -> str:
 
 
 def _shared_coordinate(facts: Sequence[TensorSummary]) -> str:
-    """Return the coordinate of several parts of a DTensor in the dims in which they agree."""
+    """Return the common coordinate of several parts of a DTensor, in the dims where they agree."""
     first, *others = (coordinate_of(fact).split(",") for fact in facts)
     return ",".join(part for part in first if all(part in other for other in others))
 
 
 def shards(shape: Sequence[int] | None, facts: Mapping[int, TensorSummary]) -> dict[str, Any]:
-    """Return the parts of a DTensor in their places as JSON: two dims are drawn, and blocks that
-    differ in other dims only lie below each other in one place.
+    """Return the parts of a DTensor with their positions as JSON; two dims are drawn, and blocks
+    that differ only in other dims are listed at one position.
     """
     blocks = blocks_of(facts) if shape and all(shape) else []
     drawn = [block for block in blocks if all(block[2])]
@@ -168,6 +170,6 @@ def shards(shape: Sequence[int] | None, facts: Mapping[int, TensorSummary]) -> d
 
 
 def _said(texts: Mapping[int, Any]) -> list[dict[str, str]]:
-    """Join the texts that ranks report (such as why a value cannot be read), equal ones once."""
+    """Join the texts of ranks (such as why a value cannot be read); equal texts appear once."""
     groups = group_ranks({rank: str(text)[:_MAX_TEXT] for rank, text in sorted(texts.items())})
     return [{"ranks": format_ranks(ranks), "text": text} for text, ranks in groups.items()]

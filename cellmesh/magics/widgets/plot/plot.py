@@ -19,23 +19,22 @@ from ...render.tables import Static
 from ..auto_refresh import pause_after
 from ..widget import LiveView, Widget, load_css, load_js
 
-# New points are drawn this often at most; where there are many, which are all drawn again, less
-# often.
+# Least time between two drawings, in seconds; longer with many points, which are all drawn again.
 REFRESH_S = 0.25
 
 
 class PlotWidget(Widget):
-    """The ipywidget that draws curves; its state has the points, also in a saved notebook."""
+    """The ipywidget that draws curves; its state, also in a saved notebook, contains the points."""
 
     _esm = load_js("vendor/uplot/uplot", "elements", "plot/plot")
     _css = load_css("vendor/uplot/uplot", "plot/plot")
 
     names = traitlets.List(traitlets.Unicode()).tag(sync=True)
-    # One a line: its name's index, rank, colour, and how many points it has.
+    # For each line: index of its name, rank, colour, and number of points.
     lines = traitlets.List(traitlets.Dict()).tag(sync=True)
     # All lines' steps and values, float64, one line after the other: steps, then values.
     points = traitlets.Bytes().tag(sync=True)
-    # What the user chose; kept over a reload of the page.
+    # Choices of the user, kept when the page is reloaded.
     mean = traitlets.Bool(False).tag(sync=True)
     log_scale = traitlets.Bool(False).tag(sync=True)
     nans = traitlets.List(traitlets.Unicode()).tag(sync=True)  # a sentence for each name
@@ -65,19 +64,19 @@ def pack(plot: Plot) -> tuple[list[dict[str, Any]], bytes]:
 
 
 class LivePlot:
-    """A plot in a notebook that is updated when ranks have logged more.
+    """A plot in a notebook that is updated when ranks log further numbers.
 
     Args:
-        plot: what is drawn.
+        plot: the plot to draw.
     """
 
     def __init__(self, plot: Plot) -> None:
         self._plot = plot
         self._lock = threading.Lock()
-        self._drawing = threading.Lock()  # the last to hold it draws all there is
+        self._drawing = threading.Lock()  # the last holder draws all points
         self._is_due = False
-        self._took_s = 0.0  # the last drawing
-        self._is_stale = False  # where no widget can be
+        self._took_s = 0.0  # duration of the last drawing
+        self._is_stale = False  # for viewers without widgets
         self._widget = PlotWidget(names=list(plot.names), mean=plot.mean)
         self.view = LiveView(self._widget, lambda: Static(repr(plot), draw_html(plot)), self._end)
         self._stops = [plot.metrics.watch(self._note)]
@@ -92,7 +91,7 @@ class LivePlot:
         self._draw()
 
     def _settle(self) -> None:
-        """Update what viewers without widgets see of the plot, at the end of a cell."""
+        """Update the plot for viewers without widgets, at the end of a cell."""
         if not self._is_stale:
             return
         self._is_stale = False
@@ -132,9 +131,7 @@ class LivePlot:
 
 
 def _at_cells_ends(function: Callable[[], None]) -> Callable[[], None]:
-    """Have a function called at the end of each cell of the notebook; return the function that ends
-    this.
-    """
+    """Call a function at the end of each cell of the notebook; return a function to stop this."""
     shell = get_ipython()
     if shell is None:
         return lambda: None
