@@ -1,1 +1,1 @@
-"""Decides what the controller does with its mesh: pure, without sockets, threads or clocks."""
+"""State machines of the controller, as pure code: without sockets, threads or clocks."""

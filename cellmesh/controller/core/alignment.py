@@ -1,5 +1,5 @@
-"""Has the ranks of runs that are stopped end at the same point, as `stopping` decides. Pure, as
-`core.Core`.
+"""Pauses the ranks of runs that are being stopped, and interrupts them once all have reached the
+same point of their program, as `stopping` decides. Pure, as `core.Core`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,17 @@ from .mesh_state import MeshState, Pending
 from .requests import control
 from .stopping import LIMIT_S, Stopping, Verdict
 
-# Stops of several runs: ranks -> what they get.
+# Messages that stop one or more runs, by the ranks that receive them.
 Told: TypeAlias = dict[tuple[int, ...], list[Interrupt | Pause]]
 
 
 def describe_apart(ranks: Sequence[int], is_aligned: bool) -> str:
-    """Say that ranks were interrupted where they were, and not before the same operation."""
+    """Return a note on ranks that were interrupted at another point of the program than the others.
+
+    Args:
+        ranks: the ranks.
+        is_aligned: whether they ran Python code; else they missed the time limit.
+    """
     were = "was" if len(ranks) == 1 else "were"
     why = "ran Python" if is_aligned else f"did not get to the same operation within {LIMIT_S:g} s"
     return (
@@ -34,11 +39,11 @@ class Alignment:
 
     Args:
         mesh: the mesh; holds its runs.
-        on: called with ``all ranks stand``, a run's number, the run, the time and the verdict,
-            once its ranks are to end.
+        on: handler of run events, called with ``all ranks stand``, a run's number, the run, the
+            time and the verdict, once the run's ranks are to be interrupted.
 
     Attributes:
-        stopping: where the ranks are; None if no run is being stopped.
+        stopping: the ranks that are being stopped, and where each is; None if there are none.
     """
 
     def __init__(self, mesh: MeshState, on: Callable[..., list[Effect]]) -> None:
@@ -47,8 +52,8 @@ class Alignment:
         self.stopping: Stopping | None = None
 
     def is_out_of_reach(self, run: int, pending: Pending) -> bool:
-        """Return whether no rank executes a run that was sent, or one of them asks the user, which
-        may take long or for ever.
+        """Return whether a run that was sent cannot be aligned: no main thread executes it, or one
+        of its ranks waits for the user's input, which may take forever.
         """
         if not pending.is_sent or pending.phase != "running":
             return False
@@ -56,7 +61,10 @@ class Alignment:
         return not pending.is_work or bool(is_asking) or not self._mesh.runs_first(run)
 
     def begin(self, run: int, now: float, told: Told) -> set[int]:
-        """Have the ranks that execute a run pause; return them. The others will not begin it."""
+        """Ask the ranks that execute a run to pause; return these ranks.
+
+        The other ranks of the run will not begin it.
+        """
         first = self._mesh.runs_first(run)
         if self.stopping is None:
             self.stopping = Stopping(self._mesh.num_ranks, now)
@@ -65,7 +73,7 @@ class Alignment:
         return first
 
     def report(self, ranks: Sequence[int], state: StopState, now: float) -> list[Effect]:
-        """Handle that ranks say where they are in a run that is being stopped."""
+        """Handle reports of ranks on where they are in a run that is being stopped."""
         pending = self._mesh.pending.get(state.run)
         if self.stopping is None or pending is None:
             return []
@@ -73,13 +81,13 @@ class Alignment:
         return [*self.send_on(owing), *self.end_if_aligned(now)]
 
     def send_on(self, owing: Mapping[int, Owed]) -> list[Effect]:
-        """Have paused ranks go on that owe operations."""
+        """Let paused ranks go on until they have executed the operations that they owe."""
         assert self.stopping is not None
         alike = group_ranks({rank: (self.stopping.run_of(rank), owing[rank]) for rank in owing})
         return [control(ranks, Pause(run, owed)) for (run, owed), ranks in alike.items()]
 
     def end_if_aligned(self, now: float) -> list[Effect]:
-        """End the runs that are being stopped, once all their ranks are where they end."""
+        """Interrupt the runs that are being stopped, once all their ranks are where they end."""
         if self.stopping is None or (verdict := self.stopping.decide(now)) is None:
             return []
         effects: list[Effect] = []
@@ -90,7 +98,10 @@ class Alignment:
         return effects
 
     def strike(self, run: int, pending: Pending, verdict: Verdict) -> list[Effect]:
-        """Interrupt a run on the ranks that have been asked to pause in it."""
+        """Interrupt a run on the ranks that have been asked to pause in it.
+
+        A note follows if some of them are not at the point where the others are.
+        """
         ranks = () if self.stopping is None else self.stopping.runs.get(run, ())
         ranks = tuple(rank for rank in ranks if rank in pending.ranks)
         effects: list[Effect] = []
@@ -100,14 +111,14 @@ class Alignment:
         return [*effects, control(ranks, Interrupt(run, verdict.is_aligned))] if ranks else effects
 
     def run_ended(self, now: float) -> list[Effect]:
-        """Handle that a run has ended on all its ranks."""
+        """Handle the end of a run on all its ranks."""
         if self.stopping is None:
             return []
         self.stopping = None if self.stopping.is_over else self.stopping
         return self.end_if_aligned(now)
 
     def tick(self, now: float) -> list[Effect]:
-        """Ask ranks that have not paused where they are, or end the alignment."""
+        """End the alignment if possible; else ask ranks that have not paused where they are."""
         if self.stopping is None:
             return []
         effects = self.end_if_aligned(now)

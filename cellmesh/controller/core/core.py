@@ -1,8 +1,8 @@
-"""Decides what the controller does with its mesh: pure, without sockets, threads or clocks.
+"""The state machine of the controller, as pure code: without sockets, threads or clocks.
 
-`Core` knows the mesh's state, which ranks each run still waits for, and which questions are open.
-Its methods take what happened, with the time, and return effects for the link to carry out. What
-brings the mesh back after a failure is `recovery.Recovery`.
+`Core` knows the mesh's state, which ranks each run still waits for, and which requests are
+unanswered. Each of its methods takes an event and its time, and returns effects for the link to
+carry out. `recovery.Recovery` brings the mesh back after a failure.
 """
 
 from __future__ import annotations
@@ -66,24 +66,24 @@ from .sweeps import OnError
 
 
 class Core:
-    """Decides, for the controller of one mesh, which messages to send and what runs and users are
-    shown.
+    """The state machine of the controller of one mesh: turns messages of the agent and requests of
+    the user into effects.
 
     Args:
         num_ranks: number of ranks.
-        dims: the DeviceMesh's, name -> size.
+        dims: dims of the DeviceMesh, name -> size.
         settle_s: how long the other ranks of a run may take to end after one has failed, in
             seconds.
-        on_error: what then happens to those: ``release``, or ``wait`` for the user.
-        auto_heal: whether dead ranks are replaced without being asked.
-        new_generation: gives numbers that the mesh has not seen.
-        last_request: questions are numbered from above this.
-        num_resizes: how often the mesh has got another number of ranks.
-        layout: how many ranks each host has; () for one host.
+        on_error: treatment of ranks that take longer: ``release`` them, or ``wait`` for the user.
+        auto_heal: whether dead ranks are replaced without a request of the user.
+        new_generation: returns a number that no earlier heal of the mesh has used.
+        last_request: numbers of requests begin above this one.
+        num_resizes: how often the mesh has been resized.
+        layout: number of ranks of each host; () for one host.
 
     Attributes:
-        mesh: its state, for those who look at it.
-        runs: its runs.
+        mesh: state of the mesh; only the core changes it.
+        runs: state machine of the runs in flight.
     """
 
     def __init__(
@@ -106,16 +106,16 @@ class Core:
         self._recovery = Recovery(self.mesh, self._questions, new_generation, auto_heal)
         self.runs = Runs(self.mesh, self._questions, self._recovery, settle_s, on_error)
         self._now = 0.0
-        self._is_attached = True  # to a mesh that was there before
+        self._is_attached = True  # to a mesh that an earlier controller has started
 
     @property
     def state(self) -> State:
-        """The mesh's state, as "ready"."""
+        """The state of the mesh, e.g. ``ready``."""
         return self.mesh.state
 
     @property
     def dead(self) -> Mapping[int, Died]:
-        """The dead ranks, and for each how it died."""
+        """The dead ranks, each with the message that reports its death."""
         return self.mesh.dead
 
     @property
@@ -125,18 +125,17 @@ class Core:
 
     @property
     def is_recovering(self) -> bool:
-        """Whether the mesh is being brought back after a failure."""
+        """Whether a recovery of the mesh is in progress."""
         return self._recovery.phase != "calm"
 
-    # ---- what the user asks for
+    # ---- requests of the user
 
     def submit(self, parcel: Parcel[Relay], now: float | None = None) -> list[Effect]:
-        """Note a run, and return the messages that send it to its ranks.
+        """Register a run, and return the messages that send it to its ranks.
 
         Args:
-            parcel: the encoded work and the ranks that it goes to; its run's number has not been
-                used before.
-            now: seconds.
+            parcel: the encoded work and its ranks; the number of its run must be a new one.
+            now: current time in seconds; None for the time of the last event.
         """
         now, relay = self._see(now), parcel.verb
         run, ranks = relay.run, relay.ranks
@@ -176,17 +175,21 @@ class Core:
 
     def interrupt(self, runs: Iterable[int], now: float | None = None) -> list[Effect]:
         """Interrupt runs on the ranks that have not ended them; at a second call, kill the ranks
-        that do not stop. The newest run is first, as the end of an older one would let it begin.
+        that do not stop.
+
+        Args:
+            runs: their numbers, the newest first: the end of an older run would let a newer begin.
+            now: current time in seconds; None for the time of the last event.
         """
         return self.runs.interrupt(runs, self._see(now))
 
     def reply(self, requests: Mapping[int, int], text: str, is_end: bool = False) -> list[Effect]:
-        """Return the message with the user's answer to ranks that asked for input (`InputRequest`).
+        """Return the messages that send the user's input to ranks that wait for it.
 
         Args:
-            requests: rank -> its request.
-            text: what the user typed.
-            is_end: end of file.
+            requests: rank -> number of its request (`InputRequest`).
+            text: text that the user typed.
+            is_end: whether the user ended the input (end of file).
         """
         asking = self.mesh.forget_asking(requests)
         return [control([rank], InputReply(requests[rank], text, is_end)) for rank in asking]
@@ -194,12 +197,15 @@ class Core:
     def ask(
         self, ranks: Iterable[int], verb: Callable[[int], Control], now: float
     ) -> tuple[int, list[Effect]]:
-        """Ask ranks' control threads (`Probe`, `Stacks`); a later `Answer` has rank -> its answer.
+        """Send a request (`Probe`, `Stacks`) to the control threads of ranks.
 
         Args:
-            ranks: those that live are asked.
-            verb: the question, given its number.
-            now: seconds.
+            ranks: ranks to ask; dead ones are left out.
+            verb: makes the request's message from its number.
+            now: current time in seconds.
+
+        Returns:
+            The request's number, and effects; a later `Answer` has rank -> reply.
         """
         request = self._questions.new_request()
         living = self.mesh.among_living(ranks) if self.state in ("ready", "restarting") else ()
@@ -208,7 +214,7 @@ class Core:
         )
 
     def ask_agent(self, verb: Callable[[int], ReadHost | ReadLog]) -> tuple[int, list[Effect]]:
-        """Ask the agent for its processes or a log; a later `Answer` has the `HostReport` or the
+        """Ask the agent for its processes or a log; a later `Answer` has the `HostReport` or
         `LogText`.
         """
         request = self._questions.new_request()
@@ -216,14 +222,16 @@ class Core:
         return request, [Answer(request, None) if has_ended else Send(Parcel(verb(request)))]
 
     def heal(self, now: float) -> tuple[int, list[Effect]]:
-        """Replace dead ranks, and rebuild groups where needed; an `Answer` has the `HealReport`."""
+        """Replace dead ranks, and rebuild process groups where needed; a later `Answer` has the
+        `HealReport`.
+        """
         request = self._questions.new_request()
         if self.state != "ready":
             return request, [Answer(request, HealReport(failure=f"the mesh is {self.state}"))]
         return request, self._recovery.heal(request, self._see(now))
 
     def why_not_resize(self, num_ranks: int) -> str:
-        """Say why the mesh cannot get this number of ranks now; "" if it can."""
+        """Return why the mesh cannot be resized to this number of ranks now; "" if it can."""
         if self.state != "ready":
             return f"the mesh is {self.state}"
         if dead := [rank for rank in sorted(self.dead) if rank < num_ranks]:
@@ -235,8 +243,8 @@ class Core:
     def resize(
         self, layout: tuple[int, ...], dims: Mapping[str, int], now: float
     ) -> tuple[int, list[Effect]]:
-        """Give the mesh another number of ranks, if nothing speaks against it (`why_not_resize`);
-        the answer is a `HealReport`.
+        """Change the number of ranks of a mesh that can be resized (`why_not_resize`); a later
+        `Answer` has the `HealReport`.
         """
         request, before = self._questions.new_request(), self.mesh.num_ranks
         self.mesh.resize(layout, dims)
@@ -246,8 +254,8 @@ class Core:
         return request, [order, *self._recovery.resize(request, new, self._see(now))]
 
     def await_calm(self) -> tuple[int, list[Effect]]:
-        """Return a question that is answered once no recovery is in progress, with the text of the
-        note on it.
+        """Return the number of a request that is answered once no recovery is in progress, with the
+        text of the note on it.
         """
         request = self._questions.new_request()
         return request, self._recovery.await_calm(request)
@@ -257,7 +265,7 @@ class Core:
         return self._recovery.on("abandoned", self._now)
 
     def set_dims(self, dims: Mapping[str, int]) -> list[Effect]:
-        """Note new dims of the DeviceMesh, and return the message that says so to the agent."""
+        """Record new dims of the DeviceMesh; return the message that sends them to the agent."""
         self.mesh.dims = dict(dims)
         return [Send(Parcel(SetDims(tuple(dims), tuple(dims.values()))))]
 
@@ -267,8 +275,9 @@ class Core:
         """Return the messages that replace every rank; runs in flight end.
 
         Args:
-            dims: of the new ranks' DeviceMesh; None for those of the start.
-            changes: what the new ranks have otherwise than the earlier ones; None for nothing.
+            dims: dims of the new ranks' DeviceMesh, name -> size; None for those of the start.
+            changes: differences of the new ranks' environment and working directory from those of
+                the earlier ranks; None for none.
         """
         if self.state in ("stopping", "ended"):
             return []
@@ -278,7 +287,9 @@ class Core:
         return [*effects, Send(Parcel(order)), Change(self.state, None)]
 
     def detach(self) -> list[Effect]:
-        """Return the message that leaves the mesh to its lease, on which its ranks live on."""
+        """Return the message by which this controller leaves the mesh; ranks live on for the time
+        of its lease.
+        """
         return [] if self.state == "ended" else [Send(Parcel(Detach()))]
 
     def stop(self) -> list[Effect]:
@@ -288,10 +299,10 @@ class Core:
         self.mesh.state = "stopping"
         return [*self._recovery.reset("the mesh was stopped", self._now), Send(Parcel(Stop()))]
 
-    # ---- what happens
+    # ---- events
 
     def receive(self, parcel: Parcel[Any], now: float) -> list[Effect]:
-        """Handle a message that the agent has sent."""
+        """Handle a message of the agent."""
         now = self._now = max(self._now, now)
         verb = parcel.verb
         if self.mesh.state == "ended":
@@ -333,7 +344,7 @@ class Core:
         return [Change(self.state, verb)]
 
     def agent_ended(self, reason: str, cause: Any = None) -> list[Effect]:
-        """Handle that the agent, and every rank with it, has ended or is out of reach."""
+        """Handle the end of the mesh: its agent and ranks have ended, or are out of reach."""
         if self.state == "ended":
             return []
         self.mesh.state = "ended"
@@ -342,7 +353,7 @@ class Core:
         return [*effects, Change("ended", cause or Stopped(reason))]
 
     def tick(self, now: float) -> list[Effect]:
-        """Act on each deadline of runs, questions and the recovery that has passed."""
+        """Act on the deadlines of runs, requests and the recovery that have passed."""
         now = self._now = max(self._now, now)
         effects = self.runs.tick(now)
         if self._questions.open:
@@ -352,14 +363,14 @@ class Core:
         return effects
 
     def deadline(self) -> float | None:
-        """Return when to call `tick` at the latest; None: not before a message or a command."""
+        """Return when to call `tick` at the latest; None if only messages and commands matter."""
         due = self.runs.deadline()
-        if not self._questions.open and self._recovery.is_at_rest:  # most often: no more calls
+        if not self._questions.open and self._recovery.is_at_rest:  # the usual case, made cheap
             return due
         others = (due, self._questions.deadline(), self._recovery.deadline())
         return min((at for at in others if at is not None), default=None)
 
-    # ---- inside: what the agent says
+    # ---- inside: messages of the agent
 
     def _see(self, now: float | None) -> float:
         self._now = self._now if now is None else max(self._now, now)
@@ -427,7 +438,7 @@ class Core:
         return self.runs.settle(verb.run, ranks, parcel, now, has_begun)
 
     def _ranks_died(self, ranks: Sequence[int], parcel: Parcel[Died], now: float) -> list[Effect]:
-        """Handle that ranks have died together."""
+        """Handle the death of ranks that have died together."""
         is_ready = self.state == "ready"
         news = [rank for rank in ranks if rank not in self.dead and is_ready]
         effects: list[Effect] = []

@@ -1,9 +1,9 @@
-"""Decides, from how many operations each rank has begun per process group, which ranks are stuck
-and which groups disagree.
+"""Finds ranks that are stuck, and process groups whose members disagree, from the number of
+operations that each rank has begun per group.
 
 Ranks of a group pair up their collectives by order: a rank that has begun fewer than another has
-not come to those yet. What a rank waits for will never come if the ranks that are missing have
-ended the run.
+not reached the rest yet. A rank waits in vain if the ranks that its operation lacks have ended the
+run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .group_progress import GroupProgress, find_lacking, progress_of, read_progr
 
 Counts = Mapping[int, Sequence[GroupCount]]
 
-# Calls that wait for messages and not for collectives; and those that may wait for either.
+# Calls that wait for point-to-point messages, and calls that wait for a message or a collective.
 _MESSAGES = frozenset({"send", "isend", "recv", "irecv", "batch_isend_irecv", "recv_anysource"})
 _WAITS = frozenset({"wait", "synchronize"})
 
@@ -26,12 +26,13 @@ _WAITS = frozenset({"wait", "synchronize"})
 def find_disagreements(
     counts: Counts, num_ranks: int, with_messages: bool
 ) -> list[tuple[int, ...]]:
-    """Return the members of each group whose members began different numbers of collectives.
+    """Return the members of each group whose members have begun different numbers of collectives.
 
     Args:
-        counts: rank -> its groups. Groups with a member that is missing here are passed over.
-        num_ranks: size of the mesh.
-        with_messages: also compare what members have sent with what their peers have received.
+        counts: rank -> counts of its groups. A group with a member that is missing is skipped.
+        num_ranks: number of ranks of the mesh.
+        with_messages: whether to compare also the messages that members have sent with those that
+            their peers have received.
     """
     return [
         tuple(group.members)
@@ -48,7 +49,7 @@ def _messages_differ(group: GroupProgress) -> bool:
     from_anyone = {receiver for sender, receiver in group.received if sender < 0}
 
     def summed_up(numbers: Mapping[tuple[int, int], int]) -> Counter[tuple[int, int]]:
-        """Sum by (sender, receiver), with sender -1 where a receiver takes messages of any rank."""
+        """Sum by (sender, receiver); a receiver that takes messages of any rank has sender -1."""
         sums: Counter[tuple[int, int]] = Counter()
         for (sender, receiver), number in numbers.items():
             sums[-1 if receiver in from_anyone else sender, receiver] += number
@@ -58,8 +59,8 @@ def _messages_differ(group: GroupProgress) -> bool:
 
 
 def must_be_healed(states: Mapping[int, RankState], num_ranks: int) -> bool:
-    """Return whether idle ranks have begun different numbers of collectives on a group, so that
-    their next ones would not match.
+    """Return whether the groups of idle ranks must be rebuilt: one is broken, or its members have
+    begun different numbers of operations, so that their next ones would not match.
     """
     counts = {rank: state.counts for rank, state in states.items()}
     is_broken = any(state.is_broken for state in states.values())
@@ -67,10 +68,12 @@ def must_be_healed(states: Mapping[int, RankState], num_ranks: int) -> bool:
 
 
 class Tally:
-    """How many operations each rank has begun per process group, as last reported between runs.
+    """Number of operations that each rank has begun per process group, as last reported between
+    runs.
 
     Attributes:
-        is_new: something was added since disagreements were last looked for, or there were some.
+        is_new: whether a count was added since the last search for disagreements, or that search
+            has found some.
     """
 
     def __init__(self) -> None:
@@ -78,28 +81,28 @@ class Tally:
         self.is_new = False
 
     def add(self, ranks: Iterable[int], counts: Sequence[GroupCount]) -> None:
-        """Note the numbers of operations that these ranks report after a run that ended well."""
+        """Record the counts that ranks report after a run that has not failed on them."""
         for rank in ranks:
             self._counts.setdefault(rank, {}).update((count.name, count) for count in counts)
         self.is_new = True
 
     def replace(self, rank: int, counts: Sequence[GroupCount]) -> None:
-        """Replace all numbers of operations that are noted of one rank by these."""
+        """Replace all recorded counts of one rank."""
         self._counts[rank] = {count.name: count for count in counts}
 
     def forget(self, ranks: Iterable[int]) -> None:
-        """Drop these ranks' numbers of operations: their groups are new, or they have none."""
+        """Drop the counts of ranks that have new groups or none."""
         for rank in ranks:
             self._counts.pop(rank, None)
 
     def clear(self) -> None:
-        """Drop the numbers of operations of all ranks: all ranks are new."""
+        """Drop the counts of all ranks, as all ranks are new."""
         self._counts.clear()
         self.is_new = False
 
     def find_new_disagreements(self, ranks: Iterable[int], num_ranks: int) -> list[tuple[int, ...]]:
-        """Return groups of idle ranks that disagree (`find_disagreements`); costs little if no
-        count was added since the last call.
+        """Return the groups of idle ranks that disagree (`find_disagreements`); cheap if no count
+        was added since the last call.
         """
         if not self.is_new:
             return []
@@ -117,16 +120,16 @@ def find_stuck(
     num_ranks: int,
     patience_s: float,
 ) -> list[int]:
-    """Return the ranks that wait in a collective for a rank that will not join it.
+    """Return the ranks that wait in an operation for a rank that will not join it.
 
     Args:
-        states: what ranks do, as far as they answered; with all their groups' counts.
+        states: state of each rank that answered, with the counts of all its groups.
         waiting: ranks that have not ended the run.
-        absent: ranks that will begin nothing more in it. Of one that lives and did not answer
-            nothing is assumed.
-        dead: ranks that are dead; absent, too.
-        num_ranks: size of the mesh.
-        patience_s: how long a rank must have waited.
+        absent: ranks that will begin no more operations in the run. Living ranks that did not
+            answer are not counted.
+        dead: dead ranks, which count as absent.
+        num_ranks: number of ranks of the mesh.
+        patience_s: how long a rank must have waited to count as stuck, in seconds.
     """
     missing = {rank for rank in absent if rank in states or rank in dead} | set(dead)
     by_name: dict[tuple[int, str], GroupProgress] = {}
@@ -143,7 +146,7 @@ def find_stuck(
         waits_on = by_name.get((rank, state.group))
         if state.making:
             is_stuck = bool(lacking[state.group, state.making] - {rank})
-        elif waits_on is None:  # a store is waited for, and everybody is needed
+        elif waits_on is None:  # it waits in a store, where every rank is needed
             is_stuck = bool(missing - {rank})
         else:
             is_stuck = _waits_for(state, rank, waits_on)
@@ -152,7 +155,7 @@ def find_stuck(
 
 
 def _waits_for(state: RankState, rank: int, group: GroupProgress) -> bool:
-    """Return whether a rank waits on a group for members that will begin nothing more."""
+    """Return whether a rank waits on a group for members that will begin no more operations."""
     if state.collective not in _MESSAGES and group.least_of_missing < group.number_of(rank):
         return True
     if state.collective not in _MESSAGES and state.collective not in _WAITS:
@@ -163,7 +166,7 @@ def _waits_for(state: RankState, rank: int, group: GroupProgress) -> bool:
         from_peer[peer] > sent.get((peer, rank), 0) for peer in from_peer.keys() & group.missing
     ):
         return True
-    if any(  # what they received from anyone may have been this rank's
+    if any(  # messages that peers received from any source may have been this rank's
         number > received.get((rank, peer), 0) + received.get((-1, peer), 0)
         for peer, number in own.num_sent
         if peer in group.missing

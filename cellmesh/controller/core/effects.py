@@ -16,16 +16,16 @@ State = Literal["connecting", "starting", "ready", "restarting", "stopping", "en
 
 
 class Send(msgspec.Struct, frozen=True):
-    """Effect: the link sends this message to the agent."""
+    """Effect: send a message to the agent."""
 
     parcel: Parcel[Any]
 
 
 class Deliver(msgspec.Struct, frozen=True):
-    """Effect: a run gets the messages that some of its ranks sent or, with `Died`, how they ended.
+    """Effect: give a run a message of some of its ranks, or `Died` as the end of these ranks.
 
-    `has_begun`: False where these ranks end a run that they have not begun, as thousands may at
-    once.
+    `has_begun` is False if the ranks end a run that they have not begun; thousands of ranks may do
+    so at once.
     """
 
     run: int
@@ -35,48 +35,48 @@ class Deliver(msgspec.Struct, frozen=True):
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """Effect: a run's user is shown where the other ranks are after one has failed."""
+    """Effect: show a run's user where the other ranks are after one has failed."""
 
     run: int
     states: dict[int, RankState]
 
 
 class Watch(msgspec.Struct, frozen=True):
-    """Effect: a run's user is shown where its ranks are; those that do not answer are missing."""
+    """Effect: show a run's user where its ranks are; ranks that do not answer are left out."""
 
     run: int
     states: Mapping[int, RankState]
 
 
 class Judge(msgspec.Struct, frozen=True):
-    """Effect: a run's user is shown why some of its ranks can never go on; "" if they can again."""
+    """Effect: show a run's user why some of its ranks can never go on; "" if they can again."""
 
     run: int
     verdict: str
 
 
 class Note(msgspec.Struct, frozen=True):
-    """Effect: a remark is shown with a run's output, also after the run's end."""
+    """Effect: show a remark with a run's output, also after the run's end."""
 
     run: int
     text: str
 
 
 class Finish(msgspec.Struct, frozen=True):
-    """Effect: a run is finished, as every rank has ended it."""
+    """Effect: finish a run that every rank has ended."""
 
     run: int
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """Effect: a question of the session is answered, with what ranks replied in time."""
+    """Effect: answer a request of the session, e.g. with the replies that arrived in time."""
 
     request: int
     value: Any
 
 
 class Change(msgspec.Struct, frozen=True):
-    """Effect: the session learns that the mesh's state changed, or that a start made progress."""
+    """Effect: report a new state of the mesh, or progress of its start, to the session."""
 
     state: State
     cause: Any
@@ -87,18 +87,18 @@ class HealReport:
     """The result of a recovery: which ranks were replaced, and whether process groups were rebuilt.
 
     Attributes:
-        respawned: the ranks that were dead and are new.
+        respawned: ranks that were dead and have been replaced.
         healed: whether process groups were rebuilt.
-        failure: why it did not work out, "" if it did.
-        took_s: how long it took, in seconds.
-        dead: ranks that are dead still.
+        failure: reason why the recovery failed, "" if it succeeded.
+        took_s: duration of the recovery, in seconds.
+        dead: ranks that are still dead.
         copied_to: ranks to which names were copied.
-        copied: those names.
-        not_copied: names that could not be copied -> why.
-        empty: ranks that are new and empty still.
-        notes: of models in which a step had stopped, what was forgotten or could not be reset; of
-            hosts that others have replaced, by which.
-        steps: how numbers of optimizer steps differ between ranks, "" if they do not.
+        copied: the copied names.
+        not_copied: names that could not be copied -> reason.
+        empty: replaced ranks whose namespaces are still empty.
+        notes: remarks on models that were or could not be reset after an interrupted step, and on
+            hosts that were replaced.
+        steps: differences between the ranks' numbers of optimizer steps, "" if there are none.
         is_apart: whether ranks were stopped at different points, so that replicas may differ.
     """
 
@@ -117,7 +117,7 @@ class HealReport:
 
 
 def describe_heal(report: HealReport) -> str:
-    """Return a sentence for users that says what a recovery did."""
+    """Return a sentence for users on the result of a recovery."""
     if report.failure and not report.healed:
         return f"the mesh could not be healed: {report.failure}"
     text = f"process groups rebuilt in {report.took_s:.1f} s"
@@ -139,17 +139,18 @@ def describe_heal(report: HealReport) -> str:
 
 
 def describe_reset(report: HealReport) -> str:
-    """Return a sentence on models that were reset and on optimizer steps that differ, for a
-    recovery after which the process groups stand as before; "" if there is nothing to say.
+    """Return a sentence on models that were reset and on numbers of optimizer steps that differ,
+    for a recovery that has kept the process groups; "" if there are none.
     """
     return "; ".join(filter(None, (*report.notes, report.steps)))
 
 
 def tell_busy(running: Mapping[int, str], then: str = "heal") -> str:
-    """Return a sentence that says why a heal cannot succeed now: these ranks are busy.
+    """Return the error text for a heal that cannot succeed now, because ranks are busy.
 
     Args:
-        running: rank that is not known to be idle -> what it runs, "" where that is not known.
+        running: rank that is not known to be idle -> title of its run, "" if that is unknown.
+        then: the user's next step once the ranks are idle.
     """
     by_title = group_ranks(dict(sorted(running.items())))
     parts = [
@@ -165,8 +166,11 @@ def tell_busy(running: Mapping[int, str], then: str = "heal") -> str:
 
 
 def tell_empty(ranks: Iterable[int], subject: str = "") -> str:
-    """Return a clause: replaced ranks have an empty namespace, and which commands fill it; without
-    a subject, for ranks named before.
+    """Return a clause on replaced ranks: their namespaces are empty, and which command fills them.
+
+    Args:
+        ranks: the replaced ranks.
+        subject: the clause's subject; "" for a pronoun.
     """
     new = set(ranks)
     source = next(rank for rank in range(len(new) + 1) if rank not in new)

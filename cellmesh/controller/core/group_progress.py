@@ -1,4 +1,4 @@
-"""The operations that the members of each process group have begun on it. Pure."""
+"""Operations that the members of each process group have begun on it. Pure."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ Key = tuple[str, tuple[int, ...]]
 
 @dataclass
 class GroupProgress:
-    """What the members of one group have begun on it."""
+    """Operations that the members of one process group have begun on it."""
 
     first: GroupCount
     members: Collection[int]
     counts: dict[int, GroupCount] = field(default_factory=dict)
     mismatch_at: int = 0  # the first awaited collective that members have begun differently
-    # Members that will begin nothing more, and the least number of collectives that one has begun.
+    # Members that will begin no more operations, and the fewest collectives that one has begun.
     missing: Set[int] = frozenset()
     least_of_missing: float = math.inf
-    # Of members that will begin nothing more: (number of collectives, rank), the lowest first.
+    # Members that will begin no more operations: (number of collectives, rank), the lowest first.
     halted: list[tuple[int, int]] = field(default_factory=list)
-    # Who waits for the first halted one: (number that it has to reach, rank), the lowest first.
+    # Ranks that wait for the first of these: (number that it has to reach, rank), the lowest first.
     needs_all: list[tuple[int, int]] = field(default_factory=list)
-    needs_any: list[int] = field(default_factory=list)  # who waits for one of all others
+    needs_any: list[int] = field(default_factory=list)  # ranks that wait for any one other member
 
     def number_of(self, rank: int) -> int:
         count = self.counts.get(rank)
@@ -44,18 +44,18 @@ class GroupProgress:
         return heapq.nlargest(2, numbers)
 
     def most_beside(self, rank: int) -> int:
-        """How many collectives a member has begun that is not `rank`, at the most."""
+        """Return the largest number of collectives that a member other than this rank has begun."""
         return next((number for number, other in self._highest if other != rank), 0)
 
     @cached_property
     def sent(self) -> dict[tuple[int, int], int]:
-        """How many messages were sent, by (sender, receiver)."""
+        """Number of messages sent, by (sender, receiver)."""
         pairs = ((rank, count.num_sent) for rank, count in self.counts.items())
         return {(rank, peer): number for rank, each in pairs for peer, number in each}
 
     @cached_property
     def sent_to(self) -> Counter[int]:
-        """How many messages were sent to each rank."""
+        """Number of messages sent to each rank."""
         total: Counter[int] = Counter()
         for (_, peer), number in self.sent.items():
             total[peer] += number
@@ -63,7 +63,7 @@ class GroupProgress:
 
     @cached_property
     def received(self) -> dict[tuple[int, int], int]:
-        """How many messages were received, by (sender or -1, receiver)."""
+        """Number of messages received, by (sender, receiver); the sender is -1 for any source."""
         pairs = ((rank, count.num_received) for rank, count in self.counts.items())
         return {(peer, rank): number for rank, each in pairs for peer, number in each}
 
@@ -74,14 +74,14 @@ def read_progress(
     """Return the progress of each group.
 
     Args:
-        counts: pairs of a rank and its groups.
-        num_ranks: size of the mesh.
+        counts: pairs of a rank and the counts of its groups.
+        num_ranks: number of ranks of the mesh.
     """
     groups: dict[Key, GroupProgress] = {}
     everybody = range(num_ranks)
     for rank, own in counts:
         for count in own:
-            key = count.name, count.ranks[:1]  # names are of the whole mesh, but for split groups
+            key = count.name, count.ranks[:1]  # split groups may share a name
             if key not in groups:
                 groups[key] = GroupProgress(count, count.ranks or everybody)
             groups[key].counts[rank] = count
@@ -89,13 +89,13 @@ def read_progress(
 
 
 def progress_of(states: Mapping[int, RankState], num_ranks: int) -> dict[Key, GroupProgress]:
-    """Return the progress of each group, by the states of ranks."""
+    """Return the progress of each group, from the states of ranks."""
     return read_progress(((rank, state.counts) for rank, state in states.items()), num_ranks)
 
 
 def find_lacking(states: Mapping[int, RankState]) -> dict[Key, set[int]]:
-    """Return, of each group that a rank is making, the members that have not made it, or of which
-    nothing is known.
+    """Return the members that are not known to have made a group, for each group that a rank is
+    making.
     """
     lacking: dict[Key, set[int]] = {}
     for state in states.values():

@@ -1,5 +1,5 @@
-"""What the core knows of its mesh: which ranks live, what they run, and which refuse new runs until
-a failed run has ended everywhere.
+"""The state of a mesh as the core knows it: which ranks live, which runs they have, and which hold
+back new runs until a failed run has ended on all ranks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ...wire.status import RankInfo, RankState
 from .effects import Effect, Note, State, tell_empty
 from .transitions import NUM_KEPT, RunPhase, Transition, TransitionLog, add_transition
 
-# Runs of the core's own (heals) are numbered from here.
+# Numbers of the core's own runs (heals) begin here.
 FIRST_HEAL = 1 << 40
 
 
@@ -26,26 +26,27 @@ class Pending:
     """The state of a run that has not ended on all its ranks.
 
     Attributes:
-        members: all its ranks.
-        ranks: those that have not ended it.
+        members: all ranks of the run.
+        ranks: the ranks that have not ended it.
         started_at: when it was sent, in seconds.
-        is_work: it is the main threads'; else the control threads answer it.
-        is_sent: it has been sent, and does not wait for the mesh to be calm.
-        has_failed: a rank has raised in it or died.
-        failing: ranks that it has raised on, and that are describing the exception.
+        is_work: whether main threads execute it; else control threads answer it.
+        is_sent: whether it was sent; else it waits for the end of a recovery.
+        has_failed: whether a rank has raised in it or died.
+        failing: ranks on which it has raised, and that are describing the exception.
         first_end_at: when the first rank ended it.
-        settle_at: when those that are left are released, or reported where nobody is released.
-        released: who has been released.
+        settle_at: when the remaining ranks are released or, if none is to be released, shown to
+            the user.
+        released: ranks that have been released.
         interrupted_at: when the user interrupted it.
-        kill_at: when what has not stopped is killed, as the user pressed again.
-        phase: where in its life it is, once it has been sent.
+        kill_at: when ranks that have not stopped are killed, after a second interrupt.
+        phase: phase of the run since it was sent.
         watched_at: when its user was last shown where its ranks are.
-        judged_at: when it was last examined whether its ranks can still go on.
-        verdict: why some of them cannot, "" if they can, as far as is known.
-        was_in_step: an optimizer's step was left half way.
-        is_waited_for: the user can do nothing else before it ends.
-        fills: it may give its ranks what a user's namespace holds.
-        title: what to call it.
+        judged_at: when its ranks were last examined for a deadlock.
+        verdict: why some of its ranks can never go on, "" if that is not known of any.
+        was_in_step: whether an optimizer's step was interrupted.
+        is_waited_for: whether the user waits for it and submits nothing else before it ends.
+        fills: whether it may put objects into the user's namespace on its ranks.
+        title: name of the run in texts for users.
     """
 
     members: tuple[int, ...]
@@ -75,7 +76,7 @@ class Pending:
         return self.settle_at is not None or bool(self.released) or self.interrupted_at is not None
 
     def begin(self, now: float) -> None:
-        """Restart the run's clocks: the run is sent only now, after it was held back."""
+        """Start the clocks of a run that was held back and is sent now."""
         waited_s = now - self.started_at
         self.is_sent, self.started_at, self.watched_at, self.judged_at = True, now, now, now
         if self.first_end_at is not None:
@@ -85,16 +86,16 @@ class Pending:
 
 
 class Returned(msgspec.Struct, frozen=True):
-    """Message of the connections to many hosts: ranks that counted as lost with their host are
-    heard again, and hold what they held.
+    """Message of the connections to many hosts: a host that counted as lost is reached again, and
+    these ranks of it have kept their state.
     """
 
     ranks: tuple[RankInfo, ...]
 
 
 class HostLost(msgspec.Struct, frozen=True):
-    """A host counts as lost, and its living ranks with it; said to the core by the connections to
-    many hosts.
+    """Message of the connections to many hosts: a host counts as lost, and its living ranks with
+    it.
     """
 
     host: str
@@ -102,7 +103,7 @@ class HostLost(msgspec.Struct, frozen=True):
     reason: str
 
     def describe(self) -> str:
-        """Say to the user what is lost and how it comes back."""
+        """Return a text for users: which host and ranks are lost, and how to get them back."""
         return (
             f"{self.host} ({describe_ranks(self.ranks)}) is lost: {self.reason}. The other ranks "
             "keep what they hold; `%dist_heal` takes the host back if it is heard again, else "
@@ -116,24 +117,24 @@ class MeshState:
 
     Attributes:
         num_ranks: number of ranks.
-        state: where in its life the mesh is.
-        dims: the DeviceMesh's, name -> size.
-        ranks: as the agent told when the mesh became ready.
-        dead: rank -> how it died.
+        state: phase of the mesh's life.
+        dims: dims of the DeviceMesh, name -> size.
+        ranks: last report of the agent on each rank's process.
+        dead: dead rank -> message that reports its death.
         pending: run -> its state.
-        held: ranks that hold back work -> the run that failed on them, -1 if that is not known.
-        asking: rank -> the request by which it waits for the user.
-        store_port: where the c10d store listens, 0 if that is as it was when the ranks were forked.
-        store_address: the store's host, "" if that is as it was.
-        num_resizes: how often the mesh has got another number of ranks.
-        layout: how many ranks each host has.
-        apart: the last run whose ranks were stopped at different points, -1 if there is none.
-        deferred: runs that wait for the end of a recovery, in order -> how they will be sent.
+        held: rank that holds back work -> the run that failed on it, -1 if that is not known.
+        asking: rank -> number of the request by which it waits for the user's input.
+        store_port: port of the c10d store; 0 if it has not changed since the ranks were forked.
+        store_address: host of the c10d store; "" if it has not changed.
+        num_resizes: how often the mesh has been resized.
+        layout: number of ranks of each host.
+        apart: the last run whose ranks were stopped at different points; -1 for none.
+        deferred: runs that wait for the end of a recovery, in order -> their messages.
         to_replace: ranks that the next recovery replaces, whether or not the user asks for it.
         asked: ranks that are replaced only because the user's ``heal`` names them.
         news: replaced ranks, with empty namespaces, that no output has mentioned to the user yet
             -> how their predecessors ended.
-        transitions: of the recovery, and of runs that do not simply end.
+        transitions: latest transitions of the recovery, and of runs that do not simply end.
     """
 
     num_ranks: int
@@ -156,7 +157,12 @@ class MeshState:
     transitions: TransitionLog = field(default_factory=lambda: collections.deque(maxlen=NUM_KEPT))
 
     def resize(self, layout: tuple[int, ...], dims: Mapping[str, int]) -> None:
-        """Take another number of ranks: those that are new are dead until they are forked."""
+        """Change the number of ranks; new ranks count as dead until they are forked.
+
+        Args:
+            layout: number of ranks of each host.
+            dims: dims of the DeviceMesh, name -> size.
+        """
         before, self.num_ranks = self.num_ranks, sum(layout)
         self.num_resizes, self.layout, self.dims = self.num_resizes + 1, layout, dict(dims)
         new = range(before, self.num_ranks)
@@ -175,7 +181,7 @@ class MeshState:
         return {rank for rank in range(self.num_ranks) if rank not in self.dead}
 
     def among_living(self, ranks: Iterable[int]) -> tuple[int, ...]:
-        """Return those of the given ranks that have a process."""
+        """Return the given ranks without those that are dead."""
         return tuple(rank for rank in ranks if rank not in self.dead)
 
     def with_work(self) -> set[int]:
@@ -183,9 +189,7 @@ class MeshState:
         return {rank for run in self.pending.values() if run.is_work for rank in run.ranks}
 
     def busy(self, with_heals: bool = True) -> set[int]:
-        """Return the ranks that were sent work and are allowed to execute it, as no failed run
-        makes them hold it back.
-        """
+        """Return the ranks that have been sent work and do not hold it back after a failed run."""
         busy: set[int] = set()
         for run, pending in self.pending.items():
             if pending.is_work and pending.is_sent and (with_heals or run < FIRST_HEAL):
@@ -196,7 +200,7 @@ class MeshState:
         """Return the living ranks that have no work and hold back nothing."""
         idle = self.living() - self.held.keys()
         for pending in self.pending.values():
-            if not idle:  # soon so, where many runs wait
+            if not idle:  # true early if many runs wait
                 break
             if pending.is_work:
                 idle -= pending.ranks
@@ -206,7 +210,7 @@ class MeshState:
         """Return the living ranks that execute nothing and have no work.
 
         Args:
-            states: what ranks answer; one that runs something does not hold back.
+            states: states of the ranks that answered; one that executes a run holds nothing back.
             resumable: the ranks that hold back work and may go on.
         """
         idle = {rank for rank, state in states.items() if state.run < 0} & self.living()
@@ -217,11 +221,10 @@ class MeshState:
         return idle - self.busy() - unsure - (self.held.keys() - resumable)
 
     def find_absent(self, pending: Pending, with_work: set[int]) -> set[int]:
-        """Return the living ranks that have nothing to run, and so cannot join a collective that a
-        run waits in.
+        """Return the ranks that have nothing to execute, and so cannot join a collective of a run.
 
-        A rank that has ended it may come in another run, unless it holds that back until this one
-        has ended.
+        A rank that has ended the run may join from another run, unless it holds that one back until
+        this one has ended.
         """
         may_come = pending.ranks | (with_work - self.held.keys())
         if not pending.is_waited_for:
@@ -230,7 +233,9 @@ class MeshState:
         return (set(pending.members) - may_come) | (others - with_work)
 
     def forget_asking(self, requests: Mapping[int, int]) -> list[int]:
-        """Note that ranks no longer wait for the user to answer; return the ranks that waited."""
+        """Note that these requests (rank -> number) for the user's input are settled; return the
+        ranks that waited on them.
+        """
         asking = [rank for rank, request in requests.items() if self.asking.get(rank) == request]
         for rank in asking:
             del self.asking[rank]
@@ -240,7 +245,7 @@ class MeshState:
         """Return the ranks that execute a run now: they have no older run and hold nothing back."""
         left = self.pending[run].ranks - self.held.keys()
         for number, pending in self.pending.items():
-            if not left:  # soon so, where many runs wait
+            if not left:  # true early if many runs wait
                 break
             if number < run and pending.is_work:
                 left -= pending.ranks
@@ -275,13 +280,13 @@ class MeshState:
         failed has ended on all of its ranks.
         """
         if any(run >= FIRST_HEAL and rank in one.ranks for run, one in self.pending.items()):
-            return False  # it has not come out of a heal
+            return False  # it has not ended a heal
         run = self.held.get(rank, -1)
         return run >= FIRST_HEAL or run not in self.pending
 
     def let_go(self, ranks: Iterable[int]) -> tuple[int, ...]:
-        """Note that, of these ranks, those that `may_go_on` do not hold back queued runs any
-        longer; return them.
+        """Let ranks that hold back queued runs execute them, as far as they `may_go_on`; return
+        these ranks.
         """
         freed = tuple(rank for rank in sorted(ranks) if rank in self.held and self.may_go_on(rank))
         for rank in freed:
@@ -289,14 +294,14 @@ class MeshState:
         return freed
 
     def note(self, run: int, pending: Pending, before: RunPhase, event: str, at: float) -> None:
-        """Log a run's transition from this phase to its present one."""
+        """Log a run's transition from an earlier phase to its present one."""
         subject = f"run {run} ({pending.title})" if pending.title else f"run {run}"
         after = pending.phase if pending.is_sent else "waiting"
         then = after if pending.ranks else "ended"
         add_transition(self.transitions, Transition(at, subject, before, event, then))
 
     def revive(self, infos: Iterable[RankInfo]) -> set[int]:
-        """Note that these dead ranks have a process; return them."""
+        """Record new processes of dead ranks; return these ranks."""
         new = {info.rank: info for info in infos}
         self.ranks = tuple(new.get(info.rank, info) for info in self.ranks)
         for rank in new:
@@ -304,9 +309,7 @@ class MeshState:
         return set(new)
 
     def begin(self, ready: MeshReady) -> None:
-        """Forget what ranks hold back and run: the mesh is ready with new ranks, or with ranks that
-        this controller does not know yet.
-        """
+        """Start over with a mesh that is ready: its ranks are new, or new to this controller."""
         self.state, self.ranks, self.store_port = "ready", ready.ranks, ready.store_port
         self.held, self.asking, self.news = {}, {}, {}
         self.dead = {
@@ -317,26 +320,26 @@ class MeshState:
         self.add_news(ready.ranks)
 
     def missing(self) -> set[int]:
-        """Return the ranks to replace that are dead; runs for them wait."""
+        """Return the dead ranks that are to be replaced; runs on them wait for that."""
         return (self.to_replace | self.asked) & self.dead.keys()
 
     def spare(self, ranks: Iterable[int]) -> None:
-        """Drop ranks from those to replace: they are new, or cannot be replaced."""
+        """Drop ranks from the list of ranks to replace: they are new, or cannot be replaced."""
         self.to_replace.difference_update(ranks)
         self.asked.difference_update(ranks)
 
     def add_news(self, infos: Iterable[RankInfo]) -> None:
-        """Note, of these ranks, those that replaced a dead one and are still empty."""
+        """Add the ranks that have replaced a dead one and are still empty to the news."""
         self.news |= {one.rank: one.predecessor_ending for one in infos if one.predecessor_ending}
 
     def forget_news(self, ranks: Iterable[int]) -> None:
-        """Drop ranks from the news: their namespace was filled, or they died."""
+        """Drop ranks from the news: their namespaces were filled, or they have died."""
         for rank in ranks:
             self.news.pop(rank, None)
 
     def tell_news(self, run: int, ranks: Iterable[int]) -> list[Effect]:
-        """Return the note on new ranks among its own that a run's output begins with, and forget
-        these ranks.
+        """Return the note on replaced ranks for the beginning of a run's output; drop these ranks
+        from the news.
         """
         endings = {rank: self.news.pop(rank) for rank in sorted(self.news.keys() & set(ranks))}
         if not endings:

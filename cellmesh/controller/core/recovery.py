@@ -1,8 +1,8 @@
 """Brings a mesh back after a failure, between two runs. Pure, as `core.Core`.
 
-`transitions.RECOVERY` has what each event does in each phase. What happens while a recovery is
-under way is looked at by examining once more before it is calm. Work that is submitted in that time
-waits until calm, and so does what ranks hold back.
+The table `transitions.RECOVERY` has the action for each event in each phase. After an event during
+a recovery, the ranks are examined once more before the recovery ends. Work that is submitted
+during a recovery, or that ranks hold back, waits for its end.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .recovery_state import Attempt, HealRequests
 from .requests import OnAnswers, Questions, control, work
 from .transitions import RECOVERY, RecoveryEvent, RecoveryPhase, Transition, add_transition
 
-# How long the parts of a recovery may take. The agent gives up a fork after a minute.
+# Time limits of the phases of a recovery. The agent gives up a fork after a minute.
 RESPAWN_S, HEAL_S, ABANDON_S = 70.0, 60.0, 5.0
 MAX_ATTEMPTS = 3
 # How often a rank that has returned is interrupted in a run that is over.
@@ -40,13 +40,14 @@ _LIMITS_S: Mapping[RecoveryPhase, float] = {"respawning": RESPAWN_S, "healing": 
 
 
 class Recovery:
-    """Decides how one mesh is brought back after a failure: replaces ranks, rebuilds groups.
+    """The state machine that brings a mesh back after a failure: replaces dead ranks and rebuilds
+    process groups.
 
     Args:
-        mesh: the mesh; runs of its own are put among its pending ones.
-        questions: asks ranks.
-        new_generation: gives numbers that the mesh has not seen.
-        auto_heal: whether dead ranks are replaced without being asked.
+        mesh: state of the mesh; heals are added to its pending runs.
+        questions: sends requests to ranks.
+        new_generation: returns a number that no earlier heal of the mesh has used.
+        auto_heal: whether dead ranks are replaced without a request of the user.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Recovery:
         self._new_generation = new_generation
         self._auto_heal = auto_heal
         self._requests = HealRequests(mesh)
-        self._awaiting: list[int] = []  # the questions that its end answers
+        self._awaiting: list[int] = []  # requests to answer at its end
         self.tally = Tally()
         self.phase: RecoveryPhase = "calm"
         self._step = 0  # how many phases have been entered
@@ -73,8 +74,8 @@ class Recovery:
         self._again = False
         self._mesh.deferred, self._mesh.to_replace, self._mesh.asked = {}, set(), set()
         self.tally.clear()
-        self._newcomers: set[int] = set()  # without groups
-        self._outsiders: set[int] = set()  # living, and without a part in the last heal
+        self._newcomers: set[int] = set()  # ranks without groups
+        self._outsiders: set[int] = set()  # living ranks that took no part in the last heal
         self._must_heal = self._is_new_here = self._is_resizing = False
         self._resumable, self._quiet = set[int](), set[int]()
         self._returned, self._interrupt_at = set[int](), 0.0
@@ -82,10 +83,10 @@ class Recovery:
         self._attempt = Attempt()
         return []
 
-    # ---- what the core tells
+    # ---- events from the core
 
     def reset(self, reason: str, now: float) -> list[Effect]:
-        """Give up the recovery: all ranks are new, or gone."""
+        """Give up the recovery, as all ranks are new or have ended."""
         for run in [run for run in self._mesh.pending if run >= FIRST_HEAL]:
             del self._mesh.pending[run]
         self.on("reset", now)
@@ -97,7 +98,7 @@ class Recovery:
             return []
         missing = self._mesh.missing().intersection(ranks) if self._mesh.dead else set()
         if missing and not self._mesh.in_failed_run(missing):
-            return self.begin(now)  # nothing else would
+            return self.begin(now)  # no other event would begin it
         if not (self._outsiders or self.tally.is_new):
             return []
         idle = self._mesh.idle()
@@ -108,7 +109,7 @@ class Recovery:
         return []
 
     def run_ended(self, run: int, pending: Pending, now: float) -> list[Effect]:
-        """Handle that a run has ended on all its ranks."""
+        """Handle the end of a run on all its ranks."""
         if run >= FIRST_HEAL:
             return self._heal_ended(now) if run == self._heal_run else self.begin(now)
         if not (pending.is_work and pending.is_sent):
@@ -134,7 +135,7 @@ class Recovery:
         self._outsiders.discard(rank)
         if self._auto_heal:
             self._mesh.to_replace.add(rank)
-        elif self._requests.waiting:  # the user may have seen it before it was told here
+        elif self._requests.waiting:  # the user may know of the death before this message
             self._mesh.asked.add(rank)
         self._again = self.phase != "calm"
 
@@ -145,12 +146,12 @@ class Recovery:
         return self.begin(now)
 
     def store_moved(self, now: float) -> list[Effect]:
-        """Handle that the c10d store was replaced: groups must be rebuilt over the new one."""
+        """Handle the replacement of the c10d store: groups must be rebuilt over the new one."""
         self._must_heal = True
         return self.begin(now)
 
     def rank_left_heal(self, run: int, ranks: tuple[int, ...], verb: Any) -> list[Effect]:
-        """Handle ranks' answers to a message of this recovery (describe groups, heal)."""
+        """Handle the end of a heal on some ranks."""
         if type(verb) is Done:
             self._newcomers.difference_update(ranks)
             self._attempt.notes.update(dict.fromkeys(verb.notes))
@@ -164,7 +165,7 @@ class Recovery:
         return self._release(self._mesh.pending[run])
 
     def respawned(self, ranks: tuple[RankInfo, ...], now: float) -> list[Effect]:
-        """Handle that the agent has forked dead ranks again, without groups."""
+        """Handle new processes, without groups, that the agent has forked for dead ranks."""
         new = self._mesh.revive(ranks)
         self._newcomers |= new
         self._attempt.respawned |= new
@@ -172,7 +173,7 @@ class Recovery:
         return self.on("respawned", now) if self.phase == "respawning" else self.begin(now)
 
     def returned(self, ranks: tuple[RankInfo, ...], now: float) -> list[Effect]:
-        """Handle that dead ranks live after all, with what they held: their host is heard again."""
+        """Handle the return of a host that counted as lost: these ranks live, with their state."""
         found = self._mesh.revive(ranks)
         self._mesh.held |= dict.fromkeys(found, -1)
         self._returned |= found
@@ -182,24 +183,35 @@ class Recovery:
         return self.begin(now)
 
     def respawn_failed(self, ranks: tuple[int, ...], text: str, now: float) -> list[Effect]:
-        """Handle that dead ranks could not be forked: the others are healed without them."""
+        """Handle the failure to fork dead ranks again: the others are healed without them."""
         self._mesh.spare(ranks)
         problem = f"{describe_ranks(ranks)} could not be started: {text}"
         return self.on("respawn failed", now, problem)
 
     def heal(self, request: int, now: float) -> list[Effect]:
-        """Replace dead ranks and rebuild groups, once ranks that are being released are idle."""
+        """Replace dead ranks and rebuild groups, once ranks that are being released are idle.
+
+        Args:
+            request: number of the user's request.
+            now: current time in seconds.
+        """
         self._requests.add(request, now)
         busy = self._requests.busy()
         must_wait = self._requests.can_wait_for(busy, now)
         if busy and self.phase == "calm" and not must_wait:
             return self._requests.refuse()
-        self._mesh.news.clear()  # the answer tells
+        self._mesh.news.clear()  # the answer has them
         self._mesh.asked.update(self._mesh.dead)
         return [] if must_wait else self.begin(now)
 
     def resize(self, request: int, new: Collection[int], now: float) -> list[Effect]:
-        """Fork the ranks that are new, and have all ranks make the groups of the new size."""
+        """Fork the new ranks of a resized mesh, and make process groups of its new size.
+
+        Args:
+            request: number of the user's request.
+            new: ranks to fork.
+            now: current time in seconds.
+        """
         self._requests.add(request, now)
         self.tally.clear()
         self._outsiders.clear()
@@ -208,12 +220,14 @@ class Recovery:
         return self.begin(now)
 
     def await_calm(self, request: int) -> list[Effect]:
-        """Answer a question once no recovery is in progress, with the note on it, or ""."""
+        """Answer a request once no recovery is in progress, with the note on the recovery or ""."""
         self._awaiting.append(request)
         return self._tell_calm("") if self.phase == "calm" else []
 
     def resume_all(self, now: float) -> list[Effect]:
-        """Let all ranks go on: a controller that has attached does not know which hold back."""
+        """Let all ranks go on, as a controller that has attached does not know which hold back
+        work.
+        """
         self._mesh.held = dict.fromkeys(self._mesh.living(), -1)
         self._must_heal, self._is_new_here = bool(self._mesh.dead), True
         self._mesh.to_replace.update(self._mesh.dead if self._auto_heal else ())
@@ -221,11 +235,11 @@ class Recovery:
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether there is no recovery and no request for one, so that `tick` has nothing to do."""
+        """Whether no recovery is in progress or requested, so that `tick` has nothing to do."""
         return self.phase == "calm" and not self._requests.waiting
 
     def tick(self, now: float) -> list[Effect]:
-        """Give up steps of the recovery that take too long."""
+        """Give up a phase of the recovery that takes too long."""
         due = self.deadline()
         return [] if due is None or now < due else self.on("timed out", now)
 
@@ -238,11 +252,17 @@ class Recovery:
     # ---- the phases
 
     def begin(self, now: float) -> list[Effect]:
-        """Examine the ranks, now or after the recovery in progress, as something may be wrong."""
+        """Examine the ranks for damage, now or before the end of the recovery in progress."""
         return self.on("trouble", now) if self._mesh.state == "ready" else []
 
     def on(self, event: RecoveryEvent, now: float, *args: Any) -> list[Effect]:
-        """Carry out the action that the table `RECOVERY` has for an event in this phase, if any."""
+        """Carry out the action of the table `RECOVERY` for an event in the present phase, if any.
+
+        Args:
+            event: the event.
+            now: current time in seconds.
+            *args: arguments of the action.
+        """
         before = self.phase
         if (before, event) not in RECOVERY:
             return []
@@ -259,7 +279,7 @@ class Recovery:
     def _ask(
         self, ranks: Collection[int], verb: Callable[[int], Control], now: float, then: OnAnswers
     ) -> list[Effect]:
-        """Send a request to ranks; ignore their answers once another phase has begun."""
+        """Send a request to ranks; answers in a later phase are ignored."""
         step = self._step
 
         def answered(answers: dict[int, Any], now: float) -> list[Effect]:
@@ -309,14 +329,14 @@ class Recovery:
         self._is_new_here = False
         old = living - self._newcomers
         if old and not self._quiet & old:
-            self._quiet.clear()  # nobody could tell the new ones which groups there are
+            self._quiet.clear()  # no rank could describe the groups to the new ones
         for rank in self._quiet:
             self.tally.replace(rank, states[rank].counts)
         new = self._quiet & self._newcomers
         is_open = self._must_heal or new or (self._outsiders and is_whole)
         quiet = {rank: states[rank] for rank in self._quiet}
         if quiet and (is_open or must_be_healed(quiet, self._mesh.num_ranks)):
-            # Of a mesh that is being resized, all ranks make the groups that it begins with.
+            # In a resize, all ranks make the groups that a mesh of the new size begins with.
             is_mixed = new and new != self._quiet and not self._is_resizing
             return self.on("ranks without groups" if is_mixed else "groups broken", now)
         if any(state.is_half_done for state in quiet.values()):
@@ -324,7 +344,7 @@ class Recovery:
         return self._finish(now)
 
     def _interrupt_returned(self, states: Mapping[int, RankState], now: float) -> list[Effect]:
-        """Interrupt again, now and then, ranks that came back in a run which is over."""
+        """Interrupt, at intervals, ranks of a returned host that are in a run that is over."""
         if now < self._interrupt_at:
             return []
         self._interrupt_at = now + _INTERRUPT_S
@@ -358,7 +378,7 @@ class Recovery:
 
     def _heal(self, now: float, blueprint: bytes = b"", keeps_groups: bool = False) -> list[Effect]:
         mesh, ranks, self._keeps_groups = self._mesh, tuple(sorted(self._quiet)), keeps_groups
-        generation = self._new_generation()  # another controller's must not be taken for it
+        generation = self._new_generation()  # must differ from those of other controllers
         self._heal_run = run = FIRST_HEAL + generation
         self._attempt.failures.clear()
         self._must_heal = False
@@ -370,12 +390,12 @@ class Recovery:
         return [work(ranks, heal, run)]
 
     def _heal_timed_out(self, now: float) -> list[Effect]:
-        """Release ranks that take too long to heal; at the second time, give up on them."""
+        """Release ranks that take too long to heal; the second time, give up the heal."""
         pending = self._mesh.pending[self._heal_run]
         if not pending.released:
             self._deadline = now + ABANDON_S
             return self._release(pending)
-        # It stays among the pending runs: when its ranks leave it after all, they are looked at.
+        # The heal stays pending: once its ranks have left it after all, they are examined.
         self._heal_run, self._must_heal = -1, True
         return self._give_up(f"{describe_ranks(pending.ranks)} took too long", now)
 
@@ -437,7 +457,7 @@ class Recovery:
             effects.append(Note(attempt.note_to, text))
         if is_change:
             effects.append(Change(self._mesh.state, report))
-        # A note may come after its cell's end, where nobody reads it. An answer is read.
+        # The user may miss a note after its cell's end, but not the answer to a request.
         if not self._requests.waiting:
             self._mesh.add_news(one for one in self._mesh.ranks if one.rank in report.respawned)
         without = self._mesh.living() - self._quiet

@@ -11,8 +11,7 @@ from .effects import Answer, Effect, HealReport, tell_busy
 from .mesh_state import MeshState
 from .stopping import describe_steps
 
-# How long a heal waits for a run that has failed, from when its ranks are released, and for ranks'
-# answers.
+# How long a heal waits for a failed run after the release of its ranks, and for ranks' answers.
 PATIENCE_S = 5.0
 
 
@@ -21,15 +20,15 @@ class Attempt:
     """The record of one recovery: what was tried, what failed, which ranks were replaced.
 
     Attributes:
-        began_at: when, in seconds.
+        began_at: when it began, in seconds.
         num_failures: how often healing has failed.
-        failures: rank -> why the heal under way has failed on it.
+        failures: rank -> why the heal in progress has failed on it.
         num_respawns: how often dead ranks were to be replaced.
-        note_to: the failed run whose output says what was done; -1 for none.
+        note_to: the failed run whose output gets the note on the recovery; -1 for none.
         is_healed: whether process groups were rebuilt.
         respawned: the ranks that were replaced.
-        problems: what did not work out.
-        notes: what ranks report of their models.
+        problems: failures, as texts for users.
+        notes: reports of ranks on their models.
         steps: rank -> the steps of its optimizers in the run of `note_to`.
     """
 
@@ -45,8 +44,12 @@ class Attempt:
     steps: dict[int, Steps] = field(default_factory=dict)
 
     def report(self, dead: dict[int, Died], apart: int, now: float) -> HealReport:
-        """Return a report of what the recovery did, given the ranks that are dead now and the run
-        whose ranks were stopped at different points.
+        """Return the report on the recovery for users.
+
+        Args:
+            dead: ranks that are dead now, and how each died.
+            apart: the last run whose ranks were stopped at different points; -1 for none.
+            now: current time in seconds.
         """
         new = sorted(self.respawned)
         died = [f"rank {rank}, which was new, {dead[rank].reason}" for rank in new if rank in dead]
@@ -69,8 +72,9 @@ class HealRequests:
         mesh: the mesh.
 
     Attributes:
-        waiting: their numbers.
-        patience_ends: until when a heal waits for ranks, in seconds; 0 where nobody waits any more.
+        waiting: the numbers of the requests.
+        patience_ends: time in seconds until which a heal waits for ranks; 0 if the user has stopped
+            waiting.
     """
 
     def __init__(self, mesh: MeshState) -> None:
@@ -89,16 +93,16 @@ class HealRequests:
         self.waiting.append(request)
 
     def can_wait_for(self, ranks: set[int], now: float) -> bool:
-        """Return whether these ranks are about to leave the run that they are in, because it has
-        failed on a rank.
+        """Return whether a heal can wait for these ranks: they are about to leave a run that has
+        failed.
         """
         held, pending = self._mesh.held, self._mesh.pending
-        left = {rank for rank in ranks if held.get(rank) in pending}  # others have not left it
+        left = {rank for rank in ranks if held.get(rank) in pending}  # the rest have not left it
         return bool(ranks) and now < self.patience_ends and self._mesh.in_failed_runs(ranks - left)
 
     def can_ask_again(self, silent: set[int], now: float) -> bool:
-        """Return whether to probe again ranks that have not answered: a busy machine may delay
-        their answers.
+        """Return whether to probe ranks again that have not answered, as on a busy machine they may
+        be late.
         """
         return bool(self.waiting and silent) and now < self.patience_ends
 
@@ -112,7 +116,7 @@ class HealRequests:
         """
         if self.can_wait_for(missing, now):
             return []
-        if missing and not report.failure:  # only who asked for it needs to know
+        if missing and not report.failure:  # of no interest without a request
             report = dataclasses.replace(report, failure=tell_busy(self._mesh.running(missing)))
         return self.answer(report)
 

@@ -1,6 +1,4 @@
-"""Requests of the core to ranks' control threads; handled with the answers of the ranks that reply
-in time.
-"""
+"""Requests of the core to the control threads of ranks, and a time limit for their answers."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from ...wire.groups import Heal
 from ...wire.messages import Control, Relay, Resume
 from .effects import Effect, Send
 
-# A rank whose control thread cannot get a word in is reported without its answer.
+# How long a request waits: user code may keep a rank's control thread from running.
 ANSWER_S = 1.0
 
 OnAnswers = Callable[[dict[int, Any], float], list[Effect]]
@@ -28,14 +26,14 @@ class _Question:
 
 
 class Questions:
-    """The core's requests to ranks that still wait for answers.
+    """The core's requests to ranks that are not fully answered.
 
     Args:
-        last_request: numbers begin above this. A late answer to a controller that has gone must not
-            be taken for one to its successor.
+        last_request: numbers begin above this one, so that a late answer to an earlier controller
+            is not taken for an answer to this one.
 
     Attributes:
-        open: the questions by their numbers.
+        open: the requests by their numbers.
     """
 
     def __init__(self, last_request: int = 0) -> None:
@@ -55,15 +53,15 @@ class Questions:
         on_answers: OnAnswers,
         request: int = 0,
     ) -> list[Effect]:
-        """Send a request to some ranks' control threads, and have the answers handled.
+        """Send a request to the control threads of ranks, and call a handler with their answers.
 
         Args:
-            ranks: who; if there is none, the answer is empty and comes at once.
-            verb: the question, given its number.
-            now: seconds.
-            on_answers: what to do with rank -> answer, when all have answered or none more is
-                waited for.
-            request: the question's number, if it has one already.
+            ranks: ranks to ask; if there are none, the handler is called at once.
+            verb: makes the request's message from its number.
+            now: current time in seconds.
+            on_answers: handler of rank -> answer, called once all ranks have answered or the time
+                is over.
+            request: the request's number; 0 for a new one.
         """
         wanted = set(ranks)
         if not wanted:
@@ -73,7 +71,7 @@ class Questions:
         return [control(wanted, verb(request))]
 
     def answer(self, request: int, ranks: Iterable[int], value: Any, now: float) -> list[Effect]:
-        """Note that these ranks answered a request with a value; handle it once all have."""
+        """Record the answer of ranks to a request; call its handler once all have answered."""
         question = self.open.get(request)
         if question is None:
             return []
@@ -82,13 +80,13 @@ class Questions:
         return [] if question.ranks else self._close([request], now)
 
     def forget_rank(self, rank: int, now: float) -> list[Effect]:
-        """Note that a rank will not answer any request any more."""
+        """Stop waiting for answers of a rank that has died."""
         for question in self.open.values():
             question.ranks.discard(rank)
         return self._close([number for number, one in self.open.items() if not one.ranks], now)
 
     def tick(self, now: float) -> list[Effect]:
-        """Handle requests whose time is up, with the answers that there are."""
+        """Call the handlers of requests whose time is over with the answers so far."""
         return self._close([n for n, one in self.open.items() if now >= one.deadline], now)
 
     def deadline(self) -> float | None:
@@ -96,25 +94,25 @@ class Questions:
         return min((question.deadline for question in self.open.values()), default=None)
 
     def close_all(self, now: float) -> list[Effect]:
-        """Handle all open requests, with the answers there are: no rank will answer any more."""
+        """Call the handlers of all open requests with the answers so far: no more will follow."""
         return self._close(list(self.open), now)
 
     def _close(self, requests: Iterable[int], now: float) -> list[Effect]:
         effects: list[Effect] = []
-        for request in requests:  # one that closes may close another
+        for request in requests:  # a handler may close another request
             if (question := self.open.pop(request, None)) is not None:
                 effects += question.on_answers(question.answers, now)
         return effects
 
 
 def control(ranks: Iterable[int], *verbs: Control) -> Send:
-    """Return the effect that sends verbs to ranks' control threads."""
+    """Return the effect that sends messages to the control threads of ranks."""
     frames = encode([*map(Parcel, verbs)])
     return Send(Parcel(Relay(tuple(sorted(ranks)), "control", -1, len(frames)), tuple(frames)))
 
 
 def work(ranks: Iterable[int], verb: Heal | Resume, run: int) -> Send:
-    """Return the effect that sends work of the core, no user's run, to ranks' main threads."""
+    """Return the effect that sends work of the core itself to the main threads of ranks."""
     frames = encode([Parcel(verb)])
     title = "heal" if run >= 0 else ""
     return Send(Parcel(Relay(tuple(sorted(ranks)), "work", run, len(frames), title), tuple(frames)))

@@ -1,5 +1,7 @@
-"""Decides about runs in flight: which ranks have ended them, are released, interrupted or killed.
-Pure, as `core.Core`. `transitions.RUN` says what each event does to a run.
+"""The state machine of runs in flight: decides which ranks to release, interrupt or kill, and when
+a run has ended.
+
+Pure, as `core.Core`. The table `transitions.RUN` has the action for each event of a run.
 """
 
 from __future__ import annotations
@@ -31,11 +33,10 @@ from .stopping import Verdict
 from .sweeps import SWEEP_S, OnError, Sweeps
 from .transitions import RUN, RunEvent, RunPhase
 
-# With `on_error="wait"`: after a rank fails, how long the others may take before it is told where
-# they are.
+# With `on_error="wait"`: how long after a rank's failure the user is shown where the others are.
 REPORT_AFTER_S = 0.3
-# A second interrupt within this time of the first kills what has not stopped; every rank has this
-# long.
+# A second interrupt within `ESCALATE_S` of the first kills the ranks that have not stopped within
+# `STOP_S` of the first.
 ESCALATE_S = 5.0
 STOP_S = 2.0
 
@@ -46,15 +47,15 @@ STEP_WAS_INTERRUPTED = (
 
 
 class Runs:
-    """Decides about the runs in flight of one mesh.
+    """The state machine of the runs in flight of one mesh.
 
     Args:
-        mesh: the mesh; holds them.
-        questions: asks ranks.
-        recovery: told when a run has ended.
+        mesh: state of the mesh and of its runs.
+        questions: sends requests to ranks.
+        recovery: examines the mesh after a run has ended.
         settle_s: how long the other ranks of a run may take to end after one has failed, in
             seconds.
-        on_error: what then happens to those: ``release``, or ``wait`` for the user.
+        on_error: treatment of ranks that take longer: ``release`` them, or ``wait`` for the user.
     """
 
     def __init__(
@@ -70,14 +71,14 @@ class Runs:
         self._recovery = recovery
         self._settle_s = settle_s
         self._on_error = on_error
-        self._settling: set[int] = set()  # runs with something due at a time of their own
+        self._settling: set[int] = set()  # runs with a deadline of their own
         self._sweeps = Sweeps(mesh, questions, settle_s, on_error, self._on)
         self.alignment = Alignment(mesh, self._on)
         recovery.send_deferred = self.send_deferred
 
     def add(self, run: int, pending: Pending) -> list[Effect]:
-        """Register a run as in flight; its output begins with a note on replaced ranks that the
-        user has not been shown.
+        """Register a run as in flight; its output begins with a note on replaced ranks that no
+        output has mentioned yet.
         """
         if not self._mesh.pending:
             self._sweeps.at = pending.started_at + SWEEP_S
@@ -93,7 +94,7 @@ class Runs:
         self._mesh.deferred[run] = parcel
 
     def send_deferred(self, now: float) -> list[Effect]:
-        """Return the messages that send all deferred runs to those of their ranks that live."""
+        """Return the messages that send all deferred runs to their living ranks."""
         waiting, self._mesh.deferred = self._mesh.deferred, {}
         effects: list[Effect] = []
         for run, (relay, frames) in waiting.items():
@@ -115,6 +116,10 @@ class Runs:
     def interrupt(self, runs: Iterable[int], now: float) -> list[Effect]:
         """Interrupt runs on the ranks that have not ended them; at a second call, kill the ranks
         that do not stop.
+
+        Args:
+            runs: their numbers, the newest first.
+            now: current time in seconds.
         """
         told: Told = {}
         unclear: dict[int, set[int]] = {}
@@ -138,8 +143,14 @@ class Runs:
     def _on(
         self, event: RunEvent, run: int, pending: Pending, now: float, *args: Any
     ) -> list[Effect]:
-        """Carry out the action that the table `RUN` has for an event in a run's phase; without an
-        entry, do nothing.
+        """Carry out the action of the table `RUN` for an event in a run's phase, if any.
+
+        Args:
+            event: the event.
+            run: number of the run.
+            pending: the run.
+            now: current time in seconds.
+            *args: arguments of the action.
         """
         before: RunPhase = pending.phase if pending.is_sent else "waiting"
         if (before, event) not in RUN:
@@ -182,7 +193,7 @@ class Runs:
         return self.alignment.strike(run, pending, verdict)
 
     def _strike_failing(self, run: int, pending: Pending, now: float) -> list[Effect]:
-        """Interrupt the other ranks where they are: they may wait for the one that has failed."""
+        """Interrupt the ranks where they are, as they may wait for the one that has failed."""
         effects = self.alignment.strike(run, pending, Verdict(False))
         return [*effects, *self._give_time(run, pending, now)]
 
@@ -199,8 +210,8 @@ class Runs:
     def _settle_queued(
         self, unclear: Mapping[int, set[int]], states: dict[int, RankState], now: float
     ) -> list[Effect]:
-        """End a run on those ranks that still execute an older run and so have not begun this one;
-        ranks that have begun it answer by themselves.
+        """End interrupted runs on ranks that still execute an older run, and so have not begun
+        them; ranks that have begun a run report its end themselves.
         """
         effects: list[Effect] = []
         for run, ranks in unclear.items():
@@ -209,14 +220,19 @@ class Runs:
         return effects
 
     def condemned(self) -> set[int]:
-        """Return the ranks that will be killed unless they end their interrupted run before."""
+        """Return the ranks that will be killed unless they end their interrupted run in time."""
         if not self._settling:
             return set()
         runs = [run for run in self._settling if self._mesh.pending[run].kill_at is not None]
         return {rank for run in runs for rank in self._mesh.runs_first(run)}
 
     def abandon(self, reason: str, now: float) -> list[Effect]:
-        """End all runs: no rank will answer any more."""
+        """End all runs, as no rank will report their end any more.
+
+        Args:
+            reason: how the ranks count as ended, in words.
+            now: current time in seconds.
+        """
         effects: list[Effect] = []
         begun = {run: bool(self._mesh.runs_first(run)) for run in self._mesh.pending}
         for run, pending in list(self._mesh.pending.items()):
@@ -227,7 +243,7 @@ class Runs:
         return effects
 
     def ranks_died(self, ranks: Collection[int], parcel: Parcel[Died], now: float) -> list[Effect]:
-        """End, on ranks that have died together, all runs that they had not ended."""
+        """End all runs on ranks that have died together."""
         effects: list[Effect] = []
         pending = self._mesh.pending.items()
         left = {run: each.ranks.intersection(ranks) for run, each in pending}
@@ -238,7 +254,7 @@ class Runs:
         return effects
 
     def tick(self, now: float) -> list[Effect]:
-        """Act on each run whose deadline has passed, and examine runs that take long."""
+        """Act on runs whose deadlines have passed, and examine runs that take long."""
         effects: list[Effect] = []
         for run in list(self._settling):
             effects += self._settle_due(run, now)
@@ -272,8 +288,14 @@ class Runs:
         now: float,
         has_begun: bool = True,
     ) -> list[Effect]:
-        """Note that these ranks have ended the run; `has_begun` is false for ranks that ended it
-        before they began to execute it.
+        """Record the end of a run on some of its ranks.
+
+        Args:
+            run: number of the run.
+            ranks: the ranks that have ended it.
+            parcel: their result, failure or death.
+            now: current time in seconds.
+            has_begun: whether the ranks had begun to execute it.
         """
         pending = self._mesh.pending.get(run)
         if pending is None:
@@ -317,8 +339,8 @@ class Runs:
         return effects if stopping is None else [*effects, *self.alignment.end_if_aligned(now)]
 
     def fails_on(self, run: int, ranks: tuple[int, ...], now: float) -> list[Effect]:
-        """Note that the run has raised on these ranks, whose answers follow: the others' time
-        begins.
+        """Note that a run has raised on ranks, which will report the exception; the time for the
+        other ranks to end begins.
         """
         pending = self._mesh.pending.get(run)
         if pending is None or not pending.is_work or run >= FIRST_HEAL:
@@ -367,7 +389,7 @@ class Runs:
 
     def _kill(self, run: int, pending: Pending, now: float) -> list[Effect]:
         pending.kill_at = None
-        ranks = tuple(sorted(self._mesh.runs_first(run)))  # what waits behind another run is well
+        ranks = tuple(sorted(self._mesh.runs_first(run)))  # others wait behind another run
         if not ranks:
             return []
         self._mesh.to_replace.update(ranks)
@@ -381,7 +403,7 @@ class Runs:
         pending.settle_at = None
         first = self._mesh.runs_first(run) - pending.failing
         effects = self._release_stuck(run, pending, now, first)
-        if pending.ranks - pending.released - pending.failing:  # they are to have their time, too
+        if pending.ranks - pending.released - pending.failing:  # these have not had their time yet
             self._give_more_time(run, pending, now)
         return effects
 

@@ -1,13 +1,14 @@
-"""Decides where the ranks of a run that is stopped end, so that all end at the same point of their
-program. Pure, as `core.Core`.
+"""Chooses the point at which the ranks of a run are interrupted, so that all end at the same point
+of their program (a consistent cut). Pure, as `core.Core`.
 
-Each rank pauses before its next operation on a process group (`wire.stopping.Pause`). All members
-of a group complete what one of them has begun: a paused rank that owes an operation goes on, which
-may raise the debts of others. So does a rank that has made one optimizer step less than others:
-ranks of different groups (of FSDP with TP, of a pipeline) may owe each other nothing on both sides
-of a step. When every rank of the run is paused, has ended, or has run Python
-for `QUIET_S` without an operation, all end where they are: no operation is cut in half, so that no
-connection has to be. Ranks that are not there after `LIMIT_S` are interrupted where they are.
+Each rank pauses before its next operation on a process group (`wire.stopping.Pause`). A paused rank
+owes the operations that other members of its groups have begun and it has not: it goes on until it
+has executed them, which may add to the operations that others owe. So does a rank that has made one
+optimizer step less than others: ranks of different groups (of FSDP with TP, of a pipeline) may owe
+each other no operations on both sides of a step. Once every rank of the run is paused, has ended
+the run, or has run Python for `QUIET_S` without an operation, all ranks are interrupted where they
+are: no operation is cut in half, so that no connection has to be closed. Ranks that have not paused
+after `LIMIT_S` are interrupted where they are.
 """
 
 from __future__ import annotations
@@ -22,22 +23,22 @@ from ...wire.ranks import describe_ranks, group_ranks, with_verb
 from ...wire.stopping import Owed, Steps, StopState
 from .group_progress import Key
 
-# How long a rank must have run Python without an operation, to be ended where it is.
+# How long a rank must have run Python without an operation to be interrupted where it is.
 QUIET_S = 0.5
 LIMIT_S = 1.0
-# Ranks inside an optimizer's step get this long: interrupted there, they would keep half of it.
+# Limit for ranks inside an optimizer's step: interrupted there, they would keep half of it.
 IN_STEP_LIMIT_S = 1.8
-# Ranks that run Python with fewer steps than others get this long.
+# Limit for ranks that run Python after fewer optimizer steps than others.
 STEPS_LIMIT_S = 0.9
 # How often ranks that are not paused are asked where they are.
 LOOK_S = 0.1
-# How often, at the most, it is examined whether ranks that run Python may end where they are.
+# Least time between two checks whether ranks that run Python may end where they are.
 EXAMINE_S = 0.02
 
 RankPhase = Literal["asked", "running", "waiting", "paused", "owing", "ended"]
 RankEvent = Literal["runs", "waits", "pauses", "owes", "ends"]
-# Phases, an event, and the phase after it. An event without a row does nothing; a paused rank runs
-# or waits again only once it has learned of its debt.
+# Phases, an event, and the next phase. An event without a row has no effect; a paused rank runs or
+# waits again only after a message that it owes operations.
 _ROWS: Sequence[tuple[str, RankEvent, RankPhase]] = (
     ("asked waiting owing", "runs", "running"),
     ("asked running owing", "waits", "waiting"),
@@ -52,11 +53,11 @@ STANDING: Mapping[tuple[str, RankEvent], RankPhase] = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """The end of an alignment: all ranks are to end their runs now.
+    """The decision to interrupt all ranks of the runs that are being stopped.
 
     Attributes:
         is_aligned: whether no rank is in an operation, and none owes one.
-        apart: ranks that did not pause, and are interrupted where they are.
+        apart: ranks that have not paused, and are interrupted where they are.
     """
 
     is_aligned: bool
@@ -68,8 +69,8 @@ Book: TypeAlias = dict[tuple[Key, int], dict[int, int]]
 
 
 class Begun:
-    """The numbers of operations that ranks have begun on their groups, and of optimizer steps that
-    they have completed; and what each owes.
+    """Numbers of operations that ranks have begun on their groups and of optimizer steps that they
+    have completed, from which follows how many each rank owes.
     """
 
     def __init__(self, num_ranks: int) -> None:
@@ -84,7 +85,7 @@ class Begun:
         self._peers: dict[tuple[Key, int], set[int]] = {}
 
     def note(self, rank: int, counts: Iterable[GroupCount]) -> set[int]:
-        """Note a rank's numbers; return the ranks that may owe more than before."""
+        """Record a rank's numbers of operations; return the ranks that may owe more than before."""
         concerned: set[int] = {rank}
         for count in counts:
             key = (count.name, count.ranks)
@@ -108,7 +109,7 @@ class Begun:
         return count.ranks or range(self._num_ranks)
 
     def note_steps(self, rank: int, steps: Steps) -> bool:
-        """Note a rank's optimizer steps; return whether another rank may owe more than before."""
+        """Record a rank's optimizer steps; return whether another may owe more than before."""
         is_more = False
         for count in steps.counts:
             self._steps.setdefault(count.optimizer, {})[rank] = count.num_steps
@@ -118,7 +119,9 @@ class Begun:
         return is_more
 
     def owed_by(self, rank: int) -> Owed:
-        """Return what other ranks have done and a rank has not."""
+        """Return the operations that other members of a rank's groups have begun and the steps that
+        other ranks have completed, and the rank has not.
+        """
         owed = []
         for key in self._keys.get(rank, ()):
             most = self._most[key]
@@ -127,7 +130,7 @@ class Begun:
             to_receive = self._behind(key, rank, self._received, self._sent)
             if is_behind or to_send or to_receive:
                 owed.append(GroupCount(*key, most, to_send, to_receive))
-        # Ranks that differ by more make steps that are none of the others' affair.
+        # Ranks that differ by more than one step do not step in time with the others.
         steps = tuple(
             (optimizer, most)
             for optimizer, most in self._most_steps.items()
@@ -142,7 +145,7 @@ class Begun:
         own_book: Book,
         their_book: Book,
     ) -> tuple[tuple[int, int], ...]:
-        """Return (peer, number) where a peer has begun more messages with a rank than it has."""
+        """Return (peer, number) for peers that have begun more messages with a rank than it has."""
         own = own_book.get((key, rank), {})
         peers = sorted(self._peers.get((key, rank), ()))
         numbers = [(peer, their_book.get((key, peer), {}).get(rank, 0)) for peer in peers]
@@ -160,9 +163,11 @@ class _Rank:
     steps: Steps = field(default_factory=Steps)
 
     def quiet_from(self, has_met: bool) -> float:
-        """Return when the rank has run Python for `QUIET_S`.
+        """Return the time in seconds at which the rank has run Python for `QUIET_S`.
 
-        Where other ranks have begun operations in the run, it may be on its way to its first.
+        Args:
+            has_met: whether a rank has begun an operation in its run: this one may then be on its
+                way to its first, and time before the run does not count.
         """
         since = self.seen_at - self.quiet_s
         return QUIET_S + (max(since, self.began_at) if has_met else since)
@@ -173,10 +178,11 @@ class Stopping:
     """The ranks of the runs that are being stopped together, and where each is.
 
     Attributes:
-        num_ranks: size of the mesh.
+        num_ranks: number of ranks of the mesh.
+        began_at: when the stop began, in seconds.
         limit_at: when ranks are interrupted where they are, in seconds.
-        look_at: when ranks that are not paused are asked again.
-        examine_at: when `decide` has to be called, as it has left out what is new.
+        look_at: when ranks that are not paused are asked again where they are.
+        examine_at: when `decide` must be called again, as its last check was put off.
     """
 
     num_ranks: int
@@ -188,19 +194,25 @@ class Stopping:
         self._begun = Begun(self.num_ranks)
         self.limit_at, self.look_at = self.began_at + LIMIT_S, self.began_at + LOOK_S
         self.examine_at, self._examines_from = math.inf, self.began_at
-        # Ranks that have not ended; of these, those that do not pause; and of these, those that
-        # cannot be ended where they are.
+        # Ranks that have not ended; those of them that are not paused; and those of the latter that
+        # cannot be interrupted where they are.
         self._left, self._moving, self._restless = set[int](), set[int](), set[int]()
 
     def add(self, run: int, ranks: Iterable[int], began_at: float = -math.inf) -> None:
-        """Stop a run on these ranks, too; it began at a time in seconds."""
+        """Add the ranks of another run that is to be stopped.
+
+        Args:
+            run: number of the run.
+            ranks: the ranks that execute it.
+            began_at: when the run began, in seconds.
+        """
         for rank in ranks:
             self._ranks[rank] = _Rank(run, began_at)
             self._sort(rank)
 
     @property
     def due_at(self) -> float:
-        """When `decide` has to be called at the latest."""
+        """When `decide` must be called at the latest, in seconds."""
         return min(self.limit_at, self.look_at, self.examine_at)
 
     def run_of(self, rank: int) -> int:
@@ -213,12 +225,12 @@ class Stopping:
         return group_ranks({rank: self._ranks[rank].run for rank in sorted(self._left)})
 
     def report(self, ranks: Sequence[int], state: StopState, now: float) -> dict[int, Owed]:
-        """Note what ranks say; return the paused ranks that owe operations, and what they owe.
+        """Record the reports of ranks; return the paused ranks that owe operations, and which.
 
         Args:
-            ranks: those that have said this alike.
-            state: what they say.
-            now: seconds.
+            ranks: ranks that have sent the same report.
+            state: their report.
+            now: current time in seconds.
         """
         event: RankEvent = "pauses" if state.is_paused else "waits" if state.waits else "runs"
         concerned: set[int] = set()
@@ -245,7 +257,7 @@ class Stopping:
         return owing
 
     def end(self, run: int, ranks: Iterable[int], counts: Iterable[GroupCount]) -> dict[int, Owed]:
-        """Note that ranks have ended a run, and with how many collectives; return as `report`."""
+        """Record the end of a run on ranks, and their numbers of operations; return as `report`."""
         concerned: set[int] = set()
         for rank in ranks:
             if (one := self._ranks.get(rank)) is not None and one.run == run:
@@ -270,7 +282,7 @@ class Stopping:
             ranks.add(rank) if is_in else ranks.discard(rank)
 
     def to_look_at(self, now: float) -> dict[int, tuple[int, ...]]:
-        """Return, by run, the ranks to ask where they are now: those that are not paused."""
+        """Return, by run, the ranks that are not paused and are to be asked where they are."""
         self.look_at = now + LOOK_S
         return group_ranks({rank: self._ranks[rank].run for rank in sorted(self._moving)})
 
@@ -280,7 +292,7 @@ class Stopping:
         return not self._left
 
     def decide(self, now: float) -> Verdict | None:
-        """Return where all ranks end, once it is known; None before."""
+        """Return the decision to interrupt all ranks, once it can be made; None before."""
         if not self._moving:
             return Verdict(True) if self._left else None
         if now >= self.limit_at:
@@ -313,11 +325,11 @@ class Stopping:
 
 
 def describe_steps(steps: Mapping[int, Steps]) -> str:
-    """Say which ranks have completed other numbers of optimizer steps in a run than others, and how
-    to make them equal; "" if none have.
+    """Return a sentence on ranks that have completed different numbers of optimizer steps in a run,
+    and on how to make them equal; "" if there are none.
 
-    A rank that has not stepped an optimizer counts where others have made one step at most:
-    otherwise the program gives this rank other work.
+    A rank that has not stepped an optimizer counts if others have made one step at most: otherwise
+    the program does not use the optimizer on this rank.
 
     Args:
         steps: rank -> its steps, all of one run.

@@ -1,5 +1,5 @@
-"""Looks, every half second, where ranks are in runs that have not ended: shows users those that
-take long, and finds ranks that can never go on. Pure, as `core.Core`.
+"""Periodic examination of runs that have not ended: shows users where the ranks of long runs are,
+and finds ranks that can never go on. Pure, as `core.Core`.
 """
 
 from __future__ import annotations
@@ -14,32 +14,33 @@ from .mesh_state import FIRST_HEAL, MeshState, Pending
 from .requests import Questions
 from .verdict import find_verdict
 
-# How long a run may take before its user is shown where its ranks are, and how often.
+# When a run's user is first shown where its ranks are, and how often from then on.
 WATCH_AFTER_S = 5.0
 WATCH_EVERY_S = 1.0
-# So many of the runs that wait for their turn are watched, the newest.
+# Of runs that wait for older ones, this many are shown, the newest.
 MAX_WATCHED = 16
-# How often runs are looked at that have not ended.
+# How often the runs that have not ended are examined.
 SWEEP_S = 0.5
 
 OnError: TypeAlias = Literal["release", "wait"]
 
 
 class Sweeps:
-    """Asks ranks where they are in the runs of one mesh.
+    """Periodic questions to the ranks of one mesh: where they are in their runs.
 
     Args:
-        mesh: the mesh; holds its runs.
-        questions: asks ranks.
+        mesh: state of the mesh and of its runs.
+        questions: sends requests to ranks.
         settle_s: how long ranks must have waited to count as stuck, in seconds.
-        on_error: whether ranks that are stuck are released.
-        on: called with ``stuck``, a run's number, the run, the time and its ranks that are stuck.
+        on_error: ``release`` to release ranks that are stuck, else ``wait``.
+        on: handler of run events, called with ``stuck``, a run's number, the run, the time and its
+            ranks that are stuck.
 
     Attributes:
         at: when the next sweep is due; None if no run is in flight.
-        is_under_way: ranks have been asked, and not all have answered.
-        came: ranks that were given something or have ended something since the last sweep began:
-            what they have told of themselves in it may be from before.
+        is_under_way: whether ranks have been asked and not all have answered.
+        came: ranks that have got or ended a run since the last sweep began, so that their answers
+            may be out of date.
     """
 
     def __init__(
@@ -60,8 +61,9 @@ class Sweeps:
         self.came: set[int] = set()
 
     def begin(self, now: float) -> list[Effect]:
-        """Ask ranks where they are in runs that have not ended: `_swept` shows the answers, and
-        releases ranks that are stuck.
+        """Ask all ranks where they are, if a run is due to be shown or examined.
+
+        `_swept` handles the answers.
         """
         self.at = now + SWEEP_S if self._mesh.pending else None
         if self.is_under_way or self._mesh.state != "ready" or not self._runs_to_look_at(now):
@@ -89,7 +91,7 @@ class Sweeps:
         return is_long and now - pending.watched_at >= WATCH_EVERY_S - SWEEP_S / 2
 
     def _is_to_be_judged(self, pending: Pending, now: float) -> bool:
-        """Return whether to look for ranks that wait for each other, without any having ended."""
+        """Return whether to examine a run for ranks that wait for each other."""
         if self._is_left_alone(pending):
             return False
         is_whole = pending.is_waited_for or len(pending.members) == self._mesh.num_ranks
@@ -99,7 +101,7 @@ class Sweeps:
         return is_due and now - since >= after_s
 
     def _is_left_alone(self, pending: Pending) -> bool:
-        """Return whether all its ranks are released, or one asks the user."""
+        """Return whether all ranks of a run are released, or one waits for the user's input."""
         return pending.ranks <= pending.released or bool(pending.ranks & self._mesh.asking.keys())
 
     def _may_be_stuck(self, pending: Pending, now: float) -> bool:
@@ -115,8 +117,7 @@ class Sweeps:
         effects: list[Effect] = []
         runs, with_work = self._runs_to_look_at(now), self._mesh.with_work()
         begun = {state.run for state in states.values()}
-        # The oldest, whose ranks may not answer; behind others, the newest is what a user waits
-        # for.
+        # The oldest run, whose ranks may not answer, and the newest, which the user waits for.
         watched = begun.union(runs[:1], runs[-MAX_WATCHED:])
         for run in runs:
             pending = self._mesh.pending[run]
@@ -131,7 +132,7 @@ class Sweeps:
     def _judge(
         self, run: int, states: Mapping[int, RankState], with_work: set[int], now: float
     ) -> list[Effect]:
-        """Release ranks that can never go on, and tell why they cannot."""
+        """Find ranks that can never go on, report why they cannot, and release them."""
         pending = self._mesh.pending[run]
         may_be_stuck = self._may_be_stuck(pending, now)
         if not may_be_stuck and not self._is_to_be_judged(pending, now):

@@ -1,7 +1,7 @@
-"""The tables of the core's state machines (recovery, run), and a log of the last transitions.
+"""Transition tables of the core's state machines (recovery, run), and a log of latest transitions.
 
-A row has phases and an event, then the phase that is entered ("": it stays as it is) and an action:
-a method of `Recovery` or `Runs`. An event without a row does nothing.
+A row has phases and an event, the next phase ("" for the same one) and an action: a method of
+`Recovery` or `Runs`. An event without a row has no effect.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RecoveryEvent = Literal[
 RunPhase = Literal[
     "waiting", "running", "failing", "reported", "releasing", "aligning", "interrupted", "killing"
 ]
-# A run that is sent and ends as it should has none of these.
+# None of these occurs in a run that is sent and ends without a failure.
 RunEvent = Literal[
     "a rank failed", "time is over", "time is over, nobody is released", "a rank asks the user",
     "stuck", "interrupted", "interrupted at once", "all ranks stand", "interrupted again",
@@ -30,7 +30,7 @@ RunEvent = Literal[
 
 
 def _table(*rows: tuple[str, str, str, str]) -> Mapping[Any, tuple[Any, str]]:
-    """Return (phase, event) -> (next phase, action) of rows that begin with one or more phases."""
+    """Return (phase, event) -> (next phase, action) from rows for one or more phases each."""
     return {
         (phase, event): (then or None, action)
         for phases, event, then, action in rows
@@ -75,11 +75,11 @@ RUN: Mapping[tuple[RunPhase, RunEvent], tuple[RunPhase | None, str]] = _table(
     ("running", "interrupted at once", "interrupted", "interrupt"),
     ("failing reported releasing", "interrupted", "interrupted", "interrupt"),
     ("interrupted killing", "interrupted", "", "interrupt"),
-    # Ranks end together before the same operation: `stopping`.
+    # Ranks are interrupted together, each before the same operation: `stopping`.
     ("aligning", "all ranks stand", "interrupted", "strike"),
     ("aligning", "a rank failed", "interrupted", "strike_failing"),
     ("aligning", "interrupted again", "killing", "strike_and_condemn"),
-    # What the ranks save now is their affair.
+    # Interrupted ranks may take long to end, e.g. to save results, and are not released for that.
     ("interrupted killing", "a rank failed", "", "give_time"),
     ("interrupted killing", "time is over", "", "leave"),
     ("interrupted killing", "time is over, nobody is released", "", "report"),
@@ -92,11 +92,11 @@ class Transition(NamedTuple):
     """An event of a run or of the recovery, with the state before and after it.
 
     Attributes:
-        at: when, in seconds.
-        subject: what has the state: ``recovery``, or a run.
-        state: before the event.
-        event: what happened.
-        then: the state after the event.
+        at: time of the event, in seconds.
+        subject: the state machine: ``recovery``, or a run.
+        state: its state before the event.
+        event: name of the event.
+        then: its state after the event.
     """
 
     at: float
@@ -110,7 +110,7 @@ TransitionLog: TypeAlias = collections.deque[Transition]
 
 
 def add_transition(log: TransitionLog, new: Transition) -> None:
-    """Log a transition; if it repeats the last one, replace that one."""
+    """Log a transition; one that repeats the last one replaces it."""
     if log and log[-1][1:] == new[1:]:
         log.pop()
     log.append(new)

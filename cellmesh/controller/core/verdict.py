@@ -1,9 +1,10 @@
-"""Finds operations of ranks that can never meet. Pure; `verdict_text` says so in a sentence.
+"""Finds deadlocks: ranks that wait for operations of other ranks that can never match theirs. Pure;
+`verdict_text` describes them to users.
 
-Two facts prove that: ranks have begun collectives of different kinds, sizes or dtypes under one
-number of a group; or ranks wait in a circle, each for an operation that another would begin only
-after its own. What is uncertain counts as possible: of a broadcast whose root has begun, data may
-still be on their way.
+Two facts prove a deadlock: ranks have begun collectives of different kinds, sizes or dtypes under
+one number of a group; or ranks wait in a circle, each for an operation that another would begin
+only after its own. An uncertain wait does not count: once the root of a broadcast has begun, for
+example, its data may be on their way.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from ...wire.status import RankState
 from .group_progress import MESSAGES, GroupProgress, Key, find_lacking, progress_of
 from .verdict_text import Waits, describe_verdict
 
-# Of these, some ranks may end before others have begun.
+# Collectives that some ranks may end before others have begun them.
 _FROM_ROOT, _TO_ROOT = frozenset({"broadcast", "scatter"}), frozenset({"reduce", "gather"})
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Ranks that wait for what can never happen.
+    """Ranks that are in a deadlock.
 
     Attributes:
-        stuck: those ranks, ascending.
-        text: why, in a sentence.
+        stuck: the ranks, in ascending order.
+        text: the reason, in a sentence for users.
     """
 
     stuck: tuple[int, ...]
@@ -43,14 +44,14 @@ def find_verdict(
     dead: Collection[int] = (),
 ) -> Verdict | None:
     """Return the ranks that wait for operations that will never be begun, and why; None if there
-    are none. Takes time in proportion to the ranks and their groups.
+    are none. Takes time linear in the number of ranks and their groups.
 
     Args:
-        states: what ranks do, as far as they answered; with all their groups' counts.
-        absent: ranks that will begin nothing more.
-        num_ranks: size of the mesh.
-        patience_s: how long a rank must have waited to count.
-        dead: ranks that are dead; absent, too.
+        states: state of each rank that answered, with the counts of all its groups.
+        absent: ranks that will begin no more operations.
+        num_ranks: number of ranks of the mesh.
+        patience_s: how long a rank must have waited to count as stuck, in seconds.
+        dead: dead ranks, which count as absent.
     """
     groups, lacking = progress_of(states, num_ranks), find_lacking(states)
     blocked = {
@@ -72,7 +73,9 @@ def find_verdict(
 
 
 def _find_mismatches(groups: Mapping[Key, GroupProgress], blocked: Mapping[int, RankState]) -> None:
-    """Note, of each group, the first collective that is waited for and was begun differently."""
+    """Set `mismatch_at` of each group: the number of the first collective that a rank waits in and
+    that members have begun differently.
+    """
     awaited: dict[str, set[int]] = defaultdict(set)
     for state in blocked.values():
         for one in state.in_flight:
@@ -90,11 +93,11 @@ def _find_mismatches(groups: Mapping[Key, GroupProgress], blocked: Mapping[int, 
 
 
 class _Search:
-    """Finds the largest set of blocked ranks in which each waits for others of the set, or for
-    absent ones.
+    """Search for the largest set of blocked ranks in which each waits for others of the set, or for
+    absent ranks.
 
-    All blocked ranks count as stuck first. Each rank that may go on is taken out, and so is each
-    that waited only for such ranks.
+    All blocked ranks count as stuck at first. Then each rank that may go on is taken out, and each
+    that has waited only for such ranks.
     """
 
     def __init__(
@@ -116,7 +119,7 @@ class _Search:
         self._blocked = blocked
         self._stuck = set(blocked)
         self._free: deque[int] = deque()
-        self._on_rank: dict[int, list[int]] = defaultdict(list)  # who waits for that rank
+        self._on_rank: dict[int, list[int]] = defaultdict(list)  # rank -> ranks that wait for it
 
     def find(self) -> set[int]:
         halted = self._stuck | self._never
@@ -154,7 +157,9 @@ class _Search:
             self._release(rank)
 
     def _enter(self, rank: int) -> bool:
-        """Note for whom a rank waits; return False if one of its operations may end as it is."""
+        """Record the ranks that a rank waits for; return False if one of its operations can
+        complete already.
+        """
         for one in self._blocked[rank].in_flight:
             group = self._by_name[rank].get(one.group)
             if group is None or one.gives_up:
@@ -174,7 +179,7 @@ class _Search:
             received = sum(number for _, number in group.counts[rank].num_received)
             return received > group.sent_to[rank]
         peer = one.peer
-        if one.name == "send":  # what they receive from anyone may be this one
+        if one.name == "send":  # the peer may receive it in a receive from any source
             begun = group.received.get((rank, peer), 0) + group.received.get((-1, peer), 0)
         else:
             begun = group.sent.get((peer, rank), 0)
@@ -210,7 +215,7 @@ class _Search:
             self._release(rank)
 
     def _settle(self, group: GroupProgress) -> None:
-        """Release ranks whose collective on a group may be joined by all that have not begun it."""
+        """Release ranks whose collective may be joined by all members that have not begun it."""
         while group.halted and not self._is_halted(group.halted[0][1]):
             heapq.heappop(group.halted)
         lowest = group.halted[0][0] if group.halted else None

@@ -1,4 +1,4 @@
-"""Says which operations of ranks cannot meet, and which ranks wait for which others. Pure."""
+"""Texts for users on operations that cannot match, and on ranks that wait for others. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...wire.ranks import describe_ranks, group_ranks, with_verb
 from ...wire.status import RankState
 from .group_progress import MESSAGES, GroupProgress, Key, progress_of
 
-# Names more than these are counted in a sentence.
+# Parts of a sentence beyond this number are counted, not listed.
 _MAX_PARTS = 4
 
 
@@ -19,10 +19,10 @@ class Waits:
     """Ranks that wait for operations of others.
 
     Attributes:
-        groups: all groups, and what their members have begun.
+        groups: all groups, with the operations that their members have begun.
         states: rank -> where it waits.
-        ranks: those that are described, ascending.
-        never: ranks that will begin nothing more.
+        ranks: the ranks to describe, in ascending order.
+        never: ranks that will begin no more operations.
         dead: ranks that are dead.
     """
 
@@ -36,13 +36,13 @@ class Waits:
 def describe_waits(
     states: Mapping[int, RankState], idle: Collection[int], dead: Collection[int], num_ranks: int
 ) -> tuple[list[str], set[int]]:
-    """Say which ranks wait for which others, whether or not these may still come.
+    """Describe which ranks wait for which others, whether or not these may still join.
 
     Args:
-        states: what ranks do, as far as they answered; with all their groups' counts.
-        idle: ranks that run nothing.
+        states: state of each rank that answered, with the counts of all its groups.
+        idle: ranks that execute no run.
         dead: ranks that are dead.
-        num_ranks: size of the mesh.
+        num_ranks: number of ranks of the mesh.
 
     Returns:
         A clause for each wait, and the ranks that are waited for and live.
@@ -67,12 +67,12 @@ def describe_waits(
 
 
 def describe_mismatch(by_rank: Mapping[int, Begun], place: str, number: int) -> str:
-    """Say how ranks have begun one collective differently.
+    """Return a clause on one collective that ranks have begun differently.
 
     Args:
-        by_rank: rank -> what it has begun.
+        by_rank: rank -> the collective as it has begun it.
         place: the group, as ``on dp``.
-        number: of the operation.
+        number: number of the operation on the group.
     """
     of_rank = sorted(by_rank.items())
     name = of_rank[0][1].name
@@ -104,7 +104,9 @@ def _amount(begun: Begun) -> str:
 
 
 def describe_verdict(waits: Waits) -> list[str]:
-    """Say what ranks have begun differently, or else which ranks wait for which others."""
+    """Return clauses on collectives that ranks have begun differently or, without such ones, on
+    ranks that wait for others.
+    """
     concerned = {
         (one.group, rank)
         for rank in waits.ranks
@@ -185,6 +187,6 @@ def _join(parts: Sequence[str]) -> str:
 
 
 def ordinal(number: int) -> str:
-    """Return a number as in ``12th``."""
+    """Return a number as an ordinal, e.g. ``12th``."""
     ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number}{'th' if 10 < number % 100 < 14 else ending}"
