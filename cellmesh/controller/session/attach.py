@@ -1,4 +1,4 @@
-"""Attaches to a mesh that runs."""
+"""Attaches this process to a running mesh, and ends meshes that no process holds."""
 
 from __future__ import annotations
 
@@ -27,24 +27,25 @@ _READY_S = 120.0
 
 
 def attach(name: str | None = None, *, steal: bool = False, sink: Sink | None = None) -> Mesh:
-    """Take a mesh that lives under its lease again, with all that its ranks hold.
+    """Attach this process to a running mesh, whose ranks have kept all their state.
 
-    What was missed is shown, and runs in flight can be awaited (`Mesh.runs`).
+    Output that was missed is shown, and runs in flight can be awaited (`Mesh.runs`).
 
     Args:
-        name: which; may be left out where only one lives or is free, or only one of those is of
-            the calling notebook. Of a mesh on many hosts, also the path of
-            its ``ticket.json``, or of a copy on another host.
-        steal: take it from a process that holds it, whose runs then end with an error.
-        sink: where output of runs in flight goes; None for the calling notebook cell or the
+        name: name of the mesh; may be left out if only one lives or is free, or only one of these
+            is of the calling notebook. For a mesh on many hosts, also the path of its
+            ``ticket.json``, or of a copy on another host.
+        steal: whether to take the mesh from a process that holds it; runs of that process then end
+            with an error.
+        sink: receives the output of runs in flight; None for the calling notebook cell or the
             console.
 
     Returns:
         The mesh.
 
     Raises:
-        NoMeshError: there is no such mesh, it has ended, or somebody holds it.
-        HostError: it cannot be used from here: another host's, user's or version's.
+        NoMeshError: there is no such mesh, it has ended, or another process holds it.
+        HostError: it cannot be used from here: its host, user or version is another one.
     """
     ticket = _find_ticket(name, steal)
     _check_ticket(ticket)
@@ -70,10 +71,10 @@ def attach(name: str | None = None, *, steal: bool = False, sink: Sink | None = 
 
 
 def stop_mesh(name: str) -> None:
-    """End a mesh that this process does not hold, with all that its ranks hold. Blocks.
+    """End a mesh that no process holds, and with it the state of its ranks. Blocks.
 
     Args:
-        name: which.
+        name: name of the mesh.
 
     Raises:
         NoMeshError: there is no such mesh, or it has ended.

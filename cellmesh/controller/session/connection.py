@@ -1,7 +1,7 @@
-"""The controller's connection to an agent: greets, numbers messages, and repeats those that a
-broken connection lost.
+"""The controller's connection to an agent: authenticates itself, numbers messages, and sends those
+again that a broken connection has lost.
 
-Used on one thread, and made there, as its ZeroMQ context is.
+It is created and used on one thread, like its ZeroMQ context.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from ..kernel import own_notebook
 from ..values.pool import open_value
 
 _LINGER_MS = 200
-# How long the first connection to another host may take before that host counts as not heard; and
-# an agent's answer to a greeting.
+# Time limits of the first connection to another host, after which the host counts as out of reach,
+# and of an agent's answer to the greeting (`Hello`).
 _OPEN_S, _ANSWER_S = 3.0, 10.0
-# So many messages are heard before other things are seen to.
+# Most messages that are read in one turn of the link's loop.
 _MAX_MESSAGES = 1000
-# What ranks' control threads say, whatever their main threads have said before.
+# Messages of ranks' control threads, which do not wait for earlier ones of their main threads.
 _BESIDE = (RankState, StackText, StopState)
 _WHY_INTERRUPTED = (
     "its run was interrupted while the value was on its way: ask for it again (mesh.pull)"
@@ -52,20 +52,21 @@ class Connection:
     """The controller's end of the ZeroMQ connection to one agent.
 
     Args:
-        endpoint: the agent's.
-        key: the mesh's secret (hex).
+        endpoint: ZeroMQ endpoint of the agent.
+        key: the mesh's secret key, hexadecimal.
         steal: whether to take the mesh from a controller that holds it.
-        keys: of an endpoint on TCP: CURVE's own secret key, and the agent's public key. Segments
-            then travel in chunks.
-        context: ZeroMQ's, which is closed by its owner; None to have one of its own.
+        keys: for an endpoint on TCP: this side's secret CURVE key and the agent's public key.
+            Segments of shared memory then travel in chunks.
+        context: ZeroMQ context, which its owner closes; None to create one.
 
     Raises:
-        HostError: this process may have no more sockets.
+        HostError: this process cannot open more sockets.
 
     Attributes:
         is_remote: whether the agent may be on another host.
-        lost_at: since when there is no connection to an agent on another host, on the clock of
-            `hear`; None while there is one. The end of an agent on this host is known otherwise.
+        lost_at: time in seconds at which the connection to an agent on another host was lost, by
+            the clock of `hear`; None while there is one. The end of an agent on this host is
+            detected by the link.
     """
 
     def __init__(
@@ -104,22 +105,23 @@ class Connection:
         self.is_remote = keys is not None
         self._endpoint, self._is_broken = endpoint, False
         self._begin()
-        self._is_open = False  # the agent has greeted us on this connection
-        # ZeroMQ says nothing of a connection that never opens.
+        self._is_open = False  # the agent has answered the greeting on this connection
+        # ZeroMQ has no event for a connection that never opens.
         self._open_by = time.monotonic() + _OPEN_S if self.is_remote else None
         self._numbers = int(self._socket.getsockopt(zmq.FD)), int(self._monitor.getsockopt(zmq.FD))
-        self._may_have_news = [True, True]  # messages, and news of the connection
+        self._may_have_news = [True, True]  # of messages, and of connection events
         self._was_welcomed = False
         self.lost_at: float | None = None
 
     def _begin(self) -> None:
-        self._sender, self._ready = Sender(), list[Parcel[Any]]()  # messages that waited
+        self._sender, self._ready = Sender(), list[Parcel[Any]]()  # had waited for segments
         self._arrivals = Arrivals(_WHY_INTERRUPTED, "cellmesh-result")
         self._reliable: Reliable[Message] = Reliable(self._note_acked if self.is_remote else None)
 
     def descriptors(self) -> tuple[int, int]:
-        """Return the descriptors to poll before `hear`, once nothing is readable: of messages, and
-        of changes of the connection.
+        """Return the descriptors to poll for messages and for connection events.
+
+        They report arrivals only while nothing is readable (`is_readable`).
         """
         return self._numbers
 
@@ -132,15 +134,15 @@ class Connection:
         return True in self._may_have_news or bool(self._ready)
 
     def is_readable(self) -> bool:
-        """Return whether a message has arrived; call it after each send, which can hide an arrival
-        from poll.
+        """Return whether a message has arrived; to be called after each send, as a send can hide an
+        arrival from poll.
         """
         if self._may_have_news[0]:
             self._may_have_news[0] = transport.readable(self._socket)
         return self._may_have_news[0] or bool(self._ready)
 
     def send(self, parcels: Message) -> None:
-        """Send the agent a message, now or once there is a connection."""
+        """Send the agent a message, now or once the connection is open."""
         frames = encode(parcels)
         preamble = self._reliable.wrap(parcels, sum(map(len, frames)))
         if self._is_open:
@@ -149,7 +151,7 @@ class Connection:
             self._follow(parcels)
 
     def _follow(self, parcels: Message) -> None:
-        """Send the segments that messages name, and end the wait for those of interrupted runs."""
+        """Send the segments that messages refer to; stop waiting for those of interrupted runs."""
         for verb, buffers in parcels:
             if type(verb) is Relay and verb.lends:
                 assert isinstance(buffers[-1], SegmentFrame)
@@ -172,7 +174,7 @@ class Connection:
         """Yield the agent's messages that have arrived, without waiting.
 
         Raises:
-            ProtocolError: it cannot be understood.
+            ProtocolError: a message cannot be decoded.
         """
         if self._may_have_news[1]:
             self._may_have_news[1] = False
@@ -199,7 +201,9 @@ class Connection:
                 self._send_chunks()
 
     def _admit(self, parcel: Parcel[Any], now: float) -> Iterator[Parcel[Any]]:
-        """Yield the messages of an agent on another host that wait for no segment any more."""
+        """Take in a message of an agent on another host; yield the messages that are complete, as
+        all their segments have arrived.
+        """
         verb, buffers = parcel
         if type(verb) is Chunk:
             admitted = self._arrivals.take(verb, buffers[0])
@@ -248,7 +252,7 @@ class Connection:
             self._send([self._reliable.wrap_aside(), *frames])
 
     def _connect_again(self) -> None:
-        """Connect under another name, once all that the broken connection has brought is read."""
+        """Connect under a new name, once all messages of the broken connection have been read."""
         self._is_broken = False
         transport.connect_again(self._socket, self._endpoint, _new_name())
         self._may_have_news = [True, True]
@@ -258,8 +262,8 @@ class Connection:
         self._may_have_news[0] = True
 
     def tick(self, now: float) -> None:
-        """Acknowledge received messages, if no message that could do so was sent since; note that
-        a connection has not opened in time, or a greeting was not answered.
+        """Do what is due: acknowledge received messages, and give up a connection that has not
+        opened, or a greeting that was not answered, in time.
         """
         if self._open_by is not None and now >= self._open_by:
             self._open_by, self.lost_at = None, now
@@ -272,7 +276,7 @@ class Connection:
         return self._reliable.ack_at if self._is_open else self._open_by
 
     def close(self) -> None:
-        """Close the sockets; for a moment, the last messages may still be sent."""
+        """Close the sockets; the last messages may still be sent for a moment."""
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=_LINGER_MS)
@@ -280,7 +284,7 @@ class Connection:
             self._context.term()
 
     def renew(self) -> None:
-        """Greet the agent as a new controller would, as it may have given this controller up."""
+        """Greet the agent as a new controller, since it may have given up this one."""
         self._hello = msgspec.structs.replace(self._hello, link=os.urandom(16), steal=True)
         self._begin()
         self._is_open = self._was_welcomed = False
@@ -294,7 +298,7 @@ class Connection:
                 self._is_open = True
                 for preamble, message in self._reliable.resume(verb.num_received):
                     self._send([preamble, *encode(message)])
-                if self._was_welcomed:  # its state goes on
+                if self._was_welcomed:  # the controller has the mesh's state already
                     continue
                 self._was_welcomed = True
             elif isinstance(verb, Refused) and self._was_welcomed:

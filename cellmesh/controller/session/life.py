@@ -1,5 +1,5 @@
-"""The life of a mesh as its agent reports it: its state and end, waits for another state, and the
-errors for users of a mesh that has ended.
+"""The state of a mesh as its agent reports it, waits for a state, and errors for users of a mesh
+that has ended.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ...wire.messages import Progress as ProgressVerb
 from ..core.core import Change, State
 from ..news import News
 
-# Why there is no more to be done with a mesh.
+# Messages after which a mesh cannot be used any more.
 End = StartFailed | Refused | Detached | Stopped
 
 
@@ -24,10 +24,10 @@ class StartProgress:
     """The stage of a mesh's start or restart, and how many ranks are ready.
 
     Attributes:
-        stage: what is being done, in words.
-        num_ready: ranks that have answered.
-        num_ranks: of how many.
-        elapsed_s: since it began, in seconds.
+        stage: name of the stage, e.g. ``importing torch``.
+        num_ready: number of ranks that are ready.
+        num_ranks: number of ranks of the mesh.
+        elapsed_s: time since the start began, in seconds.
     """
 
     stage: str
@@ -40,16 +40,16 @@ class Life:
     """The state of one mesh (starting, ready, ended), for which threads can wait.
 
     Args:
-        name: the mesh's.
-        num_ranks: of the mesh.
-        started_at: when the mesh was asked for, in seconds; None for now.
-        on_progress: called in the link's loop with how far the start has come.
+        name: name of the mesh.
+        num_ranks: number of ranks of the mesh.
+        started_at: when the start was requested, in seconds of the monotonic clock; None for now.
+        on_progress: called with the progress of the start, in the link's loop.
 
     Attributes:
-        state: where the mesh is.
-        end: why there is no more to be done with the mesh; None as long as there is.
+        state: the state of the mesh.
+        end: the message after which the mesh cannot be used any more; None while it can.
         has_left: whether the session has left the mesh.
-        start_s: how long the last start took, in seconds.
+        start_s: duration of the last start, in seconds.
     """
 
     def __init__(
@@ -70,14 +70,14 @@ class Life:
         self._news = News()
 
     def restart(self, on_progress: Callable[[StartProgress], None] | None) -> None:
-        """Note that all ranks are about to be replaced, and who is shown the progress."""
+        """Begin a restart of all ranks, and set the function that is called with its progress."""
         self._on_progress = on_progress
         self.state = "restarting"
         self._started_at = time.monotonic()
 
     def note(self, change: Change) -> None:
-        """Note a new state of the mesh, and wake the threads that wait for it; called in the link's
-        loop.
+        """Record a new state of the mesh, and wake the threads that wait for it; called in the
+        link's loop.
         """
         cause = change.cause
         elapsed_s = time.monotonic() - self._started_at
@@ -99,9 +99,9 @@ class Life:
         time.
 
         Args:
-            is_there: whether to wait no longer.
-            timeout_s: how long, in seconds.
-            give_up: called where Ctrl-C ends the wait.
+            is_there: the condition.
+            timeout_s: time limit in seconds.
+            give_up: called if Ctrl-C ends the wait.
         """
         try:
             return self._news.wait_for(lambda: is_there() or self.end is not None, timeout_s)
@@ -127,7 +127,7 @@ class Life:
         return self.end.text if isinstance(self.end, StartFailed) else self.end.reason
 
     def describe_end(self) -> str:
-        """Return a sentence that says that the mesh has ended, and why; "" if it has not."""
+        """Return a sentence on the end of the mesh and its reason; "" if it has not ended."""
         if isinstance(self.end, Detached):
             return f"this notebook has left {self._name} ({self.reason})"
         return f"{self._name} has ended{self._in_brackets()}" if self.is_over() else ""
@@ -148,8 +148,8 @@ class Life:
         """Return the error to raise for a start that failed or took too long.
 
         Args:
-            timeout_s: how long was waited.
-            log: what the agent has said last.
+            timeout_s: time limit of the start, in seconds.
+            log: the end of the agent's log.
         """
         if isinstance(self.end, StartFailed):
             return (MeshUsageError if self.end.fault == "user" else HostError)(self.end.text)

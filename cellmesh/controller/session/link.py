@@ -1,5 +1,5 @@
-"""The link to a mesh's agents: on a thread of its own, receives their messages, has `Core` decide,
-and carries out the core's effects.
+"""The link to a mesh's agents: a thread that receives their messages, passes them to `Core`, and
+carries out the core's effects.
 """
 
 from __future__ import annotations
@@ -17,30 +17,31 @@ from ..news import Reply
 from .hosts.connections import Connections
 from .runs import Command, Runs
 
-# Before what has just failed is tried again because it is still due.
+# Pause before a failed action that is still due is tried again.
 _PAUSE_S = 0.1
 
 
 class Owner(Protocol):
-    """Protocol of the session that has the link; all is called on the link's thread."""
+    """Protocol of the session that owns the link; its methods are called on the link's thread."""
 
     def connect(self) -> Connections:
         """Connect to the agents."""
 
     def note(self, change: Change) -> None:
-        """Note a change of the mesh's state."""
+        """Handle a change of the mesh's state."""
 
     def note_closed(self) -> None:
-        """Note that the link's sockets are closed, and that its thread ends."""
+        """Handle the end of the link's thread, after its sockets were closed."""
 
 
 class Link:
-    """Receives the messages of a mesh's agents, and carries out the core's effects.
+    """The thread that receives the messages of a mesh's agents, and carries out the core's effects.
 
     Args:
-        owner: of the link.
-        core: decides; used by the link's thread only.
-        agent_end: a descriptor that can be read once the agent has ended, which ends the mesh.
+        owner: the session that owns the link.
+        core: the state machine of the controller; used by the link's thread only.
+        agent_end: file descriptor that becomes readable at the end of the agent, which ends the
+            mesh.
     """
 
     def __init__(self, owner: Owner, core: Core, agent_end: int) -> None:
@@ -51,27 +52,27 @@ class Link:
         # Reentrant: a finalizer of user code, which may run anywhere, may post a command.
         self._lock = threading.RLock()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._is_roused = False  # the loop will look at the commands
+        self._is_roused = False  # the loop was woken, and will read the commands
         self._agent, self._agent_has_ended = agent_end, False
         self._closing = False
-        self._due = 0.0  # when the loop must look around at the latest
+        self._due = 0.0  # when the loop must act at the latest
         self._pid = os.getpid()
         self._faults, self._num_faults = Faults("the notebook's link to the mesh", warn), 0
         self._thread = threading.Thread(target=self._serve, name="cellmesh-link", daemon=True)
 
     def start(self, runs: Runs) -> None:
-        """Start the link's thread; it may call the owner, and use these runs, from now on."""
+        """Start the link's thread, which may call the owner and use these runs from now on."""
         self._runs = runs
         self._thread.start()
 
     # ---- from any thread
 
     def post(self, command: Command) -> None:
-        """Have the link's loop give the core a command; returns at once.
+        """Queue a command to the core for the link's loop; returns at once.
 
         Raises:
             NoMeshError: the link has been closed.
-            MeshUsageError: this is a process forked from the one that has the link.
+            MeshUsageError: this process was forked from the one that owns the link.
         """
         if os.getpid() != self._pid:
             raise self._refuse_fork()
@@ -86,14 +87,16 @@ class Link:
                 self._is_roused = True
 
     def ask(self, question: Callable[[Core, float], tuple[int, Sequence[Effect]]]) -> Reply[Any]:
-        """Have the core ask a question; return the reply, which is None if the mesh ends."""
+        """Queue a request to ranks or the agent; return its pending reply, which is None if the
+        mesh ends.
+        """
         reply: Reply[Any] = Reply()
 
         def put(core: Core, now: float) -> Sequence[Effect]:
             try:
                 request, effects = question(core, now)
             except Exception as error:
-                reply.fail(error)  # else it would be waited for without end
+                reply.fail(error)  # otherwise the caller would wait forever
                 return []
             self._answers[request] = reply
             return effects
@@ -131,9 +134,9 @@ class Link:
         )
 
     def close(self) -> None:
-        """End the link's thread and close its sockets, as when the mesh ends; waits for both.
+        """End the link's thread, which closes its sockets, as at the end of the mesh; waits for it.
 
-        Not from the link's own thread.
+        Must not be called on the link's thread itself.
         """
         with self._lock:
             if not self._closing:  # else the loop ends, or has ended
@@ -166,8 +169,8 @@ class Link:
         self._faults.guard(self._owner.note_closed)
 
     def _turn(self, poll: Any, connection: Connections) -> None:
-        """Wait for something to do, and do it. Nothing that callbacks raise ends the loop, whose
-        end would leave all threads waiting: not `SystemExit` either.
+        """Wait for an event, and handle it. No exception of a callback, not even `SystemExit`, ends
+        the loop, as all other threads would wait forever.
         """
         try:
             left_s = self._due - time.monotonic()
@@ -187,7 +190,7 @@ class Link:
             self._due = time.monotonic() + _PAUSE_S
 
     def _step(self, connection: Connections) -> None:
-        """Execute commands, read messages and carry out effects until there are none."""
+        """Execute commands, read messages and carry out effects until none are left."""
         while True:
             now = time.monotonic()
             effects: list[Effect] = self._obey(now) if self._commands else []
@@ -205,7 +208,7 @@ class Link:
                 return
 
     def _hear(self, connection: Connections, effects: list[Effect], now: float) -> int:
-        """Have the core handle each message that has arrived; return how many there were."""
+        """Pass each message that has arrived to the core; return their number."""
         num_heard = 0
         try:
             for parcel in connection.hear(now):
@@ -224,8 +227,8 @@ class Link:
         """Execute the commands posted before the end, and show the last output.
 
         Args:
-            connection: None if it could not be made.
-            problem: why not.
+            connection: the connections to the agents; None if they could not be opened.
+            problem: the reason for that.
         """
         now = time.monotonic()
         effects = self._core.agent_ended(problem) if connection is None else []
@@ -288,7 +291,7 @@ class Link:
 
 
 def warn(text: str) -> None:
-    """Print a text to the notebook's stderr or, if that fails, to the kernel's terminal."""
+    """Print a text to the notebook's stderr; if that fails, to the kernel's terminal."""
     try:
         print(text, file=sys.stderr, flush=True)
     except Exception:

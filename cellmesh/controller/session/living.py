@@ -1,4 +1,4 @@
-"""Meshes of this user that live, held by a process or not, for a notebook to attach or to end."""
+"""Living meshes of this user, which a notebook can list, attach to or end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .launch.local import LocalAgent, found
 from .standing import HostStanding, ask_agents, end_on_hosts, summarize
 
 _STOP_S = 5.0
-_MAX_RUNS = 2  # are named of one mesh
+_MAX_RUNS = 2  # most runs of a mesh that are named
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class LivingMesh:
 
     Attributes:
         ticket: its ticket.
-        holder: which process holds it, or did last; None if that is not known.
-        runs: in flight; () where its agents were not asked.
+        holder: the process that holds it, or held it last; None if that is not known.
+        runs: its runs in flight; () if its agents were not asked.
     """
 
     ticket: Ticket
@@ -53,7 +53,7 @@ class LivingMesh:
 
     @property
     def is_free(self) -> bool:
-        """Whether no process holds it; of a mesh whose agents were not asked, whether the process
+        """Whether no process holds the mesh; without an answer of its agents, whether the process
         that started it has ended.
         """
         if self.holder is not None:
@@ -64,16 +64,16 @@ class LivingMesh:
 
     @property
     def notebook(self) -> str:
-        """The notebook that holds it, or did last (`kernel.own_notebook`)."""
+        """The path of the notebook that holds the mesh, or held it last (`kernel.own_notebook`)."""
         return self.ticket.notebook if self.holder is None else self.holder.notebook
 
     def is_of(self, notebook: str) -> bool:
-        """Return whether a notebook holds it, or did last."""
+        """Return whether a notebook holds the mesh, or held it last."""
         return bool(notebook) and self.notebook == notebook
 
 
 def living_meshes() -> list[str]:
-    """The names of the meshes that live on this machine, or may live on others."""
+    """Return the names of the meshes that live on this machine, or may live on others."""
     return [mesh.name for mesh in find_living(asks=False)]
 
 
@@ -81,8 +81,8 @@ def find_living(asks: bool) -> list[LivingMesh]:
     """Return the meshes that live, oldest first.
 
     Args:
-        asks: whether agents are asked what runs, and those of other hosts whether they live; else
-            only files are read.
+        asks: whether to ask agents for their runs, and agents on other hosts whether they live;
+            else only files are read.
     """
     living = []
     for ticket in find_tickets(runtime_root()):
@@ -99,11 +99,11 @@ def find_living(asks: bool) -> list[LivingMesh]:
 
 
 def left_meshes(asks: bool) -> list[LivingMesh]:
-    """Return the meshes that live without a controller, and that this notebook may have left: its
-    own, and those that were started in its folder unless another notebook has.
+    """Return the meshes without a controller that this notebook may have left: its own, and those
+    that were started in its folder, unless they are another notebook's.
 
     Args:
-        asks: whether the hosts of such a mesh are asked; on one host, files say enough.
+        asks: whether to ask the agents of a mesh on many hosts; for one host, files suffice.
     """
     own = own_notebook()
     left = [mesh for mesh in find_living(asks=False) if mesh.is_free and _is_near(mesh, own)]
@@ -114,7 +114,7 @@ def left_meshes(asks: bool) -> list[LivingMesh]:
 
 
 def describe_left(mesh: LivingMesh) -> str:
-    """Return a clause for the user of a notebook that says that a mesh lives on."""
+    """Return a clause for users on a mesh that lives on without a controller."""
     ticket, now = mesh.ticket, time.time()
     whose = "of this notebook" if mesh.is_of(own_notebook()) else "started in this folder"
     ranks = "1 rank" if ticket.num_ranks == 1 else f"{ticket.num_ranks} ranks"
@@ -129,7 +129,7 @@ def describe_left(mesh: LivingMesh) -> str:
 
 
 def advise_left(mesh: LivingMesh) -> str:
-    """Return a line for the user of a notebook that says that a mesh lives on, and what to type."""
+    """Return a line for users on a mesh that lives on, with commands to attach to it or end it."""
     return (
         f"{describe_left(mesh)}; `%dist_attach {mesh.name}` has it again, `%dist_stop "
         f"{mesh.name}` ends it"
@@ -137,12 +137,12 @@ def advise_left(mesh: LivingMesh) -> str:
 
 
 def choose(living: Sequence[LivingMesh], steal: bool) -> LivingMesh | None:
-    """Return the mesh that an attach without a name means: the only one, else the only one that is
-    free, this notebook's first; None if there are several.
+    """Return the mesh for an attach without a name: the only one, else the only free one of this
+    notebook, else the only free one; None if there is no such mesh.
 
     Args:
         living: the meshes.
-        steal: whether it is to be taken from the process that holds it.
+        steal: whether to choose a mesh that a process holds instead of a free one.
     """
     if len(living) == 1:
         return living[0]
@@ -171,7 +171,7 @@ def table_of(living: Sequence[LivingMesh], now: float) -> str:
 
 
 def end_left(mesh: LivingMesh) -> None:
-    """End a mesh that this process does not hold. Blocks.
+    """End a mesh that no process holds. Blocks.
 
     Raises:
         MeshUsageError: another process holds it.
@@ -203,7 +203,7 @@ def _may_live(ticket: Ticket) -> bool:
 
 
 def _runs_of(standings: Sequence[HostStanding]) -> tuple[RunInfo, ...]:
-    """Return the runs in flight, each with its ranks of all hosts."""
+    """Return the runs in flight, each with its ranks on all hosts."""
     runs: dict[int, RunInfo] = {}
     for each in standings:
         for info in each.standing.runs if each.standing is not None else ():
@@ -225,7 +225,7 @@ def _is_near(mesh: LivingMesh, own: str) -> bool:
 
 
 def _is_named(notebook: str) -> bool:
-    """Whether it is a notebook's path, and not a kernel's connection file or no notebook."""
+    """Return whether a name is a notebook's path, not a kernel's connection file or empty."""
     return bool(notebook) and not notebook.endswith(".json")
 
 
@@ -262,7 +262,7 @@ def memory_bytes(pids: Iterable[int]) -> int:
     read.
 
     Args:
-        pids: the processes; those that have gone count nothing.
+        pids: process ids; processes that have ended do not count.
     """
     total = 0
     for pid in pids:
@@ -277,7 +277,7 @@ def memory_bytes(pids: Iterable[int]) -> int:
 
 
 def children_of(pid: int) -> list[int]:
-    """Return the children of a process, and theirs; none of a process that has gone."""
+    """Return the process ids of all descendants of a process; none if it has ended."""
     try:
         return [child.pid for child in psutil.Process(pid).children(recursive=True)]
     except psutil.Error:

@@ -1,6 +1,5 @@
-"""The runs of one session: submits and numbers them, bounds how many are in flight, hands them the
-messages of their ranks, carries out users' orders about them, and takes over those of an earlier
-controller.
+"""The runs of one session: submits and numbers them, bounds how many are in flight, passes them the
+messages of their ranks, and takes over the runs of an earlier controller.
 """
 
 from __future__ import annotations
@@ -37,18 +36,18 @@ from .life import Life
 
 Command = Callable[[Core, float], Sequence[Effect]]
 
-# How often a thread that waits until it may submit asks ranks whether they wait for idle ones.
+# How often a thread that waits to submit a run asks ranks whether they wait for idle ones.
 _LOOK_UP_S = 0.5
 _ANSWER_S = 5.0
 
 
-# Output may come long after its run (threads): the printers of so many ended runs are kept, the
-# newest cells' and the newest calls'.
+# Threads of user code may print long after the end of their run: the printers of this many ended
+# runs are kept, of the newest cells and of the newest calls.
 _MAX_ENDED = 256
 
 
 class Owner(Protocol):
-    """Protocol of the session whose runs they are."""
+    """Protocol of the session that owns the runs."""
 
     life: Life
     core: Core
@@ -57,14 +56,14 @@ class Owner(Protocol):
     segments: SegmentPool
 
     def states(self, ranks: Sequence[int]) -> Mapping[int, RankState]:
-        """Ask ranks what they are doing."""
+        """Ask ranks for their states."""
 
 
 class Poster(Protocol):
     """Protocol of the link to the agents, as runs use it."""
 
     def post(self, command: Command) -> None:
-        """Have the link's loop give the core a command; returns at once."""
+        """Queue a command to the core for the link's loop; returns at once."""
 
     def is_in_loop(self) -> bool:
         """Return whether the calling thread is in a callback of the link's loop."""
@@ -77,8 +76,8 @@ class HeadedSink(Unremarked):
     """A sink of output that shows a heading before its first output.
 
     Args:
-        sink: where it goes.
-        heading: what it says.
+        sink: receives the heading and all output.
+        heading: text of the heading.
     """
 
     def __init__(self, sink: Sink, heading: str) -> None:
@@ -111,16 +110,16 @@ def heading_for(welcome: Welcome) -> str:
 
 
 class Runs:
-    """The runs of one session, which call it as their `RunControl`. Usable on any thread.
+    """The runs of one session; each uses it as its `RunControl`. Usable on any thread.
 
     Args:
-        session: of the mesh.
-        link: to the agents.
-        num_ranks: of the mesh.
+        session: the session of the mesh.
+        link: the link to the agents.
+        num_ranks: number of ranks of the mesh.
 
     Attributes:
-        living: the runs in flight by their numbers, in the order sent.
-        showing: the printers with output that is held back, by the numbers of their runs.
+        living: the runs in flight by number, in the order of submission.
+        showing: the printers with output that is held back, by the number of the run.
         show_at: when `show_due` must be called at the latest; None if nothing is held back.
     """
 
@@ -131,8 +130,8 @@ class Runs:
         self._num_runs = 0
         self._num_cells = 0
         self.living: dict[int, Run[Any]] = {}
-        self._num_bytes: dict[int, int] = {}  # run -> of its arguments, where they are not small
-        self._ends = News()  # of runs
+        self._num_bytes: dict[int, int] = {}  # run -> size of its arguments, unless small
+        self._ends = News()  # ends of runs
         self._adopted: tuple[Run[Any], ...] = ()
         self._printers: dict[int, Printer] = {}  # of runs that were sent
         self._ended = {is_cell: collections.deque[int]() for is_cell in (False, True)}
@@ -144,10 +143,12 @@ class Runs:
     # ---- submitting
 
     def check_usable(self, ranks: Sequence[int]) -> None:
-        """Raise an error if the mesh has ended or one of some ranks is dead.
+        """Raise an error unless all of these ranks can execute runs.
 
         Raises:
-            NoMeshError, MeshUsageError, RankDied: nothing can run on these ranks.
+            NoMeshError: the mesh is not ready.
+            MeshUsageError: the mesh no longer has one of the ranks.
+            RankDied: one of the ranks is dead.
         """
         life, core = self._session.life, self._session.core
         if life.state != "ready":
@@ -166,7 +167,7 @@ class Runs:
 
         Args:
             item: the work.
-            printer: shows its output.
+            printer: shows the run's output.
 
         Raises:
             NoMeshError: the mesh has ended.
@@ -200,14 +201,15 @@ class Runs:
         return run
 
     def make_room(self, ranks: Sequence[int], num_bytes: int) -> None:
-        """Wait until a run with so many bytes of arguments may be sent (`has_room`), unless a rank
-        waits for idle ranks, which may need that very run.
+        """Wait until a run with this many bytes of arguments may be sent (`has_room`), unless a
+        rank waits for idle ranks, which may need this very run to go on.
 
         Ctrl-C ends the wait. A callback in the link's loop does not wait, as only that loop
         receives the answers that make room.
 
         Raises:
-            NoMeshError, RankDied: as `start_run`.
+            NoMeshError: the mesh is not ready.
+            RankDied: one of the ranks is dead.
         """
 
         def may_go_on() -> bool:
@@ -227,12 +229,12 @@ class Runs:
                     return
 
     def _forget_unsent(self, number: int) -> Sequence[Effect]:
-        """Forget a run if it was not sent, as it would keep its ranks busy forever."""
+        """Forget a run that was not sent, as it would keep its ranks busy forever."""
         if number not in self._printers:
             self.forget(number)
         return ()
 
-    # ---- orders
+    # ---- commands
 
     def post_if_open(self, command: Command) -> None:
         """Have the core execute a command, unless the link is closed."""
@@ -245,25 +247,25 @@ class Runs:
 
     def begin_wait(self, number: int, ranks: Sequence[int]) -> None:
         """Note that the user waits for a run's end on these ranks, and submits nothing else."""
-        if len(ranks) < self.num_ranks:  # else there is none that would have to join it
+        if len(ranks) < self.num_ranks:  # otherwise no other rank could be needed
             self.wait_for(number)
 
     def interrupt(self, runs: Sequence[Run[Any]]) -> None:
-        """Interrupt runs in flight, given with the oldest first; does not wait for their ends."""
+        """Interrupt runs in flight, given oldest first; does not wait for their ends."""
         for run in runs:
             run.note_interrupted()
         numbers = [run.number for run in reversed(runs)]
         self.post_if_open(lambda core, now: core.interrupt(numbers, now))
 
     def interrupt_run(self, number: int, ranks: Sequence[int]) -> None:
-        """Interrupt a run, and older queries on its ranks, for which it may wait."""
+        """Interrupt a run, and the older queries on its ranks that it may wait for."""
         self.give_up(number)
         for run in self.on(ranks):
             if run.is_query and run.number < number:
                 self.give_up(run.number)
 
     def give_up(self, number: int) -> None:
-        """Interrupt one run and no other: its user has stopped waiting for it."""
+        """Interrupt a run whose user has stopped waiting for it."""
         self.post_if_open(lambda core, now: core.interrupt([number]))
 
     def reply(self, requests: Mapping[int, int], text: str, is_end: bool = False) -> None:
@@ -271,8 +273,8 @@ class Runs:
         self.post_if_open(lambda core, now: core.reply(requests, text, is_end))
 
     def condemned(self) -> set[int]:
-        """Return the ranks that will be killed unless they end their interrupted run before, once
-        earlier orders have been executed.
+        """Return the ranks that will be killed unless they end their interrupted run in time; waits
+        until earlier commands have been executed.
         """
         found: Reply[set[int]] = Reply()
 
@@ -289,16 +291,16 @@ class Runs:
     # ---- in flight
 
     def add(self, run: Run[Any], num_bytes: int = 0) -> None:
-        """Register a run as in flight until `forget`, with the bytes of its arguments."""
+        """Register a run as in flight until `forget`, with the size of its arguments in bytes."""
         self.living[run.number] = run
         if num_bytes >= COUNTED_BYTES:
             self._num_bytes[run.number] = num_bytes
 
     def has_room(self, ranks: Iterable[int], num_bytes: int) -> bool:
-        """Return whether another run with so many bytes of arguments may be sent to these ranks.
+        """Return whether another run with this many bytes of arguments may be sent to these ranks.
 
-        What a rank may be executing does not count, and one more may always wait: runs of several
-        ranks may have to meet.
+        The run that a rank may be executing does not count, and one more may always wait: runs on
+        several ranks may have to meet in a collective.
         """
         if len(self.living) >= MAX_RUNS:
             return False
@@ -316,13 +318,13 @@ class Runs:
         )
 
     def count_cell(self) -> int:
-        """Return an execution count for a cell that has none from a notebook."""
+        """Return the next execution count, for a cell without one of a notebook."""
         self._num_cells += 1
         return self._num_cells
 
     def all(self) -> tuple[Run[Any], ...]:
-        """Return the runs in flight, oldest first; after an attach, also those that were in flight
-        then.
+        """Return the runs in flight, oldest first; after an attach, also the runs that were in
+        flight at that time.
         """
         runs = {run.number: run for run in (*self._adopted, *self._in_flight())}
         return tuple(run for _, run in sorted(runs.items()))
@@ -333,18 +335,17 @@ class Runs:
         return [run for run in self._in_flight() if wanted.intersection(run.waiting_ranks())]
 
     def busy_ranks(self) -> set[int]:
-        """Return the ranks that have work they have not ended; queries do not count."""
+        """Return the ranks that have not ended all their runs; queries do not count."""
         return {
             rank for run in self._in_flight() if not run.is_query for rank in run.waiting_ranks()
         }
 
     def adopt(self, welcome: Welcome, sink: Sink) -> None:
-        """Take over the runs that an agent has in flight from an earlier controller, and number new
-        runs after them.
+        """Take over the runs in flight of an earlier controller, and number new runs after them.
 
         Args:
-            welcome: the agent's greeting.
-            sink: the attaching cell's.
+            welcome: the agent's message that lists the runs.
+            sink: sink of the cell that attaches to the mesh.
         """
         with self._lock:
             self._num_runs = max(self._num_runs, welcome.next_run - 1)
@@ -369,7 +370,7 @@ class Runs:
         return run
 
     def forget(self, number: int) -> None:
-        """Note that a run is not in flight any more."""
+        """Drop a run that is not in flight any more."""
         self.living.pop(number, None)
         if self._num_bytes:
             self._num_bytes.pop(number, None)
@@ -431,7 +432,7 @@ class Runs:
             self.showing[number] = self._printers[number]
 
     def show_due(self, now: float, faults: Faults) -> None:
-        """Show output that is not to be held back any longer, and note when the next is due."""
+        """Show output that must not be held back any longer, and set when the next is due."""
         self.show_at = None
         for number, printer in list(self.showing.items()):
             due = printer.deadline()

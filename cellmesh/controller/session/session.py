@@ -1,4 +1,6 @@
-"""Controls one mesh from this process: asks its ranks and agent, heals, leaves and stops it."""
+"""Controls one mesh from this process: queries its ranks and agents, heals, resizes, restarts,
+leaves and stops it.
+"""
 
 from __future__ import annotations
 
@@ -47,33 +49,37 @@ _ANSWER_S = 5.0
 
 
 class Session:
-    """Controls one mesh through its agent, which this process has started or found.
+    """The connection of this process to one mesh, which it has started or found: sends requests to
+    ranks and agents, and changes or ends the mesh.
 
     Args:
-        ticket: the mesh's.
-        launcher: of its agent.
-        agent_end: a descriptor that can be read once the agent has ended; the link closes it.
-        on_progress: told how far the start has come, in the link's loop.
+        ticket: ticket of the mesh.
+        launcher: launcher of its agents.
+        agent_end: file descriptor that becomes readable at the end of the agent; the link closes
+            it.
+        on_progress: called with the progress of the start, in the link's loop.
         steal: whether to take the mesh from a controller that holds it.
-        sink: shows what was missed while nobody was attached.
-        started_at: when it was asked for; None for now.
-        is_found: the mesh was there before: it is left, not ended, where waiting for it is given
-            up.
-        lost: of many hosts, those that are not heard where the mesh was found.
+        sink: shows output that was missed while no controller was attached.
+        started_at: when the start was requested, in seconds of the monotonic clock; None for now.
+        is_found: whether the mesh existed before: if the wait for it is given up, it is left, not
+            ended.
+        lost: indices of the hosts that were out of reach when the mesh was found.
 
     Attributes:
-        name: the mesh's.
-        ticket: the mesh's; another one once hosts were replaced, or the mesh resized.
-        life: the mesh's state.
-        core: decides; used by the link's thread, others only read it.
-        runs: of this session.
-        num_ranks: of the mesh.
-        has_hosts: the mesh was started on hosts by their names: messages travel over a network.
-        displays: those of its output that can be updated.
-        metrics: what ranks have logged.
-        shown: the views of the mesh in this notebook.
-        segments: the memory that large values travel in.
-        gone_holds: tokens and ranks of values kept for inspections that are gone (`PinnedValue`).
+        name: name of the mesh.
+        ticket: ticket of the mesh; replaced when hosts are replaced or the mesh is resized.
+        life: state of the mesh.
+        core: the state machine of the controller; other threads than the link's only read it.
+        runs: runs of this session.
+        num_ranks: number of ranks of the mesh.
+        has_hosts: whether the mesh was started on hosts by name, so that messages travel over a
+            network.
+        displays: displays in its output that can be updated.
+        metrics: values that ranks have logged.
+        shown: views of the mesh in this notebook.
+        segments: shared memory for large values.
+        gone_holds: tokens and ranks of values that were kept for inspections which no longer exist
+            (`PinnedValue`).
     """
 
     def __init__(
@@ -125,11 +131,11 @@ class Session:
         self._at_exit = AtExit(self._is_kept, self.stop, self._order_end, self._leave_alive)
         self._link.start(self.runs)  # last, as the agent's first message may need all of the above
 
-    # ---- what there is to know
+    # ---- state
 
     @property
     def state(self) -> State:
-        """The mesh's state, as "ready"."""
+        """The state of the mesh, e.g. ``ready``."""
         return self.life.state
 
     @property
@@ -138,7 +144,7 @@ class Session:
         return set(self.core.dead)
 
     def why_dead(self, rank: int) -> str:
-        """Return how a dead rank ended, in words."""
+        """Return how a dead rank has ended, as a text for users."""
         died = self.core.dead.get(rank)
         return died.reason if died is not None else "is dead"
 
@@ -148,7 +154,7 @@ class Session:
         return self.life.describe_end()
 
     def describe_transitions(self) -> list[str]:
-        """Return lines that say where the agent runs, and the last changes of runs and heals."""
+        """Return lines on the agent's process and on the latest transitions of runs and heals."""
         agent = f"{self._launcher.describe()}, {'alive' if self._launcher.poll() else 'ended'}"
         return [
             f"agent: {agent}",
@@ -156,21 +162,25 @@ class Session:
         ]
 
     def describe_ways(self) -> list[str]:
-        """Return a line for each host whose agent is not reached straight."""
+        """Return a line for each host whose agent is reached through a forwarding of ssh."""
         return describe_detours(self.ticket.agents)
 
-    # ---- questions
+    # ---- requests
 
     def ask(
         self,
         question: Callable[[Core, float], tuple[int, Sequence[Effect]]],
         timeout_s: float | None = _ANSWER_S,
     ) -> Any:
-        """Have the core ask ranks or the agent, and wait for the answer; None if the mesh ends.
+        """Send a request to ranks or the agent, and return the answer; None if the mesh ends.
+
+        Args:
+            question: calls the method of the core that sends the request.
+            timeout_s: time limit of the answer in seconds; None for none.
 
         Raises:
-            MeshUsageError: the caller is called by the link's loop.
-            HostError: there is no answer in time.
+            MeshUsageError: the caller is a callback in the link's loop.
+            HostError: no answer arrives in time.
         """
         self._link.check_may_wait()
         try:
@@ -182,7 +192,7 @@ class Session:
             ) from None
 
     def states(self, ranks: Sequence[int]) -> dict[int, RankState]:
-        """Ask ranks what they are doing; waits about a second at most."""
+        """Ask ranks for their states; waits about a second at most."""
         return self.ask(lambda core, now: core.ask(ranks, Probe, now)) or {}
 
     def ask_host(self) -> HostReport | None:
@@ -191,8 +201,8 @@ class Session:
         return report
 
     def recovery(self) -> Reply[str | None] | None:
-        """Return the coming note on the recovery in progress, "" if there is nothing to say; None
-        if none is in progress.
+        """Return the pending note on the recovery in progress, which may be ""; None if no recovery
+        is in progress.
         """
         if not self.core.is_recovering:
             return None
@@ -200,7 +210,7 @@ class Session:
         return self._link.ask(lambda core, now: core.await_calm())
 
     def clocks(self, ranks: Iterable[int]) -> dict[int, ClockOffset]:
-        """Return the offsets of ranks' clocks (`Connections.clocks`); none on one host."""
+        """Return the clock offset of each rank's host; empty for a mesh on one host."""
         return self._hosts.clocks(ranks)
 
     def ask_log(self, rank: int, num_bytes: int) -> LogText | None:
@@ -213,17 +223,17 @@ class Session:
     # ---- life
 
     def heal(self, new_hosts: str | Iterable[str] = ()) -> HealReport:
-        """Replace dead ranks and rebuild groups where needed; Ctrl-C stops waiting for that.
+        """Replace dead ranks and rebuild process groups where needed; Ctrl-C abandons the heal.
 
         Args:
-            new_hosts: take the place of lost ones (`choose_places`).
+            new_hosts: hosts that take the place of lost ones (`choose_places`).
 
         Raises:
             MeshUsageError: a new host cannot take a lost one's place.
             HostError: no lost host could be brought back.
         """
         self.runs.check_usable(())
-        why_not, before = "", self.host_names  # why not: some hosts have not been brought back
+        why_not, before = "", self.host_names  # why_not: why some hosts are still lost
         if new_hosts and not self.has_hosts:
             raise MeshUsageError(ONE_HOST)
         post, code = self._link.post, self.code
@@ -246,10 +256,13 @@ class Session:
         return tuple(agent.name for agent in self.ticket.agents)
 
     def resize(self, plan: Resizing) -> HealReport:
-        """Give the mesh another number of ranks, between runs. Blocks.
+        """Change the number of ranks of the mesh, between runs. Blocks.
+
+        Args:
+            plan: new numbers of ranks of the hosts, and dims of the DeviceMesh.
 
         Raises:
-            MeshUsageError: ranks run something, or are dead; nothing has changed.
+            MeshUsageError: ranks execute a run, or are dead; nothing has changed.
             HostError: a new host cannot be used; nothing has changed.
         """
         self.runs.check_usable(())
@@ -275,7 +288,7 @@ class Session:
         self.dims = dict(dims)
 
     def reshaped(self, dims: Mapping[str, int]) -> None:
-        """Note that the ranks' DeviceMesh has new dims, and post that to the agent."""
+        """Record new dims of the ranks' DeviceMesh, and send them to the agent."""
         self.dims = dict(dims)
         self.runs.post_if_open(lambda core, now: core.set_dims(dims))
 
@@ -283,8 +296,9 @@ class Session:
         """Wait until every rank of the mesh is ready.
 
         Raises:
-            MeshUsageError: what was asked for cannot work.
-            HostError: the mesh did not come up, or not in time.
+            MeshUsageError: the mesh cannot start with these options.
+            HostError: the mesh did not start, or not in time.
+            NoMeshError: its agent has refused or dropped this controller.
         """
         self.life.wait(lambda: self.life.state == "ready", timeout_s, self._give_up)
         self.life.forget_progress()
@@ -301,7 +315,7 @@ class Session:
         """Wait until the agent has accepted this controller and described the mesh.
 
         Raises:
-            NoMeshError: it has not, or the mesh has ended.
+            NoMeshError: the agent has not accepted it in time, or the mesh has ended.
         """
         settled = self.life.wait(lambda: self.life.state != "connecting", timeout_s, self._leave)
         if self.life.end is None and settled:
@@ -319,10 +333,10 @@ class Session:
         """Replace every rank, and wait until the new ranks are ready.
 
         Returns:
-            What the new ranks take of this process, in a sentence; "" for nothing.
+            A sentence on the changes of this process that new ranks take over; "" for none.
 
         Raises:
-            HostError: a host is lost, or not heard; the ranks are as they were.
+            HostError: a host is lost or out of reach; the ranks are unchanged.
         """
         self.runs.check_usable(())
         self._link.check_may_wait()
@@ -336,15 +350,15 @@ class Session:
         return before.describe(changes)
 
     def stop(self) -> None:
-        """End the mesh: ask its agent, wait until the agent ends, and kill it if that is slow."""
+        """End the mesh: ask its agent to end, wait for its end, and kill it if that is slow."""
         if self.life.has_left or os.getpid() != self._owner_pid:
             return
         self._link.check_may_wait()
-        if isinstance(self.life.end, Detached):  # another one's, or nobody's
+        if isinstance(self.life.end, Detached):  # another controller may hold it
             self._leave()
             return
         self.runs.post_if_open(lambda core, now: core.stop())
-        if self.has_hosts:  # whose processes are seen through their connections only
+        if self.has_hosts:  # their processes are seen through connections only
             self.life.wait(lambda: False, _STOP_S, lambda: None)
         if not self._launcher.wait(_STOP_S):
             if isinstance(self.life.end, Detached):  # it has been stolen
@@ -359,11 +373,11 @@ class Session:
             remove_directory(Path(self.ticket.directory))
 
     def detach(self) -> None:
-        """Leave the mesh to its lease: the ranks live on without a controller.
+        """Leave the mesh: its ranks live on without a controller for the time of its lease.
 
         Raises:
-            NoMeshError: there is nothing to leave.
-            MeshUsageError: it has no lease.
+            NoMeshError: the mesh has ended.
+            MeshUsageError: the mesh has no lease.
             HostError: the agent does not answer.
         """
         self._link.check_may_wait()
@@ -397,7 +411,7 @@ class Session:
         return self._hosts
 
     def note(self, change: Change) -> None:
-        """Note a change of the mesh's state."""
+        """Handle a change of the mesh's state."""
         match cause := change.cause:
             case Welcome():
                 if cause.mesh_dim_names:
@@ -416,7 +430,7 @@ class Session:
             self._end_views()
 
     def note_closed(self) -> None:
-        """Handle the link's end: drop the exit handler if another controller holds the mesh."""
+        """Handle the link's end: drop the exit handler if this process has detached."""
         if isinstance(self.life.end, Detached):
             self._at_exit.forget()
 
@@ -432,12 +446,12 @@ class Session:
             self._launcher.leave()
 
     def _end_views(self) -> None:
-        """Close the views of a mesh that has ended, or that this notebook has left."""
+        """Close the live views of the mesh, as it has ended or this notebook has left it."""
         self.segments.clear()
         self.shown.end(self.ending)
 
     def _give_up(self) -> None:
-        """End a mesh that did not become ready within the start's time-out."""
+        """End a mesh that did not become ready in time, or leave it if it existed before."""
         is_left = self._is_found and self.life.end is None
         return self._leave_alive() if is_left else self.stop()
 
@@ -448,7 +462,7 @@ class Session:
         self.runs.post_if_open(lambda core, now: core.stop())
 
     def _leave_alive(self) -> None:
-        """Leave the mesh to its lease; if it has none, end it."""
+        """Leave the mesh to live on for the time of its lease; end a mesh without a lease."""
         if self.ticket.lease_s > 0 and self.life.end is None:
             with contextlib.suppress(CellmeshError):
                 self.detach()

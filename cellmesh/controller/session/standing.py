@@ -1,7 +1,7 @@
-"""Asks the agents of a mesh for its standing, without being its controller: to list meshes, to
-attach one, also on another host that has a copy of its ticket, and to end one on many hosts.
+"""Asks the agents of a mesh for its state without being its controller: to list meshes, to attach
+to one, also from another host with a copy of its ticket, and to end one on many hosts.
 
-Its processes are on other hosts, so nothing but its agents says whether it lives.
+The processes of such a mesh are on other hosts, so that only its agents know whether it lives.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from ...wire.ticket import (
     write_ticket,
 )
 
-# How long an agent may take to answer; a handshake takes three times the way there and back.
+# Time limit of an agent's answer; a handshake takes three round trips.
 ANSWER_S = 2.0
 _PAUSE_S = 0.05
 
 
 @dataclass(frozen=True)
 class HostStanding:
-    """What is known of the agent of one host.
+    """The answer of the agent of one host, and whether that agent has ended.
 
     Attributes:
-        agent: which.
-        standing: what it has answered; None if it has not.
-        has_ended: nothing listens where it did, so that it has ended; not known of one that is
-            not reached straight, as a firewall refuses connections, too.
+        agent: the agent's host.
+        standing: its answer; None if it has not answered.
+        has_ended: whether it has ended, as its port refuses connections; False for an agent that
+            is reached through ssh, as a firewall refuses connections, too.
     """
 
     agent: Host
@@ -62,12 +62,12 @@ class HostStanding:
 def ask_agents(
     ticket: Ticket, *, ends: bool = False, timeout_s: float = ANSWER_S
 ) -> list[HostStanding]:
-    """Ask the agents of a mesh how it stands. Blocks.
+    """Ask all agents of a mesh for its state. Blocks.
 
     Args:
-        ticket: the mesh's, of the notebook's host, or of one on this host.
-        ends: whether they are to end the mesh.
-        timeout_s: how long they may take.
+        ticket: ticket of the mesh on the notebook's host, or of a mesh on this host.
+        ends: whether the agents are to end the mesh.
+        timeout_s: time limit of all answers, in seconds.
     """
     agents = ticket.all_agents
     answers = ask_at(ticket, _ways_to(agents), timeout_s, ends)
@@ -76,15 +76,15 @@ def ask_agents(
 
 
 def end_agents(ticket: Ticket, timeout_s: float) -> list[Host]:
-    """End a mesh on many hosts by its agents, also those that were replaced and may not have
-    learned it, and wait for their end. Blocks.
+    """End a mesh on many hosts through its agents, including replaced ones that may still run, and
+    wait for their end. Blocks.
 
     Args:
-        ticket: the mesh's, of the notebook's host.
-        timeout_s: how long they may take.
+        ticket: ticket of the mesh on the notebook's host.
+        timeout_s: time limit of the agents' end, in seconds.
 
     Returns:
-        The agents that are not seen to have ended.
+        The agents that are not known to have ended.
     """
     deadline = time.monotonic() + timeout_s
     ticket = msgspec.structs.replace(ticket, agents=(*ticket.agents, *ticket.replaced))
@@ -92,7 +92,7 @@ def end_agents(ticket: Ticket, timeout_s: float) -> list[Host]:
     silent = [each.agent for each in asked if each.standing is None and not each.has_ended]
     left = [each.agent for each in asked if each.standing is not None]
     while left and time.monotonic() < deadline:
-        # An agent's socket goes last, after its processes and its files.
+        # An agent closes its socket last, after the end of its processes and files.
         ended = _find_ended(left, ANSWER_S)
         indirect = [agent for agent in left if agent.via]
         answering = ask_at(ticket, _ways_to(indirect), ANSWER_S)
@@ -105,14 +105,14 @@ def end_agents(ticket: Ticket, timeout_s: float) -> list[Host]:
 
 
 def end_on_hosts(ticket: Ticket, timeout_s: float) -> None:
-    """End a mesh on many hosts by its agents, and remove its directory here. Blocks.
+    """End a mesh on many hosts through its agents, and remove its directory here. Blocks.
 
     Args:
-        ticket: the mesh's, of the notebook's host.
-        timeout_s: how long the agents may take.
+        ticket: ticket of the mesh on the notebook's host.
+        timeout_s: time limit of the agents' end, in seconds.
 
     Raises:
-        HostError: some are not seen to have ended.
+        HostError: some agents are not known to have ended.
     """
     if left := end_agents(ticket, timeout_s):
         raise HostError(describe_left(ticket, left))
@@ -120,11 +120,12 @@ def end_on_hosts(ticket: Ticket, timeout_s: float) -> None:
 
 
 def describe_left(ticket: Ticket, left: Sequence[Host]) -> str:
-    """Say where a mesh may live on, for how long, and what ends it there.
+    """Return a text for users on the hosts where a mesh may live on: for how long, and how to end
+    it there.
 
     Args:
-        ticket: the mesh's, of the notebook's host.
-        left: the agents that are not seen to have ended.
+        ticket: ticket of the mesh on the notebook's host.
+        left: the agents that are not known to have ended.
     """
     where = ", ".join(f"{agent.name} ({agent.endpoint})" for agent in left)
     span = format_span(ticket.host_lease_s + ticket.lease_s)
@@ -137,17 +138,18 @@ def describe_left(ticket: Ticket, left: Sequence[Host]) -> str:
 
 
 def summarize(standings: Sequence[HostStanding], own: Holder | None = None) -> Holder | None:
-    """Join what agents say of the mesh's controller; None if no agent has answered.
+    """Return the process that holds a mesh, from the answers of its agents; None if no agent has
+    answered.
 
     Args:
-        standings: of the agents.
-        own: says whom the notebook's listener has refused, where it has one.
+        standings: answers of the agents.
+        own: peers that the notebook's listener has refused, if it has a listener.
     """
     holders = [each.standing.holder for each in standings if each.standing is not None]
     if not holders:
         return None
     counted = [*holders, *([own] if own is not None else [])]
-    # An agent that has lost its way to the controller may say that there is none.
+    # An agent that has lost its connection to the controller may report that there is none.
     holder = max(holders, key=lambda holder: (holder.is_attached, holder.since))
     return msgspec.structs.replace(
         holder,
@@ -157,20 +159,20 @@ def summarize(standings: Sequence[HostStanding], own: Holder | None = None) -> H
 
 
 def _ways_to(agents: Sequence[Host]) -> list[tuple[Host, str]]:
-    """Return the ports of agents, and the ways that were found to those whose ports are closed."""
+    """Return (agent, endpoint) for each agent's own port, and for forwardings to closed ports."""
     return [(agent, way) for agent in agents for way in {agent.endpoint, agent.reached_at}]
 
 
 def ask_at(
     ticket: Ticket, ways: Sequence[tuple[Host, str]], timeout_s: float, ends: bool = False
 ) -> dict[Host, Standing]:
-    """Ask agents how the mesh stands, and return the answers. Blocks.
+    """Ask agents at given endpoints for the state of their mesh, and return the answers. Blocks.
 
     Args:
-        ticket: the mesh's, of the notebook's host, or of one on this host.
-        ways: each agent, with an endpoint at which it may be reached.
-        timeout_s: how long all of them may take.
-        ends: whether they are to end the mesh.
+        ticket: ticket of the mesh on the notebook's host, or of a mesh on this host.
+        ways: pairs of an agent and an endpoint at which it may be reached.
+        timeout_s: time limit of all answers, in seconds.
+        ends: whether the agents are to end the mesh.
     """
     deadline = time.monotonic() + timeout_s
     question = [
@@ -215,10 +217,10 @@ def ask_at(
 
 
 def _find_ended(agents: Sequence[Host], timeout_s: float) -> set[Host]:
-    """Return those of the agents, reached straight, at whose address nothing listens.
+    """Return the agents that have ended, as their ports refuse connections.
 
-    All are connected to at the same time, on no other thread: this also runs while the process
-    exits, when no executor takes work.
+    Agents that are reached through ssh are left out. All are connected to at the same time, on no
+    other thread: this also runs while the process exits, when no executor takes work.
     """
     deadline = time.monotonic() + timeout_s
     ended: set[Host] = set()
@@ -246,24 +248,24 @@ def _find_ended(agents: Sequence[Host], timeout_s: float) -> set[Host]:
     return ended
 
 
-# As long as a host is waited for that is attached, on a machine that is loaded, too.
+# As long as an attach waits for an agent, which may be on a loaded machine.
 _ANSWER_S = 10.0
 
 
 def find_agents(ticket: Ticket) -> tuple[Ticket, tuple[int, ...]]:
-    """Find out where a mesh's agents are now, as some may have been replaced since the ticket was
-    copied. Blocks.
+    """Ask a mesh's agents for the present agents of all hosts, as some may have been replaced since
+    the ticket was copied. Blocks.
 
     Args:
-        ticket: of the mesh, as read; its directory may be on another host.
+        ticket: ticket of the mesh, as read; its directory may be on another host.
 
     Returns:
-        The ticket with the agents as they are and a directory of this host, which need not exist,
-        and the hosts whose agents do not answer, maybe as their way is to be found again.
+        The ticket with the present agents and a directory of this host, which need not exist, and
+        the indices of the hosts whose agents do not answer, maybe only at their known endpoints.
 
     Raises:
         NoMeshError: no agent answers.
-        HostError: another mesh of the same name is on this host.
+        HostError: this host has another mesh of the same name.
     """
     directory = runtime_root() / ticket.name
     forget_if_ended(directory, ticket.mark)
@@ -284,7 +286,7 @@ def find_agents(ticket: Ticket) -> tuple[Ticket, tuple[int, ...]]:
 
 
 def with_newest_agents(ticket: Ticket, standings: Sequence[HostStanding]) -> Ticket:
-    """Return the ticket with the agents that the mesh has now, as the one says that knows best."""
+    """Return the ticket with the mesh's present agents, from the answer of the latest revision."""
     for each in standings:
         known = each.standing.agents if each.standing is not None else None
         if known is not None and known.revision > ticket.agents_revision:
@@ -299,11 +301,11 @@ def with_newest_agents(ticket: Ticket, standings: Sequence[HostStanding]) -> Tic
 
 
 def keep_ticket(ticket: Ticket) -> None:
-    """Write the ticket of a mesh that this host's controller has attached, for `cellmesh ps` and
-    the next attach.
+    """Write the ticket of a mesh that this process has attached to, for `cellmesh ps` and the next
+    attach.
 
     Raises:
-        HostError: it cannot be written.
+        HostError: the ticket cannot be written.
     """
     if not os.path.lexists(ticket.directory):
         make_directory(Path(ticket.directory).parent, ticket.name)
@@ -314,8 +316,8 @@ def forget_if_ended(directory: Path, but: str = "") -> None:
     """Remove the directory of a mesh on many hosts if all its agents have ended. Blocks.
 
     Args:
-        directory: the mesh's, on this host.
-        but: the mark of a mesh to leave alone.
+        directory: directory of the mesh on this host.
+        but: mark of a mesh to leave alone; "" for none.
     """
     try:
         ticket = read_ticket(directory / "ticket.json")

@@ -1,4 +1,4 @@
-"""Starts a mesh: on this host, on other hosts, or on nodes that an engine gives."""
+"""Starts a mesh: on this host, on other hosts, or on nodes of an engine such as Slurm or Ray."""
 
 from __future__ import annotations
 
@@ -40,8 +40,7 @@ from .living import LivingMesh, advise_left, describe_left, end_left, left_meshe
 from .session import Session
 from .standing import forget_if_ended
 
-# A notebook is restarted now and then, and the ranks are to be there then; a script is over when it
-# ends.
+# Ranks outlive a restart of their notebook for this time; a script has no lease.
 NOTEBOOK_LEASE_S = 1800.0
 _START_S = 120.0
 
@@ -60,17 +59,17 @@ def start(
 
     Args:
         num_ranks: number of ranks; may be left out where the option `mesh` gives it.
-        timeout_s: how long the start may take, in seconds, once there are nodes; by default 120,
-            and as long as it takes for hosts that announce themselves.
-        on_progress: told how far it has come; called on another thread.
-        given: the options, see `StartOptions`; None where one is not given.
+        timeout_s: time limit of the start in seconds, once nodes are available; by default 120,
+            and none for hosts that announce themselves.
+        on_progress: called with the progress of the start, on another thread.
+        given: the options, see `StartOptions`; None for an option that is not given.
 
     Returns:
         The mesh, ready.
 
     Raises:
         MeshUsageError: an option is wrong.
-        HostError: this machine cannot give what the mesh needs.
+        HostError: a host lacks resources that the mesh needs, or the start takes too long.
     """
     checked = read_options({"num_ranks": num_ranks, **given})
     end_dead_meshes(runtime_root())
@@ -93,17 +92,17 @@ def start(
 
 
 def read_options(given: Mapping[str, Any]) -> Options:
-    """Check the options of a start, with those that the project sets.
+    """Return the checked options of a start, completed by the project's options.
 
     Args:
-        given: the caller's; None where one is not given.
+        given: the caller's options; None for an option that is not given.
 
     Raises:
         MeshUsageError: an option is wrong.
     """
     options = read_project_options(Path.cwd())
     if given.get("num_ranks") is not None or given.get("mesh") is not None:
-        # What the call says of the mesh's size replaces all that the project says of it.
+        # A size of the mesh in the call replaces both options of the project for it.
         options.pop("num_ranks", None)
         options.pop("mesh", None)
     options.update({key: value for key, value in given.items() if value is not None})
@@ -114,9 +113,7 @@ def read_options(given: Mapping[str, Any]) -> Options:
 
 
 def _bring_code(session: Session, timeout_s: float) -> None:
-    """Send the hosts of a mesh that starts what they lack of the user's modules, while they import
-    torch.
-    """
+    """Send the user's modules to the hosts of a mesh that starts, while these import torch."""
     try:
         if session.code is not None:
             session.code.bring(timeout_s=timeout_s)
@@ -129,7 +126,12 @@ def _launch(
     timeout_s: float,
     on_progress: Callable[[StartProgress], None] | None,
 ) -> tuple[Ticket, Launcher, int]:
-    """Start an agent, from the waiting zygote if this process has one."""
+    """Start the agents of a mesh; on this host, from the waiting zygote if there is one.
+
+    Returns:
+        The mesh's ticket, its launcher, and the file descriptor for the end of the agents
+        (`Launcher.start`).
+    """
 
     def report() -> None:
         if on_progress is not None:
@@ -155,7 +157,7 @@ def _launch(
     if prestart is not None and prestart.prepare(timeout_s, report):
         ticket = make_ticket(options)
         launcher = LocalAgent(ticket, functools.partial(forked, prestart=prestart))
-        with contextlib.suppress(HostError):  # else without it
+        with contextlib.suppress(HostError):  # otherwise start without it
             return ticket, launcher, launcher.start()
     ticket = make_ticket(options)
     launcher = LocalAgent(ticket, spawned)
@@ -166,14 +168,14 @@ def check_same(session: Session, given: Mapping[str, Any]) -> Options:
     """Check that a start with these options would make a mesh like the one that runs.
 
     Args:
-        session: of that mesh.
+        session: session of the running mesh.
         given: the options of the start, as `start` takes them.
 
     Returns:
-        The options. The notebook's own, as `fold_numbers`, may differ.
+        The checked options. Those of the notebook itself, e.g. `fold_numbers`, may differ.
 
     Raises:
-        MeshUsageError: it would make another one; the text says what to type.
+        MeshUsageError: the start would make another mesh; the text has the commands to use.
     """
     options = read_options(given)
     name, fresh = session.name, "`%dist_start ... --fresh` ends it and starts another"
@@ -195,15 +197,16 @@ def check_same(session: Session, given: Mapping[str, Any]) -> Options:
 
 
 def settle_left(given: Mapping[str, Any], is_fresh: bool, show: Callable[[str], None]) -> None:
-    """Show which meshes this notebook has left, before it starts another. Blocks.
+    """Show the user the meshes that this notebook has left, before it starts another. Blocks.
 
     Args:
         given: the options of the start, as `start` takes them.
-        is_fresh: whether those that are like the one to start are ended.
+        is_fresh: whether to end the meshes that are like the one to start.
         show: shows a line.
 
     Raises:
-        MeshUsageError: one is like that, and is not to be ended; the text says what to type.
+        MeshUsageError: a mesh is like the one to start, and is not to be ended; the text has the
+            commands to use.
     """
     left = left_meshes(asks=True)
     same = find_same(given, left)
@@ -216,7 +219,7 @@ def settle_left(given: Mapping[str, Any], is_fresh: bool, show: Callable[[str], 
 
 
 def find_same(given: Mapping[str, Any], left: Sequence[LivingMesh]) -> list[LivingMesh]:
-    """Return the meshes that are this notebook's, and like the one that a start would make.
+    """Return the meshes of this notebook that are like the one that a start would make.
 
     Args:
         given: the options of the start, as `start` takes them.
@@ -231,7 +234,7 @@ def find_same(given: Mapping[str, Any], left: Sequence[LivingMesh]) -> list[Livi
 
 
 def offer_left(same: Sequence[LivingMesh]) -> MeshUsageError:
-    """Return the error to raise in place of a start, which says what to type.
+    """Return the error to raise in place of a start, with the commands to use instead.
 
     Args:
         same: meshes like the one to start (`find_same`).
@@ -252,22 +255,21 @@ def _is_same(options: Options, ticket: Ticket) -> bool:
 
 
 def _asks_other_dims(options: Options, dims: Mapping[str, int]) -> bool:
-    # Dims that nobody asks for may have been changed by `%dist_mesh` since.
+    # Default dims are no request of the user, and `%dist_mesh` may have changed them since.
     wanted = dict(options.mesh)
     return tuple(wanted) != (DEFAULT_DIM,) and wanted != dict(dims)
 
 
 def differences(options: Options, ticket: Ticket) -> list[str]:
-    """Return what a mesh of these options would have in place of what a mesh has, besides its
-    size.
+    """Return a clause for each option of a start in which a mesh differs from it, except its size.
 
     Args:
-        options: of the start.
-        ticket: of the mesh.
+        options: options of the start.
+        ticket: ticket of the mesh.
     """
     hosts = tuple(entry.name for entry in options.hosts)
     agents = tuple(agent.name for agent in ticket.agents)
-    if hosts and not any(hosts):  # they name themselves
+    if hosts and not any(hosts):  # the hosts choose their own names
         hosts = agents
     pairs = {
         "--backend": (ticket.backend, options.backend),
@@ -286,13 +288,13 @@ def differences(options: Options, ticket: Ticket) -> list[str]:
     ]
     if ticket.gpus != options.gpus:
         found.append("other --gpus")
-    if ticket.env != ranks_environment(options):  # whose values may be secret
+    if ticket.env != ranks_environment(options):  # values may be secret
         found.append("other --env")
     return found
 
 
 def describe_kept(mesh: Mesh) -> str:
-    """Return a sentence for the user of a mesh that runs and is kept."""
+    """Return a sentence for users on a running mesh that is kept in place of a new one."""
     dead = sorted(mesh.rank_set.session.dead_ranks)
     text = f"{len(mesh)} ranks are running and kept; `%dist_restart` renews them"
     verb, it = ("is", "it") if len(dead) == 1 else ("are", "them")

@@ -1,5 +1,5 @@
-"""What a restart takes of the notebook: environment variables and the working directory that have
-changed since ranks took them last.
+"""Environment variables and working directory that a restart passes from the notebook to new ranks,
+as far as they have changed since the last start.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from ...errors import MeshUsageError
 from ...wire.environment import SET_BY_MESH, VISIBLE, Surroundings
 from ...wire.ticket import Ticket
 
-# Of one variable: no process can be started with a larger one (Linux's MAX_ARG_STRLEN).
+# Limit of one variable: no process can be started with a larger one (Linux's MAX_ARG_STRLEN).
 _MAX_BYTES = 128 << 10
 _MAX_NAMES = 8
 
 
 @dataclass(frozen=True)
 class OwnSurroundings:
-    """Environment and working directory of this process at one moment; `cwd` is empty where the
+    """Environment and working directory of this process at one moment; `cwd` is empty if the
     directory has been removed.
     """
 
@@ -29,7 +29,7 @@ class OwnSurroundings:
 
     @classmethod
     def now(cls) -> OwnSurroundings:
-        """Read those of this process."""
+        """Return the present environment and working directory of this process."""
         cwd = b""
         with contextlib.suppress(OSError):
             cwd = os.getcwdb()
@@ -38,14 +38,14 @@ class OwnSurroundings:
     def changes(
         self, now: OwnSurroundings, ticket: Ticket, fixed: Collection[bytes]
     ) -> Surroundings:
-        """Return what new ranks take of the process as it is now.
+        """Return the changes since this moment that new ranks take over.
 
-        Ranks on other hosts have the variables of ``--env`` only, and a directory of their own.
+        Ranks on other hosts take over variables of ``--env`` only, and no directory.
 
         Args:
-            now: as the process is now.
-            ticket: of the mesh.
-            fixed: variables that the mesh has values of its own for (`fixed_names`).
+            now: the present environment and working directory.
+            ticket: ticket of the mesh.
+            fixed: variables for which the mesh has values of its own (`fixed_names`).
 
         Raises:
             MeshUsageError: a variable is too large.
@@ -67,7 +67,10 @@ class OwnSurroundings:
         return Surroundings(changed, moved)
 
     def describe(self, changes: Surroundings) -> str:
-        """Say what new ranks take: names, but no values, which may be secret; "" for nothing."""
+        """Return a sentence on the changes that new ranks take over, "" for none.
+
+        It has names but no values, which may be secret.
+        """
         parts = []
         for name, value in changes.environment.items():
             text = os.fsdecode(name)
@@ -85,10 +88,10 @@ class OwnSurroundings:
 
 
 def fixed_names(ticket: Ticket, environment: Mapping[bytes, bytes]) -> frozenset[bytes]:
-    """Return the variables whose values ranks never take of this process.
+    """Return the variables whose values ranks never take over from this process.
 
-    Those are the mesh's own, which GPUs there are (they are counted at a start), and variables for
-    which ``--env`` has given another value than the one here.
+    They are the mesh's own, the list of visible GPUs (which are counted at a start), and variables
+    for which ``--env`` has given another value than the one here.
     """
     given = {os.fsencode(name): os.fsencode(value) for name, value in ticket.env.items()}
     own = {os.fsencode(name) for name in (*SET_BY_MESH, VISIBLE)}

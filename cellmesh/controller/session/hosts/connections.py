@@ -1,4 +1,4 @@
-"""The connections to a mesh's agents, one on each of its hosts."""
+"""The controller's connections to a mesh's agents, one on each of its hosts."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from .fan import Fan, Gathering, Routed
 
 @dataclass(eq=False)
 class Candidate:
-    """The agent of a host that may join.
+    """The agent of a host that may join the mesh.
 
     Attributes:
-        agent: where it is.
-        said: its messages, which are handled once the host has joined.
+        agent: the agent's host and address.
+        said: its messages so far, which are handled once the host has joined.
         ending: why the host cannot join; "" while it can.
     """
 
@@ -43,13 +43,13 @@ class Candidate:
     def hear(
         self, parcels: Iterable[Parcel[Any]], lost_at: float | None, lease_s: float, now: float
     ) -> Iterator[FilesAnswer]:
-        """Take note of the agent's messages, and yield its answers about files.
+        """Record the agent's messages, and yield its answers about files.
 
         Args:
-            parcels: that have arrived.
-            lost_at: since when there is no connection; None while there is one.
-            lease_s: how long the host may be without.
-            now: the time.
+            parcels: messages that have arrived.
+            lost_at: time at which the connection was lost, in seconds; None while there is one.
+            lease_s: how long the host may be without a connection, in seconds.
+            now: current time in seconds.
         """
         for parcel in parcels:
             if isinstance(parcel.verb, FilesAnswer):
@@ -63,16 +63,16 @@ class Candidate:
 
 
 class Connections:
-    """The controller's ends of the connections to a mesh's agents. Made on any thread, used on one.
+    """The controller's connections to a mesh's agents. Created on any thread, used on one.
 
-    A host without a connection is reported; one that has none for the ticket's `host_lease_s` is
-    lost, and with it its ranks. An agent that was replaced is ended as soon as it is heard: until
-    then nothing of what it says is taken in.
+    A host without a connection is reported to the user; after the ticket's `host_lease_s` without
+    one it counts as lost, with its ranks. An agent that was replaced is ended as soon as it is
+    reached again; its messages are ignored.
 
     Args:
-        ticket: of the mesh, with the agents' addresses.
+        ticket: ticket of the mesh, with the agents' addresses.
         steal: whether to take the mesh from a controller that holds it.
-        lost: the hosts that were lost before.
+        lost: indices of the hosts that are lost already.
     """
 
     def __init__(self, ticket: Ticket, steal: bool, lost: Collection[int] = ()) -> None:
@@ -81,27 +81,27 @@ class Connections:
         self._fan = Fan(ticket.all_agents, lost)
         self._heard_at = 0.0
         self._of: dict[int, Connection] = {}
-        self._each: list[Connection] = []  # those of `_all`, `_candidates` and `_replaced`
+        self._each: list[Connection] = []  # of `_all`, `_candidates` and `_replaced`
         self._candidates: dict[Connection, Candidate] = {}  # on hosts that may join, in their order
-        self._replaced: dict[Connection, float] = {}  # until when they are called
+        self._replaced: dict[Connection, float] = {}  # when to give up reaching them
         self._up: list[Parcel[Any]] = []
         self._reported: set[int] = set()
         self._clocks = [ClockComparison() for _ in ticket.all_agents]
         self._files: Gathering[FilesAnswer] = Gathering()
-        self._replies: dict[int, Reply[Answers]] = {}  # by the number of the request for them
-        # A late answer to an earlier controller is not taken for one to this one.
+        self._replies: dict[int, Reply[Answers]] = {}  # by the number of their request
+        # A late answer to an earlier controller must not be taken for one to this one.
         self._last_request = secrets.randbits(40)
         self._all: list[Connection] = []
 
     def open(self) -> None:
-        """Connect to all agents, on the thread that uses the connections from then on.
+        """Connect to all agents; to be called on the thread that uses the connections.
 
         Raises:
-            HostError: this process may have no more sockets.
+            HostError: this process cannot open more sockets.
         """
         agents = self._ticket.all_agents
         make_room(FILES_A_HOST * len(self._ticket.agents))
-        # Connections come and go, and the link polls what it was given at first.
+        # Connections are added and removed, but the link polls the descriptors of the beginning.
         self._poll = select.epoll()
         self._context = transport.make_context(len(agents))
         try:
@@ -115,13 +115,13 @@ class Connections:
             raise
 
     def descriptors(self) -> tuple[int, ...]:
-        """Return the descriptors to poll before `hear`, once nothing is readable: those of the only
-        connection to this machine, or one for those to hosts, which join and leave.
+        """Return the descriptors to poll for arrivals, which they report while nothing is readable:
+        those of the only connection to this machine, or an epoll descriptor for all hosts.
         """
         return (self._poll.fileno(),) if self._ticket.agents else tuple(self._of)
 
     def note_ready(self, number: int) -> None:
-        """Note that poll has reported one of the descriptors."""
+        """Note that poll has reported one of `descriptors`."""
         if number in self._of:
             self._of[number].note_ready(number)
             return
@@ -129,7 +129,7 @@ class Connections:
             self._of[ready].note_ready(ready)
 
     def is_readable(self) -> bool:
-        """As `Connection.is_readable`."""
+        """Return whether a message has arrived on a connection; to be called after each send."""
         if self._up:
             return True
         for each in self._each:  # noqa: SIM110 - on the path of each call
@@ -138,7 +138,7 @@ class Connections:
         return False
 
     def send(self, parcels: Message) -> None:
-        """Send each agent what concerns it, now or once there is a connection."""
+        """Send each agent the messages that concern it, now or once its connection is open."""
         by_host: dict[int, list[Parcel[Any]]] = {}
         is_only = len(self._all) == 1 and bool(self._fan.hosts)
         for parcel in parcels:
@@ -158,7 +158,11 @@ class Connections:
             self._all[index].send(parts)
 
     def hear(self, now: float) -> Iterator[Parcel[Any]]:
-        """Yield what has arrived, without waiting; as `Connection.hear`."""
+        """Yield the messages that have arrived from all agents, without waiting.
+
+        Raises:
+            ProtocolError: a message cannot be decoded.
+        """
         waiting, self._up, fan = self._up, [], self._fan
         yield from waiting
         for index, connection in enumerate(self._all):
@@ -204,7 +208,7 @@ class Connections:
                 self._files.add(answer.request, index, answer)
 
     def _watch(self, now: float) -> Iterator[Parcel[Any]]:
-        """Yield what there is to say of hosts that are not heard, or are heard again."""
+        """Yield reports for users on hosts that are out of reach, or are reached again."""
         for index in sorted(self._fan.hosts):
             lost_at = self._all[index].lost_at
             if lost_at is None:
@@ -231,8 +235,8 @@ class Connections:
                 )
 
     def ask_files(self, make: Make, reply: Reply[Answers]) -> None:
-        """Send agents messages about files, and give their answers to the reply once none is
-        awaited; in the link's loop.
+        """Send requests about files to agents, and complete `reply` with their answers; in the
+        link's loop.
         """
         self._last_request += 1
         messages = make(self._last_request, self._with_candidates())
@@ -249,34 +253,34 @@ class Connections:
             self._replies.pop(request).give(answers)
 
     def _explain(self, index: int, reason: str) -> str:
-        """Return why a host's agent has ended, with what its engine has printed of that."""
+        """Return why a host's agent has ended, with the message of its engine, if any."""
         said = describe_job_end(self._ticket, self._fan.name_of(index))
         return f"{reason}; {said}" if said and not self._fan.is_stopping else reason
 
     def unended(self, replaced: Sequence[Host]) -> list[Host]:
-        """Return the agents that have not said that they end; on any thread.
+        """Return the agents that have not reported their end; on any thread.
 
         Args:
-            replaced: those that others have replaced, of which some may not have been heard since.
+            replaced: agents that others have replaced, which may not have been reached since.
         """
         return [*self._fan.unended, *(replaced if self._replaced else ())]
 
     def name_of(self, index: int) -> str:
-        """Return the name of a host; of one that may join, too."""
+        """Return the name of a host of the mesh, or of one that may join."""
         candidates = [candidate.agent.name for candidate in self._candidates.values()]
         num_hosts = len(self._all)
         return self._fan.name_of(index) if index < num_hosts else candidates[index - num_hosts]
 
     def unanswered(self, reply: Reply[Answers]) -> list[str]:
-        """Name the hosts whose answer about files is awaited; on any thread."""
+        """Return the names of the hosts whose answers about files are awaited; on any thread."""
         requests = [number for number, each in list(self._replies.items()) if each is reply]
         return [self.name_of(index) for each in requests for index in self._files.awaited(each)]
 
     def check_all_heard(self) -> None:
-        """Check that every host can fork its ranks again, as a restart needs; on any thread.
+        """Check that every host can be reached, as a restart needs; on any thread.
 
         Raises:
-            HostError: a host is lost, or not heard at the moment.
+            HostError: a host is lost, or out of reach at the moment.
         """
         lost = self.lost
         missing = sorted({*lost, *self._reported})
@@ -295,28 +299,30 @@ class Connections:
 
     @property
     def lost(self) -> tuple[int, ...]:
-        """The hosts that count as lost."""
+        """The indices of the lost hosts."""
         return self._fan.lost
 
     @property
     def returned(self) -> frozenset[int]:
-        """The lost hosts that are heard again."""
+        """The lost hosts that are reached again."""
         return self._fan.returned
 
     def take_back(self, index: int) -> bool:
-        """Use a lost host if it is heard again; in the link's loop. Return whether it is."""
+        """Take back a lost host if it is reached again, and return whether it is; in the link's
+        loop.
+        """
         if index not in self._fan.returned:
             return False
         self._up += list(self._route(self._fan.take_back(index)))
         return True
 
     def replace(self, index: int, ticket: Ticket, is_gone: bool) -> None:
-        """Use another agent in place of a lost one; in the link's loop.
+        """Put a new agent in the place of a lost one; in the link's loop.
 
         Args:
-            index: the lost host.
-            ticket: names the new agent.
-            is_gone: whether the lost one has certainly ended.
+            index: index of the lost host.
+            ticket: ticket of the mesh, with the new agent.
+            is_gone: whether the lost agent is known to have ended.
         """
         agent = ticket.agents[index]
         old, self._all[index] = self._all[index], self._connect_to(agent, True)
@@ -329,30 +335,30 @@ class Connections:
         self.tell_agents(ticket)
 
     def tell_agents(self, ticket: Ticket) -> None:
-        """Send all agents where the mesh's agents are now; in the link's loop."""
+        """Send the addresses of the mesh's present agents to all agents; in the link's loop."""
         order = SetAgents(ticket.agents, ticket.agents_revision, ticket.num_resizes)
         self.send([Parcel(order)])
 
     def invite(self, agents: Sequence[Host]) -> None:
-        """Connect to the agents of hosts that may join, which get files like the others; in the
-        link's loop.
+        """Connect to the agents of hosts that may join, so that they receive files like the others;
+        in the link's loop.
         """
         for agent in agents:
             self._candidates[self._connect_to(agent, True)] = Candidate(agent)
 
     def check_candidates(self) -> None:
-        """Check that the hosts that were invited can join; in the link's loop.
+        """Check that the invited hosts can join; in the link's loop.
 
         Raises:
-            HostError: the agent of one has ended, or is not heard.
+            HostError: the agent of an invited host has ended, or cannot be reached.
         """
         for candidate in self._candidates.values():
             if candidate.ending:
                 raise HostError(f"{candidate.agent.name} cannot be used: {candidate.ending}")
 
     def admit(self) -> None:
-        """Use the hosts that were invited, whose ranks are forked by a `Resize` and a `Respawn`;
-        in the link's loop.
+        """Add the invited hosts to the mesh; in the link's loop. `Resize` and `Respawn` then fork
+        their ranks.
         """
         for connection, candidate in self._candidates.items():
             index = len(self._all)
@@ -365,20 +371,20 @@ class Connections:
         self._candidates = {}
 
     def turn_away(self) -> None:
-        """End the agents of the hosts that were invited; in the link's loop."""
+        """End the agents of the invited hosts; in the link's loop."""
         candidates, self._candidates = self._candidates, {}
         for connection in candidates:
             self._dismiss(connection)
 
     def _with_candidates(self) -> frozenset[int]:
-        """Return the hosts that get files: those of the mesh, and those that may join."""
+        """Return the indices of the hosts that receive files, also of hosts that may join."""
         numbered = enumerate(self._candidates.values(), len(self._all))
         return frozenset(self._fan.hosts).union(
             index for index, each in numbered if not each.ending
         )
 
     def clocks(self, ranks: Iterable[int]) -> dict[int, ClockOffset]:
-        """Return the offsets of ranks' clocks, the same for all ranks of a host; on any thread."""
+        """Return the clock offset of each rank's host; on any thread."""
         found = {}
         for rank in ranks:
             index = self._fan.host_of(rank)
@@ -387,7 +393,7 @@ class Connections:
         return found
 
     def _connect_to(self, agent: Host, steal: bool) -> Connection:
-        # An agent of this machine listens on a socket file, where the kernel knows who connects.
+        # An agent of this machine listens on a socket file, where the kernel identifies its peers.
         keys = (self._ticket.curve_secret, agent.public_key) if agent.public_key else None
         connection = Connection(agent.reached_at, self._ticket.key, steal, keys, self._context)
         self._each.append(connection)
@@ -397,7 +403,7 @@ class Connections:
         return connection
 
     def _dismiss(self, connection: Connection) -> None:
-        """End an agent that was replaced, once it is heard; keep calling as long as it may live."""
+        """End a replaced agent once it is reached; keep connecting as long as it may live."""
         connection.send([Parcel(Stop())])
         self._replaced[connection] = (
             clock.monotonic() + self._ticket.lease_s + 2 * self._ticket.host_lease_s
@@ -424,7 +430,7 @@ class Connections:
         yield from routed.up
 
     def tick(self, now: float) -> None:
-        """As `Connection.tick`."""
+        """Do what is due on all connections, and send requests for clock readings that are due."""
         for connection in self._each:
             connection.tick(now)
         for index in self._fan.hosts:
@@ -434,7 +440,7 @@ class Connections:
                     self._all[index].send([Parcel(ReadClock(clock.monotonic()))])
 
     def deadline(self) -> float | None:
-        """As `Connection.deadline`; also when a host that is not heard counts as lost."""
+        """Return when to call `tick` or `hear` at the latest; None if only messages matter."""
         due = min(self._replaced.values(), default=math.inf)
         for connection in self._each:
             at = connection.deadline()
@@ -451,7 +457,7 @@ class Connections:
         return None if due == math.inf else due
 
     def close(self) -> None:
-        """As `Connection.close`."""
+        """Close all connections; the last messages may still be sent for a moment."""
         for reply in self._replies.values():
             reply.give(None)
         self._replies.clear()

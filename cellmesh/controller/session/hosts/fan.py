@@ -1,5 +1,5 @@
-"""Makes the agents of many hosts look like one agent: sends each what concerns its ranks, and joins
-what they say of the whole mesh. Pure.
+"""Makes the agents of many hosts look like one agent: splits the controller's messages by host, and
+joins the agents' messages that concern the whole mesh. Pure.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _T = TypeVar("_T")
 
 @dataclass
 class Routed:
-    """What follows from one message.
+    """The messages to pass on after one message or event.
 
     Attributes:
-        up: for the controller.
+        up: messages for the controller.
         down: (index of a host, message) for agents.
     """
 
@@ -58,17 +58,17 @@ class Routed:
 
 
 class Fan:
-    """Routes the messages between a controller and the agents of its mesh's hosts.
+    """The router of messages between a controller and the agents of its mesh's hosts.
 
     Args:
-        agents: one a host, in the order of their ranks.
-        lost: the hosts that were lost before.
+        agents: the agents, one a host, in the order of their ranks.
+        lost: indices of the hosts that are lost already.
 
     Attributes:
-        hosts: the hosts that are not lost.
-        joining: those of them that took the place of lost ones, and are not ready yet.
-        is_welcome: whether every agent has accepted this controller; then messages of ranks, but
-            for those on hosts that join, are the controller's as they are.
+        hosts: indices of the hosts that are not lost.
+        joining: hosts among these that have taken the place of lost ones and are not ready yet.
+        is_welcome: whether every agent has accepted this controller; from then on, messages of
+            ranks are passed on unchanged, except from hosts that are joining.
     """
 
     def __init__(self, agents: Sequence[Host], lost: Collection[int] = ()) -> None:
@@ -77,7 +77,7 @@ class Fan:
         self.joining: set[int] = set()
         self._returned: dict[int, tuple[Welcome, MeshReady | None]] = {}
         self._store: tuple[int, int] = (0, 0)  # host and port
-        self._held: list[tuple[int, Parcel[Any]]] = []  # until every agent has welcomed us
+        self._held: list[tuple[int, Parcel[Any]]] = []  # kept until `is_welcome`
         self._welcomes: dict[int, Welcome] = {}
         self.is_welcome = False
         self._progress: dict[int, Progress] = {}
@@ -85,16 +85,16 @@ class Fan:
         self._reports = HostReports()
         self._dead: set[int] = set()
         self._has_failed = self._is_stopping = self._is_leaving = False
-        self._ended: set[int] = set()  # hosts whose agents have said that they end
-        # The answers to the last order to fork ranks again, the ranks by host, and those that no
-        # host can fork.
+        self._ended: set[int] = set()  # hosts whose agents have reported their end
+        # Of the last order to fork ranks again: the hosts' answers, the ranks by host, and the
+        # ranks that no host can fork.
         self._respawns: Gathering[Respawned | RespawnFailed] = Gathering()
         self._forked_by: dict[int, tuple[int, ...]] = {}
         self._unforked = RespawnFailed((), "")
 
     @property
     def unended(self) -> list[Host]:
-        """The agents that have not said that they end."""
+        """The agents that have not reported their end."""
         return [each for index, each in enumerate(self._agents) if index not in self._ended]
 
     def name_of(self, index: int) -> str:
@@ -112,7 +112,7 @@ class Fan:
     # ---- to the agents
 
     def split(self, parcel: Parcel[Any]) -> Routed:
-        """Return a message of the controller's as messages for agents."""
+        """Return the messages for agents that carry out a message of the controller."""
         verb = parcel.verb
         match verb:
             case Relay() | Kill():
@@ -148,7 +148,7 @@ class Fan:
         return self._to(self.hosts, parcel)
 
     def _resize(self, layout: Sequence[int]) -> None:
-        """Give hosts other numbers of ranks, and none to those that `layout` leaves out."""
+        """Set the number of ranks of each host; hosts beyond `layout` leave the mesh."""
         self._agents = [
             msgspec.structs.replace(agent, num_ranks=num_ranks)
             for agent, num_ranks in zip(self._agents, layout, strict=False)
@@ -163,7 +163,7 @@ class Fan:
         self._dead = {rank for rank in self._dead if rank < sum(layout)}
 
     def add(self, agent: Host) -> Routed:
-        """Use another host, whose ranks are dead until they are forked."""
+        """Add a host to the mesh; its ranks are dead until they are forked."""
         index = len(self._agents)
         self._agents.append(agent)
         return self.replace(index, agent)
@@ -219,7 +219,7 @@ class Fan:
     # ---- from the agents
 
     def join(self, index: int, parcel: Parcel[Any]) -> Routed:
-        """Return what an agent's message means for the controller, and for other agents."""
+        """Return the messages to pass on to the controller and other agents after an agent's."""
         if index not in self.hosts:
             return self._note_return(index, parcel.verb)
         if index in self.joining:
@@ -233,7 +233,7 @@ class Fan:
             self._welcomes[index] = parcel.verb
             return self._all_welcomed() if self.hosts <= self._welcomes.keys() else Routed()
         if not self.is_welcome and not isinstance(parcel.verb, Refused | Detached):
-            # Which runs are in flight is known once every agent has said so.
+            # The runs in flight are known once every agent has listed its own.
             self._held.append((index, parcel))
             return Routed()
         return self._join(index, parcel)
@@ -307,7 +307,7 @@ class Fan:
         return Routed(up=[parcel])
 
     def lose(self, index: int, reason: str) -> Routed:
-        """Handle that a host's agent has ended or counts as lost, with its ranks."""
+        """Handle the end or loss of a host's agent, and with it of the host's ranks."""
         if index not in self.hosts:
             return Routed()
         self.hosts.discard(index)
@@ -315,7 +315,7 @@ class Fan:
         if self._is_leaving:
             return Routed(up=[] if self.hosts else [Parcel(Detached(reason))])
         if not self.hosts or (self._has_failed and not self._is_stopping):
-            others = self._to(self.hosts, Parcel(Stop()))  # which have no part in the failure
+            others = self._to(self.hosts, Parcel(Stop()))  # these have not failed
             self.hosts.clear()
             return Routed([Parcel(Stopped(reason))], others.down)
         if self._is_stopping:
@@ -338,17 +338,17 @@ class Fan:
 
     @property
     def lost(self) -> tuple[int, ...]:
-        """The hosts that are gone."""
+        """The indices of the lost hosts."""
         return tuple(sorted(set(range(len(self._agents))) - self.hosts))
 
     @property
     def returned(self) -> frozenset[int]:
-        """The lost hosts that are heard again, with their ranks."""
+        """The lost hosts that are reached again, with their ranks."""
         ready = (index for index, (_, ready) in self._returned.items() if ready is not None)
         return frozenset(ready)
 
     def _note_return(self, index: int, verb: Any) -> Routed:
-        """Note what the agent of a lost host says of its ranks."""
+        """Record a message of a lost host's agent, which is reached again."""
         if isinstance(verb, Welcome):
             self._returned[index] = verb, None
         elif isinstance(verb, MeshReady) and index in self._returned:
@@ -361,7 +361,9 @@ class Fan:
         return Routed()
 
     def take_back(self, index: int) -> Routed:
-        """Use a lost host that is heard again, with what its ranks hold; their runs are over."""
+        """Take back a lost host that is reached again: its ranks keep their state, and are
+        interrupted in their runs, which are over.
+        """
         welcome, ready = self._returned.pop(index)
         assert ready is not None
         self.hosts.add(index)
@@ -380,7 +382,7 @@ class Fan:
         return routed
 
     def replace(self, index: int, agent: Host) -> Routed:
-        """Use another agent in place of a lost one; its ranks are dead until they are forked."""
+        """Put a new agent in the place of a lost one; its ranks are dead until they are forked."""
         self._agents[index] = agent
         self._ended.discard(index)
         self._returned.pop(index, None)
@@ -402,16 +404,16 @@ class Fan:
         return self._to(self.hosts - {index}, order) if port else Routed()
 
     def _make_store(self) -> tuple[int, Parcel[Any]]:
-        """Return the order to start the c10d store again, whose host has gone, for a host that is
-        heard.
+        """Return the order to start a new c10d store, as the store's host is lost, for a host that
+        can be reached.
         """
         heard = self.hosts - self._reports.silent
-        self._store = min(heard or self.hosts), 0  # until it says on which port
+        self._store = min(heard or self.hosts), 0  # until it reports the port
         return self._store[0], Parcel(MakeStore())
 
     def _all_ready(self) -> Routed:
         ranks = [info for index in sorted(self._ready) for info in self._ready[index].ranks]
-        # The port is for groups to connect to after a store was replaced: it is the owner's.
+        # Groups use this port, of the store's owner, after the store was replaced.
         port = self._ready[min(self._ready)].store_port
         gone = list(self._reports.lost_ranks(self._agents, self.lost))
         self._dead.update(info.rank for info in gone)
@@ -423,7 +425,7 @@ class Fan:
         return routed
 
     def _find_store(self, ready: MeshReady) -> None:
-        """Note which host has the store, as a host says whose ranks use it."""
+        """Record which host has the c10d store, from the report of a host whose ranks use it."""
         for index, agent in enumerate(self._agents):
             if agent.address == ready.store_address:
                 self._store = index, ready.store_port
@@ -433,7 +435,7 @@ class Fan:
         return [Parcel(report) for report in self._reports.take(self._agents, self.hosts)]
 
     def note_heard(self, index: int, is_heard: bool) -> Routed:
-        """Note whether a host is heard; questions do not wait for one that is not."""
+        """Record whether a host can be reached; requests do not wait for one that cannot."""
         if is_heard:
             self._reports.silent.discard(index)
             return Routed()
@@ -451,39 +453,41 @@ class Fan:
         return self._is_stopping
 
     def _name(self, index: int, text: str) -> str:
-        """Return a text of an agent's with its host, unless that is this machine alone."""
+        """Prefix a text of an agent with its host, unless the mesh is on this machine alone."""
         host = self._agents[index].name
         return f"on {host}: {text}" if host else text
 
     def describe(self, index: int) -> str:
-        """Name a host and its ranks."""
+        """Return a host's name and ranks, as text."""
         agent = self._agents[index]
         return f"{agent.name} ({describe_ranks(agent.ranks)})"
 
 
 class Gathering(Generic[_T]):
-    """The answers of several hosts to questions, which have numbers."""
+    """The answers of several hosts to numbered requests."""
 
     def __init__(self) -> None:
         self._open: dict[int, tuple[set[int], dict[int, _T]]] = {}
 
     def begin(self, number: int, hosts: Iterable[int]) -> None:
-        """Note a question to these hosts."""
+        """Register a request to these hosts."""
         self._open[number] = set(hosts), {}
 
     def add(self, number: int, host: int, answer: _T) -> bool:
-        """Note a host's answer; return whether the question is open."""
+        """Record a host's answer; return whether the request is open."""
         if number in self._open:
             self._open[number][1][host] = answer
         return number in self._open
 
     def awaited(self, number: int) -> list[int]:
-        """Return the hosts that have not answered a question."""
+        """Return the hosts that have not answered a request."""
         hosts, answers = self._open.get(number, (set(), {}))
         return sorted(hosts - answers.keys())
 
     def take(self, hosts: Collection[int]) -> Iterator[tuple[int, dict[int, _T]]]:
-        """Yield the answers to questions that none of these hosts has still to answer."""
+        """Yield (number, answers) of each request that all of these hosts have answered, and close
+        it.
+        """
         for number, (asked, answers) in list(self._open.items()):
             if asked & set(hosts) <= answers.keys():
                 del self._open[number]
@@ -491,11 +495,10 @@ class Gathering(Generic[_T]):
 
 
 class HostReports:
-    """The questions for reports that agents have not all answered, and the last ranks that each
-    host has reported.
+    """The open requests for hosts' reports, and the last report of each host on its ranks.
 
     Attributes:
-        silent: the hosts that are not heard at the moment, whose answers are not awaited.
+        silent: hosts that are out of reach at the moment, whose answers are not awaited.
     """
 
     def __init__(self) -> None:
@@ -506,16 +509,16 @@ class HostReports:
         self.silent: set[int] = set()
 
     def note(self, index: int, report: HostReport) -> None:
-        """Note a host's answer."""
+        """Record a host's report."""
         self._questions.add(report.request, index, report)
         self.note_ranks(index, report.ranks)
 
     def note_ranks(self, index: int, ranks: Sequence[RankInfo]) -> None:
-        """Note what a host says of its ranks without a question."""
+        """Record a host's ranks, as it has reported them with or without a request."""
         self._last[index] = tuple(ranks)
 
     def note_lost(self, index: int, why: str) -> None:
-        """Note that a host is lost, and how."""
+        """Record the loss of a host, and its reason."""
         self.silent.discard(index)
         self._why_lost[index] = why
 
@@ -526,11 +529,11 @@ class HostReports:
         self._why_lost.pop(index, None)
 
     def take(self, agents: Sequence[Host], hosts: Collection[int]) -> Iterator[HostReport]:
-        """Yield the joined answers to questions that no host has still to answer.
+        """Yield the joined reports for each request that needs no more answers.
 
         Args:
-            agents: one a host.
-            hosts: those of them that are not lost.
+            agents: the agents, one a host.
+            hosts: indices of the hosts that are not lost.
         """
         for request, answers in self._questions.take(set(hosts) - self.silent):
             others = self._not_heard([i for i in hosts if i not in answers])
@@ -555,12 +558,12 @@ class HostReports:
 def join_reports(
     request: int, reports: Iterable[HostReport], others: Iterable[RankInfo] = ()
 ) -> HostReport:
-    """Return the hosts' answers to one question as one, with the ranks in their order.
+    """Join the reports of several hosts for one request into one, with the ranks in order.
 
     Args:
-        request: the question's number.
-        reports: the answers.
-        others: the ranks of hosts that have not answered.
+        request: number of the request.
+        reports: the reports.
+        others: ranks of hosts that have not answered.
     """
     reports = list(reports)
     infos = [*(info for report in reports for info in report.ranks), *others]
@@ -573,10 +576,10 @@ _STAGES = ("importing torch", "forking ranks", "process group")
 
 
 def join_progress(said: Sequence[Progress | None]) -> Progress:
-    """Return how far a start has come on all hosts: as far as on the slowest one.
+    """Return the progress of a start on all hosts: the stage of the slowest host.
 
     Args:
-        said: by each host; None by one that has said nothing yet.
+        said: last report of each host; None for a host without one.
     """
     stages = [progress.stage if progress else _STAGES[0] for progress in said]
     num_ready = sum(progress.num_ready for progress in said if progress is not None)

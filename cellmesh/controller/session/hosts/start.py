@@ -1,5 +1,5 @@
-"""Starts agents in place of those of lost hosts, or takes the hosts back if they are heard again;
-at the end of a mesh, ends the agents that did not hear it.
+"""Starts agents in place of those of lost hosts, or takes back hosts that are reached again; after
+the end of a mesh, ends the agents that did not receive that order.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from .connections import Connections
 
 _T = TypeVar("_T")
 Post = Callable[[Callable[[Core, float], Sequence[Effect]]], None]
-# The loop takes up an order within milliseconds, unless callbacks keep it.
+# The loop executes a command within milliseconds, unless callbacks block it.
 _ORDER_S = 30.0
 
 
 class Claim:
-    """What the link's loop does, or the thread that asked for it withdraws: the first of both."""
+    """A call that the link's loop executes or the requesting thread withdraws: the first wins."""
 
     def __init__(self) -> None:
         self._left = [None]
@@ -48,12 +48,12 @@ def call_in_loop(post: Post, action: Callable[[], _T]) -> _T:
     """Have the link's loop call a function; return the function's result, or raise its exception.
 
     Args:
-        post: gives the link's loop a command.
-        action: is called there.
+        post: queues a command for the link's loop.
+        action: the function.
 
     Raises:
         NoMeshError: the mesh has ended, and its loop with it.
-        HostError: the loop does not get to it in time; it will not call the function any more.
+        HostError: the loop does not call the function in time, and will not call it later.
     """
     reply: Reply[_T] = Reply()
     claim = Claim()
@@ -79,28 +79,29 @@ def bring_back(
     new_hosts: str | Iterable[str],
     code: CodeSync | None,
 ) -> str:
-    """Make the ranks of lost hosts ones that a heal can reach. Blocks while agents start.
+    """Take lost hosts back or replace them, so that a heal can reach an agent for each rank. Blocks
+    while agents start.
 
     Args:
         hosts: the connections to all hosts.
-        launcher: starts agents, all at once.
-        post: gives the link's loop a command.
-        new_hosts: take the place of lost ones that are not heard (`choose_places`).
-        code: keeps the user's modules the same on all hosts; new agents' zygotes wait for them.
+        launcher: starts the new agents, all at once.
+        post: queues a command for the link's loop.
+        new_hosts: hosts that take the place of lost ones (`choose_places`).
+        code: sends the user's modules to all hosts; zygotes of new agents wait for them.
 
     Returns:
         Why some hosts could not be brought back, while others were; "" if all were.
 
     Raises:
         MeshUsageError: a new host cannot take a lost one's place; nothing has changed.
-        HostError: no host could be brought back, or one cannot have the modules.
+        HostError: no host could be brought back, or one cannot receive the modules.
         NoMeshError: the mesh has ended.
     """
     lost = hosts.lost
     before = launcher.ticket.agents
     places = choose_places(new_hosts, lost, before)
     launcher.check_may_join(places.values())
-    names: dict[int, str] = {}  # of the hosts on which agents are started
+    names: dict[int, str] = {}  # hosts on which agents are started
     for index in lost:
         if not call_in_loop(post, functools.partial(hosts.take_back, index)):
             names[index] = places.get(index, before[index].name)
@@ -116,26 +117,26 @@ def bring_back(
     if code is not None:
         if lost:
             code.forget()
-        code.bring(timeout_s=FILES_S)  # also what a host could not have at the heal before
+        code.bring(timeout_s=FILES_S)  # also modules that an earlier heal could not send
     return text
 
 
 def choose_places(
     new_hosts: str | Iterable[str], lost: Sequence[int], agents: Sequence[Host]
 ) -> dict[int, str]:
-    """Choose which lost host's place each new host takes: that of the host itself if it is named,
-    else the first one with as many ranks. Pure.
+    """Assign the place of a lost host to each new host: the lost host of the same name, else the
+    first with as many ranks. Pure.
 
     Args:
-        new_hosts: ``c:4,d:4``, or ``c`` for the ranks of any lost host.
+        new_hosts: names and numbers of ranks, e.g. ``c:4,d:4``; ``c`` for any number.
         lost: the indices of the lost hosts.
-        agents: of all hosts.
+        agents: the agents of all hosts.
 
     Returns:
-        The new hosts' names by the index of the lost host.
+        Index of a lost host -> name of the new host.
 
     Raises:
-        MeshUsageError: no lost host is left for one of them, or it has ranks of the mesh.
+        MeshUsageError: no lost host is left for a new host, or that has ranks of the mesh already.
     """
     words = (
         new_hosts.split(",") if isinstance(new_hosts, str) else [str(each) for each in new_hosts]
@@ -161,10 +162,10 @@ def choose_places(
 
 
 def describe_failures(errors: Mapping[str, HostError]) -> str:
-    """Say which lost hosts could not be brought back, and why; "" if all were. Pure.
+    """Return an error text on lost hosts that could not be brought back; "" if all were. Pure.
 
     Args:
-        errors: by host.
+        errors: name of the host -> error.
     """
     lines = [
         f"{host} is lost, and no agent could be started: {error}" for host, error in errors.items()
@@ -175,10 +176,11 @@ def describe_failures(errors: Mapping[str, HostError]) -> str:
 
 
 def describe_replaced(before: Sequence[str], now: Sequence[str]) -> list[str]:
-    """Say which hosts of a mesh have taken the place of which. Pure.
+    """Return a line for each host of a mesh that has taken the place of another. Pure.
 
     Args:
-        before, now: the hosts' names, in the order of their ranks.
+        before: names of the hosts before a heal, in the order of their ranks.
+        now: names of the hosts after it.
     """
     return [
         f"{name} has taken the place of {old}"
@@ -191,12 +193,12 @@ _END_S = 5.0
 
 
 def end_unheard(hosts: Connections, ticket: Ticket) -> str:
-    """Ask the agents at their ports to end, and return what is to be said of those that do not
+    """End the agents that have not reported their end, and return a text on those that do not
     answer; "" if none is left. Blocks.
 
     Args:
-        hosts: the connections to the agents, closed by now.
-        ticket: the mesh's, with its present hosts.
+        hosts: the connections to the agents, which are closed already.
+        ticket: ticket of the mesh, with its present hosts.
     """
     unended = [agent for agent in hosts.unended(ticket.replaced) if agent.public_key]
     ticket = msgspec.structs.replace(ticket, agents=tuple(unended), replaced=())
@@ -205,12 +207,12 @@ def end_unheard(hosts: Connections, ticket: Ticket) -> str:
 
 
 def sync_through(hosts: Connections, link: Link, ticket: Ticket) -> CodeSync:
-    """Return a `CodeSync` that sends the user's modules to a mesh's hosts through its session.
+    """Return a `CodeSync` that sends the user's modules over the connections to a mesh's agents.
 
     Args:
         hosts: the connections to the agents.
-        link: uses them, in its loop.
-        ticket: of the mesh.
+        link: the link in whose loop they are used.
+        ticket: ticket of the mesh.
     """
 
     def ask(make: Make, timeout_s: float | None) -> Answers:

@@ -1,6 +1,7 @@
-"""Starts agents on hosts by commands of this process: ssh, srun, or any that runs another there.
+"""Starts agents on hosts by commands on this machine: ssh, srun, or any command that runs another
+one on a host.
 
-A command starts the agent of one host, or, where the hosts are not known before, the agents of all.
+A command starts the agent of one host or, if an engine chooses the hosts, the agents of all.
 """
 
 from __future__ import annotations
@@ -31,28 +32,30 @@ from ....wire.ticket import Ticket
 from ...engines import ENGINES, template_for
 from ...host_list import command_for, has_stdin
 
-# How long the agents of hosts may take to end after a kill of what started them.
+# How long commands and their agents may take to end before the next signal is sent.
 _KILL_S = 15.0
 # The error output of a command that starts the agents of all hosts, among a mesh's logs.
 ALL_LOG = "agents.log"
-# How often the state of an engine's queue is asked for, and how long the answer may take.
+# Interval between queries of the state of an engine's queue, and time limit of an answer.
 _ASK_S, _ANSWER_S = 2.0, 5.0
 
 
 @dataclass(eq=False)
 class _Command:
-    """A command that starts agents, with its output as far as it is not read.
+    """A running command that starts agents, and its output.
 
     Attributes:
-        parts: of the agents that it starts: one for a host that was named to it, else all.
-        launch: its template.
-        name: of the host; of the engine, if the command starts the agents of all hosts.
-        log: its error output.
-        ticket: the file that it reads the ticket from; None for its standard input.
-        queue: the command that prints the state of its job; () if there is none.
+        parts: parts of the mesh whose agents it starts: one for a named host, else all.
+        launch: template of its command line.
+        name: name of the host; of the engine, if the command starts the agents of all hosts.
+        log: file of its error output.
+        ticket: file that it reads the ticket from; None for its standard input.
+        queue: command that prints the state of its job; () for none.
+        process: its process.
         problem: why its agents do not start; "" while they may.
-        output: the beginning of its next line.
-        text: its lines that are no messages of cellmesh's.
+        output: the unfinished last line of its output.
+        text: lines of its output that are not messages of cellmesh.
+        announced: announcements of its agents so far.
     """
 
     parts: Sequence[HostPart]
@@ -73,8 +76,8 @@ class _Command:
         return not self.parts[0].name
 
     def read(self) -> str:
-        """Read output: announcements, and what the command waits for, which is returned; "" if
-        nothing. The output of login scripts is left out.
+        """Read the announcements in new output; return the resources that the command waits for, ""
+        for none. Output of login scripts is skipped.
         """
         assert self.process.stdout is not None
         data, waits = os.read(self.process.stdout.fileno(), 65536), ""
@@ -98,7 +101,7 @@ class _Command:
 
     @property
     def is_complete(self) -> bool:
-        """Whether each of its agents has announced itself, or one has a problem."""
+        """Whether all of its agents have announced themselves, or one has a problem."""
         return len(self.announced) >= len(self.parts) or bool(self.problem)
 
     def results(self) -> list[Announcement]:
@@ -108,7 +111,7 @@ class _Command:
         return sorted(self.announced, key=lambda each: each.host.first_rank)
 
     def ask_queue(self) -> str:
-        """Return the state of its job while the job waits for nodes; "" if it does not."""
+        """Return the state of its job if the job waits for nodes; else ""."""
         if not self.queue or self.announced:
             return ""
         with contextlib.suppress(OSError, subprocess.SubprocessError):
@@ -121,12 +124,12 @@ class _Command:
 
 @dataclass(eq=False)
 class HostCommands:
-    """Runs commands that start agents; each stays for as long as the agents that it has started.
+    """Runs commands that start agents; each command runs for as long as its agents.
 
     Attributes:
-        first: the template of the command that starts the agents of all hosts; "" where each host
-            has a command of its own.
-        report: shows what is waited for.
+        first: template of the command that starts the agents of all hosts; "" if each host has a
+            command of its own.
+        report: shows the user a line on the resources that commands wait for.
     """
 
     first: str = ""
@@ -135,23 +138,23 @@ class HostCommands:
     _released: list[_Command] = field(default_factory=list)
 
     def prepare(self, ticket: Ticket) -> Ticket:
-        """Return the ticket of controllers, to which commands have nothing to add."""
+        """Return the ticket unchanged; `InvitedHosts.prepare` adds an invitation."""
         return ticket
 
     def start(
         self, ticket: Ticket, parts: Sequence[HostPart], timeout_s: float, needs_all: bool = True
     ) -> list[Announcement]:
-        """Start the agents of some hosts at once, and wait for what they announce.
+        """Start the agents of several hosts at once, and wait for their announcements.
 
         Args:
-            ticket: the controllers'; agents get one of their own each.
-            parts: what the agents run.
-            timeout_s: how long all of them may take; it does not run while a command waits for
-                nodes.
-            needs_all: one that cannot start ends the wait for the others.
+            ticket: ticket of controllers; each agent gets one of its own.
+            parts: parts of the mesh, one for each agent.
+            timeout_s: time limit for all agents in seconds, without the time in which commands
+                wait for nodes.
+            needs_all: whether an agent that cannot start ends the wait for the others.
 
         Returns:
-            The announcements in the order of the parts, some maybe with a problem.
+            The announcements in the order of the parts; some may have a problem.
 
         Raises:
             HostError: no command can be run.
@@ -206,7 +209,7 @@ class HostCommands:
         _write(process, text)
 
     def _hear(self, timeout_s: float, needs_all: bool) -> None:
-        """Read the commands' output until each is complete, or the time is over."""
+        """Read the commands' output until all are complete, or the time is over."""
         deadline = time.monotonic() + timeout_s
         with selectors.DefaultSelector() as selector:
             for command in self._starting:
@@ -237,30 +240,30 @@ class HostCommands:
                     return
 
     def drop(self, index: int) -> None:
-        """End one of the agents that were started last.
+        """End an agent of the last start.
 
         Args:
-            index: of its host.
+            index: index of its host.
         """
         dropped = [command for command in self._starting if command.parts[0].index == index]
         self._starting = [command for command in self._starting if command not in dropped]
         _end(dropped)
 
     def let_go(self) -> None:
-        """Have agents go on, whatever becomes of this process or of what started them."""
+        """Let the agents of the last start run on, even if this process or their commands end."""
         for command in self._starting:
             process = command.process
             _write(process, GO)
             _close(process.stdin)
             _close(process.stdout)
-            # The mesh may outlive the interest of this process in it.
+            # The mesh may outlive its use by this process.
             reaper = threading.Thread(target=process.wait, name="cellmesh-reaper", daemon=True)
             reaper.start()
         self._released += self._starting
         self._starting = []
 
     def end(self) -> None:
-        """End the agents that were started and not let go."""
+        """End the agents of the last start, which were not let go."""
         starting, self._starting = self._starting, []
         _end(starting)
 
@@ -269,24 +272,24 @@ class HostCommands:
         return [*self._starting, *self._released]
 
     def poll(self) -> bool:
-        """Whether anything runs by which agents were started; it does as long as they."""
+        """Return whether a command that has started agents runs, as it does while they live."""
         return any(command.process.poll() is None for command in self._all)
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait for the end of what `poll` asks for; False if it has not ended in time."""
+        """Wait for the end of the commands that have started agents; False if one goes on."""
         return _await(self._all, timeout_s)
 
     def signal(self, number: int) -> None:
-        """Send a signal to what `poll` asks for."""
+        """Send a signal to the commands that have started agents."""
         _signal(self._all, number)
 
     def leave(self) -> None:
-        """Close nothing: what is open for agents closes with the commands."""
+        """Close no resources: those of the commands are closed at their end."""
 
 
 def describe_job_end(ticket: Ticket, host: str) -> str:
-    """Return what an engine has printed of the end of its job, or of the loss of a host; "" if
-    nothing, or on another host than the one that has started the mesh.
+    """Return an engine's message on the end of its job or the loss of a host; "" for none, or on
+    another machine than the one that has started the mesh.
     """
     if ticket.launch != "slurm":
         return ""
@@ -309,16 +312,16 @@ def _write_file(text: SecretBytes) -> Path:
 
 
 def _write(process: subprocess.Popen[bytes], line: bytes) -> None:
-    if process.stdin is None:  # it has its ticket in a file, and waits for no order
+    if process.stdin is None:  # it reads its ticket from a file, and waits for no order
         return
-    with contextlib.suppress(OSError):  # it has ended: its output says why
+    with contextlib.suppress(OSError):  # it has ended: its output has the reason
         process.stdin.write(line)
         process.stdin.flush()
 
 
 def _end(commands: Sequence[_Command]) -> None:
     for command in commands:
-        _close(command.process.stdin)  # upon which an agent that waits for `GO` ends
+        _close(command.process.stdin)  # an agent that waits for `GO` then ends
         if command.process.stdin is None or command.ask_queue():
             _signal([command], signal.SIGTERM)
     for number in (signal.SIGTERM, signal.SIGKILL):
@@ -331,13 +334,13 @@ def _end(commands: Sequence[_Command]) -> None:
 def _signal(commands: Sequence[_Command], number: int) -> None:
     for command in commands:
         if command.process.poll() is None:
-            # One that is killed does not give its nodes back.
+            # A killed command would not give its nodes back.
             is_kept = command.is_for_all and number == signal.SIGKILL
             command.process.send_signal(signal.SIGTERM if is_kept else number)
 
 
 def _await(commands: Sequence[_Command], timeout_s: float | None) -> bool:
-    """Wait until processes have ended, and close what leads to them; False if they go on."""
+    """Wait for the end of commands, and close their pipes; False if one goes on."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     for command in commands:
         try:
@@ -365,10 +368,11 @@ def _close(file: IO[bytes] | None) -> None:
             file.close()
 
 
-# What is put in the place of a ticket's file.
+# Path in place of a ticket's file in a command for users.
 _ANY_FILE = "/tmp/cellmesh-try"
-# What ssh, an engine's command, a shell or Python on the host have said (patterns), what it means,
-# and what mends it. Each has words of its own, so that it is known behind sudo or a script, too.
+# Error messages of ssh, engines' commands, shells and Python (patterns), each with its meaning and
+# remedy. A pattern is specific enough to match without the program's name, as behind sudo or a
+# script.
 _KNOWN = r"""
 ssh: Could not resolve hostname
     the name does not resolve. Next: write it as DNS, /etc/hosts or ~/.ssh/config have it; {ssh}
@@ -428,14 +432,14 @@ _CAUSES: list[tuple[str, ...]] = [
 
 
 def explain(name: str, launch: str, python: str, status: int, said: str) -> str:
-    """Return why no agent was started on a host, and what to type next.
+    """Return the error text for a host on which no agent was started: the cause and a remedy.
 
     Args:
-        name: the host.
-        launch: the command line that starts an agent; "" for ssh.
-        python: the interpreter that the command names.
-        status: the command's exit code.
-        said: the command's output.
+        name: name of the host.
+        launch: template of the command line that starts an agent; "" for ssh.
+        python: path of the interpreter in the command.
+        status: exit code of the command.
+        said: output of the command.
     """
     text, remedy = _find_cause(name, launch, python, status, said)
     program = command_for(launch, name, ())[0]
@@ -446,7 +450,7 @@ def explain(name: str, launch: str, python: str, status: int, said: str) -> str:
 
 
 def _find_cause(name: str, launch: str, python: str, status: int, said: str) -> tuple[str, str]:
-    """Return the cause, "" if it is unknown, and the remedy."""
+    """Return the cause of a failed start, "" if it is unknown, and a remedy."""
     program = command_for(launch, name, ())[0]
     for pattern, text, remedy in _CAUSES:
         found = re.search(pattern, said)
@@ -465,10 +469,10 @@ def _find_cause(name: str, launch: str, python: str, status: int, said: str) -> 
 
 
 def command_to_try(name: str, launch: str, python: str) -> str:
-    """Return the command line that shows whether an agent can be started on a host, without the
-    ticket, which a person has not.
+    """Return a command line for users that tests whether an agent can be started on a host; it
+    needs no ticket.
     """
-    if "ray_driver" in launch:  # it runs in what Ray had reserved, which is given back
+    if "ray_driver" in launch:  # the reservation that it runs in has been given back
         return "ray status"
     outside = re.sub(r"^srun --jobid=\d+ ", "srun ", launch)  # of a job that may have ended
     command = command_for(outside, name, [python, "-m", "cellmesh", "--version"], _ANY_FILE)

@@ -1,5 +1,5 @@
-"""The launcher of an agent on each of many hosts, and the ways from this process to the agents:
-straight to their ports, or through ssh's own forwarding.
+"""The launcher of an agent on each of many hosts, and the routes from this process to the agents:
+straight to their ports, or through port forwarding by ssh.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .commands import HostCommands
 from .invited_hosts import InvitedHosts
 from .local import Launcher
 
-# How long the agent that replaces a lost one may take.
+# Time limit for the start of an agent in place of a lost one, or on a new host.
 _ATTACHED_START_S = 120.0
 
 
@@ -36,16 +36,17 @@ class HostAgents(Launcher):
     """The launcher of one agent on each host.
 
     Args:
-        ticket: of the mesh, in the notebook's runtime directory; it gets the agents' addresses. If
-            it has them already, the agents were started by another process.
-        hosts: on which agents are started.
-        command: the command line that starts the agents of all hosts; "" where each host has one.
-        timeout_s: how long all of them may take; infinite to wait for people to start them.
+        ticket: ticket of the mesh, in the notebook's runtime directory; it gets the agents'
+            addresses. If it has them already, another process has started the agents.
+        hosts: hosts to start agents on.
+        command: command line that starts the agents of all hosts; "" if each host has its own.
+        timeout_s: time limit for the start of all agents, in seconds; infinite to wait for people
+            to start them.
         report: shows a line of progress; called with a text and whether the text stays.
 
     Attributes:
-        ticket: with the agents' addresses, once they have started.
-        unheard: the places of the agents that were started by another process, and not reached.
+        ticket: ticket of the mesh, with the agents' addresses once they have started.
+        unheard: indices of the agents that another process has started and that are out of reach.
     """
 
     def __init__(
@@ -70,10 +71,10 @@ class HostAgents(Launcher):
         """Start all agents at once, and wait until each has announced itself.
 
         Returns:
-            A descriptor that is never readable: the connections tell when all agents have ended.
+            A file descriptor that is never readable: the connections detect the agents' end.
 
         Raises:
-            HostError: one could not be started; those that were have been ended.
+            HostError: an agent could not be started; the agents that were have been ended.
         """
         if not self.ticket.agents:
             self._start_all()
@@ -84,7 +85,7 @@ class HostAgents(Launcher):
             self.unheard = tuple(problems)
             self.ticket = msgspec.structs.replace(self.ticket, agents=tuple(found))
             if self.ticket.invitation is not None:
-                with contextlib.suppress(HostError):  # another process, or host, listens
+                with contextlib.suppress(HostError):  # another process or host listens already
                     self.ticket = self._starter.prepare(self.ticket)
         return os.eventfd(0, os.EFD_CLOEXEC)
 
@@ -96,7 +97,7 @@ class HostAgents(Launcher):
         ]
         try:
             parts = [self._part(index, len(hosts), host) for index, host in enumerate(hosts)]
-            write_ticket(self.ticket)  # with its key, by which it is known as one of many hosts
+            write_ticket(self.ticket)  # its key marks it as one of many hosts
             announced = self._start(parts, self._timeout_s)
             found, job = self._find([each.host for each in announced]), announced[0].job
             self.ticket = msgspec.structs.replace(self.ticket, agents=tuple(found), job=job)
@@ -108,7 +109,7 @@ class HostAgents(Launcher):
             raise
 
     def _start(self, parts: Sequence[HostPart], timeout_s: float) -> list[Announcement]:
-        """Start agents that are all needed, and check what they announce."""
+        """Start agents, all of which are needed, and check their announcements."""
         self.ticket = self._starter.prepare(self.ticket)
         announced = self._starter.start(self.ticket, parts, timeout_s)
         for each in announced:
@@ -118,7 +119,7 @@ class HostAgents(Launcher):
         return announced
 
     def _find(self, hosts: Sequence[Host]) -> list[Host]:
-        """Return hosts with the ways to their agents, which are all needed."""
+        """Return hosts with the routes to their agents, all of which must be reached."""
         found, problems = self._reach.find(self.ticket, hosts)
         for index in problems:
             self._reach.forget(found)
@@ -128,7 +129,7 @@ class HostAgents(Launcher):
     def start_again(
         self, names: Mapping[int, str], given_up: Collection[int] = ()
     ) -> dict[int, HostError]:
-        """As `Launcher.start_again`."""
+        """Start agents in place of lost ones; see `Launcher.start_again`."""
         parts, started, failures = [], dict[int, Host](), dict[int, HostError]()
         for index, name in names.items():
             host = msgspec.structs.replace(self.ticket.agents[index], name=name)
@@ -157,10 +158,10 @@ class HostAgents(Launcher):
         return failures
 
     def _note_started(self, started: Mapping[int, Host]) -> None:
-        """Write to the ticket which agents are in place of lost ones."""
+        """Write the agents that were started in place of lost ones to the ticket."""
         agents, replaced = list(self.ticket.agents), list(self.ticket.replaced)
         for index, agent in started.items():
-            if agent.name != agents[index].name:  # where nothing has ended the lost one
+            if agent.name != agents[index].name:  # the lost agent may still run
                 replaced.append(agents[index])
             agents[index] = agent
         self.ticket = msgspec.structs.replace(
@@ -172,7 +173,7 @@ class HostAgents(Launcher):
         write_ticket(self.ticket)
 
     def check_may_join(self, names: Iterable[str]) -> None:
-        """As `Launcher.check_may_join`."""
+        """Check that hosts can join the mesh; see `Launcher.check_may_join`."""
         if self.ticket.launch == "ray" and (named := ", ".join(names)):
             raise MeshUsageError(
                 f"{named}: no node joins a mesh on Ray, whose reservation keeps its size. Without "
@@ -180,7 +181,7 @@ class HostAgents(Launcher):
             )
 
     def start_more(self, layout: Sequence[int], hosts: Sequence[Host]) -> list[Host]:
-        """As `Launcher.start_more`."""
+        """Start agents on more hosts; see `Launcher.start_more`."""
         self.check_may_join(host.name for host in hosts)
         parts = []
         for index, host in enumerate(hosts, len(layout) - len(hosts)):
@@ -202,7 +203,7 @@ class HostAgents(Launcher):
         return found
 
     def forget(self, agents: Sequence[Host]) -> None:
-        """As `Launcher.forget`."""
+        """End the forwardings to agents that have ended."""
         self._reach.forget(agents)
 
     def note_resized(
@@ -240,40 +241,40 @@ class HostAgents(Launcher):
         )
 
     def let_go(self) -> None:
-        """Have the agents go on, whatever becomes of this process."""
+        """Let the agents run on, even if this process ends."""
         self._starter.let_go()
 
     def poll(self) -> bool:
-        """Whether anything runs by which agents were started; it does as long as the agents."""
+        """Return whether a command that has started agents runs, as it does while they live."""
         return self._starter.poll()
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait until all that started agents has ended; False if it has not."""
+        """Wait for the end of the commands that have started agents; False if one goes on."""
         return self._starter.wait(timeout_s)
 
     def signal(self, number: int) -> None:
-        """Send a signal to what started agents."""
+        """Send a signal to the commands that have started agents."""
         self._starter.signal(number)
 
     def leave(self) -> None:
-        """Close what this process has open for the agents."""
+        """Close the routes to the agents, and the listener for hosts, if any."""
         self._reach.close()
         self._starter.leave()
 
     def describe(self) -> str:
-        """Name the hosts."""
+        """Return a line for users on the route to each agent."""
         return "agents: " + "; ".join(describe_way(agent) for agent in self.ticket.agents)
 
 
 def check_hosts(announced: Sequence[Announcement], is_ssh: bool) -> None:
-    """Check that hosts have the same versions, are different ones, and can reach each other. Pure.
+    """Check that hosts have equal versions, are different machines, and can reach each other. Pure.
 
     Args:
-        announced: one a host.
-        is_ssh: two names may stand for one host, by mistake.
+        announced: the agents' announcements, one a host.
+        is_ssh: whether hosts were named by the user, who may name one twice by mistake.
 
     Raises:
-        MeshUsageError: two names stand for one host, or one is reached by the loopback only.
+        MeshUsageError: two names stand for one host, or only one is reached by the loopback.
         HostError: versions differ.
     """
     hosts = [each.host for each in announced]
@@ -300,21 +301,21 @@ def check_hosts(announced: Sequence[Announcement], is_ssh: bool) -> None:
         )
 
 
-# How long an agent may take to answer; a firewall that drops packets answers nothing.
+# Time limit of an agent's answer; a firewall that drops packets sends none.
 _PROBE_S = 2.0
 _TUNNEL_S = 10.0
-# How long a forwarding that broke is left before it is made again.
+# Pause before a broken forwarding is made again.
 _PAUSE_S = 1.0
 
 
 class Tunnel:
-    """ssh's forwarding to an agent's port; made again when it breaks, until it is closed.
+    """A port forwarding by ssh to an agent; made again when it breaks, until it is closed.
 
     Args:
-        agent: where it leads.
+        agent: the agent's host and endpoint.
 
     Attributes:
-        endpoint: of this host.
+        endpoint: the forwarding's endpoint on this host.
     """
 
     def __init__(self, agent: Host) -> None:
@@ -346,7 +347,7 @@ class Tunnel:
             self._is_closed.wait(_PAUSE_S)
 
     def close(self) -> None:
-        """End ssh."""
+        """End the forwarding."""
         self._is_closed.set()
         with self._lock:
             if self._process is not None:
@@ -355,10 +356,10 @@ class Tunnel:
 
 
 def tunnel_command(agent: Host, port: int) -> list[str]:
-    """Return the ssh command that forwards a port of this host's loopback to an agent's.
+    """Return the ssh command that forwards a port of this host's loopback to an agent's port.
 
-    It has a connection of its own: the port of a shared one (ControlMaster) would stay open after
-    this command, and be in the way of the next.
+    It uses no shared connection (ControlMaster), on which the port would stay open after this
+    command, in the way of the next.
     """
     return [
         *("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ControlPath=none"),
@@ -370,11 +371,11 @@ def tunnel_command(agent: Host, port: int) -> list[str]:
 
 
 class Reach:
-    """The ways from this process to agents.
+    """The routes from this process to agents: their own ports, or port forwardings by ssh.
 
     Args:
-        may_forward: whether hosts are reached by ssh.
-        report: shows a line that stays.
+        may_forward: whether ssh reaches the hosts.
+        report: shows the user a line that stays.
     """
 
     def __init__(self, may_forward: bool, report: Callable[[str], None]) -> None:
@@ -382,8 +383,14 @@ class Reach:
         self._tunnels: list[Tunnel] = []
 
     def find(self, ticket: Ticket, agents: Sequence[Host]) -> tuple[list[Host], dict[int, str]]:
-        """Return agents with the way by which each is reached now, and why some, by their places,
-        are not reached. Blocks.
+        """Find the present route to each agent. Blocks.
+
+        Args:
+            ticket: ticket of the mesh.
+            agents: the agents.
+
+        Returns:
+            The agents with their routes, and index -> problem for agents that are out of reach.
         """
         found = [msgspec.structs.replace(agent, via="") for agent in agents]
         answering = ask_at(ticket, [(agent, agent.endpoint) for agent in found], _PROBE_S)
@@ -411,12 +418,12 @@ class Reach:
         return found, problems
 
     def forget(self, agents: Sequence[Host]) -> None:
-        """End the forwardings to agents."""
+        """End the forwardings to these agents."""
         ways = {agent.via for agent in agents}
         self._end([each for each in self._tunnels if each.endpoint in ways])
 
     def close(self) -> None:
-        """End the forwardings."""
+        """End all forwardings."""
         self._end(list(self._tunnels))
 
     def _end(self, tunnels: Sequence[Tunnel]) -> None:
@@ -427,12 +434,12 @@ class Reach:
 
 
 def describe_detours(agents: Sequence[Host]) -> list[str]:
-    """Say by which way each agent is reached that is not reached straight."""
+    """Return a line for each agent that is reached through a forwarding by ssh."""
     return [describe_way(agent) for agent in agents if agent.via]
 
 
 def unreached(agent: Host, problem: str) -> HostError:
-    """Return the error to raise for an agent that runs and is needed, and is not reached."""
+    """Return the error to raise for an agent that runs but cannot be reached."""
     port = agent.endpoint.rpartition(":")[2]
     return HostError(
         f"{agent.name}: its agent runs, and cannot be reached: {problem}. Open TCP port {port} of "
@@ -442,7 +449,7 @@ def unreached(agent: Host, problem: str) -> HostError:
 
 
 def describe_way(agent: Host) -> str:
-    """Say by which way an agent is reached."""
+    """Return a line on the route to an agent."""
     if agent.via:
         return f"{agent.name} is reached through ssh's forwarding: its own port is closed from here"
     return f"{agent.name} is reached at {agent.endpoint}"

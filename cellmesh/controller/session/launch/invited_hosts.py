@@ -1,4 +1,4 @@
-"""Starts agents on hosts that announce themselves, as a person or an engine has started
+"""Starts agents on hosts that announce themselves, after a person or an engine has run
 ``cellmesh agent`` there: ``--launch hand`` and ``--launch torchrun``.
 """
 
@@ -39,10 +39,10 @@ from ....wire.hosts import (
 from ....wire.own_file import Secret, SecretBytes, to_json
 from ....wire.ticket import Ticket, add_refused
 
-# How long a heal waits for a host that has announced itself again.
+# How long a heal waits for a host to announce itself again.
 _RETURN_S = 10.0
 _FILE = "join.json"
-# Of the documentation (RFC 5737): no packet is sent, the kernel looks up its route.
+# Address for documentation (RFC 5737): no packet is sent, the kernel only looks up its route.
 _ELSEWHERE = "192.0.2.1"
 
 
@@ -59,10 +59,10 @@ class InvitedHosts:
         self._listener: Listener | None = None
 
     def prepare(self, ticket: Ticket) -> Ticket:
-        """Listen, unless this process does; return the ticket of controllers with the invitation.
+        """Listen for hosts, unless this process does already; return the ticket with an invitation.
 
         Args:
-            ticket: with an invitation, the listener is bound where it was.
+            ticket: ticket of controllers; if it has an invitation, the listener uses its endpoint.
 
         Raises:
             HostError: the listener cannot be bound.
@@ -93,12 +93,13 @@ class InvitedHosts:
     def start(
         self, ticket: Ticket, parts: Sequence[HostPart], timeout_s: float, needs_all: bool = True
     ) -> list[Announcement]:
-        """As `HostCommands.start`, once hosts have announced themselves; they get ranks in
-        torchrun's order.
+        """Start agents on hosts that have announced themselves; see `HostCommands.start`.
+
+        Hosts get ranks in torchrun's order.
         """
         assert self._listener is not None
         assert ticket.invitation is not None
-        # TorchElastic has as many hosts as it was started with: those that join start by hand.
+        # TorchElastic keeps the number of hosts of its start: agents that join are run by hand.
         joins, path = needs_all and parts[0].joins, Path(ticket.directory) / _FILE
         launch = "hand" if joins else ticket.launch
         line = agent_line(launch, parts[0].num_hosts, path)
@@ -135,7 +136,7 @@ class InvitedHosts:
         return announced + [Announcement(missing)] * (len(parts) - len(guests))
 
     def _note_refused(self, ticket: Ticket, number: int) -> None:
-        """Write for `cellmesh ps` how many peers the listener has refused."""
+        """Write the number of peers that the listener has refused to a file, for `cellmesh ps`."""
         more, self._num_refused = number - self._num_refused, number
         add_refused(ticket, more)
 
@@ -149,35 +150,35 @@ class InvitedHosts:
                 self._listener.refuse(guest, reason)
 
     def drop(self, index: int) -> None:
-        """As `HostCommands.drop`."""
+        """Send away a host of the last start; see `HostCommands.drop`."""
         if index in self._starting:
             self._refuse([self._starting.pop(index)], "the notebook says why")
 
     def let_go(self) -> None:
-        """As `HostCommands.let_go`."""
+        """Let the agents of the last start run on, even if this process ends."""
         for guest in self._starting.values():
             if self._listener is not None:
                 self._listener.order(guest, GO)
         self._starting = {}
 
     def end(self) -> None:
-        """As `HostCommands.end`."""
+        """Send away the hosts of the last start, whose agents were not let go."""
         self._refuse(self._starting.values(), "the mesh was not started: the notebook says why")
         self._starting = {}
 
     def poll(self) -> bool:
-        """As `HostCommands.poll`: nothing of this process started them."""
+        """Return False, as no command of this process has started the agents."""
         return False
 
     def wait(self, timeout_s: float | None) -> bool:
-        """As `HostCommands.wait`."""
+        """Return True, as there is no command to wait for."""
         return True
 
     def signal(self, number: int) -> None:
-        """As `HostCommands.signal`."""
+        """Send no signal, as there is no command to signal."""
 
     def leave(self) -> None:
-        """Close the listener, which sends away the hosts that wait."""
+        """Close the listener, which sends away the waiting hosts."""
         if self._listener is not None:
             self._listener.close("the mesh has ended, or its notebook has left it")
 
@@ -186,7 +187,7 @@ def agent_line(launch: str, num_hosts: int, path: Path) -> str:
     """Return the command line that starts an agent on a host."""
     copied = f"~/cellmesh-{path.parent.name}.json"
     if launch == "torchrun":
-        # With a store that it shares, TorchElastic (2.13) waits without end when a host returns.
+        # With a shared store, TorchElastic (2.13) waits forever when a host returns.
         return (
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun "
             f"--nnodes {num_hosts} --nproc-per-node 1 --max-restarts 100 --rdzv-backend c10d "
@@ -196,7 +197,15 @@ def agent_line(launch: str, num_hosts: int, path: Path) -> str:
 
 
 def describe_start(launch: str, num_hosts: int, path: Path, joins: bool = False) -> str:
-    """Say what a person has to do on each host; on more hosts, if they join a mesh."""
+    """Return instructions for users: how to start the agent on each host of a new mesh, or on hosts
+    that join a mesh.
+
+    Args:
+        launch: ``hand`` or ``torchrun``.
+        num_hosts: number of hosts.
+        path: file of the invitation.
+        joins: whether the hosts join a running mesh.
+    """
     copied = f"cellmesh-{path.parent.name}.json"
     where = f"On {num_hosts} more" if joins else f"On each of {num_hosts}"
     lines = [
@@ -211,10 +220,10 @@ def describe_start(launch: str, num_hosts: int, path: Path, joins: bool = False)
 
 
 def write_invitation(path: Path, invitation: Invitation) -> None:
-    """Write the file that hosts get, mode 0600.
+    """Write the file with the invitation that is copied to hosts, with mode 0600.
 
     Raises:
-        HostError: it cannot be written.
+        HostError: the file cannot be written.
     """
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -228,12 +237,12 @@ def choose_address(wanted: str, by_interface: Mapping[str, Sequence[str]], route
     """Choose the address of this host at which other hosts announce themselves. Pure.
 
     Args:
-        wanted: an address or an interface, as the user has said; "" for none.
-        by_interface: this host's addresses.
-        routed: that of the route to other networks; "" without such a route.
+        wanted: address or interface that the user has chosen; "" for none.
+        by_interface: addresses of this host, by interface.
+        routed: address of this host on the route to other networks; "" without such a route.
 
     Raises:
-        MeshUsageError: there is no such address, or several, and none was chosen.
+        MeshUsageError: this host does not have the chosen address, or the user must choose one.
     """
     known = {address for addresses in by_interface.values() for address in addresses}
     there = ", ".join(f"{name} {' '.join(all_)}" for name, all_ in by_interface.items() if all_)
@@ -257,7 +266,8 @@ def choose_address(wanted: str, by_interface: Mapping[str, Sequence[str]], route
     return others[0]
 
 
-# A host that waits and says nothing for so long has gone; one that starts its agent may be slower.
+# A waiting host that is silent for this long counts as lost; while it starts its agent, it may be
+# silent for longer.
 _GONE_S = 5 * AGAIN_S
 _STARTING_S = 60.0
 
@@ -267,11 +277,11 @@ class Guest:
     """A host that has announced itself.
 
     Attributes:
-        identity: of its connection.
-        facts: what it has said of itself.
-        heard_at: when it said something last, in seconds.
-        has_part: it was given a ticket.
-        said: its announcements that nobody has taken yet.
+        identity: ZeroMQ identity of its connection.
+        facts: its name, addresses and place, as it has announced them.
+        heard_at: time of its last message, in seconds.
+        has_part: whether it was sent a ticket.
+        said: announcements of its agent that have not been read yet.
     """
 
     identity: bytes
@@ -281,29 +291,29 @@ class Guest:
     said: list[Announcement] = field(default_factory=list)
 
     def describe(self) -> str:
-        """Name the host and its addresses."""
+        """Return the host's name and addresses, as text."""
         return f"{self.facts.name} ({', '.join(self.facts.addresses)})"
 
 
 def choose_guests(guests: Sequence[Guest], now: float) -> list[Guest]:
-    """Return the hosts that wait for a part, in the order of their engine's numbers, or of arrival.
+    """Return the hosts that wait for a ticket, by their engine's numbers or in order of arrival.
 
     Args:
-        guests: in the order of arrival.
-        now: seconds.
+        guests: all hosts in the order of arrival.
+        now: current time in seconds.
     """
     waiting = [guest for guest in guests if not guest.has_part and now - guest.heard_at <= _GONE_S]
     return sorted(waiting, key=lambda guest: guest.facts.number)
 
 
 class Listener:
-    """A listener on one address of this host, served by a thread of its own.
+    """The server, on a thread of its own, to which hosts announce themselves.
 
     Args:
         endpoint: ``tcp://address:port``, or ``tcp://address:*``.
         secret: CURVE's secret key of the listener.
-        allowed: the public key of the hosts that may announce themselves.
-        refused: called by the thread, once a second at most, with how many peers were refused.
+        allowed: public key of the hosts that may announce themselves.
+        refused: called on the thread, at most once a second, with the number of refused peers.
 
     Raises:
         HostError: the endpoint cannot be bound.
@@ -334,14 +344,13 @@ class Listener:
     def gather(
         self, num_hosts: int, until: float, report: Callable[[Sequence[Guest]], None]
     ) -> list[Guest]:
-        """Wait until so many hosts wait for a part; return them in their order, or those that there
-        are when the time is over.
+        """Wait until this many hosts wait for a ticket or the time is over; return the waiting
+        hosts in order.
 
         Args:
-            num_hosts: how many.
-            until: when to give up, on the monotonic clock; infinite to wait for as long as it
-                takes.
-            report: called with those that wait, at first and when they change.
+            num_hosts: number of hosts.
+            until: when to give up, in seconds of the monotonic clock; infinite for never.
+            report: called with the waiting hosts, at first and whenever they change.
         """
         reported: list[Guest] | None = None
         while True:
@@ -357,7 +366,7 @@ class Listener:
                 self._changed.wait(min(AGAIN_S, until - now))
 
     def give(self, guest: Guest, ticket: SecretBytes) -> None:
-        """Give a host its agent's ticket."""
+        """Send a host the ticket of its agent."""
         guest.has_part = True
         self._say(guest, TICKET, ticket)
 
@@ -366,14 +375,14 @@ class Listener:
         self._say(guest, ORDER, line)
 
     def refuse(self, guest: Guest, reason: str) -> None:
-        """Send a host away; the process that announced it ends with this text."""
+        """Send a host away; the process that announced it ends with the reason as its error."""
         self._say(guest, REFUSED, reason.encode())
         with self._changed:
             self._guests.pop(guest.identity, None)
 
     def hear(self, guest: Guest, until: float) -> Announcement:
-        """Wait for what a host announces; it has a problem if that is not in time, or the host has
-        gone.
+        """Wait for the announcement of a host's agent; return one with a problem if it is late or
+        the host is lost.
         """
         name, problem = guest.facts.name, ""
         with self._changed:
@@ -390,7 +399,7 @@ class Listener:
         return Announcement(f"{name} {problem}" if problem else f"{name}: {announced.problem}")
 
     def close(self, reason: str) -> None:
-        """Send away who waits, and close the socket."""
+        """Send away the waiting hosts, and close the socket."""
         with self._changed:
             if self._is_closing:
                 return

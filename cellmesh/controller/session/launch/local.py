@@ -1,4 +1,4 @@
-"""Starts an agent on this machine, or finds one that runs."""
+"""Starts an agent on this machine, or finds a running one."""
 
 from __future__ import annotations
 
@@ -39,14 +39,15 @@ from .prestart import Prestart
 
 
 class Launcher:
-    """Starts the agents of a mesh, one a host, and watches and signals what runs of them here.
+    """Base class of launchers, which start the agents of a mesh, one a host, and watch and signal
+    the processes of this machine that the agents depend on.
 
     Args:
-        ticket: the mesh's, with the addresses of its agents as they are now.
+        ticket: ticket of the mesh, with the present addresses of its agents.
 
     Attributes:
-        ticket: likewise.
-        unheard: the places of the agents that were started by another process, and not reached.
+        ticket: the present ticket of the mesh.
+        unheard: indices of the agents that another process has started and that are out of reach.
     """
 
     def __init__(self, ticket: Ticket) -> None:
@@ -57,7 +58,7 @@ class Launcher:
         """Start the agents.
 
         Returns:
-            A descriptor that can be read once the agent has ended; the caller closes it.
+            A file descriptor that becomes readable at the end of the agent; the caller closes it.
 
         Raises:
             HostError: an agent could not be started.
@@ -65,87 +66,96 @@ class Launcher:
         raise NotImplementedError
 
     def poll(self) -> bool:
-        """Whether anything runs by which agents were started."""
+        """Return whether the agent, or a command that has started agents, runs on this machine."""
         raise NotImplementedError
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait for the end of the agents, and of what started them; False if they go on.
+        """Wait for the end of the agents and the commands that have started them; False if they go
+        on.
 
         Args:
-            timeout_s: how long, in seconds; None for as long as it takes.
+            timeout_s: time limit in seconds; None for none.
         """
         raise NotImplementedError
 
     def signal(self, number: int) -> None:
-        """Send a signal to what `poll` asks for, unless it has ended."""
+        """Send a signal to the processes that `poll` asks for, unless they have ended."""
         raise NotImplementedError
 
     def describe(self) -> str:
-        """Where the agents run."""
+        """Return a text for users on where the agents run."""
         raise NotImplementedError
 
     def note_resized(
         self, layout: Sequence[int], dims: Mapping[str, int], new: Sequence[Host]
     ) -> None:
-        """Note the mesh's new number of ranks and its hosts.
+        """Record the mesh's new number of ranks and its hosts.
+
+        Args:
+            layout: number of ranks of each host.
+            dims: dims of the DeviceMesh, name -> size.
+            new: the hosts that join, the last of `layout`.
 
         Raises:
-            HostError: that cannot be written; nothing has changed.
+            HostError: the ticket cannot be written; nothing has changed.
         """
         raise NotImplementedError
 
     def let_go(self) -> None:
-        """Have the agents go on, whatever becomes of this process: the mesh is ready."""
+        """Let the agents run on, even if this process ends, as the mesh is ready."""
 
     def leave(self) -> None:
-        """Close what this process has open for the agents, which go on or have ended."""
+        """Close this process's resources for the agents, which run on or have ended."""
 
     def start_again(
         self, names: Mapping[int, str], given_up: Collection[int] = ()
     ) -> dict[int, HostError]:
-        """Start agents in place of lost ones, all at once, and put the addresses of those that
-        start into `ticket`. Blocks.
+        """Start agents in place of lost ones, all at once, and write the addresses of the started
+        agents to `ticket`. Blocks.
 
         Args:
-            names: index of a lost host -> the host to start its agent on.
-            given_up: the indices of lost hosts whose agents are ended even if they live.
+            names: index of a lost host -> name of the host to start an agent on.
+            given_up: indices of lost hosts whose agents are ended even if they live.
 
         Returns:
-            The errors of those that could not be started, by the index of the lost host.
+            Index of a lost host -> error, for the agents that could not be started.
         """
         return {}
 
     def check_may_join(self, names: Iterable[str]) -> None:
-        """Check that hosts can join a mesh that was started so.
+        """Check that hosts can join a mesh that was started in this way.
+
+        Args:
+            names: names of the hosts.
 
         Raises:
-            MeshUsageError: there are some, and they cannot.
+            MeshUsageError: they cannot join.
         """
 
     def start_more(self, layout: Sequence[int], hosts: Sequence[Host]) -> list[Host]:
-        """Start agents on more hosts, and return where they are reached. Blocks.
+        """Start agents on more hosts, and return the hosts with the agents' addresses. Blocks.
 
         Args:
-            layout: how many ranks each host has then.
-            hosts: those that are new, the last of `layout`.
+            layout: number of ranks of each host, including the new ones.
+            hosts: the new hosts, the last of `layout`.
 
         Raises:
-            HostError: one could not be started; those that were have been ended.
-            MeshUsageError: no hosts can join, or one is in the mesh.
+            HostError: an agent could not be started; the agents that were have been ended.
+            MeshUsageError: no host can join this mesh, or one is in the mesh already.
         """
         return []
 
     def forget(self, agents: Sequence[Host]) -> None:
-        """Close what leads to agents that `start_more` has started and that have ended."""
+        """Close the routes to agents of `start_more` that have ended."""
 
 
 def ranks_environment(options: Options) -> dict[str, str]:
     """Return the environment variables that ranks get besides those of their host.
 
     Raises:
-        HostError: a GPU was asked for that this host, on which the mesh runs, was not given.
+        HostError: a requested GPU is not available on this host, on which the mesh runs.
     """
-    if options.hosts:  # each of which chooses GPUs among its own
+    if options.hosts:  # each host chooses among its own GPUs
         return dict(options.env)
     return {**options.env, **choose_gpus(options.gpus, os.environ)}
 
@@ -154,14 +164,14 @@ def make_ticket(options: Options) -> Ticket:
     """Make a mesh's directory and ticket.
 
     Args:
-        options: what to start.
+        options: options of the start.
 
     Returns:
         The ticket, written.
 
     Raises:
-        HostError: the runtime directory cannot be used, or a GPU was not given to this
-            host, or the working directory was removed.
+        HostError: the runtime directory cannot be used, a requested GPU is not available, or the
+            working directory was removed.
     """
     environment = ranks_environment(options)
     sys_path = [path for path in sys.path if isinstance(path, str)]
@@ -199,9 +209,9 @@ def make_ticket(options: Options) -> Ticket:
     return ticket
 
 
-# What a start writes, beside logs.
+# Disk space that a start needs, besides logs.
 _LITTLE_BYTES = 64 << 10
-# How long a guardian may take to end the processes that its agent has left.
+# Time limit for a guardian to end the processes that its agent has left.
 _GUARDIAN_S = 5.0
 
 
@@ -210,8 +220,8 @@ class Process:
     """A process of this machine, a child of this process or not.
 
     Attributes:
-        pid: its number.
-        ticks: when it started (`wire.host.started_ticks`); 0 where it had ended already.
+        pid: process id.
+        ticks: start time in clock ticks (`wire.host.started_ticks`); 0 if it had ended already.
     """
 
     pid: int
@@ -249,7 +259,7 @@ class Started:
 
     Attributes:
         agent: its process.
-        wait_for_guardian: waits so many seconds for the end of the agent's parent.
+        wait_for_guardian: waits for the guardian's end, with a time limit in seconds.
     """
 
     agent: Process
@@ -260,8 +270,8 @@ class LocalAgent(Launcher):
     """The launcher of an agent on this machine.
 
     Args:
-        ticket: of the mesh.
-        begin: starts the agent's process, or finds it: `spawned`, `forked` or `found`.
+        ticket: ticket of the mesh.
+        begin: starts or finds the agent's process: `spawned`, `forked` or `found`.
     """
 
     def __init__(self, ticket: Ticket, begin: Callable[[Ticket], Started]) -> None:
@@ -274,10 +284,10 @@ class LocalAgent(Launcher):
         return self._started.agent if self._started is not None else Process(0, 0)
 
     def start(self) -> int:
-        """Start the agent; as `Launcher.start`.
+        """Start or find the agent; see `Launcher.start`.
 
         Raises:
-            HostError: it could not be started, or there is none.
+            HostError: the agent could not be started, or has ended.
         """
         self._started = self._begin(self.ticket)
         try:
@@ -286,7 +296,7 @@ class LocalAgent(Launcher):
             raise HostError(f"the agent has ended: {error}") from None
 
     def poll(self) -> bool:
-        """Whether the agent runs."""
+        """Return whether the agent runs."""
         return is_process(self._agent.pid, self._agent.ticks)
 
     def wait(self, timeout_s: float | None) -> bool:
@@ -308,13 +318,13 @@ class LocalAgent(Launcher):
     def note_resized(
         self, layout: Sequence[int], dims: Mapping[str, int], new: Sequence[Host]
     ) -> None:
-        """As `Launcher.note_resized`: the agent writes the ticket."""
+        """Record the mesh's new number of ranks; the agent writes it to the ticket's file."""
         self.ticket = msgspec.structs.replace(
             self.ticket, num_ranks=sum(layout), num_resizes=self.ticket.num_resizes + 1
         )
 
     def describe(self) -> str:
-        """Where the agent runs, and as which process."""
+        """Return a text for users on the agent's process."""
         return f"process {self._agent.pid} on this machine"
 
 
@@ -324,7 +334,7 @@ def found(ticket: Ticket) -> Started:
 
 
 def command_of(ticket: Ticket) -> list[str]:
-    """The command line of a mesh's guardian, which forks the agent."""
+    """Return the command line of a mesh's guardian, which forks the agent."""
     return isolated_command("cellmesh.workers.agent.guardian", str(ticket.path))
 
 
@@ -333,7 +343,7 @@ def spawned(ticket: Ticket) -> Started:
     kernel's process group.
 
     Raises:
-        HostError: it could not be started; the ticket's directory is removed.
+        HostError: the agent could not be started; the ticket's directory is removed.
     """
     guardian = None
     try:
@@ -347,7 +357,7 @@ def spawned(ticket: Ticket) -> Started:
             )
         with guardian.stdout:  # type: ignore[union-attr]
             agent = _living(int(guardian.stdout.readline().split()[1]))  # type: ignore[union-attr]
-        # The mesh may outlive our interest in it: whenever it ends, its guardian is collected.
+        # The mesh may outlive its use by this process: a thread reaps the guardian at its end.
         reaper = threading.Thread(target=guardian.wait, name="cellmesh-reaper", daemon=True)
         reaper.start()
         return Started(agent, reaper.join)
@@ -364,10 +374,10 @@ def spawned(ticket: Ticket) -> Started:
 
 
 def forked(ticket: Ticket, prestart: Prestart) -> Started:
-    """Start an agent from the zygote that waits in the background.
+    """Fork an agent from the zygote that waits in the background.
 
     Raises:
-        HostError: that failed; the ticket's directory is removed.
+        HostError: the agent could not be forked; the ticket's directory is removed.
     """
     try:
         with _agent_log(ticket) as log:
@@ -381,7 +391,7 @@ def forked(ticket: Ticket, prestart: Prestart) -> Started:
 
 
 def read_agent_log(ticket: Ticket) -> str:
-    """Return the end of the agent's error log; "" if there is none."""
+    """Return the end of the agent's error log; "" if it has no log."""
     try:
         return (ticket.logs / "agent.log").read_text(errors="replace")[-2000:].strip()
     except OSError:
@@ -389,8 +399,8 @@ def read_agent_log(ticket: Ticket) -> str:
 
 
 def describe_full_disk(ticket: Ticket) -> str:
-    """Say that the disk of a mesh's directory is full, where an agent cannot even write why it has
-    ended; "" if it is not.
+    """Return an error text if the disk of a mesh's directory is full, so that an agent cannot even
+    log why it has ended; "" if it is not full.
     """
     parent = Path(ticket.directory).parent  # the guardian may have removed the directory itself
     try:

@@ -1,7 +1,7 @@
-"""A zygote that waits in the background of a notebook, so that a mesh starts without an import of
-torch.
+"""A zygote (a process that has imported torch and waits to be forked) in the background of a
+notebook, so that a mesh starts without an import of torch.
 
-`%load_ext cellmesh` has it begin; a mesh that is started in the same process is forked from it
+`%load_ext cellmesh` starts it; a mesh that is started in the same process is forked from it
 (`workers.prestart`), and it is kept for the next one.
 """
 
@@ -34,27 +34,27 @@ from ....wire.ticket import Ticket, runtime_root
 from ...kernel import own_shell
 from ...options import read_project_options
 
-# How long a zygote waits while no mesh of it lives.
+# How long a zygote waits while none of its meshes lives.
 KEEP_S = 600.0
 # Forks take milliseconds; a waiting zygote that needs longer than this hangs.
 _FORK_S = 20.0
-# From the end of a process's connections to that of the process.
+# Time limit from the close of a process's socket to its end.
 _END_S = 5.0
-# A zygote has values of its own of these.
+# Variables for which a zygote has values of its own.
 _OVERRIDDEN = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-# torch sets these itself, in a notebook that uses it; it reads them when it needs them.
+# Variables that torch sets in a notebook that uses it, and reads only when it needs them.
 _SET_BY_TORCH = ("CUDA_MODULE_LOADING", "TORCHINDUCTOR_CACHE_DIR")
 Conditions = Mapping[str, Any]
 State = Literal["none", "importing", "ready", "failed", "ended"]
 
 
 def conditions(environment: Mapping[str, str], sys_path: Iterable[str]) -> Conditions:
-    """Return what a waiting zygote has of the notebook since it was made: it serves a mesh only
-    where these are as they were.
+    """Return the properties that a zygote inherits from the notebook when it is made; it serves a
+    mesh only if they have not changed since.
 
     Args:
-        environment: the notebook's variables.
-        sys_path: where the notebook looks for modules, as for torch.
+        environment: environment variables of the notebook.
+        sys_path: the notebook's search path of modules, in which torch is found.
     """
     path = absolute(entry for entry in sys_path if isinstance(entry, str))
     torch = PathFinder.find_spec("torch", path)
@@ -76,13 +76,13 @@ def decide(
     """Decide whether a mesh is started from the waiting zygote, from a new one, or without any.
 
     Args:
-        state: the waiting zygote's.
-        made_in: the conditions that it was made in.
-        now: those that it would be made in.
+        state: state of the waiting zygote.
+        made_in: the conditions in which it was made.
+        now: the present conditions.
     """
     if made_in != now or state in ("none", "ended"):
         return "make"
-    # One that could not import torch: without it, the error is shown.
+    # The zygote could not import torch: a cold start shows the error.
     return "start cold" if state == "failed" else "use"
 
 
@@ -90,7 +90,7 @@ class Prestart:
     """The waiting zygote of this process.
 
     Args:
-        keep_s: how long it waits while no mesh of it lives, in seconds.
+        keep_s: how long it waits while none of its meshes lives, in seconds.
     """
 
     def __init__(self, keep_s: float) -> None:
@@ -103,8 +103,8 @@ class Prestart:
         self._child: subprocess.Popen[bytes] | None = None
 
     def begin(self) -> None:
-        """Start a zygote that imports in the background; a failure is shown by the next start of
-        a mesh.
+        """Start a zygote, which imports torch in the background; the next start of a mesh reports a
+        failure.
         """
         with self._lock, contextlib.suppress(Exception):
             self._make(conditions(os.environ, sys.path))
@@ -113,14 +113,14 @@ class Prestart:
         """Wait until the waiting zygote, or a new one, can start a mesh.
 
         Args:
-            timeout_s: how long, in seconds.
-            on_wait: called before the wait, where the zygote has not imported torch yet.
+            timeout_s: time limit in seconds.
+            on_wait: called before a wait for a zygote that has not imported torch yet.
 
         Returns:
-            Whether there is one.
+            Whether a zygote is ready.
 
         Raises:
-            HostError: it has not imported torch in that time.
+            HostError: the zygote has not imported torch in time.
         """
         if os.getpid() != self._owner_pid:  # a child that user code forked
             return False
@@ -141,14 +141,14 @@ class Prestart:
         return self._state == "ready"
 
     def start(self, ticket: Ticket, log: int) -> tuple[int, int]:
-        """Have the waiting zygote fork a mesh's guardian, agent and zygote.
+        """Fork a mesh's guardian, agent and zygote from the waiting zygote.
 
         Args:
-            ticket: the mesh's.
-            log: a descriptor for what guardian and agent complain of.
+            ticket: ticket of the mesh.
+            log: file descriptor for the error output of guardian and agent.
 
         Returns:
-            The guardian's and the agent's process.
+            The process ids of the guardian and the agent.
 
         Raises:
             HostError: the waiting zygote has ended, or hangs.
@@ -157,7 +157,7 @@ class Prestart:
         request = os.memfd_create("cellmesh-start")
         with self._lock, open(read_end, "rb") as pipe:
             try:
-                order = SecretBytes(  # the environment may have some
+                order = SecretBytes(  # the environment may have secrets
                     msgspec.msgpack.encode(
                         StartMesh(str(ticket.path), os.getcwdb(), dict(os.environb))
                     )
@@ -177,7 +177,7 @@ class Prestart:
                 if wait_readable([read_end], _FORK_S):
                     for agent in pipe.readline().split()[
                         1:
-                    ]:  # its guardian ends what there is of the mesh
+                    ]:  # its guardian ends the rest of the mesh
                         os.kill(int(agent), signal.SIGKILL)
                 raise
             if not is_answered:
@@ -259,27 +259,27 @@ class Prestart:
 
 
 def begin_prestart(shell: Any, keep_s: float) -> None:
-    """Start a zygote for meshes of this process, unless there is one or the project's options
-    forbid it.
+    """Start a zygote for meshes of this process, unless it has one or the project's options forbid
+    it.
 
     Args:
-        shell: the notebook's; keeps it.
-        keep_s: how long it waits while no mesh lives, in seconds; 0 for none.
+        shell: the notebook's shell, which keeps the zygote.
+        keep_s: how long it waits while none of its meshes lives, in seconds; 0 for no zygote.
     """
     if getattr(shell, "cellmesh_prestart", None) is not None:
         return
     try:
         is_wanted = read_project_options(Path.cwd()).get("prestart", True)
-    except (MeshUsageError, OSError):  # %dist_start says what is wrong
+    except (MeshUsageError, OSError):  # %dist_start reports the error
         return
-    # A process that is marked is a rank's: what it starts must keep the mark.
+    # A marked process belongs to a rank, and its children must keep the mark.
     if is_wanted is True and keep_s > 0 and marks.VARIABLE not in os.environ:
         shell.cellmesh_prestart = Prestart(keep_s)
         shell.cellmesh_prestart.begin()
 
 
 def end_prestart(shell: Any) -> None:
-    """Undo `begin_prestart`."""
+    """End the waiting zygote of a notebook (`begin_prestart`)."""
     prestart, shell.cellmesh_prestart = getattr(shell, "cellmesh_prestart", None), None
     if prestart is not None:
         prestart.end()

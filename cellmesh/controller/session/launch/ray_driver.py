@@ -1,12 +1,12 @@
-"""Starts agents on nodes of a Ray cluster, by Ray's public API, and stays as long as they do:
+"""Starts agents on nodes of a Ray cluster with Ray's public API, and runs as long as they do:
 ``python -m cellmesh.controller.session.launch.ray_driver``.
 
 ``start JSON COMMAND...`` waits for a placement group with a bundle of resources on each node, runs
-the agents' command in each bundle, with this process's standard input, and prints what agents
-announce. Group and agents are this process's: Ray ends them with it. ``again GROUP NODE
-COMMAND...`` runs the command once more in the bundle of a node, where the agent is lost.
+the agents' command in each bundle, with this process's standard input, and prints the agents'
+announcements. Ray ends the group and the agents with this process. ``again GROUP NODE COMMAND...``
+runs the command again in the bundle of a node whose agent is lost.
 
-The notebook's own process uses no Ray, and may use it for itself.
+The notebook's own process does not connect to Ray, so that user code in it may.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _CONNECT_S = 10.0
 
 
 class AgentActor:
-    """Runs one agent's command on a node of Ray.
+    """A Ray actor that runs one agent's command on a node.
 
     Ray sends this class by value, as nodes need not find cellmesh for the Python of their workers.
     """
@@ -58,10 +58,11 @@ class AgentActor:
         """Run the command until it has announced its agent, or has ended.
 
         Returns:
-            What it has printed, and its status if it has ended.
+            Its output, and its exit status if it has ended.
         """
-        # The environment that Ray was started with on this node, and the GPUs that Ray gives: what
-        # else it sets in its workers (OMP_NUM_THREADS, PYTHONBREAKPOINT) is not for ranks.
+        # Ranks get the environment that Ray was started with on this node, and the GPUs that Ray
+        # gives; other variables that it sets in its workers (OMP_NUM_THREADS, PYTHONBREAKPOINT) are
+        # not for them.
         with open(f"/proc/{os.getppid()}/environ", "rb") as file:
             lines = file.read().split(b"\0")
         environment = dict(line.split(b"=", 1) for line in lines if b"=" in line)
@@ -86,7 +87,7 @@ class AgentActor:
             self._process.stdin.write(ticket)
             self._process.stdin.flush()
         except OSError:
-            pass  # it has ended: its output says why
+            pass  # it has ended: its output has the reason
         text = b""
         while line := self._process.stdout.readline():
             text += line
@@ -95,7 +96,7 @@ class AgentActor:
         return text, self._process.wait()
 
     def go(self) -> None:
-        """Have the agent go on without the notebook, and wait for its end."""
+        """Let the agent run on without the notebook, and wait for its end."""
         assert self._process is not None
         try:
             self._process.communicate(GO)
@@ -149,11 +150,11 @@ def _reserve(
     may_use_gpus: bool,
     timeout_s: float | None,
 ) -> PlacementGroup:
-    """Return a placement group once Ray has given its nodes.
+    """Return a placement group once Ray has reserved its nodes.
 
     Raises:
         HostError: the cluster does not have such nodes, or they are not free in time.
-        SystemExit: the notebook waits no longer.
+        SystemExit: the notebook has stopped waiting.
     """
     bundle = choose_bundle(ray.nodes(), ranks_per_node, resources, may_use_gpus)
     shortage = explain_shortage(ray.nodes(), nodes, bundle)
@@ -240,11 +241,14 @@ def choose_bundle(
     resources: Mapping[str, float],
     may_use_gpus: bool,
 ) -> dict[str, float]:
-    """Choose what each node gives: by default a CPU and, where there are some, a GPU for each rank.
+    """Choose the resources to reserve on each node: by default a CPU and, if the cluster has GPUs,
+    a GPU for each rank.
 
     Args:
-        nodes: as ``ray.nodes()`` describes them.
-        resources: chosen by the user.
+        nodes: descriptions of the nodes, from ``ray.nodes()``.
+        ranks_per_node: number of ranks on each node.
+        resources: resources that the user has chosen, name -> amount; empty for the default.
+        may_use_gpus: whether GPUs may be reserved.
     """
     if resources:
         return dict(resources)
@@ -256,7 +260,7 @@ def choose_bundle(
 def explain_shortage(
     nodes: Sequence[Mapping[str, Any]], num_nodes: int, bundle: Mapping[str, float]
 ) -> str:
-    """Say what the cluster lacks, and what it has; "" if enough of its nodes are large enough."""
+    """Return an error text on the nodes that the cluster lacks; "" if enough are large enough."""
     alive = [node for node in nodes if node["Alive"]]
     fitting = [
         node
@@ -281,7 +285,7 @@ def describe(resources: Mapping[str, float], names: Mapping[str, float]) -> str:
 
 
 def _has_ended() -> bool:
-    """Whether the standard input, of which the ticket is read, has ended."""
+    """Return whether the standard input, from which the ticket was read, has ended."""
     return bool(wait_readable([0], 0.0))
 
 
