@@ -35,7 +35,7 @@ def describe_apart(ranks: Sequence[int], is_aligned: bool) -> str:
 
 
 class Alignment:
-    """Aligns the ranks of the runs that are being stopped.
+    """Brings the ranks of runs that are being stopped to a common point of their program.
 
     Args:
         mesh: the mesh; holds its runs.
@@ -87,7 +87,7 @@ class Alignment:
         return [control(ranks, Pause(run, owed)) for (run, owed), ranks in alike.items()]
 
     def end_if_aligned(self, now: float) -> list[Effect]:
-        """Interrupt the runs that are being stopped, once all their ranks are where they end."""
+        """Interrupt the runs that are being stopped, once their ranks have paused or time is up."""
         if self.stopping is None or (verdict := self.stopping.decide(now)) is None:
             return []
         effects: list[Effect] = []
@@ -118,7 +118,9 @@ class Alignment:
         return self.end_if_aligned(now)
 
     def tick(self, now: float) -> list[Effect]:
-        """End the alignment if possible; else ask ranks that have not paused where they are."""
+        """Interrupt the runs if their ranks have paused or time is up; else ask the others where
+        they are.
+        """
         if self.stopping is None:
             return []
         effects = self.end_if_aligned(now)

@@ -48,16 +48,16 @@ class ClockComparison:
         self.due_s = math.inf
 
     def begin(self, now: float) -> None:
-        """Start a burst of exchanges with an agent that has connected; earlier results are kept."""
+        """Start a burst of clock readings from an agent that has connected; keep earlier ones."""
         self._num_sent, self.due_s = 0, now
 
     def note_sent(self, now: float) -> None:
-        """Record an exchange that was sent, or could not be; set when the next is due (`due_s`)."""
+        """Record a request for a clock reading, sent or not; set when the next is due (`due_s`)."""
         self._num_sent += 1
         self.due_s = now + (FIRST_INTERVAL_S if self._num_sent < NUM_FIRST else INTERVAL_S)
 
     def add(self, sent_s: float, host_s: float, received_s: float) -> None:
-        """Add the result of an exchange.
+        """Add the clock readings of one message round trip.
 
         Args:
             sent_s: time in seconds at which the message was sent, by the clock of this host.

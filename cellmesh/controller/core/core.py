@@ -363,7 +363,7 @@ class Core:
         return effects
 
     def deadline(self) -> float | None:
-        """Return when to call `tick` at the latest; None if only messages and commands matter."""
+        """Return when to call `tick` at the latest, in seconds; None if no deadline is set."""
         due = self.runs.deadline()
         if not self._questions.open and self._recovery.is_at_rest:  # the usual case, made cheap
             return due
@@ -394,7 +394,7 @@ class Core:
         if self.state == "stopping":
             return [Change(self.state, ready)]
         effects: list[Effect] = []
-        if self.state == "ready":  # restarted twice
+        if self.state == "ready":  # the mesh was restarted twice
             self.mesh.state = "restarting"
             effects = self._abandon_all("was restarted")
         self.mesh.begin(ready)

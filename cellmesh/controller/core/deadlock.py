@@ -49,7 +49,7 @@ def _messages_differ(group: GroupProgress) -> bool:
     from_anyone = {receiver for sender, receiver in group.received if sender < 0}
 
     def summed_up(numbers: Mapping[tuple[int, int], int]) -> Counter[tuple[int, int]]:
-        """Sum by (sender, receiver); a receiver that takes messages of any rank has sender -1."""
+        """Sum message counts by (sender, receiver), with sender -1 for receives from any source."""
         sums: Counter[tuple[int, int]] = Counter()
         for (sender, receiver), number in numbers.items():
             sums[-1 if receiver in from_anyone else sender, receiver] += number
@@ -81,22 +81,22 @@ class Tally:
         self.is_new = False
 
     def add(self, ranks: Iterable[int], counts: Sequence[GroupCount]) -> None:
-        """Record the counts that ranks report after a run that has not failed on them."""
+        """Record the operation counts that ranks report after a run that has not failed on them."""
         for rank in ranks:
             self._counts.setdefault(rank, {}).update((count.name, count) for count in counts)
         self.is_new = True
 
     def replace(self, rank: int, counts: Sequence[GroupCount]) -> None:
-        """Replace all recorded counts of one rank."""
+        """Replace all recorded operation counts of one rank."""
         self._counts[rank] = {count.name: count for count in counts}
 
     def forget(self, ranks: Iterable[int]) -> None:
-        """Drop the counts of ranks that have new groups or none."""
+        """Drop the operation counts of ranks that have new process groups or none."""
         for rank in ranks:
             self._counts.pop(rank, None)
 
     def clear(self) -> None:
-        """Drop the counts of all ranks, as all ranks are new."""
+        """Drop the operation counts of all ranks, as all ranks are new."""
         self._counts.clear()
         self.is_new = False
 

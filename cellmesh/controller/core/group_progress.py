@@ -71,7 +71,7 @@ class GroupProgress:
 def read_progress(
     counts: Iterable[tuple[int, Iterable[GroupCount]]], num_ranks: int
 ) -> dict[Key, GroupProgress]:
-    """Return the progress of each group.
+    """Return the operations that the members of each process group have begun on it.
 
     Args:
         counts: pairs of a rank and the counts of its groups.
@@ -89,7 +89,7 @@ def read_progress(
 
 
 def progress_of(states: Mapping[int, RankState], num_ranks: int) -> dict[Key, GroupProgress]:
-    """Return the progress of each group, from the states of ranks."""
+    """Return the operations begun on each process group, from the states of ranks."""
     return read_progress(((rank, state.counts) for rank, state in states.items()), num_ranks)
 
 

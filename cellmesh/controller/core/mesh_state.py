@@ -197,7 +197,7 @@ class MeshState:
         return busy - self.held.keys()
 
     def idle(self) -> set[int]:
-        """Return the living ranks that have no work and hold back nothing."""
+        """Return the living ranks that have no work and hold back none."""
         idle = self.living() - self.held.keys()
         for pending in self.pending.values():
             if not idle:  # true early if many runs wait
@@ -242,7 +242,7 @@ class MeshState:
         return asking
 
     def runs_first(self, run: int) -> set[int]:
-        """Return the ranks that execute a run now: they have no older run and hold nothing back."""
+        """Return the ranks that execute a run now: they have no older run and hold back no work."""
         left = self.pending[run].ranks - self.held.keys()
         for number, pending in self.pending.items():
             if not left:  # true early if many runs wait
@@ -309,7 +309,7 @@ class MeshState:
         return set(new)
 
     def begin(self, ready: MeshReady) -> None:
-        """Start over with a mesh that is ready: its ranks are new, or new to this controller."""
+        """Reset the state for a mesh that is ready with ranks that are new to this controller."""
         self.state, self.ranks, self.store_port = "ready", ready.ranks, ready.store_port
         self.held, self.asking, self.news = {}, {}, {}
         self.dead = {
@@ -324,22 +324,22 @@ class MeshState:
         return (self.to_replace | self.asked) & self.dead.keys()
 
     def spare(self, ranks: Iterable[int]) -> None:
-        """Drop ranks from the list of ranks to replace: they are new, or cannot be replaced."""
+        """Drop ranks from those that are to be replaced: they are new, or cannot be replaced."""
         self.to_replace.difference_update(ranks)
         self.asked.difference_update(ranks)
 
     def add_news(self, infos: Iterable[RankInfo]) -> None:
-        """Add the ranks that have replaced a dead one and are still empty to the news."""
+        """Add replaced ranks that are still empty to `news`, which the user is to be shown."""
         self.news |= {one.rank: one.predecessor_ending for one in infos if one.predecessor_ending}
 
     def forget_news(self, ranks: Iterable[int]) -> None:
-        """Drop ranks from the news: their namespaces were filled, or they have died."""
+        """Drop ranks from `news`: their namespaces were filled, or they have died."""
         for rank in ranks:
             self.news.pop(rank, None)
 
     def tell_news(self, run: int, ranks: Iterable[int]) -> list[Effect]:
-        """Return the note on replaced ranks for the beginning of a run's output; drop these ranks
-        from the news.
+        """Return the note on replaced ranks for the beginning of a run's output, and drop these
+        ranks from `news`.
         """
         endings = {rank: self.news.pop(rank) for rank in sorted(self.news.keys() & set(ranks))}
         if not endings:

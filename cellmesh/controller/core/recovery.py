@@ -244,7 +244,7 @@ class Recovery:
         return [] if due is None or now < due else self.on("timed out", now)
 
     def deadline(self) -> float | None:
-        """Return when to call `tick` at the latest."""
+        """Return when to call `tick` at the latest, in seconds; None if no deadline is set."""
         if self.phase != "calm":
             return self._deadline
         return self._requests.patience_ends if self._requests.waiting else None
@@ -252,7 +252,7 @@ class Recovery:
     # ---- the phases
 
     def begin(self, now: float) -> list[Effect]:
-        """Examine the ranks for damage, now or before the end of the recovery in progress."""
+        """Begin a recovery by examining the ranks, or have one in progress examine them again."""
         return self.on("trouble", now) if self._mesh.state == "ready" else []
 
     def on(self, event: RecoveryEvent, now: float, *args: Any) -> list[Effect]:

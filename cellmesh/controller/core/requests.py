@@ -19,7 +19,7 @@ OnAnswers = Callable[[dict[int, Any], float], list[Effect]]
 
 @dataclass
 class _Question:
-    ranks: set[int]  # that have not answered
+    ranks: set[int]  # ranks that have not answered
     deadline: float
     on_answers: OnAnswers
     answers: dict[int, Any] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class Questions:
         return self._close([n for n, one in self.open.items() if now >= one.deadline], now)
 
     def deadline(self) -> float | None:
-        """Return when to call `tick` at the latest."""
+        """Return when to call `tick` at the latest, in seconds; None if no request is open."""
         return min((question.deadline for question in self.open.values()), default=None)
 
     def close_all(self, now: float) -> list[Effect]:

@@ -265,7 +265,7 @@ class Runs:
         return effects
 
     def deadline(self) -> float | None:
-        """Return when to call `tick` at the latest."""
+        """Return when to call `tick` at the latest, in seconds; None if no deadline is set."""
         due = math.inf
         if (stopping := self.alignment.stopping) is not None:
             due = stopping.due_at

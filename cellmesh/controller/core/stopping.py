@@ -257,7 +257,11 @@ class Stopping:
         return owing
 
     def end(self, run: int, ranks: Iterable[int], counts: Iterable[GroupCount]) -> dict[int, Owed]:
-        """Record the end of a run on ranks, and their numbers of operations; return as `report`."""
+        """Record the end of a run on ranks, and their numbers of operations.
+
+        Returns:
+            The paused ranks that owe operations, and which.
+        """
         concerned: set[int] = set()
         for rank in ranks:
             if (one := self._ranks.get(rank)) is not None and one.run == run:

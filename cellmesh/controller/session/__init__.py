@@ -1,1 +1,1 @@
-"""A session: one mesh in the notebook's process, started or attached to, connected, ended."""
+"""The session of a process with one mesh, from its start or attach to its end."""

@@ -57,7 +57,7 @@ def attach(name: str | None = None, *, steal: bool = False, sink: Sink | None = 
         end = launcher.start()
     except HostError as error:
         raise NoMeshError(f"{ticket.name} cannot be attached: {error}") from error
-    ticket = launcher.ticket  # with the ways from here to the agents
+    ticket = launcher.ticket  # with the routes from here to the agents
     lost = tuple(index for index in lost if index in launcher.unheard)
     session = Session(
         ticket, launcher, end, steal=steal, sink=sink or current_sink(), is_found=True, lost=lost

@@ -272,7 +272,7 @@ class Connection:
             self._acknowledge()
 
     def deadline(self) -> float | None:
-        """Return when to call `tick` at the latest."""
+        """Return when to call `tick` at the latest, in seconds; None if no deadline is set."""
         return self._reliable.ack_at if self._is_open else self._open_by
 
     def close(self) -> None:

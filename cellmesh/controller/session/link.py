@@ -151,7 +151,7 @@ class Link:
         connection, problem = None, ""
         try:
             connection = self._owner.connect()
-        except Exception as error:  # this process may have no more sockets
+        except Exception as error:  # this process cannot open more sockets
             problem = str(error)
         else:
             poll = select.poll()

@@ -48,7 +48,7 @@ class LivingMesh:
 
     @property
     def name(self) -> str:
-        """The mesh's name."""
+        """The name of the mesh."""
         return self.ticket.name
 
     @property
@@ -78,7 +78,7 @@ def living_meshes() -> list[str]:
 
 
 def find_living(asks: bool) -> list[LivingMesh]:
-    """Return the meshes that live, oldest first.
+    """Return the living meshes of this user, oldest first.
 
     Args:
         asks: whether to ask agents for their runs, and agents on other hosts whether they live;

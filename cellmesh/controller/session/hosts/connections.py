@@ -440,7 +440,7 @@ class Connections:
                     self._all[index].send([Parcel(ReadClock(clock.monotonic()))])
 
     def deadline(self) -> float | None:
-        """Return when to call `tick` or `hear` at the latest; None if only messages matter."""
+        """Return when to call `tick` and `hear` at the latest; None if no deadline is set."""
         due = min(self._replaced.values(), default=math.inf)
         for connection in self._each:
             at = connection.deadline()

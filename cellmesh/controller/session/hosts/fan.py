@@ -98,11 +98,11 @@ class Fan:
         return [each for index, each in enumerate(self._agents) if index not in self._ended]
 
     def name_of(self, index: int) -> str:
-        """Return a host's name."""
+        """Return the name of the host of an index."""
         return self._agents[index].name
 
     def first_rank_of(self, index: int) -> int:
-        """Return a host's first rank."""
+        """Return the first rank of the host of an index."""
         return self._agents[index].first_rank
 
     def host_of(self, rank: int) -> int:
@@ -219,7 +219,7 @@ class Fan:
     # ---- from the agents
 
     def join(self, index: int, parcel: Parcel[Any]) -> Routed:
-        """Return the messages to pass on to the controller and other agents after an agent's."""
+        """Handle a message of an agent; return the messages for the controller and other agents."""
         if index not in self.hosts:
             return self._note_return(index, parcel.verb)
         if index in self.joining:

@@ -36,7 +36,7 @@ class Claim:
         self._left = [None]
 
     def take(self) -> bool:
-        """Return whether this call is the first."""
+        """Claim the call; return False if the other side has claimed it before."""
         try:
             self._left.pop()  # in one step, whatever the other thread does
         except IndexError:

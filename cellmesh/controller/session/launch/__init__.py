@@ -1,1 +1,1 @@
-"""Launchers: ways to start an agent, one process a host."""
+"""Launchers, which start the agents of a mesh, one on each host."""

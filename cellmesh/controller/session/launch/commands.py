@@ -72,7 +72,7 @@ class _Command:
 
     @property
     def is_for_all(self) -> bool:
-        """Whether it starts the agents of all hosts."""
+        """Whether the command starts the agents of all hosts."""
         return not self.parts[0].name
 
     def read(self) -> str:
@@ -101,17 +101,17 @@ class _Command:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all of its agents have announced themselves, or one has a problem."""
+        """Whether all agents of the command have announced themselves, or one has a problem."""
         return len(self.announced) >= len(self.parts) or bool(self.problem)
 
     def results(self) -> list[Announcement]:
-        """Return the announcements of its agents, in the order of their ranks."""
+        """Return the announcements of the command's agents, in the order of their ranks."""
         if self.problem:
             return [Announcement(self.problem)] * len(self.parts)
         return sorted(self.announced, key=lambda each: each.host.first_rank)
 
     def ask_queue(self) -> str:
-        """Return the state of its job if the job waits for nodes; else ""."""
+        """Return the state of the command's job if the job waits for nodes; else ""."""
         if not self.queue or self.announced:
             return ""
         with contextlib.suppress(OSError, subprocess.SubprocessError):

@@ -371,7 +371,7 @@ class Listener:
         self._say(guest, TICKET, ticket)
 
     def order(self, guest: Guest, line: bytes) -> None:
-        """Send a host an order."""
+        """Send an order, e.g. `GO`, to the agent of a host."""
         self._say(guest, ORDER, line)
 
     def refuse(self, guest: Guest, reason: str) -> None:

@@ -105,7 +105,7 @@ class AgentActor:
 
 
 def main() -> None:
-    """Run the command that the arguments name."""
+    """Start agents on new nodes, or again on one node, as the command-line arguments request."""
     what, *arguments = sys.argv[1:]
     logging.disable(logging.WARNING)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
@@ -185,7 +185,7 @@ def run(
     ticket: bytes,
     stdin: IO[bytes],
 ) -> None:
-    """Run the agents' command in bundles of a group, until all agents have ended.
+    """Run the agents' command in bundles of a placement group, until all agents have ended.
 
     Raises:
         SystemExit: an agent has not started, or the notebook has ended before its mesh was ready.
