@@ -212,9 +212,12 @@ class Lending:
         self, order: Relay, frames: Sequence[Frame], living: Container[int]
     ) -> tuple[Frame, ...]:
         """Open the shared-memory segment that a work message's last frame names, and return the
-        frames with that one replaced; return them unchanged if it cannot be opened.
+        frames with that one replaced; return them unchanged if it cannot be opened, or has not
+        arrived, for which the rank fails the run.
         """
         try:
+            if not isinstance(frames[-1], SegmentFrame) and read_ref(frames[-1]).why_missing:
+                return tuple(frames)
             frame = open_segment(frames[-1])
         except CellmeshError:
             return tuple(frames)

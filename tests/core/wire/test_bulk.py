@@ -18,6 +18,7 @@ from cellmesh.wire.messages import Interrupt, Relay, Release
 from cellmesh.wire.reliable import Reliable
 from cellmesh.wire.segments import INTERRUPTED, SegmentFrame, map_private, open_segment
 from cellmesh.wire.values import Chunk
+from cellmesh.workers.agent.rank_link import Lending
 
 DATA = os.urandom(3 << 20)
 
@@ -115,6 +116,13 @@ def test_run_that_is_interrupted_does_not_wait_for_its_segment(host: Host, verb:
     with pytest.raises(KeyboardInterrupt):
         open_segment(host.passed[0].buffers[-1])
     assert not host.hear(Parcel(Chunk(7, 0, 0), (DATA,)))  # so that no more is sent
+
+
+def test_agent_passes_on_a_run_whose_segment_does_not_arrive(host: Host) -> None:
+    host.hear(push(1, (0,), make_segment()))
+    host.passed += host.arrivals.interrupt(encode([Parcel(Interrupt(1))]))
+    (order, frames) = host.passed[0]
+    assert Lending().lend(order, frames, {0}) == tuple(frames)  # the rank raises it
 
 
 def test_run_whose_controller_leaves_fails_with_the_reason(host: Host) -> None:
