@@ -30,7 +30,7 @@ class Part:
     runs: tuple[Box, ...] = ()
 
     def pieces(self) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...]]]:
-        """Yield, for each box of the part, its slices in the whole tensor and in the part."""
+        """Yield, for each contiguous block of a shard, its slices in the whole and in the shard."""
         dims = []
         for runs in self.runs or [(each,) for each in self.box]:
             ends = itertools.accumulate(length for _, length in runs)

@@ -401,7 +401,7 @@ def _spawn(ticket: Ticket) -> tuple[subprocess.Popen[bytes], Ticket]:
 
 
 def _is_let_go(notebook: Lines | Visit, guardian: subprocess.Popen[bytes]) -> bool:
-    """Wait for the order to let the agent go; return False if the agent must end."""
+    """Wait until the notebook lets the agent outlive this command; False: the agent must end."""
     pidfd = os.pidfd_open(guardian.pid)
     try:
         if notebook.hear(pidfd) == GO:

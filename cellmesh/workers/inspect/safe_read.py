@@ -205,7 +205,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def check_beside(view: torch.Tensor) -> None:
-    """Check that a `Copier` can read a tensor.
+    """Check that a tensor can be copied while a cell that may free it runs.
 
     Raises:
         UnreadableError: it cannot.

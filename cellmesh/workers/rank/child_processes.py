@@ -150,7 +150,7 @@ def _dump_for_child(obj: Any, file: Any, protocol: int | None = None) -> None:
 
 
 def follow_children(current_run: Callable[[], int]) -> None:
-    """Patch multiprocessing so that spawned processes can load cells' functions, and record their
+    """Patch multiprocessing so that spawned processes can load cells' functions and belong to their
     run.
     """
     reduction.dump = _dump_for_child
