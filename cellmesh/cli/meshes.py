@@ -279,7 +279,9 @@ def is_shared(path: Path) -> bool:
         if real.is_relative_to(mount.mountpoint)
     ]
     # Of several at one point, the last hides the others.
-    return max(reversed(above), key=lambda each: each[0])[1] in _SHARED_FILESYSTEMS.split()
+    return max(reversed(above), key=lambda each: each[0], default=(0, ""))[1] in (
+        _SHARED_FILESYSTEMS.split()
+    )
 
 
 def end(found: Found, patience_s: float = PATIENCE_S) -> bool:

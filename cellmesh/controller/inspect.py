@@ -540,7 +540,7 @@ def inspect(
         expression: a name, or any Python expression.
         grads: whether to inspect the gradients in the value in place of its tensors.
         is_beside: whether all ranks answer on their control threads, and run no code.
-        timeout_s: how long to wait for each answer, in seconds; None for no limit for idle ranks.
+        timeout_s: how long to wait for all answers, in seconds; None for no limit for idle ranks.
 
     Raises:
         NoMeshError: the mesh has ended.
@@ -548,7 +548,8 @@ def inspect(
     began_at = time.monotonic()
     subject = Overview(expression, grads=grads, max_items=_MAX_ITEMS)
     result, pinned = _find(ranks, subject, is_beside, timeout_s)
-    source = InspectionSource(ranks, expression, pinned, timeout_s)
+    deadline = None if timeout_s is None else began_at + timeout_s
+    source = InspectionSource(ranks, expression, pinned, timeout_s, deadline=deadline)
     found = Inspection(
         expression, dict(sorted(result.answers.items())), dict(sorted(result.refusals.items()))
     )
@@ -584,6 +585,7 @@ class InspectionSource:
         pinned: value of the expression that an earlier inspection has pinned, to be queried.
         timeout_s: how long to wait for an answer, in seconds; see `look`.
         grads: whether `inspect` inspects gradients.
+        deadline: when all queries together must be answered; None for `timeout_s` for each.
     """
 
     def __init__(
@@ -593,7 +595,9 @@ class InspectionSource:
         pinned: PinnedValue | None = None,
         timeout_s: float | None = ANSWER_S,
         grads: bool = False,
+        deadline: float | None = None,
     ) -> None:
+        self._deadline = deadline
         self._ranks = ranks
         self._pinned = pinned
         self._timeout_s = timeout_s
@@ -607,9 +611,12 @@ class InspectionSource:
     ) -> QueryResult:
         """Send a query about the inspected value to some ranks, or to all."""
         asked = self._ranks.part(self.ranks if ranks is None else ranks)
+        left_s = self._timeout_s
+        if self._deadline is not None:
+            left_s = max(0.0, self._deadline - time.monotonic())
         try:
             subject = about(subject, self._pinned)
-            return look(asked, subject, is_beside=is_beside, timeout_s=self._timeout_s)
+            return look(asked, subject, is_beside=is_beside, timeout_s=left_s)
         except CellmeshError as error:
             return QueryResult({}, dict.fromkeys(asked.ranks, _refusal(error)))
 

@@ -56,14 +56,6 @@ class RunTracker:
             return -1  # between runs, the main thread's context is still the last run's
         return self.main_run if run is None else run
 
-    def copy_records(self) -> list[RunRecord]:
-        """Return the records of the last cells and calls. Any thread."""
-        while True:
-            try:
-                return list(self.records)
-            except RuntimeError:  # a record was added during the copy
-                continue
-
     def follow_threads(self) -> None:
         """Patch `threading` so that a thread belongs to the run that starts it."""
         start = threading.Thread.start

@@ -316,6 +316,7 @@ def test_lazily_conjugated_and_negated_tensors_are_split_as_they_read(
         ("np.array([200], 'u1')", "sum", np.array([800], "u8")),
         ("np.array([200], 'u1')", "mean", np.array([200.0])),
         ("np.array([6e4], 'f2')", "mean", np.array([6e4], "f2")),
+        ("np.array([4e4 if rank < 2 else -4e4], 'f2')", "sum", np.array([0.0], "f2")),
         ("np.full(3, rank)", "mean", np.array([1.5] * 3)),
         ("np.uint8(200)", "sum", np.uint64(800)),
     ],

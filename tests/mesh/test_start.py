@@ -195,6 +195,16 @@ def test_a_preload_that_does_not_exist_is_named(runtime_dir: Path) -> None:
     check_nothing_left(runtime_dir)
 
 
+def test_a_start_that_takes_too_long_says_so(
+    runtime_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hangs.py").write_text("import threading\nthreading.Event().wait(60)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(HostError, match=r"not ready after 1(\.0)? s"):
+        cm.start(1, preload="hangs", timeout_s=1)
+    check_nothing_left(runtime_dir)
+
+
 def test_a_second_mesh_of_the_same_name_is_refused(runtime_dir: Path) -> None:
     with cm.start(1, name="twin"), pytest.raises(HostError, match="cellmesh stop twin"):
         cm.start(1, name="twin")

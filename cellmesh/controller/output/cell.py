@@ -80,9 +80,14 @@ class Record:
         if self.num_bytes <= 2 * self._budget:
             return
         used: collections.Counter[int] = collections.Counter()
-        share = self._budget / max(
-            1, len({rank for ranks in self._ranks() for rank in ranks or (-1,)})
-        )
+        costs: collections.Counter[int] = collections.Counter()
+        for block in self.entries.values():
+            for rank in block.ranks or (-1,):
+                costs[rank] += size_of(block) // max(1, len(block.ranks))
+        # Ranks with little output leave the rest of their shares to the others.
+        waiting, budget, share = sorted(costs.values()), float(self._budget), 0.0
+        while waiting and waiting[0] <= (share := budget / len(waiting)):
+            budget -= waiting.pop(0)
         kept: dict[Key, Block] = {}
         for key, block in reversed(self.entries.items()):
             owners = block.ranks or (-1,)

@@ -28,6 +28,9 @@ _COLOURS = (
 # A style as the converter writes it, and a background colour in it.
 _STYLE = re.compile(r'(?<=<span style=")[^"<>]*(?=">)')
 _GROUND = re.compile(r"background(?:-color)?: #\w{6}")
+_TEXT = re.compile(r"(?<![-\w])color: (#\w{6})")
+# Text of such luminance has a contrast of 3 or more with the grounds of light and dark themes.
+_DARKEST, _BRIGHTEST = 0.12, 0.3
 # A control sequence other than those of colours, and one that moves the cursor up.
 _MOVEMENT = re.compile(r"\x1b\[[0-9;?]*[A-HJKSTfhlnsu]")
 _CONTROL = re.compile(rf"({_MOVEMENT.pattern}|[\r\n])")
@@ -40,11 +43,33 @@ QUIET_S = 1.0
 
 
 def as_html(text: str) -> str:
-    """Convert a text to HTML: colours become spans, with backgrounds pale enough for light and dark
-    themes; other escape sequences are dropped.
+    """Convert a text to HTML: colours become spans, legible in light and dark themes; other escape
+    sequences are dropped.
     """
     page = _converter().convert(_SEQUENCE.sub(_keep_style, text), full=False)
-    return _STYLE.sub(lambda style: _GROUND.sub(r"\g<0>40", style[0]), page)
+    return _STYLE.sub(lambda style: _legible(style[0]), page)
+
+
+@functools.lru_cache(maxsize=1000)
+def _legible(style: str) -> str:
+    """Make a style's background pale, or else its text neither too dark nor too bright."""
+    if _GROUND.search(style):
+        return _GROUND.sub(r"\g<0>40", style)
+    return _TEXT.sub(lambda text: f"color: {_between(text[1])}", style)
+
+
+def _between(colour: str) -> str:
+    """Return a colour that is darker or brighter, if it is not legible in both themes."""
+    linear = [(int(colour[at : at + 2], 16) / 255) ** 2.2 for at in (1, 3, 5)]
+    own = sum(share * part for share, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+    if own > _BRIGHTEST:
+        linear = [part * _BRIGHTEST / own for part in linear]
+    elif own < _DARKEST:
+        share = (_DARKEST - own) / (1 - own)
+        linear = [part + share * (1 - part) for part in linear]
+    else:
+        return colour
+    return "#" + "".join(f"{round(255 * part ** (1 / 2.2)):02x}" for part in linear)
 
 
 def _keep_style(sequence: re.Match[str]) -> str:

@@ -158,7 +158,7 @@ class Session:
         agent = f"{self._launcher.describe()}, {'alive' if self._launcher.poll() else 'ended'}"
         return [
             f"agent: {agent}",
-            *describe_transitions(self.core.mesh.transitions, time.monotonic()),
+            *describe_transitions(tuple(self.core.mesh.transitions), time.monotonic()),
         ]
 
     def describe_ways(self) -> list[str]:
@@ -308,8 +308,9 @@ class Session:
         if isinstance(self.life.end, Refused | Detached):
             self._leave()
             raise NoMeshError(f"{self.name} cannot be attached: {self.life.reason}")
+        error = self.life.explain_start(timeout_s, log)  # before the stop, which is an end too
         self._give_up()
-        raise self.life.explain_start(timeout_s, log)
+        raise error
 
     def wait_until_attached(self, timeout_s: float) -> None:
         """Wait until the agent has accepted this controller and described the mesh.
@@ -366,6 +367,8 @@ class Session:
                 return
             self._launcher.signal(signal.SIGKILL)
             self._launcher.wait(None)
+        if self.has_hosts:  # a host out of reach confirms nothing: its runs end here
+            self.runs.post_if_open(lambda core, now: core.agent_ended("stopped"))
         self._leave()
         if left := end_unheard(self._hosts, self._launcher.ticket):
             warn(left)  # the ticket stays: `cellmesh stop` ends them later

@@ -382,14 +382,29 @@ def _join(
 
 
 def _reduce_arrays(values: Sequence[Any], how: str) -> Any:
-    if _is_numpy(values[0]):
-        stacked = sys.modules["numpy"].stack(values)
-        return stacked if how == "stack" else getattr(stacked, how)(axis=0)
+    first = values[0]
+    if _is_numpy(first):
+        numpy = sys.modules["numpy"]
+        if how == "stack":
+            return numpy.stack(values)
+        kind = first.dtype
+        if not kind.hasobject:  # wide enough for the sum, as numpy chooses
+            kind = getattr(numpy, how)(numpy.zeros(1, kind)).dtype
+        total = first.astype("f4" if kind == "f2" else kind)
+        for value in values[1:]:
+            total = total + value
+        return (total / len(values) if how == "mean" else total).astype(kind)
     torch = sys.modules["torch"]
-    stacked = torch.stack([value.detach() for value in values])
-    if how == "mean" and not (stacked.is_floating_point() or stacked.is_complex()):
-        return stacked.double().mean(0).to(torch.get_default_dtype())
-    return stacked if how == "stack" else getattr(stacked, how)(0)
+    if how == "stack":
+        return torch.stack([value.detach() for value in values])
+    floats = first.dtype.is_floating_point or first.dtype.is_complex
+    kind = first.dtype if floats else torch.int64 if how == "sum" else torch.get_default_dtype()
+    wide = kind if floats or how == "sum" else torch.float64
+    wide = torch.float32 if wide in (torch.float16, torch.bfloat16) else wide
+    total = first.detach().to(wide, copy=True)
+    for value in values[1:]:
+        total += value.detach().to(wide)
+    return (total / len(values) if how == "mean" else total).to(kind)
 
 
 def _empty_like(first: Any, shape: Sequence[int]) -> Any:

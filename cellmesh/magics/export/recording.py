@@ -404,7 +404,7 @@ def _unless_all(ranks: tuple[int, ...], mesh: Mesh) -> tuple[int, ...] | None:
 
 def _beginning(mesh: Mesh, attached: bool) -> Beginning:
     backends = sorted({info.backend for info in mesh.ready_ranks or mesh.report() if info.backend})
-    told = os.environ.get("OMP_NUM_THREADS", "")  # as `workers.processes.num_threads_for`
+    told = os.environ.get("OMP_NUM_THREADS", "")  # as `workers.linux_process.num_threads_for`
     default = 1 if len(mesh) > 1 else 0
     num_threads = int(told) if told.isdecimal() else default
     return Beginning(mesh.dims, backends[0] if backends else "gloo", num_threads, attached)

@@ -297,7 +297,7 @@ def _replace(plain: Plain, method: str, texts: list[str], target: str, is_nested
             said = f"get_ipython().{method}(...)"
     plain.imports |= imports
     if text:
-        return target + text
+        return text if text.startswith("try:") else target + text  # %run has no value
     plain.left_out.append(said.partition("\n")[0])
     return f"pass\n{_leave_out(said)}" if is_nested else _leave_out(said)
 

@@ -31,7 +31,7 @@ from . import connections
 from .any_backend import ForeignGroup, ForeignWork, abort_foreign, is_foreign, shut_down_foreign
 from .group_factory import GroupPlan, Transport
 from .ledger import MESSAGES, GroupRecord, Ledger, Operation, signer
-from .waits import GlooWork
+from .waits import GlooWork, PatientWork
 
 # Public names of ProcessGroup's methods; a `_coalesced` or unknown one keeps its own name.
 _LABELS = {
@@ -379,7 +379,11 @@ def _message(method: str) -> Callable[..., Any]:
             work = _begin(self, label, call, args, kwargs, 0)
             record.settle_from_anyone()
             record.from_anyone.append(work)
-            return work
+            if isinstance(work, PatientWork) or not isinstance(work, Work):
+                return work
+            # Of a group with other backends too: gloo itself never ends the wait for any sender.
+            ledger = self._ledger
+            return GlooWork(work, ledger.waits, ledger.spans, -1, is_message=True, runs=True)
         peer = record.global_rank(
             args[1] if len(args) > 1 else kwargs["dstRank" if method == "send" else "srcRank"]
         )

@@ -16,7 +16,7 @@ import contextlib
 import os
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlparse
@@ -142,6 +142,8 @@ class ProgramCalls:
             url: str, timeout: timedelta = default_pg_timeout, **kwargs: Any
         ) -> Iterator[Any]:
             call = read_call(url)
+            if call.size == -1:  # of `init_rpc` without `world_size`
+                call = replace(call, size=self.world_size)
             known = call.address is not None and call.rank is not None and call.size is not None
             if os.getpid() != self._pid or not known:  # torch reports a missing value
                 yield from in_torch(url, timeout=timeout, **kwargs)

@@ -172,7 +172,8 @@ def statistics(data: torch.Tensor, read: SafeReader = DIRECT) -> dict[str, Any]:
     }
     if count:
         mean = middle + total / count
-        variance = max(0.0, squares / count - (total / count) ** 2)
+        off = total / count
+        variance = max(0.0, squares / count - off * off) if math.isfinite(squares) else math.inf
         norm = math.sqrt((variance + mean * mean) * count * repeated)
         found |= {"min": low, "max": high, "mean": mean, "std": math.sqrt(variance), "norm": norm}
     return found

@@ -149,6 +149,8 @@ def call_of(code: types.CodeType, instruction: int) -> str:
         node is None or dis.opname[code.co_code[instruction]] not in _IMPLIED_CALLS
     ):
         return ""
+    if not isinstance(node, ast.expr):  # a class, whose metaclass runs
+        return ""
     text = ast.unparse(node.func if isinstance(node, ast.Call) else node)
     return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"
 

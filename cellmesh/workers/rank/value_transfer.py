@@ -281,7 +281,9 @@ def _own(part: Any, whole: Any, device: torch.device) -> Any:
     as a view of mapped memory if possible.
     """
     part = _settle(part)
-    if not part.is_contiguous() or not part.numel() or part.device.type != "cpu":
+    if not part.numel():
+        part = torch.empty_like(part, memory_format=torch.contiguous_format)
+    elif not part.is_contiguous() or part.device.type != "cpu":
         part = part.contiguous()
     elif part.shape != whole.shape and part.nbytes < part.untyped_storage().nbytes():
         # A view shares the whole storage, which `torch.save` and `.untyped_storage()` would

@@ -135,5 +135,10 @@ def test_a_path_is_on_the_last_mount_above_it(
     assert is_shared(Path(path)) is shared
 
 
+def test_a_path_below_no_mount_is_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("psutil.disk_partitions", lambda all: [])
+    assert not is_shared(Path("/"))
+
+
 def test_proc_is_not_shared() -> None:
     assert not is_shared(Path("/proc/self/fd"))

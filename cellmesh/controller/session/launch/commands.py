@@ -189,9 +189,10 @@ class HostCommands:
                 queue = tuple(word.replace("{mesh}", ticket.name) for word in words)
         text = SecretBytes(to_json(own) + b"\n")
         path = None if has_stdin(template) else _write_file(text)
-        argv = command_for(template, name, _agent_command(own, path), str(path), ticket.name)
-        with open(ticket.logs / log, "wb") as errors:
-            try:
+        log_path = ticket.logs / log
+        try:
+            argv = command_for(template, name, _agent_command(own, path), str(path), ticket.name)
+            with open(log_path, "wb") as errors:
                 process = subprocess.Popen(
                     argv,
                     stdin=subprocess.PIPE if path is None else subprocess.DEVNULL,
@@ -199,13 +200,14 @@ class HostCommands:
                     stderr=errors,
                     start_new_session=True,
                 )
-            except OSError as error:
-                if path is not None:
-                    path.unlink()
+            self._starting.append(_Command(parts, template, name, log_path, path, queue, process))
+        except BaseException as error:
+            if path is not None:  # it has the mesh's key
+                path.unlink(missing_ok=True)
+            if isinstance(error, OSError):
                 raise HostError(f"{name}: cannot run {argv[0]}: {error.strerror}") from error
+            raise
         limit_child(process.pid, soft)
-        log_path = ticket.logs / log
-        self._starting.append(_Command(parts, template, name, log_path, path, queue, process))
         _write(process, text)
 
     def _hear(self, timeout_s: float, needs_all: bool) -> None:

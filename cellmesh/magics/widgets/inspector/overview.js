@@ -38,8 +38,9 @@ class ItemList {
     });
     if (by !== null) {
       const textOf = (item) => [item.label, item.flags.join(" "), ...item.cells][by];
+      const numberOf = (text) => parseFloat(text) * ({ kB: 1e3, MB: 1e6, GB: 1e9, TB: 1e12 }[text.split(" ")[1]] ?? 1) || -1;
       const compare = (one, other) => (NUMBERS.has(this.headers[by - 2])
-        ? Number(textOf(one) || -1) - Number(textOf(other) || -1) || 0 : textOf(one).localeCompare(textOf(other), "en", { numeric: true }));
+        ? numberOf(textOf(one)) - numberOf(textOf(other)) || 0 : textOf(one).localeCompare(textOf(other), "en", { numeric: true }));
       found.sort((one, other) => (descends ? compare(other, one) : compare(one, other)));
     }
     this.head.replaceChildren(...["name", "flags", ...this.headers].map((text, at) => make("th",

@@ -138,7 +138,10 @@ class Ddp(Kind):
         # different collectives; in the third, their next backward pass within ``no_sync``; in the
         # last, they would reduce one parameter's gradient into another's.
         iters = [state.iter for state in _counting(found)]
-        buckets = (buckets_of(found) or []) if found._has_rebuilt_buckets else []
+        buckets: Buckets = []
+        if found._has_rebuilt_buckets:
+            with contextlib.suppress(RuntimeError):  # no memory for a copy of the gradients
+                buckets = buckets_of(found) or []
         return (
             int(found.require_forward_param_sync),
             int(found._join_config.enable),

@@ -341,6 +341,14 @@ def test_a_flood_is_bounded_and_costs_only_who_floods() -> None:
     assert not record.clear((0,))
 
 
+def test_a_flood_has_what_ranks_with_little_output_leave() -> None:
+    others = (line(rank, text="kept") for rank in range(1, 64))
+    flood = (line(0, text="x" * 1000) for _ in range(400))
+    record = recorded(*others, *flood, budget_bytes=200_000)
+    assert record.dropped == {0}
+    assert len(texts_of(record, 0)) > 150
+
+
 def test_ranks_that_lost_the_same_are_still_equal() -> None:
     record = recorded(*(line(0, 1, text=f"{n}") for n in range(2_000)), budget_bytes=10_000)
     by_rank = record.by_rank()

@@ -5,6 +5,9 @@ colours.
 from __future__ import annotations
 
 import html
+import re
+
+import pytest
 
 from cellmesh.controller.output.terminal import (
     MAX_ROWS,
@@ -89,6 +92,14 @@ def test_a_movement_may_have_thousands_of_digits() -> None:
     screen.print(0, f"before\n\x1b[{'1' * 5000}Aafter\n")
     screen.finish()
     assert screen.text == ["[0] before", "[0] after"]
+
+
+@pytest.mark.parametrize("number", [16, 18, 231])
+def test_colours_are_legible_in_both_themes(number: int) -> None:
+    colour = re.search(r"(?<![-\w])color: (#\w{6})", as_html(f"\x1b[38;5;{number}mx\x1b[0m"))
+    assert colour is not None
+    red, green, blue = ((int(colour[1][at : at + 2], 16) / 255) ** 2.2 for at in (1, 3, 5))
+    assert 0.11 < 0.2126 * red + 0.7152 * green + 0.0722 * blue < 0.31
 
 
 def test_what_reads_like_a_style_is_left_as_it_is() -> None:

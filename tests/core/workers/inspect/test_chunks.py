@@ -79,6 +79,10 @@ def test_statistics_over_many_pieces() -> None:
     # A large mean does not spoil the deviation.
     check_statistics(torch.tensor([1e9, 1e9 + 1, 1e9 + 2], dtype=torch.float64).repeat(200_000))
     assert statistics(torch.full((3,), 0.1))["std"] == 0.0
+    # The squares of such numbers overflow.
+    far = torch.tensor([1e200, 3e200], dtype=torch.float64).repeat_interleave(200_000)
+    found = statistics(far)
+    assert (found["min"], found["max"], found["std"]) == (1e200, 3e200, math.inf)
 
 
 @pytest.mark.parametrize(
