@@ -9,6 +9,7 @@ import pytest
 
 import cellmesh as cm
 from cellmesh.controller.core.effects import describe_healing
+from cellmesh.errors import CellmeshError
 from cellmesh.wire.ticket import runtime_root
 from tests.conftest import LEFTOVER_S
 from tests.faults.watching import wait_until
@@ -42,7 +43,10 @@ def test_host_that_is_cut_off_is_named_and_can_be_ended_later(
 ) -> None:
     mesh = cm.start(hosts="cm1:1,cm2:1", lease_s=600, name="left")
     machines[1].cut()
+    run = mesh[1].submit(abs, -1)
     mesh.stop()
+    with pytest.raises(CellmeshError):
+        run.result(WAIT_S)
     assert not machines[0].meshes()
     check_named_and_ended(machines[1], capfd.readouterr().err)
 
