@@ -58,7 +58,7 @@ FEATURES = (
     ),
     Feature(
         "pickling and large values",
-        1394,
+        1460,
         "wire/payload.py wire/segments.py wire/bulk.py wire/values.py controller/values/ "
         "workers/rank/value_transfer.py",
     ),
