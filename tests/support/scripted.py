@@ -188,7 +188,7 @@ class World(BothSides[ScriptedRank]):
         self.get_ready()
 
     def causes(self, kind: type) -> list[Any]:
-        """What the mesh's owner was told, of one kind."""
+        """Return the notes of one kind that the mesh's owner has received."""
         return [change.cause for change in self.changes if isinstance(change.cause, kind)]
 
     def look(self, ranks: Sequence[int]) -> Run[Any]:

@@ -262,8 +262,8 @@ class Connection:
         self._may_have_news[0] = True
 
     def tick(self, now: float) -> None:
-        """Do what is due: acknowledge received messages, and give up a connection that has not
-        opened, or a greeting that was not answered, in time.
+        """Acknowledge received messages once they have waited long enough, and give up a
+        connection that has not opened, or a greeting that was not answered, in time.
         """
         if self._open_by is not None and now >= self._open_by:
             self._open_by, self.lost_at = None, now

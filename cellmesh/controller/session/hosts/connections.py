@@ -430,7 +430,7 @@ class Connections:
         yield from routed.up
 
     def tick(self, now: float) -> None:
-        """Do what is due on all connections, and send requests for clock readings that are due."""
+        """Act on the deadlines of all connections, and request clock readings at their times."""
         for connection in self._each:
             connection.tick(now)
         for index in self._fan.hosts:
