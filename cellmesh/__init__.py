@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -22,10 +23,11 @@ if TYPE_CHECKING:
     from .errors import RankDied as RankDied
     from .errors import RankFailure as RankFailure
     from .errors import Released as Released
-    from .resets import on_heal as on_heal
     from .wire.options import StartOptions as StartOptions
 
 __version__ = "0.1.0"
+
+_Callback = TypeVar("_Callback", bound=Callable[[], object])
 
 _HOMES = {
     "Mesh": ".controller.mesh",
@@ -38,10 +40,10 @@ _HOMES = {
     "RankDied": ".errors",
     "RankFailure": ".errors",
     "Released": ".errors",
-    "on_heal": ".resets",
 }
 
-__all__ = [*_HOMES, "log", "__version__", "load_ipython_extension", "unload_ipython_extension"]
+__all__ = [*_HOMES, "log", "on_heal", "__version__"]
+__all__ += ["load_ipython_extension", "unload_ipython_extension"]
 
 
 def log(*, step: float | None = None, **values: Any) -> None:
@@ -58,11 +60,41 @@ def log(*, step: float | None = None, **values: Any) -> None:
     Raises:
         MeshUsageError: a value is not a number.
     """
-    interactive = sys.modules.get("IPython")
-    shell = interactive.get_ipython() if interactive is not None else None
-    report = getattr(shell, "report_numbers", None)
+    report = _of_rank("report_numbers")
     if report is not None:
         report(step, values)
+
+
+def on_heal(callback: _Callback) -> _Callback:
+    """Call a function on this rank after each rebuild of its process groups (`Mesh.heal`).
+
+    The function resets state that outlives a training step and that cellmesh does not know, such as
+    the counters and buckets of your own data-parallel class after a failure has cut its backward
+    pass. The rank calls it without arguments, on its main thread, once its process groups work
+    again and torch's models are reset. An exception in it is shown in the heal's report and does
+    not fail the heal. It may use collectives if all ranks have registered it. Outside a rank,
+    `on_heal` does nothing.
+
+    A method is unregistered with its object. A function replaces an earlier one of the same module
+    and name, so that a cell may be run again.
+
+    Args:
+        callback: a function without arguments.
+
+    Returns:
+        The callback, so that `on_heal` can decorate it.
+    """
+    register = _of_rank("call_at_heal")
+    if register is not None:
+        register(callback)
+    return callback
+
+
+def _of_rank(name: str) -> Callable[..., Any] | None:
+    """Return a function of this rank's shell; outside a rank, None."""
+    interactive = sys.modules.get("IPython")
+    shell = interactive.get_ipython() if interactive is not None else None
+    return getattr(shell, name, None)
 
 
 def __getattr__(name: str) -> Any:

@@ -49,7 +49,7 @@ FEATURES = (
     Feature(
         "package",
         111,
-        "__init__.py __main__.py errors.py resets.py stdlib.py",
+        "__init__.py __main__.py errors.py stdlib.py",
     ),
     Feature(
         "messages between processes",
@@ -58,7 +58,7 @@ FEATURES = (
     ),
     Feature(
         "pickling and large values",
-        1460,
+        1463,
         "wire/payload.py wire/segments.py wire/bulk.py wire/values.py controller/values/ "
         "workers/rank/value_transfer.py",
     ),
@@ -186,8 +186,8 @@ FEATURES = (
     ),
     Feature(
         "checkpoints",
-        466,
-        "wire/checkpoint.py controller/checkpoint.py workers/checkpoint.py",
+        452,
+        "controller/checkpoint.py workers/checkpoint.py",
     ),
     Feature(
         "completion",

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..errors import MeshUsageError
-from ..wire.checkpoint import CheckLoad, CheckSave, LoadNames, SaveNames
 from ..wire.ranks import describe_groups, describe_ranks
+from ..wire.values import CheckLoad, CheckSave, LoadNames, SaveNames
 from .rank_set import RankSet
 from .run import Results
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import msgspec
 
-from .descriptors import wait_readable
 from .host import is_process, process_stat, started_ticks, this_place
+from .process import wait_readable
 from .ticket import Ticket, find_tickets, remove_own_directory
 
 VARIABLE = "CELLMESH_MESH"

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from . import checkpoint, inspect, replicas, trace
+from . import inspect, replicas, trace, values
 from .attach import Detach, Detached, Hello, Inquire, Refused, SetAgents, Standing, Welcome
 from .environment import Surroundings
 from .groups import Begun, Blueprint, Describe, GroupCount, Heal, SetMesh
@@ -49,7 +49,7 @@ from .verb import WorkVerb as WorkVerb
 
 # Requests of all features: a feature adds its union here, and its handler to those of the ranks.
 AnyRequest = (
-    inspect.AnyRequest | inspect.CompletionRequest | replicas.AnyRequest | checkpoint.AnyRequest
+    inspect.AnyRequest | inspect.CompletionRequest | replicas.AnyRequest | values.CheckpointRequest
     | trace.AnyRequest
 )  # fmt: skip
 

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from ..errors import ProtocolError
 from .codec import MAX_FRAME_BYTES, Frame
-from .descriptors import wait_readable
+from .process import wait_readable
 
 _HEAD = struct.Struct("<II")
 _HEAD_OF_ONE = struct.Struct("<IIQ")  # of a message of one frame, as most are

@@ -1,4 +1,6 @@
-"""Messages that carry values to ranks and back, and the parts of tensors that ranks hold."""
+"""Messages that carry values to ranks and back, the parts of tensors that ranks hold, and requests
+to save variables as a checkpoint and to load them.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from .verb import Pickled, Verb, WorkVerb
+from .verb import FeatureRequest, Pickled, Verb, WorkVerb
 
 Box = tuple[tuple[int, int], ...]
 
@@ -118,3 +120,38 @@ class Unwanted(Verb, frozen=True):
     """Report that the rest of a segment need not be sent, as no message needs it any more."""
 
     loan: int
+
+
+class CheckSave(FeatureRequest, frozen=True):
+    """Ask a rank why it cannot save these variables to a path; "" if it can. No collective."""
+
+    names: tuple[str, ...]
+    path: str
+
+
+class SaveNames(FeatureRequest, frozen=True):
+    """Ask ranks to save these variables to a path; a collective."""
+
+    names: tuple[str, ...]
+    path: str
+
+
+class CheckLoad(FeatureRequest, frozen=True):
+    """Ask a rank why it cannot load these variables from a path; "" if it can. No collective."""
+
+    names: tuple[str, ...]
+    path: str
+
+
+class LoadNames(FeatureRequest, frozen=True):
+    """Ask ranks to load these variables (none given: all saved ones) in place, and to answer with
+    the names of those loaded; a collective.
+    """
+
+    fills: ClassVar[bool] = True
+
+    names: tuple[str, ...]
+    path: str
+
+
+CheckpointRequest = CheckSave | SaveNames | CheckLoad | LoadNames

@@ -47,9 +47,9 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.optim import Optimizer
 
 from ..errors import HostError, MeshUsageError
-from ..wire.checkpoint import AnyRequest, CheckLoad, CheckSave, LoadNames, SaveNames
 from ..wire.codec import Frame
 from ..wire.ranks import describe_groups
+from ..wire.values import CheckLoad, CheckpointRequest, CheckSave, LoadNames, SaveNames
 from .inspect.chunks import digest_of_tensor
 from .rank.value_transfer import is_dtensor
 from .replicas.parts import is_wrapped
@@ -76,7 +76,7 @@ class CheckpointHandler:
     def __init__(self, context: RankContext) -> None:
         self._namespace = context.shell.user_ns
 
-    def handle(self, request: AnyRequest, buffers: tuple[Frame, ...]) -> Any:
+    def handle(self, request: CheckpointRequest, buffers: tuple[Frame, ...]) -> Any:
         """Answer a request on the main thread; see `rank.features.Handler`."""
         namespace, names, path = self._namespace, request.names, Path(request.path)
         match request:

@@ -50,7 +50,7 @@ _IDLE_S = 0.5
 
 def main(descriptor: str, kernel_pid: str, keep_ms: str, *_: str) -> None:
     """Run the background process: import torch, then fork meshes for the kernel (started by
-    `wire.interpreter`).
+    `wire.process`).
     """
     _serve_kernel(int(descriptor), int(kernel_pid), int(keep_ms))
 

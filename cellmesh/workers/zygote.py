@@ -29,9 +29,9 @@ import msgspec
 
 from ..errors import HostError
 from ..wire import marks
-from ..wire.descriptors import wait_readable
 from ..wire.environment import VISIBLE, Surroundings
 from ..wire.host import same_release
+from ..wire.process import wait_readable
 from ..wire.ticket import Ticket, read_ticket
 from .linux_process import (
     PROGRAM,
@@ -112,7 +112,7 @@ Reply = ZygoteReady | ZygoteFailed | Forked
 
 
 def main(descriptor: str, ticket_path: str) -> None:
-    """Serve an agent as its zygote, in a process that `wire.interpreter` has started."""
+    """Serve an agent as its zygote, in a process that `wire.process` has started."""
     serve_agent(int(descriptor), ticket_path)
 
 

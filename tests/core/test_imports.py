@@ -21,14 +21,13 @@ from tests.support.import_graph import (
 # parts.
 ALLOWED = {
     "errors": set(),
-    "resets": set(),
     "stdlib": set(),
     "wire": {"errors"},
     "workers": {"wire", "errors", "stdlib"},
     "controller": {"wire", "errors", "stdlib"},
     "magics": {"controller", "wire", "errors"},
     "cli": {"magics", "controller", "workers", "wire", "errors", "__init__"},
-    "__init__": {"controller", "magics", "resets", "errors", "wire"},
+    "__init__": {"controller", "magics", "errors", "wire"},
     "__main__": {"cli"},
 }
 # What a notebook, a terminal and an agent begin with: none of them needs torch.

@@ -17,10 +17,10 @@ from cellmesh.wire import transport
 from cellmesh.wire.attach import Hello, Inquire, Standing, Welcome
 from cellmesh.wire.codec import Parcel, at_agent_from_controller, encode
 from cellmesh.wire.curve import AllowList, new_keys
-from cellmesh.wire.descriptors import wait_readable
 from cellmesh.wire.hosts import Host
 from cellmesh.wire.messages import PROTOCOL
 from cellmesh.wire.own_file import Secret
+from cellmesh.wire.process import wait_readable
 from cellmesh.wire.reliable import Reliable
 from cellmesh.wire.ticket import Holder, Ticket
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from cellmesh.controller.session.launch import prestart
 from cellmesh.wire import marks
-from cellmesh.wire.descriptors import wait_readable
 from cellmesh.wire.marks import READY
+from cellmesh.wire.process import wait_readable
 from cellmesh.wire.ticket import Ticket
 
 SOCKET, CONDITIONS = "prestart.sock", "prestart.conditions"

@@ -75,8 +75,8 @@ if __name__ == "__main__":
     sys.path[:0] = [os.getcwd(), str(ROOT)]
     sys.argv[:] = sys.argv[sys.argv.index("cellmesh") :]
 
-from cellmesh.wire.descriptors import wait_readable  # noqa: E402
 from cellmesh.wire.marks import StartMesh  # noqa: E402
+from cellmesh.wire.process import wait_readable  # noqa: E402
 from cellmesh.wire.ticket import Ticket, read_ticket  # noqa: E402
 from tests.support.kernel_prestart import LentPrestart  # noqa: E402
 

@@ -23,10 +23,10 @@ from ...errors import HostError, NoMeshError, ProtocolError
 from ...wire import transport
 from ...wire.attach import Inquire, Standing
 from ...wire.codec import Parcel, at_controller, encode
-from ...wire.descriptors import FILES_A_HOST, make_room
 from ...wire.host import format_span, this_place
 from ...wire.hosts import Host
 from ...wire.own_file import SecretBytes
+from ...wire.process import FILES_A_HOST, make_room
 from ...wire.reliable import Reliable
 from ...wire.ticket import (
     Holder,

@@ -28,7 +28,6 @@ import zmq
 from ...errors import HostError
 from ...wire import transport
 from ...wire.curve import new_keys
-from ...wire.descriptors import wait_readable
 from ...wire.environment import SOCKET_INTERFACES, choose_gpus
 from ...wire.host import (
     Versions,
@@ -62,9 +61,9 @@ from ...wire.hosts import (
     own_facts,
     parse_invitation,
 )
-from ...wire.interpreter import absolute, isolated_command
 from ...wire.marks import end_carriers, end_mesh_if_dead, is_dead, value_of
 from ...wire.own_file import from_json
+from ...wire.process import absolute, isolated_command, wait_readable
 from ...wire.ticket import (
     Ticket,
     find_tickets,

@@ -14,7 +14,7 @@ import msgspec
 
 from ...wire import marks
 from ...wire.environment import Surroundings
-from ...wire.interpreter import isolated_command
+from ...wire.process import isolated_command
 from ...wire.ticket import Ticket
 from .. import linux_process
 from ..zygote import (

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, get_args
 
-from ...wire import checkpoint, inspect, replicas, trace
+from ...wire import inspect, replicas, trace, values
 from ...wire.codec import Frame
 from ...wire.messages import FeatureRequest, Pickled
 from ..groups import model_reset
@@ -33,7 +33,7 @@ _MODULES: Mapping[type, str] = {
         (inspect.AnyRequest, "inspect.handler"),
         (inspect.CompletionRequest, "complete"),
         (replicas.AnyRequest, "replicas.handler"),
-        (checkpoint.AnyRequest, "checkpoint"),
+        (values.CheckpointRequest, "checkpoint"),
         (trace.AnyRequest, "trace.torch_profiler"),
     )
     for request in get_args(union) or (union,)

@@ -14,9 +14,9 @@ from ....errors import HostError
 from ....wire import transport
 from ....wire.attach import Detached, Refused, SetAgents, Welcome
 from ....wire.codec import Parcel
-from ....wire.descriptors import FILES_A_HOST, make_room
 from ....wire.hosts import SILENT_S, ClockReading, FilesAnswer, Host, ReadClock
 from ....wire.messages import AgentFault, Ranked, Relay, Resize, Stop, Stopped
+from ....wire.process import FILES_A_HOST, make_room
 from ....wire.ticket import Ticket
 from ...code_files.sync import Answers, Make
 from ...core.clocks import ClockComparison, ClockOffset

@@ -25,9 +25,9 @@ from typing import IO
 import msgspec
 
 from ....errors import HostError
-from ....wire.descriptors import FILES_A_HOST, limit_child, make_room
 from ....wire.hosts import ANNOUNCEMENT, GO, WAITING, Announcement, HostPart
 from ....wire.own_file import Secret, SecretBytes, to_json
+from ....wire.process import FILES_A_HOST, limit_child, make_room
 from ....wire.ticket import Ticket
 from ...engines import ENGINES, template_for
 from ...host_list import command_for, has_stdin

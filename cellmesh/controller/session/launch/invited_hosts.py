@@ -20,7 +20,6 @@ import zmq
 from ....errors import HostError, MeshUsageError
 from ....wire import transport
 from ....wire.curve import AllowList, KeyPair, PeerMonitor, new_keys, public_of
-from ....wire.descriptors import wait_readable
 from ....wire.hosts import (
     AGAIN_S,
     ARRIVED,
@@ -37,6 +36,7 @@ from ....wire.hosts import (
     addresses_by_interface,
 )
 from ....wire.own_file import Secret, SecretBytes, to_json
+from ....wire.process import wait_readable
 from ....wire.ticket import Ticket, add_refused
 
 # How long a heal waits for a host to announce itself again.

@@ -18,12 +18,11 @@ from typing import BinaryIO
 import msgspec
 
 from ....errors import HostError
-from ....wire.descriptors import wait_readable
 from ....wire.environment import choose_gpus
 from ....wire.host import is_process, started_ticks
 from ....wire.hosts import Host
-from ....wire.interpreter import isolated_command
 from ....wire.options import MeshOptions
+from ....wire.process import isolated_command, wait_readable
 from ....wire.ticket import (
     Ticket,
     make_directory,

@@ -26,10 +26,9 @@ import msgspec
 
 from ....errors import HostError, MeshUsageError
 from ....wire import marks
-from ....wire.descriptors import wait_readable
-from ....wire.interpreter import absolute, isolated_command
 from ....wire.marks import READY, StartMesh, argument
 from ....wire.own_file import SecretBytes
+from ....wire.process import absolute, isolated_command, wait_readable
 from ....wire.ticket import Ticket, runtime_root
 from ...kernel import own_shell
 from ...options import read_project_options

@@ -34,8 +34,8 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ....errors import HostError
-from ....wire.descriptors import wait_readable
 from ....wire.hosts import ANNOUNCEMENT, GO, WAITING, Announcement
+from ....wire.process import wait_readable
 
 _NAMESPACE = "cellmesh"
 _ASK_S = 0.5

@@ -43,7 +43,7 @@ def agent_of(child: subprocess.Popen[bytes]) -> Iterator[Launcher]:
 
 
 def test_the_agent_is_started_by_an_interpreter_that_runs_a_file_of_this_package() -> None:
-    interpreter = os.path.join(os.path.dirname(cellmesh.__file__), "wire", "interpreter.py")
+    interpreter = os.path.join(os.path.dirname(cellmesh.__file__), "wire", "process.py")
     assert command_of(TICKET) == [
         sys.executable,
         "-P",

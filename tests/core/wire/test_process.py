@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cellmesh.wire.descriptors import limit_child, make_room, wait_readable
+from cellmesh.wire.process import limit_child, make_room, wait_readable
 
 
 @pytest.fixture
