@@ -22,7 +22,9 @@ from cellmesh.wire.messages import PROTOCOL
 from cellmesh.wire.own_file import Secret
 from cellmesh.wire.process import wait_readable
 from cellmesh.wire.reliable import Reliable
-from cellmesh.wire.ticket import Holder, Ticket
+from cellmesh.wire.ticket import Holder
+
+from ..support.tickets import make_ticket
 
 NUM_HOSTS = 400
 SOFT_LIMIT = 1024  # of most systems
@@ -61,11 +63,8 @@ class Agents:
                         if isinstance(verb, Hello):
                             self._answer(socket, identity, Welcome(PROTOCOL, 1, "h"))
                         elif isinstance(verb, Inquire):
-                            self._answer(
-                                socket,
-                                identity,
-                                Standing(1, Holder(controller_pid=1, is_attached=True, since=0.0)),
-                            )
+                            holder = Holder(controller_pid=1, is_attached=True, since=0.0)
+                            self._answer(socket, identity, Standing(1, holder))
 
     @staticmethod
     def _answer(socket: transport.Socket, identity: transport.Frame, verb: object) -> None:
@@ -89,27 +88,14 @@ def agents() -> Iterator[Agents]:
     agents.close()
 
 
-@pytest.fixture
-def ticket(agents: Agents, tmp_path: Path) -> Ticket:
-    return Ticket(
-        name="m",
-        key=Secret("00" * 32),
+def test_four_hundred_hosts_are_asked_and_connected_to(agents: Agents, tmp_path: Path) -> None:
+    ticket = make_ticket(
         directory=str(tmp_path),
         num_ranks=NUM_HOSTS,
-        backend="gloo",
-        mesh_dim_names=("dp",),
-        mesh_shape=(NUM_HOSTS,),
-        preload=(),
-        sys_path=(),
-        cwd="/",
-        controller_pid=1,
-        created_at=0.0,
         agents=agents.addresses,
+        key=Secret("00" * 32),
         curve_secret=agents.secret,
     )
-
-
-def test_four_hundred_hosts_are_asked_and_connected_to(ticket: Ticket) -> None:
     standings = ask_agents(ticket, timeout_s=20)
     assert [each.agent.name for each in standings if each.standing is None] == []
 

@@ -9,30 +9,20 @@ import pytest
 
 from cellmesh.controller.core.core import ANSWER_S
 from cellmesh.controller.core.runs import REPORT_AFTER_S
-from cellmesh.controller.output.fold import HOLD_TRACE_S
 from cellmesh.controller.run import Run
 from cellmesh.errors import RankDied, RankFailure, RanksInterrupted
+from cellmesh.wire.messages import MeshReady, StartFailed, Stopped
 
 from ..support.scripted import World
 
 
-def running(
-    num_ranks: int, ranks: tuple[int, ...] | None = None, **options: Any
-) -> tuple[World, Run[Any]]:
+def running(num_ranks: int, **options: Any) -> tuple[World, Run[Any]]:
     """A mesh that has been started, and a run that its ranks have begun."""
     world = World(num_ranks, **options).start()
-    return world, world.running(ranks)
+    return world, world.running()
 
 
-# ---- runs
-
-
-def test_a_run_on_some_ranks_reaches_no_others_and_has_the_value_of_each() -> None:
-    world, run = running(4, ranks=(1, 3))
-    assert [len(world.ranks[rank].queue) for rank in range(4)] == [0, 1, 0, 1]
-    world.done(3, 1)
-    assert run.result(0) == {1: 1, 3: 3}
-    assert world.finished == {run.number: 1}
+# ---- runs and their output
 
 
 def test_arrays_cross_both_hops() -> None:
@@ -63,8 +53,6 @@ def test_runs_reach_a_rank_in_the_order_sent_and_one_rank_may_be_far_ahead() -> 
     for _ in range(3):
         world.done(0)
     assert [run.waiting_ranks() for run in runs] == [[], [1], [], [1]]
-    world.done(1)
-    assert [run.done() for run in runs] == [True, True, True, False]
 
 
 def test_work_for_control_threads_is_answered_while_ranks_are_busy() -> None:
@@ -73,9 +61,6 @@ def test_work_for_control_threads_is_answered_while_ranks_are_busy() -> None:
     world.wait(0.01)
     assert look.result(0) == {0: "Names on 0", 1: "Names on 1"}
     assert not busy.done()
-
-
-# ---- output
 
 
 def test_a_line_of_all_ranks_is_shown_once_and_that_of_one_rank_soon() -> None:
@@ -90,7 +75,7 @@ def test_a_line_of_all_ranks_is_shown_once_and_that_of_one_rank_soon() -> None:
     assert not run.done()
 
 
-def test_output_belongs_to_its_run() -> None:
+def test_output_belongs_to_its_run_also_after_its_end() -> None:
     world = World(2).start()
     first, second = world.submit(), world.submit()
     world.deliver()
@@ -102,42 +87,13 @@ def test_output_belongs_to_its_run() -> None:
     world.wait(1.0)
     assert world.text_of(first) == "[0-1] first\n"
     assert world.text_of(second) == "[0] second\n[0] below\n"
-
-
-def test_all_output_is_shown_before_the_run_is_done() -> None:
-    world, run = running(2)
-    seen: list[str] = []
-    run.on_end(lambda: seen.append(world.text_of(run)))
-    for rank in (0, 1):
-        world.ranks[rank].print("no newline")
-        world.ranks[rank].done()
-    world.deliver()
-    assert seen == ["[0-1] no newline\n"]
-
-
-def test_output_after_the_end_goes_to_its_run() -> None:
-    world, run = running(2)
-    following = world.running()
-    world.done()
-    assert run.done()
-    late = world.ranks[1]
-    late.queue.appendleft(run.number)  # a thread of the first run prints
-    late.print("late\n")
-    late.queue.popleft()
+    world.ranks[0].queue.appendleft(first.number)  # a thread of the first run prints
+    world.ranks[0].print("late\n")
     world.wait(0.5)
-    assert world.text_of(run) == "[1] late\n"
-    assert world.text_of(following) == ""
+    assert world.text_of(first) == "[0-1] first\n[0] late\n"
 
 
-# ---- failures
-
-
-def test_a_failure_is_shown_while_the_others_run() -> None:
-    world, run = running(4)
-    world.ranks[3].fail(ValueError("nan"), line=4)
-    world.wait(HOLD_TRACE_S)
-    assert world.text_of(run) == "[3] ValueError: nan\n"
-    assert not run.done()
+# ---- failures and deaths
 
 
 @pytest.mark.parametrize(("silent", "after_s"), [(None, 0.0), (0, ANSWER_S)])
@@ -167,9 +123,6 @@ def test_an_interrupt_reaches_the_ranks_that_still_run() -> None:
         run.result(0)
 
 
-# ---- deaths
-
-
 def test_death_in_a_run_is_reported_within_half_a_second_and_ends_its_part() -> None:
     world, run = running(3)
     world.ranks[1].print("last line\n")
@@ -183,15 +136,6 @@ def test_death_in_a_run_is_reported_within_half_a_second_and_ends_its_part() -> 
     assert isinstance(caught.value.exceptions_by_rank[1], RankDied)
 
 
-def test_other_ranks_are_shown_after_a_death() -> None:
-    world, run = running(3, on_error="wait")
-    for rank in (0, 2):
-        world.ranks[rank].collective = "all_gather"
-    world.reap(1)
-    world.wait(1.0)
-    assert "rank 1 has ended; ranks 0,2 in all_gather at line 5" in world.text_of(run)
-
-
 def test_work_that_crosses_the_news_of_a_death_ends_all_the_same() -> None:
     world = World(2).start()
     world.reap(1)
@@ -202,26 +146,116 @@ def test_work_that_crosses_the_news_of_a_death_ends_all_the_same() -> None:
     assert world.core.state == "ready"
 
 
-# ---- questions
+# ---- starts, restarts, ends
 
 
-def test_activity_of_ranks_that_answer_is_reported() -> None:
-    world, _ = running(3, (1,))
-    world.ranks[2].answers_probes = False
-    request = world.ask_states((0, 1, 2))
-    world.wait(ANSWER_S * 0.9)
-    assert request not in world.answers
-    world.wait(ANSWER_S * 0.2)
-    states = world.answers[request]
-    assert {rank: state.run for rank, state in states.items()} == {0: -1, 1: 1}
+def test_start_of_a_mesh_reports_its_progress() -> None:
+    world = World(3).start()
+    assert [change.state for change in world.changes][-1] == "ready"
+    stages = [getattr(change.cause, "stage", "") for change in world.changes]
+    assert stages == ["", "importing torch", "forking ranks", *["process group"] * 3, ""]
+    [ready] = world.causes(MeshReady)
+    infos = [(info.rank, info.pid, info.phase) for info in ready.ranks]
+    assert infos == [(rank, 1000 + rank, "idle") for rank in range(3)]
+    assert world.core.mesh.ranks == ready.ranks
 
 
-def test_the_report_of_the_agent_has_the_dead() -> None:
-    world = World(2).start()
-    world.reap(0, "exited with code 3")
-    world.submit((1,))
-    request = world.ask_host()
+def test_a_rank_that_dies_while_it_starts_fails_the_start() -> None:
+    world = World(3)
+    world.import_torch()
+    world.reap(1, "exited with code 1", "ImportError: no")
     world.deliver()
-    infos = world.answers[request].ranks
-    phases = [(info.phase, info.ending) for info in infos]
-    assert phases == [("dead", "exited with code 3"), ("running", "")]
+    [failed] = world.causes(StartFailed)
+    assert failed.fault == "host"
+    assert "rank 1 exited with code 1 while it started\nImportError: no" in failed.text
+    assert world.ended == 0
+    world.reap_doomed()
+    assert world.ended == 1
+    assert world.core.state == "ended"
+
+
+def test_a_restart_ends_runs_in_flight_and_begins_afresh() -> None:
+    world, run = running(3)
+    world.done(0)
+    world.restart()
+    with pytest.raises(RankFailure, match=r"ranks 1-2 (was|were) restarted"):
+        run.result(0)
+    world.ranks[1].done()  # crosses the restart
+    world.deliver()
+    world.reap_doomed()
+    assert [process.pid for process in world.ranks.values()] == [2000, 2001, 2002]
+    assert world.core.state == "restarting"
+    world.get_ready()
+    again = world.running()
+    world.done()
+    assert again.result(0) == {0: 0, 1: 1, 2: 2}
+
+
+def test_a_stop_lets_ranks_leave_and_ends() -> None:
+    world, run = running(2)
+    world.stop()
+    world.deliver()
+    assert all(process.was_asked_to_leave for process in world.ranks.values())
+    world.reap_doomed()
+    assert (world.ended, world.core.state) == (1, "ended")
+    assert world.causes(Stopped) == [Stopped("stopped")]
+    with pytest.raises(RankFailure, match="ended with"):
+        run.result(0)
+
+
+# ---- controllers that go
+
+
+def test_a_run_goes_on_without_a_controller_and_the_next_one_has_it_whole() -> None:
+    world, first = running(3)
+    world.ranks[0].print("before\n")
+    world.done(0, seconds=0.1)
+    world.leave()
+    world.ranks[1].print("missed\n")
+    world.done(1, seconds=0.1)
+    [info] = world.attach().runs
+    assert (info.run, info.title, info.execution_count) == (first.number, "run 1", 0)
+    world.deliver()
+    run = world.runs[first.number]
+    assert run.waiting_ranks() == [2]
+    world.done(2, seconds=0.5)
+    assert run.result(0) == {0: 0, 1: 1, 2: 2}
+    assert "[1] missed\n" in world.text_of(run)
+    assert "before" not in world.text_of(run), "the first controller has shown it"
+
+
+def test_death_while_detached_is_reported() -> None:
+    world, first = running(3)
+    world.leave()
+    world.reap(1, "was killed by SIGKILL", "words")
+    world.done(0, 2, seconds=0.5)
+    world.attach()
+    world.wait(0.5)
+    assert set(world.core.dead) == {1}
+    with pytest.raises(RankFailure, match="rank 1 was killed by SIGKILL"):
+        world.runs[first.number].result(0)
+    world.leave()
+    world.attach()
+    world.wait(0.5)
+    assert set(world.core.dead) == {1}, "the third one knows as well"
+    assert world.runs == {}
+
+
+@pytest.mark.parametrize("when", ["before the end", "after the end", "in the heal"])
+def test_ranks_that_hold_back_work_go_on_for_the_next_controller(when: str) -> None:
+    world, _ = running(2)
+    world.ranks[0].is_broken = when == "in the heal"
+    for process in world.ranks.values():
+        process.answers_probes = when != "after the end"  # the recovery does not come far
+        process.fail(ValueError("no"))
+    if when != "before the end":
+        world.wait(0.1 if when == "after the end" else 0.0)
+    world.leave()
+    for process in world.ranks.values():
+        process.answers_probes = True
+    world.attach()
+    world.wait(3.0)
+    assert not any(process.is_broken or process.holds for process in world.ranks.values())
+    run = world.running()
+    world.done(seconds=0.1)
+    assert run.result(0) == {0: 0, 1: 1}

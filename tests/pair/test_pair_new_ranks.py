@@ -1,6 +1,4 @@
-"""Both sides of a mesh in memory: ranks that have replaced others, and who says that they are
-empty.
-"""
+"""Both sides of a mesh in memory: new ranks, and the notes that they are empty."""
 
 from __future__ import annotations
 
@@ -36,7 +34,6 @@ def healed(rank: int = 1, world: World | None = None) -> World:
 
 
 def auto_healed() -> World:
-    """As `healed`, without being asked."""
     world = World(3, auto_heal=True).start()
     die(world, 1)
     come_up(world, 1)
@@ -98,38 +95,9 @@ def test_next_cell_names_auto_healed_ranks_once() -> None:
     assert world.notes == [NOTE]
 
 
-def test_a_cell_that_waited_for_the_new_rank_begins_with_it() -> None:
-    world = World(3, auto_heal=True).start()
-    die(world, 1)
-    run = world.submit(fills=True)
-    assert world.notes == []
-    come_up(world, 1)
-    end(world)
-    assert world.notes == [NOTE]
-    assert world.text_of(run).startswith(NOTE)
-
-
-@pytest.mark.parametrize(
-    ("how", "told"),
-    [
-        ("asked", []),
-        ("asked later", []),
-        ("dead again", [NOTE.replace("SIGKILL", "SIGSEGV")]),
-        # A note of the recovery may have been shown after its cell's end, where nobody reads it.
-        ("in a cell", [NOTE]),
-    ],
-)
-def test_known_or_untrue_emptiness_is_not_noted(how: str, told: list[str]) -> None:
-    if how == "in a cell":
-        world = World(3, auto_heal=True).start()
-        world.running(fills=True)
-        die(world, 1)
-        world.done(0, 2, seconds=1.0)
-        come_up(world, 1)
-        [note] = [note for note in world.notes if "process groups rebuilt" in note]
-        assert "new and empty" in note
-    else:
-        world = healed() if how == "asked" else auto_healed()
+@pytest.mark.parametrize("how", ["asked", "asked later", "dead again"])
+def test_known_or_untrue_emptiness_is_not_noted(how: str) -> None:
+    world = healed() if how == "asked" else auto_healed()
     if how == "asked later":
         world.heal()
         world.wait(1.0)
@@ -139,7 +107,7 @@ def test_known_or_untrue_emptiness_is_not_noted(how: str, told: list[str]) -> No
     world.notes.clear()
     world.submit(fills=True)
     end(world)
-    assert world.notes == told
+    assert world.notes == ([NOTE.replace("SIGKILL", "SIGSEGV")] if how == "dead again" else [])
 
 
 def test_last_output_of_a_dead_rank_is_shown_until_its_replacement() -> None:
