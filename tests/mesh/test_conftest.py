@@ -14,7 +14,7 @@ from tests.conftest import tiers_left_out
 
 # Of the tests of the stop button: in the tests' own process, and in a kernel.
 PRESSED = (
-    "tests/core/controller/test_run_waits.py",
+    "tests/core/controller/test_run.py",
     "tests/mesh/test_kernel.py::test_the_stop_button_gets_ranks_out_of_a_collective",
 )
 

@@ -9,7 +9,7 @@ from cellmesh.controller.live_views import LiveViews
 
 
 class View:
-    """Tells what is done to it, and on which thread."""
+    """Notes calls, and whether they are on the main thread."""
 
     def __init__(self, name: str, told: queue.SimpleQueue[tuple[str, str, bool]]) -> None:
         self._name = name

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from cellmesh.controller.metrics import (
-    MAX_DRAWN,
     MAX_POINTS,
     Metrics,
     Plot,
@@ -22,7 +21,7 @@ from cellmesh.controller.metrics import (
     thin,
 )
 from cellmesh.errors import MeshUsageError
-from cellmesh.magics.render.plots import draw_html, ticks
+from cellmesh.magics.render.plots import draw_html
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.user_code import Logged
 from cellmesh.workers import metrics as reporting
@@ -46,13 +45,11 @@ def report(*points: tuple[float | None, dict[str, object]]) -> list[Logged]:
 
 def test_numbers_and_tensors_of_one_element_are_logged() -> None:
     half, grown = torch.tensor(3, dtype=torch.bfloat16), torch.tensor(4.0, requires_grad=True)
-    values = {"a": 1, "b": torch.tensor([2.5]), "c": True, "d": half, "e": grown}
-    assert report((4, values)) == [
-        Logged(7, tuple("abcde"), (4.0,), ((1.0,), (2.5,), (1.0,), (3.0,), (4.0,)))
-    ]
+    [verb] = report((4, {"a": 1, "b": torch.tensor([2.5]), "c": True, "d": half, "e": grown}))
+    assert verb.values == ((1.0,), (2.5,), (1.0,), (3.0,), (4.0,))
 
 
-@pytest.mark.parametrize("value", ["x", "3", b"3", None, torch.zeros(2), torch.tensor(1j), [1.0]])
+@pytest.mark.parametrize("value", ["3", None, torch.zeros(2), torch.tensor(1j), [1.0]])
 def test_log_refuses_values_that_are_no_numbers_by_name(value: object) -> None:
     with pytest.raises(MeshUsageError, match=r"log\(loss=\.\.\.\): .* is no number"):
         report((0, {"fine": 1.0, "loss": value}))
@@ -61,14 +58,6 @@ def test_log_refuses_values_that_are_no_numbers_by_name(value: object) -> None:
 def test_steps_are_counted_where_none_are_given() -> None:
     verbs = report((None, {"a": 1.0}), (None, {"a": 2.0}), (10, {"a": 3.0}), (None, {"a": 4.0}))
     assert [step for verb in verbs for step in verb.steps] == [0, 1, 10, 11]
-
-
-def test_a_fast_loop_makes_few_messages_and_keeps_its_last_point() -> None:
-    count = 20_000
-    verbs = report(*((step, {"a": float(step)}) for step in range(count)))
-    assert sum(len(verb.steps) for verb in verbs) < count
-    assert all(len(verb.steps) <= reporting.MAX_POINTS for verb in verbs)
-    assert verbs[-1].steps[-1] == verbs[-1].values[0][-1] == count - 1
 
 
 def test_series_are_kept_by_rank_and_restart_with_a_new_loop() -> None:
@@ -81,7 +70,8 @@ def test_series_are_kept_by_rank_and_restart_with_a_new_loop() -> None:
     }  # fmt: skip
     metrics.take(2, (0,), logged(loss=[7.0]))
     assert metrics.series("loss")[0] == Series((0,), (7,))
-    assert metrics.series("unknown") == {}
+    with pytest.raises(MeshUsageError, match="name what to plot: loss"):
+        plot(metrics, (), (0,))
 
 
 @pytest.mark.parametrize("num_in_one_message", [1, 2, 3, 6])
@@ -99,21 +89,12 @@ def test_series_of_a_repeated_inner_loop_restarts_for_any_batching(num_in_one_me
 
 
 def test_of_many_points_the_first_and_the_last_are_sent() -> None:
-    sent: list[Parcel[Logged]] = []
-    reporter = Reporter(sent.append, lambda: 7)
-    reporter.log(99, {"other": 0.0})
-    for step in range(2 * reporting.MAX_POINTS + 1):
-        reporter.log(step, {"a": step})
-    reporter.flush()
-    steps = [step for parcel in sent if parcel.verb.names == ("a",) for step in parcel.verb.steps]
-    assert (steps[0], steps[-1]) == (0, 2 * reporting.MAX_POINTS)
+    last = 2 * reporting.MAX_POINTS
+    sent = report((99, {"other": 0.0}), *((step, {"a": step}) for step in range(last + 1)))
+    steps = [step for verb in sent if verb.names == ("a",) for step in verb.steps]
+    assert (steps[0], steps[-1]) == (0, last)
     assert steps == sorted(steps)
-
-
-def test_an_interrupt_before_a_names_first_point_costs_only_that() -> None:
-    assert reporting._as_messages({(7, "a"): [], (7, "b"): [(0.0, 1.0)]}) == [
-        Logged(7, ("b",), (0.0,), ((1.0,),))
-    ]
+    assert len(steps) < last
 
 
 def test_kept_entries_are_bounded() -> None:
@@ -137,44 +118,22 @@ def test_watchers_are_called_until_they_unsubscribe() -> None:
     assert told == [{"a"}, None]
 
 
-def test_a_thinned_line_keeps_its_peaks_and_ends() -> None:
-    values = [0.0] * 10_000
-    values[1234], values[8765] = 50.0, -50.0
-    line = Series(tuple(map(float, range(10_000))), tuple(values))
-    few = thin(line)
-    assert len(few.steps) <= MAX_DRAWN + 2
-    assert {0.0, 9999.0, 1234.0, 8765.0} <= set(few.steps)
-    assert list(few.steps) == sorted(few.steps)
-    assert thin(few) == few or len(few.steps) > MAX_DRAWN
+EXTREMES = [
+    *([1.0], [1.0, math.nan, 3.0], [math.inf, 2.0], [5.0, 5.0], [1e-30, 1e30], [0.0, 5e-324]),
+    *([1.0, 1.0 + 2**-52], [1e299, -1e299], [1.7e308, 1.0], [1.0, math.inf, -math.inf]),
+]
 
 
-def test_names_that_are_none_are_refused() -> None:
+@pytest.mark.parametrize("values", EXTREMES, ids=repr)
+def test_a_picture_is_drawn_of_anything(values: list[float]) -> None:
     metrics = Metrics()
-    metrics.take(1, (0,), logged(loss=[1.0]))
-    with pytest.raises(MeshUsageError, match="name what to plot: loss"):
-        plot(metrics, (), (0,))
-    with pytest.raises(MeshUsageError, match="'los s' is no name"):
-        plot(metrics, ("los s",), (0,))
-
-
-def test_a_picture_is_drawn_of_anything() -> None:
-    for values in (
-        [1.0], [1.0, math.nan, 3.0], [math.inf, 2.0], [5.0, 5.0], [1e-30, 1e30], [-0.0, 0.0],
-        [0.0, 5e-324],
-        [1.0, 1.0 + 2**-52], [1e299, -1e299], [1.7e308, 1.0], [1.0, math.inf, -math.inf],
-    ):  # fmt: skip
-        metrics = Metrics()
-        metrics.take(1, (0,), logged(a=values))
-        metrics.take(1, (3,), logged(a=[-value for value in values]))
-        page = draw_html(Plot(metrics, ("a", "b"), (0, 3)))
-        picture = picture_in(page)
-        assert ElementTree.fromstring(picture).tag.endswith("svg")
-        assert not re.search("nan|inf", picture)
-        assert "b</b>: nothing to draw yet" in page
-        assert "points, last" in repr(Plot(metrics, ("a",), (0, 3)))
-    metrics = Metrics()
-    metrics.take(1, (0,), logged(a=[math.nan]))
-    assert "nothing to draw" in draw_html(Plot(metrics, ("a",), (0,)))
+    metrics.take(1, (0,), logged(a=values))
+    metrics.take(1, (3,), logged(a=[-value for value in values]))
+    page = draw_html(Plot(metrics, ("a", "b"), (0, 3)))
+    picture = picture_in(page)
+    assert ElementTree.fromstring(picture).tag.endswith("svg")
+    assert not re.search("nan|inf", picture)
+    assert "b</b>: nothing to draw yet" in page
 
 
 def picture_in(page: str) -> str:
@@ -199,16 +158,13 @@ def test_where_a_line_becomes_nan_is_marked_and_said() -> None:
     assert describe_nans({0: Series((0, 1), (1.0, 2.0))}) == ""
 
 
-def test_thinning_keeps_where_nan_begins_and_the_numbers_beside_it() -> None:
-    values = (*range(3000), *[math.nan] * 3000)
-    few = thin(Series(tuple(map(float, range(6000))), values), 600)
+def test_thinning_keeps_peaks_ends_and_where_nan_begins() -> None:
+    values = [*range(3000), *[math.nan] * 3000]
+    values[1234] = -50.0
+    few = thin(Series(tuple(map(float, range(6000))), tuple(values)), 600)
     first = first_nan(few)
     assert first is not None
     assert few.steps[first] == 3000
-    assert max(value for value in few.values if value == value) == 2999
+    assert {0.0, 1234.0, 2999.0, 5999.0} <= set(few.steps)
+    assert list(few.steps) == sorted(few.steps)
     assert len(few.values) <= 603
-
-
-def test_ticks_are_round() -> None:
-    assert ticks(0, 10, 5) == [0, 2, 4, 6, 8, 10]
-    assert ticks(-0.03, 0.05, 4) == pytest.approx([-0.02, 0, 0.02, 0.04])

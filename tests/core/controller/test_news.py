@@ -31,26 +31,11 @@ def test_a_report_wakes_each_thread_that_waits() -> None:
     assert woken == [True] * 3
 
 
-def test_a_report_between_the_look_and_the_wait_is_not_missed() -> None:
-    news = News()
-    seen = news.last
-    news.report()
-    news.wait(seen, float("inf"))  # would raise an error if it began to wait
-
-
 def test_a_wait_that_ends_by_time_leaves_nothing() -> None:
     news = News()
     assert not news.wait_for(lambda: False, 0.001)
     assert not news._wakers
     assert not news.wait_for(lambda: False, -1.0)
-
-
-def test_a_function_is_called_by_the_next_report_only() -> None:
-    news, calls = News(), list[str]()
-    news.add(lambda: calls.append("woken"))
-    news.report()
-    news.report()
-    assert calls == ["woken"]
 
 
 @pytest.mark.parametrize(

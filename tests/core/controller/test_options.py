@@ -22,46 +22,29 @@ from cellmesh.magics.options import parse
 
 
 def refuses(match: str, num_ranks: Any = 2, **options: Any) -> None:
-    """A start with these is refused by a message that has this text."""
+    """Check that a start with these is refused by a message that has this text."""
     with pytest.raises(MeshUsageError, match=match):
         make_options(num_ranks, **options)
-
-
-def test_host_lease_is_seconds_or_text_within_bounds() -> None:
-    assert make_options(2).host_lease_s == 10.0
-    assert make_options(2, host_lease_s="2m").host_lease_s == 120.0
-    for value in (0, 0.5, "2h", -1, True):
-        refuses(r"host.lease", host_lease_s=value)
-
-
-def test_leases_and_patience_are_seconds_or_text() -> None:
-    given = {"settle_s": 2, "on_error": "wait", "auto_heal": True}
-    assert make_options(2, lease_s="30m", **given) == make_options(2, lease_s=1800, **given)
-    assert make_options(2, **given).settle_s == 2
 
 
 @pytest.mark.parametrize(
     ("option", "values", "message"),
     [
         ("lease_s", (-1, True, None, [], "soon", math.inf, math.nan), "lease_s must|is no span"),
+        ("host_lease_s", (0, 0.5, "2h", -1, True), r"host.lease"),
         ("settle_s", (-0.5, "x"), "settle_s must be|is no span"),
         ("on_error", ("stop", "", 1), "on_error must be"),
         ("auto_heal", ("yes", 1, None), "auto_heal must be"),
         ("fold_numbers", ("yes", 1, None), "fold_numbers must be"),
-        ("preload", ("my module", "a-b", "a..b", ".a", ["ok", "not ok"], "3d"), "no module's name"),
+        ("preload", ("a-b", "a..b", ".a", ["ok", "not ok"], "3d"), "no module's name"),
         ("name", ("a b", "a/b", "..", "x" * 41, "näme", "a\n", "-rf", "-"), "is no name"),
-        (
-            "mesh",
-            ({"dp": -2, "tp": -1}, {"dp": 2.0}, {"dp": True, "tp": 2}, {"dp": "2"}),
-            "whole number",
-        ),
+        ("mesh", ({"dp": -2, "tp": -1}, {"dp": 2.0}, {"dp": True, "tp": 2}), "whole number"),
         ("mesh", ({"": 2}, {"data parallel": 2}, {3: 2}), "no mesh dim's name"),
         *((option, (3,), f"{option} must be") for option in ("mesh", "backend", "preload")),
         *((option, (3,), f"{option} must be") for option in ("name", "hosts")),
         ("nodes", ("two",), "nodes must be"),
         ("mesh", ("dp=2,tp=3",), "dp=2 x tp=3 makes 6 ranks, and the mesh has 2"),
         ("backend", ("glo",), "not 'glo'; did you mean 'gloo'"),
-        ("backend", ("ncll",), "not 'ncll'; did you mean 'nccl'"),
         ("backend", ("Auto",), "not 'Auto'; did you mean 'auto'"),
         ("backend", ("xyz",), r"backend must be auto, gloo or nccl, not 'xyz'$"),
         ("bakend", ("gloo",), "'bakend', which is no option .*did you mean 'backend'"),
@@ -72,47 +55,37 @@ def test_invalid_options_are_refused_by_name(option: str, values: Any, message: 
         refuses(message, **{option: value})
 
 
-@pytest.mark.parametrize("option", ["sync", "fold_numbers"])
-@pytest.mark.parametrize(("value", "switch"), [("on", True), ("off", False), (False, False)])
-def test_switches_are_on_or_off_or_true_or_false(option: str, value: Any, switch: bool) -> None:
-    assert getattr(make_options(2), option) is True
-    assert getattr(make_options(2, **{option: value}), option) is switch
-
-
-def test_by_default_all_ranks_are_in_one_dim() -> None:
-    assert make_options(8) == Options(num_ranks=8, mesh={"dp": 8})
-
-
 def test_every_option_is_taken() -> None:
-    given = {"mesh": "dp=2,tp=4", "backend": "gloo", "preload": "numpy, a.b", "name": "my-mesh_1"}
+    given = {"mesh": "dp=2,tp=4", "backend": "gloo", "preload": "numpy, a.b,", "name": "my-mesh_1"}
     read = given | {"mesh": {"dp": 2, "tp": 4}, "preload": ("numpy", "a.b")}
     assert make_options(8, **given) == Options(num_ranks=8, **read)  # type: ignore[arg-type]
-
-
-def test_the_dims_give_the_number_of_ranks() -> None:
+    assert make_options(8) == Options(num_ranks=8, mesh={"dp": 8})
     assert make_options(mesh={"dp": 2, "tp": 4}).num_ranks == 8
-    assert make_options(mesh="dp=3").num_ranks == 3
+    spans = make_options(2, lease_s="30m", host_lease_s="2m", settle_s=2)
+    assert (spans.lease_s, spans.host_lease_s, spans.settle_s) == (1800, 120, 2)
+    for value, is_on in {"on": True, "off": False, False: False}.items():
+        assert make_options(2, sync=value).sync is is_on  # type: ignore[arg-type]
 
 
 def test_numbers_of_ranks_have_limits() -> None:
     for num_ranks in (0, -1, MAX_RANKS + 1, 10**30):
         refuses(f"must be 1 to {MAX_RANKS}, not {num_ranks}", num_ranks)
-    for no_number in (None, "eight", "8", 8.0, True, [8]):
+    for no_number in (None, "8", 8.0, True, [8]):
         refuses("must be a whole number, not .*: say how many, like 8", no_number)
     assert [make_options(num_ranks).num_ranks for num_ranks in (1, MAX_RANKS)] == [1, MAX_RANKS]
 
 
-@pytest.mark.parametrize("preload", ["a,b", "a, b,", ["a", "b"], ("a", "b")], ids=repr)
-def test_modules_are_given_as_text_or_as_a_list(preload: Any) -> None:
-    assert make_options(2, preload=preload).preload == ("a", "b")
-
-
-DURATIONS = {"0": 0, "90": 90, "30m": 1800, "30 min": 1800, "1.5h": 5400, " 2d ": 172800}
-
-
-@pytest.mark.parametrize(("text", "seconds"), [*DURATIONS.items(), (".5s", 0.5)])
-def test_durations_are_parsed(text: str, seconds: float) -> None:
-    assert parse_duration(text) == seconds
+def test_durations_are_parsed() -> None:
+    spans = {
+        "0": 0,
+        "90": 90,
+        "30m": 1800,
+        "30 min": 1800,
+        "1.5h": 5400,
+        " 2d ": 172800,
+        ".5s": 0.5,
+    }
+    assert {text: parse_duration(text) for text in spans} == spans
 
 
 @pytest.mark.parametrize("text", ["", "m", "30x", "-5", "5m3s", "nan", "1e3", "30 m m"])
@@ -122,69 +95,48 @@ def test_invalid_durations_are_refused_with_an_example(text: str) -> None:
 
 
 def project_options(directory: Path, text: str) -> dict[str, Any]:
-    """The options that a project's file with this text gives."""
+    """Return the options that a project's file with this text gives."""
     (directory / "pyproject.toml").write_text(text)
     return dict(read_project_options(directory))
 
 
-def test_the_projects_table_gives_options(tmp_path: Path) -> None:
-    text = '[tool.cellmesh]\nnum_ranks = 4\nmesh = "dp=2,tp=2"\npreload = ["json"]\n'
+def test_the_nearest_projects_table_gives_options(tmp_path: Path) -> None:
+    text = '[tool.cellmesh]\nnum_ranks = 4\npreload = ["json"]\n[tool.cellmesh.mesh]\ndp = 4'
     assert make_options(**project_options(tmp_path, text)) == Options(
-        num_ranks=4, mesh={"dp": 2, "tp": 2}, preload=("json",)
+        num_ranks=4, mesh={"dp": 4}, preload=("json",)
     )
-
-
-def test_options_of_a_start_that_are_no_field_of_a_mesh_are_known(tmp_path: Path) -> None:
-    text = "[tool.cellmesh]\nnproc_per_host = 4\n"
-    assert project_options(tmp_path, text) == {"nproc_per_host": 4}
-
-
-@pytest.mark.parametrize("key", ["command", "job", "is_lease_chosen"])
-def test_what_only_a_start_decides_is_no_option(tmp_path: Path, key: str) -> None:
-    with pytest.raises(MeshUsageError, match=f"{key!r}, which is no option"):
-        project_options(tmp_path, f"[tool.cellmesh]\n{key} = 'x'\n")
-
-
-def test_dims_may_be_a_table(tmp_path: Path) -> None:
-    text = "[tool.cellmesh.mesh]\ndp = 2\ntp = 2\n"
-    assert make_options(**project_options(tmp_path, text)).mesh == {"dp": 2, "tp": 2}
-
-
-def test_the_nearest_project_counts(tmp_path: Path) -> None:
     inner = tmp_path / "inner" / "deep"
     inner.mkdir(parents=True)
-    (tmp_path / "pyproject.toml").write_text("[tool.cellmesh]\nnum_ranks = 2\n")
-    assert read_project_options(inner) == {"num_ranks": 2}
-    (tmp_path / "inner" / "pyproject.toml").write_text("[tool.cellmesh]\nnum_ranks = 3\n")
-    assert read_project_options(inner) == {"num_ranks": 3}
+    assert read_project_options(inner)["num_ranks"] == 4
+    assert project_options(inner.parent, "[tool.cellmesh]\nnproc_per_host = 4\n") == {
+        "nproc_per_host": 4
+    }
+    assert read_project_options(inner) == {"nproc_per_host": 4}
 
 
-@pytest.mark.parametrize("text", ["", "[project]\nname = 'x'\n", "[tool.other]\nx = 1\n"])
+@pytest.mark.parametrize("text", ["", "[tool.other]\nx = 1\n"])
 def test_a_project_without_a_table_gives_none(tmp_path: Path, text: str) -> None:
     assert project_options(tmp_path, text) == {}
 
 
-def test_an_unknown_key_names_its_file_and_the_nearest(tmp_path: Path) -> None:
-    nearest = r"pyproject.toml: .*'num_rank'.*did you mean 'num_ranks'\?"
-    with pytest.raises(MeshUsageError, match=nearest):
-        project_options(tmp_path, "[tool.cellmesh]\nnum_rank = 2\n")
-
-
 BAD_FILES = {
-    "no TOML": b"[tool",
-    "no UTF-8": b"\xff\xfe",
-    "tool is no table": b"tool = 3",
-    "cellmesh is no table": b"[tool]\ncellmesh = 3",
-    "cellmesh is a list": b"[[tool.cellmesh]]\nnum_ranks = 2",
+    "no TOML": (b"[tool", ""),
+    "no UTF-8": (b"\xff\xfe", ""),
+    "tool is no table": (b"tool = 3", ""),
+    "cellmesh is a list": (b"[[tool.cellmesh]]\nnum_ranks = 2", ""),
+    "no option": (b"[tool.cellmesh]\nnum_rank = 2\n", r".*'num_rank'.*did you mean 'num_ranks'\?"),
+    "what a start decides": (b"[tool.cellmesh]\njob = '2'\n", ".*'job', which is no option"),
 }
 
 
-@pytest.mark.parametrize("content", BAD_FILES.values(), ids=BAD_FILES)
-def test_a_file_that_does_not_parse_is_named(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize(("content", "why"), BAD_FILES.values(), ids=BAD_FILES)
+def test_a_file_that_is_wrong_is_named(tmp_path: Path, content: bytes, why: str) -> None:
     (tmp_path / "pyproject.toml").write_bytes(content)
-    with pytest.raises(MeshUsageError, match=r"pyproject\.toml"):
+    with pytest.raises(MeshUsageError, match=rf"pyproject\.toml{why}"):
         read_project_options(tmp_path)
 
+
+# ---- variables and GPUs
 
 SET = {"HOME": "/root", "EMPTY": ""}
 
@@ -192,7 +144,6 @@ SET = {"HOME": "/root", "EMPTY": ""}
 @pytest.mark.parametrize(
     ("given", "read"),
     [
-        ((), {}),
         ("HOME", {"HOME": "/root"}),
         (["HOME", "EMPTY"], {"HOME": "/root", "EMPTY": ""}),
         (["A=b=c", "E="], {"A": "b=c", "E": ""}),
@@ -208,7 +159,6 @@ def test_variables_are_read(given: Any, read: dict[str, str]) -> None:
     [
         ("NOT_SET", r"NOT_SET is not set in the notebook.*--env NOT_SET=value"),
         ("RANK=3", "the mesh sets RANK on each rank"),
-        ({"MASTER_ADDR": "a"}, "the mesh sets MASTER_ADDR"),
         ("CUDA_VISIBLE_DEVICES=0", "--gpus chooses GPUs"),
         ("2X=1", "'2X' is no name"),
         ("=1", "'' is no name"),
@@ -225,19 +175,10 @@ def test_wrong_variables_are_refused(given: Any, message: str) -> None:
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("given", "read"),
-    [
-        ("0,2", ("0", "2")),
-        (3, ("3",)),
-        ([0, "2"], ("0", "2")),
-        ("none", ()),
-        ([], ()),
-        ("GPU-8932f937-d72c", ("GPU-8932f937-d72c",)),
-    ],
-)
-def test_gpus_are_read(given: Any, read: tuple[str, ...]) -> None:
-    assert read_gpus(given) == read
+def test_gpus_are_read() -> None:
+    pairs = ("0,2", ("0", "2")), (3, ("3",)), ([0, "2"], ("0", "2")), ("none", ()), ([], ())
+    for given, read in (*pairs, ("GPU-8932f937-d72c", ("GPU-8932f937-d72c",))):
+        assert read_gpus(given) == read
 
 
 @pytest.mark.parametrize(
@@ -247,7 +188,6 @@ def test_gpus_are_read(given: Any, read: tuple[str, ...]) -> None:
         ("-1", "'-1' is no GPU"),
         ("", "'' is no GPU"),
         ("0,0", "names a GPU twice"),
-        ("a=0;b=1", "'a=0;b=1' is no GPU"),
         ({"a": [0]}, "must be like 0,2"),
         (True, "not True"),
         (1.5, "not 1.5"),
@@ -264,6 +204,5 @@ def test_values_are_not_in_the_options_repr() -> None:
 
 def test_magic_passes_on_several_variables() -> None:
     options = parse("dist_start", "2 --env HOME --env 'TOKEN=a b' --gpus 0,2")
-    assert options["env"] == ("HOME", "TOKEN=a b")
-    assert options["gpus"] == "0,2"
+    assert (options["env"], options["gpus"]) == (("HOME", "TOKEN=a b"), "0,2")
     assert parse("dist_start", "2")["env"] == ()

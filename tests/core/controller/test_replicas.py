@@ -68,11 +68,6 @@ def test_a_report_shows_itself(report: CheckReport, text: str) -> None:
     assert text in repr(report)
 
 
-def test_values_that_may_differ_are_no_difference() -> None:
-    assert report_of("0", "1", kind="rng", why_differs="as it should be").equal
-    assert report_of("", "").not_readable == ("m.w",)
-
-
 def test_a_missing_tensor_is_a_difference() -> None:
     report = bring_together("m", {0: [entry("a")], 1: [], 2: [entry("a")]})
     (found,) = report.differences
@@ -80,33 +75,22 @@ def test_a_missing_tensor_is_a_difference() -> None:
     assert "missing on rank 1" in repr(report)
 
 
-def test_different_shapes_or_values_are_shown_with_both() -> None:
+def test_some_differences_are_shown_with_both_shapes_or_values() -> None:
     shapes = {r: [entry(str(r), shape=(r,), dtype="int8")] for r in (1, 2)}
     (found,) = bring_together("m", shapes).differences
     assert found.describe() == "(1,) int8 on rank 1, (2,) int8 on rank 2"
     values = {r: [entry(str(r), kind="number", text=f"0.{r}")] for r in (1, 2)}
     (found,) = bring_together("o", values).differences
     assert found.describe() == "0.1 on rank 1, 0.2 on rank 2"
-
-
-def test_many_differences_are_bounded() -> None:
-    report = bring_together(
-        "m", {r: [entry(str(r), path=f"m.{i}") for i in range(500)] for r in range(2)}
-    )
-    assert len(report.differences) == 500
-    assert len(repr(report).splitlines()) == 13
-    assert "490 more" in repr(report)
+    many = {r: [entry(str(r), path=f"m.{i}") for i in range(500)] for r in range(2)}
+    shown = repr(bring_together("m", many))
+    assert len(shown.splitlines()) == 13
+    assert "490 more" in shown
 
 
 def test_distance_is_described_in_words() -> None:
-    found = Distance(
-        num_differing=3,
-        num_elements=1200,
-        max_abs=0.25,
-        first_index=(1, 2),
-        ours="1",
-        theirs="2",
-    )
+    places: dict[str, Any] = {"first_index": (1, 2), "ours": "1", "theirs": "2"}
+    found = Distance(num_differing=3, num_elements=1200, max_abs=0.25, **places)
     difference = Difference("m.w", "parameter", ((0, 1), (2,)), "elements", distances={2: found})
     text = "rank 2: 3 of 1,200 elements, up to 0.25 apart; first at [1, 2]: 1 there, not 2"
     assert difference.describe() == text

@@ -12,7 +12,6 @@ from cellmesh.controller.code_files.sync import CodeSync
 from cellmesh.controller.core.core import Core
 from cellmesh.controller.core.effects import HealReport
 from cellmesh.controller.news import Reply
-from cellmesh.controller.options import MAX_RANKS
 from cellmesh.controller.resizing import Question, Resizing, describe_resize, plan_resize, resize
 from cellmesh.controller.session.hosts.connections import Connections
 from cellmesh.controller.session.launch.hosts import HostAgents
@@ -35,17 +34,12 @@ def test_mesh_on_one_host_grows_and_shrinks_along_its_only_dim() -> None:
     assert plan(mesh="a=2,b=4", **HERE) == Resizing((8,), (), {"a": 2, "b": 4})
 
 
-@pytest.mark.parametrize(
-    ("size", "mesh", "layout"),
-    [(3, "dp=3", (2, 1)), (2, "dp=1,tp=2", (2,)), (1, "dp=1", (1,)), (6, "dp=3,tp=2", (2, 4))],
-)
-def test_highest_ranks_end_and_the_last_host_gets_more(
-    size: int, mesh: str, layout: tuple[int, ...]
-) -> None:
-    assert plan(size, mesh=mesh, **HOSTS).layout == layout
+def test_highest_ranks_end_and_the_last_host_gets_more() -> None:
+    assert plan(2, mesh="dp=1,tp=2", **HOSTS).layout == (2,)
+    assert plan(6, mesh="dp=3,tp=2", **HOSTS).layout == (2, 4)
 
 
-@pytest.mark.parametrize("options", [(6, "c:2"), (None, "c:2"), (6, ["c"]), (6, "c")])
+@pytest.mark.parametrize("options", [(6, "c:2"), (None, "c:2"), (6, ["c"])])
 def test_hosts_join_with_the_ranks_that_are_new(options: tuple[Any, Any]) -> None:
     assert plan(*options, "dp=3,tp=2", **HOSTS) == Resizing((2, 2, 2), (C,), {"dp": 3, "tp": 2})
 
@@ -54,15 +48,12 @@ def test_hosts_join_with_the_ranks_that_are_new(options: tuple[Any, Any]) -> Non
     ("options", "now", "message"),
     [
         ((0,), HERE, "must be 1 to"),
-        ((MAX_RANKS + 1,), HERE, "must be 1 to"),
-        ((True,), HERE, "whole number"),
         ((2.0,), HERE, "whole number"),
         ((), HERE, r"say how many.*dist_resize 8`"),
         ((4,), HERE, "has 4 ranks: `%dist_mesh`"),
         ((6, "c:2"), HERE, "on this machine alone"),
         ((6, (), "dp=2,tp=2"), HERE, "makes 4 ranks"),
         ((6,), HOSTS, r"--mesh dp=3,tp=2`"),
-        ((5,), HOSTS, r"--mesh dp=5`"),
         ((6, "b:2", "dp=6"), HOSTS, "b has ranks of the mesh"),
         ((8, "c:2", "dp=8"), HOSTS, "c.*2|4"),
         ((3, "c:2", "dp=3"), HOSTS, "."),
@@ -114,7 +105,6 @@ class World:
         command(cast(Core, self), 0.0)
 
     def ask(self, question: Question) -> Reply[Any]:
-        """As `Link.ask`."""
         reply: Reply[Any] = Reply()
         self.step("ask")
         if self.has_ended:
@@ -126,8 +116,6 @@ class World:
         except Exception as error:
             reply.fail(error)
         return reply
-
-    # ---- the core's, the connections' and the modules' parts
 
     def why_not_resize(self, size: int) -> str:
         return self.why_not
@@ -180,19 +168,25 @@ def test_resize_without_new_hosts_starts_and_ends_nothing(world: World) -> None:
     assert world.done == ["ask", "check", "note", "resize"]
 
 
-@pytest.mark.parametrize("step", ["bring", "check", "note"])
-@pytest.mark.parametrize("error", [HostError("b: disk full"), KeyboardInterrupt(), ValueError("?")])
+HOST_ERROR = HostError("b: disk full")
+
+
+@pytest.mark.parametrize(
+    ("step", "error"),
+    [
+        *(("bring", KeyboardInterrupt()), ("bring", HOST_ERROR), ("check", HOST_ERROR)),
+        *(("check", ValueError("?")), ("note", ValueError("?"))),
+    ],
+)
 def test_fault_before_the_core_resizes_ends_the_new_agents(
     step: str, error: BaseException, world: World
 ) -> None:
-    if step != "bring" and isinstance(error, KeyboardInterrupt):
-        error = SystemError()  # the loop's thread gets no interrupt
     world.faults[step] = error
     with pytest.raises(type(error)) as raised:
         do(world)
     assert "resize" not in world.done
     assert world.done[-3:] == ENDED
-    if isinstance(error, HostError):
+    if error is HOST_ERROR:
         assert str(raised.value) == "b: disk full\nb did not join: the mesh is as it was"
 
 

@@ -1,18 +1,27 @@
-"""A run's outcome as it comes: values, output, failures."""
+"""A run: its values, output and failures, and every way of waiting for it and of giving it up."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import pickle
+import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from cellmesh.controller.output.printer import Printer
+from cellmesh.controller.run import Run
 from cellmesh.errors import MeshUsageError, RankDied, RankFailure, RanksInterrupted, RemoteError
 from cellmesh.wire import payload
+from cellmesh.wire.codec import Parcel
 from cellmesh.wire.messages import Done, Failed, Pickled
 from cellmesh.wire.status import RankState
 from cellmesh.wire.user_code import Output
 
-from ...support.run_cases import Case
+from ...support.run_cases import WAIT_S, Case, Sink, beside, press_stop_once_main_waits_in
+from ...support.runs import FakeControl, work_item
 
 # ---- values
 
@@ -21,12 +30,6 @@ def failure_of(case: Case) -> RankFailure:
     with pytest.raises(RankFailure) as caught:
         case.run.result(0)
     return caught.value
-
-
-def test_a_run_without_values_gives_none() -> None:
-    case = Case()
-    case.settle((0, 1), Done(1))
-    assert case.run.result(0) == {0: None, 1: None}
 
 
 def test_a_single_ranks_result_is_its_value_loaded_once() -> None:
@@ -76,13 +79,6 @@ def test_output_is_shown_before_the_run_is_done() -> None:
     assert seen == ["[0] last words\n"]
 
 
-def test_exception_is_shown_on_arrival() -> None:
-    case = Case(2)
-    case.fail(1, ValueError("no"))
-    case.run.printer.show(1.0)
-    assert case.sink.text == "[1] Traceback ValueError\n"
-
-
 # ---- failures
 
 
@@ -124,11 +120,7 @@ def test_an_exception_that_did_not_travel_is_stood_in_for() -> None:
     assert facts == ("OddError", "odd", "it holds a lock")
 
 
-@pytest.mark.parametrize(
-    "stream",
-    [b"cno_such_module\nThing\n.", b"not a pickle", b"N."],
-    ids=["import", "junk", "no exception"],
-)
+@pytest.mark.parametrize("stream", [b"cno_such_module\nThing\n.", b"not a pickle", b"N."])
 def test_an_exception_that_does_not_load_is_stood_in_for(stream: bytes) -> None:
     case = Case(1)
     case.settle((0,), Failed(1, "OddError", "odd", "Traceback", 2, Pickled(stream)))
@@ -144,35 +136,275 @@ def test_system_exit_on_a_rank_does_not_end_the_notebook(error: BaseException) -
 
 def test_after_an_interrupt_a_stopped_run_is_an_interrupt() -> None:
     case = Case(2)
-    case.run.interrupt()
+    assert case.run.cancel()
     assert case.interrupted.is_set()
     case.fail(0, KeyboardInterrupt("interrupted in all_reduce"), line=5)
     case.settle((1,), Done(1))
     with pytest.raises(RanksInterrupted, match="KeyboardInterrupt: interrupted in all_reduce"):
         case.run.result(0)
+    assert not case.run.cancel(), "it is done"
+    assert case.num_interrupts == 1
 
 
-def test_interrupt_after_the_end_is_no_failure() -> None:
-    case = Case(1)
-    case.run.interrupt()
-    case.give(0, 1)
-    assert case.run.result(0) == {0: 1}
+# ---- waiting
 
 
-def test_exception_raised_after_an_interrupt_is_a_failure() -> None:
-    case = Case(1)
-    case.run.interrupt()
+def released() -> Failed:
+    where = "waited in barrier"
+    text = f"Released: {where} at line 4"
+    return Failed(1, "Released", where, text, 4, None, "", True, "barrier", 1.0)
+
+
+def test_run_shows_its_progress() -> None:
+    case = Case(3, title="cell 7")
+    assert not case.run.done()
+    assert case.run.waiting_ranks() == [0, 1, 2]
+    assert repr(case.run) == "<cell 7 on ranks 0-2: waits for ranks 0-2>"
+    case.settle((0, 2), Done(1))
+    assert case.run.waiting_ranks() == [1]
+    assert not case.run.wait(0)
+    case.settle((1,), Done(1))
+    assert case.run.done()
+    assert case.run.wait(0)
+    assert repr(case.run) == "<cell 7 on ranks 0-2: done>"
+
+
+def test_timeout_names_missing_ranks_and_leaves_the_run_alone() -> None:
+    case = Case(3, title="cell 7")
+    case.settle((1,), Done(1))
+    with pytest.raises(TimeoutError, match=r"cell 7 has not ended on ranks 0,2 after 0\.01 s"):
+        case.run.result(0.01)
+    assert not case.interrupted.is_set()
+    with beside(lambda: case.settle((0, 2), Done(1))):
+        assert case.run.result(WAIT_S) == {0: None, 1: None, 2: None}
+
+
+def test_callbacks_see_the_run_done_whichever_of_them_or_the_front_end_fails() -> None:
+    case, seen = Case(1), []
+    case.run.printer.feed((0,), Output(1, "stdout", "text"), 0.0)
+    case.sink.out.close()
+    case.run.on_end(lambda: int("a user's callback"))
+    case.run.on_end(lambda: seen.append((case.run.done(), case.run.result(0))))
+    assert seen == []
+    with contextlib.suppress(ValueError):
+        case.give(0, 5)
+    case.run.on_end(lambda: seen.append((case.run.done(), case.run.result(0))))
+    assert seen == [(True, {0: 5})] * 2
+
+
+# ---- one after the other
+
+
+def test_iteration_yields_values_in_the_order_of_ends_again_and_again() -> None:
+    case = Case(2)
+    case.give(1, "early")
+    values, others = iter(case.run), iter(case.run)
+    assert next(values) == next(others) == (1, "early")
+    case.give(0, "late")
+    assert [*values] == [(0, "late")]
+    assert [*case.run] == [(1, "early"), (0, "late")]
+
+
+def test_iterating_raises_at_the_first_that_failed_and_names_no_running_ranks() -> None:
+    case = Case(3)
+    case.give(2, "fine")
     case.fail(0, ValueError("no"))
-    assert failure_of(case)
+    values = iter(case.run)
+    assert next(values) == (2, "fine")
+    with pytest.raises(RankFailure) as caught:
+        next(values)
+    assert list(caught.value.exceptions_by_rank) == [0]
+    assert str(caught.value) == "rank 0 raised ValueError: no (line 3); rank 2 finished"
 
 
-# ---- where the others are
+# ---- asyncio
 
 
-def test_waiting_ranks_and_their_places_are_shown() -> None:
-    case = Case(4)
-    case.fail(3, ValueError("no"))
-    waits, runs = (RankState(1, 1, 3, 5, "m.f", name, "cpu", 0) for name in ("all_reduce", ""))
-    case.run.report_waiting({0: waits, 2: waits, 1: runs})
-    words = "rank 3 has ended; ranks 0,2 in all_reduce at line 5; rank 1 running m.f at line 5. "
-    assert f"{words}The stop button" in case.sink.text
+async def wait_for(run: Run[Any], timeout_s: float = WAIT_S) -> Any:
+    async def wait() -> Any:
+        return await run
+
+    return await asyncio.wait_for(wait(), timeout_s)
+
+
+def test_a_run_can_be_awaited_again_and_again() -> None:
+    case = Case(2)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.run_in_executor(None, lambda: [case.give(rank, rank) for rank in (0, 1)])
+        assert await wait_for(case.run) == {0: 0, 1: 1}
+        assert await wait_for(case.run) == {0: 0, 1: 1}
+
+    asyncio.run(main())
+
+
+def test_giving_up_an_await_interrupts_the_ranks() -> None:
+    case = Case(1)
+
+    async def main() -> Any:
+        with pytest.raises(TimeoutError):
+            await wait_for(case.run, 0.01)
+        assert case.interrupted.is_set()
+        case.give(0, 1)  # too late for the rank
+        return await case.run
+
+    assert asyncio.run(main()) == {0: 1}
+
+
+def test_values_can_be_iterated_over_asynchronously() -> None:
+    case = Case(2)
+
+    async def main() -> list[Any]:
+        loop = asyncio.get_running_loop()
+        loop.run_in_executor(None, lambda: [case.give(rank, rank * 10) for rank in (1, 0)])
+        return [pair async for pair in case.run]
+
+    assert asyncio.run(main()) == [(1, 10), (0, 0)]
+
+
+def test_giving_up_an_asynchronous_iteration_interrupts_the_ranks_and_hangs_nowhere() -> None:
+    case = Case(1)
+
+    async def iterate() -> None:
+        async for _ in case.run:
+            pass
+
+    def give_up() -> None:
+        with contextlib.suppress(TimeoutError):
+            asyncio.run(asyncio.wait_for(iterate(), 0.01))
+
+    thread = threading.Thread(target=give_up)
+    thread.start()
+    thread.join(1.0)
+    hangs = thread.is_alive()
+    case.settle((0,), Done(1))  # lets go of it
+    thread.join(WAIT_S)
+    assert not hangs
+    assert case.interrupted.is_set()
+
+
+# ---- the stop button
+
+
+@pytest.mark.parametrize(
+    ("condemned", "told"),
+    [({0, 1}, "and will be killed and replaced$"), ({0}, "and nobody waits for it any longer$")],
+)
+def test_a_second_stop_interrupts_again_and_a_third_gives_up(
+    condemned: set[int], told: str
+) -> None:
+    case = Case(2)
+    case.control.condemned_ranks = condemned
+    case.settle((0,), Done(1))
+
+    def press() -> None:
+        press_stop_once_main_waits_in("result")
+        press_stop_once_main_waits_in("result", lambda: case.num_interrupts == 1)
+        press_stop_once_main_waits_in("result", lambda: case.num_interrupts == 2)
+
+    with beside(press), pytest.raises(RanksInterrupted, match=f"^rank 1 did not stop, {told}"):
+        case.run.result()
+    assert case.num_interrupts == 2
+
+
+def test_ranks_that_did_not_stop_are_named_until_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cellmesh.controller.run.STOP_S", 0.01)
+    case, noted = Case(2), threading.Event()
+    note = case.sink.note
+    monkeypatch.setattr(case.sink, "note", lambda text: (note(text), noted.set()))
+
+    def act() -> None:
+        press_stop_once_main_waits_in("result")
+        assert noted.wait(WAIT_S)
+        case.settle((0, 1), Done(1))
+
+    with beside(act):
+        case.run.result()
+    words = "ranks 0-1 did not stop: press again within 5 s to kill and replace what still runs"
+    assert case.sink.text == f"{words}\n"
+
+
+def test_stop_while_iterating_interrupts_the_ranks() -> None:
+    case = Case(2)
+    case.give(0, "first")
+
+    def press() -> None:
+        press_stop_once_main_waits_in("__iter__", lambda: bool(seen))
+        if case.interrupted.wait(1.0):
+            case.fail(1, KeyboardInterrupt())
+
+    seen: list[Any] = []
+    with beside(press), pytest.raises(KeyboardInterrupt):
+        seen.extend(case.run)
+    assert seen == [(0, "first")]
+    assert case.interrupted.is_set()
+
+
+@pytest.mark.parametrize(
+    ("read", "is_raised"),
+    [
+        (lambda run: run.result(), True),
+        (lambda run: asyncio.run(run._wait_async()), True),
+        (lambda run: run.gather(), False),
+        (lambda run: list(run), False),
+        (lambda run: run.wait(0), False),
+        (lambda run: run.result(0), False),
+    ],
+    ids=["result", "await", "gather", "iterate", "wait", "too early"],
+)
+def test_released_ranks_stand_in_the_failure_that_is_raised_or_else_in_a_block(
+    read: Callable[[Run[Any]], Any], is_raised: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(3)
+
+    def settle(is_over: Callable[[], bool] = bool, timeout_s: float | None = None) -> bool:
+        if timeout_s != 0 and not case.run.done():
+            case.fail(1, ValueError("no"))
+            for rank in (2, 0):
+                case.settle((rank,), released())
+        return is_over()
+
+    async def settle_async(is_over: Callable[[], bool]) -> None:
+        settle()
+
+    monkeypatch.setattr(case.run, "_wait_until", settle)
+    monkeypatch.setattr(case.run, "_await_until", settle_async)
+    failure: Exception | None = None
+    try:
+        read(case.run)
+    except (RankFailure, TimeoutError) as error:
+        failure = error
+    settle()
+    if is_raised:
+        assert isinstance(failure, RankFailure)
+        assert "ranks 0,2 waited in barrier at line 4" in str(failure)
+        assert failure.exceptions_by_rank.keys() == failure.tracebacks.keys() == {0, 1, 2}
+    block = "" if is_raised else "[0,2] Released: waited in barrier at line 4\n"
+    assert case.sink.text == f"[1] Traceback ValueError\n{block}"
+
+
+# ---- the live line
+
+
+class StatusSink(Sink):
+    def __init__(self) -> None:
+        super().__init__()
+        self.shown: list[tuple[str, bool]] = []
+
+    def status(self, text: str, final: bool) -> None:
+        self.shown.append((text, final))
+
+
+def test_the_live_line_replaces_itself_and_goes_at_the_end() -> None:
+    sink = StatusSink()
+    run: Run[Any] = Run(4, work_item(title="t"), Printer((0, 1), sink), FakeControl())
+    states = {rank: RankState(1, 4, 2, 3, "time.sleep", "", "cpu", 0) for rank in (0, 1)}
+    run.show_live(states, 5.0)
+    run.settle((0,), Parcel(Done(4)), 6.0)
+    run.show_live(states, 6.5)
+    run.settle((1,), Parcel(Done(4)), 7.0)
+    run.finish(7.0)
+    run.show_live(states, 7.5)
+    both, one = "ranks 0-1 run line 3: time.sleep", "rank 1 runs line 3: time.sleep"
+    assert sink.shown == [(both, False), (one, False), ("", True)]

@@ -33,7 +33,6 @@ def asked(*requests: tuple[list[int], InputRequest, float]) -> Questions:
 
 
 def take(questions: Questions, ranks: Sequence[int], now: float) -> Prompt:
-    """The prompt that is due, which there is."""
     prompt, _ = questions.take_due(ranks, now)
     assert prompt is not None
     return prompt
@@ -50,9 +49,7 @@ def test_ranks_that_ask_alike_are_put_together_after_a_moment() -> None:
     assert prompt.labelled == "[0,2] name? "
     assert questions.close(prompt, 11.0) == {0: 4, 2: 9}
     assert not questions.open
-
-
-def test_if_all_that_run_ask_alike_there_is_no_wait() -> None:
+    # If all that run ask alike, there is no wait.
     assert take(asked(([0, 2], ask(), 10.0)), [0, 2], 10.0).requests == {0: 1, 2: 1}
 
 
@@ -90,15 +87,15 @@ def test_withdrawn_question_is_not_answered() -> None:
 
 
 class Keyboard:
-    """Stands in for ``input()``; each prompt is answered by the next function."""
+    """Stands in for ``input()``; the prompts are answered by a function."""
 
-    def __init__(self, *answers: Callable[[], str]) -> None:
-        self._answers = list(answers)
+    def __init__(self, answer: Callable[[], str]) -> None:
+        self._answer = answer
         self.prompts: list[str] = []
 
     def __call__(self, prompt: str) -> str:
         self.prompts.append(prompt)
-        return self._answers.pop(0)()
+        return self._answer()
 
 
 def sit_before_the_box(asked: threading.Event) -> str:
@@ -116,15 +113,6 @@ def case_that_ends_by_an_answer() -> Case:
     return case
 
 
-def test_the_main_thread_answers_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    case, keyboard = case_that_ends_by_an_answer(), Keyboard(lambda: "Ada")
-    monkeypatch.setattr("builtins.input", keyboard)
-    with beside(lambda: case.run.ask((0, 1), ask(5), 0.0)):
-        case.run.result(WAIT_S)
-    assert keyboard.prompts == ["[0-1] name? "]
-    assert case.control.replies == [({0: 5, 1: 5}, "Ada", False)]
-
-
 def test_a_thread_that_looks_up_sees_no_question_before_what_was_printed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -137,19 +125,20 @@ def test_a_thread_that_looks_up_sees_no_question_before_what_was_printed(
         assert not asked.wait(0.7), "asked before the output was shown"
 
     monkeypatch.setattr(case.run.printer, "show", show_slowly)
-    monkeypatch.setattr("builtins.input", Keyboard(lambda: asked.set() or "Ada"))
+    keyboard = Keyboard(lambda: asked.set() or "Ada")
+    monkeypatch.setattr("builtins.input", keyboard)
     with beside(lambda: case.run.ask((0, 1), ask(5), 0.0)):
         case.run.result(WAIT_S)
+    assert keyboard.prompts == ["[0-1] name? "]
     assert case.control.replies == [({0: 5, 1: 5}, "Ada", False)]
 
 
 def test_awaiting_answers_too(monkeypatch: pytest.MonkeyPatch) -> None:
     case = case_that_ends_by_an_answer()
     monkeypatch.setattr("builtins.input", Keyboard(lambda: "Ada"))
+    case.run.ask((0, 1), ask(5), 0.0)
 
     async def main() -> None:
-        loop = asyncio.get_running_loop()
-        loop.run_in_executor(None, lambda: case.run.ask((0, 1), ask(5), 0.0))
         async with asyncio.timeout(WAIT_S):
             await case.run
 

@@ -18,7 +18,6 @@ from cellmesh.controller.core.stopping import (
     QUIET_S,
     STANDING,
     STEPS_LIMIT_S,
-    Begun,
     Stopping,
     Verdict,
     describe_steps,
@@ -28,7 +27,6 @@ from cellmesh.wire.messages import Done, Interrupt
 from cellmesh.wire.stopping import QUIET_MAX_S, Owed, Pause, StepCount, Steps, StopState, owes
 
 from ....support.core_decisions import failed, hear, of, running_core, told
-from ....support.step_counter import growth
 
 WORLD = "0"
 
@@ -288,23 +286,6 @@ def test_all_members_of_a_group_have_begun_the_same_number(
     for program, own in zip(programs, counts, strict=True):
         for group, members in program:
             assert all(counts[member].get(group, 0) == own.get(group, 0) for member in members)
-
-
-def test_the_work_grows_with_the_number_of_ranks_and_not_faster() -> None:
-    def work(num_ranks: int) -> Callable[[], None]:
-        begun, ranks = Begun(num_ranks), stopping_of(num_ranks)
-
-        def align() -> None:
-            for rank in range(num_ranks):
-                pair = (rank & ~1, rank | 1)
-                counts = (all_reduces(4), all_reduces(rank // 2, pair, f"pair {pair}"))
-                begun.note(rank, counts)
-                ranks.report((rank,), at_gate(*counts), 0.0)
-            assert ranks.decide(0.0) == Verdict(True)
-
-        return align
-
-    assert growth(work, 64) < 6
 
 
 # ---- in the core

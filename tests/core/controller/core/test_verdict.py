@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from cellmesh.controller.core.verdict import Verdict, find_verdict
-from cellmesh.controller.core.verdict_text import ordinal
 from cellmesh.wire.groups import Begun, GroupCount, InFlight
 from cellmesh.wire.status import RankState
-
-from ....support.step_counter import growth
 
 Ops = tuple[Begun, ...]
 
@@ -264,34 +261,3 @@ def test_a_dead_rank_is_named_as_dead_and_a_living_one_without_an_answer_may_com
 
 
 # ---- words and cost
-
-
-def test_ordinals() -> None:
-    words = ["1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "102nd", "111th"]
-    assert [ordinal(n) for n in (1, 2, 3, 4, 11, 12, 13, 21, 102, 111)] == words
-
-
-def scattered(num: int) -> dict[int, RankState]:
-    """Ranks in pairs, each of which waits in its own number of the next pair's group."""
-    return {
-        rank: state(
-            group("0", rank, recent=(begun(number=rank),)),
-            group(f"p{rank // 2}", rank % 2, (rank & ~1, rank | 1)),
-            waits=waits("all_reduce", rank + 1),
-        )
-        for rank in range(num)
-    }
-
-
-def mixed(num: int) -> dict[int, RankState]:
-    return in_one({rank: begun(size=rank + 1) for rank in range(num)})
-
-
-@pytest.mark.parametrize("make", [scattered, mixed])
-def test_time_and_text_grow_with_the_ranks_and_not_with_their_square(make: Any) -> None:
-    def work(num: int) -> Callable[[], Any]:
-        states = make(num)
-        return lambda: stuck(states)
-
-    assert growth(work, 100) < 6
-    assert len(stuck(make(400)).text) < 2000
