@@ -13,7 +13,6 @@ from torch import nn
 from traitlets.config import Config
 
 from cellmesh.wire.inspect import Complete, Completions, Explain
-from cellmesh.workers import complete as complete_module
 from cellmesh.workers.complete import CompletionHandler, complete, explain
 from cellmesh.workers.rank.shell import RankShell
 
@@ -92,31 +91,19 @@ def offered(shell: Any, code: str) -> list[str]:
     ("code", "completed"),
     [
         ("mod", "model"),
-        ("whi", "while"),
         ("model.la", "model.layers"),
         ("model.layers[-1].we", "model.layers[-1].weight"),
         ("print(model.parts['head'].bi", "print(model.parts['head'].bias"),
-        ("y = model.layers[0].weight.sha", "y = model.layers[0].weight.shape"),
-        ("if x:\n    model.la", "if x:\n    model.layers"),
         ("x = 1\nfor i in broken(:\nmodel.la", "x = 1\nfor i in broken(:\nmodel.layers"),
         ("state['layers.1.b", "state['layers.1.bias"),
-        ('state["layers.1.b', 'state["layers.1.bias'),
         ("nested['a b']['", "nested['a b']['inner"),
         ("optimizer.param_groups[0]['mom", "optimizer.param_groups[0]['momentum"),
         ("trapped.held['", "trapped.held['key"),
-        ("torch.one", "torch.ones"),
-        ("model._mod", "model._modules"),
         ("_hid", "_hidden"),
     ],
 )
 def test_idle_rank_completes_what_it_holds(shell: Any, code: str, completed: str) -> None:
     assert completed in offered(shell, code)
-
-
-def test_arguments_are_completed_where_ipython_guards_their_look_up(shell: Any) -> None:
-    is_guarded = "python_func_kw_matcher" in complete_module._MATCHERS
-    assert ("step(batch=" in offered(shell, "step(ba")) == is_guarded
-    assert ("nn.Linear(in_features=" in offered(shell, "nn.Linear(in_")) == is_guarded
 
 
 @pytest.mark.parametrize(
@@ -125,12 +112,6 @@ def test_arguments_are_completed_where_ipython_guards_their_look_up(shell: Any) 
 )
 def test_completions_that_would_need_code_are_left_to_the_notebook(shell: Any, code: str) -> None:
     assert not ask(shell, code).is_whole
-
-
-def test_attributes_and_keys_stand_alone(shell: Any) -> None:
-    assert ask(shell, "model.la").is_whole
-    assert ask(shell, "state['").is_whole
-    assert not ask(shell, "mod").is_whole
 
 
 def test_busy_rank_completes_names_only(shell: Any) -> None:
@@ -175,10 +156,7 @@ def test_stuck_completion_costs_attributes_and_not_a_second_thread(shell: Any) -
         ("model?", ["model(x: 'torch.Tensor', scale: 'float' = 1.0)", "A net.", "(0): Linear("]),
         ("model.forward?", ["Signature: model.forward(x: 'torch.Tensor'", "Go forward."]),
         ("model.made?", ["How it was made."]),
-        ("model.layers[0]?", ["Linear(in_features=2", "Applies an affine"]),
         ("trapped?", ["Has code of its own", "<Trapped>"]),
-        ("Net?", ["Init signature: Net()", "A net."]),
-        ("nested?", ["Length:", "{'a b': {'inner': 1}"]),
         ("len?", ["len(obj, /)"]),
     ],
 )
@@ -189,18 +167,11 @@ def test_help_is_ipythons(shell: Any, name: str, parts: list[str]) -> None:
     assert [part for part in parts if part not in found] == [], found
 
 
-@pytest.mark.parametrize("name", ["nothing", "model.nothing", "model.made.x", "torch.nothing"])
-@pytest.mark.parametrize("is_idle", [True, False])
-def test_no_help_for_unknown_names(shell: Any, name: str, is_idle: bool) -> None:
-    if is_idle or name == "nothing":
-        assert explain(shell, Explain(name), is_idle) == ""
+@pytest.mark.parametrize("name", ["nothing", "model.nothing", "model.made.x"])
+def test_no_help_for_unknown_names(shell: Any, name: str) -> None:
+    assert explain(shell, Explain(name), is_idle=True) == ""
 
 
-def test_help_reads_no_elements(shell: Any) -> None:
-    shell.user_ns["freed"] = torch.ones(1 << 20)
-    shell.user_ns["freed"].untyped_storage().resize_(0)
-    assert "Tensor[1048576]" in explain(shell, Explain("freed"), is_idle=True)
-
-
-def test_busy_rank_says_when_it_helps(shell: Any) -> None:
+def test_busy_rank_names_the_time_when_it_helps(shell: Any) -> None:
     assert "when no cell runs" in explain(shell, Explain("model.layers[0]"), is_idle=False)
+    assert explain(shell, Explain("nothing"), is_idle=False) == ""

@@ -62,33 +62,6 @@ def test_files_are_placed_with_their_times_and_others_removed(store: CodeStore) 
     }
 
 
-def test_archive_that_adds_to_other_files_changes_nothing(store: CodeStore) -> None:
-    place(store, "second", "first", a=b"1")
-    assert store.name == ""
-    assert not Path(store.places[0]).exists()
-    place(store, "first", a=b"1")
-    place(store, "third", "second", a=b"3")
-    place(store, "first", "first", a=b"3")
-    assert store.name == "first"
-    assert content_of(store) == {"a.py": b"1"}
-
-
-def test_files_of_before_can_be_placed_once_more(store: CodeStore) -> None:
-    place(store, "first", a=b"1")
-    place(store, "second", "first", a=b"2")
-    place(store, "first", "second", a=b"1")
-    assert (store.name, content_of(store)) == ("first", {"a.py": b"1"})
-
-
-def test_compiled_files_are_not_kept(store: CodeStore) -> None:
-    place(store, "first", a=b"1", package__c=b"3")
-    for folder in ("__pycache__", "package/__pycache__"):
-        Path(store.places[0], folder).mkdir()
-        Path(store.places[0], folder, "x.cpython-311.pyc").touch()
-    place(store, "second", "first", ("0/package/c.py",), a=b"2")
-    assert [path.name for path in Path(store.places[0]).rglob("*")] == ["a.py"]
-
-
 def test_every_directory_of_the_notebook_is_there_without_files(tmp_path: Path) -> None:
     store = CodeStore(2, tmp_path / "code")
     store.place(PlaceFiles(1, "first", ""), archive_of({"1/a.py": b"1"}))
@@ -96,39 +69,13 @@ def test_every_directory_of_the_notebook_is_there_without_files(tmp_path: Path) 
     assert [os.listdir(place) for place in store.places] == [[], []]
 
 
-def test_file_that_becomes_a_directory_and_back(store: CodeStore) -> None:
-    store.place(PlaceFiles(1, "1", ""), archive_of({"0/x": b"1"}))
-    store.place(PlaceFiles(2, "2", "1", ("0/x",)), archive_of({"0/x/y.py": b"1"}))
-    assert content_of(store) == {"x/y.py": b"1"}
-    store.place(PlaceFiles(3, "3", "2", ("0/x/y.py",)), archive_of({"0/x": b"1"}))
-    assert content_of(store) == {"x": b"1"}
-
-
-@pytest.mark.parametrize("path", ["/etc/x", "../x", "a/../../x", "", "a//b", ".", "a/.", "a\0b"])
+@pytest.mark.parametrize("path", ["/etc/x", "a/../../x", "", "a\0b"])
 def test_path_that_leads_outside_is_refused(path: str, store: CodeStore) -> None:
     with pytest.raises(ValueError, match="no place here"):
         store.place(PlaceFiles(1, "first", ""), archive_of({path: b""}))
     with pytest.raises(ValueError, match="no place here"):
         store.place(PlaceFiles(1, "first", "", (path,)), archive_of({}))
     assert not Path(store.places[0]).parents[1].exists()
-
-
-def test_full_disk_changes_nothing(store: CodeStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    place(store, "first", a=b"1")
-    plain = Path.write_bytes
-
-    def refuse(path: Path, content: Any) -> int:
-        if path.name == "b.py":
-            raise OSError(28, "No space left on device")
-        return plain(path, content)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_bytes", refuse)
-        with pytest.raises(OSError, match="No space left on device"):
-            place(store, "second", "first", a=b"2", b=b"3")
-    assert (store.name, content_of(store)) == ("first", {"a.py": b"1"})
-    place(store, "second", "first", a=b"2", b=b"3")
-    assert content_of(store) == {"a.py": b"2", "b.py": b"3"}
 
 
 def test_agent_answers_each_request_once(store: CodeStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,35 +8,47 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import msgspec
+import pytest
 import zmq
 
 from cellmesh.controller.session.connection import Connection
+from cellmesh.wire import transport
 from cellmesh.wire.attach import Detached, Refused
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.curve import new_keys
 from cellmesh.wire.faults import Faults
+from cellmesh.wire.hosts import HostPart
 from cellmesh.wire.messages import MakeStore, Progress
+from cellmesh.wire.ticket import Ticket
+from cellmesh.workers.agent.agent import Agent
 from cellmesh.workers.agent.controller_port import ControllerPort
 from cellmesh.workers.agent.events import Events
-
-from .test_port import ticket_of
+from cellmesh.workers.agent.port import Port
 
 WAIT_S = 20.0
 Connect = Callable[[], Connection]
 
 
+def make_ticket(directory: Path) -> tuple[Ticket, tuple[str, str]]:
+    """Return the ticket of an agent that listens on the loopback, and a controller's keys."""
+    controller, agent = new_keys(), new_keys()
+    ticket = Ticket(
+        name="t", key=os.urandom(16).hex(), directory=str(directory), num_ranks=1, backend="gloo",
+        mesh_dim_names=(), mesh_shape=(), preload=(), sys_path=(), cwd="/",
+        controller_pid=os.getpid(), created_at=0.0, curve_secret=agent.secret,
+        host=HostPart(
+            0, 1, "a", 0, 1, controller.public, address="127.0.0.1", start_timeout_s=600.0
+        ),
+    )  # fmt: skip
+    return ticket, (controller.secret, agent.public)
+
+
 def make_port(directory: Path, heard: list[Any]) -> tuple[ControllerPort, Events, Connect]:
     """Return an agent's port, its loop, and what a controller connects to it with."""
-    controller, agent = new_keys(), new_keys()
-    ticket = msgspec.structs.replace(
-        ticket_of(controller, agent),
-        key=os.urandom(16).hex(),
-        directory=str(directory),
-        controller_pid=os.getpid(),
-    )
+    ticket, keys = make_ticket(directory)
     events = Events(Faults("the test", print))
     attachment = ControllerPort(
         ticket,
@@ -47,7 +59,7 @@ def make_port(directory: Path, heard: list[Any]) -> tuple[ControllerPort, Events
         lambda ranks: None,
         lambda: None,
     )
-    endpoint, keys = attachment.port.endpoint, (controller.secret, agent.public)
+    endpoint = attachment.port.endpoint
     return attachment, events, lambda: Connection(endpoint, ticket.key, steal=False, keys=keys)
 
 
@@ -112,3 +124,45 @@ def test_message_that_arrives_while_the_agent_looks_for_its_controller_is_heard(
     assert heard == [MakeStore()]
     connection.close()
     attachment.close()
+
+
+def test_agent_waits_for_its_controller_as_long_as_the_start_may_take(tmp_path: Path) -> None:
+    ticket, _ = make_ticket(tmp_path)
+    context: zmq.Context[transport.Socket] = zmq.Context()
+    gone: list[None] = []
+    began = time.monotonic()
+    events = Events(Faults("the test", print))
+    port = Port(context, ticket, events, bool, lambda: gone.append(None), lambda: None)
+    port.tick(began + 600)
+    assert not gone
+    port.tick(time.monotonic() + 1000)
+    assert gone
+    port.close()
+    port.socket.close()
+    context.term()
+
+
+@pytest.mark.parametrize(
+    ("state", "texts"), [("starting", ["OSError: [Errno 5] odd"]), ("ready", [])]
+)
+def test_an_action_that_fails_fails_a_start_and_ends_no_mesh_that_runs(
+    state: str, texts: list[str]
+) -> None:
+    said: list[str] = []
+    actions = [OSError(5, "odd")]
+
+    def refuse(action: Any) -> None:
+        raise action
+
+    agent: Any = Agent.__new__(Agent)
+    agent._faults, agent._num_faults, agent._start_error = Faults("the agent", id), 0, None
+    agent._controller = SimpleNamespace(may_be_readable=False, tick=lambda now: None)
+    agent._supervisor = SimpleNamespace(
+        state=state,
+        tick=lambda now: [actions.pop()] if actions else [],
+        fail=lambda text: said.append(text) or [],
+    )
+    agent._carry_out = refuse
+    for now in range(3):
+        agent._tick(float(now))
+    assert (said, agent._faults.num) == (texts, 1)

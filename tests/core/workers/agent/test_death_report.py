@@ -13,7 +13,6 @@ from cellmesh.workers.agent.death_report import (
     explain_refusal,
     last_lines,
     parse_address_limit,
-    parse_count,
     without_own_frames,
 )
 
@@ -54,26 +53,13 @@ def kernel(request: pytest.FixtureRequest, tmp_path: Path) -> Kernel:
     return Kernel(tmp_path, request.param)
 
 
-@pytest.mark.parametrize("num_kills", [0, 1])
-def test_a_kill_that_the_group_counts_is_one_for_want_of_memory(
-    kernel: Kernel, num_kills: int
-) -> None:
+def test_a_kill_that_the_group_counts_is_one_for_want_of_memory(kernel: Kernel) -> None:
     kernel.set_group("/job/7", 2, "6000")
     watch = kernel.watch()
-    watch.watch(PID)
-    kernel.set_group("/job/7", 2 + num_kills, "6000")
-    assert watch.was_killed(PID) == (num_kills == 1, 6000)
-
-
-def test_two_oom_killed_ranks_are_both_reported(kernel: Kernel) -> None:
-    kernel.set_group("/job", 0, "6000")
-    watch = kernel.watch()
-    watch.watch(PID)
-    kernel.set_group("/job", 2, "6000")
-    assert watch.was_killed(PID) == (True, 6000)
-    watch.watch(PID)
-    assert watch.was_killed(PID) == (True, 6000)
-    assert watch.was_killed(PID) == (False, 6000)
+    for num_kills in (2, 4, 4):  # two ranks may be killed before the first is looked at
+        watch.watch(PID)
+        kernel.set_group("/job/7", num_kills, "6000")
+        assert watch.was_killed(PID) == (num_kills == 4, 6000)
 
 
 def test_a_group_that_is_forgotten_at_the_end_was_noted_at_the_beginning(kernel: Kernel) -> None:
@@ -100,11 +86,6 @@ def test_host_without_counters_is_tolerated(tmp_path: Path) -> None:
     watch = OomWatch(tmp_path / "none", tmp_path / "none")
     watch.watch(PID)
     assert watch.was_killed(PID) == (False, None)
-
-
-@pytest.mark.parametrize("text", ["", "oom_kill\n", "oom_kill x", "oom 5", "nothing\n"])
-def test_unreadable_counter_counts_nothing(text: str) -> None:
-    assert parse_count(text) == 0
 
 
 def test_the_limit_on_addresses_is_read_where_there_is_one() -> None:

@@ -27,7 +27,7 @@ from cellmesh.wire.ticket import (
     write_ticket,
 )
 from cellmesh.workers.agent import on_host
-from cellmesh.workers.agent.on_host import Lines, choose_address, is_engines
+from cellmesh.workers.agent.on_host import Lines
 
 # Reserved for documentation: no host has it.
 NOWHERE = "203.0.113.9"
@@ -93,25 +93,27 @@ def leave(given: Ticket, place: Place, agent_pid: int) -> Ticket:
     return old
 
 
-@pytest.mark.parametrize("place", [HERE, RESTARTED])
-def test_directory_that_a_crash_has_left_makes_way_for_a_mesh_of_the_same_name(
-    place: Place, runtime_dir: Path
+@pytest.mark.parametrize(
+    ("place", "agent_lives", "in_the_way"),
+    [
+        (HERE, False, ""),
+        (RESTARTED, True, ""),
+        (HERE, True, HERE.host),
+        (ELSEWHERE, False, "b"),
+    ],
+)
+def test_directory_that_a_crash_has_left_makes_way_and_that_of_an_agent_that_may_live_does_not(
+    place: Place, agent_lives: bool, in_the_way: str, runtime_dir: Path
 ) -> None:
     given = given_ticket()
-    left = leave(given, place, 2**22 + 1)  # no process has such a number
-    own = on_host._own_ticket(given, "127.0.0.1", "")
-    assert (own.directory, read_ticket(own.path).key) == (left.directory, given.key)
-
-
-@pytest.mark.parametrize(("place", "named"), [(HERE, HERE.host), (ELSEWHERE, "b")])
-def test_directory_of_an_agent_that_may_live_is_in_the_way(
-    place: Place, named: str, runtime_dir: Path
-) -> None:
-    given = given_ticket()
-    left = leave(given, place, os.getpid())
-    with pytest.raises(HostError, match=rf"may live on {named} .*`cellmesh ps`.*--name"):
-        on_host._own_ticket(given, "127.0.0.1", "")
-    assert read_ticket(left.path).key == left.key
+    left = leave(given, place, os.getpid() if agent_lives else 2**22 + 1)
+    if in_the_way:
+        with pytest.raises(HostError, match=rf"may live on {in_the_way} .*`cellmesh ps`.*--name"):
+            on_host._own_ticket(given, "127.0.0.1", "")
+        assert read_ticket(left.path).key == left.key
+    else:
+        own = on_host._own_ticket(given, "127.0.0.1", "")
+        assert (own.directory, read_ticket(own.path).key) == (left.directory, given.key)
 
 
 def ticket_for_all() -> bytes:
@@ -142,13 +144,12 @@ def test_agent_takes_the_part_of_its_hosts_number(
     assert ticket.parts == ()
 
 
-@pytest.mark.parametrize(("number", "said"), [("3", "3, of 3"), ("x", "-1, of 3")])
-def test_host_without_a_part_is_refused(
-    number: str, said: str, monkeypatch: pytest.MonkeyPatch, runtime_dir: Path
-) -> None:
-    monkeypatch.setenv("CELLMESH_HOST_NUMBER", number)
-    with pytest.raises(HostError, match=f"numbers its host {said}.*CELLMESH_HOST_NUMBER"):
-        on_host._decode(ticket_for_all())
+def test_host_without_a_part_is_refused(monkeypatch: pytest.MonkeyPatch, runtime_dir: Path) -> None:
+    given = ticket_for_all()
+    for number, said in (("3", "3, of 3"), ("x", "-1, of 3")):
+        monkeypatch.setenv("CELLMESH_HOST_NUMBER", number)
+        with pytest.raises(HostError, match=f"numbers its host {said}.*CELLMESH_HOST_NUMBER"):
+            on_host._decode(given)
 
 
 def test_announcement_fits_into_a_line_that_srun_does_not_break(
@@ -167,53 +168,29 @@ def test_announcement_fits_into_a_line_that_srun_does_not_break(
     assert re.search("begin.* ... .*end", problem)
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("RANK", True),
-        ("MASTER_PORT", True),
-        ("TORCHELASTIC_USE_AGENT_STORE", True),
-        ("OMP_NUM_THREADS", False),
-        ("CUDA_VISIBLE_DEVICES", False),
-    ],
-)
-def test_variables_of_torchrun_are_kept_from_ranks(name: str, expected: bool) -> None:
-    assert is_engines(name) == expected
-
-
 PART = HostPart(0, 2, "n1", 0, 1, "")  # knows no address of the notebook: the route is the loopback
-HERE, ELSEWHERE = "127.0.0.1", "10.9.9.9"
-
-
-@pytest.mark.parametrize("launch", ["", "ssh -J gate {host} {command}", "/usr/bin/ssh {host}"])
-def test_agent_has_the_address_that_the_notebooks_ssh_has_connected_to(
-    launch: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    by_interface = {"lo": [HERE], "mgmt": ["10.1.0.4"]}
-    monkeypatch.setattr(
-        "cellmesh.workers.agent.on_host.addresses_by_interface", lambda: by_interface
-    )
-    environment = {"SSH_CONNECTION": "10.1.1.1 5 10.1.0.4 22"}
-    assert choose_address(PART, "", "", launch, environment) == ("10.1.0.4", "mgmt")
-    assert choose_address(PART, HERE, "", launch, environment) == (HERE, "lo")
+LOOPBACK, OF_HOST, OTHER = "127.0.0.1", "10.1.0.4", "10.9.9.9"
 
 
 @pytest.mark.parametrize(
-    ("launch", "dialled"),
+    ("launch", "dialled", "requested", "chosen"),
     [
-        ("", ELSEWHERE),  # of a container on the host, say
-        ("srun --nodelist={host} {command}", ELSEWHERE),  # that of the login node
-        ("srun --nodelist={host} {command}", "10.1.0.4"),
-        ("hand", "10.1.0.4"),  # of a management network
-        ("torchrun", "10.1.0.4"),
+        ("", OF_HOST, "", (OF_HOST, "mgmt")),
+        ("ssh -J gate {host} {command}", OF_HOST, "", (OF_HOST, "mgmt")),
+        ("", OF_HOST, LOOPBACK, (LOOPBACK, "lo")),
+        ("", OTHER, "", (LOOPBACK, "lo")),  # of a container on the host, say
+        ("srun --nodelist={host} {command}", OF_HOST, "", (LOOPBACK, "lo")),
+        ("torchrun", OF_HOST, "", (LOOPBACK, "lo")),  # that of a management network
     ],
 )
-def test_agent_has_the_address_of_its_route_where_no_ssh_has_started_it(
-    launch: str, dialled: str, monkeypatch: pytest.MonkeyPatch
+def test_agent_has_the_address_that_the_notebooks_ssh_has_dialled_or_of_its_route(
+    launch: str,
+    dialled: str,
+    requested: str,
+    chosen: tuple[str, str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    by_interface = {"lo": [HERE], "mgmt": ["10.1.0.4"]}
-    monkeypatch.setattr(
-        "cellmesh.workers.agent.on_host.addresses_by_interface", lambda: by_interface
-    )
+    by_interface = {"lo": [LOOPBACK], "mgmt": [OF_HOST]}
+    monkeypatch.setattr(on_host, "addresses_by_interface", lambda: by_interface)
     environment = {"SSH_CONNECTION": f"10.1.1.1 5 {dialled} 22"}
-    assert choose_address(PART, "", "", launch, environment) == (HERE, "lo")
+    assert on_host.choose_address(PART, requested, "", launch, environment) == chosen

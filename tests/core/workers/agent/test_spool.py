@@ -23,7 +23,7 @@ from cellmesh.wire.messages import (
     StoreUp,
 )
 from cellmesh.wire.status import HostReport, RankState
-from cellmesh.wire.user_code import Bar, Display, InputCancelled, InputRequest, Output, Skipped
+from cellmesh.wire.user_code import Bar, InputCancelled, InputRequest, Output, Skipped
 from cellmesh.workers.agent.spool import Spool
 
 STATE = Parcel(MeshReady(()))
@@ -63,16 +63,6 @@ def take_all(spool: Spool) -> list[Parcel[Any]]:
     return taken
 
 
-def test_waiting_messages_are_sent_in_order() -> None:
-    spool = attended()
-    said = [printed("a\n"), say((0, 1), Done(1)), printed("b\n")]
-    begin(spool, 1, 0, 1)
-    spool.add(said[:1])
-    spool.add(said[1:])
-    assert take_all(spool) == said
-    assert not spool
-
-
 def test_waiting_messages_are_sent_in_parts() -> None:
     spool = attended()
     for _ in range(10):
@@ -87,13 +77,6 @@ def test_oldest_output_is_dropped_and_its_place_is_marked() -> None:
     spool.add([printed("0123456789\n"), *kept])
     assert take_all(spool) == [say((0,), Skipped(1, 1, 11)), *kept]
     assert spool.num_dropped_bytes == 11
-
-
-def test_displays_are_dropped_like_text_and_what_was_skipped_before_stays_counted() -> None:
-    spool = Spool(max_output_bytes=50)
-    spool.leave([])
-    spool.add([say((0,), Skipped(1, 5, 500)), say((0,), Display(1, "display", b"x" * 60))])
-    assert take_all(spool) == [say((0,), Skipped(1, 6, 560))]
 
 
 def test_answers_to_questions_and_progress_are_not_kept_while_detached() -> None:
@@ -156,16 +139,6 @@ def test_death_follows_the_answers_of_its_rank() -> None:
     died = Died(1, "was killed", "words")
     spool.acked([say((1,), Done(4)), Parcel(died)])
     assert attend_again(spool, died) == [say((1,), Done(4)), STATE, Parcel(died)]
-
-
-def test_unreported_death_is_reported_once() -> None:
-    spool = attended()
-    begin(spool, 4, 0, 1)
-    died = Died(1, "was killed", "words")
-    spool.leave([])
-    spool.add([say((1,), Done(4)), Parcel(died)])
-    spool.attend(STATE, [died])
-    assert take_all(spool) == [STATE, say((1,), Done(4)), Parcel(died)]
 
 
 def test_a_rank_that_died_in_a_run_and_was_replaced_has_ended_it_all_the_same() -> None:
@@ -255,27 +228,6 @@ def test_answers_that_wait_for_those_of_other_ranks_make_no_rank_ahead() -> None
     assert large(4, 40_000) in attend_again(spool), "there is room again"
 
 
-def test_a_restart_forgets_runs_and_their_results() -> None:
-    spool = attended(max_answer_bytes=50_000)
-    begin(spool, 1, 0, 1)
-    spool.acked([large(1, 40_000)])
-    spool.forget_runs()
-    assert spool.runs() == ()
-    begin(spool, 2, 0, 1)
-    spool.acked([large(2, 40_000)])
-    assert large(2, 40_000) in attend_again(spool)
-
-
-def test_values_taken_in_are_kept_for_others_as_far_as_there_is_room() -> None:
-    spool = attended(max_answer_bytes=100)
-    begin(spool, 1, 0, 1)
-    spool.add([large(1, 20_000)])
-    assert take_all(spool) == [large(1, 20_000)], "who is attached gets every value"
-    spool.acked([large(1, 20_000)])
-    (lost, *_) = (p for p in attend_again(spool) if isinstance(p.verb, Ranked))
-    assert lost.buffers == ()
-
-
 def test_an_exception_that_is_too_large_keeps_its_text() -> None:
     spool = Spool(max_answer_bytes=10)
     begin(spool, 1, 0)
@@ -283,14 +235,6 @@ def test_an_exception_that_is_too_large_keeps_its_text() -> None:
     spool.add([say((0,), Failed(1, "ValueError", "no", "", 3, Pickled(b"x" * 20_000)))])
     (kept,) = take_all(spool)
     assert (kept.verb.verb.payload, kept.verb.verb.text) == (None, "no")
-
-
-def test_death_of_a_replaced_rank_is_not_reported() -> None:
-    spool = Spool()
-    spool.add([Parcel(Died(0, "was killed by SIGKILL", ""))])
-    spool.forget_runs()
-    spool.attend(STATE, [])
-    assert take_all(spool) == [STATE]
 
 
 # ---- progress bars

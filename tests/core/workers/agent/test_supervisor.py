@@ -1,29 +1,56 @@
-"""What an agent decides while ranks run, and when they die: no processes, sockets or clock."""
+"""Decisions of an agent about its ranks: no processes, sockets or clock."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Literal
 
 import pytest
 
-from cellmesh.wire.codec import Parcel, encode
-from cellmesh.wire.messages import Died, Done, Ranked, Relay
-from cellmesh.wire.status import Probe, RankState
-from cellmesh.wire.user_code import Display, Output, Skipped
-from cellmesh.workers.agent.supervisor import LAST_WORDS_S, ToRanks
+from cellmesh.wire.codec import Parcel
+from cellmesh.wire.messages import (
+    Died,
+    Done,
+    MeshReady,
+    Progress,
+    Ranked,
+    RankReady,
+    RankUnready,
+    Respawned,
+    RespawnFailed,
+    StartFailed,
+    Stopped,
+    StoreDied,
+)
+from cellmesh.wire.user_code import Output, Skipped
+from cellmesh.workers.agent.supervisor import (
+    KILLED,
+    LAST_WORDS_S,
+    LEAVE_S,
+    MAX_ZYGOTES_LOST,
+    RESPAWN_S,
+    Action,
+    Fork,
+    KillRanks,
+    Supervisor,
+    ToRanks,
+)
 
-from ....support.supervisor_decisions import FRAMES, LATER, done, phases, started, up, work
+from ....support.supervisor_decisions import (
+    FRAMES,
+    LATER,
+    READY,
+    done,
+    make,
+    of,
+    phases,
+    pids,
+    started,
+    up,
+    work,
+)
 
 # ---- running
-
-
-def test_control_does_not_make_a_rank_busy() -> None:
-    supervisor = started()
-    frames = encode([Parcel(Probe(1))])
-    assert supervisor.relay(Relay((1,), "control", -1, 1), frames) == [
-        ToRanks((1,), "control", frames)
-    ]
-    assert phases(supervisor) == ["idle"] * 3
 
 
 def test_a_rank_is_idle_again_when_all_its_runs_are_answered() -> None:
@@ -42,25 +69,6 @@ def test_work_for_ranks_that_are_not_there_goes_to_none() -> None:
     supervisor.rank_ended(1, "killed", "", 0.0)
     assert work(supervisor, 2, (1,)) == []
     assert work(supervisor, 3, (0, 1)) == [ToRanks((0,), "work", FRAMES)]
-
-
-@pytest.mark.parametrize(
-    "verb",
-    [
-        Output(1, "stdout", "x\n"),
-        Skipped(1, 1, 10),
-        Display(1, "display", b"{}"),
-        RankState(5, 1, 1, 2, "f", "", "cpu", 0),
-    ],
-)
-def test_messages_of_ranks_go_up_within_a_moment(verb: Any) -> None:
-    supervisor = started()
-    work(supervisor, 1, (0,))
-    assert supervisor.from_rank(0, Parcel(verb), 1.0) == []
-    due = supervisor.deadline()
-    assert due is not None
-    assert due < 1.1
-    assert up(supervisor.tick(due)) == [Ranked((0,), verb)]
 
 
 def test_descriptor_output_belongs_to_the_run_in_progress() -> None:
@@ -122,20 +130,277 @@ def test_answers_do_not_wait_for_a_dead_rank() -> None:
     assert up(supervisor.tick(0.0)) == [Ranked((0,), Done(1))]
 
 
-def test_output_hidden_by_the_flood_of_a_dying_rank_is_reported() -> None:
+# ---- starting
+
+
+def test_later_controller_gets_the_progress_of_the_start() -> None:
+    assert isinstance(make().progress().verb, Progress)
     supervisor = started()
+    assert supervisor.progress().verb == MeshReady(supervisor.report({}), 0, 1)
+
+
+def test_nccl_needs_a_gpu_for_each_rank() -> None:
+    for num_gpus, remedy in ((0, "Use --backend gloo"), (2, "Start 2 ranks, or use")):
+        actions = make(3, backend="nccl").zygote_ready(num_gpus)
+        failed, stopped = up(actions)
+        assert (failed.fault, type(stopped), of(Fork, actions)) == ("user", Stopped, [])
+        assert f"3 ranks, {num_gpus} GPUs" in failed.text
+        assert remedy in failed.text
+    for backend, num_gpus in (("nccl", 3), ("auto", 0), ("gloo", 0)):
+        assert of(Fork, make(3, backend).zygote_ready(num_gpus))
+
+
+@pytest.mark.parametrize(
+    ("event", "fault", "text"),
+    [
+        (lambda s: s.fail("no module named 'x'\n", "user"), "user", "no module named 'x'"),
+        (lambda s: s.zygote_ended("killed", "words\n"), "host", "the zygote killed\nwords"),
+        (lambda s: [*s.zygote_ready(0)[:0], *s.fail("no files")], "host", "no files"),
+    ],
+    ids=["import", "zygote's death", "fork"],
+)
+def test_a_start_without_ranks_fails_and_ends(
+    event: Callable[[Supervisor], list[Action]], fault: Literal["user", "host"], text: str
+) -> None:
+    supervisor = make()
+    assert up(event(supervisor)) == [StartFailed(fault, text), Stopped("the start failed")]
+    assert supervisor.state == "ended"
+
+
+def test_a_rank_that_cannot_start_ends_the_start_once() -> None:
+    supervisor = make(2)
+    supervisor.zygote_ready(0)
+    supervisor.forked(pids(2))
+    actions = supervisor.from_rank(0, Parcel(RankUnready("RuntimeError: no network")), 0.0)
+    assert up(actions) == [StartFailed("host", "rank 0 could not start: RuntimeError: no network")]
+    assert of(KillRanks, actions) == [KillRanks((0, 1))]
+    assert up(supervisor.from_rank(1, Parcel(RankUnready("no")), 0.0)) == []
+    assert supervisor.zygote_ended("killed", "") == []
+
+
+def test_store_death_is_reported_while_ranks_live() -> None:
+    assert up(started().store_ended("killed")) == [StoreDied("killed")]
+    supervisor = started()
+    supervisor.stop("stopped", 0.0)
+    assert supervisor.store_ended("killed") == []
+
+
+# ---- restarting
+
+
+def test_a_restart_before_torch_is_there_forks_once() -> None:
+    supervisor = make(2)
+    forks = of(Fork, supervisor.restart())
+    forks += of(Fork, supervisor.zygote_ready(0))
+    assert len(forks) == 1
+
+
+def test_a_restart_whose_zygotes_keep_dying_fails() -> None:
+    supervisor = started(1)
+    supervisor.restart()
+    assert supervisor.rank_ended(0, "killed", "", 0.0) == [Fork((0,), 2)]
+    for _ in range(MAX_ZYGOTES_LOST):
+        assert supervisor.zygote_ended("killed", "") == [Fork((0,), 2)]
+    actions = supervisor.zygote_ended("killed by SIGSEGV", "words")
+    assert up(actions)[0] == StartFailed("host", "the zygote killed by SIGSEGV\nwords")
+
+
+# ---- stopping
+
+
+def test_stubborn_ranks_are_killed_until_they_are_gone() -> None:
+    supervisor = started()
+    supervisor.stop("stopped", 5.0)
+    supervisor.rank_ended(1, "exited with code 0", "", 5.1)
+    assert supervisor.deadline() == 5.0 + LEAVE_S
+    assert supervisor.tick(5.0) == []
+    assert of(KillRanks, supervisor.tick(5.0 + LEAVE_S)) == [KillRanks((0, 2))]
+    supervisor.rank_ended(0, "killed", "", 6.1)
+    due = supervisor.deadline()
+    assert due is not None
+    assert of(KillRanks, supervisor.tick(due)) == [KillRanks((2,))]
+    assert up(supervisor.rank_ended(2, "killed", "", 9.0)) == [Stopped("stopped")]
+
+
+def test_a_second_stop_changes_nothing() -> None:
+    supervisor = started()
+    supervisor.stop("stopped", 0.0)
+    assert supervisor.stop("again", 0.5) == supervisor.restart() == []
+    assert supervisor.state == "stopping"
+    for rank in range(3):
+        supervisor.rank_ended(rank, "", "", 1.0)
+    assert supervisor.stop("again", 2.0) == []
+
+
+def test_last_messages_of_ranks_go_up_before_the_end() -> None:
+    supervisor = started(1)
     work(supervisor, 1, (0,))
-    for _ in range(20):
-        supervisor.from_pipe(0, "stderr", "error\n" * 10_000, 0.0)
-    supervisor.rank_ended(0, "killed", "", 0.0)
-    said = up(supervisor.tick(LATER))
-    assert any(isinstance(v, Ranked) and isinstance(v.verb, Skipped) for v in said)
-    assert isinstance(said[-1], Died)
+    supervisor.stop("stopped", 0.0)
+    last = Output(1, "stdout", "from an exit handler\n")
+    supervisor.from_rank(0, Parcel(last), 0.1)
+    said = up(supervisor.rank_ended(0, "exited with code 0", "", 0.1))
+    assert said == [Ranked((0,), last), Stopped("stopped")]
 
 
-# ---- what there is to see
+# ---- single ranks
 
 
-def test_the_report_has_memory_where_it_is_known() -> None:
+def bereft(*dead: int) -> Supervisor:
+    """Three ranks, some of which have died and been told of."""
+    supervisor = started(3)
+    for rank in dead:
+        supervisor.rank_ended(rank, "was killed by SIGKILL", "", 0.0)
+    supervisor.tick(LATER)
+    return supervisor
+
+
+def reborn(*dead: int) -> Supervisor:
+    """As `bereft`, with new processes for them that are not ready yet."""
+    supervisor = bereft(*dead)
+    supervisor.respawn(dead, 0.0)
+    supervisor.forked({rank: 200 + rank for rank in dead})
+    return supervisor
+
+
+def test_dead_ranks_are_forked_and_reported_when_all_are_ready() -> None:
+    supervisor = bereft(0, 2)
+    assert supervisor.respawn((0, 1, 2), 0.0) == [Fork((0, 2), 1, rejoin=True)]
+    assert phases(supervisor) == ["starting", "idle", "starting"]
+    assert supervisor.forked({0: 200, 2: 202}) == []
+    assert supervisor.from_rank(2, READY, 0.0) == []
+    [respawned] = up(supervisor.from_rank(0, READY, 0.0))
+    assert isinstance(respawned, Respawned)
+    ranks = [(info.rank, info.pid, info.phase, info.ending) for info in respawned.ranks]
+    assert ranks == [(0, 200, "idle", ""), (2, 202, "idle", "")]
+    assert supervisor.deadline() is None
+    work(supervisor, 5, (0, 1, 2))
+    assert phases(supervisor) == ["running"] * 3
+
+
+def test_single_ranks_are_forked_where_they_are_dead_and_the_mesh_is_ready() -> None:
+    supervisor = bereft(2)
+    [failed] = up(supervisor.respawn((0, 7), 0.0))
+    assert failed == RespawnFailed((0, 7), "none of them is dead, or not yet")
+    for state, act in (("restarting", supervisor.restart), ("stopping", supervisor.stop)):
+        act(*("", 0.0) * (state == "stopping"))
+        [failed] = up(supervisor.respawn((2,), 0.0))
+        assert failed == RespawnFailed((2,), f"the mesh is {state}")
+
+
+def test_unreported_death_is_reported_before_the_fork() -> None:
     supervisor = started(2)
-    assert [info.rss_bytes for info in supervisor.report({101: 5})] == [0, 5]
+    supervisor.rank_ended(1, "was killed by SIGSEGV", "words", 0.0)
+    actions = supervisor.respawn((1,), LAST_WORDS_S / 2)
+    assert up(actions) == [Died(1, "was killed by SIGSEGV", "words")]
+    assert actions[-1] == Fork((1,), 1, rejoin=True)
+    supervisor.forked({1: 201})
+    supervisor.from_rank(1, READY, 1.0)
+    assert up(supervisor.tick(LATER)) == []
+
+
+def test_a_new_rank_that_ends_before_it_is_ready_takes_the_others_along() -> None:
+    supervisor = reborn(0, 2)
+    supervisor.from_rank(0, READY, 0.0)
+    assert supervisor.rank_ended(2, "exited with code 1", "words", 0.0) == [KillRanks((0,))]
+    [failed] = up(supervisor.rank_ended(0, "was killed by SIGKILL", "", 0.0))
+    assert failed == RespawnFailed((0, 2), "rank 2 exited with code 1 while it started\nwords")
+    assert phases(supervisor) == ["dead", "idle", "dead"]
+    assert up(supervisor.tick(LATER)) == [], "they have not been there: their end is no death"
+    assert supervisor.state == "ready"
+    assert of(Fork, supervisor.respawn((0, 2), 0.0)) == [Fork((0, 2), 1, rejoin=True)]
+
+
+def test_more_ranks_can_be_requested_during_a_fork() -> None:
+    supervisor = reborn(2)
+    supervisor.rank_ended(0, "was killed by SIGKILL", "", 0.0)
+    supervisor.tick(1.0)
+    assert supervisor.respawn((0, 2), 1.0) == [Fork((0,), 1, rejoin=True)]
+    supervisor.forked({0: 200})
+    assert supervisor.from_rank(2, READY, 1.0) == []
+    [respawned] = up(supervisor.from_rank(0, READY, 1.0))
+    assert [info.rank for info in respawned.ranks] == [0, 2]
+
+
+def test_a_zygote_that_ends_before_it_has_forked_is_replaced_but_not_for_ever() -> None:
+    supervisor = bereft(1)
+    supervisor.respawn((1,), 0.0)
+    for _ in range(MAX_ZYGOTES_LOST):
+        assert supervisor.zygote_ended("was killed by SIGKILL", "") == [Fork((1,), 1, rejoin=True)]
+    [failed] = up(supervisor.zygote_ended("was killed by SIGKILL", "words"))
+    assert failed == RespawnFailed((1,), "the zygote was killed by SIGKILL\nwords")
+    assert phases(supervisor) == ["idle", "dead", "idle"]
+    assert supervisor.zygote_ready(0) == []
+
+
+def test_failed_fork_leaves_living_ranks_alone() -> None:
+    supervisor = bereft(0, 1)
+    supervisor.respawn((0, 1), 0.0)
+    [failed] = up(supervisor.fail("too many open files"))
+    assert failed == RespawnFailed((0, 1), "too many open files")
+    assert supervisor.state == "ready"
+    assert supervisor.pids() == {2: 102}
+
+
+def test_rank_that_hangs_while_it_starts_is_given_up_even_if_it_cannot_be_killed() -> None:
+    supervisor = reborn(1)
+    assert supervisor.deadline() == RESPAWN_S
+    assert supervisor.tick(RESPAWN_S) == [KillRanks((1,))]
+    due = supervisor.deadline()
+    assert due is not None
+    [failed] = up(supervisor.tick(due))
+    assert "not ready after 60 s" in failed.text
+    assert supervisor.deadline() is None
+
+
+# ---- kills
+
+
+def test_a_rank_that_did_not_stop_is_killed_and_its_death_says_so() -> None:
+    supervisor = started(3)
+    work(supervisor, 1, (0, 1))
+    assert supervisor.kill((1, 7)) == [KillRanks((1,))]
+    done(supervisor, 0, 1)
+    supervisor.rank_ended(1, "was killed by SIGKILL", "words", 0.0)
+    assert Died(1, KILLED, "words") in up(supervisor.tick(LATER))
+    assert supervisor.kill((1,)) == []
+
+
+# ---- another number of ranks
+
+
+def test_ranks_that_leave_are_killed_and_their_end_is_no_death() -> None:
+    supervisor = started(3)
+    supervisor.rank_ended(2, "was killed", "", 0.0)
+    supervisor.tick(LATER)
+    assert supervisor.resize(range(1), 0.0) == [KillRanks((1,))]
+    assert phases(supervisor) == ["idle"]
+    assert supervisor.rank_ended(1, "was killed by SIGKILL", "", 0.0) == []
+    assert up(supervisor.tick(LATER)) == []
+    assert supervisor.deaths() == []
+    assert supervisor.pids() == {0: 100}
+
+
+def test_restart_waits_for_ranks_that_leave_and_forks_the_others() -> None:
+    supervisor = started(3)
+    supervisor.resize(range(2), 0.0)
+    supervisor.restart()
+    for rank in (0, 1):
+        assert of(Fork, supervisor.rank_ended(rank, "was killed", "", 0.0)) == []
+    assert of(Fork, supervisor.rank_ended(2, "was killed", "", 0.0)) == [Fork((0, 1), 2)]
+    supervisor.forked(pids(2, 2))
+    supervisor.from_rank(0, READY, 0.0)
+    (ready,) = [
+        verb for verb in up(supervisor.from_rank(1, READY, 0.0)) if isinstance(verb, MeshReady)
+    ]
+    assert len(ready.ranks) == 2
+
+
+def test_new_ranks_beside_nccl_need_gpus_of_their_own() -> None:
+    supervisor = make(2, "nccl")
+    supervisor.zygote_ready(2)
+    supervisor.forked(pids(2))
+    for rank in range(2):
+        supervisor.from_rank(rank, Parcel(RankReady("cuda", "cpu:gloo,cuda:nccl")), 0.0)
+    supervisor.resize(range(3), 0.0)
+    (failed,) = up(supervisor.respawn((2,), 0.0))
+    assert failed == RespawnFailed((2,), "NCCL needs a GPU for each of 3 ranks, and 2 are here")

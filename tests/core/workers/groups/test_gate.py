@@ -116,15 +116,6 @@ def test_a_rank_that_owes_goes_on_and_reports_what_it_begins(rank: Rank, owed: O
     assert rank.num_begun == 4
 
 
-def test_a_rank_that_owes_already_does_not_pause(rank: Rank) -> None:
-    rank.gate.close(RUN, Owed((GroupCount("0", (), 5),)))
-    for _ in range(2):
-        assert not rank.pauses()
-    rank.gate.close(RUN, Owed())  # asked where it is: what it owed stays
-    assert rank.pauses()
-    assert rank.num_begun == 5
-
-
 def test_operations_of_a_step_pass_for_a_while(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     rank.gate.is_in_step = lambda: True
     rank.gate.close(RUN, Owed())
@@ -159,12 +150,6 @@ def test_another_run_and_groups_of_one_rank_pass() -> None:
     gate.enter(2)
     assert not gate.is_closed
     assert reports == []
-
-
-def test_threads_of_the_user_pass(rank: Rank) -> None:
-    rank.gate.close(RUN, Owed())
-    rank.gate.enter(2)  # this thread is not the rank's main thread
-    assert rank.reports == []
 
 
 def test_threads_of_the_autograd_engine_pause(rank: Rank) -> None:

@@ -20,7 +20,7 @@ from torch.distributed import DistStoreError
 from torch.futures import Future
 
 from cellmesh.errors import GroupDown
-from cellmesh.workers.groups import connections
+from cellmesh.workers.groups import check_torch, connections, find_missing
 from cellmesh.workers.groups.group_factory import GroupPlan, Transport
 from cellmesh.workers.groups.healable_group import HealableGroup
 from cellmesh.workers.groups.ledger import Ledger
@@ -116,16 +116,6 @@ def test_operations_are_counted_until_the_group_is_connected_again(
     assert ledger.touched == [group.record]
     group.connect(FakeGroup(cpu="gloo"), Transport())
     assert group.record.count().num_collectives == 0
-
-
-def test_an_operation_of_another_thread_is_not_what_the_main_thread_waits_in(
-    group: HealableGroup, ledger: Ledger
-) -> None:
-    thread = threading.Thread(target=group.barrier)
-    thread.start()
-    thread.join()
-    assert ledger.last is None
-    assert group.record.count().num_collectives == 1
 
 
 def test_nccl_is_aborted_once_and_gloo_beside_it_is_not(group: HealableGroup) -> None:
@@ -244,47 +234,6 @@ def test_a_store_that_cannot_be_reached_is_named(store: MeshStore) -> None:
         store.wait(["key"], timedelta(seconds=1))
 
 
-def test_a_collective_that_ends_as_it_is_looked_at_has_not_failed(store: MeshStore) -> None:
-    class EndsLate(FakeWork):
-        """Runs into the time-out of one look, and has ended right after."""
-
-        num_looks = 0
-
-        def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-            self.num_looks += 1
-            if self.num_looks == 1:
-                raise RuntimeError("Operation timed out!")
-            return True
-
-        def is_completed(self) -> bool:
-            return True
-
-    assert store.waits.follow(EndsLate())
-
-
-class Interrupted:
-    """The Work of a collective that goes on; an interrupt follows the first step of its wait."""
-
-    has_stepped = False
-
-    def wait(self, timeout: timedelta) -> bool:
-        self.has_stepped = True
-        raise RuntimeError("Operation timed out!")
-
-    def is_completed(self) -> bool:
-        if self.has_stepped:
-            self.has_stepped = False
-            raise KeyboardInterrupt
-        return False
-
-
-def test_an_interrupt_of_a_wait_does_not_show_that_a_step_was_over(store: MeshStore) -> None:
-    work: Any = Interrupted()
-    with pytest.raises(KeyboardInterrupt) as raised:
-        store.waits.follow(work)
-    assert raised.value.__context__ is None
-
-
 def _work_of(future: Future[Any]) -> Any:
     return _c10d._create_work_from_future(future)  # type: ignore[attr-defined]
 
@@ -300,3 +249,25 @@ def test_an_operation_whose_future_alone_is_held_is_under_way_until_it_ends(
     future.set_result([])
     assert held.done()
     assert find() is None
+
+
+def test_the_installed_torch_has_all() -> None:
+    check_torch()
+
+
+@pytest.mark.parametrize(
+    ("module", "part", "named"),
+    [
+        ("torch.distributed.gone", "thing", "torch.distributed.gone.thing"),
+        ("torch._C", "_gone", "torch._C._gone"),
+        ("torch._C", "Future.gone", "torch._C.Future.gone"),
+        ("torch.distributed.distributed_c10d", "_new_process_group_helper(backend, rnks)",
+         "torch.distributed.distributed_c10d._new_process_group_helper(rnks)"),
+    ],
+)  # fmt: skip
+def test_missing_internals_of_a_torch_are_named(module: str, part: str, named: str) -> None:
+    assert list(find_missing({module: (part,)})) == [named]
+    with pytest.raises(
+        ImportError, match=r"torch \S+ has no torch.*: cellmesh is tried with torch 2\.11"
+    ):
+        check_torch({module: (part,)})

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from abc import ABCMeta
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
-from torch.distributed.pipelining.schedules import ScheduleGPipe
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -120,53 +116,6 @@ def test_the_same_model_has_the_same_signature_on_a_rank_that_was_clean() -> Non
     model_reset.Survey().reset(half_done)
     assert not any(_has_grads(clean))
     model_reset.Survey().reset(())
-
-
-class _Refuses:
-    """Code of the user's in a model, that must not run while nobody runs a step."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise SystemExit(name)
-
-    __dict__ = property(lambda self: 1 / 0)  # type: ignore[assignment]
-    named_parameters = property(lambda self: 1 / 0)
-
-
-class _Unhashable(ABCMeta):
-    __hash__ = None  # type: ignore[assignment]
-
-
-def _half_made(kind: type, **held: Any) -> Any:
-    made = kind.__new__(kind)
-    for name, value in held.items():
-        object.__setattr__(made, name, value)
-    return made
-
-
-def _odd_models() -> Iterator[Any]:
-    """Models whose ``__init__`` has raised, at once or half way, and models of classes that
-    refuse.
-    """
-    for kind, held in (
-        (DistributedDataParallel, {"reducer": None}),
-        (FullyShardedDataParallel, {"_is_root": True}),
-        (FSDPState, {"_is_root": True}),
-        (ScheduleGPipe, {"_stages": 3}),
-    ):
-        for each in (kind, _Unhashable("Odd", (_Refuses, kind), {})):
-            yield from (_half_made(each), _half_made(each, **held))
-
-
-def test_models_that_cannot_be_asked_are_passed_over_and_the_others_are_not() -> None:
-    odd = list(_odd_models())
-    model = fully_shard(Breaks(), mesh=init_device_mesh("cpu", (1,)))
-    _step(model)
-    assert not model_reset.look_after_failure()
-    _broken_step(model, model)
-    assert model_reset.look_after_failure()
-    _reset()
-    _step(model)
-    assert len(odd) == 16
 
 
 def test_a_scaler_that_was_left_unscaled_is_ready_when_the_next_loss_is_scaled() -> None:

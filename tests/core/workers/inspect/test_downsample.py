@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellmesh.wire.inspect import Element, Picture, Pixels
-from cellmesh.workers.inspect import downsample
 from cellmesh.workers.inspect.downsample import element, picture
 from cellmesh.workers.inspect.safe_read import DIRECT
 
@@ -78,17 +77,8 @@ def test_pixels_are_those_of_plain_loops(data: Any) -> None:
 
 
 @pytest.mark.parametrize("reduction", ["mean", "absmax"])
-def test_bands_do_not_change_the_pixels(reduction: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    value = torch.randn(1003, 517, generator=torch.Generator().manual_seed(3))
-    whole = look(value, height=100, width=50, reduction=reduction).values
-    monkeypatch.setattr(downsample, "piece_size", lambda part: 500)
-    banded = look(value, height=100, width=50, reduction=reduction).values
-    np.testing.assert_allclose(whole, banded, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("size", [40, 41])
-@pytest.mark.parametrize("reduction", ["mean", "absmax"])
-def test_picture_shows_non_finite_elements(size: int, reduction: str) -> None:
+def test_picture_shows_non_finite_elements(reduction: str) -> None:
+    size = 41
     value = torch.ones(size, size)
     value[0, 0], value[size - 1, 0], value[0, size - 1] = math.nan, math.inf, -math.inf
     found = look(value, height=10, width=10, reduction=reduction)
@@ -108,11 +98,6 @@ def test_a_huge_tensor_is_sampled_over_each_pixel() -> None:
         centres = (np.arange(len(lines)) + 0.5) * 100_000 / len(lines)
         centres = centres[:, None].repeat(lines.shape[1], 1)
         np.testing.assert_allclose(lines, centres, atol=100_000 / 200)
-    ones = torch.ones(30, 30)
-    assert look(ones, height=7, width=7, max_elements=100, reduction="absmax").high == 1.0
-    part = look(rows, rows=(99_990, 100_000), cols=(5, 8))
-    assert part.is_exact
-    assert part.values[:, 0].tolist() == list(range(99_990, 100_000))
 
 
 def test_vectors_and_numbers_are_slices_too() -> None:
@@ -126,28 +111,17 @@ def test_vectors_and_numbers_are_slices_too() -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        *(torch.eye(4, dtype=dtype) for dtype in (torch.bool, torch.int64, torch.float16)),
-        torch.eye(4, dtype=torch.bfloat16), torch.eye(4).to(torch.uint16),
-        torch.eye(4).to(torch.float8_e4m3fn), torch.eye(4) * 1j, (torch.eye(4) * 1j).conj(),
-        quantised(torch.eye(4)),
+        torch.eye(4, dtype=torch.bool), torch.eye(4, dtype=torch.int64),
+        torch.eye(4).to(torch.float8_e4m3fn), (torch.eye(4) * 1j).conj(), quantised(torch.eye(4)),
         torch.eye(4, dtype=torch.float64).requires_grad_(), np.eye(4),
     ],
     ids=lambda value: f"{value.dtype}",
 )  # fmt: skip
-@pytest.mark.parametrize(
-    ("reduction", "halves", "third"),
-    [
-        ("mean", [[0.5, 0.0], [0.0, 0.5]], [1 / 3] * 3),
-        ("absmax", [[1.0, 0.0], [0.0, 1.0]], [1.0] * 3),
-    ],
-)
-def test_elements_of_all_types_are_drawn(
-    value: Any, reduction: str, halves: list[list[float]], third: list[float]
-) -> None:
+@pytest.mark.parametrize(("reduction", "half"), [("mean", 0.5), ("absmax", 1.0)])
+def test_elements_of_all_types_are_drawn(value: Any, reduction: str, half: float) -> None:
     assert look(value, reduction=reduction).values.tolist() == torch.eye(4).tolist()
-    assert look(value, reduction=reduction, height=2, width=2).values.tolist() == halves
-    found = look(value, reduction=reduction, rows=(0, 3), cols=(0, 3), height=1, width=3).values
-    np.testing.assert_allclose(found, [third])
+    halves = look(value, reduction=reduction, height=2, width=2).values.tolist()
+    assert halves == [[half, 0.0], [0.0, half]]
 
 
 def test_the_scale_is_that_of_finite_elements_which_stay_finite() -> None:
@@ -179,11 +153,6 @@ def test_undrawable_value_gives_its_reason(
         look(value, **changes)
 
 
-def test_empty_slices_are_empty() -> None:
-    assert look(torch.empty(0, 3)).values.shape == (0, 3)
-    assert look(torch.ones(3, 3), rows=(1, 1), reduction="absmax").values.shape == (0, 3)
-
-
 # ---- elements
 
 
@@ -191,14 +160,10 @@ def test_empty_slices_are_empty() -> None:
     ("value", "index", "text"),
     [
         (torch.tensor([[0.1, 2.5]]), (0, 0), "0.1"),
-        (torch.tensor([0.1], dtype=torch.float64), (0,), "0.1"),
         (torch.tensor([0.1], dtype=torch.bfloat16), (0,), "0.10009765625"),
         (torch.tensor([1 + 2j]), (0,), "(1+2j)"),
         (torch.tensor([2**62 + 1]), (0,), str(2**62 + 1)),
-        (torch.tensor([True]), (0,), "True"),
         (torch.tensor(math.nan), (), "nan"),
-        (torch.tensor([-math.inf]), (0,), "-inf"),
-        (torch.tensor([1e-45]), (0,), "1e-45"),
         (quantised(torch.eye(4)), (1, 1), "1.0"),
         ({"a": [torch.tensor([7])]}, (0,), "7"),
     ],
@@ -206,9 +171,3 @@ def test_empty_slices_are_empty() -> None:
 def test_elements_are_exact(value: Any, index: tuple[int, ...], text: str) -> None:
     path = "['a'][0]" if isinstance(value, dict) else ""
     assert element(value, Element("x", path, index=index), DIRECT) == text
-
-
-@pytest.mark.parametrize("index", [(2,), (-1,), (0, 0), ()])
-def test_there_is_no_element_beside_the_tensor(index: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="no element"):
-        element(torch.ones(2), Element("x", index=index), DIRECT)

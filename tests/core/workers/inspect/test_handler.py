@@ -83,14 +83,6 @@ def test_expression_is_not_run_without_consent() -> None:
     assert RAN == []
 
 
-def test_path_is_resolved_each_time() -> None:
-    names = {"x": torch.zeros(2, 2)}
-    rank = looker(names)
-    rank.answer(Overview("x[0]", token="a", runs=True), False)
-    names["x"] = torch.ones(2, 2)
-    assert rank.answer(Element("x[0]", token="a", index=(1,)), False) == "1.0"
-
-
 def test_pinned_value_is_released() -> None:
     class Value:
         def __init__(self) -> None:
@@ -182,17 +174,6 @@ def test_no_code_of_the_users_runs(name: str, is_beside: bool) -> None:
     pickle.dumps(answers)
     assert RAN == []
     assert isinstance(answers[0], ValueSummary)
-
-
-def test_value_of_the_user_is_described_by_its_type_at_any_time() -> None:
-    names = {"loud": [{"a": Loud()}], "object": object(), "model": nn.Linear(1, 1)}
-    rank = looker(names)
-    for is_beside in (False, True):
-        told = [rank.answer(Overview(name), is_beside) for name in names]
-        texts = ["[{'a': <Loud>}]", "<object>", "Linear, 2 parameters and buffers"]
-        assert [each.text for each in told] == texts
-        assert [item.path for item in told[0].items] == ["[0]['a'].held"]
-        assert told[1].items[0].digest == ""  # others that are alike lie elsewhere
 
 
 def test_tensors_of_the_users_classes_are_read_as_plain_ones_beside_a_cell() -> None:

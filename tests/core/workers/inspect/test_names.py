@@ -5,13 +5,12 @@ from __future__ import annotations
 import types
 from typing import Any, NoReturn
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from cellmesh.magics.render.inspections import fold_names
-from cellmesh.wire.inspect import Bound, Names, TensorSummary
+from cellmesh.wire.inspect import Bound, Names
 from cellmesh.workers.inspect.names import describe_shortly, names
 from cellmesh.workers.inspect.safe_read import DIRECT
 from tests.support.loud_values import RAN, Loud, LoudTensor, noting
@@ -43,23 +42,13 @@ class Odd:
     ("value", "text"),
     [
         (3, "3"),
-        (None, "None"),
         ("<b>", "'<b>'"),
         ([1, torch.ones(2, 3), Odd()], "[1, Tensor[2, 3], <Odd>]"),
         ({"a": {"b": Odd()}}, "{'a': {'b': <Odd>}}"),
-        (list(range(1000)), "[0, 1, 2, 3, 4, 5, ...]"),
-        ([[0] * 100], "[<list of 100>]"),
         (Odd(), ""),
-        (Odd, ""),
-        (rows, "(told)"),
-        (1 << 999, "<int of 1,000 bits>"),
         ([1, -(1 << 999)], "[1, <int of 1,000 bits>]"),
-        ("\ud800", "'\\ud800'"),
         (b"x" * 100, f"b'{'x' * 77}…"),
-        ((1,), "(1,)"),
-        (set(), "set()"),
         ({3, 1, 2}, "{1, 2, 3}"),
-        (frozenset({"b", "a"}), "frozenset({'a', 'b'})"),
         ({"b": 1, "a": 2}, "{'a': 2, 'b': 1}"),
         (set(range(2000)), "<set of 2,000>"),
         ([[[[[1]]]]], "[[[[...]]]]"),
@@ -83,29 +72,15 @@ OPTIMIZER.step()
     ("value", "num_bytes"),
     [
         (torch.ones(3), 12),
-        (np.ones((2, 3)), 48),
-        (LAYER, 36),
         (nn.Sequential(LAYER, LAYER), 36),  # shared parameters count once
         (OPTIMIZER, 36),
         ([torch.ones(2), torch.ones(1), "x"], 12),
         ({"a": torch.ones(2)}, 8),
-        (5, 0),
         (Odd(), 0),
     ],
 )
 def test_sizes(value: Any, num_bytes: int) -> None:
     assert describe_shortly(value).num_bytes == num_bytes
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        list(range(1000)), [Odd()], "x" * 1000, torch, Odd(), torch.empty(1 << 20), [[0] * 100],
-        [torch.ones(2)], 1 << 999, "x" * 80, [[[[0]]]],
-    ],
-)  # fmt: skip
-def test_shortened_descriptions_are_not_compared(value: Any) -> None:
-    assert describe_shortly(value).digest == ""
 
 
 def test_only_names_of_the_user_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,42 +136,16 @@ def test_no_code_of_the_users_runs_and_no_value_costs_the_others_their_rows() ->
 # ---- folding
 
 
-def test_a_row_a_name_in_alphabetical_order() -> None:
-    told = tell(b=1, A="x", c=torch.ones(2, 3))
-    table = rows({0: told, 1: told})
-    assert [row["name"] for row in table] == ["A", "b", "c"]
-    assert table[2] == {
-        "name": "c", "type": "Tensor float32", "shape": "(2, 3)", "size": "24 B", "value": "",
-        "between ranks": "alike",
-    }  # fmt: skip
-
-
 def test_differing_names_are_listed_by_rank() -> None:
     told = {rank: tell(x=torch.full((2 + rank // 2,), 1.0), y=rank, same=1) for rank in range(4)}
-    same, x, y = rows(told)
+    told[3] = Bound((*told[3].names, *tell(z=1).names))
+    same, x, y, z = rows(told)
     assert same["between ranks"] == "alike"
+    assert z["between ranks"] == "not on 0-2"
     assert x["shape"] == "[0-1] (2,), [2-3] (3,)"
     assert x["between ranks"] == "differ in shape, value"
     assert y["value"] == "[0] 0, [1] 1, [2] 2, and 1 more"
     assert y["between ranks"] == "differ in value"
-
-
-def test_types_are_short_where_modules_differ_too() -> None:
-    kinds = ("torch.nn.modules.linear.Linear", "mine.nn.Linear")
-    (row,) = rows({i: Bound((TensorSummary(kind=kinds[i]).at("m"),)) for i in range(2)})
-    assert (row["type"], row["between ranks"]) == ("Linear", "differ in type")
-
-
-def test_names_that_some_ranks_lack() -> None:
-    a, b = rows({0: tell(a=1), 1: tell(a=1, b=2), 2: tell(a=1.0, b=2)})
-    assert (a["between ranks"], a["type"]) == ("differ in type, value", "[0-1] int, [2] float")
-    assert b["between ranks"] == "not on rank 0"
-
-
-def test_where_no_name_fits_the_ranks_are_named() -> None:
-    assert "rank 0: no names like 'nope'" in repr(fold_names({0: Bound(())}, "nope", []))
-    none = fold_names({0: Bound(()), 1: Bound(())}, "*", ["rank 2: RankDied: killed"])
-    assert "ranks 0-1: no names" in repr(none)
 
 
 def test_values_are_escaped_and_uncompared_ones_are_not_called_equal() -> None:
@@ -216,12 +165,3 @@ def test_name_is_not_absent_on_a_rank_with_a_shortened_list() -> None:
         ("a", "not on rank 1"), ("b", "alike")
     ]  # fmt: skip
     assert "the first 2 names are shown" in repr(fold_names(told, "*", []))
-
-
-def test_a_distributed_tensor_shows_its_part() -> None:
-    facts = TensorSummary(
-        kind="torch.distributed.tensor.DTensor", shape=(8, 2), local_shape=(4, 2), dtype="float32",
-        placements="S(0)", num_bytes=32,
-    )  # fmt: skip
-    (row,) = rows(dict.fromkeys((0, 1), Bound((facts.at("w"),))))
-    assert (row["type"], row["shape"]) == ("DTensor float32 S(0)", "(8, 2), here (4, 2)")

@@ -110,11 +110,6 @@ def test_the_part_of_a_dtensor_has_its_place(world: None) -> None:
     assert (facts.shard, facts.note) == ((1, 1), "")
 
 
-def test_an_empty_part_lies_at_the_end(world: None) -> None:
-    facts = describe(make(torch.ones(0, 3), [Shard(0), Replicate()], (1, 3)))
-    assert (facts.local_shape, facts.offset, facts.shard) == ((0, 3), (1, 0), (1, -1))
-
-
 def test_terms_of_a_sum_are_no_replicas(world: None) -> None:
     facts = describe(make(torch.ones(3), [Replicate(), Partial()]))
     assert (facts.shard, facts.max) == ((-1, 1), 1.0)

@@ -31,14 +31,7 @@ def test_another_value_is_said_once_with_the_line_that_undoes_it(namespace: dict
 
 
 @pytest.mark.parametrize(
-    "values",
-    [
-        {"rank": int("300")},
-        {"device": "cpu"},
-        {"device": torch.device("cpu", 0), "world_size": 2},
-        {"unknown": 1},
-        {},
-    ],
+    "values", [{"rank": int("300")}, {"device": "cpu"}, {"device": torch.device("cpu", 0)}]
 )
 def test_an_equal_value_is_not_said(namespace: dict[str, Any], values: dict[str, Any]) -> None:
     namespace["device"] = torch.device("cpu", 0)
@@ -56,7 +49,7 @@ class Hostile:
     __hash__ = None  # type: ignore[assignment]
 
 
-@pytest.mark.parametrize("value", [Hostile(), "no device", "meta", True, 300.0])
+@pytest.mark.parametrize("value", [Hostile(), "meta", True, 300.0])
 @pytest.mark.parametrize("name", ["rank", "device"])
 def test_another_kind_of_value_is_said_without_asking_it(
     namespace: dict[str, Any], name: str, value: object

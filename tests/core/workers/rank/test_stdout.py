@@ -38,12 +38,6 @@ def skipped_in(shown: Sequence[Any]) -> list[Skipped]:
     return [verb for verb in shown if isinstance(verb, Skipped)]
 
 
-def test_short_output_passes_unchanged() -> None:
-    gate = Gate(0.0)
-    assert gate.admit(3, "stderr", "hello\n", 0.0) == [Output(3, "stderr", "hello\n")]
-    assert gate.close() == []
-
-
 def test_long_output_is_cut_at_a_line_and_counted() -> None:
     gate = Gate(0.0, burst_bytes=1000, bytes_per_s=0)
     text = "".join(f"line {n:4}\n" for n in range(2000))
@@ -66,31 +60,6 @@ def test_with_time_more_passes() -> None:
     assert gate.admit(1, "stdout", "held\n", 0.0) == []
     gate.close()
     assert text_of(gate.admit(1, "stdout", "y" * 400, 5.0)) == "y" * 400
-
-
-def test_unused_allowance_is_not_saved_beyond_a_burst() -> None:
-    gate = Gate(0.0, burst_bytes=1000, bytes_per_s=100)
-    assert len(text_of(gate.admit(1, "stdout", "x\n" * 5000, 1e6))) <= 1000
-
-
-def test_a_long_flood_shows_samples_of_itself() -> None:
-    gate = Gate(0.0, burst_bytes=SAMPLE_BYTES, bytes_per_s=1000)
-    notes = 0
-    for second in range(60):
-        shown = gate.admit(1, "stdout", f"{second}\n" * 10_000, float(second))
-        notes += len(skipped_in(shown))
-        if skipped_in(shown):
-            assert text_of(shown).endswith(f"{second}\n")
-    assert 5 < notes < 30
-
-
-def test_a_line_without_end_is_bounded() -> None:
-    gate = Gate(0.0, burst_bytes=100, bytes_per_s=0)
-    shown = gate.admit(1, "stdout", "x" * 20_000, 0.0) + gate.close()
-    assert len(text_of(shown)) <= 100 + SAMPLE_BYTES
-    [note] = skipped_in(shown)
-    assert note.num_bytes == 20_000 - num_bytes(shown)
-    assert gate.close() == []
 
 
 CHUNKS = st.lists(
@@ -145,37 +114,21 @@ def test_end_of_the_output_is_always_shown(chunks: Sequence[Any]) -> None:
     assert text_of(shown + gate.close()).endswith("".join(written)[-10:])
 
 
-FLOODS = {
-    "one stream": lambda n: (1, "stdout"),
-    "two streams by turns": lambda n: (1, "stdout" if n % 2 else "stderr"),
-    "two runs by turns": lambda n: (n % 2, "stdout"),
-}
-
-
-@pytest.mark.parametrize("source", FLOODS.values(), ids=FLOODS)
-def test_a_flood_is_bounded(source: Any) -> None:
+def test_a_flood_of_two_streams_by_turns_is_bounded() -> None:
     gate, shown, num_written = Gate(0.0), [], 0
     seconds = 10
-    for number in range(50_000):
-        text = f"this is line {number} of very many, all of them of some length\n"
+    for number in range(5000):
+        text = f"this is line {number} of very many, all of them of some length\n" * 10
         num_written += len(text)
-        shown += gate.admit(*source(number), text, number * seconds / 50_000)
+        stream = "stdout" if number % 2 else "stderr"
+        shown += gate.admit(1, stream, text, number * seconds / 5000)
     shown += gate.close()
-    num_streams = len({verb.stream for verb in shown if isinstance(verb, Output)})
-    limit = num_streams * (BURST_BYTES + seconds * BYTES_PER_S)
+    limit = 2 * (BURST_BYTES + seconds * BYTES_PER_S)
     assert num_written > 2 * limit
     assert len(text_of(shown)) <= limit + 2 * SAMPLE_BYTES
-    assert len(shown) < 20_000
 
 
 # ---- the log
-
-
-def test_a_log_keeps_everything_in_order(tmp_path: Path) -> None:
-    log = Log(tmp_path / "rank0.log")
-    for number in range(100):
-        log.append(f"line {number}\n")
-    assert (tmp_path / "rank0.log").read_text() == "".join(f"line {n}\n" for n in range(100))
 
 
 def test_a_log_is_for_its_owner_alone(tmp_path: Path) -> None:
@@ -185,15 +138,6 @@ def test_a_log_is_for_its_owner_alone(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert (tmp_path / "rank0.log").stat().st_mode & 0o777 == 0o600
-
-
-def test_a_full_log_is_turned_over(tmp_path: Path) -> None:
-    path = tmp_path / "rank0.log"
-    log = Log(path, limit_bytes=100)
-    for letter in "abc":
-        log.append(letter * 60)
-    assert path.read_text() == "c" * 60
-    assert (tmp_path / "rank0.log.1").read_text() == "a" * 60 + "b" * 60
 
 
 def test_log_notes_what_it_drops(tmp_path: Path) -> None:
@@ -225,29 +169,13 @@ def test_two_writers_keep_the_newest_when_a_log_is_turned_over(
     assert len(kept) >= min(limit, len(written))
 
 
-@pytest.mark.parametrize("is_kept", [True, False])
-def test_a_log_that_was_moved_or_removed_is_begun_anew(tmp_path: Path, is_kept: bool) -> None:
+def test_a_log_that_was_removed_is_begun_anew(tmp_path: Path) -> None:
     path = tmp_path / "rank0.log"
     log = Log(path)
-    assert not path.exists()
     log.append("before\n")
-    path.rename(tmp_path / "kept.log") if is_kept else path.unlink()
-    log.append("after\n")
-    assert path.read_text() == "after\n"
-    assert not is_kept or (tmp_path / "kept.log").read_text() == "before\n"
-
-
-def test_a_log_whose_directory_is_gone_loses_text_and_nothing_else(tmp_path: Path) -> None:
-    directory = tmp_path / "logs"
-    directory.mkdir()
-    log = Log(directory / "rank0.log")
-    log.append("before\n")
-    (directory / "rank0.log").unlink()
-    directory.rmdir()
-    log.append("lost\n")
-    directory.mkdir()
-    log.append("found\n")
-    assert (directory / "rank0.log").read_text() == "found\n"
+    path.unlink()
+    log.append("after \udc80\n")
+    assert path.read_text() == "after ?\n"
 
 
 @pytest.mark.parametrize("path", ["/dev/full", "/dev/null/rank0.log"])
@@ -255,22 +183,7 @@ def test_a_log_that_cannot_be_written_loses_text_and_nothing_else(path: str) -> 
     Log(Path(path)).append("lost\n")
 
 
-def test_invalid_unicode_is_logged_with_replacements(tmp_path: Path) -> None:
-    log = Log(tmp_path / "rank0.log")
-    log.append("before \udc80 after\n")
-    assert (tmp_path / "rank0.log").read_text() == "before ? after\n"
-
-
 # ---- reading it
-
-
-def test_the_end_of_a_log_is_read_with_what_lies_before(tmp_path: Path) -> None:
-    path = tmp_path / "rank0.log"
-    assert read_log(path, 100) == ("", 0)
-    path.write_text("0123456789")
-    for num_bytes, found in ((4, ("6789", 6)), (10, ("0123456789", 0)), (0, ("", 10))):
-        assert read_log(path, num_bytes) == found
-    assert read_log(path, 1000) == ("0123456789", 0)
 
 
 def test_reading_goes_on_into_the_log_before(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -91,16 +90,6 @@ def test_a_flood_of_flushed_lines_is_few_messages_and_all_of_it_is_in_the_log(ra
     assert len(rank.posts) < 1000
 
 
-def test_answer_follows_all_printed_output(rank: Rank) -> None:
-    for number in range(100):
-        print(number, file=rank.out)
-    print("warning", file=rank.err)
-    rank.end(1)
-    assert rank.text(1) == "".join(f"{n}\n" for n in range(100))
-    assert rank.text(1, "stderr") == "warning\n"
-    assert rank.verbs[-1] == Done(1)
-
-
 def test_displays_keep_their_place_among_lines(rank: Rank) -> None:
     print("before", file=rank.out)
     rank.pump.send(Parcel(Display(1, "display", b"{}")))
@@ -115,19 +104,6 @@ def test_an_answer_may_wait_for_the_next(rank: Rank) -> None:
     assert rank.posts == []
     rank.pump.answer(Parcel(Done(2)))
     assert rank.verbs == [Done(1), Done(2)]
-
-
-def test_a_flood_of_displays_goes_on_as_text(rank: Rank) -> None:
-    num_displays = 2000
-    for number in range(num_displays):
-        rank.pump.display(
-            Parcel(Display(1, "display", b"{}")), lambda number=number: f"<Figure {number}>"
-        )
-    rank.end(1)
-    shown = sum(isinstance(verb, Display) for verb in rank.verbs)
-    assert 0 < shown < num_displays / 2
-    assert rank.log_path.read_text().count("<Figure ") == num_displays - shown
-    assert rank.text(1).endswith(f"<Figure {num_displays - 1}>\n")
 
 
 @pytest.mark.parametrize(
@@ -158,17 +134,6 @@ def test_everything_is_in_the_log(rank: Rank) -> None:
     assert rank.log_path.read_text() == flood
     assert len(rank.text(1)) < len(flood)
     assert any(isinstance(verb, Skipped) for verb in rank.verbs)
-    assert rank.verbs[-1] == Done(1)
-
-
-def test_text_that_is_no_unicode_does_not_stop_the_rank(rank: Rank) -> None:
-    print("before \udc80 after", file=rank.out)
-    rank.end(1)
-    rank.tracker.enter(1)
-    print("next", file=rank.out)
-    rank.end(1)
-    assert "before" in rank.text(1)
-    assert rank.text(1).endswith("next\n")
     assert rank.verbs[-1] == Done(1)
 
 
@@ -219,12 +184,6 @@ def test_an_asyncio_task_belongs_to_the_run_that_started_it(rank: Rank) -> None:
     assert (rank.text(1), rank.text(2)) == ("late\n", "")
 
 
-def test_a_thread_that_nobody_followed_belongs_to_the_run_in_progress(rank: Rank) -> None:
-    in_thread(lambda: print("whose?", file=rank.out))
-    rank.end(1)
-    assert rank.text(1) == "whose?\n"
-
-
 def test_between_runs_text_belongs_to_none(rank: Rank) -> None:
     rank.end(1)
     print("nobody's", file=rank.out)
@@ -246,12 +205,6 @@ def test_stdout_is_a_text_stream(rank: Rank) -> None:
     rank.out.flush()
     rank.end(1)
     assert rank.text(1) == "foura\nb\n"
-
-
-@pytest.mark.parametrize("value", [b"bytes", 3, None], ids=repr)
-def test_only_text_can_be_written(rank: Rank, value: Any) -> None:
-    with pytest.raises(TypeError, match="must be str, not"):
-        rank.out.write(value)
 
 
 def test_bytes_go_through_the_buffer_of_stdout(rank: Rank) -> None:
@@ -286,21 +239,3 @@ def test_many_threads_lose_nothing(rank: Rank) -> None:
     for name in range(num_threads):
         of_thread = [int(line.split()[1]) for line in lines if line.startswith(f"{name} ")]
         assert of_thread == list(range(num_lines))
-
-
-def test_a_forked_process_writes_below_and_speaks_for_nobody(rank: Rank) -> None:
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.dup2(writing, 1)
-        os.dup2(writing, 2)
-        rank.out.write("out of the child\n")
-        rank.err.write("and its stderr \udc80\n")
-        rank.pump.display(Parcel(Display(1, "display", b"{}")), lambda: "<Figure>")
-        os._exit(3 if rank.posts else 0)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as file:
-        text = file.read()
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert text == b"out of the child\nand its stderr ?\n<Figure>\n"
-    assert rank.posts == []

@@ -70,19 +70,6 @@ def test_frames_between_those_of_the_user() -> None:
     assert few.index("object_pairs_hook=hook)") < few.index(run) < few.rindex('ValueError("mine")')
 
 
-def test_frames_of_causes_are_folded_too() -> None:
-    source = """
-        import json
-        try:
-            json.loads("{")
-        except ValueError as error:
-            raise KeyError("a") from error
-    """
-    few = with_few_frames(render(raised(source)))
-    assert few.count("[... ") == 1
-    assert "KeyError: 'a'" in few
-
-
 def test_own_frames_are_left_out() -> None:
     error = raised("encode([object()])", encode=encode)
     text = render(error)

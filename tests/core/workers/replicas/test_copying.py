@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from cellmesh.wire import payload
-from cellmesh.workers.inspect.safe_read import memory_of
 from cellmesh.workers.replicas.copying import gather, survey
 
 
@@ -57,13 +56,6 @@ def copied(namespace: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Copy:
 
 
 # ---- what can be copied
-
-
-def test_names_of_the_rank_itself_are_left_out(namespace: dict[str, Any]) -> None:
-    namespace.update(
-        rank=0, mesh=object(), device=torch.device("cpu"), In=[], _hidden=1, __x=2, mine=3
-    )
-    assert survey(namespace) == (["mine"], {})
 
 
 CLASS = "class C:\n    def __init__(self): self.inner = threading.Lock()\n"
@@ -109,14 +101,6 @@ def test_a_survey_does_not_copy_what_tensors_hold(namespace: dict[str, Any]) -> 
         tracemalloc.stop()
     assert len(names) == 4
     assert peak < 1 << 20
-
-
-def test_gathered_buffers_are_the_memory_of_the_tensors(namespace: dict[str, Any]) -> None:
-    tensor = torch.zeros(1 << 20)
-    namespace.update(tensor=tensor)
-    _, buffers = gather(namespace, ["tensor"])
-    tensor[5] = 7.0
-    assert torch.frombuffer(bytearray(buffers[0]), dtype=torch.float32)[5] == 7.0
 
 
 # ---- what arrives
@@ -261,18 +245,3 @@ def test_a_name_that_fails_late_stays_behind(
     assert "later" not in there
     assert "gone" not in there
     assert capsys.readouterr().err == "later was not copied: a lock (later['lock'])\n"
-
-
-def test_devices_go_as_they_are_without_gpus(namespace: dict[str, Any], copied: Copy) -> None:
-    namespace.update(where=torch.device("cpu"), nowhere=torch.device("meta"))
-    there = copied()
-    assert (there["where"], there["nowhere"]) == (torch.device("cpu"), torch.device("meta"))
-
-
-def test_memory_is_read_and_written_and_can_still_be_resized() -> None:
-    storage = torch.arange(4, dtype=torch.uint8).untyped_storage()
-    view = memory_of(storage)
-    view[1] = 9
-    assert view.tobytes() == bytes([0, 9, 2, 3])
-    assert storage.tolist() == [0, 9, 2, 3]
-    storage.resize_(8)

@@ -47,18 +47,6 @@ def test_a_model_is_its_parameters_and_buffers() -> None:
     assert [e.path for e in found if e.why_differs] == [f"v.{name}" for name in buffers]
 
 
-def test_equal_values_have_equal_digests_and_others_do_not() -> None:
-    first, again, other = (check({"m": model_of(seed)}, "m") for seed in (0, 0, 1))
-    assert first == again
-    assert first[0].digest != other[0].digest
-
-
-def test_tied_parameters_are_listed_once() -> None:
-    tied = nn.ModuleList([nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)])
-    tied[1].weight = tied[0].weight
-    assert list(kinds_in(tied)) == ["v.0.weight"]
-
-
 def test_optimizer_state_has_the_names_of_its_model() -> None:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.25)
@@ -69,13 +57,6 @@ def test_optimizer_state_has_the_names_of_its_model() -> None:
     assert found["v.state[net.weight].exp_avg"].kind == "optimizer state"
     assert found["v.param_groups[0].lr"].text == "0.25"
     assert "v.state[param_groups[0].params[1]].step" in kinds_in(optimizer)
-
-
-def test_schedulers_are_compared_with_their_numbers() -> None:
-    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=1.0)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
-    found = {e.path: e.text for e in check({"s": scheduler}, "s")}
-    assert (found["s.step_size"], found["s.optimizer.param_groups[0].lr"]) == ("3", "1.0")
 
 
 class Trainer:
@@ -163,20 +144,11 @@ def test_incomparable_values_are_reported() -> None:
         compare(namespace, "x", "x", torch.ones(3))
 
 
-def test_nan_equals_nan_and_differs_from_numbers() -> None:
-    ours = torch.tensor([1.0, math.nan, math.nan, math.inf, -math.inf])
-    theirs = torch.tensor([1.0, math.nan, 2.0, math.inf, math.inf])
-    found = distance(ours, theirs)
-    assert (found.num_differing, found.num_nan, found.first_index) == (2, 1, (2,))
-    assert (found.max_abs, found.ours, found.theirs) == (math.inf, "nan", "2")
-
-
 @pytest.mark.parametrize(
     "dtype",
     [
-        torch.float64, torch.bfloat16, torch.float16, torch.int8, torch.uint8, torch.int64,
-        torch.bool,
-        torch.complex64, torch.float8_e4m3fn,
+        torch.float64, torch.bfloat16, torch.uint8, torch.bool, torch.complex64,
+        torch.float8_e4m3fn,
     ],
 )  # fmt: skip
 def test_every_dtype_is_compared(dtype: torch.dtype) -> None:
@@ -190,7 +162,6 @@ def test_every_dtype_is_compared(dtype: torch.dtype) -> None:
     ("ours", "theirs", "dtype", "gap"),
     [
         (2**62, 2**62 + 3, torch.int64, 3.0),
-        (2**63 + 5, 2**63 + 2, torch.uint64, 3.0),
         (2**63 + 1, 2**63 - 1, torch.uint64, 2.0),
         (-(2**63), 2**63 - 1, torch.int64, 2.0**64),
     ],
@@ -233,13 +204,3 @@ def test_an_interrupted_step_is_known_by_its_frames(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(torch, "zeros_like", stop)
     assert interrupted_step(traceback_of(optimizer.step))
-
-
-def test_other_errors_are_no_interrupted_step() -> None:
-    class Game:
-        def step(self) -> None:
-            raise ValueError
-
-    assert not interrupted_step(traceback_of(Game().step))
-    assert not interrupted_step(traceback_of(lambda: torch.optim.SGD([], lr=1.0)))
-    assert not interrupted_step(None)

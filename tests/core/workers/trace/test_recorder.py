@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import math
 import threading
 import time
@@ -10,11 +11,12 @@ from types import SimpleNamespace
 import pytest
 from torch.futures import Future
 
+from cellmesh.controller.trace.history import merge
 from cellmesh.wire.inspect import HistoryQuery
 from cellmesh.wire.trace import RECORD, Past, What
 from cellmesh.workers.run_tracker import MAX_RUNS, RunRecord, RunTracker
 from cellmesh.workers.trace import recorder as module
-from cellmesh.workers.trace.recorder import CAPACITY, Spans
+from cellmesh.workers.trace.recorder import CAPACITY, Spans, Stopwatch
 
 REDUCE, BARRIER = What("all_reduce", "0", (), 0), What("barrier", "1", (0, 2), 3)
 
@@ -92,12 +94,6 @@ def test_open_operation_has_no_end_and_an_end_counts_once(spans: Spans) -> None:
     assert first.begin_s[0] <= first.wait_s[0] <= first.end_s[0]
 
 
-def test_wait_may_begin_before_its_record(spans: Spans) -> None:
-    at_s = time.monotonic()
-    spans.wait(spans.begin(REDUCE, 1, -1, at_s, False), at_s)
-    assert columns(past(spans)).wait_s[0] == at_s
-
-
 def test_aborted_operation_ends_with_the_heal(spans: Spans) -> None:
     spans.end_with(object(), begin(spans))  # a work without a future is no error
     assert math.isnan(columns(past(spans)).end_s[0])
@@ -131,17 +127,6 @@ def test_the_ring_keeps_the_newest_and_says_how_many_are_gone(spans: Spans) -> N
     assert few.num_left_out == CAPACITY + 95
 
 
-def test_operations_older_than_the_cells_are_not_missing(spans: Spans) -> None:
-    for sequence in range(1, CAPACITY + 1):
-        begin(spans, sequence)
-    end_cell(spans)
-    begin_cell(spans, 2, "", 2)
-    begin(spans, CAPACITY + 1)
-    told = past(spans, num_cells=1)
-    assert list(columns(told).sequence) == [CAPACITY + 1]
-    assert told.num_left_out == 0
-
-
 def test_only_the_last_cells_are_returned_without_the_work_between() -> None:
     spans = Spans(RunTracker().records)
     for run in range(MAX_RUNS + 5):
@@ -155,12 +140,6 @@ def test_only_the_last_cells_are_returned_without_the_work_between() -> None:
     ]
     assert names(told) == ["all_reduce"] * 3
     assert len(past(spans, num_cells=10**6).cells) == MAX_RUNS
-
-
-def test_trace_of_no_run_is_empty() -> None:
-    told = past(Spans())
-    assert told.cells == ()
-    assert len(told.what) == 0
 
 
 def test_ring_is_read_while_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,3 +167,59 @@ def test_ring_is_read_while_it_is_written(monkeypatch: pytest.MonkeyPatch) -> No
     finally:
         has_read.set()
         writer.join()
+
+
+class Clock:
+    """A clock that tests set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 0.0
+        monkeypatch.setattr(module.time, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr(module, "monotonic", lambda: self.now_s)
+
+
+def begin_at(spans: Spans, clock: Clock, at_s: float) -> int:
+    clock.now_s = at_s
+    return spans.begin(REDUCE, 1, -1, at_s, True)
+
+
+def end_at(spans: Spans, clock: Clock, number: int, at_s: float) -> None:
+    clock.now_s = at_s
+    spans.end(number)
+
+
+def test_collectives_that_were_overwritten_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CAPACITY", 4)
+    clock, spans = Clock(monkeypatch), Spans()
+    stopwatch = Stopwatch(spans)
+    stopwatch.start()
+    for index in range(10):
+        end_at(spans, clock, begin_at(spans, clock, index), index + 0.5)
+    assert stopwatch.stop().in_collectives_s == 5.0
+    assert spans.before_overwriting is None
+
+
+def test_time_in_collectives_is_that_of_the_timeline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As DDP's operations: they overlap, and some ends are noted after the cell's end."""
+    clock = Clock(monkeypatch)
+    cells: collections.deque[RunRecord] = collections.deque()
+    spans = Spans(cells)
+    cells.append(RunRecord(1, "", 1, 0.0))
+    before = begin_at(spans, clock, 0.5)
+    cells[-1].end_s = 1.0
+    stopwatch = Stopwatch(spans)
+    clock.now_s = 1.0
+    stopwatch.start()
+    cells.append(RunRecord(2, "", 2, 1.0))
+    first, second = begin_at(spans, clock, 2.0), begin_at(spans, clock, 3.0)
+    end_at(spans, clock, before, 3.5)  # begun by the cell before
+    end_at(spans, clock, first, 4.0)
+    end_at(spans, clock, second, 5.0)
+    late = begin_at(spans, clock, 9.0)
+    begin_at(spans, clock, 9.5)  # never noted as ended
+    cells[-1].end_s = clock.now_s = 10.0
+    took = stopwatch.stop()
+    end_at(spans, clock, late, 12.0)
+    history = merge({0: spans.past(HistoryQuery())}, {}, 5)
+    shown = [history.times(0, cell).collectives_ns / 1e9 for cell in history.cells]
+    assert shown == [0.5, took.in_collectives_s] == [0.5, 4.0]
