@@ -34,7 +34,7 @@ RELIABILITY = {
     "The same models continue to train": (
         "mesh/test_groups_heal.py:a_hundred_heals_change_no_loss "
         "mesh/test_model_reset.py:trainers mesh/test_model_reset.py:pipelines "
-        "programs/running.py:program"
+        "programs/test_programs.py:program"
     ),
     "The report names what was not kept": (
         "mesh/test_model_reset.py:"
@@ -90,8 +90,7 @@ RELIABILITY = {
         "mesh/test_stopping.py:a_stop_after_different_numbers_of_steps_says_so"
     ),
     "Data-parallel code of your own": (
-        "mesh/test_model_reset.py:own_data_parallel_code_is_named_and_its_reset_is_called "
-        "programs/test_pressed.py:program"
+        "mesh/test_model_reset.py:own_data_parallel_code_is_named_and_its_reset_is_called"
     ),
     "External effects stay:": (
         "mesh/test_checkpoint_faults.py:rank_killed_during_a_save_leaves_the_old_checkpoint "

@@ -46,21 +46,13 @@ EXACT = (
 class Job:
     """A script to run.
 
-    Attributes:
-        script: its path.
-        folder: where ranks leave what they have computed.
-        num_ranks: how many.
-        argv: what is given to the script.
-        has_store: ranks meet over the launcher's store, as under torchrun; else rank 0 serves one
-            where the script says, as where each rank is started by hand.
-        in_folder: the folder is the ranks' working directory, too.
+    Ranks leave their results in the folder, which may be their working directory, too.
     """
 
     script: str
     folder: str
     num_ranks: int
     argv: tuple[str, ...] = ()
-    has_store: bool = True
     in_folder: bool = False
 
 
@@ -91,15 +83,12 @@ def launch(job: Job) -> None:
             "MASTER_PORT": str(port),
             "WORLD_SIZE": str(job.num_ranks),
             "LOCAL_WORLD_SIZE": str(job.num_ranks),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_RUN_ID": "none",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "GROUP_RANK": "0",
+            "GROUP_WORLD_SIZE": "1",
         }
-        if job.has_store:
-            shared |= {
-                "TORCHELASTIC_USE_AGENT_STORE": "True",
-                "TORCHELASTIC_RUN_ID": "none",
-                "TORCHELASTIC_RESTART_COUNT": "0",
-                "GROUP_RANK": "0",
-                "GROUP_WORLD_SIZE": "1",
-            }
         pids = [fork(lambda rank=rank: run(rank, shared, job)) for rank in range(job.num_ranks)]
         store = TCPStore(
             "127.0.0.1",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 import subprocess
 import sys
@@ -67,6 +68,24 @@ def launch(temporary: Path) -> Iterator[Callable[[Job], Losses]]:
 def runtime_directory() -> Iterator[Path]:
     with runtime_directory_of_a_test() as directory:
         yield directory
+
+
+ONE = {0: [1.0, math.nan], 1: [0.5]}
+
+
+@pytest.mark.parametrize(
+    ("by_hand", "text"),
+    [
+        (ONE, ""),
+        ({0: [1.0, math.nan], 1: [0.5, 2.0]}, "step 1 on rank 1: None by cell, 2.0 by hand"),
+        ({**ONE, 1: [math.nextafter(0.5, 1)]}, "step 0 on rank 1: 0.5 by cell, 0.5000000000000001"),
+        ({0: [1.0, math.nan]}, "by cell has ranks [0, 1], by hand [0]"),
+    ],
+)
+def test_the_first_step_that_differs_is_named(by_hand: Losses, text: str) -> None:
+    found = difference("by cell", ONE, "by hand", by_hand)
+    assert found.startswith(text)
+    assert bool(found) == bool(text)
 
 
 def test_every_script_has_its_notebook() -> None:

@@ -49,100 +49,37 @@ SPAWN = (
     "losses += [queue.get(), queue.get()]\n"
 )
 
-# Cells -> the losses that each rank of two is left with.
+# Cells, alone or with the ranks that run them -> the losses that each rank of two is left with.
 CELLS = {
-    "setup and cleanup": ([IMPORTS + SETUP, "setup(rank, world_size)", SUM, "cleanup()"], [9]),
     "main twice": ([IMPORTS + SETUP + MAIN, *["main()"] * 12], [9] * 12),
     "mesh after a new group": (
-        [
-            IMPORTS + SETUP + MAIN,
-            "main()",
-            "setup(rank, world_size)",
-            "losses.append(mesh.get_group().size())",
-        ],
+        [IMPORTS + SETUP + MAIN, "main()", "setup(rank, world_size)",
+         "losses.append(mesh.get_group().size())"],
         [9, 2],
     ),
-    "tcp": (
-        [
-            IMPORTS,
-            "dist.destroy_process_group()",
-            "dist.init_process_group('gloo', 'tcp://localhost:12356', rank=rank, "
-            "world_size=world_size)",
-            SUM,
-        ],
-        [9],
-    ),
     "from import": (
-        [
-            IMPORTS,
-            "from torch.distributed import init_process_group as init, destroy_process_group",
-            "destroy_process_group()\ninit(backend='gloo')",
-            SUM,
-        ],
+        [IMPORTS, "from torch.distributed import init_process_group as init, destroy_process_group",
+         "destroy_process_group()\ninit(backend='gloo')", SUM],
         [9],
-    ),
-    "guarded": ([IMPORTS + SETUP + MAIN, 'if __name__ == "__main__":\n    main()'], [9]),
-    "argparse": (
-        [
-            IMPORTS + "import argparse\n" + SETUP + MAIN,
-            "parser = argparse.ArgumentParser()\nparser.add_argument('--n', type=int, default=3)",
-            "args = parser.parse_args()\nfor _ in range(args.n): main()",
-        ],
-        [9, 9, 9],
     ),
     "globals": (
-        [
-            IMPORTS,
-            "global rank, world_size\nrank = int(os.environ['RANK'])\ndevice = 'cpu'",
-            "for i in range(2):\n    global total\n    total = i",
-            "losses.append(total + rank * 0)",
-            "def rename():\n    global rank\n    rank = 'main'\nrename()",
-            ("losses.append(7)", 0, 1),
-        ],
+        [IMPORTS, "global rank, world_size\nrank = int(os.environ['RANK'])\ndevice = 'cpu'",
+         "for i in range(2):\n    global total\n    total = i", "losses.append(total + rank * 0)",
+         "def rename():\n    global rank\n    rank = 'main'\nrename()", ("losses.append(7)", 0, 1)],
         [1, 7],
     ),
-    "future": (
-        [
-            IMPORTS,
-            "global rank\nrank = 1\nx = 3",
-            "from __future__ import annotations\ndef f(x: Unknown) -> Unknown: return "
-            "x\nlosses.append(f(x))",
-        ],
-        [3],
-    ),
     "async": (
-        [
-            IMPORTS + "import asyncio",
-            "global got\ngot = await asyncio.sleep(0, 5)\nlosses.append(got)",
-            SETUP,
-            "await asyncio.sleep(0)\nsetup(rank, world_size)\nrank = 3",
-            SUM,
-        ],
+        [IMPORTS + "import asyncio",
+         "global got\ngot = await asyncio.sleep(0, 5)\nlosses.append(got)", SETUP,
+         "await asyncio.sleep(0)\nsetup(rank, world_size)\nrank = 3", SUM],
         [5, 9],
     ),
-    "cell magics": (
-        [IMPORTS, "%%time\nglobal x\nx = 4", "%time losses.append(x)", "%%capture\n" + SETUP],
-        [4],
-    ),
-    "exits": (
-        [
-            IMPORTS + "import sys\ndef main():\n    losses.append(2)\n    sys.exit()\n",
-            "x = 3\nmain()\nlosses.append(0)",
-            "losses.append(x)\nif x: exit()",
-            "losses.append(4)",
-        ],
-        [2, 3, 4],
-    ),
     "spawn": (
-        [
-            SPAWNED,
-            (SPAWN, 0),
-            "box = [losses]\ndist.broadcast_object_list(box)\nlosses = box[0]",
-            "import asyncio\nawait asyncio.sleep(0)",
-        ],
+        [SPAWNED, (SPAWN, 0), "box = [losses]\ndist.broadcast_object_list(box)\nlosses = box[0]",
+         "import asyncio\nawait asyncio.sleep(0)"],
         [6, 6],
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CELLS)

@@ -20,14 +20,10 @@ from tests.programs.running import FAULTS, STEPS, Program, job_of
 
 pytestmark = pytest.mark.timeout(200)
 
-RESET = "import cellmesh\ncellmesh.on_heal(model.reset)"
 PROGRAMS = [
-    Program("dummy_backend"),
+    Program("ddp_example"),
     Program("managed_gloo"),
-    Program("own_data_parallel", prepare=RESET),
-    Program("compile_ddp", fault="between"),
-    Program("run_argparse", counts=(6,), argv=("--steps=3", "--lr=0.1"), is_whole=True),
-    Program("run_click", fault="between", argv=("--steps=3", "--lr=0.1"), is_whole=True),
+    Program("run_argparse", count=6, argv=("--steps=3", "--lr=0.1"), is_whole=True),
 ]
 
 
@@ -61,7 +57,6 @@ class Pressed:
         """Run the cells, and ``steps`` also once by each of `strikes`; return their results."""
         for mark, text in self.program.cells():
             if mark == STEPS:
-                self.mesh.cell(self.program.prepare)
                 for strike in strikes:
                     strike(text)
             self.mesh.cell(text, argv=self.program.argv)
@@ -73,7 +68,7 @@ class Pressed:
     def _arm(self, action: str) -> cm.Ranks:
         program = self.program
         ranks = self.mesh[program.rank]
-        ranks.cell(f"strike_{program.fault}({program.counts[0]}, {action})")
+        ranks.cell(f"strike_{program.fault}({program.count}, {action})")
         return ranks
 
     def fail(self, steps: str) -> None:
@@ -102,30 +97,16 @@ class Pressed:
         raise RankIsNew
 
 
-def check(program: Program, mesh: cm.Mesh, launch: Callable[[Job], Losses], tmp_path: Path) -> None:
-    """Press a program, and compare what it computes with its script."""
-    (tmp_path / "script").mkdir()
+def test_program(
+    program: Program, quick: cm.Mesh, launch: Callable[[Job], Losses], tmp_path: Path
+) -> None:
     wanted = launch(job_of(program, tmp_path / "script"))
-    pressed = Pressed(program, mesh, tmp_path / "cells")
+    assert any(wanted.values()), "the program left no losses"
+    pressed = Pressed(program, quick, tmp_path / "cells")
     found = {"after a failure and a stop": pressed.run(pressed.fail, pressed.stop)}
     found["run again"] = pressed.run()
     with pytest.raises(RankIsNew):
         pressed.run(pressed.kill)
     found["after a death"] = pressed.run()
-    assert any(wanted.values()), "the program left no losses"
     differences = [difference(way, each, "as a script", wanted) for way, each in found.items()]
     assert not any(differences), "\n".join(filter(None, differences))
-
-
-def test_program(
-    program: Program, quick: cm.Mesh, launch: Callable[[Job], Losses], tmp_path: Path
-) -> None:
-    check(program, quick, launch, tmp_path)
-
-
-def test_under_debug_level_detail(
-    runtime_dir: Path, launch: Callable[[Job], Losses], tmp_path: Path
-) -> None:
-    with cm.start(2, settle_s=0.1, preload=TORCH, env=["TORCH_DISTRIBUTED_DEBUG=DETAIL"]) as mesh:
-        check(Program("ddp_example"), mesh, launch, tmp_path)
-    check_nothing_left(runtime_dir)
