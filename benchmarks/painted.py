@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, Locator
 
 from benchmarks.machine import describe_machine
 from tests.browser.lab import Server, browse, open_notebook, serve
-from tests.browser.test_inspector import open_heatmap, opened
+from tests.browser.test_widgets import open_heatmap, opened
 
 SIDES = {"4096 x 4096, reduced": 4096, "496 x 496, as it is": 496}
 REDUCTIONS = ("mean", "absmax", "stride")

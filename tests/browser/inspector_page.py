@@ -14,7 +14,7 @@ from typing import Any
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from cellmesh.controller.inspect import InspectionSource
-from cellmesh.magics.widgets.inspector.inspector import Inspector, InspectorWidget
+from cellmesh.magics.widgets.inspector.inspector import Inspector
 from tests.browser.lab import PICTURES
 
 _TRAITS = ("summary", "detail", "live", "ended")
@@ -29,7 +29,7 @@ _PAGE = """
 <body style="{theme}margin:12px"><div id="root"></div></body>
 """
 _START = """
-async ([source, state, isDead]) => {
+async ([source, state]) => {
   const url = URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
   const widget = (await import(url)).default;
   const listeners = new Map();
@@ -40,13 +40,11 @@ async ([source, state, isDead]) => {
     get: (key) => state[key],
     set: (key, value) => { state[key] = value; fire(`change:${key}`); },
     save_changes: () => {},
-    send: (content) => { if (!isDead) window.tellKernel(JSON.stringify(content)); },
+    send: (content) => window.tellKernel(JSON.stringify(content)),
     on: (name, call) => listeners.set(name, [...heard(name), call]),
     off: (name, call) => listeners.set(name, heard(name).filter((one) => one !== call)),
   };
-  window.testState = state;
-  const el = document.getElementById("root");
-  window.testClose = widget.render({ model, el });
+  widget.render({ model, el: document.getElementById("root") });
   const poll = async () => {
     for (const [kind, content, buffers] of JSON.parse(await window.hearKernel())) {
       if (kind === "state") {
@@ -55,21 +53,16 @@ async ([source, state, isDead]) => {
     }
     setTimeout(poll, 15);
   };
-  if (!isDead) poll();
+  poll();
 }
 """
 
 
 class Kernel:
-    """Takes the front end's messages to an inspector, and back.
-
-    Args:
-        inspector: who answers.
-    """
+    """Takes the front end's messages to an inspector, and back."""
 
     def __init__(self, inspector: Inspector) -> None:
         self.inspector = inspector
-        self.heard: list[dict[str, Any]] = []
         self.sent_bytes: list[int] = []
         self.is_deaf = False  # as where a cell runs that must end first
         self._unheard: list[str] = []
@@ -83,9 +76,7 @@ class Kernel:
         if self.is_deaf:
             self._unheard.append(text)
             return
-        content = json.loads(text)
-        self.heard.append(content)
-        self.inspector._hear(self.inspector.widget, content, [])
+        self.inspector._hear(self.inspector.widget, json.loads(text), [])
 
     def listen(self) -> None:
         """What has been said meanwhile is heard, too."""
@@ -109,14 +100,6 @@ class Kernel:
         self._outbox.put(("state", {change.name: change.new}, []))
 
 
-def state_of(widget: InspectorWidget) -> dict[str, Any]:
-    """What the front end gets of a widget, as JSON has it."""
-    state: dict[str, Any] = json.loads(
-        json.dumps({name: getattr(widget, name) for name in _TRAITS}, allow_nan=False)
-    )
-    return state
-
-
 @contextmanager
 def open_page(
     browser: Browser,
@@ -124,22 +107,10 @@ def open_page(
     *,
     dark: bool = False,
     width: int = 1000,
-    saved: dict[str, Any] | None = None,
     is_deaf: bool = False,
-    **options: Any,
 ) -> Iterator[tuple[Page, Kernel]]:
-    """An inspector in a page.
-
-    Args:
-        browser: where.
-        answers: who tells of the value.
-        dark: the theme.
-        width: of the window.
-        saved: a state that is shown without a kernel.
-        is_deaf: the kernel hears nothing until `Kernel.listen`.
-        options: the inspector's.
-    """
-    inspector = Inspector(answers, **options)
+    """An inspector in a page; if it is deaf, the kernel hears nothing until `Kernel.listen`."""
+    inspector = Inspector(answers)
     kernel = Kernel(inspector)
     kernel.is_deaf = is_deaf
     context = browser.new_context(viewport={"width": width, "height": 900})
@@ -151,8 +122,8 @@ def open_page(
     page.expose_function("hearKernel", kernel.hear)
     theme = f"{_DARK}background:#111;color:#fff;" if dark else "background:#fff;"
     page.set_content(_PAGE.format(css=inspector.widget._css, theme=theme))
-    state = state_of(inspector.widget) if saved is None else saved
-    page.evaluate(_START, [str(inspector.widget._esm), state, saved is not None])
+    state = {name: getattr(inspector.widget, name) for name in _TRAITS}
+    page.evaluate(_START, [str(inspector.widget._esm), json.loads(json.dumps(state))])
     try:
         yield page, kernel
     finally:

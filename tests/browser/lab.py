@@ -32,13 +32,11 @@ END_S = 30.0
 LOOK_S = 30.0
 
 _SETTINGS = {
-    "notebook-extension/tracker": {
-        "windowingMode": "none"
-    },  # cells out of sight are in the page, too
+    # Cells out of sight are in the page, too.
+    "notebook-extension/tracker": {"windowingMode": "none"},
     "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
-    "completer-extension/manager": {
-        "providerTimeout": 20_000
-    },  # on a loaded machine, a second is short
+    # On a loaded machine, a second is short.
+    "completer-extension/manager": {"providerTimeout": 20_000},
 }
 # Not at ports, which are chosen before a kernel binds them: what else runs may be given one
 # meanwhile.
@@ -50,15 +48,13 @@ _CHROMIUM_OPTIONS = [
     "--disable-component-update",
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 ]
-_WIDTH, _HEIGHT = 1000, 900
-_THEME = "JupyterLab Light"
+_SIZE = ViewportSize(width=1000, height=900)
 _CHROME = 130  # what menu and toolbar take of the height
 # The indicator in the toolbar says idle before there is a kernel, and a cell that is run then does
 # nothing.
 _KERNEL_IS_IDLE = (
-    "() => "
-    "window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status "
-    "=== 'idle'"
+    "() => window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status"
+    " === 'idle'"
 )
 _IS_OPEN = (
     "(name) => window.jupyterapp?.shell.currentWidget?.context?.contentsModel?.path === name "
@@ -85,21 +81,13 @@ _RAN = re.compile(r"^\[\d+\]:$")
 
 @dataclass(frozen=True)
 class Application:
-    """A front end that Jupyter serves.
-
-    Attributes:
-        module: what is run.
-        config: the name of its configuration.
-        options: what stands there.
-        path: where a notebook is, below the server's address.
-        landing: what it prints as its own address, below the server's.
-    """
+    """A front end that Jupyter serves."""
 
     module: str
-    config: str
+    config: str  # the name of its configuration
     options: Mapping[str, Mapping[str, Any]]
-    path: str
-    landing: str
+    path: str  # of notebooks, below the server's address
+    landing: str  # the path that it prints when it listens
 
 
 LAB = Application(
@@ -120,18 +108,11 @@ NOTEBOOK = Application(
 
 @dataclass(frozen=True)
 class Server:
-    """A Jupyter of our own on the loopback interface.
+    """A Jupyter of our own on the loopback interface."""
 
-    Args:
-        home: its configuration, notebooks and runtime directory are below it.
-        token: what it asks for.
-        port: where it listens, 0 before it has said so.
-        application: JupyterLab, or what else is served.
-    """
-
-    home: Path
+    home: Path  # its configuration, notebooks and runtime directory are below it
     token: str
-    port: int = 0
+    port: int = 0  # 0 before it listens
     application: Application = LAB
 
     @property
@@ -172,11 +153,9 @@ class Server:
 
     def _request(self, method: str, path: str = "") -> Any:
         """Have the server list sessions, or end one."""
-        request = urllib.request.Request(
-            f"{self.url}/api/sessions{path}",
-            method=method,
-            headers={"Authorization": f"token {self.token}"},
-        )
+        headers = {"Authorization": f"token {self.token}"}
+        url = f"{self.url}/api/sessions{path}"
+        request = urllib.request.Request(url, method=method, headers=headers)
         with urllib.request.urlopen(request, timeout=END_S) as answer:
             return json.loads(answer.read() or b"null")
 
@@ -193,14 +172,7 @@ class Server:
 
 @contextlib.contextmanager
 def serve(application: Application = LAB) -> Iterator[Server]:
-    """Run a server; in the end nothing that it started may be left.
-
-    Args:
-        application: what it serves.
-
-    Raises:
-        RuntimeError: it did not start.
-    """
+    """Run a server; in the end nothing that it started may be left."""
     with tempfile.TemporaryDirectory(prefix="cm-") as directory:  # short: sockets' addresses are
         server = Server(Path(directory), secrets.token_hex(16), application=application)
         server.notebooks.mkdir()
@@ -271,11 +243,7 @@ def _start(server: Server) -> tuple[subprocess.Popen[str], int]:
 
 @contextlib.contextmanager
 def browse(chromium: str) -> Iterator[Browser]:
-    """Run a headless Chromium that reaches nothing but this machine.
-
-    Args:
-        chromium: its executable.
-    """
+    """Run this headless Chromium, which reaches nothing but this machine."""
     expect.set_options(timeout=LOOK_S * 1000)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=_CHROMIUM_OPTIONS)
@@ -284,11 +252,7 @@ def browse(chromium: str) -> Iterator[Browser]:
 
 
 class Cell:
-    """A code cell in the page.
-
-    Args:
-        root: its element.
-    """
+    """A code cell in the page, by its element."""
 
     def __init__(self, root: Locator) -> None:
         self.root = root
@@ -312,11 +276,7 @@ class Cell:
 
 
 class Notebook:
-    """A notebook open in JupyterLab; its last cell is empty and takes what is typed.
-
-    Args:
-        page: the page.
-    """
+    """A notebook open in a page; its last cell is empty and takes what is typed."""
 
     def __init__(self, page: Page) -> None:
         self.page = page
@@ -348,10 +308,6 @@ class Notebook:
         """Wait until the kernel is idle."""
         self.page.wait_for_function(_KERNEL_IS_IDLE, timeout=START_S * 1000)
 
-    def run_all(self) -> None:
-        """Run all cells, as the menu does; returns at once."""
-        self.command("notebook:run-all-cells")
-
     def press_stop(self) -> None:
         """Press the toolbar's stop button."""
         self.panel.locator('jp-button[data-command="notebook:interrupt-kernel"]').click()
@@ -370,24 +326,12 @@ class Notebook:
         """Have the kernel execute this, of which the notebook shows nothing."""
         self.page.evaluate(_EXECUTE, source)
 
-    def show_as_at_first(self) -> None:
-        """Undo what tests do to the look of the page."""
-        self.page.set_viewport_size({"width": _WIDTH, "height": _HEIGHT})
-        if self.page.locator(f'body[data-jp-theme-name="{_THEME}"]').count() == 0:
-            self.set_theme(_THEME)
-
-    def set_theme(self, name: str) -> None:
-        """Switch JupyterLab's theme."""
-        self.command("apputils:change-theme", {"theme": name})
-        expect(self.page.locator(f'body[data-jp-theme-name="{name}"]')).to_be_attached()
-        expect(self.page.locator("#jupyterlab-splash")).to_have_count(0)
-
-    def picture(self, name: str, first: int = 0, last: int = -1, width: int = _WIDTH) -> None:
+    def picture(self, name: str, first: int = 0, last: int = -1) -> None:
         """Keep a picture of some cells, text cells counted too, in `PICTURES`."""
         self.page.keyboard.press("Escape")
         content = self.panel.locator(".jp-WindowedPanel-outer")
         height = content.evaluate("element => element.scrollHeight")
-        self.page.set_viewport_size({"width": width, "height": height + 2 * _CHROME})
+        self.page.set_viewport_size({**_SIZE, "height": height + 2 * _CHROME})
         content.evaluate("element => element.scrollTo(0, 0)")
         cells = self.panel.locator(".jp-Cell")
         top, bottom = cells.nth(first).bounding_box(), cells.nth(last).bounding_box()
@@ -399,7 +343,7 @@ class Notebook:
             path=PICTURES / f"{name}.png",
             clip={"x": top["x"], "y": top["y"], "width": top["width"], "height": height},
         )
-        self.page.set_viewport_size({"width": _WIDTH, "height": _HEIGHT})
+        self.page.set_viewport_size(_SIZE)
 
     def command(self, name: str, arguments: dict[str, str] | None = None) -> None:
         """Run one of JupyterLab's commands; returns at once."""
@@ -413,17 +357,9 @@ class Notebook:
 @contextlib.contextmanager
 def new_page(browser: Browser, scale: float = 1) -> Iterator[Page]:
     """Open a blank page; the first notebook that is opened there loads the front end, and it serves
-    the next ones, too.
-
-    Args:
-        browser: the browser of the page.
-        scale: device pixels a CSS pixel, for pictures.
+    the next ones, too. The scale is that of pictures.
     """
-    context = browser.new_context(
-        viewport=ViewportSize(width=_WIDTH, height=_HEIGHT),
-        device_scale_factor=scale,
-        color_scheme="light",
-    )
+    context = browser.new_context(viewport=_SIZE, device_scale_factor=scale, color_scheme="light")
     yield context.new_page()
     context.close()
 
@@ -431,12 +367,7 @@ def new_page(browser: Browser, scale: float = 1) -> Iterator[Page]:
 @contextlib.contextmanager
 def open_notebook(page: Page, server: Server, name: str) -> Iterator[Notebook]:
     """Open a notebook, a new one if there is none; in the end its kernel is shut down, and all that
-    it began.
-
-    Args:
-        page: the page; a notebook that is open there stays open behind this one.
-        server: who serves it.
-        name: its file.
+    it began. A notebook that is open in the page stays open behind this one.
     """
     if not (server.notebooks / name).exists():
         kernel = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
@@ -451,7 +382,6 @@ def open_notebook(page: Page, server: Server, name: str) -> Iterator[Notebook]:
             notebook.command("docmanager:open", {"path": name})
         page.wait_for_function(_IS_OPEN, arg=name, timeout=START_S * 1000)
         notebook.wait_for_kernel()
-        notebook.show_as_at_first()  # the server remembers the last theme
         yield notebook
         has_failed = False
     finally:
@@ -475,11 +405,7 @@ def open_notebook(page: Page, server: Server, name: str) -> Iterator[Notebook]:
 
 
 class SharedNotebook:
-    """A notebook and its kernel that one test after the other has, until one of them fails.
-
-    Args:
-        open_one: opens a notebook.
-    """
+    """A notebook and its kernel that one test after the other has, until one of them fails."""
 
     def __init__(self, open_one: Callable[[], AbstractContextManager[Notebook]]) -> None:
         self._open_one = open_one
@@ -493,7 +419,7 @@ class SharedNotebook:
             notebook.run("%load_ext cellmesh", timeout_s=60)
             self._notebook = notebook
         self._notebook.clear()
-        self._notebook.show_as_at_first()
+        self._notebook.page.set_viewport_size(_SIZE)
         return self._notebook
 
     def give_back(self) -> None:
@@ -503,11 +429,7 @@ class SharedNotebook:
             self._notebook.execute("%dist_stop")
 
     def close(self, has_failed: bool = False) -> None:
-        """Shut the kernel down; the next test has another.
-
-        Args:
-            has_failed: the next test has the page loaded again, too: there may be a dialog.
-        """
+        """Shut the kernel down; the page is loaded again if a failure has left a dialog there."""
         if self._notebook is not None and has_failed:
             self._notebook.page.goto(_BLANK)
         self._notebook = None
