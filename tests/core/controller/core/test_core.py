@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from cellmesh.controller.core.core import Answer, Change, Core, Finish
+from cellmesh.controller.core.requests import ANSWER_S
 from cellmesh.wire.attach import Refused, Welcome
 from cellmesh.wire.codec import Parcel, at_rank_for_work
-from cellmesh.wire.messages import Channel, LogText, ReadLog, Relay, StartFailed, Stopped, StoreDied
-from cellmesh.wire.status import HostReport, Probe, ReadHost
+from cellmesh.wire.messages import Channel, LogText, ReadLog, Relay, StartFailed, Stopped
+from cellmesh.wire.status import HostReport, Probe, RankState, ReadHost
 from cellmesh.wire.values import PullNames
 
-from ....support.core_decisions import infos, of, ready_core, sent
+from ....support.core_decisions import control_sent, hear, infos, of, ready_core, sent
 from ....support.core_script import Script
 from ....support.runs import relay
 
@@ -79,16 +81,21 @@ def test_a_mesh_that_starts_takes_no_work() -> None:
         core.receive(Parcel(Welcome(1, 2, "host")), 0.0)
 
 
-@pytest.mark.parametrize("port", [0, 4321])
-def test_store_death_is_reported(port: int) -> None:
-    died = StoreDied("killed", port)
-    assert of(Change, ready_core().receive(Parcel(died), 0.0)) == [Change("ready", died)]
-
-
-def test_states_of_no_ranks_are_answered_at_once() -> None:
-    for core in (Script.play("4 ranks\n2 dies").core, Core(4)):
-        request, effects = core.ask((2,), Probe, 0.0)
-        assert effects == [Answer(request, {})]
+def test_a_question_is_answered_by_all_ranks_that_live_and_are_in_time() -> None:
+    core = Script.play("4 ranks\n3 dies; drive").core
+    first, effects = core.ask((1, 0), Probe, 5.0)
+    assert control_sent(effects) == [((0, 1), Probe(first))]
+    zero, one = (RankState(first, -1, 0, 0, str(rank), "", "cpu", 0) for rank in (0, 1))
+    assert hear(core, (1,), one, 5.1) == []
+    assert core.tick(5.0 + ANSWER_S / 2) == []
+    second, _ = core.ask((0,), Probe, 5.9)
+    assert core.tick(5.0 + ANSWER_S) == [Answer(first, {1: one})]
+    assert hear(core, (0,), zero, 6.1) == []
+    last = msgspec.structs.replace(zero, request=second)
+    assert hear(core, (0,), last, 6.5) == [Answer(second, {0: last})]
+    none, effects = core.ask((3,), Probe, 7.0)
+    assert effects == [Answer(none, {})]
+    assert len({first, second, none}) == 3
 
 
 def test_questions_to_the_agent_are_answered_by_it_and_by_an_ended_one_with_nothing() -> None:
@@ -105,9 +112,3 @@ def test_questions_to_the_agent_are_answered_by_it_and_by_an_ended_one_with_noth
     assert of(Answer, core.agent_ended("stopped")) == [Answer(last, {})]
     request, effects = core.ask_agent(ReadHost)
     assert effects == [Answer(request, None)]
-
-
-def test_requests_have_numbers_of_their_own() -> None:
-    core = ready_core()
-    asked = core.ask_agent(ReadHost), core.ask((0,), Probe, 0.0), core.ask_agent(ReadHost)
-    assert len({request for request, _ in asked}) == 3

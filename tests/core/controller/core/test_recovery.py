@@ -1,6 +1,4 @@
-"""How a mesh comes back: only when it must, with which ranks, and what waits until then; and what
-can go wrong in each phase of that.
-"""
+"""Recovery of a mesh: causes, ranks that take part, work that waits, and faults in each phase."""
 
 from __future__ import annotations
 
@@ -55,9 +53,6 @@ ONLY_THEN = {
         calm""",
     "groups that disagree": """2 ranks
         run 1 on 0-1; 0 fail 1; 1 done 1; 0 answers #3; 1 answers #2 -> heal 0-1""",
-    "a run that ended well": """2 ranks
-        run 1 on 0-1; 0-1 done 1 #2 -> finish 1
-        calm""",
     "a rank that was interrupted though its code went on": """2 ranks
         run 1 on 0-1; interrupt 1; 0-1 done 1 -> finish 1; probe 0-1
         all answer broken -> heal 0-1""",
@@ -70,10 +65,6 @@ ONLY_THEN = {
         0-2 done heal -> healed: healed; run 3 on 0-2
         0-2 done 3 -> finish 3
         calm""",
-    "counts that seemed to disagree cost one look": """2 ranks
-        run 1 on 0-1; 0 done 1 #3; 1 done 1; run 2 on 0-1 -> probe 0-1
-        all answer #3 -> run 2 on 0-1
-        0-1 done 2; calm""",
 }
 TAKES_PART = {
     "a running rank once it is idle": """3 ranks
@@ -81,8 +72,6 @@ TAKES_PART = {
         0-1 done heal; 2 done 1 -> finish 1; probe 0-2
         all answer -> heal 0-2
         0-2 done heal; calm""",
-    "no rank with work in flight": """3 ranks
-        run 1 on 0-1; run 2 on 2; 0-1 fail 1; all answer broken -> heal 0-1""",
     "a silent rank before its next run": """3 ranks
         run 1 on 0-1; 0-1 fail 1 -> finish 1; probe 0-2
         0-1 answer broken; @1 tick -> heal 0-1
@@ -102,11 +91,6 @@ TAKES_PART = {
         all answer -> probe 0-2
         all answer -> resume 0-2
         calm""",
-    "next, a rank that ends its run during a heal": """3 ranks
-        run 1 on 0-1; run 2 on 2; 0-1 fail 1; 2 done 2; 0-1 answer broken
-        2 answers in 2 -> heal 0-1
-        0-1 done heal -> probe 0-2
-        all answer -> heal 0-2""",
 }
 WAITS = {
     "work waits for calm and keeps its order": f"""3 ranks
@@ -114,9 +98,6 @@ WAITS = {
         run 2 on 0-1 -> -
         run 3 on 2 -> -
         0-2 done heal -> note 1: ...; healed: healed; run 2 on 0-1; run 3 on 2""",
-    "work for control threads does not": f"""3 ranks
-        {HEALING}
-        run 2 on 0 control -> run 2 on 0 control""",
     "goes only to the ranks that were there all the time": """3 ranks auto_heal=True
         0 dies; run 1 on 1-2 -> -
         2 dies; drive -> healed: new 0,2, healed; run 1 on 1""",
@@ -129,28 +110,13 @@ WAITS = {
         heal; 0 dies; @1 tick; @2 tick; @5 run 1 on 0; @6 tick -> ...finish 1...""",
 }
 DEATHS = {
-    "the others are healed": """3 ranks
-        1 dies -> probe 0,2
-        all answer -> heal 0,2
-        0,2 done heal -> healed: healed, dead 1
-        calm""",
-    "its run ends first": """3 ranks
-        run 1 on 0-1; 1 dies -> -
-        0 fail 1 -> finish 1; probe 0,2""",
     "a rank that has ended its part is not waited for": """3 ranks
         run 1 on 0-1; 1 done 1; 1 dies -> probe 0,2
         0 answers in 1; 2 answers -> heal 2""",
-    "a question to a control thread keeps nothing back": """3 ranks
-        run 1 on 0-1 control; 1 dies -> probe 0,2""",
-    "one that is reported twice is healed once": """3 ranks
-        1 dies; drive; 1 dies -> -""",
     "if all are dead the new ones make the mesh's own groups": """2 ranks
         0 dies; drive; 1 dies; heal -> respawn 0-1
         0-1 respawned -> probe 0-1
         all answer -> heal 0-1""",
-    "auto-heal replaces dead ranks": """3 ranks auto_heal=True
-        1 dies; drive -> healed: new 1, healed
-        calm""",
     "a rank killed for not stopping is replaced": """2 ranks
         run 1 on 0-1; interrupt 1; @0.1 interrupt 1; @0.2 0 interrupted 1
         @2 tick -> kill 1; probe 0-1
@@ -165,9 +131,6 @@ DEATHS = {
         calm""",
 }
 REQUESTS = {
-    "refused with the runs of busy ranks": """3 ranks
-        run 1 on 0,2 cell 3
-        heal -> report failure: ranks 0,2 must be idle for that, and ranks 0,2 run cell 3...""",
     "waits for ranks that are about to be released": """3 ranks
         run 1 on 0-2; 1 dies; @0.1 heal -> -
         @1 tick -> release 0,2 in 1
@@ -176,11 +139,6 @@ REQUESTS = {
     "is not answered by a look at others": """4 ranks
         run 1 on 0-1; 1 dies; @0.1 heal -> -
         @0.2 run 3 on 3; @0.3 3 fail 3; drive -> note 3: rank 1 is dead...; healed: healed, dead 1
-        @0.9 0 fail 1; drive -> note 1: ...; healed: new 1, healed; report new 1, healed""",
-    "nor while a rank holds back": """4 ranks
-        run 1 on 0-2; 1 dies; @0.1 heal -> -
-        @0.15 2 fail 1; @0.2 run 3 on 3; @0.3 3 fail 3
-        drive -> note 3: rank 1 is dead...; healed: healed, dead 1
         @0.9 0 fail 1; drive -> note 1: ...; healed: new 1, healed; report new 1, healed""",
     "does not wait without end": """2 ranks
         run 1 on 0-1 cell 3; 1 dies; @0.1 heal -> -
@@ -192,13 +150,6 @@ REQUESTS = {
         1 dies; @1 heal -> -
         @2 tick -> probe 0
         drive -> healed: new 1, healed; report new 1, healed""",
-    "and one whose end of a run is on its way": """2 ranks
-        1 dies; drive; @1 heal -> probe 0
-        0 answers in 7 -> probe 0
-        drive -> healed: new 1, healed; report new 1, healed""",
-    "not after it was abandoned": """2 ranks
-        1 dies; drive; @1 heal; abandon
-        @2 tick -> report dead 1, failure: ...rank 0 did not say so...""",
     "does not wait for ranks that are not released": """2 ranks on_error='wait'
         run 1 on 0-1; 1 dies; @1 tick; @1.1 heal -> report failure: rank 0 must be idle...
         @1.2 interrupt 1; @1.3 heal -> -""",
@@ -212,16 +163,6 @@ REQUESTS = {
         @1.1 tick -> release 0-1 in 1
         abandon -> report failure: ...must be idle...
         @20 0-1 fail 1; drive -> note 1: ...; healed: new 2, healed; run 2 on 0-2""",
-    "and after a refused one": """3 ranks auto_heal=True
-        run 1 on 0-2; @0.1 2 dies; @0.2 heal -> -
-        @0.3 run 2 on 0-2 -> -
-        @1.1 tick -> release 0-1 in 1
-        @6.1 tick -> probe 0-1; report failure: ...must be idle...
-        @20 0-1 fail 1; drive -> note 1: ...; healed: new 2, healed; run 2 on 0-2""",
-    "so is one killed for not stopping": """2 ranks
-        run 1 on 0-1; 1 dies; @0.1 heal; @0.2 interrupt 1; @0.3 interrupt 1
-        @2.2 tick -> kill 0; probe 0
-        abandon; @3 0 dies -> finish 1; respawn 0""",
     "names ranks without an answer": """2 ranks
         heal -> probe 0-1
         0 answers -> -
@@ -255,11 +196,6 @@ FORKING = {
         all answer -> healed: ...; report dead 1, failure: ...too long
         calm; @200 1 respawned; drive -> healed: new 1, healed
         calm""",
-    "a rank that dies is replaced next": f"""3 ranks
-        {RESPAWNING}
-        2 dies -> -
-        1 respawned; drive -> healed: new 1-2, healed; report new 1-2, healed
-        calm""",
     "two requests are answered": f"""3 ranks
         {RESPAWNING}
         2 dies; heal -> -
@@ -272,10 +208,6 @@ FORKING = {
         drive; calm""",
 }
 DESCRIBING_FAILS = {
-    "another rank is asked": f"""3 ranks
-        {DESCRIBING}
-        @1 tick -> probe 0-2
-        all answer -> describe 2""",
     "it is given up and can be tried again": f"""3 ranks
         {DESCRIBING}
         @1 tick; all answer -> describe 2
@@ -295,10 +227,6 @@ DESCRIBING_FAILS = {
         all answer -> respawn 0
         0 respawned; all answer -> describe 2
         drive -> healed: new 0-1, healed; report new 0-1, healed""",
-    "the new rank dies": f"""3 ranks
-        {DESCRIBING}
-        1 dies; 0 describes; drive -> ...report new 1, healed
-        calm""",
 }
 HEALING_FAILS = {
     "on one rank": f"""3 ranks
@@ -308,16 +236,6 @@ HEALING_FAILS = {
         2 released heal -> probe 0-2
         all answer -> heal 0-2
         0-2 done heal; calm""",
-    "as a rank dies": f"""3 ranks
-        {HEALING}
-        1 dies -> release 0,2 in heal
-        0,2 released heal; all answer -> heal 0,2
-        0,2 done heal; calm""",
-    "a rank dies after its part": f"""3 ranks
-        {HEALING}
-        1 done heal; 1 dies -> -
-        0,2 done heal -> probe 0,2
-        all answer -> heal 0,2""",
     "a healed rank that is at work is left out of the next": """2 ranks
         run 1 on 0-1; run 2 on 0-1; 0-1 fail 1; all answer broken; 0 done heal; 1 fail heal no
         all answer -> heal 1""",
@@ -337,11 +255,6 @@ HEALING_FAILS = {
         @100 1 released heal -> probe 0-1
         all answer -> heal 0-1
         0-1 done heal; calm""",
-    "as the user does not wait": """2 ranks
-        run 1 on 0-1; 0-1 fail 1; all answer broken; abandon -> release 0-1 in heal
-        abandon -> -
-        0-1 released heal -> resume 0-1; note 1: ...; healed: ...
-        calm""",
     "of a run that the core has forgotten": f"""2 ranks
         1 fail 77 -> probe 0-1
         all answer -> resume 1
@@ -356,19 +269,12 @@ STORE = {
     "also while they are made over the old one": """2 ranks
         run 1 on 0-1; 0-1 fail 1; all answer broken; store moves to 4321 -> -
         0-1 fail heal store; all answer -> heal 0-1 port 4321""",
-    "without one nothing is tried": """2 ranks
-        store moves to 0 -> -""",
 }
 ATTACHING = {
     "ranks may hold back": """2 ranks attached
         attached -> probe 0-1
         all answer #2 -> resume 0-1
         calm""",
-    "groups are broken": """2 ranks attached
-        0 answers #2 broken; 1 answers #2 -> heal 0-1""",
-    "auto-heal replaces dead ranks": """3 ranks auto_heal=True attached 1 is dead
-        attached -> probe 0,2
-        all answer #2 -> respawn 1""",
     "the end of runs in flight": """3 ranks attached run 7 on 0-1
         0-1 answer in 7 #2; 2 answers #2 -> resume 2
         0 fail 7; 1 done 7 -> finish 7; probe 0-2""",
@@ -378,17 +284,11 @@ ATTACHING = {
         0,2 done heal -> resume 1; healed: healed
         1 done 7 -> finish 7; probe 0-2
         all answer #0 -> heal 0-2""",
-    "a rank is being replaced": """3 ranks attached 1 is starting
-        attached -> probe 0,2
-        drive; 1 respawned -> probe 0-2
-        all answer -> describe 0""",
     "a rank is dead": """3 ranks attached 1 is dead
         attached -> probe 0,2
         all answer #2 -> heal 0,2
         0,2 done heal; 1 dies -> -
         heal; drive -> ...report new 1, healed""",
-    "a rank has no groups": """3 ranks attached
-        0 answers #2 broken; 1 answers; 2 answers #2 -> describe 0""",
 }
 RESIZING = {
     "new ranks are forked, then all make the groups of the new size": """2 ranks
@@ -407,9 +307,6 @@ RESIZING = {
         resize to 3; all answer -> respawn 2
         2 not respawned: no memory; drive -> ...report healed, dead 2, failure: ...no memory
         heal; all answer -> respawn 2""",
-    "dead ranks may leave": """3 ranks
-        2 dies; drive; resize to 2; drive -> ...report healed
-        calm""",
 }
 ALL = {
     f"{kind}: {name}": text
@@ -463,15 +360,6 @@ def test_steps_of_an_earlier_run_are_not_compared() -> None:
     assert of(Note, script.effects) == []
 
 
-def test_two_heals_have_generations_of_their_own() -> None:
-    script = Script.play(f"3 ranks\n{HEALING}")
-    first = script.asked[Heal][1]
-    script.run("1 fail heal no\n0,2 released heal\nall answer -> heal 0-2")
-    second = script.asked[Heal][1]
-    assert first.generation != second.generation
-    assert first.run != second.run
-
-
 def test_what_a_resize_tells_the_agent() -> None:
     script = Script(4)
     _, effects = script.core.resize((2, 1), {"dp": 3}, 0.0)
@@ -492,10 +380,9 @@ def test_why_a_mesh_is_not_resized(begin: str, why: str) -> None:
     assert why in Script.play(f"2 ranks\n{begin}").core.why_not_resize(3)
 
 
-@pytest.mark.parametrize("core", [Core(2), Script.play("2 ranks\nagent ends").core])
-def test_a_mesh_that_is_not_there_is_not_healed(core: Core) -> None:
-    _, [answer] = core.heal(0.0)
-    assert answer.value.failure == f"the mesh is {core.state}"
+def test_a_mesh_that_is_not_there_is_not_healed() -> None:
+    _, [answer] = Core(2).heal(0.0)
+    assert answer.value.failure == "the mesh is connecting"
 
 
 UNDER_WAY = {

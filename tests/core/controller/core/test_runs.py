@@ -1,6 +1,4 @@
-"""Runs in flight: which ranks are released and when, which are killed, and what is shown of those
-that take long.
-"""
+"""Runs in flight: ranks that are released or killed, and views of runs that take long."""
 
 from __future__ import annotations
 
@@ -35,21 +33,10 @@ RELEASE = {
         releases until 30 -> -
         @40 0-1 fail 1 -> finish 1...
         0 raising 1 -> -""",
-    "no rank twice": """4 ranks
-        run 1 on 0-2; 0 fail 1; @1 tick -> release 1-2 in 1
-        @1.1 1 fail 1; releases until 20 -> -""",
-    "none with on_error=wait": """4 ranks on_error='wait'
-        run 1 on 0-1; 0 fail 1; @0.3 tick -> probe 1
+    "with on_error=wait none, and no rank is asked that has raised": """4 ranks on_error='wait'
+        run 1 on 0-2; 0 fail 1; 2 raising 1; @0.3 tick -> probe 1
         1 answers in 1 #1 waits all_reduce -> waiting 1: 1
         releases until 30 -> -""",
-    "with on_error=wait no rank is asked that has raised": """4 ranks on_error='wait'
-        run 1 on 0-1; 0 raising 1; @0.3 tick -> probe 1""",
-    "nor where all have answered": """4 ranks on_error='wait'
-        run 1 on 0-1; @10 0 fail 1; @10.1 1 done 1; drive; @10.4 tick -> -
-        @20 tick -> -""",
-    "nor is one shown that has left the run": """4 ranks on_error='wait'
-        run 1 on 0-2; 0 fail 1; @0.3 tick -> probe 1-2
-        1 answers in 1; 1 done 1; 2 answers -> -""",
     "none while a rank asks": """4 ranks
         run 1 on 0-2; @0.5 1 asks in 1; @1 0 fail 1; releases until 20 -> -
         reply to 1: q -> reply to 1: q
@@ -60,9 +47,6 @@ RELEASE = {
         reply to 1: late -> -""",
     "an interrupted rank may end as its code decides": """4 ranks
         run 1 on 0-1; interrupt 1; @0.1 0 interrupted 1; releases until 20 -> -""",
-    "no rank for what a control thread does": """2 ranks
-        run 1 on 0-1; run 2 on 0-1 control; 0 fail 2; 1 fail 2 -> finish 2
-        releases until 3 -> -""",
     "no control thread": """2 ranks
         run 1 on 0-1 control; 0 fail 1; until 20 -> -""",
     "a run that has waited for calm has its time from then on": """3 ranks
@@ -75,19 +59,11 @@ WAIT_FOR_EACH_OTHER = {
         run 1 on 0-1; @0.1 1 done 1 #2; probes until 1 -> -
         sweep -> probe 0-1
         1 answers #2; 0 answers in 1 #3 waits all_reduce -> release 0 in 1""",
-    "also where the user waits": """2 ranks
-        run 1 on 0-1; wait for 1; @0.1 1 done 1 #2; sweep -> probe 0-1
-        1 answers #2; 0 answers in 1 #3 waits all_reduce -> release 0 in 1""",
-    "a rank that computes": """2 ranks
-        run 1 on 0-1; @0.1 1 done 1; sweep; 1 answers #2; 0 answers in 1 #2 -> -""",
     "a state that is older than the rank's end": """3 ranks
         run 1 on 0-2; @0.1 2 done 1 #3; sweep; 2 answers #3; 1 answers in 1 #2; 1 done 1 #3
         0 answers in 1 #3 waits all_reduce -> -""",
     "a rank with more work may join": """2 ranks
         run 1 on 0-1; run 2 on 0-1; @0.1 1 done 1; sweep; 1 answers #2
-        0 answers in 1 #3 waits all_reduce -> -""",
-    "also if it had that while ranks were asked": """2 ranks
-        run 1 on 0-1; @0.1 1 done 1; sweep; run 2 on 1; 1 done 2; 1 answers #2
         0 answers in 1 #3 waits all_reduce -> -""",
     "an idle rank with other work may join": """3 ranks
         run 1 on 0-1; run 2 on 2; wait for 1; sweep -> probe 0-2
@@ -114,13 +90,8 @@ WAIT_FOR_EACH_OTHER = {
         1 answers in 1 cannot barrier -> judge 1: these cannot meet: ...
         sweep; 0 answers in 1 cannot all_reduce; 1 answers in 1 cannot barrier -> -
         sweep; 0 answers in 1 cannot all_reduce; 1 answers in 1 cannot all_reduce -> judge 1: """,
-    "not while one asks": """3 ranks
-        run 1 on 0-2; sweep; 2 asks in 1; 2 answers in 1 #0; 0 answers in 1 cannot all_reduce
-        1 answers in 1 cannot barrier -> -""",
     "no rank is looked at, as a later run may join": """3 ranks
         run 1 on 0-1; until 4.9 -> -""",
-    "nor while another asks": """3 ranks
-        run 1 on 0-2; @0.1 2 done 1; 1 asks in 1; until 4.9 -> -""",
     "a rank without an answer is missing in the status line": """2 ranks settle_s=5.0
         run 1 on 0-1; sweep; 0 answers in 1; @6.5 tick -> watch 1: 0""",
 }
@@ -130,28 +101,14 @@ INTERRUPTS = {
         @10.2 interrupt 1 -> -
         @10.5 0 interrupted 1; kills until 11.9 -> -
         kills until 12 -> kill 1-2""",
-    "at once if they had time to stop": """4 ranks
-        run 1 on 0; @10 interrupt 1; 0 quiet in 1; @13 interrupt 1 -> -
-        kills until 13 -> kill 0""",
     "a late second one is a first one": """4 ranks
         run 1 on 0; @10 interrupt 1; 0 quiet in 1; @15.1 interrupt 1 -> interrupt 0 in 1
         kills until 18 -> -""",
-    "a third one kills again, and no earlier": """4 ranks
-        run 1 on 0; @10 interrupt 1; @10.1 interrupt 1; @10.2 interrupt 1; kills until 11.9 -> -
-        kills until 12 -> kill 0
-        @13 interrupt 1; kills until 13 -> kill 0""",
     "a rank with the run queued is not killed": """4 ranks
         run 1 on 0; run 2 on 0-1; @10 interrupt 2; @10.1 interrupt 2; kills until 12 -> kill 1""",
-    "a killed rank ends the run": """4 ranks
-        run 1 on 0-1; @9 1 done 1; @10 interrupt 1; @10.1 interrupt 1; @12 tick
-        0 dies -> finish 1; ...""",
     "a run that waits for calm ends at once": """2 ranks
         run 1 on 0-1; 0-1 fail 1; run 2 on 0-1 -> -
         interrupt 2 -> end 2 on 0-1 unbegun: KeyboardInterrupt; finish 2""",
-    "and so does one where it waits behind another": """3 ranks
-        run 1 on 0-2; run 2 on 0-2; @1 interrupt 2 -> interrupt 0-2 in 2; probe 0-2
-        0 answers in 1; 1 answers in 2; 2 answers -> end 2 on 0 unbegun: KeyboardInterrupt
-        0-2 done 1; 1-2 interrupted 2 -> finish 2; ...""",
     "or where it is held back": """2 ranks on_error='wait'
         run 1 on 0-1; run 2 on 0; 0 fail 1
         interrupt 2 -> interrupt 0 in 2; end 2 on 0 unbegun: KeyboardInterrupt; finish 2; ...""",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import pytest
 
 from cellmesh.controller.core.verdict import Verdict, find_verdict
@@ -48,7 +49,6 @@ def verdict(
 
 
 def stuck(states: Mapping[int, RankState], **options: Any) -> Verdict:
-    """The verdict, which there is."""
     found = verdict(states, **options)
     assert found is not None
     return found
@@ -64,33 +64,38 @@ def in_one(rank_ops: Mapping[int, Begun]) -> dict[int, RankState]:
 # ---- one number, and not one operation
 
 
-@pytest.mark.parametrize(
-    ("ops", "words"),
-    [
-        (
-            [
-                begun("all_reduce" if rank % 2 else "all_gather", 12, 4 << rank % 2)
-                for rank in range(8)
-            ],
-            "12th operation is all_gather on ranks 0,2,4,6 and all_reduce on ranks 1,3,5,7",
-        ),
-        (
-            [begun(), begun(), begun(), begun(size=8)],
-            "1st operation, all_reduce, has 4 float32 on ranks 0-2 and 8 float32 on rank 3",
-        ),
-        (
-            [begun(), begun(), begun(), begun(dtype="float64")],
-            "1st operation, all_reduce, has 4 float32 on ranks 0-2 and 4 float64 on rank 3",
-        ),
-        (
-            [begun("broadcast", 2, root=rank % 2) for rank in range(4)],
-            "2nd operation, broadcast, has as its root rank 0 on ranks 0,2 and rank 1 on ranks 1,3",
-        ),
-    ],
-)
+DIFFER = [
+    (
+        [begun("all_reduce" if rank % 2 else "all_gather", 12, 4 << rank % 2) for rank in range(8)],
+        "12th operation is all_gather on ranks 0,2,4,6 and all_reduce on ranks 1,3,5,7",
+    ),
+    (
+        [begun(), begun(), begun(), begun(size=8)],
+        "1st operation, all_reduce, has 4 float32 on ranks 0-2 and 8 float32 on rank 3",
+    ),
+    (
+        [begun(), begun(), begun(), begun(dtype="float64")],
+        "1st operation, all_reduce, has 4 float32 on ranks 0-2 and 4 float64 on rank 3",
+    ),
+    (
+        [begun("broadcast", 2, root=rank % 2) for rank in range(4)],
+        "2nd operation, broadcast, has as its root rank 0 on ranks 0,2 and rank 1 on ranks 1,3",
+    ),
+]
+
+
+@pytest.mark.parametrize(("ops", "words"), DIFFER)
 def test_operations_that_differ_cannot_meet(ops: list[Begun], words: str) -> None:
     text = f"these cannot meet: on the default group the {words}"
-    assert verdict(in_one(dict(enumerate(ops)))) == Verdict(tuple(range(len(ops))), text)
+    states = in_one(dict(enumerate(ops)))
+    assert verdict(states) == Verdict(tuple(range(len(ops))), text)
+    assert verdict({rank: one for rank, one in states.items() if ops[rank] == ops[0]}) is None
+    brief = {rank: msgspec.structs.replace(one, waited_s=0.5) for rank, one in states.items()}
+    assert verdict(brief) is None
+
+
+def test_text_is_bounded() -> None:
+    assert len(stuck(in_one({rank: begun(size=rank) for rank in range(400)})).text) < 2000
 
 
 def test_the_rank_whose_own_part_has_ended_is_stuck_in_its_next_operation() -> None:
@@ -112,18 +117,6 @@ def test_what_has_met_although_it_differed_is_passed_over() -> None:
     }
     states[2] = state(group("0", 1, recent=(old[2],)))  # computes
     assert verdict(states) is None
-
-
-def test_ranks_in_one_operation_that_is_slow_are_left_alone() -> None:
-    assert verdict(in_one({rank: begun() for rank in range(4)})) is None
-
-
-def test_ranks_that_have_not_waited_long_are_left_alone() -> None:
-    states = in_one({0: begun(), 1: begun("barrier")})
-    brief = {
-        rank: state(*one.counts, waits=one.in_flight, waited_s=0.5) for rank, one in states.items()
-    }
-    assert verdict(brief) is None
 
 
 # ---- a circle
@@ -154,15 +147,6 @@ def test_ranks_that_wait_in_a_circle_are_stuck() -> None:
 
 def test_ranks_are_not_stuck_while_one_they_need_computes() -> None:
     assert verdict(left_out()) is None  # rank 2 may come to tp's 4th
-
-
-def test_an_operation_in_flight_that_may_end_keeps_its_rank_going() -> None:
-    both = (*waits("all_reduce", 1, "dp"), *waits("all_reduce", 2, "tp"))
-    states = {
-        0: state(group("dp", 1), group("tp", 2), waits=both),
-        1: state(group("dp", 1), group("tp", 1), waits=waits("all_reduce", 1, "dp")),
-    }
-    assert verdict(states) is None
 
 
 def test_two_ranks_that_both_receive_first_are_stuck() -> None:
@@ -203,7 +187,7 @@ def test_a_receive_from_any_rank_is_stuck_if_all_others_are() -> None:
     assert verdict({0: anyone, 1: sent, 2: reduces}) is None
 
 
-def test_a_root_goes_on_once_one_has_begun() -> None:
+def test_a_root_goes_on_once_one_has_begun_and_others_need_it() -> None:
     op, tp, late_tp = begun("broadcast", 1, root=0), group("tp", 1, (1, 2)), group("tp", 0, (1, 2))
     root = state(group("0", 1, recent=(op,)), waits=waits("broadcast", 1))
     joined = state(group("0", 1, recent=(op,)), tp, waits=waits("all_reduce", 1, "tp"))
@@ -211,17 +195,9 @@ def test_a_root_goes_on_once_one_has_begun() -> None:
     late = state(group("0", 0), late_tp, in_="new_group")
     assert verdict({0: root, 1: joined, 2: late}) is None
     assert verdict({0: root, 1: elsewhere, 2: late}) is not None
-
-
-@pytest.mark.parametrize(("has_begun", "is_stuck"), [({0, 2}, False), ({2}, True)])
-def test_a_broadcast_needs_its_root(has_begun: set[int], is_stuck: bool) -> None:
-    world, op = group("0", 0), begun("broadcast", 1, root=0)
-    inside = state(
-        group("0", 1, recent=(op,)), group("tp", 0, (0, 1, 2)), waits=waits("broadcast", 1)
-    )
-    outside = state(world, group("tp", 1, (0, 1, 2)), waits=waits("all_reduce", 1, "tp"))
-    states = {rank: inside if rank in has_begun else outside for rank in range(3)}
-    assert (verdict(states) is not None) == is_stuck
+    inside = state(group("0", 1, recent=(op,)), waits=waits("broadcast", 1))
+    assert verdict({0: late, 1: inside}) is not None
+    assert verdict({0: root, 1: inside}) is None
 
 
 def test_making_a_group_on_some_ranks_only_is_stuck_with_the_others() -> None:
@@ -245,19 +221,7 @@ def test_rank_that_makes_a_group_which_all_others_have_made_goes_on() -> None:
 # ---- ranks that will not come
 
 
-def test_ranks_that_wait_for_an_ended_rank_are_stuck() -> None:
-    reduces = state(group("0", 3), waits=waits("all_reduce", 3))
-    assert verdict({0: reduces, 1: reduces, 2: state(group("0", 2))}, absent={2}) == Verdict(
-        (0, 1),
-        "these cannot meet: ranks 0-1 wait in the 3rd operation on the default group (all_reduce), "
-        "and rank 2 has ended after 2",
-    )
-
-
 def test_a_dead_rank_is_named_as_dead_and_a_living_one_without_an_answer_may_come() -> None:
     states = {0: state(group("0", 1), waits=waits("all_reduce", 1))}
     assert stuck(states, num=2, dead={1}).text.endswith("(all_reduce), and rank 1 is dead")
     assert verdict(states, num=2) is None
-
-
-# ---- words and cost
