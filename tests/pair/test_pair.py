@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from cellmesh.controller.core.core import ANSWER_S
 from cellmesh.controller.core.runs import REPORT_AFTER_S
 from cellmesh.controller.run import Run
-from cellmesh.errors import RankDied, RankFailure, RanksInterrupted
+from cellmesh.errors import RankDied, RankFailure
 from cellmesh.wire.messages import MeshReady, StartFailed, Stopped
 
 from ..support.scripted import World
@@ -23,15 +22,6 @@ def running(num_ranks: int, **options: Any) -> tuple[World, Run[Any]]:
 
 
 # ---- runs and their output
-
-
-def test_arrays_cross_both_hops() -> None:
-    world, run = running(2)
-    for rank in (0, 1):
-        world.ranks[rank].done(np.full(100_000, rank))
-    world.wait(0.01)
-    for rank, array in run.result(0).items():
-        np.testing.assert_array_equal(array, np.full(100_000, rank))
 
 
 def test_equal_answers_travel_as_one_message_and_at_once() -> None:
@@ -61,18 +51,6 @@ def test_work_for_control_threads_is_answered_while_ranks_are_busy() -> None:
     world.wait(0.01)
     assert look.result(0) == {0: "Names on 0", 1: "Names on 1"}
     assert not busy.done()
-
-
-def test_a_line_of_all_ranks_is_shown_once_and_that_of_one_rank_soon() -> None:
-    world, run = running(4)
-    for step in range(3):
-        for rank in range(4):
-            world.ranks[rank].print(f"step {step}\n")
-        world.wait(0.5)
-    world.ranks[2].print("only me\n")
-    world.wait(0.2)
-    assert world.text_of(run) == "".join(f"[0-3] step {n}\n" for n in range(3)) + "[2] only me\n"
-    assert not run.done()
 
 
 def test_output_belongs_to_its_run_also_after_its_end() -> None:
@@ -110,19 +88,6 @@ def test_waiting_ranks_are_shown_with_place_and_remedy(silent: int | None, after
     assert f"; ranks {ranks} in all_reduce at line 5. The stop button" in world.text_of(run)
 
 
-def test_an_interrupt_reaches_the_ranks_that_still_run() -> None:
-    world, run = running(3)
-    world.done(1)
-    run.interrupt()
-    world.wait(0.01)
-    assert [run.number in world.ranks[rank].interrupted for rank in range(3)] == [True, False, True]
-    for rank in (0, 2):
-        world.ranks[rank].obey()
-    world.wait(0.01)
-    with pytest.raises(RanksInterrupted, match="ranks 0,2 raised KeyboardInterrupt"):
-        run.result(0)
-
-
 def test_death_in_a_run_is_reported_within_half_a_second_and_ends_its_part() -> None:
     world, run = running(3)
     world.ranks[1].print("last line\n")
@@ -134,16 +99,6 @@ def test_death_in_a_run_is_reported_within_half_a_second_and_ends_its_part() -> 
     with pytest.raises(RankFailure, match="rank 1 killed by SIGKILL") as caught:
         run.result(0)
     assert isinstance(caught.value.exceptions_by_rank[1], RankDied)
-
-
-def test_work_that_crosses_the_news_of_a_death_ends_all_the_same() -> None:
-    world = World(2).start()
-    world.reap(1)
-    run = world.running()  # the controller does not know yet
-    world.done(0, seconds=0.5)
-    with pytest.raises(RankFailure, match="rank 1 killed by SIGKILL; rank 0 finished"):
-        run.result(0)
-    assert world.core.state == "ready"
 
 
 # ---- starts, restarts, ends
@@ -239,23 +194,3 @@ def test_death_while_detached_is_reported() -> None:
     world.wait(0.5)
     assert set(world.core.dead) == {1}, "the third one knows as well"
     assert world.runs == {}
-
-
-@pytest.mark.parametrize("when", ["before the end", "after the end", "in the heal"])
-def test_ranks_that_hold_back_work_go_on_for_the_next_controller(when: str) -> None:
-    world, _ = running(2)
-    world.ranks[0].is_broken = when == "in the heal"
-    for process in world.ranks.values():
-        process.answers_probes = when != "after the end"  # the recovery does not come far
-        process.fail(ValueError("no"))
-    if when != "before the end":
-        world.wait(0.1 if when == "after the end" else 0.0)
-    world.leave()
-    for process in world.ranks.values():
-        process.answers_probes = True
-    world.attach()
-    world.wait(3.0)
-    assert not any(process.is_broken or process.holds for process in world.ranks.values())
-    run = world.running()
-    world.done(seconds=0.1)
-    assert run.result(0) == {0: 0, 1: 1}

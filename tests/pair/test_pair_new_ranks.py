@@ -74,15 +74,6 @@ def test_a_rank_is_empty_until_users_work_has_ended_well_on_it() -> None:
     assert empty_ranks(world) == {}
 
 
-def test_another_controller_learns_which_ranks_are_empty() -> None:
-    world = healed()
-    world.leave()
-    world.attach()
-    world.wait(3.0)
-    assert empty_ranks(world).keys() == {1}
-    assert world.text_of(world.running(fills=True)).strip() == NOTE
-
-
 def test_next_cell_names_auto_healed_ranks_once() -> None:
     world = auto_healed()
     assert world.notes == []
@@ -110,7 +101,7 @@ def test_known_or_untrue_emptiness_is_not_noted(how: str) -> None:
     assert world.notes == ([NOTE.replace("SIGKILL", "SIGSEGV")] if how == "dead again" else [])
 
 
-def test_last_output_of_a_dead_rank_is_shown_until_its_replacement() -> None:
+def test_another_controller_has_the_empty_ranks_and_the_last_output_of_the_dead() -> None:
     world = World(3).start()
 
     def words() -> str:
@@ -127,7 +118,10 @@ def test_last_output_of_a_dead_rank_is_shown_until_its_replacement() -> None:
     world.heal()
     world.wait(1.0)
     come_up(world, 1)
-    assert words() == "last words"
-    world.submit(fills=True)
+    world.leave()
+    world.attach()
+    world.wait(3.0)
+    assert (words(), empty_ranks(world).keys()) == ("last words", {1})
+    assert world.text_of(world.running(fills=True)).strip() == NOTE
     end(world)
     assert words() == ""

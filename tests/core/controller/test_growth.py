@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from cellmesh.controller.core.deadlock import find_disagreements, find_stuck
-from cellmesh.controller.core.stopping import LIMIT_S, LOOK_S, QUIET_S
+from cellmesh.controller.core.stopping import LIMIT_S, LOOK_S
 from cellmesh.controller.core.verdict import find_verdict
 from cellmesh.controller.core.verdict_text import describe_waits
 from cellmesh.controller.failure_summary import (
@@ -18,25 +18,15 @@ from cellmesh.controller.failure_summary import (
     explain_waits,
     summarize,
 )
-from cellmesh.controller.replicas import bring_together
-from cellmesh.controller.status import Snapshot
-from cellmesh.controller.trace.history import merge
-from cellmesh.magics.render.tables import memory_table, mesh_table, status_table
-from cellmesh.magics.widgets.dashboard.dashboard import draw_mesh
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.groups import Begun, GroupCount, InFlight
 from cellmesh.wire.messages import Done, Failed
-from cellmesh.wire.replicas import Entry
-from cellmesh.wire.status import RankInfo, RankState
+from cellmesh.wire.status import RankState
 from cellmesh.wire.stopping import StepCount, Steps, StopState
-from cellmesh.wire.trace import What
-from cellmesh.wire.user_code import Bar, Output
-from cellmesh.workers.agent.merger import Merger
 
 from ...support.core_decisions import failed, heal_all, hear, running_core
 from ...support.runs import relay
 from ...support.step_counter import growth
-from .trace.test_timeline import ALL, cell, told
 
 Work = Callable[[int], Callable[[], Any]]
 NUM_RANKS = 24
@@ -125,21 +115,13 @@ def stop_with_debts(num: int) -> list[tuple[float, int, StopState]]:
     return [*first, *((0.02, rank, at(rank, True, 5)) for rank in range(0, num, 2))]
 
 
-def stop_half_in_python(num: int) -> list[tuple[float, int, StopState]]:
-    """The ranks of the first half run Python, with a step less; those of the second pause."""
-    half = num // 2
-    quiet = [(0.01, rank, at(rank, False, 4, QUIET_S, 2)) for rank in range(half)]
-    return [*quiet, *((0.02, rank, at(rank, True, 4)) for rank in range(half, num)), *quiet, *quiet]
-
-
-@pytest.mark.parametrize("reports", [stop_with_debts, stop_half_in_python])
-def test_a_stop(reports: Callable[[int], list[tuple[float, int, StopState]]]) -> None:
+def test_a_stop() -> None:
     def work(num: int) -> Callable[[], Any]:
         core = running_core(num, tuple(range(num)))
 
         def stop() -> None:
             core.interrupt([1], 0.0)
-            for now, rank, state in reports(num):
+            for now, rank, state in stop_with_debts(num):
                 hear(core, (rank,), state, now)
             core.tick(LOOK_S)
             core.tick(LIMIT_S)
@@ -176,91 +158,5 @@ def test_the_summary_of_a_failed_run() -> None:
         verbs = {rank: Failed(1, "ValueError", f"no {rank}", "", 4) for rank in range(num)}
         ended = {rank: exception_of(rank, Parcel(verb)) for rank, verb in verbs.items()}
         return lambda: summarize(ended, {rank: Parcel(verb) for rank, verb in verbs.items()})
-
-    check_linear(work)
-
-
-# ---- what travels and is shown
-
-
-def test_messages_of_ranks() -> None:
-    def work(num: int) -> Callable[[], Any]:
-        merger = Merger()
-        merger.expect(1, num)
-
-        def take() -> None:
-            for step in range(2):
-                bar = Bar(run=1, bar=1, title="train", done=step, total=9.0, elapsed_s=1.0)
-                for rank in range(num):
-                    merger.add(rank, Parcel(Output(1, "stdout", f"step {step}\n{rank}\n")), 0.0)
-                    merger.add(rank, Parcel(bar), 0.0)
-                    merger.deadline()
-                    merger.take(0.0)
-            for rank in range(num):
-                merger.add(rank, Parcel(Failed(1, "ValueError", str(rank), "", 1)), 0.0)
-            merger.take(1.0)
-
-        return take
-
-    check_linear(work)
-
-
-@pytest.mark.parametrize("digest", ["a", "own"])
-def test_replicas(digest: str) -> None:
-    def work(num: int) -> Callable[[], Any]:
-        everyone = tuple(range(num))
-        digests = {rank: str(rank // 2) if digest == "own" else digest for rank in everyone}
-        entries = {
-            rank: [Entry(path="m.w", kind="parameter", digest=own, ranks=everyone)]
-            for rank, own in digests.items()
-        }
-        return lambda: repr(bring_together("m", entries))
-
-    check_linear(work)
-
-
-@pytest.mark.parametrize("kind", ["collectives", "messages"])
-def test_timelines(kind: str) -> None:
-    def work(num: int) -> Callable[[], Any]:
-        send, receive = What("send", "0", (), 0), What("recv", "0", (), 0)
-
-        def operations(rank: int) -> list[tuple[Any, ...]]:
-            if kind == "collectives":
-                return [(ALL, 1, 1, 1 + rank, 99), (ALL, 2, 1, 100, 120)]
-            after, before = (rank + 1) % num, (rank - 1) % num
-            return [(send, 1, 1, 1, 2, after), (receive, 1, 1, 2, 3, before)]
-
-        pasts = {rank: told([cell(1, 0, 200)], operations(rank)) for rank in range(num)}
-
-        def join() -> None:
-            history = merge(pasts, {}, 4)
-            history.describe()
-            for rank in history.ranks:
-                history.times(rank, history.cells[0])
-
-        return join
-
-    check_linear(work)
-
-
-def info(rank: int) -> RankInfo:
-    ending = "was killed by SIGKILL" if rank % 3 == 0 else ""
-    phase = "dead" if ending else "running"
-    return RankInfo(rank, 0 if ending else 100 + rank, "host", phase, "cpu", ending=ending)
-
-
-def show_all(infos: list[RankInfo], states: dict[int, RankState]) -> None:
-    dims, words = {"dp": len(infos) // 4, "tp": 4}, ["idle"] * len(infos)
-    tables = status_table("m", infos, states), memory_table("m", infos, states)
-    for table in (*tables, mesh_table("m", dims, words)):
-        repr(table), table._repr_html_()
-    draw_mesh("fake", Snapshot(1.0, "ready", {"dp": len(infos)}, infos, states))
-
-
-def test_views() -> None:
-    def work(num: int) -> Callable[[], Any]:
-        infos = [info(rank) for rank in range(num)]
-        states = {rank: in_operation(rank, "all_reduce", rank) for rank in range(num) if rank % 3}
-        return lambda: show_all(infos, states)
 
     check_linear(work)

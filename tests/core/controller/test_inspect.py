@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections import deque
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,62 +25,12 @@ from cellmesh.controller.inspect import (
     compare,
     differing,
     largest_difference,
-    look,
     size_of,
     split,
 )
-from cellmesh.controller.output.printer import Printer
 from cellmesh.controller.rank_set import RankSet
-from cellmesh.controller.ranks import Ranks
-from cellmesh.controller.run import Run
-from cellmesh.magics.render.inspections import names_table
-from cellmesh.wire import payload
-from cellmesh.wire.codec import Parcel
-from cellmesh.wire.inspect import Bound, Element, Forget, Refusal, TensorSummary, ValueSummary
-from cellmesh.wire.messages import Done
+from cellmesh.wire.inspect import Forget, Refusal, TensorSummary, ValueSummary
 from cellmesh.workers.inspect.chunks import elements_of_parts
-
-from ...support.run_cases import Sink
-from ...support.runs import FakeControl, work_item
-
-# ---- waiting for answers
-
-
-class Asking:
-    """Rank 0 runs something and does not answer; rank 1 is idle, and does."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, answer: object) -> None:
-        self.interrupted = threading.Event()
-        self._answer = answer
-        runs = SimpleNamespace(busy_ranks=lambda: {0})
-        self.ranks = RankSet(cast(Any, SimpleNamespace(dead_ranks=set(), runs=runs)), [0, 1])
-        monkeypatch.setattr(
-            RankSet, "start", lambda part, verb, title, channel: self._start(part.ranks, channel)
-        )
-
-    def _start(self, ranks: tuple[int, ...], channel: str) -> Run[Any]:
-        assert (ranks, channel) in [((0,), "control"), ((1,), "work")]
-        control = FakeControl(self.interrupted.set)
-        run: Run[Any] = Run(1, work_item(ranks), Printer(ranks, Sink()), control)
-        if channel == "work":
-            pickled, buffers = payload.dumps(self._answer, "value")
-            run.settle(ranks, Parcel(Done(1, pickled), tuple(map(bytearray, buffers))), 0.0)
-            run.finish(0.0)
-        return run
-
-
-def test_busy_rank_without_an_answer_is_named_and_the_others_are_shown(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(inspecting, "ANSWER_S", 0.1)
-    asking = Asking(monkeypatch, "1.0")
-    looked = look(asking.ranks, Element("x", index=(0,)))
-    assert looked.answers == {1: "1.0"}
-    assert str(looked.refusals[0]) == "TimeoutError: no answer within 0.1 s"
-    assert not asking.interrupted.is_set()
-    table = names_table(Ranks(Asking(monkeypatch, Bound(())).ranks), "*")
-    assert table.notes == ["rank 0: TimeoutError: no answer within 0.1 s"]
-
 
 # ---- values that ranks keep for an inspector
 
@@ -144,27 +93,19 @@ def test_parts_of_different_meshes_are_replicas_where_they_are_equal() -> None:
     assert str(compare(dict(enumerate(stages)))) == "sharded: every rank holds a part of its own"
 
 
-def test_comparison_names_unreadable_parts() -> None:
-    comparison = compare({0: tensor("a"), 1: tensor(""), 2: tensor("b")})
-    assert comparison.unread == (1,)
-    assert str(comparison) == "replicas differ: ranks 0 ≠ 2; not compared: 1"
-    unread = str(compare({0: tensor("a"), 1: tensor("")}))
-    assert unread == "not compared: not all of it can be read"
-
-
-@pytest.mark.parametrize(
-    ("difference", "words"),
-    [
-        (LargestDifference(0.125, False), "by up to 0.125"),
-        (LargestDifference(0.125, True), "by at least 0.125"),
-        (LargestDifference(math.inf, False), "by a NaN or an infinity"),
-        (LargestDifference(0.0, False), "in bits, not in value"),
-        (LargestDifference(0.0, True), "in no element that was compared"),
-    ],
-)
-def test_differences_are_described_in_words(difference: LargestDifference, words: str) -> None:
-    comparison = Comparison((Replicas((), ((0, 1), (2,)), difference),))
-    assert str(comparison) == f"replicas differ: ranks 0-1 ≠ 2 {words}"
+def test_comparisons_are_described_in_words() -> None:
+    words = {
+        LargestDifference(0.125, False): "by up to 0.125",
+        LargestDifference(0.125, True): "by at least 0.125",
+        LargestDifference(math.inf, False): "by a NaN or an infinity",
+        LargestDifference(0.0, False): "in bits, not in value",
+        LargestDifference(0.0, True): "in no element that was compared",
+    }
+    for difference, text in words.items():
+        comparison = Comparison((Replicas((), ((0, 1), (2,)), difference),))
+        assert str(comparison) == f"replicas differ: ranks 0-1 ≠ 2 {text}"
+    unread = compare({0: tensor("a"), 1: tensor(""), 2: tensor("b")})
+    assert str(unread) == "replicas differ: ranks 0 ≠ 2; not compared: 1"
 
 
 @given(

@@ -17,8 +17,6 @@ class View:
 
     def freeze(self, why: str) -> None:
         self._told.put((self._name, why, threading.current_thread() is threading.main_thread()))
-        if self._name == "bad":
-            raise KeyError("cannot be drawn")
 
     def close(self) -> None:
         self.freeze("closed")
@@ -42,18 +40,3 @@ def test_the_oldest_of_a_kind_stands_still_and_then_is_let_go_of() -> None:
     shown.add("plots", View("late", told))
     assert told.get(timeout=10)[:2] == ("late", "the mesh has ended")
     assert told.empty()
-
-
-def test_one_that_cannot_be_drawn_is_in_nobodys_way() -> None:
-    told: queue.SimpleQueue[tuple[str, str, bool]] = queue.SimpleQueue()
-    failed: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-    shown = LiveViews()
-    for name in ("bad", "good"):
-        shown.add("plots", View(name, told))
-    hook, threading.excepthook = threading.excepthook, lambda args: failed.put(args.exc_value)
-    try:
-        shown.end("over")
-        assert [told.get(timeout=10)[0] for _ in range(2)] == ["bad", "good"]
-        assert isinstance(failed.get(timeout=10), KeyError)
-    finally:
-        threading.excepthook = hook

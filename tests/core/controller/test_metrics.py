@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from cellmesh.controller.metrics import (
-    MAX_POINTS,
     Metrics,
     Plot,
     Series,
@@ -55,20 +54,20 @@ def test_log_refuses_values_that_are_no_numbers_by_name(value: object) -> None:
         report((0, {"fine": 1.0, "loss": value}))
 
 
-def test_steps_are_counted_where_none_are_given() -> None:
-    verbs = report((None, {"a": 1.0}), (None, {"a": 2.0}), (10, {"a": 3.0}), (None, {"a": 4.0}))
-    assert [step for verb in verbs for step in verb.steps] == [0, 1, 10, 11]
-
-
 def test_series_are_kept_by_rank_and_restart_with_a_new_loop() -> None:
-    metrics = Metrics()
+    metrics, told = Metrics(), []
+    end = metrics.watch(told.append)
     metrics.take(1, (0, 1), logged(loss=[3.0, 2.0]))
     metrics.take(1, (2,), logged(loss=[9.0], extra=[1.0]))
     assert metrics.names() == ("loss", "extra")
     assert metrics.series("loss") == {
         0: Series((0, 1), (3, 2)), 1: Series((0, 1), (3, 2)), 2: Series((0,), (9,)),
     }  # fmt: skip
+    metrics.settle()
+    end()
     metrics.take(2, (0,), logged(loss=[7.0]))
+    metrics.settle()
+    assert told == [{"loss"}, {"loss", "extra"}, None]
     assert metrics.series("loss")[0] == Series((0,), (7,))
     with pytest.raises(MeshUsageError, match="name what to plot: loss"):
         plot(metrics, (), (0,))
@@ -95,27 +94,6 @@ def test_of_many_points_the_first_and_the_last_are_sent() -> None:
     assert (steps[0], steps[-1]) == (0, last)
     assert steps == sorted(steps)
     assert len(steps) < last
-
-
-def test_kept_entries_are_bounded() -> None:
-    metrics = Metrics()
-    for begin in range(0, 3 * MAX_POINTS, 1000):
-        steps = tuple(float(step) for step in range(begin, begin + 1000))
-        metrics.take(1, (0,), Parcel(Logged(1, ("a",), steps, (steps,))))
-    kept = metrics.series("a")[0]
-    assert len(kept.steps) <= MAX_POINTS
-    assert kept.steps[-1] == 3 * MAX_POINTS - 1
-
-
-def test_watchers_are_called_until_they_unsubscribe() -> None:
-    metrics, told = Metrics(), []
-    end = metrics.watch(told.append)
-    metrics.take(1, (0,), logged(a=[1.0]))
-    metrics.settle()
-    end()
-    metrics.take(1, (0,), logged(a=[1.0]))
-    metrics.settle()
-    assert told == [{"a"}, None]
 
 
 EXTREMES = [

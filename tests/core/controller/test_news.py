@@ -16,21 +16,6 @@ from cellmesh.controller.news import News, Reply
 WAIT_S = 10.0
 
 
-def test_a_report_wakes_each_thread_that_waits() -> None:
-    news, changed, woken = News(), threading.Event(), list[bool]()
-    threads = [
-        threading.Thread(target=lambda: woken.append(news.wait_for(changed.is_set, WAIT_S)))
-        for _ in range(3)
-    ]
-    for thread in threads:
-        thread.start()
-    changed.set()
-    news.report()
-    for thread in threads:
-        thread.join(WAIT_S)
-    assert woken == [True] * 3
-
-
 def test_a_wait_that_ends_by_time_leaves_nothing() -> None:
     news = News()
     assert not news.wait_for(lambda: False, 0.001)
@@ -94,14 +79,3 @@ def test_a_reply_is_the_value_or_error_that_was_given() -> None:
     assert given.result() == given.result() == 1
     with pytest.raises(ValueError, match="why"):
         failed.result()
-
-
-def test_an_interrupt_ends_a_wait() -> None:
-    news = News()
-    main = threading.main_thread().ident
-    assert main is not None
-    timer = threading.Timer(0.05, signal.pthread_kill, (main, signal.SIGINT))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        news.wait_for(lambda: False, WAIT_S)
-    timer.join()

@@ -36,18 +36,6 @@ def test_the_ranks_that_differ_are_named_the_most_first(
     assert report.notes() == [f"`%dist_sync m --from {groups[0][0]}` makes replicas equal"]
 
 
-def test_only_ranks_that_should_hold_the_same_are_compared() -> None:
-    held = {0: ("a", (0, 2)), 1: ("b", (1, 3)), 2: ("a", (0, 2)), 3: ("c", (1, 3))}
-    report = bring_together("", {rank: [entry(d, r)] for rank, (d, r) in held.items()})
-    assert [found.groups for found in report.differences] == [((1,), (3,))]
-
-
-def test_parts_of_their_own_are_not_compared() -> None:
-    report = bring_together("m", {rank: [entry(str(rank), (rank,))] for rank in range(2)})
-    assert (report.equal, report.num_compared, report.num_alone) == (True, 0, 1)
-    assert "there are no replicas to compare" in repr(report)
-
-
 @pytest.mark.parametrize(
     ("report", "text"),
     [

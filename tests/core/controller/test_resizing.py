@@ -12,7 +12,7 @@ from cellmesh.controller.code_files.sync import CodeSync
 from cellmesh.controller.core.core import Core
 from cellmesh.controller.core.effects import HealReport
 from cellmesh.controller.news import Reply
-from cellmesh.controller.resizing import Question, Resizing, describe_resize, plan_resize, resize
+from cellmesh.controller.resizing import Question, Resizing, plan_resize, resize
 from cellmesh.controller.session.hosts.connections import Connections
 from cellmesh.controller.session.launch.hosts import HostAgents
 from cellmesh.errors import HostError, MeshUsageError, NoMeshError
@@ -64,16 +64,6 @@ def test_size_that_cannot_be_is_refused(
 ) -> None:
     with pytest.raises(MeshUsageError, match=message):
         plan(*options, **now)
-
-
-def test_what_was_done_is_said() -> None:
-    report = HealReport(healed=True, took_s=0.52, notes=("bound: model",))
-    grown = describe_resize(report, 4, {"dp": 3, "tp": 2})
-    assert grown == (
-        "6 ranks (dp=3, tp=2), 4 before: ranks 4-5 new and empty, process groups made in 0.5 s; "
-        "the others hold what they held\nbound: model"
-    )
-    assert "rank 3 ended" in describe_resize(report, 4, {"dp": 3})
 
 
 NEW = Host("b", "tcp://10.0.0.2:5", "key", 1, 1)
@@ -161,11 +151,11 @@ ENDED = ["turn away", "end b", "forget"]
 def test_new_host_has_the_modules_before_the_core_is_asked(world: World) -> None:
     assert not do(world).failure
     assert world.done == ["start", "invite", "bring", "ask", "check", "note", "resize"]
-
-
-def test_resize_without_new_hosts_starts_and_ends_nothing(world: World) -> None:
-    do(world, Resizing((1,), (), {"dp": 1}))
-    assert world.done == ["ask", "check", "note", "resize"]
+    # A run begins in the meantime.
+    world.bring = lambda timeout_s: setattr(world, "why_not", "rank 0 runs cell 3")  # type: ignore
+    with pytest.raises(MeshUsageError, match="rank 0 runs cell 3\nb did not join"):
+        do(world)
+    assert world.done[-3:] == ENDED
 
 
 HOST_ERROR = HostError("b: disk full")
@@ -190,16 +180,6 @@ def test_fault_before_the_core_resizes_ends_the_new_agents(
         assert str(raised.value) == "b: disk full\nb did not join: the mesh is as it was"
 
 
-def test_run_that_begins_in_the_meantime_ends_the_new_agents(world: World) -> None:
-    def bring(timeout_s: float) -> None:
-        world.why_not = "rank 0 runs cell 3"
-
-    world.bring = bring  # type: ignore[method-assign]
-    with pytest.raises(MeshUsageError, match="rank 0 runs cell 3\nb did not join"):
-        do(world)
-    assert world.done[-3:] == ENDED
-
-
 @pytest.mark.parametrize("is_late", [False, True])
 def test_interrupt_ends_the_new_agents_until_the_core_resizes(is_late: bool, world: World) -> None:
     questions: list[Question] = []
@@ -213,20 +193,14 @@ def test_interrupt_ends_the_new_agents_until_the_core_resizes(is_late: bool, wor
     world.ask = ask  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         do(world)
-    if is_late:
-        assert world.done[-1] == "resize"
-        return
-    assert world.done[-3:] == ENDED
-    questions[0](cast(Core, world), 0.0)  # was withdrawn
-    assert "resize" not in world.done
+    if not is_late:
+        assert world.done[-3:] == ENDED
+        questions[0](cast(Core, world), 0.0)  # was withdrawn
+    assert ("resize" in world.done) == is_late
 
 
-@pytest.mark.parametrize("step", ["invite", "bring"])
-def test_end_of_the_mesh_ends_the_new_agents(step: str, world: World) -> None:
-    def end(*args: Any, **options: Any) -> None:
-        world.has_ended = True
-
-    setattr(world, step, end)
+def test_end_of_the_mesh_ends_the_new_agents(world: World) -> None:
+    world.bring = lambda timeout_s: setattr(world, "has_ended", True)  # type: ignore
     assert do(world).failure == "the mesh has ended"
     assert world.done[-2:] == ["end b", "forget"]
 

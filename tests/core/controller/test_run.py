@@ -13,7 +13,7 @@ import pytest
 
 from cellmesh.controller.output.printer import Printer
 from cellmesh.controller.run import Run
-from cellmesh.errors import MeshUsageError, RankDied, RankFailure, RanksInterrupted, RemoteError
+from cellmesh.errors import MeshUsageError, RankFailure, RanksInterrupted, RemoteError
 from cellmesh.wire import payload
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.messages import Done, Failed, Pickled
@@ -32,14 +32,11 @@ def failure_of(case: Case) -> RankFailure:
     return caught.value
 
 
-def test_a_single_ranks_result_is_its_value_loaded_once() -> None:
+def test_values_are_loaded_once_and_ranks_that_answer_alike_have_their_own() -> None:
     case = Case(1, single=True)
     case.give(0, [42])
     assert case.run.result(0) == [42]
     assert case.run.result(0) is case.run.result(0)
-
-
-def test_ranks_that_answer_alike_have_values_of_their_own() -> None:
     case = Case(2)
     pickled, _ = payload.dumps([1], "value")
     case.settle((0, 1), Done(1, pickled))
@@ -67,18 +64,6 @@ def test_unloadable_value_is_reported_with_its_rank() -> None:
         case.run.result(0)
 
 
-# ---- output
-
-
-def test_output_is_shown_before_the_run_is_done() -> None:
-    case = Case(1)
-    case.run.printer.feed((0,), Output(1, "stdout", "last words"), 0.0)
-    seen: list[str] = []
-    case.run.on_end(lambda: seen.append(case.sink.text))
-    case.settle((0,), Done(1))
-    assert seen == ["[0] last words\n"]
-
-
 # ---- failures
 
 
@@ -97,34 +82,16 @@ def test_a_failure_has_the_original_exceptions_by_rank() -> None:
     )
 
 
-def test_a_death_is_a_failure_with_its_reason_and_last_words() -> None:
-    case = Case(2)
-    case.settle((0,), Done(1))
-    case.die(1)
-    failure = failure_of(case)
-    assert str(failure) == "rank 1 killed by SIGKILL; rank 0 finished"
-    died = failure.exceptions_by_rank[1]
-    assert isinstance(died, RankDied)
-    assert (died.rank, died.reason, died.last_output) == (1, "killed by SIGKILL", "last words")
-    assert failure.tracebacks == {}
-
-
-def test_an_exception_that_did_not_travel_is_stood_in_for() -> None:
-    case = Case(1)
-    case.settle((0,), Failed(1, "OddError", "odd", "Traceback", 2, None, "it holds a lock"))
+@pytest.mark.parametrize("stream", [None, b"cno_such_module\nThing\n.", b"not a pickle", b"N."])
+def test_an_exception_that_did_not_travel_is_stood_in_for(stream: bytes | None) -> None:
+    case, pickled = Case(1), stream and Pickled(stream)
+    case.settle((0,), Failed(1, "OddError", "odd", "Traceback", 2, pickled, "it holds a lock"))
     failure = failure_of(case)
     assert "rank 0 raised OddError: odd" in str(failure)
     stand_in = failure.exceptions_by_rank[0]
     assert isinstance(stand_in, RemoteError)
-    facts = (stand_in.type_name, stand_in.text, stand_in.why)
-    assert facts == ("OddError", "odd", "it holds a lock")
-
-
-@pytest.mark.parametrize("stream", [b"cno_such_module\nThing\n.", b"not a pickle", b"N."])
-def test_an_exception_that_does_not_load_is_stood_in_for(stream: bytes) -> None:
-    case = Case(1)
-    case.settle((0,), Failed(1, "OddError", "odd", "Traceback", 2, Pickled(stream)))
-    assert isinstance(failure_of(case).exceptions_by_rank[0], RemoteError)
+    assert (stand_in.type_name, stand_in.text) == ("OddError", "odd")
+    assert stream or stand_in.why == "it holds a lock"
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=repr)
@@ -153,20 +120,6 @@ def released() -> Failed:
     where = "waited in barrier"
     text = f"Released: {where} at line 4"
     return Failed(1, "Released", where, text, 4, None, "", True, "barrier", 1.0)
-
-
-def test_run_shows_its_progress() -> None:
-    case = Case(3, title="cell 7")
-    assert not case.run.done()
-    assert case.run.waiting_ranks() == [0, 1, 2]
-    assert repr(case.run) == "<cell 7 on ranks 0-2: waits for ranks 0-2>"
-    case.settle((0, 2), Done(1))
-    assert case.run.waiting_ranks() == [1]
-    assert not case.run.wait(0)
-    case.settle((1,), Done(1))
-    assert case.run.done()
-    assert case.run.wait(0)
-    assert repr(case.run) == "<cell 7 on ranks 0-2: done>"
 
 
 def test_timeout_names_missing_ranks_and_leaves_the_run_alone() -> None:
@@ -220,21 +173,15 @@ def test_iterating_raises_at_the_first_that_failed_and_names_no_running_ranks() 
 # ---- asyncio
 
 
-async def wait_for(run: Run[Any], timeout_s: float = WAIT_S) -> Any:
-    async def wait() -> Any:
-        return await run
-
-    return await asyncio.wait_for(wait(), timeout_s)
-
-
-def test_a_run_can_be_awaited_again_and_again() -> None:
+def test_a_run_can_be_awaited_and_iterated_over_asynchronously() -> None:
     case = Case(2)
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        loop.run_in_executor(None, lambda: [case.give(rank, rank) for rank in (0, 1)])
-        assert await wait_for(case.run) == {0: 0, 1: 1}
-        assert await wait_for(case.run) == {0: 0, 1: 1}
+        loop.run_in_executor(None, lambda: [case.give(rank, rank * 10) for rank in (1, 0)])
+        async with asyncio.timeout(WAIT_S):
+            assert [pair async for pair in case.run] == [(1, 10), (0, 0)]
+            assert await case.run == {0: 0, 1: 10}
 
     asyncio.run(main())
 
@@ -244,23 +191,13 @@ def test_giving_up_an_await_interrupts_the_ranks() -> None:
 
     async def main() -> Any:
         with pytest.raises(TimeoutError):
-            await wait_for(case.run, 0.01)
+            async with asyncio.timeout(0.01):
+                await case.run
         assert case.interrupted.is_set()
         case.give(0, 1)  # too late for the rank
         return await case.run
 
     assert asyncio.run(main()) == {0: 1}
-
-
-def test_values_can_be_iterated_over_asynchronously() -> None:
-    case = Case(2)
-
-    async def main() -> list[Any]:
-        loop = asyncio.get_running_loop()
-        loop.run_in_executor(None, lambda: [case.give(rank, rank * 10) for rank in (1, 0)])
-        return [pair async for pair in case.run]
-
-    assert asyncio.run(main()) == [(1, 10), (0, 0)]
 
 
 def test_giving_up_an_asynchronous_iteration_interrupts_the_ranks_and_hangs_nowhere() -> None:

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -64,16 +64,6 @@ def test_other_questions_wait_their_turn() -> None:
     assert seen == [("[0] first? ", False), ("[1] second? ", False), ("[2] first? ", True)]
 
 
-def test_answered_rank_may_ask_again_before_other_questions() -> None:
-    questions = asked(([0], ask(1, "(Pdb) "), 10.0))
-    first = take(questions, [0, 1], 10.0 + GATHER_S)
-    questions.add([1], ask(1, "(Pdb) "), 10.0 + GATHER_S, ALL)
-    questions.close(first, 20.0)
-    assert questions.take_due([0, 1], 20.0)[0] is None
-    questions.add([0], ask(2, "(Pdb) "), 20.01, ALL)
-    assert take(questions, [0, 1], 20.01).labelled == "[0-1] (Pdb) "
-
-
 def test_withdrawn_question_is_not_answered() -> None:
     questions = asked(([0, 1], ask(3), 10.0))
     prompt = take(questions, [0, 1], 10.0)
@@ -84,18 +74,6 @@ def test_withdrawn_question_is_not_answered() -> None:
 
 
 # ---- put to the user
-
-
-class Keyboard:
-    """Stands in for ``input()``; the prompts are answered by a function."""
-
-    def __init__(self, answer: Callable[[], str]) -> None:
-        self._answer = answer
-        self.prompts: list[str] = []
-
-    def __call__(self, prompt: str) -> str:
-        self.prompts.append(prompt)
-        return self._answer()
 
 
 def sit_before_the_box(asked: threading.Event) -> str:
@@ -117,32 +95,23 @@ def test_a_thread_that_looks_up_sees_no_question_before_what_was_printed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     case, asked = case_that_ends_by_an_answer(), threading.Event()
-    show = case.run.printer.show
+    show, prompts = case.run.printer.show, list[str]()
 
     def show_slowly(now: float, everything: bool = False) -> None:
         monkeypatch.setattr(case.run.printer, "show", show)
         case.run._news.report()  # the user's thread is awake
         assert not asked.wait(0.7), "asked before the output was shown"
 
+    def answer(prompt: str) -> str:
+        prompts.append(prompt)
+        asked.set()
+        return "Ada"
+
     monkeypatch.setattr(case.run.printer, "show", show_slowly)
-    keyboard = Keyboard(lambda: asked.set() or "Ada")
-    monkeypatch.setattr("builtins.input", keyboard)
+    monkeypatch.setattr("builtins.input", answer)
     with beside(lambda: case.run.ask((0, 1), ask(5), 0.0)):
         case.run.result(WAIT_S)
-    assert keyboard.prompts == ["[0-1] name? "]
-    assert case.control.replies == [({0: 5, 1: 5}, "Ada", False)]
-
-
-def test_awaiting_answers_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = case_that_ends_by_an_answer()
-    monkeypatch.setattr("builtins.input", Keyboard(lambda: "Ada"))
-    case.run.ask((0, 1), ask(5), 0.0)
-
-    async def main() -> None:
-        async with asyncio.timeout(WAIT_S):
-            await case.run
-
-    asyncio.run(main())
+    assert prompts == ["[0-1] name? "]
     assert case.control.replies == [({0: 5, 1: 5}, "Ada", False)]
 
 
@@ -150,16 +119,20 @@ def test_awaiting_answers_too(monkeypatch: pytest.MonkeyPatch) -> None:
     ("error", "text"),
     [(EOFError(), ""), (RuntimeError("no stdin"), "nobody can answer 'name? ' here: no stdin")],
 )
-def test_no_answer_is_the_end_of_input(
+def test_no_answer_is_the_end_of_input_also_for_an_awaited_run(
     monkeypatch: pytest.MonkeyPatch, error: Exception, text: str
 ) -> None:
-    def fail() -> str:
+    def fail(prompt: str) -> str:
         raise error
 
+    async def wait() -> None:
+        async with asyncio.timeout(WAIT_S):
+            await case.run
+
     case = case_that_ends_by_an_answer()
-    monkeypatch.setattr("builtins.input", Keyboard(fail))
+    monkeypatch.setattr("builtins.input", fail)
     case.run.ask((0, 1), ask(5), 0.0)
-    case.run.result(WAIT_S)
+    asyncio.run(wait())
     assert case.control.replies == [({0: 5, 1: 5}, text, True)]
 
 
@@ -168,7 +141,7 @@ def test_input_box_is_closed_by_the_end_of_the_ranks_and_by_the_stop_button(
     is_pressed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case, asked = Case(2), threading.Event()
-    monkeypatch.setattr("builtins.input", Keyboard(lambda: sit_before_the_box(asked)))
+    monkeypatch.setattr("builtins.input", lambda prompt: sit_before_the_box(asked))
 
     def act() -> None:
         assert asked.wait(WAIT_S)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import cellmesh
 from cellmesh.controller.code_files.scan import FileState, Found, Scanner, bound, user_roots
 
 OLD_NS = 1_000_000_000_000_000_000
@@ -31,43 +32,38 @@ def found(scanner: Scanner) -> list[str]:
 
 
 def test_what_an_import_can_reach_is_found(tmp_path: Path) -> None:
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
     reached = [
-        "module.py",
-        "names/space.py",
-        "package/__init__.py",
-        "package/data.json",
-        "package/data-files/table.csv",
-        "compiled.cpython-311-x86_64-linux-gnu.so",
+        *("module.py", "names/space.py", "package/__init__.py", f"compiled{suffix}"),
+        *("package/data.json", "package/data-files/table.csv"),
     ]
-    write(tmp_path, *reached)
     write(
         tmp_path,
+        *reached,
         *("notebook.ipynb", "data.csv", "no-name/module.py", ".hidden/module.py", ".hidden.py"),
         *("__pycache__/module.py", "package/__pycache__/x.pyc", "package/x.pyc"),
         *("venv/pyvenv.cfg", "venv/module.py", "lib/site-packages/module.py"),
     )
-    suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    expected = [name.replace(".cpython-311-x86_64-linux-gnu.so", suffix) for name in reached]
-    write(tmp_path, *expected)
-    assert set(expected) <= set(found(Scanner((str(tmp_path),)))) <= {*reached, *expected}
+    assert found(Scanner((str(tmp_path),))) == sorted(reached)
+    assert found(Scanner((str(tmp_path / "nowhere"), str(tmp_path / "module.py")))) == []
 
 
 def test_gitignore_is_honoured_above_and_below(tmp_path: Path) -> None:
     write(tmp_path, ".git/HEAD")
-    write(tmp_path, ".gitignore", text="*_local.py\nproject/build/\n")
+    write(tmp_path, ".gitignore", text="# a comment\n*_local.py\n!\nproject/build/\n")
     project = tmp_path / "project"
     write(project, "a.py", "a_local.py", "build/b.py", "inner/kept_local.py", "inner/c.py")
     write(project, "inner/.gitignore", text="!kept_local.py\n/c.py\n")
     scanner = Scanner((str(project),))
-    assert found(scanner) == ["a.py", "inner/kept_local.py"]
+    scan = scanner.scan()
+    assert paths_of(scan) == ["a.py", "inner/kept_local.py"]
+    (problem,) = scan.problems
+    assert problem.startswith(f"line 3 of {tmp_path}/.gitignore hides nothing: ")
     write(tmp_path, ".gitignore", text="a.py\n")
     assert found(scanner) == ["a_local.py", "build/b.py", "inner/kept_local.py"]
-
-
-def test_gitignore_outside_of_a_working_tree_means_nothing(tmp_path: Path) -> None:
-    write(tmp_path, ".gitignore", text="*.py\n")
-    write(tmp_path, "project/a.py")
-    assert found(Scanner((str(tmp_path / "project"),))) == ["a.py"]
+    (tmp_path / ".git/HEAD").unlink()
+    (tmp_path / ".git").rmdir()
+    assert "a.py" in found(scanner), "outside of a working tree it means nothing"
 
 
 def test_changes_are_seen_where_a_directory_was_listed_before(tmp_path: Path) -> None:
@@ -118,28 +114,14 @@ def test_largest_files_are_left_out_and_modules_last() -> None:
     assert text.startswith("/r/p/large.bin (0.0 MB), /r/p/x.bin (0.0 MB): the files beside")
 
 
-def test_own_package_is_not_sent() -> None:
-    import cellmesh
-
-    repository = Path(cellmesh.__file__).parents[1]
-    names = found(Scanner((str(repository),)))
-    assert "tests/core/controller/code_files/test_scan.py" in names
-    assert not [name for name in names if name.startswith("cellmesh/")]
-
-
 def test_roots_are_the_users_directories(tmp_path: Path) -> None:
     installed = tmp_path / "lib/site-packages"
     installed.mkdir(parents=True)
     python = [sysconfig.get_path("stdlib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
     path = [str(tmp_path), "/", str(tmp_path / "nowhere"), str(installed), *python, str(tmp_path)]
     assert user_roots(path) == (str(tmp_path),)
-
-
-@pytest.mark.parametrize("kind", ["directory", "file"])
-def test_what_is_not_there_has_no_files(kind: str, tmp_path: Path) -> None:
-    if kind == "file":
-        write(tmp_path, "x")
-    assert found(Scanner((str(tmp_path / "x"),))) == []
+    own = Scanner((str(Path(cellmesh.__file__).parents[1]),)).scan().files
+    assert not [name for _, name in own if name.startswith("cellmesh/")]
 
 
 def test_entry_that_cannot_be_looked_at_is_named_and_the_rest_is_found(tmp_path: Path) -> None:
@@ -159,16 +141,7 @@ def test_entry_that_cannot_be_looked_at_is_named_and_the_rest_is_found(tmp_path:
     assert len(scanner.scan().problems) == 1
 
 
-def make_huge(path: Path) -> None:
-    with path.open("wb") as file:
-        file.truncate(1 << 30)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero"), make_huge],
-    ids=["pipe", "directory", "device", "huge"],
-)
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
 def test_gitignore_that_cannot_be_read_hides_nothing_and_is_named(
     make: Callable[[Path], object], tmp_path: Path
 ) -> None:
@@ -178,12 +151,3 @@ def test_gitignore_that_cannot_be_read_hides_nothing_and_is_named(
     assert paths_of(scan) == ["module.py"]
     (problem,) = scan.problems
     assert problem.startswith(f"{tmp_path}/.gitignore hides nothing: it ")
-
-
-def test_line_of_gitignore_that_is_no_pattern_is_named_and_the_others_hold(tmp_path: Path) -> None:
-    write(tmp_path, "module.py", "hidden.py")
-    write(tmp_path, ".gitignore", text="# a comment\n!\nhidden.py\n")
-    scan = Scanner((str(tmp_path),)).scan()
-    assert paths_of(scan) == ["module.py"]
-    (problem,) = scan.problems
-    assert problem.startswith(f"line 2 of {tmp_path}/.gitignore hides nothing: ")

@@ -20,11 +20,6 @@ NAMES = ("a", "b")
 LOADS: list[str] = []
 
 
-def only(said: list[str]) -> str:
-    (text,) = said
-    return text
-
-
 class Hosts:
     """Two hosts that have files, and answer as agents do."""
 
@@ -32,12 +27,10 @@ class Hosts:
         self.names = ["", ""]
         self.problems = ["", ""]
         self.asked: list[str] = []
+        self.sizes: list[int] = []
         self.files: list[dict[str, bytes]] = [{}, {}]
-        self.are_gone = False
 
     def ask(self, make: Make, timeout_s: float | None) -> Mapping[int, FilesAnswer] | None:
-        if self.are_gone:
-            return None
         return {host: self._answer(host, parcels) for host, parcels in make(7, (0, 1)).items()}
 
     def take_asked(self) -> list[str]:
@@ -47,6 +40,7 @@ class Hosts:
     def _answer(self, host: int, parcels: Sequence[Parcel[Any]]) -> FilesAnswer:
         assert [parcel.verb.is_last for parcel in parcels] == [False] * (len(parcels) - 1) + [True]
         order = parcels[0].verb
+        self.sizes += [len(parcel.buffers[0]) for parcel in parcels]
         archive = b"".join(bytes(parcel.buffers[0]) for parcel in parcels)
         files = msgspec.msgpack.decode(archive, type=list[CodeFile])
         self.asked.append(f"{len(files)} to {NAMES[host]}")
@@ -78,11 +72,13 @@ def code(tmp_path: Path, hosts: Hosts, said: list[str]) -> CodeSync:
 
 
 def test_what_has_changed_is_sent_to_each_host(
-    code: CodeSync, hosts: Hosts, tmp_path: Path
+    code: CodeSync, hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sync, "_CHUNK_BYTES", 10)
     code.bring()
     assert hosts.take_asked() == ["0 to a", "0 to b", "2 to a", "2 to b"]
     assert hosts.files[0] == hosts.files[1] == {"0/a.py": b"a", "0/same.py": b"a"}
+    assert max(hosts.sizes) == 10
     code.bring()
     assert hosts.take_asked() == []
     (tmp_path / "b.py").write_text("b")
@@ -92,9 +88,13 @@ def test_what_has_changed_is_sent_to_each_host(
     assert hosts.files[0] == hosts.files[1] == {"0/a.py": b"a", "0/b.py": b"b"}
 
 
-def test_host_with_other_files_gets_all(code: CodeSync, hosts: Hosts, tmp_path: Path) -> None:
+def test_hosts_get_what_they_lack(code: CodeSync, hosts: Hosts, tmp_path: Path) -> None:
     code.bring()
     hosts.take_asked()
+    code.forget()
+    code.bring()
+    CodeSync(code.roots, hosts.ask, NAMES.__getitem__, int, str).bring()  # another notebook's
+    assert hosts.take_asked() == ["0 to a", "0 to b"] * 2
     hosts.names[1], hosts.files[1] = "", {}  # it was started again
     (tmp_path / "a.py").write_text("b")
     code.forget()
@@ -119,16 +119,6 @@ def test_calls_in_a_row_look_now_and_then_or_after_a_load(
     monkeypatch.setattr(sync, "_LOOK_S", 0.0)
     code.bring(is_hurried=True)
     assert hosts.take_asked()
-
-
-def test_hosts_that_have_all_get_nothing(code: CodeSync, hosts: Hosts) -> None:
-    code.bring()
-    hosts.take_asked()
-    code.forget()
-    code.bring()
-    assert hosts.take_asked() == ["0 to a", "0 to b"]
-    CodeSync(code.roots, hosts.ask, NAMES.__getitem__, int, str).bring()  # another notebook's
-    assert hosts.take_asked() == ["0 to a", "0 to b"]
 
 
 def test_problem_of_a_host_is_named_and_tried_again(
@@ -158,7 +148,8 @@ def test_file_that_cannot_be_read_is_named_and_the_rest_is_sent(
         code.bring()
         assert "0/a.py" not in hosts.files[0]
         assert "0/same.py" in hosts.files[0]
-    assert f"{tmp_path}/a.py: Permission denied" in only(said)
+    (text,) = said
+    assert f"{tmp_path}/a.py: Permission denied" in text
 
 
 def test_file_that_changes_while_it_is_read_is_read_again(
@@ -179,49 +170,19 @@ def test_file_that_changes_while_it_is_read_is_read_again(
     os.utime(tmp_path / "a.py", (1, 1))
     code.bring()
     assert "0/a.py" not in hosts.files[0]
-    assert f"{tmp_path}/a.py: it does not have" in only(said)
+    (text,) = said
+    assert f"{tmp_path}/a.py: it does not have" in text
     code.bring()
     assert hosts.files[0]["0/a.py"] == b"11"
 
 
-def test_file_of_another_size_than_it_says_is_left_out(
-    code: CodeSync, hosts: Hosts, said: list[str], tmp_path: Path
+def test_large_files_are_left_out_and_named_once(
+    code: CodeSync, said: list[str], tmp_path: Path
 ) -> None:
-    (tmp_path / "odd.py").symlink_to("/proc/self/status")
-    code.bring()
-    assert hosts.files[0].keys() == hosts.files[1].keys() >= {"0/a.py", "0/same.py"}
-    assert "0/odd.py" not in hosts.files[0]
-    assert f"{tmp_path}/odd.py: it does not have the 0 bytes" in only(said)
-
-
-def test_ended_mesh_is_no_problem_of_files(code: CodeSync, hosts: Hosts) -> None:
-    hosts.are_gone = True
-    code.bring()
-
-
-def test_what_is_left_out_is_said_once(code: CodeSync, said: list[str], tmp_path: Path) -> None:
     code._scanner.max_bytes = 1
     code.bring()
     code.forget()
     code.bring()
-    text = only(said)
+    (text,) = said
     assert f"{tmp_path}/same.py" in text
     assert ".gitignore" in text
-
-
-def test_messages_are_of_bounded_size(
-    code: CodeSync, hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes = []
-
-    def ask(make: Make, timeout_s: float | None) -> Mapping[int, FilesAnswer] | None:
-        sizes.extend(len(p.buffers[0]) for parcels in make(7, (0,)).values() for p in parcels)
-        return hosts.ask(make, timeout_s)
-
-    monkeypatch.setattr(sync, "_CHUNK_BYTES", 10)
-    (tmp_path / "b.py").write_text("b" * 95)
-    code.ask = ask
-    code.bring()
-    assert len(sizes) > 10
-    assert max(sizes) == 10
-    assert hosts.files[1]["0/b.py"] == b"b" * 95

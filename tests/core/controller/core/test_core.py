@@ -11,7 +11,7 @@ from cellmesh.controller.core.core import Answer, Change, Core, Finish
 from cellmesh.controller.core.requests import ANSWER_S
 from cellmesh.wire.attach import Refused, Welcome
 from cellmesh.wire.codec import Parcel, at_rank_for_work
-from cellmesh.wire.messages import Channel, LogText, ReadLog, Relay, StartFailed, Stopped
+from cellmesh.wire.messages import Channel, Relay, StartFailed, Stopped
 from cellmesh.wire.status import HostReport, Probe, RankState, ReadHost
 from cellmesh.wire.values import PullNames
 
@@ -104,10 +104,6 @@ def test_questions_to_the_agent_are_answered_by_it_and_by_an_ended_one_with_noth
     assert sent(effects) == [Parcel(ReadHost(request))]
     report = HostReport(request, infos(4))
     assert core.receive(Parcel(report), 0.0) == [Answer(request, report)]
-    request, effects = core.ask_agent(lambda request: ReadLog(request, 3, 1000))
-    assert sent(effects) == [Parcel(ReadLog(request, 3, 1000))]
-    text = LogText(request, "text", 0)
-    assert core.receive(Parcel(text), 0.0) == [Answer(request, text)]
     last, _ = core.ask((0,), Probe, 0.0)
     assert of(Answer, core.agent_ended("stopped")) == [Answer(last, {})]
     request, effects = core.ask_agent(ReadHost)

@@ -51,8 +51,6 @@ ONLY_THEN = {
         0 done heal -> -
         1 done heal -> note 1: process groups rebuilt...; healed: healed
         calm""",
-    "groups that disagree": """2 ranks
-        run 1 on 0-1; 0 fail 1; 1 done 1; 0 answers #3; 1 answers #2 -> heal 0-1""",
     "a rank that was interrupted though its code went on": """2 ranks
         run 1 on 0-1; interrupt 1; 0-1 done 1 -> finish 1; probe 0-1
         all answer broken -> heal 0-1""",
@@ -72,25 +70,11 @@ TAKES_PART = {
         0-1 done heal; 2 done 1 -> finish 1; probe 0-2
         all answer -> heal 0-2
         0-2 done heal; calm""",
-    "a silent rank before its next run": """3 ranks
-        run 1 on 0-1; 0-1 fail 1 -> finish 1; probe 0-2
-        0-1 answer broken; @1 tick -> heal 0-1
-        0-1 done heal; run 2 on 0-1 -> run 2 on 0-1
-        0-1 done 2 -> finish 2
-        run 3 on 2 -> probe 0-2
-        all answer -> heal 0-2
-        0-2 done heal -> healed: healed; run 3 on 2""",
     "a holding rank once the failed run has ended everywhere": """4 ranks on_error='wait'
         run 1 on 0-1; run 2 on 0; run 3 on 2-3; 0 fail 1; 2-3 fail 3; 0,2,3 answer broken
         1 answers in 1 -> heal 2-3
         2-3 done heal -> note 3: process groups rebuilt...
         1 done 1; drive; 0 done 2 -> finish 2""",
-    "next, a rank that fails during an examination": """3 ranks
-        run 1 on 0-1; run 2 on 2; 0-1 fail 1 -> finish 1; probe 0-2
-        2 fail 2 -> finish 2
-        all answer -> probe 0-2
-        all answer -> resume 0-2
-        calm""",
 }
 WAITS = {
     "work waits for calm and keeps its order": f"""3 ranks
@@ -101,18 +85,8 @@ WAITS = {
     "goes only to the ranks that were there all the time": """3 ranks auto_heal=True
         0 dies; run 1 on 1-2 -> -
         2 dies; drive -> healed: new 0,2, healed; run 1 on 1""",
-    "a missing rank's work tries its replacement again": """2 ranks
-        heal; 0 dies; @1 tick -> probe 1
-        @6 tick -> ...
-        @7 run 1 on 0 -> ...
-        drive -> ...run 1 on 0""",
-    "work for a rank that cannot be replaced ends": """2 ranks
-        heal; 0 dies; @1 tick; @2 tick; @5 run 1 on 0; @6 tick -> ...finish 1...""",
 }
 DEATHS = {
-    "a rank that has ended its part is not waited for": """3 ranks
-        run 1 on 0-1; 1 done 1; 1 dies -> probe 0,2
-        0 answers in 1; 2 answers -> heal 2""",
     "if all are dead the new ones make the mesh's own groups": """2 ranks
         0 dies; drive; 1 dies; heal -> respawn 0-1
         0-1 respawned -> probe 0-1
@@ -123,12 +97,6 @@ DEATHS = {
         all answer in 1; @2.1 1 dies -> finish 1; probe 0
         drive -> note 1: rank 1 is new...; healed: new 1, healed
         calm""",
-    "an auto-healed rank that dies is reported": """2 ranks
-        run 1 on 0-1; interrupt 1; interrupt 1; 0 interrupted 1; @2 tick -> kill 1; probe 0-1
-        all answer in 1; 1 dies -> finish 1; probe 0
-        all answer -> respawn 1
-        1 respawned; 1 dies; drive -> note 1: ...rank 1, which was new, was killed...
-        calm""",
 }
 REQUESTS = {
     "waits for ranks that are about to be released": """3 ranks
@@ -136,10 +104,6 @@ REQUESTS = {
         @1 tick -> release 0,2 in 1
         @1.1 0 fail 1; 2 fail 1; drive -> ...report new 1, healed...
         calm""",
-    "is not answered by a look at others": """4 ranks
-        run 1 on 0-1; 1 dies; @0.1 heal -> -
-        @0.2 run 3 on 3; @0.3 3 fail 3; drive -> note 3: rank 1 is dead...; healed: healed, dead 1
-        @0.9 0 fail 1; drive -> note 1: ...; healed: new 1, healed; report new 1, healed""",
     "does not wait without end": """2 ranks
         run 1 on 0-1 cell 3; 1 dies; @0.1 heal -> -
         @0.2 run 2 on 0-1 -> -
@@ -157,17 +121,6 @@ REQUESTS = {
         run 1 on 0-1; 1 dies; @0.1 heal -> -
         abandon -> report failure: ...must be idle...
         @1.1 0 fail 1; drive -> ...dead 1""",
-    "an auto-healed rank is replaced after an abandoned one": """3 ranks auto_heal=True
-        run 1 on 0-2; @0.1 2 dies; @0.2 heal -> -
-        @0.3 run 2 on 0-2 -> -
-        @1.1 tick -> release 0-1 in 1
-        abandon -> report failure: ...must be idle...
-        @20 0-1 fail 1; drive -> note 1: ...; healed: new 2, healed; run 2 on 0-2""",
-    "names ranks without an answer": """2 ranks
-        heal -> probe 0-1
-        0 answers -> -
-        @1 tick -> probe 0-1
-        0 answers; @5 tick -> report failure: rank 1 must be idle...""",
     "a returned rank is interrupted until it leaves a run that is over": """2 ranks settle_s=0.0
         host of 1 lost; drive; @1 1 returns -> probe 0-1
         heal -> -
@@ -196,10 +149,6 @@ FORKING = {
         all answer -> healed: ...; report dead 1, failure: ...too long
         calm; @200 1 respawned; drive -> healed: new 1, healed
         calm""",
-    "two requests are answered": f"""3 ranks
-        {RESPAWNING}
-        2 dies; heal -> -
-        1 respawned; drive -> ...; report new 1-2, healed; report new 1-2, healed""",
     "a rank that dies whenever it is replaced is not replaced for ever": """2 ranks auto_heal=True
         1 dies; all answer -> respawn 1
         1 respawned; 1 dies; 0 answers -> respawn 1
@@ -221,12 +170,6 @@ DESCRIBING_FAILS = {
         1 answers; 0,2 answer in 2 -> resume 1
         0,2 done 2 -> finish 2; probe 0-2
         all answer -> describe 0""",
-    "the rank that was asked dies": f"""3 ranks
-        {DESCRIBING}
-        0 dies -> probe 1-2
-        all answer -> respawn 0
-        0 respawned; all answer -> describe 2
-        drive -> healed: new 0-1, healed; report new 0-1, healed""",
 }
 HEALING_FAILS = {
     "on one rank": f"""3 ranks
@@ -236,9 +179,6 @@ HEALING_FAILS = {
         2 released heal -> probe 0-2
         all answer -> heal 0-2
         0-2 done heal; calm""",
-    "a healed rank that is at work is left out of the next": """2 ranks
-        run 1 on 0-1; run 2 on 0-1; 0-1 fail 1; all answer broken; 0 done heal; 1 fail heal no
-        all answer -> heal 1""",
     "for good, until the end of the next run": """2 ranks
         run 1 on 0-1; 0-1 fail 1; all answer broken -> heal 0-1
         run 2 on 0; 0-1 fail heal no way -> probe 0-1
@@ -255,26 +195,21 @@ HEALING_FAILS = {
         @100 1 released heal -> probe 0-1
         all answer -> heal 0-1
         0-1 done heal; calm""",
-    "of a run that the core has forgotten": f"""2 ranks
-        1 fail 77 -> probe 0-1
-        all answer -> resume 1
-        1 released {FIRST_HEAL + 77} -> probe 0-1
-        0 answers; 1 answers broken -> heal 0-1""",
 }
 STORE = {
     "groups are made over a new one": """2 ranks
         store moves to 4321 -> probe 0-1
         all answer -> heal 0-1 port 4321
         0-1 done heal; calm""",
-    "also while they are made over the old one": """2 ranks
-        run 1 on 0-1; 0-1 fail 1; all answer broken; store moves to 4321 -> -
-        0-1 fail heal store; all answer -> heal 0-1 port 4321""",
 }
 ATTACHING = {
     "ranks may hold back": """2 ranks attached
         attached -> probe 0-1
         all answer #2 -> resume 0-1
         calm""",
+    "auto-heal replaces dead ranks": """3 ranks auto_heal=True attached 1 is dead
+        attached -> probe 0,2
+        all answer #2 -> respawn 1""",
     "the end of runs in flight": """3 ranks attached run 7 on 0-1
         0-1 answer in 7 #2; 2 answers #2 -> resume 2
         0 fail 7; 1 done 7 -> finish 7; probe 0-2""",

@@ -49,34 +49,12 @@ def test_a_log_keeps_the_last_hundred_and_of_repeated_ones_the_last() -> None:
     ]
 
 
-# A scenario, whose transitions are told, and these.
-LOGGED = {
-    "a run that ends as it should": ("run 1 on 0-1; 0-1 done 1", "run 1", []),
-    "a run that fails": (
-        "run 1 on 0-1; @1 0 fail 1; @2.5 tick; 1 fail 1",
-        "run 1",
-        ["running: a rank failed", "failing: time is over", "releasing: ended"],
-    ),
-    "its recovery": (
-        "run 1 on 0-1; 0-1 fail 1; drive",
-        "recovery",
-        ["calm: reset", "calm: trouble", "examining: all well"],
-    ),
-    "a run that is interrupted twice": (
-        "run 1 on 0-1; @1 interrupt 1; 0-1 quiet in 1; @2 interrupt 1; @4 tick; 0 dies",
-        "run 1",
-        [
-            "running: interrupted",
-            "aligning: all ranks stand",
-            "interrupted: interrupted again",
-            "killing: still there",
-            "interrupted: a rank failed",
-        ],
-    ),
-}
-
-
-@pytest.mark.parametrize(("text", "subject", "logged"), LOGGED.values(), ids=LOGGED)
-def test_transitions_are_logged(text: str, subject: str, logged: list[str]) -> None:
-    found = Script.play(f"2 ranks\n{text}").core.mesh.transitions
-    assert [f"{each.state}: {each.event}" for each in found if each.subject == subject] == logged
+def test_transitions_of_a_run_that_fails_and_of_its_recovery_are_logged() -> None:
+    script = Script.play("2 ranks\nrun 1 on 0-1; @1 0 fail 1; @2.5 tick; 1 fail 1; drive")
+    logged: dict[str, list[str]] = {}
+    for each in script.core.mesh.transitions:
+        logged.setdefault(each.subject, []).append(f"{each.state}: {each.event}")
+    assert logged == {
+        "run 1": ["running: a rank failed", "failing: time is over", "releasing: ended"],
+        "recovery": ["calm: reset", "calm: trouble", "examining: all well"],
+    }

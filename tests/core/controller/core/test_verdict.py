@@ -119,34 +119,7 @@ def test_what_has_met_although_it_differed_is_passed_over() -> None:
     assert verdict(states) is None
 
 
-# ---- a circle
-
-
-def left_out() -> dict[int, RankState]:
-    """Rank 3 of a 2 x 2 mesh has left out the 5th of dp, which ranks 1 and 3 share."""
-    world, tp0, tp1 = group("0", 0), (0, 1), (2, 3)
-    dp1, first, fourth = (1, 3), waits("all_reduce", 5, "dp1"), waits("all_gather", 4, "tp1")
-    return {
-        0: state(world, group("tp0", 4, tp0), group("dp0", 5, (0, 2))),
-        1: state(world, group("tp0", 3, tp0), group("dp1", 5, dp1), waits=first),
-        2: state(world, group("tp1", 3, tp1), group("dp0", 5, (0, 2))),
-        3: state(world, group("tp1", 4, tp1), group("dp1", 4, dp1), waits=fourth),
-    }
-
-
-def test_ranks_that_wait_in_a_circle_are_stuck() -> None:
-    states = left_out()
-    states[0] = state(*states[0].counts, waits=waits("all_reduce", 4, "tp0"))
-    states[2] = state(group("0", 1), *states[2].counts[1:], waits=waits("barrier", 1))
-    found = stuck(states)
-    assert found.stuck == (0, 1, 2, 3)
-    waiting = "rank {} waits in the {}, which rank {} has not begun"
-    assert waiting.format(1, "5th operation on dp (all_reduce)", 3) in found.text
-    assert waiting.format(3, "4th operation on tp (all_gather)", 2) in found.text
-
-
-def test_ranks_are_not_stuck_while_one_they_need_computes() -> None:
-    assert verdict(left_out()) is None  # rank 2 may come to tp's 4th
+# ---- ranks that wait for each other
 
 
 def test_two_ranks_that_both_receive_first_are_stuck() -> None:
