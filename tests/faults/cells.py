@@ -4,7 +4,6 @@ there.
 
 from __future__ import annotations
 
-import contextlib
 import re
 import signal
 import threading
@@ -21,7 +20,7 @@ from tests.conftest import check_nothing_left
 
 from .rig import NUM_RANKS, Rig
 from .rows import Doing, Fault, cell_for, holder_for, outcome_of
-from .striking import STRIKES, MemoryLimit
+from .striking import STRIKES
 from .watching import Shown, Stuck, deadline, diagnose, runs_in, wait_until
 
 ARRIVAL_S = 40.0
@@ -49,9 +48,7 @@ def run_cell(rig: Rig, fault: Fault, doing: Doing, victim: int = 1, source: int 
     """Let a fault strike the victim, for which `source` is copied if it dies, and check all."""
     what = f"{fault.name} x {doing.name}"
     outcome = outcome_of(fault, doing)
-    with deadline(rig.directory, CELL_S, what, rig.mesh), contextlib.ExitStack() as stack:
-        if fault.needs_cgroup:
-            stack.enter_context(MemoryLimit(rig.kept[victim].pid))
+    with deadline(rig.directory, CELL_S, what, rig.mesh):
         trial = _Trial(rig, fault, doing, rig.new_gate(), victim)
         report_s = trial.strike_idle() if not doing.place else trial.strike()
         reported_at, heal_s = time.monotonic(), 0.0

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Striker = Literal["victim", "outside", "user", "kernel"]
+Striker = Literal["victim", "outside", "user"]
 Outcome = Literal["raised", "died", "stopped", "killed", "unharmed", "ended"]
 
 
@@ -33,7 +33,7 @@ class Fault:
     """What goes wrong."""
 
     name: str
-    # The victim's own code, another process, the user, or what becomes of the controller's process.
+    # The victim's own code, another process, or the user.
     striker: Striker
     # Of the run: ``raised`` (an exception of the victim's), ``died`` (the victim), ``stopped``
     # (RanksInterrupted), ``killed`` (likewise, and the victim was replaced), ``unharmed`` (it ends
@@ -44,7 +44,6 @@ class Fault:
     words: str = ""  # a regular expression that the report matches
     idle_outcome: Outcome = "unharmed"  # of the mesh where no run is struck
     within_s: float = 5.0  # how soon after it struck the run has ended, at the latest
-    needs_cgroup: bool = False
 
 
 FLOOD = "x" * 60  # in every line of the flood that ranks print
@@ -134,11 +133,6 @@ try:
 finally:
     resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 """
-_GREEDY = """
-hoard = []
-while True:
-    hoard.append(bytearray(os.urandom(1 << 20) * 8))
-"""
 _IN_A_THREAD = """
 def fail():
     raise ValueError("boom in a thread")
@@ -160,22 +154,10 @@ FAULTS = (
             # A thread of gloo's may miss its sockets first.
             ("os.closerange", "victim", _CLOSING, "closed its connection|killed by SIGABRT"),
             ("SIGKILL", "outside", "", "killed by SIGKILL"),
-            ("SIGSEGV", "outside", "", "killed by SIGSEGV"),
             ("segmentation fault", "victim", "faulthandler._sigsegv()", "killed by SIGSEGV"),
         )
     ),
     Fault("SIGSTOP, SIGCONT", "outside", "unharmed"),
-    Fault(
-        "out of memory, killed",
-        "victim",
-        "died",
-        _GREEDY,
-        "RankDied",
-        "(?i)memory",
-        idle_outcome="died",
-        within_s=15.0,
-        needs_cgroup=True,
-    ),
     Fault("out of memory, RLIMIT_AS", "victim", "raised", _LIMITED, "MemoryError", "MemoryError"),
     Fault("infinite loop", "victim", "stopped", _LOOP, within_s=12.0),
     Fault("exception in a thread", "victim", "unharmed", _IN_A_THREAD),
@@ -184,8 +166,6 @@ FAULTS = (
     Fault("agent SIGKILL", "outside", "ended", "", "RankDied", "agent", idle_outcome="ended"),
     Fault("zygote SIGKILL", "outside", "unharmed"),
     Fault("store SIGKILL", "outside", "unharmed"),
-    Fault("kernel SIGKILL", "kernel", "unharmed"),
-    Fault("kernel restart", "kernel", "unharmed"),
     Fault("controller socket cut", "outside", "unharmed"),
 )
 

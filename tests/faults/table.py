@@ -15,16 +15,14 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from . import kernels
 from .cells import Result, run_cell
 from .rig import Losses, Rig, measure_losses, open_rig
 from .rows import DOINGS, FAULTS, Doing, Fault, doing_named, fault_named, outcome_of
-from .striking import can_limit_memory
 
 Pair = tuple[Fault, Doing]
 
 # Faults that end a process: how soon the notebook reports each of them is measured.
-KILLS = ("os._exit", "SIGKILL", "SIGSEGV", "segmentation fault")
+KILLS = ("os._exit", "SIGKILL", "segmentation fault")
 
 
 def in_order(pairs: Iterable[Pair]) -> list[Pair]:
@@ -32,18 +30,11 @@ def in_order(pairs: Iterable[Pair]) -> list[Pair]:
     return sorted(
         pairs,
         key=lambda pair: (
-            pair[0].striker == "kernel",
             outcome_of(*pair) == "ended",
             DOINGS.index(pair[1]),
             FAULTS.index(pair[0]),
         ),
     )
-
-
-def possible(pairs: Iterable[Pair]) -> list[Pair]:
-    """Those that can be tried here: not every machine lets its users make memory cgroups."""
-    limits = can_limit_memory()
-    return [(fault, doing) for fault, doing in pairs if limits or not fault.needs_cgroup]
 
 
 class Table:
@@ -61,11 +52,9 @@ class Table:
     def run(self, fault: Fault, doing: Doing) -> Result:
         """Run one cell; whatever goes wrong is in its result."""
         try:
-            if fault.striker == "kernel":
-                self.close()
-                result = kernels.run_cell(fault, doing, self._losses)
-            else:
-                result = run_cell(self._have_rig(), fault, doing)
+            if self._rig is None:
+                self._rig = self._stack.enter_context(open_rig(self._losses))
+            result = run_cell(self._rig, fault, doing)
         except (Exception, KeyboardInterrupt) as error:
             result = Result(
                 fault.name, doing.name, "failed", failure=f"{type(error).__name__}: {error}"
@@ -84,11 +73,6 @@ class Table:
         """End the mesh that cells have shared."""
         stack, self._stack, self._rig = self._stack, contextlib.ExitStack(), None
         stack.close()
-
-    def _have_rig(self) -> Rig:
-        if self._rig is None:
-            self._rig = self._stack.enter_context(open_rig(self._losses))
-        return self._rig
 
 
 def as_markdown(results: Sequence[Result]) -> str:
@@ -182,7 +166,7 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     faults = {fault_named(name) for name in given.fault} or set(FAULTS)
     doings = {doing_named(name) for name in given.doing} or set(DOINGS)
-    pairs = in_order(possible((fault, doing) for fault in faults for doing in doings))
+    pairs = in_order((fault, doing) for fault in faults for doing in doings)
     began = time.monotonic()
     table = Table(measure_losses(), tell=_print_result)
     try:

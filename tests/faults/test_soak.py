@@ -1,4 +1,4 @@
-"""A part of the soak, and that its judgement of growth can fail."""
+"""A part of the soak, and of `endurance`; and that their judgement of growth can fail."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import dataclasses
 
 import pytest
 
+from .endurance import KINDS, enduring_mesh, repeat_kind, repeat_starts
 from .growth import ROLES, Growth, Sample
 from .rig import Losses
 from .soak import run_soak
 from .watching import PATIENCE
 
-NUM_STEPS = 16  # of this seed: every outcome, two deaths at once, an attach
+NUM_STEPS = 11  # of this seed: every outcome, two deaths at once, an attach
 STEADY = Sample(rss_bytes=100 << 20, num_fds=20, num_threads=3)
 
 
 @pytest.mark.timeout(240)
 def test_random_faults_lose_nothing(losses: Losses) -> None:
     soak = run_soak(
-        seed=95,
+        seed=226,
         minutes=3.0,
         losses=losses,
         num_steps=NUM_STEPS,
@@ -30,6 +31,14 @@ def test_random_faults_lose_nothing(losses: Losses) -> None:
     # descriptors: which groups are there depends on what has struck. If each of the nine strikes
     # between left one, there would be more.
     soak.growth.check(memory_share=0.25, num_rank_fds=8)
+
+
+def test_each_kind_is_repeated_and_reported() -> None:
+    with enduring_mesh() as mesh_and_directory:
+        texts = [repeat_kind(kind, 0.002, *mesh_and_directory) for kind in KINDS]
+    for text in [*texts, repeat_starts(0.002)]:
+        assert text.startswith(tuple("123456789"))
+        assert "| controller |" in text
 
 
 def growth_of(samples: list[Sample]) -> Growth:

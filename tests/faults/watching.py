@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,9 +23,7 @@ from .rows import FLOOD
 # How many times as long as in the table a report of a fault may take in tests: how soon it is there
 # is for the table and the long soak to say; the machine of a test may be slow and have other work.
 PATIENCE = 6.0
-_DIAGNOSIS_S = 20.0
-# gdb reads the symbols of torch.
-_GDB_S = 120.0
+_DIAGNOSIS_S = 120.0
 # Name of the threads of `deadline`.
 WATCHDOG = "watchdog"
 
@@ -72,9 +68,7 @@ def deadline(
     watcher = threading.Thread(target=watch, name=WATCHDOG, daemon=True)
     watcher.start()
     # Should not even that help, the process says where it is and ends.
-    faulthandler.dump_traceback_later(
-        timeout_s + _DIAGNOSIS_S + 4 * _GDB_S, exit=True, file=sys.__stderr__
-    )
+    faulthandler.dump_traceback_later(timeout_s + _DIAGNOSIS_S, exit=True, file=sys.__stderr__)
     try:
         try:
             yield
@@ -106,10 +100,7 @@ def diagnose(directory: Path, mesh: cm.Mesh | None) -> str:
         for log in directory.glob("cellmesh/*/logs/agent.log")
     ]
     for process in processes_of(directory):
-        name = _try(process.name)
-        parts.append(f"-- {process.pid} {name}\n{_spy(process.pid)}")
-        if re.match(r"cellmesh-r\d", name):
-            parts.append(_threads_in_c(process.pid))
+        parts.append(f"-- {process.pid} {_try(process.name)}\n{_spy(process.pid)}")
     return "\n".join(parts)
 
 
@@ -143,22 +134,6 @@ def _spy(pid: int) -> str:
     except (OSError, subprocess.TimeoutExpired) as e:
         return str(e)
     return (found.stdout or found.stderr)[-3000:]
-
-
-def _threads_in_c(pid: int) -> str:
-    """Where the threads are that Python does not know, gloo's above all; "" without gdb."""
-    gdb = shutil.which("gdb")
-    if gdb is None:
-        return ""
-    command = [gdb, "--batch", "-p", str(pid), "-ex", "thread apply all backtrace 24"]
-    try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=_GDB_S).stdout
-    except (OSError, subprocess.TimeoutExpired) as e:
-        return str(e)
-    threads = found.split("\nThread ")[1:]
-    return "\nThread ".join(thread for thread in threads if "gloo" in thread or "c10d" in thread)[
-        -20_000:
-    ]
 
 
 class Shown:
