@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Sequence
-from html.parser import HTMLParser
 from typing import Any
 
 import pytest
@@ -14,7 +14,6 @@ from cellmesh.controller.output.bars import (
     SETTLE_S,
     BarBoard,
     Bars,
-    Mark,
     as_html,
     as_lines,
     format_count,
@@ -70,9 +69,9 @@ class Desk:
         return [line for _, block in sorted(self.blocks.items()) for line in as_lines(block)]
 
 
-def line_of(*bars: Bar, died: dict[int, str] | None = None) -> str:
+def line_of(*bars: Bar) -> str:
     """The line for the bars of ranks 0, 1, ..."""
-    (line,) = as_lines(Bars(0, (make_row(1, dict(enumerate(bars)), died or {}),)))
+    (line,) = as_lines(Bars(0, (make_row(1, dict(enumerate(bars)), {}),)))
     return line
 
 
@@ -138,9 +137,8 @@ def test_many_ranks_are_counted() -> None:
 
 
 def test_bar_names_dead_ranks_and_their_reason() -> None:
-    line = line_of(bar(40), bar(10), died={1: "was killed by SIGKILL"})
-    assert "[rank 1 was killed by SIGKILL]" in line
-    assert make_row(1, {0: bar(40), 1: bar(10)}, {1: "died"}).state == "failed"
+    row = make_row(1, {0: bar(40), 1: bar(10)}, {1: "was killed by SIGKILL"})
+    assert (row.mark, row.state) == ("rank 1 was killed by SIGKILL", "failed")
 
 
 # ---- bars that begin, change and end
@@ -184,14 +182,6 @@ def test_first_bars_are_one_and_second_ones_too() -> None:
     assert [re.search(r"\S+/100", line).group() for line in desk.lines] == ["80-100/100", "20/100"]  # type: ignore[union-attr]
 
 
-def test_a_bar_of_one_rank_does_not_shift_the_others() -> None:
-    desk = Desk(2)
-    desk.say(0, bar(1, 1, title="only rank 0 loads"))
-    desk.say(0, bar(5, 2))
-    desk.say(1, bar(6, 1))
-    assert desk.lines[1].startswith("[0-1] train")
-
-
 def test_nested_bars_stand_below_theirs_and_are_indented() -> None:
     desk = Desk(1)
     desk.say(0, bar(1, 1, title="epoch"))
@@ -202,13 +192,7 @@ def test_nested_bars_stand_below_theirs_and_are_indented() -> None:
         "[0]   batch   5",
     ]
     assert len(desk.blocks) == 1
-
-
-def test_a_bar_after_other_output_has_a_block_of_its_own() -> None:
-    desk = Desk(1)
-    desk.say(0, bar(100, 1, state="done"))
-    desk.say(0, bar(100, 2, state="done"))
-    desk.board.bury()
+    desk.board.bury()  # a bar that is not nested has a block of its own after other output
     desk.say(0, bar(3, 3))
     desk.wait()
     assert [len(block.rows) for block in desk.blocks.values()] == [2, 1]
@@ -273,62 +257,21 @@ def test_ranks_that_have_not_begun_are_waited_for_a_while() -> None:
     assert desk.board.deadline() is None
 
 
-def test_a_mark_of_a_bar_that_is_gone_places_nothing() -> None:
-    board = BarBoard(range(1))
-    board.place(Mark(7))
-    assert board.draw(0.0, is_over=True) == []
-
-
-# ---- HTML
-
-
-class Reader(HTMLParser):
-    """The elements and the text of well-formed HTML."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self._open: list[str] = []
-        self.feed(text)
-        assert self._open == []
-
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
-        self.tags.append((tag, dict(attrs)))
-        self._open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self._open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
-def html_of(*bars: Bar, died: dict[int, str] | None = None) -> Reader:
-    return Reader(as_html(Bars(0, (make_row(1, dict(enumerate(bars)), died or {}),))))
+# ---- HTML, terminals and numbers
 
 
 def test_text_of_users_is_escaped() -> None:
     evil = '</span><script>alert("1")</script><img src=x onerror="1">'
-    page = html_of(
-        bar(3, title=evil, note=evil, unit=evil),
-        bar(9, title=evil, note="x", unit=evil),
-        died={1: evil},
-    )
-    assert {tag for tag, _ in page.tags} <= {"div", "span"}
-    assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
-    assert evil in page.text
+    bars = {0: bar(3, title=evil, note=evil, unit=evil), 1: bar(9, title=evil, note="x", unit=evil)}
+    page = as_html(Bars(0, (make_row(1, bars, {1: evil}),)))
+    assert set(re.findall(r"<\W*(\w+)", page)) == {"div", "span"}
+    assert evil in html.unescape(page)
 
 
-@pytest.mark.parametrize("num_ranks", [1, 64, 1000])
+@pytest.mark.parametrize("num_ranks", [1, 1000])
 def test_a_drawing_is_bounded(num_ranks: int) -> None:
-    rows = tuple(
-        make_row(n, {rank: bar(rank % 90) for rank in range(num_ranks)}, {}) for n in range(10)
-    )
-    assert len(as_html(Bars(0, rows))) < 2_000 * 10
-
-
-# ---- terminals and numbers
+    ranks = {rank: bar(rank % 90) for rank in range(num_ranks)}
+    assert len(as_html(Bars(0, (make_row(1, ranks, {}),)))) < 2_000
 
 
 def test_terminal_shows_ended_bars_once_and_running_bars_in_one_line() -> None:
@@ -348,7 +291,6 @@ def test_terminal_shows_ended_bars_once_and_running_bars_in_one_line() -> None:
 @pytest.mark.parametrize(
     ("shown", "text"),
     [
-        (format_count(5, 0), "5"),
         (format_count(1234567, 0), "1,234,567"),
         (format_count(0.25, 0), "0.25"),
         (format_count(1536, 1024), "1.5k"),
@@ -357,8 +299,6 @@ def test_terminal_shows_ended_bars_once_and_running_bars_in_one_line() -> None:
         (format_rate(0.25, "it"), "4 s/it"),
         (format_rate(0.0, "it"), ""),
         (format_rate(float("inf"), "it"), ""),
-        (format_rate(1234.5, "it"), "1,234 it/s"),
-        (format_time(5), "0:05"),
         (format_time(75), "1:15"),
         (format_time(3723), "1:02:03"),
         (format_time(float("inf")), "?"),

@@ -1,21 +1,24 @@
-"""Folded output as plain text on stdout and stderr."""
+"""Folded output as plain text on stdout and stderr, or where the notebook's code captures it."""
 
 from __future__ import annotations
 
 import io
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from IPython.core.displaypub import CapturingDisplayPublisher, DisplayPublisher
 
-from cellmesh.controller.output.calling_cell import current_sink
+from cellmesh.controller.output.calling_cell import CapturedSink, current_sink, find_capture
+from cellmesh.controller.output.cell import CellSink
 from cellmesh.controller.output.console import ConsoleSink, SilentSink, as_text, join_streams
 from cellmesh.controller.output.fold import Block, Gap, Item, Line, Live
 
-from ....support.blocks import TRACE, clear, line, rich
+from ....support.blocks import TRACE, Recorder, clear, line, rich
 
 
-def live(*lines: tuple[tuple[int, ...], str], closed: bool = False) -> Block:
-    return Block((0, 1), Live(lines, closed))
+def live(text: str, closed: bool = False) -> Block:
+    return Block((0, 1), Live((((0, 1), text),), closed))
 
 
 class File(io.StringIO):
@@ -44,11 +47,9 @@ def texts_of(*calls: tuple[Any, ...], is_terminal: bool = False, quiet: bool = F
     [
         (Line("stdout", "hello"), "stdout", "[0-1] hello\n"),
         (Line("stderr", "oops"), "stderr", "[0-1] oops\n"),
-        (Line("stdout", ""), "stdout", "[0-1] \n"),
         (TRACE, "stderr", "[0-1] Traceback (most recent call last)\n  line 1\nValueError: no\n"),
         (rich(0, kind="result", plain="42").item, "stdout", "[0-1] 42\n"),
         (rich(0, plain="two\nlines", html="<b>").item, "stdout", "[0-1]\ntwo\nlines\n"),
-        (rich(0, html="<b>").item, "stdout", "[0-1] \n"),
         (clear(0).item, "stdout", ""),
         (
             Gap(12345, 6_700_000),
@@ -71,16 +72,11 @@ def test_neighbours_of_a_stream_are_joined() -> None:
 @pytest.mark.parametrize(
     ("calls", "out", "err"),
     [
-        (
-            [("show", [line(0, 1), line(2, text="oh", stream="stderr"), line(2, text="more")])],
-            "[0-1] text\n[2] more\n",
-            "[2] oh\n",
-        ),
         ([("note", "rank 3 died")], "", "rank 3 died\n"),
         ([("status", "1 of 4", False), ("status", "ready", True)], "ready\n", ""),
         ([("status", "waiting", False), ("status", "", True)], "", ""),
     ],
-    ids=["lines", "a remark", "a status", "a status that is taken away"],
+    ids=["a remark", "a status", "a status that is taken away"],
 )
 def test_a_file_gets_whole_lines_on_their_streams(calls: Any, out: str, err: str) -> None:
     assert texts_of(*calls) == [out, err]
@@ -111,7 +107,7 @@ def test_the_console_writes_to_the_streams_of_the_moment(monkeypatch: pytest.Mon
 
 
 def test_the_silent_sink_shows_errors_and_remarks_only() -> None:
-    blocks = [line(0), Block((0,), Gap(1, 1)), rich(0, plain="x"), live(((0,), "x"), closed=True)]
+    blocks = [line(0), Block((0,), Gap(1, 1)), rich(0, plain="x"), live("x", closed=True)]
     shown = ("show", [*blocks, Block((1,), TRACE)])
     out, err = texts_of(shown, ("note", "remark"), ("status", "ready", True), quiet=True)
     assert out == ""
@@ -132,3 +128,109 @@ def test_output_is_dropped_where_the_process_has_none(
     sink.status("starting", False)
     sink.note("a word")
     sink.show([line(0)])
+
+
+# ---- where the notebook's code captures the output of its cell
+
+
+class Captured:
+    """A cell whose output is captured as by ``%%capture``."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.out, self.err, self.display = io.StringIO(), io.StringIO(), CapturingDisplayPublisher()
+        monkeypatch.setattr("sys.stdout", self.out)
+        monkeypatch.setattr("sys.stderr", self.err)
+        self.shell = SimpleNamespace(display_pub=self.display, display_pub_class=DisplayPublisher)
+        self.front = Recorder()
+        capture = find_capture(self.shell, io.BytesIO)
+        assert capture is not None
+        self.capture = capture
+        self.sink = CapturedSink(capture, CellSink(self.front))
+
+    @property
+    def outputs(self) -> list[dict[str, Any]]:
+        return list(self.display.outputs)
+
+
+def test_nothing_is_captured_by_the_kernels_own_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    shell = SimpleNamespace(display_pub=DisplayPublisher(), display_pub_class=DisplayPublisher)
+    for file in (io.StringIO(), None):  # and where it is closed
+        monkeypatch.setattr("sys.stdout", file)
+        monkeypatch.setattr("sys.stderr", io.StringIO())
+        assert find_capture(shell, io.StringIO) is None
+
+
+def test_text_is_captured_by_stream_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    captured = Captured(monkeypatch)
+    captured.sink.show([line(0), line(1, stream="stderr"), rich(0, kind="result", plain="42")])
+    captured.sink.note("remark")
+    captured.sink.show([live("50 %")])  # a line that is redrawn, once it has ended
+    captured.sink.show([live("100 %", closed=True)])
+    assert captured.out.getvalue() == "[0] text\n[0] 42\n[0-1] 100 %\n"
+    assert captured.err.getvalue() == "[1] text\nremark\n"
+    assert captured.front.messages == []
+
+
+def test_displays_are_captured_one_by_one_with_their_updates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    captured = Captured(monkeypatch)
+    captured.sink.show([rich(0, png="AAAA"), rich(1, png="BBBB", ids=("b",))])
+    captured.sink.show([rich(1, kind="update", ids=("b",), plain="two")])
+    first, second, third = captured.outputs
+    assert [each["data"]["image/png"] for each in (first, second)] == ["AAAA", "BBBB"]
+    assert "[1]" in second["data"]["text/html"]
+    assert (second["update"], third["update"]) == (False, True)
+    assert second["transient"] == third["transient"] != {}
+    assert third["data"] == {"text/plain": "[1] two"}
+    assert captured.front.messages == []
+
+
+def test_displays_that_ranks_clear_are_cleared_in_the_capture(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    captured = Captured(monkeypatch)
+    captured.sink.show([rich(0, html="<b>"), clear(0), rich(0, html="<i>")])
+    assert [each["data"]["text/html"][-3:] for each in captured.outputs] == ["<i>"]
+
+
+def test_errors_and_the_status_are_shown_in_the_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    captured = Captured(monkeypatch)
+    captured.sink.show([Block((0,), TRACE)])
+    assert captured.front.kinds == ["error"]
+    captured.sink.status("starting", False)
+    assert captured.front.area[1:] == [{"text/plain": "starting"}]
+    captured.sink.status("ready", True)
+    assert captured.front.area[1:] == [{"text/plain": ""}]
+    assert (captured.out.getvalue(), captured.err.getvalue()) == ("ready\n", "")
+
+
+def test_without_the_capture_output_is_shown_in_the_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    captured = Captured(monkeypatch)
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+    captured.shell.display_pub = DisplayPublisher()
+    captured.sink.show([line(0), rich(0, html="<b>"), line(1, stream="stderr")])
+    assert captured.front.kinds == ["stream", "display_data"]
+    assert captured.err.getvalue() == "[1] text\n"
+
+
+def test_a_file_that_raises_loses_only_its_own_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    captured = Captured(monkeypatch)
+
+    def fail(text: str) -> int:
+        raise OSError("full")
+
+    monkeypatch.setattr(captured.out, "write", fail)
+    captured.sink.show([line(0), line(1, stream="stderr")])
+    assert captured.err.getvalue() == "[1] text\n"
+
+
+def test_in_a_terminal_displays_are_captured_and_text_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    captured = Captured(monkeypatch)
+    sink = CapturedSink(captured.capture, ConsoleSink())
+    sink.show([line(0), rich(0, html="<b>"), line(1)])
+    assert captured.out.getvalue() == "[0] text\n[1] text\n"
+    (shown,) = captured.outputs
+    assert shown["data"]["text/html"].endswith("<b>")

@@ -1,9 +1,8 @@
-"""Folding: equal output is shown once, and no output waits long for its like."""
+"""Folding: equal output is shown once, none waits long for its like, and none is lost."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -21,8 +20,10 @@ from cellmesh.controller.output.fold import (
     Rich,
     Trace,
 )
-from cellmesh.wire.user_code import Output, Skipped
+from cellmesh.wire.messages import Failed
+from cellmesh.wire.user_code import Display, Output, Skipped
 
+from ....support.examples import examples
 from ....support.folded_reader import (
     ALL,
     LEAVES,
@@ -34,10 +35,10 @@ from ....support.folded_reader import (
     display,
     failure,
 )
+from ....support.step_counter import growth
 
 BOTH = (0, 1)
 RESULT = display("42", "result")
-Shown = Sequence[str]
 
 
 def screen_of(num_ranks: int, *steps: Step) -> Screen:
@@ -54,12 +55,10 @@ def own_lines(screen: Screen, rank: int) -> list[str]:
 @pytest.mark.parametrize(
     ("num_ranks", "steps", "shown"),
     [
-        (2, [(BOTH, "1\n2\n")], ["[0-1] 1", "[0-1] 2"]),
         (2, [(BOTH, "\n\na\n")], ["[0-1] ", "[0-1] ", "[0-1] a"]),
         (1, [(0, "mine\n")], ["[0] mine"]),
-        (2, [(0, "step\n")], []),
+        (2, [(0, "step\n"), HOLD_S * 0.9], []),
         (2, [(0, "step\n"), (1, "step\n")], ["[0-1] step"]),
-        (2, [(1, LEAVES), (0, "alone\n")], ["[0] alone"]),
         (2, [(0, "alone\n"), (1, LEAVES)], ["[0] alone"]),
         (2, [(0, "a\n"), HOLD_S * 0.6, (0, "b\n"), HOLD_S * 0.5], ["[0] a"]),
         (2, [(0, RESULT), (0, LEAVES), HOLD_RESULT_S * 0.8], []),
@@ -78,25 +77,9 @@ def own_lines(screen: Screen, rank: int) -> list[str]:
     ],
 )
 def test_output_is_shown_once_it_need_not_be_held(
-    num_ranks: int, steps: Sequence[Step], shown: Shown
+    num_ranks: int, steps: Sequence[Step], shown: list[str]
 ) -> None:
     assert screen_of(num_ranks, *steps).text == shown
-
-
-def test_a_line_that_others_do_not_print_is_held_and_then_shown() -> None:
-    screen = screen_of(2, 5.0, (0, "mine\n"))
-    assert screen.folder.deadline() == pytest.approx(5.0 + HOLD_S)
-    screen.wait(HOLD_S * 0.9)
-    assert screen.text == []
-    screen.wait(HOLD_S * 0.2)
-    assert screen.text == ["[0] mine"]
-
-
-def test_empty_fold_has_no_deadline() -> None:
-    assert Folder(BOTH).deadline() is None
-    screen = screen_of(2, (BOTH, "step\n"))
-    assert screen.folder.deadline() is None
-    assert screen.folder.take(screen.now) == []
 
 
 def test_output_after_the_end_is_shown_at_once() -> None:
@@ -119,21 +102,11 @@ def test_output_after_the_end_is_shown_at_once() -> None:
             ["[0-1] one", "[0-1] two"],
         ),
         (2, [(0, "tick\n" * 3), (1, "tick\n" * 2), SHORT_S, (1, "tick\n")], ["[0-1] tick"] * 3),
-        (
-            4,
-            [*((rank, f"I am {rank}\n") for rank in reversed(ALL)), LONG_S],
-            [f"[{rank}] I am {rank}" for rank in ALL],
-        ),
         (8, [(range(7), "ok\n"), (7, "nan!\n"), LONG_S], ["[0-6] ok", "[7] nan!"]),
         (
             4,
             [(rank, "b\nc\n" if rank == 2 else "a\nb\nc\n") for rank in ALL],
             ["[0-1,3] a", "[0-3] b", "[0-3] c"],
-        ),
-        (
-            2,
-            [(0, "".join(f"{n}\n" for n in range(100)) + "done\n"), (1, "done\n")],
-            [*(f"[0] {n}" for n in range(100)), "[0-1] done"],
         ),
         (2, [(0, "a\nb\n"), (1, "b\na\n")], ["[0] a", "[0-1] b", "[1] a"]),
         (2, [(0, "end\n"), (0, LEAVES), SHORT_S, (1, "end\n"), (1, LEAVES)], ["[0-1] end"]),
@@ -145,40 +118,17 @@ def test_output_after_the_end_is_shown_at_once() -> None:
         ),
         (
             1,
-            [(0, "look: "), (0, display("P")), (0, "and on\n")],
-            ["[0] look: ", "[0] Rich", "[0] and on"],
-        ),
-        (
-            1,
             [(0, "cut off he"), (0, Skipped(1, 10, 1000)), (0, "the last\n")],
             ["[0] cut off he", "[0] Gap", "[0] the last"],
         ),
-        (
-            2,
-            [(1, "before\nunfinished"), (1, failure()), (1, LEAVES)],
-            ["[1] before", "[1] unfinished", "[1] Trace"],
-        ),
     ],
 )
-def test_equal_output_is_folded(num_ranks: int, steps: Sequence[Step], shown: Shown) -> None:
+def test_equal_output_is_folded(num_ranks: int, steps: Sequence[Step], shown: list[str]) -> None:
     screen = screen_of(num_ranks, *steps)
     screen.finish()
     assert sorted(screen.text) == sorted(shown)
     assert [each for each in screen.text if "-" in each] == [each for each in shown if "-" in each]
-    assert screen.folder.deadline() is None
     assert not screen.has_unfinished_lines
-
-
-@pytest.mark.parametrize("odd", ALL)
-def test_an_odd_line_does_not_unfold_what_follows(odd: int) -> None:
-    others = [rank for rank in ALL if rank != odd]
-    screen = screen_of(4, *((r, ("odd\n" if r == odd else "") + "1\n2\n") for r in ALL))
-    screen.finish()
-    assert screen.text == [f"[{odd}] odd", "[0-3] 1", "[0-3] 2"]
-    # As ranks print: the first line after a pause is sent at once, those after it are gathered.
-    screen = screen_of(4, (odd, "odd\n"), (others, "step\n"), SHORT_S, (odd, "step\n"))
-    screen.finish()
-    assert screen.text == [f"[{odd}] odd", "[0-3] step"]
 
 
 @pytest.mark.parametrize("odd", ALL)
@@ -190,6 +140,11 @@ def test_an_odd_line_in_every_step_unfolds_none(odd: int) -> None:
     screen.finish()
     lines = ((f"[0-3] {step}", f"[{odd}] odd {step}") for step in range(20))
     assert screen.text == [line for pair in lines for line in pair]
+    # As ranks print: the first line after a pause is sent at once, those after it are gathered.
+    others = [rank for rank in ALL if rank != odd]
+    screen = screen_of(4, (odd, "odd\n"), (others, "step\n"), SHORT_S, (odd, "step\n"))
+    screen.finish()
+    assert screen.text == [f"[{odd}] odd", "[0-3] step"]
 
 
 PRINTS = st.lists(
@@ -207,6 +162,7 @@ PRINTS = st.lists(
 @example([({0, 1}, "a", LONG_S, set()), ({0}, "a\n", 0.0, set()), ({0}, "a\n", 0.0, set())])
 def test_there_is_more_exactly_when_the_folder_says_so(prints: Sequence[Any]) -> None:
     folder, now = Folder(ALL), 0.0
+    assert folder.deadline() is None
     for ranks, text, pause, leaving in prints:
         folder.feed(tuple(sorted(ranks)), Output(1, "stdout", text), now)
         folder.leave(leaving, now)
@@ -225,9 +181,7 @@ def test_an_unfinished_line_is_shown_after_a_while_and_redrawn() -> None:
     screen.wait(LONG_S)
     assert screen.text == ["[0] loading"]
     assert screen.has_unfinished_lines
-    screen.print(0, " ...")
-    assert screen.text == ["[0] loading ..."]
-    screen.print(0, " done\n")
+    screen.print(0, " ... done\n")
     assert screen.text == ["[0] loading ... done"]
     assert not screen.has_unfinished_lines
 
@@ -239,54 +193,14 @@ def test_a_line_that_is_finished_soon_is_never_shown_unfinished() -> None:
     assert screen.text == ["[0-1] half and half"]
 
 
-def test_a_progress_bar_is_one_line_a_rank() -> None:
-    screen = Screen(BOTH)
-    for percent in range(0, 101, 10):
+def test_progress_is_redrawn_in_place_while_lines_pass_by() -> None:
+    screen = screen_of(3, (BOTH, "\r10%"), LONG_S, (2, "line\n"), LONG_S)
+    for percent in range(20, 101, 10):
         screen.play((0, f"\r{percent}%"), (1, f"\r{percent // 2}%"), LONG_S)
     screen.print(BOTH, "\n")
     screen.finish()
-    assert screen.text == ["[0] 100%", "[1] 50%"]
+    assert screen.text == ["[0] 100%", "[1] 50%", "[2] line"]
     assert len(screen.redraws) > 10
-
-
-def test_equal_progress_is_one_line() -> None:
-    screen = screen_of(2, (BOTH, "\r10%"), LONG_S, (BOTH, "\r20%"))
-    assert screen.redraws[-1] == ((BOTH, "20%"),)
-
-
-def test_progress_is_redrawn_in_place_while_lines_pass_by() -> None:
-    screen = Screen(BOTH)
-    screen.print(0, "\r10%", "stderr")
-    screen.play(LONG_S, (1, "line\n"), LONG_S)
-    screen.print(0, "\r20%", "stderr")
-    assert screen.text == ["[0] 20%", "[1] line"]
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("10%\r20%\r30%\n", "30%"),
-        ("plain\r\n", "plain"),
-        ("twice\r\r\n", "twice"),
-        ("\rfirst\n", "first"),
-        ("gone\r\rlast\n", "last"),
-        ("\r\n", ""),
-    ],
-)
-@pytest.mark.parametrize("cut", [0, 1, 2, 4])
-def test_a_carriage_return_rewrites_its_line(text: str, line: str, cut: int) -> None:
-    screen = screen_of(1, (0, text[:cut]), (0, text[cut:]))
-    screen.finish()
-    assert screen.text == [f"[0] {line}"]
-
-
-def test_output_after_a_finished_bar_stands_below_it() -> None:
-    # As of tqdm over epochs, where one rank is a little ahead of the other.
-    then = "\r100%\nsaved\n\repoch 2: 100%\n"
-    screen = screen_of(2, (BOTH, "\r50%"), LONG_S, (0, then), LONG_S, (1, then))
-    screen.finish()
-    for rank in BOTH:
-        assert own_lines(screen, rank) == ["100%", "saved", "epoch 2: 100%"]
 
 
 def test_one_bar_after_the_other_keeps_the_finished_one() -> None:
@@ -344,11 +258,140 @@ def test_equal_displays_are_shown_once_with_every_ranks_id() -> None:
     screen.finish()
     [block] = screen.blocks
     assert (block.ranks, block.display_ids) == ((0, 1, 2), ("a", "b", ""))
-    assert block.item == Rich("display", b"P")
 
 
-def test_blocks_are_values() -> None:
-    line = Line("stdout", "x")
-    assert line == Line("stdout", "x")
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        line.text = "y"  # type: ignore[misc]
+# ---- everything, once, in its order
+
+PIECES = ["a", "b", "\r", "\n", "a\n", "\r10%", "\r20%\n", "c\r\n", "x\ny"]
+PAUSES = st.sampled_from([0.0, SHORT_S, HOLD_S * 0.6, LONG_S, LONG_S, HOLD_RESULT_S * 2])
+STEPS = st.sampled_from([*(Output(1, "stdout", text) for text in PIECES), display("P")])
+LAST = st.sampled_from([[], [failure()], [display("R", "result")]])
+SCRIPTS = st.builds(lambda steps, last: steps + last, st.lists(STEPS, max_size=8), LAST)
+
+
+def expected_of(script: Sequence[Any]) -> list[str]:
+    """The items that a rank with this script causes, without regard to other ranks or time."""
+    items: list[str] = []
+    rest = ""
+
+    def after_returns(line: str) -> str:
+        return ([part for part in line.split("\r") if part] or [""])[-1]
+
+    for verb in script:
+        if isinstance(verb, Output):
+            *lines, rest = (rest + verb.text).replace("\r\n", "\n").split("\n")
+            items += map(after_returns, lines)
+            continue
+        if rest:
+            items.append(after_returns(rest))
+            rest = ""
+        items.append({Failed: "Trace", Skipped: "Gap", Display: "Rich"}[type(verb)])
+    return [*items, after_returns(rest)] if rest else items
+
+
+def play(all_scripts: Sequence[Sequence[Any]], data: st.DataObject) -> Screen:
+    """Let ranks say their parts, interleaved and merged in some way; then end the run."""
+    screen = Screen(range(len(all_scripts)))
+    left = {rank: list(script) for rank, script in enumerate(all_scripts)}
+    while left:
+        speaker = data.draw(st.sampled_from(sorted(left)))
+        if not left[speaker]:
+            del left[speaker]
+            screen.leave(speaker)
+            continue
+        verb = left[speaker][0]
+        alike = [rank for rank, script in left.items() if script and script[0] == verb]
+        ranks = sorted(data.draw(st.sets(st.sampled_from(alike))) | {speaker})
+        for rank in ranks:
+            left[rank].pop(0)
+        screen.say(ranks, verb)
+        screen.wait(data.draw(PAUSES))
+    screen.finish()
+    return screen
+
+
+@examples(200)
+@given(all_scripts=st.lists(SCRIPTS, min_size=1, max_size=4), data=st.data())
+def test_every_line_of_every_rank_is_shown_once_in_its_order(
+    all_scripts: list[list[Any]], data: st.DataObject
+) -> None:
+    screen = play(all_scripts, data)
+    for rank, script in enumerate(all_scripts):
+        assert own_lines(screen, rank) == expected_of(script), f"rank {rank}"
+    assert screen.folder.deadline() is None
+    assert screen.folder.take(screen.now + 10, everything=True) == []
+    assert not screen.has_unfinished_lines
+
+
+OUT_PIECES = ["a", "b\n", "\rc", "d\r", "e\nf"]
+ON_STDOUT = [Output(1, "stdout", text) for text in OUT_PIECES]
+ON_STDERR = [Output(1, "stderr", text.upper()) for text in OUT_PIECES]
+BOTH_STREAMS = st.sampled_from([*ON_STDOUT, *ON_STDERR, display("P"), Skipped(1, 1, 10)])
+
+
+@examples(200)
+@given(
+    all_scripts=st.lists(st.lists(BOTH_STREAMS, max_size=8), min_size=1, max_size=3), data=st.data()
+)
+def test_every_line_of_each_stream_is_shown_once_in_its_order(
+    all_scripts: list[list[Any]], data: st.DataObject
+) -> None:
+    screen = play(all_scripts, data)
+    for rank, script in enumerate(all_scripts):
+        seen = own_lines(screen, rank)
+        for stream, is_its in (("stdout", str.islower), ("stderr", str.isupper)):
+            of_stream = [v for v in script if not isinstance(v, Output) or v.stream == stream]
+            wanted = [text for text in expected_of(of_stream) if is_its(text)]
+            assert [text for text in seen if is_its(text)] == wanted
+        others = [verb for verb in script if not isinstance(verb, Output)]
+        assert [text for text in seen if text in ("Rich", "Gap")] == expected_of(others)
+
+
+@given(script=SCRIPTS, num_ranks=st.integers(1, 5), data=st.data())
+def test_ranks_that_do_the_same_without_pauses_are_one_column(
+    script: list[Any], num_ranks: int, data: st.DataObject
+) -> None:
+    screen = Screen(range(num_ranks))
+    left = [list(script) for _ in range(num_ranks)]
+    while any(left):
+        rank = data.draw(st.sampled_from([rank for rank in range(num_ranks) if left[rank]]))
+        screen.say(rank, left[rank].pop(0))
+    screen.finish()
+    wanted = [(tuple(range(num_ranks)), text) for text in expected_of(script)]
+    assert [(ranks, as_text(item)) for ranks, item in screen.shown] == wanted
+
+
+# ---- the work grows with the number of lines, whatever number of ranks printed them
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        lambda rank, n: f"step {n}\n",
+        lambda rank, n: f"step {n} loss {rank / 7}\n",
+        lambda rank, n: f"{'x' * rank} {n}\n",
+        lambda rank, n: f"{'ab'[rank % 2]}\n",
+        lambda rank, n: f"\r{rank} {n}",
+        lambda rank, n: Failed(1, "ValueError", str(rank), f"at {rank}", 4),
+    ],
+    ids=["equal", "numbers", "own words", "two kinds", "unfinished", "failures"],
+)
+@pytest.mark.parametrize("folds_numbers", [False, True])
+def test_work_grows_with_the_lines(line: Callable[[int, int], Any], folds_numbers: bool) -> None:
+    def work(num_ranks: int) -> Callable[[], Any]:
+        folder = Folder(range(num_ranks), folds_numbers=folds_numbers)
+
+        def fold() -> None:
+            for n in range(3):
+                for rank in range(num_ranks):
+                    said = line(rank, n)
+                    verb = Output(1, "stdout", said) if isinstance(said, str) else said
+                    folder.feed((rank,), verb, float(n))
+                    folder.deadline()
+                    folder.take(float(n))
+            folder.leave(range(num_ranks), 3.0)
+            folder.take(4.0, everything=True)
+
+        return fold
+
+    assert growth(work, 16) < 6

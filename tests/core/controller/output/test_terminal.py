@@ -33,28 +33,18 @@ def test_only_what_moves_is_seen_as_such() -> None:
     assert strip_controls("\r\x1b[2K\x1b[31mred\x1b[0m\x1b[K") == "\r\x1b[31mred\x1b[0m"
 
 
-def test_nested_bars_are_drawn_in_their_lines() -> None:
+@pytest.mark.parametrize(
+    ("writes", "text"),
+    [
+        (["one 1\ntwo 1", "\r\x1b[2K\x1b[1A\x1b[2Kone 2\ntwo 2"], "one 2\ntwo 2"),  # as rich does
+        (["a\nb\x1b", "[", "A\rc"], "c\nb"),  # a sequence that is cut
+    ],
+)
+def test_movements_are_followed(writes: list[str], text: str) -> None:
     canvas = Canvas()
-    for outer in range(3):
-        canvas.write(f"\router {outer}", 0.0)
-        for inner in range(3):
-            canvas.write(f"\n\rinner {inner}{UP}", 0.0)
-    assert canvas.text() == "outer 2\ninner 2"
-
-
-def test_clearing_and_moving_as_rich_does() -> None:
-    canvas = Canvas()
-    canvas.write("one 1\ntwo 1", 0.0)
-    canvas.write("\r\x1b[2K\x1b[1A\x1b[2Kone 2\ntwo 2", 0.0)
-    assert canvas.text() == "one 2\ntwo 2"
-
-
-def test_a_sequence_that_is_cut_in_two_is_whole_again() -> None:
-    canvas = Canvas()
-    canvas.write("a\nb\x1b", 0.0)
-    canvas.write("[", 0.0)
-    canvas.write("A\rc", 0.0)
-    assert canvas.text() == "c\nb"
+    for each in writes:
+        canvas.write(each, 0.0)
+    assert canvas.text() == text
 
 
 def test_live_lines_are_bounded() -> None:
@@ -87,11 +77,7 @@ def test_no_escapes_are_left_of_one_that_was_never_shown_unfinished() -> None:
     assert screen.text == ["[0-1] outer 2", "[0-1] inner 1", "[0-1] done"]
 
 
-def test_a_movement_may_have_thousands_of_digits() -> None:
-    screen = Screen((0,))
-    screen.print(0, f"before\n\x1b[{'1' * 5000}Aafter\n")
-    screen.finish()
-    assert screen.text == ["[0] before", "[0] after"]
+# ---- colours
 
 
 @pytest.mark.parametrize("number", [16, 18, 231])
@@ -102,6 +88,23 @@ def test_colours_are_legible_in_both_themes(number: int) -> None:
     assert 0.11 < 0.2126 * red + 0.7152 * green + 0.0722 * blue < 0.31
 
 
-def test_what_reads_like_a_style_is_left_as_it_is() -> None:
-    text = '<span style="color: #ffffff">'
-    assert as_html(text) == html.escape(text, quote=False)
+LOOKS_LIKE_A_STYLE = '<span style="color: #ffffff">'
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (LOOKS_LIKE_A_STYLE, html.escape(LOOKS_LIKE_A_STYLE, quote=False)),
+        ("\x1b[1;32mok\x1b[0m.", '<span style="font-weight: bold; color: #2e9e5b">ok</span>.'),
+        ("\x1b[38;5;196mx\x1b[39my", '<span style="color: #ff0000">x</span>y'),
+        ("\x1b[38;2;200;90;60mx", '<span style="color: #C85A3C">x</span>'),
+        ("\x1b[48;5;255mx\x1b[49m", '<span style="background: #eeeeee40">x</span>'),
+        ("\x1b[31;43mx", '<span style="color: #d9453d; background-color: #b0880040">x</span>'),
+        ("\x1b[91mx\x1b[m", '<span style="color: #e5534b">x</span>'),
+        ("a\x1b[2K\x1b[1Ab\x1b]0;title\x07c\x1b", "abc"),
+        ("a\x1b]8;;javascript:alert(1)\x07b\x1b]8;;\x07", "ab"),
+        pytest.param("\x1b[" + "1" * 5000 + "mx", "x", id="a long code"),
+    ],
+)
+def test_colours_of_a_terminal(text: str, shown: str) -> None:
+    assert as_html(text) == shown
