@@ -11,7 +11,7 @@ from IPython.core.displaypub import CapturingDisplayPublisher, DisplayPublisher
 
 from cellmesh.controller.output.calling_cell import CapturedSink, current_sink, find_capture
 from cellmesh.controller.output.cell import CellSink
-from cellmesh.controller.output.console import ConsoleSink, SilentSink, as_text, join_streams
+from cellmesh.controller.output.console import ConsoleSink, SilentSink, as_text
 from cellmesh.controller.output.fold import Block, Gap, Item, Line, Live
 
 from ....support.blocks import TRACE, Recorder, clear, line, rich
@@ -62,11 +62,6 @@ def texts_of(*calls: tuple[Any, ...], is_terminal: bool = False, quiet: bool = F
 )
 def test_blocks_as_text(item: Item, stream: str, text: str) -> None:
     assert as_text(Block((0, 1), item, ("", ""))) == (stream, text)
-
-
-def test_neighbours_of_a_stream_are_joined() -> None:
-    pieces = [("stdout", "a"), ("stdout", "b"), ("stderr", ""), ("stdout", "c"), ("stderr", "d")]
-    assert join_streams(pieces) == [("stdout", "abc"), ("stderr", "d")]
 
 
 @pytest.mark.parametrize(
@@ -186,14 +181,6 @@ def test_displays_are_captured_one_by_one_with_their_updates(
     assert captured.front.messages == []
 
 
-def test_displays_that_ranks_clear_are_cleared_in_the_capture(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    captured = Captured(monkeypatch)
-    captured.sink.show([rich(0, html="<b>"), clear(0), rich(0, html="<i>")])
-    assert [each["data"]["text/html"][-3:] for each in captured.outputs] == ["<i>"]
-
-
 def test_errors_and_the_status_are_shown_in_the_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     captured = Captured(monkeypatch)
     captured.sink.show([Block((0,), TRACE)])
@@ -211,17 +198,6 @@ def test_without_the_capture_output_is_shown_in_the_cell(monkeypatch: pytest.Mon
     captured.shell.display_pub = DisplayPublisher()
     captured.sink.show([line(0), rich(0, html="<b>"), line(1, stream="stderr")])
     assert captured.front.kinds == ["stream", "display_data"]
-    assert captured.err.getvalue() == "[1] text\n"
-
-
-def test_a_file_that_raises_loses_only_its_own_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    captured = Captured(monkeypatch)
-
-    def fail(text: str) -> int:
-        raise OSError("full")
-
-    monkeypatch.setattr(captured.out, "write", fail)
-    captured.sink.show([line(0), line(1, stream="stderr")])
     assert captured.err.getvalue() == "[1] text\n"
 
 

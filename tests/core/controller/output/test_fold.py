@@ -21,7 +21,7 @@ from cellmesh.controller.output.fold import (
     Trace,
 )
 from cellmesh.wire.messages import Failed
-from cellmesh.wire.user_code import Display, Output, Skipped
+from cellmesh.wire.user_code import Output, Skipped
 
 from ....support.examples import examples
 from ....support.folded_reader import (
@@ -60,7 +60,6 @@ def own_lines(screen: Screen, rank: int) -> list[str]:
         (2, [(0, "step\n"), HOLD_S * 0.9], []),
         (2, [(0, "step\n"), (1, "step\n")], ["[0-1] step"]),
         (2, [(0, "alone\n"), (1, LEAVES)], ["[0] alone"]),
-        (2, [(0, "a\n"), HOLD_S * 0.6, (0, "b\n"), HOLD_S * 0.5], ["[0] a"]),
         (2, [(0, RESULT), (0, LEAVES), HOLD_RESULT_S * 0.8], []),
         (2, [(0, RESULT), (0, LEAVES), HOLD_RESULT_S * 1.1], ["[0] Rich"]),
         (2, [(0, RESULT), (0, LEAVES), (1, "on\n"), HOLD_S * 1.1], ["[0] Rich", "[1] on"]),
@@ -82,13 +81,6 @@ def test_output_is_shown_once_it_need_not_be_held(
     assert screen_of(num_ranks, *steps).text == shown
 
 
-def test_output_after_the_end_is_shown_at_once() -> None:
-    screen = screen_of(2, (BOTH, "in time\n"))
-    screen.finish()
-    screen.play((1, "a thread, late\n"), (BOTH, "both, late\n"))
-    assert screen.text == ["[0-1] in time", "[1] a thread, late", "[0-1] both, late"]
-
-
 # ---- equal lines, and lines that differ
 
 
@@ -102,24 +94,17 @@ def test_output_after_the_end_is_shown_at_once() -> None:
             ["[0-1] one", "[0-1] two"],
         ),
         (2, [(0, "tick\n" * 3), (1, "tick\n" * 2), SHORT_S, (1, "tick\n")], ["[0-1] tick"] * 3),
-        (8, [(range(7), "ok\n"), (7, "nan!\n"), LONG_S], ["[0-6] ok", "[7] nan!"]),
         (
             4,
             [(rank, "b\nc\n" if rank == 2 else "a\nb\nc\n") for rank in ALL],
             ["[0-1,3] a", "[0-3] b", "[0-3] c"],
         ),
         (2, [(0, "a\nb\n"), (1, "b\na\n")], ["[0] a", "[0-1] b", "[1] a"]),
-        (2, [(0, "end\n"), (0, LEAVES), SHORT_S, (1, "end\n"), (1, LEAVES)], ["[0-1] end"]),
         (2, [(BOTH, "half"), (BOTH, LEAVES)], ["[0-1] half"]),
         (
             4,
             [(2, "b\n"), (0, "a\n"), (3, "unfinished"), (1, display("P"))],
             ["[0] a", "[1] Rich", "[2] b", "[3] unfinished"],
-        ),
-        (
-            1,
-            [(0, "cut off he"), (0, Skipped(1, 10, 1000)), (0, "the last\n")],
-            ["[0] cut off he", "[0] Gap", "[0] the last"],
         ),
     ],
 )
@@ -186,13 +171,6 @@ def test_an_unfinished_line_is_shown_after_a_while_and_redrawn() -> None:
     assert not screen.has_unfinished_lines
 
 
-def test_a_line_that_is_finished_soon_is_never_shown_unfinished() -> None:
-    screen = screen_of(2, (BOTH, "half"), SHORT_S, (BOTH, " and half\n"))
-    screen.finish()
-    assert screen.redraws == []
-    assert screen.text == ["[0-1] half and half"]
-
-
 def test_progress_is_redrawn_in_place_while_lines_pass_by() -> None:
     screen = screen_of(3, (BOTH, "\r10%"), LONG_S, (2, "line\n"), LONG_S)
     for percent in range(20, 101, 10):
@@ -221,43 +199,23 @@ def test_bars_that_end_together_stay_in_their_place() -> None:
     assert all(screen.redraws), "an empty place was left"
 
 
-# ---- blocks
-
-
-@pytest.mark.parametrize(
-    ("said", "blocks"),
-    [
-        (
-            [(0, Output(1, "stdout", "x\n")), (1, Output(1, "stderr", "x\n"))],
-            [((0,), Line("stdout", "x")), ((1,), Line("stderr", "x"))],
-        ),
-        (
-            [(0, display("42", "display")), (1, display("42", "result"))],
-            [((0,), Rich("display", b"42")), ((1,), Rich("result", b"42"))],
-        ),
-        (
-            [(BOTH, failure()), (3, failure()), (2, failure("else"))],
-            [
-                ((0, 1, 3), Trace("ValueError", "no", "Traceback: no")),
-                ((2,), Trace("ValueError", "else", "Traceback: else")),
-            ],
-        ),
-        ([(BOTH, Skipped(1, 10, 1000))], [(BOTH, Gap(10, 1000))]),
-    ],
-    ids=["streams", "kinds of displays", "tracebacks", "gaps"],
-)
-def test_equal_items_are_one_block(said: Sequence[Step], blocks: Sequence[Any]) -> None:
-    screen = screen_of(4, *said)
+def test_items_that_differ_in_kind_or_text_are_blocks_of_their_own() -> None:
+    out, err = Output(1, "stdout", "x\n"), Output(1, "stderr", "x\n")
+    result, failed, other = display("42", "result"), failure(), failure("else")
+    said: list[Step] = [(0, out), (1, err), (0, display("42", display_id="a")), (1, result)]
+    said += [(3, display("42", display_id="b")), (BOTH, failed), (3, failed), (2, other)]
+    screen = screen_of(4, *said, (BOTH, Skipped(1, 10, 1000)))
     screen.finish()
-    assert sorted((block.ranks, block.item) for block in screen.blocks) == blocks
-
-
-def test_equal_displays_are_shown_once_with_every_ranks_id() -> None:
-    shown = ((1, display("P", display_id="b")), (0, display("P", display_id="a")))
-    screen = screen_of(3, *shown, (2, display("P")))
-    screen.finish()
-    [block] = screen.blocks
-    assert (block.ranks, block.display_ids) == ((0, 1, 2), ("a", "b", ""))
+    blocks = {block.item: (block.ranks, "".join(block.display_ids)) for block in screen.blocks}
+    assert blocks == {
+        Line("stdout", "x"): ((0,), ""),
+        Line("stderr", "x"): ((1,), ""),
+        Rich("display", b"42"): ((0, 3), "ab"),
+        Rich("result", b"42"): ((1,), ""),
+        Trace("ValueError", "no", "Traceback: no"): ((0, 1, 3), ""),
+        Trace("ValueError", "else", "Traceback: else"): ((2,), ""),
+        Gap(10, 1000): ((0, 1), ""),
+    }
 
 
 # ---- everything, once, in its order
@@ -285,7 +243,7 @@ def expected_of(script: Sequence[Any]) -> list[str]:
         if rest:
             items.append(after_returns(rest))
             rest = ""
-        items.append({Failed: "Trace", Skipped: "Gap", Display: "Rich"}[type(verb)])
+        items.append("Trace" if isinstance(verb, Failed) else "Rich")
     return [*items, after_returns(rest)] if rest else items
 
 
@@ -321,30 +279,6 @@ def test_every_line_of_every_rank_is_shown_once_in_its_order(
     assert screen.folder.deadline() is None
     assert screen.folder.take(screen.now + 10, everything=True) == []
     assert not screen.has_unfinished_lines
-
-
-OUT_PIECES = ["a", "b\n", "\rc", "d\r", "e\nf"]
-ON_STDOUT = [Output(1, "stdout", text) for text in OUT_PIECES]
-ON_STDERR = [Output(1, "stderr", text.upper()) for text in OUT_PIECES]
-BOTH_STREAMS = st.sampled_from([*ON_STDOUT, *ON_STDERR, display("P"), Skipped(1, 1, 10)])
-
-
-@examples(200)
-@given(
-    all_scripts=st.lists(st.lists(BOTH_STREAMS, max_size=8), min_size=1, max_size=3), data=st.data()
-)
-def test_every_line_of_each_stream_is_shown_once_in_its_order(
-    all_scripts: list[list[Any]], data: st.DataObject
-) -> None:
-    screen = play(all_scripts, data)
-    for rank, script in enumerate(all_scripts):
-        seen = own_lines(screen, rank)
-        for stream, is_its in (("stdout", str.islower), ("stderr", str.isupper)):
-            of_stream = [v for v in script if not isinstance(v, Output) or v.stream == stream]
-            wanted = [text for text in expected_of(of_stream) if is_its(text)]
-            assert [text for text in seen if is_its(text)] == wanted
-        others = [verb for verb in script if not isinstance(verb, Output)]
-        assert [text for text in seen if text in ("Rich", "Gap")] == expected_of(others)
 
 
 @given(script=SCRIPTS, num_ranks=st.integers(1, 5), data=st.data())

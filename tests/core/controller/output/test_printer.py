@@ -7,10 +7,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import pytest
 
-from cellmesh.controller.output import printer as printer_module
 from cellmesh.controller.output.cell import CellSink
 from cellmesh.controller.output.console import ConsoleSink, SilentSink
 from cellmesh.controller.output.fold import HOLD_S
@@ -157,25 +155,6 @@ def test_an_animation_is_shown_ten_times_a_second_and_ends_with_its_end() -> Non
     assert "[0] 999" in str(messages[-1][1])
 
 
-def test_beside_much_output_an_animation_is_shown_less_often() -> None:
-    printer, messages = printer_in_cell(2)
-    feed(printer, (1, Display(1, "display", b'{"data": {"text/html": "%s"}}' % (b"A" * 500_000))))
-    for step in range(100):
-        feed(printer, (0, Display(1, "clear", b"wait")), (0, f"{step}\n"), now=2 + step / 50)
-        printer.show(2 + step / 50)
-    assert 3 <= sum(kind == "clear_output" for kind, _ in messages) <= 6
-    assert printer.deadline() is not None
-
-
-def test_what_is_held_back_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(printer_module, "MAX_HELD_BYTES", 100_000)
-    printer, messages = printer_in_cell(1)
-    for _ in range(50):
-        feed(printer, (0, Display(1, "clear", b"")), (0, "x" * 10_000 + "\n"))
-        printer.show(0.0)
-    assert sum(kind == "clear_output" for kind, _ in messages) >= 3
-
-
 # ---- progress bars
 
 
@@ -196,17 +175,6 @@ def test_a_bar_stands_between_what_was_printed_before_and_after_it() -> None:
     assert [shown[at][1]["text"] for at in (0, 2)] == ["[0-1] before\n", "[0-1] within\n"]
     assert "100 %" in shown[3][1]["data"]["text/plain"]
     assert shown[3][1]["transient"] == shown[1][1]["transient"]
-
-
-def test_bars_stand_in_the_order_in_which_they_began_whichever_rank_was_first(
-    out: io.StringIO,
-) -> None:
-    printer = printer_to(out, 2)
-    feed(printer, (1, "before\n"), (1, bar(10, "done")))
-    printer.feed((0,), msgspec.structs.replace(bar(10, "done", number=2), title="second"), 0.01)
-    printer.show(1.0, everything=True)
-    words = [text.split()[1] for text in out.getvalue().splitlines()]
-    assert words == ["before", "train", "second"]
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))

@@ -1,11 +1,17 @@
-"""Which living mesh a notebook is offered, and what it is shown of the others."""
+"""Which living mesh a notebook is offered, what it is shown of the others, and what their agents
+know of them.
+"""
 
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from cellmesh.controller.session import living, start
@@ -17,9 +23,16 @@ from cellmesh.controller.session.living import (
     left_meshes,
     table_of,
 )
+from cellmesh.controller.session.standing import (
+    HostStanding,
+    _find_ended,
+    summarize,
+    with_newest_agents,
+)
 from cellmesh.controller.session.start import find_same, offer_left
 from cellmesh.errors import MeshUsageError
-from cellmesh.wire.attach import RunInfo
+from cellmesh.wire.attach import RunInfo, SetAgents, Standing
+from cellmesh.wire.hosts import Host
 from cellmesh.wire.own_file import Secret
 from cellmesh.wire.ticket import Holder
 
@@ -114,15 +127,12 @@ def test_a_start_with_the_options_of_an_own_mesh_is_offered_that(
     assert find_same(given, [there]) == ([there] if is_same else [])
 
 
-@pytest.mark.parametrize("names", [["a"], ["a", "b"]])
-def test_the_offer_names_each_mesh_and_the_commands(
-    names: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_offer_names_each_mesh_and_the_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     this_notebook(monkeypatch, OWN)
-    text = str(offer_left([mesh(name) for name in names]))
-    assert all(f"{name}, of this notebook, lives on" in text for name in names)
-    assert f"`%dist_attach {names[-1]}`" in text
-    assert f"--fresh` ends {'it' if len(names) == 1 else 'them'}" in text
+    assert "--fresh` ends it" in str(offer_left([mesh("a")]))
+    text = str(offer_left([mesh("a"), mesh("b")]))
+    parts = ("a, of this notebook, lives on", "b, of this notebook, lives on")
+    assert all(each in text for each in (*parts, "`%dist_attach b`", "--fresh` ends them"))
 
 
 def test_a_mesh_on_many_hosts_that_were_not_asked_may_live_on(
@@ -139,3 +149,79 @@ def test_a_mesh_on_many_hosts_that_were_not_asked_may_live_on(
 def test_a_mesh_that_is_held_is_not_ended() -> None:
     with pytest.raises(MeshUsageError, match=r"a is held by process 77.*cellmesh stop a"):
         end_left(mesh("a", held=True))
+
+
+# ---- what the agents of a mesh know
+
+
+def agent_at(port: int) -> Host:
+    return Host(f"at {port}", f"tcp://127.0.0.1:{port}", "", 0, 1)
+
+
+def closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def test_agents_have_ended_where_nothing_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        open_port = server.getsockname()[1]
+        closed = [agent_at(closed_port()) for _ in range(70)]
+        assert _find_ended([agent_at(open_port), *closed], 10.0) == set(closed)
+
+
+def test_agents_are_asked_while_the_process_exits() -> None:
+    script = (
+        "import atexit\n"
+        "from cellmesh.controller.session.standing import _find_ended\n"
+        "from cellmesh.wire.hosts import Host\n"
+        f"agent = Host('a', 'tcp://127.0.0.1:{closed_port()}', '', 0, 1)\n"
+        "atexit.register(lambda: print({each.name for each in _find_ended([agent], 10.0)}))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert (done.stdout, done.stderr) == ("{'a'}\n", "")
+
+
+OLD = Host("a", "tcp://10.0.0.1:1", "key-a", 0, 2), Host("b", "b:2", "key-b", 2, 2)
+NEW = OLD[0], Host("c", "tcp://10.0.0.3:3", "key-c", 2, 2)
+LARGER = *NEW, Host("d", "tcp://10.0.0.4:4", "key-d", 4, 2)
+
+TICKET = make_ticket(num_ranks=4, agents=OLD, agents_revision=1, curve_secret="secret")
+
+
+def holder(**fields: object) -> Holder:
+    known = Holder(controller_pid=7, is_attached=False, since=10.0)
+    return msgspec.structs.replace(known, **fields)
+
+
+def standing(agents: SetAgents | None, **fields: object) -> HostStanding:
+    return HostStanding(OLD[0], Standing(1, holder(**fields), agents))
+
+
+@pytest.mark.parametrize(
+    ("said", "agents", "num_ranks"),
+    [
+        ([None, None], OLD, 4),
+        ([None, SetAgents(NEW, 2)], NEW, 4),
+        ([SetAgents(LARGER, 3, 1), SetAgents(NEW, 2)], LARGER, 6),
+        ([SetAgents(NEW, 1)], OLD, 4),
+    ],
+)
+def test_agents_are_those_of_the_agent_that_knows_best(
+    said: list[SetAgents | None], agents: tuple[Host, ...], num_ranks: int
+) -> None:
+    silent = HostStanding(OLD[1], None)
+    found = with_newest_agents(TICKET, [*map(standing, said), silent])
+    assert (found.agents, found.num_ranks) == (agents, num_ranks)
+
+
+def test_controller_of_a_mesh_is_whom_any_agent_has_attached() -> None:
+    left = standing(None, since=20.0, num_refused=2, refused_at=5.0)
+    held = standing(None, controller_pid=8, is_attached=True, num_refused=1, refused_at=9.0)
+    joined = summarize([left, held], holder(num_refused=4, refused_at=1.0))
+    assert joined == holder(controller_pid=8, is_attached=True, num_refused=7, refused_at=9.0)
+    assert summarize([HostStanding(OLD[0], None)]) is None

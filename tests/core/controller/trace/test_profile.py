@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from cellmesh.controller.core.clocks import ClockOffset
 from cellmesh.controller.trace.chrome import merge_traces
 from cellmesh.controller.trace.profile import compare_operators
 from cellmesh.wire.trace import RECORD, CellSpan, OperatorTime, Past, RankProfile, What
 from cellmesh.workers.trace.torch_profiler import Event, add_up, at_kernels, find_busy, self_times
 
+S = 10**9
 GLOO: dict[str, Any] = {"is_async": True, "is_annotation": True}
 
 
@@ -23,21 +25,10 @@ def test_self_time_leaves_out_what_an_operator_calls() -> None:
     outer, inner, innermost = Event("a", 0, 100), Event("b", 10, 60), Event("c", 20, 30)
     other_thread = Event("d", 5, 25, thread=2)
     region = Event("forward", 0, 100, is_annotation=True)
-    times = {
-        event.name: ns for event, ns in self_times([outer, region, other_thread, inner, innermost])
-    }
-    assert times == {"a": 50, "b": 40, "c": 10, "d": 20}
-
-
-def test_event_outside_any_stack_counts_whole() -> None:
-    events = [
-        Event("gloo:all_reduce", 0, 50, thread=2, **GLOO),
-        Event("gloo:broadcast", 10, 20, thread=2, **GLOO),
-        Event("volta_sgemm", 0, 30, on_device=True),
-        Event("nccl:all_reduce", 0, 30, on_device=True, is_annotation=True),
-    ]
+    kernel = Event("sgemm", 0, 30, on_device=True)  # in no stack, and counts whole
+    events = [outer, region, other_thread, inner, innermost, kernel]
     times = {event.name: ns for event, ns in self_times(events)}
-    assert times == {"gloo:all_reduce": 50, "gloo:broadcast": 10, "volta_sgemm": 30}
+    assert times == {"a": 50, "b": 40, "c": 10, "d": 20, "sgemm": 30}
 
 
 def test_operators_are_added_up_by_kind_longest_first() -> None:
@@ -100,13 +91,8 @@ def test_operations_on_a_gpu_are_where_their_kernels_ran() -> None:
         Event("nccl:all_reduce", EPOCH_NS, EPOCH_NS + 1, on_device=True, is_annotation=True),
         kernel("ncclDevKernel_SendRecv(x)", 7, 8),
     ]
-    launched = [
-        (reduce, 1, 1.25),
-        (gather, 1.5, 1.75),
-        (gloo, 2, 2.5),
-        (barrier, 2.75, 3),
-        (send, 4, 5),
-    ]
+    launched = [(reduce, 1, 1.25), (gather, 1.5, 1.75), (gloo, 2, 2.5)]
+    launched += [(barrier, 2.75, 3), (send, 4, 5)]
     past = at_kernels(past_of(*launched, (lost, 5, 6)), events, EPOCH_NS)
     assert read(past) == [
         ("all_reduce", False, 3, 4, True),
@@ -138,23 +124,17 @@ def trace_of(base: int, events: list[dict[str, Any]]) -> bytes:
 
 
 def spent(name: str, at_us: float, **where: int) -> dict[str, Any]:
-    return {"ph": "X", "name": name, "ts": at_us, "dur": 2.0, "cat": "cpu_op", **where}
+    usual = {"ph": "X", "dur": 2.0, "cat": "cpu_op", "pid": 7, "tid": 7}
+    return {**usual, "name": name, "ts": at_us, **where}
 
 
 def test_traces_become_one_with_a_process_for_each_rank_on_one_clock() -> None:
     flow = {"ph": "s", "cat": "fwdbwd", "id": 1, "name": "fwdbwd", "ts": 500.2}
     here, there = ({"pid": pid, "tid": pid} for pid in (77, 80))
-    name = {
-        "ph": "M",
-        "name": "thread_name",
-        "pid": 77,
-        "tid": 78,
-        "ts": 7e9,
-        "args": {"name": "gloo"},
-    }
+    name = {"ph": "M", "name": "thread_name", "ts": 7e9, "args": {"name": "gloo"}}
     window = {"ph": "i", "name": "Record Window End", "pid": "", "tid": "", "ts": 600.0}
     first = [
-        *(name, window, flow | here, spent("mm", 500.125, **here)),
+        *(name | {"pid": 77, "tid": 78}, window, flow | here, spent("mm", 500.125, **here)),
         spent("gloo:all_reduce", 510.0, pid=77, tid=78),
     ]
     second = [*(flow | there, spent("mm", 200.0, **there)), spent("sgemm", 201.0, pid=0, tid=7)]
@@ -166,8 +146,6 @@ def test_traces_become_one_with_a_process_for_each_rank_on_one_clock() -> None:
 
     names = {event["pid"]: event["args"]["name"] for event in events("process_name")}
     assert names == {0: "rank 0", 3: "rank 3"}
-    order = {event["pid"]: event["args"]["sort_index"] for event in events("process_sort_index")}
-    assert order == {0: 0, 3: 3}
     assert [(event["pid"], event["ts"]) for event in events("mm")] == [(0, 0.0), (3, 99.875)]
     threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in events("thread_name")}
     (gloo,), (kernel,) = events("gloo:all_reduce"), events("sgemm")
@@ -178,10 +156,16 @@ def test_traces_become_one_with_a_process_for_each_rank_on_one_clock() -> None:
     assert max(event["ts"] for event in merged["traceEvents"]) < 1000
 
 
-def test_one_trace_and_none_can_be_merged() -> None:
-    assert json.loads(merge_traces({}))["traceEvents"] == []
-    names = {e["name"] for e in json.loads(merge_traces({1: trace_of(0, [])}))["traceEvents"]}
-    assert names == {"process_name", "process_sort_index"}
+def test_merged_trace_is_on_one_clock() -> None:
+    """The other host's monotonic clock is 200 s ahead, and its system clock was set wrong: 800 s
+    behind ours.
+    """
+    traces = {r: trace_of(5 * S, [spent("mm", at)]) for r, at in enumerate((1000e6, 402e6))}
+    clocks = {0: ClockOffset("a", 0.0, 1e-4), 1: ClockOffset("b", 200.0, 1e-4)}
+    merged = json.loads(merge_traces(traces, clocks, {0: 900 * S, 1: 100 * S}))
+    begins = {event["pid"]: event["ts"] for event in merged["traceEvents"] if event["ph"] == "X"}
+    assert begins == {0: 0, 1: 2e6}
+    assert merged["otherData"]["clocks"]["rank 1"]["offset_s"] == 200.0
 
 
 @pytest.mark.parametrize("trace", [b"", b"{}", b"[1]", b'{"traceEvents": 1}'])

@@ -1,5 +1,5 @@
-"""Ranks' pasts as one history: who waited for whom, what is a part of what, and what is not
-known.
+"""Ranks' pasts as one history on one clock: who waited for whom, what is a part of what, and what
+is not known.
 """
 
 from __future__ import annotations
@@ -7,19 +7,21 @@ from __future__ import annotations
 import json
 import math
 from array import array
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cellmesh.controller.core.clocks import ClockOffset
 from cellmesh.controller.trace.chrome import trace_of
 from cellmesh.controller.trace.history import History, merge
-from cellmesh.controller.trace.operations import with_waits
+from cellmesh.controller.trace.profile import profile_of
 from cellmesh.wire.inspect import Refusal
-from cellmesh.wire.trace import RECORD, CellSpan, Past, What
+from cellmesh.wire.trace import RECORD, CellSpan, Past, RankProfile, What
 
-MS = 1_000_000
+MS, S = 1_000_000, 10**9
 NAN = math.nan
 ALL = What("all_reduce", "0", (), 0)
 
@@ -53,19 +55,21 @@ def waits_ms(history: History, rank: int) -> list[float]:
     return [one.waited_ns // MS for one in history.operations[rank]]
 
 
-def one_late() -> dict[int, Past]:
+def one_late() -> History:
     """Rank 1 of three comes 300 ms late to an all_reduce."""
-    return {
-        rank: told([cell(4, 0, 320)], [(ALL, 1, 4, 300 if rank == 1 else 2 * rank, 310)])
-        for rank in range(3)
-    }
+    begins = (0, 300, 4)
+    return history_of(*(told([cell(4, 0, 320)], [(ALL, 1, 4, at, 310)]) for at in begins))
+
+
+# ---- who waited for whom
 
 
 def test_early_ranks_wait_for_the_last() -> None:
-    history = merge(one_late(), {}, 5)
-    waits = {rank: ours[0].waited_ns for rank, ours in history.operations.items()}
-    assert waits == {0: 300 * MS, 1: 0, 2: 296 * MS}
+    history = one_late()
+    assert [waits_ms(history, rank) for rank in range(3)] == [[300], [0], [296]]
     assert {ours[0].last for ours in history.operations.values()} == {1}
+    late = history.lateness()[1]
+    assert (late.num_last, late.awaited_s) == (1, pytest.approx(0.596))
     assert history.straggler == 1
     assert history.describe() == (
         "rank 1 was last in 1 of 1 collectives; each other rank waited 298 of 320 ms for it"
@@ -76,61 +80,57 @@ def test_early_ranks_wait_for_the_last() -> None:
 
 
 def test_groups_and_generations_are_kept_apart() -> None:
-    tp, healed = What("all_reduce", "1", (0, 1), 0), What("all_reduce", "0", (), 7)
-    cells = [cell(1, 0, 100)]
+    near, far = What("all_reduce", "1", (0, 1), 0), What("all_reduce", "2", (2, 3), 0)
+    healed = What("all_reduce", "0", (), 7)
+    cells = [cell(1, 0, 600)]
     history = history_of(
-        told(cells, [(ALL, 1, 1, 0, 9), (tp, 1, 1, 10, 50), (healed, 1, 1, 60, 61)]),
-        told(cells, [(ALL, 1, 1, 5, 9), (tp, 1, 1, 40, 50), (healed, 1, 1, 60, 61)]),
-        told(cells, [(ALL, 1, 1, 8, 9), (healed, 1, 1, 60, 61)]),
+        told(cells, [(ALL, 1, 1, 0, 9), (near, 1, 1, 10, 50), (healed, 1, 1, 60, 61)]),
+        told(cells, [(ALL, 1, 1, 5, 9), (near, 1, 1, 40, 50), (healed, 1, 1, 60, 61)]),
+        told(cells, [(ALL, 1, 1, 8, 9), (healed, 1, 1, 60, 61), (far, 1, 1, 500, 550)]),
+        told(cells, [(ALL, 1, 1, 8, 9), (healed, 1, 1, 60, 61), (far, 1, 1, 505, 550)]),
     )
-    assert waits_ms(history, 0) == [8, 30, 0]
+    assert [waits_ms(history, rank) for rank in (0, 2)] == [[8, 30, 0], [0, 0, 5]]
     assert [one.last for one in history.operations[0]] == [2, 1, 0]
 
 
 def test_groups_made_again_are_counted_from_the_start() -> None:
     cells = [cell(1, 0, 100)]
-    history = history_of(
-        told(cells, [(ALL, 1, 1, 0, 9), (ALL, 1, 1, 50, 70)]),
-        told(cells, [(ALL, 1, 1, 5, 9), (ALL, 1, 1, 60, 70)]),
-    )
+    again = told(cells, [(ALL, 1, 1, 0, 9), (ALL, 1, 1, 50, 70)])
+    history = history_of(again, told(cells, [(ALL, 1, 1, 5, 9), (ALL, 1, 1, 60, 70)]))
     assert waits_ms(history, 0) == [5, 10]
-    new = history_of(
-        told(cells, [(ALL, 1, 1, 0, 9), (ALL, 1, 1, 50, 70)]), told(cells, [(ALL, 1, 1, 60, 70)])
-    )
+    new = history_of(again, told(cells, [(ALL, 1, 1, 60, 70)]))
     assert [one.missing for one in new.operations[0]] == [(1,), ()]
 
 
-def test_the_last_rank_to_arrive_is_the_one_waited_for() -> None:
-    cells = [cell(1, 0, 300)]
-    spans = [[(0, 110), (200, 205)], [(100, 112), (201, 205)], [(40, 111), (202, 206)]]
+@pytest.mark.parametrize(
+    ("end", "operation_end", "said"),
+    [
+        (1000, 1000, "rank 1 never began 1 collective that others waited in"),
+        (None, NAN, "rank 1 has not begun 1 collective that others waited in"),
+    ],
+    ids=["ended", "running"],
+)
+def test_a_rank_that_never_comes_is_named(
+    end: float | None, operation_end: float, said: str
+) -> None:
+    cells = [cell(1, 0, end)]
     history = history_of(
-        *(told(cells, [(ALL, n, 1, *one) for n, one in enumerate(ours, 1)]) for ours in spans)
-    )
-    lateness = [(one.num_last, one.awaited_s) for one in history.lateness().values()]
-    assert lateness == [(0, 0), (1, pytest.approx(0.160)), (1, pytest.approx(0.003))]
-    assert [waits_ms(history, rank) for rank in range(3)] == [[100, 2], [0, 1], [60, 0]]
-
-
-def test_groups_that_share_no_rank_are_kept_apart() -> None:
-    near, far = (
-        What("all_reduce", name, ranks, 0) for name, ranks in (("1", (0, 1)), ("2", (2, 3)))
-    )
-    begins = [(near, 0), (near, 40), (far, 500), (far, 505)]
-    history = history_of(
-        *(told([cell(1, 0, 600)], [(what, 1, 1, at, at + 50)]) for what, at in begins)
-    )
-    assert [waits_ms(history, rank) for rank in range(4)] == [[40], [0], [5], [0]]
-
-
-def test_a_rank_that_never_comes_is_named() -> None:
-    cells = [cell(1, 0, 1000)]
-    history = history_of(
-        told(cells, [(ALL, 1, 1, 0, 1000)]), told(cells, []), told(cells, [(ALL, 1, 1, 10, 1000)])
+        told(cells, [(ALL, 1, 1, 0, operation_end)]),
+        told(cells, []),
+        told(cells, [(ALL, 1, 1, 10, operation_end)]),
     )
     missing = history.lateness()[1]
     assert (missing.num_missed, missing.num_last, missing.awaited_s) == (1, 0, 1.99)
     assert [waits_ms(history, rank) for rank in range(3)] == [[1000], [], [990]]
-    assert history.describe() == "rank 1 never began 1 collective that others waited in"
+    (one,) = history.operations[0]
+    assert (one.is_open, one.duration_ns) == (end is None, S)
+    assert history.is_running == (end is None)
+    assert history.describe() == said
+
+
+def test_abandoned_collective_ends_with_its_cell() -> None:
+    (one,) = history_of(told([cell(1, 0, 50)], [(ALL, 1, 1, 10, NAN)])).operations[0]
+    assert (one.is_open, one.end_ns) == (False, 50 * MS)
 
 
 def test_operations_of_unknown_groups_that_some_lack_are_matched_with_nothing() -> None:
@@ -151,36 +151,42 @@ def test_message_waits_for_its_peer_and_makes_no_straggler() -> None:
     )
     assert (waits_ms(history, 0), waits_ms(history, 1)) == ([0, 4], [70])
     assert [one.last for one in history.operations[1]] == [0]
-    assert history.straggler is None
-    assert history.describe() == ""
+    assert (history.straggler, history.describe()) == (None, "")
+
+
+def test_launches_on_gpus_are_not_taken_for_waits() -> None:
+    launched = What("all_reduce", "0", (), 0, is_launch=True)
+    operations = [(launched, 1, 1, 10 * rank, 10 * rank + 1) for rank in range(2)]
+    history = history_of(*[told([cell(1, 0, 50)], [one]) for one in operations])
+    assert waits_ms(history, 0) == [0]
+    assert history.notes[0].startswith("collectives on GPUs are shown where they were launched")
 
 
 def test_while_the_main_thread_does_not_wait_it_computes() -> None:
     operations = [(10, 60, -1, 40), (70, 80, -1, NAN), (85, 90, -1, 95)]
     numbered = [(ALL, number, 1, *times) for number, times in enumerate(operations, 1)]
     history = history_of(told([cell(1, 0, 100)], numbered))
-    computing = history.computing(0, history.cells[0])
-    assert computing == [(0, 40 * MS), (60 * MS, 100 * MS)]
+    assert history.computing(0, history.cells[0]) == [(0, 40 * MS), (60 * MS, 100 * MS)]
     assert not history.computing(3, history.cells[0])
 
 
-def test_open_collective_lasts_until_now_and_names_missing_ranks() -> None:
-    running = [cell(1, 0, None)]
-    history = history_of(
-        told(running, [(ALL, 1, 1, 100, NAN)], now_ms=500),
-        told(running, [], now_ms=501),
-        told(running, [(ALL, 1, 1, 200, NAN)], now_ms=500),
-    )
-    (one,) = history.operations[0]
-    assert (one.is_open, one.duration_ns, one.waited_ns, one.last) == (True, 400 * MS, 400 * MS, 1)
-    assert history.is_running
-    assert history.cells[0].running == {0, 1, 2}
-    assert history.describe() == "rank 1 has not begun 1 collective that others waited in"
+_SPANS = st.lists(st.tuples(st.integers(0, 100), st.integers(0, 50)), max_size=12)
 
 
-def test_abandoned_collective_ends_with_its_cell() -> None:
-    (one,) = history_of(told([cell(1, 0, 50)], [(ALL, 1, 1, 10, NAN)])).operations[0]
-    assert (one.is_open, one.end_ns) == (False, 50 * MS)
+@given(st.lists(_SPANS, min_size=1, max_size=4))
+def test_waits_are_never_longer_than_their_operation(spans: list[list[tuple[int, int]]]) -> None:
+    operations = [
+        [(ALL, i, 1, start, start + took) for i, (start, took) in enumerate(sorted(ours), 1)]
+        for ours in spans
+    ]
+    history = history_of(*(told([cell(1, 0, 200)], ours) for ours in operations))
+    for rank, ours in history.operations.items():
+        assert all(0 <= one.waited_ns <= one.duration_ns for one in ours)
+        times = history.times(rank, history.cells[0])
+        assert times.waiting_ns <= times.collectives_ns <= 200 * MS
+
+
+# ---- what is drawn, and what is not known
 
 
 def test_the_last_cells_of_all_ranks_count_and_calls_have_their_names() -> None:
@@ -198,11 +204,10 @@ def test_the_last_cells_of_all_ranks_count_and_calls_have_their_names() -> None:
 
 def test_pauses_between_cells_are_not_drawn() -> None:
     cells = [cell(1, 0, 100), cell(2, 60_100, 60_200), cell(3, 60_201, 60_300)]
-    history = merge({0: told(cells, [])}, {}, 5)
+    history = history_of(told(cells, []))
     assert history.length_ns == pytest.approx(306 * MS, abs=MS)
     shifts = [one.shift_ns for one in history.cells]
-    assert shifts[0] == 0
-    assert shifts[1] == shifts[2] == pytest.approx(59_994 * MS, abs=MS)
+    assert shifts == pytest.approx([0, 59_994 * MS, 59_994 * MS], abs=MS)
 
 
 def test_unrecorded_collectives_are_not_missing() -> None:
@@ -229,21 +234,14 @@ def test_dead_and_new_ranks_are_listed() -> None:
 def test_no_cell_has_run() -> None:
     history = history_of(told([], []), told([], []))
     assert history.notes == ("no cell has run on the ranks yet",)
-    assert history.length_ns == 0
-    assert history.describe() == ""
+    assert (history.length_ns, history.describe()) == (0, "")
     assert json.loads(trace_of(history))["traceEvents"]
 
 
-def test_launches_on_gpus_are_not_taken_for_waits() -> None:
-    launched = What("all_reduce", "0", (), 0, is_launch=True)
-    operations = [(launched, 1, 1, 10 * rank, 10 * rank + 1) for rank in range(2)]
-    history = history_of(*[told([cell(1, 0, 50)], [one]) for one in operations])
-    assert waits_ms(history, 0) == [0]
-    assert history.notes[0].startswith("collectives on GPUs are shown where they were launched")
-
-
 def test_a_trace_has_a_process_a_rank_with_cells_computing_and_waits() -> None:
-    events = json.loads(trace_of(merge(one_late(), {}, 5)))["traceEvents"]
+    trace = json.loads(trace_of(one_late()))
+    events = trace["traceEvents"]
+    assert "otherData" not in trace, "clocks of one host are not mentioned"
     names = {event["args"]["name"] for event in events if event["name"] == "process_name"}
     assert names == {"rank 0", "rank 1", "rank 2"}
     begins = [e for e in events if e["pid"] == 0 and e["ph"] == "b"]
@@ -258,25 +256,47 @@ def test_a_trace_has_a_process_a_rank_with_cells_computing_and_waits() -> None:
     assert begins[2]["args"] == said
 
 
-_SPANS = st.lists(st.tuples(st.integers(0, 100), st.integers(0, 50)), max_size=12)
+# ---- hosts whose clocks differ
+
+AHEAD_S = 182_034.25
+NEAR, FAR = ClockOffset("a", 0.0, 1e-4), ClockOffset("b", AHEAD_S, 2e-4)
 
 
-@given(st.dictionaries(st.integers(0, 3), _SPANS, min_size=1, max_size=4))
-def test_waits_are_never_longer_than_their_operation(
-    spans: dict[int, list[tuple[int, int]]],
+def on_clock(ahead_s: float, begin_s: float) -> Past:
+    """A cell from 10 to 13 and an all_reduce that goes on, on a clock that is ahead."""
+    ahead_ms, begin_ms = ahead_s * 1e3, begin_s * 1e3
+    cells = [cell(run, ahead_ms + a, ahead_ms + b) for run, a, b in ((1, 2e3, 3e3), (2, 1e4, 13e3))]
+    whole = [(ALL, 1, 2, begin_ms + ahead_ms, NAN)]
+    return told(cells, whole, since_ms=ahead_ms + 1e3, now_ms=ahead_ms + 2e4)
+
+
+def test_late_rank_of_another_host_is_late_by_our_clock() -> None:
+    """Without the offset, its cell would be two days after those of the others."""
+    pasts = {0: on_clock(0, 10.5), 1: on_clock(0, 10.5), 2: on_clock(AHEAD_S, 12)}
+    history = merge(pasts, {}, 1, {0: NEAR, 1: NEAR, 2: FAR})
+    assert history.cells[0].by_rank == dict.fromkeys(range(3), (0, 3 * S))
+    [theirs] = history.operations[2]
+    assert (theirs.start_ns, theirs.wait_ns, theirs.end_ns) == (2 * S, 2 * S, 3 * S)
+    assert history.lateness()[2].awaited_s == 3.0
+    assert history.notes == (
+        "clocks of hosts, against the notebook's: a: +0.0000 s ± 0.1 ms, b: +182,034.2500 s ± 0.2 "
+        "ms",
+    )
+    clocks = json.loads(trace_of(history))["otherData"]["clocks"]
+    assert clocks["rank 2"] == {"host": "b", "offset_s": AHEAD_S, "error_s": 2e-4}
+
+
+@pytest.mark.parametrize(("since_s", "missing"), [(11, ()), (10.25, (1,))])
+def test_ranks_that_began_later_are_not_missed_by_our_clock(
+    since_s: float, missing: tuple[int, ...]
 ) -> None:
-    operations = {
-        rank: [(ALL, i, 1, start, start + took) for i, (start, took) in enumerate(sorted(ours), 1)]
-        for rank, ours in spans.items()
-    }
-    pasts = {rank: told([cell(1, 0, 200)], ours) for rank, ours in operations.items()}
-    history = merge(pasts, {}, 5)
-    for rank, ours in history.operations.items():
-        assert all(0 <= one.waited_ns <= one.duration_ns for one in ours)
-        times = history.times(rank, history.cells[0])
-        assert times.waiting_ns <= times.collectives_ns <= 200 * MS
+    new = replace(on_clock(AHEAD_S, 12), cells=(), what=array("i"), numbers=b"")
+    pasts = {0: on_clock(0, 10.5), 1: replace(new, since_s=AHEAD_S + since_s)}
+    assert merge(pasts, {}, 1, {1: FAR}).operations[0][0].missing == missing
 
 
-def test_nothing_waits_in_an_empty_history() -> None:
-    assert with_waits({}) == {}
-    assert History().straggler is None
+def test_a_profiled_gpus_work_is_on_our_clock() -> None:
+    theirs = RankProfile(past=on_clock(AHEAD_S, 12), busy=((AHEAD_S + 11, AHEAD_S + 11.5),))
+    history = profile_of({0: RankProfile(past=on_clock(0, 11)), 1: theirs}, {}, {1: FAR}).history
+    assert history.computing(1, history.cells[0]) == [(S, 3 * S // 2)]
+    assert history.computing(0, history.cells[0]) == [(0, S)]

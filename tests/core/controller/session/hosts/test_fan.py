@@ -8,14 +8,7 @@ import msgspec
 import pytest
 
 from cellmesh.controller.core.mesh_state import HostLost, Returned
-from cellmesh.controller.session.hosts.fan import (
-    Fan,
-    Gathering,
-    HostReports,
-    Routed,
-    join_progress,
-    join_reports,
-)
+from cellmesh.controller.session.hosts.fan import Fan, Gathering, Routed
 from cellmesh.wire.attach import Detach, Detached, Refused, RunInfo, Welcome
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.hosts import Host
@@ -47,8 +40,6 @@ AGENTS = [
     Host(name, f"tcp://10.0.0.{number}:1000", f"key-{name}", first, size)
     for number, (name, first, size) in enumerate([("a", 0, 2), ("b", 2, 1), ("c", 3, 2)], 1)
 ]
-
-READ_LOG = Parcel(ReadLog(7, 2, 100))
 
 
 def info(rank: int) -> RankInfo:
@@ -108,6 +99,7 @@ def test_each_agent_gets_what_concerns_its_ranks(fan: Fan) -> None:
 
 def test_welcomes_are_joined_before_anything_else_is_heard() -> None:
     fan = Fan(AGENTS)
+    assert join(fan, 1, Refused("it is held")) == [Refused("it is held")]
     early = Parcel(Died(0, "was killed", ""))
     assert join(fan, 0, welcome(next_run=4, runs=(RunInfo(3, (0,), "x"),))) == []
     assert verbs(fan.join(0, early)) == []
@@ -148,6 +140,8 @@ def test_first_failed_start_is_reported_with_its_host_and_ends_the_others(fan: F
     failed = StartFailed("user", "no module x")
     assert join(fan, 1, failed) == [StartFailed("user", "on b: no module x")]
     assert join(fan, 2, failed) == []
+    (lost,) = verbs(Fan(AGENTS).lose(1, "its agent ended"))
+    assert lost == StartFailed("host", "b is lost while the mesh starts: its agent ended")
     routed = fan.join(1, Parcel(Stopped("the start failed")))
     assert verbs(routed) == [Stopped("the start failed")]
     assert downs(routed) == [(0, Stop()), (2, Stop())]
@@ -158,8 +152,11 @@ def test_question_is_answered_without_a_host_that_is_not_heard(ready: Fan) -> No
     join(ready, 0, HostReport(4, infos(0, 1), 1.0))
     join(ready, 2, HostReport(4, infos(3, 4), 2.0))
     (report,) = verbs(ready.note_heard(1, False))
-    assert [rank.is_heard for rank in report.ranks] == [True, True, False, True, True]
-    assert report.ranks[2] == msgspec.structs.replace(info(2), is_heard=False)
+    silent = msgspec.structs.replace(info(2), is_heard=False)
+    assert report == HostReport(4, (*infos(0, 1), silent, *infos(3, 4)), 2.0)
+    assert verbs(ready.split(Parcel(ReadLog(7, 2, 100)))) == [
+        LogText(7, "it cannot be read: b is not heard", 0, "its log on b")
+    ]
     ready.note_heard(1, True)
     split(ready, ReadHost(5))
     for index, num_said in ((2, 0), (0, 0), (1, 1)):
@@ -167,39 +164,16 @@ def test_question_is_answered_without_a_host_that_is_not_heard(ready: Fan) -> No
         assert said == [HostReport(5, infos(*range(5)), 3.0)] * num_said
 
 
-def test_log_on_a_host_that_is_not_heard_is_not_waited_for(ready: Fan) -> None:
-    assert downs(ready.split(READ_LOG)) == [(1, READ_LOG.verb)]
-    said = LogText(7, "it cannot be read: b is not heard", 0, "its log on b")
-    ready.note_heard(1, False)
-    assert verbs(ready.split(READ_LOG)) == [said]
-    ready.lose(1, "cut")
-    assert verbs(ready.split(READ_LOG)) == [said]
-
-
-def test_host_in_place_of_a_silent_one_that_left_is_asked(ready: Fan) -> None:
-    ready.note_heard(2, False)
-    resize = Resize(1, (2, 1), ("dp",), (3,))
-    split(ready, resize)
-    ready.add(AGENTS[2])
-    join(ready, 2, MeshReady(()))
-    split(ready, ReadHost(4))
-    for index in (0, 1):
-        said = join(ready, index, HostReport(4, infos(index)))
-        assert said == []
-    (report,) = join(ready, 2, HostReport(4, infos(3)))
-    assert [rank.rank for rank in report.ranks] == [0, 1, 3]
-
-
 def test_store_is_made_by_a_host_that_stays(ready: Fan) -> None:
     join(ready, 0, StoreUp(77))
     ready.note_heard(1, False)
-    routed = ready.lose(0, "cut")
-    assert downs(routed) == [(2, MakeStore())]  # the other one is not heard
+    assert downs(ready.lose(0, "cut")) == [(2, MakeStore())]  # the other one is not heard
     ready.note_heard(1, True)
     assert downs(ready.lose(2, "cut, too")) == [(1, MakeStore())]
     assert downs(ready.replace(0, AGENTS[0])) == []  # until there is a store
-    told = ready.join(1, Parcel(StoreUp(88)))
-    assert downs(told) == [(0, UseStore("10.0.0.2", 88))]
+    made = ready.join(1, Parcel(StoreUp(88)))
+    assert downs(made) == [(0, UseStore("10.0.0.2", 88))]
+    assert verbs(made) == [StoreDied("was on a host that is lost", 88, "10.0.0.2")]
 
 
 def test_resize_that_leaves_the_store_out_has_it_made_again(ready: Fan) -> None:
@@ -258,11 +232,6 @@ def test_ranks_of_a_lost_host_cannot_be_replaced_there(ready: Fan) -> None:
     assert said == [RespawnFailed((2,), "b is lost"), Respawned(infos(1))]
 
 
-def test_host_lost_while_the_mesh_starts_fails_the_start(fan: Fan) -> None:
-    (failed,) = verbs(fan.lose(1, "its agent ended"))
-    assert failed == StartFailed("host", "b is lost while the mesh starts: its agent ended")
-
-
 def test_mesh_has_ended_once_every_agent_has(ready: Fan) -> None:
     split(ready, Stop())
     assert join(ready, 0, Stopped("stopped")) == []
@@ -276,7 +245,6 @@ def test_agents_that_have_not_said_that_they_end_may_live_on(ready: Fan) -> None
     join(ready, 0, Stopped("stopped"))
     assert ready.unended == AGENTS[1:]
     join(ready, 1, Stopped("stopped"))  # it is heard again
-    ready.lose(2, "without a connection")
     assert ready.unended == AGENTS[2:]
 
 
@@ -288,14 +256,6 @@ def test_agent_that_ends_by_itself_is_a_lost_host_and_another_in_its_place_may_l
     assert AGENTS[1] not in ready.unended
     ready.replace(1, AGENTS[1])
     assert AGENTS[1] in ready.unended
-
-
-def test_another_host_makes_the_store_when_its_host_is_lost(ready: Fan) -> None:
-    join(ready, 0, StoreUp(99))
-    assert downs(ready.lose(1, "killed")) == []
-    assert downs(ready.lose(0, "killed")) == [(2, MakeStore())]
-    routed = ready.join(2, Parcel(StoreUp(55)))
-    assert verbs(routed) == [StoreDied("was on a host that is lost", 55, "10.0.0.3")]
 
 
 def test_agent_in_place_of_a_lost_one_gets_the_store_and_forks_on_request(ready: Fan) -> None:
@@ -325,6 +285,9 @@ def test_lost_host_that_is_heard_again_is_taken_back(ready: Fan) -> None:
     assert (to_store, use) == (2, UseStore("10.0.0.1", 99, 0))
     assert (to_stop, stop.ranks, stop.channel) == (2, (3,), "control")
     assert ready.lost == () == tuple(ready.returned)
+    ready.lose(2, "not heard for 10 s")
+    join(ready, 2, welcome(), MeshReady(infos(3, 4)), Stopped("its lease is over"))
+    assert (ready.returned, ready.lost) == (frozenset(), (2,))
 
 
 def test_mesh_that_stops_ends_a_host_that_is_heard_again(ready: Fan) -> None:
@@ -354,13 +317,6 @@ def test_host_that_joins_holds_back_nothing_of_the_others(ready: Fan) -> None:
     assert split(ready, Respawn((5,))) == [(3, Respawn((5,)))]
 
 
-def test_agent_that_ends_before_it_is_taken_back_stays_lost(ready: Fan) -> None:
-    ready.lose(2, "not heard for 10 s")
-    join(ready, 2, welcome(), MeshReady(infos(3, 4)), Stopped("its lease is over"))
-    assert ready.returned == frozenset()
-    assert ready.lost == (2,)
-
-
 def test_host_that_is_lost_before_an_attach_is_not_waited_for() -> None:
     """The first host, which had the store."""
     fan = Fan(AGENTS, [0])
@@ -376,10 +332,6 @@ def test_host_that_is_lost_before_an_attach_is_not_waited_for() -> None:
     assert join(fan, 1, LogText(1, "from b", 0)) == [LogText(1, "from b", 0)]
 
 
-def test_refusal_of_one_agent_is_heard_while_others_are_awaited() -> None:
-    assert join(Fan(AGENTS), 1, Refused("it is held")) == [Refused("it is held")]
-
-
 def test_controller_has_left_once_all_agents_say_so(ready: Fan) -> None:
     assert [index for index, _ in split(ready, Detach())] == [0, 1, 2]
     assert join(ready, 0, Detached("it was detached")) == []
@@ -388,45 +340,12 @@ def test_controller_has_left_once_all_agents_say_so(ready: Fan) -> None:
     assert last == Detached("it was detached")
 
 
-@pytest.mark.parametrize(
-    ("agents", "place"), [(AGENTS, "on a: "), ([Host("", "ipc:///s", "", 0, 2)], "")]
-)
-def test_faults_name_their_host_if_there_are_several(agents: list[Any], place: str) -> None:
-    fan = Fan(agents)
-    for index in range(len(agents)):
-        join(fan, index, welcome())
-    assert join(fan, 0, AgentFault("oops")) == [AgentFault(f"{place}oops")]
-    failed = StartFailed("host", "no torch")
-    assert join(fan, 0, failed) == [StartFailed("host", f"{place}no torch")]
-
-
-SINGLE = [Host(name, "tcp://10.0.0.1:1", "key", rank, 1) for rank, name in enumerate("abc")]
-RANKS = [RankInfo(rank, rank + 100, "a", "idle") for rank in range(3)]
-
-
-def test_reports_are_joined_in_the_order_of_ranks() -> None:
-    reports = [HostReport(7, (RANKS[2],), 1.0), HostReport(7, RANKS[:1], 3.0)]
-    assert join_reports(7, reports, [RANKS[1]]) == HostReport(7, tuple(RANKS), 3.0)
-    assert join_reports(7, []) == HostReport(7, ())
-
-
-def test_late_answer_to_a_closed_question_opens_none() -> None:
-    reports = HostReports()
-    reports.begin(7, {0, 1})
-    reports.silent.add(1)
-    reports.note(0, HostReport(7, (RANKS[0],)))
-    assert list(reports.take(SINGLE[:2], {0, 1})) == [HostReport(7, (RANKS[0],))]
-    reports.note(1, HostReport(7, (RANKS[1],)))
-    assert list(reports.take(SINGLE[:2], {0, 1})) == []
-
-
-def test_host_that_said_nothing_yet_has_no_ranks_in_a_report() -> None:
-    reports = HostReports()
-    reports.silent |= {0, 1}
-    reports.note_ranks(1, (RANKS[1],))
-    reports.begin(7, {0, 1})
-    (report,) = reports.take(SINGLE[:2], {0, 1})
-    assert [(info.rank, info.is_heard) for info in report.ranks] == [(1, False)]
+def test_faults_name_their_host_if_there_are_several(fan: Fan) -> None:
+    assert join(fan, 0, AgentFault("oops")) == [AgentFault("on a: oops")]
+    single = Fan([Host("", "ipc:///s", "", 0, 2)])
+    join(single, 0, welcome())
+    assert join(single, 0, AgentFault("oops")) == [AgentFault("oops")]
+    assert join(single, 0, StartFailed("host", "no torch")) == [StartFailed("host", "no torch")]
 
 
 def test_question_is_answered_once_no_host_is_awaited() -> None:
@@ -441,10 +360,3 @@ def test_question_is_answered_once_no_host_is_awaited() -> None:
     assert list(questions.take({0, 1, 2})) == [(7, {0: "a", 2: "b"})], "host 3 is lost"
     assert list(questions.take(())) == [(8, {})]
     assert questions.awaited(7) == []
-
-
-def test_progress_of_hosts_is_joined() -> None:
-    fast, slow = Progress("process group", 2), Progress("forking ranks", 1)
-    assert join_progress([fast, slow]) == Progress("forking ranks", 3)
-    assert join_progress([fast, None]) == Progress("importing torch", 2)
-    assert join_progress([Progress("a later stage", 0), fast]) == fast

@@ -1,4 +1,6 @@
-"""Lost hosts are taken back or started again, by calls in the loop of the link."""
+"""Hosts that join, and lost ones that are taken back or started again, by calls in the link's
+loop.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import pytest
 from cellmesh.controller.code_files.sync import CodeSync
 from cellmesh.controller.core.core import Core
 from cellmesh.controller.session.hosts import start
-from cellmesh.controller.session.hosts.connections import Connections
+from cellmesh.controller.session.hosts.connections import Candidate, Connections
 from cellmesh.controller.session.hosts.start import (
     bring_back,
     call_in_loop,
@@ -20,8 +22,12 @@ from cellmesh.controller.session.hosts.start import (
 )
 from cellmesh.controller.session.launch.hosts import HostAgents
 from cellmesh.errors import HostError, MeshUsageError
-from cellmesh.wire.hosts import Host
-from tests.core.controller.session.test_session import TICKET
+from cellmesh.wire.attach import Refused
+from cellmesh.wire.codec import Parcel
+from cellmesh.wire.hosts import FilesAnswer, Host
+from cellmesh.wire.messages import MeshReady, Stopped
+
+from .....support.tickets import make_ticket
 
 NAMES = ("a", "b", "c")
 AGENTS = tuple(Host(name, f"tcp://{name}:5", "key", i, 1) for i, name in enumerate(NAMES))
@@ -36,13 +42,10 @@ class World:
         self.done: list[Any] = []
         self.lost = (1, 2)
         self.returned: set[int] = set()
-        self.fault: Exception | None = None
         self.failures: dict[int, HostError] = {}
-        self.ticket = msgspec.structs.replace(TICKET, agents=AGENTS)
+        self.ticket = make_ticket(agents=AGENTS)
 
     def take_back(self, index: int) -> bool:
-        if self.fault is not None:
-            raise self.fault
         return index in self.returned
 
     def check_may_join(self, names: Iterable[str]) -> None:
@@ -81,23 +84,23 @@ def world() -> World:
     return World()
 
 
-def test_lost_hosts_are_started_at_once(world: World) -> None:
-    assert world.bring_back() == ""
-    assert world.done == [{1: "b", 2: "c"}, (1, True), (2, True), "forget", "bring"]
-
-
-def test_new_host_takes_the_first_lost_ones_place(world: World) -> None:
-    assert world.bring_back("d") == ""
-    assert world.done[:3] == [{1: "d", 2: "c"}, (1, False), (2, True)]
-
-
-@pytest.mark.parametrize("new_hosts", ["", "d"])
-def test_host_that_is_heard_again_is_not_started_and_needs_no_new_one(
-    new_hosts: str, world: World
+@pytest.mark.parametrize(
+    ("new_hosts", "lost", "returned", "done"),
+    [
+        ("", (1, 2), [], [{1: "b", 2: "c"}, (1, True), (2, True), "forget", "bring"]),
+        ("d", (1, 2), [], [{1: "d", 2: "c"}, (1, False), (2, True), "forget", "bring"]),
+        ("", (1, 2), [1], [{2: "c"}, (2, True), "forget", "bring"]),
+        ("d", (1, 2), [1], [{2: "c"}, (2, True), "forget", "bring"]),
+        ("", (), [], ["bring"]),
+    ],
+    ids=["again", "elsewhere", "heard again", "heard again, and needs no new one", "none is lost"],
+)
+def test_lost_hosts_are_started_at_once(
+    new_hosts: str, lost: tuple[int, ...], returned: list[int], done: list[Any], world: World
 ) -> None:
-    world.returned = {1}
-    world.bring_back(new_hosts)
-    assert world.done[:2] == [{2: "c"}, (2, True)]
+    world.lost, world.returned = lost, set(returned)
+    assert world.bring_back(new_hosts) == ""
+    assert world.done == done
 
 
 @pytest.mark.parametrize(
@@ -132,12 +135,6 @@ def test_new_hosts_without_a_place_are_refused(
         choose_places(new_hosts, lost, OF_TWO_SIZES)
 
 
-def test_mesh_without_lost_hosts_gets_what_was_changed(world: World) -> None:
-    world.lost = ()
-    assert world.bring_back() == ""
-    assert world.done == ["bring"]
-
-
 def test_host_that_does_not_start_is_named_and_the_other_is_used(world: World) -> None:
     world.failures = {1: HostError("b: no route")}
     text = world.bring_back()
@@ -151,12 +148,6 @@ def test_hosts_that_all_do_not_start_are_an_error(world: World) -> None:
     with pytest.raises(HostError, match=r"(?s)b is lost.*no route\nc is lost.*no torch"):
         world.bring_back()
     assert world.done == [{1: "b", 2: "c"}]
-
-
-def test_fault_in_the_loop_is_raised(world: World) -> None:
-    world.fault = ValueError("of the loop")
-    with pytest.raises(ValueError, match="of the loop"):
-        world.bring_back()
 
 
 def test_hosts_that_others_have_replaced_are_named() -> None:
@@ -178,3 +169,29 @@ def test_call_that_is_given_up_is_not_made_later(monkeypatch: pytest.MonkeyPatch
         call_in_loop(posted.append, lambda: calls.append(1))
     posted[0](cast(Core, None), 0.0)
     assert not calls
+
+
+def test_what_a_host_says_before_it_has_joined_waits_but_for_answers_about_files() -> None:
+    candidate = Candidate(AGENTS[1])
+    ready, answer = Parcel(MeshReady(())), Parcel(FilesAnswer(3))
+    assert list(candidate.hear([ready, answer], None, 10.0, 0.0)) == [answer.verb]
+    assert candidate.said == [ready]
+    assert not candidate.ending
+
+
+@pytest.mark.parametrize(
+    ("said", "now", "ending"),
+    [
+        ([Parcel(Stopped("killed"))], 6.0, "its agent has ended: killed"),
+        ([Parcel(Refused("no such key"))], 6.0, "its agent has ended: no such key"),
+        ([], 14.9, ""),
+        ([], 15.0, "not heard for 10 s"),
+    ],
+)
+def test_agent_that_has_ended_or_is_not_heard_for_the_lease_cannot_join(
+    said: list[Parcel[Any]], now: float, ending: str
+) -> None:
+    candidate = Candidate(AGENTS[1])
+    assert not list(candidate.hear(said, 5.0, 10.0, now))
+    assert ending in candidate.ending
+    assert bool(candidate.ending) == bool(ending)

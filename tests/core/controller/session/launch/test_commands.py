@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,11 +18,13 @@ from cellmesh.controller.session.launch.commands import (
     describe_job_end,
     explain,
 )
+from cellmesh.controller.session.launch.ray_driver import choose_bundle, explain_shortage
 from cellmesh.errors import HostError
 from cellmesh.wire.host import Place
 from cellmesh.wire.hosts import ANNOUNCEMENT, Announcement, Host, HostPart
 from cellmesh.wire.ticket import Ticket
-from tests.core.controller.session.test_session import TICKET
+
+from .....support.tickets import make_ticket
 
 WAIT_S = 30.0
 # What the hosts do: a and b start only beside each other, as they wait for each other's file.
@@ -56,29 +59,20 @@ def commands(tmp_path: Path) -> HostCommands:
 
 @pytest.fixture
 def ticket(tmp_path: Path) -> Ticket:
-    script = SCRIPT.format(directory=tmp_path)
-    return msgspec.structs.replace(
-        TICKET, directory=str(tmp_path), launch=f"sh -c '{script}' {{host}} {{command}}"
-    )
+    launch = f"sh -c '{SCRIPT.format(directory=tmp_path)}' {{host}} {{command}}"
+    return make_ticket(directory=str(tmp_path), launch=launch)
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("broken", "broken: .*no such file"),
-        ("full", "full: the disk is full"),
-        ("silent", "silent did not answer within 3 s"),
-    ],
-)
-def test_hosts_start_at_once_whatever_becomes_of_another(
-    name: str, text: str, commands: HostCommands, ticket: Ticket
+def test_hosts_start_at_once_whatever_becomes_of_others(
+    commands: HostCommands, ticket: Ticket
 ) -> None:
-    timeout_s = 3.0 if name == "silent" else WAIT_S
-    started = commands.start(ticket, parts("a", name, "b"), timeout_s, needs_all=False)
-    assert [bool(each.problem) for each in started] == [False, True, False]
-    assert re.search(f"(?s){text}", started[1].problem)
-    commands.drop(1)
-    commands.drop(0)
+    names = parts("a", "broken", "full", "silent", "b")
+    started = commands.start(ticket, names, 3.0, needs_all=False)
+    expected = ("", "broken: .*no such file", "full: the disk is full", "silent did not answer", "")
+    for each, text in zip(started, expected, strict=True):
+        assert re.fullmatch(f"(?s){text}.*" if text else "", each.problem)
+    for index in (3, 2, 1, 0):
+        commands.drop(index)
     assert [each.name for each in commands._starting] == ["b"]
     commands.let_go()
     assert commands.wait(WAIT_S)
@@ -138,23 +132,6 @@ def test_command_of_all_hosts_starts_no_single_one(all_hosts: HostCommands, tick
         all_hosts.start(started, parts("n0"), WAIT_S)
 
 
-def test_command_line_of_a_host_need_not_name_it(commands: HostCommands, ticket: Ticket) -> None:
-    """As where hosts are directories, containers of one command, or this host."""
-    unnamed = msgspec.structs.replace(ticket, launch=ticket.launch.replace("{host}", "full"))
-    started = commands.start(unnamed, parts("a", "b"), WAIT_S, needs_all=False)
-    assert [each.problem for each in started] == ["a: the disk is full", "b: the disk is full"]
-    commands.end()
-
-
-def test_problem_of_one_of_all_hosts_names_it(
-    all_hosts: HostCommands, ticket: Ticket, tmp_path: Path
-) -> None:
-    announce(tmp_path / "announced1", Announcement("its disk is full", Host("n1")))
-    started = all_hosts.start(ticket, parts("", ""), WAIT_S)
-    assert [each.problem for each in started] == ["n1: its disk is full"] * 2
-    all_hosts.end()
-
-
 def test_time_does_not_run_while_a_job_is_queued(
     all_hosts: HostCommands, ticket: Ticket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,8 +181,6 @@ def test_end_of_a_job_is_described_as_srun_prints_it(
 # ---- why a command failed
 
 PYTHON = "/opt/env/bin/python"
-
-
 SSH, NEXT = "ssh: connect to host b port 22: Connection", "Python is not there"
 
 
@@ -250,12 +225,7 @@ RAY = f"{PYTHON} -m cellmesh.controller.session.launch.ray_driver run GROUP {{ho
     ("launch", "said", "text", "remedy"),
     [
         (DOCKER, "Error response from daemon: No such container: b", "no such", "`docker ps`"),
-        (
-            PODMAN,
-            'Error: no container with name or ID "b" found: no such',
-            "no such",
-            "`podman ps`",
-        ),
+        (PODMAN, 'Error: no container with name or ID "b" found', "no such", "`podman ps`"),
         (DOCKER, "Error response from daemon: container 5f2 is not running", "not run", "start b`"),
         (DOCKER, "Cannot connect to the Docker daemon at unix", "daemon is not", "`docker info`"),
         (DOCKER, f"OCI exec failed: stat {PYTHON}: no such file or directory", NEXT, "on b"),
@@ -291,3 +261,35 @@ def test_command_to_try_can_be_typed() -> None:
     assert command_to_try("b", copies, PYTHON) == (
         f"touch {file} && sh -c 'docker cp {file} b:{file} && docker exec b {run}'"
     )
+
+
+# ---- the resources that the Ray driver asks for, and its text where the cluster is too small
+
+
+def node(name: str, is_alive: bool = True, **resources: float) -> dict[str, Any]:
+    return {"NodeManagerHostname": name, "Alive": is_alive, "Resources": resources}
+
+
+NODES = [node("a", CPU=8.0), node("b", CPU=2.0, GPU=2.0), node("c", False, CPU=64.0, GPU=8.0)]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "resources", "may_use_gpus", "bundle"),
+    [
+        (NODES, {}, True, {"CPU": 2.0, "GPU": 2.0}),
+        (NODES, {}, False, {"CPU": 2.0}),
+        (NODES[::2], {}, True, {"CPU": 2.0}),
+        (NODES, {"fast": 1.0}, True, {"fast": 1.0}),
+    ],
+)
+def test_each_rank_gets_a_cpu_and_a_gpu_where_there_are_some(
+    nodes: Any, resources: dict[str, float], may_use_gpus: bool, bundle: dict[str, float]
+) -> None:
+    assert choose_bundle(nodes, 2, resources, may_use_gpus) == bundle
+
+
+def test_shortage_is_explained_by_what_is_there() -> None:
+    assert explain_shortage(NODES, 2, {"CPU": 2.0}) == ""
+    said = explain_shortage(NODES, 2, {"CPU": 2.0, "GPU": 1.0})
+    assert said.startswith("2 nodes with CPU=2, GPU=1 each are asked for, and 1 of the Ray")
+    assert "cluster's 2 nodes have that (a: CPU=8, GPU=0; b: CPU=2, GPU=2)" in said

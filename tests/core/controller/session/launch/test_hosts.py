@@ -1,15 +1,25 @@
-"""What agents announce is checked before any of them is let go."""
+"""What agents announce is checked before any of them is let go, and the way to an agent."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from cellmesh.controller.session.launch import hosts as reach
 from cellmesh.controller.session.launch.commands import HostCommands
-from cellmesh.controller.session.launch.hosts import HostAgents, check_hosts
+from cellmesh.controller.session.launch.hosts import (
+    HostAgents,
+    Reach,
+    check_hosts,
+    describe_detours,
+    tunnel_command,
+    unreached,
+)
 from cellmesh.errors import HostError, MeshUsageError
 from cellmesh.wire.host import Place, Versions
 from cellmesh.wire.hosts import Announcement, Host, HostPart
@@ -36,24 +46,30 @@ A = Host("a", "tcp://127.0.0.1:5", "", 0, 1)
 def test_hosts_that_fit_pass() -> None:
     check_hosts([announced("a", "10.0.0.1"), announced("b", "10.0.0.2", "2.27.3")], is_ssh=True)
     check_hosts([announced("a", "127.0.0.1"), announced("b", "127.0.0.1")], is_ssh=True)
+    same = [announced("a", "10.0.0.1", boot="x"), announced("b", "10.0.0.1", boot="x")]
+    check_hosts(same, is_ssh=False)
 
 
-def test_two_names_of_one_host_are_refused_by_ssh_only() -> None:
-    two = [announced("a", "10.0.0.1", boot="x"), announced("b", "10.0.0.1", boot="x")]
-    check_hosts(two, is_ssh=False)
-    with pytest.raises(MeshUsageError, match="a and b are one host"):
-        check_hosts(two, is_ssh=True)
-
-
-def test_loopback_is_refused_beside_other_hosts() -> None:
-    with pytest.raises(MeshUsageError, match="a is reached by the loopback"):
-        check_hosts([announced("a", "127.0.0.1"), announced("b", "10.0.0.2")], is_ssh=True)
-
-
-def test_hosts_with_other_versions_are_refused() -> None:
-    two = [announced("a", "10.0.0.1", "2.26.1"), announced("b", "10.0.0.2", "2.27.3")]
-    with pytest.raises(HostError, match=r"NCCL: a has 2\.26\.1, b has 2\.27\.3"):
-        check_hosts(two, is_ssh=True)
+@pytest.mark.parametrize(
+    ("a", "b", "error"),
+    [
+        (
+            announced("a", "10.0.0.1", boot="x"),
+            announced("b", "10.0.0.1", boot="x"),
+            "a and b are one host",
+        ),
+        (announced("a", "127.0.0.1"), announced("b", "10.0.0.2"), "a is reached by the loopback"),
+        (
+            announced("a", "10.0.0.1", "2.26.1"),
+            announced("b", "10.0.0.2", "2.27.3"),
+            r"NCCL: a has 2\.26\.1, b has 2\.27\.3",
+        ),
+    ],
+    ids=["one host twice", "loopback", "versions"],
+)
+def test_hosts_that_do_not_fit_are_refused(a: Announcement, b: Announcement, error: str) -> None:
+    with pytest.raises((HostError, MeshUsageError), match=error):
+        check_hosts([a, b], is_ssh=True)
 
 
 @pytest.mark.parametrize(
@@ -119,3 +135,82 @@ def test_lost_hosts_are_started_again_as_far_as_they_can_be(
     ]
     assert (now.replaced, now.agents_revision) == ((old[4],), 1)
     assert read_ticket(tmp_path / "ticket.json").agents == now.agents
+
+
+# ---- the way to an agent, with agents in memory
+
+OPEN, CLOSED = Host("a", "tcp://10.0.0.1:5"), Host("b", "tcp://10.0.0.2:5")
+OTHER = Host("c", "tcp://10.0.0.3:5")
+
+
+class Tunnel:
+    """A forwarding to an agent, at an endpoint with the agent's name."""
+
+    def __init__(self, agent: Host) -> None:
+        self.endpoint, self.is_closed = f"tcp://127.0.0.1:{agent.name}", False
+        MADE.append(self)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+MADE: list[Tunnel] = []
+
+
+@pytest.fixture
+def answering(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The endpoints at which an agent answers."""
+    endpoints = [OPEN.endpoint]
+
+    def ask_at(ticket: Ticket, ways: Sequence[tuple[Host, str]], timeout_s: float) -> Any:
+        return {agent: None for agent, endpoint in ways if endpoint in endpoints}
+
+    MADE.clear()
+    monkeypatch.setattr(reach, "ask_at", ask_at)
+    monkeypatch.setattr(reach, "Tunnel", Tunnel)
+    return endpoints
+
+
+def test_forwarding_is_the_last_way_and_is_reported(answering: list[str]) -> None:
+    said: list[str] = []
+    answering.append("tcp://127.0.0.1:b")
+    ways = Reach(True, said.append)
+    before = Host("a", OPEN.endpoint, via="tcp://127.0.0.1:9")  # of an earlier forwarding
+    (first, second), problems = ways.find(make_ticket(num_ranks=3), [before, CLOSED])
+    assert (first.via, second.via, problems) == ("", "tcp://127.0.0.1:b", {})
+    assert said == ["b is reached through ssh's forwarding: its own port is closed from here"]
+    assert describe_detours([first, second]) == said
+    assert not MADE[0].is_closed
+    ways.close()
+    assert MADE[0].is_closed
+
+
+def test_forwardings_to_agents_outlive_one_that_leads_nowhere(answering: list[str]) -> None:
+    answering.append("tcp://127.0.0.1:b")
+    ways = Reach(True, lambda text: None)
+    found, problems = ways.find(make_ticket(num_ranks=3), [CLOSED, OTHER])
+    assert problems.keys() == {1}
+    assert [each.is_closed for each in MADE] == [False, True]
+    ways.forget(found)
+    assert MADE[0].is_closed
+
+
+@pytest.mark.parametrize("may_forward", [True, False])
+def test_agent_that_nothing_reaches_is_an_error_that_names_its_port(
+    may_forward: bool, answering: list[str]
+) -> None:
+    found, problems = Reach(may_forward, lambda text: None).find(
+        make_ticket(num_ranks=3), [OPEN, CLOSED]
+    )
+    text = str(unreached(found[1], problems[1]))
+    assert text.startswith("b: its agent runs, and cannot be reached: tcp://10.0.0.2:5 does not")
+    assert "Open TCP port 5 of 10.0.0.2" in text
+    assert ("; ssh does not forward to it" in text) == may_forward
+
+
+def test_forwarding_has_a_connection_of_its_own() -> None:
+    command = tunnel_command(CLOSED, 6000)
+    options = [value for option, value in itertools.pairwise(command) if option == "-o"]
+    assert "ControlPath=none" in options
+    assert command[command.index("-L") + 1] == "127.0.0.1:6000:10.0.0.2:5"
+    assert command[-2:] == ["b", "cat"]

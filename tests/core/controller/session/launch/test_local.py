@@ -1,4 +1,4 @@
-"""The launcher of an agent on this machine."""
+"""The launcher of an agent on this machine, and the zygote that waits for the next mesh."""
 
 import contextlib
 import os
@@ -22,10 +22,16 @@ from cellmesh.controller.session.launch.local import (
     describe_full_disk,
     make_ticket,
 )
+from cellmesh.controller.session.launch.prestart import State, conditions, decide
 from cellmesh.errors import HostError
 from cellmesh.wire.host import started_ticks
+from cellmesh.wire.marks import argument, kernel_of
 from cellmesh.wire.ticket import remove_directory
-from tests.core.controller.session.test_session import TICKET
+from cellmesh.workers.replicas import copying
+
+from .....support import tickets
+
+TICKET = tickets.make_ticket()
 
 
 @contextlib.contextmanager
@@ -65,18 +71,6 @@ def test_an_agent_is_waited_for_signalled_and_described() -> None:
         launcher.signal(signal.SIGKILL)  # there is none any more
 
 
-def test_the_descriptor_of_an_agent_can_be_read_once_it_has_ended() -> None:
-    with subprocess.Popen(["sleep", "100"]) as child:
-        launcher = LocalAgent(
-            TICKET, lambda ticket: Started(Process(child.pid, started_ticks(child.pid)))
-        )
-        end = launcher.start()
-        child.kill()
-        assert Process(child.pid, started_ticks(child.pid)).wait(10)
-        assert os.waitid(os.P_PIDFD, end, os.WEXITED | os.WNOWAIT) is not None
-        os.close(end)
-
-
 @pytest.mark.parametrize("ticks", [0, 1])
 def test_a_process_with_the_number_of_an_agent_that_has_ended_is_left_alone(ticks: int) -> None:
     launcher = LocalAgent(TICKET, lambda ticket: Started(Process(os.getpid(), ticks)))
@@ -98,3 +92,64 @@ def test_a_start_that_leaves_no_log_says_that_the_disk_is_full(
     text = describe_full_disk(ticket)
     assert is_full == (f"{4 * num_pages} kB are left: free some space" in text)
     assert is_full == bool(text)
+
+
+def test_a_start_says_that_the_working_directory_was_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "gone"
+    directory.mkdir()
+    monkeypatch.chdir(directory)
+    directory.rmdir()
+    with pytest.raises(HostError, match="the working directory of this process was removed"):
+        make_ticket(Options(num_ranks=1, mesh={"dp": 1}))
+    pickled, _ = copying.gather({"x": 1}, ["x"])  # a rank there can copy names
+    assert pickled.stream
+
+
+# ---- the zygote that waits for a notebook's next mesh
+
+
+@pytest.mark.parametrize(
+    ("state", "has_changed", "expected"),
+    [
+        ("none", False, "make"),
+        ("importing", False, "use"),
+        ("ready", False, "use"),
+        ("failed", False, "start cold"),
+        ("ended", False, "make"),
+        *[(state, True, "make") for state in ("none", "importing", "ready", "failed", "ended")],
+    ],
+)
+def test_a_mesh_starts_from_a_zygote_that_fits(
+    state: State, has_changed: bool, expected: str
+) -> None:
+    assert decide(state, {"TZ": "A"}, {"TZ": "B" if has_changed else "A"}) == expected
+
+
+@pytest.mark.parametrize(
+    ("variable", "matters"),
+    [("TORCH_LOGS", True), ("WANDB_PROJECT", True), ("CUDA_MODULE_LOADING", False)],
+)
+def test_variables_matter_that_torch_does_not_set_itself(variable: str, matters: bool) -> None:
+    assert (conditions({variable: "1"}, sys.path) != conditions({}, sys.path)) == matters
+
+
+def test_another_torch_matters_and_another_directory_on_the_path_does_not(tmp_path: Path) -> None:
+    before = conditions({}, sys.path)
+    assert conditions({}, ["", str(tmp_path), *sys.path]) == before
+    torch = tmp_path / "torch" / "__init__.py"
+    torch.parent.mkdir()
+    torch.touch()
+    other = conditions({}, [str(tmp_path), *sys.path])
+    assert other != before
+    os.utime(torch, (1, 1))  # as when it is installed again
+    assert conditions({}, [str(tmp_path), *sys.path]) not in (before, other)
+
+
+def test_a_waiting_zygote_is_known_by_its_argument_under_one_root() -> None:
+    root = Path("/run/user/me/cellmesh")
+    words = ["python", "-c", "...", argument(root, 4711), "/proc/self/fd/0"]
+    assert kernel_of(root, words) == 4711
+    assert kernel_of(Path("/run/user/me"), words) == 0
+    assert kernel_of(root, ["vi", f"{root}/zygote-of-x", f"{root}/mesh-1/ticket.json"]) == 0

@@ -1,6 +1,4 @@
-"""How much may be under way: when there is room for another run, and what many runs in flight
-cost.
-"""
+"""When there is room for another run, and the cost of many runs in flight."""
 
 from __future__ import annotations
 
@@ -16,9 +14,9 @@ from cellmesh.controller.core.sweeps import MAX_WATCHED, WATCH_AFTER_S
 from cellmesh.controller.output.console import ConsoleSink
 from cellmesh.controller.output.printer import Printer
 from cellmesh.controller.run import Run
-from cellmesh.controller.session import runs as runs_module
 from cellmesh.controller.session.runs import Runs
 from cellmesh.wire.codec import Parcel
+from cellmesh.wire.limits import MAX_RUNS
 from cellmesh.wire.messages import Died, Done, Interrupt, Pickled
 from cellmesh.wire.status import Probe, RankState
 from cellmesh.wire.stopping import Pause
@@ -57,15 +55,11 @@ TWO_LARGE = [((0,), 200 * MB), ((0,), 200 * MB)]
         (TWO_LARGE, [0], 0, True),
         ([((0, 1), MB)] * 257, [1], MB, False),
         ([((0, 1), MB)] * 256, [1], MB, True),
-        ([((0, 1), 0)] * 9, [1], MB, True),
-        ([((0, 1), 0)] * 10, [3], 0, False),
+        ([((0, 1), 0)] * (MAX_RUNS - 1), [1], MB, True),
+        ([((0, 1), 0)] * MAX_RUNS, [3], 0, False),
     ],
 )
-def test_room(
-    runs: Any, ranks: Sequence[int], num_bytes: int, has_room: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not num_bytes or (num_bytes == MB and len(runs) < 100):
-        monkeypatch.setattr(runs_module, "MAX_RUNS", 10)
+def test_room(runs: Any, ranks: Sequence[int], num_bytes: int, has_room: bool) -> None:
     assert in_flight(*runs).has_room(ranks, num_bytes) is has_room
 
 
