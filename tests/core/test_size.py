@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -11,14 +10,11 @@ from tests import size
 from tests.size import (
     FEATURES,
     Feature,
-    browser_code_lines,
     feature_of,
-    files_of,
-    hints,
     problems,
     python_code_lines,
 )
-from tests.support.import_graph import circles, imports_of_modules
+from tests.support.import_graph import imports_of_modules
 
 MODULE = '''
 """A module."""
@@ -49,16 +45,6 @@ class Thing:
             text,
         )
 '''
-SCRIPT = """
-import { make } from "./elements.js";
-
-// a comment
-/* and one
-   of two lines */
-export function draw() {
-  return make("div"); // after code
-}
-"""
 
 
 @pytest.mark.parametrize(
@@ -67,16 +53,11 @@ export function draw() {
         ("", 0),
         ("x = 1\n\n\ny = (\n    2,\n)\n", 4),
         (MODULE, 10),
-        ("def go() -> None: ...\n", 1),
         ('x = {\n    "a": 1,  # why\n    # why not\n}\n', 3),
     ],
 )
 def test_code_lines_of_python(source: str, count: int) -> None:
     assert python_code_lines(source) == count
-
-
-def test_code_lines_of_scripts() -> None:
-    assert browser_code_lines(SCRIPT) == 3
 
 
 TWO = (Feature("inspector", 100, "inspect/ wire/inspect.py"), Feature("messages", 100, "wire/"))
@@ -106,18 +87,6 @@ def test_problems(files: dict[str, int], expected: list[str]) -> None:
     assert all(problem.startswith(start) for problem, start in zip(found, expected, strict=True))
 
 
-def test_a_path_of_two_features_is_a_problem() -> None:
-    (problem,) = problems({}, [*TWO, Feature("more", 1, "wire/")])
-    assert problem.startswith("wire/ belongs to two features")
-
-
-def test_hints() -> None:
-    assert list(hints({"wire/a.py": 83, "inspect/a.py": 84}, TWO)) == [
-        "inspector: no file is at wire/inspect.py",
-        "messages: lower the budget to 83",
-    ]
-
-
 def test_no_feature_is_over_its_budget(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,13 +98,6 @@ def test_no_feature_is_over_its_budget(
     assert "import circles of files" in printed.out
 
 
-def test_builds_of_others_and_texts_are_not_counted(tmp_path: Path) -> None:
-    for name in ("vendor/uplot/uplot.js", "plot.js", "plot.css", "plot.py", "LICENSE"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("x = 1\n")
-    assert files_of(tmp_path) == {"plot.css": 1, "plot.js": 1, "plot.py": 1}
-
-
 def test_a_feature_over_its_budget_fails(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,11 +105,6 @@ def test_a_feature_over_its_budget_fails(
     monkeypatch.setattr(size, "files_of", lambda: {"cli/doctor.py": 1_000_000})
     assert size.main() == 1
     assert "doctor has 1000000 code lines" in capsys.readouterr().err
-
-
-def test_circles() -> None:
-    imports = {"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"e", "a"}, "e": {"d"}, "f": {"a"}}
-    assert circles(imports) == [["a", "b", "c"], ["d", "e"]]
 
 
 def test_imports_of_type_checkers_and_in_functions_are_read() -> None:

@@ -174,7 +174,7 @@ def test_host_that_is_not_heard_is_reported_then_lost_then_taken_back(
     getattr(machines[1], how)()
     wait_until(lambda: is_said("cm2 (ranks 2-3) is not heard"), WAIT_S, "it is reported")
     # Before it counts as lost. That this takes at most 3 s follows from how often heartbeats are
-    # sent (tests/core/wire/test_hosts.py), and benchmarks/hosts.py measures it: here the machine
+    # sent (tests/core/wire/test_host.py), and benchmarks/hosts.py measures it: here the machine
     # may be busy with other tests.
     assert not lost_ranks(mesh)
     wait_until(lambda: lost_ranks(mesh) == {2, 3}, WAIT_S, "ranks 2-3 are lost")

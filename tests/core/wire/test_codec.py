@@ -1,5 +1,5 @@
-"""Messages as frames: what is sent arrives, and what is no message is refused before anything is
-done.
+"""Verbs and messages as frames: what is sent arrives, and what is no message is refused before
+anything is done.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ from cellmesh.wire.codec import (
     at_rank_for_control,
     at_rank_for_work,
     encode,
-    num_buffers,
 )
 from cellmesh.wire.messages import (
+    AnyRequest,
     Control,
     Done,
-    Failed,
     FromRank,
     Pickled,
     Ranked,
@@ -39,13 +38,13 @@ from cellmesh.wire.messages import (
     ToAgent,
     ToController,
     ToMainThread,
+    Verb,
 )
-from cellmesh.wire.status import Probe
-from cellmesh.wire.user_code import Output, RunCall
+from cellmesh.wire.user_code import RunCall
 from cellmesh.wire.values import PullNames
 
 from ...support.examples import examples
-from ...support.verb_strategies import parcels_of
+from ...support.verb_strategies import kinds_of, parcels_of, values_of
 
 DIRECTIONS: dict[str, tuple[Callable[[], Codec[Any]], Any]] = {
     "agent-from-controller": (at_agent_from_controller, ToAgent),
@@ -55,9 +54,6 @@ DIRECTIONS: dict[str, tuple[Callable[[], Codec[Any]], Any]] = {
     "controller": (at_controller, ToController),
 }
 every_direction = pytest.mark.parametrize(("codec", "union"), DIRECTIONS.values(), ids=DIRECTIONS)
-every_codec = pytest.mark.parametrize(
-    "codec", [codec for codec, _ in DIRECTIONS.values()], ids=DIRECTIONS
-)
 
 pack = msgspec.msgpack.encode
 
@@ -75,17 +71,6 @@ def test_a_batch_round_trips(
     assert codec().decode(encode(parcels)) == parcels
 
 
-@every_direction
-@examples(15)
-@given(data=st.data())
-def test_concatenated_batches_decode_as_one(
-    codec: Callable[[], Codec[Any]], union: Any, data: st.DataObject
-) -> None:
-    batches = data.draw(st.lists(st.lists(parcels_of(union), max_size=4), max_size=4))
-    frames = [frame for batch in batches for frame in encode(batch)]
-    assert codec().decode(frames) == [parcel for batch in batches for parcel in batch]
-
-
 def test_a_relayed_batch_reaches_the_rank_as_it_was_sent() -> None:
     work = [
         Parcel(RunCall(7, Pickled(b"stream", 2)), (b"one", b"two")),
@@ -100,22 +85,6 @@ def test_a_relayed_batch_reaches_the_rank_as_it_was_sent() -> None:
     assert at_rank_for_work().decode(carried) == work
 
 
-def test_an_answer_keeps_its_buffers_on_its_way_up() -> None:
-    answer = Parcel(Ranked((0, 3), Done(5, Pickled(b"stream", 2))), (b"one", b"two"))
-    assert at_controller().decode(encode([answer, Parcel(Stopped("done"))])) == [
-        answer,
-        Parcel(Stopped("done")),
-    ]
-
-
-def test_buffers_are_not_copied() -> None:
-    buffer = bytearray(b"x" * 100)
-    parcel = Parcel(Done(1, Pickled(b"", 1)), (memoryview(buffer),))
-    [(_, (received,))] = at_agent_from_rank().decode(encode([parcel]))
-    buffer[0] = 0
-    assert received[0] == 0
-
-
 def test_frames_may_be_any_kind_of_bytes() -> None:
     header, buffer = encode([Parcel(Done(1, Pickled(b"s", 1)), (b"data",))])
     for kind in (bytes, bytearray, memoryview):
@@ -124,36 +93,14 @@ def test_frames_may_be_any_kind_of_bytes() -> None:
         assert bytes(received) == b"data"
 
 
-def test_invalid_unicode_is_sent_with_replacements() -> None:
-    # A file's name may decode to lone surrogates, and people print those.
-    [(verb, _)] = at_agent_from_rank().decode(
-        encode([Parcel(Output(1, "stdout", "before \udc80 after\n"))])
-    )
-    assert verb.text.startswith("before ")
-    assert verb.text.endswith(" after\n")
-
-
-@pytest.mark.parametrize(
-    ("verb", "count"),
-    [
-        (Probe(1), 0),
-        (Done(1), 0),
-        (Done(1, Pickled(b"", 3)), 3),
-        (Ranked((0,), Done(1, Pickled(b"", 2))), 2),
-        (Ranked((0,), Output(1, "stdout", "x")), 0),
-        (Relay((0,), "work", 1, 4), 4),
-    ],
-)
-def test_a_verb_announces_its_frames(verb: Any, count: int) -> None:
-    assert num_buffers(verb) == count
-
-
 # ---- what is no message is refused
 
 
-@every_codec
+@every_direction
 @given(frames=st.lists(st.binary(max_size=60), min_size=1, max_size=4))
-def test_random_frames_are_refused(codec: Callable[[], Codec[Any]], frames: list[bytes]) -> None:
+def test_random_frames_are_refused(
+    codec: Callable[[], Codec[Any]], union: Any, frames: list[bytes]
+) -> None:
     try:
         parcels = codec().decode(frames)
     except ProtocolError:
@@ -180,29 +127,15 @@ def test_a_damaged_message_is_a_message_or_is_refused(
     assert encode(codec().decode(encode(parcels))) == encode(parcels)
 
 
-@every_direction
-@examples(15)
-@given(data=st.data())
-def test_a_truncated_header_is_refused(
-    codec: Callable[[], Codec[Any]], union: Any, data: st.DataObject
-) -> None:
-    frames = encode(data.draw(st.lists(parcels_of(union), min_size=1, max_size=3)))
-    cut = data.draw(st.integers(0, len(frames[0]) - 1))
-    with pytest.raises(ProtocolError):
-        codec().decode([frames[0][:cut], *frames[1:]])
-
-
 @pytest.mark.parametrize(
     ("codec", "verb"),
     [
         (at_agent_from_controller, Relay((0,), "work", 1, 3)),
         (at_agent_from_rank, Done(1, Pickled(b"", 3))),
-        (at_agent_from_rank, Failed(1, "E", "", "", 0, Pickled(b"", 3))),
-        (at_rank_for_work, RunCall(1, Pickled(b"", 3))),
         (at_controller, Ranked((0,), Done(1, Pickled(b"", 3)))),
     ],
 )
-@pytest.mark.parametrize("num_sent", [0, 1, 2])
+@pytest.mark.parametrize("num_sent", [0, 2])
 def test_missing_buffers_are_refused(
     codec: Callable[[], Codec[Any]], verb: Any, num_sent: int
 ) -> None:
@@ -215,23 +148,11 @@ def test_missing_buffers_are_refused(
 MALFORMED = {
     "nothing": b"",
     "no list": pack({"type": "Stop"}),
-    "a bare verb": pack(Stop()),
-    "an unknown verb": pack([["Format", 1]]),
     "a verb of another direction": pack([Stopped("x")]),
-    "a tag that is no text": pack([[7, 1]]),
-    "a verb without fields": pack([["Hello"]]),
     "a verb with too few fields": pack([["Hello", b"key"]]),
     "text for a number": pack([["Hello", b"key", "1", 2]]),
-    "a number for bytes": pack([["Hello", 5, 1, 2]]),
-    "null for a number": pack([["Hello", b"key", None, 2]]),
-    "a float for a number": pack([["Hello", b"key", 1.5, 2]]),
-    "a list for a number": pack([["Hello", b"key", [1], 2]]),
     "an unknown channel": pack([["Relay", [0], "back door", 1, 0]]),
-    "a rank that is no number": pack([["Relay", ["0"], "work", 1, 0]]),
-    "two values": pack([Stop()]) + pack([Stop()]),
     "a huge declared list": b"\xdd\xff\xff\xff\xff",
-    "a huge declared text": b"\x91\xdb\xff\xff\xff\xff",
-    "huge declared bytes": b"\x91\xc6\xff\xff\xff\xff",
     "an extension": b"\x91\xc7\x01\x05\x00",
     "nested too deeply": b"\x91\x92\xa4Stop" + b"\x91" * 100_000 + b"\x90",
     "a pickle": pickle.dumps([Stop()]),
@@ -248,13 +169,7 @@ def test_malformed_headers_are_refused(header: bytes) -> None:
             at_agent_from_controller().decode(frames)
 
 
-def test_bad_utf8_in_a_text_field_is_refused() -> None:
-    header = pack([Output(1, "stdout", "abc")]).replace(b"abc", b"\xff\xfe\xfd")
-    with pytest.raises(ProtocolError):
-        at_agent_from_rank().decode([header])
-
-
-@pytest.mark.parametrize("count", [1, 2, 2**31, 2**63 - 1, -1, -(2**63)])
+@pytest.mark.parametrize("count", [1, 2**63 - 1, -1])
 def test_a_false_number_of_frames_is_refused(count: int) -> None:
     with pytest.raises(ProtocolError, match="announced"):
         at_agent_from_controller().decode([pack([Relay((0,), "work", 1, count)])])
@@ -269,3 +184,44 @@ def test_decoding_unpickles_nothing(tmp_path: Any) -> None:
     [(verb, _)] = at_rank_for_work().decode([header])
     assert verb.payload.stream == stream
     assert not proof.exists()
+
+
+UNIONS = {
+    "ToAgent": ToAgent,
+    "ToMainThread": ToMainThread,
+    "Control": Control,
+    "FromRank": FromRank,
+    "ToController": ToController,
+    "AnyRequest": AnyRequest,
+}
+EVERY_VERB = [
+    pytest.param(union, kind, id=f"{name}-{kind.__name__}")
+    for name, union in UNIONS.items()
+    for kind in kinds_of(union)
+]
+
+
+@pytest.mark.parametrize(("union", "kind"), EVERY_VERB)
+@examples(10)
+@given(data=st.data())
+def test_every_verb_is_a_value_and_round_trips(
+    union: Any, kind: type[Verb], data: st.DataObject
+) -> None:
+    verb = data.draw(values_of(kind))
+    decoded = msgspec.msgpack.decode(msgspec.msgpack.encode(verb), type=union)
+    assert decoded == verb
+    assert hash(decoded) == hash(verb)
+    assert type(decoded) is kind
+    for field in kind.__struct_fields__:
+        with pytest.raises(AttributeError):
+            setattr(verb, field, None)
+
+
+def leaves(base: type) -> set[type]:
+    """The classes below `base` that are the base of no other."""
+    below = [kind for kind in base.__subclasses__() if kind.__module__.startswith("cellmesh.")]
+    return {leaf for kind in below for leaf in leaves(kind)} or {base}
+
+
+def test_every_verb_stands_in_a_union() -> None:
+    assert leaves(Verb) == {kind for union in UNIONS.values() for kind in kinds_of(union)}

@@ -1,7 +1,8 @@
-"""What a rank does under a timer whose handler raises."""
+"""Handlers that raise: those of signals are held back, those of a loop are reported."""
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -11,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from cellmesh.wire.faults import Faults
 from cellmesh.wire.held_signals import HeldSignals, hold_back
+from cellmesh.workers.agent.events import Events, Order
 
 FILE = HeldSignals.__enter__.__code__.co_filename
 
@@ -24,6 +27,7 @@ class Alarm(Exception):
 def _handlers() -> Iterator[None]:
     numbers = (signal.SIGINT, signal.SIGALRM, signal.SIGUSR1)
     before = {number: signal.getsignal(number) for number in numbers}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -55,6 +59,8 @@ def test_a_raising_timer_cuts_nothing_and_is_reported_afterwards(calls: list[int
         signal.setitimer(signal.ITIMER_REAL, 0)
         return "done"
 
+    with pytest.raises(KeyboardInterrupt):  # which is not held
+        hold_back(lambda: signal.raise_signal(signal.SIGINT), lambda error: None)
     assert hold_back(act, reports.append) == "done"
     assert calls
     assert [type(error) for error in reports] == [Alarm]
@@ -72,15 +78,6 @@ def test_an_error_of_its_own_is_raised_all_the_same(calls: list[int]) -> None:
     with pytest.raises(ValueError, match="own"):
         hold_back(act, reports.append)
     assert [type(error) for error in reports] == [Alarm]
-
-
-def test_an_interrupt_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            hold_back(lambda: signal.raise_signal(signal.SIGINT), lambda error: None)
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 # ---- at every instant
@@ -136,15 +133,6 @@ def test_a_signal_is_handled_once_and_never_in_the_middle() -> None:
     assert 100 < at < 4999
 
 
-def test_a_handler_that_does_not_raise_is_called_afterwards() -> None:
-    calls: list[str] = []
-    signal.signal(signal.SIGALRM, lambda *_: calls.append("handled"))
-    with HeldSignals():
-        signal.raise_signal(signal.SIGALRM)
-        calls.append("inside")
-    assert calls == ["inside", "handled"]
-
-
 def test_each_handler_is_called_whichever_raises() -> None:
     calls: list[int] = []
 
@@ -163,3 +151,41 @@ def test_each_handler_is_called_whichever_raises() -> None:
     with pytest.raises(Alarm):
         raise_all()
     assert calls == numbers
+
+
+def fail(*args: object) -> None:
+    raise ValueError("boom")
+
+
+def test_a_handler_that_raises_is_reported_with_its_place_and_the_others_are_called() -> None:
+    reports: list[str] = []
+    events, heard = Events(Faults("the loop", reports.append)), []
+    pipes = [os.pipe() for _ in range(3)]
+    try:
+        for index, (read_end, write_end) in enumerate(pipes):
+            events.add(read_end, Order(index), fail if index == 1 else heard.append)
+            os.write(write_end, b"x")
+        for _ in range(5):
+            events.wait(0)
+        assert len(heard) == 10
+    finally:
+        for pair in pipes:
+            for number in pair:
+                os.close(number)
+    assert len(reports) == 3, "one place is reported a few times only"
+    assert all("the loop met an error at" in one and f"{__file__}:" in one for one in reports)
+    assert all(one.endswith("ValueError: boom") for one in reports)
+
+
+def test_a_report_that_cannot_be_made_is_dropped() -> None:
+    faults = Faults("the loop", fail)
+    faults.guard(fail)
+    assert faults.num == 1
+
+
+def test_base_exceptions_are_not_caught() -> None:
+    def end() -> None:
+        raise SystemExit
+
+    with pytest.raises(SystemExit):
+        Faults("the loop", print).guard(end)

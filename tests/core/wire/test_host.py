@@ -1,4 +1,4 @@
-"""What tells hosts, processes and versions apart."""
+"""Facts about hosts: their processes, versions and GPUs, and how they are invited."""
 
 from __future__ import annotations
 
@@ -7,36 +7,32 @@ import os
 import subprocess
 import sys
 
+import msgspec
 import pytest
 
+from cellmesh.errors import HostError
+from cellmesh.wire.environment import choose_gpus
 from cellmesh.wire.host import (
     Place,
-    fits,
-    format_span,
+    Versions,
+    describe_mismatch,
     is_process,
-    own_python,
-    own_version,
     process_stat,
     started_ticks,
     this_place,
 )
+from cellmesh.wire.hosts import HEARTBEAT_S, SILENT_S, Invitation, own_facts, parse_invitation
 from cellmesh.wire.marks import is_dead
 from cellmesh.workers import linux_process
 
 from ...support.tickets import make_ticket
 
 
-def test_process_is_distinguished_from_a_later_one_with_its_pid() -> None:
-    ticks = started_ticks(os.getpid())
-    assert is_process(os.getpid(), ticks)
-    assert not is_process(os.getpid(), ticks + 1)
-    assert not is_process(os.getpid(), 0)
-
-
 def test_a_process_that_has_ended_is_none() -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     ticks = started_ticks(process.pid)
     assert is_process(process.pid, ticks)
+    assert not is_process(process.pid, ticks + 1), "a later process with its number"
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert not is_process(process.pid, ticks), "what is to be reaped still has its number"
@@ -69,12 +65,6 @@ def test_the_main_threads_name_does_not_hide_what_it_does() -> None:
         libc.prctl(15, before.value)
 
 
-def test_a_place_is_the_same_for_processes_that_see_each_other() -> None:
-    code = "from cellmesh.wire.host import this_place; print(repr(this_place()))"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == repr(this_place())
-
-
 def test_only_a_mesh_of_this_place_is_known_to_have_ended() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         ended = {"agent_pid": process.pid, "agent_ticks": started_ticks(process.pid) or 1}
@@ -85,24 +75,106 @@ def test_only_a_mesh_of_this_place_is_known_to_have_ended() -> None:
     assert not is_dead(make_ticket(place=here, **living))
 
 
-def test_versions_are_those_that_run() -> None:
-    import cellmesh
+# Within which a host that is not heard is to be reported.
+REPORTED_S = 3.0
 
-    assert own_version() == cellmesh.__version__
-    assert own_python().startswith(f"{sys.version_info.major}.{sys.version_info.minor}.")
+
+def test_host_that_is_not_heard_is_noticed_in_time() -> None:
+    """Also one that sends and hears nothing: the notice takes an interval more."""
+    assert SILENT_S + 2 * HEARTBEAT_S < REPORTED_S
+    assert SILENT_S > 3 * HEARTBEAT_S  # heartbeats that are lost or late cost no connection
+
+
+INVITATION = Invitation("train", "tcp://10.0.0.1:4711", "p" * 40, "s" * 40)
+TEXT = msgspec.json.encode(INVITATION)
+
+
+def test_invitation_is_read_back_and_other_texts_are_none() -> None:
+    assert parse_invitation(TEXT + b"\n") == INVITATION
+    for text in (b"", b"hello", b'"endpoint"', b'{"key": "1", "endpoint": "x"}'):
+        assert parse_invitation(text) is None
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "is_fit"),
-    [("3.11.2", "3.11.9", True), ("3.11.2", "3.12.2", False), ("3.11.2", "", False)],
+    "text",
+    [TEXT.replace(b"sss", b"s s"), TEXT.replace(b'"mesh"', b'"mash"')],
 )
-def test_minor_versions_of_python_do_not_mix(one: str, other: str, is_fit: bool) -> None:
-    assert fits(one, other) is is_fit
+def test_damaged_invitation_is_refused_without_its_secret(text: bytes) -> None:
+    with pytest.raises(HostError, match="the ticket is damaged") as raised:
+        parse_invitation(text)
+    assert "s" * 30 not in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0 s"), (59, "59 s"), (60, "1 min"), (720, "12 min"), (7200, "2 h"), (86400 * 3, "3 d")],
+    ("environment", "number"),
+    [
+        ({}, -1),
+        ({"GROUP_RANK": "1"}, 1),
+        ({"JOB_COMPLETION_INDEX": "3"}, 3),
+        ({"GROUP_RANK": "first"}, -1),
+    ],
 )
-def test_format_of_durations(seconds: float, text: str) -> None:
-    assert format_span(seconds) == text
+def test_engines_number_hosts(environment: dict[str, str], number: int) -> None:
+    facts = own_facts(environment)
+    assert (facts.number, facts.pid) == (number, os.getpid())
+    assert not any(address.startswith("127.") for address in facts.addresses)
+
+
+OWN = Versions("1.0", "3.11.4", "2.13.0", "2.27.3")
+
+
+def test_hosts_that_fit_are_not_mentioned() -> None:
+    patch = Versions("1.0", "3.11.9", "2.13.0+cpu", "2.27.3")
+    without_gpus = Versions("1.0", "3.11.4", "2.13.0", "")
+    assert describe_mismatch({"a": OWN, "b": patch, "c": without_gpus}) == ""
+
+
+@pytest.mark.parametrize(
+    ("other", "what", "text"),
+    [
+        (Versions("1.1", "3.11.4", "2.13.0"), "cellmesh", "a has 1.0, b has 1.1"),
+        (Versions("1.0", "3.12.4", "2.13.0"), "Python", "a has 3.11.4, b has 3.12.4"),
+        (Versions("1.0", "3.11.4", ""), "torch", "a has 2.13.0, b has none"),
+        (Versions("1.0", "3.11.4", "2.13.0", "2.26.1"), "NCCL", "a has 2.27.3, b has 2.26.1"),
+    ],
+)
+def test_hosts_that_differ_are_named_with_their_versions(
+    other: Versions, what: str, text: str
+) -> None:
+    problem = describe_mismatch({"a": OWN, "b": other})
+    assert problem.startswith(f"hosts differ in their {what}: {text}")
+
+
+def test_nccl_is_compared_beside_hosts_without_it() -> None:
+    bare, other = Versions("1.0", "3.11.4", "2.13.0"), Versions("1.0", "3.11.4", "2.13.0", "2.26.1")
+    assert "b has 2.27.3, c has 2.26.1" in describe_mismatch({"a": bare, "b": OWN, "c": other})
+
+
+CUDA, STEP, JOB = "CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS"
+
+
+@pytest.mark.parametrize(
+    ("asked", "environment", "chosen"),
+    [
+        (None, {}, {}),
+        (None, {CUDA: "4,5"}, {}),  # the ranks inherit it
+        (None, {JOB: "4,5"}, {CUDA: "4,5"}),
+        (None, {JOB: "4,5,6", STEP: "6"}, {CUDA: "6"}),
+        (("0", "2"), {CUDA: "4,5,6,7"}, {CUDA: "4,6"}),
+        (("1",), {CUDA: " GPU-aa, GPU-bb "}, {CUDA: "GPU-bb"}),
+        (("1", "0"), {JOB: "4,5"}, {CUDA: "5,4"}),
+        (("GPU-aa",), {CUDA: "4,5"}, {CUDA: "GPU-aa"}),
+        ((), {CUDA: "4,5"}, {CUDA: ""}),
+    ],
+)
+def test_gpus_are_chosen_among_those_given(
+    asked: tuple[str, ...] | None, environment: dict[str, str], chosen: dict[str, str]
+) -> None:
+    assert choose_gpus(asked, environment) == chosen
+
+
+@pytest.mark.parametrize("environment", [{CUDA: "4,5"}, {CUDA: ""}, {JOB: "4,5"}])
+def test_gpu_that_was_not_given_is_refused(environment: dict[str, str]) -> None:
+    (source, text), *_ = environment.items()
+    with pytest.raises(HostError, match=rf"--gpus 0,2: .* \({source}={text}\)"):
+        choose_gpus(("0", "2"), environment)

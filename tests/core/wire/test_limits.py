@@ -1,10 +1,18 @@
-"""What control groups of both versions allow."""
+"""Limits of control groups, and of descriptors."""
 
 from __future__ import annotations
 
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from cellmesh.wire.limits import Quota, read_quota
+from cellmesh.wire.process import limit_child, make_room, wait_readable
 
 
 def write_tree(root: Path, files: dict[str, str]) -> None:
@@ -25,8 +33,6 @@ def test_control_groups_of_version_2(tmp_path: Path) -> None:
             "fs/job/memory.max": "4000\n",
             "fs/job/memory.current": "3000\n",
             "fs/job/memory.stat": "anon 2000\ninactive_file 500\n",
-            "fs/job/step/memory.max": "max\n",
-            "fs/job/step/memory.current": "100\n",
             "fs/job/step/pids.max": "50\n",
             "fs/job/step/pids.current": "20\n",
         },
@@ -65,3 +71,44 @@ def test_no_limits_of_control_groups(tmp_path: Path) -> None:
     )
     assert read_quota(tmp_path / "fs", tmp_path / "self") == Quota()
     assert read_quota(tmp_path / "nowhere", tmp_path / "nothing") == Quota()
+
+
+@pytest.fixture
+def limits() -> Iterator[tuple[int, int]]:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield limits
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_descriptor_of_any_number_is_waited_for() -> None:
+    read_end, write_end = os.pipe()
+    number = os.dup2(read_end, 1100)  # which select(2) does not take
+    assert wait_readable([number], 0) == []
+    os.close(write_end)
+    assert wait_readable([number], 10) == [number]
+    os.close(number)
+    os.close(read_end)
+
+
+def test_room_is_made_as_far_as_it_is_needed_and_allowed(limits: tuple[int, int]) -> None:
+    hard = limits[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    assert make_room(1000) == 256
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert 1000 < soft < 2000
+    assert make_room(10) == soft, "there was enough"
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == soft
+    make_room(2 * hard)
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+
+
+def test_a_child_has_the_limit_from_before(limits: tuple[int, int]) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (300, limits[1]))
+    soft = make_room(500)
+    code = "import resource; input(); print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        limit_child(process.pid, soft)
+        assert process.communicate(b"\n")[0].split() == [b"300"]
+    limit_child(process.pid, soft)  # has ended: nothing happens

@@ -1,4 +1,4 @@
-"""Keys are hidden where values are printed, in every type that has one."""
+"""Keys are hidden where values are printed, and peers without one are counted."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import cellmesh
-from cellmesh.wire.curve import new_keys
+from cellmesh.wire.curve import Handshakes, new_keys
 from cellmesh.wire.hosts import Invitation
 from cellmesh.wire.own_file import Secret, SecretBytes, from_json, to_json
 
@@ -122,3 +124,35 @@ def test_damaged_text_is_in_no_error(text: bytes) -> None:
     assert raised.value.__context__ is None
     frames = raised.traceback[1:]
     assert all(MARKER not in repr(frame.locals) for frame in frames)
+
+
+@pytest.mark.parametrize("order", [(15, 16), (16, 15)])
+def test_handshakes_that_overlap_are_told_apart_once_one_has_ended(order: tuple[int, int]) -> None:
+    """A stranger holds a connection while a controller passes: ZeroMQ does not say which passed."""
+    seen = Handshakes()
+    seen.accepted(15)
+    seen.accepted(16)
+    seen.passed()
+    for descriptor in order:
+        seen.ended(descriptor)
+    assert seen.num_refused == 1
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 8), st.integers(0, 8)), max_size=30))
+def test_handshakes_are_counted_right_once_all_connections_have_ended(
+    peers: list[tuple[bool, int, int]],
+) -> None:
+    """In any order of events: each peer is accepted, passes if it may, and ends."""
+    events: list[tuple[int, int, str, int]] = []
+    for index, (may_pass, begins, lasts) in enumerate(peers):
+        events.append((begins, index, "accepted", index))
+        if may_pass:
+            events.append((begins + lasts, index, "passed", index))
+        events.append((begins + lasts, index + 1000, "ended", index))
+    seen = Handshakes()
+    for _, _, event, descriptor in sorted(events, key=lambda event: event[:2]):
+        if event == "passed":
+            seen.passed()
+        else:
+            getattr(seen, event)(descriptor)
+    assert seen.num_refused == sum(not may_pass for may_pass, *_ in peers)

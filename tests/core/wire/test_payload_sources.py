@@ -1,7 +1,8 @@
-"""Source lines of what was typed into a notebook travel with it."""
+"""Code that is sent: source lines travel with it, and one definition makes one class."""
 
 from __future__ import annotations
 
+import copy
 import linecache
 import traceback
 import types
@@ -54,8 +55,11 @@ def test_tracebacks_have_their_lines_there(typed: dict[str, Any]) -> None:
 
 
 def test_each_text_travels_once(typed: dict[str, Any]) -> None:
-    pickled, _ = payload.dumps((typed["divide"], typed["Kind"], typed["Kind"]()), "value")
+    pickled, buffers = payload.dumps((typed["divide"], typed["Kind"], typed["Kind"]()), "value")
     assert pickled.stream.count(b"# by nothing") == 1
+    known = linecache.cache[NAME]
+    payload.loads(pickled, buffers)
+    assert linecache.cache[NAME] is known
 
 
 def test_the_cells_number_travels_on(
@@ -85,15 +89,6 @@ def test_source_in_a_file_or_too_long_or_sent_does_not_travel(
     long = SOURCE + "#" * (1 << 20)
     linecache.cache[NAME] = (len(long), None, long.splitlines(keepends=True), NAME)
     assert b"# by nothing" not in payload.dumps(typed["divide"], "value")[0].stream
-    assert travel(typed["divide"]).__name__ == "divide"
-    assert NAME not in linecache.cache
-
-
-def test_known_source_is_not_replaced(typed: dict[str, Any]) -> None:
-    pickled, buffers = payload.dumps(typed["divide"], "value")
-    before = linecache.cache[NAME]
-    payload.loads(pickled, buffers)
-    assert linecache.cache[NAME] is before
 
 
 def test_a_rank_keeps_the_text_of_the_newest_cells_and_longer_of_those_that_define(
@@ -110,3 +105,83 @@ def test_a_rank_keeps_the_text_of_the_newest_cells_and_longer_of_those_that_defi
     kept = [number for number, name in enumerate(names[:-1]) if name in linecache.cache]
     assert kept == [5, 6, 7, 8, 9]
     assert cells._filename_map.keys() == {names[number] for number in kept}
+
+
+IMPORTS = """
+import abc, dataclasses, enum, functools, typing
+from dataclasses import dataclass, field
+"""
+# A definition of C, and the change of its text that makes another class.
+DEFINITIONS: dict[str, tuple[str, tuple[str, str] | None]] = {
+    "dataclass": (
+        "@dataclass\nclass C:\n    x: int = 1\n    y: list = field(default_factory=list)",
+        ("x: int = 1", "x: int = 2"),
+    ),
+    "frozen dataclass": (
+        "@dataclass(frozen=True, slots=True)\nclass C:\n    x: int",
+        ("x: int", "x: float"),
+    ),
+    "enum": ("class C(enum.Enum):\n    A = 1\n    B = 'two'", ("'two'", "'three'")),
+    "plain": (
+        "class C:\n    limit = 3\n    def f(self, n=2): return n * self.limit",
+        ("n * self", "n + self"),
+    ),
+    "nested": ("class C:\n    class D:\n        def f(self): return 1", ("return 1", "return 2")),
+    "globals": (
+        "def helper(): return rank\nclass C:\n    def f(self): return helper() + rank",
+        None,
+    ),
+    "generic": ("T = typing.TypeVar('T')\nclass C(typing.Generic[T]):\n    x: T", ("x: T", "y: T")),
+    "descriptors": (
+        "class C:\n    __slots__ = ('a', 'b')\n    @property\n    def f(self): return 1\n"
+        "    @classmethod\n    def g(cls): return cls\n"
+        "    @staticmethod\n    def h(): return {1, 2}",
+        ("{1, 2}", "{1, 3}"),
+    ),
+    "base": ("class B:\n    y = 1\nclass C(B):\n    x = {'a', 'b', 'c'}", ("y = 1", "y = 2")),
+    "closure": (
+        "def make(n):\n    class C:\n        def f(self): return n\n    return C\nC = make(3)",
+        ("make(3)", "make(4)"),
+    ),
+    "itself": ("class C:\n    pass\nC.default = C()\nC.others = [C]", None),
+    "metaclass": (
+        "class M(type):\n    def f(cls): return 1\nclass C(metaclass=M): pass",
+        ("return 1", "return 2"),
+    ),
+    "protocol": ("class C(typing.Protocol):\n    def f(self) -> int: ...", None),
+}
+
+
+def define_class(source: str, rank: int = 0) -> type:
+    namespace: dict[str, Any] = {"__name__": "__main__", "rank": rank}
+    name = f"<cell {rank}>"
+    linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+    exec(compile(f"{IMPORTS}{rank * chr(10)}{source}", name, "exec"), namespace)
+    kind = namespace["C"]
+    assert isinstance(kind, type)
+    return kind
+
+
+@pytest.mark.parametrize(("source", "change"), DEFINITIONS.values(), ids=DEFINITIONS)
+def test_ranks_that_run_one_definition_have_one_class(
+    source: str, change: tuple[str, str] | None
+) -> None:
+    first, second = (define_class(source, rank) for rank in (0, 1))
+    assert first is not second
+    assert payload.digest(first) == payload.digest(second)
+    if change is not None:
+        assert change[0] in source
+        assert payload.digest(define_class(source.replace(*change))) != payload.digest(first)
+
+
+def test_attributes_that_differ_by_rank_make_two_classes() -> None:
+    source = "class C:\n    rank = rank"
+    assert payload.digest(define_class(source, 0)) != payload.digest(define_class(source, 1))
+
+
+def test_a_class_stays_the_same_when_an_instance_has_been_pickled() -> None:
+    kind = define_class(DEFINITIONS["dataclass"][0])
+    before = payload.digest(kind)
+    copy.copy(kind())
+    assert "__slotnames__" in vars(kind)
+    assert payload.digest(kind) == before

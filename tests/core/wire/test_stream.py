@@ -98,80 +98,25 @@ def test_messages_are_whole_for_any_split(messages: list[list[bytes]], data: st.
     assert plain(received) == messages
 
 
-SIZES = [0, 1, 16_383, 16_384, 65_520, 65_536, 65_537, 200_000, 3_000_000]
-
-
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", [0, 16_383, 16_384, 65_536, 65_537, 3_000_000])
 def test_frames_of_every_size_arrive_among_small_ones(size: int) -> None:
     large = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
-    messages = [[b"before"], [b"head", large, b"", b"tail"], [large, large], [b"after"]]
+    many = [b"%d" % number for number in range(3000)]  # more than one system call takes
+    messages = [[b"before"], [b"head", large, b"", b"tail"], many, [large, large], [b"after"]]
     with socketpair() as (ours, theirs):
         sender, receiver = Channel(ours), Channel(theirs)
         with in_thread(lambda: [sender.send(frames) for frames in messages]):
             received = [receiver.receive() for _ in messages]
     assert plain(received) == messages
-
-
-@given(
-    sizes=st.lists(st.integers(0, 150_000), max_size=5),
-    cuts=st.lists(st.integers(1, 90_000), min_size=1),
-)
-@examples(15)
-def test_large_frames_read_in_pieces_are_whole(sizes: list[int], cuts: list[int]) -> None:
-    message = [bytes((index + 1,)) * size for index, size in enumerate(sizes)]
-    wire = on_the_wire([message, [b"next"]])
-
-    def send() -> None:
-        at = turn = 0
-        while at < len(wire):
-            count = cuts[turn % len(cuts)]
-            ours.sendall(wire[at : at + count])
-            at, turn = at + count, turn + 1
-
-    with socketpair() as (ours, theirs):
-        receiver = Channel(theirs)
-        with in_thread(send):
-            received = [receiver.receive(), receiver.receive()]
-    assert plain(received) == [message, [b"next"]]
-
-
-def test_more_frames_than_one_system_call_takes() -> None:
-    message = [bytes((number % 256,)) * 50 for number in range(3000)]
-    with socketpair() as (ours, theirs):
-        sender, receiver = Channel(ours), Channel(theirs)
-        with in_thread(sender.send, message):
-            received = receiver.receive()
-    assert plain([received]) == [message]
-
-
-def test_received_frames_are_writable() -> None:
-    # Arrays are rebuilt on this memory.
-    message = [b"small", b"y" * 100_000]
-    with socketpair() as (ours, theirs):
-        sender, receiver = Channel(ours), Channel(theirs)
-        with in_thread(sender.send, message):
-            frames = receiver.receive()
-    for frame in frames:
-        memoryview(frame)[0:1] = b"z"
-        assert bytes(frame[:1]) == b"z"
-
-
-def test_frames_of_one_message_do_not_share_memory() -> None:
-    with socketpair() as (ours, theirs):
-        Channel(ours).send([b"aaaa", b"bbbb"])
-        receiver = Channel(theirs)
-        first, second = receiver.receive()
-        memoryview(first)[:] = b"zzzz"
-        Channel(ours).send([b"cccc"])
-        receiver.receive()
-    assert bytes(first) == b"zzzz"
-    assert bytes(second) == b"bbbb"
+    head, *others = received[1]
+    memoryview(head)[0:1] = b"z"  # arrays are rebuilt on this memory, which no frame shares
+    assert plain([others]) == [[large, b"", b"tail"]]
 
 
 # ---- the end
 
 
-@pytest.mark.parametrize("kept", [0, 2, 6, 10, 18, 80_000])
+@pytest.mark.parametrize("kept", [0, 2, 10, 80_000])
 def test_a_message_cut_off_by_the_end_is_not_delivered(kept: int) -> None:
     with socketpair() as (ours, theirs):
         ours.sendall(on_the_wire([[b"first"]]) + on_the_wire([[b"x" * 100_000]])[:kept])
@@ -207,8 +152,6 @@ def test_a_queued_channel_reads_what_is_there_and_gives_up_on_a_peer_that_left()
 
 NO_MESSAGES = {
     "text": b"hello from the child\n",
-    "zeros": bytes(32),
-    "another order of bytes": b"hsmc" + bytes(12),
     "too many frames": b"cmsh" + b"\xff" * 4,
     "a huge frame": head_of([2**63]),
     "a huge frame among small ones": head_of([3, 2**60, 5]),
@@ -227,35 +170,11 @@ def test_invalid_message_is_refused_before_memory_is_allocated(data: bytes, kind
             read()
 
 
-@given(data=st.binary(min_size=8, max_size=200).filter(lambda data: not data.startswith(b"cmsh")))
-def test_random_bytes_are_no_message(data: bytes) -> None:
-    with socketpair() as (ours, theirs):
-        ours.sendall(data)
-        with pytest.raises(ProtocolError):
-            QueuedChannel(theirs).read()
-
-
 # ---- a reader that is slow
 
 
-def test_a_queued_channel_never_waits_for_a_slow_reader() -> None:
-    messages = [[b"%d" % number, bytes((number,)) * 300_000, b"small"] for number in range(8)]
-    with socketpair() as (ours, theirs):
-        sender = QueuedChannel(ours)
-        # Nobody reads: 2.4 MB do not fit into the socket, and nothing here blocks.
-        assert not [sender.send(frames) for frames in messages][-1]
-        assert not sender.flush()
-        received: list[Any] = []
-        receiver = QueuedChannel(theirs)
-        while len(received) < len(messages):
-            received += receiver.read()
-            sender.flush()
-        assert sender.flush()
-    assert plain(received) == messages
-
-
 @given(
-    sizes=st.lists(st.integers(0, 80_000), max_size=12),
+    sizes=st.lists(st.integers(0, 300_000), max_size=8),
     reads=st.lists(st.integers(0, 3), min_size=1, max_size=12),
 )
 @examples(40)
@@ -268,7 +187,7 @@ def test_a_queued_channel_keeps_the_order_whenever_it_is_read(
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8 * 1024)
         sender, receiver = QueuedChannel(ours), QueuedChannel(theirs)
         for turn, frames in enumerate(messages):
-            sender.send(frames)
+            sender.send(frames)  # without waiting for the reader
             for _ in range(reads[turn % len(reads)]):
                 received += receiver.read()
         while not sender.flush() or len(received) < len(messages):
@@ -284,21 +203,3 @@ def test_queued_buffer_may_be_changed_after_its_send() -> None:
         frame[:] = b"y" * 1000
         assert plain(receiver.read()) == [[b"x" * 1000]]
         frame.extend(b"longer")  # no view of it is left
-
-
-def test_two_threads_share_a_channel_one_sends_and_one_receives() -> None:
-    rounds = 200
-    with socketpair() as (ours, theirs):
-        near, far = Channel(ours), Channel(theirs)
-
-        def echo() -> None:
-            for _ in range(rounds):
-                far.send(far.receive())
-
-        def send() -> None:
-            for number in range(rounds):
-                near.send([b"%d" % number])
-
-        with in_thread(echo), in_thread(send):
-            received = [near.receive() for _ in range(rounds)]
-    assert plain(received) == [[b"%d" % number] for number in range(rounds)]

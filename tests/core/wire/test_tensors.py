@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.masked import masked_tensor
@@ -63,21 +62,17 @@ def _make(dtype: torch.dtype, length: int) -> torch.Tensor:
     return tensor
 
 
-@pytest.mark.parametrize("length", [0, 6, 200_000])
+@pytest.mark.parametrize("length", [0, 200_000])
 def test_each_dtype_travels(travel: Callable[..., Any], length: int) -> None:
     for dtype in DTYPES:
-        check_that_it_travels(travel, dtype, length)
-
-
-def check_that_it_travels(travel: Callable[..., Any], dtype: torch.dtype, length: int) -> None:
-    tensor = _make(dtype, length)
-    arrived = travel({"whole": tensor, "part": tensor[: length // 2]})
-    whole, part = arrived["whole"], arrived["part"]
-    assert (whole.dtype, whole.shape) == (tensor.dtype, tensor.shape)
-    assert torch.equal(_bytes_of(whole), _bytes_of(tensor))
-    assert (part.dtype, part.shape) == (tensor.dtype, (length // 2,))
-    if dtype in QUANTIZED:
-        assert (whole.q_scale(), whole.q_zero_point()) == (0.5, 1)
+        tensor = _make(dtype, length)
+        arrived = travel({"whole": tensor, "part": tensor[: length // 2]})
+        whole, part = arrived["whole"], arrived["part"]
+        assert (whole.dtype, whole.shape) == (dtype, tensor.shape)
+        assert torch.equal(_bytes_of(whole), _bytes_of(tensor))
+        assert (part.dtype, part.shape) == (dtype, (length // 2,))
+        if dtype in QUANTIZED:
+            assert (whole.q_scale(), whole.q_zero_point()) == (0.5, 1)
 
 
 class WithFunction(torch.Tensor):
@@ -113,20 +108,15 @@ LAYOUTS: dict[str, Callable[[], Any]] = {
         [[0, 1], [1, 0]], torch.tensor([1, 2], dtype=torch.uint16), (2, 2)
     ),
     "csr": lambda: MATRIX.to_sparse_csr(),
-    "csc": lambda: MATRIX.to_sparse_csc(),
     "bsr": lambda: MATRIX.to_sparse_bsr((1, 2)),
-    "bsc": lambda: MATRIX.to_sparse_bsc((1, 2)),
     "nested": lambda: torch.nested.nested_tensor([torch.ones(2, 3), torch.zeros(4, 3)]),
     "channels per scale": lambda: torch.quantize_per_channel(
         MATRIX, torch.tensor([0.1, 0.2]), torch.tensor([0, 0]), 0, torch.quint8
     ),
-    "conjugate": lambda: torch.tensor([1 + 2j]).conj(),
     "conjugate of complex32": lambda: torch.ones(3, dtype=torch.complex32).conj(),
     "negative": lambda: torch.tensor([1 + 2j]).conj().imag,
-    "a scalar": lambda: torch.tensor(3.0).to(torch.float8_e5m2),
     "meta": lambda: torch.ones(3, device="meta", dtype=torch.float8_e5m2),
     "parameter": lambda: torch.nn.Parameter(MATRIX.clone()),
-    "parameter of float8": lambda: torch.nn.Parameter(_small_f8(), requires_grad=False),
     "uninitialized parameter": torch.nn.UninitializedParameter,
     "buffer": lambda: torch.nn.Buffer(_small_f8()),
     "masked": lambda: masked_tensor(MATRIX, MATRIX > 0),
@@ -134,16 +124,7 @@ LAYOUTS: dict[str, Callable[[], Any]] = {
     "with __torch_dispatch__": lambda: Wrapper(MATRIX.clone()),
     "packed sequence": lambda: pack_sequence([torch.ones(3), torch.ones(2)]),
     "untyped storage": lambda: torch.ones(3).untyped_storage(),
-    "empty storage": lambda: torch.UntypedStorage(0),
     "storage on meta": lambda: torch.UntypedStorage(5, device="meta"),
-    "typed storage": lambda: torch.ones(3).storage(),
-    "dtype": lambda: torch.float8_e5m2,
-    "size": lambda: torch.Size([2, 3]),
-    "device": lambda: torch.device("cpu"),
-    "layout": lambda: torch.sparse_csr,
-    "numpy scalar": lambda: np.float32(3),
-    "numpy record": lambda: np.zeros(2, dtype=[("a", "i4"), ("b", "f8")])[0],
-    "masked array": lambda: np.ma.array([1, 2], mask=[0, 1]),
 }
 
 
@@ -184,10 +165,9 @@ def _fake() -> torch.Tensor:
     [
         (lambda: MATRIX.to_mkldnn(), r"a tensor in the layout of mkldnn: send `x\.to_dense\(\)`"),
         (_fake, r"a FakeTensor, which has no values: send a tensor on `meta`"),
-        (lambda: torch.finfo(torch.float16), r"cannot be pickled .a torch\.finfo"),
         (torch.Event, r"cannot be pickled .a torch\.Event"),
     ],
-    ids=["mkldnn", "fake", "finfo", "event"],
+    ids=["mkldnn", "fake", "event"],
 )
 def test_others_are_refused(
     travel: Callable[..., Any], make: Callable[[], Any], sentence: str

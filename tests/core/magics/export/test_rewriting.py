@@ -24,35 +24,27 @@ from cellmesh.magics.export.rewriting import (
     show_last,
     to_python,
     under,
-    without_margin,
 )
 
-TRICKY = {
-    "a text of several lines": 'x = """one\n  two\nthree"""\ny = 1\n',
-    "a text in a function": 'def f():\n    """Doc\n\n    more\n    """\n    return 1\n',
-    "an f-string of several lines": 'n = 1\nx = f"""a {n}\nb {\nn\n} c"""\n',
-    "a continued text": 'x = "one \\\ntwo"\n',
-    "a continued line": "x = 1 + \\\n2\n",
-    "brackets": "x = [\n1,\n  2,\n]\n",
-    "comments at the margin": "if True:\n    x = 1\n# a comment\n    y = 2\n",
-    "a form feed": "x = 1\n\x0cy = 2\n",
-    "a line separator in a text": "x = 'a\u2028b'\n",
-    "bytes and raw text": "x = rb'''a\n\\b'''\n",
-    "two texts on one line": "x = '''a\nb''' '''c\nd'''\n",
-    "tabs": "if True:\n\tx = 1\n",
-    "no line feed at the end": "x = 1",
-}
-
-
-@pytest.mark.parametrize("source", TRICKY.values(), ids=TRICKY)
-def test_a_cell_means_the_same_under_an_if(source: str) -> None:
-    (block,) = ast.parse(under("if True", source)).body
-    assert isinstance(block, ast.If)
-    assert ast.dump(ast.Module(block.body, [])) == ast.dump(ast.parse(source))
+TRICKY = [
+    'x = """one\n  two\nthree"""\ny = 1\n',
+    'def f():\n    """Doc\n\n    more\n    """\n    return 1\n',
+    'n = 1\nx = f"""a {n}\nb {\nn\n} c"""\n',
+    'x = "one \\\ntwo"\n',
+    "x = 1 + \\\n2\n",
+    "x = [\n1,\n  2,\n]\n",
+    "if True:\n    x = 1\n# a comment\n    y = 2\n",
+    "x = 1\n\x0cy = 2\n",
+    "x = 'a\u2028b'\n",
+    "x = rb'''a\n\\b'''\n",
+    "x = '''a\nb''' '''c\nd'''\n",
+    "if True:\n\tx = 1\n",
+    "x = 1",
+]
 
 
 @given(
-    st.lists(st.sampled_from([*TRICKY.values()]), min_size=1, max_size=4),
+    st.lists(st.sampled_from(TRICKY), min_size=1, max_size=4),
     st.text("ab\n '\\{}", max_size=9),
 )
 def test_any_cells_mean_the_same_under_an_if(cells: list[str], text: str) -> None:
@@ -63,31 +55,18 @@ def test_any_cells_mean_the_same_under_an_if(cells: list[str], text: str) -> Non
     assert ast.dump(ast.Module(block.body, [])) == ast.dump(ast.parse(source))
 
 
-def test_a_cell_of_comments_has_a_body() -> None:
-    assert under("if rank == 0", "# nothing\n") == "if rank == 0:\n    # nothing\n    pass\n"
-
-
 @pytest.mark.parametrize(
     ("source", "shown"),
     [
-        ("x", "show(x)"),
         ("x = 1\nx + 1  # more\n", "x = 1\nshow(x + 1)  # more\n"),
         ("a, b\n", "show((a, b))\n"),
-        ("(a, b)\n", "show((a, b))\n"),
         ("(a), b\n", "show(((a), b))\n"),
         ("*a, b\n", "show((*a, b))\n"),
-        ("f(\n    1,\n)\n", "show(f(\n    1,\n))\n"),
         ("'é'; é\n", "'é'; show(é)\n"),
-        ("(x for x in y)\n", "show((x for x in y))\n"),
-        ("x; y;\n", "x; y;\n"),
         ("x  # quiet\n;\n", "x  # quiet\n;\n"),
         ("print(x)\n", "print(x)\n"),
         ("losses.append(x)\n", "losses.append(x)\n"),
-        ("None\n", "None\n"),
-        ("opt.step()\n", "show(opt.step())\n"),
-        ("x = 1\n", "x = 1\n"),
         ("if x:\n    y\n", "if x:\n    y\n"),
-        ("# nothing\n", "# nothing\n"),
         ("await f()\n", "show(await f())\n"),
         ('"""a\nb"""\n', 'show("""a\nb""")\n'),
     ],
@@ -135,13 +114,11 @@ def test_names() -> None:
     ("source", "features", "text"),
     [
         ("from __future__ import annotations\nx = 1\n", ["annotations"], "pass\nx = 1\n"),
-        ("x = 1\n", [], "x = 1\n"),
         ("from __future__ import division, annotations; x = 1\n", ["division", "annotations"],
          "pass; x = 1\n"),
         ("global a, b\na = 1\n", [], "pass\na = 1\n"),
         ("if a:\n    global ü; ü = 1\n", [], "if a:\n    pass; ü = 1\n"),
         ("def f():\n    global a\n    a = 1\n", [], "def f():\n    global a\n    a = 1\n"),
-        ("class A:\n    global a\n    a = 1\n", [], "class A:\n    global a\n    a = 1\n"),
         ("s = 'global a'\nglobal a  # why\n", [], "s = 'global a'\npass  # why\n"),
     ],
 )  # fmt: skip
@@ -155,9 +132,7 @@ def test_what_stands_first_in_a_module_only_is_taken_out(
     ("source", "defines"),
     [
         ("import a\nx = 1\n@f(2)\ndef g(): ...\n", True),
-        ("x = f()\n", False),
         ("import a; f()\n# why\ny = 1", False),
-        ("# nothing\n", True),
         ('if __name__ == "__main__":\n    f()\n', True),
     ],
 )
@@ -165,15 +140,9 @@ def test_processes_that_are_spawned_only_define_names(source: str, defines: bool
     assert only_defines(source) is defines
 
 
-def test_a_margin_is_taken_away() -> None:
-    assert without_margin("\n\n  x = 1\n  y = 2\n\n") == "x = 1\ny = 2\n"
-
-
 @pytest.mark.parametrize(
     ("source", "python", "left_out"),
     [
-        ("x = 1\n", "x = 1\n", []),
-        ("!ls -l\n", "subprocess.run('ls -l', shell=True)\n", []),
         (
             "x = !ls\n",
             "x = subprocess.run('ls', shell=True, capture_output=True, "
@@ -182,14 +151,11 @@ def test_a_margin_is_taken_away() -> None:
         ),
         ("!echo {x}\n", "subprocess.run(f'echo {x}', shell=True)\n", []),
         ("%time x = f()\n", "x = f()\n", []),
-        ("%%time\nx = 1\ny = 2\n", "x = 1\ny = 2\n", []),
-        ("%%capture\n!ls\n", "subprocess.run('ls', shell=True)\n", []),
         (
             "x = 1\n%matplotlib inline\n",
             "x = 1\n# left out: %matplotlib inline\n",
             ["%matplotlib inline"],
         ),
-        ("%timeit f()\n", "# left out: %timeit f()\n", ["%timeit f()"]),
         ("x?\n", "# left out: %pinfo x\n", ["%pinfo x"]),
         (
             "if x:\n    %timeit f()\n",
@@ -204,6 +170,7 @@ def test_ipython_becomes_python_where_it_can(source: str, python: str, left_out:
     plain = to_python(source)
     assert (plain.source, plain.left_out) == (python, left_out)
     compile(plain.source, "cell", "exec")
+    assert ("import subprocess" in plain.imports) is ("subprocess" in python)
 
 
 @pytest.mark.parametrize(
@@ -227,11 +194,4 @@ def test_run_becomes_runpy(
     exec("\n".join([*plain.imports, plain.source]), namespace)
     assert (namespace["made"], namespace["__file__"]) == (made, "exported.py")
     assert (sys.argv, plain.left_out) == (["exported.py"], [])
-
-
-def test_a_run_with_other_options_is_left_out() -> None:
     assert to_python("%run -t script.py\n").left_out == ["%run -t script.py"]
-
-
-def test_imports_are_added_for_replaced_magics() -> None:
-    assert to_python("!ls\n%cd /tmp\n").imports == {"import subprocess", "import os"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from typing import Any
 
@@ -11,18 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from cellmesh.controller.inspect import Comparison, Inspection, compare
-from cellmesh.magics.render.inspections import label_of, list_items
+from cellmesh.controller.inspect import Inspection, compare
+from cellmesh.magics.render.inspections import list_items
 from cellmesh.magics.widgets.inspector.inspector import (
     Inspector,
     ask_element,
     ask_picture,
     coordinates_of,
-    small_picture,
     subtract,
 )
 from cellmesh.magics.widgets.inspector.view_model import (
-    NUM_KEPT,
     detail,
     shards,
     summarise,
@@ -59,10 +56,6 @@ def plain(**changes: Any) -> TensorSummary:
     return TensorSummary(kind="Tensor", **facts | changes)
 
 
-def inspector_of(value: Any, num_ranks: int = 1) -> Inspector:
-    return Inspector(LocalAnswers("w", {rank: {"w": value} for rank in range(num_ranks)}))
-
-
 def found(*items: TensorSummary, kind: str = "dict") -> ValueSummary:
     return ValueSummary(kind, "", items)
 
@@ -97,15 +90,6 @@ def test_nan_is_said_first() -> None:
     assert repr(one).startswith("<w NaN on rank 1; ")
 
 
-def test_a_nest_of_many_is_summarised_in_little() -> None:
-    items = tuple(plain().at(f"['{i}']") for i in range(5000))
-    inspection = Inspection("nest", {0: ValueSummary("dict", "", items, 7)})
-    summary = summarise(inspection, list_items(inspection), 1, "12:00:00")
-    assert len(summary["items"]) == NUM_KEPT
-    assert summary["num_items"] == 5007
-    assert len(json.dumps(summary)) < 50_000
-
-
 def test_errors_and_torn_values_are_noticed() -> None:
     refusal = Refusal("NameError", "name 'x' is not defined")
     failed = summarise(Inspection("x", {}, {0: refusal, 1: refusal}), [], 1, "")
@@ -114,20 +98,6 @@ def test_errors_and_torn_values_are_noticed() -> None:
     summary = summarise(Inspection("x", {0: torn, 1: found(plain().at(""))}), [], 1, "")
     (notice,) = summary["notices"]
     assert notice.startswith("rank 0 ran at the same time: values may be torn")
-
-
-def test_labels_are_expressions_and_coordinates_those_of_the_mesh() -> None:
-    assert [label_of("m", path) for path in ("", "weight", "['k']")] == ["m", "m.weight", "m['k']"]
-    assert coordinates_of({"dp": 2, "tp": 2}, (0, 3)) == {0: "dp=0,tp=0", 3: "dp=1,tp=1"}
-    assert coordinates_of({"dp": 4}, (0, 1)) == {}
-
-
-def test_equal_ranks_share_a_row() -> None:
-    facts = {rank: plain(max=rank // 2) for rank in range(4)}
-    shown = detail("x", "", facts, {4: Refusal("E", "gone")}, {0: "dp=0"}, Comparison(()))
-    assert [row[0] for row in shown["rows"]] == ["0-1", "2-3"]
-    assert shown["missing"] == [{"ranks": "4", "text": "E: gone"}]
-    assert shown["parts"]["0"]["coordinate"] == "dp=0"
 
 
 def test_blocks_are_in_their_places_uneven_and_empty_ones_too() -> None:
@@ -140,25 +110,14 @@ def test_blocks_are_in_their_places_uneven_and_empty_ones_too() -> None:
         (2, (0.8, 0.0, 0.2, 1.0), "tp=2"),
     ]
     assert drawn["said"].endswith("empty on ranks 3")
-
-
-def test_blocks_that_differ_in_a_dim_that_is_not_drawn_lie_below_each_other() -> None:
-    facts = {
-        rank: part(rank, (4 * (rank // 4), 2 * (rank // 2 % 2), rank % 2), (4, 2, 1))
-        for rank in range(8)
-    }
-    drawn = shards((8, 4, 2), facts)
-    tops = [one["place"][0] for one in drawn["blocks"]]
-    assert (len(set(tops)), {one["place"][2] for one in drawn["blocks"]}) == (4, {0.25})
-    assert "drawn: dim 0 downwards, dim 1 across" in drawn["said"]
-
-
-def test_replicas_share_a_block() -> None:
-    facts = {rank: part(rank, (0, 0), (10, 6)) for rank in range(3)}
-    (block,) = shards((10, 6), facts)["blocks"]
+    (block,) = shards((10, 6), {rank: part(rank, (0, 0), (10, 6)) for rank in range(3)})["blocks"]
     assert (block["ranks"], block["coordinate"]) == ("0-2", "")
-    plain = {0: TensorSummary(kind="Tensor", shape=(2, 2), local_shape=(2, 2))}
-    assert shards((2, 2), plain)["blocks"] == []
+    starts = [(4 * (rank // 4), 2 * (rank // 2 % 2), rank % 2) for rank in range(8)]
+    deep = {rank: part(rank, start, (4, 2, 1)) for rank, start in enumerate(starts)}
+    drawn = shards((8, 4, 2), deep)  # ranks that differ in dim 2 lie below each other
+    assert len({one["place"][0] for one in drawn["blocks"]}) == 4
+    assert "drawn: dim 0 downwards, dim 1 across" in drawn["said"]
+    assert coordinates_of({"dp": 2, "tp": 2}, (0, 3)) == {0: "dp=0,tp=0", 3: "dp=1,tp=1"}
 
 
 def test_a_picture_of_one_rank_and_of_a_difference() -> None:
@@ -176,33 +135,9 @@ def test_a_picture_of_one_rank_and_of_a_difference() -> None:
         assert ask_picture(answers, {**CONTENT, **changes}) == missing
 
 
-def test_a_picture_is_never_larger_than_a_megabyte() -> None:
-    answers = LocalAnswers("w", {0: {"w": torch.ones(1, 1).expand(9000, 9000)}})
-    size = {"rows": [0, 9000], "cols": [0, 9000], "height": 5000, "width": 5000}
-    shown = ask_picture(answers, {**CONTENT, **size, "reduction": "stride"})
-    assert isinstance(shown, Pixels)
-    assert shown.values.nbytes < 1_000_000
-
-
-def test_the_still_picture_is_of_the_last_two_dims() -> None:
-    for shape in ((300,), (3, 4), (2, 3, 4, 5), (400, 200)):
-        answers = LocalAnswers("w", {0: {"w": torch.rand(shape)}})
-        inspector = Inspector(answers)
-        shown = small_picture(answers, "", inspector.widget.detail)
-        assert shown is not None
-        assert max(shown.values.shape) <= 128
-    assert small_picture(answers, "", {}) is None
-
-
-def test_saved_widget_state_is_small() -> None:
-    state = inspector_of(torch.rand(2000, 1000), 4).widget.get_state()
-    del state["_esm"], state["_css"]
-    assert len(json.dumps(state, default=str)) < 20_000
-
-
 def test_a_nest_is_looked_at_closer_by_path() -> None:
     nest = {"a": torch.ones(2), "b": torch.zeros(3, 3)}
-    inspector = Inspector(LocalAnswers("nest", {0: {"nest": nest}}))
+    inspector = Inspector(answers := LocalAnswers("nest", {0: {"nest": nest}}))
     assert inspector.widget.detail["label"] == "nest['a']"
     inspector._choose(inspector._rows[1]["path"])
     assert inspector.widget.detail["label"] == "nest['b']"
@@ -210,16 +145,10 @@ def test_a_nest_is_looked_at_closer_by_path() -> None:
     del nest["b"]
     inspector.refresh()
     assert inspector.widget.detail["label"] == "nest['a']"
-
-
-def test_inspector_of_an_ended_mesh_asks_nothing() -> None:
-    answers = LocalAnswers("w", {0: {"w": torch.ones(3)}})
-    inspector = Inspector(answers)
     inspector.view.freeze("the mesh has ended")
     num_asked = len(answers.asked)
     inspector.refresh()
-    assert len(answers.asked) == num_asked
-    assert inspector.widget.ended == "the mesh has ended"
+    assert (len(answers.asked), inspector.widget.ended) == (num_asked, "the mesh has ended")
 
 
 def test_a_still_picture_is_never_of_other_values() -> None:
@@ -237,20 +166,16 @@ def test_a_still_picture_is_never_of_other_values() -> None:
     assert "<img" not in inspector.static().html
 
 
-def test_unknown_requests_of_a_page_are_ignored() -> None:
-    inspector = inspector_of(torch.ones(3))
-    assert inspector.answer({"ask": "odd"}) == ({"error": "no such question: odd"}, [])
-    assert inspector.answer({"ask": "hello"}) == ({}, [])
-
-
 def test_a_question_that_cannot_be_understood_is_answered() -> None:
-    inspector = inspector_of(torch.ones(3))
+    inspector = Inspector(LocalAnswers("w", {0: {"w": torch.ones(3)}}))
     told: list[dict[str, Any]] = []
     widget: Any = inspector.widget
     widget.send = lambda content, buffers=(): told.append(content)
     inspector._reply({"ask": "picture", "id": 7, "rank": "none"}, "v")
     inspector._reply({"id": 8}, "v")
-    assert [(content["id"], "error" in content) for content in told] == [(7, True), (8, True)]
+    inspector._reply({"id": 9, "ask": "odd"}, "v")
+    inspector._reply({"id": 10, "ask": "hello"}, "v")
+    assert [("error" in content) for content in told] == [True, True, True, False]
 
 
 # ---- differences of two ranks
@@ -260,10 +185,8 @@ STEP = 2.0**-23  # from 1 to the next float32
 DIFFERENCE = {**CONTENT, "rank": 1, "minus": 0, "rows": [0, 2], "cols": [0, 2]}
 PAIRS = {
     "float32": (torch.float32, 1.0, 1.0 + STEP, STEP),
-    "float64": (torch.float64, 1.0, 1.0 + 1e-9, 1e-9),
     "int64": (torch.int64, 100_000_001, 100_000_002, 1.0),
     "bool": (torch.bool, False, True, 1.0),
-    "bfloat16": (torch.bfloat16, 1.0, 1.0078125, 0.0078125),
     "beyond float32": (torch.float64, -1e300, 1e300, float(np.finfo(np.float32).max)),
 }
 
@@ -313,7 +236,6 @@ def test_elements_of_two_ranks_are_subtracted(name: str, difference: str) -> Non
     ("value", "text"),
     [
         (torch.tensor([[1.0 + STEP]]), "1.0000001"),
-        (torch.tensor([[1 / 3]], dtype=torch.float64), repr(1 / 3)),
         (torch.tensor([[2**53 + 1]]), str(2**53 + 1)),
     ],
 )
@@ -329,7 +251,6 @@ def test_elements_are_exact(value: torch.Tensor, text: str) -> None:
         (["3", "1.5"], "1.5 (3 − 1.5)"),
         (["inf", "inf"], "nan (inf − inf)"),
         (["(1+2j)", "1.0"], "2j ((1+2j) − 1.0)"),
-        (["True", "True"], "equal (True − True)"),
         ([str(2**62 + 1), str(2**62)], f"1 ({2**62 + 1} − {2**62})"),
     ],
 )
