@@ -106,10 +106,7 @@ def test_idle_rank_completes_what_it_holds(shell: Any, code: str, completed: str
     assert completed in offered(shell, code)
 
 
-@pytest.mark.parametrize(
-    "code",
-    ["nothing.", "model.made.", "trapped.gone.", ""],
-)
+@pytest.mark.parametrize("code", ["nothing.", "model.made.", "trapped.gone.", ""])
 def test_completions_that_would_need_code_are_left_to_the_notebook(shell: Any, code: str) -> None:
     assert not ask(shell, code).is_whole
 
@@ -120,13 +117,6 @@ def test_busy_rank_completes_names_only(shell: Any) -> None:
     assert "_hidden" not in ask(shell, "", is_idle=False).texts
     for code in ("model.la", "state['", "model.layers[0].we"):
         assert ask(shell, code, is_idle=False).texts == ()
-
-
-@pytest.mark.parametrize("is_idle", [True, False])
-def test_only_the_users_names_where_so_asked(shell: Any, is_idle: bool) -> None:
-    found = complete(shell, Complete("", 0, users_only=True), is_idle)
-    assert {"model", "step"} <= {*found.texts}
-    assert not {"print", "while", "_hidden", "torch"} & {*found.texts}
 
 
 def test_stuck_completion_costs_attributes_and_not_a_second_thread(shell: Any) -> None:

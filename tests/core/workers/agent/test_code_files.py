@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -126,23 +125,3 @@ def test_ranks_import_from_the_places_in_the_notebooks_order(tmp_path: Path) -> 
     )  # fmt: skip
     assert path_of_ranks(ticket, ("/c/0", "/c/1")) == (there, "/c/1", "/c/0", own)
     assert path_of_ranks(ticket, ()) == (there, own)
-
-
-def test_close_ends_the_placing_of_files(tmp_path: Path, store: CodeStore) -> None:
-    files = CodeFiles(store, Events(Faults("the test", pytest.fail)), lambda answer: None, id)
-    plain, may_go_on, has_begun = Path.write_bytes, threading.Event(), threading.Event()
-
-    def write(path: Path, content: Any) -> int:
-        has_begun.set()
-        may_go_on.wait(60.0)
-        return plain(path, content)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Path, "write_bytes", write)
-        files.handle(PlaceFiles(1, "first", ""), (archive_of({"0/a.py": b"1", "0/b.py": b"2"}),))
-        assert has_begun.wait(60.0)
-        store.end()
-        may_go_on.set()
-        files.close()
-    assert not [each for each in threading.enumerate() if each.name == "cellmesh-files"]
-    assert os.listdir(tmp_path / "code") == []

@@ -82,12 +82,6 @@ def test_host_counter_decides_without_control_groups(tmp_path: Path) -> None:
     assert watch.was_killed(PID) == (False, None)
 
 
-def test_host_without_counters_is_tolerated(tmp_path: Path) -> None:
-    watch = OomWatch(tmp_path / "none", tmp_path / "none")
-    watch.watch(PID)
-    assert watch.was_killed(PID) == (False, None)
-
-
 def test_the_limit_on_addresses_is_read_where_there_is_one() -> None:
     head = "Limit                     Soft Limit           Hard Limit           Units     \n"
     line = "Max address space         {:<20} unlimited            bytes     \n"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellmesh.wire.codec import Parcel
-from cellmesh.wire.messages import Done, Failed, Pickled, Ranked
+from cellmesh.wire.messages import Done, Failed, Pickled
 from cellmesh.wire.user_code import Bar, Output, Skipped
 from cellmesh.workers.agent.merger import HOLD_BARS_S, HOLD_S, Merger
 
@@ -44,20 +44,17 @@ def failed(run: int = 1) -> Failed:
 # ---- joining
 
 
-def test_equal_values_travel_as_one_and_buffers_apart() -> None:
-    merger = Merger()
-    for rank in (0, 1):
-        say(merger, rank, Done(1, Pickled(b"same")))
-    for rank in (0, 1):
-        say(merger, rank, Done(2, Pickled(b"same", 1)), buffers=(b"%d" % rank,))
-    assert merger.take(LATER) == [
-        Parcel(Ranked((0, 1), Done(1, Pickled(b"same")))),
-        Parcel(Ranked((0,), Done(2, Pickled(b"same", 1))), (b"0",)),
-        Parcel(Ranked((1,), Done(2, Pickled(b"same", 1))), (b"1",)),
-    ]
-
-
 # ---- when
+
+
+def test_message_waits_briefly_for_equal_ones_of_other_ranks() -> None:
+    merger = Merger()
+    say(merger, 0, out("x\n"), now=5.0)
+    say(merger, 1, out("y\n"), now=5.002)
+    assert merger.deadline() == 5.0 + HOLD_S
+    assert merger.take(5.0) == []
+    assert len(merger.take(5.0 + HOLD_S)) == 2
+    assert merger.deadline() is None
 
 
 def test_once_all_have_answered_nothing_waits() -> None:
@@ -161,13 +158,6 @@ def test_bars_travel_ten_times_a_second_whatever_the_number_of_ranks() -> None:
         num_messages += bool(taken(merger, now))
     assert 5 < num_messages <= 1 / HOLD_BARS_S + 1
     assert len(taken(merger)) <= 64 * 6
-
-
-def test_a_rank_that_has_ended_is_not_waited_for() -> None:
-    merger = Merger()
-    say(merger, 0, bar(5))
-    merger.rank_ended(0, 0.0)
-    assert taken(merger, HOLD_S) == [((0,), bar(5))]
 
 
 def test_of_a_bar_the_last_word_travels() -> None:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -19,40 +16,9 @@ from cellmesh.wire.curve import new_keys
 from cellmesh.wire.host import Place, Versions, started_ticks, this_place
 from cellmesh.wire.hosts import Announcement, Host, HostPart
 from cellmesh.wire.own_file import Secret, to_json
-from cellmesh.wire.ticket import (
-    Ticket,
-    make_directory,
-    read_ticket,
-    runtime_root,
-    write_ticket,
-)
+from cellmesh.wire.ticket import Ticket, make_directory, read_ticket, runtime_root, write_ticket
 from cellmesh.workers.agent import on_host
 from cellmesh.workers.agent.on_host import Lines
-
-# Reserved for documentation: no host has it.
-NOWHERE = "203.0.113.9"
-
-
-@dataclass
-class Silent:
-    """A notebook that only hears."""
-
-    said: list[Announcement] = field(default_factory=list)
-
-    def say(self, announcement: Announcement) -> None:
-        self.said.append(announcement)
-
-    def hear(self, agent: int) -> bytes:
-        return b""
-
-
-@pytest.fixture
-def own_signals() -> Iterator[None]:
-    """What a test sets for signals is undone."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 def given_ticket() -> Ticket:
@@ -60,16 +26,6 @@ def given_ticket() -> Ticket:
     part = HostPart(0, 1, "a", 0, 1, new_keys().public, ("127.0.0.1",))
     ticket = make_ticket(make_options(hosts="a:1", name="x"))
     return msgspec.structs.replace(ticket, host=part)
-
-
-def test_agent_that_does_not_start_says_why(
-    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch, own_signals: None
-) -> None:
-    monkeypatch.setattr(on_host, "choose_address", lambda *given: (NOWHERE, "lo"))
-    text = to_json(given_ticket())
-    with pytest.raises(HostError, match=f"did not start: .*cannot bind tcp://{NOWHERE}"):
-        on_host._start(text, Silent(), "", "")
-    assert [path.name for path in runtime_root().iterdir()] == ["x"]  # the notebook's
 
 
 HERE = this_place()
@@ -95,12 +51,7 @@ def leave(given: Ticket, place: Place, agent_pid: int) -> Ticket:
 
 @pytest.mark.parametrize(
     ("place", "agent_lives", "in_the_way"),
-    [
-        (HERE, False, ""),
-        (RESTARTED, True, ""),
-        (HERE, True, HERE.host),
-        (ELSEWHERE, False, "b"),
-    ],
+    [(HERE, False, ""), (RESTARTED, True, ""), (HERE, True, HERE.host), (ELSEWHERE, False, "b")],
 )
 def test_directory_that_a_crash_has_left_makes_way_and_that_of_an_agent_that_may_live_does_not(
     place: Place, agent_lives: bool, in_the_way: str, runtime_dir: Path
@@ -152,9 +103,7 @@ def test_host_without_a_part_is_refused(monkeypatch: pytest.MonkeyPatch, runtime
             on_host._decode(given)
 
 
-def test_announcement_fits_into_a_line_that_srun_does_not_break(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_announcement_fits_a_line_of_srun(capsys: pytest.CaptureFixture[str]) -> None:
     """It breaks lines of more than 1,024 bytes, and other hosts' lines may be between."""
     name, number = "n" * 64, "9" * 20
     address = Host(name, f"tcp://255.255.255.255:{number}", "k" * 40, 1023, 1023)

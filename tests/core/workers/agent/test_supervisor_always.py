@@ -39,9 +39,7 @@ EVENTS = st.lists(
 
 
 @given(EVENTS)
-def test_ranks_are_forked_into_empty_places_and_the_mesh_ends_once_for_any_events(
-    events: Sequence[Any],
-) -> None:
+def test_ranks_fork_into_empty_places_and_the_mesh_ends_once(events: Sequence[Any]) -> None:
     supervisor, now, num_forks = make(), 0.0, 0
     living: set[int] = set()
     dying: set[int] = set()

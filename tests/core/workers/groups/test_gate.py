@@ -172,9 +172,7 @@ def test_threads_of_the_autograd_engine_pause(rank: Rank) -> None:
     assert [type(each) for each in raised] == [Released]
 
 
-def test_a_rank_whose_controller_has_gone_goes_on(
-    rank: Rank, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_whose_controller_ends_goes_on(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cellmesh.workers.groups.gate._HEARD_WITHIN_S", 0.0)
     rank.gate.close(RUN, Owed())
     rank.begin()

@@ -102,7 +102,7 @@ def test_a_group_that_is_down_says_why_and_what_to_type(group: HealableGroup) ->
     group.abort()
 
 
-def test_operations_are_counted_until_the_group_is_connected_again(
+def test_operations_count_until_the_group_is_connected(
     group: HealableGroup, ledger: Ledger
 ) -> None:
     group.allreduce([torch.ones(1)])
@@ -126,18 +126,11 @@ def test_nccl_is_aborted_once_and_gloo_beside_it_is_not(group: HealableGroup) ->
     assert not connections.abort_nccl(FakeGroup(cpu="gloo", cuda="gloo"))
 
 
-def test_nccl_watchdog_leaves_the_process_alone() -> None:
-    of_user = {"TORCH_NCCL_ENABLE_MONITORING": "1"}
-    environment = dict(of_user)
-    connections.prepare_nccl(environment, torch.device("cpu"))
-    assert environment == of_user
-    connections.prepare_nccl(environment, torch.device("cuda", 0))
-    assert environment["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
-    assert environment.items() >= of_user.items()
+Three = tuple[socket.socket, socket.socket, socket.socket]
 
 
 @pytest.fixture
-def connection() -> Iterator[tuple[socket.socket, socket.socket, socket.socket]]:
+def connection() -> Iterator[Three]:
     """Two connected TCP sockets, and the one that listened."""
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as client:
         client.connect(listener.getsockname())
@@ -150,9 +143,7 @@ def _named(*sockets: socket.socket) -> dict[int, int]:
     return {one.fileno(): os.fstat(one.fileno()).st_ino for one in sockets}
 
 
-def test_listening_sockets_and_numbers_used_again_are_left_alone(
-    connection: tuple[socket.socket, socket.socket, socket.socket],
-) -> None:
+def test_listening_sockets_and_numbers_used_again_are_left_alone(connection: Three) -> None:
     client, served, listener = connection
     assert connections.connected(_named(client, served, listener)) == _named(client, served)
     assert connections.shut_down({client.fileno(): os.fstat(listener.fileno()).st_ino}) == 0
@@ -163,9 +154,7 @@ def test_listening_sockets_and_numbers_used_again_are_left_alone(
     assert not connections.all_stand(_named(served))
 
 
-def test_a_connection_that_is_given_up_is_read_until_it_is_let_go(
-    connection: tuple[socket.socket, socket.socket, socket.socket],
-) -> None:
+def test_a_connection_that_is_given_up_is_read_until_it_is_let_go(connection: Three) -> None:
     client, served, _ = connection
     kept = connections.KeptConnections()
     kept.keep(os.dup(served.fileno()))
@@ -218,17 +207,6 @@ def test_a_wait_for_a_key_that_is_cut_is_no_error_of_the_user(
     assert connections.lost_its_peers(caught.value)
 
 
-def test_a_helper_thread_holds_no_group_after_a_wait(store: MeshStore) -> None:
-    class Group:
-        """Whose end waits for threads, as that of a group of gloo does."""
-
-    group, is_gone = Group(), threading.Event()
-    weakref.finalize(group, is_gone.set)
-    store.waits.run(lambda group=group: None)  # type: ignore[misc]
-    del group
-    assert is_gone.wait(20)
-
-
 def test_a_store_that_cannot_be_reached_is_named(store: MeshStore) -> None:
     with pytest.raises(RuntimeError, match=r"store at 127\.0\.0\.1:1 cannot be reached"):
         store.wait(["key"], timedelta(seconds=1))
@@ -238,9 +216,7 @@ def _work_of(future: Future[Any]) -> Any:
     return _c10d._create_work_from_future(future)  # type: ignore[attr-defined]
 
 
-def test_an_operation_whose_future_alone_is_held_is_under_way_until_it_ends(
-    store: MeshStore,
-) -> None:
+def test_an_operation_of_which_the_future_is_held_lasts_until_it_ends(store: MeshStore) -> None:
     future: Future[Any] = Future()
     work = GlooWork(_work_of(future), store.waits, Spans(), -1)
     find, held = weakref.ref(work), work.get_future()

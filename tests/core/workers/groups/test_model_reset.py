@@ -106,43 +106,6 @@ def test_a_model_between_forward_and_backward_is_left_alone() -> None:
     assert all(_has_grads(model))
 
 
-def test_the_same_model_has_the_same_signature_on_a_rank_that_was_clean() -> None:
-    clean, broken = (DistributedDataParallel(Breaks()) for _ in range(2))
-    _broken_step(broken, broken.module)
-    half_done = model_reset.Survey().half_done
-    assert len(half_done) == 1
-    _step(clean)
-    # Both: this is what a rank does with what another has found.
-    model_reset.Survey().reset(half_done)
-    assert not any(_has_grads(clean))
-    model_reset.Survey().reset(())
-
-
-def test_a_scaler_that_was_left_unscaled_is_ready_when_the_next_loss_is_scaled() -> None:
-    model, scaler = nn.Linear(4, 4), torch.amp.GradScaler("cpu")
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-
-    def backward() -> None:
-        optimizer.zero_grad()
-        scaler.scale(model(torch.ones(2, 4)).sum()).backward()
-
-    backward()
-    scaler.unscale_(optimizer)
-    assert not model_reset.look_after_failure()  # the next cell may go on with this step
-    scaler.step(optimizer)
-    scaler.update()
-    backward()
-    scaler.unscale_(optimizer)
-    unscaled = model.weight.grad.clone()
-    model_reset.look_after_failure()
-    backward()  # or begin it anew
-    scaler.unscale_(optimizer)
-    assert torch.equal(model.weight.grad, unscaled)
-    scaler.step(optimizer)
-    scaler.update()
-    assert not {"scale"} & vars(scaler).keys()
-
-
 @pytest.mark.parametrize("begins", ["optimizer", "model"])
 def test_fsdp_forgets_accumulated_gradients_after_a_failure(begins: str) -> None:
     model = fully_shard(Breaks(), mesh=init_device_mesh("cpu", (1,)))
@@ -156,18 +119,6 @@ def test_fsdp_forgets_accumulated_gradients_after_a_failure(begins: str) -> None
     {"optimizer": optimizer, "model": model}[begins].zero_grad()
     model.set_requires_gradient_sync(True)
     assert _steps_as(model, wanted)
-
-
-def test_a_static_graph_that_failed_in_its_first_forward_pass_is_recorded_by_the_next() -> None:
-    inner = Breaks()
-    model = DistributedDataParallel(inner, static_graph=True)
-    with pytest.raises(RuntimeError):
-        model(torch.ones(2, 3))
-    assert not model_reset.look_after_failure()
-    for _ in range(3):
-        model.zero_grad()
-        _step(model)
-        assert all(_has_grads(model))
 
 
 def test_a_model_that_cannot_be_reset_is_named_and_the_others_are_reset() -> None:

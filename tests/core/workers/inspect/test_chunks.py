@@ -21,7 +21,6 @@ from torch.nn.parameter import UninitializedParameter
 from cellmesh.magics.widgets.inspector.view_model import is_drawable
 from cellmesh.wire.inspect import Element, Overview, Picture, Refusal
 from cellmesh.workers.inspect.chunks import (
-    _mix,
     digest_of,
     digests_of_parts,
     elements_of_parts,
@@ -86,15 +85,6 @@ def test_statistics_over_many_pieces() -> None:
     assert (found["min"], found["max"], found["std"]) == (1e200, 3e200, math.inf)
 
 
-def test_looking_changes_nothing() -> None:
-    value = noise(50, 40)
-    before = value.clone()
-    for view in (value, value.t(), value[:, ::2]):
-        describe(view)
-        histogram_of(view, -9.0, 9.0, 5)
-    assert torch.equal(value, before)
-
-
 def test_an_expanded_tensor_is_read_once() -> None:
     value, other = (
         torch.tensor([0.0, most, math.nan])[:, None].expand(3, 10**12) for most in (1.0, 2.0)
@@ -126,9 +116,7 @@ def test_histogram_leaves_out_values_beyond_its_scale_and_nan() -> None:
 
 
 @given(tensors(), st.data())
-def test_digests_and_elements_of_parts_are_those_of_the_flat_tensor(
-    value: torch.Tensor, data: Any
-) -> None:
+def test_digests_and_elements_of_parts_are_those_of_slices(value: torch.Tensor, data: Any) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, value.numel()), min_size=2, max_size=5)))
     flat, parts = value.reshape(-1), tuple(itertools.pairwise(cuts))
     slices = [flat[begin:end].clone() for begin, end in parts]
@@ -160,14 +148,6 @@ def test_digest_of_a_large_tensor_changes_with_every_change() -> None:
     inverted = value.view(torch.int32).bitwise_not().view(torch.float32)
     changed = [value, last, signs, -value, swapped, value.roll(1), value.roll(65_536), inverted]
     assert len({digest_of(each) for each in changed}) == 8
-
-
-def test_no_two_words_are_mixed_to_one() -> None:
-    every = torch.arange(1 << 16, dtype=torch.int32)
-    for words in (every, every << 16, every << 8, torch.cat([every, ~every])):
-        mixed, beside = torch.empty_like(words), torch.empty_like(words)
-        _mix(words, mixed, beside)
-        assert len(mixed.unique()) == len(words)
 
 
 # ---- odd tensors
@@ -264,44 +244,18 @@ def test_tensor_inside_a_function_transform_is_not_read() -> None:
     assert "transform" in seen[0].note
 
 
-def test_the_default_device_is_the_users() -> None:
-    torch.set_default_device("meta")
-    try:
-        value = torch.arange(6.0, device="cpu").reshape(2, 3)
-        assert describe(value).max == 5.0
-        assert histogram_of(value, 0.0, 5.0, 2) == (3, 3)
-        assert elements_of_parts(value, ((1, 4),)).tolist() == [1.0, 2.0, 3.0]
-    finally:
-        torch.set_default_device(None)
-
-
 def facts_of(value: Any) -> Any:
     return ask(value, Overview("x")).items[0]
 
 
-class Raising(torch.Tensor):
-    """A subclass of which nothing can be asked."""
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise RuntimeError(f"no {func}")
-
-
-def of_odd_type(name: str) -> Callable[[], torch.Tensor]:
-    return lambda: torch.zeros(4, 3, dtype=torch.uint8).view(getattr(torch, name))
-
-
-MORE = {name: of_odd_type(name) for name in ("int4", "uint1", "bits8", "float4_e2m1fn_x2")}
-MORE["infinite"] = lambda: torch.full((4, 3), math.inf)
-
-
-@pytest.mark.parametrize(
-    "make", [*(odd[0] for odd in ODD.values()), *MORE.values()], ids=[*ODD, *MORE]
-)
+@pytest.mark.parametrize("make", [odd[0] for odd in ODD.values()], ids=ODD)
 @pytest.mark.filterwarnings("ignore:Lazy modules")
 def test_values_marked_drawable_can_be_drawn(make: Callable[[], Any]) -> None:
     value = make()
     facts = facts_of(value)
+    assert is_drawable(facts) == (
+        facts.max is not None and facts.shape != () and "stores" not in facts.note
+    )
     if not is_drawable(facts):
         return
     num_dims, shape = len(facts.local_shape), (1, *facts.local_shape)[-2:]
@@ -314,21 +268,6 @@ def test_values_marked_drawable_can_be_drawn(make: Callable[[], Any]) -> None:
         drawn = ask(value, subject)
         assert not isinstance(drawn, Refusal), (subject, drawn)
     assert isinstance(ask(value, Element("x", index=(0,) * num_dims)), str)
-
-
-def test_dense_values_with_numbers_are_drawable() -> None:
-    drawable = {name for name, make in MORE.items() if is_drawable(facts_of(make()))}
-    drawable |= {name for name, odd in ODD.items() if is_drawable(facts_of(odd[0]()))}
-    assert drawable == {
-        "infinite", "quantised", "per channel", "complex", "float8", "negated", "refusing",
-    }  # fmt: skip
-
-
-def test_tensor_whose_class_raises_is_described_by_its_storage() -> None:
-    found = ask(
-        [torch.ones(2), torch.full((3,), 2.0).as_subclass(Raising), torch.zeros(1)], Overview("x")
-    )
-    assert [item.max for item in found.items] == [1.0, 2.0, 0.0]
 
 
 # ---- summaries

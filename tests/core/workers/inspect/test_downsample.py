@@ -37,10 +37,7 @@ def expected(
         [slice(i * size // side, (i + 1) * size // side) for i in range(side)]
         for size, side in zip(part.shape, np.minimum(part.shape, (height, width)), strict=True)
     )
-    join: dict[str, Any] = {
-        "mean": np.mean,
-        "absmax": lambda block: np.abs(block).max(),
-    }
+    join: dict[str, Any] = {"mean": np.mean, "absmax": lambda block: np.abs(block).max()}
     return np.array([[join[reduction](part[i, j]) for j in cols] for i in rows], np.float32)
 
 
@@ -124,29 +121,19 @@ def test_elements_of_all_types_are_drawn(value: Any, reduction: str, half: float
     assert halves == [[half, 0.0], [0.0, half]]
 
 
-def test_the_scale_is_that_of_finite_elements_which_stay_finite() -> None:
-    found = look(torch.tensor([[1e300, -1e300], [math.inf, 0.0]], dtype=torch.float64))
-    assert np.isfinite(found.values[0]).all()
-    assert found.values[1, 0] == math.inf
-    nothing = look(torch.full((2, 2), math.nan))
-    assert (nothing.low, nothing.high) == (0.0, 0.0)
-
-
 @pytest.mark.parametrize(
     ("value", "changes", "words"),
     [
         (torch.ones(4), {"index": ()}, "with 1 dims has no slice"),
         (torch.ones(4, 4), {"dims": (0, 0)}, "no slice of dims"),
-        (torch.ones(4, 4, 4), {"index": ()}, "no element"),
         (torch.eye(4).to_sparse(), {}, r"inspect its `.to_dense\(\)`"),
         (torch.ones(4, 4, 4), {"index": (4,)}, "no element"),
         (torch.ones(4, 4), {"rows": (0, 5)}, "4 rows"),
-        (torch.ones(4, 4), {"cols": (3, 2)}, "4 columns"),
         (torch.ones(4, 4), {"height": 0}, "at least one pixel"),
         (torch.ones(4, 4, device="meta"), {}, "meta"),
     ],
 )
-def test_undrawable_value_gives_its_reason(
+def test_undrawable_value_says_why(
     value: torch.Tensor, changes: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ValueError, match=words):
@@ -160,10 +147,8 @@ def test_undrawable_value_gives_its_reason(
     ("value", "index", "text"),
     [
         (torch.tensor([[0.1, 2.5]]), (0, 0), "0.1"),
-        (torch.tensor([0.1], dtype=torch.bfloat16), (0,), "0.10009765625"),
         (torch.tensor([1 + 2j]), (0,), "(1+2j)"),
         (torch.tensor([2**62 + 1]), (0,), str(2**62 + 1)),
-        (torch.tensor(math.nan), (), "nan"),
         (quantised(torch.eye(4)), (1, 1), "1.0"),
         ({"a": [torch.tensor([7])]}, (0,), "7"),
     ],

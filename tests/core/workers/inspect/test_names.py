@@ -16,10 +16,6 @@ from cellmesh.workers.inspect.safe_read import DIRECT
 from tests.support.loud_values import RAN, Loud, LoudTensor, noting
 
 
-def tell(**values: Any) -> Bound:
-    return Bound(tuple(describe_shortly(value).at(name) for name, value in values.items()))
-
-
 def ask(namespace: dict[Any, Any], subject: Names, hidden: dict[str, Any] | None = None) -> Bound:
     shell: Any = types.SimpleNamespace(user_ns=namespace, user_ns_hidden=hidden or {})
     return names(shell, subject, DIRECT)
@@ -71,7 +67,6 @@ OPTIMIZER.step()
 @pytest.mark.parametrize(
     ("value", "num_bytes"),
     [
-        (torch.ones(3), 12),
         (nn.Sequential(LAYER, LAYER), 36),  # shared parameters count once
         (OPTIMIZER, 36),
         ([torch.ones(2), torch.ones(1), "x"], 12),
@@ -93,14 +88,6 @@ def test_only_names_of_the_user_are_listed(monkeypatch: pytest.MonkeyPatch) -> N
     }  # fmt: skip
     told = [named.path for named in ask(namespace, Names(), hidden).names]
     assert told == ["A", "b", "c", "dist", "quit", "world_size"]
-
-
-def test_a_pattern_chooses_names_before_there_are_too_many() -> None:
-    namespace = {"x": 1, "x_2": 2, "X": 3, 5: "no name", **{f"v{i}": i for i in range(3000)}}
-    assert [named.path for named in ask(namespace, Names("x*")).names] == ["x", "x_2"]
-    assert [named.path for named in ask(namespace, Names("x")).names] == ["x"]
-    bound = ask(namespace, Names())
-    assert (len(bound.names), bound.num_left_out) == (1000, 2003)
 
 
 class Named_(type):
@@ -134,26 +121,6 @@ def test_no_code_of_the_users_runs_and_no_value_costs_the_others_their_rows() ->
 
 
 # ---- folding
-
-
-def test_differing_names_are_listed_by_rank() -> None:
-    told = {rank: tell(x=torch.full((2 + rank // 2,), 1.0), y=rank, same=1) for rank in range(4)}
-    told[3] = Bound((*told[3].names, *tell(z=1).names))
-    same, x, y, z = rows(told)
-    assert same["between ranks"] == "alike"
-    assert z["between ranks"] == "not on 0-2"
-    assert x["shape"] == "[0-1] (2,), [2-3] (3,)"
-    assert x["between ranks"] == "differ in shape, value"
-    assert y["value"] == "[0] 0, [1] 1, [2] 2, and 1 more"
-    assert y["between ranks"] == "differ in value"
-
-
-def test_values_are_escaped_and_uncompared_ones_are_not_called_equal() -> None:
-    table = fold_names(dict.fromkeys((0, 1), tell(x=Odd(), y="<script>")), "*", [])
-    assert dict(zip(table.headers, table.rows[0], strict=True)).get("between ranks", "") == ""
-    html = table._repr_html_()
-    assert "<script>" not in html
-    assert "&lt;script&gt;" in html
 
 
 def test_name_is_not_absent_on_a_rank_with_a_shortened_list() -> None:

@@ -6,7 +6,6 @@ import ctypes
 import mmap
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +28,6 @@ from cellmesh.wire.inspect import (
 )
 from cellmesh.workers.inspect import safe_read as reading_module
 from cellmesh.workers.inspect.chunks import pieces
-from cellmesh.workers.inspect.names import describe_shortly
 from cellmesh.workers.inspect.safe_read import Copier, UnreadableError, reading
 from tests.support.inspected_ranks import looker
 
@@ -37,15 +35,6 @@ from .test_chunks import tensors
 
 ONE = torch.arange(60.0).reshape(3, 4, 5)
 COMPLEX = torch.randn(40, 50, dtype=torch.complex64, generator=torch.Generator().manual_seed(1))
-VIEWS = {
-    "slices": ONE.permute(2, 0, 1)[:, ::2],
-    "far apart": torch.arange(90_000.0).reshape(300, 300)[::7, ::60],
-    "expanded": ONE[..., None].expand(3, 4, 5, 9),
-    "bool": ONE > 7,
-    "complex": COMPLEX.t(),
-    "conjugate": COMPLEX.conj(),
-    "empty": torch.empty(0, 3),
-}
 
 
 def check(view: torch.Tensor) -> None:
@@ -57,9 +46,9 @@ def check(view: torch.Tensor) -> None:
             assert taken.untyped_storage().data_ptr() != view.untyped_storage().data_ptr()
 
 
-@pytest.mark.parametrize("name", VIEWS)
-def test_a_copy_has_the_same_elements(name: str) -> None:
-    check(VIEWS[name])
+def test_a_copy_has_the_same_elements() -> None:
+    for view in (ONE[..., None].expand(3, 4, 5, 9), ONE > 7, COMPLEX.conj(), torch.empty(0, 3)):
+        check(view)
 
 
 @given(tensors(), st.integers(1, 50))
@@ -70,21 +59,18 @@ def test_so_have_the_pieces_of_any_tensor(value: torch.Tensor, size: int) -> Non
     assert torch.equal(torch.cat(found), value.reshape(-1))
 
 
-def picture_of(
-    path: str, rows: Any, cols: Any, height: int, width: int, dims: Any = (0, 1), **more: Any
-) -> Picture:
-    return Picture("x", path, dims=dims, rows=rows, cols=cols, height=height, width=width, **more)
-
-
 def subjects(path: str, rows: int, cols: int) -> list[AnyRequest]:
     count = rows * cols
     parts = ((0, count // 3), (count // 2, count))
     pictures: list[AnyRequest] = [
-        picture_of(path, (0, sizes[0]), (1, sizes[1]), *sides, dims=dims, reduction=reduction)
+        Picture(
+            "x", path, dims=dims, rows=(0, sizes[0]), cols=(1, sizes[1]), height=height,
+            width=width, reduction=reduction,
+        )
         for dims, sizes in (((0, 1), (rows, cols)), ((1, 0), (cols, rows)))
-        for sides in ((9999, 9999), (7, 13))
+        for height, width in ((9999, 9999), (7, 13))
         for reduction in ("mean", "absmax")
-    ]
+    ]  # fmt: skip
     return [
         Overview("x", path),
         Histogram("x", path, low=-2.0, high=2.0, num_bins=5),
@@ -198,13 +184,6 @@ def test_read_without_the_kernels_copy_waits_too(monkeypatch: pytest.MonkeyPatch
         pytest.raises(UnreadableError, match="refresh when none runs"),
     ):
         read.take(model.weight)
-
-
-def test_a_number_whose_memory_was_freed_has_a_name_and_no_value() -> None:
-    one = torch.tensor(3.5)
-    assert describe_shortly(one).text == "3.5"
-    one.untyped_storage().resize_(0)
-    assert (describe_shortly(one).text, describe_shortly(one).digest) == ("", "")
 
 
 # ---- torch's threads

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import math
+import pickle
+from collections.abc import Callable
 from typing import Any
 
+import cloudpickle
 import pytest
 import torch
 
 from cellmesh.workers.rank.given_names import GivenNames
+from cellmesh.workers.rank.value_transfer import bind_missing_names
 
 
 @pytest.fixture
@@ -59,11 +65,48 @@ def test_another_kind_of_value_is_said_without_asking_it(
     assert given.say().count("restores it") == 1
 
 
-def test_names_that_the_notebook_pushes_or_a_cell_deletes_are_not_said(
-    namespace: dict[str, Any],
-) -> None:
+def test_names_that_are_pushed_or_deleted_are_not_said(namespace: dict[str, Any]) -> None:
     given = GivenNames(namespace)
     namespace["rank"] = 1
     given.forget(["rank", "x"])
     del namespace["device"]
     assert not given.say()
+
+
+NAMESPACE = {"rank": 3, "len": "not this one", "math": "nor this one"}
+
+
+def travel(value: Any) -> Any:
+    """As it arrives on a rank."""
+    return pickle.loads(cloudpickle.dumps(value))
+
+
+def local_functions() -> dict[str, Callable[[], Any]]:
+    def inner() -> Any:
+        return rank  # type: ignore[name-defined]  # noqa: F821
+
+    class Counter:
+        def count(self) -> Any:
+            return rank  # type: ignore[name-defined]  # noqa: F821
+
+    return {
+        "itself": inner,
+        "in a closure": lambda: inner(),
+        "a nested one": lambda: (lambda: rank)(),  # type: ignore[name-defined]  # noqa: F821
+        "a partial": functools.partial(inner),
+        "a method": Counter().count,
+        "a method made there": lambda: Counter().count(),
+    }
+
+
+@pytest.mark.parametrize("name", local_functions())
+def test_name_that_was_not_sent_is_the_ranks(name: str) -> None:
+    function = travel(local_functions()[name])
+    bind_missing_names([(function, {"key": 1})], NAMESPACE)
+    assert function() == 3
+
+
+def test_sent_names_and_builtins_keep_their_values() -> None:
+    function = travel(lambda: (math.pi, len("ab")))
+    bind_missing_names(function, NAMESPACE)
+    assert function() == (math.pi, 2)

@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from cellmesh.wire.limits import MAX_RUNS
 from cellmesh.workers.rank.interrupts import Interrupts
 
 WAIT_S = 10.0
 INTERRUPTS = "cellmesh.workers.rank.interrupts"
+RequestIn = Callable[[int, types.FrameType], None]
+Patch = pytest.MonkeyPatch
 
 
 @pytest.fixture
@@ -106,14 +107,6 @@ def test_a_run_that_waits_is_cancelled(interrupts: Interrupts) -> None:
     interrupts.end()
 
 
-def test_runs_that_never_arrive_are_forgotten(interrupts: Interrupts) -> None:
-    from_beside(lambda: [interrupts.request(run) for run in range(2 * MAX_RUNS)])
-    interrupts.begin(0)
-    interrupts.end()
-    with pytest.raises(KeyboardInterrupt):
-        interrupts.begin(2 * MAX_RUNS - 1)
-
-
 def test_unrequested_signals_and_late_requests_interrupt_nothing(interrupts: Interrupts) -> None:
     for change in (lambda: None, lambda: interrupts.begin(5), interrupts.end):
         change()
@@ -143,14 +136,6 @@ def test_only_the_outermost_shield_lets_go(interrupts: Interrupts) -> None:
     interrupts.end()
 
 
-def test_an_error_inside_a_shield_is_not_lost_on_the_way(interrupts: Interrupts) -> None:
-    interrupts.begin(5)
-    with pytest.raises(KeyboardInterrupt) as caught, interrupts:  # noqa: PT012
-        from_beside(lambda: interrupts.request(5))
-        raise ValueError("ours")
-    assert isinstance(caught.value.__context__, ValueError)
-
-
 # ---- where Python drops an interrupt
 
 
@@ -172,7 +157,7 @@ def test_an_interrupt_that_struck_a_finalizer_strikes_again(interrupts: Interrup
 
 @pytest.mark.parametrize("may_import_s", [WAIT_S, 0.0])
 def test_the_import_of_a_library_ends_before_it_is_interrupted(
-    interrupts: Interrupts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, may_import_s: float
+    interrupts: Interrupts, tmp_path: Path, monkeypatch: Patch, may_import_s: float
 ) -> None:
     package = tmp_path / "struck_library"
     package.mkdir()
@@ -199,43 +184,37 @@ def test_the_import_of_a_library_ends_before_it_is_interrupted(
 # ---- at every moment
 
 
-def strike_at(
-    moment: int, function: Callable[..., Any], strike: Callable[[types.FrameType], None]
-) -> tuple[Any, list[int]]:
-    """A tracer that strikes at the nth thing that happens in a function, and the lines it has
-    seen.
+def call_struck(
+    function: Callable[[], Any], code: types.CodeType, moment: int, strike: Callable[..., None]
+) -> tuple[bool, list[int]]:
+    """Call a function with a strike at the nth thing that happens in frames of this code.
+
+    Returns:
+        Whether a KeyboardInterrupt left it, and the lines that it has run.
     """
     seen: list[int] = []
-    code = function.__code__  # type: ignore[attr-defined]
 
     def trace(frame: types.FrameType, event: str, arg: Any) -> Any:
         if frame.f_code is not code:
             return None
         seen.append(frame.f_lineno)
         if len(seen) == moment + 1:
-            strike(frame)
+            strike(moment, frame)
         return trace
 
-    return trace, seen
-
-
-def call_traced(trace: Any, function: Callable[[], Any]) -> bool:
-    """Whether a KeyboardInterrupt came out of it."""
     before = sys.gettrace()
     try:
         sys.settrace(trace)
         function()
     except KeyboardInterrupt:
-        return True
+        return True, seen
     finally:
         sys.settrace(before)
-    return False
+    return False, seen
 
 
 @pytest.fixture
-def request_in(
-    interrupts: Interrupts, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[int, types.FrameType], None]:
+def request_in(interrupts: Interrupts, monkeypatch: Patch) -> RequestIn:
     """Requests an interrupt of a run, whose signal is then handled in this very frame."""
     sent: list[int] = []
     monkeypatch.setattr(signal, "pthread_kill", lambda thread, number: sent.append(number))
@@ -251,15 +230,14 @@ def request_in(
     return request
 
 
-def test_run_is_interrupted_at_every_instant_of_its_beginning(
-    interrupts: Interrupts, request_in: Callable[[int, types.FrameType], None]
+def test_run_is_interrupted_at_every_instant_of_its_begin(
+    interrupts: Interrupts, request_in: RequestIn
 ) -> None:
     lost = []
     for run in range(100):
-        trace, seen = strike_at(
-            run, Interrupts.begin, lambda frame, run=run: request_in(run, frame)
+        was_interrupted, seen = call_struck(
+            lambda run=run: interrupts.begin(run), Interrupts.begin.__code__, run, request_in
         )
-        was_interrupted = call_traced(trace, lambda run=run: interrupts.begin(run))
         interrupts.end()
         if len(seen) <= run:  # it has no more moments
             break
@@ -269,14 +247,13 @@ def test_run_is_interrupted_at_every_instant_of_its_beginning(
     assert lost == [], f"requests at these lines of `begin` had no effect: {lost}"
 
 
-def test_run_has_ended_for_a_request_at_every_instant_of_its_end(
-    interrupts: Interrupts, request_in: Callable[[int, types.FrameType], None]
+def test_run_has_ended_at_every_instant_of_its_end(
+    interrupts: Interrupts, request_in: RequestIn
 ) -> None:
     still_running = []
     for run in range(100):
         interrupts.begin(run)
-        trace, seen = strike_at(run, Interrupts.end, lambda frame, run=run: request_in(run, frame))
-        call_traced(trace, interrupts.end)
+        _, seen = call_struck(interrupts.end, Interrupts.end.__code__, run, request_in)
         if len(seen) <= run:
             break
         if interrupts.running != -1:
@@ -288,8 +265,8 @@ def test_run_has_ended_for_a_request_at_every_instant_of_its_end(
     )
 
 
-def test_a_request_that_meets_the_begin_of_its_run_is_not_lost(
-    interrupts: Interrupts, monkeypatch: pytest.MonkeyPatch
+def test_a_request_that_meets_the_begin_is_not_lost(
+    interrupts: Interrupts, monkeypatch: Patch
 ) -> None:
     """The run begins after the request has looked whether it has, and before it says that it is
     cancelled.
@@ -303,72 +280,4 @@ def test_a_request_that_meets_the_begin_of_its_run_is_not_lost(
     monkeypatch.setattr(interrupts, "_cancelled", Meeting())
     with pytest.raises(KeyboardInterrupt):
         interrupts.request(5)
-    interrupts.end()
-
-
-# ---- where user code has SIGINT for itself
-
-
-@pytest.fixture
-def insist(interrupts: Interrupts) -> Iterator[Callable[[], None]]:
-    """Have run 5, which has not seen a first interrupt, interrupted from a thread that is there
-    already.
-    """
-    go = threading.Event()
-    thread = threading.Thread(target=lambda: go.wait(WAIT_S) and interrupts.insist(5), daemon=True)
-    thread.start()
-
-    def be_insisted_on() -> None:
-        assert interrupts.is_pending(5)
-        go.set()
-        thread.join(WAIT_S)
-        do_something()
-
-    yield be_insisted_on
-    go.set()
-    thread.join(WAIT_S)
-
-
-@pytest.mark.parametrize(
-    "take",
-    [
-        lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
-        lambda: signal.signal(signal.SIGINT, lambda *_: None),
-        lambda: signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals()),
-    ],
-    ids=["ignored", "handled", "blocked"],
-)
-def test_insisting_interrupts_for_any_sigint_handler(
-    take: Callable[[], Any], interrupts: Interrupts, insist: Callable[[], None]
-) -> None:
-    interrupts.begin(5)
-    take()
-    try:
-        ask(interrupts, 5)
-        with pytest.raises(KeyboardInterrupt):
-            insist()
-        assert not interrupts.is_pending(5)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    interrupts.end()
-    interrupts.begin(6)
-    with pytest.raises(KeyboardInterrupt):
-        be_interrupted(interrupts, 6)
-
-
-def test_sigint_is_not_sent_where_it_would_end_the_process(interrupts: Interrupts) -> None:
-    interrupts.begin(5)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    with pytest.raises(KeyboardInterrupt):
-        be_interrupted(interrupts, 5)
-    interrupts.end()
-
-
-def test_only_insisting_interrupts_the_description_of_a_failure(
-    interrupts: Interrupts, insist: Callable[[], None]
-) -> None:
-    interrupts.describe(5)
-    ask(interrupts, 5)
-    with pytest.raises(KeyboardInterrupt):
-        insist()
     interrupts.end()

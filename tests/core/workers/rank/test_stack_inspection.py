@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import linecache
 import os
@@ -21,7 +20,6 @@ from cellmesh.workers.rank.stack_inspection import (
     Place,
     collector_off,
     describe_interruption,
-    lines_of,
     look_at_main_thread,
     parse_again,
     place_of,
@@ -65,12 +63,6 @@ def test_the_collector_is_left_as_it_was(was_on: bool) -> None:
 
 
 WAIT_S = 10.0
-_FRAMES: list[types.FrameType] = []
-WITH = {
-    "frames": _FRAMES,
-    "gate": contextlib.nullcontext(),
-    "here": lambda: _FRAMES.append(sys._getframe(1)),
-}
 C10D = "/env/torch/distributed/distributed_c10d.py"
 
 
@@ -154,15 +146,6 @@ def test_collective_called_by_the_user_is_named() -> None:
     assert spot.look(cell) == Activity(4, 2, "leave", "all_reduce", may_wait=True)
 
 
-def test_a_line_of_another_cell_is_named_with_its_cell_and_the_line_that_called_it() -> None:
-    spot = Spot()
-    step = define(f"\n\ndef step():\n    {STOP}\n", "<cell 8>", "__main__", **spot.names)["step"]
-    activity = spot.look(run_cell("\nstep()\n", 9, step=step))
-    assert activity == Activity(9, 2, "leave", "", inner="In[8] line 4")
-    called = spot.look(step)  # by `mesh.run`: no cell runs
-    assert called == Activity(0, 0, "leave", "", inner="In[8] line 4")
-
-
 CELL, F, G = ("<module>", "<cell 9>", 5), ("f", "<cell 9>", 2), ("g", "<cell 8>", 10)
 LIBRARY, SCRIPT = ("f", "/lib/a.py", 7), ("<module>", "/home/me/train.py", 30)
 STEP, IMPORT = ("step", "/home/me/train.py", 12), ("<module>", "/home/me/models.py", 3)
@@ -189,15 +172,6 @@ def test_place_in_cells(frames: list[tuple[str, str, int]], place: Place) -> Non
     code = define("def f(): ...\n", "/lib/f.py", "f")["f"].__code__
     named = [(code.replace(co_name=name, co_filename=file), line) for name, file, line in frames]
     assert place_of(named, Shell()) == place  # type: ignore[arg-type]
-
-
-def test_an_instruction_without_a_line_is_of_the_line_before_it() -> None:
-    names = define("\n\nwith gate:\n    here()\n", "<cell 9>", "__main__", **WITH)
-    frame = names["frames"][0]
-    (bare, *_) = (begin for begin, _, line in frame.f_code.co_lines() if line is None)
-    struck = types.TracebackType(None, frame, bare, -1)
-    assert struck.tb_lineno is None
-    assert place_of(lines_of(struck), Shell()) == Place(9, 3)  # type: ignore[arg-type]
 
 
 # ---- interruptions
@@ -235,16 +209,24 @@ def test_an_interruption_beside_a_collective_that_was_just_freed_names_it() -> N
         assert describe_interruption(tb, other) == "interrupted in the cell"
 
 
-def test_our_own_functions_are_not_named() -> None:
-    source, module = f"def on_signal():\n    {RAISES}\n", "cellmesh.workers.rank.interrupts"
-    strike = define(source, "/lib/ours.py", module)["on_signal"]
-    source = "def compute():\n    strike()\n"
-    compute = define(source, "/lib/numbers.py", "numbers", strike=strike)["compute"]
-    tb = interrupted(run_cell("compute()", 1, compute=compute))
-    assert describe_interruption(tb) == "interrupted in strike"
-
-
 # ---- calls
+
+
+LIBRARY_OF_GATES = """
+class Gate:
+    def __init__(self, *args): pass
+    def stop(self, *args): return (arrive(), leave())
+    pass_through = __enter__ = __add__ = stop
+    def __exit__(self, *exc): pass
+class Leaves:
+    def __enter__(self): pass
+    __exit__ = Gate.stop
+class Loader:
+    def __iter__(self): return self
+    def __next__(self):
+        arrive(), leave()
+        raise StopIteration
+"""
 
 
 @pytest.mark.parametrize(
@@ -254,30 +236,12 @@ def test_our_own_functions_are_not_named() -> None:
         ("loader = Loader()\nfor x in loader:\n    pass", "loader"),
         ("with Gate() as gate:\n    pass", "Gate"),
         ("with Leaves() as gate:\n    1 / 0", "Leaves"),
-        ("Gate().pass_through(\n    3\n)", "Gate().pass_through"),
         ("x = Gate() + 1", ""),
     ],
 )
 def test_call_is_shown_as_written(source: str, words: str) -> None:
     spot = Spot()
-    library = define(
-        "class Gate:\n"
-        "    def __init__(self, *args): pass\n"
-        "    def stop(self, *args): return (arrive(), leave())\n"
-        "    pass_through = __enter__ = __next__ = __add__ = stop\n"
-        "    def __iter__(self): return self\n"
-        "    def __exit__(self, *exc): pass\n"
-        "class Leaves:\n"
-        "    def __enter__(self): pass\n"
-        "    __exit__ = Gate.stop\n"
-        "class Loader(Gate):\n"
-        "    def __next__(self):\n"
-        "        self.stop()\n"
-        "        raise StopIteration\n",
-        "/lib/gate.py",
-        "cellmesh.gate",  # not user code
-        **spot.names,
-    )
+    library = define(LIBRARY_OF_GATES, "/lib/gate.py", "cellmesh.gate", **spot.names)
     time = types.SimpleNamespace(wait=lambda *args: None)
     names = library | {"time": time, "__name__": "__main__"}
     assert spot.look(run_cell(source, 5, **names)).where == words
@@ -288,9 +252,7 @@ class NoWork:
 
 
 @pytest.mark.parametrize(("kind", "collective"), [(dist.Work, "wait"), (NoWork, "")])
-def test_waiting_for_a_work_is_a_collective_and_for_anything_else_is_not(
-    kind: type, collective: str
-) -> None:
+def test_waiting_for_a_work_is_a_collective_and_no_other_wait(kind: type, collective: str) -> None:
     class Kind(kind):  # type: ignore[misc]
         pass
 

@@ -54,14 +54,6 @@ def test_long_output_is_cut_at_a_line_and_counted() -> None:
     assert note.num_lines == 2000 - text_of(shown).count("\n") - tail.text.count("\n")
 
 
-def test_with_time_more_passes() -> None:
-    gate = Gate(0.0, burst_bytes=1000, bytes_per_s=100)
-    assert text_of(gate.admit(1, "stdout", "x" * 1000, 0.0)) == "x" * 1000
-    assert gate.admit(1, "stdout", "held\n", 0.0) == []
-    gate.close()
-    assert text_of(gate.admit(1, "stdout", "y" * 400, 5.0)) == "y" * 400
-
-
 CHUNKS = st.lists(
     st.tuples(
         st.integers(1, 3),
@@ -104,14 +96,6 @@ def test_a_flood_of_stdout_hides_no_line_of_stderr() -> None:
     gate.admit(1, "stdout", "flood\n" * 10_000, 0.0)
     boom = "ValueError: boom in a thread\n"
     assert gate.admit(1, "stderr", boom, 0.0) == [Output(1, "stderr", boom)]
-
-
-@given(CHUNKS)
-def test_end_of_the_output_is_always_shown(chunks: Sequence[Any]) -> None:
-    gate = Gate(0.0, burst_bytes=1000, bytes_per_s=0)
-    written = [text for _, _, text, _ in chunks]
-    shown = [verb for text in written for verb in gate.admit(1, "stdout", text, 0.0)]
-    assert text_of(shown + gate.close()).endswith("".join(written)[-10:])
 
 
 def test_a_flood_of_two_streams_by_turns_is_bounded() -> None:
@@ -194,14 +178,6 @@ def test_reading_goes_on_into_the_log_before(tmp_path: Path) -> None:
     assert read_log(path, 1000) == ("older-newer", 0)
     path.unlink()
     assert read_log(path, 1000) == ("older-", 0)
-
-
-def test_a_character_cut_in_two_does_not_stop_the_reading(tmp_path: Path) -> None:
-    path = tmp_path / "rank0.log"
-    path.write_text("aüb")
-    text, before = read_log(path, 2)
-    assert text.endswith("b")
-    assert before == 2
 
 
 def test_bytes_since_a_position(tmp_path: Path) -> None:

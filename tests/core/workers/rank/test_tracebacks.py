@@ -57,19 +57,6 @@ def test_a_run_of_frames_of_libraries_is_one_line() -> None:
     assert "\x00" not in few + whole
 
 
-def test_frames_between_those_of_the_user() -> None:
-    source = """
-        import functools, json
-        def hook(pairs):
-            raise ValueError("mine")
-        json.loads('{"a": 1}', object_pairs_hook=hook)
-    """
-    few = with_few_frames(render(raised(source)))
-    [run] = [line for line in few.splitlines() if "[..." in line]
-    assert run.strip().startswith("[... 3 frames of json, to json/decoder.py:")
-    assert few.index("object_pairs_hook=hook)") < few.index(run) < few.rindex('ValueError("mine")')
-
-
 def test_own_frames_are_left_out() -> None:
     error = raised("encode([object()])", encode=encode)
     text = render(error)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import tracemalloc
 import types
 from collections.abc import Callable
 from typing import Any
@@ -64,10 +63,7 @@ LOADER = "from torch.utils.data import DataLoader; x = iter(DataLoader([1, 2]))"
 CANNOT = [
     ("x = threading.Lock()", "a lock"),
     ("x = [{'a': threading.RLock()}]", "a lock (x[0]['a'])"),
-    ("x = threading.Thread()", "a thread"),
     ("x = open('/dev/null')", "an open file"),
-    ("x = (i for i in range(3))", "a generator"),
-    ("x = queue.Queue()", "a queue"),
     ("x = socket.socket()", "a socket"),
     (LOADER, "a DataLoader's iterator"),
     (f"{CLASS}x = C()", "a lock (x.inner)"),
@@ -76,9 +72,7 @@ CANNOT = [
 
 
 @pytest.mark.parametrize(("source", "why"), CANNOT, ids=[why for _, why in CANNOT])
-def test_uncopyable_value_is_named_with_its_reason(
-    source: str, why: str, namespace: dict[str, Any]
-) -> None:
+def test_uncopyable_value_has_a_reason(source: str, why: str, namespace: dict[str, Any]) -> None:
     run(f"import queue, socket, threading\n{source}", namespace)
     names, reasons = survey(namespace)
     getattr(namespace["x"], "close", int)()
@@ -86,32 +80,12 @@ def test_uncopyable_value_is_named_with_its_reason(
     assert why in reasons["x"]
 
 
-def test_a_survey_does_not_copy_what_tensors_hold(namespace: dict[str, Any]) -> None:
-    model = nn.Linear(2048, 2048)
-    namespace.update(
-        model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0), array=np.ones(1 << 22)
-    )
-    namespace.update(view=model.weight.detach()[:, 1:])
-    survey(namespace)  # imports what it needs
-    tracemalloc.start()
-    try:
-        names, _ = survey(namespace)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert len(names) == 4
-    assert peak < 1 << 20
-
-
 # ---- what arrives
 
 
-def test_a_model_and_its_optimizer_still_belong_together(
-    namespace: dict[str, Any], copied: Copy
-) -> None:
+def test_a_model_and_its_optimizer_stay_together(namespace: dict[str, Any], copied: Copy) -> None:
     run(
         """
-import torch
 from torch import nn
 class Net(nn.Module):
     def __init__(self):
@@ -121,7 +95,6 @@ class Net(nn.Module):
         return scale * self.layer(x)
 scale = 2.0
 net = Net()
-alias = net.layer
 optimizer = torch.optim.Adam(net.parameters())
 def step():
     optimizer.zero_grad()
@@ -135,7 +108,6 @@ step()
     )
     there = copied()
     assert there["net"] is not namespace["net"]
-    assert there["alias"] is there["net"].layer
     assert there["optimizer"].param_groups[0]["params"][0] is there["net"].layer.weight
     assert type(there["net"]) is there["Net"]
     # The functions of cells see the names of where they are now.
@@ -161,76 +133,46 @@ def test_tensors_that_share_memory_still_do(namespace: dict[str, Any], copied: C
 def test_tensors_of_all_kinds_arrive(namespace: dict[str, Any], copied: Copy) -> None:
     values = {
         "empty": torch.empty(0, 3),
-        "scalar": torch.tensor(True),
         "sparse": torch.eye(3).to_sparse(),
-        "meta": torch.empty(4, device="meta"),
         "complex": torch.ones(2, dtype=torch.complex64).conj(),
         "parameter": nn.Parameter(torch.ones(3), requires_grad=False),
         "loss": (torch.ones(2, requires_grad=True) * 3).sum(),
-        "generator": torch.Generator().manual_seed(3),
-        "array": np.arange(20_000.0)[::-2],
     }
-    namespace.update(values)
+    generator, array = torch.Generator().manual_seed(3), np.arange(20_000.0)[::-2]
+    namespace.update(values, generator=generator, array=array)
     there = copied()
-    assert set(values) <= set(there)
-    assert torch.equal(there["sparse"].to_dense(), torch.eye(3))
-    assert there["meta"].is_meta
-    assert torch.equal(there["complex"], values["complex"])
+    for name, value in values.items():
+        assert torch.equal(there[name].to_dense(), value.to_dense()), name
     assert not there["parameter"].requires_grad
-    assert there["loss"].item() == 6.0
-    assert torch.equal(there["generator"].get_state(), values["generator"].get_state())
-    assert np.array_equal(there["array"], values["array"])
+    assert torch.equal(there["generator"].get_state(), generator.get_state())
+    assert np.array_equal(there["array"], array)
 
 
 def test_functions_keep_what_makes_them(namespace: dict[str, Any], copied: Copy) -> None:
     run(
         """
-import functools
 def outer(n):
     def count(k: int = 2, *, more=3) -> int:
         "Counts."
         return 0 if k < 0 else n + more + count(k - 1)
     return count
 count = outer(10)
-count.label = "c"
-later = functools.partial(count, 1)
 square = lambda x: x * factor
 class Base:
     def who(self): return "base"
 class Derived(Base):
     def who(self): return "derived of " + super().who()
 thing = Derived()
-cached = functools.lru_cache(square)
 """,
         namespace,
     )
     there = copied()
     there["factor"] = 4
     assert there["count"]() == namespace["count"]() == 39
-    assert there["later"]() == 26
-    assert (there["count"].__doc__, there["count"].label) == ("Counts.", "c")
-    assert there["count"].__annotations__ == namespace["count"].__annotations__
-    assert there["count"].__kwdefaults__ == {"more": 3}
+    assert there["count"].__doc__ == "Counts."
     assert there["square"](3) == 12
     assert there["thing"].who() == "derived of base"
     assert isinstance(there["thing"], there["Base"])
-
-
-def test_modules_go_by_name_and_find_their_files(
-    namespace: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
-) -> None:
-    (tmp_path / "helper_of_a_notebook.py").write_text("VALUE = 5\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    run("import helper_of_a_notebook as h, numpy as np", namespace)
-    pickled, buffers = gather(namespace, ["h", "np"])
-    monkeypatch.delitem(sys.modules, "helper_of_a_notebook")
-    sys.path.remove(str(tmp_path))
-    monkeypatch.chdir("/")
-    there = payload.loads(pickled, buffers)
-    assert there["h"].VALUE == 5
-    assert there["np"] is np
-    assert str(tmp_path) in sys.path
 
 
 def test_a_name_that_fails_late_stays_behind(
