@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
 
 from cellmesh.controller.session.surroundings import OwnSurroundings, fixed_names
@@ -60,14 +57,3 @@ def test_a_variable_with_which_no_process_can_be_started_is_refused_by_name() ->
     now = OwnSurroundings({**BEFORE.environment, b"HUGE": b"x" * (200 << 10)}, b"/old")
     with pytest.raises(MeshUsageError, match="HUGE has 200 kB"):
         taken(now)
-
-
-def test_a_removed_directory_is_read_as_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
-    assert OwnSurroundings.now().cwd == b""
-    monkeypatch.chdir(tmp_path)
-    assert OwnSurroundings.now() == OwnSurroundings(dict(os.environb), os.fsencode(tmp_path))

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from cellmesh.controller.core.mesh_state import HostLost, Returned
-from cellmesh.controller.session.hosts.fan import Fan, Gathering, Routed
+from cellmesh.controller.session.hosts.fan import Fan, Routed
 from cellmesh.wire.attach import Detach, Detached, Refused, RunInfo, Welcome
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.hosts import Host
@@ -184,16 +184,6 @@ def test_resize_that_leaves_the_store_out_has_it_made_again(ready: Fan) -> None:
     assert split(ready, resize) == [(0, resize)]
 
 
-def test_report_has_the_ranks_of_a_lost_host_as_dead(ready: Fan) -> None:
-    ready.note_heard(2, False)
-    ready.lose(2, "its cable is cut")
-    split(ready, ReadHost(4))
-    join(ready, 0, HostReport(4, infos(0, 1)))
-    (report,) = join(ready, 1, HostReport(4, infos(2)))
-    why = "was on c, which is lost: its cable is cut"
-    assert report.ranks[3:] == tuple(RankInfo(r, 0, "c", "dead", ending=why) for r in (3, 4))
-
-
 def test_respawn_is_answered_once_by_all_hosts_and_says_first_that_one_failed(ready: Fan) -> None:
     respawn = Respawn((1, 2))
     assert split(ready, respawn) == [(0, Respawn((1,))), (1, Respawn((2,)))]
@@ -212,6 +202,7 @@ def test_lost_host_loses_its_ranks_and_no_others(ready: Fan) -> None:
     assert verbs(ready.lose(2, "again")) == []
     assert join(ready, 2, LogText(1, "", 0)) == []
     assert split(ready, Relay((0, 4), "work", 6, 0)) == [(0, Relay((0,), "work", 6, 0))]
+    assert join(ready, 1, Stopped("killed")) == [HostLost("b", (2,), "killed")]
 
 
 def test_answers_do_not_wait_for_a_lost_host(ready: Fan) -> None:
@@ -223,22 +214,6 @@ def test_answers_do_not_wait_for_a_lost_host(ready: Fan) -> None:
     assert [type(verb) for verb in said] == [HostLost, HostReport, RespawnFailed]
 
 
-def test_ranks_of_a_lost_host_cannot_be_replaced_there(ready: Fan) -> None:
-    ready.lose(1, "killed")
-    routed = ready.split(Parcel(Respawn((1, 2))))
-    assert downs(routed) == [(0, Respawn((1,)))]
-    assert verbs(routed) == []
-    said = join(ready, 0, Respawned(infos(1)))
-    assert said == [RespawnFailed((2,), "b is lost"), Respawned(infos(1))]
-
-
-def test_mesh_has_ended_once_every_agent_has(ready: Fan) -> None:
-    split(ready, Stop())
-    assert join(ready, 0, Stopped("stopped")) == []
-    assert join(ready, 2, Stopped("stopped")) == []
-    assert join(ready, 1, Stopped("stopped")) == [Stopped("stopped")]
-
-
 def test_agents_that_have_not_said_that_they_end_may_live_on(ready: Fan) -> None:
     ready.lose(1, "without a connection")
     split(ready, Stop())
@@ -246,28 +221,6 @@ def test_agents_that_have_not_said_that_they_end_may_live_on(ready: Fan) -> None
     assert ready.unended == AGENTS[1:]
     join(ready, 1, Stopped("stopped"))  # it is heard again
     assert ready.unended == AGENTS[2:]
-
-
-def test_agent_that_ends_by_itself_is_a_lost_host_and_another_in_its_place_may_live(
-    ready: Fan,
-) -> None:
-    lost = HostLost("b", (2,), "stopped from outside")
-    assert join(ready, 1, Stopped("stopped from outside")) == [lost]
-    assert AGENTS[1] not in ready.unended
-    ready.replace(1, AGENTS[1])
-    assert AGENTS[1] in ready.unended
-
-
-def test_agent_in_place_of_a_lost_one_gets_the_store_and_forks_on_request(ready: Fan) -> None:
-    join(ready, 0, StoreUp(99))
-    ready.lose(1, "killed")
-    new = Host("d", "tcp://10.0.0.4:7", "key-d", 2, 1)
-    assert downs(ready.replace(1, new)) == [(1, UseStore("10.0.0.1", 99, 0))]
-    assert ready.lost == ()
-    assert join(ready, 1, welcome(), MeshReady(infos(2))) == []
-    assert split(ready, Respawn((2,))) == [(1, Respawn((2,)))]
-    assert join(ready, 1, Respawned(infos(2))) == [Respawned(infos(2))]
-    assert verbs(ready.lose(1, "killed")) == [HostLost("d", (2,), "killed")]
 
 
 def test_lost_host_that_is_heard_again_is_taken_back(ready: Fan) -> None:
@@ -346,17 +299,3 @@ def test_faults_name_their_host_if_there_are_several(fan: Fan) -> None:
     join(single, 0, welcome())
     assert join(single, 0, AgentFault("oops")) == [AgentFault("oops")]
     assert join(single, 0, StartFailed("host", "no torch")) == [StartFailed("host", "no torch")]
-
-
-def test_question_is_answered_once_no_host_is_awaited() -> None:
-    questions: Gathering[str] = Gathering()
-    questions.begin(7, (0, 2, 3))
-    questions.begin(8, (0,))
-    questions.add(7, 0, "a")
-    questions.add(6, 0, "of a controller before this one")
-    assert questions.awaited(7) == [2, 3]
-    assert list(questions.take({0, 2, 3})) == []
-    questions.add(7, 2, "b")
-    assert list(questions.take({0, 1, 2})) == [(7, {0: "a", 2: "b"})], "host 3 is lost"
-    assert list(questions.take(())) == [(8, {})]
-    assert questions.awaited(7) == []

@@ -107,7 +107,6 @@ def test_lost_hosts_are_started_at_once(
     ("new_hosts", "places"),
     [
         ("", {}),
-        ("d", {1: "d"}),
         ("d:2", {2: "d"}),
         ("d,e", {1: "d", 2: "e"}),
         (["c"], {2: "c"}),
@@ -171,14 +170,6 @@ def test_call_that_is_given_up_is_not_made_later(monkeypatch: pytest.MonkeyPatch
     assert not calls
 
 
-def test_what_a_host_says_before_it_has_joined_waits_but_for_answers_about_files() -> None:
-    candidate = Candidate(AGENTS[1])
-    ready, answer = Parcel(MeshReady(())), Parcel(FilesAnswer(3))
-    assert list(candidate.hear([ready, answer], None, 10.0, 0.0)) == [answer.verb]
-    assert candidate.said == [ready]
-    assert not candidate.ending
-
-
 @pytest.mark.parametrize(
     ("said", "now", "ending"),
     [
@@ -192,6 +183,8 @@ def test_agent_that_has_ended_or_is_not_heard_for_the_lease_cannot_join(
     said: list[Parcel[Any]], now: float, ending: str
 ) -> None:
     candidate = Candidate(AGENTS[1])
-    assert not list(candidate.hear(said, 5.0, 10.0, now))
+    ready, answer = Parcel(MeshReady(())), Parcel(FilesAnswer(3))
+    assert list(candidate.hear([ready, answer, *said], 5.0, 10.0, now)) == [answer.verb]
+    assert candidate.said == [ready], "it waits until the host has joined"
     assert ending in candidate.ending
     assert bool(candidate.ending) == bool(ending)

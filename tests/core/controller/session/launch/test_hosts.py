@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cellmesh.controller.session.launch import hosts as reach
 from cellmesh.controller.session.launch.commands import HostCommands
-from cellmesh.controller.session.launch.hosts import (
-    HostAgents,
-    Reach,
-    check_hosts,
-    describe_detours,
-    tunnel_command,
-    unreached,
-)
+from cellmesh.controller.session.launch.hosts import HostAgents, check_hosts, tunnel_command
 from cellmesh.errors import HostError, MeshUsageError
 from cellmesh.wire.host import Place, Versions
 from cellmesh.wire.hosts import Announcement, Host, HostPart
@@ -53,33 +44,15 @@ def test_hosts_that_fit_pass() -> None:
 @pytest.mark.parametrize(
     ("a", "b", "error"),
     [
-        (
-            announced("a", "10.0.0.1", boot="x"),
-            announced("b", "10.0.0.1", boot="x"),
-            "a and b are one host",
-        ),
-        (announced("a", "127.0.0.1"), announced("b", "10.0.0.2"), "a is reached by the loopback"),
-        (
-            announced("a", "10.0.0.1", "2.26.1"),
-            announced("b", "10.0.0.2", "2.27.3"),
-            r"NCCL: a has 2\.26\.1, b has 2\.27\.3",
-        ),
+        (("a", "10.0.0.1", "", "x"), ("b", "10.0.0.1", "", "x"), "a and b are one host"),
+        (("a", "127.0.0.1"), ("b", "10.0.0.2"), "a is reached by the loopback"),
+        (("a", "10.0.0.1", "2.26.1"), ("b", "10.0.0.2", "2.27.3"), "a has 2.26.1, b has 2.27.3"),
     ],
     ids=["one host twice", "loopback", "versions"],
 )
-def test_hosts_that_do_not_fit_are_refused(a: Announcement, b: Announcement, error: str) -> None:
+def test_hosts_that_do_not_fit_are_refused(a: Any, b: Any, error: str) -> None:
     with pytest.raises((HostError, MeshUsageError), match=error):
-        check_hosts([a, b], is_ssh=True)
-
-
-@pytest.mark.parametrize(
-    ("timeout_s", "expected"), [(600.0, 600.0), (5.0, 120.0), (math.inf, 120.0)]
-)
-def test_agents_hear_how_long_the_start_may_take(
-    timeout_s: float, expected: float, tmp_path: Path
-) -> None:
-    agents = HostAgents(ticket_in(tmp_path, A), timeout_s=timeout_s)
-    assert agents._part(0, 1, A).start_timeout_s == expected
+        check_hosts([announced(*a), announced(*b)], is_ssh=True)
 
 
 class Starter(HostCommands):
@@ -91,11 +64,7 @@ class Starter(HostCommands):
         self.has_let_go = False
 
     def start(
-        self,
-        ticket: Ticket,
-        parts: Sequence[HostPart],
-        timeout_s: float,
-        needs_all: bool = True,
+        self, ticket: Ticket, parts: Sequence[HostPart], timeout_s: float, needs_all: bool = True
     ) -> list[Announcement]:
         assert not needs_all
         self.left = {part.index: part.name for part in parts}
@@ -137,79 +106,8 @@ def test_lost_hosts_are_started_again_as_far_as_they_can_be(
     assert read_ticket(tmp_path / "ticket.json").agents == now.agents
 
 
-# ---- the way to an agent, with agents in memory
-
-OPEN, CLOSED = Host("a", "tcp://10.0.0.1:5"), Host("b", "tcp://10.0.0.2:5")
-OTHER = Host("c", "tcp://10.0.0.3:5")
-
-
-class Tunnel:
-    """A forwarding to an agent, at an endpoint with the agent's name."""
-
-    def __init__(self, agent: Host) -> None:
-        self.endpoint, self.is_closed = f"tcp://127.0.0.1:{agent.name}", False
-        MADE.append(self)
-
-    def close(self) -> None:
-        self.is_closed = True
-
-
-MADE: list[Tunnel] = []
-
-
-@pytest.fixture
-def answering(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The endpoints at which an agent answers."""
-    endpoints = [OPEN.endpoint]
-
-    def ask_at(ticket: Ticket, ways: Sequence[tuple[Host, str]], timeout_s: float) -> Any:
-        return {agent: None for agent, endpoint in ways if endpoint in endpoints}
-
-    MADE.clear()
-    monkeypatch.setattr(reach, "ask_at", ask_at)
-    monkeypatch.setattr(reach, "Tunnel", Tunnel)
-    return endpoints
-
-
-def test_forwarding_is_the_last_way_and_is_reported(answering: list[str]) -> None:
-    said: list[str] = []
-    answering.append("tcp://127.0.0.1:b")
-    ways = Reach(True, said.append)
-    before = Host("a", OPEN.endpoint, via="tcp://127.0.0.1:9")  # of an earlier forwarding
-    (first, second), problems = ways.find(make_ticket(num_ranks=3), [before, CLOSED])
-    assert (first.via, second.via, problems) == ("", "tcp://127.0.0.1:b", {})
-    assert said == ["b is reached through ssh's forwarding: its own port is closed from here"]
-    assert describe_detours([first, second]) == said
-    assert not MADE[0].is_closed
-    ways.close()
-    assert MADE[0].is_closed
-
-
-def test_forwardings_to_agents_outlive_one_that_leads_nowhere(answering: list[str]) -> None:
-    answering.append("tcp://127.0.0.1:b")
-    ways = Reach(True, lambda text: None)
-    found, problems = ways.find(make_ticket(num_ranks=3), [CLOSED, OTHER])
-    assert problems.keys() == {1}
-    assert [each.is_closed for each in MADE] == [False, True]
-    ways.forget(found)
-    assert MADE[0].is_closed
-
-
-@pytest.mark.parametrize("may_forward", [True, False])
-def test_agent_that_nothing_reaches_is_an_error_that_names_its_port(
-    may_forward: bool, answering: list[str]
-) -> None:
-    found, problems = Reach(may_forward, lambda text: None).find(
-        make_ticket(num_ranks=3), [OPEN, CLOSED]
-    )
-    text = str(unreached(found[1], problems[1]))
-    assert text.startswith("b: its agent runs, and cannot be reached: tcp://10.0.0.2:5 does not")
-    assert "Open TCP port 5 of 10.0.0.2" in text
-    assert ("; ssh does not forward to it" in text) == may_forward
-
-
-def test_forwarding_has_a_connection_of_its_own() -> None:
-    command = tunnel_command(CLOSED, 6000)
+def test_a_forwarding_to_an_agent_has_a_connection_of_its_own() -> None:
+    command = tunnel_command(Host("b", "tcp://10.0.0.2:5"), 6000)
     options = [value for option, value in itertools.pairwise(command) if option == "-o"]
     assert "ControlPath=none" in options
     assert command[command.index("-L") + 1] == "127.0.0.1:6000:10.0.0.2:5"
