@@ -191,14 +191,6 @@ def test_one_bar_after_the_other_keeps_the_finished_one() -> None:
         assert ended == ["epoch 1: 100%", "epoch 2: 100%"]
 
 
-def test_bars_that_end_together_stay_in_their_place() -> None:
-    half, whole = ([(rank, f"\r{text}") for rank in ALL] for text in ("50%", "100%\n"))
-    screen = screen_of(4, *half, LONG_S, *whole, LONG_S, (ALL, "saved\n"))
-    screen.finish()
-    assert screen.text == ["[0-3] 100%", "[0-3] saved"]
-    assert all(screen.redraws), "an empty place was left"
-
-
 def test_items_that_differ_in_kind_or_text_are_blocks_of_their_own() -> None:
     out, err = Output(1, "stdout", "x\n"), Output(1, "stderr", "x\n")
     result, failed, other = display("42", "result"), failure(), failure("else")

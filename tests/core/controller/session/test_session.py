@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import queue
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import zmq
@@ -66,47 +68,22 @@ def test_connection_that_cannot_be_made_ends_the_mesh_with_the_cause(tmp_path: P
 # ---- the link's loop: what wakes it, and which callers may wait for it
 
 
-class Owner:
+class Owner(Mock):
     """A session whose agent is silent."""
 
-    def __init__(self) -> None:
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(**fields)
         self.reads, self.writes = os.pipe()  # of the agents' sockets
         self.ready: list[int] = []
         self.is_closed = threading.Event()
-
-    def connect(self) -> Any:
-        return self
-
-    def descriptors(self) -> tuple[int]:
-        return (self.reads,)
-
-    def note_ready(self, number: int) -> None:
-        self.ready.append(len(os.read(number, 1)))
-
-    def hear(self, now: float) -> list[Any]:
-        return []
-
-    def is_readable(self) -> bool:
-        return False
-
-    def send(self, parcels: Any) -> None:
-        pass
-
-    def tick(self, now: float) -> None:
-        pass
-
-    def deadline(self) -> None:
-        pass
-
-    def close(self) -> None:
-        os.close(self.reads)
-        os.close(self.writes)
-
-    def note(self, change: Any) -> None:
-        pass
-
-    def note_closed(self) -> None:
-        self.is_closed.set()
+        self.connect = lambda: self
+        self.descriptors = lambda: (self.reads,)
+        self.note_ready = lambda number: self.ready.append(len(os.read(number, 1)))
+        self.hear = lambda now: []
+        self.is_readable = lambda: False
+        self.deadline = lambda: None
+        self.close = lambda: (os.close(self.reads), os.close(self.writes))
+        self.note_closed = self.is_closed.set
 
 
 @pytest.fixture
@@ -134,16 +111,14 @@ def link(owner: Owner) -> Iterator[Link]:
 
 def in_loop(link: Link, call: Any) -> Any:
     """The result of a function that the loop calls."""
-    found, done = list[Any](), threading.Event()
+    found = queue.Queue[Any]()
 
     def act(core: Core, now: float) -> tuple[()]:
-        found.append(call())
-        done.set()
+        found.put(call())
         return ()
 
     link.post(act)
-    assert done.wait(WAIT_S)
-    return found[0]
+    return found.get(timeout=WAIT_S)
 
 
 def test_commands_and_messages_wake_the_loop_one_by_one(link: Link, owner: Owner) -> None:

@@ -10,8 +10,7 @@ import pytest
 
 from cellmesh.controller.core.clocks import ClockOffset
 from cellmesh.controller.trace.chrome import merge_traces
-from cellmesh.controller.trace.profile import compare_operators
-from cellmesh.wire.trace import RECORD, CellSpan, OperatorTime, Past, RankProfile, What
+from cellmesh.wire.trace import RECORD, CellSpan, Past, What
 from cellmesh.workers.trace.torch_profiler import Event, add_up, at_kernels, find_busy, self_times
 
 S = 10**9
@@ -172,18 +171,3 @@ def test_merged_trace_is_on_one_clock() -> None:
 def test_invalid_trace_is_refused_with_its_rank(trace: bytes) -> None:
     with pytest.raises(ValueError, match="the trace of rank 2 is none of"):
         merge_traces({2: trace})
-
-
-def test_operators_are_compared_over_ranks() -> None:
-    ours = [[("mm", 2, 2_000)], [("mm", 3, 4_000), ("add", 1, 500)]]
-    profiles = {
-        rank: RankProfile(
-            past=past_of(),
-            operators=tuple(OperatorTime(name, "computation", n, ns) for name, n, ns in times),
-        )
-        for rank, times in enumerate(ours)
-    }
-    mm, add = compare_operators(profiles)
-    assert (mm.name, mm.num_calls, mm.max_rank) == ("mm", 3, 1)
-    assert (mm.min_s, mm.mean_s, mm.max_s) == pytest.approx((2e-6, 3e-6, 4e-6))
-    assert (add.name, add.min_s, add.max_rank) == ("add", 0.0, 1)

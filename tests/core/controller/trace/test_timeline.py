@@ -126,19 +126,8 @@ def test_a_rank_that_never_comes_is_named(
     assert (one.is_open, one.duration_ns) == (end is None, S)
     assert history.is_running == (end is None)
     assert history.describe() == said
-
-
-def test_abandoned_collective_ends_with_its_cell() -> None:
-    (one,) = history_of(told([cell(1, 0, 50)], [(ALL, 1, 1, 10, NAN)])).operations[0]
-    assert (one.is_open, one.end_ns) == (False, 50 * MS)
-
-
-def test_operations_of_unknown_groups_that_some_lack_are_matched_with_nothing() -> None:
-    unknown = What("all_reduce", "", (), 0)
-    cells = [cell(1, 0, 20)]
-    history = history_of(told(cells, [(unknown, 1, 1, 0, 10)]), told(cells, []))
-    assert waits_ms(history, 0) == [0]
-    assert all(one.num_last == one.num_missed == 0 for one in history.lateness().values())
+    abandoned = history_of(told([cell(1, 0, 50)], [(ALL, 1, 1, 10, NAN)])).operations[0][0]
+    assert (abandoned.is_open, abandoned.end_ns) == (False, 50 * MS)
 
 
 def test_message_waits_for_its_peer_and_makes_no_straggler() -> None:
