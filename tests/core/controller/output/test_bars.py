@@ -11,7 +11,6 @@ import pytest
 
 from cellmesh.controller.output.bars import (
     REDRAW_S,
-    SETTLE_S,
     BarBoard,
     Bars,
     as_html,
@@ -115,9 +114,6 @@ def test_a_bar_as_text() -> None:
     assert make_row(1, many, {}).mark == "32 ranks (0,2,4,…) slowest"
 
 
-# ---- bars that begin, change and end
-
-
 def test_the_last_word_counts_and_a_late_one_does_not() -> None:
     desk = Desk(1)
     desk.say(0, bar(10))
@@ -128,9 +124,6 @@ def test_the_last_word_counts_and_a_late_one_does_not() -> None:
     assert "[rank 0 failed]" in desk.lines[0]
     desk.say(0, bar(50, state="removed"))
     assert desk.lines == []
-
-
-# ---- which are one bar
 
 
 def test_first_bars_are_one_and_second_ones_too() -> None:
@@ -155,9 +148,6 @@ def test_nested_bars_stand_below_theirs_and_are_indented() -> None:
     desk.say(0, bar(3, 3))
     desk.wait()
     assert [len(block.rows) for block in desk.blocks.values()] == [2, 1]
-
-
-# ---- bounds
 
 
 def test_hundreds_of_bars_one_after_the_other_are_a_few_lines() -> None:
@@ -193,21 +183,6 @@ def test_the_last_state_is_drawn_in_the_end() -> None:
     assert desk.board.deadline() is None
 
 
-def test_ranks_that_have_not_begun_are_waited_for_a_while() -> None:
-    desk = Desk(2)
-    desk.say(0, bar(100, state="done"))
-    assert not desk.blocks[0].closed
-    desk.wait(SETTLE_S + REDRAW_S)
-    assert desk.blocks[0].closed
-    desk.say(1, bar(100, state="done"))
-    desk.wait()
-    assert desk.blocks[0].closed
-    assert desk.board.deadline() is None
-
-
-# ---- HTML, terminals and numbers
-
-
 def test_text_of_users_is_escaped() -> None:
     evil = '</span><script>alert("1")</script><img src=x onerror="1">'
     bars = {0: bar(3, title=evil, note=evil, unit=evil), 1: bar(9, title=evil, note="x", unit=evil)}
@@ -241,9 +216,6 @@ def test_terminal_shows_ended_bars_once_and_running_bars_in_one_line() -> None:
 )
 def test_counts_rates_and_times_are_short(shown: str, text: str) -> None:
     assert shown == text
-
-
-# ---- bars that have ended
 
 
 @pytest.mark.parametrize(

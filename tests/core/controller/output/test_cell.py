@@ -11,8 +11,7 @@ import pytest
 
 from cellmesh.controller.output.cell import CellSink, Displays, Record
 from cellmesh.controller.output.console import ConsoleSink
-from cellmesh.controller.output.fold import AlikeLines, Block, Folder, Line, Live, Rich
-from cellmesh.wire.user_code import Display, Output
+from cellmesh.controller.output.fold import AlikeLines, Block, Line, Live, Rich
 
 from ....support.blocks import TRACE, Recorder, clear, line, rich
 
@@ -36,9 +35,6 @@ def update(*ranks: int, ids: tuple[str, ...], plain: str) -> Block:
     return rich(*ranks, kind="update", ids=ids, plain=plain)
 
 
-# ---- text
-
-
 def test_text_of_one_stream_is_one_message() -> None:
     shown = [line(0), rich(0, 1, kind="result", plain="42"), line(2, stream="stderr"), line(3)]
     front, _ = cell(shown)
@@ -55,9 +51,6 @@ def test_text_displays_and_errors_keep_their_order() -> None:
     traceback = ["[0-1,3]", "Traceback (most recent call last)", "  line 1", "ValueError: no"]
     content = {"ename": "[0-1,3] ValueError", "evalue": "no", "traceback": traceback}
     assert front.messages[2] == ("error", content)
-
-
-# ---- displays
 
 
 @pytest.mark.parametrize(
@@ -154,9 +147,6 @@ def test_a_display_is_updated_where_an_earlier_cell_has_shown_it() -> None:
     assert len({"a", ours, other.messages[0][1]["transient"]["display_id"]}) == 3
 
 
-# ---- clearing
-
-
 def test_clearing_empties_the_area() -> None:
     front, sink = cell([line(0)], [clear(0, 1, wait=True)], [line(0, text="new")])
     assert front.messages[1] == ("clear_output", {"wait": True})
@@ -192,17 +182,6 @@ def test_of_an_animation_in_one_batch_the_last_frame_is_drawn() -> None:
     assert front.kinds == ["clear_output", "stream", "display_data", "stream"]
     assert front.area[1]["text/html"].endswith("99")
     assert front.area[0].count("[1] text") == 99
-
-
-def test_dropped_output_is_not_drawn_again_and_a_remark_says_so() -> None:
-    front, _ = cell([rich(0, html="A" * 3_000_000), line(1)], [clear(1)], [line(1)])
-    assert front.area == [
-        "[0] … what was above is gone from here, and its text is in %dist_logs\n",
-        "[1] text\n",
-    ]
-
-
-# ---- the record
 
 
 def recorded(*blocks: Block, **options: Any) -> Record:
@@ -242,23 +221,19 @@ def test_a_flood_is_bounded_and_costs_only_who_floods() -> None:
 # ---- output that cannot be shown
 
 
-@pytest.mark.parametrize(
-    ("data", "metadata"),
-    [
-        ({"text/html": "<b>"}, {"text/html": 3}),
-        ({"image/png": "iVBORw0="}, {"image/png": {"width": float("nan"), "height": float("inf")}}),
-        ({"image/png": 3, "text/html": None, "text/plain": 5}, {}),
-        (5, []),
-        ({"text/html": "\ud800<b>", "text/plain": "\udcff"}, {"a": "\ud800"}),
-    ],
-    ids=["metadata", "sizes", "values", "no dict", "no Unicode"],
-)
+ODD_BUNDLES: list[tuple[Any, Any]] = [
+    ({"text/html": "<b>"}, {"text/html": 3}),
+    ({"image/png": "iVBORw0="}, {"image/png": {"width": float("nan"), "height": float("inf")}}),
+    ({"image/png": 3, "text/html": None, "text/plain": 5}, {}),
+    (5, []),
+    ({"text/html": "\ud800<b>", "text/plain": "\udcff"}, {"a": "\ud800"}),
+]
+
+
+@pytest.mark.parametrize(("data", "metadata"), ODD_BUNDLES)
 def test_odd_bundles_are_shown_as_far_as_they_go(data: Any, metadata: Any) -> None:
-    folder = Folder((0, 1))
     bundle = json.dumps({"data": data, "metadata": metadata}).encode()
-    folder.feed((0, 1), Display(1, "display", bundle), 0.0)
-    folder.feed((0, 1), Output(1, "stdout", "behind it\n"), 0.0)
-    blocks = folder.take(9.0, everything=True)
+    blocks = [Block((0, 1), Rich("display", bundle), ("", "")), line(0, 1, text="behind it")]
     front, _ = cell([*blocks, line(0, text="more")], has_tabs=True)
     assert front.area[-1] == "[0-1] behind it\n[0] more\n"
     text = io.StringIO()
@@ -283,8 +258,6 @@ def test_unshowable_output_costs_only_itself() -> None:
     ConsoleSink(text, text).show(blocks)
     assert text.getvalue().startswith(f"[0] before\n{remark}[0] Traceback")
 
-
-# ---- the switch between ranks
 
 DIFFERING = [line(0, 1, text="same"), line(0, text="zero"), line(1, text="one")]
 
@@ -325,9 +298,6 @@ def test_there_is_no_switch(why: str) -> None:
     front, sink = cell(blocks, displays=displays, has_tabs=why != "not asked for")
     sink.end((0,) if why == "one rank" else (0, 1))
     assert switches(front) == []
-
-
-# ---- output that changes in place
 
 
 def test_unfinished_lines_are_redrawn_in_one_place_until_they_are_closed() -> None:

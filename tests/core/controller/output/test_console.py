@@ -115,9 +115,6 @@ def test_output_is_dropped_where_the_process_has_none(monkeypatch: pytest.Monkey
         sink.show([line(0)])
 
 
-# ---- where the notebook's code captures the output of its cell
-
-
 class Captured:
     """A cell whose output is captured as by ``%%capture``."""
 

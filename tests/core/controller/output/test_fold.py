@@ -49,9 +49,6 @@ def own_lines(screen: Screen, rank: int) -> list[str]:
     return [as_text(item) for ranks, item in screen.shown if rank in ranks]
 
 
-# ---- shown at once, or held
-
-
 @pytest.mark.parametrize(
     ("num_ranks", "steps", "shown"),
     [
@@ -79,9 +76,6 @@ def test_output_is_shown_once_it_need_not_be_held(
     num_ranks: int, steps: Sequence[Step], shown: list[str]
 ) -> None:
     assert screen_of(num_ranks, *steps).text == shown
-
-
-# ---- equal lines, and lines that differ
 
 
 @pytest.mark.parametrize(
@@ -157,9 +151,6 @@ def test_there_is_more_exactly_when_the_folder_says_so(prints: Sequence[Any]) ->
         now += pause
 
 
-# ---- unfinished lines
-
-
 def test_an_unfinished_line_is_shown_after_a_while_and_redrawn() -> None:
     screen = screen_of(1, (0, "loading"))
     assert screen.text == []
@@ -209,8 +200,6 @@ def test_items_that_differ_in_kind_or_text_are_blocks_of_their_own() -> None:
         Gap(10, 1000): ((0, 1), ""),
     }
 
-
-# ---- everything, once, in its order
 
 PIECES = ["a", "b", "\r", "\n", "a\n", "\r10%", "\r20%\n", "c\r\n", "x\ny"]
 PAUSES = st.sampled_from([0.0, SHORT_S, HOLD_S * 0.6, LONG_S, LONG_S, HOLD_RESULT_S * 2])
@@ -285,9 +274,6 @@ def test_ranks_that_do_the_same_without_pauses_are_one_column(
     screen.finish()
     wanted = [(tuple(range(num_ranks)), text) for text in expected_of(script)]
     assert [(ranks, as_text(item)) for ranks, item in screen.shown] == wanted
-
-
-# ---- the work grows with the number of lines, whatever number of ranks printed them
 
 
 @pytest.mark.parametrize(

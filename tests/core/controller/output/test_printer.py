@@ -137,9 +137,6 @@ def test_an_animation_is_shown_ten_times_a_second_and_ends_with_its_end() -> Non
     assert "[0] 999" in str(messages[-1][1])
 
 
-# ---- progress bars
-
-
 def bar(done: float, state: BarState = "open", number: int = 1) -> Bar:
     return Bar(1, number, "train", done, 10.0, 1.0, rate=5.0, state=state)
 

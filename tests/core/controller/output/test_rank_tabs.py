@@ -85,9 +85,6 @@ def test_a_gap_and_other_types_are_text() -> None:
         assert part in text
 
 
-# ---- nothing breaks out
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -144,9 +141,6 @@ def test_html_that_runs_is_shown_as_what_else_there_is() -> None:
 )
 def test_html_output_runs_no_script_and_else_is_left_as_it_is(text: str, left: str) -> None:
     assert balance(text) == left
-
-
-# ---- how much
 
 
 def test_tabs_are_bounded_and_keep_the_newest_output() -> None:

@@ -72,9 +72,6 @@ def test_no_escapes_are_left_of_one_that_was_never_shown_unfinished() -> None:
     assert screen.text == ["[0-1] outer 2", "[0-1] inner 1", "[0-1] done"]
 
 
-# ---- colours
-
-
 @pytest.mark.parametrize("number", [16, 18, 231])
 def test_colours_are_legible_in_both_themes(number: int) -> None:
     colour = re.search(r"(?<![-\w])color: (#\w{6})", as_html(f"\x1b[38;5;{number}mx\x1b[0m"))

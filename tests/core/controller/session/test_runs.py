@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from cellmesh.controller.core.core import Core, Deliver, Send, Watch
-from cellmesh.controller.core.sweeps import MAX_WATCHED, WATCH_AFTER_S
+from cellmesh.controller.core.core import Core, Deliver, Send
 from cellmesh.controller.output.console import ConsoleSink
 from cellmesh.controller.output.printer import Printer
 from cellmesh.controller.run import Run
@@ -18,10 +17,10 @@ from cellmesh.controller.session import runs as runs_module
 from cellmesh.controller.session.runs import Runs
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.messages import Done, Interrupt, Pickled
-from cellmesh.wire.status import Probe, RankState
+from cellmesh.wire.status import RankState
 from cellmesh.wire.stopping import Pause
 
-from ....support.core_decisions import control_sent, hear, of, only, running_core
+from ....support.core_decisions import control_sent, hear, of, running_core
 from ....support.runs import FakeControl, work_item
 
 MB = 1 << 20
@@ -113,14 +112,3 @@ def test_many_runs_are_interrupted_by_a_few_messages() -> None:
     delivered = of(Deliver, hear(core, (1,), state(probe.request, 1), 1.0))
     assert {deliver.run for deliver in delivered} == set(range(2, NUM_RUNS + 1))
     assert not any(deliver.has_begun for deliver in delivered)
-
-
-def test_of_many_runs_a_few_are_watched() -> None:
-    core = many_running()
-    for run in range(1, NUM_RUNS + 1):
-        hear(core, (0,), Done(run))  # rank 1 is slow
-    _, probe = only(Probe, core.tick(WATCH_AFTER_S))
-    hear(core, (0,), state(probe.request, -1), WATCH_AFTER_S)
-    effects = hear(core, (1,), state(probe.request, 1), WATCH_AFTER_S)
-    watched = {1, *range(NUM_RUNS - MAX_WATCHED + 1, NUM_RUNS + 1)}
-    assert {watch.run for watch in of(Watch, effects)} == watched

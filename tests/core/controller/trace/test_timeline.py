@@ -93,15 +93,6 @@ def test_groups_and_generations_are_kept_apart() -> None:
     assert [one.last for one in history.operations[0]] == [2, 1, 0]
 
 
-def test_groups_made_again_are_counted_from_the_start() -> None:
-    cells = [cell(1, 0, 100)]
-    again = told(cells, [(ALL, 1, 1, 0, 9), (ALL, 1, 1, 50, 70)])
-    history = history_of(again, told(cells, [(ALL, 1, 1, 5, 9), (ALL, 1, 1, 60, 70)]))
-    assert waits_ms(history, 0) == [5, 10]
-    new = history_of(again, told(cells, [(ALL, 1, 1, 60, 70)]))
-    assert [one.missing for one in new.operations[0]] == [(1,), ()]
-
-
 @pytest.mark.parametrize(
     ("end", "operation_end", "said"),
     [

@@ -243,13 +243,6 @@ def test_lost_host_that_is_heard_again_is_taken_back(ready: Fan) -> None:
     assert (ready.returned, ready.lost) == (frozenset(), (2,))
 
 
-def test_mesh_that_stops_ends_a_host_that_is_heard_again(ready: Fan) -> None:
-    ready.lose(2, "not heard for 10 s")
-    assert split(ready, ReadHost(4)) == [(0, ReadHost(4)), (1, ReadHost(4))]
-    join(ready, 2, welcome())
-    assert split(ready, Stop()) == [(index, Stop()) for index in range(3)]
-
-
 def test_hosts_that_leave_are_not_lost_and_others_get_more(ready: Fan) -> None:
     order = Resize(1, (2, 3), ("dp",), (5,))
     assert split(ready, order) == [(0, order), (1, order)]

@@ -18,7 +18,6 @@ from cellmesh.controller.session.hosts.start import (
     bring_back,
     call_in_loop,
     choose_places,
-    describe_replaced,
 )
 from cellmesh.controller.session.launch.hosts import HostAgents
 from cellmesh.errors import HostError, MeshUsageError
@@ -147,17 +146,6 @@ def test_hosts_that_all_do_not_start_are_an_error(world: World) -> None:
     with pytest.raises(HostError, match=r"(?s)b is lost.*no route\nc is lost.*no torch"):
         world.bring_back()
     assert world.done == [{1: "b", 2: "c"}]
-
-
-def test_hosts_that_others_have_replaced_are_named() -> None:
-    assert describe_replaced(["a", "b", "c"], ["a", "d", "c"]) == ["d has taken the place of b"]
-    assert describe_replaced([], []) == []
-
-
-def test_call_returns_its_result_or_raises_its_exception() -> None:
-    assert call_in_loop(at_once, lambda: 3) == 3
-    with pytest.raises(ValueError, match="its own"):
-        call_in_loop(at_once, lambda: int("its own"))
 
 
 def test_call_that_is_given_up_is_not_made_later(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,14 +115,6 @@ def test_a_mesh_starts_from_a_zygote_that_fits(
     assert decide(state, {"TZ": "A"}, {"TZ": "B" if has_changed else "A"}) == expected
 
 
-@pytest.mark.parametrize(
-    ("variable", "matters"),
-    [("TORCH_LOGS", True), ("WANDB_PROJECT", True), ("CUDA_MODULE_LOADING", False)],
-)
-def test_variables_matter_that_torch_does_not_set_itself(variable: str, matters: bool) -> None:
-    assert (conditions({variable: "1"}, sys.path) != conditions({}, sys.path)) == matters
-
-
 def test_another_torch_matters_and_another_directory_on_the_path_does_not(tmp_path: Path) -> None:
     before = conditions({}, sys.path)
     assert conditions({}, ["", str(tmp_path), *sys.path]) == before
