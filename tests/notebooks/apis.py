@@ -1,14 +1,9 @@
-"""Writes docs/apis.md: which notebook shows which API of PyTorch Distributed, and what was run on
-what.
-
-``python -m tests.notebooks.apis --write`` writes the page; without ``--write`` it only says whether
-the page is up to date.
+"""Writes docs/apis.md, by ``python -m tests.notebooks.apis``: which notebook shows which API of
+PyTorch Distributed, and what was run on what.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -27,18 +22,19 @@ from tests.notebooks.reading import How, Uses, canonical, find, origin, read
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "apis.md"
+ON_CPU = {
+    How.RUN: "run",
+    How.REFUSED: "refused here, shown with its error",
+    How.GPU: "needs a GPU, not run",
+    How.NOT_RUN: "not run",
+    None: "–",
+}
 
 
 def where(api: Api, section: Section, notebooks: Mapping[str, Uses]) -> dict[str, How]:
-    """Which notebooks use an API.
+    """Return the notebooks that use an API of a section, and how.
 
-    Args:
-        api: a method counts by its name, in a notebook that uses something else of its section.
-        section: of the API.
-        notebooks: by name.
-
-    Returns:
-        Notebook -> how, only those that use it.
+    A method counts by its name, in a notebook that uses something else of its section.
     """
     wanted = canonical(api.path)
     family = {canonical(other.path) for other in section.apis if not other.is_method}
@@ -52,9 +48,9 @@ def where(api: Api, section: Section, notebooks: Mapping[str, Uses]) -> dict[str
     return found
 
 
-def load(directory: Path = ROOT / "notebooks") -> dict[str, Uses]:
-    """What each notebook of a directory uses, in the order of their names."""
-    paths = sorted(directory.glob("*.ipynb"))
+def load() -> dict[str, Uses]:
+    """Read each notebook, in the order of their names."""
+    paths = sorted((ROOT / "notebooks").glob("*.ipynb"))
     return {path.name: read(nbformat.read(path, as_version=4)) for path in paths}
 
 
@@ -92,37 +88,34 @@ def unlisted() -> list[str]:
     return [name for name in names if canonical(name) not in known]
 
 
+HEAD = f"""\
+# PyTorch Distributed, API by API
+
+<!-- Written by `python -m tests.notebooks.apis`; a test compares. -->
+
+This page lists the APIs of the [Distributed Overview]({OVERVIEW_URL}) (updated on \
+{OVERVIEW_DATE}), of the pages that the overview links to, and of the tutorials, each with the \
+notebooks that use it.
+
+- **CPU, gloo**: on 2 to 8 ranks on one machine.
+  - *run*: the tests execute a cell that uses the API, and the cell succeeds.
+  - *run, with a part of the notebook's own*: torch alone does not support it on a CPU; the \
+notebook adds the missing part.
+  - *refused here*: a notebook shows the error that torch raises.
+  - *needs a GPU*: in a cell for GPUs only, which has not been run.
+- **GPU, NCCL**: the notebooks support GPUs, but have not been run on GPUs yet.
+
+The page is generated from the notebooks' code: names are resolved through imports. A method \
+counts by its name, in a notebook that also uses a function or class of the same section. Code in \
+a `try` that catches errors does not count as run."""
+
+
 def render(notebooks: Mapping[str, Uses]) -> str:
     """The page, as Markdown."""
-    return "\n".join(_lines(notebooks))
+    return "\n".join((HEAD, *_lines(notebooks)))
 
 
 def _lines(notebooks: Mapping[str, Uses]) -> Iterator[str]:
-    yield "# PyTorch Distributed, API by API"
-    yield ""
-    yield "<!-- Written by `python -m tests.notebooks.apis --write`; a test compares. -->"
-    yield ""
-    yield (
-        f"This page lists the APIs of the [Distributed Overview]({OVERVIEW_URL}) (updated on "
-        f"{OVERVIEW_DATE}), of the pages that the overview links to, and of the tutorials, each "
-        "with the notebooks that use it."
-    )
-    yield ""
-    yield "- **CPU, gloo**: on 2 to 8 ranks on one machine."
-    yield "  - *run*: the tests execute a cell that uses the API, and the cell succeeds."
-    yield (
-        "  - *run, with a part of the notebook's own*: torch alone "
-        "does not support it on a CPU; the notebook adds the missing part."
-    )
-    yield "  - *refused here*: a notebook shows the error that torch raises."
-    yield "  - *needs a GPU*: in a cell for GPUs only, which has not been run."
-    yield ("- **GPU, NCCL**: the notebooks support GPUs, but have not been run on GPUs yet.")
-    yield ""
-    yield (
-        "The page is generated from the notebooks' code: names are resolved through imports. A "
-        "method counts by its name, in a notebook that also uses a function or class of the same "
-        "section. Code in a `try` that catches errors does not count as run."
-    )
     found = {api: where(api, section, notebooks) for section in SECTIONS for api in section.apis}
     best = {api: max(uses.values(), default=None) for api, uses in found.items()}
     num_shown = sum(how is not None for how in best.values())
@@ -131,21 +124,16 @@ def _lines(notebooks: Mapping[str, Uses]) -> Iterator[str]:
     yield f"{len(found)} APIs; {num_shown} are in notebooks, {num_run} of them run on CPU."
     yield "[The last section](#left-out) lists the other public names of torch.distributed."
     for section in SECTIONS:
-        yield ""
-        yield f"## {section.title}"
-        yield ""
-        yield f"[Reference]({section.url}){'. ' + section.remark if section.remark else ''}"
-        yield ""
-        yield "| API | notebooks | CPU, gloo | GPU, NCCL |"
-        yield "|---|---|---|---|"
+        remark = f". {section.remark}" if section.remark else ""
+        yield f"\n## {section.title}\n\n[Reference]({section.url}){remark}\n"
+        yield "| API | notebooks | CPU, gloo | GPU, NCCL |\n|---|---|---|---|"
         for api in section.apis:
             shown_in = (
                 ", ".join(f"[{name[:2]}]" for name in found[api])
                 or f"not in a notebook: {api.reason or '?'}"
             )
-            yield (
-                f"| `{api.shown}` | {shown_in} | {_on_cpu(best[api], api)} | {_on_gpu(best[api])} |"
-            )
+            on_gpu = "–" if best[api] is None else "not run"
+            yield f"| `{api.shown}` | {shown_in} | {_on_cpu(best[api], api)} | {on_gpu} |"
     yield from _lines_of_left_out()
     yield ""
     for name in notebooks:
@@ -154,17 +142,13 @@ def _lines(notebooks: Mapping[str, Uses]) -> Iterator[str]:
 
 
 def _lines_of_left_out() -> Iterator[str]:
-    yield ""
-    yield "## Left out"
-    yield ""
+    yield "\n## Left out\n"
     yield (
         "A test checks that each public name of these modules of the installed torch is listed "
         "on this page:"
     )
     yield ", ".join(f"`{module.removeprefix('torch.')}`" for module in PUBLIC_MODULES) + "."
-    yield ""
-    yield "| why | names |"
-    yield "|---|---|"
+    yield "\n| why | names |\n|---|---|"
     for reason in dict.fromkeys(out.reason for out in LEFT_OUT):
         alike = (out for out in LEFT_OUT if out.reason == reason)
         names = [
@@ -176,52 +160,8 @@ def _lines_of_left_out() -> Iterator[str]:
 def _on_cpu(best: How | None, api: Api) -> str:
     if best is How.RUN and api.own_part:
         return f"run, with a part of the notebook's own: {api.own_part}"
-    if best is How.RUN:
-        return "run"
-    if best is How.REFUSED:
-        return "refused here, shown with its error"
-    if best is How.GPU:
-        return "needs a GPU, not run"
-    return "not run" if best is not None else "–"
-
-
-def _on_gpu(best: How | None) -> str:
-    return "–" if best is None else "not run"
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Compare the page with the notebooks, or write it.
-
-    Args:
-        arguments: of the command line.
-
-    Returns:
-        Exit code: 1 if the page is out of date, or an API is not listed, or has neither notebook
-        nor reason.
-    """
-    parser = argparse.ArgumentParser(prog="python -m tests.notebooks.apis", description=__doc__)
-    parser.add_argument("--write", action="store_true", help="write docs/apis.md")
-    options = parser.parse_args(arguments)
-    notebooks = load()
-    text = render(notebooks)
-    if options.write:
-        PAGE.write_text(text, encoding="utf-8")
-    missing = without_notebook(notebooks)
-    for path in missing:
-        print(
-            f"{path}: no notebook uses it, and tests/notebooks/catalogue.toml gives no reason",
-            file=sys.stderr,
-        )
-    unknown = unlisted()
-    for path in unknown:
-        print(f"{path}: not in tests/notebooks/catalogue.toml", file=sys.stderr)
-    stale = not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text
-    if stale:
-        print(
-            "docs/apis.md is out of date: python -m tests.notebooks.apis --write", file=sys.stderr
-        )
-    return int(stale or bool(missing or unknown))
+    return ON_CPU[best]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    PAGE.write_text(render(load()), encoding="utf-8")

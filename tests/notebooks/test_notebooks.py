@@ -32,10 +32,6 @@ def runtime_directory() -> Iterator[Path]:
         yield directory
 
 
-def test_there_are_notebooks() -> None:
-    assert [path.name for path in NOTEBOOKS][:1] == ["01_quickstart.ipynb"]
-
-
 @pytest.mark.parametrize("path", EXECUTED_HERE, ids=lambda path: path.stem)
 def test_executes(path: Path) -> None:
     execute(nbformat.read(path, as_version=4))
@@ -55,22 +51,16 @@ def test_is_committed_with_its_outputs(path: Path) -> None:
         )
 
 
-def test_quickstart_is_committed_with_its_plot() -> None:
-    cells = nbformat.read(ROOT / "notebooks" / "01_quickstart.ipynb", as_version=4).cells
-    (plot,) = (cell for cell in cells if cell.id == "plot")
-    assert "image/png" in plot.outputs[0].data
-
-
-def _demo(path: Path, html: Path, runtime: Path) -> subprocess.CompletedProcess[str]:
+def run_python(*words: object, where: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *map(str, words)]
+    environment = {**os.environ, **env}
     return subprocess.run(
-        [sys.executable, "-m", "notebooks.demo", str(path), "--html", str(html)],
-        cwd=ROOT,
-        env={**os.environ, "TMPDIR": str(runtime)},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
+        command, cwd=where, env=environment, capture_output=True, text=True, timeout=100
     )
+
+
+def demo(path: Path, html: Path, runtime: Path) -> subprocess.CompletedProcess[str]:
+    return run_python("-m", "notebooks.demo", path, "--html", html, TMPDIR=str(runtime))
 
 
 def test_demo_prints_and_writes_html(tmp_path: Path, runtime_directory: Path) -> None:
@@ -85,7 +75,7 @@ def test_demo_prints_and_writes_html(tmp_path: Path, runtime_directory: Path) ->
     path, html = tmp_path / "small.ipynb", tmp_path / "small.html"
     nbformat.write(notebook, path)
     source = path.read_bytes()
-    done = _demo(path, html, runtime_directory)
+    done = demo(path, html, runtime_directory)
     assert done.returncode == 0, done.stderr
     lines = [line.rstrip() for line in done.stdout.splitlines()]
     assert lines[:2] == ["", "A heading"]
@@ -106,7 +96,7 @@ def test_demo_fails_with_the_traceback_of_the_cell(tmp_path: Path, runtime_direc
     )
     path, html = tmp_path / "broken.ipynb", tmp_path / "broken.html"
     nbformat.write(notebook, path)
-    done = _demo(path, html, runtime_directory)
+    done = demo(path, html, runtime_directory)
     assert done.returncode == 1
     assert "RankFailure: rank 1 raised ValueError: odd" in done.stderr
     assert "not reached" not in done.stdout
@@ -118,13 +108,6 @@ def test_the_script_of_the_documentation_runs(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)\n```", section, re.DOTALL)
     script = tmp_path / "script.py"
     script.write_text(blocks[0])
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = run_python(script, where=tmp_path)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"{rank} {9 + rank}" for rank in range(8)]
