@@ -68,59 +68,53 @@ def measure_overhead() -> str:
     return printed.getvalue().rstrip()
 
 
-def commit() -> str:
-    """The commit that was tested, where git knows it."""
-    found = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    return found.stdout.strip() or "not known"
+HEAD = """\
+# On a GPU
+
+Written by `make gpu` (CONTRIBUTING.md says how to run it), as printed.
+
+**{counts}.**{remark}
+
+| | |
+|---|---|
+{facts}
+
+| test | outcome | seen |
+|---|---|---|
+{rows}
+
+An all_reduce over NCCL on one rank, through cellmesh's group object and without it:
+
+```
+{overhead}
+```
+"""
 
 
 def render(rows: Iterable[tuple[str, str, tuple[str, ...]]], overhead: str) -> str:
     """The report, as Markdown."""
     rows = list(rows)
-    counts = {
-        kind: sum(outcome == kind for _, outcome, _ in rows)
-        for kind in ("passed", "failed", "skipped")
-    }
-    facts = {
-        "date": datetime.date.today().isoformat(),
-        "commit": commit(),
-        **describe_gpus(),
-        **describe_machine(),
-    }
-    lines = [
-        "# On a GPU",
-        "",
-        "Written by `make gpu` (CONTRIBUTING.md says how to run it), as printed.",
-        "",
-        f"**{', '.join(f'{number} {kind}' for kind, number in counts.items())}.**"
-        + ("" if NUM_GPUS else " This machine has no GPU: what needs none ran on the CPU."),
-        "",
-        "| | |",
-        "|---|---|",
-        *(f"| {name} | {text} |" for name, text in facts.items()),
-        "",
-        "| test | outcome | seen |",
-        "|---|---|---|",
-    ]
-    for name, outcome, seen in rows:
-        text = "<br>".join(line.replace("|", "\\|") for line in seen)
-        lines.append(f"| {name} | {outcome} | {text} |")
-    lines += [
-        "",
-        "An all_reduce over NCCL on one rank, through cellmesh's group object and without it:",
-        "",
-    ]
-    return "\n".join([*lines, "```", overhead, "```", ""])
+    outcomes = [outcome for _, outcome, _ in rows]
+    counts = [f"{outcomes.count(kind)} {kind}" for kind in ("passed", "failed", "skipped")]
+    date = datetime.date.today().isoformat()
+    facts = {"date": date, **describe_gpus(), **describe_machine()}
+    seen = ["<br>".join(line.replace("|", "\\|") for line in lines) for _, _, lines in rows]
+    return HEAD.format(
+        counts=", ".join(counts),
+        remark="" if NUM_GPUS else " This machine has no GPU: what needs none ran on the CPU.",
+        facts="\n".join(f"| {name} | {text} |" for name, text in facts.items()),
+        rows="\n".join(
+            f"| {name} | {outcome} | {text} |"
+            for (name, outcome, _), text in zip(rows, seen, strict=True)
+        ),
+        overhead=overhead,
+    )
 
 
 def main() -> int:
     """Run the tests and write the report; returns 1 if a test failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.gpu", description=__doc__)
-    parser.add_argument(
-        "--out", type=Path, default=ROOT / "docs", help="directory of the report, gpu.md"
-    )
+    parser.add_argument("--out", type=Path, default=ROOT / "docs", help="directory of gpu.md")
     options = parser.parse_args()
     collected = Collected()
     arguments = [str(ROOT / "tests" / "gpu"), "--timeout=120", f"--session-timeout={TIME_LIMIT_S}"]

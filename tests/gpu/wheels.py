@@ -7,7 +7,6 @@ import is downloaded for the machine's Python, in the versions of constraints.tx
 from __future__ import annotations
 
 import argparse
-import re
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -25,11 +24,8 @@ LIMIT_BYTES = 60 << 20  # with the checkout
 
 def closure(wanted: Iterable[str], python_version: str) -> set[str]:
     """Names of the distributions that these need, without those that the machine brings."""
-    target = {
-        "python_version": python_version,
-        "python_full_version": f"{python_version}.0",
-        "extra": "",
-    }
+    full = f"{python_version}.0"
+    target = {"python_version": python_version, "python_full_version": full, "extra": ""}
     found: set[str] = set()
     queue = list(wanted)
     while queue:
@@ -59,9 +55,7 @@ def main() -> int:
     """
     parser = argparse.ArgumentParser(prog="python -m tests.gpu.wheels", description=__doc__)
     parser.add_argument("directory", type=Path)
-    parser.add_argument(
-        "--python-version", default="3.12", help="of the GPU machine (default: %(default)s)"
-    )
+    parser.add_argument("--python-version", default="3.12", help="of the GPU machine")
     options = parser.parse_args()
     options.directory.mkdir(exist_ok=True)
     for old in options.directory.glob("*.whl"):
@@ -74,28 +68,17 @@ def main() -> int:
         for tag in [*tags, "manylinux2014_x86_64", "manylinux1_x86_64"]
         for word in ("--platform", tag)
     ]
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--no-deps",
-        "--only-binary=:all:",
-    ]
-    command += ["--python-version", options.python_version, "--implementation", "cp", *platforms]
-    command += ["--dest", str(options.directory), *(f"{name}=={versions[name]}" for name in names)]
-    subprocess.run(command, check=True)
-    files = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True
-    ).stdout
-    checkout = sum((ROOT / name.decode()).stat().st_size for name in re.split(b"\0", files) if name)
-    wheels = sum(path.stat().st_size for path in options.directory.glob("*.whl"))
-    print(
-        f"{len(names)} wheels, {wheels / 1e6:.1f} MB; with the checkout "
-        f"{(wheels + checkout) / 1e6:.1f} MB"
+    command = (
+        *(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"),
+        *("--python-version", options.python_version, "--implementation", "cp", *platforms),
+        *("--dest", str(options.directory), *(f"{name}=={versions[name]}" for name in names)),
     )
-    return int(wheels + checkout > LIMIT_BYTES)
+    subprocess.run(command, check=True)
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
+    files = [ROOT / name.decode() for name in listed.stdout.split(b"\0") if name]
+    total = sum(path.stat().st_size for path in (*files, *options.directory.glob("*.whl")))
+    print(f"{len(names)} wheels and the checkout: {total / 1e6:.1f} MB")
+    return int(total > LIMIT_BYTES)
 
 
 if __name__ == "__main__":
