@@ -24,29 +24,16 @@ TIMEOUT_S = 200.0
 
 @contextlib.contextmanager
 def launcher(where: Path, *modules: str) -> Iterator[Callable[[Job], Losses]]:
-    """A process that runs scripts in a directory.
+    """Yield a function that runs scripts in a directory, and returns the losses of each rank.
 
-    Args:
-        where: the directory.
-        modules: what else it is to import before it forks ranks.
-
-    Yields:
-        What runs a script, and returns what each rank has computed.
+    The process behind it imports the modules before it forks ranks.
     """
     command = [sys.executable, str(Path(__file__).with_name("launching.py")), *modules]
     started: list[subprocess.Popen[str]] = []  # the last one works
 
     def start() -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            command,
-            cwd=where,
-            env=os.environ,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            start_new_session=True,
-        )
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log}
+        process = subprocess.Popen(command, cwd=where, text=True, start_new_session=True, **pipes)
         started.append(process)
         return process
 
@@ -62,13 +49,8 @@ def launcher(where: Path, *modules: str) -> Iterator[Callable[[Job], Losses]]:
             _kill(process)  # the next script has another
         log.seek(before)
         assert answer == "\n", f"{answer or 'the launcher ended'}\n{log.read()[-5000:]}"
-        return {
-            rank: [
-                float.fromhex(number)
-                for number in json.loads((Path(job.folder) / f"{rank}.json").read_text())
-            ]
-            for rank in range(job.num_ranks)
-        }
+        left = [Path(job.folder, f"{rank}.json").read_text() for rank in range(job.num_ranks)]
+        return {rank: list(map(float.fromhex, json.loads(each))) for rank, each in enumerate(left)}
 
     with tempfile.TemporaryFile("w+") as log:
         try:

@@ -15,21 +15,13 @@ _TOLD_WITH_NAMES = ("autograd", "_symmetric_memory", "_functional_collectives")
 
 @dataclass(frozen=True)
 class Api:
-    """One name.
+    """One name."""
 
-    Attributes:
-        path: dotted; a method ends in ``Class.method``.
-        reason: why no notebook shows it; nothing where one has to.
-        is_method: whether it is called on an instance, whose class the code does not tell.
-        own_part: what a notebook adds of its own, without which torch refuses to run it on a CPU.
-        title: what the page calls it; by default the end of its path.
-    """
-
-    path: str
-    reason: str = ""
-    is_method: bool = False
-    own_part: str = ""
-    title: str = ""
+    path: str  # dotted; a method ends in ``Class.method``
+    reason: str = ""  # why no notebook shows it; "" if one has to
+    is_method: bool = False  # it is called on an instance, whose class is not in the code
+    own_part: str = ""  # added by a notebook, without which torch refuses to run it on a CPU
+    title: str = ""  # its name on the page; by default the end of its path
 
     @property
     def shown(self) -> str:

@@ -33,15 +33,10 @@ class How(IntEnum):
 
 @dataclass
 class Uses:
-    """What the code of one notebook uses.
+    """The names that the code of one notebook uses, and how each was used at best."""
 
-    Attributes:
-        paths: dotted names, as the imports resolve them, and how each was used at best.
-        methods: names of attributes of anything else.
-    """
-
-    paths: dict[str, How] = field(default_factory=dict)
-    methods: dict[str, How] = field(default_factory=dict)
+    paths: dict[str, How] = field(default_factory=dict)  # dotted, as the imports resolve them
+    methods: dict[str, How] = field(default_factory=dict)  # attributes of anything else
 
     @cached_property
     def canonical(self) -> dict[str, How]:
@@ -107,9 +102,8 @@ class _Reader(ast.NodeVisitor):
 
     def _branches(self, test: ast.expr, body: Iterable[ast.AST], orelse: Iterable[ast.AST]) -> None:
         self.visit(test)
-        if not self.outcomes.isdisjoint(
-            part.id for part in ast.walk(test) if isinstance(part, ast.Name)
-        ):
+        names = {part.id for part in ast.walk(test) if isinstance(part, ast.Name)}
+        if names & self.outcomes:
             self._each([*body, *orelse], How.REFUSED)
             return
         source = ast.unparse(test)
@@ -140,17 +134,7 @@ def _keep_best(uses: dict[str, How], name: str, how: How) -> None:
 
 
 def read(notebook: NotebookNode) -> Uses:
-    """What a notebook's code uses.
-
-    Args:
-        notebook: in nbformat 4.
-
-    Returns:
-        The names; prose, comments and strings do not count.
-
-    Raises:
-        SyntaxError: a cell does not parse.
-    """
+    """Return what the code of a notebook uses; comments and strings do not count."""
     uses = Uses()
     on_ranks, here = dict(ON_RANKS), dict[str, str]()
     outcomes = set[str]()
@@ -173,9 +157,8 @@ def _how_it_went(cell: NotebookNode) -> How:
     if cell.execution_count is None:
         return How.NOT_RUN
     failed = any(output.output_type == "error" for output in cell.get("outputs", []))
-    shows_errors = not {"raises-exception", "shows-errors"}.isdisjoint(
-        cell.metadata.get("tags", [])
-    )
+    tags = cell.metadata.get("tags", [])
+    shows_errors = "raises-exception" in tags or "shows-errors" in tags
     return How.REFUSED if failed or shows_errors else How.RUN
 
 
@@ -211,13 +194,8 @@ def origin(thing: object) -> tuple[str, str] | None:
 
 @cache
 def canonical(path: str) -> str:
-    """One name for all the paths by which a thing can be imported.
+    """Return one name for all the dotted paths by which a thing can be imported.
 
-    Args:
-        path: dotted, from a module on.
-
-    Returns:
-        Where the thing was defined; the path itself where it cannot tell, or this torch has no such
-        thing.
+    It is where the thing was defined; the path itself if this torch has no such thing.
     """
     return ".".join(origin(find(path)) or (path,))

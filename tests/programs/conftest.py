@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
-import socket
-import types
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -18,6 +14,7 @@ from tests.exactness.launcher import launcher
 from tests.exactness.launching import Job
 from tests.mesh.test_kernel import Notebook, open_notebook
 
+Launch = Callable[[Job], Losses]
 # What takes each rank of many programs long to import, the first for any optimizer; a mesh's zygote
 # and the launcher import it once.
 TORCH = (
@@ -28,9 +25,9 @@ TORCH = (
 )
 
 
-def modules_of(module: types.ModuleType) -> tuple[str, ...]:
+def modules_of(request: pytest.FixtureRequest) -> tuple[str, ...]:
     """Return the modules that are imported before a test module's ranks are forked."""
-    return (*TORCH, *getattr(module, "MODULES", ()))
+    return (*TORCH, *getattr(request.module, "MODULES", ()))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -45,38 +42,26 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("OMP_NUM_THREADS", "1")  # the number decides in which order a sum is added up
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
         patch.setenv("HF_HUB_OFFLINE", "1")
-        patch.setenv("PROGRAM_PORT", str(free_port()))
         yield
-
-
-def free_port() -> int:
-    """Return a free port below the ephemeral ones, which the kernel may give to any process."""
-    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    for port in range(first - 1 - os.getpid() % 10_000, 1024, -1):
-        with contextlib.suppress(OSError), socket.create_server(("localhost", port)):
-            return port
-    raise OSError(f"no port below {first} is free")
 
 
 @pytest.fixture(scope="package")
 def launchers(
     environment: None, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[..., Callable[[Job], Losses]]]:
+) -> Iterator[Callable[..., Launch]]:
     """A launcher that has imported some modules; each is started once."""
     with contextlib.ExitStack() as stack:
 
         @functools.cache
-        def launcher_with(*modules: str) -> Callable[[Job], Losses]:
+        def launcher_with(*modules: str) -> Launch:
             return stack.enter_context(launcher(tmp_path_factory.mktemp("launched"), *modules))
 
         yield launcher_with
 
 
 @pytest.fixture(scope="module")
-def launch(
-    request: pytest.FixtureRequest, launchers: Callable[..., Callable[[Job], Losses]]
-) -> Callable[[Job], Losses]:
-    return launchers(*modules_of(request.module))
+def launch(request: pytest.FixtureRequest, launchers: Callable[..., Launch]) -> Launch:
+    return launchers(*modules_of(request))
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +69,7 @@ def notebook_of(
     request: pytest.FixtureRequest, shared_prestart: object
 ) -> Iterator[Callable[[int], Notebook]]:
     """A notebook with a mesh of some size; each is started once."""
-    modules = ",".join(modules_of(request.module))
+    modules = ",".join(modules_of(request))
     opened: dict[int, Notebook] = {}
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(own_runtime_dir())

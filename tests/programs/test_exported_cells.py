@@ -33,9 +33,8 @@ MAIN = (
 SPAWNED = (
     "import os, torch, torch.distributed as dist, torch.multiprocessing as mp\n"
     "scale = 2\n"
-    "def work(rank, world_size, port, queue):\n"
-    "    os.environ.update(MASTER_ADDR='localhost', MASTER_PORT=port)\n"
-    "    dist.init_process_group('gloo', rank=rank, world_size=world_size)\n"
+    "def work(rank, world_size, store, queue):\n"
+    "    dist.init_process_group('gloo', store, rank=rank, world_size=world_size)\n"
     "    x = torch.ones(scale) * (rank + 1)\n"
     "    dist.all_reduce(x)\n"
     "    queue.put(x.sum().item())\n"
@@ -44,8 +43,7 @@ SPAWNED = (
 )
 SPAWN = (
     "queue = mp.get_context('spawn').SimpleQueue()\n"
-    "port = os.environ['PROGRAM_PORT']\n"
-    "mp.spawn(work, args=(2, port, queue), nprocs=2)\n"
+    "mp.spawn(work, args=(2, f'file://{os.getcwd()}/spawned', queue), nprocs=2)\n"
     "losses += [queue.get(), queue.get()]\n"
 )
 
@@ -95,4 +93,4 @@ def test_an_exported_script_computes_what_the_cells_do(
         history.close(count, f"%%dist\n{source}", failed=False)
     script = tmp_path / "exported.py"
     assert "left out" not in export(history, script, overwrite=False)
-    assert launch(Job(str(script), str(tmp_path), 2)) == {0: losses, 1: losses}
+    assert launch(Job(str(script), str(tmp_path), 2, in_folder=True)) == {0: losses, 1: losses}
