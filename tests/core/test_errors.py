@@ -39,16 +39,6 @@ def test_error_types_name_whose_fault_an_error_is() -> None:
     assert issubclass(RanksInterrupted, KeyboardInterrupt)
 
 
-def test_the_docstring_draws_every_error() -> None:
-    defined = {
-        name
-        for name, value in vars(errors).items()
-        if isinstance(value, type) and value.__module__ == errors.__name__
-    }
-    assert errors.__doc__ is not None
-    assert {name for name in defined if name not in errors.__doc__} == set()
-
-
 def test_a_failure_has_exceptions_and_tracebacks_by_rank() -> None:
     caught = failure()
     assert list(caught.exceptions_by_rank) == [0, 1, 3]

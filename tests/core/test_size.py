@@ -14,7 +14,6 @@ from tests.size import (
     problems,
     python_code_lines,
 )
-from tests.support.import_graph import imports_of_modules
 
 MODULE = '''
 """A module."""
@@ -105,9 +104,3 @@ def test_a_feature_over_its_budget_fails(
     monkeypatch.setattr(size, "files_of", lambda: {"cli/doctor.py": 1_000_000})
     assert size.main() == 1
     assert "doctor has 1000000 code lines" in capsys.readouterr().err
-
-
-def test_imports_of_type_checkers_and_in_functions_are_read() -> None:
-    all_imports, run = imports_of_modules(), imports_of_modules(is_run=True)
-    assert "cellmesh.magics.extension" in run["cellmesh"]  # in a function
-    assert "cellmesh.controller.mesh" in all_imports["cellmesh"] - run["cellmesh"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from IPython.core.inputtransformer2 import TransformerManager
 
 from cellmesh.magics.auto import (
     AUTO_MAGIC,
@@ -76,14 +75,6 @@ def test_our_magics_among_code_are_found() -> None:
     source = "x = 1\n%dist_push x\n  %dist_status now\n# %dist_stop\ny = '%dist_heal'\n%time y\n"
     assert magics_inside(source) == ["%dist_push", "%dist_status"]
     assert magics_inside("") == []
-
-
-@pytest.mark.parametrize("line", ["x = 1", "!ls"])
-def test_in_a_terminal_a_line_is_complete_as_typed(line: str) -> None:
-    manager = TransformerManager()
-    manager.cleanup_transforms.append(make_transformer(lambda: True))
-    assert manager.check_complete(line) == ("complete", None)  # type: ignore[no-untyped-call]
-    assert AUTO_MAGIC in manager.transform_cell(line)  # type: ignore[no-untyped-call]
 
 
 # ---- cells as the ranks get them

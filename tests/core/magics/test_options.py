@@ -129,19 +129,6 @@ def test_every_magic_explains_its_options_with_an_example_that_is_read(
 
 
 @pytest.mark.parametrize(
-    ("name", "line"),
-    [
-        ("dist_load", "Usage: %dist_load [OPTIONS] [NAME...] PATH"),
-        ("dist", "  -q, --quiet       Show nothing but errors."),
-        ("dist_pull", "  --reduce mean|sum|stack  Of all ranks' values."),
-        ("dist_logs", "  --lines COUNT  How much.  [default: 50; x>=1]"),
-    ],
-)
-def test_help_has_this_line(name: str, line: str) -> None:
-    assert any(each.startswith(line) for each in describe(name).splitlines()), describe(name)
-
-
-@pytest.mark.parametrize(
     "name", [each.opts[0] for each in START_OPTIONS if isinstance(each, click.Option)]
 )
 def test_an_option_of_a_start_stands_in_the_table_of_the_usage(name: str) -> None:

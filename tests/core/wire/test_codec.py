@@ -40,8 +40,6 @@ from cellmesh.wire.messages import (
     ToMainThread,
     Verb,
 )
-from cellmesh.wire.user_code import RunCall
-from cellmesh.wire.values import PullNames
 
 from ...support.examples import examples
 from ...support.verb_strategies import kinds_of, parcels_of, values_of
@@ -69,28 +67,6 @@ def test_a_batch_round_trips(
 ) -> None:
     parcels = data.draw(st.lists(parcels_of(union), max_size=6))
     assert codec().decode(encode(parcels)) == parcels
-
-
-def test_a_relayed_batch_reaches_the_rank_as_it_was_sent() -> None:
-    work = [
-        Parcel(RunCall(7, Pickled(b"stream", 2)), (b"one", b"two")),
-        Parcel(PullNames(8, "x")),
-    ]
-    frames = encode(work)
-    [(relay, carried), (after, _)] = at_agent_from_controller().decode(
-        encode([Parcel(Relay((0, 1), "work", 7, len(frames)), tuple(frames)), Parcel(Stop())])
-    )
-    assert relay.ranks == (0, 1)
-    assert after == Stop()
-    assert at_rank_for_work().decode(carried) == work
-
-
-def test_frames_may_be_any_kind_of_bytes() -> None:
-    header, buffer = encode([Parcel(Done(1, Pickled(b"s", 1)), (b"data",))])
-    for kind in (bytes, bytearray, memoryview):
-        [(verb, (received,))] = at_agent_from_rank().decode([kind(header), kind(buffer)])
-        assert verb == Done(1, Pickled(b"s", 1))
-        assert bytes(received) == b"data"
 
 
 # ---- what is no message is refused
@@ -175,15 +151,6 @@ def test_a_false_number_of_frames_is_refused(count: int) -> None:
         at_agent_from_controller().decode([pack([Relay((0,), "work", 1, count)])])
     with pytest.raises(ProtocolError, match="announced"):
         at_agent_from_rank().decode([pack([Done(1, Pickled(b"", count))])])
-
-
-def test_decoding_unpickles_nothing(tmp_path: Any) -> None:
-    proof = tmp_path / "loaded"
-    stream = b"cos\nsystem\n(S'touch " + str(proof).encode() + b"'\ntR."
-    header = pack([RunCall(1, Pickled(stream, 0))])
-    [(verb, _)] = at_rank_for_work().decode([header])
-    assert verb.payload.stream == stream
-    assert not proof.exists()
 
 
 UNIONS = {

@@ -69,17 +69,6 @@ def test_a_raising_timer_cuts_nothing_and_is_reported_afterwards(calls: list[int
         signal.raise_signal(signal.SIGALRM)
 
 
-def test_an_error_of_its_own_is_raised_all_the_same(calls: list[int]) -> None:
-    def act() -> None:
-        signal.raise_signal(signal.SIGALRM)
-        raise ValueError("own")
-
-    reports: list[BaseException] = []
-    with pytest.raises(ValueError, match="own"):
-        hold_back(act, reports.append)
-    assert [type(error) for error in reports] == [Alarm]
-
-
 # ---- at every instant
 
 
@@ -133,26 +122,6 @@ def test_a_signal_is_handled_once_and_never_in_the_middle() -> None:
     assert 100 < at < 4999
 
 
-def test_each_handler_is_called_whichever_raises() -> None:
-    calls: list[int] = []
-
-    def note(number: int, frame: object) -> None:
-        calls.append(number)
-        raise Alarm
-
-    def raise_all() -> None:
-        with HeldSignals():
-            for number in numbers:
-                signal.raise_signal(number)
-
-    numbers = [signal.SIGALRM, signal.SIGUSR1, signal.SIGALRM]
-    for number in numbers:
-        signal.signal(number, note)
-    with pytest.raises(Alarm):
-        raise_all()
-    assert calls == numbers
-
-
 def fail(*args: object) -> None:
     raise ValueError("boom")
 
@@ -175,17 +144,3 @@ def test_a_handler_that_raises_is_reported_with_its_place_and_the_others_are_cal
     assert len(reports) == 3, "one place is reported a few times only"
     assert all("the loop met an error at" in one and f"{__file__}:" in one for one in reports)
     assert all(one.endswith("ValueError: boom") for one in reports)
-
-
-def test_a_report_that_cannot_be_made_is_dropped() -> None:
-    faults = Faults("the loop", fail)
-    faults.guard(fail)
-    assert faults.num == 1
-
-
-def test_base_exceptions_are_not_caught() -> None:
-    def end() -> None:
-        raise SystemExit
-
-    with pytest.raises(SystemExit):
-        Faults("the loop", print).guard(end)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import subprocess
 import sys
@@ -17,7 +16,6 @@ from cellmesh.wire.host import (
     Versions,
     describe_mismatch,
     is_process,
-    process_stat,
     started_ticks,
     this_place,
 )
@@ -40,7 +38,7 @@ def test_a_process_that_has_ended_is_none() -> None:
     assert started_ticks(process.pid) == 0
 
 
-@pytest.mark.parametrize("name", [b"\xe9t\xe9", b"entra\xc3\xaenement-\xc3", b") R 1 (", b"a b\n)"])
+@pytest.mark.parametrize("name", [b"\xe9t\xe9", b") R 1 (\n"])
 def test_a_process_may_have_any_bytes_as_its_name(name: bytes) -> None:
     code = f"import ctypes; ctypes.CDLL(None).prctl(15, {name!r}); print(flush=True); input()"
     with subprocess.Popen(
@@ -52,17 +50,6 @@ def test_a_process_may_have_any_bytes_as_its_name(name: bytes) -> None:
         assert process.pid in linux_process.children(os.getpid())
         assert process.pid in linux_process.descendants(os.getpid())
         process.kill()
-
-
-def test_the_main_threads_name_does_not_hide_what_it_does() -> None:
-    before = ctypes.create_string_buffer(16)
-    libc = ctypes.CDLL(None)
-    libc.prctl(16, before)
-    libc.prctl(15, b"\xff) S (\xff")
-    try:
-        assert process_stat(f"self/task/{os.getpid()}")[0] == b"R"
-    finally:
-        libc.prctl(15, before.value)
 
 
 def test_only_a_mesh_of_this_place_is_known_to_have_ended() -> None:
@@ -143,11 +130,6 @@ def test_hosts_that_differ_are_named_with_their_versions(
 ) -> None:
     problem = describe_mismatch({"a": OWN, "b": other})
     assert problem.startswith(f"hosts differ in their {what}: {text}")
-
-
-def test_nccl_is_compared_beside_hosts_without_it() -> None:
-    bare, other = Versions("1.0", "3.11.4", "2.13.0"), Versions("1.0", "3.11.4", "2.13.0", "2.26.1")
-    assert "b has 2.27.3, c has 2.26.1" in describe_mismatch({"a": bare, "b": OWN, "c": other})
 
 
 CUDA, STEP, JOB = "CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS"

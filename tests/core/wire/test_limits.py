@@ -58,21 +58,6 @@ def test_control_groups_of_version_1(tmp_path: Path) -> None:
     assert read_quota(tmp_path / "fs", tmp_path / "self") == Quota(1.5, 8000, 0, None)
 
 
-def test_no_limits_of_control_groups(tmp_path: Path) -> None:
-    write_tree(
-        tmp_path,
-        {
-            "self": "1:memory,cpu:/\n",
-            "fs/memory,cpu/cpu.cfs_quota_us": "-1",
-            "fs/memory,cpu/cpu.cfs_period_us": "100000",
-            "fs/memory,cpu/memory.limit_in_bytes": "9223372036854771712",
-            "fs/memory,cpu/memory.usage_in_bytes": "1",
-        },
-    )
-    assert read_quota(tmp_path / "fs", tmp_path / "self") == Quota()
-    assert read_quota(tmp_path / "nowhere", tmp_path / "nothing") == Quota()
-
-
 @pytest.fixture
 def limits() -> Iterator[tuple[int, int]]:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import os
 import sys
@@ -15,7 +14,7 @@ import msgspec
 import pytest
 from IPython.extensions.autoreload import ModuleReloader
 
-from cellmesh.wire.modules import LoadedModules, cached_again, find
+from cellmesh.wire.modules import LoadedModules, find
 
 
 class Notebook:
@@ -96,14 +95,6 @@ def test_only_what_the_user_edits_travels_with_its_text(notebook: Notebook) -> N
         assert reduce(notebook.module)[1][:2] == ("edited", "")
     finally:
         del sys.modules["by_hand"]
-
-
-def test_a_cache_travels_empty_and_as_large() -> None:
-    cached = functools.lru_cache(maxsize=3, typed=True)(abs)
-    cached(1)
-    again = cached_again(cached.__wrapped__, cached.cache_parameters())  # type: ignore[attr-defined]
-    assert again.cache_parameters() == {"maxsize": 3, "typed": True}
-    assert again.cache_info().currsize == 0
 
 
 def json_dumps() -> Any:

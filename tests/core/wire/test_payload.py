@@ -128,14 +128,6 @@ def test_what_a_notebook_defines_travels_by_value(
 # ---- the reducer
 
 
-def test_the_reducer_has_the_first_say() -> None:
-    def as_text(value: Any) -> Any:
-        return (str, ("replaced",)) if isinstance(value, Holder) else NotImplemented
-
-    pickled, buffers = payload.dumps({"h": Holder(), "c": 1j}, "value", as_text)
-    assert payload.loads(pickled, buffers) == {"h": "replaced", "c": 1j}
-
-
 def test_the_reducer_may_refuse_with_a_hint() -> None:
     def refuse(value: Any) -> Any:
         if isinstance(value, Holder):

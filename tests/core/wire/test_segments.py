@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -150,24 +150,6 @@ def test_a_rank_gives_some_values_only_ahead_of_an_agent_that_does_not_read(ends
     given = [ends.give(run)[0].is_mapped for run in range(20)]  # what does not fit goes in frames
     assert 2 <= sum(given) <= 10
     assert given == sorted(given, reverse=True)
-
-
-def test_a_segment_freed_as_soon_as_it_is_forked_counts_as_shared() -> None:
-    made: list[Ends] = []
-    tell: list[Callable[[], object]] = []
-    # What is registered first runs first after a fork, as another thread may.
-    os.register_at_fork(after_in_parent=lambda: [told() for told in tell])
-    made.append(Ends())
-    tell.append(made[0].rank.hold(1))
-    if (pid := os.fork()) == 0:
-        os._exit(0)
-    os.waitpid(pid, 0)
-    tell.clear()
-    made[0].rank.hold(2)()
-    made[0].agent.take_given(0)
-    shared = [b"\xc3" in bytes(news[0]) for news in made[0].news]  # msgpack's true
-    made[0].close()
-    assert shared == [True, False]
 
 
 def test_descriptors_that_are_received_are_not_passed_to_programs() -> None:

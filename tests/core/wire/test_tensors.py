@@ -146,13 +146,6 @@ def test_a_jagged_tensor_travels(travel: Callable[..., Any]) -> None:
     assert [each.tolist() for each in arrived.unbind()] == [each.tolist() for each in jagged]
 
 
-def test_a_generator_goes_on_where_it_was(travel: Callable[..., Any]) -> None:
-    generator = torch.Generator().manual_seed(3)
-    torch.rand(5, generator=generator)
-    arrived = travel(generator)
-    assert torch.rand(3, generator=arrived).tolist() == torch.rand(3, generator=generator).tolist()
-
-
 def _fake() -> torch.Tensor:
     from torch._subclasses.fake_tensor import FakeTensorMode
 

@@ -18,7 +18,7 @@ from cellmesh.controller.inspect import (
     Replicas,
     Spread,
 )
-from cellmesh.magics.render.inspections import heatmap_image, png, static_of
+from cellmesh.magics.render.inspections import heatmap_image, static_of
 from cellmesh.wire.inspect import Pixels, Refusal, TensorSummary, ValueSummary
 
 
@@ -123,16 +123,6 @@ def test_a_nest_is_a_row_for_each_tensor() -> None:
     assert "... and 150 more" in many.text
 
 
-def test_a_number_is_a_value_in_a_tensor_and_in_a_nest() -> None:
-    loss = {"shape": (), "local_shape": (), "strides": (), "num_bytes": 4}
-    facts = {rank: tensor(**loss, text=f"0.{rank}") for rank in range(2)}
-    one = static_of(inspection({rank: {"": fact} for rank, fact in facts.items()}))
-    assert one.text.splitlines()[0].split() == ["ranks", "type", "value", "dtype", "device"]
-    assert re.search("^1 +Tensor +0.1 +float32 +cpu$", one.text, re.MULTILINE)
-    nest = static_of(inspection({rank: {"loss": fact} for rank, fact in facts.items()}))
-    assert re.search("^loss +0.0 and 1 more +float32$", nest.text, re.MULTILINE)
-
-
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(1)>\"'&"
 
 
@@ -177,11 +167,6 @@ def unpack(data: bytes) -> np.ndarray[Any, Any]:
     width, height = struct.unpack(">II", chunks[b"IHDR"][:8])
     lines = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), np.uint8).reshape(height, 1 + 3 * width)
     return lines[:, 1:].reshape(height, width, 3)
-
-
-def test_pngs_hold_their_pixels() -> None:
-    colours = np.random.default_rng(0).integers(0, 256, (5, 7, 3)).astype(np.uint8)
-    np.testing.assert_array_equal(unpack(png(colours)), colours)
 
 
 def test_heatmaps_show_what_is_not_finite() -> None:

@@ -13,13 +13,11 @@ import pytest
 
 from cellmesh.controller.inspect import Inspection, Spread
 from cellmesh.controller.metrics import Metrics, Plot
-from cellmesh.magics.render.inspections import fold_names, list_items, static_of
+from cellmesh.magics.render.inspections import list_items, static_of
 from cellmesh.magics.render.plots import draw_html
-from cellmesh.magics.render.tables import memory_table, status_table
 from cellmesh.magics.widgets.inspector.view_model import summarise
 from cellmesh.wire.codec import Parcel
-from cellmesh.wire.inspect import Bound, Pixels, TensorSummary, ValueSummary
-from cellmesh.wire.status import RankInfo
+from cellmesh.wire.inspect import Pixels, TensorSummary, ValueSummary
 from cellmesh.wire.user_code import Logged
 
 MAX_BYTES = 60_000
@@ -53,27 +51,6 @@ def test_an_inspector_with_all_that_it_can_show(num_ranks: int) -> None:
     # In the widget's state, which nbclient keeps in the notebook.
     summary = summarise(inspection, list_items(inspection), 1, "")
     assert len(json.dumps(summary)) < MAX_BYTES
-
-
-@at_8_and_64
-def test_names(num_ranks: int) -> None:
-    bound = {
-        rank: Bound(tuple(part(rank, name, num_ranks) for name in NAMES))
-        for rank in range(num_ranks)
-    }
-    table = fold_names(bound, "*", [])
-    assert len(table._repr_html_().encode()) < MAX_BYTES
-    assert len(table.rows) == len(NAMES)  # as text, all are there
-
-
-@at_8_and_64
-def test_status_and_memory(num_ranks: int) -> None:
-    infos = [
-        RankInfo(rank, 4711, "host", "dead", ending="was killed by SIGKILL " * 4)
-        for rank in range(num_ranks)
-    ]
-    for table in (status_table("a mesh", infos, {}), memory_table("a mesh", infos, {})):
-        assert len(table._repr_html_().encode()) < MAX_BYTES
 
 
 @at_8_and_64

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from cellmesh.controller.inspect import compare
-from cellmesh.magics.render.tables import Table, facts_table, memory_table, mesh_table, status_table
+from cellmesh.magics.render.tables import Table, facts_table, mesh_table, status_table
 from cellmesh.wire.inspect import TensorSummary
 from cellmesh.wire.status import MemoryUse, RankInfo, RankState
 
@@ -130,35 +130,6 @@ def test_status_of_many_ranks_is_counts_and_the_few_that_differ() -> None:
     assert "pid" not in table.headers
     assert (table.caption, table.notes) == ("a mesh", [])
     assert len(repr(table)) <= 2000
-
-
-def test_memory_of_many_ranks_is_ranges() -> None:
-    table = memory_table("", *many(64))
-    assert [row[:3] for row in table.rows] == [
-        ["0-4,6-16,18-63", "62", "In[3] (runs)"],
-        ["5", "1", "dead: was killed by SIGKILL"],
-        ["17", "1", "does not answer"],
-    ]
-    assert table.rows[0][3] == "100.0 MB … 106.3 MB (rank 63)"
-    assert len(repr(table)) <= 2000
-
-
-def test_dead_ranks_are_named_where_all_others_differ_too() -> None:
-    infos = [info(rank) for rank in range(1023)]
-    infos.append(info(1023, pid=0, phase="dead", ending="was killed by SIGKILL"))
-    states = {rank: state(rank, 7, where=f"f{rank}") for rank in range(1023)}
-    table = status_table("", infos, states)
-    kinds = {row[0]: row[table.headers.index("state")] for row in table.rows}
-    assert kinds["1023"] == "dead: was killed by SIGKILL"
-    assert kinds["7-1022"] == "1016 other states"
-
-
-def test_a_mesh_of_1024_ranks_is_shown_as_counts() -> None:
-    words = ["idle"] * 1024
-    words[3] = "dead"
-    table = mesh_table("a mesh", {"dp": 128, "tp": 8}, words)
-    assert table.rows == [["0-2,4-1023", "1,023", "idle"], ["3", "1", "dead"]]
-    assert len(mesh_table("", {"dp": 8, "tp": 8}, words[:64]).rows) == 8
 
 
 def test_the_status_shows_a_few_of_a_dead_ranks_last_lines() -> None:

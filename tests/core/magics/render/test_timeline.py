@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import xml.etree.ElementTree as ET
 from array import array
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,12 +14,9 @@ from cellmesh.controller.trace.history import History, TimelineCell
 from cellmesh.controller.trace.operations import Operation
 from cellmesh.controller.trace.profile import MAX_TRACE_BYTES, Profile
 from cellmesh.magics.render.profiles import (
-    cell_table,
     describe_timings,
-    describe_trace,
     draw,
     find_straggler,
-    rank_table,
     show_profile,
 )
 from cellmesh.magics.render.tables import memory_table
@@ -31,7 +26,6 @@ from cellmesh.magics.render.timeline import (
     draw_html,
     draw_svg,
     draw_text,
-    ticks,
     timeline_of,
 )
 from cellmesh.wire.status import MemoryUse, RankInfo, RankState
@@ -104,20 +98,6 @@ def test_timeline_picture_has_a_row_for_each_rank_and_marks_waits() -> None:
     ]
 
 
-def test_a_page_that_removes_inline_svg_shows_the_picture() -> None:
-    timeline = timeline_of(of_two())
-    page = page_of(timeline)
-    (image,) = page.iter("img")
-    (areas,) = page.iter("map")
-    kind, encoded = image.attrib["src"].split(",")
-    assert kind == "data:image/svg+xml;base64"
-    assert base64.b64decode(encoded).decode() == draw_svg(timeline)
-    assert image.attrib["alt"]
-    assert "currentColor" not in draw_svg(timeline), "the picture has all its colours"
-    assert image.attrib["usemap"] == f"#{areas.attrib['name']}"
-    assert "<svg" not in show_profile(profile_of_two(), 1).html
-
-
 @pytest.mark.parametrize(("num_ranks", "num_bars"), [(1, 3000), (64, 300)])
 def test_a_picture_in_the_notebooks_file_is_small(num_ranks: int, num_bars: int) -> None:
     names = ("all_reduce", "all_gather", "reduce_scatter", "barrier")
@@ -143,13 +123,6 @@ def test_of_very_many_ranks_those_are_drawn_that_differ() -> None:
     assert not some.num_left_out
     height = float(svg_of(some)[0].attrib["height"])
     assert height < 2.2 * float(svg_of(timeline_of(history_of(16)))[0].attrib["height"])
-
-
-def test_a_long_legend_has_more_lines() -> None:
-    bars = [bar(f"collective_number_{number}", number, 1) for number in range(12)]
-    root, _ = svg_of(Timeline([Row(0, [], bars)], 12))
-    lines = [each for each in root.iter(f"{SVG}text") if "collective" in "".join(each.itertext())]
-    assert len({line.attrib["y"] for line in lines}) == len(lines) == 4
 
 
 def test_a_terminal_gets_letters_small_where_a_rank_waits() -> None:
@@ -180,14 +153,6 @@ def test_any_timeline_can_be_drawn(
     assert len(draw_text(timeline).splitlines()) == 2
 
 
-@given(length=st.integers(1, 10**13))
-def test_ticks_are_few_and_inside(length: int) -> None:
-    found = ticks(length)
-    assert found[0] == 0
-    assert found[-1] <= length
-    assert 2 <= len(found) <= 7
-
-
 def test_traces_that_are_elsewhere_and_ranks_that_are_missing_are_named() -> None:
     profile = profile_of_two(num_trace_bytes=200_000_000, trace_path="/data/trace.rank0.json")
     profile = Profile(of_two(), profile.by_rank, {2: "it has died", 3: "it has died"})
@@ -203,17 +168,6 @@ def test_traces_that_are_elsewhere_and_ranks_that_are_missing_are_named() -> Non
     assert "it is in /data/trace.rank0.json" in text
     assert "nothing of ranks 2-3: it has died" in text
     assert show_profile(Profile(History(), {}, {0: "x"}), 1).text == "nothing of rank 0: x"
-
-
-def test_a_trace_below_where_the_notebook_runs_is_named_from_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "trace.json"
-    path.write_bytes(bytes(2_900_000))
-    said = "(2.9 MB); open it in chrome://tracing or ui.perfetto.dev"
-    assert describe_trace(path) == f"trace: {path} {said}"
-    monkeypatch.chdir(tmp_path)
-    assert describe_trace(path) == describe_trace(Path("trace.json")) == f"trace: trace.json {said}"
 
 
 # ---- memory
@@ -285,16 +239,6 @@ def test_last_cells_are_drawn_without_the_pauses_between() -> None:
         assert part in shown.html
     nothing = draw(History(), ["no cell has run on the ranks yet"], [])
     assert (nothing.text, "img" in nothing.html) == ("no cell has run on the ranks yet", False)
-
-
-def test_profile_tables_show_where_time_went() -> None:
-    history = history_of(2)
-    rows = [list(row) for row in cell_table(history).rows]
-    assert rows[0] == ["In[3]", "100 ms", "60 ms", "40 ms", "30 ms", "rank 1, waited for 60 ms"]
-    assert [list(row) for row in rank_table(history).rows] == [
-        ["0", "60 ms", "140 ms", "120 ms", "0 of 2", "0"],
-        ["1", "180 ms", "20 ms", "0", "2 of 2", "120 ms"],
-    ]
 
 
 def test_the_straggler_is_the_one_that_waits_least() -> None:

@@ -129,17 +129,6 @@ def test_a_page_that_was_reloaded_is_no_view_any_more() -> None:
     assert events.callbacks["post_run_cell"]
 
 
-def test_watch_refreshes_after_each_cell_except_its_own() -> None:
-    looks = Looks()
-    looks.refresher.set(watches=True, follows=False)
-    looks.events.trigger("post_run_cell")
-    assert looks.num == 0
-    for num in (1, 2):
-        looks.events.trigger("pre_run_cell")
-        looks.events.trigger("post_run_cell")
-        looks.wait_for("after", num)
-
-
 def test_hidden_view_refreshes_when_it_is_shown() -> None:
     looks = Looks()
     looks.refresher.set(watches=True, follows=False)
@@ -170,16 +159,6 @@ def test_follow_refreshes_while_ranks_are_busy_and_once_after() -> None:
     if follower is not None:
         follower.join(10)
     assert looks.refresher._follower is None
-
-
-def test_closed_view_is_not_refreshed() -> None:
-    looks = Looks()
-    looks.refresher.set(watches=True, follows=True)
-    assert all(looks.events.callbacks.values())
-    looks.refresher.close()
-    assert not any(looks.events.callbacks.values())
-    looks.refresher.set(watches=True, follows=True)
-    assert not any(looks.events.callbacks.values())
 
 
 def test_worker_goes_on_after_a_failed_task_with_the_newest_of_those_that_wait(

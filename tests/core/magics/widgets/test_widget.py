@@ -115,13 +115,3 @@ def test_view_that_cannot_be_drawn_freezes_as_it_was(cell: Cell) -> None:
     assert cell.next()[:2] == ("display_data", "seen")
     view.close()
     assert widget.comm is None
-
-
-def test_a_page_without_a_widget_manager_is_told_what_to_install(cell: Cell) -> None:
-    """It shows the HTML, in which others find the widget in its place."""
-    view = LiveView(Widget(), lambda: Static("text", "<p>still</p>"))
-    data = view._forms()
-    assert "pip install ipywidgets anywidget" in data["text/html"]
-    assert data["text/plain"] == "text"
-    view.freeze("the mesh has ended")
-    assert "pip install" not in view._forms()["text/html"]

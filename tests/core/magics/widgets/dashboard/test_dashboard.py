@@ -100,14 +100,6 @@ def rig() -> Iterator[Rig]:
     rig.wait_for_end()
 
 
-def test_dashboard_without_a_page_takes_no_snapshot(rig: Rig) -> None:
-    rig.dashboard.handle({"kind": "nonsense"})
-    rig.press("format the disk")
-    rig.dashboard.handle({})
-    assert not rig.dashboard.is_looking
-    assert rig.shown.empty()
-
-
 def test_dashboard_pauses_without_a_page_and_resumes_with_one(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

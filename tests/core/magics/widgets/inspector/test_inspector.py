@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from cellmesh.controller.inspect import Inspection, compare
+from cellmesh.controller.inspect import Inspection
 from cellmesh.magics.render.inspections import list_items
 from cellmesh.magics.widgets.inspector.inspector import (
     Inspector,
@@ -20,11 +19,9 @@ from cellmesh.magics.widgets.inspector.inspector import (
     subtract,
 )
 from cellmesh.magics.widgets.inspector.view_model import (
-    detail,
     shards,
-    summarise,
 )
-from cellmesh.wire.inspect import Pixels, Refusal, TensorSummary, ValueSummary
+from cellmesh.wire.inspect import Pixels, TensorSummary, ValueSummary
 from tests.support.inspected_ranks import LocalAnswers
 
 CONTENT = {
@@ -75,29 +72,6 @@ def test_items_are_flagged() -> None:
     (row,) = list_items(Inspection("m", {r: found(one.at("w.grad")) for r, one in parts.items()}))
     assert row["flags"] == ["dead"]
     assert row["cells"][-1] == "5"  # the norm of the whole
-
-
-def test_nan_is_said_first() -> None:
-    good, odd = plain(), plain(digest="b", num_nan=1)
-    facts = {0: good, 1: odd}
-    shown = detail("w", "", facts, {}, {}, compare(facts))
-    assert shown["said"] == "NaN on rank 1; replicas differ: ranks 0 ≠ 1"
-    assert shown["is_bad"]
-    nest = Inspection("nest", {0: found(good.at("a"), odd.at("b")), 1: found(good.at("a"))})
-    assert summarise(nest, list_items(nest), 1, "")["odd"] == "NaN in b (rank 0)"
-    one = Inspection("w", {0: found(good.at("")), 1: found(odd.at(""))})
-    assert summarise(one, list_items(one), 1, "")["odd"] == ""
-    assert repr(one).startswith("<w NaN on rank 1; ")
-
-
-def test_errors_and_torn_values_are_noticed() -> None:
-    refusal = Refusal("NameError", "name 'x' is not defined")
-    failed = summarise(Inspection("x", {}, {0: refusal, 1: refusal}), [], 1, "")
-    assert failed["notices"] == ["ranks 0-1: NameError: name 'x' is not defined"]
-    torn = dataclasses.replace(found(plain().at("")), is_torn=True)
-    summary = summarise(Inspection("x", {0: torn, 1: found(plain().at(""))}), [], 1, "")
-    (notice,) = summary["notices"]
-    assert notice.startswith("rank 0 ran at the same time: values may be torn")
 
 
 def test_blocks_are_in_their_places_uneven_and_empty_ones_too() -> None:
@@ -204,20 +178,6 @@ def test_pictures_of_two_ranks_are_subtracted(name: str) -> None:
     assert found.values.dtype == np.float32
     np.testing.assert_allclose(found.values, [[PAIRS[name][3], 0], [0, 0]], rtol=1e-6)
     assert found.low == min(0.0, found.values[0, 0])
-
-
-def test_a_mean_shows_one_element_that_differs_a_little() -> None:
-    values = [torch.ones(64, 64), torch.ones(64, 64)]
-    values[1][3, 40] += STEP
-    answers = LocalAnswers("w", {rank: {"w": value} for rank, value in enumerate(values)})
-    content = {**DIFFERENCE, "rows": [0, 64], "cols": [0, 64], "height": 2, "width": 2}
-    for changes in ({}, {"height": 3, "width": 5}):
-        found = ask_picture(answers, {**content, **changes})
-        assert isinstance(found, Pixels)
-        assert np.count_nonzero(found.values) == 1
-    alone = ask_picture(answers, {**content, "minus": None})
-    assert isinstance(alone, Pixels)
-    assert alone.values.dtype == np.float32
 
 
 @pytest.mark.parametrize(
