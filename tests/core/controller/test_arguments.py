@@ -23,12 +23,6 @@ def test_cells_that_a_notebook_accepts_are_accepted(source: str) -> None:
     assert compile(cell.transformed, "cell", "exec", 0x2000)  # top-level await allowed
 
 
-@pytest.mark.parametrize("source", [r"'\d'", "y = x is 1", "assert (1, 'x')"])
-def test_doubtful_cells_are_accepted(source: str) -> None:
-    with pytest.warns((DeprecationWarning, SyntaxWarning)):
-        assert read_cell(source).transformed
-
-
 @pytest.mark.parametrize(
     ("source", "transformed"),
     [

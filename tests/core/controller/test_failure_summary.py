@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
+from cellmesh.controller.core.mesh_state import FIRST_HEAL
 from cellmesh.controller.failure_summary import (
     describe_live,
     exception_of,
     explain_waits,
     summarize,
 )
+from cellmesh.controller.status import activity_of, show_stacks
 from cellmesh.errors import Released
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.groups import Begun, GroupCount, InFlight
 from cellmesh.wire.messages import ENDED_BY_GLOO, Died, Done, Failed
-from cellmesh.wire.status import RankState
+from cellmesh.wire.status import RankInfo, RankState, StackText
 
 
 def failed(
@@ -209,17 +212,6 @@ def test_who_waits_for_whom_is_said_with_what_that_rank_does(
     assert explain_waits({0: ENDED}, (), 1) == "no rank waits for another"
 
 
-def test_a_wait_that_can_never_end_is_said_first() -> None:
-    states = {}
-    for rank, (number, name) in enumerate([(3, "all_reduce"), (2, "barrier")]):
-        one = in_operation(number, name=name)
-        count = msgspec.structs.replace(one.counts[0], recent=(Begun(2, name),))
-        states[rank] = msgspec.structs.replace(one, counts=(count,))
-    assert explain_waits(states, (), 2) == (
-        "these cannot meet: on dp the 2nd operation is all_reduce on rank 0 and barrier on rank 1"
-    )
-
-
 def test_a_verdict_stands_before_what_ranks_were_doing() -> None:
     why = "these cannot meet: why"
     waited = Failed(1, "Released", "waited in all_reduce", "", 3, released=True)
@@ -232,3 +224,38 @@ def test_a_verdict_stands_before_what_ranks_were_doing() -> None:
     assert text.startswith("rank 1 raised ValueError")
     line = describe_live(7, [0], {0: in_operation(3)}, why)
     assert line.startswith(f"{why}; rank 0 waits in all_reduce")
+
+
+# ---- %dist_status and stacks
+
+
+@pytest.mark.parametrize(
+    ("changes", "answer", "activity"),
+    [
+        ({}, state(run=-1), "idle"),
+        ({"predecessor_ending": "was killed by SIGKILL"}, state(run=-1), "new"),
+        ({"predecessor_ending": "was killed by SIGKILL"}, state(), "runs"),
+        ({"phase": "running"}, state(), "runs"),
+        ({"phase": "running"}, state(collective="all_reduce"), "waits"),
+        ({"phase": "running"}, state(collective="all_reduce", asks=True), "asks"),
+        ({"phase": "running"}, state(collective="barrier", run=FIRST_HEAL + 1), "heals"),
+        ({"phase": "running"}, None, "silent"),
+        ({"phase": "starting"}, None, "starts"),
+        ({"phase": "dead", "pid": 0, "ending": "exited with code 3"}, None, "dead"),
+    ],
+)
+def test_activity_of_a_rank_is_one_word(
+    changes: dict[str, Any], answer: RankState | None, activity: str
+) -> None:
+    info = msgspec.structs.replace(RankInfo(0, 100, "node", "idle"), **changes)
+    assert activity_of(info, answer) == activity
+
+
+def test_equal_stacks_are_shown_once_and_ranks_without_one_are_named() -> None:
+    answers = {0: StackText(1, "at a\n"), 1: StackText(1, "at a\n")}
+    session: Any = SimpleNamespace(dead_ranks={3, 9}, ask=lambda question: answers)
+    assert show_stacks(session, (0, 1, 2, 3)).split("\n\n") == [
+        "ranks 0-1:\nat a",
+        "rank 2:\n  did not answer: it is stopped, or too busy to",
+        "rank 3:\n  dead",
+    ]

@@ -45,11 +45,6 @@ def test_ranks_at_a_coordinate_are_numbered_as_torch_numbers_them(
     assert ranks_at(dims, coordinate) == tuple(grid[index].flatten().tolist())
 
 
-@given(st.dictionaries(NAMES, st.integers(0, 100), min_size=1, max_size=4))
-def test_coordinates_are_parsed(coordinate: dict[str, int]) -> None:
-    assert parse_coordinate(", ".join(f"{n}={i}" for n, i in coordinate.items())) == coordinate
-
-
 NO_DIM = "is no mesh dim: write them like dp=2,tp=4"
 NO_COORDINATE = "is no mesh coordinate: write it like tp=0 or dp=1,tp=0"
 DIMS_OF_8 = {"dp": 2, "tp": 4}

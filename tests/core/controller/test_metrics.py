@@ -42,12 +42,6 @@ def report(*points: tuple[float | None, dict[str, object]]) -> list[Logged]:
     return [parcel.verb for parcel in sent]
 
 
-def test_numbers_and_tensors_of_one_element_are_logged() -> None:
-    half, grown = torch.tensor(3, dtype=torch.bfloat16), torch.tensor(4.0, requires_grad=True)
-    [verb] = report((4, {"a": 1, "b": torch.tensor([2.5]), "c": True, "d": half, "e": grown}))
-    assert verb.values == ((1.0,), (2.5,), (1.0,), (3.0,), (4.0,))
-
-
 @pytest.mark.parametrize("value", ["3", None, torch.zeros(2), torch.tensor(1j), [1.0]])
 def test_log_refuses_values_that_are_no_numbers_by_name(value: object) -> None:
     with pytest.raises(MeshUsageError, match=r"log\(loss=\.\.\.\): .* is no number"):

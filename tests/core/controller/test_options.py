@@ -114,11 +114,6 @@ def test_the_nearest_projects_table_gives_options(tmp_path: Path) -> None:
     assert read_project_options(inner) == {"nproc_per_host": 4}
 
 
-@pytest.mark.parametrize("text", ["", "[tool.other]\nx = 1\n"])
-def test_a_project_without_a_table_gives_none(tmp_path: Path, text: str) -> None:
-    assert project_options(tmp_path, text) == {}
-
-
 BAD_FILES = {
     "no TOML": (b"[tool", ""),
     "no UTF-8": (b"\xff\xfe", ""),

@@ -203,13 +203,3 @@ def test_end_of_the_mesh_ends_the_new_agents(world: World) -> None:
     world.bring = lambda timeout_s: setattr(world, "has_ended", True)  # type: ignore
     assert do(world).failure == "the mesh has ended"
     assert world.done[-2:] == ["end b", "forget"]
-
-
-def test_agents_that_are_not_seen_to_end_stay_reachable(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "end_agents", lambda ticket, timeout_s: list(ticket.agents))
-    world.faults["bring"] = HostError("b: silent")
-    with pytest.raises(HostError):
-        do(world)
-    assert world.done[-1] == "turn away"

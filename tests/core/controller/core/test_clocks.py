@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cellmesh.controller.core.clocks import (
-    FIRST_INTERVAL_S,
-    INTERVAL_S,
-    NUM_FIRST,
     ClockComparison,
     ClockOffset,
     describe_clocks,
@@ -55,19 +50,6 @@ def test_old_exchange_counts_no_more_where_clocks_drift() -> None:
     for at_s in range(1, 9):
         exchange(clock, 1000 + at_s, 6, 0.002, 0.002)
     assert offset_of(clock).offset_s == pytest.approx(6, abs=1e-9)
-
-
-def test_exchanges_are_frequent_at_first_and_then_few() -> None:
-    clock = ClockComparison()
-    assert clock.due_s == math.inf
-    clock.begin(100)
-    now, intervals = clock.due_s, []
-    for _ in range(NUM_FIRST + 2):
-        clock.note_sent(now)
-        intervals.append(clock.due_s - now)
-        now = clock.due_s
-    assert intervals.count(INTERVAL_S) == 3
-    assert all(math.isclose(each, FIRST_INTERVAL_S, abs_tol=1e-9) for each in intervals[:-3])
 
 
 def test_offsets_are_described_with_their_errors() -> None:

@@ -91,6 +91,8 @@ def test_tally_is_new_once_when_all_agree_and_again_until_all_agree() -> None:
     tally.add((0,), counted(5))
     tally.forget((0, 1))
     assert tally.find_new_disagreements((0, 1), 2) == [], "new groups have begun nothing"
+    tally.clear()
+    assert tally.find_new_disagreements((0, 1), 2) == []
 
 
 # ---- ranks that are stuck

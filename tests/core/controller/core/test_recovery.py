@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
-from cellmesh.controller.core.core import Core, Effect, Note
+from cellmesh.controller.core.core import Effect, Note
 from cellmesh.controller.core.effects import HealReport, describe_heal
 from cellmesh.controller.core.mesh_state import FIRST_HEAL
 from cellmesh.controller.core.recovery import ABANDON_S, HEAL_S, MAX_ATTEMPTS, RESPAWN_S
 from cellmesh.controller.core.recovery_state import PATIENCE_S
 from cellmesh.controller.core.requests import ANSWER_S
 from cellmesh.controller.core.runs import STOP_S
-from cellmesh.wire.codec import Parcel
 from cellmesh.wire.groups import Heal
 from cellmesh.wire.messages import Resize
 from cellmesh.wire.status import Probe, RankState
@@ -21,7 +19,6 @@ from cellmesh.wire.stopping import StepCount, Steps
 from ....support.core_decisions import of, sent
 from ....support.core_script import Script
 from ....support.recovery_scenarios import SCENARIOS, check
-from ....support.runs import relay
 
 # The times of the scenarios.
 assert (ANSWER_S, RESPAWN_S, HEAL_S, ABANDON_S, PATIENCE_S, STOP_S) == (1, 70, 60, 5, 5, 2)
@@ -224,6 +221,8 @@ ATTACHING = {
         all answer #2 -> heal 0,2
         0,2 done heal; 1 dies -> -
         heal; drive -> ...report new 1, healed""",
+    "a rank has no groups": """3 ranks attached
+        0 answers #2 broken; 1 answers; 2 answers #2 -> describe 0""",
 }
 RESIZING = {
     "new ranks are forked, then all make the groups of the new size": """2 ranks
@@ -278,14 +277,6 @@ def test_what_a_heal_tells_ranks_and_the_user() -> None:
     assert describe_heal(report).endswith("; gradients are dropped")
 
 
-def test_a_cell_begins_with_news_of_new_ranks_once() -> None:
-    script = Script.play("2 ranks auto_heal=True\n1 dies; drive")
-    for run, told in ((1, 1), (2, 0)):
-        order, frames = relay(run)
-        filling = Parcel(msgspec.structs.replace(order, fills=True), frames)
-        assert len(of(Note, script.core.submit(filling, 0.0))) == told
-
-
 def test_steps_of_an_earlier_run_are_not_compared() -> None:
     script = Script.play("2 ranks\nrun 1 on 0-1; 0 fail 1; 1 done 1 -> finish 1; probe 0-1")
     request = script.asked[Probe][1].request
@@ -313,11 +304,6 @@ def test_what_a_resize_tells_the_agent() -> None:
 )
 def test_why_a_mesh_is_not_resized(begin: str, why: str) -> None:
     assert why in Script.play(f"2 ranks\n{begin}").core.why_not_resize(3)
-
-
-def test_a_mesh_that_is_not_there_is_not_healed() -> None:
-    _, [answer] = Core(2).heal(0.0)
-    assert answer.value.failure == "the mesh is connecting"
 
 
 UNDER_WAY = {

@@ -85,6 +85,9 @@ WAIT_FOR_EACH_OTHER = {
         sweep -> probe 0-1
         0 answers in 1 cannot all_reduce -> -
         1 answers in 1 cannot barrier -> judge 1: these cannot meet: ...; release 0-1 in 1""",
+    "not while one asks": """3 ranks
+        run 1 on 0-2; sweep; 2 asks in 1; 2 answers in 1 #0; 0 answers in 1 cannot all_reduce
+        1 answers in 1 cannot barrier -> -""",
     "nobody is released, it is said once, and taken back": """2 ranks on_error='wait'
         run 1 on 0-1; sweep; 0 answers in 1 cannot all_reduce
         1 answers in 1 cannot barrier -> judge 1: these cannot meet: ...

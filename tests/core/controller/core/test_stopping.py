@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, get_args
 
 import msgspec
@@ -112,30 +113,6 @@ def test_where_ranks_end(
     for rank, state in enumerate(reports):
         assert ranks.report((rank,), state, 0.0) == {}
     assert [(now, ranks.decide(now)) for now, _ in decided] == decided
-
-
-def test_a_rank_that_owes_an_operation_goes_on() -> None:
-    ranks = stopping_of(2)
-    ranks.report((0,), at_gate(all_reduces(4)), 0.01)
-    owed = {0: Owed((all_reduces(5),))}
-    assert ranks.report((1,), at_gate(all_reduces(5)), 0.02) == owed
-    assert ranks.decide(0.02) is None
-    ranks.report((0,), waiting(all_reduces(5)), 0.03)
-    assert ranks.decide(0.03) is None
-    ranks.report((0,), at_gate(all_reduces(5)), 0.04)
-    assert ranks.decide(0.04) == Verdict(True)
-
-
-def test_what_a_rank_begins_on_its_way_is_owed_by_others() -> None:
-    """Rank 0 owes on the row; on its way there it begins an operation on the column."""
-    row, column = (0, 1), (0, 2)
-    ranks = stopping_of(3)
-    ranks.report((2,), at_gate(all_reduces(1, column, "c")), 0.0)
-    ranks.report((1,), at_gate(all_reduces(2, row, "r")), 0.0)
-    found = ranks.report((0,), at_gate(all_reduces(1, row, "r"), all_reduces(1, column, "c")), 0.0)
-    assert found == {0: Owed((all_reduces(2, row, "r"),))}
-    found = ranks.report((0,), waiting(all_reduces(1, row, "r"), all_reduces(2, column, "c")), 0.0)
-    assert found == {2: Owed((all_reduces(2, column, "c"),))}
 
 
 def test_a_rank_with_one_step_less_goes_on_though_it_owes_no_operation() -> None:
@@ -249,29 +226,21 @@ def simulate(programs: Sequence[Program], seed: int) -> list[dict[str, int]]:
     raise AssertionError("the ranks did not come to the same point")
 
 
-def world(num_ranks: int) -> list[Program]:
-    everyone = tuple(range(num_ranks))
-    return [[("w", everyone)] * 500 for _ in everyone]
-
-
 def grid(rows: int, columns: int) -> list[Program]:
     programs: list[Program] = []
-    for rank in range(rows * columns):
-        row, column = divmod(rank, columns)
-        dp = tuple(range(column, rows * columns, columns))
-        tp = tuple(range(row * columns, (row + 1) * columns))
-        everyone = tuple(range(rows * columns))
+    everyone = tuple(range(rows * columns))
+    for row, column in itertools.product(range(rows), range(columns)):
+        dp, tp = everyone[column::columns], everyone[row * columns : (row + 1) * columns]
         step = [(f"tp{row}", tp), (f"dp{column}", dp), (f"tp{row}", tp), ("w", everyone)]
         programs.append(step * 100)
     return programs
 
 
-@pytest.mark.parametrize("make", [lambda: world(4), lambda: grid(2, 2), lambda: grid(3, 4)])
+@pytest.mark.parametrize("programs", [grid(2, 2), grid(3, 4)], ids=len)
 @pytest.mark.parametrize("seed", range(25))
 def test_all_members_of_a_group_have_begun_the_same_number(
-    make: Callable[[], list[Program]], seed: int
+    programs: list[Program], seed: int
 ) -> None:
-    programs = make()
     counts = simulate(programs, seed)
     for program, own in zip(programs, counts, strict=True):
         for group, members in program:
@@ -303,6 +272,7 @@ def test_ranks_that_do_not_get_there_are_interrupted_as_they_are_and_named() -> 
     core = stopped_core()
     hear(core, (1,), in_python(all_reduces(7)), 5.0)
     assert ((0, 1), Pause(1)) in told(core.tick(5.0 + LOOK_S))
+    assert told(core.tick(5.0 + 1.5 * LOOK_S)) == []
     effects = core.tick(5.0 + LIMIT_S)
     assert told(effects) == [((0, 1), Interrupt(1))]
     [note] = of(Note, effects)

@@ -98,17 +98,6 @@ def test_text_is_bounded() -> None:
     assert len(stuck(in_one({rank: begun(size=rank) for rank in range(400)})).text) < 2000
 
 
-def test_the_rank_whose_own_part_has_ended_is_stuck_in_its_next_operation() -> None:
-    first = begun("broadcast", 1, root=0)
-    states = {
-        0: state(group("0", 2, recent=(first, begun(number=2))), waits=waits("all_reduce", 2)),
-        1: state(group("0", 1, recent=(begun(),)), waits=waits("all_reduce", 1)),
-    }
-    found = stuck(states)
-    assert found.stuck == (0, 1)
-    assert "1st operation is broadcast on rank 0 and all_reduce on rank 1" in found.text
-
-
 def test_what_has_met_although_it_differed_is_passed_over() -> None:
     old = {0: begun("all_gather"), 1: begun("all_gather_into_tensor"), 2: begun("all_gather")}
     states = {
