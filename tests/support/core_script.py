@@ -255,7 +255,7 @@ class Script:
         number = re.search(r"#(\d+)", facts)
         run = re.search(r"in (\d+)", facts)
         where = re.search(r"(waits|cannot) (\w+)", facts)
-        more: dict[str, Any] = {"is_broken": "broken" in facts, "is_half_done": "half" in facts}
+        more: dict[str, Any] = {"is_broken": "broken" in facts}
         of = re.search(r"of (\S+)", facts)
         name, members = ("a", self.ranks_of(of[1])) if of else ("world", ())
         counts = counted(int(number[1]), members, name) if number else ()
@@ -264,20 +264,9 @@ class Script:
             begun = (Begun(3, collective, 4, "float32"),)
             counts = (GroupCount("world", (), 3, recent=begun),)
             more["in_flight"] = (InFlight("world", collective, 3),)
-        state = RankState(
-            probe.request,
-            int(run[1]) if run else -1,
-            1,
-            5,
-            "f",
-            collective,
-            "cpu",
-            0,
-            group,
-            9.0 if where else 0.0,
-            counts=counts,
-            **more,
-        )
+        number_of_run, waited_s = int(run[1]) if run else -1, 9.0 if where else 0.0
+        place = (probe.request, number_of_run, 1, 5, "f", collective, "cpu", 0, group, waited_s)
+        state = RankState(*place, counts=counts, **more)
         for rank in asked if ranks == "all" else self.ranks_of(ranks):
             self.hear((rank,), state)
 

@@ -32,7 +32,7 @@ from cellmesh.wire.messages import (
 )
 from cellmesh.wire.status import Probe, RankState
 from cellmesh.wire.stopping import Pause, StopState
-from cellmesh.wire.user_code import Display, Output
+from cellmesh.wire.user_code import Output
 from cellmesh.wire.values import PullNames, PushNames
 from cellmesh.workers.agent.supervisor import Fork
 
@@ -57,7 +57,6 @@ class ScriptedRank:
         self.queue: collections.deque[int] = collections.deque()
         self.interrupted: set[int] = set()
         self.released: set[int] = set()
-        self.num_heals = 0
         self.collective = ""
         self.answers_probes = True
         self.is_broken = False
@@ -77,9 +76,6 @@ class ScriptedRank:
 
     def print(self, text: str, stream: Any = "stdout") -> None:
         self._say(Output(self.queue[0], stream, text))
-
-    def display(self, bundle: bytes) -> None:
-        self._say(Display(self.queue[0], "display", bundle))
 
     def done(self, value: Any = None) -> None:
         """Answer the first run with a value."""
@@ -153,7 +149,6 @@ class ScriptedRank:
 
     def _heal(self) -> None:
         while self._heals:
-            self.num_heals += 1
             self.holds = self.is_broken = False
             self._say(Done(self._heals.popleft()))
 

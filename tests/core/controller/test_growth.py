@@ -20,12 +20,11 @@ from cellmesh.controller.failure_summary import (
 )
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.groups import Begun, GroupCount, InFlight
-from cellmesh.wire.messages import Done, Failed
+from cellmesh.wire.messages import Failed
 from cellmesh.wire.status import RankState
 from cellmesh.wire.stopping import StepCount, Steps, StopState
 
-from ...support.core_decisions import failed, heal_all, hear, running_core
-from ...support.runs import relay
+from ...support.core_decisions import failed, hear, running_core
 from ...support.step_counter import growth
 
 Work = Callable[[int], Callable[[], Any]]
@@ -129,26 +128,6 @@ def test_a_stop() -> None:
                 hear(core, (rank,), failed(1, "KeyboardInterrupt"), LIMIT_S)
 
         return stop
-
-    check_linear(work)
-
-
-@pytest.mark.parametrize("is_failure", [False, True])
-def test_the_end_of_a_run(is_failure: bool) -> None:
-    def work(num: int) -> Callable[[], Any]:
-        core, counts = running_core(num, tuple(range(num))), (GroupCount("0", (), 7),)
-
-        def end() -> None:
-            effects = []
-            for rank in range(num):
-                answer = failed(1, text=str(rank)) if is_failure else Done(1, counts=counts)
-                effects += hear(core, (rank,), answer, 0.1)
-                core.deadline()
-                core.tick(0.1)
-            heal_all(core, effects, 0.2)
-            core.submit(relay(2, range(num)), 0.2)
-
-        return end
 
     check_linear(work)
 

@@ -36,22 +36,22 @@ DESCRIBING = f"""{RESPAWNING}
     all answer -> describe 0
 """
 
-ONLY_THEN = {
-    "groups that agree after a failure": """2 ranks
+CASES = {
+    "recovers only from: groups that agree after a failure": """2 ranks
         run 1 on 0-1; 0 fail 1 -> -
         1 done 1 -> finish 1; probe 0-1
         all answer #3 -> resume 0
         calm""",
-    "broken groups": """2 ranks
+    "recovers only from: broken groups": """2 ranks
         run 1 on 0-1; 0 fail 1; 1 done 1; 0 answers #3 -> -
         1 answers #3 broken -> heal 0-1
         0 done heal -> -
         1 done heal -> note 1: process groups rebuilt...; healed: healed
         calm""",
-    "a rank that was interrupted though its code went on": """2 ranks
+    "recovers only from: a rank that was interrupted though its code went on": """2 ranks
         run 1 on 0-1; interrupt 1; 0-1 done 1 -> finish 1; probe 0-1
         all answer broken -> heal 0-1""",
-    "counts that disagree are healed before the next run on the members": """3 ranks
+    "recovers only from: counts that disagree, before the next run on the members": """3 ranks
         run 1 on 0-2; 0 done 1 #3; 1-2 done 1 #2 -> finish 1
         run 2 on 0-1 -> run 2 on 0-1
         0-1 done 2 -> finish 2
@@ -60,123 +60,107 @@ ONLY_THEN = {
         0-2 done heal -> healed: healed; run 3 on 0-2
         0-2 done 3 -> finish 3
         calm""",
-}
-TAKES_PART = {
-    "a running rank once it is idle": """3 ranks
+    "takes part: a running rank once it is idle": """3 ranks
         run 1 on 2; run 2 on 0-1; 0-1 fail 2; 0-1 answer broken; 2 answers in 1 -> heal 0-1
         0-1 done heal; 2 done 1 -> finish 1; probe 0-2
         all answer -> heal 0-2
         0-2 done heal; calm""",
-    "a holding rank once the failed run has ended everywhere": """4 ranks on_error='wait'
+    "takes part: a holding rank once the failed run has ended": """4 ranks on_error='wait'
         run 1 on 0-1; run 2 on 0; run 3 on 2-3; 0 fail 1; 2-3 fail 3; 0,2,3 answer broken
         1 answers in 1 -> heal 2-3
         2-3 done heal -> note 3: process groups rebuilt...
         1 done 1; drive; 0 done 2 -> finish 2""",
-}
-WAITS = {
-    "work waits for calm and keeps its order": f"""3 ranks
+    "waits: work waits for calm and keeps its order": f"""3 ranks
         {HEALING}
         run 2 on 0-1 -> -
         run 3 on 2 -> -
         0-2 done heal -> note 1: ...; healed: healed; run 2 on 0-1; run 3 on 2""",
-    "goes only to the ranks that were there all the time": """3 ranks auto_heal=True
+    "waits: goes only to the ranks that were there all the time": """3 ranks auto_heal=True
         0 dies; run 1 on 1-2 -> -
         2 dies; drive -> healed: new 0,2, healed; run 1 on 1""",
-}
-DEATHS = {
-    "if all are dead the new ones make the mesh's own groups": """2 ranks
+    "after a death: if all are dead the new ones make the mesh's own groups": """2 ranks
         0 dies; drive; 1 dies; heal -> respawn 0-1
         0-1 respawned -> probe 0-1
         all answer -> heal 0-1""",
-    "a rank killed for not stopping is replaced": """2 ranks
+    "after a death: a rank killed for not stopping is replaced": """2 ranks
         run 1 on 0-1; interrupt 1; @0.1 interrupt 1; @0.2 0 interrupted 1
         @2 tick -> kill 1; probe 0-1
         all answer in 1; @2.1 1 dies -> finish 1; probe 0
         drive -> note 1: rank 1 is new...; healed: new 1, healed
         calm""",
-}
-REQUESTS = {
-    "waits for ranks that are about to be released": """3 ranks
+    "a heal: waits for ranks that are about to be released": """3 ranks
         run 1 on 0-2; 1 dies; @0.1 heal -> -
         @1 tick -> release 0,2 in 1
         @1.1 0 fail 1; 2 fail 1; drive -> ...report new 1, healed...
         calm""",
-    "does not wait without end": """2 ranks
+    "a heal: does not wait without end": """2 ranks
         run 1 on 0-1 cell 3; 1 dies; @0.1 heal -> -
         @0.2 run 2 on 0-1 -> -
         @1 tick -> release 0 in 1
         @6 tick -> probe 0; report failure: ...rank 0 runs cell 3...; run 2 on 0; end 2...
         @9 0 fail 1 -> finish 1; probe 0""",
-    "asks again a rank that is late to answer": """2 ranks
+    "a heal: asks again a rank that is late to answer": """2 ranks
         1 dies; @1 heal -> -
         @2 tick -> probe 0
         drive -> healed: new 1, healed; report new 1, healed""",
-    "does not wait for ranks that are not released": """2 ranks on_error='wait'
+    "a heal: does not wait for ranks that are not released": """2 ranks on_error='wait'
         run 1 on 0-1; 1 dies; @1 tick; @1.1 heal -> report failure: rank 0 must be idle...
         @1.2 interrupt 1; @1.3 heal -> -""",
-    "can be abandoned while it waits": """2 ranks
+    "a heal: can be abandoned while it waits": """2 ranks
         run 1 on 0-1; 1 dies; @0.1 heal -> -
         abandon -> report failure: ...must be idle...
         @1.1 0 fail 1; drive -> ...dead 1""",
-    "a returned rank is interrupted until it leaves a run that is over": """2 ranks settle_s=0.0
+    "a heal: a returned rank is interrupted until it leaves an ended run": """2 ranks settle_s=0.0
         host of 1 lost; drive; @1 1 returns -> probe 0-1
         heal -> -
         0 answers; 1 answers in 77 -> probe 0-1
         @2.5 0 answers; 1 answers in 77 -> interrupt 1 in 77; probe 0-1
         @3 0 answers; 1 answers in 77 -> probe 0-1
         @4 0 answers; 1 answers in 77 -> interrupt 1 in 77; probe 0-1""",
-}
-EXAMINING = {
-    "a rank that dies is left out": """3 ranks
+    "while examining: a rank that dies is left out": """3 ranks
         run 1 on 0-2; 0-2 fail 1; 0,2 answer; 1 dies; drive; calm""",
-    "a rank that never answers costs a second": """2 ranks
+    "while examining: a rank that never answers costs a second": """2 ranks
         run 1 on 0-1; 0-1 fail 1; 0 answers -> -
         @1 tick -> resume 0-1
         calm""",
-}
-FORKING = {
-    "one that fails is reported and costs nothing": f"""3 ranks
+    "a fork: one that fails is reported and costs nothing": f"""3 ranks
         {RESPAWNING}
         run 1 on 0,2 -> -
         1 not respawned: no memory
         drive -> healed: ...; report dead 1, failure: ...no memory; run 1 on 0,2""",
-    "one that is slow is given up and may come later": f"""3 ranks
+    "a fork: one that is slow is given up and may come later": f"""3 ranks
         {RESPAWNING}
         @70 tick -> probe 0,2
         all answer -> healed: ...; report dead 1, failure: ...too long
         calm; @200 1 respawned; drive -> healed: new 1, healed
         calm""",
-    "a rank that dies whenever it is replaced is not replaced for ever": """2 ranks auto_heal=True
+    "a fork: a rank that dies at each fork is not replaced for ever": """2 ranks auto_heal=True
         1 dies; all answer -> respawn 1
         1 respawned; 1 dies; 0 answers -> respawn 1
         1 respawned; 1 dies; 0 answers -> respawn 1
         1 respawned; 1 dies; 0 answers -> heal 0
         drive; calm""",
-}
-DESCRIBING_FAILS = {
-    "it is given up and can be tried again": f"""3 ranks
+    "no description: it is given up and can be tried again": f"""3 ranks
         {DESCRIBING}
         @1 tick; all answer -> describe 2
         @2 tick; all answer -> describe 0
         @3 tick -> ...report new 1, failure: ...did not describe...
         @10 heal; drive -> healed: healed; report healed""",
-    "new ranks wait until one can": f"""3 ranks
+    "no description: new ranks wait until one can": f"""3 ranks
         {DESCRIBING}
         @1 tick; all answer; @2 tick; all answer; @3 tick; @10 run 1 on 1; run 2 on 0,2
         1 fail 1 -> finish 1; probe 0-2
         1 answers; 0,2 answer in 2 -> resume 1
         0,2 done 2 -> finish 2; probe 0-2
         all answer -> describe 0""",
-}
-HEALING_FAILS = {
-    "on one rank": f"""3 ranks
+    "healing fails: on one rank": f"""3 ranks
         {HEALING}
         1 fail heal no -> release 0,2 in heal
         0 released heal -> -
         2 released heal -> probe 0-2
         all answer -> heal 0-2
         0-2 done heal; calm""",
-    "for good, until the end of the next run": """2 ranks
+    "healing fails: for good, until the end of the next run": """2 ranks
         run 1 on 0-1; 0-1 fail 1; all answer broken -> heal 0-1
         run 2 on 0; 0-1 fail heal no way -> probe 0-1
         all answer -> heal 0-1
@@ -185,84 +169,60 @@ HEALING_FAILS = {
         0-1 fail heal no way -> resume 0-1; note 1: ...no way...%dist_restart...; run 2 on 0
         0 done 2 -> finish 2; probe 0-1
         all answer -> heal 0-1""",
-    "as it takes too long": """2 ranks
+    "healing fails: as it takes too long": """2 ranks
         run 1 on 0-1; 0-1 fail 1; all answer broken; @60 tick -> release 0-1 in heal
         0 released heal -> -
         @65 tick -> resume 0; note 1: ...too long...; healed: ...
         @100 1 released heal -> probe 0-1
         all answer -> heal 0-1
         0-1 done heal; calm""",
-}
-STORE = {
-    "groups are made over a new one": """2 ranks
+    "the store: groups are made over a new one": """2 ranks
         store moves to 4321 -> probe 0-1
         all answer -> heal 0-1 port 4321
         0-1 done heal; calm""",
-}
-ATTACHING = {
-    "ranks may hold back": """2 ranks attached
+    "attaching: ranks may hold back": """2 ranks attached
         attached -> probe 0-1
         all answer #2 -> resume 0-1
         calm""",
-    "auto-heal replaces dead ranks": """3 ranks auto_heal=True attached 1 is dead
+    "attaching: auto-heal replaces dead ranks": """3 ranks auto_heal=True attached 1 is dead
         attached -> probe 0,2
         all answer #2 -> respawn 1""",
-    "the end of runs in flight": """3 ranks attached run 7 on 0-1
+    "attaching: the end of runs in flight": """3 ranks attached run 7 on 0-1
         0-1 answer in 7 #2; 2 answers #2 -> resume 2
         0 fail 7; 1 done 7 -> finish 7; probe 0-2""",
-    "a rank may be about to begin": """3 ranks attached run 7 on 1
+    "attaching: a rank may be about to begin": """3 ranks attached run 7 on 1
         attached -> probe 0-2
         all answer #2 broken -> heal 0,2
         0,2 done heal -> resume 1; healed: healed
         1 done 7 -> finish 7; probe 0-2
         all answer #0 -> heal 0-2""",
-    "a rank is dead": """3 ranks attached 1 is dead
+    "attaching: a rank is dead": """3 ranks attached 1 is dead
         attached -> probe 0,2
         all answer #2 -> heal 0,2
         0,2 done heal; 1 dies -> -
         heal; drive -> ...report new 1, healed""",
-    "a rank has no groups": """3 ranks attached
+    "attaching: a rank has no groups": """3 ranks attached
         0 answers #2 broken; 1 answers; 2 answers #2 -> describe 0""",
-}
-RESIZING = {
-    "new ranks are forked, then all make the groups of the new size": """2 ranks
+    "resizing: new ranks are forked, then all make the groups of the new size": """2 ranks
         resize to 4 -> resize; probe 0-1
         all answer -> respawn 2-3
         2-3 respawned -> probe 0-3
         all answer -> heal 0-3 layout 4
         drive -> healed: new 2-3, healed; report new 2-3, healed
         calm""",
-    "ranks that stay make those of a smaller size": """4 ranks
+    "resizing: ranks that stay make those of a smaller size": """4 ranks
         resize to 2+1 -> resize; probe 0-2
         all answer -> heal 0-2 layout 2+1
         drive -> healed: healed; report healed
         calm""",
-    "new ranks that cannot start leave a mesh that a heal completes": """2 ranks
+    "resizing: new ranks that cannot start leave a mesh that a heal completes": """2 ranks
         resize to 3; all answer -> respawn 2
         2 not respawned: no memory; drive -> ...report healed, dead 2, failure: ...no memory
         heal; all answer -> respawn 2""",
 }
-ALL = {
-    f"{kind}: {name}": text
-    for kind, scenarios in {
-        "recovers only from": ONLY_THEN,
-        "takes part": TAKES_PART,
-        "waits": WAITS,
-        "after a death": DEATHS,
-        "a heal": REQUESTS,
-        "while examining": EXAMINING,
-        "a fork": FORKING,
-        "no description": DESCRIBING_FAILS,
-        "healing fails": HEALING_FAILS,
-        "the store": STORE,
-        "attaching": ATTACHING,
-        "resizing": RESIZING,
-    }.items()
-    for name, text in scenarios.items()
-}
 
 
-@pytest.mark.parametrize("text", ALL.values(), ids=ALL)
+@pytest.mark.parametrize("text", CASES.values(), ids=CASES)
 def test_recovery(text: str) -> None:
     Script.play(text)
 

@@ -18,116 +18,103 @@ from ....support.core_script import Script, describe
 # The times of the scenarios.
 assert (ESCALATE_S, REPORT_AFTER_S, STOP_S, SWEEP_S, WATCH_AFTER_S) == (5, 0.3, 2, 0.5, 5)
 
-RELEASE = {
-    "the others when they have had time to settle": """4 ranks settle_s=2.0
+CASES = {
+    "release: the others when they have had time to settle": """4 ranks settle_s=2.0
         @10 run 1 on 0-3; @11 3 fail 1; @12.5 0 fail 1; @12.9 2 done 1; releases until 12.9 -> -
         releases until 13 -> release 1 in 1
         releases until 30 -> -""",
-    "as a rank died": """4 ranks
+    "release: as a rank died": """4 ranks
         @10 run 1 on 0-1; 0 dies; releases until 10.9 -> -
         releases until 11 -> release 1 in 1""",
-    "their time is from when a rank raises, and a rank that is described has more": """4 ranks
+    "release: they have time once a rank raises, and more while it is described": """4 ranks
         @10 run 1 on 0-2; @11 0,2 raising 1 -> -
         @11.5 2 fail 1; releases until 11.9 -> -
         releases until 12 -> release 1 in 1
         releases until 30 -> -
         @40 0-1 fail 1 -> finish 1...
         0 raising 1 -> -""",
-    "with on_error=wait none, and no rank is asked that has raised": """4 ranks on_error='wait'
+    "release: with on_error=wait none, nor is a raising rank asked": """4 ranks on_error='wait'
         run 1 on 0-2; 0 fail 1; 2 raising 1; @0.3 tick -> probe 1
         1 answers in 1 #1 waits all_reduce -> waiting 1: 1
         releases until 30 -> -""",
-    "none while a rank asks": """4 ranks
+    "release: none while a rank asks": """4 ranks
         run 1 on 0-2; @0.5 1 asks in 1; @1 0 fail 1; releases until 20 -> -
         reply to 1: q -> reply to 1: q
         releases until 25 -> release 1-2 in 1""",
-    "once the question is withdrawn": """4 ranks
+    "release: once the question is withdrawn": """4 ranks
         run 1 on 0-1; 1 asks in 1; 0 fail 1; @3 1 asks no more in 1
         releases until 9 -> release 1 in 1
         reply to 1: late -> -""",
-    "an interrupted rank may end as its code decides": """4 ranks
+    "release: an interrupted rank may end as its code decides": """4 ranks
         run 1 on 0-1; interrupt 1; @0.1 0 interrupted 1; releases until 20 -> -""",
-    "no control thread": """2 ranks
+    "release: no control thread": """2 ranks
         run 1 on 0-1 control; 0 fail 1; until 20 -> -""",
-    "a run that has waited for calm has its time from then on": """3 ranks
+    "release: a run that has waited for calm has its time from then on": """3 ranks
         run 1 on 0-1; 0-1 fail 1; @0.1 run 2 on 0-2; @0.2 2 dies; @5 drive -> ...run 2 on 0-1
         releases until 6 -> -
         releases until 6.2 -> release 0-1 in 2""",
-}
-WAIT_FOR_EACH_OTHER = {
-    "a rank that ended well is waited for": """2 ranks
+    "waiting: a rank that ended well is waited for": """2 ranks
         run 1 on 0-1; @0.1 1 done 1 #2; probes until 1 -> -
         sweep -> probe 0-1
         1 answers #2; 0 answers in 1 #3 waits all_reduce -> release 0 in 1""",
-    "a state that is older than the rank's end": """3 ranks
+    "waiting: a state that is older than the rank's end": """3 ranks
         run 1 on 0-2; @0.1 2 done 1 #3; sweep; 2 answers #3; 1 answers in 1 #2; 1 done 1 #3
         0 answers in 1 #3 waits all_reduce -> -""",
-    "a rank with more work may join": """2 ranks
+    "waiting: a rank with more work may join": """2 ranks
         run 1 on 0-1; run 2 on 0-1; @0.1 1 done 1; sweep; 1 answers #2
         0 answers in 1 #3 waits all_reduce -> -""",
-    "an idle rank with other work may join": """3 ranks
+    "waiting: an idle rank with other work may join": """3 ranks
         run 1 on 0-1; run 2 on 2; wait for 1; sweep -> probe 0-2
         2 answers in 2 #0; 0 answers in 1 #1 waits all_reduce
         1 answers in 1 #1 waits all_reduce -> -""",
-    "a rank that holds back its work will not": """3 ranks
+    "waiting: a rank that holds back its work will not": """3 ranks
         run 1 on 0-2; run 2 on 0-1; interrupt 1; @0.1 1 fail 1; sweep
         1 answers #2; 2 answers in 1 #2; 0 answers in 1 #3 waits all_reduce -> release 0 in 1""",
-    "one that has not begun the run will": """4 ranks
+    "waiting: one that has not begun the run will": """4 ranks
         run 1 on 0-1; run 2 on 0,2; wait for 2; 0 fail 1; 1 asks in 1; sweep
         0 answers #0; 1 answers #0; 3 answers #0 -> -
         2 answers in 2 #1 of 0,2 waits all_reduce -> -""",
-    "an awaited rank needs idle ranks": """3 ranks
+    "waiting: an awaited rank needs idle ranks": """3 ranks
         run 1 on 0-1; wait for 1; sweep -> probe 0-2
         2 answers #0; 0 answers in 1 #1 waits all_reduce
         1 answers in 1 #1 waits all_reduce -> release 0-1 in 1""",
-    "operations that cannot meet": """2 ranks
+    "waiting: operations that cannot meet": """2 ranks
         run 1 on 0-1; probes until 0.9 -> -
         sweep -> probe 0-1
         0 answers in 1 cannot all_reduce -> -
         1 answers in 1 cannot barrier -> judge 1: these cannot meet: ...; release 0-1 in 1""",
-    "not while one asks": """3 ranks
+    "waiting: not while one asks": """3 ranks
         run 1 on 0-2; sweep; 2 asks in 1; 2 answers in 1 #0; 0 answers in 1 cannot all_reduce
         1 answers in 1 cannot barrier -> -""",
-    "nobody is released, it is said once, and taken back": """2 ranks on_error='wait'
+    "waiting: nobody is released, it is said once, and taken back": """2 ranks on_error='wait'
         run 1 on 0-1; sweep; 0 answers in 1 cannot all_reduce
         1 answers in 1 cannot barrier -> judge 1: these cannot meet: ...
         sweep; 0 answers in 1 cannot all_reduce; 1 answers in 1 cannot barrier -> -
         sweep; 0 answers in 1 cannot all_reduce; 1 answers in 1 cannot all_reduce -> judge 1: """,
-    "no rank is looked at, as a later run may join": """3 ranks
+    "waiting: no rank is looked at, as a later run may join": """3 ranks
         run 1 on 0-1; until 4.9 -> -""",
-    "a rank without an answer is missing in the status line": """2 ranks settle_s=5.0
+    "waiting: a rank without an answer is missing in the status line": """2 ranks settle_s=5.0
         run 1 on 0-1; sweep; 0 answers in 1; @6.5 tick -> watch 1: 0""",
-}
-INTERRUPTS = {
-    "a second one kills ranks that have not stopped": """4 ranks
+    "interrupt: a second one kills ranks that have not stopped": """4 ranks
         run 1 on 0-2; @10 interrupt 1; 0-2 quiet in 1 -> interrupt 0-2 in 1 aligned
         @10.2 interrupt 1 -> -
         @10.5 0 interrupted 1; kills until 11.9 -> -
         kills until 12 -> kill 1-2""",
-    "a late second one is a first one": """4 ranks
+    "interrupt: a late second one is a first one": """4 ranks
         run 1 on 0; @10 interrupt 1; 0 quiet in 1; @15.1 interrupt 1 -> interrupt 0 in 1
         kills until 18 -> -""",
-    "a rank with the run queued is not killed": """4 ranks
+    "interrupt: a rank with the run queued is not killed": """4 ranks
         run 1 on 0; run 2 on 0-1; @10 interrupt 2; @10.1 interrupt 2; kills until 12 -> kill 1""",
-    "a run that waits for calm ends at once": """2 ranks
+    "interrupt: a run that waits for calm ends at once": """2 ranks
         run 1 on 0-1; 0-1 fail 1; run 2 on 0-1 -> -
         interrupt 2 -> end 2 on 0-1 unbegun: KeyboardInterrupt; finish 2""",
-    "or where it is held back": """2 ranks on_error='wait'
+    "interrupt: or where it is held back": """2 ranks on_error='wait'
         run 1 on 0-1; run 2 on 0; 0 fail 1
         interrupt 2 -> interrupt 0 in 2; end 2 on 0 unbegun: KeyboardInterrupt; finish 2; ...""",
 }
-ALL = {
-    f"{kind}: {name}": text
-    for kind, scenarios in {
-        "release": RELEASE,
-        "waiting": WAIT_FOR_EACH_OTHER,
-        "interrupt": INTERRUPTS,
-    }.items()
-    for name, text in scenarios.items()
-}
 
 
-@pytest.mark.parametrize("text", ALL.values(), ids=ALL)
+@pytest.mark.parametrize("text", CASES.values(), ids=CASES)
 def test_runs(text: str) -> None:
     Script.play(text)
 
