@@ -204,9 +204,7 @@ THIRD: list[tuple[RankState | None, tuple[int, ...], str]] = [
 
 
 @pytest.mark.parametrize(("third", "dead", "words"), THIRD)
-def test_who_waits_for_whom_is_said_with_what_that_rank_does(
-    third: RankState | None, dead: tuple[int, ...], words: str
-) -> None:
+def test_why_ranks_wait(third: RankState | None, dead: Any, words: str) -> None:
     states = {0: in_operation(3), 1: in_operation(3)} | ({2: third} if third else {})
     assert explain_waits(states, dead, 3) == words
     assert explain_waits({0: ENDED}, (), 1) == "no rank waits for another"
@@ -244,9 +242,7 @@ def test_a_verdict_stands_before_what_ranks_were_doing() -> None:
         ({"phase": "dead", "pid": 0, "ending": "exited with code 3"}, None, "dead"),
     ],
 )
-def test_activity_of_a_rank_is_one_word(
-    changes: dict[str, Any], answer: RankState | None, activity: str
-) -> None:
+def test_activity_is_one_word(changes: Any, answer: RankState | None, activity: str) -> None:
     info = msgspec.structs.replace(RankInfo(0, 100, "node", "idle"), **changes)
     assert activity_of(info, answer) == activity
 

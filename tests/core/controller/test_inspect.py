@@ -35,9 +35,7 @@ from cellmesh.workers.inspect.chunks import elements_of_parts
 # ---- values that ranks keep for an inspector
 
 
-def test_ranks_forget_the_values_of_a_closed_inspector_also_one_that_arrives_late(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ranks_forget_values_of_a_closed_inspector(monkeypatch: pytest.MonkeyPatch) -> None:
     session: Any = SimpleNamespace(gone_holds=deque())
     forgotten: list[str] = []
 

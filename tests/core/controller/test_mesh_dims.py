@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -33,9 +32,7 @@ def test_dims_must_multiply_to_the_number_of_ranks(dims: dict[str, int]) -> None
 
 
 @given(DIMS, st.data())
-def test_ranks_at_a_coordinate_are_numbered_as_torch_numbers_them(
-    dims: dict[str, int], data: st.DataObject
-) -> None:
+def test_ranks_are_numbered_as_by_torch(dims: dict[str, int], data: st.DataObject) -> None:
     import torch
 
     chosen = data.draw(st.sets(st.sampled_from(list(dims))))
@@ -59,9 +56,7 @@ DIMS_OF_8 = {"dp": 2, "tp": 4}
         (parse_coordinate, ["tp=0,tp=1"], "'tp=0,tp=1' gives 'tp' twice"),
     ],
 )
-def test_text_of_another_form_is_refused(
-    read: Callable[[str], Any], texts: list[str], error: str
-) -> None:
+def test_text_of_another_form_is_refused(read: Any, texts: list[str], error: str) -> None:
     for text in texts:
         with pytest.raises(MeshUsageError, match=error):
             read(text)
@@ -75,8 +70,6 @@ def test_text_of_another_form_is_refused(
         (DIMS_OF_8, {"tp": 4}, "tp=4: dim 'tp' has 4 indices, 0-3"),
     ],
 )
-def test_a_coordinate_outside_the_mesh_is_refused(
-    dims: dict[str, int], coordinate: dict[str, int], error: str
-) -> None:
+def test_coordinate_outside_the_mesh_is_refused(dims: Any, coordinate: Any, error: str) -> None:
     with pytest.raises(MeshUsageError, match=error):
         ranks_at(dims, coordinate)

@@ -6,7 +6,6 @@ import signal
 import sys
 import threading
 import types
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -31,9 +30,7 @@ def test_a_wait_that_ends_by_time_leaves_nothing() -> None:
     ],
     ids=["news", "reply"],
 )
-def test_an_interrupt_at_any_instant_of_a_wait_holds_up_no_report(
-    make: Callable[[], Any], wait: Callable[[Any], Any], report: Callable[[Any], Any]
-) -> None:
+def test_interrupt_of_a_wait_holds_up_no_report(make: Any, wait: Any, report: Any) -> None:
     def strike(at: int) -> tuple[Any, list[int]]:
         seen: list[int] = []
 

@@ -26,9 +26,7 @@ def report_of(*digests: str, expression: str = "m", **more: Any) -> CheckReport:
         ("abab", ((0, 2), (1, 3)), "ranks 0,2 ≠ ranks 1,3"),
     ],
 )
-def test_the_ranks_that_differ_are_named_the_most_first(
-    digests: str, groups: Any, words: str
-) -> None:
+def test_most_of_ranks_that_differ_are_named_first(digests: str, groups: Any, words: str) -> None:
     report = report_of(*digests, ranks=(0, 1, 2, 3))
     (found,) = report.differences
     assert not report.equal

@@ -91,9 +91,7 @@ def case_that_ends_by_an_answer() -> Case:
     return case
 
 
-def test_a_thread_that_looks_up_sees_no_question_before_what_was_printed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_no_question_is_put_before_printed_text(monkeypatch: pytest.MonkeyPatch) -> None:
     case, asked = case_that_ends_by_an_answer(), threading.Event()
     show, prompts = case.run.printer.show, list[str]()
 

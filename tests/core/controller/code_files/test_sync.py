@@ -121,9 +121,7 @@ def test_calls_in_a_row_look_now_and_then_or_after_a_load(
     assert hosts.take_asked()
 
 
-def test_problem_of_a_host_is_named_and_tried_again(
-    code: CodeSync, hosts: Hosts, tmp_path: Path
-) -> None:
+def test_problem_is_named_and_tried_again(code: CodeSync, hosts: Hosts, tmp_path: Path) -> None:
     code.bring()
     (tmp_path / "a.py").write_text("b")
     hosts.problems[1] = "the disk is full"
@@ -176,9 +174,7 @@ def test_file_that_changes_while_it_is_read_is_read_again(
     assert hosts.files[0]["0/a.py"] == b"11"
 
 
-def test_large_files_are_left_out_and_named_once(
-    code: CodeSync, said: list[str], tmp_path: Path
-) -> None:
+def test_large_files_are_named_once(code: CodeSync, said: list[str], tmp_path: Path) -> None:
     code._scanner.max_bytes = 1
     code.bring()
     code.forget()

@@ -143,9 +143,7 @@ STUCK: dict[str, tuple[dict[int, RankState], set[int], list[int]]] = {
 
 
 @pytest.mark.parametrize(("states", "ended", "found"), STUCK.values(), ids=STUCK)
-def test_ranks_that_wait_in_vain_are_found(
-    states: dict[int, RankState], ended: set[int], found: list[int]
-) -> None:
+def test_ranks_that_wait_in_vain_are_found(states: Any, ended: set[int], found: list[int]) -> None:
     assert find_stuck(states, set(states) - ended, ended, set(), 4, 1.0) == found
 
 

@@ -105,9 +105,7 @@ DECISIONS: dict[str, tuple[list[StopState], list[tuple[float, Verdict | None]]]]
 
 
 @pytest.mark.parametrize(("reports", "decided"), DECISIONS.values(), ids=DECISIONS)
-def test_where_ranks_end(
-    reports: list[StopState], decided: list[tuple[float, Verdict | None]]
-) -> None:
+def test_where_ranks_end(reports: list[StopState], decided: list[tuple[float, Any]]) -> None:
     ranks = stopping_of(len(reports))
     assert ranks.decide(0.0) is None
     for rank, state in enumerate(reports):
@@ -238,9 +236,7 @@ def grid(rows: int, columns: int) -> list[Program]:
 
 @pytest.mark.parametrize("programs", [grid(2, 2), grid(3, 4)], ids=len)
 @pytest.mark.parametrize("seed", range(25))
-def test_all_members_of_a_group_have_begun_the_same_number(
-    programs: list[Program], seed: int
-) -> None:
+def test_members_have_begun_the_same_number(programs: list[Program], seed: int) -> None:
     counts = simulate(programs, seed)
     for program, own in zip(programs, counts, strict=True):
         for group, members in program:
