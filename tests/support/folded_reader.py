@@ -78,10 +78,6 @@ class Screen:
         self.folder.leave(self.ranks, self.now)
         self._put(self.folder.take(self.now, everything=True))
 
-    def look(self) -> None:
-        """Ask for what is due, unasked."""
-        self._put(self.folder.take(self.now))
-
     @property
     def shown(self) -> list[Entry]:
         entries: list[Entry] = []

@@ -71,9 +71,10 @@ def test_text_displays_and_errors_keep_their_order() -> None:
             '<img src="data:image/svg+xml;base64,',
             {"image/svg+xml": "<svg/>"},
         ),
+        (rich(0, 1, latex="$x^2$"), "", {"text/markdown": "`[0-1]`\n\n$x^2$"}),
         (rich(0, 1, markdown="$x^2$"), "", {"text/markdown": "`[0-1]`\n\n$x^2$"}),
     ],
-    ids=["html", "picture", "drawing", "markdown"],
+    ids=["html", "picture", "drawing", "formula", "markdown"],
 )
 def test_a_display_has_its_ranks_above_it(block: Block, html: str, others: dict[str, str]) -> None:
     front, _ = cell([block])
@@ -97,6 +98,8 @@ def test_figures_of_ranks_stand_side_by_side_until_something_else_is_shown() -> 
     sink.show([rich(1, png="DDDD"), line(0), rich(0, png="EEEE")])
     assert len(front.area) == 4
     assert [front.area[at]["image/png"] for at in (1, 3)] == ["DDDD", "EEEE"]
+    many, _ = cell([rich(rank, png=f"{rank}") for rank in range(20)])
+    assert len(many.area) == 3, "a row is bounded"
 
 
 def test_output_without_room_for_a_label_is_shown_below_its_label() -> None:
@@ -182,6 +185,12 @@ def test_of_an_animation_in_one_batch_the_last_frame_is_drawn() -> None:
     assert front.kinds == ["clear_output", "stream", "display_data", "stream"]
     assert front.area[1]["text/html"].endswith("99")
     assert front.area[0].count("[1] text") == 99
+
+
+def test_dropped_output_is_not_drawn_again_and_a_remark_says_so() -> None:
+    front, _ = cell([rich(0, html="A" * 3_000_000), line(1)], [clear(1)], [line(1)])
+    remark = "[0] … what was above is gone from here, and its text is in %dist_logs\n"
+    assert front.area == [remark, "[1] text\n"]
 
 
 def recorded(*blocks: Block, **options: Any) -> Record:

@@ -128,3 +128,16 @@ def bar(*ranks: int, done: int, rate: float) -> tuple[tuple[int, ...], str]:
 )
 def test_unfinished_lines_are_one_and_name_the_slowest(lines: Any, joined: str) -> None:
     assert compact(lines) == [(tuple(range(max(lines[-1][0]) + 1)), joined)]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [((0,), "step 1"), ((1, 2), "step 2")],
+        [((0,), "loads"), ((1,), "trains 3"), ((2,), "waits 3"), ((3,), "trains 4")],
+        [((0,), "a 1"), ((0,), "b"), ((1,), "a 2"), ((1,), "b")],
+    ],
+    ids=["two", "other words", "several lines a rank"],
+)
+def test_few_or_different_unfinished_lines_are_left_as_they_are(lines: Any) -> None:
+    assert compact(lines) == lines
