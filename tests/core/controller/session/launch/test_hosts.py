@@ -6,11 +6,19 @@ import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from cellmesh.controller.session.launch import hosts as hosts_module
 from cellmesh.controller.session.launch.commands import HostCommands
-from cellmesh.controller.session.launch.hosts import HostAgents, check_hosts, tunnel_command
+from cellmesh.controller.session.launch.hosts import (
+    HostAgents,
+    Reach,
+    check_hosts,
+    tunnel_command,
+    unreached,
+)
 from cellmesh.errors import HostError, MeshUsageError
 from cellmesh.wire.host import Place, Versions
 from cellmesh.wire.hosts import Announcement, Host, HostPart
@@ -112,3 +120,26 @@ def test_a_forwarding_to_an_agent_has_a_connection_of_its_own() -> None:
     assert "ControlPath=none" in options
     assert command[command.index("-L") + 1] == "127.0.0.1:6000:10.0.0.2:5"
     assert command[-2:] == ["b", "cat"]
+
+
+def test_forwarding_is_the_last_way_to_an_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    agents = [Host(name, f"tcp://10.0.0.{at}:5") for at, name in enumerate("abc", 1)]
+    answering = (agents[0].endpoint, "tcp://127.0.0.1:b")
+    made: dict[str, Mock] = {}
+
+    def ask_at(ticket: Ticket, ways: Sequence[tuple[Host, str]], timeout_s: float) -> Any:
+        return {agent: None for agent, endpoint in ways if endpoint in answering}
+
+    def forward(agent: Host) -> Mock:
+        return made.setdefault(agent.name, Mock(endpoint=f"tcp://127.0.0.1:{agent.name}"))
+
+    monkeypatch.setattr(hosts_module, "ask_at", ask_at)
+    monkeypatch.setattr(hosts_module, "Tunnel", forward)
+    reports: list[str] = []
+    found, problems = Reach(True, reports.append).find(make_ticket(num_ranks=3), agents)
+    assert [agent.via for agent in found] == ["", "tcp://127.0.0.1:b", ""]
+    assert reports == ["b is reached through ssh's forwarding: its own port is closed from here"]
+    assert {name: tunnel.close.called for name, tunnel in made.items()} == {"b": False, "c": True}
+    text = str(unreached(found[2], problems[2]))
+    assert text.startswith("c: its agent runs, and cannot be reached: tcp://10.0.0.3:5 does not")
+    assert "Open TCP port 5 of 10.0.0.3" in text
