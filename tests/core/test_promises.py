@@ -23,7 +23,7 @@ RELIABILITY = {
         "faults/test_soak.py:random_faults_lose_nothing"
     ),
     "No rank waits forever for a rank that has failed": (
-        "mesh/test_groups_release.py:every_wait_is_ended_and_everything_works_again "
+        "mesh/test_groups.py:every_wait_is_ended_and_everything_works_again "
         "mesh/test_hostile_code.py:a_failure_that_cannot_be_described_releases_the_others"
     ),
     "This holds for every backend": (
@@ -32,7 +32,7 @@ RELIABILITY = {
         "programs/test_cpp_backend.py:waits_in_cpp_end_and_the_group_is_made_again"
     ),
     "The same models continue to train": (
-        "mesh/test_groups_heal.py:a_hundred_heals_change_no_loss "
+        "mesh/test_groups.py:a_hundred_heals_change_no_loss "
         "mesh/test_model_reset.py:trainers mesh/test_model_reset.py:pipelines "
         "programs/test_programs.py:program"
     ),
@@ -80,7 +80,7 @@ RELIABILITY = {
         "mesh/test_kept.py:a_mesh_that_has_ended_keeps_no_descriptor_and_no_thread"
     ),
     "A rank without free descriptors": (
-        "mesh/test_descriptors.py:a_heal_without_descriptors_fails_and_says_what_to_do"
+        "mesh/test_faults.py:a_heal_without_descriptors_fails_and_says_what_to_do"
     ),
     "The agent's death ends the mesh, or its host's part.": (
         "mesh/test_faults.py:agents_death_ends_everything_and_is_reported "

@@ -7,11 +7,11 @@ import gc
 import multiprocessing
 import os
 import signal
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -90,11 +90,6 @@ class World:
         self._stores.append((process, ours))
         assert ours.poll(TIMEOUT_S)
         return int(ours.recv())
-
-    def kill_store(self) -> None:
-        process, _ = self._stores[-1]
-        process.kill()
-        process.join()
 
     def start(self, scenario: Scenario, *ranks: int, blueprint: bytes | None = None) -> None:
         """Fork ranks (all, unless named); with a blueprint they rejoin."""
@@ -200,12 +195,8 @@ def _run_rank(
 
 
 @contextlib.contextmanager
-def released_after(
-    groups: Groups, delay_s: float = 0.3, timeout: timedelta | None = None
-) -> Iterator[None]:
+def released_after(groups: Groups, delay_s: float = 0.3) -> Iterator[None]:
     """Have another thread release the groups once the main thread waits in the body."""
-    import threading
-
     done = threading.Event()
 
     def release() -> None:

@@ -23,10 +23,7 @@ _LARGE = 50 << 20
 def mesh() -> Iterator[cm.Mesh]:
     with own_runtime_dir(), cm.start(2) as started:
         started.cell("import sys, cellmesh, tqdm\nfrom IPython.display import HTML, display")
-        started.cell(
-            f"large = 'x' * {_LARGE}\nshown = HTML(large)\nhandle = display('small', "
-            "display_id=True)"
-        )
+        started.cell(f"large = 'x' * {_LARGE}\nshown = HTML(large)")
         yield started
 
 
@@ -34,22 +31,10 @@ def mesh() -> Iterator[cm.Mesh]:
     ("cell", "told"),
     [
         ("display(shown)", r"bytes, not shown: .* and 2 MiB/s\)"),
-        ("for _ in range(40): display(HTML(large[:1 << 20]))", r"bytes, not shown: .*\)"),
-        ("shown", r"bytes, not shown: .*; on the rank it is `_`\)"),
-        ("handle.update(shown)", r"bytes, not shown: .*\)"),
         ("raise ValueError(large)", r"characters\)|…"),
-        ("error = ValueError('no')\nerror.large = large\nraise error", "ValueError: no"),
         ("error = ValueError('no')\nerror.add_note(large)\nraise error", "ValueError: no|…"),
-        ("raise type(large, (ValueError,), {})('no')", "xxxx"),
-        ("def f(large):\n    raise ValueError('no')\nf(large)", "ValueError: no"),
-        (
-            "try:\n    raise KeyError(large)\nfinally:\n    raise ValueError('no')",
-            "ValueError: no|…",
-        ),
-        ("cellmesh.log(**{large: 1})", "a name of 52,428,800 characters"),
         ("cellmesh.log(**{f'n{i}': 1 for i in range(100_000)})", "100,000 names"),
         ("for _ in tqdm.tqdm(range(3), desc=large): pass", ""),
-        ("print(large)", ""),
         ("import os; os.write(1, large.encode())", ""),
     ],
 )
@@ -67,7 +52,7 @@ def test_messages_to_the_notebook_are_bounded(
     monkeypatch.setattr(transport, "receive", count)
     with contextlib.suppress(cm.RankFailure):
         mesh.submit_cell(cell, sink=recorder).result()
-    assert sum(sizes) < (80 << 20 if "display" in cell or "shown" in cell else 1 << 20)
+    assert sum(sizes) < (80 << 20 if "display" in cell else 1 << 20)
     shown = "\n".join(
         [
             *(text for _, text in recorder.lines()),
@@ -78,9 +63,6 @@ def test_messages_to_the_notebook_are_bounded(
     assert re.search(told, shown), shown[-2000:]
     assert len(shown) < 2_000_000
     assert len(recorder.items(Rich)) <= 64
-    if cell == "display(shown)":
-        texts = {line for _, line in recorder.lines() if "not shown" in line}
-        assert len(texts) == 1  # it folds where ranks show it at the same time
 
 
 def test_a_large_exception_stays_on_its_rank_and_says_so(mesh: cm.Mesh) -> None:

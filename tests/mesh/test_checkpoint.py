@@ -59,24 +59,10 @@ everything = lambda: (
     train(fsdp, adam, dp), schedule.last_epoch, train(ddp, sgd, rank), train(tp, momentum, 0),
     grid.full_tensor().tolist(), table.tolist(), own.tolist(), step, list(history), dict(settings),
 )
-objects = lambda: [id(globals()[name]) for name in NAMES if name != "step"]
+objects = lambda: [id(globals()[name]) for name in NAMES.split() if name != "step"]
 everything(); schedule.step()
 """
-NAMES = [
-    "fsdp",
-    "adam",
-    "schedule",
-    "ddp",
-    "sgd",
-    "tp",
-    "momentum",
-    "grid",
-    "table",
-    "own",
-    "step",
-    "history",
-    "settings",
-]
+NAMES = "fsdp adam schedule ddp sgd tp momentum grid table own step history settings"
 SPOIL = """
 before = objects()
 for model in (fsdp, ddp, tp):
@@ -90,28 +76,18 @@ grid.to_local().zero_(); table.zero_(); own.zero_(); step = 0; history[:] = []; 
 
 @pytest.fixture(scope="module", autouse=True)
 def _models(mesh: cm.Mesh) -> None:
-    mesh.cell(f"{SETUP}\nNAMES = {NAMES}\n{MODELS}")
+    mesh.cell(f"{SETUP}\nNAMES = {NAMES!r}\n{MODELS}")
 
 
 def test_all_kinds_of_values_are_loaded_in_place(mesh: cm.Mesh, tmp_path: Path) -> None:
     path = tmp_path / "runs" / "latest"
-    mesh.save(*NAMES, path=path)
+    mesh.save(*NAMES.split(), path=path)
     wanted = mesh.pull("everything()")
     mesh.cell(SPOIL)
-    assert set(mesh.load(path=path)) == set(NAMES)
+    assert set(mesh.load(path=path)) == set(NAMES.split())
     assert mesh.pull("everything()") == wanted
     assert all(mesh.pull("before == objects()").values())
     assert [entry.name for entry in path.parent.iterdir()] == ["latest"]
-
-
-def test_an_optimizer_that_has_not_stepped_stays_so(mesh: cm.Mesh, tmp_path: Path) -> None:
-    mesh.cell("model, optimizer = sharded(5, mesh['dp'])")
-    mesh.save("model", "optimizer", path=tmp_path / "new")
-    assert mesh.pull("len(optimizer.state)").list == [0] * 4
-    wanted = mesh.pull("train(model, optimizer, dp)")
-    mesh.load(path=tmp_path / "new")
-    assert mesh.pull("len(optimizer.state)").list == [0] * 4
-    assert mesh.pull("train(model, optimizer, dp)") == wanted
 
 
 def test_checkpoint_is_plain_dcp(mesh: cm.Mesh, tmp_path: Path) -> None:
@@ -173,16 +149,13 @@ def test_impossible_save_or_load_is_refused_and_changes_nothing(
     mesh: cm.Mesh, tmp_path: Path
 ) -> None:
     mesh.cell(
-        "step = 7\nif rank < 3:\n    here = 1\n"
-        "lone = torch.optim.SGD([torch.zeros(2)], lr=0.1)\nempty = {}"
+        "step = 7\nif rank < 3:\n    here = 1\nlone = torch.optim.SGD([torch.zeros(2)], lr=0.1)"
     )
     path, data = tmp_path / "saved", tmp_path / "data"
     for names, words in (
         ("here", r"rank 3: there is no name 'here'"),
         ("settngs", r"there is no name 'settngs' \(did you mean 'settings'\?\)"),
-        ("fsdp.weight", r"'fsdp.weight' is no name"),
         ("lone", r"'lone' is an optimizer, and no module at top level has all"),
-        ("empty", r"'empty' is an empty dict"),
         ("train os mesh", r"nothing was saved: ranks 0-3: \w*Error"),
     ):
         with pytest.raises((MeshUsageError, cm.RankFailure), match=words):
@@ -199,15 +172,9 @@ def test_impossible_save_or_load_is_refused_and_changes_nothing(
     mesh.save("step", "fsdp", path=path)
     refused_load(mesh, r"has no 'stap' \(did you mean 'step'\?\); it has ", "stap", path=path)
     mesh.cell("kept, step = fsdp, 8")
-    for source, words in (
-        ("nn.Linear(6, 4)", r"'fsdp' is not what was saved: fsdp.weight is not in the check"),
-        (
-            "nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 3))",
-            r"fsdp.0.weight is \(10, 6\) in the checkpoint, and \(9, 6\) here",
-        ),
-    ):
-        mesh.cell(f"fsdp = {source}")
-        refused_load(mesh, words, "step", "fsdp", path=path)
+    mesh.cell("fsdp = nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 3))")
+    words = r"fsdp.0.weight is \(10, 6\) in the checkpoint, and \(9, 6\) here"
+    refused_load(mesh, words, "step", "fsdp", path=path)
     assert mesh.pull("step").list == [8] * 4
     mesh.cell("del fsdp, step")
     refused_load(mesh, "there is no name 'fsdp' to load into", path=path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,7 +12,7 @@ import psutil
 import pytest
 
 import cellmesh as cm
-from cellmesh.errors import CellmeshError, HostError, MeshUsageError
+from cellmesh.errors import CellmeshError, MeshUsageError
 from tests.conftest import check_nothing_left, processes_of
 
 WAIT_S = 30.0
@@ -96,44 +95,6 @@ def test_rank_killed_during_a_save_leaves_the_old_checkpoint(
     own_mesh.heal()
     (checkpoint.parent.parent / "gate").unlink()
     own_mesh[victim].cell(SETUP)
-    check_goes_on(own_mesh, checkpoint)
-
-
-def test_a_rank_dies_before_the_state_is_copied(own_mesh: cm.Mesh, checkpoint: Path) -> None:
-    own_mesh.cell(
-        "class Deadly:\n    def state_dict(self):\n        os._exit(3)\n    def "
-        "load_state_dict(self, s):\n        pass\nimport os\ndeadly = Deadly() if rank == 1 else "
-        "torch.optim.lr_scheduler.ConstantLR(\n    torch.optim.SGD(model.parameters(), lr=1.0))"
-    )
-    with pytest.raises(cm.RankFailure, match="rank 1 exited with code 3"):
-        own_mesh.save("model", "deadly", path=checkpoint)
-    own_mesh.heal()
-    own_mesh[1].cell(SETUP)
-    check_goes_on(own_mesh, checkpoint)
-
-
-def test_save_can_be_interrupted(own_mesh: cm.Mesh, checkpoint: Path, saving: Future[None]) -> None:
-    own_mesh.interrupt()
-    with pytest.raises(KeyboardInterrupt):
-        saving.result(WAIT_S)
-    (checkpoint.parent.parent / "gate").unlink()
-    check_goes_on(own_mesh, checkpoint)
-
-
-def test_rank_that_cannot_write_is_named(own_mesh: cm.Mesh, checkpoint: Path) -> None:
-    own_mesh[1].cell(
-        "def full(*args):\n    raise OSError(28, 'No space left on device')\n"
-        "FileSystemWriter.write_data = full"
-    )
-    no_space = r"not saved: rank 1: OSError: \[Errno 28\] No space left on device"
-    words = rf"{no_space}; {checkpoint} is as it was"
-    with pytest.raises(cm.RankFailure) as caught:
-        own_mesh.save("model", path=checkpoint)
-    for error in caught.value.exceptions_by_rank.values():
-        assert isinstance(error, HostError)
-        assert re.search(words, str(error))
-    assert [entry.name for entry in checkpoint.parent.iterdir()] == ["latest"]
-    own_mesh[1].cell("FileSystemWriter.write_data = write_data")
     check_goes_on(own_mesh, checkpoint)
 
 

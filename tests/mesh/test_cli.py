@@ -4,35 +4,27 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import cellmesh as cm
-from cellmesh.wire.ticket import (
-    read_ticket,
-    runtime_root,
-)
+from cellmesh.wire.ticket import read_ticket, runtime_root
 from tests.conftest import check_nothing_left, process_named, stop_process
 
 WAIT_S = 40.0
 
 
-# Lowers the limit, then becomes the command that follows.
-_FEW_FILES = ("sh", "-c", 'ulimit -n 100 && exec "$@"', "sh")
-
-
-def cellmesh(*args: str, before: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+def cellmesh(*args: str) -> subprocess.CompletedProcess[str]:
     """Run the command as a process, as a terminal does."""
-    command = [*before, sys.executable, "-m", "cellmesh", *args]
+    command = [sys.executable, "-m", "cellmesh", *args]
     return subprocess.run(command, capture_output=True, text=True, timeout=100)
 
 
@@ -70,15 +62,6 @@ def pidfds(train: cm.Mesh) -> Iterator[dict[int, int]]:
         os.close(number)
 
 
-@pytest.fixture
-def bystander() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that has nothing to do with us."""
-    process = subprocess.Popen(["sleep", "1000"])
-    yield process
-    process.kill()
-    process.wait()
-
-
 def test_ps_lists_a_mesh_and_stop_ends_it(
     train: cm.Mesh, pidfds: dict[int, int], runtime_dir: Path
 ) -> None:
@@ -95,13 +78,10 @@ def test_ps_lists_a_mesh_and_stop_ends_it(
     train.push(x=bytearray(64 << 20))
     assert listed()[0]["segments_bytes"] >= 64 << 20
 
-    shown = cellmesh("ps")
-    header, row = shown.stdout.splitlines()
-    assert header.split()[:6] == ["NAME", "STATE", "RANKS", "MESH", "AGENT", "CONTROLLER"]
-    assert row.split()[:6] == [
-        "train", "running", "2", "dp=2,tp=1", str(ticket.agent_pid), str(os.getpid()),
-    ]  # fmt: skip
-    assert ticket.key not in shown.stdout + json.dumps(mesh)
+    shown = cellmesh("ps").stdout
+    row = ["train", "running", "2", "dp=2,tp=1", str(ticket.agent_pid), str(os.getpid())]
+    assert shown.splitlines()[1].split()[:6] == row
+    assert ticket.key not in shown + json.dumps(mesh)
 
     missed = cellmesh("stop", "trian")
     assert missed.returncode == 1
@@ -117,25 +97,7 @@ def test_ps_lists_a_mesh_and_stop_ends_it(
     assert listed() == []
 
 
-def test_stop_all_ends_every_mesh(runtime_dir: Path) -> None:
-    meshes = [cm.start(1, name=name) for name in ("one", "two")]
-    try:
-        done = cellmesh("stop", "--all")
-        assert (done.returncode, done.stderr) == (0, "")
-        assert [line.split(":")[0] for line in done.stdout.splitlines()] == [
-            "stopped one",
-            "stopped two",
-        ]
-        check_nothing_left(runtime_dir)
-        assert cellmesh("stop", "--all").stdout == "no mesh is running\n"
-    finally:
-        for mesh in meshes:
-            mesh.stop()
-
-
-def test_an_agent_that_hangs_is_killed_with_all_below_it(
-    train: cm.Mesh, runtime_dir: Path, bystander: subprocess.Popen[bytes]
-) -> None:
+def test_an_agent_that_hangs_is_killed_with_all_below_it(train: cm.Mesh, runtime_dir: Path) -> None:
     # In a session of its own, so that no signal to a process group reaches it.
     started = train[1].run(_start_in_session_of_its_own)
     [mesh] = listed()
@@ -151,7 +113,6 @@ def test_an_agent_that_hangs_is_killed_with_all_below_it(
         for number in watched:
             os.close(number)
     check_nothing_left(runtime_dir)
-    assert bystander.poll() is None
 
 
 def _start_in_session_of_its_own() -> int:
@@ -185,23 +146,6 @@ def test_ps_sweeps_what_three_kills_leave(
     assert listed() == []
 
 
-def test_processes_that_outlive_their_agent_are_ended_by_ps(
-    train: cm.Mesh, pidfds: dict[int, int], runtime_dir: Path
-) -> None:
-    agent, zygote = _agent_and_zygote(pidfds)
-    process_named(runtime_dir, "cellmesh-guard").kill()
-    stop_process(zygote)  # now nobody tidies up
-    os.kill(agent, signal.SIGKILL)
-    assert ended(number for pid, number in pidfds.items() if pid != zygote)
-
-    told = cellmesh("ps")
-    assert told.stdout == "no mesh is running\n"
-    assert f"(its agent, process {agent}, has gone): removed" in told.stderr
-    assert f"and ended processes {zygote}" in told.stderr
-    assert ended([pidfds[zygote]], timeout_s=0)
-    check_nothing_left(runtime_dir)
-
-
 def _agent_and_zygote(pidfds: dict[int, int]) -> tuple[int, int]:
     names = {Path(f"/proc/{pid}/comm").read_text().strip(): pid for pid in pidfds}
     return names["cellmesh-agent"], names["cellmesh-zygote"]
@@ -221,34 +165,4 @@ def test_doctor_starts_a_mesh_and_leaves_nothing(runtime_dir: Path) -> None:
     assert findings["forking ranks"]["status"] == "ok"
     assert findings["a real mesh"]["text"].startswith("2 ranks with ")
     assert told["version"] == cm.__version__
-    check_nothing_left(runtime_dir)
-
-
-def test_doctor_finds_too_low_a_limit_and_says_so_by_its_exit_code(runtime_dir: Path) -> None:
-    runtime_dir.joinpath("cellmesh").mkdir(mode=0o755)
-    os.chmod(runtime_dir / "cellmesh", 0o755)
-    done = cellmesh("doctor", "--no-start", "--ranks", "8", before=_FEW_FILES)
-    assert done.returncode == 1, done.stderr
-    lines = done.stdout.splitlines()
-    [files] = [i for i, line in enumerate(lines) if line.startswith("problem  open files")]
-    assert "100 a process: enough for about 3 ranks, and 8 are wanted" in lines[files]
-    assert lines[files + 1].strip().startswith("mend: `ulimit -n 4096` before")
-    [directory] = [line for line in lines if line.startswith("problem  runtime directory")]
-    assert "must belong to you alone" in directory
-    assert "a real mesh" not in done.stdout
-    assert "problems" in lines[-1]
-
-
-def test_ps_shows_a_mesh_without_a_holder_and_stop_ends_it(runtime_dir: Path) -> None:
-    mesh = cm.start(1, name="left", lease_s=600)
-    [held] = listed()
-    assert (held["state"], held["attached"], held["lease_left_s"]) == ("running", True, None)
-    mesh.detach()
-    [left] = listed()
-    assert (left["state"], left["attached"], left["lease_s"]) == ("detached", False, 600)
-    assert 500 < left["lease_left_s"] <= 600
-    row = cellmesh("ps").stdout.splitlines()[1]
-    assert row.split()[:2] == ["left", "detached"]
-    assert re.search(r"none, (10 min|5\d\d s|9 min) left", row)
-    assert cellmesh("stop", "left").stdout.startswith("stopped left: 1 rank, ")
     check_nothing_left(runtime_dir)

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 import cellmesh as cm
-from cellmesh.errors import HostError, MeshUsageError
+from cellmesh.errors import MeshUsageError
 from cellmesh.wire.environment import SET_BY_MESH
 from tests.conftest import check_nothing_left, process_named
 
@@ -28,10 +28,19 @@ def test_variables_are_passed_on_and_written_to_no_log(
 ) -> None:
     monkeypatch.setenv("CM_SET", SECRET)
     monkeypatch.setenv("SLURM_JOB_GPUS", "2,3")
-    with cm.start(2, env=["CM_GIVEN=1", "CM_SET", "OMP_NUM_THREADS=3"]) as mesh:
+    with cm.start(
+        2, env=["CM_GIVEN=1", "CM_SET", "OMP_NUM_THREADS=3", "TORCH_LOGS=+dynamo"]
+    ) as mesh:
         expected = dict(zip(NAMES, ("1", SECRET, "3", "2,3"), strict=True))
         assert environment_of(mesh) == expected
         assert mesh[1].run(lambda: __import__("torch").get_num_threads()) == 3
+        # What torch reads at its import is there then.
+        assert mesh[1].pull("__import__('logging').getLogger('torch._dynamo').level") == 10
+        environment = mesh[0].run(lambda: dict(os.environ))
+        new = {name for name, value in environment.items() if os.environ.get(name) != value}
+        users = {"MPLBACKEND", "PLOTLY_RENDERER", "COLUMNS", "LINES", "TORCH_LOGS", *NAMES}
+        sockets = {name for name in new if name.endswith("_SOCKET_IFNAME")}
+        assert new - users - sockets <= SET_BY_MESH
         mesh.restart()
         assert environment_of(mesh) == expected
         commands = [
@@ -43,40 +52,12 @@ def test_variables_are_passed_on_and_written_to_no_log(
     check_nothing_left(runtime_dir)
 
 
-def test_variable_that_torch_reads_at_import_is_there_then(runtime_dir: Path) -> None:
-    with cm.start(2, env={"TORCH_LOGS": "+dynamo"}) as mesh:
-        level = "__import__('logging').getLogger('torch._dynamo').level"
-        assert mesh.pull(level).list == [10, 10]
-    assert "TORCH_LOGS" not in os.environ
-
-
-def test_what_the_mesh_sets_is_refused(runtime_dir: Path) -> None:
-    with cm.start(1, gpus="none") as mesh:
-        environment = mesh[0].run(lambda: dict(os.environ))
-    assert environment["CUDA_VISIBLE_DEVICES"] == ""
-    new = {name for name, value in environment.items() if os.environ.get(name) != value}
-    users_may = {"OMP_NUM_THREADS", "MPLBACKEND", "PLOTLY_RENDERER", "COLUMNS", "LINES"}
-    sockets = {name for name in new if name.endswith("_SOCKET_IFNAME")}
-    assert new - users_may - sockets - {"CUDA_VISIBLE_DEVICES"} <= SET_BY_MESH
-    with pytest.raises(MeshUsageError, match="the mesh sets LOCAL_RANK"):
-        cm.start(1, env="LOCAL_RANK=1")
-
-
-def test_gpus_are_counted_among_those_given_and_must_be_there(
-    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "94,95,96,97")
-    with pytest.raises(HostError, match=r"there is no GPU 4 among the 4"):
-        cm.start(1, gpus=[4])
-    with pytest.raises(MeshUsageError, match=r"\(CUDA_VISIBLE_DEVICES=94,96\) names 2 GPUs"):
-        cm.start(1, gpus="0,2")
-    check_nothing_left(runtime_dir)
-
-
 def test_a_restart_takes_variables_and_the_working_directory_that_have_changed(
     runtime_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CM_SET", "1")
+    with pytest.raises(MeshUsageError, match="the mesh sets LOCAL_RANK"):
+        cm.start(1, env="LOCAL_RANK=1")
     with cm.start(2, env=["CM_SET", "CM_GIVEN=1"]) as mesh:
         assert mesh.restart() == ""
         monkeypatch.setenv("CM_SET", SECRET)
