@@ -65,7 +65,7 @@ RELIABILITY = {
     ),
     "A dead rank can be replaced": (
         "mesh/test_faults.py:a_rank_that_dies_in_a_cell_is_reported_and_the_others_stay "
-        "mesh/test_new_ranks.py:auto_heal_replaces_an_idle_rank_and_the_next_cell_says_so"
+        "mesh/test_losses.py:auto_heal_replaces_an_idle_rank_and_the_next_cell_says_so"
     ),
     "An error in cellmesh itself does not end the mesh": (
         "mesh/test_hostile_code.py:an_exception_does_not_end_the_control_thread"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import time
 from collections.abc import Iterator
@@ -118,11 +119,6 @@ def test_a_cell_runs_on_all_ranks_and_is_folded(notebook: Notebook) -> None:
     assert outcome.text().splitlines() == ["[0-2] hi", "[0-2] rank 0 … 2"]
 
 
-def test_ranks_are_chosen_by_number_and_coordinate(notebook: Notebook) -> None:
-    assert notebook.run("%%dist --ranks 0,2\nprint(rank)").text() == "[0] 0\n[2] 2\n"
-    assert notebook.run("%%dist --at dp=1\nprint(rank)").text() == "[1] 1\n"
-
-
 def test_a_cell_is_given_arguments_also_in_auto_mode(notebook: Notebook) -> None:
     read = "import sys; print(sys.argv)"
     notebook.run("lr = 0.1\n%dist_auto on")
@@ -133,66 +129,6 @@ def test_a_cell_is_given_arguments_also_in_auto_mode(notebook: Notebook) -> None
     assert plain_cell == "[0-2] ['cell']\n"
     refused = notebook.run("%%dist --argv --lr 0.1\npass").errors()[-1]["evalue"]
     assert "put what follows --argv into quotes, like --argv '--lr 0.1'" in refused
-
-
-@pytest.mark.parametrize("owner", ["get_ipython()", "sys.stdout"])
-def test_a_thread_that_has_set_its_cell_keeps_the_output_of_its_cells_there(
-    notebook: Notebook, owner: str
-) -> None:
-    first = notebook.send(
-        "import sys, threading\ngo = threading.Event()\nparent = get_ipython().get_parent()\n"
-        # Before 7, ipykernel has no name of its own for the calling thread's cell.
-        f"def work():\n    owner = {owner}\n"
-        "    getattr(owner, 'set_thread_parent', sys.stdout.set_parent)(parent)\n    go.wait()\n"
-        "    mesh.cell(\"print('from the thread')\")\n"
-        "thread = threading.Thread(target=work)\nthread.start()"
-    )
-    notebook.finish(first)
-    later = notebook.run("go.set()\nthread.join()\nmesh.cell(\"print('from the cell')\")")
-    assert later.text() == "[0-2] from the cell\n"
-    assert notebook.cells[first].text() == "[0-2] from the thread\n"
-
-
-def test_the_mesh_itself_shows_its_ranks_in_their_places(notebook: Notebook) -> None:
-    (data,) = notebook.run("%dist_mesh dp=1 tp=3\nmesh").data("execute_result")
-    assert data["text/plain"].startswith("<cellmesh mesh-")
-    assert ">tp=2</th>" in data["text/html"]
-    assert ">rank 2: idle" in data["text/html"]
-    notebook.run("%dist_mesh dp=3")
-
-
-def test_results_and_rich_displays(notebook: Notebook) -> None:
-    assert notebook.run("%%dist\nworld_size").text() == "[0-2] 3\n"
-    outcome = notebook.run(
-        "%%dist\nfrom IPython.display import HTML, display\ndisplay(HTML('<b>x</b>'))"
-    )
-    (data,) = outcome.data()
-    assert "<b>x</b>" in data["text/html"]
-    assert "[0-2]" in data["text/html"]
-
-
-def test_a_display_is_updated_from_a_later_cell(notebook: Notebook) -> None:
-    first = notebook.run(
-        "%%dist\nfrom IPython.display import display\nh = display('one', display_id=True)"
-    )
-    second = notebook.run("%%dist\nh.update('two')")
-    ((_, shown),) = [m for m in first.messages if m[0] == "display_data"]
-    ((_, updated),) = [m for m in second.messages if m[0] == "update_display_data"]
-    assert shown["transient"]["display_id"] == updated["transient"]["display_id"]
-    assert "[0-2]" in updated["data"]["text/plain"]
-    assert "two" in updated["data"]["text/plain"]
-
-
-def test_late_output_goes_to_the_cell_that_caused_it(notebook: Notebook) -> None:
-    first = notebook.send(
-        "%%dist --ranks 1\nimport threading\ngo = threading.Event()\n"
-        "t = threading.Thread(target=lambda: (go.wait(), print('late')))\nt.start()"
-    )
-    notebook.finish(first)
-    second = notebook.run("%%dist --ranks 1\nprint('now'); go.set(); t.join()")
-    notebook.read_until(first, lambda outcome: "late" in outcome.text())
-    assert notebook.cells[first].text() == "[1] late\n"
-    assert second.text() == "[1] now\n"
 
 
 def test_nowait_returns_a_run_and_output_follows(notebook: Notebook) -> None:
@@ -262,10 +198,6 @@ def test_values_are_pushed_and_pulled(notebook: Notebook) -> None:
     assert notebook.run("%dist_pull beta[0] + 1").data("execute_result")[0]["text/plain"] == "1"
 
 
-CAPTURED = """
-import contextlib, io
-from IPython.utils.capture import capture_output
-"""
 SHOWS = """
 import sys
 from IPython.display import HTML, display
@@ -279,13 +211,12 @@ print('last')
 
 @pytest.mark.parametrize(
     "code",
-    {
-        "a magic": f"%%capture seen\n%%dist{SHOWS}",
-        "a block": f"{CAPTURED}\nwith capture_output() as seen:\n"
-        f"    get_ipython().run_cell_magic('dist', '', {SHOWS!r})",
-        "a call": f"{CAPTURED}\nwith capture_output() as seen:\n    mesh.cell({SHOWS!r})",
-        "a line magic, too": f"%%capture seen\nmesh.cell({SHOWS!r})\n%dist_who",
-    }.values(),
+    [
+        f"%%capture seen\n%%dist{SHOWS}",
+        "from IPython.utils.capture import capture_output\n"
+        f"with capture_output() as seen:\n    mesh.cell({SHOWS!r})",
+    ],
+    ids=["a magic", "a call"],
 )
 def test_a_cell_of_ranks_is_captured(notebook: Notebook, code: str) -> None:
     outcome = notebook.run(code)
@@ -301,81 +232,11 @@ def test_a_cell_of_ranks_is_captured(notebook: Notebook, code: str) -> None:
     assert "[0-2]" in shown["text/html"]
 
 
-def test_only_what_is_redirected_is_captured(notebook: Notebook) -> None:
-    outcome = notebook.run(
-        f"{CAPTURED}\nwith contextlib.redirect_stdout(io.StringIO()) as seen:\n"
-        f"    mesh.cell({SHOWS!r})\nprint(seen.getvalue(), end='')"
-    )
-    assert outcome.text() == "[0-2] out\n[0-2] last\n"
-    assert outcome.text("stderr") == "[0-2] err\n"
-    assert "<b>rich</b>" in outcome.data()[0]["text/html"]
-
-
-def test_bars_and_redrawn_lines_are_captured_as_they_end(notebook: Notebook) -> None:
-    redraws = "import tqdm\nfor i in tqdm.trange(3): print(f'\\rstep {i}', end='')\nprint()"
-    outcome = notebook.run(f"%%capture seen\n%%dist\n{redraws}")
-    assert outcome.messages[2:] == []
-    assert notebook.run("print(seen.stdout, end='')").text() == "[0-2] step 2\n"
-    assert "3/3" in notebook.run("print(seen.stderr)").text()
-    assert notebook.run("len(seen.outputs)").data("execute_result")[0]["text/plain"] == "0"
-
-
-def test_a_failure_is_shown_around_a_capture_and_what_was_printed_is_kept(
-    notebook: Notebook,
-) -> None:
-    outcome = notebook.run(
-        f"{CAPTURED}\nwith capture_output() as seen:\n    mesh.cell('print(1); 1/0')"
-    )
-    assert outcome.status == "error"
-    assert [error["ename"] for error in outcome.errors()] == [
-        "[0-2] ZeroDivisionError",
-        "RankFailure",
-    ]
-    assert notebook.run("print(seen.stdout, end='')").text() == "[0-2] 1\n"
-
-
-def test_late_output_of_a_captured_cell_goes_to_its_cell(notebook: Notebook) -> None:
-    first = notebook.send(
-        "%%capture seen\n%%dist --ranks 1\nimport threading\ngo = threading.Event()\n"
-        "t = threading.Thread(target=lambda: (go.wait(), print('late')))\nt.start()"
-    )
-    notebook.finish(first)
-    assert notebook.run("%%dist --ranks 1\nprint('now'); go.set(); t.join()").text() == "[1] now\n"
-    notebook.read_until(first, lambda outcome: "late" in outcome.text())
-
-
-def test_other_cells_output_is_not_captured(notebook: Notebook) -> None:
-    first = notebook.send(
-        "%%dist --ranks 1\nimport threading\ngo = threading.Event()\n"
-        "t = threading.Thread(target=lambda: (go.wait(), print('its own')))\nt.start()"
-    )
-    notebook.finish(first)
-    notebook.run(
-        f"{CAPTURED}\nwith capture_output() as seen:\n    mesh[1].cell('go.set(); t.join()')"
-    )
-    notebook.read_until(first, lambda outcome: "its own" in outcome.text())
-    assert notebook.run("print(repr(seen.stdout))").text() == "''\n"
-
-
-def test_parts_are_pushed_and_pulled(notebook: Notebook) -> None:
-    notebook.run(
-        "import torch as th; shard = th.arange(9.).reshape(3, 3)\n%dist_push shard --shard 1"
-    )
-    assert notebook.run("%%dist\nprint(tuple(shard.shape))").text() == "[0-2] (3, 1)\n"
-    notebook.run("%dist_pull shard --gather --dim 1 --as whole")
-    assert notebook.run("print(th.equal(whole, shard))").text() == "True\n"
-    assert (
-        notebook.run("%dist_pull rank+0 --reduce mean").data("execute_result")[0]["text/plain"]
-        == "1.0"
-    )
-
-
 def test_auto_mode_sends_cells_to_the_ranks(notebook: Notebook) -> None:
     notebook.run("%dist_auto on")
     try:
         assert notebook.run("print('on', world_size)").text() == "[0-2] on 3\n"
         assert notebook.run("%%local\nprint('here')").text() == "here\n"
-        assert notebook.run("%dist_pull rank --as mine").status == "ok"
         mixed = notebook.run("x = 1\n%dist_status")
         assert "cell of its own" in mixed.errors()[0]["evalue"]
     finally:
@@ -388,20 +249,13 @@ def test_auto_mode_sends_cells_to_the_ranks(notebook: Notebook) -> None:
     [
         ("%%dist --rnks 1\npass", "Did you mean --ranks"),
         ("%%dist --ranks 9\npass", "no rank 9: the mesh has 3, 0-2"),
-        ("%%dist --ranks x\npass", "is no set of ranks"),
-        ("%%dist --at pp=0\npass", "no dim 'pp'"),
-        ("%%dist --at dp=7\npass", "dim 'dp' has 3 indices"),
-        ("%dist_start 2", "runs with 3 ranks, not 2"),
-        ("%dist_start eight", "'eight' is not a valid int"),
         ("%dist_mesh dp=2", "makes 2 ranks, and the mesh has 3"),
         ("%dist_push alhpa", "did you mean 'alpha'"),
-        ("%dist_pull no_such", "NameError"),
-        ("%dist_pull x --rank 9", "no rank 9"),
         ("%dist_pull x --gather --all", "--gather and --reduce take all ranks"),
-        ("y = 3\n%dist_push y --shard 0", "y is a int: only tensors"),
-        ("%dist_logs 8", "no rank 8"),
-        ("%dist_auto maybe", "maybe"),
         ("%dist print(1)", "%%dist"),
+        ("%%dist_profile --row 3\npass", "Did you mean '--rows'?"),
+        ("%dist_timeline --cell 1", "Did you mean '--cells'?"),
+        ("%dist_plot", "Missing argument"),
     ],
 )
 def test_wrong_calls_name_the_right_one(notebook: Notebook, code: str, words: str) -> None:
@@ -411,14 +265,6 @@ def test_wrong_calls_name_the_right_one(notebook: Notebook, code: str, words: st
     # Not every version of click has the quotes.
     assert words in evalue or words in evalue.replace("'", "")
     assert len(outcome.errors()[-1]["traceback"]) == 1
-
-
-def test_names_of_the_notebook_are_not_overwritten(notebook: Notebook) -> None:
-    names = notebook.run(
-        "print(sorted(n for n in globals() if n in "
-        "('rank', 'world_size', 'dist', 'torch', 'device', 'local_rank', 'mesh')))"
-    )
-    assert names.text() == "['mesh']\n"
 
 
 def test_the_stop_button_gets_ranks_out_of_a_collective(notebook: Notebook) -> None:
@@ -438,44 +284,71 @@ def test_the_stop_button_gets_ranks_out_of_a_collective(notebook: Notebook) -> N
     )
 
 
-def test_a_flood_leaves_the_kernel_responsive(notebook: Notebook) -> None:
-    cell = notebook.send("%%dist --nowait\nfor i in range(300_000): print(rank, i)")
-    notebook.finish(cell)
-    for number in range(20):
-        assert notebook.run(f"print({number})").text() == f"{number}\n"
-    outcome = notebook.read_until(
-        cell, lambda o: all(f"[{r}] {r} 299999" in o.text() for r in range(3))
-    )
-    assert len(outcome.text()) < 3_000_000
-    assert "not shown" in outcome.text()
-    logs = notebook.run("%dist_logs 1 --lines 2").text()
-    assert "1 299998\n1 299999" in logs
-
-
-@pytest.mark.parametrize("restart", [False, True])
-def test_without_a_lease_nothing_is_left_when_the_kernel_goes(
-    restart: bool, runtime_dir: Path
-) -> None:
+def test_without_a_lease_nothing_is_left_when_the_kernel_is_killed(runtime_dir: Path) -> None:
     with open_notebook() as opened:
         opened.run("%load_ext cellmesh")
+        refused = opened.run("%%dist\npass").errors()[0]["evalue"]
+        assert "no mesh is running: start one with `%dist_start 4`" in refused
         assert opened.run("%dist_start 2 --lease 0").status == "ok"
-        if restart:
-            opened.client.stop_channels()
-            opened.manager.restart_kernel(now=True)
-            check_nothing_left(runtime_dir)
-            opened.client = opened.manager.blocking_client()
-            opened.client.start_channels()
-            opened.client.wait_for_ready(timeout=WAIT_S)
-    check_nothing_left(runtime_dir)
+        opened.client.stop_channels()
+        opened.manager.restart_kernel(now=True)
+        check_nothing_left(runtime_dir)
+        opened.client = opened.manager.blocking_client()
+        opened.client.start_channels()
+        opened.client.wait_for_ready(timeout=WAIT_S)
 
 
-def test_without_a_mesh_the_magics_say_how_to_start_one(runtime_dir: Path) -> None:
-    with open_notebook() as opened:
-        opened.run("%load_ext cellmesh")
-        for code in ("%%dist\npass", "%dist_status", "%dist_stop", "%dist_pull x"):
-            outcome = opened.run(code)
-            assert outcome.status == "error"
-            assert (
-                "no mesh is running: start one with `%dist_start 4`"
-                in outcome.errors()[0]["evalue"]
-            )
+VIEW = "application/vnd.jupyter.widget-view+json"
+
+
+def test_a_plot_has_a_form_for_every_viewer_and_follows_at_a_cells_end(notebook: Notebook) -> None:
+    logged = notebook.run(
+        "%%dist\nimport cellmesh as cm\nfor i in range(9): cm.log(loss=i, step=i)"
+    )
+    assert logged.status == "ok"
+    (data,) = notebook.run("%dist_plot loss").data()
+    assert data.keys() == {"text/plain", "text/html", VIEW}
+    assert "loss [1] 9 points, last 8, least 0, most 8" in data["text/plain"]
+    assert '<img class="cellmesh-plot"' in data["text/html"]
+    shown = notebook.send("%dist_plot later")
+    (data,) = notebook.finish(shown).data()
+    assert "nothing logged yet" in data["text/plain"]
+    assert notebook.run("%%dist\ncm.log(later=3.5)\n1 / 0").status == "error"  # failed or not
+    text = "later [0] 1 points, last 3.5"
+    notebook.read_until(
+        shown, lambda o: any(text in d["text/plain"] for d in o.data("update_display_data"))
+    )
+    (error,) = notebook.run("%%dist --ranks 0\ncm.log(loss='high')").errors()[:1]
+    assert "cellmesh.log(loss=...): str is no number" in plain("\n".join(error["traceback"]))
+    assert notebook.run("import cellmesh\ncellmesh.log(loss='anything')").status == "ok"
+
+
+def test_a_cell_is_profiled_and_drawn_also_where_it_fails_and_in_auto_mode(
+    notebook: Notebook, tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace.json"
+    cell = notebook.run(f"%%dist_profile -o {trace}\ndist.barrier()\nprint('from', __name__)")
+    assert cell.text() == "[0-2] from __main__\n"
+    [shown] = [data for data in cell.data() if "text/html" in data]
+    assert 'class="cellmesh-timeline"' in shown["text/html"]
+    assert "A barrier" in shown["text/plain"]
+    assert json.loads(trace.read_text())["traceEvents"]
+    failed = notebook.run("%%dist_profile\ntorch.ones(1)\nraise ValueError('odd')")
+    assert "ranks 0-2 raised ValueError: odd (line 3)" in failed.errors()[-1]["evalue"]
+    assert any("text/html" in data for data in failed.data())
+    notebook.run("%dist_auto on")
+    some = notebook.run("%%dist_profile --ranks 1\ntorch.ones(1)")
+    notebook.run("%dist_auto off")
+    assert not any("rank 0" in data["text/plain"] for data in some.data())
+
+
+def test_timeline_and_memory_are_shown_of_the_last_cell(notebook: Notebook, tmp_path: Path) -> None:
+    notebook.run("%%dist\nkept = torch.ones(10_000_000) if rank == 1 else None\ndist.barrier()")
+    trace = tmp_path / "trace.json"
+    [shown] = notebook.run(f"%dist_timeline --cells 1 -o {trace}").data("execute_result")
+    assert 'class="cellmesh-timeline"' in shown["text/html"]
+    assert "A barrier" in shown["text/plain"]
+    assert f"trace: {trace}" in shown["text/plain"]
+    [shown] = notebook.run("%dist_mem").data("execute_result")
+    assert "+4" in shown["text/plain"].splitlines()[2]
+    assert "<table" in shown["text/html"]

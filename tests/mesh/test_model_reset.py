@@ -97,23 +97,9 @@ TRAINERS: dict[str, Callable[[], Any]] = {
     "DDP, scaled": partial(Trainer, ddp, is_scaled=True),
     "DDP, joined": partial(Trainer, ddp, is_joined=True),
     "DDP, fp16": partial(Trainer, partial(ddp, hook="fp16")),
-    "DDP, bf16": partial(Trainer, partial(ddp, hook="bf16")),
-    "DDP, hook in C++": partial(Trainer, partial(ddp, hook="ALLREDUCE")),
-    "DDP, fp16 in C++, static graph": partial(
-        Trainer, partial(ddp, hook="FP16_COMPRESS", static_graph=True)
-    ),
-    "DDP, hook of one's own": partial(Trainer, partial(ddp, hook="own")),
     "DDP, compiled": partial(Trainer, compiled(partial(ddp, bucket_cap_mb=25))),
-    "DDP, compiled, fp16, no_sync": partial(
-        Trainer,
-        compiled(partial(ddp, hook="fp16", bucket_cap_mb=25)),
-        without_sync=training.no_sync,
-    ),
     "DDP, ZeRO": partial(Trainer, ddp, make_optimizer=training.zero),
     "FSDP1": partial(Trainer, fsdp1),
-    "FSDP1, no_sync": partial(
-        Trainer, partial(fsdp1, use_orig_params=True), without_sync=training.no_sync
-    ),
     "FSDP2": partial(Trainer, fsdp2, is_scaled=True),
     "FSDP2, prefetched, accumulated": partial(
         Trainer, partial(fsdp2, prefetches=True), without_sync=training.unsynced
@@ -133,7 +119,7 @@ FAULTS: list[Fault] = [
 ]
 # Trainers that meet all faults: one of each class that keeps state over a step. The others differ
 # from these in options, and meet two faults and those of their own.
-HEADS = ("DDP", "DDP, static graph", "DDP, compiled", "FSDP1", "FSDP2")
+HEADS = ("DDP", "FSDP1", "FSDP2")
 ACCUMULATING = ("no_sync", "accumulated", "HSDP")
 
 
@@ -149,8 +135,6 @@ def _faults_of(name: str) -> list[Fault]:
         faults = [FAULTS[5 if number % 2 else 0], FAULTS[1 + number // 2 % 4]]
     if any(word in name for word in ACCUMULATING):
         faults += [("backward", (2,), 4), ("loss", ALL, 1), ("forward", (1,), 7)]
-    if "one's own" in name:
-        faults += [("hook", (2,), 1), ("hook", ALL, 0)]
     return faults
 
 

@@ -14,8 +14,6 @@ IMPORTS = "import dataclasses, enum, typing\n"
 KINDS = {
     "dataclass": ("@dataclasses.dataclass\nclass Kind:\n    x: int = 1", "Kind(2)"),
     "enum": ("class Kind(enum.Enum):\n    A = 1\n    B = 2", "Kind.B"),
-    "flag": ("class Kind(enum.Flag):\n    A = 1\n    B = 2", "Kind.A | Kind.B"),
-    "named tuple": ("class Kind(typing.NamedTuple):\n    a: int\n    b: str = 'x'", "Kind(1)"),
     "plain": (
         "LIMIT = 3\nclass Kind:\n    def __eq__(self, other): return type(other) is Kind\n"
         "    def limit(self): return LIMIT\n    __hash__ = None",
@@ -66,16 +64,6 @@ def test_a_pushed_instance_is_saved_and_sent_among_ranks(
     quick.cell(SAVES)
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_equal_values_of_two_ranks_are_equal_and_of_one_class(quick: cm.Mesh, name: str) -> None:
-    source, value = KINDS[name]
-    quick.cell(f"{IMPORTS}{source}\nvalue = {value}")
-    first, second = quick.pull("value").values()
-    assert first == second
-    assert type(first) is type(second)
-    assert type(first).__qualname__ == quick.pull("type(value).__qualname__")[0]
-
-
 def test_what_comes_back_is_of_the_notebooks_class(
     quick: cm.Mesh, notebook: dict[str, Any]
 ) -> None:
@@ -88,29 +76,6 @@ def test_what_comes_back_is_of_the_notebooks_class(
     assert notebook["Kind"].limit is method
     notebook["LIMIT"] = 4
     assert back[0].limit() == 4
-
-
-def test_a_class_that_is_defined_again_between_pulls_is_another(quick: cm.Mesh) -> None:
-    source, value = KINDS["dataclass"]
-    quick.cell(f"{IMPORTS}{source}\nvalue = {value}")
-    first = quick.pull("value")
-    quick.cell(f"{source.replace('x: int = 1', 'x: int = 1; y: int = 5')}\nvalue = {value}")
-    second = quick.pull("value")
-    assert type(first[0]) is not type(second[0])
-    assert type(second[0]) is type(second[1])
-    assert not hasattr(first[0], "y")
-    assert second[1].y == 5
-
-
-def test_a_later_class_of_the_notebook_takes_its_name(
-    quick: cm.Mesh, notebook: dict[str, Any]
-) -> None:
-    source, value = KINDS["dataclass"]
-    for later in (source, source.replace("= 1", "= 7")):
-        exec(IMPORTS + later, notebook)
-        quick.push(value=eval(value, notebook))
-    assert quick.pull("Kind().x")[0] == 7
-    quick.cell(SAVES)
 
 
 def test_a_name_that_is_taken_stays_and_the_error_says_what_to_push(
@@ -128,18 +93,3 @@ def test_a_name_that_is_taken_stays_and_the_error_says_what_to_push(
     )
     quick.push(Kind=notebook["Kind"])
     quick.cell(SAVES)
-
-
-def test_a_model_of_the_notebook_is_saved_whole_on_ranks(
-    quick: cm.Mesh, notebook: dict[str, Any]
-) -> None:
-    exec(
-        "import torch\nclass Kind(torch.nn.Module):\n    def __init__(self):\n"
-        "        super().__init__()\n        self.inner = torch.nn.Linear(2, 2)",
-        notebook,
-    )
-    quick.run(lambda model: None, notebook["Kind"]())  # an argument brings it, too
-    quick.cell(
-        "import io\nfile = io.BytesIO(); torch.save(Kind(), file); file.seek(0)\n"
-        "assert type(torch.load(file, weights_only=False)) is Kind"
-    )

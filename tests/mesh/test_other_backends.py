@@ -97,17 +97,6 @@ def test_waits_end_and_the_group_works_after_the_heal(quick: cm.Mesh, kind: str)
     assert quick.pull("dist.get_backend()").list == ["gloo", "gloo"]
 
 
-def test_torchs_fake_backend_and_names_that_this_torch_lacks(quick: cm.Mesh) -> None:
-    quick.cell("import torch.testing._internal.distributed.fake_pg")
-    quick.cell(f"{NEW_GROUP.format('fake')}\n{REDUCE}")
-    assert quick.pull("x.item()").list == [1, 2]
-    for name in ("mpi", "ucc"):
-        with pytest.raises(cm.RankFailure, match=name.upper()):
-            quick.cell(NEW_GROUP.format(name))
-    quick.cell(REDUCE)
-    assert quick.pull("x.item()").list == [1, 2]
-
-
 def test_a_constructor_that_raises_leaves_its_group_down_and_others_work(quick: cm.Mesh) -> None:
     quick.cell(NEW_GROUP.format("lazy") + "\nbackends.Lazy.refusal = 'no more'")
     failing = f"if rank == 1: raise ValueError('mine')\n{REDUCE}"

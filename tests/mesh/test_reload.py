@@ -64,10 +64,3 @@ def test_module_that_does_not_load_is_named_and_stays(own_mesh: cm.Mesh, write: 
     write(3)
     assert own_mesh.reload() == ("edited",)
     assert own_mesh.pull(STATE).list == [(3, 3, 3)] * 2
-
-
-def test_autoreload_of_ipython_works_on_ranks(own_mesh: cm.Mesh, write: Write) -> None:
-    own_mesh.cell("%load_ext autoreload\n%autoreload 2")
-    write(2)
-    own_mesh.cell(f"state = {STATE}")
-    assert own_mesh.pull("state").list == [(2, 2, 2)] * 2

@@ -8,7 +8,6 @@ import pytest
 
 import cellmesh as cm
 from cellmesh.controller.replicas import CheckReport
-from cellmesh.errors import MeshUsageError
 
 DDP = """
 import torch
@@ -71,27 +70,6 @@ def differing(report: CheckReport) -> dict[str, tuple[tuple[int, ...], ...]]:
 # ---- what is equal, and what is not
 
 
-def test_a_healthy_model_and_its_optimizer_are_equal(clean: cm.Mesh) -> None:
-    clean.cell(f"{DDP}{ADAM}")
-    report = clean.check()
-    assert report.equal
-    assert report.num_compared > 6 * 3
-    assert {found.path for found, _ in report.expected} <= {"rng.torch", "rng.python", "rng.numpy"}
-    assert clean.check("optimizer").equal
-    assert clean[0].check("model").num_compared == 0
-
-
-def test_batch_statistics_differ_as_they_may(clean: cm.Mesh) -> None:
-    clean.cell(
-        DDP
-        + "model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)))\n"
-        + "model(torch.rand(5, 4) + rank).sum().backward()"
-    )
-    report = clean.check("model")
-    assert report.equal
-    assert "model.module.1.running_mean" in {found.path for found, _ in report.expected}
-
-
 def test_a_replica_that_was_changed_is_found_with_how_far(clean: cm.Mesh) -> None:
     clean.cell(DDP + "model = make()\nif rank == 2:\n    model.module[2].weight.data[1, 3] += 0.5")
     report = clean.check()
@@ -103,39 +81,6 @@ def test_a_replica_that_was_changed_is_found_with_how_far(clean: cm.Mesh) -> Non
     part = clean.check("model.module[2].weight")
     assert differing(part) == {"model.module[2].weight": ((0, 1, 3), (2,))}
     assert clean[:2].check("model").equal
-
-
-def test_only_the_first_differences_are_measured(clean: cm.Mesh) -> None:
-    clean.cell("x = [torch.full((2,), float(rank + i)) for i in range(10)]")
-    found = clean.check("x").differences
-    assert [bool(each.distances) for each in found] == [True] * 3 + [False] * 7
-    assert {r: far.max_abs for r, far in found[0].distances.items()} == {1: 1.0, 2: 2.0, 3: 3.0}
-
-
-def test_plain_models_are_compared_where_they_are_named(clean: cm.Mesh) -> None:
-    clean.cell("torch.manual_seed(rank // 2); net = torch.nn.Linear(2, 2)")
-    assert clean.check().not_wrapped == ("net",)
-    assert differing(clean.check("net"))["net.weight"] == ((0, 1), (2, 3))
-    assert clean[2:].check("net").equal
-
-
-def test_different_structure_is_reported(clean: cm.Mesh) -> None:
-    clean.cell("net = torch.nn.Linear(2, 3 if rank == 1 else 2, bias=rank != 3)")
-    report = clean.check("net")
-    found = {difference.path: difference for difference in report.differences}
-    assert found["net.bias"].missing == (3,)
-    assert found["net.weight"].what == "shape or dtype"
-    with pytest.raises(cm.RankFailure, match="nothing was changed"):
-        clean.sync("net", 0)
-
-
-def test_missing_names_are_reported(clean: cm.Mesh) -> None:
-    clean.cell("if rank < 3:\n    here = torch.ones(2)")
-    with pytest.raises(cm.RankFailure, match="here"):
-        clean.check("here")
-    with pytest.raises(cm.RankFailure, match=r"nothing was changed: rank 3: NameError"):
-        clean.sync("here", 0)
-    assert clean.pull("rank").list == [0, 1, 2, 3]
 
 
 # ---- by placements
@@ -180,69 +125,6 @@ with torch.no_grad():
     assert len(set(losses.list)) == 1
 
 
-def test_tensor_parallel_norms_are_compared_within_their_group(clean: cm.Mesh) -> None:
-    clean.cell(
-        """
-from torch import nn
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4), nn.LayerNorm(4))
-parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
-with torch.no_grad():
-    if rank == 3:
-        model[2].weight += 1  # plain, beside sharded ones
-    if rank == 1:
-        model[1].bias.to_local().add_(1)  # replicated over tp
-    model[0].weight.to_local().add_(rank)  # sharded over tp
-"""
-    )
-    report = clean.check("model")
-    assert differing(report) == {"model.2.weight": ((2,), (3,)), "model.1.bias": ((0,), (1,))}
-    assert report.num_alone == 3
-    done = clean.sync("model", 0)
-    assert clean.check("model").equal
-    assert "have no replica and were left as they were" in repr(done)
-
-
-def test_a_dtensor_is_compared_by_its_placements(clean: cm.Mesh) -> None:
-    clean.cell(
-        """
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-x = distribute_tensor(torch.arange(8.0), mesh, [Shard(0), Replicate()])
-y = distribute_tensor(torch.arange(8.0), mesh, [Replicate(), Replicate()])
-z = distribute_tensor(torch.arange(8.0), mesh, [Shard(0), Shard(0)])
-if rank == 3:
-    for t in (x, y, z):
-        t.to_local().add_(1)
-"""
-    )
-    report = clean.check("{'x': x, 'y': y, 'z': z}")
-    assert differing(report) == {
-        "{'x': x, 'y': y, 'z': z}['x']": ((2,), (3,)),
-        "{'x': x, 'y': y, 'z': z}['y']": ((0, 1, 2), (3,)),
-    }
-    clean.sync("(x, y, z)", 0)
-    clean.cell("w = [t.to_local().tolist() for t in (x, y, z)]")
-    assert clean[3].pull("w") == [[4, 5, 6, 7], list(range(8)), [7, 8]]
-    assert clean.check("z").equal
-
-
-def test_groups_of_their_own_are_respected(clean: cm.Mesh) -> None:
-    clean.cell(
-        DDP
-        + "model = DistributedDataParallel(nn.Linear(2, 2), process_group=mesh.get_group('dp'))\n"
-        + "model.module.weight.data.fill_(rank % 2)\n"
-        + "if rank == 3:\n    model.module.bias.data += 1"
-    )
-    assert differing(clean.check()) == {"model.module.bias": ((1,), (3,))}
-    clean.sync("model", 2)  # in each group from the second
-    assert clean.check().equal
-    bias = clean.pull("model.module.bias.detach()")
-    weight = clean.pull("model.module.weight[0, 0].item()")
-    assert bool((bias[1] == bias[3]).all())
-    assert weight.list == [0, 1, 0, 1]
-
-
 # ---- making equal
 
 
@@ -285,51 +167,3 @@ def test_state_that_some_ranks_lack_is_made(clean: cm.Mesh) -> None:
     assert clean.pull("optimizer.param_groups[0]['lr']").list == [0.1] * 4
     clean.cell("step(model, optimizer)")
     assert clean.check().equal
-
-
-def test_state_that_the_source_lacks_goes(clean: cm.Mesh) -> None:
-    clean.cell(f"{DDP}{ADAM}if rank == 0: optimizer.state.clear()")
-    clean.sync("optimizer", 0)
-    assert clean.pull("len(optimizer.state)").list == [0] * 4
-    assert clean.check().equal
-
-
-def test_generators_are_made_equal_where_that_is_asked(clean: cm.Mesh) -> None:
-    seeds = "torch.manual_seed(rank); random.seed(rank); np.random.seed(rank)"
-    clean.cell(f"import random, numpy as np\n{seeds}")
-    assert set(differing(clean.check("rng"))) == {"rng.torch", "rng.python", "rng.numpy"}
-    assert clean.check().equal
-    clean.sync("rng", 3)
-    assert clean.check("rng").equal
-    clean.cell("drawn = (torch.rand(1).item(), random.random(), np.random.rand())")
-    assert len(set(clean.pull("drawn").list)) == 1
-
-
-def test_many_kinds_of_tensors_are_made_equal(clean: cm.Mesh) -> None:
-    clean.cell(
-        """
-kinds = [torch.bool, torch.bfloat16, torch.float8_e4m3fn]
-kinds += [torch.complex64, torch.int16, torch.float64]
-x = [torch.full((3,), 1 + rank).to(kind) for kind in kinds]
-x += [torch.full((2, 3), float(rank)).t(), torch.tensor(float(rank)), torch.empty(0)]
-x += [[rank, "a"], float(rank)]
-before = [id(t) for t in x[:9]]
-"""
-    )
-    clean.sync("x", 1)
-    assert clean.check("x").equal
-    seen = "before == [id(t) for t in x[:9]], x[-1], x[6].tolist()[0], x[-2]"
-    assert clean.pull(seen).list == [(True, 1.0, [1, 1], [1, "a"])] * 4
-
-
-def test_bad_calls_are_refused(clean: cm.Mesh) -> None:
-    with pytest.raises(MeshUsageError, match="there is no rank 4"):
-        clean.sync("x", 4)
-    with pytest.raises(MeshUsageError, match="all ranks take part"):
-        clean[:2].sync("x", 0)
-    with pytest.raises(cm.RankFailure, match="no wrapped model"):
-        clean.sync("", 0)
-    clean.cell("text = 'a'; nothing = object()")
-    with pytest.raises(cm.RankFailure, match="without tensors or numbers"):
-        clean.check("nothing")
-    assert clean.check("text").equal

@@ -5,9 +5,6 @@ from __future__ import annotations
 import pytest
 
 import cellmesh as cm
-from cellmesh.errors import RanksInterrupted
-
-from .conftest import Recorder
 
 START = """
 import os, time, warnings
@@ -52,31 +49,6 @@ def test_rpc_starts_again_on_new_ranks_and_beside_a_replaced_one(own_mesh: cm.Me
     assert own_mesh.pull("answer").list == [3, 3]
 
 
-def test_init_rpc_is_refused_where_rpc_runs_and_costs_nothing(own_mesh: cm.Mesh) -> None:
-    own_mesh.cell(START)
-    again = "rpc.init_rpc(f'rank{rank}', rank=rank, world_size=world_size)"
-    for ranks in (own_mesh, own_mesh[0]):  # one rank alone does not wait for the others
-        with pytest.raises(cm.RankFailure, match="RPC is already initialized"):
-            ranks.cell(again)
-    own_mesh.cell(f"answer = None\nrpc.shutdown()\n{again}\n{ADD}")
-    assert own_mesh.pull("answer").list == [3, 3]
-
-
-def test_a_call_that_is_waited_for_can_be_interrupted(
-    own_mesh: cm.Mesh, recorder: Recorder
-) -> None:
-    own_mesh.cell(START)
-    begun = "print('calling')\nanswer = None\nrpc.rpc_sync('rank1', nap)\nanswer = 'came'"
-    run = own_mesh[0:1].submit_cell(begun, sink=recorder)
-    recorder.wait_for_line("calling")
-    run.interrupt()
-    with pytest.raises((RanksInterrupted, KeyboardInterrupt)):
-        run.result(timeout_s=30)
-    assert own_mesh[0].pull("answer") is None
-    own_mesh.cell(ADD)
-    assert own_mesh.pull("answer").list == [3, 3]
-
-
 def test_rpc_again_after_failures(own_mesh: cm.Mesh) -> None:
     own_mesh.cell(START)
     with pytest.raises(cm.RankFailure, match="mine"):
@@ -89,16 +61,5 @@ def test_rpc_again_after_failures(own_mesh: cm.Mesh) -> None:
         own_mesh[1].cell(KILL)
     own_mesh.heal(source=0)
     own_mesh[0].cell("rpc.shutdown(graceful=False)")
-    own_mesh.cell(AGAIN + "rpc.shutdown()")
-    assert own_mesh.pull("answer").list == [3, 3]
-
-
-def test_rpc_again_after_a_shutdown_that_was_released(own_mesh: cm.Mesh) -> None:
-    own_mesh.cell(START)
-    with pytest.raises(
-        cm.RankFailure, match=r"rank 0 waited in rpc\.shutdown at line 2 and was released"
-    ):
-        own_mesh.cell("if rank == 1: raise ValueError('mine')\nrpc.shutdown()")
-    own_mesh[1].cell("rpc.shutdown(graceful=False)")
     own_mesh.cell(AGAIN + "rpc.shutdown()")
     assert own_mesh.pull("answer").list == [3, 3]

@@ -49,19 +49,8 @@ def fail(queue):
     raise Odd("no")
 class Odd(Exception): pass
 """
-PROGRAMS = {
-    "functions share globals": "begin(count_up)",
-    "functions that are passed do, too": "begin(twice, add, read)",
-    "an instance is saved": "print(pickle.loads(begin(save, shows=False)))",
-    "an item of a queue": "items = context.Queue(); items.put(Item(1)); begin(answer, items)",
-    "a nested class": "begin(inner, Nested.Inner())",
-    "a function in a queue": "items = context.Queue(); items.put(helper); begin(call, items)",
-    "an exception of a cell's class": "begin(fail)",
-    "a pool": "pool = context.Pool(1); print(pool.map(helper, [1, 2])); pool.close(); pool.join()",
-    "a pool's own definitions": "pool = context.Pool(1); print(pool.map(Item, [1, 2]))\n"
-    "    print(pool.apply(Item(1).most)); pool.close(); pool.join()",
-}
-RUN = """
+# Each prints what a process has made of the cell's definitions.
+PROGRAM = """
 def begin(target, *args, shows=True):
     queue = context.Queue()
     process = context.Process(target=target, args=(queue, *args))
@@ -72,45 +61,31 @@ def begin(target, *args, shows=True):
     return result
 if __name__ == "__main__":
     context = multiprocessing.get_context("METHOD")
-    PROGRAM
+    begin(count_up)
+    begin(twice, add, read)
+    print(pickle.loads(begin(save, shows=False)))
+    items = context.Queue(); items.put(Item(1)); begin(answer, items)
+    begin(inner, Nested.Inner())
+    items.put(helper); begin(call, items)
+    begin(fail)
+    pool = context.Pool(1); print(pool.map(helper, [1, 2]), pool.map(Item, [1, 2]))
+    print(pool.apply(Item(1).most)); pool.close(); pool.join()
 """
 
 
-def program(name: str, method: str) -> str:
-    run = RUN.replace("METHOD", method).replace("PROGRAM", PROGRAMS[name])
-    return DEFINITIONS + run
-
-
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_a_spawned_process_does_as_that_of_a_script(
-    quick: cm.Mesh, capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str, method: str
+def test_spawned_processes_do_as_those_of_a_script(
+    quick: cm.Mesh, capsys: pytest.CaptureFixture[str], tmp_path: Path, method: str
 ) -> None:
+    program = DEFINITIONS + PROGRAM.replace("METHOD", method)
     script = tmp_path / "script.py"
-    script.write_text(program(name, method))
+    script.write_text(program)
     done = subprocess.run(
         [sys.executable, str(script)], capture_output=True, text=True, timeout=100, check=True
     )
-    quick[0].cell(program(name, method))
+    quick[0].cell(program)
     shown = capsys.readouterr().out.splitlines()
     assert done.stdout
     assert [line.removeprefix("[0] ") for line in shown] == done.stdout.splitlines()
-
-
-def test_what_cannot_be_sent_stays_unless_the_process_is_given_it(
-    quick: cm.Mesh, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cell = program("an item of a queue", "spawn")
-    quick[0].cell(
-        f"import threading\nclass Locked:\n    lock = threading.Lock()\n"
-        f"big = torch.zeros(1 << 20)\ndef uses(): return big\n{cell}"
-    )
-    assert "Item(x=1" in capsys.readouterr().out
-    with pytest.raises(cm.RankFailure, match="cannot pickle '_thread"):
-        quick[0].cell("begin(inner, Locked)")
-
-
-def test_a_class_that_was_sent_to_a_process_is_one_class_in_the_notebook(quick: cm.Mesh) -> None:
-    quick.cell(program("an item of a queue", "spawn"))
-    first, second = quick.pull("Item(1)").values()
-    assert first == second
+    first, second = quick[0].pull("Item(1)"), quick[0].pull("Item(1)")
+    assert type(first) is type(second)  # though a process was given the class

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import dis
 import signal
 import sys
-import threading
 import types
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import cellmesh as cm
-from cellmesh.controller.run import Run
-from cellmesh.controller.session import link as link_module
 
 PACKAGE = str(Path(cm.__file__).parent)
 # A call is stopped at each of its instants, in so many tests.
@@ -27,82 +22,6 @@ HANDLING = "CALL", "RESUME", "JUMP_BACKWARD"
 
 def answer(number: int) -> int:
     return number + 1
-
-
-def test_the_links_thread_handles_each_answer(
-    mesh: cm.Mesh, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    threads: list[str] = []
-    settle: Any = Run.settle
-
-    def note(*args: Any) -> None:
-        threads.append(threading.current_thread().name)
-        settle(*args)
-
-    monkeypatch.setattr(Run, "settle", note)
-    for number in range(20):
-        assert set(mesh.run(answer, number).values()) == {number + 1}
-    assert set(threads) == {"cellmesh-link"}
-
-
-def test_a_callback_that_exits_ends_no_loop(
-    mesh: cm.Mesh, capsys: pytest.CaptureFixture[str]
-) -> None:
-    mesh.run(answer, 0)
-    run = mesh.submit_cell("import time; time.sleep(0.1)")  # the loop calls the callback
-    run.on_end(lambda: sys.exit("of a callback"))
-    assert run.wait(30)
-    assert set(mesh.run(answer, 1).values()) == {2}
-    assert "SystemExit: of a callback" in capsys.readouterr().err
-
-
-def test_a_finalizer_may_post_in_the_middle_of_a_post(
-    mesh: cm.Mesh, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The collector may call it at any allocation, as within `Link.post`."""
-    link, executed = mesh.rank_set.session._link, list[str]()
-    write, ended = link_module.os.eventfd_write, threading.Event()
-
-    def note(what: str) -> Any:
-        return lambda core, now: executed.append(what) or (what == "first" and ended.set()) or ()
-
-    def write_as_collected(number: int, value: int) -> None:
-        if len(link._commands) == 1:
-            link.post(note("finalizer"))
-        write(number, value)
-
-    poster = threading.Thread(target=link.post, args=(note("first"),), daemon=True)
-    with monkeypatch.context() as patch:
-        patch.setattr(link_module.os, "eventfd_write", write_as_collected)
-        poster.start()
-        assert ended.wait(30)
-    assert set(mesh.run(answer, 1).values()) == {2}
-    assert sorted(executed) == ["finalizer", "first"]
-    poster.join()
-
-
-def test_runs_without_a_waiting_caller_end(mesh: cm.Mesh) -> None:
-    assert mesh.submit(answer, 1).wait(30)
-    ended = threading.Event()
-    mesh.submit(answer, 1).on_end(ended.set)
-    assert ended.wait(30)
-
-    async def wait_async() -> Any:
-        return await mesh.submit(answer, 2)
-
-    assert set(asyncio.run(wait_async()).values()) == {3}
-    assert mesh.states().keys() == set(range(len(mesh)))
-
-
-def test_several_threads_that_wait_get_their_own_answers(mesh: cm.Mesh) -> None:
-    def call(first: int) -> list[set[int]]:
-        return [set(mesh.run(answer, first + number).values()) for number in range(30)]
-
-    with ThreadPoolExecutor(3) as pool:
-        others = [pool.submit(call, 1000 * thread) for thread in (1, 2, 3)]
-        mine = call(0)
-        found = [mine, *(other.result(60) for other in others)]
-    assert found == [[{1000 * thread + number + 1} for number in range(30)] for thread in range(4)]
 
 
 @pytest.mark.parametrize("part", range(NUM_PARTS))

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import os
-import pty
 import re
-import select
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import nbformat
-import pytest
 from nbclient import NotebookClient
 from nbconvert import HTMLExporter
 from nbformat.v4 import new_code_cell, new_notebook
@@ -57,85 +53,26 @@ SHOWN = (
     r"cell +took +compute +in collectives",
     r"x +Tensor float32 +\(3, 3\) +36 B",
     r"1 +\S+ +\d+ +cpu +idle",
+    "--watch and --follow need a notebook",
 )
+LOG = "import cellmesh as cm; [cm.log(loss=i, step=i) for i in range(5)]; x = torch.eye(3) + rank"
 
 
-@pytest.mark.parametrize(
-    ("program", "more", "shown"),
-    [
-        (
-            ("IPython", "--no-banner"),
-            ("%dist_inspect x --watch --follow",),
-            ("--watch and --follow need a notebook",),
-        ),
-        (("jupyter_console", "--transport=ipc"), (), ()),
-    ],
-)
-def test_a_terminal_shows_text(
-    program: tuple[str, ...],
-    more: tuple[str, ...],
-    shown: tuple[str, ...],
-    runtime_dir: Path,
-    tmp_path: Path,
+def test_a_terminal_shows_text_and_its_exit_ends_its_mesh(
+    runtime_dir: Path, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", *program, "--simple-prompt"]
-    said = converse(command, tmp_path, (*map(in_one_line, CELLS[1:]), *more))
-    for pattern in (*SHOWN, *shown):
+    lines = ("%load_ext cellmesh", "%dist_start 2", f"mesh.cell({LOG!r})", *CELLS[2:])
+    done = subprocess.run(
+        [sys.executable, "-m", "IPython", "--no-banner", "--simple-prompt"],
+        input="\n".join([*lines, "%dist_inspect x --watch --follow", "exit", ""]),
+        env={**os.environ, "IPYTHONDIR": str(tmp_path), "TERM": "dumb", "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    said = plain(done.stdout + done.stderr)
+    for pattern in SHOWN:
         assert re.search(pattern, said), said
     assert "Traceback" not in said
     check_nothing_left(runtime_dir)
-
-
-def converse(command: list[str], folder: Path, cells: tuple[str, ...]) -> str:
-    """Start a mesh and type cells at a terminal's prompt, and give what it showed."""
-    environment = {**os.environ, "IPYTHONDIR": str(folder), "TERM": "dumb", "COLUMNS": "200"}
-    controller, terminal = pty.openpty()
-    process = subprocess.Popen(
-        command,
-        stdin=terminal,
-        stdout=terminal,
-        stderr=terminal,
-        env=environment,
-        start_new_session=True,
-    )
-    os.close(terminal)
-    said = ""
-
-    def read_until(text: str) -> None:
-        nonlocal said
-        begin = len(said)
-        while not re.search(text, said[begin:]):
-            if not select.select([controller], [], [], 60)[0]:
-                pytest.fail(f"no {text!r} in 60 s after:\n{said}")
-            try:
-                said += plain(os.read(controller, 65536).decode(errors="replace"))
-            except OSError:  # it has ended
-                return
-
-    try:
-        read_until(r"In \[1\]: ")
-        count = 1
-        for cell in ("%load_ext cellmesh", "%dist_start 2", *cells):
-            os.write(controller, f"{cell}\n".encode())
-            count += 1
-            read_until(rf"In \[{count}\]: ")
-        os.write(controller, b"%dist_stop\n")
-        read_until(rf"In \[{count + 1}\]: ")
-        os.write(controller, b"exit\n")
-        process.wait(20)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        os.close(controller)
-    return said
-
-
-def in_one_line(cell: str) -> str:
-    """A cell as a terminal's prompt takes it."""
-    if not cell.startswith("%%dist\n"):
-        return cell
-    source = cell.removeprefix("%%dist\n").replace(
-        "for i in range(5): cm.log(loss=i, step=i)", "[cm.log(loss=i, step=i) for i in range(5)];"
-    )
-    return f"mesh.cell({source!r})"

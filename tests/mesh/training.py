@@ -240,38 +240,14 @@ class InBackward(Trainer):
 def ddp(model: nn.Module, hook: str = "", **options: Any) -> Any:
     # Small buckets: a backward pass is struck when some have been reduced and some have not.
     made = DistributedDataParallel(model, **{"bucket_cap_mb": 0.0005} | options)
-    match hook:
-        case "fp16":
-            made.register_comm_hook(None, default_hooks.fp16_compress_hook)
-        case "bf16":
-            made.register_comm_hook(None, _compress_to_bf16)
-        case "PowerSGD":
-            state = powerSGD_hook.PowerSGDState(
-                None, start_powerSGD_iter=2, min_compression_rate=0.1, use_error_feedback=True
-            )
-            made.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-        case "ALLREDUCE" | "FP16_COMPRESS":  # in C++
-            made._register_builtin_comm_hook(getattr(dist.BuiltinCommHookType, hook))
-        case "own":
-            made.register_comm_hook(OwnState(), _reduce_and_count)
+    if hook == "fp16":
+        made.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    if hook == "PowerSGD":
+        state = powerSGD_hook.PowerSGDState(
+            None, start_powerSGD_iter=2, min_compression_rate=0.1, use_error_feedback=True
+        )
+        made.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     return made
-
-
-def _compress_to_bf16(state, bucket):  # type: ignore[no-untyped-def]
-    # DDP refuses this hook, by its name, where there is no NCCL; on gloo it works all the same.
-    return default_hooks.bf16_compress_hook(state, bucket)
-
-
-class OwnState:
-    """What a user's hook keeps."""
-
-    num_buckets = 0
-
-
-def _reduce_and_count(state, bucket):  # type: ignore[no-untyped-def] # torch reads no annotation in quotes
-    state.num_buckets += 1
-    reach("hook")
-    return default_hooks.allreduce_hook(None, bucket)
 
 
 def fsdp1(model: nn.Module, **options: Any) -> Any:
