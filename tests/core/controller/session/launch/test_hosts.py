@@ -143,3 +143,4 @@ def test_forwarding_is_the_last_way_to_an_agent(monkeypatch: pytest.MonkeyPatch)
     text = str(unreached(found[2], problems[2]))
     assert text.startswith("c: its agent runs, and cannot be reached: tcp://10.0.0.3:5 does not")
     assert "Open TCP port 5 of 10.0.0.3" in text
+    assert Reach(False, reports.append).find(make_ticket(), agents[:1]) == (agents[:1], {})
