@@ -40,7 +40,7 @@ compat: venv
 	$(BIN)/python -m tests.compat $(PYTHONS)
 
 # Several hosts, as network namespaces of this one: needs root, openssh-server, openssh-client,
-# iproute2, nftables, slurm-wlm, munge, chromium, procps, gcc and libc6-dev.
+# iproute2, nftables, slurm-wlm, munge, procps, gcc and libc6-dev.
 hosts: venv
 	$(BIN)/python -m tests.hosts
 

@@ -15,7 +15,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 REPORTS = Path("artifacts/hosts")
 # These take the longest, so they begin first.
-_LONG = ("test_faults.py", "test_notebooks.py", "test_ray.py", "test_slurm.py", "test_attach.py")
+_LONG = ("test_attach.py", "test_faults.py", "test_notebooks.py", "test_slurm.py", "test_ssh.py")
 _NUM_AT_A_TIME = 2
 # `ip netns` keeps names of networks in /run/netns.
 _ENTER = 'mkdir -p /run/netns; mount -t tmpfs tmpfs /run/netns; ip link set lo up; exec "$@"'

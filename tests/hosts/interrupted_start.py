@@ -20,8 +20,6 @@ _SESSION = "cellmesh.controller.session"
 # What a start is about to do once its engine has given nodes.
 STEPS = {
     "start agents": f"{_SESSION}.launch.commands.HostCommands._run",
-    "hear of agents": f"{_SESSION}.launch.commands.HostCommands._hear",
-    "connect to agents": f"{_SESSION}.start.Session",
     "wait for ranks": f"{_SESSION}.session.Session.wait_until_ready",
     "let agents go": f"{_SESSION}.launch.commands.HostCommands.let_go",
 }

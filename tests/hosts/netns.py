@@ -162,12 +162,6 @@ class Host:
         """Refuse everybody new connections by ssh."""
         self._filter(f"tcp dport 22 {_NEW} reject")
 
-    def close_way_out(self) -> None:
-        """Refuse every new connection to the notebook's host."""
-        self.inside("nft", "add table inet cm")
-        self.inside("nft", "add chain inet cm out { type filter hook output priority 0; }")
-        self.inside("nft", f"add rule inet cm out ip daddr {NOTEBOOK} {_NEW} drop")
-
     def close_to_notebook(self) -> None:
         """Drop all that the notebook's host sends."""
         self._filter(f"ip saddr {NOTEBOOK} drop")

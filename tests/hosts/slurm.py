@@ -40,9 +40,7 @@ def slurm() -> Iterator[Path]:
         "SelectTypeParameters=CR_Core\nMpiDefault=none\nReturnToService=0\n"
         "SlurmdParameters=config_overrides\nMailProg=/bin/true\nKillWait=1\n"
         f"NodeName=n[1-2] NodeHostname={host} NodeAddr=127.0.0.1 Port=[16918-16919] CPUs=4\n"
-        "PreemptType=preempt/partition_prio\nPreemptMode=CANCEL\n"
-        "PartitionName=test Nodes=n[1-2] Default=YES MaxTime=60 State=UP PriorityTier=1\n"
-        "PartitionName=urgent Nodes=n[1-2] MaxTime=60 State=UP PriorityTier=9 PreemptMode=OFF\n"
+        "PartitionName=test Nodes=n[1-2] Default=YES MaxTime=60 State=UP\n"
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLURM_CONF", str(config))

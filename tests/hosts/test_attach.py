@@ -106,13 +106,9 @@ def test_attach_to_a_held_mesh_is_refused_unless_it_steals(
 
 
 def test_attach_by_a_wrong_or_dead_ticket_says_what_is_wrong(
-    mesh: cm.Mesh, machines: list[Host], tmp_path: Path
+    mesh: cm.Mesh, machines: list[Host]
 ) -> None:
     path = copy_ticket(machines[2])
-    path.chmod(0o644)
-    with pytest.raises(HostError, match=r"not yours alone.*chmod 600"):
-        cm.attach(str(path))
-    path.chmod(0o600)
     (own,) = (machines[0].directory / "run/cellmesh").glob("*/ticket.json")
     with pytest.raises(HostError, match="ticket of the agent on cm1"):
         cm.attach(str(own))
@@ -121,49 +117,36 @@ def test_attach_by_a_wrong_or_dead_ticket_says_what_is_wrong(
         cm.attach(str(path))
 
 
-def test_attach_by_an_old_copy_finds_the_hosts_that_replaced_others(
-    machines: list[Host], runtime_dir: Path
-) -> None:
-    with cm.start(hosts="cm1:1,cm2:1", lease_s=60, name="far") as mesh:
-        mesh.cell("kept = rank + 5")
-        path = copy_ticket(machines[3])
-        machines[1].kill()
-        wait_until(lambda: mesh.rank_set.session.dead_ranks == {1}, WAIT_S, "cm2 is lost")
-        mesh.heal(0, hosts="cm3")
-        assert [agent.name for agent in ticket_of().agents] == ["cm1", "cm3"]
-        mesh.detach()
-        with notebook_on(machines[3]) as notebook:
-            notebook.run(f"mesh = cm.attach({str(path)!r})")
-            assert notebook.run("it = [info.host for info in mesh.report()]") == ["cm1", "cm3"]
-            assert notebook.run("it = mesh.pull('kept').list") == [5, 5]
-            notebook.run("mesh.stop()")
-
-
-def test_attach_by_a_copy_from_before_a_resize_has_all_ranks(
+def test_attach_by_an_old_copy_finds_the_hosts_that_came_later(
     mesh: cm.Mesh, machines: list[Host]
 ) -> None:
     path = copy_ticket(machines[3])
-    mesh.resize(hosts="cm3:1")
+    machines[1].kill()
+    wait_until(lambda: mesh.rank_set.session.dead_ranks == {1}, WAIT_S, "cm2 is lost")
+    mesh.heal(0, hosts="cm3")
+    mesh.resize(hosts="cm4:1")
+    assert [agent.name for agent in ticket_of().agents] == ["cm1", "cm3", "cm4"]
     mesh.detach()
     with notebook_on(machines[3]) as notebook:
         notebook.run(f"mesh = cm.attach({str(path)!r})")
-        assert notebook.run("it = mesh.pull('(rank, world_size)').list") == [[0, 3], [1, 3], [2, 3]]
+        hosts = notebook.run("it = [info.host for info in mesh.report()]")
+        assert hosts == ["cm1", "cm3", "cm4"]
+        assert notebook.run("it = mesh[[0, 1]].pull('kept').list") == [5, 5]
         notebook.run(f"mesh.cell({REDUCE!r})")
         assert notebook.run("it = mesh.pull('float(x)').list") == [6.0] * 3
         notebook.run("mesh.stop()")
 
 
-@pytest.mark.parametrize("index", [0, 1])
-def test_attach_while_a_host_is_dead_keeps_the_others(
-    index: int, mesh: cm.Mesh, machines: list[Host]
+def test_attach_while_the_first_host_is_dead_keeps_the_other(
+    mesh: cm.Mesh, machines: list[Host]
 ) -> None:
     """The first host has the store."""
     mesh.detach()
-    machines[index].kill()
+    machines[0].kill()
     again = cm.attach("far")
-    assert again.rank_set.session.dead_ranks == {index}
-    assert again[1 - index].pull("kept") == 6 - index
-    assert set(again.heal(1 - index).respawned) == {index}
+    assert again.rank_set.session.dead_ranks == {0}
+    assert again[1].pull("kept") == 6
+    assert again.heal(1).respawned == (0,)
     again.cell(REDUCE)
     assert again.pull("float(x)").list == [3.0] * 2
     again.stop()
@@ -220,28 +203,13 @@ def test_ps_and_stop_see_a_mesh_from_every_host(mesh: cm.Mesh, machines: list[Ho
         rows = {row["name"]: row for row in json.loads(here("ps", "--json").stdout)}
         assert rows["far"]["state"] == "detached"
         assert 0 < rows["far"]["lease_left_s"] <= 60
+    # On the host of an agent, the command ends that agent's part.
+    assert on_host(machines[1], "stop", "far").stdout.startswith("stopped far")
+    wait_until(lambda: not machines[1].meshes(), LEFTOVER_S, "cm2 has ended")
+    assert machines[0].meshes()
     done = here("stop", "far")
-    assert done.stdout.startswith("stopped far: 2 ranks on cm1, cm2"), done
+    assert done.stdout.startswith("stopped far"), done
     wait_until(
         lambda: not any(host.meshes() for host in machines), LEFTOVER_S, "the mesh has ended"
     )
     assert not runtime_root().joinpath("far").exists()
-
-
-def test_stop_on_the_host_of_an_agent_ends_its_part(mesh: cm.Mesh, machines: list[Host]) -> None:
-    assert on_host(machines[1], "stop", "far").stdout.startswith("stopped far")
-    wait_until(lambda: mesh.rank_set.session.dead_ranks == {1}, WAIT_S, "rank 1 is lost")
-    assert mesh[0].pull("kept") == 5
-    mesh.stop()
-    with cm.start(hosts=HOSTS, name="far", lease_s=60) as again:  # the name is free
-        assert again.pull("rank").list == [0, 1]
-
-
-def test_name_of_a_mesh_that_has_ended_on_its_hosts_is_free(
-    mesh: cm.Mesh, machines: list[Host]
-) -> None:
-    mesh.detach()
-    for host in machines[:2]:
-        host.kill()
-    with cm.start(1, name="far") as again:
-        assert again.pull("rank").list == [0]

@@ -105,24 +105,6 @@ def test_value_crosses_each_link_once_and_ranks_share_it(
     assert mesh.pull("float(x[0])").list == [-1.0] + [float(value[0])] * 3
 
 
-def test_parts_of_a_value_are_those_of_each_rank(mesh: cm.Mesh, machines: list[Host]) -> None:
-    value = torch.arange(4 * MB, dtype=torch.float32).reshape(2048, -1)
-    before = received(machines[:2])
-    mesh.push(x=value, shard=0)
-    for now, then in zip(received(machines[:2]), before, strict=True):
-        assert now - then < 1.2 * value.nbytes
-    assert torch.equal(mesh.pull("x", gather=True), value)
-    mesh.push(y=value, shard=1)
-    assert torch.equal(mesh.pull("y", gather=True, dim=1), value)
-
-
-def test_arguments_and_results_are_equal_bit_for_bit(mesh: cm.Mesh) -> None:
-    value = torch.randn(3 * MB // 4)
-    assert all(torch.equal(each, value) for each in mesh.run(lambda x: x, value).list)
-    texts = mesh.run(lambda text: text[::-1], "ab" * MB).list
-    assert texts == ["ba" * MB] * 4
-
-
 @pytest.mark.parametrize("back", [False, True])
 def test_interrupt_is_not_behind_a_value(back: bool, mesh: cm.Mesh, machines: list[Host]) -> None:
     """1 GB over 100 Mbit/s would take 80 s."""
@@ -157,35 +139,6 @@ def test_interrupt_is_not_behind_a_value(back: bool, mesh: cm.Mesh, machines: li
     with pytest.raises((RanksInterrupted, MeshUsageError)):
         print(run.result())
     assert mesh.run(abs, -1).list == [1] * 4
-
-
-def test_restart_is_not_behind_a_value(mesh: cm.Mesh, machines: list[Host]) -> None:
-    mesh.cell("import numpy; y = numpy.ones(1 << 26)")
-    for host in machines[:2]:
-        host.slow("100mbit")
-    before = machines[0].num_bytes()[1]
-    run = mesh.submit(lambda: y)  # type: ignore[name-defined] # noqa: F821
-    wait_until(lambda: machines[0].num_bytes()[1] - before > MB, WAIT_S, "it is under way")
-    began = time.monotonic()
-    mesh.restart()
-    assert mesh.run(abs, -1).list == [1] * 4
-    assert time.monotonic() - began < WAIT_S / 4  # of the 40 s that the results would take
-    assert run.failed_ranks() == [0, 1, 2, 3]
-
-
-def test_other_ranks_are_not_behind_a_value(mesh: cm.Mesh, machines: list[Host]) -> None:
-    machines[0].slow_down("100mbit")
-    mesh.push(x=0)
-    pushing = Pushing(mesh[0], x=np.ones(8 * MB))
-    await_begin(machines[:1], MB)
-    began = time.monotonic()
-    assert mesh[1:].pull("rank").list == [1, 2, 3]
-    assert time.monotonic() - began < SOON_S
-    assert pushing.is_alive()
-    after = mesh[0].submit(lambda: len(x))  # type: ignore[name-defined] # noqa: F821
-    assert after.result() == 8 * MB  # in the order in which they were sent
-    pushing.join()
-    assert pushing.error is None
 
 
 @pytest.mark.timeout(180)

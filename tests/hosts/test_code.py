@@ -1,4 +1,4 @@
-"""The same code, environment and GPUs on hosts that share no files with the notebook's."""
+"""The same code and environment on hosts that share no files with the notebook's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 import cellmesh as cm
 from cellmesh.controller.code_files import sync
-from cellmesh.errors import HostError, MeshUsageError
+from cellmesh.errors import HostError
 from tests.faults.watching import wait_until
 
 from .netns import Host
@@ -135,24 +135,15 @@ def test_own_copies_of_hosts_are_left_alone(
         assert host.shell(f"cat {project.directory}/old.py").strip() == "VALUE = 'old'"
 
 
-def test_shared_directory_is_used_as_it_is_without_sync(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime_dir: Path
+def test_without_sync_hosts_have_their_own_and_what_env_names(
+    project: Project,
+    sent: list[int],
+    machines: list[Host],
+    runtime_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    project = Project(tmp_path)
-    project.write("shared.py", "VALUE = 1\n")
-    with cm.start(hosts=HOSTS, sync="off") as mesh:
-        mesh.cell("import shared")
-        assert mesh.pull("shared.__file__").list == [str(tmp_path / "shared.py")] * 3
-        project.write("shared.py", "VALUE = 22\n")
-        project.write("later.py", "")
-        mesh.cell("import later, importlib; importlib.reload(shared)")
-        assert mesh.pull("shared.VALUE").list == [22] * 3
-
-
-def test_without_sync_hosts_have_their_own(
-    project: Project, sent: list[int], machines: list[Host], runtime_dir: Path
-) -> None:
+    monkeypatch.setenv("CM_PASSED_ON", "a word")
+    monkeypatch.setenv("CM_NOT_PASSED_ON", "another")
     project.write("here.py", "")
     project.write("everywhere.py", "VALUE = 'the notebook'\n")
     for host in machines[:2]:
@@ -160,7 +151,10 @@ def test_without_sync_hosts_have_their_own(
             f"mkdir -p {project.directory}; cd {project.directory};"
             f"echo \"VALUE = '{host.name}'\" > everywhere.py"
         )
-    with cm.start(hosts=HOSTS, sync="off") as mesh:
+    with cm.start(hosts=HOSTS, sync="off", env="CM_PASSED_ON", gpus="none") as mesh:
+        names = ("CM_PASSED_ON", "CM_NOT_PASSED_ON", "CUDA_VISIBLE_DEVICES")
+        found = mesh.run(lambda: [os.environ.get(name) for name in names]).list
+        assert found == [["a word", None, ""]] * 3
         with pytest.raises(cm.RankFailure, match="No module named 'here'"):
             mesh.cell("import here")
         mesh.cell("import everywhere")
@@ -200,36 +194,3 @@ def test_host_that_is_started_again_gets_what_was_changed_since(
         assert mesh.heal().respawned == (2,)
         mesh.cell("import changing")
         assert mesh.pull("changing.VALUE").list == [1, 1, 22]
-
-
-def test_host_that_joins_gets_the_modules(project: Project, runtime_dir: Path) -> None:
-    project.write("joined.py", "VALUE = 1\n")
-    with cm.start(hosts="cm1:1", preload="joined") as mesh:
-        mesh.resize(hosts="cm2:1")
-        mesh.cell("import joined")
-        assert mesh.pull("joined.VALUE").list == [1, 1]
-
-
-def test_environment_and_gpus_of_all_hosts(
-    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CM_PASSED_ON", "a word")
-    monkeypatch.setenv("CM_NOT_PASSED_ON", "another")
-    with cm.start(hosts=HOSTS, env="CM_PASSED_ON", gpus="none") as mesh:
-        names = ("CM_PASSED_ON", "CM_NOT_PASSED_ON", "CUDA_VISIBLE_DEVICES")
-        found = mesh.run(lambda: [os.environ.get(name) for name in names]).list
-        assert found == [["a word", None, ""]] * 3
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"gpus": "0,2"}, r"on cm[12]: --gpus 0,2 .* names 2 GPUs, of which this host has 0"),
-        ({"backend": "nccl"}, r"on cm[12]: --backend nccl needs a GPU for each rank"),
-    ],
-)
-def test_gpus_that_are_not_there_are_missed_by_host(
-    options: dict[str, str], message: str, machines: list[Host], runtime_dir: Path
-) -> None:
-    with pytest.raises(MeshUsageError, match=message):
-        cm.start(hosts=HOSTS, **options)  # type: ignore[arg-type]

@@ -1,10 +1,11 @@
-"""Notebooks on two hosts with two ranks each, by every engine: their losses are those of four ranks
+"""A notebook on two hosts with two ranks each, by every engine: its losses are those of four ranks
 on one host, bit for bit.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import re
 import subprocess
@@ -25,8 +26,9 @@ from .netns import NOTEBOOK, Host
 from .ray import ray_cluster
 from .slurm import slurm
 
-# The variables with the losses of each rank, by notebook.
-LOSSES = {"01_quickstart": "own_losses", "02_data_parallel": "losses", "04_fsdp2": "losses"}
+# The variable with the losses of each rank.
+LOSSES = "losses"
+BY_NAME = {path.stem: path for path in NOTEBOOKS}
 _START = re.compile(r"(?m)^%dist_start (\d+)(.*)$")
 _WAIT_S = 60.0
 
@@ -105,53 +107,49 @@ def _torchrun_command(number: int, ticket: Path) -> tuple[str, ...]:
 ENGINES = {"ssh": _ssh, "slurm": _slurm, "torchrun": _torchrun, "ray": _ray}
 
 
-@pytest.fixture(scope="module", params=ENGINES)
-def engine(request: pytest.FixtureRequest, machines: list[Host]) -> Iterator[Engine]:
-    with ENGINES[request.param](machines) as engine:
-        yield engine
-
-
 @pytest.fixture(scope="module")
-def on_one_host() -> Callable[[Path, Path], Losses]:
+def on_one_host(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Losses]:
     """Returns a notebook's losses on one host; each notebook is run once."""
-    known: dict[Path, Losses] = {}
-
-    def losses_of(path: Path, where: Path) -> Losses:
-        if path not in known:
-            known[path] = run(path, where / "one_host.json", None)
-        return known[path]
-
-    return losses_of
+    kept = tmp_path_factory.mktemp("one_host") / "losses.json"
+    return functools.cache(lambda name: run(name, kept, None))
 
 
 @pytest.mark.parametrize(
-    "path", [path for path in NOTEBOOKS if path.stem in LOSSES], ids=lambda path: path.stem
+    ("launch", "name"),
+    [
+        ("slurm", "02_data_parallel"),
+        ("torchrun", "02_data_parallel"),
+        ("ray", "02_data_parallel"),
+        ("ssh", "04_fsdp2"),
+    ],
 )
 def test_losses_on_two_hosts_are_those_on_one(
-    path: Path,
-    engine: Engine,
-    on_one_host: Callable[[Path, Path], Losses],
+    launch: str,
+    name: str,
+    machines: list[Host],
+    on_one_host: Callable[[str], Losses],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # The number of threads decides in which order a sum is added up.
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    ours = run(path, tmp_path / "two_hosts.json", engine)
+    theirs = on_one_host(name)
+    with ENGINES[launch](machines) as engine:
+        ours = run(name, tmp_path / "two_hosts.json", engine)
     assert set(ours) == {0, 1, 2, 3}
     assert all(ours.values()), "there is a rank without losses"
-    theirs = on_one_host(path, tmp_path)
     assert not (parted := difference("on two hosts", ours, "on one", theirs)), parted
 
 
-def run(path: Path, kept: Path, engine: Engine | None) -> Losses:
+def run(name: str, kept: Path, engine: Engine | None) -> Losses:
     """Run a notebook, on two hosts with an engine; return the losses of its four ranks."""
-    notebook = nbformat.read(path, as_version=4)
+    notebook = nbformat.read(BY_NAME[name], as_version=4)
     tagged = [
         i for i, cell in enumerate(notebook.cells) if "export-here" in cell.metadata.get("tags", ())
     ]
     (place,) = tagged or [len(notebook.cells) - 1]
     added = (
-        f"%dist_pull {LOSSES[path.stem]} --all --as exact_losses",
+        f"%dist_pull {LOSSES} --all --as exact_losses",
         "import json, pathlib\n"
         "hosts = {each.host for each in mesh.report()}\n"
         "exact = {rank: [float(x).hex() for x in each] for rank, each in exact_losses.items()}\n"

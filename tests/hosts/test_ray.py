@@ -6,7 +6,6 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -46,15 +45,6 @@ def _nothing_is_reserved(cluster: RayCluster, runtime_dir: Path) -> Iterator[Non
     wait_until(lambda: cluster.num_free_cpus() == 4, WAIT_S, "Ray has all CPUs back")
 
 
-def test_no_node_joins_a_reservation(cluster: RayCluster) -> None:
-    with cm.start(launch="ray", nodes=1, nproc_per_host=1) as mesh:
-        with pytest.raises(MeshUsageError, match=r"^other: no node joins a mesh on Ray"):
-            mesh.resize(hosts="other:1")
-        mesh.resize(2)
-        mesh.cell(REDUCE)
-        assert mesh.pull("float(x)").list == [1.0, 1.0]
-
-
 def test_ranks_run_in_a_bundle_of_each_node(cluster: RayCluster) -> None:
     with cm.start(launch="ray", nodes=2, nproc_per_host=2, mesh="host=2,gpu=2") as mesh:
         assert cluster.num_free_cpus() == 0
@@ -81,7 +71,7 @@ def test_dead_agent_is_started_again_in_its_bundle(cluster: RayCluster) -> None:
 def test_mesh_outlives_its_killed_notebook_for_its_lease(
     cluster: RayCluster, runtime_dir: Path
 ) -> None:
-    die_with_mesh(launch="ray", nodes=2, nproc_per_host=1, lease_s=10, name="kept")
+    die_with_mesh(launch="ray", nodes=2, nproc_per_host=1, lease_s=5, name="kept")
     assert cluster.num_free_cpus() == 2
     with cm.attach("kept", steal=True) as mesh:  # before the notebook is missed
         assert mesh.pull("kept").list == [5, 6]
@@ -92,15 +82,7 @@ def test_mesh_outlives_its_killed_notebook_for_its_lease(
 
 
 @pytest.mark.parametrize(
-    ("end", "step"),
-    [
-        (die_at, "start agents"),
-        (die_at, "hear of agents"),
-        (die_at, "connect to agents"),
-        (interrupt_at, "start agents"),
-        (interrupt_at, "let agents go"),
-        (interrupt_at, "wait for ranks"),
-    ],
+    ("end", "step"), [(die_at, "start agents"), (interrupt_at, "wait for ranks")]
 )
 def test_start_that_ends_with_nodes_gives_them_back(
     cluster: RayCluster, runtime_dir: Path, end: Callable[..., None], step: str
@@ -118,7 +100,9 @@ def test_nodes_in_use_are_waited_for_until_an_interrupt(cluster: RayCluster) -> 
         if "free" in progress.stage:
             signal.raise_signal(signal.SIGINT)
 
-    with cm.start(launch="ray", nodes=1, nproc_per_host=2):
+    with cm.start(launch="ray", nodes=1, nproc_per_host=2) as mesh:
+        with pytest.raises(MeshUsageError, match=r"^other: no node joins a mesh on Ray"):
+            mesh.resize(hosts="other:1")
         with pytest.raises(KeyboardInterrupt):
             cm.start(launch="ray", nodes=2, nproc_per_host=1, on_progress=show)
         assert stages[-1] == "2 nodes of Ray with CPU=1 each; CPU=2 are free in all"
@@ -126,20 +110,10 @@ def test_nodes_in_use_are_waited_for_until_an_interrupt(cluster: RayCluster) -> 
             cm.start(launch="ray", nodes=2, nproc_per_host=1, queue_timeout_s=1.0)
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"nodes": 3}, HostError, "3 nodes with CPU=1 each .* 2 of the Ray cluster's 2 nodes"),
-        ({"nodes": 1, "nproc_per_host": 3}, HostError, r"CPU=3 each .*\(.*: CPU=2; "),
-        ({"nodes": 1, "launch_args": "GPU=1"}, HostError, "GPU=1 each .*: GPU=0"),
-        ({"nodes": 1, "preload": "no_such_module"}, MeshUsageError, "no_such_module"),
-    ],
-)
-def test_start_that_fails_gives_back_what_it_got(
-    options: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=f"(?s){message}"):
-        cm.start(launch="ray", **{"nproc_per_host": 1, **options})
+def test_cluster_that_is_too_small_is_named(cluster: RayCluster) -> None:
+    match = "3 nodes with CPU=1 each .* 2 of the Ray cluster's 2 nodes"
+    with pytest.raises(HostError, match=match):
+        cm.start(launch="ray", nodes=3, nproc_per_host=1)
 
 
 def test_start_without_a_cluster_says_how_to_start_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,26 +176,21 @@ def test_peer_with_curve_but_without_the_mesh_key_is_refused(mesh: cm.Mesh) -> N
     still_works(mesh)
 
 
-@pytest.mark.parametrize(
-    "raw",
-    [
+CURVE = b"\xff" + b"\0" * 8 + b"\x7f\x03\x00CURVE" + b"\0" * 47
+
+
+def test_raw_bytes_on_the_port_are_refused_and_counted(mesh: cm.Mesh) -> None:
+    """Nothing, a pickle, noise, and a command of ZMTP's that is said to be huge."""
+    for raw in (
         b"",
-        os.urandom(500),
-        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
         pickle.dumps({"a": 1}),
-        b"\xff" + b"\0" * 8 + b"\x7f\x01\x05",
-        b"\xff" + b"\0" * 8 + b"\x7f\x03\x00CURVE" + b"\0" * 47 + os.urandom(300),
-        b"\xff" + b"\0" * 8 + b"\x7f\x03\x00CURVE" + b"\0" * 47
-        + b"\x06" + struct.pack(">Q", 1 << 62),
-    ],
-    ids=["nothing", "random", "http", "pickle", "zmtp 2", "curve of noise", "huge command"],
-)  # fmt: skip
-def test_raw_bytes_on_the_port_are_refused_and_counted(raw: bytes, mesh: cm.Mesh) -> None:
-    before = num_refused()
-    for _ in range(3):
+        CURVE + os.urandom(300),
+        CURVE + b"\x06" + struct.pack(">Q", 1 << 62),
+    ):
+        before = num_refused()
         with socket.create_connection(address_of(ticket_of())) as connection:
             connection.sendall(raw)
-    wait_for_refusals(before, 3)
+        wait_for_refusals(before)
     still_works(mesh)
 
 
@@ -229,8 +224,7 @@ def test_process_on_another_host_without_a_ticket_is_refused(
         directory=str(machines[3].directory / "run/cellmesh/kept"),
     )
     path = machines[3].directory / "forged.json"
-    path.write_bytes(to_json(forged))
-    path.chmod(0o600)
+    write_to(path, forged)
     source = f"cm.attach({str(path)!r}, steal=True)"
     refused = pytest.raises(NotebookError, match="NoMeshError: no host of kept answers")
     with notebook_on(machines[3]) as notebook, refused:
@@ -371,7 +365,6 @@ def test_other_user_of_the_notebook_host_cannot_connect_to_a_local_mesh(
 ) -> None:
     with cm.start(1, name="near") as near:
         path = runtime_root() / "near/agent.sock"
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
         script = f"import socket; socket.socket(socket.AF_UNIX).connect({str(path)!r})"
         done = subprocess.run([*NOBODY, "/usr/bin/python3", "-c", script], capture_output=True)
         assert b"PermissionError" in done.stderr
@@ -419,20 +412,10 @@ def test_keys_are_in_no_argument_environment_log_or_output(
 def test_listener_for_hosts_lets_in_nobody_without_the_invitation(
     machines: list[Host], mesh: cm.Mesh
 ) -> None:
-    def begin() -> cm.Mesh:
-        return cm.start(
-            launch="hand",
-            nodes=1,
-            nproc_per_host=1,
-            address=NOTEBOOK,
-            name="open",
-            lease_s=60,
-            timeout_s=WAIT_S,
-        )
-
+    options = {"launch": "hand", "nodes": 1, "nproc_per_host": 1, "address": NOTEBOOK}
     path = runtime_root() / "open/join.json"
     with ThreadPoolExecutor(1) as pool:
-        starts = pool.submit(begin)
+        starts = pool.submit(cm.start, **options, name="open", lease_s=60, timeout_s=WAIT_S)  # type: ignore[arg-type]
         wait_until(lambda: path.exists() and path.stat().st_size, WAIT_S, "the invitation")
         invitation = parse_invitation(path.read_bytes())
         assert invitation is not None
@@ -575,23 +558,6 @@ def wait_for_answer(dealer: zmq.Socket[bytes], ticket: Ticket) -> None:
         assert dealer.poll(WAIT_S * 1000), "no answer"
         if any(b"Standing" in frame for frame in dealer.recv_multipart()):
             return
-
-
-def test_hostile_holder_of_the_curve_keys_cannot_break_the_agent(
-    mesh: cm.Mesh, tmp_path: Path
-) -> None:
-    """Malformed preambles and headers, as they are over TCP."""
-    ticket, chance = ticket_of(), random.Random(6)
-    good = [hello(ticket, new_key(), steal=True), *orders()[1:]]
-    with peer(ticket.agents[0].endpoint, holding(ticket)) as dealer:
-        for frames in malformed(tmp_path).values():
-            for preamble in ([], [struct.pack("<QQ", 1, 1 << 60)], [bytes(16)]):
-                dealer.send_multipart([*preamble, *frames])
-        for _ in range(500):
-            dealer.send_multipart(noise(chance.choice(good), chance))
-        wait_for_answer(dealer, ticket)
-    assert not (tmp_path / "went off").exists()
-    still_works(mesh)
 
 
 def test_hostile_controller_cannot_break_the_agent(

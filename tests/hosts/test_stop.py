@@ -63,13 +63,3 @@ def test_host_that_another_has_replaced_is_named_and_can_be_ended_later(
     mesh.stop()
     assert not machines[2].meshes()
     check_named_and_ended(machines[1], capfd.readouterr().err)
-
-
-def test_host_whose_processes_are_gone_is_not_named(
-    machines: list[Host], runtime_dir: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    mesh = cm.start(hosts="cm1:1,cm2:1", lease_s=600, name="left")
-    machines[1].kill()
-    mesh.stop()
-    assert "may live on" not in capfd.readouterr().err
-    assert not (runtime_root() / "left").exists()
