@@ -209,7 +209,7 @@ def test_plot_choices_outlive_a_reload_and_a_stopped_mesh_leaves_a_picture(
     notebook.save()
     notebook.page.reload()
     text = "acc by step, mean and range: ranks 1; 50 points"
-    expect(panel).to_have_attribute("aria-label", text, timeout=30_000)
+    expect(panel).to_have_attribute("aria-label", text, timeout=60_000)
     expect(button).to_have_attribute("aria-pressed", "false")
     # The reloaded page does not know which output a display's id names: the widget stays, and says
     # so.
