@@ -12,6 +12,7 @@ import pytest
 
 import cellmesh as cm
 from tests.conftest import check_nothing_left, process_named, processes_named
+from tests.faults.watching import wait_until
 
 WAIT_S = 40.0
 _GROUPS = Path("/sys/fs/cgroup/memory")
@@ -125,3 +126,23 @@ def test_a_rank_whose_cuda_context_is_lost_ends_and_is_replaced(own_mesh: cm.Mes
     own_mesh.cell("t = torch.ones(1); dist.all_reduce(t)")
     assert own_mesh.pull("t.item()").list == [2.0, 2.0]
     assert own_mesh[0].pull("kept") == 0
+
+
+def test_last_words_after_a_run_are_kept_by_an_agent_that_reads_late(
+    own_mesh: cm.Mesh, runtime_dir: Path
+) -> None:
+    """The words are in the rank's pipe before the agent has read the run's end from its socket."""
+    agent = process_named(runtime_dir, "cellmesh-agent")
+    rank = process_named(runtime_dir, "cellmesh-r1")
+    own_mesh[1].cell(f"print('begun')\nimport os, signal{LOSE_CUDA_CONTEXT}")
+    stops = f"print('last')\nos.kill({agent.pid}, signal.SIGSTOP)\ntorch.cuda.synchronize()"
+    run = own_mesh[1].submit_cell(stops)
+    try:
+        wait_until(lambda: rank.status() == psutil.STATUS_ZOMBIE, WAIT_S, "the rank ends")
+    finally:
+        agent.resume()
+    with pytest.raises(cm.RankFailure):
+        run.result(WAIT_S)
+    wait_until(lambda: own_mesh.report()[1].phase == "dead", WAIT_S, "the death")
+    assert "its CUDA context is lost" in own_mesh.report()[1].last_output
+    own_mesh.heal()

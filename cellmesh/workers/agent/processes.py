@@ -42,6 +42,9 @@ from .supervisor import Action, Fork, Supervisor
 from .zygote_client import ZygoteClient
 
 _LAST_BYTES = 32 * 1024
+# An agent reads the pipes of ranks before their sockets; text in a pipe that it has read so shortly
+# before the end of a run may be later than that.
+_PIPE_AHEAD_S = 1.0
 # faulthandler lists all loaded extension modules, in one line of 5 kB.
 _MODULES = "Extension modules:"
 # Warning of c10d on a host whose address has no name; it has no consequences.
@@ -91,6 +94,8 @@ class Processes:
         # Ranks that have printed since they last ended a run, and where their logs ended then.
         self._printed: set[int] = set()
         self._run_ends: dict[int, tuple[int, int]] = {}
+        # When the last text of a rank's pipe was read, and where its log ended before that.
+        self._piped: dict[int, tuple[float, tuple[int, int]]] = {}
         self._links: dict[int, RankLink] = {}
         self._unheard: Collection[int] = ()
         self.lending = Lending()
@@ -253,7 +258,10 @@ class Processes:
                 self._printed.add(rank)
             elif rank in self._printed and (kind is Done or kind is Failed):
                 self._printed.discard(rank)
-                self._run_ends[rank] = self._logs[rank].position()
+                read_s, position = self._piped.pop(rank, (0.0, (0, 0)))
+                # The rank may have written that text after the run, as its last words.
+                is_new = now < read_s + _PIPE_AHEAD_S
+                self._run_ends[rank] = position if is_new else self._logs[rank].position()
             if parcel.buffers or self.lending.lent or kind is Failed:
                 parcel = self.lending.note(rank, parcel, self._links.get(rank))
             if kind is RankUnready and self._is_start_lost():
@@ -292,9 +300,11 @@ class Processes:
             text = "".join(line for line in lines if _NO_HOSTNAME not in line)
         if not text:
             return
+        now = time.monotonic()
         self._printed.add(rank)
+        self._piped[rank] = now, self._logs[rank].position()
         self._logs[rank].append(text)
-        self._act(self._supervisor.from_pipe(rank, stream, text, time.monotonic()))
+        self._act(self._supervisor.from_pipe(rank, stream, text, now))
 
     def _rank_ended(self, rank: int, pid: int) -> None:
         reason, last_output = self._faults.attempt(lambda: self._bury(rank, pid), ("ended", ""))
