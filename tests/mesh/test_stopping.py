@@ -33,13 +33,18 @@ ROUNDS = {
         "works = [dist.all_reduce(t.clone(), async_op=True) for _ in range(3)]\n"
         "    dist.all_reduce(t); t /= world_size\n    [work.wait() for work in works]"
     ),
+    "messages": (
+        "work = dist.isend(t, after)\n    dist.recv(torch.empty(4), before)\n    work.wait()"
+    ),
     "batches of messages": (
         "got = torch.empty(4)\n"
         "    ops = [dist.P2POp(dist.isend, t, after), dist.P2POp(dist.irecv, got, before)]\n"
         "    [work.wait() for work in dist.batch_isend_irecv(ops)]"
     ),
     "a program's groups": "dist.all_reduce(t, group=own); t /= 2\n    dist.barrier()",
+    "objects": "everyone = [None] * world_size\n    dist.all_gather_object(everyone, n)",
     "functional": ("t = functional.all_reduce(t, 'sum', row) / 2\n    dist.barrier()"),
+    "between prints": "print(n)\n    dist.all_reduce(t); t /= world_size",
     "ranks of different speed": (
         "sum(range(20000 * rank))\n    dist.all_reduce(t); t /= world_size"
     ),
@@ -73,20 +78,15 @@ def assert_interrupted(run: Run) -> None:
         run.result(20)
 
 
-def stop_within(mesh: cm.Mesh, source: str) -> None:
-    """Run a cell and stop it, some rounds into its loop."""
-    run = mesh.submit_cell(source)
-    begin(mesh, run)
-    mesh.interrupt()
-    assert_interrupted(run)
-
-
 @pytest.mark.parametrize("body", ROUNDS.values(), ids=ROUNDS)
 def test_all_ranks_have_made_the_same_rounds(grid: cm.Mesh, body: str) -> None:
     grid.cell(body.replace("\n    ", "\n"))  # the first round imports, and connects
     generation = grid[0].pull("mesh.get_group('dp')._ledger.generation")
     for _ in range(3):
-        stop_within(grid, loop(body))
+        run = grid.submit_cell(loop(body))
+        begin(grid, run)
+        grid.interrupt()
+        assert_interrupted(run)
         assert len(set(grid.pull("n").list)) == 1
     # No connection was cut: nothing had to be made again.
     assert grid[0].pull("mesh.get_group('dp')._ledger.generation") == generation
@@ -96,9 +96,6 @@ STOPS: dict[str, Callable[[cm.Mesh, Run], object]] = {
     "interrupt": lambda mesh, run: mesh.interrupt(),
     "cancel": lambda mesh, run: run.cancel(),
     "interrupt of the run": lambda mesh, run: run.interrupt(),
-    "ctrl-C of the waiting caller": lambda mesh, run: threading.Timer(
-        0.3, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)
-    ).start(),
 }
 
 
@@ -113,6 +110,53 @@ def test_each_way_to_stop_is_a_consistent_one(
     assert len(set(grid.pull("n").list)) == 1
 
 
+def test_ctrl_c_of_a_waiting_caller_is_a_consistent_stop(grid: cm.Mesh) -> None:
+    run = grid.submit_cell(loop(ROUNDS["all_reduce"]))
+    begin(grid, run)
+    main = threading.main_thread().ident
+    assert main is not None
+    threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGINT)).start()
+    with pytest.raises((RanksInterrupted, KeyboardInterrupt)):
+        run.result()
+    assert len(set(grid.pull("n").list)) == 1
+
+
+def test_a_stop_on_some_ranks_leaves_the_others_alone(grid: cm.Mesh) -> None:
+    body = loop("dist.all_reduce(t, group=own); t /= 2")
+    first, second = grid[:2].submit_cell(body), grid[2:].submit_cell(body)
+    begin(grid[:2], first)
+    first.interrupt()
+    assert_interrupted(first)
+    assert not second.done()
+    assert len(set(grid[:2].pull("n").list)) == 1
+    second.interrupt()
+    assert_interrupted(second)
+    assert len(set(grid[2:].pull("n").list)) == 1
+
+
+def test_runs_that_meet_in_collectives_are_stopped_together(grid: cm.Mesh) -> None:
+    body = loop("dist.all_reduce(t); t /= world_size")
+    runs = [grid[rank].submit_cell(body) for rank in range(4)]
+    begin(grid[3], runs[3])
+    grid.interrupt()
+    for run in runs:
+        assert_interrupted(run)
+    assert len(set(grid.pull("n").list)) == 1
+
+
+def test_what_handlers_of_the_user_begin_is_not_stopped(grid: cm.Mesh) -> None:
+    source = (
+        "saved = 0\ntry:\n    while True:\n        dist.all_reduce(t); t /= world_size; n += 1\n"
+        "finally:\n    dist.barrier(); saved = 1"
+    )
+    run = grid.submit_cell(source)
+    begin(grid, run)
+    grid.interrupt()
+    assert_interrupted(run)
+    assert grid.pull("saved").list == [1] * 4
+    assert len(set(grid.pull("n").list)) == 1
+
+
 def test_a_model_goes_on_after_a_stop_that_the_cell_has_caught(grid: cm.Mesh) -> None:
     """Caught inside a backward pass, for the rest of which DDP's reducer would wait."""
     step = "m(torch.ones(2)).sum().backward()"
@@ -124,6 +168,29 @@ def test_a_model_goes_on_after_a_stop_that_the_cell_has_caught(grid: cm.Mesh) ->
     run.result(20)
     assert len(set(grid.pull("n").list)) == 1
     grid.cell(step)
+
+
+HOOKS = """
+import cellmesh
+resets = []
+def count(): resets.append(1)
+cellmesh.on_heal(count)
+def reduce(parameter): dist.all_reduce(parameter.grad)
+hooked = torch.nn.Linear(2, 2)
+for parameter in hooked.parameters(): parameter.register_post_accumulate_grad_hook(reduce)
+"""
+
+
+def test_own_code_is_reset_after_a_stop_that_the_cell_has_caught(grid: cm.Mesh) -> None:
+    grid.cell(HOOKS)
+    step = "hooked(torch.ones(2)).sum().backward()"
+    catching = "try:\n    while True:\n        {}\nexcept KeyboardInterrupt:\n    pass"
+    run = grid.submit_cell(catching.format(step))
+    begin(grid, run)
+    grid.interrupt()
+    run.result(20)
+    grid.cell(step)
+    assert grid.pull("len(resets)").list == [1] * 4
 
 
 # Each reduces in its step, between changes of parameters.
@@ -151,11 +218,21 @@ def test_a_step_that_reduces_is_completed(
     step = "m(torch.randn(2)).sum().backward(); o.step(); o.zero_grad()"
     grid.cell(step)
     for _ in range(3):
-        stop_within(grid, loop(step))
+        run = grid.submit_cell(loop(step))
+        begin(grid, run)
+        grid.interrupt()
+        assert_interrupted(run)
         assert len(set(grid.pull("n").list)) == 1
         if "ZeRO" in make:
             assert len(set(grid.pull("m.weight.detach().sum().item()").list)) == 1
     assert "step was interrupted" not in "".join(capsys.readouterr())
+
+
+def test_ranks_in_python_alone_are_stopped_where_they_are(grid: cm.Mesh) -> None:
+    run = grid.submit_cell("import time\nwhile True:\n    time.sleep(0.001)")
+    begin(grid, run)
+    grid.interrupt()
+    assert_interrupted(run)
 
 
 def test_a_rank_that_leaves_the_others_waiting_is_named(
@@ -182,7 +259,10 @@ def test_a_stop_after_different_numbers_of_steps_says_so(
         "import time\nfor _ in range(2 if rank == 3 else 1):\n"
         "    m(torch.ones(2)).sum().backward(); o.step()\ntime.sleep(600)"
     )
-    stop_within(grid, source)
+    run = grid.submit_cell(source)
+    begin(grid, run)
+    grid.interrupt()
+    assert_interrupted(run)
     grid.cell("pass")
     shown = "".join(capsys.readouterr())
     assert "rank 3 has made one step more than ranks 0-2 (o): `%dist_sync m --from 0`" in shown
@@ -190,7 +270,9 @@ def test_a_stop_after_different_numbers_of_steps_says_so(
 
 # What ranks begin first after a stop, or after a heal; gloo ends a process for the second one.
 MEETINGS = {
+    "kinds": "dist.all_reduce(t) if rank else dist.broadcast(t, 0)",
     "sizes": "dist.all_reduce(torch.ones(4000 if rank else 4))",
+    "dtypes": "dist.all_reduce(torch.ones(4, dtype=torch.float64 if rank else torch.float32))",
     "roots": "dist.broadcast(t, rank % 2)",
 }
 
@@ -202,7 +284,10 @@ def test_first_operations_that_cannot_meet_end_no_process(
 ) -> None:
     pids = grid.pull("__import__('os').getpid()").list
     if after == "a stop":
-        stop_within(grid, loop("dist.all_reduce(t); t /= world_size"))
+        run = grid.submit_cell(loop("dist.all_reduce(t); t /= world_size"))
+        begin(grid, run)
+        grid.interrupt()
+        assert_interrupted(run)
     else:
         with pytest.raises(cm.RankFailure):
             grid.cell("if rank == 1: raise ValueError('odd')\ndist.barrier()")
@@ -210,3 +295,20 @@ def test_first_operations_that_cannot_meet_end_no_process(
         grid.cell(source)
     grid.cell("dist.barrier()")
     assert grid.pull("__import__('os').getpid()").list == pids
+
+
+def test_first_operations_of_parts_and_threads_are_not_mistaken(grid: cm.Mesh) -> None:
+    grid.interrupt()
+    for _ in range(2):
+        run = grid.submit_cell(loop("dist.all_reduce(t, group=own); t /= 2"))
+        begin(grid, run)
+        grid.interrupt()
+        assert_interrupted(run)
+        halves = [grid[[0, 1]], grid[[2, 3]]]
+        parts = [
+            half.submit_cell(f"dist.all_reduce(torch.ones({i + 1}), group=own)")
+            for i, half in enumerate(halves)
+        ]
+        for part in parts:
+            part.result(20)
+        grid.cell("dist.all_gather([torch.empty(4) for _ in range(4)], t)\ndist.barrier()")
