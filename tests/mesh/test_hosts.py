@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import psutil
 import pytest
 
 import cellmesh as cm
-from cellmesh.errors import RankFailure
+from cellmesh.errors import CellmeshError, HostError, RankFailure
 from tests.conftest import check_nothing_left, own_runtime_dir
 from tests.faults.watching import wait_until
 from tests.support.lent_agent import ENGINE
@@ -100,4 +101,49 @@ def test_lost_host_is_started_again() -> None:
             mesh.restart()
             mesh.cell(REDUCE)
             assert mesh.pull("float(x)").list == [6.0] * 4
+        check_nothing_left(directory)
+
+
+@pytest.mark.parametrize("new_host", ["b", "c"])
+def test_replaced_agent_that_wakes_ends_and_takes_part_in_nothing(new_host: str) -> None:
+    with own_runtime_dir() as directory:
+        with start("a:2,b:1", host_lease_s=1.0) as mesh:
+            mesh.cell("kept = rank + 5")
+            agent = lose(mesh, {2}, signal.SIGSTOP)
+            (old,) = [each for each in agent.children(recursive=True) if "r2" in each.name()]
+            if new_host == "b":
+                with pytest.raises(HostError, match=r"process \d+\) lives there.*heal --hosts b`"):
+                    mesh.heal()
+            assert mesh.heal(0, hosts=new_host).respawned == (2,)
+            assert old.is_running() == (new_host == "c")  # one on the same host has been ended
+            with contextlib.suppress(psutil.NoSuchProcess):
+                agent.send_signal(signal.SIGCONT)
+            mesh.cell(f"{REDUCE}\ng = dist.new_group([0, 2])")
+            _, left = psutil.wait_procs([agent, old], timeout=WAIT_S)
+            assert not left
+            assert mesh.pull("float(x)").list == [3.0] * 3
+        check_nothing_left(directory)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"launch": "no-such-engine {command}"}, HostError, "a: cannot run no-such-engine"),
+        (
+            {"launch": "sh -c 'echo refused >&2; exit 5' {command}"},
+            HostError,
+            "[ab]: .*exited with 5.*refused",
+        ),
+        ({"launch": "sh -c 'exit 127' {command}"}, HostError, "is cellmesh installed on [ab]"),
+        ({"interface": "nosuch0"}, HostError, "[ab]: .*no interface nosuch0"),
+        ({"preload": "no_such_module"}, CellmeshError, "on [ab]: .*no_such_module"),
+        ({"hosts": "localhost.invalid:1", "launch": ""}, HostError, "localhost.invalid"),
+    ],
+)
+def test_start_that_fails_says_where_and_leaves_nothing(
+    options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with own_runtime_dir() as directory:
+        with pytest.raises(error, match=f"(?s){message}"):
+            cm.start(**{"hosts": "a:1,b:1", "launch": HERE, **options})
         check_nothing_left(directory)
