@@ -50,11 +50,12 @@ def copy_ticket(host: Host) -> Path:
     return path
 
 
-def gate(path: Path) -> str:
-    """A cell that says something, waits for a file, and says something else."""
+def gates(directory: Path) -> str:
+    """A cell that prints a line once there is a file, and another line after a second file."""
+    wait = f"while not pathlib.Path({str(directory)!r}, '{{}}').exists(): time.sleep(0.01)\n"
     return (
-        f"print('begun', flush=True)\nwhile not pathlib.Path({str(path)!r}).exists(): "
-        "time.sleep(0.01)\nprint('went on')\nfinal = 'done'"
+        f"{wait.format('begin')}print('begun', flush=True)\n"
+        f"{wait.format('go')}print('went on')\nfinal = 'done'"
     )
 
 
@@ -62,9 +63,10 @@ def test_attach_from_another_host_has_state_missed_output_and_runs(
     mesh: cm.Mesh, machines: list[Host], tmp_path: Path
 ) -> None:
     cm3 = machines[2]
-    mesh.submit_cell(gate(tmp_path / "go"))
+    mesh.submit_cell(gates(tmp_path))
     path = copy_ticket(cm3)
     mesh.detach()
+    (tmp_path / "begin").touch()
     with notebook_on(cm3) as notebook:
         notebook.run(f"mesh = cm.attach({str(path)!r})")
         assert notebook.run("it = [run.title for run in mesh.runs]") == ["cell 2"]
