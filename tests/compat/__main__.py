@@ -135,7 +135,7 @@ def run_tests(environment: Environment, python: Path) -> str:
     suite = ElementTree.parse(report).getroot()[0]
     if tests.returncode or int(suite.get("skipped", 0)):
         return (
-            f"{suite.get('failures')} failed, {suite.get('errors')} "
+            f"pytest ended with {tests.returncode}: {suite.get('failures')} failed, {suite.get('errors')} "
             f"errors, {suite.get('skipped')} skipped"
         )
     return ""
