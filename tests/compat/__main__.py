@@ -135,8 +135,8 @@ def run_tests(environment: Environment, python: Path) -> str:
     suite = ElementTree.parse(report).getroot()[0]
     if tests.returncode or int(suite.get("skipped", 0)):
         return (
-            f"pytest ended with {tests.returncode}: {suite.get('failures')} failed, {suite.get('errors')} "
-            f"errors, {suite.get('skipped')} skipped"
+            f"pytest ended with {tests.returncode}: {suite.get('failures')} failed, "
+            f"{suite.get('errors')} errors, {suite.get('skipped')} skipped"
         )
     return ""
 
