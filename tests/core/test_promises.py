@@ -89,6 +89,9 @@ RELIABILITY = {
     "A rank that had finished the cell keeps its changes.": (
         "mesh/test_stopping.py:a_stop_after_different_numbers_of_steps_says_so"
     ),
+    "An optimizer step that was interrupted stays half done": (
+        "mesh/test_replicas.py:an_interrupted_adam_step_is_found_and_repaired"
+    ),
     "Data-parallel code of your own": (
         "mesh/test_model_reset.py:own_data_parallel_code_is_named_and_its_reset_is_called"
     ),

@@ -205,6 +205,11 @@ def test_the_stop_button_frees_ranks_from_a_collective(
     assert mesh.pull("(kept, t.item())").list == [(0, 2.0), (1, 2.0)]
 
 
+def test_rank_waits_on_for_members_of_its_group(hardy: cm.Mesh) -> None:
+    """Rank 2, which is in no such group, has ended long before."""
+    hardy.cell("time.sleep(3 * (rank == 1))\ndist.new_group([0, 1])")
+
+
 def wait_until_busy(mesh: cm.Mesh, run: cm.Run[None]) -> None:
     """Until every rank runs the cell's last line (its control thread says so)."""
     for _ in range(2000):
@@ -262,3 +267,10 @@ def test_a_heal_without_descriptors_fails_and_says_what_to_do(
     mesh.cell(f"{MEET}; dist.all_reduce(t, group=group)")
     assert mesh.pull("(kept, t.item())").list == [(0, 4.0), (1, 4.0)]
     assert [info.pid for info in mesh.report()] == pids
+
+
+def test_a_group_takes_no_standard_descriptor_that_user_code_has_closed(own_mesh: cm.Mesh) -> None:
+    own_mesh.cell("import os\nfor number in range(3):\n    os.close(number)")
+    own_mesh.cell(f"group = dist.new_group([0, 1]); {MEET}; dist.all_reduce(t, group=group)")
+    names = "[os.path.realpath(f'/proc/self/fd/{number}') for number in range(3)]"
+    assert own_mesh.pull(names).list == [["/dev/null"] * 3] * 2

@@ -59,7 +59,11 @@ OF_OS += ["write", "read", "pread", "close"]
 CHANGES = {
     "a clock that stands": (FREEZE, THAW),
     "no thread left": replace(threading__Thread__start="no", _thread__start_new_thread="no"),
+    "no Thread": replace(threading__Thread="None", threading__Timer="None",
+                         threading__current_thread="no"),
+    "no sockets": replace(socket__socket="None", select__poll="None", select__select="no"),
     "no os": replace(**{f"os__{name}": "no" for name in OF_OS}),
+    "SIGINT ends": (f"{SIGNAL}signal.signal(signal.SIGINT, signal.SIG_DFL)", DEFAULT),
     "SIGINT handled": (f"{SIGNAL}signal.signal(signal.SIGINT, lambda *a: None)", DEFAULT),
     "signals blocked": (
         f"{SIGNAL}signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())", UNBLOCK

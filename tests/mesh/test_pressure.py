@@ -175,6 +175,19 @@ def press_once_blocked(main: int) -> None:
     signal.pthread_kill(main, signal.SIGINT)
 
 
+def test_a_pipeline_over_ranks_does_not_wait_for_itself(
+    quick: cm.Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 waits for what rank 1 does in a run that is submitted behind more than rank 0 may
+    have.
+    """
+    monkeypatch.setattr(runs_module, "MAX_RUN_BYTES", 4 * MB)
+    quick[0].submit_cell("dist.recv(torch.zeros(1), 1)")
+    runs = [quick[0].submit(len, bytes(3 * MB)) for _ in range(4)]
+    quick[1].submit_cell("dist.send(torch.ones(1), 0)")
+    assert [run.result(WAIT_S) for run in runs] == [3 * MB] * 4
+
+
 STOPPED = """
 import sys, threading, numpy as np, cellmesh as cm
 words = open(int(sys.argv[1]), "w", buffering=1)  # stdout is also that of the flood

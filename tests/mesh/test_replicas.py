@@ -9,6 +9,8 @@ import pytest
 import cellmesh as cm
 from cellmesh.controller.replicas import CheckReport
 
+from .conftest import Recorder
+
 DDP = """
 import torch
 from torch import nn
@@ -125,10 +127,21 @@ with torch.no_grad():
     assert len(set(losses.list)) == 1
 
 
+def test_groups_of_their_own_are_respected(clean: cm.Mesh) -> None:
+    clean.cell(
+        DDP
+        + "model = DistributedDataParallel(nn.Linear(2, 2), process_group=mesh.get_group('dp'))\n"
+        + "model.module.weight.data.fill_(rank % 2)"
+    )
+    assert clean.check().equal
+    clean.sync("model", 2)  # in each group from the second
+    assert clean.pull("model.module.weight[0, 0].item()").list == [0, 1, 0, 1]
+
+
 # ---- making equal
 
 
-def test_an_interrupted_adam_step_is_found_and_repaired(clean: cm.Mesh) -> None:
+def test_an_interrupted_adam_step_is_found_and_repaired(clean: cm.Mesh, recorder: Recorder) -> None:
     clean.cell(
         DDP
         + "model, twin = make(), make()\n"
@@ -138,7 +151,8 @@ def test_an_interrupted_adam_step_is_found_and_repaired(clean: cm.Mesh) -> None:
         + "before = [(id(p), p.data_ptr()) for p in model.parameters()]"
     )
     with pytest.raises(cm.RankFailure, match="KeyboardInterrupt"):
-        clean.cell(INTERRUPTED_STEP)
+        clean.submit_cell(INTERRUPTED_STEP, sink=recorder).result()
+    recorder.wait_for_note("an optimizer's step was interrupted")
     report = clean.check("(model, optimizer)")
     found = differing(report)
     # Two parameters have stepped on rank 2, and the third one's moments.
@@ -167,3 +181,12 @@ def test_state_that_some_ranks_lack_is_made(clean: cm.Mesh) -> None:
     assert clean.pull("optimizer.param_groups[0]['lr']").list == [0.1] * 4
     clean.cell("step(model, optimizer)")
     assert clean.check().equal
+    clean.cell(
+        "net = nn.Linear(2, 3 if rank == 1 else 2); was = net.weight.detach().clone()\n"
+        "if rank < 3: here = torch.ones(2)"
+    )
+    with pytest.raises(cm.RankFailure, match="nothing was changed"):
+        clean.sync("net", 0)
+    clean.cell("assert net.weight.equal(was)")
+    with pytest.raises(cm.RankFailure, match=r"nothing was changed: rank 3: NameError"):
+        clean.sync("here", 0)

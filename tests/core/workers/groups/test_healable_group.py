@@ -126,6 +126,13 @@ def test_nccl_is_aborted_once_and_gloo_beside_it_is_not(group: HealableGroup) ->
     assert not connections.abort_nccl(FakeGroup(cpu="gloo", cuda="gloo"))
 
 
+def test_nccl_watchdog_leaves_the_process_alone() -> None:
+    environment = {"TORCH_NCCL_ENABLE_MONITORING": "1"}
+    connections.prepare_nccl(environment, torch.device("cuda", 0))
+    assert environment["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
+    assert environment["TORCH_NCCL_ENABLE_MONITORING"] == "1"  # the user's
+
+
 Three = tuple[socket.socket, socket.socket, socket.socket]
 
 
