@@ -146,7 +146,9 @@ def change_and_fail(name: str, mesh: cm.Mesh) -> None:
     ):
         if name == "signals blocked" and "sleep" in waits:
             continue  # nothing reaches a thread that blocks all signals and sleeps
-        run = mesh.submit_cell(waits)
+        # A run begins with the handler of SIGINT that is cellmesh's own.
+        change = f"{CHANGES[name][0]}\n" if name == "SIGINT ends" else ""
+        run = mesh.submit_cell(change + waits)
         wait_until_runs(mesh)
         run.interrupt()
         with pytest.raises((cm.RankFailure, KeyboardInterrupt)):
