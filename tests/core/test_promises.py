@@ -92,6 +92,9 @@ RELIABILITY = {
     "An optimizer step that was interrupted stays half done": (
         "mesh/test_replicas.py:an_interrupted_adam_step_is_found_and_repaired"
     ),
+    "`rpc.rpc_sync` and a future's `wait()` stop at the first press": (
+        "mesh/test_rpc.py:a_call_that_is_waited_for_can_be_interrupted"
+    ),
     "Data-parallel code of your own": (
         "mesh/test_model_reset.py:own_data_parallel_code_is_named_and_its_reset_is_called"
     ),

@@ -116,3 +116,11 @@ def test_mesh_killed_during_a_save_leaves_the_old_checkpoint(
     with cm.start(2) as again:
         again.cell(SETUP)
         check_goes_on(again, checkpoint)
+
+
+def test_save_can_be_interrupted(own_mesh: cm.Mesh, checkpoint: Path, saving: Future[None]) -> None:
+    own_mesh.interrupt()
+    with pytest.raises(KeyboardInterrupt):
+        saving.result(WAIT_S)
+    (checkpoint.parent.parent / "gate").unlink()
+    check_goes_on(own_mesh, checkpoint)

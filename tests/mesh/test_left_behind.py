@@ -100,6 +100,16 @@ def test_no_process_is_left_when_processes_of_the_mesh_are_killed(
     check_nothing_left(runtime_dir)
 
 
+def test_the_zygote_ends_what_carries_the_mark_where_guardian_and_agent_are_killed(
+    runtime_dir: Path, doomed: tuple[cm.Mesh, list[list[psutil.Process]]]
+) -> None:
+    _, daemons = doomed
+    kill(runtime_dir, ("guard", "agent"))
+    assert gone([one for of_rank in daemons for one in of_rank[:2]])
+    check_nothing_left(runtime_dir)
+    end_unknown(daemons)
+
+
 @pytest.mark.parametrize("command", ["ps", "start"])
 def test_the_next_command_ends_what_is_left_where_all_are_killed(
     command: str, runtime_dir: Path, doomed: tuple[cm.Mesh, list[list[psutil.Process]]]

@@ -264,3 +264,16 @@ def test_a_traceback_of_ipython_and_a_status_fail_the_cell(
     with pytest.raises(cm.RankFailure, match=error):
         run_cell(mesh, source.replace("{}", str(tmp_path)), recorder)
     assert not [line for _, line in recorder.lines() if "Traceback" in line]
+
+
+def test_the_peers_of_a_script_that_fails_are_released_and_show_nothing(
+    quick: cm.Mesh, tmp_path: Path, recorder: Recorder
+) -> None:
+    (tmp_path / "waits.py").write_text(
+        "import torch.distributed as dist\n"
+        "if dist.get_rank(): raise ValueError('odd')\ndist.barrier()\n"
+    )
+    with pytest.raises(cm.RankFailure, match=r"rank 1 raised ValueError: odd.*rank 0 waited in"):
+        run_cell(quick, f"%run {tmp_path}/waits.py\nafter = True", recorder)
+    assert not [line for _, line in recorder.lines() if "Released" in line]
+    assert quick.pull("'after' in globals()").list == [False, False]

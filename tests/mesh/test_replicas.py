@@ -138,6 +138,20 @@ def test_groups_of_their_own_are_respected(clean: cm.Mesh) -> None:
     assert clean.pull("model.module.weight[0, 0].item()").list == [0, 1, 0, 1]
 
 
+def test_tensor_parallel_norms_are_compared_within_their_group(clean: cm.Mesh) -> None:
+    clean.cell(
+        """
+from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8))
+parallelize_module(model, mesh["tp"], {"0": ColwiseParallel()})
+with torch.no_grad():
+    model[1].weight += rank // 2 + (rank == 3)  # plain, beside a layer that is sharded over tp
+"""
+    )
+    assert differing(clean.check("model")) == {"model.1.weight": ((2,), (3,))}
+
+
 # ---- making equal
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 import cellmesh as cm
+from cellmesh.errors import RanksInterrupted
+
+from .conftest import Recorder
 
 START = """
 import os, time, warnings
@@ -46,6 +49,21 @@ def test_rpc_starts_again_on_new_ranks_and_beside_a_replaced_one(own_mesh: cm.Me
         own_mesh[1].cell(KILL)
     own_mesh.heal(source=0)
     own_mesh.cell(AGAIN)
+    assert own_mesh.pull("answer").list == [3, 3]
+
+
+def test_a_call_that_is_waited_for_can_be_interrupted(
+    own_mesh: cm.Mesh, recorder: Recorder
+) -> None:
+    own_mesh.cell(START)
+    begun = "print('calling')\nanswer = None\nrpc.rpc_sync('rank1', nap)\nanswer = 'came'"
+    run = own_mesh[0:1].submit_cell(begun, sink=recorder)
+    recorder.wait_for_line("calling")
+    run.interrupt()
+    with pytest.raises((RanksInterrupted, KeyboardInterrupt)):
+        run.result(timeout_s=30)
+    assert own_mesh[0].pull("answer") is None
+    own_mesh.cell(ADD)
     assert own_mesh.pull("answer").list == [3, 3]
 
 

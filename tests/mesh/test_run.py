@@ -10,6 +10,8 @@ import pytest
 import cellmesh as cm
 from cellmesh.errors import MeshUsageError, UnpicklableError
 
+from .conftest import Recorder
+
 
 def test_run_returns_each_ranks_value(mesh: cm.Mesh) -> None:
     results = mesh.run(lambda a, b=0: (a, b), 1, b=2)
@@ -38,7 +40,7 @@ def test_closures_classes_and_functions_travel(mesh: cm.Mesh) -> None:
     assert mesh.pull("value").list == [25, 30, 35, 40]
 
 
-def test_a_dtensor_is_refused_with_what_to_pull_instead(mesh: cm.Mesh) -> None:
+def test_a_dtensor_or_a_wrapped_model_is_refused_with_what_to_pull_instead(mesh: cm.Mesh) -> None:
     mesh.cell(
         "from torch.distributed.tensor import distribute_tensor, Shard\n"
         "d = distribute_tensor(torch.arange(8.), mesh['dp'], [Shard(0)])"
@@ -47,6 +49,10 @@ def test_a_dtensor_is_refused_with_what_to_pull_instead(mesh: cm.Mesh) -> None:
         mesh.pull("d")
     assert "full_tensor" in str(caught.value.exceptions_by_rank[0])
     assert mesh[0].pull("d.to_local()").tolist() == [0, 1, 2, 3]
+    mesh.cell("m = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))")
+    with pytest.raises(cm.RankFailure) as caught:
+        mesh.pull("m")
+    assert "`model.module`" in str(caught.value.exceptions_by_rank[0])
 
 
 def test_an_unpicklable_argument_is_named_with_its_part(mesh: cm.Mesh) -> None:
@@ -102,6 +108,16 @@ def test_pull_takes_expressions_and_refuses_other_text(mesh: cm.Mesh) -> None:
         mesh.pull("x = 1")
     with pytest.raises(cm.RankFailure, match="NameError"):
         mesh.pull("no_such_name")
+
+
+def test_a_cell_that_binds_a_given_name_to_something_else_says_so_once(
+    mesh: cm.Mesh, recorder: Recorder
+) -> None:
+    for _ in range(2):
+        mesh.submit_cell("for rank in range(4): pass", sink=recorder).result(timeout_s=60)
+    text = "`rank` now has another value than this rank was given: `rank = dist.get_rank()` "
+    assert recorder.lines() == [((0, 1, 2), f"{text}restores it")]
+    mesh.cell("rank = dist.get_rank()")
 
 
 def test_ranks_find_the_package_and_not_its_inside(mesh: cm.Mesh) -> None:

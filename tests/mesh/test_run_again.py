@@ -101,6 +101,11 @@ def test_a_mesh_that_a_restarted_kernel_has_left_is_named_attached_and_ended(
     check_nothing_left(runtime_dir)
 
 
+ZYGOTE = """import psutil
+from cellmesh.wire.ticket import read_ticket
+agent = psutil.Process(read_ticket(mesh.rank_set.session.ticket.path).agent_pid)
+zygote, = (each for each in agent.children() if each.name() == "cellmesh-zygote")
+"""
 # Cells of an executed notebook by what happens in them.
 CELLS = {
     "start": "%load_ext cellmesh\n%dist_start 2 --auto-heal",
@@ -111,6 +116,10 @@ CELLS = {
     "other": "%%dist --ranks 0\nkept",
     "replaced": "%%dist\nrank",
     "again": "%%dist\nrank",
+    "hold up": f"{ZYGOTE}zygote.suspend()",
+    "kill slowly": "%%dist --ranks 1\nimport os; os._exit(3)",
+    "go on": "zygote.resume()",
+    "late": "%%dist\nrank",
     "stop": "%dist_stop",
 }
 
@@ -118,7 +127,7 @@ CELLS = {
 def test_notes_on_a_recovery_are_in_the_cell_that_failed_and_in_the_next_one_once() -> None:
     cells = [nbformat.v4.new_code_cell(cell) for cell in CELLS.values()]
     for name, cell in zip(CELLS, cells, strict=True):
-        if name in ("raise", "kill"):
+        if name in ("raise", "kill", "kill slowly"):
             cell.metadata["tags"] = ["raises-exception"]
     notebook = nbformat.v4.new_notebook(cells=cells)
     with own_runtime_dir() as directory:
@@ -130,3 +139,7 @@ def test_notes_on_a_recovery_are_in_the_cell_that_failed_and_in_the_next_one_onc
     assert "is new and empty" not in saved["other"]
     assert "rank 1 was killed by SIGKILL; it is new and empty" in saved["replaced"]
     assert "is new and empty" not in saved["again"]
+    assert "is new and empty" not in saved["kill slowly"] + saved["hold up"]
+    number = list(CELLS).index("kill slowly") + 1
+    assert f"after In[{number}] had ended: rank 1 is new and empty" in saved["go on"]
+    assert "rank 1 exited with code 3; it is new and empty" in saved["late"]

@@ -13,7 +13,7 @@ import pytest
 
 import cellmesh as cm
 from cellmesh.controller.session import start as starting
-from cellmesh.errors import MeshUsageError, NoMeshError
+from cellmesh.errors import HostError, MeshUsageError, NoMeshError
 from tests.conftest import check_nothing_left, own_runtime_dir
 
 COLD = pytest.mark.usefixtures("starts_cold")
@@ -122,6 +122,16 @@ def test_exit_handlers_run_on_stop(runtime_dir: Path, tmp_path: Path) -> None:
 def test_a_preload_that_does_not_exist_is_named(runtime_dir: Path) -> None:
     with pytest.raises(MeshUsageError, match="no_such_module_here"):
         cm.start(1, preload="no_such_module_here")
+    check_nothing_left(runtime_dir)
+
+
+def test_a_start_that_takes_too_long_says_so(
+    runtime_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hangs.py").write_text("import threading\nthreading.Event().wait(60)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(HostError, match=r"not ready after 1(\.0)? s"):
+        cm.start(1, preload="hangs", timeout_s=1)
     check_nothing_left(runtime_dir)
 
 

@@ -18,14 +18,18 @@ from cellmesh.controller.failure_summary import (
     explain_waits,
     summarize,
 )
+from cellmesh.controller.trace.history import merge
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.groups import Begun, GroupCount, InFlight
 from cellmesh.wire.messages import Failed
 from cellmesh.wire.status import RankState
 from cellmesh.wire.stopping import StepCount, Steps, StopState
+from cellmesh.wire.user_code import Output
+from cellmesh.workers.agent.merger import Merger
 
 from ...support.core_decisions import failed, hear, running_core
 from ...support.step_counter import growth
+from .trace.test_timeline import ALL, cell, told
 
 Work = Callable[[int], Callable[[], Any]]
 NUM_RANKS = 24
@@ -137,5 +141,42 @@ def test_the_summary_of_a_failed_run() -> None:
         verbs = {rank: Failed(1, "ValueError", f"no {rank}", "", 4) for rank in range(num)}
         ended = {rank: exception_of(rank, Parcel(verb)) for rank, verb in verbs.items()}
         return lambda: summarize(ended, {rank: Parcel(verb) for rank, verb in verbs.items()})
+
+    check_linear(work)
+
+
+# ---- output, and the past
+
+
+def test_messages_of_ranks() -> None:
+    def work(num: int) -> Callable[[], Any]:
+        merger = Merger()
+        merger.expect(1, num)
+
+        def take() -> None:
+            for rank in range(num):
+                merger.add(rank, Parcel(Output(1, "stdout", f"step\n{rank}\n")), 0.0)
+                merger.deadline()
+                merger.take(0.0)
+
+        return take
+
+    check_linear(work)
+
+
+def test_timelines() -> None:
+    def work(num: int) -> Callable[[], Any]:
+        pasts = {
+            rank: told([cell(1, 0, 200)], [(ALL, 1, 1, 1 + rank, 99), (ALL, 2, 1, 100, 120)])
+            for rank in range(num)
+        }
+
+        def join() -> None:
+            history = merge(pasts, {}, 4)
+            history.describe()
+            for rank in history.ranks:
+                history.times(rank, history.cells[0])
+
+        return join
 
     check_linear(work)

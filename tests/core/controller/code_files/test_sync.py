@@ -121,6 +121,17 @@ def test_calls_in_a_row_look_now_and_then_or_after_a_load(
     assert hosts.take_asked()
 
 
+def test_file_of_another_size_than_it_says_is_left_out(
+    code: CodeSync, hosts: Hosts, said: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "odd.py").symlink_to("/proc/self/status")
+    code.bring()
+    assert hosts.files[0].keys() == hosts.files[1].keys() >= {"0/a.py", "0/same.py"}
+    assert "0/odd.py" not in hosts.files[0]
+    (text,) = said
+    assert f"{tmp_path}/odd.py: it does not have the 0 bytes" in text
+
+
 def test_problem_is_named_and_tried_again(code: CodeSync, hosts: Hosts, tmp_path: Path) -> None:
     code.bring()
     (tmp_path / "a.py").write_text("b")

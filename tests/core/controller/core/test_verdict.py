@@ -149,6 +149,15 @@ def test_a_receive_from_any_rank_is_stuck_if_all_others_are() -> None:
     assert verdict({0: anyone, 1: sent, 2: reduces}) is None
 
 
+def test_an_operation_in_flight_that_may_end_keeps_its_rank_going() -> None:
+    both = (*waits("all_reduce", 1, "dp"), *waits("all_reduce", 2, "tp"))
+    states = {
+        0: state(group("dp", 1), group("tp", 2), waits=both),
+        1: state(group("dp", 1), group("tp", 1), waits=waits("all_reduce", 1, "dp")),
+    }
+    assert verdict(states) is None
+
+
 def test_a_root_goes_on_once_one_has_begun_and_others_need_it() -> None:
     op, tp, late_tp = begun("broadcast", 1, root=0), group("tp", 1, (1, 2)), group("tp", 0, (1, 2))
     root = state(group("0", 1, recent=(op,)), waits=waits("broadcast", 1))

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +167,18 @@ def test_agents_have_ended_where_nothing_listens() -> None:
         open_port = server.getsockname()[1]
         closed = [agent_at(closed_port()) for _ in range(70)]
         assert _find_ended([agent_at(open_port), *closed], 10.0) == set(closed)
+
+
+def test_agents_are_asked_while_the_process_exits() -> None:
+    script = (
+        "import atexit\n"
+        "from cellmesh.controller.session.standing import _find_ended\n"
+        "from cellmesh.wire.hosts import Host\n"
+        f"agent = Host('a', 'tcp://127.0.0.1:{closed_port()}', '', 0, 1)\n"
+        "atexit.register(lambda: print({each.name for each in _find_ended([agent], 10.0)}))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("{'a'}\n", "")
 
 
 OLD = Host("a", "tcp://10.0.0.1:1", "key-a", 0, 2), Host("b", "b:2", "key-b", 2, 2)

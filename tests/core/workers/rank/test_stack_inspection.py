@@ -128,6 +128,15 @@ def test_innermost_call_and_the_line_of_the_cell_are_named() -> None:
     assert spot.look(cell) == Activity(3, 2, "leave", "")
 
 
+def test_a_line_of_another_cell_is_named_with_its_cell_and_the_line_that_called_it() -> None:
+    spot = Spot()
+    step = define(f"\n\ndef step():\n    {STOP}\n", "<cell 8>", "__main__", **spot.names)["step"]
+    activity = spot.look(run_cell("\nstep()\n", 9, step=step))
+    assert activity == Activity(9, 2, "leave", "", inner="In[8] line 4")
+    called = spot.look(step)  # by `mesh.run`: no cell runs
+    assert called == Activity(0, 0, "leave", "", inner="In[8] line 4")
+
+
 def collectives(spot: Spot) -> dict[str, Any]:
     """As in torch: what the user calls, called through a wrapper, does its work in further
     functions.
