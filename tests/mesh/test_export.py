@@ -109,3 +109,14 @@ def test_a_straggler_is_named(notebook: Notebook) -> None:
     said = outcome.text()
     assert said.count("of it in collectives") == 2
     assert "rank 1 was the straggler: " in said
+
+
+def test_seeds_are_equal_or_each_its_own(notebook: Notebook) -> None:
+    draw = "%%dist\nimport random, numpy\nrandom.random(), numpy.random.rand(), torch.rand(1)"
+    drawn = [
+        notebook.run(seed).text() + notebook.run(draw).text()
+        for seed in ("%%dist\nimport numpy", *["%dist_seed 7"] * 2, "%dist_seed 7 --per-rank")
+    ]
+    assert drawn[1] == drawn[2]
+    assert drawn[1].startswith("seeded random, numpy, torch with 7\n[0-1] (")
+    assert "with 7 + rank\n[0] (" in drawn[3]

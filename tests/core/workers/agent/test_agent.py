@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +15,10 @@ from cellmesh.wire import transport
 from cellmesh.wire.curve import new_keys
 from cellmesh.wire.faults import Faults
 from cellmesh.wire.hosts import HostPart
+from cellmesh.wire.reliable import Reliable
 from cellmesh.wire.ticket import Ticket
 from cellmesh.workers.agent.agent import Agent
+from cellmesh.workers.agent.controller_port import ControllerPort
 from cellmesh.workers.agent.events import Events
 from cellmesh.workers.agent.port import Port
 
@@ -64,3 +67,30 @@ def test_an_action_that_fails_ends_a_start_and_no_mesh(state: str, texts: list[s
     for now in range(3):
         agent._tick(float(now))
     assert (said, agent._faults.num) == (texts, 1)
+
+
+def test_message_that_arrives_while_the_agent_looks_for_its_controller_is_heard(
+    tmp_path: Path,
+) -> None:
+    """A look at a ROUTER's state takes in what its descriptor would have reported."""
+    heard: list[tuple[bytes, bytes]] = []
+    context: zmq.Context[transport.Socket] = zmq.Context()
+    port: Any = ControllerPort.__new__(ControllerPort)
+    port._socket = transport.bind_router(context, f"ipc://{tmp_path}/a")
+    port._reliable, port._identity = Reliable(), b"controller"
+    port._receive = lambda identity, preamble, frames: heard.append((identity, preamble))
+    controller = context.socket(zmq.DEALER)
+    controller.setsockopt(zmq.IDENTITY, b"controller")
+    controller.connect(f"ipc://{tmp_path}/a")
+    controller.send(b"first")
+    assert port._socket.poll(20_000)
+    port.serve()
+    controller.send(b"second")
+    assert select.select([port._socket.getsockopt(zmq.FD)], [], [], 20.0)[0]
+    assert port._is_connected()
+    if port.may_be_readable:
+        port.serve()
+    assert heard == [(b"controller", b"first"), (b"controller", b"second")]
+    controller.close(linger=0)
+    port._socket.close(linger=0)
+    context.term()
