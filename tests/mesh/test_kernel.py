@@ -253,8 +253,8 @@ def test_auto_mode_sends_cells_to_the_ranks(notebook: Notebook) -> None:
         ("%dist_push alhpa", "did you mean 'alpha'"),
         ("%dist_pull x --gather --all", "--gather and --reduce take all ranks"),
         ("%dist print(1)", "%%dist"),
-        ("%%dist_profile --row 3\npass", "Did you mean '--rows'?"),
-        ("%dist_timeline --cell 1", "Did you mean '--cells'?"),
+        ("%%dist_profile --row 3\npass", "Did you mean --rows?"),
+        ("%dist_timeline --cell 1", "Did you mean --cells?"),
         ("%dist_plot", "Missing argument"),
     ],
 )
