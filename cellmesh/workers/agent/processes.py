@@ -334,6 +334,7 @@ class Processes:
         except (ProcessLookupError, PermissionError):
             pass
         self._printed.discard(rank)
+        self._piped.pop(rank, None)
         num_bytes = self._logs[rank].num_bytes_since(self._run_ends.pop(rank, (0, 0)))
         text, _ = read_log(self.log_path(rank), min(num_bytes, _LAST_BYTES))
         text = text.rpartition(f"{_new_process(rank, pid)}\n")[2]

@@ -139,7 +139,8 @@ WHOLE = ["idle"] * NUM_RANKS
 class Host:
     """What an agent's shell does of what its supervisor decides; ranks are ready once all have met.
 
-    Things happen in the order of a queue. A kill happens at once, and is told of some events later.
+    Events are handled in the order of a queue. A killed rank ends at once; the supervisor receives
+    the report of its end some events later.
     """
 
     def __init__(self) -> None:
