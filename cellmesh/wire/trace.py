@@ -170,8 +170,7 @@ class Past:
         what: for each operation in these cells, the index of its kind in `whats`.
         numbers: the operations, a `RECORD` each.
         num_left_out: number of older operations of these cells that were left out or lost.
-        since_s: start of the rank, by the host's monotonic clock.
-        now_s: time of the answer, by the same clock.
+        now_s: time of the answer, by the host's monotonic clock.
     """
 
     cells: tuple[CellSpan, ...]
@@ -179,7 +178,6 @@ class Past:
     what: array[int]
     numbers: bytes
     num_left_out: int
-    since_s: float
     now_s: float
 
 

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from ...wire.inspect import Refusal
-from ...wire.ranks import describe_ranks, group_ranks
+from ...wire.ranks import describe_groups
 from ...wire.trace import RECORD, CellSpan, Past, cut_out, in_operations
 from ..core.clocks import ClockOffset, describe_clocks
 from .operations import (
@@ -105,11 +105,6 @@ class History:
         """The time from the start of the first cell to the end of the last, as drawn."""
         return max((cell.end_ns - cell.shift_ns for cell in self.cells), default=0)
 
-    @property
-    def is_running(self) -> bool:
-        """Whether a cell of the history has not ended."""
-        return any(cell.running for cell in self.cells)
-
     @cached_property
     def _by_cell(self) -> dict[tuple[int, int], list[Operation]]:
         found: dict[tuple[int, int], list[Operation]] = {}
@@ -165,8 +160,7 @@ class History:
 
     def describe(self) -> str:
         """Describe the rank that began collectives noticeably late; "" without one."""
-        text = describe_lateness(self.lateness(), self.took_s())
-        return text.replace("never began", "has not begun") if self.is_running else text
+        return describe_lateness(self.lateness(), self.took_s())
 
     def __repr__(self) -> str:
         titles = ", ".join(cell.title for cell in self.cells) or "no cell"
@@ -219,14 +213,12 @@ def merge(
     operations = {
         rank: _read(past, rank, runs, partial(at, rank)) for rank, past in sorted(pasts.items())
     }
-    since_ns = {rank: at(rank, past.since_s) for rank, past in pasts.items()}
-    cut = [rank for rank, past in pasts.items() if past.num_left_out]
     return History(
         tuple(sorted(pasts)),
         cells,
-        with_waits(operations, since_ns, cut),
+        with_waits(operations),
         (
-            *_notes(pasts, refusals, cells, since_ns),
+            *_notes(pasts, refusals, cells),
             *filter(None, [describe_clocks(clocks.values())]),
         ),
         clocks,
@@ -295,23 +287,13 @@ def _notes(
     pasts: Mapping[int, Past],
     refusals: Mapping[int, Refusal],
     cells: Sequence[TimelineCell],
-    since_ns: Mapping[int, int],
 ) -> Iterable[str]:
     gone = "; what it did is gone with it"
     why = {r: f"{each.text}{gone * (each.type_name == 'RankDied')}" for r, each in refusals.items()}
-    for text, ranks in group_ranks(why).items():
-        yield f"nothing of {describe_ranks(ranks)}: {text}"
+    yield from (f"nothing of {line}" for line in describe_groups(why))
     if not cells:
         yield "no cell has run on the ranks yet"
         return
-    new = [rank for rank in pasts if since_ns[rank] > cells[0].begin_ns]
-    if new:
-        latest = max(since_ns[rank] for rank in new)
-        before = [cell.title for cell in cells if cell.begin_ns < latest]
-        yield (
-            f"{describe_ranks(new)} replaced another after {before[-1]}: what that one did is "
-            "gone with it"
-        )
     if num_left_out := sum(past.num_left_out for past in pasts.values()):
         yield (
             f"{num_left_out:,} older operations of these cells are "

@@ -7,10 +7,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 _MESSAGES = frozenset({"send", "recv"})
-_NO_TIMES: Mapping[int, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,6 @@ class Operation:
         is_launch: whether it is on a GPU and only its launch was recorded.
         waited_ns: time from its start until the last of its ranks began it.
         last: the rank that began it last; -1 if unknown.
-        missing: the ranks that have not begun it.
     """
 
     name: str
@@ -49,7 +46,6 @@ class Operation:
     is_launch: bool = False
     waited_ns: int = 0
     last: int = -1
-    missing: tuple[int, ...] = ()
 
     @property
     def end_ns(self) -> int:
@@ -73,47 +69,30 @@ class Operation:
         return (self.generation, self.group or self.name, self.members, self.sequence)
 
 
-def with_waits(
-    operations: Mapping[int, Sequence[Operation]],
-    since_ns: Mapping[int, int] = _NO_TIMES,
-    cut: Iterable[int] = (),
-) -> dict[int, list[Operation]]:
+def with_waits(operations: Mapping[int, Sequence[Operation]]) -> dict[int, list[Operation]]:
     """Return the operations with their waits: how long each waited for the last of its ranks, and
-    for which rank.
+    for which rank. Nothing is known of an operation that one of its ranks has no record of.
 
     Operations of different ranks are matched by process group and sequence number. If the process
-    group is not known, a rank without the operation does not count as missing, as it need not be a
-    member.
+    group is not known, its members are the ranks that have begun the operation.
 
     Args:
         operations: rank -> its operations, in order.
-        since_ns: rank -> start time of its process; it does not count as missing in earlier
-            operations.
-        cut: ranks with incomplete records, which never count as missing.
     """
     waited = {rank: list(ours) for rank, ours in operations.items()}
-    known, whole = operations.keys(), operations.keys() - set(cut)
     for indices in _alike(operations).values():
         begun = {rank: operations[rank][index] for rank, index in indices.items()}
         first, one = next(iter(begun.items()))
         # A message has two ranks, whatever the size of its group.
-        expected = {first, one.peer} if one.is_message else set(one.members or known)
-        absent = expected - begun.keys()
-        first_ns = min(each.start_ns for each in begun.values())
-        missing = tuple(sorted(r for r in absent & whole if since_ns.get(r, 0) <= first_ns))
-        if not (one.group if missing else absent <= known and len(begun) > 1):
+        expected = {first, one.peer} if one.is_message else set(one.members)
+        if one.group and not expected:
+            expected = {*operations}
+        if len(begun) == 1 or not expected <= begun.keys():
             continue
         late = max(begun, key=lambda rank: begun[rank].start_ns)
-        late_ns = begun[late].start_ns
         for rank, each in begun.items():
-            waited[rank][indices[rank]] = replace(
-                each,
-                waited_ns=each.duration_ns
-                if missing
-                else max(0, min(late_ns, each.end_ns) - each.start_ns),
-                last=missing[0] if missing else late,
-                missing=missing,
-            )
+            waited_ns = max(0, min(begun[late].start_ns, each.end_ns) - each.start_ns)
+            waited[rank][indices[rank]] = replace(each, waited_ns=waited_ns, last=late)
     return waited
 
 
@@ -141,14 +120,12 @@ class Lateness:
     Attributes:
         rank: the rank.
         num_last: number of collectives that it began last.
-        num_missed: number of collectives that it never began, although others of the group did.
         awaited_s: time that the other ranks waited for it in these collectives, in all.
         num_others: number of other ranks.
     """
 
     rank: int
     num_last: int
-    num_missed: int
     awaited_s: float
     num_others: int = 1
 
@@ -167,20 +144,13 @@ def lateness_of(operations: Mapping[int, Iterable[Operation]]) -> dict[int, Late
     """
     num_last: Counter[int] = Counter()
     awaited_ns: Counter[int] = Counter()
-    missed: dict[int, set[tuple[object, ...]]] = {rank: set() for rank in operations}
     for rank, ours in operations.items():
         for one in ours:
-            if one.is_message:
-                continue
-            for late in one.missing:
-                missed[late].add(one.key(rank))
-            for late in one.missing or (one.last,):
-                awaited_ns[late] += one.waited_ns
-            num_last[rank] += one.last == rank
+            if not one.is_message:
+                awaited_ns[one.last] += one.waited_ns
+                num_last[rank] += one.last == rank
     return {
-        rank: Lateness(
-            rank, num_last[rank], len(missed[rank]), awaited_ns[rank] / 1e9, len(operations) - 1
-        )
+        rank: Lateness(rank, num_last[rank], awaited_ns[rank] / 1e9, len(operations) - 1)
         for rank in operations
     }
 
@@ -194,10 +164,9 @@ def find_straggler(lateness: Mapping[int, Lateness], took_s: float) -> int | Non
     """
     if not lateness:
         return None
-    worst = max(lateness.values(), key=lambda one: (one.num_missed, one.awaited_s))
-    is_little = worst.awaited_s < 0.05 * took_s * max(1, len(lateness) - 1)
-    is_late = worst.num_last and not is_little
-    return worst.rank if worst.num_missed or is_late else None
+    worst = max(lateness.values(), key=lambda one: one.awaited_s)
+    is_late = worst.awaited_s >= 0.05 * took_s * max(1, len(lateness) - 1)
+    return worst.rank if worst.num_last and is_late else None
 
 
 def describe_lateness(lateness: Mapping[int, Lateness], took_s: float) -> str:
@@ -207,9 +176,6 @@ def describe_lateness(lateness: Mapping[int, Lateness], took_s: float) -> str:
     if straggler is None:
         return f"no straggler: ranks began {num} collectives at about the same time" if num else ""
     worst = lateness[straggler]
-    if worst.num_missed:
-        what = "collective" if worst.num_missed == 1 else "collectives"
-        return f"rank {worst.rank} never began {worst.num_missed} {what} that others waited in"
     each = "each other rank" if worst.num_others > 1 else "the other rank"
     factor, unit = (1, "s") if took_s >= 1 else (1e3, "ms")
     waited = min(worst.awaited_each_s, took_s) * factor

@@ -154,12 +154,11 @@ def rank_table(history: History) -> Table:
     rows = []
     for rank, late in lateness.items():
         times = [history.times(rank, cell) for cell in history.cells]
-        missed = f", never to {late.num_missed}" if late.num_missed else ""
         rows.append(
             (
                 str(rank),
                 *(format_time(sum(column)) for column in zip(*times, strict=True)),
-                f"{late.num_last} of {num}{missed}",
+                f"{late.num_last} of {num}",
                 format_time(late.awaited_each_s * 1e9),
             )
         )

@@ -51,7 +51,6 @@ class Spans:
     def __init__(self, cells: deque[RunRecord] | None = None) -> None:
         self.is_on = True
         self.before_overwriting: Callable[[], None] | None = None
-        self._since_s = time.monotonic()
         self._cells: deque[RunRecord] = deque() if cells is None else cells
         self._num_begun = 0
         self._what: list[What | None] = []
@@ -168,7 +167,6 @@ class Spans:
             whats=tuple(known),
             numbers=b"".join(RECORD.pack(*row) for _, row in chosen),
             num_left_out=num_left_out + num_lost,
-            since_s=self._since_s,
             now_s=now_s,
         )
 

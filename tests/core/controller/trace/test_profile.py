@@ -67,7 +67,6 @@ def past_of(*operations: tuple[What, float, float]) -> Past:
         array("i", [whats.index(what) for what, *_ in operations]),
         b"".join(RECORD.pack(7, -1, 1, begin, end, begin) for _, begin, end in operations),
         0,
-        0,
         9,
     )
 

@@ -33,7 +33,7 @@ from cellmesh.wire.trace import OperatorTime, Past, RankProfile
 from cellmesh.wire.user_code import Timing
 
 MS = 1_000_000
-NOTHING = Past((), (), array("i"), b"", 0, 0, 0)
+NOTHING = Past((), (), array("i"), b"", 0, 0)
 
 
 def of_two() -> History:

@@ -59,7 +59,7 @@ def test_cell_and_its_collectives_are_recorded_with_begin_and_end() -> None:
     ops = columns(told)
     assert (names(told), told.whats[1]) == (["all_reduce", "barrier"], BARRIER)
     assert (ops.run, ops.sequence, ops.wait_s) == ([7, 7], [1, 2], ops.begin_s)
-    times = [told.since_s, cell.begin_s, ops.begin_s[0], ops.end_s[0], ops.begin_s[1]]
+    times = [cell.begin_s, ops.begin_s[0], ops.end_s[0], ops.begin_s[1]]
     times += [ops.end_s[1], cell.end_s, told.now_s]
     assert times == sorted(times)
 
