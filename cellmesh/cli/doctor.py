@@ -1,4 +1,4 @@
-"""``cellmesh doctor``: checks why meshes fail to start or are slow on this machine.
+"""``cellmesh doctor``: checks why meshes fail to start on this machine.
 
 Each check examines one aspect and returns its status, the finding and a remedy. torch and the GPUs'
 driver are probed in a separate process: both may hang or crash if an installation is broken.
@@ -14,21 +14,17 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import click
 import msgspec
-import psutil
 
 from ..errors import CellmeshError, HostError
-from ..wire.limits import Quota, free_bytes, read_quota
+from ..wire.limits import free_bytes
 from ..wire.ticket import make_directory, remove_directory, runtime_root
-from .meshes import is_shared
 from .rendering import format_bytes, plural
 
 _PROBE = (sys.executable, "-c", "from cellmesh.cli.doctor import print_probe; print_probe()")
@@ -40,7 +36,6 @@ _BASE_BYTES, _BYTES_A_RANK, _BYTES_A_CUDA_RANK = 250 * _MB, 15 * _MB, 600 * _MB
 # The agent has 5 descriptors a rank and 4 more while it forks; a rank has one for each of the
 # others.
 _BASE_FILES, _FILES_A_RANK = 64, 10
-_BASE_TASKS, _TASKS_A_RANK = 20, 10
 _FREE_BYTES, _NO_FREE_BYTES, _SHM_BYTES = 500 * _MB, 5 * _MB, 1000 * _MB
 
 Status = Literal["ok", "warning", "problem"]
@@ -58,22 +53,18 @@ class Torch(msgspec.Struct, frozen=True):
 
     Attributes:
         import_s: duration of the import, in seconds.
-        num_threads: number of threads of the process after the import.
         has_gloo: whether torch.distributed is available, with gloo.
         nccl: version of NCCL; empty if torch is built without it.
         cuda: version of CUDA that torch was built with; "" for none.
         num_gpus: number of GPUs that torch may use (CUDA_VISIBLE_DEVICES).
-        initialized_cuda: whether the import initialized CUDA, which forked processes cannot use.
     """
 
     version: str
     import_s: float
-    num_threads: int
     has_gloo: bool
     nccl: tuple[int, ...]
     cuda: str
     num_gpus: int
-    initialized_cuda: bool
 
 
 class Driver(msgspec.Struct, frozen=True):
@@ -83,14 +74,12 @@ class Driver(msgspec.Struct, frozen=True):
         version: version of the driver; "" without a driver.
         cuda: newest version of CUDA that it supports, (major, minor).
         gpus: names of all GPUs, also those that CUDA_VISIBLE_DEVICES hides.
-        exclusive: whether a GPU accepts one process at a time (compute mode EXCLUSIVE_PROCESS).
         error: NVML's message if it fails.
     """
 
     version: str = ""
     cuda: tuple[int, int] = (0, 0)
     gpus: tuple[str, ...] = ()
-    exclusive: bool = False
     error: str = ""
 
 
@@ -125,9 +114,6 @@ class Host:
 
     num_ranks: int
     probe: Probe
-    quota: Quota = field(
-        default_factory=lambda: read_quota(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))
-    )
 
 
 def examine(
@@ -188,26 +174,6 @@ def check_torch(host: Host) -> Answer:
     return _ok(text)
 
 
-def check_fork(host: Host) -> Answer | None:
-    """Check that a process with torch imported can be forked."""
-    torch = host.probe.torch
-    if torch is None:
-        return None
-    if torch.initialized_cuda:
-        return _problem(
-            "importing torch sets CUDA up, which no forked rank can use then",
-            "find what does it (sitecustomize, a .pth file of another package) and remove it",
-        )
-    if torch.num_threads > 1:
-        return _warning(
-            f"importing torch leaves {torch.num_threads} threads; a rank forked from such a "
-            "process may hang",
-            "find the package that starts them (`py-spy dump` on a process that has imported "
-            "torch) and update it",
-        )
-    return _ok("torch is imported with one thread and without CUDA: safe to fork")
-
-
 def check_gpus(host: Host) -> Answer:
     """Check the GPUs, their driver, and that torch can use them."""
     driver, torch = host.probe.driver, host.probe.torch
@@ -239,12 +205,6 @@ def check_gpus(host: Host) -> Answer:
         return _warning(
             f"{text}; CUDA_VISIBLE_DEVICES hides all of them", "`unset CUDA_VISIBLE_DEVICES`"
         )
-    if host.num_ranks > torch.num_gpus and driver.exclusive:
-        return _problem(
-            f"{text}; they take one process each (compute mode EXCLUSIVE_PROCESS), so "
-            f"{host.num_ranks} ranks do not fit on {torch.num_gpus}",
-            f"start {torch.num_gpus}, or as root: `nvidia-smi -c DEFAULT`",
-        )
     if not torch.nccl:
         return _warning(
             f"{text}; this torch is built without NCCL: CUDA tensors travel through gloo, slowly",
@@ -256,65 +216,15 @@ def check_gpus(host: Host) -> Answer:
     )
 
 
-def check_calls(host: Host) -> Answer:
-    """Check that the kernel allows the system calls by which cellmesh watches processes (pidfd) and
-    shares memory (memfd).
-    """
-    calls: dict[str, Callable[[], None]] = {
-        "pidfd_open": lambda: os.close(os.pidfd_open(os.getpid())),
-        "memfd_create": lambda: os.close(os.memfd_create("cellmesh-doctor")),
-    }
-    missing = {call: why for call, attempt in calls.items() if (why := _why_fails(attempt))}
-    if not missing:
-        return _ok("pidfd_open and memfd_create work")
-    remedy = (
-        "use Linux 5.3 or newer; in a container: update its runtime, or start it with "
-        "`--security-opt seccomp=unconfined`"
-    )
-    text = "; ".join(f"{call}: {why}" for call, why in missing.items())
-    if "pidfd_open" in missing:
-        return _problem(f"{text}; ranks cannot be watched", remedy)
-    return _warning(f"{text}; large values cannot be shared between ranks without copies", remedy)
-
-
-def check_cores(host: Host) -> Answer:
-    """Compare the number of processor cores with the number of ranks and of their threads."""
-    num_cores, num_usable = os.cpu_count() or 1, len(os.sched_getaffinity(0))
-    usable = float(num_usable)
-    text = plural(num_cores, "core")
-    if num_usable < num_cores:
-        text += f", {num_usable} of them for us (CPU affinity)"
-    if host.quota.cores is not None and host.quota.cores < usable:
-        usable = host.quota.cores
-        text += f", the cgroup's quota grants the time of {usable:g}"
-    omp = os.environ.get("OMP_NUM_THREADS", "")
-    num_threads = host.num_ranks * (int(omp) if omp.isdecimal() else 0)
-    if num_threads > max(usable, host.num_ranks):
-        return _warning(
-            f"{text}; with OMP_NUM_THREADS={omp}, {host.num_ranks} ranks compute with "
-            f"{num_threads} threads",
-            "`unset OMP_NUM_THREADS`: each rank then gets one",
-        )
-    if host.num_ranks > usable:
-        return _warning(
-            f"{text}; {host.num_ranks} ranks take turns: fine to develop, of no use to time "
-            "anything",
-            f"start at most {max(1, int(usable))}, unless they compute on GPUs",
-        )
-    return _ok(f"{text}; enough for {plural(host.num_ranks, 'rank')}")
-
-
 def check_memory(host: Host) -> Answer:
     """Check that free memory suffices for the ranks before they hold any data."""
-    free, total = free_bytes(), psutil.virtual_memory().total
-    total = total if host.quota.memory_bytes is None else min(total, host.quota.memory_bytes)
+    free = free_bytes()
     on_gpus = host.probe.torch is not None and host.probe.torch.num_gpus > 0
     each = _BYTES_A_CUDA_RANK if on_gpus else _BYTES_A_RANK
     needed = _BASE_BYTES + host.num_ranks * each
     text = (
-        f"{format_bytes(free)} of {format_bytes(total)} available; "
-        f"{plural(host.num_ranks, 'rank')} take about {format_bytes(needed)} before models and "
-        "data"
+        f"{format_bytes(free)} available; {plural(host.num_ranks, 'rank')} take about "
+        f"{format_bytes(needed)} before models and data"
     )
     if free >= 2 * needed:
         return _ok(text)
@@ -328,18 +238,20 @@ def check_memory(host: Host) -> Answer:
 
 def check_shm(host: Host) -> Answer:
     """Check /dev/shm, through which data loaders and NCCL pass tensors."""
-    users = "DataLoader workers and NCCL pass tensors through it"
-    remedy = (
+    try:
+        usage = shutil.disk_usage("/dev/shm")
+    except OSError as error:
+        text = str(error)
+    else:
+        text = f"{format_bytes(usage.free)} of {format_bytes(usage.total)} free"
+        if usage.free >= _SHM_BYTES:
+            return _ok(text)
+    return _warning(
+        f"{text}; DataLoader workers and NCCL pass tensors through it, and die with a bus error "
+        "when it is full",
         "in a container: `docker run --shm-size=8g` or `--ipc=host`; "
-        "else `mount -o remount,size=8g /dev/shm`"
+        "else `mount -o remount,size=8g /dev/shm`",
     )
-    if error := _why_fails(lambda: tempfile.TemporaryFile(dir="/dev/shm").close()):
-        return _warning(f"cannot be written: {error}; {users}", remedy)
-    usage = shutil.disk_usage("/dev/shm")
-    text = f"{format_bytes(usage.free)} of {format_bytes(usage.total)} free"
-    if usage.free >= _SHM_BYTES:
-        return _ok(text)
-    return _warning(f"{text}; {users}, and die with a bus error when it is full", remedy)
 
 
 def check_open_files(host: Host) -> Answer:
@@ -359,62 +271,21 @@ def check_open_files(host: Host) -> Answer:
     )
 
 
-def check_tasks(host: Host) -> Answer:
-    """Check RLIMIT_NPROC and the cgroup's pids.max, which count threads."""
-    limits = [] if host.quota.free_tasks is None else [host.quota.free_tasks]
-    limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    if limit != resource.RLIM_INFINITY and os.getuid() != 0:  # root is not held to it
-        ours = (
-            each.info["num_threads"] or 0
-            for each in psutil.process_iter(["uids", "num_threads"])
-            if each.info["uids"] is not None and each.info["uids"].real == os.getuid()
-        )
-        limits.append(max(0, limit - sum(ours)))
-    if not limits:
-        return _ok("no limit")
-    needed = _BASE_TASKS + _TASKS_A_RANK * host.num_ranks
-    text = f"{min(limits)} more processes and threads may be started"
-    if min(limits) >= needed:
-        return _ok(text)
-    return _problem(
-        f"{text}; {plural(host.num_ranks, 'rank')} need about {needed}",
-        "`ulimit -u unlimited` before Jupyter is started; in a container: `--pids-limit -1`",
-    )
-
-
 def check_runtime(host: Host) -> Answer:
     """Check the directory in which every mesh has its ticket, socket and logs."""
     root = runtime_root()
     elsewhere = "`export JUPYTER_RUNTIME_DIR=/tmp/jupyter-$USER` before Jupyter is started"
     made = f"doctor-{os.getpid()}"
-    if error := _why_fails(lambda: remove_directory(make_directory(root, made))):
-        return _problem(error, f"mend that, or {elsewhere}")
+    try:
+        remove_directory(make_directory(root, made))
+    except (HostError, OSError) as error:
+        return _problem(str(error), f"mend that, or {elsewhere}")
     free = shutil.disk_usage(root).free
     text = f"{root}, {format_bytes(free)} free"
     if free < _FREE_BYTES:
         answer = _problem if free < _NO_FREE_BYTES else _warning
         return answer(f"{text}; what ranks print is kept there", f"free some space, or {elsewhere}")
-    if is_shared(root):
-        return _warning(
-            f"{text}, is on a file system that other hosts share: it may be slow, and what a crash "
-            "leaves there is not removed by itself",
-            elsewhere,
-        )
     return _ok(text)
-
-
-def check_tmp(host: Host) -> Answer:
-    """Check the directory for temporary files, in which torch.compile and profilers write."""
-    remedy = "free some space, or `export TMPDIR=...` before Jupyter is started"
-    try:
-        path = tempfile.gettempdir()
-    except OSError:
-        return _problem("no directory for temporary files can be written", remedy)
-    free = shutil.disk_usage(path).free
-    text = f"{path}, {format_bytes(free)} free"
-    if free >= _FREE_BYTES:
-        return _ok(text)
-    return _warning(f"{text}; torch.compile and profilers write there", remedy)
 
 
 def check_trial(host: Host) -> Answer | None:
@@ -462,28 +333,13 @@ def _try_mesh() -> str:
 
 CHECKS: Mapping[str, Callable[[Host], Answer | None]] = {
     "torch": check_torch,
-    "forking ranks": check_fork,
     "GPUs": check_gpus,
-    "system calls": check_calls,
-    "cores": check_cores,
     "memory": check_memory,
     "/dev/shm": check_shm,
     "open files": check_open_files,
-    "processes": check_tasks,
     "runtime directory": check_runtime,
-    "temporary files": check_tmp,
     "a real mesh": check_trial,
 }
-
-
-def _why_fails(attempt: Callable[[], None]) -> str:
-    try:
-        attempt()
-    except HostError as error:
-        return str(error)
-    except OSError as error:
-        return error.strerror or str(error)
-    return ""
 
 
 def _format_version(version: tuple[int, ...]) -> str:
@@ -554,13 +410,11 @@ def _probe_torch() -> Torch:
     return Torch(
         version=f"torch {torch.__version__}",
         import_s=import_s,
-        num_threads=len(os.listdir("/proc/self/task")),
         has_gloo=dist.is_available() and dist.is_gloo_available(),
         nccl=tuple(torch.cuda.nccl.version()) if has_nccl else (),  # type: ignore[no-untyped-call]
         cuda=torch.version.cuda or "",
         # By NVML, as the zygote counts them.
         num_gpus=max(0, torch.cuda._device_count_nvml()) if torch.version.cuda else 0,
-        initialized_cuda=torch.cuda.is_initialized(),  # type: ignore[no-untyped-call]
     )
 
 
@@ -575,15 +429,8 @@ def probe_driver() -> Driver:
         cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()
         gpus = [*map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))]
         names = tuple(map(pynvml.nvmlDeviceGetName, gpus))
-        modes = []
-        with contextlib.suppress(pynvml.NVMLError):  # a slice of a GPU has none
-            modes = [*map(pynvml.nvmlDeviceGetComputeMode, gpus)]
-        return Driver(
-            pynvml.nvmlSystemGetDriverVersion(),
-            (cuda // 1000, cuda % 1000 // 10),
-            names,
-            pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS in modes,
-        )
+        version = pynvml.nvmlSystemGetDriverVersion()
+        return Driver(version, (cuda // 1000, cuda % 1000 // 10), names)
     except pynvml.NVMLError_LibraryNotFound:
         return Driver()
     except pynvml.NVMLError as error:

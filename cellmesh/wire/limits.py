@@ -5,10 +5,8 @@ this process's control group and free memory.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import TypeVar
 
 from ..errors import UnpicklableError
 from .segments import describe_bytes
@@ -42,64 +40,35 @@ def may_wait_for(state: RankState, ranks: Collection[int]) -> bool:
     return any(rank in members or not members for rank in ranks)
 
 
-T = TypeVar("T")
-
 # Version 1 expresses "no limit" by the largest multiple of a page.
 _NO_LIMIT_BYTES = 1 << 62
 
 
-@dataclass(frozen=True)
-class Quota:
-    """The tightest limits of this process's control groups; None for no limit.
-
-    Attributes:
-        cores: number of cores whose CPU time the process may use.
-        memory_bytes: limit of memory, in bytes.
-        free_bytes: unused part of it, in bytes; pages of files that can be dropped count as unused.
-        free_tasks: number of further processes and threads.
-    """
-
-    cores: float | None = None
-    memory_bytes: int | None = None
-    free_bytes: int | None = None
-    free_tasks: int | None = None
-
-
-def read_quota(root: Path, membership: Path) -> Quota:
-    """Read the limits of a process's control group and of those above it, of version 1 or 2.
+def free_in_group(root: Path, membership: Path) -> int | None:
+    """Return the memory that is left to this process's control group and those above it, of version
+    1 or 2, in bytes; pages of files that can be dropped count as free. None without a limit.
 
     Args:
         root: ``/sys/fs/cgroup``.
         membership: ``/proc/self/cgroup``.
     """
-    memory = _limits_in(root, membership, "memory", _memory)
-    return Quota(
-        cores=min(_limits_in(root, membership, "cpu", _cores), default=None),
-        memory_bytes=min((limit for limit, _ in memory), default=None),
-        free_bytes=min((free for _, free in memory), default=None),
-        free_tasks=min(_limits_in(root, membership, "pids", _free_tasks), default=None),
-    )
-
-
-def _limits_in(root: Path, membership: Path, controller: str, read: Callable[[Path], T]) -> list[T]:
-    """Return the limits that `read` finds in a control group's directory and in those above it."""
     found = []
-    for directory in _directories(root, membership, controller):
+    for directory in _directories(root, membership):
         try:
-            found.append(read(directory))
+            found.append(_free_in(directory))
         except (OSError, ValueError, IndexError):  # no such file here, or "max"
             continue
-    return found
+    return min(found, default=None)
 
 
-def _directories(root: Path, membership: Path, controller: str) -> Iterator[Path]:
+def _directories(root: Path, membership: Path) -> Iterator[Path]:
     try:
         lines = os.fsdecode(membership.read_bytes()).splitlines()
     except OSError:
         return
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if controllers and controller not in controllers.split(","):
+        if controllers and "memory" not in controllers.split(","):
             continue
         # In a container the path may be the one outside of it; then only the mount's root exists.
         top = root / controllers if controllers else root
@@ -110,18 +79,7 @@ def _directories(root: Path, membership: Path, controller: str) -> Iterator[Path
         yield top
 
 
-def _cores(directory: Path) -> float:
-    if (directory / "cpu.max").exists():
-        quota, period = (int(word) for word in (directory / "cpu.max").read_text().split())
-    else:
-        quota = _number(directory / "cpu.cfs_quota_us")
-        period = _number(directory / "cpu.cfs_period_us")
-    if quota <= 0 or period <= 0:
-        raise ValueError("no limit")
-    return quota / period
-
-
-def _memory(directory: Path) -> tuple[int, int]:
+def _free_in(directory: Path) -> int:
     if (directory / "memory.max").exists():
         limit, used = _number(directory / "memory.max"), _number(directory / "memory.current")
         droppable = "inactive_file"
@@ -135,11 +93,7 @@ def _memory(directory: Path) -> tuple[int, int]:
         name, value = line.split()
         if name == droppable:
             used -= int(value)
-    return limit, max(0, limit - used)
-
-
-def _free_tasks(directory: Path) -> int:
-    return max(0, _number(directory / "pids.max") - _number(directory / "pids.current"))
+    return max(0, limit - used)
 
 
 def _number(path: Path) -> int:
@@ -150,9 +104,9 @@ def free_bytes() -> int:
     """Return the number of bytes that this process may still allocate."""
     import psutil  # takes 10 ms, and only large values need it
 
-    quota = read_quota(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))
-    free: int = psutil.virtual_memory().available
-    return free if quota.free_bytes is None else min(free, quota.free_bytes)
+    free = free_in_group(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))
+    available: int = psutil.virtual_memory().available
+    return available if free is None else min(available, free)
 
 
 def check_fits(num_bytes: int) -> None:
