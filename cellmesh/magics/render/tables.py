@@ -14,8 +14,7 @@ from ...wire.inspect import TensorSummary
 from ...wire.ranks import count_ranks, describe_groups, format_ranks, group_ranks
 from ...wire.status import RankInfo, RankState
 
-# With more ranks, equal ranks share a row: in tables of status and memory; in the table of the mesh
-# by dims.
+# With more ranks, equal ranks share a row: in tables of status and memory; in the dashboard.
 MAX_ROWS, MAX_GRID = 16, 64
 # With more kinds of ranks, those with a problem and the most common ones are shown.
 _MAX_KINDS = 8
@@ -236,31 +235,6 @@ def status_table(
     headers = ("host", *(("pid",) if is_short else ()), "device", "state", "memory", "GPU memory")
     notes = [*ways, *last_lines(infos)]
     return ranks_table(headers, rows, [format_bytes, format_bytes], title, notes)
-
-
-def mesh_table(title: str, dims: Mapping[str, int], words: Sequence[str]) -> Table:
-    """Return a table of the ranks at their coordinates: the last dim across, the others down; for
-    very many ranks, a table with a row per group of equal ranks.
-
-    Args:
-        title: description of the mesh in a sentence.
-        dims: name -> size of each mesh dim.
-        words: activity of each rank.
-    """
-    if len(words) > MAX_GRID:
-        return ranks_table(
-            ["state"], [RankRow(rank, (), text) for rank, text in enumerate(words)], title=title
-        )
-    *outer, inner = dims
-    ranks = [f"rank {rank}: {text}" for rank, text in enumerate(words)]
-    if not outer:
-        return Table([inner, ""], [[str(index), text] for index, text in enumerate(ranks)], title)
-    size = dims[inner]
-    rows = [
-        [*map(str, place), *ranks[row * size : (row + 1) * size]]
-        for row, place in enumerate(itertools.product(*(range(dims[dim]) for dim in outer)))
-    ]
-    return Table([*outer, *(f"{inner}={index}" for index in range(size))], rows, title)
 
 
 def last_lines(infos: Sequence[RankInfo]) -> list[str]:

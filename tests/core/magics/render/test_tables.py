@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import msgspec
 import pytest
 
 from cellmesh.controller.inspect import compare
-from cellmesh.magics.render.tables import Table, facts_table, mesh_table, status_table
+from cellmesh.magics.render.tables import Table, facts_table, status_table
 from cellmesh.wire.inspect import TensorSummary
 from cellmesh.wire.status import MemoryUse, RankInfo, RankState
 
@@ -48,20 +47,6 @@ def test_html_escapes_what_users_wrote_and_notes_stand_below() -> None:
     html = table._repr_html_()
     for escaped in ("&lt;h&gt;", "&lt;script&gt;", "a &amp; b", "one:\n    &lt;two&gt;</pre>"):
         assert escaped in html
-
-
-@pytest.mark.parametrize(
-    ("dims", "headers", "last"),
-    [
-        ({"dp": 2}, ["dp", ""], ["1", "rank 1: w1"]),
-        ({"pp": 2, "dp": 2, "tp": 1}, ["pp", "dp", "tp=0"], ["1", "1", "rank 3: w3"]),
-    ],
-)
-def test_ranks_stand_in_their_places(
-    dims: dict[str, int], headers: list[str], last: list[str]
-) -> None:
-    table = mesh_table("a mesh", dims, [f"w{rank}" for rank in range(math.prod(dims.values()))])
-    assert (table.headers, table.rows[-1], table.caption) == (headers, last, "a mesh")
 
 
 # ---- status
