@@ -66,15 +66,8 @@ CELLS = {
          "def rename():\n    global rank\n    rank = 'main'\nrename()", ("losses.append(7)", 0, 1)],
         [1, 7],
     ),
-    "async": (
-        [IMPORTS + "import asyncio",
-         "global got\ngot = await asyncio.sleep(0, 5)\nlosses.append(got)", SETUP,
-         "await asyncio.sleep(0)\nsetup(rank, world_size)\nrank = 3", SUM],
-        [5, 9],
-    ),
     "spawn": (
-        [SPAWNED, (SPAWN, 0), "box = [losses]\ndist.broadcast_object_list(box)\nlosses = box[0]",
-         "import asyncio\nawait asyncio.sleep(0)"],
+        [SPAWNED, (SPAWN, 0), "box = [losses]\ndist.broadcast_object_list(box)\nlosses = box[0]"],
         [6, 6],
     ),
 }  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -73,12 +72,10 @@ class PageValue:
     Attributes:
         literal: Python literal of the value; "" if it has none.
         description: description of the value for users.
-        is_temporary: whether it is the path of a temporary file.
     """
 
     literal: str
     description: str
-    is_temporary: bool = False
 
 
 @dataclass(frozen=True)
@@ -223,8 +220,7 @@ class PageHistory:
 def value_of(value: Any) -> PageValue:
     """Return a record of a value, with its Python literal if it has one."""
     literal = repr(value) if _is_literal(value) else ""
-    is_temporary = isinstance(value, str) and value.startswith(f"{tempfile.gettempdir()}/")
-    return PageValue(literal if len(literal) <= _MAX_LITERAL else "", describe(value), is_temporary)
+    return PageValue(literal if len(literal) <= _MAX_LITERAL else "", describe(value))
 
 
 def _is_literal(value: Any, depth: int = 0) -> bool:

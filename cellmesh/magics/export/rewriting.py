@@ -1,5 +1,5 @@
-"""Rewrites the source of cells for an exported script: removes IPython's syntax, indents code,
-shows last values, and wraps code that awaits.
+"""Rewrites the source of cells for an exported script: removes IPython's syntax, indents code, and
+shows last values.
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 
 class CannotRewriteError(Exception):
-    """Raised if a cell contains code that cannot be moved into a block or function of the script;
-    the message names the code.
-    """
+    """Raised if a cell contains code that cannot stand in a script; the message names the code."""
 
 
 # Analysis of cells.
@@ -161,23 +159,6 @@ def under(head: str, source: str) -> str:
     if moved is None or ast.dump(moved) != ast.dump(ast.Module([block], [])):
         body = ast.unparse(block).partition("\n")[2] + "\n"
     return f"{head}:\n{body}"
-
-
-def as_coroutine(source: str, name: str) -> str:
-    """Return a cell that awaits as an ``async def`` that binds the same global names.
-
-    Raises:
-        CannotRewriteError: the cell contains code that is invalid in a function.
-    """
-    head, _, body = under(f"async def {name}()", source).partition("\n")
-    bound = sorted(names_bound(source))
-    names = f"{INDENT}global {', '.join(bound)}\n" if bound else ""
-    text = f"{head}\n{names}{body}"
-    try:
-        compile(text, "cell", "exec", dont_inherit=True)
-    except SyntaxError as e:
-        raise CannotRewriteError(f"it awaits, and in an async function {e.msg}") from None
-    return text
 
 
 def show_last(source: str, show: str) -> str:
@@ -319,25 +300,18 @@ def _shell(command: str) -> str:
 
 
 def _run_script(line: str) -> str:
-    """Return ``%run [-i] [-m] script.py arguments`` as Python; "" if it has other options."""
+    """Return ``%run script.py arguments`` as Python; "" if it has options."""
     try:
-        words = shlex.split(line)
+        name, *arguments = shlex.split(line) or ["-"]
     except ValueError:
         return ""
-    options = "init_globals=globals(), " if (in_namespace := words[:1] == ["-i"]) else ""
-    words = words[in_namespace:]
-    is_module = words[:1] == ["-m"]
-    name, *arguments = words[is_module:] or ["-"]
     if name.startswith("-") or name.endswith((".ipy", ".ipynb")):
         return ""
-    run, options = (
-        ("run_module", f"alter_sys=True, {options}") if is_module else ("run_path", options)
-    )
-    name = name if is_module or name.endswith(".py") else f"{name}.py"
+    name = name if name.endswith(".py") else f"{name}.py"
     return (
         "try:\n"
         f"    sys.argv[:] = {[name, *arguments]!r}\n"
-        f"    names = runpy.{run}({name!r}, {options}run_name='__main__')\n"
+        f"    names = runpy.run_path({name!r}, run_name='__main__')\n"
         "    globals().update({k: v for k, v in names.items() if not k.startswith('__')})\n"
         "except SystemExit as end:  # of that script only\n"
         "    if end.code:\n"

@@ -32,7 +32,6 @@ from .recording import (
 from .rewriting import (
     MAIN,
     CannotRewriteError,
-    as_coroutine,
     at_top_level,
     awaits,
     comment,
@@ -158,7 +157,7 @@ class Draft:
         warnings: limitations of the script, and data that the user must supply.
         left_out: numbers n of the cells ``In [n]`` that are left out.
         num_cells: number of the ranks' cells in the script.
-        shows, awaits: whether a cell shows its last value, or awaits.
+        shows: whether a cell shows its last value.
     """
 
     sources: list[str]
@@ -170,7 +169,6 @@ class Draft:
     left_out: list[int] = field(default_factory=list)
     num_cells: int = 0
     shows: bool = False
-    awaits: bool = False
 
     def __post_init__(self) -> None:
         text = "\n".join(self.sources)
@@ -179,7 +177,7 @@ class Draft:
         self.makes_groups = _MAKES_GROUPS.search(text) is not None
         self.names_a_store = _NAMES_A_STORE.search(text) is not None
         self.spawns = _SPAWNS.search(text) is not None
-        self.show, self.loop = (free_name(name, self.names) for name in ("show", "loop"))
+        self.show = free_name("show", self.names)
         # A function that may exit adds its own name to the names by which a cell may exit.
         self.exits = set(_EXITS)
         for source in self.sources:
@@ -270,7 +268,7 @@ def _write_cell(count: int, entry: RankCell, draft: Draft) -> PagePart:
         why = f"failed on {describe_ranks(entry.failed)} and is left out"
     else:
         try:
-            text = _write_body(plain.source, count, entry, draft)
+            text = _write_body(plain.source, entry, draft)
         except CannotRewriteError as e:
             draft.warnings.append(f"In [{count}] cannot stand in a script: {e}")
             why = f"is left out, as {e}"
@@ -288,25 +286,21 @@ def _write_cell(count: int, entry: RankCell, draft: Draft) -> PagePart:
     return PagePart((count,), where, text, can_repeat=True)
 
 
-def _write_body(source: str, count: int, entry: RankCell, draft: Draft) -> str:
+def _write_body(source: str, entry: RankCell, draft: Draft) -> str:
     features, text = at_top_level(without_margin(source))
+    if awaits(text):
+        raise CannotRewriteError("it awaits at top level: call asyncio.run in the cell")
     draft.futures += features
     if not entry.quiet:
         shown = show_last(text, draft.show)
         draft.shows |= shown != text
         text = shown
-    definition = ""
-    if awaits(text):
-        name = free_name(f"cell_{count}", draft.names)
-        definition = f"{as_coroutine(text, name)}\n\n"
-        draft.awaits = True
-        text = f"{draft.loop}.run_until_complete({name}())\n"
     may_exit = draft.may_exit(source) and not only_defines(text)
     text = draft.guard(text)
     if may_exit:
         ends = "except SystemExit as end:  # of this cell only"
         text = f"{under('try', text)}{ends}\n    if end.code:\n        raise\n"
-    return draft.on_ranks(entry.ranks, definition + text)
+    return draft.on_ranks(entry.ranks, text)
 
 
 def _fold(parts: Iterable[PagePart], draft: Draft) -> Iterator[PagePart]:
@@ -356,8 +350,6 @@ def _write_push(count: int, push: Push, draft: Draft) -> str:
             draft.warnings.append(f"{said} {value.description}: the script must be given it")
             continue
         lines += f"{name} = {value.literal}\n"
-        if value.is_temporary:
-            draft.warnings.append(f"{said} path among temporary files, which may be gone")
     return missing + (draft.on_ranks(push.ranks, lines) if lines else "")
 
 
@@ -422,8 +414,6 @@ def _write_head(beginning: Beginning, filename: str, draft: Draft) -> str:
         imports, stub = imports | {"import sys", "import types"}, _STUB
     if "display" in draft.names - draft.bound:
         imports = imports | {"from IPython.display import display"}
-    if draft.awaits:
-        imports = imports | {"import asyncio"}
     copied = [name for name in ("rank", "world_size", "device") if name in draft.bound]
     parts = [
         f'"""{Path(filename).stem}: the cells that a notebook ran on {num_ranks} ranks, in their '
@@ -436,7 +426,6 @@ def _write_head(beginning: Beginning, filename: str, draft: Draft) -> str:
         "".join(f'{name.lower()} = int(os.environ["{name}"])\n' for name in _VARIABLES),
         draft.guard(groups),
         *(f"{draft.own(name)} = {name}\n" for name in copied),
-        f"{draft.loop} = asyncio.new_event_loop()\n" if draft.awaits else "",
         _SHOW.format(show=draft.show, rank=draft.own("rank")) if draft.shows else "",
     ]
     return "".join(parts)
@@ -528,7 +517,6 @@ def _write_tail(draft: Draft) -> str:
     the process (``ProcessGroupGloo::runLoop``, ``AsyncWork``'s destructor; 8 of 24 runs of a short
     script on two busy cores, 1 of 25 with a barrier instead of the pause, none of 50 with it).
     """
-    close = f"{draft.loop}.close()\n" if draft.awaits else ""
     # Cells, or a library that they use, may have destroyed the process group.
     destroy = under("if dist.is_initialized()", "dist.destroy_process_group()\n")
-    return draft.guard(f"{close}{destroy}{_PAUSE}")
+    return draft.guard(f"{destroy}{_PAUSE}")

@@ -1,9 +1,8 @@
-"""Cells as parts of a script: indented, shown, awaited, without IPython's syntax."""
+"""Cells as parts of a script: indented, shown, without IPython's syntax."""
 
 from __future__ import annotations
 
 import ast
-import asyncio
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellmesh.magics.export.rewriting import (
-    CannotRewriteError,
-    as_coroutine,
     at_top_level,
-    awaits,
     only_defines,
     show_last,
     to_python,
@@ -68,31 +64,6 @@ def test_any_cells_mean_the_same_under_an_if(cells: list[str], text: str) -> Non
 )
 def test_the_value_of_a_last_expression_is_shown(source: str, shown: str) -> None:
     assert show_last(source, "show") == shown
-
-
-def run_coroutine(source: str, names: dict[str, Any]) -> dict[str, Any]:
-    exec(as_coroutine(source, "cell"), names)
-    asyncio.run(names["cell"]())
-    return names
-
-
-def test_a_cell_that_awaits_binds_the_same_names() -> None:
-    source = (
-        "import asyncio as aio\nx = await aio.sleep(0, 3)\nfor i in range(2): pass\n"
-        "def f(a): b = 1; return a\nclass C: d = 1\nwith open('/dev/null') as e: pass\n"
-        "s = '''a\nb'''\ny += 1\ntotal = sum([j for j in range(3)])\n"
-    )
-    assert awaits(source)
-    names = run_coroutine(source, {"y": 1})
-    assert {"aio", "x", "i", "f", "C", "e", "s", "total"} <= names.keys()
-    assert (names["x"], names["y"], names["s"], names["total"]) == (3, 2, "a\nb", 3)
-    assert not {"a", "b", "d", "j"} & names.keys()
-
-
-@pytest.mark.parametrize("source", ["x: int = await f()\n", "from os import *\nawait f()\n"])
-def test_statements_impossible_in_a_function_are_reported(source: str) -> None:
-    with pytest.raises(CannotRewriteError, match="it awaits"):
-        as_coroutine(source, "cell")
 
 
 @pytest.mark.parametrize(
@@ -160,22 +131,21 @@ def test_ipython_becomes_python_where_it_can(source: str, python: str, left_out:
 @pytest.mark.parametrize(
     ("line", "made"),
     [
-        ("%run script.py a --lr '0 1'", (["a", "--lr", "0 1"], False)),
-        ("%run script", ([], False)),
-        ("%run -i script.py 5", (["5"], True)),
+        ("%run script.py a --lr '0 1'", ["a", "--lr", "0 1"]),
+        ("%run script", []),
     ],
 )
 def test_run_becomes_runpy(
-    line: str, made: tuple[list[str], bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    line: str, made: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("script.py").write_text(
-        "import sys\nmade = sys.argv[1:], 'before' in globals()\nif __name__ == '__main__': made\n"
+        "import sys\nmade = sys.argv[1:]\nif __name__ == '__main__': made\n"
     )
     plain = to_python(line + "\n")
-    namespace: dict[str, Any] = {"__file__": "exported.py", "before": 1}
+    namespace: dict[str, Any] = {"__file__": "exported.py"}
     monkeypatch.setattr(sys, "argv", ["exported.py"])
     exec("\n".join([*plain.imports, plain.source]), namespace)
     assert (namespace["made"], namespace["__file__"]) == (made, "exported.py")
     assert (sys.argv, plain.left_out) == (["exported.py"], [])
-    assert to_python("%run -t script.py\n").left_out == ["%run -t script.py"]
+    assert to_python("%run -i script.py\n").left_out == ["%run -i script.py"]

@@ -122,11 +122,6 @@ def test_a_rank_has_what_cells_find(monkeypatch: pytest.MonkeyPatch, group: list
 READ = "import sys; {} = sys.argv[1:]\n"
 STEP = ran("x += 1\nx\n")
 SOME = (ran("x = 0\n"), ran('x = """a\n  b"""\n', 0, 2, 3), ran("y = 1\n", 1))
-AWAITING = (
-    ran("import asyncio\nasync def f():\n    await asyncio.sleep(0)\n    return 7\n"),
-    ran("task = asyncio.ensure_future(f())\nawait asyncio.sleep(0)\n"),
-    ran("x = await task\nx\n", 0, 1),
-)
 NAMES_RANK = (ran("for rank in range(4): pass\n"), ran("x = 1\nx\n", 2))
 PRINTING = (ran("rank + 1\n"), ran("None\n"), ran("world_size;\n"), RankCell("7\n", quiet=True))
 VALUES = {
@@ -148,7 +143,6 @@ PUSH = Push({name: value_of(value) for name, value in VALUES.items()})
         (SOME, 1, {"x": 0, "y": 1}, "", ["if rank == 1:\n    y = 1\n"]),
         (NAMES_RANK, 2, {"x": 1}, "[2] 1\n", ()),
         (PRINTING, 2, {}, "[2] 3\n", ()),
-        (AWAITING, 0, {"x": 7}, "[0] 7\n", ()),
         ([ran("x = 0\n"), STEP, STEP, STEP, ran("y = x\n"), STEP], 0, {"x": 4, "y": 3},
          "[0] 1\n[0] 2\n[0] 3\n[0] 4\n",
          ["# In [3] to In [5]\nfor _ in range(3):\n    x += 1\n"]),
@@ -159,7 +153,7 @@ PUSH = Push({name: value_of(value) for name, value in VALUES.items()})
          ["\nhow = 'spawn'\n", f"{MAIN}:\n    show(f())\n", f"{MAIN}:\n    if torch.cuda."]),
     ],
     ids=["argv", "rank 2 of some", "rank 1 of some", "own rank",
-         "values shown", "await", "repeated", "pushed", "exits", "spawns"],
+         "values shown", "repeated", "pushed", "exits", "spawns"],
 )  # fmt: skip
 def test_a_script_does_what_the_cells_did(
     cells: Any, rank: int, bound: Any, printed: str, texts: Any, monkeypatch: pytest.MonkeyPatch
@@ -211,7 +205,6 @@ def test_values_that_must_be_supplied(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert "# batch = ...  # supply it: Tensor of shape (2, 3) torch.float32\n" in script.text
     assert "if rank == 0:\n    n = 1\n" in script.text
-    assert value_of(f"{os.path.realpath('/tmp')}/x").is_temporary
     assert [warning.partition(":")[0] for warning in script.warnings] == [
         "In [2] pushed `batch`, a Tensor of shape (2, 3) torch.float32",
         "In [2] pushed `long`, a list of length 1000",
@@ -280,11 +273,16 @@ def test_the_notebooks_own_cells_are_comments() -> None:
 
 def test_parts_impossible_in_a_script_are_reported() -> None:
     script = script_of(
-        Aside("%dist_sync model", changes=True), ran("%timeit 1\n"), Aside("%dist_status")
+        Aside("%dist_sync model", changes=True),
+        ran("%timeit 1\n"),
+        Aside("%dist_status"),
+        ran("x = await f()\n"),
     )
+    assert script.left_out == (5,)
     assert script.warnings == (
         "In [2]: a script has nothing like `%dist_sync model`",
         "In [3]: a script cannot do `%timeit 1`",
+        "In [5] cannot stand in a script: it awaits at top level: call asyncio.run in the cell",
     )
 
 
