@@ -53,7 +53,7 @@ FEATURES = (
     ),
     Feature(
         "messages between processes",
-        1210,
+        1155,
         "wire/",
     ),
     Feature(
@@ -154,7 +154,7 @@ FEATURES = (
     ),
     Feature(
         "timeline and profile",
-        1345,
+        1295,
         "wire/trace.py controller/trace/ workers/trace/ magics/render/profiles.py "
         "magics/render/timeline.py",
     ),
@@ -176,7 +176,7 @@ FEATURES = (
     ),
     Feature(
         "widgets and tables",
-        712,
+        702,
         "controller/live_views.py magics/widgets/ magics/render/",
     ),
     Feature(
@@ -221,12 +221,12 @@ FEATURES = (
     ),
     Feature(
         "magics",
-        850,
+        788,
         "magics/",
     ),
     Feature(
         "export",
-        788,
+        763,
         "magics/export/",
     ),
     Feature(
@@ -236,7 +236,7 @@ FEATURES = (
     ),
     Feature(
         "doctor",
-        413,
+        286,
         "cli/doctor.py",
     ),
 )
