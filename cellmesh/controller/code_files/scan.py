@@ -7,13 +7,14 @@ whose code may read them as data.
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import os
 import stat
 import sysconfig
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
 
 MAX_BYTES = 100_000_000
+MAX_FILE_BYTES = 20_000_000
 MAX_FILES = 10_000
 MAX_SCAN_S = 5.0
 _INSTALLED = ("site-packages", "dist-packages")
@@ -52,12 +54,13 @@ class Found:
 
     Attributes:
         files: the files, by root and path.
-        left_out: sentences on the files that are left out, with the reason.
-        problems: sentences on entries that cannot be read, and are left out too.
+        left_out: a sentence on the directories that a bounded scan has not reached; "" if it has
+            reached all.
+        problems: sentences on entries that are too large or cannot be read, and are left out too.
     """
 
     files: Mapping[Key, FileState]
-    left_out: tuple[str, ...] = ()
+    left_out: str = ""
     problems: tuple[str, ...] = ()
 
 
@@ -69,7 +72,6 @@ class _Listing:
     is_package: bool
     files: tuple[str, ...]
     directories: tuple[str, ...]
-    problems: tuple[str, ...] = ()
 
 
 @dataclass(eq=False)
@@ -78,12 +80,14 @@ class Scanner:
 
     Args:
         roots: the directories.
-        max_files, max_bytes, max_scan_s: bounds of a scan: number of files, bytes and seconds.
+        max_files, max_bytes, max_scan_s: a scan ends after so many files, bytes or seconds.
+        max_file_bytes: larger files are left out.
     """
 
     roots: tuple[str, ...]
     max_files: int = MAX_FILES
     max_bytes: int = MAX_BYTES
+    max_file_bytes: int = MAX_FILE_BYTES
     max_scan_s: float = MAX_SCAN_S
     _listings: dict[str, _Listing] = field(default_factory=dict)
     _last: dict[Key, FileState] = field(default_factory=dict)
@@ -97,10 +101,12 @@ class Scanner:
         for index, root in enumerate(self.roots):
             waiting.append((index, "", root, rules_above(root), False))
         seen: set[tuple[int, int, int]] = set()  # links may lead in circles
+        num_bytes = 0
         deadline = time.monotonic() + self.max_scan_s
         while waiting:
             index, prefix, path, ignore, in_package = waiting.popleft()
-            if len(files) >= self.max_files or time.monotonic() > deadline:
+            is_large = len(files) >= self.max_files or num_bytes >= self.max_bytes
+            if is_large or time.monotonic() > deadline:
                 unseen.append(path)
                 # Files that this scan does not reach count as unchanged, not as removed.
                 files |= {
@@ -118,27 +124,32 @@ class Scanner:
             except OSError as error:
                 problems |= _describe(path, error)
                 continue
-            problems |= dict.fromkeys((*listing.ignore.problems, *listing.problems))
             for name in listing.files:
                 try:
                     state = _state(f"{path}/{name}")
                 except OSError as error:
                     problems |= _describe(f"{path}/{name}", error)
                     continue
-                if state is not None:
-                    files[index, prefix + name] = state
+                if state is None:
+                    continue
+                if state.num_bytes > self.max_file_bytes:
+                    limit = f"more than {self.max_file_bytes / 1e6:.0f} MB"
+                    problems[f"{path}/{name}: it has {limit}"] = None
+                    continue
+                files[index, prefix + name] = state
+                num_bytes += state.num_bytes
             for name in listing.directories:
                 inner = (index, f"{prefix}{name}/", f"{path}/{name}")
                 waiting.append((*inner, listing.ignore, listing.is_package))
         self._last = files
-        kept, left_out = bound(files, self.roots, self.max_bytes)
+        left_out = ""
         if unseen:
-            left_out.insert(
-                0,
+            left_out = (
                 f"{unseen[0]}{f' and {len(unseen) - 1} other directories' * (len(unseen) > 1)}: a "
-                f"scan ends after {self.max_files} files or {self.max_scan_s:.0f} s",
+                f"scan ends after {self.max_files} files, {self.max_bytes / 1e6:.0f} MB or "
+                f"{self.max_scan_s:.0f} s"
             )
-        return Found(kept, tuple(left_out), tuple(problems))
+        return Found(files, left_out, tuple(problems))
 
     def _list(self, path: str, mtime_ns: int, above: Ignore, in_package: bool) -> _Listing:
         known = self._listings.get(path)
@@ -152,7 +163,6 @@ class Scanner:
         listed_ns = time.time_ns()
         files: list[str] = []
         directories: list[str] = []
-        problems: dict[str, None] = {}
         with os.scandir(path) as entries:
             every = sorted(entries, key=lambda entry: entry.name)
         names = {entry.name for entry in every}
@@ -162,22 +172,15 @@ class Scanner:
             name = entry.name
             try:
                 is_directory = entry.is_dir()
-            except OSError as error:  # a circular link, or one to a path without permission
-                if any(_is_reachable(name, either, is_package) for either in (True, False)):
-                    problems |= _describe(entry.path, error)
+            except OSError:  # a circular link, or one to a path without permission
                 continue
             if not _is_reachable(name, is_directory, is_package) or entry.path == _OWN_PACKAGE:
                 continue
             if not ignore.hides(entry.path, is_directory):
                 (directories if is_directory else files).append(name)
-        listing = _Listing(
-            *(mtime_ns, listed_ns, ignore, is_package, tuple(files), tuple(directories)),
-            tuple(problems),
+        listing = self._listings[path] = _Listing(
+            mtime_ns, listed_ns, ignore, is_package, tuple(files), tuple(directories)
         )
-        if problems:  # these may end without a change of the directory's time
-            self._listings.pop(path, None)
-        else:
-            self._listings[path] = listing
         return listing
 
 
@@ -202,39 +205,6 @@ def _state(path: str) -> FileState | None:
     if not stat.S_ISREG(status.st_mode):
         return None
     return FileState(status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-
-
-def bound(
-    files: Mapping[Key, FileState], roots: tuple[str, ...], max_bytes: int
-) -> tuple[Mapping[Key, FileState], list[str]]:
-    """Leave out the largest files until the rest fits into `max_bytes`; ``.py`` files are the last
-    to be left out.
-
-    Returns:
-        The remaining files, and sentences on the files that were left out.
-    """
-    num_bytes = sum(state.num_bytes for state in files.values())
-    if num_bytes <= max_bytes:
-        return files, []
-    ordered = sorted(files, key=lambda key: (not key[1].endswith(".py"), files[key].num_bytes))
-    kept: dict[Key, FileState] = {}
-    total = 0
-    for key in ordered:
-        total += files[key].num_bytes
-        if total > max_bytes:
-            break
-        kept[key] = files[key]
-    left = ordered[len(kept) :][::-1]  # the largest first
-    named = ", ".join(
-        f"{roots[index]}/{path} ({files[index, path].num_bytes / 1e6:.1f} MB)"
-        for index, path in left[:3]
-    )
-    more = f" and {len(left) - 3} more" if len(left) > 3 else ""
-    text = (
-        f"{named}{more}: the files beside the notebook have {num_bytes / 1e6:.0f} MB, and at most "
-        f"{max_bytes / 1e6:.0f} MB are sent"
-    )
-    return kept, [text]
 
 
 def user_roots(sys_path: Iterable[str]) -> tuple[str, ...]:
@@ -267,11 +237,9 @@ class Ignore:
 
     Args:
         rules: pairs of a directory and the rules of its file, the outermost directory first.
-        problems: sentences on ``.gitignore`` files, and lines of them, that cannot be read.
     """
 
     rules: tuple[tuple[str, GitIgnoreSpec], ...] = ()
-    problems: tuple[str, ...] = ()
 
     def hides(self, path: str, is_directory: bool) -> bool:
         """Return whether git would ignore an entry of the directory.
@@ -288,35 +256,26 @@ class Ignore:
         return False
 
     def below(self, directory: str) -> Ignore:
-        """Return the rules for the entries of a subdirectory."""
+        """Return the rules for the entries of a subdirectory; an unreadable file has none."""
         path = os.path.join(directory, _NAME)
         try:
             text = read_regular(path, _MAX_BYTES).decode(errors="replace")
-        except (FileNotFoundError, NotADirectoryError):
+        except OSError:
             return self
-        except OSError as error:
-            return replace(
-                self, problems=(*self.problems, f"{path} hides nothing: {error.strerror}")
-            )
-        spec, wrong = _compile(text)
-        problems = [f"line {number} of {path} hides nothing: {why}" for number, why in wrong]
-        return Ignore((*self.rules, (directory, spec)), (*self.problems, *problems))
+        return Ignore((*self.rules, (directory, _compile(text))))
 
 
 @functools.lru_cache(maxsize=256)
-def _compile(text: str) -> tuple[GitIgnoreSpec, tuple[tuple[int, str], ...]]:
-    """Return the rules of a file, and its invalid lines as pairs of line number and reason."""
+def _compile(text: str) -> GitIgnoreSpec:
+    """Return the rules of a file, without lines that are no patterns, which git ignores, too."""
     from pathspec import GitIgnoreSpec  # only if there is a .gitignore
 
-    good, wrong = [], []
-    for number, line in enumerate(text.splitlines(), 1):
-        try:
+    good = []
+    for line in text.splitlines():
+        with contextlib.suppress(Exception):
             GitIgnoreSpec.from_lines([line])
-        except Exception as error:
-            wrong.append((number, str(error)))
-        else:
             good.append(line)
-    return GitIgnoreSpec.from_lines(good), tuple(wrong)
+    return GitIgnoreSpec.from_lines(good)
 
 
 def rules_above(directory: str) -> Ignore:

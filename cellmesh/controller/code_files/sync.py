@@ -187,10 +187,9 @@ class CodeSync:
             for key, copy in sorted(self._copies.items())
             if copy.problem
         ]
-        left_out = (*found.left_out, *found.problems, *unreadable)
+        left_out = (*filter(None, (found.left_out,)), *found.problems, *unreadable)
         if left_out and left_out != self._said:
-            named = [*found.left_out, *cut((*found.problems, *unreadable))]
-            self.say(f"not on the ranks' hosts: {'; '.join(named)}. {_EXCLUDE}")
+            self.say(f"not on the ranks' hosts: {'; '.join(cut(left_out))}. {_EXCLUDE}")
         self._said = left_out
 
 

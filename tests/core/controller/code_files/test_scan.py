@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import cellmesh
-from cellmesh.controller.code_files.scan import FileState, Found, Scanner, bound, user_roots
+from cellmesh.controller.code_files.scan import Found, Scanner, user_roots
 
 OLD_NS = 1_000_000_000_000_000_000
 
@@ -55,10 +55,7 @@ def test_gitignore_is_honoured_above_and_below(tmp_path: Path) -> None:
     write(project, "a.py", "a_local.py", "build/b.py", "inner/kept_local.py", "inner/c.py")
     write(project, "inner/.gitignore", text="!kept_local.py\n/c.py\n")
     scanner = Scanner((str(project),))
-    scan = scanner.scan()
-    assert paths_of(scan) == ["a.py", "inner/kept_local.py"]
-    (problem,) = scan.problems
-    assert problem.startswith(f"line 3 of {tmp_path}/.gitignore hides nothing: ")
+    assert found(scanner) == ["a.py", "inner/kept_local.py"]
     write(tmp_path, ".gitignore", text="a.py\n")
     assert found(scanner) == ["a_local.py", "build/b.py", "inner/kept_local.py"]
     (tmp_path / ".git/HEAD").unlink()
@@ -99,19 +96,22 @@ def test_scan_that_reaches_its_bound_says_so_and_forgets_nothing(tmp_path: Path)
     scanner.max_scan_s = -1.0
     cut = scanner.scan()
     assert cut.files == every
-    assert cut.left_out[0].startswith(f"{tmp_path}: a scan ends after")
+    assert cut.left_out.startswith(f"{tmp_path}: a scan ends after")
     few = Scanner((str(tmp_path),), max_files=2).scan()
     assert paths_of(few) == ["a.py", "b.py"]
-    assert few.left_out[0].startswith(f"{tmp_path}/deep: a scan ends after 2 files")
+    assert few.left_out.startswith(f"{tmp_path}/deep: a scan ends after 2 files")
 
 
-def test_largest_files_are_left_out_and_modules_last() -> None:
-    sizes = {"a.py": 60, "p/large.bin": 50, "p/small.bin": 5, "p/x.bin": 45}
-    files = {(0, path): FileState(size, 0, 0) for path, size in sizes.items()}
-    assert bound(files, ("/r",), 160) == (files, [])
-    kept, (text,) = bound(files, ("/r",), 100)
-    assert {path for _, path in kept} == {"a.py", "p/small.bin"}
-    assert text.startswith("/r/p/large.bin (0.0 MB), /r/p/x.bin (0.0 MB): the files beside")
+def test_large_files_are_left_out_and_a_scan_ends_after_so_many_bytes(tmp_path: Path) -> None:
+    write(tmp_path, "p/__init__.py", "p/data.bin", "p/deep/more.bin", text="12345")
+    write(tmp_path, "p/large.bin", text="1" * 2_000_000)
+    scanner = Scanner((str(tmp_path),), max_bytes=12, max_file_bytes=1_000_000)
+    scan = scanner.scan()
+    assert paths_of(scan) == ["p/__init__.py", "p/data.bin", "p/deep/more.bin"]
+    assert scan.problems == (f"{tmp_path}/p/large.bin: it has more than 1 MB",)
+    scan = Scanner((str(tmp_path),), max_bytes=10, max_file_bytes=1_000_000).scan()
+    assert paths_of(scan) == ["p/__init__.py", "p/data.bin"]
+    assert scan.left_out.startswith(f"{tmp_path}/p/deep: a scan ends after 10000 files, 0 MB")
 
 
 def test_roots_are_the_users_directories(tmp_path: Path) -> None:
@@ -124,28 +124,17 @@ def test_roots_are_the_users_directories(tmp_path: Path) -> None:
     assert not [name for _, name in own if name.startswith("cellmesh/")]
 
 
-def test_entry_that_cannot_be_looked_at_is_named_and_the_rest_is_found(tmp_path: Path) -> None:
+def test_entry_that_cannot_be_looked_at_is_left_out(tmp_path: Path) -> None:
     names = ["module.py", "package/__init__.py", "package/inner/x.py"]
     write(tmp_path, *names)
     for link in ("circle", "package/circle.json", "not-reachable"):
         (tmp_path / link).symlink_to(Path(link).name)
-    os.utime(tmp_path, ns=(OLD_NS, OLD_NS))
-    scanner, why = Scanner((str(tmp_path),)), "Too many levels of symbolic links"
-    for _ in range(2):
-        scan = scanner.scan()
-        assert paths_of(scan) == names
-        circles = (f"{tmp_path}/circle", f"{tmp_path}/package/circle.json")
-        assert scan.problems == tuple(f"{circle}: {why}" for circle in circles)
-    (tmp_path / "circle").unlink()
-    os.utime(tmp_path, ns=(OLD_NS, OLD_NS))
-    assert len(scanner.scan().problems) == 1
+    assert found(Scanner((str(tmp_path),))) == names
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
-def test_unreadable_gitignore_hides_nothing_and_is_named(make: Any, tmp_path: Path) -> None:
+def test_unreadable_gitignore_hides_nothing(make: Any, tmp_path: Path) -> None:
     write(tmp_path, "module.py", ".git/HEAD")
     make(tmp_path / ".gitignore")
     scan = Scanner((str(tmp_path),)).scan()
     assert paths_of(scan) == ["module.py"]
-    (problem,) = scan.problems
-    assert problem.startswith(f"{tmp_path}/.gitignore hides nothing: it ")

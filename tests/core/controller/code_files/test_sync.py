@@ -186,7 +186,7 @@ def test_file_that_changes_while_it_is_read_is_read_again(
 
 
 def test_large_files_are_named_once(code: CodeSync, said: list[str], tmp_path: Path) -> None:
-    code._scanner.max_bytes = 1
+    code._scanner.max_file_bytes = 0
     code.bring()
     code.forget()
     code.bring()
