@@ -126,7 +126,7 @@ def dump_call(
         UnpicklableError: one of them cannot be pickled; the message names it.
     """
     try:
-        return payload.dumps((function, args, kwargs), name, loaded.reducer(), not (args or kwargs))
+        return payload.dumps((function, args, kwargs), name, loaded.reducer())
     except MeshUsageError:
         payload.dumps(function, name, loaded.reducer())  # to name the part in the error
         for position, value in enumerate(args):

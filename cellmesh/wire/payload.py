@@ -120,8 +120,6 @@ def stand_in(text: str) -> Pickled:
 
 # Smaller buffers are copied into the stream, which costs less than a frame.
 OUT_OF_BAND_BYTES = 64 * 1024
-# Copies of in-band data: in the stream, and where ranks map it.
-_NUM_COPIES = 2
 _MAX_DEPTH = 6
 # Modules whose objects `_reduce_array` reduces.
 _ARRAY_MODULES = frozenset(("numpy", "torch", "torch.storage", "torch._subclasses.fake_tensor"))
@@ -176,18 +174,18 @@ class _Nowhere(io.RawIOBase):
 
 
 class _CheckedStream(io.BytesIO):
-    """A stream that accepts large writes only if they and their copies fit into memory."""
+    """A stream that accepts large writes only if they, and their copies where ranks map them, fit
+    into memory.
+    """
 
     def write(self, data: Any) -> int:
         num_bytes = memoryview(data).nbytes
         if num_bytes >= limits.CHECKED_BYTES:
-            limits.check_fits(_NUM_COPIES * num_bytes)
+            limits.check_fits(2 * num_bytes)
         return super().write(data)
 
 
-def dumps(
-    value: Any, name: str, reducer: Reducer | None = None, is_small: bool = False
-) -> tuple[Pickled, list[Frame]]:
+def dumps(value: Any, name: str, reducer: Reducer | None = None) -> tuple[Pickled, list[Frame]]:
     """Pickle a value, with large buffers out of band.
 
     Args:
@@ -195,7 +193,6 @@ def dumps(
         name: the user's name of the value, for error messages.
         reducer: called first to reduce an object (as ``pickle.Pickler.reducer_override``); may
             return ``NotImplemented``, or raise `UnpicklableError` with a hint.
-        is_small: whether the value certainly fits into memory.
 
     Returns:
         The pickle, and its out-of-band buffers, each a frame.
@@ -215,7 +212,7 @@ def dumps(
         buffers.append(raw)
         return False
 
-    stream = io.BytesIO() if is_small else _CheckedStream()
+    stream = _CheckedStream()
     _dump(value, name, reducer, _Pickler(stream, reducer, protocol=5, buffer_callback=keep_in_band))
     return Pickled(stream.getvalue(), len(buffers)), buffers
 
@@ -496,18 +493,8 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), typ
 _MAX_PARTS = 100_000
 
 
-class LoadedClasses:
-    """Reports the classes of ``__main__`` that this process unpickles."""
-
-    listener: Callable[[type], object] | None = None
-
-    def note(self, loaded: type) -> None:
-        """Report a class that has been unpickled."""
-        if self.listener is not None and loaded.__module__ == "__main__":
-            self.listener(loaded)
-
-
-loaded_classes = LoadedClasses()
+# Called with each class of ``__main__`` that this process has unpickled.
+listeners: list[Callable[[type], object]] = []
 
 
 def identify(kind: type) -> None:
@@ -562,7 +549,9 @@ def fill(kind: type, state: tuple[Any, Any]) -> None:
     }
     changed = {name: value for name, value in attributes.items() if name not in kept}
     cloudpickle._class_setstate(kind, (changed, slots))
-    loaded_classes.note(kind)
+    if kind.__module__ == "__main__":
+        for listener in listeners:
+            listener(kind)
 
 
 def _main() -> dict[str, Any]:

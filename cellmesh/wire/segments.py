@@ -14,7 +14,6 @@ import errno
 import functools
 import mmap
 import os
-import resource
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -307,8 +306,8 @@ def _map(
             at += size
     except (OSError, ValueError) as e:
         raise HostError(
-            f"a value of {describe_bytes(num_bytes)} cannot be mapped: {getattr(e, 'strerror', e)}"
-            f"{_describe_limit()}"
+            f"a value of {describe_bytes(num_bytes)} cannot be mapped: {getattr(e, 'strerror', e)} "
+            "(`ulimit -v` shows the limit of its address space)"
         ) from e
     if on_unmapped is not None:
         weakref.finalize(memory, _tell, os.getpid(), on_unmapped).atexit = False
@@ -350,13 +349,6 @@ def describe_bytes(num_bytes: int) -> str:
     """Format a size in bytes for users: ``1.5 GB``."""
     unit, factor = ("GB", 1e9) if num_bytes >= 1e9 else ("MB", 1e6)
     return f"{num_bytes / factor:.1f} {unit}"
-
-
-def _describe_limit() -> str:
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit == resource.RLIM_INFINITY:
-        return ""
-    return f" (its address space is limited to {describe_bytes(limit)}: RLIMIT_AS, `ulimit -v`)"
 
 
 @functools.cache

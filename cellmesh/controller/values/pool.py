@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import resource
 import sys
 import threading
 from collections.abc import Sequence
@@ -153,8 +152,8 @@ class SegmentPool:
             segment.fill(parts)
         except OSError as e:
             raise MeshUsageError(
-                f"{describe_bytes(num_bytes)} cannot be put where ranks could map it: {e.strerror}"
-                f"{_describe_file_limit()}. Nothing has been sent"
+                f"{describe_bytes(num_bytes)} cannot be put where ranks could map it: {e.strerror} "
+                "(`ulimit -f` shows the limit of files). Nothing has been sent"
             ) from e
         frame = _LentFrame.of(segment.memfd, segments.new_loan(), sizes)
         assert isinstance(frame, _LentFrame)
@@ -235,10 +234,3 @@ class SegmentPool:
                 self._free.clear()
         limits.check_fits(num_bytes)
         return _Segment(num_bytes, self._name)
-
-
-def _describe_file_limit() -> str:
-    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if limit == resource.RLIM_INFINITY:
-        return ""
-    return f" (files are limited to {describe_bytes(limit)}: RLIMIT_FSIZE, `ulimit -f`)"

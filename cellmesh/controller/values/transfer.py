@@ -384,27 +384,19 @@ def _join(
 def _reduce_arrays(values: Sequence[Any], how: str) -> Any:
     first = values[0]
     if _is_numpy(first):
-        numpy = sys.modules["numpy"]
+        stacked = sys.modules["numpy"].stack(values)
         if how == "stack":
-            return numpy.stack(values)
-        kind = first.dtype
-        if not kind.hasobject:  # wide enough for the sum, as numpy chooses
-            kind = getattr(numpy, how)(numpy.zeros(1, kind)).dtype
-        total = first.astype("f4" if kind == "f2" else kind)
-        for value in values[1:]:
-            total = total + value
-        return (total / len(values) if how == "mean" else total).astype(kind)
+            return stacked
+        is_half = stacked.dtype.char == "e"  # whose sum may be too large for halfs
+        reduced = getattr(stacked.astype("f4") if is_half else stacked, how)(0)
+        return reduced.astype("f2") if is_half else reduced
     torch = sys.modules["torch"]
+    stacked = torch.stack([value.detach() for value in values])
     if how == "stack":
-        return torch.stack([value.detach() for value in values])
-    floats = first.dtype.is_floating_point or first.dtype.is_complex
-    kind = first.dtype if floats else torch.int64 if how == "sum" else torch.get_default_dtype()
-    wide = kind if floats or how == "sum" else torch.float64
-    wide = torch.float32 if wide in (torch.float16, torch.bfloat16) else wide
-    total = first.detach().to(wide, copy=True)
-    for value in values[1:]:
-        total += value.detach().to(wide)
-    return (total / len(values) if how == "mean" else total).to(kind)
+        return stacked
+    if how == "mean" and not (first.dtype.is_floating_point or first.dtype.is_complex):
+        return stacked.double().mean(0).to(torch.get_default_dtype())
+    return getattr(stacked, how)(0)
 
 
 def _empty_like(first: Any, shape: Sequence[int]) -> Any:

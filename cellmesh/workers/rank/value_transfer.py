@@ -143,7 +143,7 @@ class NotebookClasses:
     def __init__(self, namespace: dict[str, Any]) -> None:
         self._namespace = namespace
         self._bound: weakref.WeakValueDictionary[str, type] = weakref.WeakValueDictionary()
-        payload.loaded_classes.listener = self.bind
+        payload.listeners[:] = [self.bind]
 
     def bind(self, loaded: type) -> None:
         """Bind a loaded class to its name, unless the rank has bound the name to another object."""
