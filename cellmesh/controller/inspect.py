@@ -1,7 +1,7 @@
 """Inspects values on ranks: sends queries, compares replicas, counts elements.
 
-Busy ranks answer from their control threads. A value for which code was run is kept on its ranks
-(see `PinnedValue`).
+Busy ranks answer from their control threads. Ranks keep the last value for which an inspection has
+run code, so that later queries can refer to it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import secrets
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,6 @@ from ..stdlib import time
 from ..wire.inspect import (
     Digests,
     Elements,
-    Forget,
     Histogram,
     Overview,
     Query,
@@ -37,7 +35,6 @@ from .rank_set import RankSet
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from .session.session import Session
 
 Parts = tuple[tuple[int, int], ...]
 
@@ -163,56 +160,6 @@ def look_at_one(ranks: RankSet, subject: Query, timeout_s: float) -> Any | None:
     _, rank = living[0]
     looked = look(ranks.part([rank]), subject, is_beside=True, timeout_s=timeout_s)
     return looked.answers.get(rank)
-
-
-class PinnedValue:
-    """A value that ranks keep for an open inspector, until it is released or four newer ones exist.
-
-    The view that shows the value calls `let_go` once it shows a newer value or is frozen.
-
-    Args:
-        session: session of the mesh.
-        ranks: ranks that keep the value.
-
-    Attributes:
-        token: identifies the value on the ranks.
-    """
-
-    def __init__(self, session: Session, ranks: Sequence[int]) -> None:
-        self.token = secrets.token_hex(8)
-        self.session = session
-        self._ranks = tuple(ranks)
-        # The garbage collector may call this anywhere, so it sends nothing: see
-        # `forget_what_is_gone`.
-        gone = session.gone_holds
-        self._finalizer = weakref.finalize(self, gone.append, (self.token, self._ranks))
-        self._finalizer.atexit = False
-
-    def let_go(self) -> None:
-        """Have the ranks drop the value; returns without waiting."""
-        if self._finalizer.detach():
-            _forget(self.session, self.token, self._ranks)
-
-
-def about(subject: ValueQuery, pinned: PinnedValue | None) -> ValueQuery:
-    """Return a query about a pinned value, if there is one, in place of the query's expression."""
-    return subject if pinned is None else msgspec.structs.replace(subject, token=pinned.token)
-
-
-def forget_what_is_gone(session: Session) -> None:
-    """Have ranks drop the pinned values whose `PinnedValue` was garbage-collected; returns without
-    waiting.
-    """
-    gone = session.gone_holds
-    while gone:
-        _forget(session, *gone.popleft())
-
-
-def _forget(session: Session, token: str, ranks: Sequence[int]) -> None:
-    try:
-        look(RankSet(session, ranks), Forget((token,)), is_beside=True, timeout_s=0.0)
-    except CellmeshError:  # the mesh has ended, and the values with it
-        pass
 
 
 # ---- replicas
@@ -418,7 +365,7 @@ class Inspection(Mapping[int, TensorSummary]):
         comparisons: path -> comparison of the tensor's replicas.
         spreads: path -> histograms; of the first tensors only.
         ranks: ranks that were queried, for further queries; None if further queries are impossible.
-        pinned: keeps the value on its ranks, if code was run for it; None if each query looks the
+        token: identifies the value on its ranks, if code was run for it; "" if each query looks the
             value up.
         took_s: how long the inspection took, in seconds.
         grads: whether the gradients in the value were inspected, not its tensors.
@@ -430,7 +377,7 @@ class Inspection(Mapping[int, TensorSummary]):
     comparisons: Mapping[str, Comparison] = field(default_factory=dict)
     spreads: Mapping[str, Spread] = field(default_factory=dict)
     ranks: RankSet | None = None
-    pinned: PinnedValue | None = None
+    token: str = ""
     took_s: float = 0.0
     grads: bool = False
 
@@ -533,7 +480,7 @@ def inspect(
 
     A path of names, attributes and constant indices is looked up without running code, by busy
     ranks from their control threads. Any other expression is evaluated once on each rank, if no
-    rank is busy; ranks keep its value as long as the inspection lives (see `PinnedValue`).
+    rank is busy; ranks keep its value until they evaluate another one for an inspection.
 
     Args:
         ranks: ranks to inspect.
@@ -547,9 +494,9 @@ def inspect(
     """
     began_at = time.monotonic()
     subject = Overview(expression, grads=grads, max_items=_MAX_ITEMS)
-    result, pinned = _find(ranks, subject, is_beside, timeout_s)
+    result, token = _find(ranks, subject, is_beside, timeout_s)
     deadline = None if timeout_s is None else began_at + timeout_s
-    source = InspectionSource(ranks, expression, pinned, timeout_s, deadline=deadline)
+    source = InspectionSource(ranks, expression, token, timeout_s, deadline=deadline)
     found = Inspection(
         expression, dict(sorted(result.answers.items())), dict(sorted(result.refusals.items()))
     )
@@ -567,7 +514,7 @@ def inspect(
         comparisons=comparisons,
         spreads={path: spread for path, spread in spreads.items() if spread is not None},
         ranks=ranks,
-        pinned=pinned,
+        token=token,
         grads=grads,
         took_s=time.monotonic() - began_at,
     )
@@ -582,7 +529,7 @@ class InspectionSource:
     Args:
         ranks: ranks to query.
         expression: the inspected expression.
-        pinned: value of the expression that an earlier inspection has pinned, to be queried.
+        token: of the value that an earlier inspection has evaluated, to be queried; "" for none.
         timeout_s: how long to wait for an answer, in seconds; see `look`.
         grads: whether `inspect` inspects gradients.
         deadline: when all queries together must be answered; None for `timeout_s` for each.
@@ -592,17 +539,16 @@ class InspectionSource:
         self,
         ranks: RankSet,
         expression: str,
-        pinned: PinnedValue | None = None,
+        token: str = "",
         timeout_s: float | None = ANSWER_S,
         grads: bool = False,
         deadline: float | None = None,
     ) -> None:
         self._deadline = deadline
         self._ranks = ranks
-        self._pinned = pinned
+        self._token = token
         self._timeout_s = timeout_s
         self._grads = grads
-        self._is_closed = False
         self.expression = expression
         self.ranks = ranks.ranks
 
@@ -615,7 +561,7 @@ class InspectionSource:
         if self._deadline is not None:
             left_s = max(0.0, self._deadline - time.monotonic())
         try:
-            subject = about(subject, self._pinned)
+            subject = msgspec.structs.replace(subject, token=self._token)
             return look(asked, subject, is_beside=is_beside, timeout_s=left_s)
         except CellmeshError as error:
             return QueryResult({}, dict.fromkeys(asked.ranks, _refusal(error)))
@@ -633,11 +579,7 @@ class InspectionSource:
         except CellmeshError as error:
             return Inspection(self.expression, {}, dict.fromkeys(self.ranks, _refusal(error)))
         if found.found:
-            former, self._pinned = self._pinned, found.pinned
-            if former is not None:
-                former.let_go()
-            if self._is_closed and self._pinned is not None:  # closed while the ranks answered
-                self._pinned.let_go()
+            self._token = found.token
         return found
 
     def compare(
@@ -672,12 +614,6 @@ class InspectionSource:
     def is_busy(self) -> bool:
         """Return whether any of the ranks executes a run."""
         return bool(self._ranks.session.runs.busy_ranks() & set(self.ranks))
-
-    def close(self) -> None:
-        """Have the ranks drop the inspected value; returns without waiting."""
-        self._is_closed = True
-        if self._pinned is not None:
-            self._pinned.let_go()
 
     def _difference(
         self,
@@ -714,28 +650,28 @@ class InspectionSource:
 
 def _find(
     ranks: RankSet, subject: Overview, is_beside: bool, timeout_s: float | None
-) -> tuple[QueryResult, PinnedValue | None]:
-    """Query ranks for a summary of an expression's value. A path of names is looked up; any other
+) -> tuple[QueryResult, str]:
+    """Query ranks for a summary of an expression's value, and return it with the token of a value
+    that the ranks have evaluated. A path of names is looked up; any other
     expression is evaluated on all ranks or none, as it may contain a collective.
     """
     session, expression = ranks.session, subject.expression
-    forget_what_is_gone(session)
     result = look(ranks, subject, is_beside=is_beside, timeout_s=timeout_s)
     wanted = [rank for rank, refusal in result.refusals.items() if refusal.needs_code]
     if not wanted or is_beside:
-        return result, None
+        return result, ""
     busy = session.runs.busy_ranks() & set(ranks.ranks)
     if busy:
         why = f"{describe_ranks(busy)} {'is' if len(busy) == 1 else 'are'} busy"
         text = f"{expression!r} has to run code, on all ranks or on none, and {why}"
         result.refusals.update(dict.fromkeys(set(wanted) - busy, Refusal("CellmeshError", text)))
-        return result, None
-    pinned = PinnedValue(session, wanted)
-    subject = msgspec.structs.replace(subject, runs=True, token=pinned.token)
+        return result, ""
+    token = secrets.token_hex(8)
+    subject = msgspec.structs.replace(subject, runs=True, token=token)
     again = look(ranks.part(wanted), subject, takes_turn=True, timeout_s=timeout_s)
     refusals = {rank: why for rank, why in result.refusals.items() if rank not in wanted}
     answers = {**result.answers, **again.answers}
-    return QueryResult(answers, {**refusals, **again.refusals}), pinned
+    return QueryResult(answers, {**refusals, **again.refusals}), token
 
 
 def _scale_of(summaries: Mapping[int, TensorSummary]) -> tuple[float, float] | None:

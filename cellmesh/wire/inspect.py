@@ -3,7 +3,7 @@
 A query changes nothing, and runs no user code: an expression is a path of names, attributes and
 constant indices, and is followed again for each query. Any other expression (or a path through a
 property) is run only if an `Overview` asks for it, once, on the rank's main thread; the rank keeps
-its value under a `token`, to which later queries refer.
+its value under a `token`, to which later queries refer, until it runs another one.
 
 A busy rank answers from its control thread; values may then be torn, as the main thread keeps
 writing. A rank that cannot answer returns a `Refusal`, so that its problem does not fail the run.
@@ -135,12 +135,6 @@ class Elements(ValueQuery, frozen=True, kw_only=True):
     """
 
     parts: tuple[tuple[int, int], ...]
-
-
-class Forget(Query, frozen=True):
-    """Ask a rank to drop values that it keeps for inspections. Answer: None."""
-
-    tokens: tuple[str, ...]
 
 
 class TensorSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -353,6 +347,6 @@ class Refusal:
 
 AnyRequest = (
     Overview | Histogram | Picture | Element | Digests | Elements
-    | Forget | Names | HistoryQuery
+    | Names | HistoryQuery
 )  # fmt: skip
 CompletionRequest = Complete | Explain

@@ -44,7 +44,6 @@ class LocalAnswers:
         self.namespaces = namespaces
         self.asked: list[tuple[ValueQuery, tuple[int, ...], bool]] = []
         self.busy = False
-        self.is_closed = False
         self._change = change
         self._grads = grads
         self._lookers = {rank: looker(names) for rank, names in namespaces.items()}
@@ -97,9 +96,6 @@ class LocalAnswers:
 
     def is_busy(self) -> bool:
         return self.busy
-
-    def close(self) -> None:
-        self.is_closed = True
 
 
 def ask(value: Any, subject: ValueQuery) -> Any:

@@ -9,7 +9,6 @@ import dataclasses
 import os
 import secrets
 import signal
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -78,8 +77,6 @@ class Session:
         metrics: values that ranks have logged.
         shown: views of the mesh in this notebook.
         segments: shared memory for large values.
-        gone_holds: tokens and ranks of values that were kept for inspections which no longer exist
-            (`PinnedValue`).
     """
 
     def __init__(
@@ -107,7 +104,6 @@ class Session:
         self.metrics, self.shown = Metrics(), LiveViews()
         self.displays = Displays(folds_numbers=ticket.fold_numbers)
         self.segments = SegmentPool(ticket.name)
-        self.gone_holds: deque[tuple[str, tuple[int, ...]]] = deque()
         self._sink = sink
         self._hosts = Connections(ticket, steal, lost)  # opened by the link's thread
         self._owner_pid = os.getpid()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +14,6 @@ from ...wire.inspect import (
     Digests,
     Element,
     Elements,
-    Forget,
     Histogram,
     HistoryQuery,
     Names,
@@ -38,45 +36,6 @@ if TYPE_CHECKING:
     from ..rank.features import RankContext
 
 
-# Maximum number of inspections whose values are kept; each may be large.
-_MAX_KEPT = 4
-
-
-class PinnedValues:
-    """The newest values of expressions that inspections keep, by token; usable on any thread."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, Any] = {}  # least recently used first
-        self._lock = threading.Lock()
-
-    def keep(self, token: str, value: Any) -> None:
-        """Keep a value under a token; without a token, do nothing."""
-        if not token:
-            return
-        with self._lock:
-            gone = [self._values.pop(token, None)]
-            while len(self._values) >= _MAX_KEPT:
-                gone.append(self._values.pop(next(iter(self._values))))
-            self._values[token] = value
-        del gone  # outside the lock: it may run user code
-
-    def get(self, token: str) -> Any:
-        """Return the value kept under a token.
-
-        Raises:
-            KeyError: no value is kept under the token.
-        """
-        with self._lock:
-            value = self._values[token] = self._values.pop(token)
-            return value
-
-    def forget(self, tokens: tuple[str, ...]) -> None:
-        """Drop the values under these tokens."""
-        with self._lock:
-            gone = [self._values.pop(token, None) for token in tokens]
-        del gone
-
-
 class InspectHandler:
     """Answers the queries about values and names on one rank.
 
@@ -87,7 +46,7 @@ class InspectHandler:
     def __init__(self, context: RankContext) -> None:
         self._context = context
         self._shell = context.shell
-        self._pinned = PinnedValues()
+        self._kept: tuple[str, Any] = ("", None)  # the last evaluated value, and its token
 
     def handle(self, request: AnyRequest, buffers: tuple[Frame, ...]) -> Any:
         """Answer a query on the main thread; see `rank.features.Handler`."""
@@ -137,8 +96,6 @@ class InspectHandler:
                     return names(self._shell, subject, read)
             case HistoryQuery():
                 return self._context.groups.ledger.spans.past(subject)
-            case Forget():
-                return self._pinned.forget(subject.tokens)
 
         value = self._value(subject, is_beside)
         with reading(is_beside) as read:
@@ -161,8 +118,9 @@ class InspectHandler:
     def _value(self, subject: ValueQuery, is_beside: bool) -> Any:
         runs = isinstance(subject, Overview) and subject.runs and not is_beside
         if subject.token and not runs:
-            with contextlib.suppress(KeyError):
-                return self._pinned.get(subject.token)
+            token, value = self._kept
+            if token == subject.token:
+                return value
         try:
             return follow(subject.expression, self._shell.user_ns)
         except NeedsCode:
@@ -171,7 +129,7 @@ class InspectHandler:
         value = eval(
             compile(subject.expression.strip(), "<expression>", "eval"), self._shell.user_ns
         )
-        self._pinned.keep(subject.token, value)
+        self._kept = (subject.token, value)
         return value
 
 

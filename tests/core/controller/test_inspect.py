@@ -1,10 +1,8 @@
-"""Inspecting ranks: their answers, the values that they keep, and comparisons of replicas."""
+"""Inspecting ranks: their answers, and comparisons of replicas."""
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,14 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellmesh.controller import inspect as inspecting
 from cellmesh.controller.inspect import (
     Comparison,
     Inspection,
-    InspectionSource,
     LargestDifference,
-    PinnedValue,
-    QueryResult,
     Replicas,
     compare,
     differing,
@@ -28,36 +22,8 @@ from cellmesh.controller.inspect import (
     size_of,
     split,
 )
-from cellmesh.controller.rank_set import RankSet
-from cellmesh.wire.inspect import Forget, Refusal, TensorSummary, ValueSummary
+from cellmesh.wire.inspect import Refusal, TensorSummary, ValueSummary
 from cellmesh.workers.inspect.chunks import elements_of_parts
-
-# ---- values that ranks keep for an inspector
-
-
-def test_ranks_forget_values_of_a_closed_inspector(monkeypatch: pytest.MonkeyPatch) -> None:
-    session: Any = SimpleNamespace(gone_holds=deque())
-    forgotten: list[str] = []
-
-    def forget(ranks: RankSet, subject: Forget, **_: object) -> QueryResult:
-        assert ranks.ranks == (0, 1)
-        forgotten.extend(subject.tokens)
-        return QueryResult()
-
-    first, second = (PinnedValue(session, [0, 1]) for _ in range(2))
-    answers = InspectionSource(RankSet(session, [0, 1]), "f()", first)
-
-    def inspect(*_: object, **__: object) -> Inspection:
-        answers.close()
-        answers.close()
-        assert forgotten == [first.token]
-        return Inspection("f()", {0: ValueSummary("int", "1", ())}, pinned=second)
-
-    monkeypatch.setattr(inspecting, "look", forget)
-    monkeypatch.setattr(inspecting, "inspect", inspect)
-    answers.inspect(False)
-    assert forgotten == [first.token, second.token]
-
 
 # ---- replicas
 

@@ -131,7 +131,6 @@ class Inspector:
 
     def _end(self) -> None:
         self.refresher.close()
-        self._source.close()
 
     def static(self) -> Static:
         """Return the inspected value drawn without a widget."""
@@ -420,7 +419,7 @@ def show_inspection(
     """
     shell, is_terminal = get_ipython(), cell_publisher() is None
     inspector = Inspector(
-        InspectionSource(ranks, inspection.expression, inspection.pinned, grads=inspection.grads),
+        InspectionSource(ranks, inspection.expression, inspection.token, grads=inspection.grads),
         coordinates_of(ranks.session.dims, ranks.ranks),
         inspection=inspection,
         watch=watch and not is_terminal,
