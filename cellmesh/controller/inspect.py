@@ -7,19 +7,16 @@ run code, so that later queries can refer to it.
 from __future__ import annotations
 
 import dataclasses
-import math
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from ..errors import CellmeshError
 from ..stdlib import time
 from ..wire.inspect import (
-    Digests,
-    Elements,
     Histogram,
     Overview,
     Query,
@@ -32,24 +29,13 @@ from ..wire.messages import Channel
 from ..wire.ranks import describe_groups, describe_ranks, format_ranks
 from .rank_set import RankSet
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-
-Parts = tuple[tuple[int, int], ...]
-
 # Maximum number of tensors named for NaN, and for infinities.
 _MAX_ODD = 3
 _NUM_BINS = 48
 # Maximum number of tensors listed for a value.
 _MAX_ITEMS = 20_000
-# Number of a value's tensors for which histograms are made, and for which differences are measured.
+# Number of a value's tensors for which histograms are made.
 _MAX_SPREADS = 12
-_MAX_MEASURED = 12
-# Maximum number of elements pulled for a comparison, of all ranks together.
-_MAX_COMPARED = 1 << 18
-_NUM_PARTS = 256
-_NUM_ROUNDS = 4
 # A control thread runs no code that takes longer; a rank that has not answered by then may never
 # answer, as C code holds the GIL. Widgets wait no longer for any rank.
 ANSWER_S = 20.0
@@ -166,43 +152,16 @@ def look_at_one(ranks: RankSet, subject: Query, timeout_s: float) -> Any | None:
 
 
 @dataclass(frozen=True)
-class LargestDifference:
-    """The largest difference between elements of replicas.
-
-    Attributes:
-        largest: largest absolute difference; infinite if one replica has a NaN or an infinity where
-            another has not; 0 if only bits differ that do not change the value (-0.0, NaN bits).
-        is_lower_bound: whether only some elements were compared.
-    """
-
-    largest: float
-    is_lower_bound: bool
-
-    def __str__(self) -> str:
-        if math.isinf(self.largest):
-            return "by a NaN or an infinity"
-        if not self.largest:
-            return (
-                "in no element that was compared"
-                if self.is_lower_bound
-                else "in bits, not in value"
-            )
-        return f"by {'at least' if self.is_lower_bound else 'up to'} {self.largest:.4g}"
-
-
-@dataclass(frozen=True)
 class Replicas:
     """A set of ranks that should hold equal values of a tensor, grouped by equal values.
 
     Attributes:
         shard: the part of the whole tensor that they hold, see `TensorSummary`.
         alike: groups of ranks with bitwise equal values; one group if all are equal.
-        difference: largest difference between the groups; None if all are equal, or if unknown.
     """
 
     shard: tuple[int, ...]
     alike: tuple[tuple[int, ...], ...]
-    difference: LargestDifference | None = None
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -215,8 +174,7 @@ class Replicas:
         return len(self.alike) == 1
 
     def __str__(self) -> str:
-        text = " ≠ ".join(format_ranks(ranks) for ranks in self.alike)
-        return text if self.difference is None else f"{text} {self.difference}"
+        return " ≠ ".join(format_ranks(ranks) for ranks in self.alike)
 
 
 @dataclass(frozen=True)
@@ -240,7 +198,8 @@ class Comparison:
         if len(self.unread) + sum(len(each.ranks) for each in self.replicas) == 1:
             return "one rank"
         if self.unequal:
-            text = "replicas differ: ranks " + "; ".join(map(str, self.unequal))
+            ranks = "; ".join(map(str, self.unequal))
+            text = f"replicas differ: ranks {ranks} (%dist_check measures them)"
             return f"{text}; not compared: {format_ranks(self.unread)}" if self.unread else text
         if self.unread:
             return "not compared: not all of it can be read"
@@ -280,57 +239,6 @@ def compare(facts: Mapping[int, TensorSummary]) -> Comparison:
         ),
         tuple(unread),
     )
-
-
-def split(parts: Sequence[tuple[int, int]], num_parts: int) -> Parts:
-    """Divide ranges of a tensor's elements into about `num_parts` ranges of similar size."""
-    total = sum(end - begin for begin, end in parts)
-    size = max(1, -(-total // num_parts))
-    return tuple(
-        (start, min(start + size, end)) for begin, end in parts for start in range(begin, end, size)
-    )
-
-
-def size_of(parts: Sequence[tuple[int, int]]) -> int:
-    """Return the number of elements in ranges of a tensor."""
-    return sum(end - begin for begin, end in parts)
-
-
-def differing(parts: Parts, digests: Sequence[Sequence[str]]) -> Parts:
-    """Return the ranges of elements whose digests are not equal on all ranks.
-
-    Args:
-        parts: the ranges.
-        digests: for each rank, one digest per range.
-    """
-    return tuple(
-        part for part, *of_ranks in zip(parts, *digests, strict=True) if len(set(of_ranks)) > 1
-    )
-
-
-def exact(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Convert integers to long doubles, in which differences of 64-bit integers are exact, as they
-    are not in float64; return other arrays as they are.
-    """
-    import numpy as np
-
-    return values.astype(np.longdouble) if values.dtype.kind in "iu" else values
-
-
-def largest_difference(values: Sequence[npt.NDArray[Any]]) -> float:
-    """Return the largest difference between the first array and the others (see
-    `LargestDifference`).
-    """
-    import numpy as np
-
-    first, largest = exact(values[0]), 0.0
-    for other in map(exact, values[1:]):
-        with np.errstate(all="ignore"):
-            is_same = (first == other) | (np.isnan(first) & np.isnan(other))
-            distances = np.abs(first - other)[~is_same]
-        if distances.size:
-            largest = max(largest, float(np.where(np.isfinite(distances), distances, np.inf).max()))
-    return largest
 
 
 # ---- answers
@@ -501,17 +409,13 @@ def inspect(
         expression, dict(sorted(result.answers.items())), dict(sorted(result.refusals.items()))
     )
     summaries = found.by_path()
-    comparisons = {path: compare(of_ranks) for path, of_ranks in summaries.items()}
-    unequal = [path for path, comparison in comparisons.items() if comparison.unequal]
-    for path in unequal[:_MAX_MEASURED]:
-        comparisons[path] = source.compare(path, summaries[path], is_beside)
     tensors = [path for path, of_ranks in summaries.items() if _scale_of(of_ranks)]
     spreads = {
         path: source.spread(path, summaries[path], is_beside) for path in tensors[:_MAX_SPREADS]
     }
     return dataclasses.replace(
         found,
-        comparisons=comparisons,
+        comparisons={path: compare(of_ranks) for path, of_ranks in summaries.items()},
         spreads={path: spread for path, spread in spreads.items() if spread is not None},
         ranks=ranks,
         token=token,
@@ -582,21 +486,6 @@ class InspectionSource:
             self._token = found.token
         return found
 
-    def compare(
-        self, path: str, summaries: Mapping[int, TensorSummary], is_beside: bool = False
-    ) -> Comparison:
-        """Compare one tensor's replicas, and measure by how much they differ."""
-        comparison = compare(summaries)
-        replicas = tuple(
-            each
-            if each.is_equal
-            else dataclasses.replace(
-                each, difference=self._difference(path, each, summaries, is_beside)
-            )
-            for each in comparison.replicas
-        )
-        return dataclasses.replace(comparison, replicas=replicas)
-
     def spread(
         self, path: str, summaries: Mapping[int, TensorSummary], is_beside: bool = False
     ) -> Spread | None:
@@ -614,38 +503,6 @@ class InspectionSource:
     def is_busy(self) -> bool:
         """Return whether any of the ranks executes a run."""
         return bool(self._ranks.session.runs.busy_ranks() & set(self.ranks))
-
-    def _difference(
-        self,
-        path: str,
-        replicas: Replicas,
-        summaries: Mapping[int, TensorSummary],
-        is_beside: bool,
-    ) -> LargestDifference | None:
-        """Measure the largest difference of replicas, from a bounded number of elements."""
-        ranks = [ranks[0] for ranks in replicas.alike]
-        shapes = {summaries[rank].local_shape for rank in ranks}
-        if len(shapes) > 1 or None in shapes:
-            return None
-        most = max(_MAX_COMPARED // len(ranks), 1)
-        parts: Parts = ((0, summaries[ranks[0]].num_elements),)
-        for _ in range(_NUM_ROUNDS):  # narrow down to the ranges that differ
-            if size_of(parts) <= most or len(parts) > _NUM_PARTS // 4:
-                break
-            parts = split(parts, _NUM_PARTS)
-            digests = self.look(Digests(self.expression, path, parts=parts), ranks, is_beside)
-            if digests.refusals:
-                return None
-            parts = differing(parts, list(digests.answers.values()))
-        is_bound = size_of(parts) > most
-        if is_bound:
-            each = max(1, most // len(parts))
-            parts = tuple((begin, min(end, begin + each)) for begin, end in parts)
-        elements = self.look(Elements(self.expression, path, parts=parts), ranks, is_beside)
-        values = list(elements.answers.values())
-        if elements.refusals or len({each.shape for each in values}) > 1:  # the value has changed
-            return None
-        return LargestDifference(largest_difference(values), is_bound)
 
 
 def _find(

@@ -119,24 +119,6 @@ class Element(ValueQuery, frozen=True, kw_only=True):
     exactly: bool = False
 
 
-class Digests(ValueQuery, frozen=True, kw_only=True):
-    """Ask for digests of ranges of a tensor's elements, in row-major order of the rank's part.
-    Answer: tuple of str.
-
-    `parts` are the ranges [begin, end), ascending and without overlaps.
-    """
-
-    parts: tuple[tuple[int, int], ...]
-
-
-class Elements(ValueQuery, frozen=True, kw_only=True):
-    """Ask for the elements of a tensor in some ranges (see `Digests`). Answer: an array of float64,
-    complex128, or 64-bit integers where the tensor's elements are such.
-    """
-
-    parts: tuple[tuple[int, int], ...]
-
-
 class TensorSummary(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's summary of a tensor (shape, placements, statistics), or of a plain value.
 
@@ -346,7 +328,6 @@ class Refusal:
 
 
 AnyRequest = (
-    Overview | Histogram | Picture | Element | Digests | Elements
-    | Names | HistoryQuery
+    Overview | Histogram | Picture | Element | Names | HistoryQuery
 )  # fmt: skip
 CompletionRequest = Complete | Explain

@@ -12,21 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 
 import cellmesh as cm
 from cellmesh.controller.inspect import (
-    Inspection,
     InspectionSource,
-    LargestDifference,
     inspect,
     look,
 )
 from cellmesh.wire.inspect import (
     AnyRequest,
-    Digests,
     Element,
-    Elements,
     Histogram,
     Overview,
     Picture,
@@ -43,36 +38,24 @@ optimizer.step()
 """
 
 
-def differences(inspection: Inspection) -> list[LargestDifference | None]:
-    return [each.difference for each in inspection.comparisons[""].unequal]
-
-
 def wait_until(is_so: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 20
     while not is_so():
         assert time.monotonic() < deadline
 
 
-def test_differences_of_replicas_are_measured(mesh: cm.Mesh) -> None:
+def test_replicas_that_differ_are_named(mesh: cm.Mesh) -> None:
     mesh.cell(
         "torch.manual_seed(0); w = torch.randn(700, 900)\n"
-        "n, zero = torch.zeros(3), torch.zeros(3)\n"
+        "zero = torch.zeros(3)\n"
         "if rank == 1: w[345, 678] += 0.5\n"
-        "if rank == 2: n[1], zero[1] = float('nan'), -0.0\n"
+        "if rank == 2: zero[1] = -0.0\n"
         "if rank == 3: w[1, 2] -= 0.25"
     )
     (replicas,) = mesh.inspect("w").comparisons[""].unequal
     assert replicas.alike == ((0, 2), (1,), (3,))
-    assert replicas.difference is not None
-    assert replicas.difference.largest == pytest.approx(0.5, abs=1e-6)
-    assert not replicas.difference.is_lower_bound
-    assert differences(mesh.inspect("n")) == [LargestDifference(float("inf"), False)]
-    assert differences(mesh.inspect("zero")) == [LargestDifference(0.0, False)]
-    mesh.cell("w = w + rank * torch.rand_like(w)")
-    (difference,) = differences(mesh.inspect("w"))
-    assert difference is not None
-    assert difference.is_lower_bound
-    assert 2.9 < difference.largest <= 4.5
+    (replicas,) = mesh.inspect("zero").comparisons[""].unequal
+    assert replicas.alike == ((0, 1, 3), (2,))
     mesh.cell("if rank in (1, 2): here = torch.linspace(0, 1, 100) + rank")
     found = mesh.inspect("here")
     assert [found[rank].max for rank in found] == [2.0, 3.0]
@@ -98,7 +81,7 @@ def test_models_and_optimizers_are_nests_of_tensors(mesh: cm.Mesh) -> None:
     mesh.cell("if rank == 3: model.module[1].bias.data[0] += 1")
     again = mesh.inspect("model")
     comparison = again.comparisons["module.1.bias"]
-    assert str(comparison) == "replicas differ: ranks 0-2 ≠ 3 by up to 1"
+    assert str(comparison) == "replicas differ: ranks 0-2 ≠ 3 (%dist_check measures them)"
 
 
 SHARDED = """
@@ -264,8 +247,6 @@ SUBJECTS: tuple[AnyRequest, ...] = (
     Picture("freeing", "2.weight", **PART),
     Picture("keeping", "1.weight", **PART, reduction="absmax"),
     Histogram("own", low=0.0, high=1.0, num_bins=4),
-    Digests("own", parts=((0, 4 << 20), (4 << 20, 9 << 20))),
-    Elements("own", parts=((5, 10_000), (6 << 20, (6 << 20) + 10_000))),
 )
 NUM_LOOKS = 50
 

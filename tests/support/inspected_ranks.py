@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from cellmesh.controller.inspect import Comparison, Inspection, QueryResult, Spread, compare
+from cellmesh.controller.inspect import Inspection, QueryResult, Spread
 from cellmesh.wire.inspect import (
     Histogram,
     Overview,
@@ -73,11 +73,6 @@ class LocalAnswers:
             self._token = former
         found = dict(looked.answers)
         return Inspection(self.expression, found, dict(looked.refusals))
-
-    def compare(
-        self, path: str, summaries: Mapping[int, TensorSummary], is_beside: bool = False
-    ) -> Comparison:
-        return compare(summaries)
 
     def spread(
         self, path: str, summaries: Mapping[int, TensorSummary], is_beside: bool = False

@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -211,48 +211,6 @@ def histogram_of(
     return tuple(count * repeated for count in counts.tolist())
 
 
-# ---- ranges
-
-
-def elements_of_parts(
-    data: torch.Tensor, parts: Sequence[tuple[int, int]], read: SafeReader = DIRECT
-) -> torch.Tensor:
-    """Return a tensor's elements in some ranges, in row-major order (see `Elements`).
-
-    Args:
-        data: a tensor as `readable` returns it.
-        parts: [begin, end) of each range, ascending and disjoint.
-        read: reader of its memory.
-    """
-    wide = torch.complex128 if data.is_complex() else torch.float64
-    wide = data.dtype if data.dtype in (torch.int64, torch.uint64) else wide
-    found = [torch.empty(0, dtype=wide, device="cpu")]
-    for begin, end in parts:
-        for piece in map(read.take, run_of(data, begin, end)):
-            found.append(piece.resolve_conj().resolve_neg().to("cpu", wide, copy=True).reshape(-1))
-    return torch.cat(found)
-
-
-def run_of(data: torch.Tensor, begin: int, end: int) -> Iterator[torch.Tensor]:
-    """Yield views that make up a tensor's elements [begin, end), in row-major order."""
-    begin, end = max(begin, 0), min(end, data.numel())
-    if begin >= end:
-        return
-    if begin == 0 and end == data.numel():
-        yield from pieces(data)
-    elif data.is_contiguous():
-        yield from torch.split(data.view(-1)[begin:end], piece_size(data))
-    else:
-        row = data.numel() // data.shape[0]
-        first, last = begin // row, (end - 1) // row
-        if first == last:
-            yield from run_of(data[first], begin - first * row, end - first * row)
-            return
-        yield from run_of(data[first], begin - first * row, row)
-        yield from pieces(data[first + 1 : last])
-        yield from run_of(data[last], 0, end - last * row)
-
-
 _BLOCK = 1 << 16
 # Number of words from which a tensor is digested by checksums of blocks.
 _LARGE = 1 << 18
@@ -297,21 +255,6 @@ def digest_of(data: torch.Tensor, read: SafeReader = DIRECT) -> str:
         data, repeated = unordered(data)
         return _digest(map(read.take, pieces(data)), data, data.numel(), f"{repeated} times")
     return _digest(map(read.take, pieces(data)), data, data.numel())
-
-
-def digests_of_parts(
-    data: torch.Tensor, parts: Sequence[tuple[int, int]], read: SafeReader = DIRECT
-) -> tuple[str, ...]:
-    """Return a digest of each range of a tensor's elements in row-major order.
-
-    Args:
-        data: a tensor as `readable` returns it.
-        parts: [begin, end) of each range, ascending and disjoint.
-        read: reader of its memory.
-    """
-    return tuple(
-        _digest(map(read.take, run_of(data, begin, end)), data, end - begin) for begin, end in parts
-    )
 
 
 def _is_repeated(data: torch.Tensor) -> bool:

@@ -11,9 +11,7 @@ import torch
 from ...wire.codec import Frame
 from ...wire.inspect import (
     AnyRequest,
-    Digests,
     Element,
-    Elements,
     Histogram,
     HistoryQuery,
     Names,
@@ -26,7 +24,7 @@ from ...wire.inspect import (
 )
 from ..rank.value_transfer import refusal
 from . import downsample
-from .chunks import digests_of_parts, elements_of_parts, histogram_of, readable
+from .chunks import histogram_of, readable
 from .names import names
 from .safe_read import reading
 from .static_eval import NeedsCode, follow
@@ -106,14 +104,9 @@ class InspectHandler:
                     return downsample.picture(value, subject, read)
                 case Element():
                     return downsample.element(value, subject, read)
-            data, _ = readable(tensor_at(value, subject.path, is_beside), is_beside)
-            match subject:
                 case Histogram(low=low, high=high, num_bins=num_bins):
+                    data, _ = readable(tensor_at(value, subject.path, is_beside), is_beside)
                     return histogram_of(data, low, high, num_bins, read)
-                case Digests():
-                    return digests_of_parts(data, subject.parts, read)
-                case Elements():
-                    return elements_of_parts(data, subject.parts, read).numpy()
 
     def _value(self, subject: ValueQuery, is_beside: bool) -> Any:
         runs = isinstance(subject, Overview) and subject.runs and not is_beside

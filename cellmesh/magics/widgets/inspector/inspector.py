@@ -18,7 +18,7 @@ import msgspec
 import traitlets
 from IPython.core.getipython import get_ipython
 
-from ....controller.inspect import Inspection, InspectionSource
+from ....controller.inspect import Inspection, InspectionSource, compare
 from ....controller.output.calling_cell import cell_publisher
 from ....controller.rank_set import RankSet
 from ....wire.inspect import Element, Overview, Picture, Pixels, Refusal
@@ -266,7 +266,7 @@ class Inspector:
             inspection = Inspection(source.expression, looked.answers, looked.refusals)
         facts = inspection.facts_of(path)
         absent = {rank: _NOT_THERE for rank in inspection.found if rank not in facts}
-        comparison = inspection.comparisons.get(path) or source.compare(path, facts, is_beside)
+        comparison = inspection.comparisons.get(path) or compare(facts)
         spread = inspection.spreads.get(path) or source.spread(path, facts, is_beside)
         refusals = {**absent, **inspection.refusals}
         shown = detail(

@@ -149,7 +149,7 @@ def test_facts_are_a_row_for_ranks_that_are_alike() -> None:
     assert rows[2]["type"] == "NoneType"
     assert "None" in rows[2].values()
     table = facts_table("w", {0: tensor(), 1: tensor(digest="bb")})
-    assert table.caption == "w: replicas differ: ranks 0 ≠ 1"
+    assert table.caption == "w: replicas differ: ranks 0 ≠ 1 (%dist_check measures them)"
     assert not {"placements", "here"} & set(table.headers), "columns without anything"
 
 
@@ -164,7 +164,10 @@ def facts_with(*pairs: tuple[tuple[int, ...], str]) -> dict[int, TensorSummary]:
     ("facts", "words"),
     [
         (facts_with(((), "a"), ((), "a")), "replicas are equal, bit for bit"),
-        (facts_with(((), "a"), ((), "b"), ((), "a")), "replicas differ: ranks 0,2 ≠ 1"),
+        (
+            facts_with(((), "a"), ((), "b"), ((), "a")),
+            "replicas differ: ranks 0,2 ≠ 1 (%dist_check measures them)",
+        ),
         (facts_with(((0,), "a"), ((1,), "b")), "sharded: every rank holds a part of its own"),
         (
             facts_with(((-1, 0), "a"), ((-1, 1), "b"), ((-1, 0), "a"), ((-1, 1), "b")),
@@ -172,7 +175,7 @@ def facts_with(*pairs: tuple[tuple[int, ...], str]) -> dict[int, TensorSummary]:
         ),
         (
             facts_with(((-1, 0), "a"), ((-1, 1), "b"), ((-1, 0), "x"), ((-1, 1), "b")),
-            "replicas differ: ranks 0 ≠ 2",
+            "replicas differ: ranks 0 ≠ 2 (%dist_check measures them)",
         ),
     ],
     ids=["equal", "differ", "sharded", "hybrid", "hybrid differs"],

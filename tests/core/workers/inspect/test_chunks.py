@@ -22,8 +22,6 @@ from cellmesh.magics.widgets.inspector.view_model import is_drawable
 from cellmesh.wire.inspect import Element, Overview, Picture, Refusal
 from cellmesh.workers.inspect.chunks import (
     digest_of,
-    digests_of_parts,
-    elements_of_parts,
     histogram_of,
     pieces,
     statistics,
@@ -112,17 +110,7 @@ def test_histogram_leaves_out_values_beyond_its_scale_and_nan() -> None:
     assert histogram_of(torch.tensor([True, False, True]), 0.0, 1.0, 2) == (1, 2)
 
 
-# ---- parts
-
-
-@given(tensors(), st.data())
-def test_digests_and_elements_of_parts_are_those_of_slices(value: torch.Tensor, data: Any) -> None:
-    cuts = sorted(data.draw(st.lists(st.integers(0, value.numel()), min_size=2, max_size=5)))
-    flat, parts = value.reshape(-1), tuple(itertools.pairwise(cuts))
-    slices = [flat[begin:end].clone() for begin, end in parts]
-    assert digests_of_parts(value, parts) == tuple(map(digest_of, slices))
-    some = parts[::2]
-    assert torch.equal(elements_of_parts(value, some), torch.cat(slices[::2]).double())
+# ---- digests
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
@@ -133,10 +121,6 @@ def test_the_digest_of_a_large_tensor_does_not_depend_on_strides(dtype: str) -> 
     assert {digest_of(each) for each in (value, value.t().contiguous().t(), wide[:, ::2])} == {
         digest_of(value.clone())
     }
-    parts = ((0, 300_000), (300_000, 300_001), (300_001, 429_713))
-    flat = value.reshape(-1)
-    found = digests_of_parts(wide[:, ::2], parts)
-    assert found == tuple(digest_of(flat[begin:end]) for begin, end in parts)
 
 
 def test_digest_of_a_large_tensor_changes_with_every_change() -> None:

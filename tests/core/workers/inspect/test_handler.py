@@ -21,9 +21,7 @@ from torch import nn
 
 from cellmesh.wire import payload
 from cellmesh.wire.inspect import (
-    Digests,
     Element,
-    Elements,
     Histogram,
     Overview,
     Picture,
@@ -51,8 +49,6 @@ def questions(expression: str, token: str = "") -> list[ValueQuery]:
         Histogram(*value, low=0.0, high=1.0, num_bins=4),
         Picture(*value, dims=(0, 1), rows=(0, 2), cols=(0, 2), height=2, width=2),
         Element(*value, index=(0, 0)),
-        Digests(*value, parts=((0, 4),)),
-        Elements(*value, parts=((0, 4),)),
         Overview(*value, grads=True),
     ]
 

@@ -16,9 +16,7 @@ from torch import nn
 
 from cellmesh.wire.inspect import (
     AnyRequest,
-    Digests,
     Element,
-    Elements,
     Histogram,
     Names,
     Overview,
@@ -60,8 +58,6 @@ def test_so_have_the_pieces_of_any_tensor(value: torch.Tensor, size: int) -> Non
 
 
 def subjects(path: str, rows: int, cols: int) -> list[AnyRequest]:
-    count = rows * cols
-    parts = ((0, count // 3), (count // 2, count))
     pictures: list[AnyRequest] = [
         Picture(
             "x", path, dims=dims, rows=(0, sizes[0]), cols=(1, sizes[1]), height=height,
@@ -76,8 +72,6 @@ def subjects(path: str, rows: int, cols: int) -> list[AnyRequest]:
         Histogram("x", path, low=-2.0, high=2.0, num_bins=5),
         *pictures,
         Element("x", path, index=(rows - 1, 1)),
-        Digests("x", path, parts=parts),
-        Elements("x", path, parts=parts),
         Overview("x", grads=True),
     ]
 
@@ -95,8 +89,6 @@ def test_read_during_a_cell_equals_read_without_a_cell() -> None:
             assert not isinstance(idle, Refusal), (subject, idle)
             if isinstance(idle, Pixels):
                 assert np.array_equal(idle.values, beside.values), subject
-            elif isinstance(subject, Elements):
-                assert np.array_equal(idle, beside)
             elif isinstance(subject, Overview):
                 assert idle.items == beside.items
             else:
@@ -111,8 +103,8 @@ def test_inspected_storage_can_still_be_resized(dtype: torch.dtype, is_beside: b
     model = nn.Linear(3, 2)
     model(torch.ones(3)).sum().backward()
     rank = looker({"x": {"v": value, "one": one, "model": model}})
-    whole, number = (Elements("x", f"['{name}']", parts=((0, 1),)) for name in ("v", "one"))
-    for subject in (*subjects("['v']", 2, 3), whole, number, Names()):
+    number = Overview("x", "['one']")
+    for subject in (*subjects("['v']", 2, 3), number, Names()):
         answer = rank.answer(subject, is_beside)
         assert not isinstance(answer, Refusal), (subject, answer)
         for tensor in (value, one, model.weight, model.weight.grad):
