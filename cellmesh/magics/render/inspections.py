@@ -1,34 +1,23 @@
-"""Draws inspected values and names of ranks without a widget: as tables, in text and HTML, and as a
-heatmap.
-"""
+"""Draws inspected values and names of ranks without a widget: as tables, in text and HTML."""
 
 from __future__ import annotations
 
 import html
 import math
-import struct
-import zlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...controller.inspect import Comparison, Inspection, compare, describe_odd, look
 from ...controller.ranks import Ranks
-from ...wire.inspect import Bound, Names, Pixels, TensorSummary, alphabetically
+from ...wire.inspect import Bound, Names, TensorSummary, alphabetically
 from ...wire.ranks import describe_groups, describe_ranks, format_ranks, group_ranks
-from .svg import heat_colours, image
 from .tables import Static, Table, compact_table, facts_table, format_bytes
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
 
 # Maximum number of listed tensors in a value.
 _MAX_LISTED = 50
-# Limits of a view, which is saved in the notebook's file: bytes of its tables, sides of its
-# picture.
+# Limits of a view's tables, in bytes, as it is saved in the notebook's file.
 _MAX_ITEMS_BYTES, _MAX_RANKS_BYTES = 7_000, 6_000
-_MAX_SIDE, _SHOWN_SIDE = 64, 320
 _SECTION = "margin-top:.6em"
 _MAX_ITEM_TEXT = 120
 _FLAG_TEXTS = {"nan": "NaN", "inf": "Inf"}
@@ -42,13 +31,12 @@ _MAX_VARIANTS = 3
 # ---- inspected values
 
 
-def static_of(inspection: Inspection, path: str = "", picture: Pixels | None = None) -> Static:
+def static_of(inspection: Inspection, path: str = "") -> Static:
     """Return an inspection drawn without a widget, as HTML and text.
 
     Args:
         inspection: answers of the ranks.
         path: path of the tensor that is shown in detail, if the value has several; "" for none.
-        picture: last picture of a part of that tensor.
     """
     by_path = inspection.by_path()
     tables, remarks = [], []
@@ -57,9 +45,7 @@ def static_of(inspection: Inspection, path: str = "", picture: Pixels | None = N
     if facts := by_path.get(path):
         comparison, spread = inspection.comparisons.get(path), inspection.spreads.get(path)
         table = facts_table(label_of(inspection.expression, path), facts, comparison, spread)
-        blocks = blocks_of(facts)
-        parts = [name_block(*block) for block in blocks] if len(blocks) > 1 else []
-        tables.append(replace(table, notes=[*table.notes, *parts], max_bytes=_MAX_RANKS_BYTES))
+        tables.append(replace(table, max_bytes=_MAX_RANKS_BYTES))
     if not by_path:
         remarks += [f"rank {r}: {found.kind} {found.text}" for r, found in inspection.found.items()]
     if inspection.torn:
@@ -69,8 +55,6 @@ def static_of(inspection: Inspection, path: str = "", picture: Pixels | None = N
         f'<div style="overflow-x:auto;max-width:100%">{table._repr_html_()}</div>'
         for table in tables
     ]
-    if picture is not None and facts:
-        parts.append(f'<div style="{_SECTION}">{heatmap_image(picture)}</div>')
     parts += [f'<div style="{_SECTION}">{html.escape(line)}</div>' for line in remarks]
     text = "\n".join([*map(repr, tables), *remarks])
     return Static(text, f'<div class="cellmesh-inspection">{"".join(parts)}</div>')
@@ -159,68 +143,6 @@ def items_table(inspection: Inspection) -> Table:
     said = f"{inspection.expression}: {'; '.join(filter(None, words))}"
     more = [f"... and {left_out:,} more"] if left_out else []
     return compact_table(("name", "flags", *ITEM_HEADERS), rows, said, more)
-
-
-Block = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-
-
-def blocks_of(facts: Mapping[int, TensorSummary]) -> list[Block]:
-    """Return the parts of one DTensor, each with the ranks that hold it, its offset and its shape;
-    [] for other tensors.
-    """
-    places = {
-        rank: (fact.offset, fact.local_shape)
-        for rank, fact in sorted(facts.items())
-        if fact.placements
-        and fact.local_shape is not None
-        and len(fact.offset) == len(fact.local_shape)
-    }
-    return [(ranks, *place) for place, ranks in group_ranks(places).items()]
-
-
-def name_block(ranks: tuple[int, ...], offset: tuple[int, ...], shape: tuple[int, ...]) -> str:
-    """Return the position of a part of a DTensor in the whole, in words."""
-    if not all(shape):
-        return f"{describe_ranks(ranks)}: nothing"
-    spans = (f"{begin}:{begin + size}" for begin, size in zip(offset, shape, strict=True))
-    return f"{describe_ranks(ranks)}: [{', '.join(spans)}]"
-
-
-# ---- heatmaps
-
-
-def heatmap_image(pixels: Pixels) -> str:
-    """Return a tensor's pixels as a coloured HTML image; "" without pixels."""
-    values = pixels.values
-    if not values.size:
-        return ""
-    height, width = values.shape
-    values = values[:: -(-height // _MAX_SIDE), :: -(-width // _MAX_SIDE)]
-    scale = _SHOWN_SIDE / max(values.shape)
-    shown = [max(1, round(side * scale)) for side in values.shape]
-    words = f"from {pixels.low:.4g} to {pixels.high:.4g}"
-    picture = png(heat_colours(values, pixels.low, pixels.high))
-    return f"{image(picture, words, shown[1], shown[0], 'image/png')}<div>{words}</div>"
-
-
-def png(colours: npt.NDArray[np.uint8]) -> bytes:
-    """Encode an array [height, width, 3] (red, green, blue) as PNG."""
-    height, width, _ = colours.shape
-    lines = b"".join(
-        b"\0" + line.tobytes() for line in colours
-    )  # each begins with the number of its filter, 0 for none
-
-    def chunk(name: bytes, data: bytes) -> bytes:
-        return (
-            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-        )
-
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
-        + chunk(b"IDAT", zlib.compress(lines, 9))
-        + chunk(b"IEND", b"")
-    )
 
 
 # ---- names

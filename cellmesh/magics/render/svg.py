@@ -5,20 +5,10 @@ from __future__ import annotations
 import base64
 import colorsys
 import html
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
 
 # Colours for up to eight ranks that colour-blind people can distinguish, from Paul Tol's "bright"
 # scheme and from Okabe & Ito's.
 _FEW = ("#4477aa", "#ee7733", "#228833", "#cc3377", "#009988", "#aa7700", "#8855bb", "#bb4444")
-# Colour maps: cividis, and blue to red; NaN and infinities have other colours.
-_ONE_SIGN = "00224e 123570 3b496c 575d6d 707173 8a8678 a59c74 c3b369 e1cc55 fee838"
-_BOTH_SIGNS = "053061 2166ac 4393c3 92c5de d1e5f0 f7f7f7 fddbc7 f4a582 d6604d b2182b 67001f"
-_NAN, _INFINITE, _MINUS_INFINITE = (255, 0, 220), (0, 224, 64), (0, 120, 40)
 
 
 def colour_of(rank: int, num_ranks: int) -> str:
@@ -27,32 +17,6 @@ def colour_of(rank: int, num_ranks: int) -> str:
         return _FEW[rank % len(_FEW)]
     red, green, blue = colorsys.hls_to_rgb(rank / num_ranks, 0.48, 0.62)
     return f"#{round(red * 255):02x}{round(green * 255):02x}{round(blue * 255):02x}"
-
-
-def heat_colours(values: npt.NDArray[Any], low: float, high: float) -> npt.NDArray[np.uint8]:
-    """Map numbers to colours, as [height, width, 3] of red, green, blue; zero has the middle colour
-    if both signs occur.
-    """
-    import numpy as np
-
-    if low < 0 < high:
-        high = max(-low, high)
-        low = -high
-        stops = _BOTH_SIGNS
-    else:
-        stops = _ONE_SIGN
-    table = np.array(
-        [[int(stop[at : at + 2], 16) for at in (0, 2, 4)] for stop in stops.split()], float
-    )
-    with np.errstate(all="ignore"):
-        unit = np.clip((values.astype(float) - low) / ((high - low) or 1.0), 0, 1)
-    at = np.nan_to_num(unit) * (len(table) - 1)
-    known = np.arange(len(table))
-    colours = np.stack([np.interp(at, known, table[:, part]) for part in range(3)], -1).round()
-    colours[np.isnan(values)] = _NAN
-    colours[values == np.inf] = _INFINITE
-    colours[values == -np.inf] = _MINUS_INFINITE
-    return colours.astype(np.uint8)
 
 
 def element(tag: str, /, *children: str, **attributes: object) -> str:
@@ -77,28 +41,26 @@ def drawing(width: float, height: float, /, *children: str, **attributes: object
 
 
 def image(
-    data: str | bytes,
+    svg: str,
     alt: str,
     width: int,
     height: int,
-    kind: str = "image/svg+xml",
-    css_class: str = "cellmesh",
+    css_class: str,
 ) -> str:
-    """Write an ``<img>`` with its data in it.
+    """Write an ``<img>`` with an SVG document in it.
 
     Args:
-        data: an SVG document, or another picture.
+        svg: the document.
         alt: description of the picture.
         width, height: displayed size, in pixels; smaller if the page is narrow.
-        kind: MIME type of the picture.
         css_class: CSS class of the element.
     """
     words = html.escape(alt, quote=True)
-    encoded = base64.b64encode(data.encode() if isinstance(data, str) else data).decode()
+    encoded = base64.b64encode(svg.encode()).decode()
     return (
         f'<img class="{css_class}" width="{width}" height="{height}" alt="{words}" title="{words}" '
-        'style="display:block;max-width:100%;height:auto;image-rendering:pixelated" '
-        f'src="data:{kind};base64,{encoded}">'
+        'style="display:block;max-width:100%;height:auto" '
+        f'src="data:image/svg+xml;base64,{encoded}">'
     )
 
 

@@ -30,8 +30,6 @@ from .view_model import detail, summarise
 
 # Maximum side of a picture: with 4 bytes per pixel, it takes less than a megabyte.
 MAX_PIXELS = 496
-# Maximum side of the picture that is shown without a widget.
-_SMALL = 128
 # Automatic inspections that run code on ranks may delay the next cell by so much.
 _SHORT_S = 0.25
 _NOT_THERE = Refusal("LookupError", "it has no such part there")
@@ -89,7 +87,6 @@ class Inspector:
         self._stamp = 0
         self._rows: list[dict[str, Any]] = []
         self._inspection = Inspection(source.expression, {})
-        self._pixels: Pixels | None = None  # the last picture
         self._lock = threading.Lock()
         self._seen: set[str] = set()
         self._views: set[str] = set()
@@ -134,7 +131,7 @@ class Inspector:
 
     def static(self) -> Static:
         """Return the inspected value drawn without a widget."""
-        return static_of(self._inspection, self._path, self._pixels)
+        return static_of(self._inspection, self._path)
 
     def is_seen(self) -> bool:
         """Return whether a page shows the inspector; True if pages do not report this."""
@@ -154,11 +151,7 @@ class Inspector:
         match content.get("ask"):
             case "picture":
                 shown = ask_picture(self._source, content)
-                if isinstance(shown, str):
-                    return {"error": shown}, []
-                if content.get("minus") is None:
-                    self._pixels = shown
-                return as_message(shown)
+                return ({"error": shown}, []) if isinstance(shown, str) else as_message(shown)
             case "element":
                 return ask_element(self._source, content), []
             case "items":
@@ -209,7 +202,6 @@ class Inspector:
     def _choose(self, path: str) -> None:
         with self._lock:
             self._path = path
-            self._pixels = None
             self._stamp += 1
             self._show_detail(is_beside=False)
 
@@ -240,7 +232,6 @@ class Inspector:
     def _take(self, inspection: Inspection, occasion: Occasion = "asked") -> None:
         is_beside = occasion != "asked"
         self._inspection = inspection
-        self._pixels = None  # the last picture shows other values
         self._rows = list_items(inspection)
         paths = [row["path"] for row in self._rows]
         if self._path not in paths:
@@ -250,8 +241,6 @@ class Inspector:
                 inspection, self._rows, self._stamp, time.strftime("%H:%M:%S")
             )
             self._show_detail(is_beside)
-        if not self._was_greeted and occasion != "during":
-            self._pixels = small_picture(self._source, self._path, self.widget.detail)
 
     def _show_detail(self, is_beside: bool) -> None:
         if not self._rows:
@@ -331,35 +320,6 @@ def ask_element(answers: InspectionSource, content: Mapping[str, Any]) -> dict[s
     if isinstance(found, str):
         return {"error": found}
     return {"text": found[0] if len(found) == 1 else subtract(found)}
-
-
-def small_picture(answers: InspectionSource, path: str, detail: Mapping[str, Any]) -> Pixels | None:
-    """Return a small picture of a tensor's last two dims from the first rank that can draw it; None
-    if no rank can.
-
-    Args:
-        answers: sends the query to ranks.
-        path: path of the tensor.
-        detail: details of the tensor (`view_model.detail`).
-    """
-    for rank, part in detail.get("parts", {}).items():
-        if part["is_drawable"]:
-            shape: Sequence[int] = part["shape"]
-            rows, cols = (1, *shape)[-2:]
-            content = {
-                "path": path,
-                "rank": rank,
-                "dims": (len(shape) - 2 if len(shape) > 1 else -1, len(shape) - 1),
-                "index": (0,) * len(shape),
-                "rows": (0, rows),
-                "cols": (0, cols),
-                "height": min(rows, _SMALL),
-                "width": min(cols, _SMALL),
-                "reduction": "mean",
-            }
-            found = ask_picture(answers, content)
-            return None if isinstance(found, str) else found
-    return None
 
 
 def subtract(texts: Sequence[str]) -> str:

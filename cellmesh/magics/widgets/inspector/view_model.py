@@ -7,12 +7,10 @@ from typing import Any
 
 from ....controller.inspect import Comparison, Inspection, Spread, describe_odd
 from ....wire.inspect import Refusal, TensorSummary
-from ....wire.ranks import describe_groups, format_ranks, group_ranks
+from ....wire.ranks import describe_groups, describe_ranks, format_ranks, group_ranks
 from ...render.inspections import (
     ITEM_HEADERS,
-    blocks_of,
     label_of,
-    name_block,
     odd_elements,
     torn_note,
 )
@@ -119,6 +117,31 @@ def _shared_coordinate(facts: Sequence[TensorSummary]) -> str:
     """Return the common coordinate of several parts of a DTensor, in the dims where they agree."""
     first, *others = (coordinate_of(fact).split(",") for fact in facts)
     return ",".join(part for part in first if all(part in other for other in others))
+
+
+Block = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
+
+def blocks_of(facts: Mapping[int, TensorSummary]) -> list[Block]:
+    """Return the parts of one DTensor, each with the ranks that hold it, its offset and its shape;
+    [] for other tensors.
+    """
+    places = {
+        rank: (fact.offset, fact.local_shape)
+        for rank, fact in sorted(facts.items())
+        if fact.placements
+        and fact.local_shape is not None
+        and len(fact.offset) == len(fact.local_shape)
+    }
+    return [(ranks, *place) for place, ranks in group_ranks(places).items()]
+
+
+def name_block(ranks: tuple[int, ...], offset: tuple[int, ...], shape: tuple[int, ...]) -> str:
+    """Return the position of a part of a DTensor in the whole, in words."""
+    if not all(shape):
+        return f"{describe_ranks(ranks)}: nothing"
+    spans = (f"{begin}:{begin + size}" for begin, size in zip(offset, shape, strict=True))
+    return f"{describe_ranks(ranks)}: [{', '.join(spans)}]"
 
 
 def shards(shape: Sequence[int] | None, facts: Mapping[int, TensorSummary]) -> dict[str, Any]:

@@ -1,15 +1,10 @@
-"""Inspections without a widget: text, and HTML that stands still and runs nothing."""
+"""Inspections without a widget: text, and HTML that runs nothing."""
 
 from __future__ import annotations
 
-import base64
 import html.parser
 import re
-import struct
-import zlib
 from typing import Any
-
-import numpy as np
 
 from cellmesh.controller.inspect import (
     Comparison,
@@ -17,8 +12,8 @@ from cellmesh.controller.inspect import (
     Replicas,
     Spread,
 )
-from cellmesh.magics.render.inspections import heatmap_image, static_of
-from cellmesh.wire.inspect import Pixels, Refusal, TensorSummary, ValueSummary
+from cellmesh.magics.render.inspections import static_of
+from cellmesh.wire.inspect import Refusal, TensorSummary, ValueSummary
 
 
 class Tags(html.parser.HTMLParser):
@@ -35,22 +30,13 @@ class Tags(html.parser.HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
-        if tag != "img":
-            self._open.append(tag)
+        self._open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
         assert self._open.pop() == tag
 
     def handle_data(self, data: str) -> None:
         self.text += data
-
-    def images(self, kind: str) -> list[bytes]:
-        sources = [attrs["src"] or "" for tag, attrs in self.tags if tag == "img"]
-        return [
-            base64.b64decode(src.partition(",")[2])
-            for src in sources
-            if src.startswith(f"data:{kind};base64,")
-        ]
 
 
 def tensor(**changes: Any) -> TensorSummary:
@@ -132,51 +118,7 @@ def test_values_of_users_are_escaped() -> None:
     for path in ("", HOSTILE, "p"):
         static = static_of(Inspection(HOSTILE, {0: found}, {1: Refusal(HOSTILE, HOSTILE)}), path)
         tags = Tags(static.html)
-        safe = {"div", "table", "thead", "tbody", "tr", "th", "td", "pre", "img"}
+        safe = {"div", "table", "thead", "tbody", "tr", "th", "td", "pre"}
         assert {tag for tag, _ in tags.tags} <= safe
         assert not any(name.startswith("on") for _, attrs in tags.tags for name in attrs)
         assert HOSTILE in tags.text
-
-
-# ---- pictures
-
-
-def test_a_sharded_tensor_names_its_parts_with_their_ranks() -> None:
-    places = (((0, 0), (3, 4)), ((3, 0), (2, 4)), ((5, 0), (0, 4)))
-    parts = [{"offset": offset, "local_shape": shape} for offset, shape in places]
-    facts = [tensor(shape=(5, 4), placements="S(0)", shard=(r,), **p) for r, p in enumerate(parts)]
-    static = static_of(inspection({rank: {"": fact} for rank, fact in enumerate(facts)}))
-    for shown in (static.text, Tags(static.html).text):
-        assert "rank 1: [3:5, 0:4]" in shown
-        assert "rank 2: nothing" in shown
-
-
-def unpack(data: bytes) -> np.ndarray[Any, Any]:
-    """Read a PNG of ours."""
-    assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    at, chunks = 8, {}
-    while at < len(data):
-        (length,) = struct.unpack(">I", data[at : at + 4])
-        name, body = data[at + 4 : at + 8], data[at + 8 : at + 8 + length]
-        assert struct.unpack(">I", data[at + 8 + length : at + 12 + length])[0] == zlib.crc32(
-            name + body
-        )
-        chunks[name] = body
-        at += 12 + length
-    width, height = struct.unpack(">II", chunks[b"IHDR"][:8])
-    lines = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), np.uint8).reshape(height, 1 + 3 * width)
-    return lines[:, 1:].reshape(height, width, 3)
-
-
-def test_heatmaps_show_what_is_not_finite() -> None:
-    values = np.array([[-2.0, 0.0, 1.0], [np.nan, np.inf, -np.inf]], np.float32)
-    (data,) = Tags(heatmap_image(Pixels(values, -2.0, 1.0, True))).images("image/png")
-    colours = unpack(data).tolist()
-    assert colours[0][0] == [0x05, 0x30, 0x61]
-    assert colours[0][1] == [0xF7, 0xF7, 0xF7]
-    assert colours[1] == [[255, 0, 220], [0, 224, 64], [0, 120, 40]]
-    assert heatmap_image(Pixels(np.zeros((0, 3), np.float32), 0.0, 0.0, True)) == ""
-    image = Pixels(np.ones((1, 1), np.float32), 1.0, 1.0, True)
-    tags = Tags(static_of(inspection({0: {"": tensor()}}), "", image).html)
-    assert len(tags.images("image/png")) == 1
-    assert "from 1 to 1" in tags.text

@@ -125,21 +125,6 @@ def test_a_nest_is_looked_at_closer_by_path() -> None:
     assert (len(answers.asked), inspector.widget.ended) == (num_asked, "the mesh has ended")
 
 
-def test_a_still_picture_is_never_of_other_values() -> None:
-    answers = LocalAnswers("w", {rank: {"w": torch.full((4, 6), float(rank))} for rank in range(2)})
-    inspector = Inspector(answers)
-    assert inspector._pixels is not None
-    inspector.answer({**CONTENT, "rank": 1, "minus": 0})
-    assert inspector._pixels.high == 0.0
-    inspector.answer({**CONTENT, "rank": 1})
-    assert inspector._pixels.high == 1.0
-    inspector._hear(inspector.widget, {"ask": "seen", "view": "v", "is_visible": True}, [])
-    inspector._was_greeted = True
-    inspector.refresh()
-    assert inspector._pixels is None
-    assert "<img" not in inspector.static().html
-
-
 def test_a_question_that_cannot_be_understood_is_answered() -> None:
     inspector = Inspector(LocalAnswers("w", {0: {"w": torch.ones(3)}}))
     told: list[dict[str, Any]] = []
