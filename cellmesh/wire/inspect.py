@@ -93,8 +93,7 @@ class Picture(ValueQuery, frozen=True, kw_only=True):
     Pixel i covers the rows [i * n // h, (i + 1) * n // h) of n, where h is the smaller one of
     `height` and n; columns likewise. Its value is the mean or the largest magnitude of its elements
     or, if the slice has more than `max_elements`, of evenly spaced ones. Complex elements are shown
-    by their magnitude. With `exactly` (to show a difference), the numbers are computed and sent as
-    float64, else as float32.
+    by their magnitude.
     """
 
     index: tuple[int, ...] = ()
@@ -105,18 +104,6 @@ class Picture(ValueQuery, frozen=True, kw_only=True):
     width: int
     reduction: Reduction = "mean"
     max_elements: int = 1 << 26
-    exactly: bool = False
-
-
-class Element(ValueQuery, frozen=True, kw_only=True):
-    """Ask for one element of a tensor (of a DTensor: of the rank's part), as text. Answer: str.
-
-    The text is the shortest one that identifies the value in the tensor's dtype; with `exactly` (to
-    show a difference), it is the exact value in decimals.
-    """
-
-    index: tuple[int, ...]
-    exactly: bool = False
 
 
 class TensorSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -218,7 +205,6 @@ class Pixels:
 
     Attributes:
         values: [height, width] or smaller; NaN and infinite where the reduced elements are.
-            float32, or float64 with `exactly`.
         low, high: smallest and largest finite value; 0 without any.
         is_exact: whether every pixel is one element.
         is_torn: see `ValueSummary`.
@@ -226,7 +212,7 @@ class Pixels:
             been missed.
     """
 
-    values: npt.NDArray[np.float32 | np.float64]
+    values: npt.NDArray[np.float32]
     low: float
     high: float
     is_exact: bool
@@ -327,7 +313,5 @@ class Refusal:
         return f"{self.type_name}: {self.text}"
 
 
-AnyRequest = (
-    Overview | Histogram | Picture | Element | Names | HistoryQuery
-)  # fmt: skip
+AnyRequest = Overview | Histogram | Picture | Names | HistoryQuery
 CompletionRequest = Complete | Explain

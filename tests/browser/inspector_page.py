@@ -153,7 +153,7 @@ def element_at(canvas: Locator, x: float, y: float) -> tuple[int, int]:
 
 
 def value_at(page: Page, canvas: Locator, x: float, y: float) -> tuple[tuple[int, ...], str]:
-    """What is told of the element at a place: its index, and its value."""
+    """What is told of the element at a place, once its pixel is there: its index, and its value."""
     box = canvas.bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + x * box["width"], box["y"] + y * box["height"], steps=2)

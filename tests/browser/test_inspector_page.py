@@ -7,7 +7,7 @@ import pytest
 import torch
 from playwright.sync_api import Browser, expect
 
-from cellmesh.wire.inspect import Overview, Picture, Refusal, ValueSummary
+from cellmesh.wire.inspect import Overview, ValueSummary
 from tests.browser.inspector_page import (
     element_at,
     keep,
@@ -26,7 +26,7 @@ EVIL = "<script>window.stolen = 1</script><img src=x onerror='window.stolen = 1'
 @pytest.fixture(scope="module")
 def weights() -> dict[int, dict[str, torch.Tensor]]:
     torch.manual_seed(1)
-    weight = torch.randn(700, 1100)
+    weight = torch.randn(300, 400)  # small enough that each element has pixels of its own
     return {rank: {"w": weight + rank // 2} for rank in range(4)}
 
 
@@ -90,36 +90,7 @@ def test_keys_pan_zoom_and_choose(
         count = shown(canvas)
         canvas.press("0")
         wait_for_new_picture(canvas, count)
-        expect(canvas).to_have_attribute("data-view", "0.000 700.000 0.000 1100.000")
-
-
-def test_the_difference_of_two_ranks(
-    browser: Browser, weights: dict[int, dict[str, torch.Tensor]]
-) -> None:
-    def change(rank: int, subject: object, answer: object) -> object:
-        return (
-            Refusal("RankDied", "it is no more")
-            if (rank, type(subject)) == (3, Picture)
-            else answer
-        )
-
-    with open_page(browser, LocalAnswers("w", weights, change)) as (page, _):
-        canvas = open_heatmap(page)
-        page.get_by_label("rank", exact=True).select_option("2")
-        page.get_by_label("minus").select_option("0")
-        expect(page.locator(".cmi-notes")).to_contain_text("rank 2 minus rank 0")
-        index, value = value_at(page, canvas, 0.5, 0.5)
-        one, other = (weights[rank]["w"][index].item() for rank in (2, 0))
-        assert float(value.split()[0]) == pytest.approx(one - other)
-        expect(page.get_by_label("scale", exact=True)).to_have_value("symmetric")
-        ticks = [float(text) for text in page.locator(".cmi-legend-ticks span").all_inner_texts()]
-        assert ticks == pytest.approx([-1, -0.5, 0, 0.5, 1], abs=1e-5)
-
-        # Where a rank has no picture, there is none: not another rank's under its name.
-        page.get_by_label("rank", exact=True).select_option("3")
-        expect(page.locator(".cmi-value")).to_have_text("rank 3: RankDied: it is no more")
-        assert opacity(canvas) == 0
-        expect(page.locator(".cmi-legend")).to_be_empty()
+        expect(canvas).to_have_attribute("data-view", "0.000 300.000 0.000 400.000")
 
 
 @pytest.mark.parametrize(("theme", "width"), [("light", 1000), ("dark", 700)])
@@ -203,7 +174,7 @@ def test_thousands_of_tensors_are_filtered_at_once(browser: Browser) -> None:
         expect(page.locator(".cmi-heading")).to_contain_text("layer2024")
         expect(page.locator("[data-ranks='0-1'] [data-key=max]")).to_have_text("2024")
         canvas = open_heatmap(page)
-        assert value_at(page, canvas, 0.9, 0.9) == ((1, 1), "2024.0")
+        assert value_at(page, canvas, 0.9, 0.9) == ((1, 1), "2024")
 
 
 def test_names_from_users_are_no_html(browser: Browser) -> None:

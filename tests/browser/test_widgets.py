@@ -277,14 +277,13 @@ def expect_value_of_rank(notebook: Notebook, root: Locator, rank: int) -> None:
     value = root.locator(".cmi-value[data-final=true]")
     expect(value).to_be_visible()
     index, shown = (value.get_attribute(name) for name in ("data-whole", "data-value"))
-    assert notebook.run(f"%%dist --ranks {rank}\nprint(w[{index}].item())").texts() == [
-        f"[{rank}] {shown}"
-    ]
+    (text,) = notebook.run(f"%%dist --ranks {rank}\nprint(w[{index}].item())").texts()
+    assert float(text.removeprefix(f"[{rank}] ")) == pytest.approx(float(shown or ""), rel=1e-6)
 
 
 def test_the_inspector_shows_values_of_the_ranks(notebook: Notebook, server: Server) -> None:
     notebook.run("%dist_start 2", 60)
-    notebook.run("%%dist\ntorch.manual_seed(0)\nw = torch.randn(900, 1300).double() + rank")
+    notebook.run("%%dist\ntorch.manual_seed(0)\nw = torch.randn(240, 360) + rank")
     root = opened(notebook.run("%dist_inspect w --watch"))
     rows = root.locator("[data-tab=overview] tr[data-ranks]")
     assert [row.get_attribute("data-ranks") for row in rows.all()] == ["0", "1"]

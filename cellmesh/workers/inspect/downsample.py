@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...wire.inspect import Element, Picture, Pixels
+from ...wire.inspect import Picture, Pixels
 from .chunks import piece_size, readable
 from .safe_read import SafeReader
 from .summary import tensor_at
@@ -38,28 +38,11 @@ def picture(value: Any, subject: Picture, read: SafeReader) -> Pixels:
         share = _COPIED_SHARE if read.is_beside else _SAMPLED_SHARE
         part = _thin(part, height, width, subject.max_elements // share)
     pixels = _reduce(part, height, width, subject, read)
-    if not subject.exactly:  # clamp, so that finite numbers stay finite in float32
-        limited = pixels.clamp(-_MAX_FLOAT32, _MAX_FLOAT32)
-        pixels = torch.where(torch.isfinite(pixels), limited, pixels).float()
+    limited = pixels.clamp(-_MAX_FLOAT32, _MAX_FLOAT32)  # finite numbers stay finite in float32
+    pixels = torch.where(torch.isfinite(pixels), limited, pixels).float()
     values = pixels.contiguous().cpu().clone().numpy()  # a copy, as numpy keeps the memory
     low, high = range_of(values)
     return Pixels(values, low, high, is_exact, read.is_beside, is_sampled)
-
-
-def element(value: Any, subject: Element, read: SafeReader) -> str:
-    """Return one element of a tensor as text (the answer to `Element`).
-
-    Raises:
-        ValueError: there is no element at this index.
-    """
-    data = _dense(value, subject.path, read)
-    _check_index(subject.index, data.shape)
-    found = read.take(data[subject.index] if data.ndim else data)
-    if subject.exactly:
-        return repr(found.item())
-    # In the element's precision, for the shortest unambiguous text.
-    short: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.complex64: np.complex64}
-    return str(short.get(found.dtype, lambda number: number)(found.item()))
 
 
 def _dense(value: Any, path: str, read: SafeReader) -> torch.Tensor:
@@ -132,8 +115,7 @@ def _reduce(
             if block.is_complex():
                 block = block.resolve_conj().abs()
             is_narrow = block.dtype.itemsize <= 2 or block.dtype == torch.float32
-            wide = torch.float32 if is_narrow and not subject.exactly else torch.float64
-            block = block.to(wide)
+            block = block.to(torch.float32 if is_narrow else torch.float64)
             for edges in (ys, xs):  # reduce rows, then columns
                 block = _join(block, edges.diff(), subject.reduction).t()
             strips.append(block)

@@ -11,7 +11,6 @@ import torch
 from ...wire.codec import Frame
 from ...wire.inspect import (
     AnyRequest,
-    Element,
     Histogram,
     HistoryQuery,
     Names,
@@ -102,8 +101,6 @@ class InspectHandler:
                     return overview(value, subject, read)
                 case Picture():
                     return downsample.picture(value, subject, read)
-                case Element():
-                    return downsample.element(value, subject, read)
                 case Histogram(low=low, high=high, num_bins=num_bins):
                     data, _ = readable(tensor_at(value, subject.path, is_beside), is_beside)
                     return histogram_of(data, low, high, num_bins, read)

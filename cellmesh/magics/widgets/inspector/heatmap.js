@@ -9,13 +9,12 @@ class Heatmap extends Pane {
   constructor(root, ask) {
     super(root);
     this.ask = ask;
-    this.cut = null; // what is looked at: path, rank, minus, dims, index, reduction
+    this.cut = null; // what is looked at: path, rank, dims, index, reduction
     this.picture = null; // values, height, width, rows, cols, low, high
     this.held = null; // [low, high] to be kept
     this.scaleName = "linear";
     this.wanted = 0;
     this.isBusy = false;
-    this.laterElement = later(80);
     this.build();
   }
 
@@ -25,12 +24,11 @@ class Heatmap extends Pane {
     this.legend = make("div", { class: "cmi-legend" });
     this.notes = make("div", { class: "cm-weak cmi-notes" });
     this.hold = makeButton("hold range", "Keep the colours' range as it is", () => this.toggleHold(), { "aria-pressed": "false" });
-    this.scale = makeSelect("scale", [["linear", "linear"], ["symmetric", "symmetric"], ["log", "symmetric log"]], "linear",
-      (value) => this.setScale(value));
     this.tools = make("div", { class: "cmi-bar" },
       makeSelect("reduce by", [["mean", "mean"], ["absmax", "max. magnitude"]], "mean",
         (value) => { this.cut.reduction = value; this.request(); }),
-      this.scale,
+      makeSelect("scale", [["linear", "linear"], ["symmetric", "symmetric"], ["log", "symmetric log"]], "linear",
+        (value) => { this.scaleName = value; this.redraw(); }),
       this.hold,
       make("span", { class: "cmi-zoom", role: "group", "aria-label": "zoom" },
         makeButton("−", "Zoom out (-)", () => this.zoom(1.6)),
@@ -40,11 +38,6 @@ class Heatmap extends Pane {
     this.root.replaceChildren(this.controls, this.tools, this.canvas, this.value, this.legend, this.notes);
     this.resizing = new ResizeObserver(() => this.resize());
     this.resizing.observe(this.root);
-  }
-
-  setScale(name) {
-    this.scale.querySelector("select").value = this.scaleName = name;
-    this.redraw();
   }
 
   // ---- what is looked at
@@ -60,11 +53,11 @@ class Heatmap extends Pane {
     if (chosen === undefined) return this.say("no rank holds numbers of it that could be drawn");
     const ndim = this.shapeOf(chosen).length;
     const isSame = before && before.path === detail.path && before.dims.every((dim) => dim < ndim) && before.ndim === ndim;
-    this.cut = isSame ? { ...before, rank: chosen, minus: ranks.includes(before.minus) ? before.minus : null } : {
-      path: detail.path, rank: chosen, minus: null, ndim,
+    this.cut = isSame ? { ...before, rank: chosen } : {
+      path: detail.path, rank: chosen, ndim,
       dims: ndim < 2 ? [-1, 0] : [ndim - 2, ndim - 1], index: Array(ndim).fill(0), reduction: this.cut?.reduction ?? "mean",
     };
-    if (["path", "rank", "minus", "dims"].some((key) => String(before?.[key]) !== String(this.cut[key]))) this.forget();
+    if (["path", "rank", "dims"].some((key) => String(before?.[key]) !== String(this.cut[key]))) this.forget();
     this.cut.index = this.cut.index.map((at, dim) => clamp(at, 0, Math.max(0, this.shapeOf(chosen)[dim] - 1)));
     this.drawControls();
     if (!this.view || !isSame) return this.fit();
@@ -95,15 +88,7 @@ class Heatmap extends Pane {
     const again = (changes) => { Object.assign(this.cut, changes); this.forget(); this.show(this.detail); };
     const name = (rank) => [String(rank), `${rank}${detail.parts[rank].coordinate ? ` (${detail.parts[rank].coordinate})` : ""}`];
     const shape = this.shapeOf(cut.rank);
-    const others = this.ranks().filter((rank) => rank !== cut.rank && String(this.shapeOf(rank)) === String(shape));
-    const fields = [makeSelect("rank", this.ranks().map(name), String(cut.rank), (value) => again({ rank: Number(value), minus: cut.minus === Number(value) ? null : cut.minus }))];
-    if (others.length) {
-      const minus = [["", "nothing"], ...others.map(name)];
-      fields.push(makeSelect("minus", minus, cut.minus === null ? "" : String(cut.minus), (value) => {
-        if (value !== "" && this.scaleName === "linear") this.setScale("symmetric"); // differences are about zero
-        again({ minus: value === "" ? null : Number(value) });
-      }));
-    }
+    const fields = [makeSelect("rank", this.ranks().map(name), String(cut.rank), (value) => again({ rank: Number(value) }))];
     if (shape.length > 2) {
       const dims = shape.map((size, dim) => [String(dim), `${dim} (${size})`]);
       const turn = (place) => (value) => {
@@ -179,9 +164,9 @@ class Heatmap extends Pane {
     }
     const view = buffers[0];
     const raw = view.buffer ? view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength) : view;
-    const { rows, cols, path, rank, minus, ndim, dims, index, reduction } = message;
+    const { rows, cols, path, rank, ndim, dims, index, reduction } = message;
     this.picture = {
-      ...answer, cut: { path, rank, minus, ndim, dims, index, reduction }, rows, cols,
+      ...answer, cut: { path, rank, ndim, dims, index, reduction }, rows, cols,
       values: new Float32Array(raw),
     };
     this.canvas.dataset.shown = (Number(this.canvas.dataset.shown) || 0) + 1;
@@ -192,12 +177,11 @@ class Heatmap extends Pane {
   // Whether the picture in hand is of something else than what is to be seen now.
   isStale() {
     const { cut } = this.picture;
-    return ["path", "rank", "minus", "dims", "index"].some((key) => String(cut[key]) !== String(this.cut[key]));
+    return ["path", "rank", "dims", "index"].some((key) => String(cut[key]) !== String(this.cut[key]));
   }
 
   forget() {
     this.pointer = null;
-    this.laterElement.cancel();
     this.value.replaceChildren();
     this.value.dataset.final = "false";
   }
@@ -250,7 +234,6 @@ class Heatmap extends Pane {
     const across = [(picture.rows[1] - picture.rows[0]) / picture.height, (picture.cols[1] - picture.cols[0]) / picture.width];
     const way = { mean: "mean", absmax: "largest magnitude" }[picture.cut.reduction];
     said.push(picture.is_exact ? "a pixel an element" : `a pixel is the ${way} of about ${across.map((n) => formatNumber(n, 3)).join(" × ")} elements`);
-    if (picture.cut.minus !== null) said.push(`rank ${picture.cut.rank} minus rank ${picture.cut.minus}${picture.is_exact ? "" : ", pixel by pixel"}`);
     if (picture.is_sampled) said.push("of some of them: a NaN may be missed; zoom in for all");
     if (picture.is_torn) said.push("taken while the rank ran: values may be torn");
     said.push(document.activeElement === this.canvas || this.root.contains(document.activeElement) ? "wheel zooms" : "click, then the wheel zooms");
@@ -324,19 +307,12 @@ class Heatmap extends Pane {
     const offset = this.detail.parts[cut.rank].offset;
     const isPart = offset && String(this.shapeOf(cut.rank)) !== String(this.detail.shape);
     const whole = isPart ? index.map((at, dim) => at + offset[dim]) : null;
-    const write = (text, isFinal) => {
-      const who = cut.minus === null ? `rank ${cut.rank}` : `rank ${cut.rank} − rank ${cut.minus}`;
-      this.value.replaceChildren(
-        make("span", { class: "cm-weak" }, `${who} [${index.join(", ")}]${whole ? ` = whole [${whole.join(", ")}]` : ""}  `),
-        make("b", {}, text));
-      Object.assign(this.value.dataset, { index: index.join(","), whole: (whole ?? index).join(","), value: text, final: String(isFinal) });
-    };
-    write(this.pixelText(), false);
-    this.laterElement(async () => {
-      const reply = await this.ask({ ask: "element", path: cut.path, rank: cut.rank, minus: cut.minus, index });
-      if (!this.pointer || String(this.index()) !== String(index) || this.cut.rank !== cut.rank) return;
-      write(reply[0].error ?? reply[0].text, true);
-    });
+    const text = this.pixelText();
+    this.value.replaceChildren(
+      make("span", { class: "cm-weak" }, `rank ${cut.rank} [${index.join(", ")}]${whole ? ` = whole [${whole.join(", ")}]` : ""}  `),
+      make("b", {}, text));
+    const isFinal = text !== "…";
+    Object.assign(this.value.dataset, { index: index.join(","), whole: (whole ?? index).join(","), value: text, final: String(isFinal) });
   }
 
   pixelText() {
@@ -346,7 +322,10 @@ class Heatmap extends Pane {
     const row = Math.floor(((pointer[0] + 0.5 - rows[0]) / (rows[1] - rows[0])) * height);
     const col = Math.floor(((pointer[1] + 0.5 - cols[0]) / (cols[1] - cols[0])) * width);
     if (row < 0 || row >= height || col < 0 || col >= width) return "…";
-    const text = formatNumber(picture.values[row * width + col], 7);
+    const value = picture.values[row * width + col];
+    let digits = 7; // 9 are enough for any float32
+    while (digits < 9 && Math.fround(Number(formatNumber(value, digits))) !== value) digits += 1;
+    const text = formatNumber(value, digits);
     return picture.is_exact ? text : `≈ ${text}`;
   }
 

@@ -7,21 +7,19 @@ answers to requests of the front end (see `Inspector.answer`).
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
 import traitlets
 from IPython.core.getipython import get_ipython
 
 from ....controller.inspect import Inspection, InspectionSource, compare
 from ....controller.output.calling_cell import cell_publisher
 from ....controller.rank_set import RankSet
-from ....wire.inspect import Element, Overview, Picture, Pixels, Refusal
+from ....wire.inspect import Overview, Picture, Pixels, Refusal
 from ...render.inspections import list_items, static_of
 from ...render.tables import Static
 from ..auto_refresh import PERIOD_S, AutoRefresh, Occasion, Worker
@@ -152,8 +150,6 @@ class Inspector:
             case "picture":
                 shown = ask_picture(self._source, content)
                 return ({"error": shown}, []) if isinstance(shown, str) else as_message(shown)
-            case "element":
-                return ask_element(self._source, content), []
             case "items":
                 return {"rows": self._rows, "stamp": self._stamp}, []
             case "hello":
@@ -173,7 +169,7 @@ class Inspector:
             self._views, self._seen = {view}, set()
             self.refresher.set(self.widget.live["watch"], self.widget.live["follow"])
             self.widget.send({"roll_call": True})
-        if kind in ("hello", "picture", "element", "items"):
+        if kind in ("hello", "picture", "items"):
             self._quick.do(lambda: self._reply(content, view))
         elif kind == "choose":
             self._slow.do(lambda: self._choose(str(content["path"])), "choose")
@@ -267,7 +263,7 @@ class Inspector:
         self.widget.summary = {**self.widget.summary, "notices": notices}
 
 
-# ---- pictures and elements of one rank, or differences of two
+# ---- pictures
 
 
 def ask_picture(answers: InspectionSource, content: Mapping[str, Any]) -> Pixels | str:
@@ -275,9 +271,8 @@ def ask_picture(answers: InspectionSource, content: Mapping[str, Any]) -> Pixels
 
     Args:
         answers: sends the query to ranks.
-        content: ``path``, ``rank``, ``minus`` (a rank, or None), ``dims``, ``index`` (a number for
-            each dim, ignored for those of ``dims``), ``rows``, ``cols``, ``height``, ``width``,
-            ``reduction``.
+        content: ``path``, ``rank``, ``dims``, ``index`` (a number for each dim, ignored for those
+            of ``dims``), ``rows``, ``cols``, ``height``, ``width``, ``reduction``.
     """
     dims = (int(content["dims"][0]), int(content["dims"][1]))
     subject = Picture(
@@ -291,10 +286,10 @@ def ask_picture(answers: InspectionSource, content: Mapping[str, Any]) -> Pixels
         width=min(int(content["width"]), MAX_PIXELS),
         reduction=content["reduction"],
     )
-    found = _of_ranks(answers, subject, content)
-    if isinstance(found, str):
-        return found
-    return found[0] if len(found) == 1 else _difference(*found)
+    rank = int(content["rank"])
+    looked = answers.look(subject, [rank])
+    found: Pixels | None = looked.answers.get(rank)
+    return found or f"rank {rank}: {looked.refusals[rank]}"
 
 
 def as_message(pixels: Pixels) -> tuple[dict[str, Any], list[bytes]]:
@@ -310,59 +305,6 @@ def as_message(pixels: Pixels) -> tuple[dict[str, Any], list[bytes]]:
         "is_sampled": pixels.is_sampled,
     }
     return content, [pixels.values.astype("<f4").tobytes()]
-
-
-def ask_element(answers: InspectionSource, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one exact element of a tensor as ``text``, or an ``error``."""
-    index = tuple(int(at) for at in content["index"])
-    subject = Element(answers.expression, str(content["path"]), index=index)
-    found = _of_ranks(answers, subject, content)
-    if isinstance(found, str):
-        return {"error": found}
-    return {"text": found[0] if len(found) == 1 else subtract(found)}
-
-
-def subtract(texts: Sequence[str]) -> str:
-    """Return the difference of two elements, given as exact texts, with both texts."""
-    one, other = texts
-    difference = "equal" if one == other else "not equal"  # bools
-    for kind in (int, float, complex):
-        with contextlib.suppress(ValueError):
-            value = kind(one) - kind(other)
-            difference = f"{value:.9g}" if kind is float else str(value)
-            break
-    return f"{difference} ({one} − {other})"
-
-
-def _of_ranks(
-    answers: InspectionSource, subject: Picture | Element, content: Mapping[str, Any]
-) -> list[Any] | str:
-    """Return the answers of one rank and of the rank to subtract, or why an answer is missing."""
-    ranks = [int(content["rank"])]
-    if content.get("minus") is not None:
-        ranks.append(int(content["minus"]))
-        subject = msgspec.structs.replace(subject, exactly=True)
-    looked = answers.look(subject, ranks)
-    for rank in ranks:
-        if rank not in looked.answers:
-            return f"rank {rank}: {looked.refusals.get(rank, 'did not answer')}"
-    return [looked.answers[rank] for rank in ranks]
-
-
-def _difference(one: Pixels, other: Pixels) -> Pixels | str:
-    import numpy as np
-
-    if one.values.shape != other.values.shape:
-        return f"{one.values.shape} and {other.values.shape} cannot be subtracted"
-    largest = np.finfo(np.float32).max
-    with np.errstate(invalid="ignore", over="ignore"):
-        exactly = one.values - other.values
-        limited = np.where(np.isfinite(exactly), np.clip(exactly, -largest, largest), exactly)
-        values = limited.astype(np.float32)
-    finite = values[np.isfinite(values)]
-    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
-    is_torn, is_sampled = one.is_torn or other.is_torn, one.is_sampled or other.is_sampled
-    return Pixels(values, low, high, one.is_exact and other.is_exact, is_torn, is_sampled)
 
 
 # ---- display

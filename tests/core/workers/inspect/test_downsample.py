@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellmesh.wire.inspect import Element, Picture, Pixels
-from cellmesh.workers.inspect.downsample import element, picture
+from cellmesh.wire.inspect import Picture, Pixels
+from cellmesh.workers.inspect.downsample import picture
 from cellmesh.workers.inspect.safe_read import DIRECT
 
 from .test_chunks import quantised
@@ -138,21 +138,3 @@ def test_undrawable_value_says_why(
 ) -> None:
     with pytest.raises(ValueError, match=words):
         look(value, **changes)
-
-
-# ---- elements
-
-
-@pytest.mark.parametrize(
-    ("value", "index", "text"),
-    [
-        (torch.tensor([[0.1, 2.5]]), (0, 0), "0.1"),
-        (torch.tensor([1 + 2j]), (0,), "(1+2j)"),
-        (torch.tensor([2**62 + 1]), (0,), str(2**62 + 1)),
-        (quantised(torch.eye(4)), (1, 1), "1.0"),
-        ({"a": [torch.tensor([7])]}, (0,), "7"),
-    ],
-)
-def test_elements_are_exact(value: Any, index: tuple[int, ...], text: str) -> None:
-    path = "['a'][0]" if isinstance(value, dict) else ""
-    assert element(value, Element("x", path, index=index), DIRECT) == text

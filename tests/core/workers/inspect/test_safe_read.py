@@ -16,7 +16,6 @@ from torch import nn
 
 from cellmesh.wire.inspect import (
     AnyRequest,
-    Element,
     Histogram,
     Names,
     Overview,
@@ -71,7 +70,6 @@ def subjects(path: str, rows: int, cols: int) -> list[AnyRequest]:
         Overview("x", path),
         Histogram("x", path, low=-2.0, high=2.0, num_bins=5),
         *pictures,
-        Element("x", path, index=(rows - 1, 1)),
         Overview("x", grads=True),
     ]
 
