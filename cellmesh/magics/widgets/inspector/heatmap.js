@@ -11,7 +11,6 @@ class Heatmap extends Pane {
     this.ask = ask;
     this.cut = null; // what is looked at: path, rank, dims, index, reduction
     this.picture = null; // values, height, width, rows, cols, low, high
-    this.held = null; // [low, high] to be kept
     this.scaleName = "linear";
     this.wanted = 0;
     this.isBusy = false;
@@ -23,13 +22,11 @@ class Heatmap extends Pane {
     this.value = make("div", { class: "cmi-value cm-mono", role: "status", "aria-live": "polite" });
     this.legend = make("div", { class: "cmi-legend" });
     this.notes = make("div", { class: "cm-weak cmi-notes" });
-    this.hold = makeButton("hold range", "Keep the colours' range as it is", () => this.toggleHold(), { "aria-pressed": "false" });
     this.tools = make("div", { class: "cmi-bar" },
       makeSelect("reduce by", [["mean", "mean"], ["absmax", "max. magnitude"]], "mean",
         (value) => { this.cut.reduction = value; this.request(); }),
       makeSelect("scale", [["linear", "linear"], ["symmetric", "symmetric"], ["log", "symmetric log"]], "linear",
         (value) => { this.scaleName = value; this.redraw(); }),
-      this.hold,
       make("span", { class: "cmi-zoom", role: "group", "aria-label": "zoom" },
         makeButton("−", "Zoom out (-)", () => this.zoom(1.6)),
         makeButton("+", "Zoom in (+)", () => this.zoom(1 / 1.6)),
@@ -195,8 +192,7 @@ class Heatmap extends Pane {
     if (!picture) return;
     const isStale = this.isStale();
     canvas.dataset.stale = String(isStale);
-    const [low, high] = this.held ?? [picture.low, picture.high];
-    const scale = makeScale(this.scaleName, low, high);
+    const scale = makeScale(this.scaleName, picture.low, picture.high);
     const table = chooseMap(scale, this.isDark);
     const image = document.createElement("canvas");
     image.width = picture.width;
@@ -276,12 +272,6 @@ class Heatmap extends Pane {
     frame(0.5, 1.5);
     context.strokeStyle = "#000";
     frame(1.5, 0.5);
-  }
-
-  toggleHold() {
-    this.held = this.held || !this.picture ? null : [this.picture.low, this.picture.high];
-    this.hold.setAttribute("aria-pressed", String(this.held !== null));
-    this.redraw();
   }
 
   // ---- the value under the pointer
