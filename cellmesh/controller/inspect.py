@@ -275,7 +275,6 @@ class Inspection(Mapping[int, TensorSummary]):
         ranks: ranks that were queried, for further queries; None if further queries are impossible.
         token: identifies the value on its ranks, if code was run for it; "" if each query looks the
             value up.
-        took_s: how long the inspection took, in seconds.
         grads: whether the gradients in the value were inspected, not its tensors.
     """
 
@@ -286,7 +285,6 @@ class Inspection(Mapping[int, TensorSummary]):
     spreads: Mapping[str, Spread] = field(default_factory=dict)
     ranks: RankSet | None = None
     token: str = ""
-    took_s: float = 0.0
     grads: bool = False
 
     @property
@@ -381,7 +379,6 @@ def inspect(
     expression: str,
     *,
     grads: bool = False,
-    is_beside: bool = False,
     timeout_s: float | None = None,
 ) -> Inspection:
     """Inspect a value on ranks. Blocks until all ranks have answered (see `look`).
@@ -394,25 +391,20 @@ def inspect(
         ranks: ranks to inspect.
         expression: a name, or any Python expression.
         grads: whether to inspect the gradients in the value in place of its tensors.
-        is_beside: whether all ranks answer on their control threads, and run no code.
-        timeout_s: how long to wait for all answers, in seconds; None for no limit for idle ranks.
+        timeout_s: how long to wait for each query, in seconds; None for no limit for idle ranks.
 
     Raises:
         NoMeshError: the mesh has ended.
     """
-    began_at = time.monotonic()
     subject = Overview(expression, grads=grads, max_items=_MAX_ITEMS)
-    result, token = _find(ranks, subject, is_beside, timeout_s)
-    deadline = None if timeout_s is None else began_at + timeout_s
-    source = InspectionSource(ranks, expression, token, timeout_s, deadline=deadline)
+    result, token = _find(ranks, subject, timeout_s)
+    source = InspectionSource(ranks, expression, token, timeout_s)
     found = Inspection(
         expression, dict(sorted(result.answers.items())), dict(sorted(result.refusals.items()))
     )
     summaries = found.by_path()
     tensors = [path for path, of_ranks in summaries.items() if _scale_of(of_ranks)]
-    spreads = {
-        path: source.spread(path, summaries[path], is_beside) for path in tensors[:_MAX_SPREADS]
-    }
+    spreads = {path: source.spread(path, summaries[path]) for path in tensors[:_MAX_SPREADS]}
     return dataclasses.replace(
         found,
         comparisons={path: compare(of_ranks) for path, of_ranks in summaries.items()},
@@ -420,7 +412,6 @@ def inspect(
         ranks=ranks,
         token=token,
         grads=grads,
-        took_s=time.monotonic() - began_at,
     )
 
 
@@ -436,7 +427,6 @@ class InspectionSource:
         token: of the value that an earlier inspection has evaluated, to be queried; "" for none.
         timeout_s: how long to wait for an answer, in seconds; see `look`.
         grads: whether `inspect` inspects gradients.
-        deadline: when all queries together must be answered; None for `timeout_s` for each.
     """
 
     def __init__(
@@ -446,9 +436,7 @@ class InspectionSource:
         token: str = "",
         timeout_s: float | None = ANSWER_S,
         grads: bool = False,
-        deadline: float | None = None,
     ) -> None:
-        self._deadline = deadline
         self._ranks = ranks
         self._token = token
         self._timeout_s = timeout_s
@@ -456,39 +444,26 @@ class InspectionSource:
         self.expression = expression
         self.ranks = ranks.ranks
 
-    def look(
-        self, subject: ValueQuery, ranks: Sequence[int] | None = None, is_beside: bool = False
-    ) -> QueryResult:
+    def look(self, subject: ValueQuery, ranks: Sequence[int] | None = None) -> QueryResult:
         """Send a query about the inspected value to some ranks, or to all."""
         asked = self._ranks.part(self.ranks if ranks is None else ranks)
-        left_s = self._timeout_s
-        if self._deadline is not None:
-            left_s = max(0.0, self._deadline - time.monotonic())
         try:
             subject = msgspec.structs.replace(subject, token=self._token)
-            return look(asked, subject, is_beside=is_beside, timeout_s=left_s)
+            return look(asked, subject, timeout_s=self._timeout_s)
         except CellmeshError as error:
             return QueryResult({}, dict.fromkeys(asked.ranks, _refusal(error)))
 
-    def inspect(self, is_beside: bool) -> Inspection:
-        """Inspect the expression on all ranks; later queries are about the value found."""
-        try:
-            found = inspect(
-                self._ranks,
-                self.expression,
-                grads=self._grads,
-                is_beside=is_beside,
-                timeout_s=self._timeout_s,
-            )
-        except CellmeshError as error:
-            return Inspection(self.expression, {}, dict.fromkeys(self.ranks, _refusal(error)))
-        if found.found:
-            self._token = found.token
+    def inspect(self) -> Inspection:
+        """Inspect the expression on all ranks; later queries are about the value found.
+
+        Raises:
+            NoMeshError: the mesh has ended.
+        """
+        found = inspect(self._ranks, self.expression, grads=self._grads, timeout_s=self._timeout_s)
+        self._token = found.token
         return found
 
-    def spread(
-        self, path: str, summaries: Mapping[int, TensorSummary], is_beside: bool = False
-    ) -> Spread | None:
+    def spread(self, path: str, summaries: Mapping[int, TensorSummary]) -> Spread | None:
         """Make one tensor's histograms on all ranks, with the same bins; None without finite
         elements.
         """
@@ -498,24 +473,18 @@ class InspectionSource:
         low, high = scale
         ranks = [rank for rank, summary in summaries.items() if summary.min is not None]
         subject = Histogram(self.expression, path, low=low, high=high, num_bins=_NUM_BINS)
-        return Spread(low, high, dict(sorted(self.look(subject, ranks, is_beside).answers.items())))
-
-    def is_busy(self) -> bool:
-        """Return whether any of the ranks executes a run."""
-        return bool(self._ranks.session.runs.busy_ranks() & set(self.ranks))
+        return Spread(low, high, dict(sorted(self.look(subject, ranks).answers.items())))
 
 
-def _find(
-    ranks: RankSet, subject: Overview, is_beside: bool, timeout_s: float | None
-) -> tuple[QueryResult, str]:
+def _find(ranks: RankSet, subject: Overview, timeout_s: float | None) -> tuple[QueryResult, str]:
     """Query ranks for a summary of an expression's value, and return it with the token of a value
     that the ranks have evaluated. A path of names is looked up; any other
     expression is evaluated on all ranks or none, as it may contain a collective.
     """
     session, expression = ranks.session, subject.expression
-    result = look(ranks, subject, is_beside=is_beside, timeout_s=timeout_s)
+    result = look(ranks, subject, timeout_s=timeout_s)
     wanted = [rank for rank, refusal in result.refusals.items() if refusal.needs_code]
-    if not wanted or is_beside:
+    if not wanted:
         return result, ""
     busy = session.runs.busy_ranks() & set(ranks.ranks)
     if busy:

@@ -224,7 +224,7 @@ class Commands:
 
         ranks = self._choose(options)
         found = ranks.inspect(" ".join(options["expression"]), grads=options["grads"])
-        show_inspection(ranks.rank_set, found, options["watch"], options["follow"])
+        show_inspection(ranks.rank_set, found, options["watch"])
 
     def dist_who(self, options: Given) -> Table:
         from .render.inspections import names_table

@@ -108,7 +108,6 @@ or not.
     expression EXPRESSION...
     --ranks SET: Ranks, like 0,2-3.
     --watch: Look again after each cell.
-    --follow: Look again once a second while a cell runs; values may be torn: the rank goes on.
     --grads: The gradients of a model, layer by layer.
 
 dist_who: Show the ranks' names: types, shapes, sizes, and where they differ between ranks.

@@ -304,13 +304,14 @@ def test_the_inspector_shows_values_of_the_ranks(notebook: Notebook, server: Ser
     root.scroll_into_view_if_needed()  # an inspector out of sight looks again once it is seen
     expect(rows.nth(1).locator("[data-key=max]")).to_have_text("42")
 
-    # --follow: while a cell runs, without stopping it
-    root.get_by_role("button", name="Look again each second while a cell runs").click()
+    # refresh: while a cell runs, without stopping it
     running = notebook.start(
-        "%%dist\nimport os, time\nw.fill_(77 + rank)\n"
+        "%%dist\nimport os, time\nw.fill_(77 + rank)\nprint('fil' + 'led')\n"
         "while not os.path.exists('look-on'):\n    time.sleep(0.05)\nw.fill_(99 + rank)"
     )
     root.scroll_into_view_if_needed()
+    expect(running.root).to_contain_text("filled")
+    root.get_by_role("button", name="Look again now").click()
     expect(rows.nth(1).locator("[data-key=max]")).to_have_text("78", timeout=20_000)
     expect(root.locator(".cmi-notice")).to_contain_text("values may be torn")
     expect(running.root.locator(".jp-InputPrompt")).to_have_text("[*]:")

@@ -154,7 +154,7 @@ def test_an_expression_that_runs_code_is_run_once_by_all_ranks(mesh: cm.Mesh) ->
     assert {facts.kind for facts in row.values()} == {"torch.distributed.tensor.DTensor"}
     assert set(mesh.pull("count").values()) == {1}
 
-    again = answers.inspect(False)
+    again = answers.inspect()
     assert [again.facts_of("tensor")[rank].max for rank in range(4)] == [17.0] * 4
     former = msgspec.structs.replace(whole, token=seen.token)
     why = look(mesh.rank_set, former).refusals[3].text
@@ -180,11 +180,10 @@ def test_beside_a_cell_no_rank_runs_an_expressions_code(mesh: cm.Mesh) -> None:
             ("compute()", "have to run code"),
             ("dt[0]", "a collective: look at the whole"),
         ):
-            for is_beside in (False, True):
-                refusals = inspect(mesh.rank_set, expression, is_beside=is_beside).refusals
-                assert sorted(refusals) == [0, 1, 2, 3]
-                assert why in refusals[0].text
-                assert ("ranks 0-1 are busy" if not is_beside else why) in refusals[3].text
+            refusals = mesh.inspect(expression).refusals
+            assert sorted(refusals) == [0, 1, 2, 3]
+            assert why in refusals[0].text
+            assert "ranks 0-1 are busy" in refusals[3].text
         kept = Overview("compute()", "tensor", seen.token)
         answers = look(mesh.rank_set, kept).answers
         assert {rank: found.items[0].min for rank, found in answers.items()} == dict.fromkeys(

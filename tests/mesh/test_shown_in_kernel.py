@@ -27,10 +27,9 @@ def notebook() -> Iterator[Notebook]:
             yield opened
             opened.run("%%dist\nw = torch.ones(2)")
             opened.run("%dist_inspect w --watch")
-            opened.run("%%dist\nw += 1")  # it is looked at again while the mesh is stopped
             stopped = opened.run("%dist_stop")
             assert stopped.status == "ok"
-            assert stopped.text() == stopped.text("stderr") == ""  # nothing of looks that are late
+            assert stopped.text() == stopped.text("stderr") == ""
             check_nothing_left(directory)
         check_nothing_left(directory)
 

@@ -53,7 +53,7 @@ SHOWN = (
     r"cell +took +compute +in collectives",
     r"x +Tensor float32 +\(3, 3\) +36 B",
     r"1 +\S+ +\d+ +cpu +idle",
-    "--watch and --follow need a notebook",
+    "--watch needs a notebook",
 )
 LOG = "import cellmesh as cm; [cm.log(loss=i, step=i) for i in range(5)]; x = torch.eye(3) + rank"
 
@@ -64,7 +64,7 @@ def test_a_terminal_shows_text_and_its_exit_ends_its_mesh(
     lines = ("%load_ext cellmesh", "%dist_start 2", f"mesh.cell({LOG!r})", *CELLS[2:])
     done = subprocess.run(
         [sys.executable, "-m", "IPython", "--no-banner", "--simple-prompt"],
-        input="\n".join([*lines, "%dist_inspect x --watch --follow", "exit", ""]),
+        input="\n".join([*lines, "%dist_inspect x --watch", "exit", ""]),
         env={**os.environ, "IPYTHONDIR": str(tmp_path), "TERM": "dumb", "COLUMNS": "200"},
         capture_output=True,
         text=True,

@@ -42,41 +42,33 @@ class LocalAnswers:
         self.expression = expression
         self.ranks = tuple(namespaces)
         self.namespaces = namespaces
-        self.asked: list[tuple[ValueQuery, tuple[int, ...], bool]] = []
+        self.asked: list[ValueQuery] = []
         self.busy = False
         self._change = change
         self._grads = grads
         self._lookers = {rank: looker(names) for rank, names in namespaces.items()}
         self._token = ""  # of the value that was inspected last
 
-    def look(
-        self, subject: ValueQuery, ranks: Sequence[int] | None = None, is_beside: bool = False
-    ) -> QueryResult:
+    def look(self, subject: ValueQuery, ranks: Sequence[int] | None = None) -> QueryResult:
         asked = self.ranks if ranks is None else tuple(ranks)
-        self.asked.append((subject, asked, is_beside))
+        self.asked.append(subject)
         subject = msgspec.structs.replace(subject, token=self._token)
         looked = QueryResult({}, {})
         for rank in asked:
-            answer = self._lookers[rank].answer(subject, is_beside or self.busy)
+            answer = self._lookers[rank].answer(subject, self.busy)
             if not self.busy and isinstance(answer, ValueSummary | Pixels):
                 answer = dataclasses.replace(answer, is_torn=False)
             answer = self._change(rank, subject, answer)
             (looked.refusals if isinstance(answer, Refusal) else looked.answers)[rank] = answer
         return looked
 
-    def inspect(self, is_beside: bool) -> Inspection:
-        former, self._token = self._token, "" if is_beside else str(len(self.asked))
-        runs = not is_beside
-        subject = Overview(self.expression, max_items=20_000, runs=runs, grads=self._grads)
-        looked = self.look(subject, None, is_beside)
-        if not looked.answers:
-            self._token = former
-        found = dict(looked.answers)
-        return Inspection(self.expression, found, dict(looked.refusals))
+    def inspect(self) -> Inspection:
+        self._token = str(len(self.asked))
+        subject = Overview(self.expression, max_items=20_000, runs=True, grads=self._grads)
+        looked = self.look(subject)
+        return Inspection(self.expression, dict(looked.answers), dict(looked.refusals))
 
-    def spread(
-        self, path: str, summaries: Mapping[int, TensorSummary], is_beside: bool = False
-    ) -> Spread | None:
+    def spread(self, path: str, summaries: Mapping[int, TensorSummary]) -> Spread | None:
         known = [
             (summary.min, summary.max)
             for summary in summaries.values()
@@ -86,11 +78,8 @@ class LocalAnswers:
             return None
         low, high = min(one for one, _ in known), max(one for _, one in known)
         subject = Histogram(self.expression, path, low=low, high=high, num_bins=40)
-        looked = self.look(subject, tuple(summaries), is_beside)
+        looked = self.look(subject, tuple(summaries))
         return Spread(low, high, looked.answers)
-
-    def is_busy(self) -> bool:
-        return self.busy
 
 
 def ask(value: Any, subject: ValueQuery) -> Any:

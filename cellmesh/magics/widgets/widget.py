@@ -17,6 +17,7 @@ from typing import Any
 
 import anywidget
 import traitlets
+from IPython.core.getipython import get_ipython
 
 from ...controller.output.calling_cell import cell_publisher, is_attended
 from ..render.tables import Static
@@ -142,6 +143,19 @@ class LiveView:
             data["text/html"] = f"{static.html}{_NO_WIDGETS}"
             data[_VIEW] = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
         return data
+
+
+def at_cells_ends(function: Callable[[], None]) -> Callable[[], None]:
+    """Call a function at the end of each cell of the notebook; return a function to stop this."""
+    shell = get_ipython()
+    if shell is None:
+        return lambda: None
+
+    def call(*_: Any) -> None:
+        function()
+
+    shell.events.register("post_run_cell", call)
+    return lambda: shell.events.unregister("post_run_cell", call)
 
 
 def _content(data: dict[str, Any], display_id: str) -> dict[str, Any]:

@@ -13,10 +13,10 @@ class Questions {
     this.waiting = new Map();
     this.view = Math.random().toString(36).slice(2);
     this.number = 0;
-    this.onRollCall = () => {};
+    this.onCellEnd = () => {};
     this.hear = (content, buffers) => {
       onHeard();
-      if (content?.roll_call) return this.onRollCall();
+      if (content?.cell_ended) return this.onCellEnd();
       if (content?.view !== this.view) return;
       this.waiting.get(content.id)?.([content, buffers]);
       this.waiting.delete(content.id);
@@ -44,12 +44,12 @@ class Inspector {
     this.model = model;
     this.questions = new Questions(model, () => this.setLive(true));
     this.isLive = null; // not known yet
-    this.questions.onRollCall = () => { this.toldSight = undefined; this.tellSight(); };
+    this.questions.onCellEnd = () => { this.isOutdated = true; this.lookAgain(); };
     this.changed = () => (this.isLive ? this.refresh() : this.setLive(true)); // only a kernel changes these
     el.classList.add("cellmesh", "cmi");
     this.el = el;
     this.build();
-    for (const key of ["summary", "detail", "live", "ended"]) model.on(`change:${key}`, this.changed);
+    for (const key of ["summary", "detail", "watch", "ended"]) model.on(`change:${key}`, this.changed);
     this.open("overview");
     this.refresh();
     this.questions.ask({ ask: "hello" }, () => this.setLive(false), HELLO_MS);
@@ -60,8 +60,7 @@ class Inspector {
     this.panels = Object.fromEntries(TABS.map(([key]) => [key, make("div", { class: "cmi-panel", role: "tabpanel", "data-tab": key, hidden: "" })]));
     this.tabs = Object.fromEntries(TABS.map(([key, text]) => [key, makeButton(text, text, () => this.open(key), {
       class: "cmi-tab", role: "tab", "data-tab": key, onkeydown: (event) => this.turn(event) })]));
-    this.watch = makeButton("watch", "Look again after each cell", () => this.toggle("watch"), { "aria-pressed": "false" });
-    this.follow = makeButton("follow", "Look again each second while a cell runs; values may be torn", () => this.toggle("follow"), { "aria-pressed": "false" });
+    this.watch = makeButton("watch", "Look again after each cell", () => this.toggleWatch(), { "aria-pressed": "false" });
     this.again = makeButton("refresh", "Look again now", () => this.questions.tell({ ask: "refresh" }));
     this.title = make("span", { class: "cm-mono cmi-title" });
     this.odd = make("span", { class: "cmi-bad cmi-odd" });
@@ -74,7 +73,7 @@ class Inspector {
     this.detailRoot = lists[1];
     this.heatmap = new Heatmap(this.panels.heatmap, (message, late) => this.questions.ask(message, late));
     this.el.replaceChildren(
-      make("div", { class: "cmi-head" }, this.title, this.odd, this.when, make("span", { class: "cmi-live" }, this.watch, this.follow, this.again)),
+      make("div", { class: "cmi-head" }, this.title, this.odd, this.when, make("span", { class: "cmi-live" }, this.watch, this.again)),
       this.notice,
       make("div", { class: "cmi-tabs", role: "tablist", "aria-label": "views" }, ...Object.values(this.tabs)),
       ...Object.values(this.panels));
@@ -103,11 +102,11 @@ class Inspector {
 
   refresh() {
     const { model } = this;
-    const [summary, detail, live] = [model.get("summary"), model.get("detail"), model.get("live")];
+    const [summary, detail] = [model.get("summary"), model.get("detail")];
     this.title.textContent = summary.expression;
     this.odd.textContent = summary.odd;
     this.when.textContent = [summary.said, summary.at].filter(Boolean).join(" · ");
-    for (const key of ["watch", "follow"]) this[key].setAttribute("aria-pressed", String(Boolean(live[key])));
+    this.watch.setAttribute("aria-pressed", String(model.get("watch")));
     const notices = [model.get("ended"), ...summary.notices].filter(Boolean);
     if (this.isLive === false) notices.unshift("no kernel answers: this is what was seen last");
     this.notice.hidden = notices.length === 0;
@@ -135,9 +134,8 @@ class Inspector {
     if (this.isLive === isLive || this.isLive) return;
     this.isLive = isLive;
     this.el.dataset.live = String(isLive);
-    for (const control of [this.watch, this.follow, this.again]) control.disabled = !isLive;
+    for (const control of [this.watch, this.again]) control.disabled = !isLive;
     this.refresh();
-    this.tellSight();
   }
 
   async fetchItems(stamp) {
@@ -150,33 +148,29 @@ class Inspector {
 
   choose(path) { this.questions.tell({ ask: "choose", path }); }
 
-  toggle(key) {
-    const live = this.model.get("live");
-    this.questions.tell({ ask: "live", ...live, [key]: !live[key] });
-  }
+  toggleWatch() { this.questions.tell({ ask: "watch", watch: !this.model.get("watch") }); }
 
   // ---- whether anybody looks
 
   watchSight() {
     this.inSight = true;
-    this.sight = new IntersectionObserver((entries) => { this.inSight = entries.at(-1).isIntersecting; this.tellSight(); });
+    this.sight = new IntersectionObserver((entries) => { this.inSight = entries.at(-1).isIntersecting; this.lookAgain(); });
     this.sight.observe(this.el);
-    this.turned = () => this.tellSight();
+    this.turned = () => this.lookAgain();
     document.addEventListener("visibilitychange", this.turned);
   }
 
-  tellSight() {
-    const isVisible = this.inSight && document.visibilityState === "visible";
-    if (!this.isLive || isVisible === this.toldSight) return;
-    this.toldSight = isVisible;
-    this.questions.tell({ ask: "seen", is_visible: isVisible });
+  // A cell has ended since the value was seen last: it is looked at again as soon as the inspector is in sight.
+  lookAgain() {
+    if (!this.isOutdated || !this.inSight || document.visibilityState !== "visible") return;
+    this.isOutdated = false;
+    this.questions.tell({ ask: "refresh" });
   }
 
   close() {
-    if (this.isLive) this.questions.tell({ ask: "gone" });
     this.sight.disconnect();
     document.removeEventListener("visibilitychange", this.turned);
-    for (const key of ["summary", "detail", "live", "ended"]) this.model.off(`change:${key}`, this.changed);
+    for (const key of ["summary", "detail", "watch", "ended"]) this.model.off(`change:${key}`, this.changed);
     this.questions.close();
     this.heatmap.close();
   }

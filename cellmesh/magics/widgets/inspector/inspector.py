@@ -7,29 +7,27 @@ answers to requests of the front end (see `Inspector.answer`).
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import traitlets
-from IPython.core.getipython import get_ipython
 
 from ....controller.inspect import Inspection, InspectionSource, compare
 from ....controller.output.calling_cell import cell_publisher
 from ....controller.rank_set import RankSet
+from ....errors import CellmeshError
 from ....wire.inspect import Overview, Picture, Pixels, Refusal
 from ...render.inspections import list_items, static_of
 from ...render.tables import Static
-from ..auto_refresh import PERIOD_S, AutoRefresh, Occasion, Worker
-from ..widget import LiveView, Widget, load_css, load_js
+from ..widget import LiveView, Widget, at_cells_ends, load_css, load_js
 from .view_model import detail, summarise
 
 # Maximum side of a picture: with 4 bytes per pixel, it takes less than a megabyte.
 MAX_PIXELS = 496
-# Automatic inspections that run code on ranks may delay the next cell by so much.
-_SHORT_S = 0.25
 _NOT_THERE = Refusal("LookupError", "it has no such part there")
 
 
@@ -51,8 +49,44 @@ class InspectorWidget(Widget):
     summary = traitlets.Dict().tag(sync=True)
     # The tensor that is shown in detail (`view_model.detail`).
     detail = traitlets.Dict().tag(sync=True)
-    # Automatic refreshes: {"watch": bool, "follow": bool}.
-    live = traitlets.Dict().tag(sync=True)
+    # Whether a page that shows the widget asks for a refresh after each cell.
+    watch = traitlets.Bool(False).tag(sync=True)
+
+
+class Worker:
+    """Calls functions one after the other, on a thread that exists only while functions wait."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._jobs: dict[object, Callable[[], None]] = {}
+        self._is_running = False
+
+    def do(self, job: Callable[[], None], key: object = None) -> None:
+        """Call a function on the thread; it replaces a waiting function with the same key."""
+        with self._lock:
+            self._jobs[key if key is not None else object()] = job
+            if self._is_running:
+                return
+            self._is_running = True
+        self._start()
+
+    def _start(self) -> None:
+        threading.Thread(target=self._run, name="cellmesh-widget", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            while (job := self._next()) is not None:
+                job()
+        except BaseException:
+            self._start()  # the waiting functions are called all the same
+            raise
+
+    def _next(self) -> Callable[[], None] | None:
+        with self._lock:
+            if not self._jobs:
+                self._is_running = False
+                return None
+            return self._jobs.pop(next(iter(self._jobs)))
 
 
 class Inspector:
@@ -63,9 +97,6 @@ class Inspector:
         coordinates: rank -> its coordinate in the mesh.
         inspection: first inspection, if it was made already.
         watch: whether to inspect again after each cell.
-        follow: whether to inspect again each second while a cell runs.
-        events: events of the shell; None without a shell.
-        period_s: period of `follow`, in seconds.
     """
 
     def __init__(
@@ -75,9 +106,6 @@ class Inspector:
         *,
         inspection: Inspection | None = None,
         watch: bool = False,
-        follow: bool = False,
-        events: Any = None,
-        period_s: float = PERIOD_S,
     ) -> None:
         self._source = source
         self._coordinates = coordinates or {}
@@ -86,54 +114,32 @@ class Inspector:
         self._rows: list[dict[str, Any]] = []
         self._inspection = Inspection(source.expression, {})
         self._lock = threading.Lock()
-        self._seen: set[str] = set()
-        self._views: set[str] = set()
-        self._was_greeted = False
         self._quick, self._slow = Worker(), Worker()
-        self.refresher = AutoRefresh(self.refresh, source.is_busy, self.is_seen, events, period_s)
-        self.widget = InspectorWidget()
-        self.view = LiveView(self.widget, self.static, self._end)
+        self.widget = InspectorWidget(watch=watch)
+        self.view = LiveView(self.widget, self.static, at_cells_ends(self.note_cell_end))
         if inspection is None:
             self.refresh()
         else:
             self._take(inspection)
         self.widget.on_msg(self._hear)
-        self._set_live(watch, follow)
 
     # ---- the view
 
-    def refresh(self, occasion: Occasion = "asked") -> None:
-        """Inspect the value again, and show the result; blocks, callable on any thread.
+    def refresh(self) -> None:
+        """Inspect the value again, and show the result; blocks, callable on any thread."""
+        with self._lock, contextlib.suppress(CellmeshError):  # of a mesh that ends, the view stays
+            if not self.widget.ended:
+                self._stamp += 1
+                self._take(self._source.inspect())
 
-        Args:
-            occasion: reason of the refresh. Unless it is ``asked``, ranks answer beside their main
-                threads, so that the next cell need not wait; during a cell, expensive parts are not
-                updated.
-        """
-        with self._lock:
-            if self.widget.ended:
-                return
-            self._stamp += 1
-            if occasion == "during" and len(self._rows) > 1:
-                self._show_detail(is_beside=True)
-                return
-            inspection = self._inspect(occasion)
-            if inspection is None:
-                return
-            self._take(inspection, occasion)
-        if not self._was_greeted and occasion != "during":
-            self.view.refresh()
-
-    def _end(self) -> None:
-        self.refresher.close()
+    def note_cell_end(self) -> None:
+        """Report the end of a cell to the pages, which refresh the widget once it is visible."""
+        if self.widget.watch:
+            self.widget.send({"cell_ended": True})
 
     def static(self) -> Static:
         """Return the inspected value drawn without a widget."""
         return static_of(self._inspection, self._path)
-
-    def is_seen(self) -> bool:
-        """Return whether a page shows the inspector; True if pages do not report this."""
-        return bool(self._seen) or not self._was_greeted
 
     # ---- requests
 
@@ -162,31 +168,14 @@ class Inspector:
     def _hear(self, widget: Any, content: dict[str, Any], buffers: Any) -> None:
         # Called on any thread: slow requests are handled on another one.
         view, kind = str(content.get("view", "")), content.get("ask")
-        if kind == "hello":
-            # A page that was reloaded has not reported its end: all open pages report themselves
-            # again.
-            self._was_greeted = True
-            self._views, self._seen = {view}, set()
-            self.refresher.set(self.widget.live["watch"], self.widget.live["follow"])
-            self.widget.send({"roll_call": True})
         if kind in ("hello", "picture", "items"):
             self._quick.do(lambda: self._reply(content, view))
         elif kind == "choose":
             self._slow.do(lambda: self._choose(str(content["path"])), "choose")
         elif kind == "refresh":
-            self.refresher.now()
-        elif kind == "live":
-            self._set_live(bool(content["watch"]), bool(content["follow"]))
-        elif kind == "seen":
-            self._views.add(view)
-            (self._seen.add if content["is_visible"] else self._seen.discard)(view)
-            if content["is_visible"]:
-                self.refresher.note_seen()
-        elif kind == "gone":
-            self._views.discard(view)
-            self._seen.discard(view)
-            if not self._views:
-                self.refresher.pause()
+            self._slow.do(self.refresh, "refresh")
+        elif kind == "watch":
+            self.widget.watch = bool(content["watch"])
 
     def _reply(self, content: dict[str, Any], view: str) -> None:
         try:
@@ -199,34 +188,11 @@ class Inspector:
         with self._lock:
             self._path = path
             self._stamp += 1
-            self._show_detail(is_beside=False)
-
-    def _set_live(self, watch: bool, follow: bool) -> None:
-        self.refresher.set(watch, follow)
-        self.widget.live = {"watch": watch, "follow": follow}
+            self._show_detail()
 
     # ---- helpers, called under the lock
 
-    def _inspect(self, occasion: Occasion) -> Inspection | None:
-        """Inspect the value again; return None if that is not possible, and show the reason."""
-        inspection = self._source.inspect(occasion != "asked")
-        needs_code = any(refusal.needs_code for refusal in inspection.refusals.values())
-        if occasion == "after" and needs_code and not self._source.is_busy():
-            if self._inspection.took_s > _SHORT_S:
-                why = (
-                    f"that took {self._inspection.took_s:.1f} s, and "
-                    "the next cell would wait for it"
-                )
-                self._say([f"not looked at again: {why}; press refresh"])
-                return None
-            inspection = self._source.inspect(False)
-        if occasion != "asked" and not inspection.found:
-            self._say(sorted({str(refusal) for refusal in inspection.refusals.values()}))
-            return None
-        return inspection
-
-    def _take(self, inspection: Inspection, occasion: Occasion = "asked") -> None:
-        is_beside = occasion != "asked"
+    def _take(self, inspection: Inspection) -> None:
         self._inspection = inspection
         self._rows = list_items(inspection)
         paths = [row["path"] for row in self._rows]
@@ -236,31 +202,25 @@ class Inspector:
             self.widget.summary = summarise(
                 inspection, self._rows, self._stamp, time.strftime("%H:%M:%S")
             )
-            self._show_detail(is_beside)
+            self._show_detail()
 
-    def _show_detail(self, is_beside: bool) -> None:
+    def _show_detail(self) -> None:
         if not self._rows:
             self.widget.detail = {}
             return
         source, path, inspection = self._source, self._path, self._inspection
         if not inspection.is_one:  # of several tensors, not all have been read
-            looked = source.look(Overview(source.expression, path), None, is_beside)
-            if is_beside and not looked.answers:
-                self._say(sorted({str(refusal) for refusal in looked.refusals.values()}))
-                return
+            looked = source.look(Overview(source.expression, path))
             inspection = Inspection(source.expression, looked.answers, looked.refusals)
         facts = inspection.facts_of(path)
         absent = {rank: _NOT_THERE for rank in inspection.found if rank not in facts}
         comparison = inspection.comparisons.get(path) or compare(facts)
-        spread = inspection.spreads.get(path) or source.spread(path, facts, is_beside)
+        spread = inspection.spreads.get(path) or source.spread(path, facts)
         refusals = {**absent, **inspection.refusals}
         shown = detail(
             source.expression, path, facts, refusals, self._coordinates, comparison, spread
         )
         self.widget.detail = {**shown, "stamp": self._stamp}
-
-    def _say(self, notices: list[str]) -> None:
-        self.widget.summary = {**self.widget.summary, "notices": notices}
 
 
 # ---- pictures
@@ -314,24 +274,21 @@ def show_inspection(
     ranks: RankSet,
     inspection: Inspection,
     watch: bool = False,
-    follow: bool = False,
 ) -> None:
     """Show an inspected value in a widget, which queries these ranks until their mesh ends; in a
     terminal, print it.
     """
-    shell, is_terminal = get_ipython(), cell_publisher() is None
+    if cell_publisher() is None:
+        print(static_of(inspection, next(iter(inspection.paths), "")).text)
+        if watch:
+            print("--watch needs a notebook")
+        return
     inspector = Inspector(
         InspectionSource(ranks, inspection.expression, inspection.token, grads=inspection.grads),
         coordinates_of(ranks.session.dims, ranks.ranks),
         inspection=inspection,
-        watch=watch and not is_terminal,
-        follow=follow and not is_terminal,
-        events=shell.events if shell is not None else None,
+        watch=watch,
     )
-    if is_terminal:
-        note = ["--watch and --follow need a notebook"] if watch or follow else []
-        print("\n".join([inspector.static().text, *note]))
-        return
     ranks.session.shown.add("inspectors", inspector.view)
     inspector.view._ipython_display_()
 

@@ -5,19 +5,16 @@ from __future__ import annotations
 import array
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import traitlets
-from IPython.core.getipython import get_ipython
 
 from ....controller.live_views import do_apart
 from ....controller.metrics import Plot, describe_nans, thin
 from ...render.plots import draw_html
 from ...render.svg import colour_of
 from ...render.tables import Static
-from ..auto_refresh import pause_after
-from ..widget import LiveView, Widget, load_css, load_js
+from ..widget import LiveView, Widget, at_cells_ends, load_css, load_js
 
 # Least time between two drawings, in seconds; longer with many points, which are all drawn again.
 REFRESH_S = 0.25
@@ -81,7 +78,7 @@ class LivePlot:
         self.view = LiveView(self._widget, lambda: Static(repr(plot), draw_html(plot)), self._end)
         self._stops = [plot.metrics.watch(self._note)]
         if not self.view.is_attended:
-            self._stops.append(_at_cells_ends(self._settle))
+            self._stops.append(at_cells_ends(self._settle))
         self._draw()
         plot.shown.add("plots", self.view)
 
@@ -111,7 +108,7 @@ class LivePlot:
             if self._is_due:
                 return
             self._is_due = True
-        timer = threading.Timer(pause_after(self._took_s, REFRESH_S), self._draw)
+        timer = threading.Timer(max(REFRESH_S, 10 * self._took_s), self._draw)
         timer.daemon = True
         timer.start()
 
@@ -128,16 +125,3 @@ class LivePlot:
                         describe_nans(self._plot.series(name)) for name in self._plot.names
                     ]
             self._took_s = time.monotonic() - began_at
-
-
-def _at_cells_ends(function: Callable[[], None]) -> Callable[[], None]:
-    """Call a function at the end of each cell of the notebook; return a function to stop this."""
-    shell = get_ipython()
-    if shell is None:
-        return lambda: None
-
-    def call(*_: Any) -> None:
-        function()
-
-    shell.events.register("post_run_cell", call)
-    return lambda: shell.events.unregister("post_run_cell", call)

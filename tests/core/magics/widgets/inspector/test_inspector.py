@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+import queue
+import threading
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from cellmesh.controller.inspect import Inspection
+from cellmesh.errors import NoMeshError
 from cellmesh.magics.render.inspections import list_items
 from cellmesh.magics.widgets.inspector.inspector import (
     Inspector,
+    Worker,
     ask_picture,
     coordinates_of,
 )
@@ -128,3 +133,56 @@ def test_a_question_that_cannot_be_understood_is_answered() -> None:
     inspector._reply({"id": 9, "ask": "odd"}, "v")
     inspector._reply({"id": 10, "ask": "hello"}, "v")
     assert [("error" in content) for content in told] == [True, True, True, False]
+
+
+def test_pages_refresh_after_cells_if_the_inspector_watches() -> None:
+    names = {"w": torch.zeros(2)}
+    inspector = Inspector(answers := LocalAnswers("w + 1", {0: names}), watch=True)
+    told: list[dict[str, Any]] = []
+    widget: Any = inspector.widget
+    widget.send = lambda content, buffers=(): told.append(content)
+    inspector.note_cell_end()
+    inspector._hear(widget, {"ask": "watch", "watch": False}, [])
+    inspector.note_cell_end()
+    assert told == [{"cell_ended": True}]
+
+    names["w"] = torch.full((2,), 3.0)
+    inspector.refresh()
+    assert shown_max(inspector) == "4"
+
+    def inspect() -> Inspection:
+        raise NoMeshError("the mesh has ended")
+
+    monkey: Any = answers
+    monkey.inspect = inspect
+    inspector.refresh()
+    assert shown_max(inspector) == "4"
+
+
+def shown_max(inspector: Inspector) -> str:
+    detail = inspector.widget.detail
+    return str(detail["rows"][0][detail["headers"].index("max")])
+
+
+def test_worker_goes_on_after_a_failed_task_with_the_newest_of_those_that_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failed: queue.SimpleQueue[type[BaseException]] = queue.SimpleQueue()
+    monkeypatch.setattr(threading, "excepthook", lambda args: failed.put(args.exc_type))
+    worker, begun, go, done = Worker(), threading.Event(), threading.Event(), threading.Event()
+
+    def fail() -> None:
+        begun.set()
+        assert go.wait(10)
+        raise KeyError("rank")
+
+    did: list[str] = []
+    worker.do(fail)
+    assert begun.wait(10)
+    worker.do(lambda: did.append("second"), "key")
+    worker.do(lambda: did.append("third"), "key")  # in the place of the second
+    worker.do(done.set)
+    go.set()
+    assert done.wait(10)
+    assert failed.get(timeout=10) is KeyError
+    assert did == ["third"]
