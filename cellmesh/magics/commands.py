@@ -28,7 +28,7 @@ from ..controller.trace.profile import Profiling
 from ..errors import CellmeshError, MeshUsageError, NoMeshError, did_you_mean
 from ..wire.ranks import parse_ranks
 from .auto import CellForRanks, magics_inside, read_cell, read_help
-from .completion.hooks import show_help
+from .completion import show_help
 from .export.recording import Recorder
 from .export.script import export
 from .options import Given, parse, unquote

@@ -17,7 +17,7 @@ from ..controller.arguments import CellSyntaxError
 from ..errors import MeshUsageError, RankFailure
 from .auto import AUTO_MAGIC, make_transformer
 from .commands import Commands
-from .completion.hooks import CellCompletion
+from .completion import CellCompletion
 from .options import CELL_MAGICS, COMMANDS, describe, parse, wants_help
 
 

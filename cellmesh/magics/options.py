@@ -6,15 +6,14 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import click
+from click.shell_completion import CompletionItem
 
 from ..errors import MeshUsageError
 from ..wire.options import Flag, StartOptions, Switch
-from .completion import meanings
-from .completion.meanings import Text
 
 
 def _start_option(name: str, kind: Any, flag: Flag) -> click.Option:
@@ -234,14 +233,49 @@ dist_stop: End the mesh and everything in it; with a name, a mesh that no proces
     name [MESH]
 """
 
+
+class Choices(NamedTuple):
+    """The completions of a word in a magic's line.
+
+    Attributes:
+        typed: typed part of the word, which the choices replace.
+        texts: the choices.
+        kind: kind of the choices, in front ends' terms.
+    """
+
+    typed: str
+    texts: tuple[str, ...]
+    kind: str = "instance"
+
+
+# Completes the typed part of an expression on the ranks, or of a name if it can only be one.
+NamesOnRanks = Callable[[str, bool], Choices]
+
+
+class OnRanks(click.ParamType):  # type: ignore[type-arg]
+    """The click type of a text that names values on the ranks; its words are completed there.
+
+    Args:
+        is_name: whether a word can only be the name of a variable.
+    """
+
+    name = "text"
+
+    def __init__(self, is_name: bool) -> None:
+        self._is_name = is_name
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem[Any]]:
+        """Return the completions of a word in click's form, see `click.ParamType`."""
+        found = ctx.obj(incomplete, self._is_name)
+        return [CompletionItem(text, found.kind, typed=found.typed) for text in found.texts]
+
+
 _KINDS: dict[str, Any] = {
-    "EXPRESSION": Text(meanings.expression),
-    "PATTERN": Text(meanings.names),
-    "NAME": Text(meanings.notebooks_names),
-    "NUMBERS": Text(meanings.numbers),
-    "PATH": Text(meanings.names_and_file),
-    "FILE": Text(meanings.file),
-    "MESH": Text(meanings.meshes),
+    "EXPRESSION": OnRanks(is_name=False),
+    "PATTERN": OnRanks(is_name=True),
+    "PATH": OnRanks(is_name=True),  # names of variables come before it
     "RANK": int,
     "COUNT": click.IntRange(1),
     "SEED": click.IntRange(0),

@@ -207,7 +207,7 @@ def type_cell(notebook: Notebook, source: str) -> Locator:
 
 def test_tab_and_shift_tab_show_names_of_the_ranks(notebook: Notebook) -> None:
     # A loaded machine takes its time, and its length is not tested here.
-    notebook.run("from cellmesh.magics.completion import hooks\nhooks._WAIT_S = 10")
+    notebook.run("from cellmesh.magics import completion\ncompletion._WAIT_S = 10")
     notebook.run(
         "%%dist\nnet_of_ranks = torch.nn.ModuleList([torch.nn.Linear(2, 3)])\n"
         "net_of_nobody = net_of_ranks\n"

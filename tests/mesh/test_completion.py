@@ -44,7 +44,8 @@ def notebook() -> Iterator[Notebook]:
             assert opened.run("%load_ext cellmesh\n%dist_start 3").status == "ok"
             # A loaded machine takes its time, and what is tested here is not how long.
             opened.run(
-                "from cellmesh.magics.completion import hooks\nhooks._WAIT_S = hooks._HELP_S = 30"
+                "from cellmesh.magics import completion\n"
+                "completion._WAIT_S = completion._HELP_S = 30"
             )
             opened.run("get_ipython().Completer.use_jedi = False\nname_in_notebook = [1]")
             assert opened.run(CELL).status == "ok"
@@ -156,7 +157,7 @@ def test_help_shows_docstring_and_source(notebook: Notebook) -> None:
 def test_a_rank_that_does_not_answer_is_not_waited_for(notebook: Notebook) -> None:
     ran = notebook.run(
         "[stopped] = [info.pid for info in mesh.report() if info.rank == 1]\n"
-        "hooks._WAIT_S = 0.15\n"
+        "completion._WAIT_S = 0.15\n"
         "print(stopped)"
     )
     stopped = int(ran.text())
@@ -165,7 +166,7 @@ def test_a_rank_that_does_not_answer_is_not_waited_for(notebook: Notebook) -> No
         assert complete(notebook, "%%dist --ranks 1\nname_in").matches == ["name_in_notebook"]
     finally:
         os.kill(stopped, signal.SIGCONT)
-        notebook.run("hooks._WAIT_S = 30")
+        notebook.run("completion._WAIT_S = 30")
     assert complete(notebook, "%%dist --ranks 1\nnet_of").matches == ["net_of_ranks"]
 
 
@@ -175,9 +176,9 @@ from IPython.terminal.interactiveshell import TerminalInteractiveShell
 from IPython.terminal.ptutils import IPythonPTCompleter
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
-import cellmesh.magics.completion.hooks
+import cellmesh.magics.completion
 
-cellmesh.magics.completion.hooks._WAIT_S = 30
+cellmesh.magics.completion._WAIT_S = 30
 shell = TerminalInteractiveShell.instance()
 shell.Completer.use_jedi = False
 shell.run_cell("%load_ext cellmesh")

@@ -72,11 +72,6 @@ class LivingMesh:
         return bool(notebook) and self.notebook == notebook
 
 
-def living_meshes() -> list[str]:
-    """Return the names of the meshes that live on this machine, or may live on others."""
-    return [mesh.name for mesh in find_living(asks=False)]
-
-
 def find_living(asks: bool) -> list[LivingMesh]:
     """Return the living meshes of this user, oldest first.
 

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellmesh.errors import MeshUsageError
-from cellmesh.magics.completion.hooks import complete_line
-from cellmesh.magics.completion.meanings import Choices, NameSources
+from cellmesh.magics.completion import complete_line
 from cellmesh.magics.options import (
     CELL_MAGICS,
     COMMANDS,
     START_OPTIONS,
+    Choices,
     describe,
     parse,
 )
@@ -139,16 +139,8 @@ def on_ranks(typed: str, names_only: bool) -> Choices:
     return Choices(typed, tuple(name for name in ("loss", "model") if name.startswith(typed)))
 
 
-SOURCES = NameSources(
-    on_ranks=on_ranks,
-    in_notebook=lambda: ["batch", "lr"],
-    meshes=lambda: ["mesh-1", "mesh-2"],
-    numbers=lambda: ["accuracy", "loss"],
-)
-
-
-def texts(line: str, sources: NameSources = SOURCES) -> tuple[str, ...]:
-    found = complete_line(line, sources)
+def texts(line: str) -> tuple[str, ...]:
+    found = complete_line(line, on_ranks)
     return found.texts if found is not None else ()
 
 
@@ -160,18 +152,16 @@ def texts(line: str, sources: NameSources = SOURCES) -> tuple[str, ...]:
         ("%dist_start --backend=n", "n", ("nccl",)),
         ("%dist_auto of", "of", ("off",)),
         ("%%dist --ra", "--ra", ("--ranks",)),
-        ("%dist_push batch l", "l", ("lr",)),
         ("%dist_pull model.", "", ("layers", "weight")),
         ("x = %dist_pull lo", "lo", ("loss",)),
         ("%dist_inspect model.", "", ("layers", "weight")),
-        ("%dist_plot a", "a", ("accuracy",)),
-        ("%dist_attach m", "m", ("mesh-1", "mesh-2")),
+        ("%dist_save model lo", "lo", ("loss",)),
     ],
 )
 def test_completion_offers_options_and_values(
     line: str, typed: str, expected: tuple[str, ...]
 ) -> None:
-    found = complete_line(line, SOURCES)
+    found = complete_line(line, on_ranks)
     assert found is not None
     assert (found.typed, found.texts) == (typed, expected)
     assert line.endswith(found.typed)
@@ -188,27 +178,24 @@ def test_every_option_is_offered(name: str) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["x = 1", "%time x", "%dist_start", "%dist_status x", "dist_start --ba", "%dist_detach "],
+    [
+        "x = 1",
+        "%time x",
+        "%dist_start",
+        "%dist_status x",
+        "dist_start --ba",
+        "%dist_detach ",
+        "%dist_push batch l",
+        "%dist_save model runs/l",
+        "%dist_attach m",
+    ],
 )
 def test_other_lines_are_left_alone(line: str) -> None:
-    assert complete_line(line, SOURCES) is None
-
-
-def test_files_and_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("train.py", "two words.py", ".hidden"):
-        (tmp_path / name).touch()
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "latest").mkdir()
-    monkeypatch.chdir(tmp_path)
-    assert texts("%dist_export ") == ("runs/", "train.py")
-    assert texts("%dist_export 'tw") == ("two words.py",)
-    assert complete_line("%dist_load model runs/l", SOURCES) == Choices("l", ("latest/",), "path")
-    assert texts("%dist_save model ") == ("loss", "model", "runs/", "train.py")
-    assert texts("%dist_export no/such/") == ()
+    assert complete_line(line, on_ranks) is None
 
 
 @given(st.sampled_from(sorted(map(str, COMMANDS))), st.text(max_size=30))
 def test_any_line_is_completed_or_left_alone(name: str, rest: str) -> None:
     line = f"%{name} {rest}"
-    found = complete_line(line, SOURCES)
+    found = complete_line(line, on_ranks)
     assert found is None or (found.texts and line.endswith(found.typed))

@@ -17,15 +17,13 @@ from IPython.core.completer import Completion, CompletionContext, SimpleCompleti
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.tokenutil import token_at_cursor
 
-from ...controller.inspect import look_at_one
-from ...controller.mesh import Mesh
-from ...controller.ranks import Ranks
-from ...controller.session.living import living_meshes
-from ...errors import CellmeshError
-from ...wire.inspect import Complete, Completions, Explain, Query
-from ..auto import CellForRanks
-from ..options import COMMANDS, words_of
-from .meanings import Choices, NameSources
+from ..controller.inspect import look_at_one
+from ..controller.mesh import Mesh
+from ..controller.ranks import Ranks
+from ..errors import CellmeshError
+from ..wire.inspect import Complete, Completions, Explain, Query
+from .auto import CellForRanks
+from .options import COMMANDS, Choices, NamesOnRanks, words_of
 
 # Help by name, as in ``model?``, is the output of a cell, and may take longer.
 _HELP_S = 5.0
@@ -177,7 +175,7 @@ class CellCompletion:
     # ---- magics' options
 
     def _match_options(self, context: CompletionContext) -> dict[str, Any]:
-        found = complete_line(context.text_until_cursor, self._sources())
+        found = complete_line(context.text_until_cursor, self._on_ranks)
         if found is None:
             return {"completions": [], "suppress": False}
         return {
@@ -186,20 +184,6 @@ class CellCompletion:
             "suppress": True,
             "ordered": True,
         }
-
-    def _sources(self) -> NameSources:
-        mesh = self._mesh()
-        hidden = self._shell.user_ns_hidden
-        return NameSources(
-            on_ranks=self._on_ranks,
-            in_notebook=lambda: sorted(
-                name
-                for name in self._shell.user_ns
-                if not name.startswith("_") and name not in hidden
-            ),
-            meshes=living_meshes,
-            numbers=lambda: mesh.rank_set.session.metrics.names() if mesh is not None else (),
-        )
 
     def _on_ranks(self, typed: str, names_only: bool) -> Choices:
         mesh = self._mesh()
@@ -224,12 +208,12 @@ def _give_back(owner: Any, name: str, ours: Callable[..., Any]) -> None:
 _LINE = re.compile(r"^\s*(?:\w+\s*=\s*)?%{1,2}(\w+)\s(.*)$", re.DOTALL)
 
 
-def complete_line(text: str, sources: NameSources) -> Choices | None:
+def complete_line(text: str, on_ranks: NamesOnRanks) -> Choices | None:
     """Return the completions of the last word of a magic's line.
 
     Args:
         text: the line up to the cursor, with the magic and its ``%``.
-        sources: sources of choices that change.
+        on_ranks: completes names of values on ranks.
 
     Returns:
         The choices; None if it is no line of our magics, or the last word has no known choices.
@@ -240,7 +224,7 @@ def complete_line(text: str, sources: NameSources) -> Choices | None:
     command, line = COMMANDS[match[1]], match[2]
     words = words_of(line)
     typed = words.pop() if words and not line[-1:].isspace() else ""
-    shell = ShellComplete(command, {"obj": sources}, match[1], "")
+    shell = ShellComplete(command, {"obj": on_ranks}, match[1], "")
     found = shell.get_completions([*words], typed)
     if typed.startswith("-") and "=" not in typed:
         return _flags(typed, found)

@@ -1,1 +1,0 @@
-"""Completes and explains names of ranks in the notebook, and completes the magics' options."""
