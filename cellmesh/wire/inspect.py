@@ -224,25 +224,12 @@ class Pixels:
 
 
 class Names(Query, frozen=True):
-    """Ask for the user's names on the rank that match a pattern (``*``, ``?``). Answer: `Bound`."""
+    """Ask for the user's names on the rank that match a pattern (``*``, ``?``).
 
-    pattern: str = "*"
-    max_names: int = 1000
-
-
-@dataclass(frozen=True)
-class Bound:
-    """A rank's answer to `Names`: names in alphabetical order (`alphabetically`), and the number of
-    names that follow them.
+    Answer: tuple of a `TensorSummary` per name, whose path is the name.
     """
 
-    names: tuple[TensorSummary, ...]
-    num_left_out: int = 0
-
-
-def alphabetically(name: str) -> tuple[str, str]:
-    """Return the key by which names are sorted: case matters only between equal names."""
-    return name.lower(), name
+    pattern: str = "*"
 
 
 # ---------------------------------------------------------------- code that is being typed

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ...controller.inspect import Comparison, Inspection, compare, describe_odd, look
 from ...controller.ranks import Ranks
-from ...wire.inspect import Bound, Names, TensorSummary, alphabetically
+from ...wire.inspect import Names, TensorSummary
 from ...wire.ranks import describe_groups, describe_ranks, format_ranks, group_ranks
 from .tables import Static, Table, compact_table, facts_table, format_bytes
 
@@ -24,6 +24,7 @@ _FLAG_TEXTS = {"nan": "NaN", "inf": "Inf"}
 ITEM_HEADERS = (
     "shape or value", "dtype", "placements", "memory of all ranks", "mean", "std", "norm",
 )  # fmt: skip
+_MAX_NAMES = 1000
 # Maximum number of different texts for one name; the others are counted.
 _MAX_VARIANTS = 3
 
@@ -162,7 +163,9 @@ def names_table(ranks: Ranks, pattern: str) -> Table:
     return fold_names(looked.answers, pattern, notes)
 
 
-def fold_names(told: Mapping[int, Bound], pattern: str, notes: list[str]) -> Table:
+def fold_names(
+    told: Mapping[int, Sequence[TensorSummary]], pattern: str, notes: list[str]
+) -> Table:
     """Return a table with a row for each variable, from the answers of all ranks.
 
     Args:
@@ -171,18 +174,13 @@ def fold_names(told: Mapping[int, Bound], pattern: str, notes: list[str]) -> Tab
         notes: lines below the table.
     """
     by_name: dict[str, dict[int, TensorSummary]] = {}
-    for rank, bound in sorted(told.items()):
-        for named in bound.names:
+    for rank, summaries in sorted(told.items()):
+        for named in summaries:
             by_name.setdefault(named.path, {})[rank] = named
-    names = sorted(by_name, key=alphabetically)
-    cut = [bound.names[-1].path for bound in told.values() if bound.num_left_out and bound.names]
-    if cut:  # a rank may have left out its names after this one
-        last = min(cut, key=alphabetically)
-        names = names[: names.index(last) + 1]
-        notes = [
-            *notes,
-            f"the first {len(names):,} names are shown; a pattern, as `x*`, chooses others",
-        ]
+    if len(by_name) > _MAX_NAMES:
+        cut = f"the first {_MAX_NAMES:,} of {len(by_name):,} names are shown"
+        notes = [*notes, f"{cut}; a pattern, as `x*`, chooses others"]
+    names = sorted(by_name, key=lambda name: (name.lower(), name))[:_MAX_NAMES]
     rows = [_row(name, by_name[name], list(told)) for name in names]
     headers = ["name", "type", "shape", "size", "value", "between ranks"]
     what = "names" if pattern == "*" else f"names like {pattern!r}"

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import torch
 
-from ...wire.inspect import Bound, Names, TensorSummary, alphabetically
+from ...wire.inspect import Names, TensorSummary
 from ..rank.shell import RankShell
 from ..static_lookup import held_by
 from .chunks import digest_of_bytes, digest_of_tensor, readable
@@ -37,17 +37,13 @@ _PLAIN = (
 )  # fmt: skip
 
 
-def names(shell: RankShell, subject: Names, read: SafeReader) -> Bound:
+def names(shell: RankShell, subject: Names, read: SafeReader) -> tuple[TensorSummary, ...]:
     """Return the names that the user has bound on a rank, with short descriptions (see `Names`)."""
-    found = [name for name in users_names(shell) if fnmatch.fnmatchcase(name, subject.pattern)]
-    found.sort(key=alphabetically)
-    chosen = found[: subject.max_names]
-    told = (
-        describe_shortly(shell.user_ns[name], read).at(name)
-        for name in chosen
-        if name in shell.user_ns
+    return tuple(
+        describe_shortly(value, read).at(name)
+        for name, value in users_names(shell).items()
+        if fnmatch.fnmatchcase(name, subject.pattern)
     )
-    return Bound(tuple(told), len(found) - len(chosen))
 
 
 def users_names(shell: RankShell) -> dict[str, Any]:

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import pytest
 import torch
 from torch import nn
 
+from cellmesh.magics.render import inspections
 from cellmesh.magics.render.inspections import fold_names
-from cellmesh.wire.inspect import Bound, Names
+from cellmesh.wire.inspect import Names, TensorSummary
 from cellmesh.workers.inspect.names import describe_shortly, names
 from cellmesh.workers.inspect.safe_read import DIRECT
 from tests.support.loud_values import RAN, Loud, LoudTensor, noting
 
 
-def ask(namespace: dict[Any, Any], subject: Names, hidden: dict[str, Any] | None = None) -> Bound:
+def ask(namespace: dict[Any, Any], subject: Names, hidden: dict[str, Any] | None = None) -> Any:
     shell: Any = types.SimpleNamespace(user_ns=namespace, user_ns_hidden=hidden or {})
     return names(shell, subject, DIRECT)
 
 
-def rows(told: dict[int, Bound]) -> list[dict[str, str]]:
+def rows(told: dict[int, Sequence[TensorSummary]]) -> list[dict[str, str]]:
     table = fold_names(told, "*", [])
     return [dict(zip(table.headers, row, strict=True)) for row in table.rows]
 
@@ -86,8 +88,8 @@ def test_only_names_of_the_user_are_listed(monkeypatch: pytest.MonkeyPatch) -> N
         **hidden, "quit": 1, "rank": 3, "world_size": 5, "torch": torch, "dist": 7,
         "device": torch.device("cpu"), "_private": 1, "b": 1, "A": 2, "c": 3,
     }  # fmt: skip
-    told = [named.path for named in ask(namespace, Names(), hidden).names]
-    assert told == ["A", "b", "c", "dist", "quit", "world_size"]
+    told = [named.path for named in ask(namespace, Names(), hidden)]
+    assert sorted(told) == ["A", "b", "c", "dist", "quit", "world_size"]
 
 
 class Named_(type):
@@ -110,7 +112,7 @@ def test_no_code_of_the_users_runs_and_no_value_costs_the_others_their_rows() ->
         "tensor": torch.ones(3).as_subclass(LoudTensor), "rank": 10**5000, "z": 1,
     }  # fmt: skip
     RAN.clear()
-    told = {named.path: named for named in ask(namespace, Names()).names}
+    told = {named.path: named for named in ask(namespace, Names())}
     assert {*RAN} == {"shape"}  # which a tensor's class may compute where nothing else runs
     assert told.keys() == namespace.keys()
     assert told["keys"].text == "{<Loud>: 1, <Loud>: 2}"
@@ -123,12 +125,10 @@ def test_no_code_of_the_users_runs_and_no_value_costs_the_others_their_rows() ->
 # ---- folding
 
 
-def test_name_is_not_absent_on_a_rank_with_a_shortened_list() -> None:
-    told = {
-        0: ask({"a": 1, "b": 1, "c": 1}, Names(max_names=2)),
-        1: ask({"b": 1, "c": 1, "d": 1}, Names()),
-    }
+def test_many_names_are_cut_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspections, "_MAX_NAMES", 2)
+    told = {0: ask({"c": 1, "B": 1, "a": 1}, Names()), 1: ask({"B": 1, "c": 1, "d": 1}, Names())}
     assert [(row["name"], row["between ranks"]) for row in rows(told)] == [
-        ("a", "not on rank 1"), ("b", "alike")
+        ("a", "not on rank 1"), ("B", "alike")
     ]  # fmt: skip
-    assert "the first 2 names are shown" in repr(fold_names(told, "*", []))
+    assert "the first 2 of 4 names" in repr(fold_names(told, "*", []))
