@@ -460,7 +460,8 @@ class InspectionSource:
             NoMeshError: the mesh has ended.
         """
         found = inspect(self._ranks, self.expression, grads=self._grads, timeout_s=self._timeout_s)
-        self._token = found.token
+        if found.found:  # else ranks were busy, and keep the former value
+            self._token = found.token
         return found
 
     def spread(self, path: str, summaries: Mapping[int, TensorSummary]) -> Spread | None:

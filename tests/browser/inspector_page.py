@@ -17,7 +17,7 @@ from cellmesh.controller.inspect import InspectionSource
 from cellmesh.magics.widgets.inspector.inspector import Inspector
 from tests.browser.lab import PICTURES
 
-_TRAITS = ("summary", "detail", "watch", "ended")
+_TRAITS = ("summary", "detail", "watch", "outdated", "ended")
 # What JupyterLab's themes say of the names that base.css reads.
 _DARK = (
     "--jp-ui-font-color1:#fff;--jp-ui-font-color2:#bdbdbd;--jp-layout-color1:#111;"

@@ -93,6 +93,35 @@ def test_keys_pan_zoom_and_choose(
         expect(canvas).to_have_attribute("data-view", "0.000 300.000 0.000 400.000")
 
 
+def test_a_pixel_of_several_elements_is_marked_until_one_zooms_in(browser: Browser) -> None:
+    value = torch.arange(1500.0).repeat(1500, 1)
+    with open_page(browser, LocalAnswers("w", {0: {"w": value}})) as (page, _):
+        canvas = open_heatmap(page)
+        index, text = value_at(page, canvas, 0.5, 0.5)
+        assert text.startswith("≈ ")
+        assert abs(float(text.removeprefix("≈ ")) - index[1]) < 4
+        for _ in range(4):
+            count = shown(canvas)
+            page.get_by_role("button", name="Zoom in (+)").click()
+            wait_for_new_picture(canvas, count)
+        index, text = value_at(page, canvas, 0.25, 0.75)
+        assert int(text) == index[1]
+
+
+def test_a_page_looks_again_after_a_cell(browser: Browser) -> None:
+    names = {"w": torch.zeros(2)}
+    with open_page(browser, LocalAnswers("w", {0: names})) as (page, kernel):
+        page.get_by_role("button", name="Look again after each cell").click()
+        expect(page.get_by_role("button", name="Look again after each cell")).to_have_attribute(
+            "aria-pressed", "true"
+        )
+        names["w"] = torch.full((2,), 3.0)
+        kernel.inspector.note_cell_end()  # of the cell that shows it
+        kernel.inspector.note_cell_end()
+        expect(page.locator("[data-ranks='0'] [data-key=max]")).to_have_text("3")
+        assert not kernel.inspector.widget.outdated
+
+
 @pytest.mark.parametrize(("theme", "width"), [("light", 1000), ("dark", 700)])
 def test_looks(browser: Browser, theme: str, width: int) -> None:
     torch.manual_seed(2)

@@ -184,8 +184,9 @@ def test_beside_a_cell_no_rank_runs_an_expressions_code(mesh: cm.Mesh) -> None:
             assert sorted(refusals) == [0, 1, 2, 3]
             assert why in refusals[0].text
             assert "ranks 0-1 are busy" in refusals[3].text
-        kept = Overview("compute()", "tensor", seen.token)
-        answers = look(mesh.rank_set, kept).answers
+        source = InspectionSource(mesh.rank_set, "compute()", seen.token)
+        assert not source.inspect().found
+        answers = source.look(Overview("compute()", "tensor")).answers
         assert {rank: found.items[0].min for rank, found in answers.items()} == dict.fromkeys(
             range(4), 1.0
         )

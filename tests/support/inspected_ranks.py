@@ -63,9 +63,11 @@ class LocalAnswers:
         return looked
 
     def inspect(self) -> Inspection:
-        self._token = str(len(self.asked))
+        former, self._token = self._token, str(len(self.asked))
         subject = Overview(self.expression, max_items=20_000, runs=True, grads=self._grads)
         looked = self.look(subject)
+        if not looked.answers:
+            self._token = former
         return Inspection(self.expression, dict(looked.answers), dict(looked.refusals))
 
     def spread(self, path: str, summaries: Mapping[int, TensorSummary]) -> Spread | None:

@@ -24,7 +24,7 @@ from ..render.tables import Static
 
 # Remark below a view in a page without a widget manager.
 _NO_WIDGETS = (
-    '<div style="opacity:.65">a still picture, as this page shows no widgets: <code>pip install '
+    '<div style="opacity:.65">this stands still, as the page shows no widgets: <code>pip install '
     "ipywidgets anywidget</code> where Jupyter runs, and reload the page</div>"
 )
 FOLDER = Path(__file__).parent  # of the widgets, one folder each

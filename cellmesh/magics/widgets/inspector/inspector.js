@@ -2,6 +2,7 @@
 // See inspector.py for what the model holds and what it can be asked.
 
 const TABS = [["overview", "Overview"], ["heatmap", "Heatmap"], ["shards", "Shards"]];
+const TRAITS = ["summary", "detail", "watch", "outdated", "ended"];
 const HELLO_MS = 5000; // without an answer, there may be no kernel
 const ANSWER_MS = 30000;
 
@@ -13,10 +14,8 @@ class Questions {
     this.waiting = new Map();
     this.view = Math.random().toString(36).slice(2);
     this.number = 0;
-    this.onCellEnd = () => {};
     this.hear = (content, buffers) => {
       onHeard();
-      if (content?.cell_ended) return this.onCellEnd();
       if (content?.view !== this.view) return;
       this.waiting.get(content.id)?.([content, buffers]);
       this.waiting.delete(content.id);
@@ -44,12 +43,11 @@ class Inspector {
     this.model = model;
     this.questions = new Questions(model, () => this.setLive(true));
     this.isLive = null; // not known yet
-    this.questions.onCellEnd = () => { this.isOutdated = true; this.lookAgain(); };
     this.changed = () => (this.isLive ? this.refresh() : this.setLive(true)); // only a kernel changes these
     el.classList.add("cellmesh", "cmi");
     this.el = el;
     this.build();
-    for (const key of ["summary", "detail", "watch", "ended"]) model.on(`change:${key}`, this.changed);
+    for (const key of TRAITS) model.on(`change:${key}`, this.changed);
     this.open("overview");
     this.refresh();
     this.questions.ask({ ask: "hello" }, () => this.setLive(false), HELLO_MS);
@@ -107,6 +105,7 @@ class Inspector {
     this.odd.textContent = summary.odd;
     this.when.textContent = [summary.said, summary.at].filter(Boolean).join(" · ");
     this.watch.setAttribute("aria-pressed", String(model.get("watch")));
+    this.lookAgain();
     const notices = [model.get("ended"), ...summary.notices].filter(Boolean);
     if (this.isLive === false) notices.unshift("no kernel answers: this is what was seen last");
     this.notice.hidden = notices.length === 0;
@@ -162,15 +161,14 @@ class Inspector {
 
   // A cell has ended since the value was seen last: it is looked at again as soon as the inspector is in sight.
   lookAgain() {
-    if (!this.isOutdated || !this.inSight || document.visibilityState !== "visible") return;
-    this.isOutdated = false;
-    this.questions.tell({ ask: "refresh" });
+    const isVisible = this.inSight && document.visibilityState === "visible";
+    if (this.isLive && isVisible && this.model.get("outdated")) this.questions.tell({ ask: "seen" });
   }
 
   close() {
     this.sight.disconnect();
     document.removeEventListener("visibilitychange", this.turned);
-    for (const key of ["summary", "detail", "watch", "ended"]) this.model.off(`change:${key}`, this.changed);
+    for (const key of TRAITS) this.model.off(`change:${key}`, this.changed);
     this.questions.close();
     this.heatmap.close();
   }

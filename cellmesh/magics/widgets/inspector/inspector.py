@@ -21,6 +21,7 @@ from ....controller.output.calling_cell import cell_publisher
 from ....controller.rank_set import RankSet
 from ....errors import CellmeshError
 from ....wire.inspect import Overview, Picture, Pixels, Refusal
+from ....wire.ranks import describe_groups
 from ...render.inspections import list_items, static_of
 from ...render.tables import Static
 from ..widget import LiveView, Widget, at_cells_ends, load_css, load_js
@@ -51,6 +52,8 @@ class InspectorWidget(Widget):
     detail = traitlets.Dict().tag(sync=True)
     # Whether a page that shows the widget asks for a refresh after each cell.
     watch = traitlets.Bool(False).tag(sync=True)
+    # Whether a cell has ended since: the first page on which the widget is visible asks.
+    outdated = traitlets.Bool(False).tag(sync=True)
 
 
 class Worker:
@@ -113,6 +116,7 @@ class Inspector:
         self._stamp = 0
         self._rows: list[dict[str, Any]] = []
         self._inspection = Inspection(source.expression, {})
+        self._is_new = True  # until the cell that shows it has ended
         self._lock = threading.Lock()
         self._quick, self._slow = Worker(), Worker()
         self.widget = InspectorWidget(watch=watch)
@@ -128,14 +132,22 @@ class Inspector:
     def refresh(self) -> None:
         """Inspect the value again, and show the result; blocks, callable on any thread."""
         with self._lock, contextlib.suppress(CellmeshError):  # of a mesh that ends, the view stays
-            if not self.widget.ended:
-                self._stamp += 1
-                self._take(self._source.inspect())
+            if self.widget.ended:
+                return
+            self._stamp += 1
+            inspection = self._source.inspect()
+            refusals = inspection.refusals
+            if self._rows and any(refusal.needs_code for refusal in refusals.values()):
+                # A rank is busy: the values stay shown.
+                notices = describe_groups({rank: str(why) for rank, why in refusals.items()})
+                self.widget.summary = {**self.widget.summary, "notices": notices}
+            else:
+                self._take(inspection)
 
     def note_cell_end(self) -> None:
         """Report the end of a cell to the pages, which refresh the widget once it is visible."""
-        if self.widget.watch:
-            self.widget.send({"cell_ended": True})
+        self.widget.outdated = self.widget.watch and not self._is_new
+        self._is_new = False
 
     def static(self) -> Static:
         """Return the inspected value drawn without a widget."""
@@ -172,7 +184,8 @@ class Inspector:
             self._quick.do(lambda: self._reply(content, view))
         elif kind == "choose":
             self._slow.do(lambda: self._choose(str(content["path"])), "choose")
-        elif kind == "refresh":
+        elif kind == "refresh" or (kind == "seen" and self.widget.outdated):
+            self.widget.outdated = False  # other pages need not ask
             self._slow.do(self.refresh, "refresh")
         elif kind == "watch":
             self.widget.watch = bool(content["watch"])

@@ -135,19 +135,53 @@ def test_a_question_that_cannot_be_understood_is_answered() -> None:
     assert [("error" in content) for content in told] == [True, True, True, False]
 
 
-def test_pages_refresh_after_cells_if_the_inspector_watches() -> None:
+def wait_for_refresh(inspector: Inspector) -> None:
+    """Wait until the inspector has done all that pages have asked for."""
+    done = threading.Event()
+    inspector._slow.do(done.set)
+    assert done.wait(10)
+
+
+def test_the_first_page_that_sees_a_watching_inspector_after_a_cell_refreshes_it() -> None:
     names = {"w": torch.zeros(2)}
     inspector = Inspector(answers := LocalAnswers("w + 1", {0: names}), watch=True)
-    told: list[dict[str, Any]] = []
-    widget: Any = inspector.widget
-    widget.send = lambda content, buffers=(): told.append(content)
-    inspector.note_cell_end()
-    inspector._hear(widget, {"ask": "watch", "watch": False}, [])
-    inspector.note_cell_end()
-    assert told == [{"cell_ended": True}]
+    widget = inspector.widget
+    inspector.note_cell_end()  # of the cell that shows it
+    assert not widget.outdated
+    inspector._hear(widget, {"ask": "seen"}, [])
+    wait_for_refresh(inspector)
+    assert shown_max(inspector) == "1"
 
     names["w"] = torch.full((2,), 3.0)
+    inspector.note_cell_end()
+    assert widget.outdated
+    inspector._hear(widget, {"ask": "seen"}, [])
+    wait_for_refresh(inspector)
+    assert not widget.outdated
+    assert shown_max(inspector) == "4"
+    num_asked = len(answers.asked)
+    inspector._hear(widget, {"ask": "seen"}, [])  # of another page
+    wait_for_refresh(inspector)
+    assert len(answers.asked) == num_asked
+
+    inspector._hear(widget, {"ask": "watch", "watch": False}, [])
+    inspector.note_cell_end()
+    assert not widget.outdated
+
+
+def test_values_stay_shown_where_a_refresh_cannot_have_newer_ones() -> None:
+    names = {"w": torch.zeros(2)}
+    inspector = Inspector(answers := LocalAnswers("w + 1", {0: names}))
+    names["w"] = torch.full((2,), 3.0)
+    answers.busy = True
     inspector.refresh()
+    assert "the rank is busy" in inspector.widget.summary["notices"][0]
+    assert shown_max(inspector) == "1"
+    row = {"dims": [-1, 0], "index": [0], "rows": [0, 1], "cols": [0, 2]}
+    assert isinstance(ask_picture(answers, {**CONTENT, **row}), Pixels)  # of the former value
+    answers.busy = False
+    inspector.refresh()
+    assert inspector.widget.summary["notices"] == []
     assert shown_max(inspector) == "4"
 
     def inspect() -> Inspection:
