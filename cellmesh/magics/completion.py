@@ -23,7 +23,7 @@ from ..controller.ranks import Ranks
 from ..errors import CellmeshError
 from ..wire.inspect import Complete, Completions, Explain, Query
 from .auto import CellForRanks
-from .options import COMMANDS, Choices, NamesOnRanks, words_of
+from .options import COMMANDS, Choices, CompleteWord, Meaning, words_of
 
 # Help by name, as in ``model?``, is the output of a cell, and may take longer.
 _HELP_S = 5.0
@@ -175,7 +175,7 @@ class CellCompletion:
     # ---- magics' options
 
     def _match_options(self, context: CompletionContext) -> dict[str, Any]:
-        found = complete_line(context.text_until_cursor, self._on_ranks)
+        found = complete_line(context.text_until_cursor, self._complete_word)
         if found is None:
             return {"completions": [], "suppress": False}
         return {
@@ -185,10 +185,15 @@ class CellCompletion:
             "ordered": True,
         }
 
-    def _on_ranks(self, typed: str, names_only: bool) -> Choices:
+    def _complete_word(self, typed: str, meaning: Meaning) -> Choices:
+        if meaning == "notebook's name":
+            hidden = self._shell.user_ns_hidden
+            names = sorted(name for name in self._shell.user_ns if name not in hidden)
+            shown = (name for name in names if typed or not name.startswith("_"))
+            return Choices(typed, tuple(name for name in shown if name.startswith(typed)))
         mesh = self._mesh()
         found = None
-        if mesh is not None and not (names_only and not (typed.isidentifier() or not typed)):
+        if mesh is not None and (meaning == "expression" or typed.isidentifier() or not typed):
             with contextlib.suppress(CellmeshError, UnicodeError):
                 subject = Complete(typed, len(typed), users_only=True)
                 found = look_at_one(mesh.rank_set, subject, _WAIT_S)
@@ -208,12 +213,12 @@ def _give_back(owner: Any, name: str, ours: Callable[..., Any]) -> None:
 _LINE = re.compile(r"^\s*(?:\w+\s*=\s*)?%{1,2}(\w+)\s(.*)$", re.DOTALL)
 
 
-def complete_line(text: str, on_ranks: NamesOnRanks) -> Choices | None:
+def complete_line(text: str, complete: CompleteWord) -> Choices | None:
     """Return the completions of the last word of a magic's line.
 
     Args:
         text: the line up to the cursor, with the magic and its ``%``.
-        on_ranks: completes names of values on ranks.
+        complete: completes names of values.
 
     Returns:
         The choices; None if it is no line of our magics, or the last word has no known choices.
@@ -224,7 +229,7 @@ def complete_line(text: str, on_ranks: NamesOnRanks) -> Choices | None:
     command, line = COMMANDS[match[1]], match[2]
     words = words_of(line)
     typed = words.pop() if words and not line[-1:].isspace() else ""
-    shell = ShellComplete(command, {"obj": on_ranks}, match[1], "")
+    shell = ShellComplete(command, {"obj": complete}, match[1], "")
     found = shell.get_completions([*words], typed)
     if typed.startswith("-") and "=" not in typed:
         return _flags(typed, found)

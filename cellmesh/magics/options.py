@@ -248,34 +248,37 @@ class Choices(NamedTuple):
     kind: str = "instance"
 
 
-# Completes the typed part of an expression on the ranks, or of a name if it can only be one.
-NamesOnRanks = Callable[[str, bool], Choices]
+# Meaning of a word: an expression on the ranks, the name of a variable there, or in the notebook.
+Meaning = Literal["expression", "name", "notebook's name"]
+# Completes the typed part of a word.
+CompleteWord = Callable[[str, Meaning], Choices]
 
 
-class OnRanks(click.ParamType):  # type: ignore[type-arg]
-    """The click type of a text that names values on the ranks; its words are completed there.
+class Named(click.ParamType):  # type: ignore[type-arg]
+    """The click type of a text whose words name values, and are completed.
 
     Args:
-        is_name: whether a word can only be the name of a variable.
+        meaning: meaning of each word.
     """
 
     name = "text"
 
-    def __init__(self, is_name: bool) -> None:
-        self._is_name = is_name
+    def __init__(self, meaning: Meaning) -> None:
+        self._meaning = meaning
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem[Any]]:
         """Return the completions of a word in click's form, see `click.ParamType`."""
-        found = ctx.obj(incomplete, self._is_name)
+        found = ctx.obj(incomplete, self._meaning)
         return [CompletionItem(text, found.kind, typed=found.typed) for text in found.texts]
 
 
 _KINDS: dict[str, Any] = {
-    "EXPRESSION": OnRanks(is_name=False),
-    "PATTERN": OnRanks(is_name=True),
-    "PATH": OnRanks(is_name=True),  # names of variables come before it
+    "EXPRESSION": Named("expression"),
+    "PATTERN": Named("name"),
+    "NAME": Named("notebook's name"),
+    "PATH": Named("name"),  # names of variables come before it
     "RANK": int,
     "COUNT": click.IntRange(1),
     "SEED": click.IntRange(0),

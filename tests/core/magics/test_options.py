@@ -17,6 +17,7 @@ from cellmesh.magics.options import (
     COMMANDS,
     START_OPTIONS,
     Choices,
+    Meaning,
     describe,
     parse,
 )
@@ -133,14 +134,17 @@ def test_an_option_of_a_start_stands_in_the_table_of_the_usage(name: str) -> Non
     assert f"`{name}" in usage.partition("| option of `%dist_start` |")[2].partition("\n\n")[0]
 
 
-def on_ranks(typed: str, names_only: bool) -> Choices:
+def complete_word(typed: str, meaning: Meaning) -> Choices:
+    if meaning == "notebook's name":
+        return Choices(typed, tuple(name for name in ("batch", "lr") if name.startswith(typed)))
     if typed.startswith("model."):
-        return Choices(typed.removeprefix("model."), () if names_only else ("layers", "weight"))
+        parts = ("layers", "weight") if meaning == "expression" else ()
+        return Choices(typed.removeprefix("model."), parts)
     return Choices(typed, tuple(name for name in ("loss", "model") if name.startswith(typed)))
 
 
 def texts(line: str) -> tuple[str, ...]:
-    found = complete_line(line, on_ranks)
+    found = complete_line(line, complete_word)
     return found.texts if found is not None else ()
 
 
@@ -152,6 +156,7 @@ def texts(line: str) -> tuple[str, ...]:
         ("%dist_start --backend=n", "n", ("nccl",)),
         ("%dist_auto of", "of", ("off",)),
         ("%%dist --ra", "--ra", ("--ranks",)),
+        ("%dist_push batch l", "l", ("lr",)),
         ("%dist_pull model.", "", ("layers", "weight")),
         ("x = %dist_pull lo", "lo", ("loss",)),
         ("%dist_inspect model.", "", ("layers", "weight")),
@@ -161,7 +166,7 @@ def texts(line: str) -> tuple[str, ...]:
 def test_completion_offers_options_and_values(
     line: str, typed: str, expected: tuple[str, ...]
 ) -> None:
-    found = complete_line(line, on_ranks)
+    found = complete_line(line, complete_word)
     assert found is not None
     assert (found.typed, found.texts) == (typed, expected)
     assert line.endswith(found.typed)
@@ -185,17 +190,17 @@ def test_every_option_is_offered(name: str) -> None:
         "%dist_status x",
         "dist_start --ba",
         "%dist_detach ",
-        "%dist_push batch l",
+        "%dist_push no",
         "%dist_save model runs/l",
         "%dist_attach m",
     ],
 )
 def test_other_lines_are_left_alone(line: str) -> None:
-    assert complete_line(line, on_ranks) is None
+    assert complete_line(line, complete_word) is None
 
 
 @given(st.sampled_from(sorted(map(str, COMMANDS))), st.text(max_size=30))
 def test_any_line_is_completed_or_left_alone(name: str, rest: str) -> None:
     line = f"%{name} {rest}"
-    found = complete_line(line, on_ranks)
+    found = complete_line(line, complete_word)
     assert found is None or (found.texts and line.endswith(found.typed))
