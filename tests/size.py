@@ -148,7 +148,7 @@ FEATURES = (
     ),
     Feature(
         "inspector",
-        3318,
+        2908,
         "wire/inspect.py controller/inspect.py workers/inspect/ workers/static_lookup.py "
         "magics/widgets/inspector/ magics/render/inspections.py",
     ),
@@ -160,7 +160,7 @@ FEATURES = (
     ),
     Feature(
         "plots",
-        650,
+        642,
         "controller/metrics.py workers/metrics.py magics/render/plots.py magics/widgets/plot/",
     ),
     Feature(
@@ -176,7 +176,7 @@ FEATURES = (
     ),
     Feature(
         "widgets and tables",
-        702,
+        558,
         "controller/live_views.py magics/widgets/ magics/render/",
     ),
     Feature(
@@ -191,8 +191,8 @@ FEATURES = (
     ),
     Feature(
         "completion",
-        333,
-        "workers/complete.py magics/completion/",
+        276,
+        "workers/complete.py magics/completion.py",
     ),
     Feature(
         "agent",
@@ -221,7 +221,7 @@ FEATURES = (
     ),
     Feature(
         "magics",
-        788,
+        799,
         "magics/",
     ),
     Feature(
