@@ -100,7 +100,7 @@ class InputReply(Verb, frozen=True):
 
 StreamName = Literal["stdout", "stderr"]
 DisplayKind = Literal["display", "update", "result", "clear"]
-BarState = Literal["open", "done", "failed", "stopped", "removed"]
+BarState = Literal["open", "done", "removed"]
 
 
 class Output(Verb, frozen=True):
@@ -143,7 +143,7 @@ class Bar(Verb, frozen=True):
         divisor: base of the prefixes k, M, G for numbers (1000 or 1024); 0 for plain numbers.
         rate: recent rate, in units per second; 0 if unknown.
         note: text after the bar (tqdm's postfix).
-        state: whether the bar is open. `stopped`: its run was interrupted or released.
+        state: whether the bar is open, has ended, or was removed as it ended (tqdm's `leave`).
         num_outer: number of bars that were open around it.
     """
 

@@ -9,8 +9,6 @@ usual.
 
 from __future__ import annotations
 
-import collections
-import dis
 import io
 import itertools
 import math
@@ -26,16 +24,11 @@ import msgspec
 
 from ..stdlib import os, threading
 from ..wire.codec import Parcel
-from ..wire.user_code import Bar, BarState
+from ..wire.user_code import Bar
 from .rank.imports import AfterImport
 from .rank.streams import RankStream
-from .static_lookup import chain_of, module_of, traceback_of
 
-_MAX_LEFT = 100
 _MAX_TEXT = 200
-
-# (identity of a frame, offset of an instruction in it); offset -1 for any instruction.
-Place = tuple[int, int]
 
 
 @dataclass(eq=False)
@@ -68,8 +61,6 @@ class TqdmBars:
         self._pid = os.getpid()
         self._numbers = itertools.count(1)
         self._open: dict[int, _Reported] = {}
-        # Bars that ended before they were full, and the place where code left each.
-        self._left: collections.deque[tuple[Place, Bar]] = collections.deque(maxlen=_MAX_LEFT)
 
     def watch(self) -> None:
         """Make bars of tqdm report to this object, from the import of tqdm on."""
@@ -80,28 +71,21 @@ class TqdmBars:
 
     @property
     def has_news(self) -> bool:
-        """Whether a bar is open, or has ended early since the last run."""
-        return bool(self._open or self._left)
+        """Whether a bar is open."""
+        return bool(self._open)
 
     def end_run(self, run: int, error: BaseException | None) -> None:
-        """Send the last numbers of a run's bars, with a failure state for bars that `error` has
-        ended. Main thread.
+        """Send the last numbers of a run's bars; `error`, if any, has ended those of this thread.
+        Main thread.
         """
-        left = [self._left.popleft() for _ in range(len(self._left))]
-        state: BarState = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
-        places = _places_of(error)
-        failed = [bar for place, bar in left if place in places]
         for number, reported in list(self._open.items()):
             if reported.last.run != run:
                 continue
-            _read(reported)
+            last = _read(reported)
             if error is not None and reported.thread == threading.get_ident():
                 self._open.pop(number, None)
-                failed.append(reported.last)
-            else:
-                self._send(Parcel(reported.last))
-        for bar in failed:
-            self._send(Parcel(msgspec.structs.replace(bar, state=state)))
+                last = msgspec.structs.replace(last, state="done")
+            self._send(Parcel(last))
 
     # ---- internal
 
@@ -136,15 +120,8 @@ class TqdmBars:
         reported = self._open.pop(bar._cellmesh_number, None)
         if reported is None:
             return
-        last = _read(reported)
-        state: BarState = "removed" if is_removed else "done"
-        if not 0 < last.total <= last.done:
-            failure = sys.exc_info()[0]  # raised in the bar's ``with`` block or by its iterable
-            if failure is not None and not issubclass(failure, GeneratorExit | StopIteration):
-                state = "stopped" if issubclass(failure, KeyboardInterrupt) else "failed"
-            elif not is_removed:
-                self._left.append((_place_outside(), last))
-        self._send(Parcel(msgspec.structs.replace(last, state=state)))
+        state = "removed" if is_removed else "done"
+        self._send(Parcel(msgspec.structs.replace(_read(reported), state=state)))
 
 
 def _make_text_bars(module: types.ModuleType) -> None:
@@ -209,26 +186,3 @@ def _finite(value: Any) -> float:
 def _text(text: Any) -> str:
     """Return a bar's text, truncated, without lone surrogates, which cannot be sent."""
     return str(text or "")[:_MAX_TEXT].encode(errors="replace").decode()
-
-
-def _place_outside() -> Place:
-    """Return the place where user code leaves a loop before its bar is full: at a ``break``, or at
-    an exception that is being raised.
-    """
-    frame = sys._getframe(1)
-    while frame.f_back is not None and module_of(frame).startswith(("tqdm", "cellmesh.")):
-        frame = frame.f_back
-    # A ``finally`` raises an exception again at another instruction than the original one.
-    is_again = dis.opname[frame.f_code.co_code[frame.f_lasti]] == "RERAISE"
-    return id(frame), -1 if is_again else frame.f_lasti
-
-
-def _places_of(error: BaseException | None) -> set[Place]:
-    """Return the places in user code that an exception, or one that caused it, has passed."""
-    places: set[Place] = set()
-    for each in chain_of(error) if error is not None else ():
-        tb = traceback_of(each)
-        while tb is not None:
-            places |= {(id(tb.tb_frame), tb.tb_lasti), (id(tb.tb_frame), -1)}
-            tb = tb.tb_next
-    return places

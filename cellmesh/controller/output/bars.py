@@ -18,7 +18,9 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, get_args
+
+import msgspec
 
 from ...wire.ranks import count_ranks, describe_ranks
 from ...wire.user_code import Bar
@@ -70,7 +72,6 @@ class BarBoard:
         self._num_seen: dict[tuple[object, ...], int] = {}  # bars of a rank with this key
         self._members: dict[tuple[int, int, int], _Group] = {}  # (run, rank, bar)
         self._blocks: list[_Block] = []
-        self._died: dict[int, str] = {}
         self._is_buried = False
         self._numbers = itertools.count(1)
         self._drawn_at = float("-inf")
@@ -116,13 +117,12 @@ class BarBoard:
         """
         self._is_buried = True
 
-    def lose(self, ranks: Iterable[int], reason: str) -> None:
-        """Note that these ranks have died, so that their bars no longer progress."""
-        for rank in ranks:
-            self._died[rank] = reason
-            for group in self._groups.values():
-                if rank in group.bars:
-                    self._touch(group)
+    def lose(self, ranks: Iterable[int]) -> None:
+        """Note that these ranks have died, which has ended their bars."""
+        for group in self._groups.values():
+            for rank in group.bars.keys() & set(ranks):
+                group.bars[rank] = msgspec.structs.replace(group.bars[rank], state="done")
+                self._touch(group)
 
     # ---- drawing
 
@@ -185,9 +185,7 @@ class BarBoard:
         return last + 1
 
     def _is_open(self, group: _Group) -> bool:
-        return any(
-            bar.state == "open" and rank not in self._died for rank, bar in group.bars.items()
-        )
+        return any(bar.state == "open" for bar in group.bars.values())
 
     def _draw_block(self, number: int, block: _Block, now: float) -> Bars:
         for group in [group for group in block.groups if self._is_removed(group)]:
@@ -199,7 +197,7 @@ class BarBoard:
         shown = block.groups[:_MAX_ROWS]
         return Bars(
             number,
-            tuple(make_row(group.number, group.bars, self._died) for group in shown),
+            tuple(make_row(group.number, group.bars) for group in shown),
             block.num_passed + len(block.groups) - len(shown),
             self._has_ended(block, now),
         )
@@ -209,8 +207,7 @@ class BarBoard:
         if any(self._is_open(group) for group in block.groups):
             block.ended_at = None
             return False
-        gone = self._died.keys()
-        if not all(self._ranks <= group.bars.keys() | gone for group in block.groups):
+        if not all(self._ranks <= group.bars.keys() for group in block.groups):
             block.ended_at = now if block.ended_at is None else block.ended_at
             if now < block.ended_at + SETTLE_S:
                 return False
@@ -230,9 +227,8 @@ class BarBoard:
 
 # ---------------------------------------------------------------- one row for all ranks
 
-RowState = Literal["open", "done", "short", "failed", "stopped"]
-# A row has the first of these states that a rank has.
-_WORST_FIRST: tuple[RowState, ...] = ("failed", "stopped", "open", "short", "done")
+# A row has the first of these states that a rank has. "short": it ended before its total.
+RowState = Literal["open", "short", "done"]
 
 # The slowest rank is named if it is behind by this much: in steps and as a fraction of the total,
 # or in seconds.
@@ -256,10 +252,10 @@ class ProgressRow:
         slowest, fastest: progress of the slowest and the fastest rank, 0 to 1; None if the total is
             unknown.
         counts: steps done, from the slowest to the fastest rank, and total: ``42-57/100``.
-        mark: text on slow or failed ranks; "" without any.
+        mark: text on slow ranks; "" without any.
         stats: rate, and the time left or taken.
         note: text after the bar.
-        state: the worst state of its ranks.
+        state: see `RowState`.
         num_outer: number of bars that it is nested in.
     """
 
@@ -293,10 +289,10 @@ class Bars:
     closed: bool = False
 
 
-def make_row(number: int, bars: Mapping[int, Bar], died: Mapping[int, str]) -> ProgressRow:
-    """Join the bars of several ranks into one row; `died` has the cause of death of dead ranks."""
-    states = {rank: _state_of(bar, rank in died) for rank, bar in bars.items()}
-    going = {rank: bar for rank, bar in bars.items() if states[rank] == "open"} or dict(bars)
+def make_row(number: int, bars: Mapping[int, Bar]) -> ProgressRow:
+    """Join the bars of several ranks into one row."""
+    states = {_state_of(bar) for bar in bars.values()}
+    going = {rank: bar for rank, bar in bars.items() if bar.state == "open"} or dict(bars)
     slow = min(going, key=lambda rank: _place(going[rank]))
     fast = max(bars, key=lambda rank: _place(bars[rank]))
     return ProgressRow(
@@ -306,19 +302,17 @@ def make_row(number: int, bars: Mapping[int, Bar], died: Mapping[int, str]) -> P
         slowest=_fraction(bars[slow]),
         fastest=_fraction(bars[fast]),
         counts=_counts(bars[slow], bars[fast]),
-        mark=_mark(bars, states, died, slow, fast),
-        stats=_stats(bars, bars[slow], "open" in states.values()),
+        mark=_mark(bars, slow, fast),
+        stats=_stats(bars, bars[slow], "open" in states),
         note=_joined({rank: bar.note for rank, bar in bars.items()}),
-        state=next(state for state in _WORST_FIRST if state in states.values()),
+        state=next(state for state in get_args(RowState) if state in states),
         num_outer=min(bar.num_outer for bar in bars.values()),
     )
 
 
-def _state_of(bar: Bar, has_died: bool) -> RowState:
+def _state_of(bar: Bar) -> RowState:
     if bar.state == "open":
-        return "failed" if has_died else "open"
-    if bar.state in ("failed", "stopped"):
-        return bar.state
+        return "open"
     return "done" if not bar.total or bar.done >= bar.total or bar.state == "removed" else "short"
 
 
@@ -330,26 +324,9 @@ def _fraction(bar: Bar) -> float | None:
     return min(1.0, max(0.0, bar.done / bar.total)) if bar.total > 0 else None
 
 
-def _mark(
-    bars: Mapping[int, Bar],
-    states: Mapping[int, RowState],
-    died: Mapping[int, str],
-    slow: int,
-    fast: int,
-) -> str:
-    """Describe the ranks that have failed, were stopped, or are slow; "" without any."""
-    lost = sorted(rank for rank in bars if states[rank] == "failed" and rank in died)
-    failed = sorted(rank for rank in bars if states[rank] == "failed" and rank not in died)
-    stopped = sorted(rank for rank in bars if states[rank] == "stopped")
-    said = [f"rank {rank} {died[rank]}" for rank in lost[:3]]
-    said += [f"{describe_ranks(lost[3:])} died"] if lost[3:] else []
-    said += [f"{describe_ranks(failed)} failed"] if failed else []
-    if stopped:
-        verb = "stopped" if said else "interrupted"
-        said.append(verb if len(stopped) == len(bars) else f"{describe_ranks(stopped)} {verb}")
-    if said:
-        return ", ".join(said)
-    if states[slow] != "open" or not _is_behind(bars[slow], bars[fast]):
+def _mark(bars: Mapping[int, Bar], slow: int, fast: int) -> str:
+    """Name the slowest ranks if they are behind; "" if they are not."""
+    if bars[slow].state != "open" or not _is_behind(bars[slow], bars[fast]):
         return ""
     last = tuple(sorted(rank for rank in bars if _place(bars[rank]) == _place(bars[slow])))
     return f"{describe_ranks(last)} slowest"
@@ -448,8 +425,6 @@ _COLOURS: dict[RowState, str] = {
     "open": "#3b82f6",
     "done": "#22a06b",
     "short": "#8b8b8b",
-    "stopped": "#d08700",
-    "failed": "#e5484d",
 }
 _BEHIND = "#d08700"
 _GROUND = "rgba(128,128,128,0.25)"
@@ -511,10 +486,9 @@ def _row_html(row: ProgressRow, width: int) -> str:
     if row.slowest is not None and row.fastest is not None:
         pieces.append(_span(_percent(row.slowest), "min-width:3.1em;text-align:right"))
         pieces.append(_track(row.slowest, row.fastest, _COLOURS[row.state]))
-    colour = _COLOURS[row.state] if row.state in ("failed", "stopped") else _BEHIND
     pieces += [
         _span(row.counts),
-        _span(row.mark, f"color:{colour};font-weight:bold"),
+        _span(row.mark, f"color:{_BEHIND};font-weight:bold"),
         _span(row.stats, _SOFT),
         _span(row.note),
     ]

@@ -1,9 +1,5 @@
 """The destination of the calling code's output: its notebook cell, a capture of the cell's output
 (``%%capture``, ``capture_output`` or ``redirect_stdout``), or the console.
-
-Objects that replace the kernel's own streams and display publisher when a run begins receive the
-run's output, like that of the notebook's own code. Output after the end of the capture is shown in
-the cell.
 """
 
 from __future__ import annotations
@@ -11,14 +7,15 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..kernel import own_kernel, own_shell
+from .bars import Bars
 from .cell import CellSink, Displays
-from .console import ConsoleBars, ConsoleSink, Sink, is_textual
-from .fold import Block, Rich, Trace
-from .mime_bundle import labelled
+from .console import ConsoleSink, Sink, as_text, is_textual
+from .fold import Block, Line, Rich, Trace
+from .mime_bundle import heading
 
 
 class CellPublisher:
@@ -27,18 +24,12 @@ class CellPublisher:
 
     Args:
         kernel: the Jupyter kernel that executes the cell.
-
-    Attributes:
-        capture: the capture of the cell's output, if any.
     """
 
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
         self._parent = _parent_of_caller(kernel)
         self._has_flushed = False
-        self.capture: Capture | None = find_capture(
-            kernel.shell, sys.modules["ipykernel.iostream"].OutStream
-        )
 
     def __call__(self, kind: str, content: dict[str, Any]) -> None:
         if not self._has_flushed:
@@ -53,21 +44,86 @@ class CellPublisher:
 
     def display(self, content: dict[str, Any]) -> None:
         """Display a bundle of the notebook itself, or pass it to the capture of displays."""
-        if self.capture is not None and self.capture.holds_displays():
-            self.capture.display(lambda: content, content["transient"])
+        shell = self._kernel.shell
+        if holds_displays(shell):
+            data, metadata = content["data"], content["metadata"]
+            shell.display_pub.publish(data, metadata, transient=content["transient"])
         else:
             self("display_data", content)
 
 
 def current_sink(displays: Displays | None = None, has_tabs: bool = False) -> Sink:
     """Return the sink for the caller's output: its cell in a Jupyter kernel, else the console."""
-    shell = own_shell()
-    if shell is None:
-        return ConsoleSink()
     publish = cell_publisher()
-    capture = find_capture(shell, None) if publish is None else publish.capture
-    sink = ConsoleSink() if publish is None else CellSink(publish, displays, has_tabs)
-    return sink if capture is None else CapturedSink(capture, sink)
+    if publish is None:
+        return ConsoleSink()
+    sink, shell = CellSink(publish, displays, has_tabs), own_shell()
+    is_captured = holds_displays(shell) or holds("stdout") or holds("stderr")
+    return CapturedSink(shell, sink) if is_captured else sink
+
+
+def holds(stream: str) -> bool:
+    """Return whether an object in place of a kernel's own stream captures text."""
+    file, own = getattr(sys, stream), sys.modules["ipykernel.iostream"].OutStream
+    return not (file is None or isinstance(file, own) or getattr(file, "closed", False))
+
+
+def holds_displays(shell: Any) -> bool:
+    """Return whether an object in place of a kernel's own publisher captures displays."""
+    return type(shell.display_pub) is not shell.display_pub_class
+
+
+class CapturedSink:
+    """Passes output to the objects that capture it at the moment, and the rest to the cell:
+    tracebacks (which the kernel shows as well), and what is not captured.
+
+    Args:
+        shell: the kernel's IPython shell.
+        cell: sink for the rest.
+    """
+
+    def __init__(self, shell: Any, cell: CellSink) -> None:
+        self._shell, self._cell, self._console = shell, cell, ConsoleSink()
+        # A file that passes text on to the kernel's stream finds the cell in the context.
+        self._context = contextvars.copy_context()
+
+    def show(self, blocks: Sequence[Block]) -> None:
+        for block in blocks:
+            if self._is_captured(block):
+                with contextlib.suppress(Exception):  # the user's file may fail
+                    self._context.run(self._capture, block)
+            else:
+                self._cell.show([block])
+
+    def note(self, text: str) -> None:
+        self.show([Block((), Line("stderr", text))])
+
+    def status(self, text: str, final: bool) -> None:
+        self._cell.status("" if final else text, final)
+        if final and text:
+            self.show([Block((), Line("stdout", text))])
+
+    def _is_captured(self, block: Block) -> bool:
+        if isinstance(block.item, Trace):
+            return False
+        if isinstance(block.item, Rich) and not is_textual(block):
+            return holds_displays(self._shell)
+        return holds("stderr" if isinstance(block.item, Bars) else as_text(block)[0])
+
+    def _capture(self, block: Block) -> None:
+        item, publisher = block.item, self._shell.display_pub
+        if not isinstance(item, Rich) or is_textual(block):
+            self._console.show([block])
+        elif item.kind == "clear":
+            publisher.clear_output()
+        else:
+            ids = [f"{r}:{i}" for r, i in zip(block.ranks, block.display_ids, strict=False) if i]
+            transient, is_update = {"display_id": ids[0]} if ids else {}, item.kind == "update"
+            if not is_update:
+                publisher.publish(**heading(block.ranks))
+            content = item.content()
+            data, metadata = content["data"], content["metadata"]
+            publisher.publish(data, metadata, transient=transient, update=is_update)
 
 
 def cell_publisher() -> CellPublisher | None:
@@ -112,129 +168,3 @@ def is_executed() -> bool:
 def _kernel() -> Any:
     kernel = own_kernel()
     return kernel if hasattr(kernel, "iopub_socket") else None
-
-
-# ---------------------------------------------------------------- captured output
-
-
-class Capture:
-    """The objects that replace a kernel's own stdout, stderr and display publisher.
-
-    Args:
-        shell: the kernel's IPython shell.
-        files: name of a stream -> file that replaces it; without streams that are not replaced.
-        display_pub: display publisher that replaces the kernel's; None if it is not replaced.
-    """
-
-    def __init__(self, shell: Any, files: dict[str, Any], display_pub: Any) -> None:
-        self._shell, self._files, self._display_pub = shell, files, display_pub
-        # A file that passes text on to the kernel's stream finds the cell in the context.
-        self._context = contextvars.copy_context()
-
-    def holds(self, stream: str) -> bool:
-        """Return whether text of this stream is still captured."""
-        file = self._files.get(stream)
-        return (
-            file is not None and getattr(sys, stream) is file and not getattr(file, "closed", False)
-        )
-
-    def holds_displays(self) -> bool:
-        """Return whether displays are still captured."""
-        return self._display_pub is not None and self._shell.display_pub is self._display_pub
-
-    def write(self, stream: str, text: str) -> None:
-        """Write text to the file that captures this stream."""
-
-        def write() -> None:
-            self._files[stream].write(text)
-            self._files[stream].flush()
-
-        self._call(write)
-
-    def publish(self, block: Block, rich: Rich) -> None:
-        """Publish a display of ranks, or clear the output on their request, as IPython does."""
-        if rich.kind == "clear":
-            self._call(lambda: self._display_pub.clear_output(rich.bundle == b"wait"))
-            return
-        known = [f"{r}:{i}" for r, i in zip(block.ranks, block.display_ids, strict=True) if i]
-        transient = {"display_id": known[0]} if known else {}
-        is_update = rich.kind == "update"
-        self.display(lambda: labelled(rich.content(), block.ranks), transient, is_update)
-
-    def display(
-        self, content: Callable[[], dict[str, Any]], transient: Any, is_update: bool = False
-    ) -> None:
-        """Publish a bundle as IPython's ``display`` does."""
-
-        def publish() -> None:
-            data, metadata = (content()[key] for key in ("data", "metadata"))
-            self._display_pub.publish(data, metadata, transient=transient, update=is_update)
-
-        self._call(publish)
-
-    def _call(self, function: Any) -> None:
-        with contextlib.suppress(Exception):  # the user's file may fail; other output is shown
-            self._context.copy().run(function)
-
-
-def find_capture(shell: Any, own_stream: type | None) -> Capture | None:
-    """Return the capture of the calling cell's output, if any.
-
-    Args:
-        shell: the IPython shell.
-        own_stream: class of the kernel's own streams; None in a terminal, where text is written to
-            the current streams anyway.
-    """
-    out, err, display_pub = sys.stdout, sys.stderr, shell.display_pub
-    is_own = type(display_pub) is shell.display_pub_class
-    files = {}
-    if own_stream is not None and not (isinstance(out, own_stream) and isinstance(err, own_stream)):
-        named = {"stdout": out, "stderr": err}
-        files = {k: f for k, f in named.items() if f is not None and not isinstance(f, own_stream)}
-    return Capture(shell, files, None if is_own else display_pub) if files or not is_own else None
-
-
-class CapturedSink:
-    """Passes captured output to its capture, and other output to another sink: tracebacks (which
-    the kernel shows as well), status lines, and streams that are not captured.
-
-    Progress bars are captured once they have ended.
-
-    Args:
-        capture: the capture of the cell's output.
-        shown: sink for the other output.
-    """
-
-    def __init__(self, capture: Capture, shown: Sink) -> None:
-        self._capture, self.shown = capture, shown
-        self._bars = ConsoleBars()
-
-    def show(self, blocks: Sequence[Block]) -> None:
-        self.shown.show([block for block in blocks if not self._is_captured(block)])
-
-    def note(self, text: str) -> None:
-        if self._capture.holds("stderr"):
-            self._capture.write("stderr", text + "\n")
-        else:
-            self.shown.note(text)
-
-    def status(self, text: str, final: bool) -> None:
-        if final and text and self._capture.holds("stdout"):
-            self.shown.status("", True)
-            self._capture.write("stdout", text + "\n")
-        else:
-            self.shown.status(text, final)
-
-    def _is_captured(self, block: Block) -> bool:
-        """Pass a block of output to the capture; return whether it takes such output."""
-        item = block.item
-        if isinstance(item, Trace):
-            return False
-        if isinstance(item, Rich) and not is_textual(block):
-            if self._capture.holds_displays():
-                self._capture.publish(block, item)
-            return self._capture.holds_displays()
-        stream, text = self._bars.text_of(block)
-        if self._capture.holds(stream) and text:
-            self._capture.write(stream, text)
-        return self._capture.holds(stream)

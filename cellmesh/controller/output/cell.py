@@ -18,7 +18,7 @@ from ...wire.ranks import group_ranks
 from .bars import Bars, as_html, as_lines
 from .console import as_remark, as_text, is_textual, join_streams
 from .fold import AlikeLines, Block, Item, Line, Live, Ranks, Rich, Trace
-from .mime_bundle import FigureRow, has_room, heading, kind_of, label, labelled, pre
+from .mime_bundle import heading, label, pre
 from .rank_tabs import switch
 from .terminal import as_html as as_coloured_html
 
@@ -39,8 +39,7 @@ class Record:
     """The content of a cell's output area, from top to bottom.
 
     Args:
-        budget_bytes: approximate size limit; above twice this size, the oldest output of ranks with
-            more than an equal share is dropped.
+        budget_bytes: approximate size limit; above twice this size, the oldest output is dropped.
 
     Attributes:
         entries: key -> block of output.
@@ -76,28 +75,14 @@ class Record:
         return True
 
     def trim(self) -> None:
-        """Drop the oldest output of ranks that exceed their share of the budget."""
+        """Drop the oldest output if there is too much."""
         if self.num_bytes <= 2 * self._budget:
             return
-        used: collections.Counter[int] = collections.Counter()
-        costs: collections.Counter[int] = collections.Counter()
-        for block in self.entries.values():
-            for rank in block.ranks or (-1,):
-                costs[rank] += size_of(block) // max(1, len(block.ranks))
-        # Ranks with little output leave the rest of their shares to the others.
-        waiting, budget, share = sorted(costs.values()), float(self._budget), 0.0
-        while waiting and waiting[0] <= (share := budget / len(waiting)):
-            budget -= waiting.pop(0)
-        kept: dict[Key, Block] = {}
-        for key, block in reversed(self.entries.items()):
-            owners = block.ranks or (-1,)
-            for rank in owners:
-                used[rank] += size_of(block) // len(owners)
-            gone = {rank for rank in owners if used[rank] > share}
-            if gone != set(owners):
-                kept[key] = block.without(gone) if gone else block
-            self.dropped |= gone - {-1}
-        self._keep(dict(reversed(kept.items())))
+        for key, block in list(self.entries.items()):
+            if self.num_bytes <= self._budget:
+                return
+            self.num_bytes -= size_of(self.entries.pop(key))
+            self.dropped.update(block.ranks)
 
     def switch_off(self) -> None:
         """Drop all output, and later output as soon as it is shown."""
@@ -183,15 +168,12 @@ class CellSink:
         displays: displays of the mesh; None to keep only those of the cell.
         has_tabs: whether to show a switch between ranks at the end if their output differs, unless
             `displays` has switches turned off.
-
-    Attributes:
-        redrawn_bytes: amount of output that was last redrawn because ranks had cleared theirs.
     """
 
     def __init__(
         self, publish: Publish, displays: Displays | None = None, has_tabs: bool = False
     ) -> None:
-        self._send = publish
+        self._publish = publish
         self._displays = displays if displays is not None else Displays()
         self._has_tabs = has_tabs
         self._record = Record()
@@ -202,8 +184,6 @@ class CellSink:
         self._placed: set[str] = set()  # ids of displays that are in the area
         self._clearing: set[int] = set()  # ranks whose next output clears their earlier output
         self._is_cleared = False
-        self.redrawn_bytes = 0
-        self._row: FigureRow | None = None  # figures at the end of the area
         self._status = self._tabs = ""
 
     def show(self, blocks: Sequence[Block]) -> None:
@@ -309,7 +289,6 @@ class CellSink:
         if self._is_cleared:
             self._publish("clear_output", {"wait": bool(entries or self._status)})
             self._is_cleared, self._tabs, drawn = False, "", entries
-            self.redrawn_bytes = self._record.num_bytes
             self._placed.clear()
             if self._record.dropped:
                 ranks = tuple(sorted(self._record.dropped))
@@ -354,26 +333,12 @@ class CellSink:
             self._put(str(key), {"text/plain": text.removesuffix("\n")})
 
     def _draw_rich(self, key: Key, ranks: Ranks, content: dict[str, Any]) -> None:
-        has_id = isinstance(key, str)
-        if not has_id and kind_of(content):
-            self._draw_figure(ranks, content)
-            return
-        if not has_room(content) and key not in self._placed:
+        if key not in self._placed:
             self._publish("display_data", heading(ranks))
-        content = labelled(content, ranks)
-        if has_id:
-            self._put(str(key), **content)
+        if isinstance(key, str):
+            self._put(key, **content)
         else:
             self._publish("display_data", content)
-
-    def _draw_figure(self, ranks: Ranks, content: dict[str, Any]) -> None:
-        row = self._row
-        if row is not None and row.has_room(ranks):
-            self._publish("update_display_data", row.add(ranks, content))
-            return
-        row = FigureRow()
-        self._publish("display_data", row.add(ranks, content))
-        self._row = row
 
     def _put(self, display_id: str, data: Any, metadata: Any = None, **more: Any) -> None:
         """Display a bundle, or update the display that has its id."""
@@ -381,11 +346,6 @@ class CellSink:
         self._placed.add(display_id)
         content = {**more, "data": data, "metadata": metadata or {}}
         self._publish(kind, {**content, "transient": {"display_id": display_id}})
-
-    def _publish(self, kind: str, content: dict[str, Any]) -> None:
-        if kind != "update_display_data":
-            self._row = None  # the next figure begins a new row below
-        self._send(kind, content)
 
     def _flush(self, texts: list[tuple[str, str]]) -> None:
         for stream, text in join_streams(texts):

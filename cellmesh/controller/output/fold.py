@@ -146,7 +146,7 @@ class Folder:
         self._running = set(ranks)
         self._hold_s = hold_s
         self._folds_numbers = folds_numbers
-        self._queues: RankQueues[Item] = RankQueues(_is_mark, _began_before, _is_trace)
+        self._queues: RankQueues[Item] = RankQueues(_is_trace)
         self._partial: dict[tuple[int, StreamName], str] = {}
         self._partial_since: dict[tuple[int, StreamName], float] = {}
         self._canvases: dict[tuple[int, StreamName], Canvas] = {}
@@ -416,16 +416,8 @@ class Folder:
         return ranks
 
 
-def _is_mark(item: Item) -> bool:
-    return isinstance(item, Mark)
-
-
 def _is_trace(item: Item) -> bool:
     return isinstance(item, Trace)
-
-
-def _began_before(item: Item, other: Item) -> bool:
-    return isinstance(item, Mark) and isinstance(other, Mark) and item.group < other.group
 
 
 def _hold_s(item: Item, hold_s: float) -> float:

@@ -18,10 +18,8 @@ from .fold import HOLD_S, Block, Folder, Ranks, Rich
 # ...
 _LATE_S = 1.0
 _MAX_LATE_S = 60.0
-# Cleared and updated displays are shown at most ten times a second, less often if each time much
-# output is redrawn.
+# Cleared and updated displays are shown at most ten times a second.
 FRAME_S = 0.1
-_REDRAWN_BYTES_S = 1_000_000
 MAX_HELD_BYTES = 8_000_000
 
 
@@ -51,7 +49,6 @@ class Printer:
         self._left: list[int] = []
         self._folder: Folder | None = None  # made on demand, as most calls print nothing
         self._bars: BarBoard | None = None
-        self._lost: dict[int, str] = {}  # rank -> how it died
         self._released: list[tuple[Ranks, Failed]] = []
         self._held: list[Block] = []  # output that waits for the next frame
         self._held_bytes = 0
@@ -67,8 +64,6 @@ class Printer:
         if type(verb) is Bar:
             if self._bars is None:
                 self._bars = BarBoard(self._ranks)
-                for rank, reason in self._lost.items():
-                    self._bars.lose((rank,), reason)
             for rank in ranks:
                 if (mark := self._bars.take(rank, verb)) is not None:
                     self._need_folder(now).mark(rank, mark, now)
@@ -87,9 +82,8 @@ class Printer:
         else:
             self._folder.leave(ranks, now)
         if type(verb) is Died:
-            self._lost.update(dict.fromkeys(ranks, verb.reason))
             if self._bars is not None:
-                self._bars.lose(ranks, verb.reason)
+                self._bars.lose(ranks)
             if not is_shown:
                 return
             text = describe_end(ranks, verb.reason)
@@ -119,7 +113,7 @@ class Printer:
         """Show a remark above the status line until that is removed; a sink that cannot remove text
         shows a permanent remark.
         """
-        if isinstance(getattr(self._sink, "shown", self._sink), CellSink):  # also if captured
+        if isinstance(self._sink, CellSink):
             self._advice = text
             self._sink.status(text, False)
         else:
@@ -200,8 +194,7 @@ class Printer:
         if not everything and now < self._frame_at and self._held_bytes < MAX_HELD_BYTES:
             return []
         held, self._held, self._held_bytes = self._held, [], 0
-        redrawn = self._sink.redrawn_bytes if isinstance(self._sink, CellSink) else 0
-        self._frame_at = now + max(FRAME_S, redrawn / _REDRAWN_BYTES_S)
+        self._frame_at = now + FRAME_S
         return held
 
     def _need_folder(self, now: float) -> Folder:

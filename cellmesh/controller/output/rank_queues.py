@@ -67,25 +67,17 @@ class RankQueues(Generic[T]):
     """A queue of items for each rank that has items.
 
     Args:
-        is_ordered: returns whether an item has an order relative to some other items.
-        goes_before: returns whether an ordered item must be shown before another.
         is_last: returns whether an item is its rank's last, so that it may wait for equal items
             while other ranks print.
     """
 
-    def __init__(
-        self,
-        is_ordered: Callable[[T], bool],
-        goes_before: Callable[[T, T], bool],
-        is_last: Callable[[T], bool] = lambda item: False,
-    ) -> None:
-        self._is_ordered, self._goes_before, self._is_last = is_ordered, goes_before, is_last
+    def __init__(self, is_last: Callable[[T], bool]) -> None:
+        self._is_last = is_last
         self._queues: dict[int, collections.deque[Queued[T]]] = {}
         self._heads: dict[T, _Heads] = {}
         self._alike: dict[Hashable, dict[int, None]] = {}  # key -> ranks whose first item has it
         self._windows: dict[int, collections.Counter[T]] = {}  # rank -> its `LOOK_AHEAD` next items
         self._num_ahead: collections.Counter[T] = collections.Counter()  # -> ranks with it in these
-        self._ordered: dict[T, None] = {}  # items of `_num_ahead` for which `is_ordered` holds
         # Heaps; a stale entry stays until it is the first.
         self._order: list[tuple[bool, int, int, int, T]] = []
         self._due: list[tuple[float, int, int, Queued[T]]] = []
@@ -195,17 +187,8 @@ class RankQueues(Generic[T]):
         return *self._key(item), self._num_pushed, item
 
     def _num_coming(self, item: T) -> int:
-        """Return the number of ranks that have a first item further back, plus those of the items
-        that must be shown before it.
-        """
-        num = self._num_ahead[item] - len(self._heads[item].ranks)
-        if self._is_ordered(item):
-            num += sum(
-                self._num_ahead[other]
-                for other in self._ordered
-                if other != item and self._goes_before(other, item)
-            )
-        return num
+        """Return the number of ranks that have a first item further back."""
+        return self._num_ahead[item] - len(self._heads[item].ranks)
 
     def _enter(self, rank: int, item: T) -> None:
         """Count an item that has moved into a rank's next `LOOK_AHEAD` items."""
@@ -213,8 +196,6 @@ class RankQueues(Generic[T]):
         window[item] += 1
         if window[item] == 1:
             self._num_ahead[item] += 1
-            if self._is_ordered(item):
-                self._ordered[item] = None
 
     def _leave(self, rank: int, item: T) -> None:
         """Stop counting an item that is no longer among a rank's next `LOOK_AHEAD` items."""
@@ -226,13 +207,8 @@ class RankQueues(Generic[T]):
         self._num_ahead[item] -= 1
         if not self._num_ahead[item]:
             del self._num_ahead[item]
-            self._ordered.pop(item, None)
         if item in self._heads:
             self._push(item)
-        if self._is_ordered(item):
-            for other in self._ordered:
-                if other in self._heads:
-                    self._push(other)
 
     def _lead(self, rank: int, queued: Queued[T]) -> None:
         """Note that an item has become a rank's first."""

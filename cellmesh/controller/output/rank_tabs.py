@@ -92,9 +92,6 @@ def _newest(
         kind, text = known[id(item)]
         left -= len(text) + (1 if kept and kept[-1][0] == kind else _BLOCK_BYTES)
         if left < 0:
-            # Only text without elements can be cut, as an element must stay whole.
-            if kind != "html" and not kept and "<" not in text:
-                kept.append((kind, _end_of(text, max(0, limit_bytes - _BLOCK_BYTES))))
             return kept[::-1], True
         kept.append((kind, text))
     return kept[::-1], False
@@ -134,13 +131,6 @@ def _details(
     )
     pieces, is_more = _newest(items, limit_bytes - len(before) - len(remark) - 16, known)
     return f"{before}{remark if is_cut or is_more else ''}{join(pieces)}</div></details>"
-
-
-def _end_of(text: str, num_bytes: int) -> str:
-    """Return the end of an escaped text without a cut entity at its start."""
-    end = text[-num_bytes:] if num_bytes else ""
-    at = end.find(";", 0, 8)
-    return end[at + 1 :] if at >= 0 and "&" not in end[:at] else end
 
 
 def _piece(item: Item) -> tuple[str, str]:

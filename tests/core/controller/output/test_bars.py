@@ -66,7 +66,7 @@ class Desk:
 
 def line_of(*bars: Bar) -> str:
     """The line for the bars of ranks 0, 1, ..."""
-    (line,) = as_lines(Bars(0, (make_row(1, dict(enumerate(bars)), {}),)))
+    (line,) = as_lines(Bars(0, (make_row(1, dict(enumerate(bars))),)))
     return line
 
 
@@ -92,11 +92,7 @@ NOTES = ("loss=0.30, lr=1e-3", "loss=-0.5, lr=1e-3", "loss=0.45, lr=1e-3")
         ([bar(2.5e6, **SIZES)], "2.5M/10MB  1MB/s, 0:08 left"),
         ([bar(5, note=note) for note in NOTES], "  loss=-0.5 … 0.45 (rank 2), lr=1e-3"),
         ([bar(5, note="a=b"), bar(5, note="a=c")], "  a=b…"),
-        (
-            [bar(40, state="stopped"), bar(41, state="stopped"), bar(39, state="failed")],
-            "[rank 2 failed, ranks 0-1 stopped]",
-        ),
-        ([bar(40, state="stopped")] * 2, "[interrupted]"),
+        ([bar(40, state="done"), bar(41, state="done")], " 40-41/100  10 it/s, in 0:20"),
     ],
 )
 def test_the_bar_of_several_ranks(bars: Sequence[Bar], part: str) -> None:
@@ -108,10 +104,12 @@ def test_a_bar_as_text() -> None:
     assert line_of(*bars, bar(42, rate=12.1, note="a=0.3")) == (
         "[0-3] train  42 % |████▏     | 42-57/100  [rank 3 slowest]  12.1 it/s, 0:05 left  a=0.3"
     )
-    row = make_row(1, {0: bar(40), 1: bar(10)}, {1: "was killed by SIGKILL"})
-    assert (row.mark, row.state) == ("rank 1 was killed by SIGKILL", "failed")
+    rows = [make_row(1, {0: bar(40, state="done"), 1: bar(done)}) for done in (10, 100)]
+    assert [row.state for row in rows] == ["open", "open"]
+    states = [make_row(1, {0: bar(done, state="done")}).state for done in (40, 100)]
+    assert states == ["short", "done"]
     many = {rank: bar(90 if rank % 2 else 10) for rank in range(64)}
-    assert make_row(1, many, {}).mark == "32 ranks (0,2,4,…) slowest"
+    assert make_row(1, many).mark == "32 ranks (0,2,4,…) slowest"
 
 
 def test_the_last_word_counts_and_a_late_one_does_not() -> None:
@@ -120,8 +118,6 @@ def test_the_last_word_counts_and_a_late_one_does_not() -> None:
     desk.say(0, bar(50, state="done"))
     desk.say(0, bar(45))
     assert "50/100" in desk.lines[0]
-    desk.say(0, bar(50, state="failed"))
-    assert "[rank 0 failed]" in desk.lines[0]
     desk.say(0, bar(50, state="removed"))
     assert desk.lines == []
 
@@ -186,7 +182,7 @@ def test_the_last_state_is_drawn_in_the_end() -> None:
 def test_text_of_users_is_escaped() -> None:
     evil = '</span><script>alert("1")</script><img src=x onerror="1">'
     bars = {0: bar(3, title=evil, note=evil, unit=evil), 1: bar(9, title=evil, note="x", unit=evil)}
-    page = as_html(Bars(0, (make_row(1, bars, {1: evil}),)))
+    page = as_html(Bars(0, (make_row(1, bars),)))
     assert set(re.findall(r"<\W*(\w+)", page)) == {"div", "span"}
     assert evil in html.unescape(page)
 
@@ -229,5 +225,5 @@ def test_counts_rates_and_times_are_short(shown: str, text: str) -> None:
 )
 def test_bars_that_have_ended_keep_the_rates_of_ranks(rates: Sequence[float], stats: str) -> None:
     ended = [bar(100, state="done", rate=float(rate), elapsed_s=4.8) for rate in rates]
-    row = make_row(1, dict(enumerate(ended)), {})
+    row = make_row(1, dict(enumerate(ended)))
     assert (row.state, row.stats) == ("done", stats)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from IPython.core.displaypub import CapturingDisplayPublisher, DisplayPublisher
 
-from cellmesh.controller.output.calling_cell import CapturedSink, current_sink, find_capture
+from cellmesh.controller.output import calling_cell
 from cellmesh.controller.output.cell import CellSink
 from cellmesh.controller.output.console import ConsoleSink, SilentSink, as_text
 from cellmesh.controller.output.fold import Block, Gap, Item, Line, Live
@@ -85,7 +86,7 @@ def test_on_a_terminal_the_status_replaces_itself_and_output_takes_its_place() -
 
 
 def test_the_console_writes_to_the_streams_of_the_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    sink = current_sink()  # of a process without IPython
+    sink = calling_cell.current_sink()  # of a process without IPython
     assert isinstance(sink, ConsoleSink)
     out, err = io.StringIO(), io.StringIO()
     monkeypatch.setattr("sys.stdout", out)
@@ -115,34 +116,24 @@ def test_output_is_dropped_where_the_process_has_none(monkeypatch: pytest.Monkey
         sink.show([line(0)])
 
 
-class Captured:
+def capture(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A cell whose output is captured as by ``%%capture``."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.out, self.err, self.display = io.StringIO(), io.StringIO(), CapturingDisplayPublisher()
-        monkeypatch.setattr("sys.stdout", self.out)
-        monkeypatch.setattr("sys.stderr", self.err)
-        self.shell = SimpleNamespace(display_pub=self.display, display_pub_class=DisplayPublisher)
-        self.front = Recorder()
-        capture = find_capture(self.shell, io.BytesIO)
-        assert capture is not None
-        self.sink = CapturedSink(capture, CellSink(self.front))
-
-    @property
-    def outputs(self) -> list[dict[str, Any]]:
-        return list(self.display.outputs)
-
-
-def test_nothing_is_captured_by_the_kernels_own_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    shell = SimpleNamespace(display_pub=DisplayPublisher(), display_pub_class=DisplayPublisher)
-    for file in (io.StringIO(), None):  # and where it is closed
-        monkeypatch.setattr("sys.stdout", file)
-        monkeypatch.setattr("sys.stderr", io.StringIO())
-        assert find_capture(shell, io.StringIO) is None
+    out, err, front = io.StringIO(), io.StringIO(), Recorder()
+    shell = SimpleNamespace(
+        display_pub=CapturingDisplayPublisher(), display_pub_class=DisplayPublisher
+    )
+    monkeypatch.setattr("sys.stdout", out)
+    monkeypatch.setattr("sys.stderr", err)
+    monkeypatch.setitem(sys.modules, "ipykernel.iostream", SimpleNamespace(OutStream=File))
+    monkeypatch.setattr(calling_cell, "own_shell", lambda: shell)
+    monkeypatch.setattr(calling_cell, "cell_publisher", lambda: front)
+    return SimpleNamespace(
+        out=out, err=err, front=front, shell=shell, sink=calling_cell.current_sink()
+    )
 
 
 def test_text_is_captured_by_stream_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    captured = Captured(monkeypatch)
+    captured = capture(monkeypatch)
     captured.sink.show([line(0), line(1, stream="stderr"), rich(0, kind="result", plain="42")])
     captured.sink.note("remark")
     captured.sink.show([live("50 %")])  # a line that is redrawn, once it has ended
@@ -152,23 +143,24 @@ def test_text_is_captured_by_stream_and_in_order(monkeypatch: pytest.MonkeyPatch
     assert captured.front.messages == []
 
 
-def test_displays_are_captured_one_by_one_with_their_updates(
+def test_displays_are_captured_below_their_labels_with_their_updates(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    captured = Captured(monkeypatch)
+    captured = capture(monkeypatch)
     captured.sink.show([rich(0, png="AAAA"), rich(1, png="BBBB", ids=("b",))])
     captured.sink.show([rich(1, kind="update", ids=("b",), plain="two")])
-    first, second, third = captured.outputs
+    (above, first, below, second, third) = captured.shell.display_pub.outputs
     assert [each["data"]["image/png"] for each in (first, second)] == ["AAAA", "BBBB"]
-    assert "[1]" in second["data"]["text/html"]
+    assert [each["data"]["text/plain"] for each in (above, below, third)] == ["[0]", "[1]", "two"]
     assert (second["update"], third["update"]) == (False, True)
     assert second["transient"] == third["transient"] != {}
-    assert third["data"] == {"text/plain": "[1] two"}
+    captured.sink.show([clear(0)])
+    assert captured.shell.display_pub.outputs == []
     assert captured.front.messages == []
 
 
 def test_errors_and_the_status_are_shown_in_the_cell(monkeypatch: pytest.MonkeyPatch) -> None:
-    captured = Captured(monkeypatch)
+    captured = capture(monkeypatch)
     captured.sink.show([Block((0,), TRACE)])
     assert captured.front.kinds == ["error"]
     captured.sink.status("starting", False)
@@ -178,10 +170,18 @@ def test_errors_and_the_status_are_shown_in_the_cell(monkeypatch: pytest.MonkeyP
     assert (captured.out.getvalue(), captured.err.getvalue()) == ("ready\n", "")
 
 
-def test_without_the_capture_output_is_shown_in_the_cell(monkeypatch: pytest.MonkeyPatch) -> None:
-    captured = Captured(monkeypatch)
-    monkeypatch.setattr("sys.stdout", io.StringIO())
+def test_only_what_is_still_captured_is_not_shown_in_the_cell(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    captured = capture(monkeypatch)
     captured.shell.display_pub = DisplayPublisher()
     captured.sink.show([line(0), rich(0, html="<b>"), line(1, stream="stderr")])
-    assert captured.front.kinds == ["stream", "display_data"]
-    assert captured.err.getvalue() == "[1] text\n"
+    assert captured.front.kinds == ["display_data", "display_data"]
+    captured.out.write = None  # a file that fails
+    captured.sink.show([line(0), line(1, stream="stderr")])
+    assert captured.err.getvalue() == "[1] text\n[1] text\n"
+    monkeypatch.setattr("sys.stdout", File())
+    captured.sink.show([line(0)])
+    assert captured.front.kinds[2:] == ["stream"]
+    monkeypatch.setattr("sys.stderr", None)
+    assert isinstance(calling_cell.current_sink(), CellSink)

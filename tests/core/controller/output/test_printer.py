@@ -175,8 +175,8 @@ def test_a_bar_stands_between_what_each_of_its_ranks_said_whichever_was_first(
     assert words == ["before", "before", "before", "train", "Traceback:"]
 
 
-def test_rank_that_died_before_its_bar_arrived_is_named(out: io.StringIO) -> None:
+def test_the_bar_of_a_rank_that_died_has_ended(out: io.StringIO) -> None:
     printer = printer_to(out, 2)
-    feed(printer, (1, Died(1, "was killed by SIGKILL", "")), (1, bar(3)))
-    printer.show(1.0, everything=True)
-    assert "[rank 1 was killed by SIGKILL]" in out.getvalue()
+    feed(printer, (1, bar(3)), (1, DIED))
+    printer.show(1.0)
+    assert "3/10  5 it/s, in 1.0 s" in out.getvalue()
