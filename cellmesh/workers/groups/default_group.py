@@ -289,8 +289,7 @@ def enter(group: Any, backend: str, store: Any, tag: str | None) -> None:
 def lending_name(world: Any, group: Any) -> Iterator[None]:
     """Enter a context in which torch can make another group under the name of a group of `world`.
 
-    torch then sees no other groups: it would split communicators off a default group that has a
-    device, which not all ranks do at a heal.
+    torch then sees no other groups.
     """
     name, before = world.pg_names[group], c10d._world
     _unregister_process_group(name)

@@ -88,7 +88,6 @@ class GroupPlan(msgspec.Struct, frozen=True):
     tag: str  # "" for none
     description: str
     timeout_s: float
-    device: str = ""  # the device bound to it, "" for none
 
     def members(self, world_size: int) -> tuple[int, ...]:
         """Return the global ranks of the group's members."""
@@ -194,7 +193,6 @@ def plan_of(asked: Asked, ranks: tuple[int, ...]) -> GroupPlan:
         asked["pg_tag"] or "",
         asked["group_desc"] or "undefined",
         _timeout_for(asked).total_seconds(),
-        _text(asked["device_id"]),
     )
 
 
@@ -210,37 +208,9 @@ def call_for(plan: GroupPlan, rank: int, store: Any) -> Asked:
         "backend_options": None,
         "timeout": timedelta(seconds=plan.timeout_s),
         "pg_tag": plan.tag,
-        "device_id": torch.device(plan.device) if plan.device else None,
+        "device_id": None,
         "group_desc": plan.description,
     }
-
-
-def plan_of_split(group: Any, ranks: Sequence[int]) -> GroupPlan:
-    """Return the plan of a group of these ranks that NCCL has split off another group."""
-    default = c10d._get_default_group()
-    device, backend = default.bound_device_id, c10d._world.pg_map[default][0]
-    name, seconds = str(group.group_name), TIMEOUT.total_seconds()
-    return GroupPlan(name, tuple(ranks), backend, "", group.group_desc, seconds, _text(device))
-
-
-def _text(device: Any) -> str:
-    return "" if device is None else str(device)
-
-
-def timeouts_of(group: Any) -> dict[str, timedelta]:
-    """Return the current time-outs of a group's backends, by backend; users may change them."""
-    return {
-        connections.name_of_backend(backend): backend.options._timeout
-        for backend in connections.backends_of(group)
-        if hasattr(backend, "_set_default_timeout")
-    }
-
-
-def set_timeouts(group: Any, timeouts: dict[str, timedelta]) -> None:
-    """Give a new group's backends the time-outs that `timeouts_of` read from the old group."""
-    for backend in connections.backends_of(group):
-        if (name := connections.name_of_backend(backend)) in timeouts:
-            backend._set_default_timeout(timeouts[name])
 
 
 def fill_standard_descriptors() -> None:

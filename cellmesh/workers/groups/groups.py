@@ -38,14 +38,10 @@ from .group_factory import (
     Maker,
     MeshPlan,
     Placement,
-    Transport,
     call_for,
     fill_standard_descriptors,
     find_lack,
     plan_of,
-    plan_of_split,
-    set_timeouts,
-    timeouts_of,
 )
 from .healable_group import HealableGroup
 from .healing import Healing, StateAtHeal
@@ -189,6 +185,7 @@ class Groups:
             # Use other names than the mesh's groups, and than an earlier program's.
             count = agreed.number * _GROUPS_A_PROGRAM
             asked["group_name"], c10d._world.group_count = c10d.GroupName(str(count)), count + 1
+        asked["device_id"] = None  # as `HealableGroup.bound_device_id`
         # A rank that was replaced while its host was cut off does not know later heals, and so
         # meets no other rank.
         generation = f"generation{self.ledger.generation:x}"
@@ -235,16 +232,8 @@ class Groups:
     def _enlist(self, asked: dict[str, Any], plan: GroupPlan) -> HealableGroup:
         """Make an unconnected `HealableGroup` for a call of ``_new_process_group_helper``."""
         rank, size = asked["group_rank"], asked["group_size"]
-        group = HealableGroup(self.ledger, plan, rank, size, dict(asked), self._adopt_split)
+        group = HealableGroup(self.ledger, plan, rank, size, dict(asked))
         self._groups.append(weakref.ref(group))
-        return group
-
-    def _adopt_split(self, inner: Any, ranks: Sequence[int]) -> HealableGroup:
-        """Register a group that NCCL has split off another; it is healed like any other group."""
-        plan = plan_of_split(inner, ranks)
-        self._note_plan(plan)
-        group = self._enlist(call_for(plan, self.rank, None), plan)
-        group.connect(inner, Transport())
         return group
 
     # Queries and cuts, from any thread.
@@ -431,8 +420,6 @@ class Groups:
         models = self._survey()
         self._cut()
         for group in self._living():
-            if group.inner is not None:
-                group.timeouts = timeouts_of(group.inner)
             group.take_down("it is being healed")
         self.ledger.forget_operations()
         self.ledger.mark()
@@ -526,7 +513,6 @@ class Groups:
             with default_group.lending_name(world, group):
                 inner, its_store, transport = self._maker.make(asked, _CONNECT_S)
             world.pg_map[group] = (world.pg_map[group][0], its_store)
-            set_timeouts(inner, group.timeouts)
             group.connect(inner, transport)
         except Exception as error:
             if not creator:

@@ -12,8 +12,7 @@ import re
 import sys
 import types
 import weakref
-from collections.abc import Callable, Sequence
-from datetime import timedelta
+from collections.abc import Callable
 from typing import Any
 
 import torch._C._distributed_c10d as _c10d
@@ -95,8 +94,10 @@ class HealableGroup(ProcessGroup):
         plan: the data to make the group again.
         rank, size: this rank's number in the group, and the number of members.
         recipe: arguments of ``_new_process_group_helper`` that make the group.
-        adopt_split: registers a group that NCCL has split off this one.
     """
+
+    # With a device, torch would split NCCL's communicators, which a heal cannot.
+    bound_device_id: Any = None
 
     def __init__(
         self,
@@ -105,23 +106,19 @@ class HealableGroup(ProcessGroup):
         rank: int,
         size: int,
         recipe: dict[str, Any] | None = None,
-        adopt_split: Callable[[Any, Sequence[int]], ProcessGroup] | None = None,
     ) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]
         self._ledger, self.plan, self.recipe = ledger, plan, recipe or {}
-        self._adopt_split = adopt_split
         soon = weakref.WeakMethod(self._gives_up_soon)
         self.record = GroupRecord(
             plan.name, plan.description, plan.ranks, lambda: bool((here := soon()) and here())
         )
         super()._set_group_name(c10d.GroupName(plan.name))
         super()._set_group_desc(plan.description)
-        self._device_id: Any = self.recipe.get("device_id")
         self._inner: Any = None
         self._transport = Transport()
         self.is_up = self.is_gloo = self.is_destroyed = False
         self._is_foreign = self._is_aborted = False
-        self.timeouts: dict[str, timedelta] = {}
         self.take_down("it has not been connected yet")
 
     # ---- connecting and cutting
@@ -220,16 +217,6 @@ class HealableGroup(ProcessGroup):
     def _set_group_desc(self, description: str) -> None:
         self.record.description = description
 
-    @property
-    def bound_device_id(self) -> Any:
-        return self._device_id
-
-    @bound_device_id.setter
-    def bound_device_id(self, device: Any) -> None:
-        self._device_id = device
-        if self.is_up:
-            self._inner.bound_device_id = device
-
     def getBackendName(self) -> str:
         # For C++ only: given "gloo", DDP's logger would look for a ProcessGroupGloo in this object.
         return "healable"
@@ -243,14 +230,6 @@ class HealableGroup(ProcessGroup):
     def abort(self) -> None:
         if self.is_up:
             self._inner.abort()
-
-    def split_group(
-        self, new_ranks: Sequence[int], *args: Any, **kwargs: Any
-    ) -> ProcessGroup | None:
-        inner = self._inner.split_group(new_ranks, *args, **kwargs)
-        if inner is None or self._adopt_split is None:
-            return None
-        return self._adopt_split(inner, [self.record.global_rank(rank) for rank in new_ranks])
 
     def __reduce__(self) -> Any:
         raise TypeError("cannot pickle 'torch._C._distributed_c10d.ProcessGroup' object")
