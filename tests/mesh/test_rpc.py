@@ -72,7 +72,7 @@ def test_rpc_again_after_failures(own_mesh: cm.Mesh) -> None:
     with pytest.raises(cm.RankFailure, match="mine"):
         own_mesh.cell(f"if rank == 1: raise ValueError('mine')\n{SUM}")
     own_mesh.cell(ADD)
-    with pytest.raises(cm.RankFailure, match=r"waited in init_rpc for rank 1 of 2.*released"):
+    with pytest.raises(cm.RankFailure, match=r"waited in init_rpc.*released"):
         own_mesh.cell("if rank == 1: raise ValueError('early')\n" + START)
     own_mesh.cell(AGAIN)
     with pytest.raises(cm.RankFailure, match="SIGKILL"):

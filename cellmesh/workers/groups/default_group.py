@@ -15,10 +15,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
-import sys
-import traceback
-import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch.distributed as dist
@@ -130,7 +127,6 @@ class DefaultGroup:
         mesh_world: torch's registries with the mesh's groups; others are in use while a program
             has other groups, or none.
         own: names of the mesh's groups; ``destroy_process_group`` destroys all others.
-        destroyed_by: code and line of the frames that destroyed the default group, outermost first.
     """
 
     def __init__(self, calls: ProgramCalls, backend: str, rank: int) -> None:
@@ -138,7 +134,6 @@ class DefaultGroup:
         self.pid = os.getpid()
         self.mesh_world: Any = c10d._world
         self.own: set[str] = set()
-        self.destroyed_by: Sequence[tuple[types.CodeType, int]] = ()
 
     def take_over(self) -> None:
         """Direct this process's ``init_process_group`` and ``destroy_process_group`` to this
@@ -200,9 +195,7 @@ class DefaultGroup:
         self._calls.for_group = True
         try:
             if asked["store"] is not None and call.rank is not None and call.size is not None:
-                asked["store"] = self._calls.meet_over(
-                    asked["store"], call.rank, call.size, asked["timeout"]
-                )
+                asked["store"] = self._calls.meet(call, asked["timeout"]).store
             torch_init_process_group(**asked)
         except BaseException:
             self._calls.forget_group()
@@ -215,8 +208,6 @@ class DefaultGroup:
         if group not in (None, dist.group.WORLD) or not dist.is_initialized():
             torch_destroy_process_group(group)  # raises if there is no default group
             return
-        frames = traceback.walk_stack(sys._getframe(1))
-        self.destroyed_by = [(frame.f_code, line) for frame, line in frames][::-1]
         if not self.is_the_meshs:
             torch_destroy_process_group()
             _register_names(self.mesh_world)
@@ -245,8 +236,10 @@ class DefaultGroup:
 
 def _read(asked: dict[str, Any]) -> Call:
     rank, size = asked["rank"], asked["world_size"]
-    if asked["store"] is not None:
-        return Call(None, None if rank == -1 else rank, None if size == -1 else size)
+    if (store := asked["store"]) is not None:
+        store = getattr(store, "_underlying_non_prefix_store", store)
+        place = f"store {getattr(store, 'path', '')}{getattr(store, 'port', '')}"
+        return Call(place, None if rank == -1 else rank, None if size == -1 else size)
     return read_call(asked["init_method"] or "env://", rank, size)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import resource
 import sys
@@ -122,7 +121,6 @@ class Maker:
         self._store, self._waits = store, waits
         self.own_gloo = GlooGroups(waits)
         self._helper: Callable[..., Any] = c10d._new_process_group_helper
-        self._sockets_before: dict[int, int] | None = None
 
     def intercept(self, new_group: Callable[[Asked], Any]) -> None:
         """Redirect this process's calls of ``_new_process_group_helper`` to `new_group`."""
@@ -149,7 +147,7 @@ class Maker:
             raise GroupDown(
                 f"the process group {str(asked['group_name'])!r} cannot be connected: {lack}"
             )
-        self._sockets_before = before = connections.open_sockets()
+        before = connections.open_sockets()
         try:
             with (
                 self.own_gloo.noting(limit_s) as gloo,
@@ -164,15 +162,6 @@ class Maker:
         except BaseException:
             connections.shut_down(connections.new_sockets(before))
             raise
-        finally:
-            self._sockets_before = None
-
-    def cut(self) -> None:
-        """Shut down, from any thread, the connections of a group that is still being made."""
-        before = self._sockets_before
-        if before is not None:
-            with contextlib.suppress(OSError):  # no descriptor is left to list the sockets
-                connections.shut_down(connections.new_sockets(before))
 
 
 def _timeout_for(asked: Asked) -> timedelta:

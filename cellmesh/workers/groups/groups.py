@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import types
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -152,11 +151,6 @@ class Groups:
             with contextlib.suppress(Exception):  # the store and its keys are lost
                 self._store.delete_key(self._firsts.popleft())
 
-    @property
-    def destroyed_by(self) -> Sequence[tuple[types.CodeType, int]]:
-        """Code and line of the frames that destroyed the default group last, outermost first."""
-        return self._default.destroyed_by
-
     def _take_over(self) -> None:
         """Redirect torch's construction of process groups in this process to this object."""
         connections.prepare_nccl(os.environ, self.placement.device)
@@ -254,7 +248,6 @@ class Groups:
         # Set first: an operation that is cut raises at once, on another thread.
         was_broken, self._is_broken = self._is_broken, True
         num_cut = self._waits.end()
-        self._maker.cut()
         num_cut += self._cut() + self._maker.own_gloo.cut(self.ledger.kept)
         if not num_cut:
             self._is_broken = was_broken

@@ -2,10 +2,10 @@
 
 Under torchrun every process is a client of one store, and no process serves an address that a
 program names itself; in a plain script, rank 0 of the call serves it. Here an address (``env://``
-with MASTER_ADDR and MASTER_PORT, ``tcp://``, ``file://``) is only a name: ranks that call with the
-same address meet over the mesh's store, each time under new keys. So no key of an earlier run of a
-cell is read, no port has to be free, and the first stop ends a wait for ranks that have not called
-yet.
+with MASTER_ADDR and MASTER_PORT, ``tcp://``, ``file://``, a store's) is only a name: ranks that
+call with the same address meet over the mesh's store, each time under new keys. So no key of an
+earlier run of a cell is read, no port has to be free, and the first stop ends a wait for ranks that
+have not called yet.
 
 A process that a rank has forked or spawned is not part of the mesh, and uses torch's own methods.
 """
@@ -118,7 +118,6 @@ class ProgramCalls:
         self._store, self._prefix, self._rank, self.world_size = store, prefix, rank, world_size
         self._pid = os.getpid()
         self._last_number = 0
-        self._awaited: tuple[str, int] | None = None
         self._of_rpc: Agreement | None = None
         self._generation = 0
         self.for_group = False
@@ -150,10 +149,8 @@ class ProgramCalls:
                 return
             if not self.for_group:
                 rpc.refuse_if_running()  # before the keys of the running RPC are deleted
-            agreed = self._meet(call, timeout)
-            if self.for_group:
-                self.of_group = agreed
-            else:
+            agreed = self.meet(call, timeout)
+            if not self.for_group:
                 if self._of_rpc is not None:
                     self._of_rpc.store.forget_keys()
                 self._of_rpc = agreed  # keeps the store: C++ has no Python reference
@@ -163,7 +160,7 @@ class ProgramCalls:
 
         return handle
 
-    def _meet(self, call: Call, timeout: timedelta) -> Agreement:
+    def meet(self, call: Call, timeout: timedelta) -> Agreement:
         """Wait until every rank has made this call, whose address, rank and size are known."""
         rank, size = call.rank or 0, call.size or 0
         place = f"{self._prefix}/{self._generation:x}/{call.address}/{size}"
@@ -174,7 +171,10 @@ class ProgramCalls:
                 f"world_size is {size}, but the mesh has {self.world_size} ranks: give world_size="
                 f"{self.world_size} or less, or start {size} ranks (%dist_start {size})"
             )
-        return self._join(place, call, _seconds(timeout))
+        agreed = self._join(place, call, _seconds(timeout))
+        if self.for_group:
+            self.of_group = agreed
+        return agreed
 
     def _join(self, place: str, call: Call, limit_s: float) -> Agreement:
         store, rank, size = self._store, call.rank or 0, call.size or 1
@@ -191,7 +191,6 @@ class ProgramCalls:
                     "of its own"
                 )
             store.set(keys[rank], value)  # replaces an entry of an earlier call of this rank
-        self._awaited = (place, size)
         go_key = f"{place}/go/{own.token}"
         awaited = keys if rank == 0 else [go_key]
         try:
@@ -208,8 +207,6 @@ class ProgramCalls:
             with contextlib.suppress(RuntimeError):  # the store's process may be dead
                 store.delete_key(keys[rank])
             raise
-        finally:
-            self._awaited = None
         self._last_number = go.number
         kind = InterruptibleStore if self.for_group else rpc.RemoteCallsStore
         its_store = kind(PrefixStore(go.prefix, store), store.waits)
@@ -228,43 +225,11 @@ class ProgramCalls:
         for join in joins:
             self._store.set(f"{place}/{join.token}", msgspec.msgpack.encode(go))
 
-    def meet_over(self, store: Any, rank: int, size: int, timeout: timedelta) -> InterruptibleStore:
-        """Agree with the other ranks of a group's call that passes a store of its own; return a
-        store that forwards to it.
-        """
-        given = InterruptibleStore(store, self._store.waits)
-        own = _Join(self._rank, "", self._last_number)
-        num_calls = given.add(f"cellmesh/{size}/{rank}", 1)  # a program may reuse its store
-        keys = [f"cellmesh/{size}/{num_calls}/{other}" for other in range(size)]
-        given.set(keys[rank], msgspec.msgpack.encode(own))
-        given.wait(keys, timedelta(seconds=_seconds(timeout)))
-        joins = [msgspec.msgpack.decode(given.get(key), type=_Join) for key in keys]
-        self._last_number = 1 + max(join.last_number for join in joins)
-        members = tuple(join.mesh_rank for join in joins)
-        self.of_group = Agreement(self._last_number, members, given)
-        return given
-
     def forget_group(self) -> None:
         """Note that the program's process group, on which ranks had agreed, was destroyed."""
         agreed, self.of_group = self.of_group, None
         if agreed is not None:
             agreed.store.forget_keys()
-
-    def missing(self) -> str:
-        """Return text on the ranks of a call for which this rank waits. Any thread."""
-        awaited = self._awaited
-        if awaited is None:
-            return ""
-        place, size = awaited
-        try:
-            missing = [
-                str(rank) for rank in range(size) if not self._store.check([f"{place}/{rank}"])
-            ]
-        except RuntimeError:  # the store's process has just died
-            return ""
-        return (
-            f"for rank{'s' * (len(missing) > 1)} {', '.join(missing)} of {size}" if missing else ""
-        )
 
 
 def _seconds(timeout: timedelta) -> float:

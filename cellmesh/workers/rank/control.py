@@ -281,8 +281,7 @@ class ControlThread:
             name = operation.name if seen.collective in ("", "wait") else seen.collective
             return Waited(name, operation.group, time.monotonic() - operation.since)
         if seen.collective:  # waits for a store
-            name = " ".join(filter(None, (seen.collective, self._groups.calls.missing())))
-            return Waited(name, "", self._since_seen(seen))
+            return Waited(seen.collective, "", self._since_seen(seen))
         return None
 
     def _since_seen(self, seen: Activity) -> float:

@@ -117,8 +117,6 @@ _LIBRARIES = tuple(
     sorted({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 )
 
-_OWN_DIRECTORY = f"{Path(__file__).parents[2]}/"
-
 
 def is_user_code(frame: types.FrameType) -> bool:
     """Return whether a frame belongs to a cell or a user's module, not to a library or cellmesh."""
@@ -344,24 +342,6 @@ def _runs_file(code: types.CodeType) -> bool:
     """Return whether a code object is that of a whole file of the user."""
     name = code.co_filename
     return code.co_name == "<module>" and name.startswith("/") and not is_of_library(name)
-
-
-def describe_call(frames: Sequence[tuple[types.CodeType, int]], shell: Cells) -> str:
-    """Return text on the line of the user's code that made a call; "" if it is unknown.
-
-    Args:
-        frames: code and line of each frame, outermost first.
-        shell: identifies cells by code file names.
-    """
-    place = place_of(frames, shell)
-    if place.line:
-        where = f"In[{place.execution_count}] line {place.line}"
-        return f"{place.inner}, called at {where}" if place.inner else where
-    if place.inner:
-        return place.inner
-    ours = ("<", *_LIBRARIES, _OWN_DIRECTORY)
-    users = [(code, line) for code, line in frames if not code.co_filename.startswith(ours)]
-    return f"{shorten_path(users[-1][0].co_filename)} line {users[-1][1]}" if users else ""
 
 
 def look_at_main_thread(shell: Cells) -> Activity:
