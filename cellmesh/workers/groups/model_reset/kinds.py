@@ -239,8 +239,8 @@ def _stages(schedule: Any) -> list[Any]:
 
 
 class Zero(Kind):
-    """Finds and resets ZeroRedundancyOptimizer instances, which keep state of an unfinished step
-    only if they are overlapped with DDP.
+    """Has ZeroRedundancyOptimizer instances leave their `Join` context. Only one that is overlapped
+    with DDP can be left half done by a step; it is reported, not reset.
     """
 
     where = "torch.distributed.optim.zero_redundancy_optimizer", "ZeroRedundancyOptimizer"
@@ -254,43 +254,18 @@ class Zero(Kind):
         return [str(tuple(parameter.shape)) for parameter in found._all_params]
 
     def is_dirty(self, found: Any) -> bool:
-        info = _overlap(found)
+        info = getattr(found, "_overlap_info", None)
         return info is not None and bool(info.bucket_indices_seen or info.broadcast_handles)
 
     def progress(self, found: Any) -> tuple[int, ...]:
-        info = _overlap(found)
-        return (int(found._join_config.enable), -1 if info is None else int(info.status))
+        return (int(found._join_config.enable),)
 
     def align(self, found: Any, progress: Sequence[Progress]) -> None:
         leave_join(found)
-        if (info := _overlap(found)) is not None and len(
-            {each[1] for one in progress for each in one}
-        ) > 1:
-            _forget_buckets(info)
 
     def reset(self, found: Any, dirty: bool) -> Iterable[str]:
-        if (info := _overlap(found)) is not None and dirty:
-            info.broadcast_handles.clear()
-            info.clear_per_iter_info()
-            if info.status.name != "INITIALIZED":
-                _forget_buckets(info)
-        return ()
-
-
-def _overlap(found: Any) -> Any:
-    return getattr(found, "_overlap_info", None)
-
-
-def _forget_buckets(info: Any) -> None:
-    """Drop a ZeroRedundancyOptimizer's record of DDP's buckets, so that the next passes record
-    them as the first passes did.
-    """
-    info.status = type(info.status).UNINITIALIZED
-    clear(info, "params_per_bucket", "offsets", "assigned_ranks_per_bucket")
-    for parameters in info.params_per_rank:
-        parameters.clear()
-    info.num_bucket_assignments = 0
-    info.total_size = 0 if info.shard_buckets else None
+        if dirty:
+            yield "ZeRO, overlapped with DDP, was cut in a backward pass: construct both again"
 
 
 class Scaler(Kind):
