@@ -348,7 +348,7 @@ def _list(names: Sequence[str]) -> str:
 
 
 def copy_names(
-    source: RankSet, targets: RankSet, others: RankSet | None = None
+    source: RankSet, targets: RankSet, others: RankSet
 ) -> tuple[tuple[str, ...], Mapping[str, str]]:
     """Copy the variables of one rank to other ranks. Blocks.
 
@@ -374,7 +374,7 @@ def copy_names(
         names = tuple(name for name in names if name not in refused)
         if together := _try_to_copy(source, targets, names):
             refused, names = {**refused, **dict.fromkeys(names, together)}, ()
-    if names and others is not None:
+    if names:
         module = "__import__('importlib').import_module('cellmesh.workers.replicas.copying')"
         join = f"{module}.renew_reducers({targets.ranks})"
         cell = RunCell(0, join, join, False, 0, quiet=True)

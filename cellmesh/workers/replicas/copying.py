@@ -13,24 +13,19 @@ import gc
 import io
 import os
 import pickle
-import queue
-import socket
 import sys
-import threading
 import types
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import Executor
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.distributed import DistributedSampler
 
-from ...errors import CellmeshError, UnpicklableError
+from ...errors import UnpicklableError
 from ...wire import payload
 from ...wire.codec import Frame
 from ...wire.messages import Pickled
@@ -43,26 +38,10 @@ from ..static_lookup import text_of
 _OWN_NAMES = frozenset(("rank", "local_rank", "world_size", "device", "mesh", "torch", "dist"))
 _SHELL_NAMES = frozenset(("In", "Out", "get_ipython", "exit", "quit", "open", "display"))
 _SHARD = "a shard of this rank's: load a checkpoint"
-_CANNOT: tuple[tuple[type | tuple[type, ...], str], ...] = (
-    (threading.Thread, "a thread"),
-    (
-        (type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Event),
-        "a lock",
-    ),
-    ((queue.Queue, queue.SimpleQueue), "a queue between threads"),
-    (Executor, "a pool of workers"),
-    (socket.socket, "a socket"),
-    (types.GeneratorType, "a generator that has begun"),
-    ((types.CoroutineType, types.AsyncGeneratorType), "a coroutine"),
-    (_BaseDataLoaderIter, "a DataLoader's iterator"),
-)
-
-
 _OF_FUNCTIONS = (
     *("__defaults__", "__kwdefaults__", "__doc__", "__annotations__"),
     *("__qualname__", "__module__"),
 )
-_UNBOUND = "cellmesh: this closure variable has no value yet"
 
 
 def survey(namespace: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
@@ -89,7 +68,6 @@ def survey(namespace: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
 def gather(namespace: Mapping[str, Any], names: Sequence[str]) -> tuple[Pickled, list[Frame]]:
     """Pickle the values of these names as one dict, for another rank.
 
-    A name that turns out not to be copyable is left out, and the reason is printed to stderr.
     Loading the pickle first sets `sys.path` and the working directory to this rank's, as the user's
     modules are copied by reference.
 
@@ -100,18 +78,6 @@ def gather(namespace: Mapping[str, Any], names: Sequence[str]) -> tuple[Pickled,
     Returns:
         The pickle and its buffers, which are the memory of the tensors themselves.
     """
-    chosen = [name for name in names if name in namespace]
-    try:
-        return _dump(namespace, chosen)
-    except CellmeshError:
-        for name in list(chosen):
-            if why := _why_not(namespace, name):
-                chosen.remove(name)
-                print(f"{name} was not copied: {why}", file=sys.stderr)
-        return _dump(namespace, chosen)
-
-
-def _dump(namespace: Mapping[str, Any], names: Sequence[str]) -> tuple[Pickled, list[Frame]]:
     values = _Values({name: namespace[name] for name in names})
     with warnings.catch_warnings():  # torch warns of hooks on tensors, which are not copied
         warnings.simplefilter("ignore")
@@ -177,14 +143,11 @@ class _Reducer:
             case torch.device():
                 return _reduce_device(value)
             case DistributedSampler():
-                return self._reduce_sampler(value)
+                return _reduce_sampler(value)
             case io.IOBase() if not isinstance(value, io.BytesIO | io.StringIO):
                 raise UnpicklableError("an open file")
         if value is dist.GroupMember.NON_GROUP_MEMBER:
             return non_member, ()
-        for kinds, what in _CANNOT:
-            if isinstance(value, kinds):
-                raise UnpicklableError(what)
         _refuse_pipeline_stage(value)
         return NotImplemented
 
@@ -204,7 +167,7 @@ class _Reducer:
             return NotImplemented
         cells = function.__closure__ or ()
         attributes = {name: getattr(function, name) for name in _OF_FUNCTIONS}
-        state = attributes | function.__dict__, [contents_of(cell) for cell in cells]
+        state = attributes | function.__dict__, [cell.cell_contents for cell in cells]
         made_from = (function.__code__, function.__name__, len(cells))
         return make_function, made_from, state, None, None, finish_function
 
@@ -231,30 +194,6 @@ class _Reducer:
                 if root.get_group(dim) is group:
                     return find_dim_group, (dim,)
         return find_group, (group.group_name,)
-
-    def _reduce_sampler(self, sampler: DistributedSampler[Any]) -> Any:
-        """Return the reduction of a sampler, with the new rank's number in place of this rank's."""
-        made_from = type(sampler), self._dim_of_sampler(sampler)
-        state = {key: value for key, value in sampler.__dict__.items() if key != "rank"}
-        return make_sampler, made_from, state
-
-    def _dim_of_sampler(self, sampler: DistributedSampler[Any]) -> int:
-        """Return the dim of ``mesh`` along which a sampler splits data; -1 for all ranks."""
-        if sampler.num_replicas == dist.get_world_size() and sampler.rank == dist.get_rank():
-            return -1
-        fitting = []
-        root = self._namespace.get("mesh")
-        if isinstance(root, DeviceMesh):
-            part = (sampler.num_replicas, sampler.rank)
-            fitting = [
-                d for d in range(root.ndim) if (root.size(d), root.get_local_rank(d)) == part
-            ]
-        if len(fitting) != 1:
-            raise UnpicklableError(
-                f"a DistributedSampler for part {sampler.rank} of {sampler.num_replicas}: make it "
-                "again there"
-            )
-        return fitting[0]
 
 
 def _directory() -> str | None:
@@ -304,6 +243,17 @@ def _reduce_ddp(module: DistributedDataParallel) -> Any:
     return make_ddp, (type(module),), carried, None, None, set_ddp
 
 
+def _reduce_sampler(sampler: DistributedSampler[Any]) -> Any:
+    """Return the reduction of a sampler over all ranks, for the new rank's number."""
+    if (sampler.num_replicas, sampler.rank) != (dist.get_world_size(), dist.get_rank()):
+        raise UnpicklableError(
+            f"a DistributedSampler for part {sampler.rank} of {sampler.num_replicas}: make it "
+            "again there"
+        )
+    state = {key: value for key, value in sampler.__dict__.items() if key != "rank"}
+    return make_sampler, (type(sampler),), state
+
+
 def _reduce_device(device: torch.device) -> Any:
     if device.type == "cuda" and device.index in (None, torch.cuda.current_device()):
         return find_device, ()
@@ -350,14 +300,6 @@ def make_typed(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.stora
     return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
 
 
-def contents_of(cell: types.CellType) -> Any:
-    """Return the content of a closure's cell; a marker if it has none."""
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return _UNBOUND
-
-
 def make_function(code: types.CodeType, name: str, num_cells: int) -> types.FunctionType:
     """Make a copied function whose globals are the rank's namespace; its closure, which may refer
     to the function, is set later.
@@ -372,8 +314,7 @@ def finish_function(function: types.FunctionType, state: tuple[dict[str, Any], l
     for name, value in attributes.items():
         setattr(function, name, value)
     for cell, value in zip(function.__closure__ or (), contents, strict=True):
-        if not (isinstance(value, str) and value == _UNBOUND):
-            cell.cell_contents = value
+        cell.cell_contents = value
 
 
 def find_mesh(dims: tuple[str, ...]) -> DeviceMesh:
@@ -404,10 +345,10 @@ def non_member() -> Any:
     return dist.GroupMember.NON_GROUP_MEMBER
 
 
-def make_sampler(kind: type[DistributedSampler[Any]], dim: int) -> DistributedSampler[Any]:
+def make_sampler(kind: type[DistributedSampler[Any]]) -> DistributedSampler[Any]:
     """Make a distributed sampler without its state, for this rank's part of the data."""
     sampler = kind.__new__(kind)
-    sampler.rank = dist.get_rank() if dim < 0 else find_mesh(()).get_local_rank(dim)
+    sampler.rank = dist.get_rank()
     return sampler
 
 

