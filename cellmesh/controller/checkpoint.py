@@ -13,14 +13,8 @@ from .rank_set import RankSet
 from .run import Results
 
 
-def save(ranks: RankSet, names: Sequence[str], path: str | os.PathLike[str], wait: bool) -> None:
+def save(ranks: RankSet, names: Sequence[str], path: str | os.PathLike[str]) -> None:
     """Save variables of all ranks as one checkpoint; see `Mesh.save`."""
-    if not wait:
-        raise MeshUsageError(
-            "a save is waited for; to write while the ranks go on, call `dcp.async_save(state, "
-            "checkpoint_id=path)` of torch.distributed.checkpoint in a cell, with a process group "
-            "of its own"
-        )
     target = _absolute(path)
     if not names:
         raise MeshUsageError("name what to save")

@@ -159,7 +159,7 @@ class Mesh(Ranks):
             raise HostError(report.failure)
         return report
 
-    def save(self, *names: str, path: str | os.PathLike[str], wait: bool = True) -> None:
+    def save(self, *names: str, path: str | os.PathLike[str]) -> None:
         """Save variables of the ranks as one checkpoint (``torch.distributed.checkpoint``). Blocks.
 
         A checkpoint at `path` stays until the new one is complete on disk, and is then replaced
@@ -169,13 +169,12 @@ class Mesh(Ranks):
             names: modules, optimizers, anything with a ``state_dict``, DTensors, tensors, plain
                 values.
             path: a directory; created if it does not exist.
-            wait: must be True; to write in the background, call ``dcp.async_save`` in a cell.
 
         Raises:
             MeshUsageError: a variable cannot be saved; nothing has been written.
             RankFailure: the checkpoint could not be written; the one at `path` is unchanged.
         """
-        save(self.rank_set, names, path, wait)
+        save(self.rank_set, names, path)
 
     def report(self) -> Sequence[RankInfo]:
         """Return each rank's process, device and memory, as the agent measures them."""

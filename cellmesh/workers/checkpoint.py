@@ -3,8 +3,8 @@
 Ranks save within a run: ``dcp.save`` writes to a directory beside the checkpoint, and rank 0 puts
 it in the checkpoint's place in one step (``renameat2``) when all files are on disk. Where a file
 system cannot do that (NFS), the old checkpoint is renamed first, and a load or save that finds no
-checkpoint in its place renames it back. The directory beside has a unique name for each save, and
-rank 0 locks it until the save ends: the next save removes unlocked ones, whose saves have died.
+checkpoint in its place renames it back. The next save removes what a save that has died has left
+beside.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import fcntl
 import functools
 import glob
 import hashlib
@@ -99,21 +98,11 @@ class _Writer(FileSystemWriter):
 
     Args:
         directory: directory of the checkpoint.
-        beside: directory that the new checkpoint is written to.
-        held: exit stack that is closed when the save has ended.
     """
 
-    def __init__(
-        self, directory: CheckpointDirectory, beside: Path, held: contextlib.ExitStack
-    ) -> None:
-        super().__init__(beside, sync_files=True, single_file_per_rank=True)
-        self._directory, self._beside, self._held = directory, beside, held
-
-    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Make the directory beside, on rank 0; DCP raises an error of this on all ranks."""
-        super().set_up_storage_writer(is_coordinator, *args, **kwargs)
-        if is_coordinator:
-            self._held.enter_context(self._directory.open_beside(self._beside))
+    def __init__(self, directory: CheckpointDirectory) -> None:
+        super().__init__(directory.beside, sync_files=True, single_file_per_rank=True)
+        self._directory = directory
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Write the metadata and exchange the directories; DCP calls this on rank 0 when all ranks
@@ -121,9 +110,9 @@ class _Writer(FileSystemWriter):
         """
         super().finish(metadata, results)
         parts = [written.storage_data for each in results for written in each]
-        if name := find_cut_file(self._beside, parts):
-            raise FileNotFoundError(f"{name} is not in {self._beside}: do all hosts share it?")
-        self._directory.put(self._beside)
+        if name := find_cut_file(self._directory.beside, parts):
+            raise FileNotFoundError(f"{name} is not in {self.path}: do all hosts share it?")
+        self._directory.put()
 
 
 def save(namespace: dict[str, Any], names: Sequence[str], path: Path) -> None:
@@ -138,32 +127,38 @@ def save(namespace: dict[str, Any], names: Sequence[str], path: Path) -> None:
         MeshUsageError: some variables cannot be saved; nothing has been written.
         HostError: they could not be written; the checkpoint at `path` is unchanged.
     """
-    directory, rank = CheckpointDirectory(path), dist.get_rank()
-    state = {}
+    rank, trees = dist.get_rank(), dict[str, Any]()
 
-    def read() -> tuple[str, dict[str, Any]]:
-        state.update(read_state(namespace, names))
-        return secrets.token_hex(4), plain_digests(state)
+    def read() -> tuple[str, dict[str, dict[str, str]]]:
+        digests = {}
+        for name, (tree, is_plain) in read_state(namespace, names).items():
+            trees[name], digests[name] = tree, digests_of(tree) if is_plain else {}
+        if rank == 0:
+            CheckpointDirectory(path).remove_left()
+        return secrets.token_hex(4), digests
 
     found = agree(read, "nothing was saved")
+    directory = CheckpointDirectory(path, found[0][0])
+    # A key for each rank if ranks hold different values.
     keyed = {
-        key_of(name, rank, [digests[name] for _, digests in found]): state[name].tree
+        f"{name}@{rank}" if differ(digests[name] for _, digests in found) else name: trees[name]
         for name in names
     }
-    beside = directory.name_beside(found[0][0])
-    with contextlib.ExitStack() as held:
-        try:
-            state_dict_saver.save(keyed, storage_writer=_Writer(directory, beside, held))
-        except CheckpointException as error:  # raised on all ranks; a BaseException
-            shutil.rmtree(beside, ignore_errors=True)  # hosts may not share it
-            reasons = {rank: reason for rank, (reason, _) in sorted(error.failures.items())}
-            for reason in reasons.values():
-                if isinstance(reason, KeyboardInterrupt):
-                    raise reason from None
-            told = describe_groups({r: f"{type(e).__name__}: {e}" for r, e in reasons.items()})
-            raise HostError(
-                f"not saved: {'; '.join(told[:_MAX_NAMED])}; {directory.describe_target()}"
-            ) from None
+    try:
+        state_dict_saver.save(keyed, storage_writer=_Writer(directory))
+    except CheckpointException as error:  # raised on all ranks; a BaseException
+        directory.clear()  # hosts may not share it
+        reasons = {rank: reason for rank, (reason, _) in sorted(error.failures.items())}
+        for reason in reasons.values():
+            if isinstance(reason, KeyboardInterrupt):
+                raise reason from None
+        told = describe_groups({r: f"{type(e).__name__}: {e}" for r, e in reasons.items()})
+        raise HostError(
+            f"not saved: {'; '.join(told[:_MAX_NAMED])}; {directory.describe_target()}"
+        ) from None
+    finally:
+        if rank == 0:
+            directory.clear()  # the old checkpoint, or what a failed save has written
 
 
 # ---- the directory
@@ -174,10 +169,15 @@ class CheckpointDirectory:
 
     Args:
         target: path of the directory. If it is a link, the directory that it points to is replaced.
+        token: part of the name of the directory that a save writes to; each save has another.
+
+    Attributes:
+        beside: path of the directory that a save writes to.
     """
 
-    def __init__(self, target: Path) -> None:
+    def __init__(self, target: Path, token: str = "") -> None:
         self.target = target.resolve()
+        self.beside = self.target.with_name(f".{self.target.name}.{token}.saving")
         self._aside = self.target.with_name(f".{self.target.name}.before")
 
     def why_not(self) -> str:
@@ -218,41 +218,30 @@ class CheckpointDirectory:
         is_there = (self.target / METADATA).is_file()
         return f"{self.target} is as it was" if is_there else f"there is nothing at {self.target}"
 
-    def name_beside(self, token: str) -> Path:
-        """Return the path of the directory that the save with this token writes to."""
-        return self.target.with_name(f".{self.target.name}.{token}.saving")
+    def remove_left(self) -> None:
+        """Remove what saves that have died have left beside the target."""
+        for left in self.target.parent.glob(f".{glob.escape(self.target.name)}.*.saving"):
+            shutil.rmtree(left, ignore_errors=True)
+        self.clear()
 
-    @contextlib.contextmanager
-    def open_beside(self, beside: Path) -> Iterator[None]:
-        """Enter a context with a new, locked directory beside the target; remove the directory, and
-        those of dead saves.
-        """
-        pattern = f".{glob.escape(self.target.name)}.*.saving"
-        for left in set(self.target.parent.glob(pattern)) - {beside}:
-            with contextlib.suppress(OSError), _lock(left):
-                shutil.rmtree(left, ignore_errors=True)
+    def clear(self) -> None:
+        """Remove the directory beside the target, and the old checkpoint once it is replaced."""
+        shutil.rmtree(self.beside, ignore_errors=True)
         if self.target.exists():
             shutil.rmtree(self._aside, ignore_errors=True)
-        beside.mkdir(parents=True, exist_ok=True)  # another rank may have made it
-        with _lock(beside):
-            try:
-                yield
-            finally:  # after a failed save, or with the old checkpoint in it
-                shutil.rmtree(beside, ignore_errors=True)
 
-    def put(self, beside: Path) -> None:
+    def put(self) -> None:
         """Replace the target by the directory beside, in one step if the file system can."""
-        _sync(beside)
+        _sync(self.beside)
         if not self.target.exists():
-            beside.rename(self.target)
-        elif not exchange(beside, self.target):
+            self.beside.rename(self.target)
+        elif not exchange(self.beside, self.target):
             self.target.rename(self._aside)
             try:
-                beside.rename(self.target)
+                self.beside.rename(self.target)
             finally:
                 self._recover()
         _sync(self.target.parent)
-        shutil.rmtree(self._aside, ignore_errors=True)
 
     def _recover(self) -> None:
         """Rename the old checkpoint back, if a save has died between its two renames."""
@@ -275,19 +264,6 @@ def exchange(first: Path, second: Path) -> bool:
     raise OSError(code, os.strerror(code), str(second))
 
 
-@contextlib.contextmanager
-def _lock(directory: Path) -> Iterator[None]:
-    """Enter a context in which this process holds the exclusive lock of a directory; raise OSError
-    if another process holds it. The lock ends with the process.
-    """
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(descriptor)
-
-
 def _sync(directory: Path) -> None:
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -297,20 +273,6 @@ def _sync(directory: Path) -> None:
 
 
 # ---- variables as the trees of tensors and values that are saved
-
-
-@dataclass(frozen=True)
-class State:
-    """The tree of tensors and values that is saved for one variable, as by its ``state_dict()``.
-
-    Attributes:
-        tree: a tensor, a value, or nested dicts and lists of them.
-        is_plain: whether the values do not show which ranks hold the same ones (no DTensor, and no
-            wrapped model).
-    """
-
-    tree: Any
-    is_plain: bool
 
 
 def find_save_problem(namespace: Mapping[str, Any], names: Sequence[str]) -> str:
@@ -337,22 +299,27 @@ def find_save_problem(namespace: Mapping[str, Any], names: Sequence[str]) -> str
     return ""
 
 
-def read_state(namespace: Mapping[str, Any], names: Sequence[str]) -> dict[str, State]:
-    """Return the trees that are saved for variables, with the live tensors, not copies."""
+def read_state(namespace: Mapping[str, Any], names: Sequence[str]) -> dict[str, tuple[Any, bool]]:
+    """Return the tree that is saved for each variable (a tensor, a value, or nested dicts and lists
+    of them, not copied), and whether ranks may hold different ones: it has no DTensors, and is not
+    of a DDP, FSDP or tensor-parallel model or its optimizer.
+    """
     if problem := find_save_problem(namespace, names):
         raise MeshUsageError(problem)
     return {name: _state_of(namespace[name], name, namespace, names) for name in names}
 
 
-def _state_of(value: Any, name: str, namespace: Mapping[str, Any], names: Sequence[str]) -> State:
+def _state_of(
+    value: Any, name: str, namespace: Mapping[str, Any], names: Sequence[str]
+) -> tuple[Any, bool]:
     if isinstance(value, nn.Module):
-        return State(get_model_state_dict(value), not is_wrapped(value))
+        return get_model_state_dict(value), not is_wrapped(value)
     if isinstance(value, Optimizer):
         model = owner_of(value, name, namespace, names)
-        return State(read_optimizer(model, value), not is_wrapped(model))
+        return read_optimizer(model, value), not is_wrapped(model)
     if isinstance(value, torch.Tensor):
-        return State(value, not is_dtensor(value))
-    return State(value.state_dict() if isinstance(value, Stateful) else value, True)
+        return value, not is_dtensor(value)
+    return value.state_dict() if isinstance(value, Stateful) else value, True
 
 
 def read_optimizer(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
@@ -417,38 +384,26 @@ def owner_of(
     )
 
 
-def plain_digests(state: Mapping[str, State]) -> dict[str, dict[str, str] | None]:
-    """Return digests of values that ranks may hold differently, by name and path; None for the name
-    of a DTensor, or of a DDP, FSDP or tensor-parallel model or its optimizer.
-    """
-    return {
-        name: {path: _digest(leaf) for path, leaf in leaves(one.tree, name).items()}
-        if one.is_plain
-        else None
-        for name, one in state.items()
-    }
-
-
-def key_of(name: str, rank: int, digests: Sequence[Mapping[str, str] | None]) -> str:
-    """Return a variable's key in the checkpoint: its name, or a name for each rank if ranks hold
-    different values.
-
-    Args:
-        name: name of the variable.
-        rank: this rank.
-        digests: result of `plain_digests` for this variable, by rank.
-    """
-    seen: dict[str, str] = {}
-    for theirs in digests:
-        for path, digest in (theirs or {}).items():
-            if seen.setdefault(path, digest) != digest:
-                return f"{name}@{rank}"
-    return name
-
-
 def leaves(tree: Any, path: str) -> dict[str, Any]:
     """Return the leaves of a tree by their paths, as DCP flattens and joins them."""
     return flatten_state_dict({path: tree})[0]
+
+
+def digests_of(tree: Any) -> dict[str, str]:
+    """Return digests of a variable's leaves by their paths; "" for DTensors."""
+    return {path: _digest(leaf) for path, leaf in leaves(tree, "").items()}
+
+
+def differ(digests: Iterable[Mapping[str, str]]) -> bool:
+    """Return whether ranks, whose `digests_of` a variable these are, hold different values under
+    one path.
+    """
+    seen: dict[str, str] = {}
+    return any(
+        seen.setdefault(path, digest) != digest
+        for theirs in digests
+        for path, digest in theirs.items()
+    )
 
 
 def _digest(leaf: Any) -> str:
@@ -473,11 +428,6 @@ def _is_text(leaf: Any) -> bool:
 
 
 def _missing(name: str, namespace: Mapping[str, Any]) -> str:
-    if not name.isidentifier():
-        return (
-            f"{name!r} is no name: names of the ranks' namespace "
-            "are saved and loaded, no expressions"
-        )
     near = get_close_matches(name, [one for one in namespace if not one.startswith("_")], 1)
     return f"there is no name {name!r}" + (f" (did you mean {near[0]!r}?)" if near else "")
 

@@ -160,8 +160,6 @@ def test_impossible_save_or_load_is_refused_and_changes_nothing(
     ):
         with pytest.raises((MeshUsageError, cm.RankFailure), match=words):
             mesh.save(*names.split(), path=path)
-    with pytest.raises(MeshUsageError, match=r"call `dcp\.async_save\(state, check"):
-        mesh.save("step", path=path, wait=False)
     assert not list(tmp_path.iterdir())
     data.mkdir()
     (data / "notes.txt").touch()
