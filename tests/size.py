@@ -165,7 +165,7 @@ FEATURES = (
     ),
     Feature(
         "status",
-        462,
+        424,
         "wire/status.py controller/status.py "
         "workers/rank/stack_inspection.py workers/rank/memory.py",
     ),
@@ -181,12 +181,12 @@ FEATURES = (
     ),
     Feature(
         "replicas",
-        1059,
+        1013,
         "wire/replicas.py controller/replicas.py workers/replicas/",
     ),
     Feature(
         "checkpoints",
-        452,
+        417,
         "controller/checkpoint.py workers/checkpoint.py",
     ),
     Feature(
@@ -211,12 +211,12 @@ FEATURES = (
     ),
     Feature(
         "process groups",
-        2287,
+        2198,
         "wire/groups.py workers/groups/",
     ),
     Feature(
         "models and other groups after a heal",
-        716,
+        701,
         "workers/groups/model_reset/ workers/rank/optimizer_steps.py",
     ),
     Feature(
