@@ -148,15 +148,6 @@ def ignore_from_any_thread(number: int) -> None:
     _libc.signal(number, ctypes.c_void_p(int(signal.SIG_IGN)))
 
 
-def read_limits(pid: int) -> str:
-    """Return the text of ``/proc/PID/limits``; "" if the process has ended."""
-    try:
-        with open(f"/proc/{pid}/limits") as file:
-            return file.read()
-    except OSError:
-        return ""
-
-
 def rss_bytes(pid: int) -> int:
     """Return the resident memory of a process in bytes; 0 if the process has ended."""
     try:

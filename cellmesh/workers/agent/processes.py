@@ -34,7 +34,6 @@ from .death_report import (
     explain_mismatch,
     explain_refusal,
     last_lines,
-    parse_address_limit,
 )
 from .events import Events, Order
 from .rank_link import Lending, RankLink
@@ -172,7 +171,6 @@ class Processes:
             link.start()
             link.hear(rank not in self._unheard)
             self._links[rank] = link
-            self._oom_watch.watch(pid)
             if order.rejoin or order.incarnation > 1:
                 self._logs[rank].append(f"{_new_process(rank, pid)}\n")
             self._watch_child(pid, functools.partial(self._rank_ended, rank, pid))
@@ -350,15 +348,14 @@ class Processes:
             os.CLD_KILLED,
             signal.SIGKILL,
         )
-        was_oom, limit_bytes = self._oom_watch.was_killed(pid) if was_killed else (False, None)
-        address_limit_bytes = parse_address_limit(linux_process.read_limits(pid))
         _, status, usage = os.wait4(pid, 0)
         reason, held_bytes = linux_process.describe_end(status), usage.ru_maxrss * 1024
         if was_killed:
-            return reason + (explain_kill(held_bytes, limit_bytes) if was_oom else "")
+            was_oom = self._oom_watch.has_struck(time.monotonic())
+            return reason + (explain_kill(held_bytes) if was_oom else "")
         if os.waitstatus_to_exitcode(status) == -signal.SIGABRT:
             reason += explain_mismatch(output)
-        return reason + explain_refusal(output, held_bytes, address_limit_bytes)
+        return reason + explain_refusal(output, held_bytes)
 
     def _watch_child(self, pid: int, ended: Callable[[], None]) -> None:
         self._children.add(pid)
