@@ -80,7 +80,7 @@ LIBRARY_ERROR = "import torch\ndef f(x):\n    return torch.nn.Linear(2, 2)(x)\nf
 # What a traceback of `LIBRARY_ERROR` has, and what it has not.
 XMODES = {
     "": (["In[7], line 3", "frames of torch, to torch/nn"], ["site-packages", "x=tensor"]),
-    "Plain": (["In[7], line 3", "frames of torch, to torch/nn"], ["site-packages", "---->"]),
+    "Plain": (["In[7], line 3", "torch/nn"], ["---->"]),
     "Verbose": (["In[7], line 3", "x=tensor", "site-packages/torch/nn"], ["frames of torch"]),
     "Minimal": (["RuntimeError: "], ["In[7]", "torch/nn"]),
 }

@@ -9,7 +9,6 @@ As user code may handle, ignore or block SIGINT, `Interrupts.insist` sends anoth
 
 from __future__ import annotations
 
-import functools
 import importlib
 import multiprocessing
 import sys
@@ -26,7 +25,6 @@ _MAX_CANCELLED = MAX_RUNS + 1000
 # A real-time signal from the middle of the range: libc, debuggers and profilers use both ends.
 _OWN_SIGNAL = signal.SIGRTMIN + 11
 _SIGINT = int(signal.SIGINT)
-_MAX_SWITCH_S = 0.02
 # How long the import of a library may continue before it is interrupted.
 _IMPORT_S = 10.0
 # Like `signal.getsignal`, but without its conversion to enums, which takes five Python calls.
@@ -220,18 +218,3 @@ def _imports_library(frame: types.FrameType) -> bool:
         and caller is not None
         and caller.f_code.co_filename.startswith("<frozen importlib")
     )
-
-
-def bound_switch_interval() -> None:
-    """Patch ``sys.setswitchinterval`` so that user code cannot set a longer interval than a bound.
-
-    The control thread waits for this interval if the main thread computes in Python, several times
-    for one stop.
-    """
-    set_interval = sys.setswitchinterval
-
-    @functools.wraps(set_interval)
-    def set_bounded(interval: float, /) -> None:
-        set_interval(min(interval, _MAX_SWITCH_S))
-
-    sys.setswitchinterval = set_bounded

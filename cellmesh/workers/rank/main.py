@@ -45,7 +45,7 @@ from .executor import Executor
 from .failures import Failures, find_lost_context, report_lost_context
 from .features import RankContext
 from .imports import AfterImport, build_whole_files, load
-from .interrupts import Interrupts, bound_switch_interval
+from .interrupts import Interrupts
 from .memory import MemoryMeter
 from .shell import RankShell
 from .stdin import Asker
@@ -129,7 +129,6 @@ def run_rank(
     sys.breakpointhook = lambda *args, **kwargs: load("rank.debugger").break_here(*args, **kwargs)
     tracker.follow_threads()
     interrupts.install()
-    bound_switch_interval()
     let_waits_be_interrupted()
     follow_children(tracker.current)
     pump.start()

@@ -8,8 +8,6 @@ import linecache
 import re
 import traceback
 import types
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from IPython.core.compilerop import CachingCompiler
 from IPython.core.ultratb import AutoFormattedTB
 
 from ...wire import payload
-from .stack_inspection import is_of_library, is_own_code, is_user_code, shorten_path
+from .stack_inspection import is_own_code, is_user_code, shorten_path
 
 # Marks around a rendered frame of a library; no frame of user code contains such characters, as
 # its source is text.
@@ -41,19 +39,6 @@ class _Renderer(AutoFormattedTB):
         code = frame.f_code
         place = f"{shorten_path(code.co_filename)}:{frame_info.lineno} in {code.co_name}"
         return _marked(place, text)
-
-    def _format_list(self, extracted_list: list[Any]) -> list[str]:
-        """Format the frames of a traceback for ``%xmode Plain``."""
-        texts = super()._format_list(extracted_list)
-        shown = []
-        for frame, text in zip(extracted_list, texts, strict=True):
-            if frame.filename.startswith(_OWN):
-                continue
-            if is_of_library(frame.filename):
-                place = f"{shorten_path(frame.filename)}:{frame.lineno} in {frame.name}"
-                text = _marked(place, text)
-            shown.append(text)
-        return shown
 
 
 def _marked(place: str, text: str) -> str:
@@ -107,31 +92,10 @@ def format_without_own_frames(error: traceback.TracebackException) -> str:
     return "".join(error.format())
 
 
-def name_cells_in_warnings(cell_of: Callable[[str], int]) -> None:
-    """Make warnings name cells as tracebacks do (``In[27]:3``), not by their code files.
-
-    Args:
-        cell_of: returns n of the cell ``In[n]`` with a code file name, 0 if none has it.
-    """
-    plain: Callable[..., str] = warnings.formatwarning
-
-    def format_warning(
-        message: Any, category: type[Warning], filename: str, lineno: int, line: str | None = None
-    ) -> str:
-        if cell := cell_of(filename):
-            line = line or linecache.getline(filename, lineno).strip() or None
-            filename = f"In[{cell}]"
-        return plain(message, category, filename, lineno, line)
-
-    warnings.formatwarning = format_warning
-
-
 # ---------------------------------------------------------------- cells
 
-# Number of cells whose sources are kept for tracebacks: of plain ones, and of those with
-# definitions that may be called later.
-_MAX_PLAIN, _MAX_DEFINING = 1_000, 10_000
-_DEFINES = ("def ", "class ", "lambda")
+# Number of cells whose sources are kept for tracebacks.
+_MAX_CELLS = 3_000
 
 
 class RankCompiler(CachingCompiler):
@@ -139,21 +103,16 @@ class RankCompiler(CachingCompiler):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._plain: dict[str, None] = {}
-        self._defining: dict[str, None] = {}
+        self._names: dict[str, None] = {}  # code files of cells, oldest first
 
     def cache(self, transformed_code: str, number: int = 0, raw_code: str | None = None) -> str:
         """Keep a cell's source under a file name, for tracebacks; drop the oldest over a limit."""
         name = super().cache(transformed_code, number, raw_code)
-        names, most = self._plain, _MAX_PLAIN
-        for word in _DEFINES:
-            if word in transformed_code:
-                names, most = self._defining, _MAX_DEFINING
-        names.pop(name, None)
-        names[name] = None  # as the newest
-        if len(names) > most:
-            oldest = next(iter(names))
-            del names[oldest]
+        self._names.pop(name, None)
+        self._names[name] = None  # as the newest
+        if len(self._names) > _MAX_CELLS:
+            oldest = next(iter(self._names))
+            del self._names[oldest]
             self._filename_map.pop(oldest, None)
             linecache.cache.pop(oldest, None)
         return name

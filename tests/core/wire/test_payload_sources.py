@@ -91,19 +91,14 @@ def test_source_in_a_file_or_too_long_or_sent_does_not_travel(
     assert b"# by nothing" not in payload.dumps(typed["divide"], "value")[0].stream
 
 
-def test_a_rank_keeps_the_text_of_the_newest_cells_and_longer_of_those_that_define(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(tracebacks, "_MAX_PLAIN", 2)
-    monkeypatch.setattr(tracebacks, "_MAX_DEFINING", 3)
+def test_a_rank_keeps_the_text_of_the_newest_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracebacks, "_MAX_CELLS", 3)
     cells = tracebacks.RankCompiler()
-    texts = [
-        f"{form.format(n)}  # {n}" for n in range(5) for form in ("x = {}", "def f(): return {}")
-    ]
+    texts = [f"x = {n}" for n in range(10)]
     names = [cells.cache(text, number) for number, text in enumerate(texts)]
     names.append(cells.cache(texts[6], 6))  # run again
     kept = [number for number, name in enumerate(names[:-1]) if name in linecache.cache]
-    assert kept == [5, 6, 7, 8, 9]
+    assert kept == [6, 8, 9]
     assert cells._filename_map.keys() == {names[number] for number in kept}
 
 

@@ -7,8 +7,6 @@ import linecache
 import textwrap
 import traceback
 import types
-import warnings
-from pathlib import Path
 
 import pytest
 from IPython.core.ultratb import AutoFormattedTB
@@ -17,7 +15,6 @@ from cellmesh.wire.codec import encode
 from cellmesh.workers.rank.tracebacks import (
     format_without_own_frames,
     make_renderer,
-    name_cells_in_warnings,
     with_all_frames,
     with_few_frames,
 )
@@ -68,16 +65,6 @@ def test_own_frames_are_left_out() -> None:
     plain = format_without_own_frames(traceback.TracebackException.from_exception(group))
     assert "wire/codec" not in plain
     assert "ExceptionGroup: several" in plain
-
-
-def test_warnings_name_cells(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
-    name_cells_in_warnings(lambda name: 27 if "-27-" in name else 0)
-    linecache.cache["<ipython-input-27-abc>"] = (6, None, ["one\n", "two()\n"], "")
-    text = warnings.formatwarning("old", UserWarning, "<ipython-input-27-abc>", 2)
-    assert text == "In[27]:2: UserWarning: old\n  two()\n"
-    path = str(Path(__file__))
-    assert warnings.formatwarning("old", UserWarning, path, 1).startswith(f"{path}:1: ")
 
 
 def test_a_traceback_that_is_not_rendered_has_the_notes_that_are_text() -> None:
