@@ -64,8 +64,7 @@ class Welcome(Verb, frozen=True):
     """Answer to `Hello`: the agent accepts the controller, and reports the state of the mesh.
 
     `num_received` is the number of messages that the agent has received from this link; `next_run`
-    is greater than the numbers of all runs so far; `runs` are the runs in flight;
-    `num_dropped_bytes` of output were dropped while no controller was attached. The messages that
+    is greater than the numbers of all runs so far; `runs` are the runs in flight. The messages that
     the agent has kept follow.
     """
 
@@ -77,7 +76,6 @@ class Welcome(Verb, frozen=True):
     runs: tuple[RunInfo, ...] = ()
     mesh_dim_names: tuple[str, ...] = ()
     mesh_shape: tuple[int, ...] = ()
-    num_dropped_bytes: int = 0
     away_s: float = 0.0
 
 

@@ -18,7 +18,7 @@ import pytest
 
 import cellmesh as cm
 from cellmesh.controller.session.attach import attach
-from cellmesh.errors import HostError, NoMeshError
+from cellmesh.errors import HostError, NoMeshError, RanksInterrupted
 from cellmesh.wire.ticket import read_ticket, runtime_root, write_ticket
 from tests.conftest import check_nothing_left, processes_of
 
@@ -122,6 +122,28 @@ def test_a_mesh_can_be_left_and_attached_again_in_one_process(leased: cm.Mesh) -
     third.stop()
     with pytest.raises(NoMeshError, match="there is no mesh 'leased'"):
         attach("leased")
+
+
+def test_a_wait_for_an_earlier_notebooks_input_is_named_and_can_be_interrupted(
+    runtime_dir: Path, recorder: Recorder
+) -> None:
+    asks = """mesh.submit_cell("kept = 7; input('name? ')")
+while not all(state.asks for state in mesh.states().values()): pass"""
+    with controller(asks) as process:
+        process.kill()
+        process.communicate()
+        mesh = attach(sink=recorder)
+        try:
+            (run,) = mesh.runs
+            assert {state.asks for state in mesh.states().values()} == {True}
+            mesh.interrupt()
+            with pytest.raises(RanksInterrupted):
+                run.result(WAIT_S)
+            mesh.cell("t = torch.ones(1); dist.all_reduce(t)")
+            assert mesh.pull("(kept, t.item())").list == [(7, 2.0), (7, 2.0)]
+        finally:
+            mesh.stop()
+    check_nothing_left(runtime_dir)
 
 
 def test_a_lease_ends_and_leaves_nothing(runtime_dir: Path) -> None:

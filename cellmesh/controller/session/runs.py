@@ -100,13 +100,8 @@ class HeadedSink(Unremarked):
 
 def heading_for(welcome: Welcome) -> str:
     """Return the heading of output that the agent kept while no controller was attached."""
-    text = f"nobody was attached for {format_span(welcome.away_s)}; what the ranks have shown since"
-    if welcome.num_dropped_bytes:
-        text += (
-            f" (without the first {welcome.num_dropped_bytes / 1e6:,.1f} MB; `%dist_logs` has "
-            "them, as far as logs reach)"
-        )
-    return f"{text}:"
+    away = format_span(welcome.away_s)
+    return f"nobody was attached for {away}; what the ranks have shown since:"
 
 
 class Runs:

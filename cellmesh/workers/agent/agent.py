@@ -197,7 +197,7 @@ class Agent:
         for parcel in parcels:
             verb, buffers = parcel
             if type(verb) is Relay:
-                self._controller.pass_on(verb, buffers)
+                self._controller.spool.begin(verb)
                 orders = self._admit(parcel) if self._controller.port.is_remote else (parcel,)
                 actions += self._processes.relay(orders)
             else:  # keep the order: relay the preceding messages first

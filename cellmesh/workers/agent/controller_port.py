@@ -22,7 +22,7 @@ from ...errors import HostError, ProtocolError
 from ...wire import transport
 from ...wire.attach import Detached, Hello, Inquire, Refused, SetAgents, Standing, Welcome
 from ...wire.bulk import Sender
-from ...wire.codec import Frame, Parcel, at_agent_from_controller, at_rank_for_control, encode
+from ...wire.codec import Frame, Parcel, at_agent_from_controller, encode
 from ...wire.host import (
     fits,
     format_span,
@@ -33,11 +33,10 @@ from ...wire.host import (
     same_release,
 )
 from ...wire.limits import MAX_ANSWER_BYTES
-from ...wire.messages import PROTOCOL, Died, Relay
+from ...wire.messages import PROTOCOL, Died
 from ...wire.reliable import Reliable
 from ...wire.segments import SegmentFrame
 from ...wire.ticket import Holder, Ticket, write_holder
-from ...wire.user_code import InputReply
 from .events import Events, Order
 from .port import Port
 from .spool import Spool, size_of
@@ -78,7 +77,6 @@ class ControllerPort:
         self._unheard: Collection[int] = ()
         self._key = bytes.fromhex(self._ticket.key)
         self._decoder = at_agent_from_controller()
-        self._control_decoder = at_rank_for_control()
         self.spool = Spool()
         self._identity: bytes | None = None
         self._link = b""
@@ -150,16 +148,6 @@ class ControllerPort:
     def resize(self, ticket: Ticket) -> None:
         """Take the ranks of this host from a new ticket."""
         self._ticket = ticket
-
-    def pass_on(self, order: Relay, frames: Sequence[Frame]) -> None:
-        """Note a run that the controller sends to ranks, so that a later controller receives the
-        run's answers.
-        """
-        self.spool.begin(order)
-        if order.channel == "work" or order.run >= 0 or not self.spool.has_asks():
-            return
-        if any(isinstance(verb, InputReply) for verb, _ in self._control_decoder.decode(frames)):
-            self.spool.replied(order.ranks)
 
     def tick(self, now: float) -> None:
         """Act on time-outs (lease, acknowledgement) that have passed."""
@@ -286,7 +274,6 @@ class ControllerPort:
                 runs=self.spool.runs(),
                 mesh_dim_names=dims[0],
                 mesh_shape=dims[1],
-                num_dropped_bytes=self.spool.num_dropped_bytes,
                 away_s=away_s,
             ),
         )

@@ -2,10 +2,10 @@
 
 While an attached controller keeps up, messages of ranks are passed on at once. Otherwise they wait
 here. Output is bounded, and the oldest is dropped first; answers are kept, as runs wait for them.
-Of runs in flight, answers that an earlier controller has received are kept, too, so that the next
-controller receives all of them. Messages other than output are bounded for each rank: beyond the
-bound, the rank is not read while a controller is attached, and values are left out of the answers
-that are kept for the next controller.
+Of runs in flight, answers that an earlier controller has received are kept, too, without large
+values, so that the next controller receives all of them. Messages other than output are bounded for
+each rank: beyond the bound, the rank is not read while a controller is attached, and values are
+left out of the answers that wait for the next controller.
 """
 
 from __future__ import annotations
@@ -45,11 +45,9 @@ _LEAST_BYTES = 500  # memory of a parcel without its content
 _OUTPUT = (Output, Skipped, Display, Bar)
 # Messages that concern any controller, not only the one that asked for them.
 _LASTING = (
-    *(Output, Skipped, Display, Bar, Done, Failed, InputRequest, InputCancelled),
+    *(Output, Skipped, Display, Done, Failed, InputRequest, InputCancelled),
     *(Died, StoreDied, StoreUp, AgentFault, StartFailed, Stopped),
 )
-# (ranks, run, number)
-BarKey = tuple[tuple[int, ...], int, int]
 
 
 @dataclass
@@ -58,8 +56,7 @@ class _Flight:
 
     info: RunInfo
     waiting: set[int]
-    answers: list[tuple[Parcel[Any], tuple[int, ...]]] = field(default_factory=list)  # ranks
-    asks: dict[int, Parcel[Any]] = field(default_factory=dict)
+    answers: list[Parcel[Any]] = field(default_factory=list)
 
 
 class Spool:
@@ -68,7 +65,6 @@ class Spool:
 
     Attributes:
         ahead: ranks that must not be read, as too many of their bytes wait.
-        num_dropped_bytes: bytes of output dropped since the last controller left.
         next_run: a number above those of all runs so far.
     """
 
@@ -82,15 +78,12 @@ class Spool:
         # Entries that may be dropped.
         self._output: collections.deque[int] = collections.deque()
         self._output_bytes = 0
-        # Bytes by rank: those that wait here, except output, and those of answers that are kept.
+        # Bytes by rank that wait here, except output.
         self._waiting: collections.Counter[int] = collections.Counter()
-        self._kept: collections.Counter[int] = collections.Counter()
         self.ahead: set[int] = set()
-        self._bars: dict[BarKey, int] = {}  # entries to be replaced by the bar's next state
         self._skipped: dict[tuple[tuple[int, ...], int], list[int]] = {}
         self._flights: dict[int, _Flight] = {}
         self._is_attended = False
-        self.num_dropped_bytes = 0
         self.next_run = 1
 
     # ---- runs
@@ -107,17 +100,6 @@ class Spool:
     def forget_runs(self) -> None:
         """Forget all runs, as their ranks are being replaced."""
         self._flights.clear()
-        self._kept.clear()
-
-    def replied(self, ranks: Iterable[int]) -> None:
-        """Note that the user has answered these ranks' requests for input."""
-        for flight in self._flights.values():
-            for rank in ranks:
-                flight.asks.pop(rank, None)
-
-    def has_asks(self) -> bool:
-        """Return whether a rank waits for the user to answer a request for input."""
-        return any(flight.asks for flight in self._flights.values())
 
     def runs(self) -> tuple[RunInfo, ...]:
         """Return the runs that are not acknowledged as ended on all ranks, oldest first."""
@@ -129,11 +111,6 @@ class Spool:
             match parcel.verb:
                 case Ranked(ranks, Done(run=run) | Failed(run=run)):
                     self._note_answer(run, ranks, parcel)
-                case Ranked(ranks, InputRequest(run=run)) if run in self._flights:
-                    self._flights[run].asks.update(dict.fromkeys(ranks, parcel))
-                case Ranked(ranks, InputCancelled(run=run)) if run in self._flights:
-                    for rank in ranks:
-                        self._flights[run].asks.pop(rank, None)
                 case Died(rank):
                     for run in list(self._flights):
                         if rank in self._flights[run].waiting:
@@ -152,11 +129,6 @@ class Spool:
                 if kept is None:
                     continue
                 parcel = kept
-            if _is_bar(parcel.verb):
-                entry = self._bars.setdefault(_bar_key(parcel), self._next_entry)
-                if entry != self._next_entry:
-                    self._entries[entry] = parcel
-                    continue
             self._entries[self._next_entry] = parcel
             if type(parcel.verb) is Ranked and type(parcel.verb.verb) in _OUTPUT:
                 self._output.append(self._next_entry)
@@ -183,8 +155,6 @@ class Spool:
                 self._output_bytes -= size
             else:
                 self._count(parcel, -size)
-            if _is_bar(parcel.verb):
-                del self._bars[_bar_key(parcel)]
             num_bytes += size
             taken.append(parcel)
         return taken
@@ -197,7 +167,7 @@ class Spool:
         """
         waiting = [*(parcel for message in unacked for parcel in message), *self._entries.values()]
         self._clear_entries()
-        self._is_attended, self.num_dropped_bytes = False, 0
+        self._is_attended = False
         self.add(waiting)
 
     def attend(self, state: Parcel[Any], deaths: Sequence[Died]) -> None:
@@ -209,19 +179,17 @@ class Spool:
         ]
         to_come = {parcel.verb.rank for parcel in waiting if type(parcel.verb) is Died}
         before: list[Parcel[Any]] = []
-        asks: list[Parcel[Any]] = []
         for _, flight in sorted(self._flights.items()):
             # Leave out deaths of ranks that have been replaced since; the mesh's state, which
             # follows, includes their successors.
-            answers = [answer for answer, _ in flight.answers]
-            before += [answer for answer in answers if getattr(answer.verb, "rank", -1) not in dead]
-            asks += dict.fromkeys(flight.asks.values())
-            flight.answers, flight.asks, flight.waiting = [], {}, set(flight.info.ranks)
-        self._kept.clear()
+            before += [
+                each for each in flight.answers if getattr(each.verb, "rank", -1) not in dead
+            ]
+            flight.answers, flight.waiting = [], set(flight.info.ranks)
         told = [Parcel(died) for died in deaths if died.rank not in to_come]
         self._clear_entries()
-        self._is_attended, self.num_dropped_bytes = True, 0
-        self.add([*before, state, *told, *asks, *waiting])
+        self._is_attended = True
+        self.add([*before, state, *told, *waiting])
 
     # ---- internal
 
@@ -234,28 +202,15 @@ class Spool:
             else:
                 self.ahead.discard(rank)
 
-    def _room(self, ranks: Iterable[int]) -> int:
-        """Return how many bytes a value of these ranks may have to be kept; small values always
-        fit.
-        """
-        used = max((self._waiting[rank] + self._kept[rank] for rank in ranks), default=0)
-        return max(COUNTED_BYTES, self._max_answer_bytes - used)
-
     def _note_answer(self, run: int, ranks: tuple[int, ...], parcel: Parcel[Any]) -> None:
         flight = self._flights.get(run)
         if flight is None:
             return
         flight.waiting.difference_update(ranks)
-        for rank in ranks:
-            flight.asks.pop(rank, None)
         if flight.waiting:
-            light = _lighten(parcel, self._room(ranks))
-            flight.answers.append((light, ranks))
-            self._kept.update(dict.fromkeys(ranks, size_of(light)))
-            return
-        del self._flights[run]
-        for answer, givers in flight.answers:
-            self._kept.subtract(dict.fromkeys(givers, size_of(answer)))
+            flight.answers.append(_lighten(parcel, COUNTED_BYTES))
+        else:
+            del self._flights[run]
 
     def _fit_for_others(self, parcel: Parcel[Any]) -> Parcel[Any] | None:
         """Return the part of a message to keep while no controller is attached, if any."""
@@ -266,16 +221,15 @@ class Spool:
             return parcel
         if verb.run not in self._flights:  # an internal run of a controller that has left
             return None
-        return _lighten(parcel, self._room(_givers(parcel)))
+        used = max((self._waiting[rank] for rank in _givers(parcel)), default=0)
+        return _lighten(parcel, max(COUNTED_BYTES, self._max_answer_bytes - used))
 
     def _drop_oldest_output(self) -> None:
         parcel = self._entries.pop(self._output.popleft())
         size = size_of(parcel)
         self._output_bytes -= size
-        self.num_dropped_bytes += size
         verb = parcel.verb.verb
         if type(verb) is Bar:
-            del self._bars[_bar_key(parcel)]
             return
         lines = self._skipped.setdefault((parcel.verb.ranks, verb.run), [0, 0])
         if type(verb) is Skipped:
@@ -288,7 +242,6 @@ class Spool:
     def _clear_entries(self) -> None:
         self._entries.clear()
         self._output.clear()
-        self._bars.clear()
         self._output_bytes = 0
         self._waiting.clear()
         self.ahead.clear()
@@ -318,14 +271,6 @@ def _num_bytes(frame: Frame) -> int:
 def _givers(parcel: Parcel[Any]) -> tuple[int, ...]:
     """Return the ranks that have sent a message; () for a message of the agent itself."""
     return parcel.verb.ranks if type(parcel.verb) is Ranked else ()
-
-
-def _is_bar(verb: Any) -> bool:
-    return type(verb) is Ranked and type(verb.verb) is Bar
-
-
-def _bar_key(parcel: Parcel[Any]) -> BarKey:
-    return parcel.verb.ranks, parcel.verb.verb.run, parcel.verb.verb.bar
 
 
 def _lighten(parcel: Parcel[Any], max_bytes: int) -> Parcel[Any]:

@@ -251,7 +251,6 @@ class Fan:
             first,
             next_run=max(welcome.next_run for welcome in self._welcomes.values()),
             runs=tuple(runs[run] for run in sorted(runs)),
-            num_dropped_bytes=sum(w.num_dropped_bytes for w in self._welcomes.values()),
             away_s=max(welcome.away_s for welcome in self._welcomes.values()),
         )
         routed = Routed(up=[Parcel(merged)])

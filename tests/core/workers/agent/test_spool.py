@@ -23,7 +23,7 @@ from cellmesh.wire.messages import (
     StoreUp,
 )
 from cellmesh.wire.status import HostReport, RankState
-from cellmesh.wire.user_code import Bar, InputCancelled, InputRequest, Output, Skipped
+from cellmesh.wire.user_code import Bar, Output, Skipped
 from cellmesh.workers.agent.spool import Spool
 
 STATE = Parcel(MeshReady(()))
@@ -69,7 +69,6 @@ def test_oldest_output_is_dropped_and_its_place_is_marked() -> None:
     kept = [say((1,), Done(1)), printed("abcdefghij\n"), printed("ABCDEFGHIJ\n")]
     spool.add([printed("0123456789\n"), *kept])
     assert take_all(spool) == [say((0,), Skipped(1, 1, 11)), *kept]
-    assert spool.num_dropped_bytes == 11
     for _ in range(2):  # there is room again
         spool.add([printed("0123456789\n")])
         assert take_all(spool) == [printed("0123456789\n")]
@@ -148,24 +147,6 @@ def test_control_threads_and_recoveries_have_no_runs_for_others() -> None:
     assert not spool
 
 
-# ---- questions
-
-
-@pytest.mark.parametrize("settled", ["", "replied", "ended", "answered"])
-def test_an_open_question_is_asked_again_and_a_settled_one_is_not(settled: str) -> None:
-    spool = attended()
-    begin(spool, 4, 0, 1, 2)
-    asks = say((1,), InputRequest(4, 9, "> "))
-    spool.acked([asks])
-    assert spool.has_asks()
-    if settled == "replied":
-        spool.replied((1,))
-    elif settled:
-        spool.acked([say((1,), InputCancelled(4, 9) if settled == "ended" else Done(4))])
-    assert spool.has_asks() == (not settled)
-    assert (asks in attend_again(spool)) == (not settled)
-
-
 # ---- large values
 
 
@@ -198,20 +179,16 @@ def test_a_rank_is_ahead_while_too_much_of_it_waits() -> None:
     assert spool.ahead == set(), "what is too large to keep does not wait"
 
 
-def test_answers_that_wait_for_those_of_other_ranks_make_no_rank_ahead() -> None:
-    """Another rank may wait for it in a collective, of a run that it has not begun."""
+def test_answers_that_wait_for_those_of_other_ranks_are_kept_without_large_values() -> None:
+    """They make no rank ahead: another rank may wait for it, of a run that it has not begun."""
     spool = attended(max_answer_bytes=50_000)
-    for run in (1, 2, 3):
+    for run, num_bytes in ((1, 1_000), (2, 60_000)):
         begin(spool, run, 0, 1)
-        spool.acked([large(run, 20_000)])
+        spool.acked([large(run, num_bytes)])
     assert spool.ahead == set()
-    kept = [parcel for parcel in attend_again(spool) if parcel.buffers]
-    assert kept == [large(1, 20_000), large(2, 20_000)]
-    for run in (1, 2, 3):
-        spool.acked([large(run, 20_000), say((1,), Done(run))])
-    begin(spool, 4, 0, 1)
-    spool.acked([large(4, 40_000)])
-    assert large(4, 40_000) in attend_again(spool), "there is room again"
+    small, lost, state = attend_again(spool)
+    assert (small, state) == (large(1, 1_000), STATE)
+    assert lost.buffers == ()
 
 
 def test_an_exception_that_is_too_large_keeps_its_text() -> None:
@@ -226,15 +203,15 @@ def test_an_exception_that_is_too_large_keeps_its_text() -> None:
 # ---- progress bars
 
 
-def bar(
-    done: float, state: Any = "open", number: int = 1, run: int = 1, rank: int = 0
-) -> Parcel[Any]:
-    return say((rank,), Bar(run, number, "t", done, 100.0, 1.0, state=state))
+def bar(done: float) -> Parcel[Any]:
+    return say((0,), Bar(1, 1, "t", done, 100.0, 1.0, state="open"))
 
 
-def test_of_a_bar_the_last_word_is_kept_in_the_place_of_the_first() -> None:
-    spool = Spool()
-    begin(spool, 1, 0)
-    spool.add([bar(1), printed("below"), bar(2), bar(3)])
-    spool.attend(STATE, [])
-    assert take_all(spool) == [STATE, bar(3), printed("below")]
+def test_bars_are_output_and_not_kept_while_detached() -> None:
+    spool = attended()
+    bars = [bar(1), printed("below"), bar(2)]
+    spool.add(bars)
+    assert take_all(spool) == bars
+    spool.leave([bars])
+    spool.add([bar(3)])
+    assert take_all(spool) == [printed("below")]
