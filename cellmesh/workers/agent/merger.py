@@ -1,7 +1,7 @@
 """Merges equal messages of ranks, so that eight equal answers travel as one message.
 
 States of progress bars may wait for those of other ranks and for their own next state: they are
-sent at most ten times a second, whatever the number of ranks.
+sent at most ten times a second, whatever the number of ranks, while ranks send nothing else.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ...wire.user_code import Bar
 
 # How long an answer waits for equal ones of other ranks.
 HOLD_S = 0.005
-# How long states of bars wait, unless their rank sends another message.
+# How long states of bars wait, unless a rank sends another message.
 HOLD_BARS_S = 0.1
 
 
@@ -36,8 +36,8 @@ class Merger:
     _latest_slot: dict[Any, int] = field(default_factory=dict)
     _last_of_rank: dict[int, int] = field(default_factory=dict)
     _expected: dict[int, int] = field(default_factory=dict)
-    # Rank -> (run, bar) -> latest state.
-    _bars: dict[int, dict[tuple[int, int], Bar]] = field(default_factory=dict)
+    # Rank -> (run, bar) -> slot of its state, which the next state replaces.
+    _bars: dict[int, dict[tuple[int, int], int]] = field(default_factory=dict)
     _bars_due: float | None = None
     _oldest: float | None = None
     _urgent: bool = False
@@ -60,12 +60,9 @@ class Merger:
         verb, buffers = parcel
         kind = type(verb)
         if kind is Bar:
-            self._bars.setdefault(rank, {})[(verb.run, verb.bar)] = verb
-            if self._bars_due is None:
-                self._bars_due = now + HOLD_BARS_S
+            self._add_bar(rank, verb, now)
             return
-        if rank in self._bars:
-            self._let_bars_go(rank)
+        self._bars.pop(rank, None)
         if self._oldest is None:
             self._oldest = now
         if kind is Done or kind is Failed:
@@ -85,40 +82,38 @@ class Merger:
         self._last_of_rank[rank] = len(self._slots)
         self._slots.append(_Slot(verb, [rank], buffers))
 
+    def _add_bar(self, rank: int, bar: Bar, now: float) -> None:
+        slot = self._bars.setdefault(rank, {}).setdefault((bar.run, bar.bar), len(self._slots))
+        if slot < len(self._slots):
+            self._slots[slot].verb = bar
+            return
+        self._last_of_rank[rank] = slot
+        self._slots.append(_Slot(bar, [rank], ()))
+        if self._bars_due is None:
+            self._bars_due = now + HOLD_BARS_S
+
     def rank_ended(self, rank: int, now: float) -> None:
-        """Flush the progress bars of a rank that has ended, so that `take` returns them soon."""
+        """Let states of bars wait no longer, as a rank that has some has ended."""
         if rank in self._bars:
-            self._oldest = now if self._oldest is None else self._oldest
-            self._let_bars_go(rank)
+            self._bars_due = now
 
     def deadline(self) -> float | None:
         """Return the time at which `take` must be called; None if no message waits."""
-        if self._oldest is None or (
-            self._bars_due is not None and self._bars_due < self._oldest + HOLD_S
-        ):
+        if self._oldest is None:
             return self._bars_due
-        return self._oldest + HOLD_S
+        due = self._oldest + HOLD_S
+        return due if self._bars_due is None else min(due, self._bars_due)
 
     def take(self, now: float) -> list[Parcel[Ranked]]:
         """Remove and return the collected messages if one is urgent or has waited long enough, else
         an empty list; progress bars may wait longer.
         """
-        if self._bars_due is not None and now >= self._bars_due:
-            for rank in list(self._bars):  # after the earlier messages of their ranks
-                self._let_bars_go(rank)
-            self._bars_due, self._urgent = None, True
-        if not self._urgent and (self._oldest is None or now < self._oldest + HOLD_S):
+        if not self._urgent and ((due := self.deadline()) is None or now < due):
             return []
         parcels = [
             Parcel(Ranked(tuple(sorted(slot.ranks)), slot.verb), slot.buffers)
             for slot in self._slots
         ]
-        self._slots, self._latest_slot, self._last_of_rank = [], {}, {}
-        self._oldest, self._urgent = None, False
+        self._slots, self._latest_slot, self._last_of_rank, self._bars = [], {}, {}, {}
+        self._oldest, self._bars_due, self._urgent = None, None, False
         return parcels
-
-    def _let_bars_go(self, rank: int) -> None:
-        """Queue the states of a rank's progress bars ahead of its next message of another kind."""
-        for bar in self._bars.pop(rank, {}).values():
-            self._last_of_rank[rank] = len(self._slots)
-            self._slots.append(_Slot(bar, [rank], ()))

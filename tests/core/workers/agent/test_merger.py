@@ -172,5 +172,7 @@ def test_progress_of_bars_precedes_the_next_message_of_their_rank() -> None:
     say(merger, 0, bar(5))
     say(merger, 1, bar(7))
     say(merger, 0, out("below"))
-    assert taken(merger, 2 * HOLD_S) == [((0,), bar(5)), ((0,), out("below"))]
-    assert taken(merger) == [((1,), bar(7))]
+    say(merger, 0, bar(6))
+    bars = [((0,), bar(5)), ((1,), bar(7)), ((0,), out("below")), ((0,), bar(6))]
+    assert taken(merger, 2 * HOLD_S) == bars
+    assert merger.deadline() is None
