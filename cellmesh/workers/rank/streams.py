@@ -42,9 +42,6 @@ DISPLAY_BOUND = (
     f"and {_DISPLAY_BYTES_PER_S >> 20} MiB/s"
 )
 _MAX_TEXT = 1000
-# Token bucket for ``flush()``: beyond it, text is logged but not sent at once, as many small
-# messages are slow to show.
-_MAX_FLUSHES, _FLUSHES_PER_S = 20.0, 20.0
 # How long an answer waits for answers of the following runs.
 _MORE_FOLLOWS_S = 0.002
 
@@ -67,8 +64,6 @@ class Pump:
         # Appended to without the lock, as a print must be cheap; `_flush` takes from the other end.
         self._pieces: collections.deque[tuple[int, StreamName, str]] = collections.deque()
         self._num_gathered = 0
-        self._num_logged = 0  # number of the pieces that are in the log
-        self._num_flushes, self._secured_at = _MAX_FLUSHES, 0.0
         self._flushed_at = 0.0
         self._is_due = False
         self._deferred: list[Parcel[Any]] = []
@@ -135,27 +130,10 @@ class Pump:
 
     def flush(self) -> None:
         """Send all collected text and deferred messages."""
-        with self._shield, self._lock:
-            self._flush()
-
-    def secure(self) -> None:
-        """Make all collected text outlive this process: send it or, if that was done too often
-        recently, only write it to the log.
-        """
-        if os.getpid() != self._pid or len(self._pieces) == self._num_logged:
+        if os.getpid() != self._pid or not (self._pieces or self._deferred):
             return
         with self._shield, self._lock:
-            now = time.monotonic()
-            earned = (now - self._secured_at) * _FLUSHES_PER_S
-            self._num_flushes = min(_MAX_FLUSHES, self._num_flushes + earned)
-            self._secured_at = now
-            if self._num_flushes >= 1:
-                self._num_flushes -= 1
-                self._flush()
-                return
-            num = len(self._pieces)
-            self._log.append("".join(self._pieces[i][2] for i in range(self._num_logged, num)))
-            self._num_logged = num
+            self._flush()
 
     def display(self, parcel: Parcel[Display], describe: Callable[[], str]) -> None:
         """Send a display; if it exceeds the bound, print the text that `describe` returns."""
@@ -185,8 +163,7 @@ class Pump:
             self._num_gathered = 0
             now = time.monotonic()
             self._flushed_at = now
-            self._log.append("".join(text for _, _, text in pieces[self._num_logged :]))
-            self._num_logged = 0
+            self._log.append("".join(text for _, _, text in pieces))
             for run, stream, text in _join(pieces):
                 self._deferred += [
                     Parcel(verb) for verb in self._gate.admit(run, stream, text, now)
@@ -260,7 +237,7 @@ class RankStream(io.TextIOBase):
 
     def flush(self) -> None:
         """Make printed text survive a crash, as ``print(..., flush=True)`` has to."""
-        self._pump.secure()
+        self._pump.flush()
 
 
 class _ByteStream(io.RawIOBase):
