@@ -113,10 +113,10 @@ def test_peer_that_may_not_take_the_mesh_is_refused_with_the_reason(mesh: cm.Mes
     version, package = own_version(), own_package()
     for changes, words in (
         ({"protocol": PROTOCOL + 1}, f"speaks protocol {PROTOCOL}"),
-        ({"version": "9.9.9"}, f"runs cellmesh {version}, and this is 9.9.9"),
-        ({"python": "2.7.18"}, f"runs Python {own_python()}, and this is 2.7.18"),
-        ({"torch": "1.0.0"}, f"runs torch {own_torch()}, and this is 1.0.0"),
-        ({"package": "/other/cellmesh"}, f"of {package}, and this is {version} of /other/cellmesh"),
+        ({"version": "9.9.9"}, f"the mesh has {version}, this controller has 9.9.9"),
+        ({"python": "2.7.18"}, f"the mesh has {own_python()}, this controller has 2.7.18"),
+        ({"torch": "1.0.0"}, f"the mesh has {own_torch()}, this controller has 1.0.0"),
+        ({"package": "/other/cellmesh"}, f"of {package}, and this is that of /other/cellmesh"),
         ({"steal": False}, f"held by process {os.getpid()}"),
     ):
         hello: Any = {"steal": True, **changes}

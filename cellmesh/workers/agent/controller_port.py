@@ -24,13 +24,13 @@ from ...wire.attach import Detached, Hello, Inquire, Refused, SetAgents, Standin
 from ...wire.bulk import Sender
 from ...wire.codec import Frame, Parcel, at_agent_from_controller, encode
 from ...wire.host import (
-    fits,
+    Versions,
+    describe_mismatch,
     format_span,
     host_name,
     own_package,
     own_python,
     own_version,
-    same_release,
 )
 from ...wire.limits import MAX_ANSWER_BYTES
 from ...wire.messages import PROTOCOL, Died
@@ -81,10 +81,7 @@ class ControllerPort:
         self._identity: bytes | None = None
         self._link = b""
         self.sender = Sender()  # of results, to a controller on another host
-        self._is_attached = True  # the process that starts the mesh is about to attach
-        self._pid = self._ticket.controller_pid
-        self._controller_host = ""
-        self._since = time.monotonic()
+        self._since = time.monotonic()  # when a controller attached or left
         self._lease_ends: float | None = None
         self._why_left = ""
         # Reasons of dismissed controllers, by their links, in case they connect again.
@@ -168,7 +165,8 @@ class ControllerPort:
 
     def is_awaiting_first(self, now: float) -> bool:
         """Return whether the process that starts the mesh may still attach for the first time."""
-        return self._is_attached and self._identity is None and now - self._since < _HELLO_S
+        is_expected = self._file.holder.is_attached and self._identity is None
+        return is_expected and now - self._since < _HELLO_S
 
     def close(self) -> None:
         """Send the controller's queued messages, and close the socket."""
@@ -238,24 +236,27 @@ class ControllerPort:
             return self._why_dismissed[hello.link]
         if mismatch := find_mismatch(hello, self._ticket.torch, is_local=not self.port.is_remote):
             return mismatch
-        is_held = self._identity is not None or (self._is_attached and hello.pid != self._pid)
-        if hello.steal or not is_held:
+        holder = self._file.holder
+        is_expected = holder.is_attached and hello.pid != holder.controller_pid
+        if hello.steal or not (self._identity is not None or is_expected):
             return ""
-        host = self._controller_host if self.port.is_remote else ""
-        return describe_hold(self._pid, host, time.monotonic() - self._since)
+        host = holder.host if self.port.is_remote else ""
+        return describe_hold(holder.controller_pid, host, time.monotonic() - self._since)
 
     def _accept(self, identity: bytes, hello: Hello) -> None:
-        away_s = 0.0 if self._is_attached else time.monotonic() - self._since
+        before = self._file.holder
+        away_s = 0.0 if before.is_attached else time.monotonic() - self._since
         state, deaths, dims = self._greet()
         self._identity, self._link = identity, hello.link
-        self._controller_host = hello.host
         self._reliable = self._new_reliable()
         self._welcome(identity, 0, away_s, dims)
         self.spool.attend(state, deaths)
-        if not self.port.is_remote and (hello.pid != self._pid or not self._is_attached):
+        if not self.port.is_remote:
             self._watch(hello.pid)
-        self._note_holder(hello.pid, True)
-        self._file.attach(hello)
+        self._since, self._lease_ends = time.monotonic(), None
+        self._file.note(
+            controller_pid=hello.pid, host=hello.host, notebook=hello.notebook, is_attached=True
+        )
         self._flush()
         self._bound_ranks()
 
@@ -293,9 +294,8 @@ class ControllerPort:
         self.spool.leave(self._reliable.take_kept())
         self.sender = Sender()
         self._bound_ranks()
-        self._note_holder(self._pid, False)
-        self._file.leave()
-        lease_s = self._ticket.lease_s
+        self._since, lease_s = time.monotonic(), self._ticket.lease_s
+        self._file.note(is_attached=False)
         self._lease_ends = self._since + lease_s
         self._why_left = (
             f"{reason}, and its lease of {format_span(lease_s)} is over" if lease_s else reason
@@ -305,7 +305,7 @@ class ControllerPort:
     def _not_heard(self) -> None:
         reason = "the notebook's host was not heard any longer"
         self.dismiss(reason)  # a suspended host receives this when it is reachable again
-        if self._is_attached:
+        if self._file.holder.is_attached:
             self._leave(reason)
 
     def _is_connected(self) -> bool:
@@ -328,12 +328,9 @@ class ControllerPort:
 
     def _process_ended(self, pid: int) -> None:
         self._watched.discard(pid)
-        if pid == self._pid and self._is_attached:
+        holder = self._file.holder
+        if pid == holder.controller_pid and holder.is_attached:
             self._leave("the notebook's process ended")
-
-    def _note_holder(self, pid: int, is_attached: bool) -> None:
-        self._pid, self._is_attached, self._since = pid, is_attached, time.monotonic()
-        self._lease_ends = None
 
     # ---- sending
 
@@ -416,21 +413,16 @@ def find_mismatch(hello: Hello, torch: str, is_local: bool) -> str:
         torch: torch version of the mesh.
         is_local: whether both are on one host, and must import cellmesh from the same directory.
     """
-    version, python = own_version(), own_python()
     if hello.protocol != PROTOCOL:
         return f"the mesh speaks protocol {PROTOCOL}, this controller {hello.protocol}"
-    if hello.version != version:
-        return f"the mesh runs cellmesh {version}, and this is {hello.version}"
-    if not fits(hello.python, python):
-        return f"the mesh runs Python {python}, and this is {hello.python}"
-    if hello.package != own_package() and is_local:
+    if is_local and hello.package != own_package():
         return (
-            f"the mesh runs cellmesh {version} of {own_package()}, and this is "
-            f"{hello.version} of {hello.package}: use the environment that started it"
+            f"the mesh runs cellmesh of {own_package()}, and this is that of {hello.package}: use "
+            "the environment that started it"
         )
-    if not same_release(hello.torch, torch):
-        return f"the mesh runs torch {torch}, and this is {hello.torch}"
-    return ""
+    theirs = Versions(hello.version, hello.python, hello.torch)
+    own = Versions(own_version(), own_python(), torch)
+    return describe_mismatch({"the mesh": own, "this controller": theirs})
 
 
 def describe_hold(pid: int, host: str, held_s: float) -> str:
@@ -474,17 +466,8 @@ class HolderFile:
         )
         self.write_at: float | None = None
 
-    def attach(self, hello: Hello) -> None:
-        """Note which controller has attached, and write the file."""
-        self._note(
-            controller_pid=hello.pid, host=hello.host, notebook=hello.notebook, is_attached=True
-        )
-
-    def leave(self) -> None:
-        """Note that the controller has left, and write the file."""
-        self._note(is_attached=False)
-
-    def _note(self, **changes: Any) -> None:
+    def note(self, **changes: Any) -> None:
+        """Note a controller that has attached or left, and write the file."""
         self.holder = msgspec.structs.replace(self.holder, since=time.time(), **changes)
         self.write()
 
