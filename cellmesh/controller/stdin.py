@@ -37,24 +37,16 @@ class Prompt:
         return f"{label(tuple(sorted(self.requests)))} {self.text}"
 
 
-@dataclass(frozen=True)
-class _Open:
-    request: int
-    text: str
-    is_password: bool
-    asked_at: float
-
-
 class Questions:
     """The open requests for input of a run's ranks, at most one per rank; the main thread shows
     them to the user while it waits for the run.
 
     Attributes:
-        open: rank -> its request.
+        open: rank -> its request, and when it was received.
     """
 
     def __init__(self) -> None:
-        self.open: dict[int, _Open] = {}
+        self.open: dict[int, tuple[InputRequest, float]] = {}
         self._lock = threading.RLock()
         self._answered_at = float("-inf")
         self._box: Prompt | None = None  # the prompt that the user sees
@@ -78,9 +70,8 @@ class Questions:
             before: called first if the request is due at once; a waiting thread sees the request
                 only after the function has returned.
         """
-        question = _Open(ask.request, ask.prompt, ask.is_password, now)
         with self._lock:
-            self.open.update(dict.fromkeys(ranks, question))
+            self.open.update(dict.fromkeys(ranks, (ask, now)))
             if self._due_at(running) == float("-inf"):
                 before()
 
@@ -90,7 +81,7 @@ class Questions:
         """
         with self._lock:
             for rank in ranks:
-                if rank in self.open and request in (None, self.open[rank].request):
+                if rank in self.open and request in (None, self.open[rank][0].request):
                     del self.open[rank]
             if self._box is not None and not self._waiting(self._box):
                 self._is_box_withdrawn = True
@@ -153,13 +144,13 @@ class Questions:
         with self._lock:
             if not self.open:
                 return None
-            oldest = min(self.open.values(), key=lambda question: question.asked_at)
+            oldest, _ = min(self.open.values(), key=lambda question: question[1])
             alike = {
-                rank: question.request
-                for rank, question in sorted(self.open.items())
-                if (question.text, question.is_password) == (oldest.text, oldest.is_password)
+                rank: ask.request
+                for rank, (ask, _) in sorted(self.open.items())
+                if (ask.prompt, ask.is_password) == (oldest.prompt, oldest.is_password)
             }
-            return Prompt(alike, oldest.text, oldest.is_password)
+            return Prompt(alike, oldest.prompt, oldest.is_password)
 
     def _due_at(self, running: Collection[int]) -> float | None:
         first = self.first()
@@ -167,7 +158,7 @@ class Questions:
             return None
         if set(first.requests) >= set(running):
             return float("-inf")
-        asked_at = min(self.open[rank].asked_at for rank in first.requests)
+        asked_at = min(self.open[rank][1] for rank in first.requests)
         # Ranks that were just answered may be about to ask again, as in a debugger.
         return max(asked_at, self._answered_at) + GATHER_S
 
@@ -175,7 +166,7 @@ class Questions:
         return {
             rank: request
             for rank, request in prompt.requests.items()
-            if rank in self.open and self.open[rank].request == request
+            if rank in self.open and self.open[rank][0].request == request
         }
 
 

@@ -79,9 +79,9 @@ def test_a_flood_is_bounded_and_whole_in_the_log(mesh: cm.Mesh, recorder: Record
 LIBRARY_ERROR = "import torch\ndef f(x):\n    return torch.nn.Linear(2, 2)(x)\nf(torch.zeros(3))"
 # What a traceback of `LIBRARY_ERROR` has, and what it has not.
 XMODES = {
-    "": (["In[7], line 3", "frames of torch, to torch/nn"], ["site-packages", "x=tensor"]),
+    "": (["In[7], line 3", "frames, to torch/nn"], ["site-packages", "x=tensor"]),
     "Plain": (["In[7], line 3", "torch/nn"], ["---->"]),
-    "Verbose": (["In[7], line 3", "x=tensor", "site-packages/torch/nn"], ["frames of torch"]),
+    "Verbose": (["In[7], line 3", "x=tensor", "site-packages/torch/nn"], ["frames, to"]),
     "Minimal": (["RuntimeError: "], ["In[7]", "torch/nn"]),
 }
 

@@ -20,7 +20,6 @@ BYTES_PER_S = 32 * 1024
 SAMPLE_BYTES = 4 * 1024
 LINE_BYTES = 40
 TAIL_LINES = 20
-_DROPPED = b"[cellmesh: the log was full here, and the oldest half of it was dropped]\n"
 # Maximum size of a log, and of its predecessor.
 LOG_BYTES = 64 << 20
 
@@ -156,20 +155,16 @@ class Log:
         return size - position[1] if inode == position[0] else size
 
     def _open(self) -> None:
-        has_dropped = False
         if self._descriptor >= 0:
             facts = os.fstat(self._descriptor)
             if self._is_current(facts):
                 if facts.st_size < self._limit:
                     return
-                has_dropped = os.path.exists(f"{self._path}.1")
                 os.replace(self._path, f"{self._path}.1")
             os.close(self._descriptor)
             self._descriptor = -1
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         self._descriptor = os.open(self._path, flags, 0o600)
-        if has_dropped and self._limit >= 100 * len(_DROPPED):
-            os.write(self._descriptor, _DROPPED)
 
     def _is_current(self, facts: os.stat_result) -> bool:
         """Return whether the open file is still the log, which may have been rotated or removed."""

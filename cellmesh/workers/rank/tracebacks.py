@@ -67,15 +67,8 @@ def with_few_frames(text: str) -> str:
 def _describe_run(run: re.Match[str]) -> str:
     places = [found["place"] for found in _ONE.finditer(run[0])]
     end = "\n\n" if run[0].endswith("\n") else "\n"  # blank lines separate IPython's frames
-    if len(places) == 1:
-        return f"    [... {places[0]}]{end}"
-    packages = list(dict.fromkeys(_package_of(place) for place in places))
-    return f"    [... {len(places)} frames of {', '.join(packages)}, to {places[-1]}]{end}"
-
-
-def _package_of(place: str) -> str:
-    first, slash, _ = place.partition("/")
-    return first if slash and first else "Python"
+    number = f"{len(places)} frames, to " if len(places) > 1 else ""
+    return f"    [... {number}{places[-1]}]{end}"
 
 
 def format_without_own_frames(error: traceback.TracebackException) -> str:

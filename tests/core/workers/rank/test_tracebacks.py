@@ -45,7 +45,7 @@ def render(error: BaseException, mode: str = "Context") -> str:
 def test_a_run_of_frames_of_libraries_is_one_line() -> None:
     text = render(raised("import json\n\njson.loads('{')\n", json=json))
     few, whole = with_few_frames(text), with_all_frames(text)
-    assert few.count("[... 3 frames of json, to json/decoder.py:") == 1
+    assert few.count("[... 3 frames, to json/decoder.py:") == 1
     assert "json.loads('{')" in few
     assert "raw_decode" in few
     assert "JSONDecodeError: Expecting property name" in few
