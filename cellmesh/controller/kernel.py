@@ -39,15 +39,6 @@ def own_notebook() -> str:
     return os.environ.get("JPY_SESSION_NAME") or connection_file
 
 
-def own_xmode() -> str:
-    """Return the traceback mode of this process's IPython (``%xmode``); "" for the default."""
-    interactive = sys.modules.get("IPython.core.interactiveshell")
-    # The shell that `get_ipython` returns, without its five calls.
-    shell = None if interactive is None else interactive.InteractiveShell._instance
-    mode: str = "" if shell is None else shell.InteractiveTB.mode
-    return "" if mode == "Context" else mode
-
-
 def is_terminal() -> bool:
     """Return whether this process is IPython in a terminal."""
     shell = own_shell()

@@ -16,7 +16,6 @@ from ..wire.status import RankState
 from ..wire.user_code import PostMortem, RunCall, RunCell
 from ..wire.values import PullNames
 from .arguments import check_expression, read_argv, read_cell
-from .kernel import own_xmode
 from .mesh_dims import ranks_at
 from .output.calling_cell import current_sink
 from .output.console import SilentSink, Sink
@@ -129,7 +128,7 @@ class Ranks:
         """
         name = getattr(function, "__qualname__", type(function).__name__)
         pickled, buffers, num_bytes = self.rank_set.lend(*dump_call(name, function, args, kwargs))
-        verb = RunCall(0, pickled, own_xmode())
+        verb = RunCall(0, pickled)
         return self.rank_set.start(verb, name, buffers, num_bytes=num_bytes)
 
     def cell(self, source: str, argv: str | Iterable[str] | None = None) -> Any:
@@ -174,7 +173,7 @@ class Ranks:
         count = execution_count or session.runs.count_cell()
         sink = sink or current_sink(session.displays, has_tabs)
         code = cell.source, cell.transformed, cell.is_async
-        verb = RunCell(0, *code, count, quiet, timed, own_xmode(), words)
+        verb = RunCell(0, *code, count, quiet, timed, words)
         sink = SilentSink(sink) if quiet else sink
         return self.rank_set.start(verb, f"cell {count}", num_bytes=len(cell.source), sink=sink)
 

@@ -53,7 +53,7 @@ AnyRequest = (
     | trace.AnyRequest
 )  # fmt: skip
 
-PROTOCOL = 11
+PROTOCOL = 12
 
 Channel = Literal["work", "control"]
 

@@ -16,8 +16,8 @@ class RunCell(WorkVerb, frozen=True):
 
     `transformed` is the source with IPython's magics turned into calls ("": the rank transforms
     it); `execution_count` is n of the notebook's ``In[n]``; `quiet` drops the value of a last
-    expression; `is_timed`: the answer contains the duration. `xmode`: as in `RunCall`. `argv`: the
-    arguments in `sys.argv`, after the program's name, while the cell runs; None for no change.
+    expression; `is_timed`: the answer contains the duration. `argv`: the arguments in `sys.argv`,
+    after the program's name, while the cell runs; None for no change.
     """
 
     is_cell: ClassVar[bool] = True
@@ -31,22 +31,17 @@ class RunCell(WorkVerb, frozen=True):
     execution_count: int
     quiet: bool = False
     is_timed: bool = False
-    xmode: str = ""
     argv: tuple[str, ...] | None = None
 
 
 class RunCall(WorkVerb, frozen=True):
-    """Ask ranks to call a pickled ``(function, args, kwargs)`` and to answer with its value.
-
-    `xmode`: mode of tracebacks in the notebook (``%xmode``); "" for the default.
-    """
+    """Ask ranks to call a pickled ``(function, args, kwargs)`` and to answer with its value."""
 
     is_user_code: ClassVar[bool] = True
     fills: ClassVar[bool] = True
 
     run: int
     payload: Pickled
-    xmode: str = ""
 
 
 class PostMortem(WorkVerb, frozen=True):

@@ -205,7 +205,6 @@ class Executor:
         record = RunRecord(work.run, name_of(function), 0, time.monotonic())
         if record.name:
             self._tracker.records.append(record)
-        self._shell.notebook_xmode = work.xmode
         try:
             result = function(*args, **kwargs)
             if hasattr(type(result), "__await__"):
@@ -258,7 +257,6 @@ class Executor:
             self._timing = stopwatch.stop()
 
     def _run_cell(self, work: RunCell) -> BaseException | None:
-        self._shell.notebook_xmode = work.xmode
         self._meter.begin(work.execution_count)
         record = RunRecord(work.run, "", work.execution_count, time.monotonic())
         self._tracker.records.append(record)

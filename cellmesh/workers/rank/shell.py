@@ -60,7 +60,6 @@ class RankShell(InteractiveShell):
     # Errors that IPython has shown as tracebacks while the cell runs, with which the cell fails.
     # None between cells.
     _shown: list[BaseException] | None = None
-    notebook_xmode = ""  # as in `RunCell`
     report_numbers: Callable[[float | None, Mapping[str, Any]], None] = AnyTrait()  # type: ignore[assignment]
     call_at_heal: Callable[[Callable[[], object]], None] = AnyTrait()  # type: ignore[assignment]
     stopped_by: Callable[[], type[KeyboardInterrupt] | None] = AnyTrait(lambda: None)  # type: ignore[assignment]
@@ -275,22 +274,14 @@ class RankShell(InteractiveShell):
 
     def render_traceback(self, error: BaseException) -> tuple[str, str]:
         """Render a traceback as a notebook does, with ANSI colours and without frames of cellmesh.
-        The rank's own ``%xmode`` takes precedence over the notebook's.
 
         Returns:
             The traceback with one line for each run of frames of libraries (with all frames under
             ``%xmode Verbose``), and the traceback with all frames.
         """
-        own = self.InteractiveTB.mode
-        mode = self.notebook_xmode if own == _DEFAULT_XMODE else own
-        if mode in self.InteractiveTB.valid_modes:
-            self.InteractiveTB.set_mode(mode)
-        try:
-            text = self._render(error)
-        finally:
-            self.InteractiveTB.set_mode(own)
+        text = self._render(error)
         whole = with_all_frames(text)
-        return (whole if mode == "Verbose" else with_few_frames(text)), whole
+        return (whole if self.InteractiveTB.mode == "Verbose" else with_few_frames(text)), whole
 
     def show_traceback(self, error: BaseException) -> str:
         """Return a traceback with few frames of libraries, or as ``%xmode`` requires."""
@@ -337,7 +328,6 @@ class RankShell(InteractiveShell):
 
 
 _MAX_RENDERED_FRAMES = 100
-_DEFAULT_XMODE = "Context"
 
 
 def remember_error(error: BaseException | None) -> None:
