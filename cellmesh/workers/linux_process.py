@@ -163,15 +163,10 @@ def _parents() -> Iterator[tuple[int, int]]:
             yield int(entry), int(fields[1])
 
 
-def children(pid: int) -> list[int]:
-    """Return the child processes of `pid`, including zombies."""
-    return [child for child, parent in _parents() if parent == pid]
-
-
 def reap_children_except(ours: Collection[int]) -> None:
     """Reap ended children of this process, except those in `ours`, which other code waits for."""
-    for pid in children(os.getpid()):
-        if pid not in ours:
+    for pid, parent in _parents():
+        if parent == os.getpid() and pid not in ours:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
 

@@ -51,24 +51,7 @@ _NO_HOSTNAME = "The hostname of the client socket cannot be retrieved"
 # A store or zygote that ends is replaced at once, so that a heal finds it. After this many ends in
 # this many seconds, it is replaced only when ranks are forked. A store that cannot live ends ten
 # times a second, a zygote once in some seconds.
-_MAX_STORES, _STORES_S = 10, 10.0
-_MAX_ZYGOTES, _ZYGOTES_S = 3, 60.0
-
-
-class _Replacements:
-    """Limits how often the agent replaces a process that ended (zygote, store) on its own
-    initiative.
-    """
-
-    def __init__(self, most: int, within_s: float) -> None:
-        self._times: collections.deque[float] = collections.deque(maxlen=most)
-        self._within_s = within_s
-
-    def allow(self, now: float) -> bool:
-        if len(self._times) == self._times.maxlen and now - self._times[0] < self._within_s:
-            return False
-        self._times.append(now)
-        return True
+_MAX_ENDS, _ENDS_S = 5, 60.0
 
 
 @dataclass(eq=False)
@@ -104,8 +87,7 @@ class Processes:
         self._oom_watch = OomWatch()
         self.store_address = self._ticket.part.address or linux_process.LOOPBACK
         self._store_end = ""  # how the last store ended, until there is a new one
-        self._new_stores = _Replacements(_MAX_STORES, _STORES_S)
-        self._new_zygotes = _Replacements(_MAX_ZYGOTES, _ZYGOTES_S)
+        self._ends: dict[str, collections.deque[float]] = {}  # of the zygote, and of the store
         self._zygote_is_ready = False
         # The ranks' `sys.path`; None until the user's modules are placed on this host.
         self._sys_path = None if self._ticket.roots else path_of_ranks(self._ticket, ())
@@ -368,6 +350,14 @@ class Processes:
 
     # ---- the zygote and the store
 
+    def _may_replace(self, name: str) -> bool:
+        """Note that the zygote or the store has ended; return whether to replace it at once."""
+        ends = self._ends.setdefault(name, collections.deque(maxlen=_MAX_ENDS))
+        now = time.monotonic()
+        is_often = len(ends) == _MAX_ENDS and now - ends[0] < _ENDS_S
+        ends.append(now)
+        return not is_often
+
     def _take_zygote(self, zygote: ZygoteClient) -> None:
         self._zygote, self._zygote_is_ready = zygote, False
         self._events.add(zygote.fileno(), Order.SOCKET, lambda event: self._hear_zygote(zygote))
@@ -417,7 +407,7 @@ class Processes:
         self._act(self._supervisor.zygote_ended(self._reap(zygote.pid), text))
         if self._zygote is not None or self._supervisor.state not in ("ready", "starting"):
             return
-        if not self._new_zygotes.allow(time.monotonic()):
+        if not self._may_replace("zygote"):
             if self._store_end:  # the zygote that has ended was to replace the store
                 self._act(self._supervisor.store_ended(self._store_end))
             return
@@ -449,7 +439,7 @@ class Processes:
     def _store_ended(self, pid: int) -> None:
         self._store_end = self._reap(pid)
         self._supervisor.store_port = self._store_pid = 0
-        may_renew = self._new_stores.allow(time.monotonic())
+        may_renew = self._may_replace("store")
         if may_renew and self._zygote is not None and self._zygote_is_ready:
             self._fork_store(self._zygote)
         # In other cases a new zygote replaces it.

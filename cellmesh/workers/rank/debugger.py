@@ -52,13 +52,6 @@ class RankPdb(Pdb):
     def _is_cell(self, frame: types.FrameType) -> bool:
         return bool(self.shell.cell_of(frame.f_code.co_filename))  # type: ignore[attr-defined]
 
-    def dispatch_return(self, frame: types.FrameType, arg: Any) -> Any:
-        trace = super().dispatch_return(frame, arg)
-        # A cell may consist of several code objects; the shell reports its end.
-        if frame is self._bottom and not self._is_cell(frame):
-            sys.settrace(None)
-        return trace
-
     def get_stack(self, *args: Any, **kwargs: Any) -> tuple[list[tuple[types.FrameType, int]], int]:
         stack, position = super().get_stack(*args, **kwargs)  # type: ignore[no-untyped-call]
         part = user_part([frame for frame, _ in stack], self.shell)

@@ -210,6 +210,7 @@ class Executor:
             if hasattr(type(result), "__await__"):
                 result = self._shell.loop_runner(_await(result))
         finally:
+            sys.settrace(None)  # of the debugger
             record.end_s = time.monotonic()
         return None if result is None else self._value(work.run, result, "the result")
 

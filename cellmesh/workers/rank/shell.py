@@ -7,7 +7,6 @@ connects it to the rank's own output.
 from __future__ import annotations
 
 import ast
-import linecache
 import runpy
 import sys
 import traceback
@@ -33,7 +32,6 @@ from .stack_inspection import Place, is_machinery, lines_of, parse_again, place_
 from .streams import RankDisplayHook, RankDisplayPublisher, Show
 from .tracebacks import (
     RankCompiler,
-    format_without_own_frames,
     make_renderer,
     with_all_frames,
     with_few_frames,
@@ -314,7 +312,7 @@ class RankShell(InteractiveShell):
         finally:
             _forget_syntax_trees()
         try:
-            return format_without_own_frames(traceback.TracebackException(kind, error, tb))
+            return "".join(traceback.TracebackException(kind, error, tb).format())
         except BaseException:  # or a group is nested too deeply
             return plain_traceback(error, tb)
 
@@ -328,6 +326,7 @@ class RankShell(InteractiveShell):
 
 
 _MAX_RENDERED_FRAMES = 100
+_MAX_TREES = 300
 
 
 def remember_error(error: BaseException | None) -> None:
@@ -340,20 +339,15 @@ def remember_error(error: BaseException | None) -> None:
 
 
 def _forget_syntax_trees() -> None:
-    """Drop a cell's syntax trees (11 kB), which IPython's traceback rendering (`stack_data`, based
+    """Bound the syntax trees (11 kB a cell) that IPython's traceback rendering (`stack_data`, based
     on `executing`) would keep forever.
-
-    Its entries for files are kept: they are few, and parsing a file of torch takes long.
     """
     for module in ("executing.executing", "stack_data.core"):
         kind: Any = getattr(sys.modules.get(module), "Source", type)
         for name in ("__source_cache_with_lines", "__executing_cache"):
             cache = vars(kind).get(name, {})
-            for key in list(cache):
-                lines = linecache.cache.get(getattr(key[0], "co_filename", key[0]))
-                # Entries whose source is in no file.
-                if lines is not None and (len(lines) == 1 or lines[1] is None):
-                    del cache[key]
+            if len(cache) > _MAX_TREES:
+                cache.clear()
         for owner, name in (
             (kind, "statements_at_line"),
             (sys.modules.get(module), "statement_containing_node"),

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import linecache
 import re
-import traceback
 import types
 from pathlib import Path
 from typing import Any
@@ -69,20 +68,6 @@ def _describe_run(run: re.Match[str]) -> str:
     end = "\n\n" if run[0].endswith("\n") else "\n"  # blank lines separate IPython's frames
     number = f"{len(places)} frames, to " if len(places) > 1 else ""
     return f"    [... {number}{places[-1]}]{end}"
-
-
-def format_without_own_frames(error: traceback.TracebackException) -> str:
-    """Return a traceback in Python's format, without frames of cellmesh."""
-    left, seen = [error], set[int]()
-    while left:
-        each = left.pop()
-        if id(each) in seen:
-            continue
-        seen.add(id(each))
-        each.stack[:] = [frame for frame in each.stack if not frame.filename.startswith(_OWN)]
-        causes = (each.__cause__, each.__context__, *(each.exceptions or ()))
-        left += [cause for cause in causes if cause is not None]
-    return "".join(error.format())
 
 
 # ---------------------------------------------------------------- cells

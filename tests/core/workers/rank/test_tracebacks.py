@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import linecache
 import textwrap
-import traceback
 import types
 
 import pytest
@@ -13,7 +12,6 @@ from IPython.core.ultratb import AutoFormattedTB
 
 from cellmesh.wire.codec import encode
 from cellmesh.workers.rank.tracebacks import (
-    format_without_own_frames,
     make_renderer,
     with_all_frames,
     with_few_frames,
@@ -61,10 +59,6 @@ def test_own_frames_are_left_out() -> None:
     assert "encode([object()])" in with_few_frames(text)
     assert "\n\n\n" not in with_all_frames(text) + with_few_frames(text)
     assert "\x00" not in with_all_frames(text) + with_few_frames(text)
-    group = ExceptionGroup("several", [error])
-    plain = format_without_own_frames(traceback.TracebackException.from_exception(group))
-    assert "wire/codec" not in plain
-    assert "ExceptionGroup: several" in plain
 
 
 def test_a_traceback_that_is_not_rendered_has_the_notes_that_are_text() -> None:
