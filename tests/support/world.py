@@ -44,7 +44,6 @@ from cellmesh.wire.messages import (
     Done,
     Failed,
     Kill,
-    Leave,
     Relay,
     Respawn,
     Restart,
@@ -53,7 +52,7 @@ from cellmesh.wire.messages import (
 )
 from cellmesh.wire.status import HostReport, Probe, ReadHost
 from cellmesh.workers.agent.spool import Spool
-from cellmesh.workers.agent.supervisor import AskToLeave, Fork, KillRanks, Supervisor, ToRanks, Up
+from cellmesh.workers.agent.supervisor import Fork, KillRanks, Supervisor, ToRanks, Up
 
 from .runs import FakeControl, work_item
 
@@ -319,9 +318,6 @@ class BothSides(Generic[RankKind]):
                     for rank in ranks:
                         if rank in self.ranks:
                             self.ranks[rank].is_doomed = True
-                case AskToLeave(ranks):
-                    for rank in ranks:
-                        self.ranks[rank].hear_control(encode([Parcel(Leave())]))
 
     def _pass_on(self, rank: RankKind, channel: str, frames: Frames) -> None:
         if channel == "work":

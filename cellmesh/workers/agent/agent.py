@@ -23,7 +23,7 @@ import msgspec
 
 from ...errors import HostError
 from ...wire.attach import Detach, SetAgents
-from ...wire.codec import Frame, Parcel, encode
+from ...wire.codec import Frame, Parcel
 from ...wire.curve import public_of
 from ...wire.faults import Faults
 from ...wire.host import host_name, started_ticks
@@ -32,7 +32,6 @@ from ...wire.messages import (
     AgentFault,
     Died,
     Kill,
-    Leave,
     LogText,
     MakeStore,
     MeshReady,
@@ -54,7 +53,7 @@ from ..rank.stdout import read_log
 from .controller_port import ControllerPort, Dims
 from .events import Events
 from .processes import Processes
-from .supervisor import Action, AskToLeave, Fork, KillRanks, Supervisor, ToRanks, Up
+from .supervisor import Action, Fork, KillRanks, Supervisor, ToRanks, Up
 from .zygote_client import ZygoteClient
 
 if TYPE_CHECKING:
@@ -180,8 +179,6 @@ class Agent:
                 self._processes.fork(action)
             case KillRanks(ranks):
                 self._processes.kill(ranks)
-            case AskToLeave(ranks):
-                self._processes.send(ranks, "control", encode([Parcel(Leave())]))
 
     # ---- the controller
 

@@ -24,12 +24,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from ...wire.codec import Frame, Parcel
+from ...wire.codec import Frame, Parcel, encode
 from ...wire.messages import (
     Channel,
     Died,
     Done,
     Failed,
+    Leave,
     MeshReady,
     Progress,
     RankReady,
@@ -135,12 +136,6 @@ class KillRanks(msgspec.Struct, frozen=True):
     ranks: tuple[int, ...]
 
 
-class AskToLeave(msgspec.Struct, frozen=True):
-    """Action: the agent asks these ranks to exit."""
-
-    ranks: tuple[int, ...]
-
-
 class ToRanks(msgspec.Struct, frozen=True):
     """Action: the agent writes frames to the sockets of ranks."""
 
@@ -155,7 +150,7 @@ class Up(msgspec.Struct, frozen=True):
     parcels: Sequence[Parcel[Any]]
 
 
-Action = Fork | KillRanks | AskToLeave | ToRanks | Up
+Action = Fork | KillRanks | ToRanks | Up
 
 
 # How long ranks may run their exit handlers before they are killed.
@@ -436,7 +431,9 @@ class Supervisor:
         self._kill_at = now + LEAVE_S
         self._forget_respawn()
         living = self._living()
-        return [AskToLeave(living)] if living else self._end_if_empty()
+        if not living:
+            return self._end_if_empty()
+        return [ToRanks(living, "control", encode([Parcel(Leave())]))]
 
     def tick(self, now: float) -> list[Action]:
         """Act on time-outs that have passed."""

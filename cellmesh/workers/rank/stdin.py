@@ -80,9 +80,8 @@ class Asker:
             self._num_asked += 1
             question = self._question = _Question(self._num_asked)
             try:
-                self._send(
-                    Parcel(InputRequest(run, question.request, _shorten(prompt), is_password))
-                )
+                end = prompt[-_MAX_PROMPT:]
+                self._send(Parcel(InputRequest(run, question.request, end, is_password)))
                 while not question.answered.wait(_LOOK_S):
                     if run != self._tracker.main_run:
                         raise EOFError("the cell that asked has ended")
@@ -101,10 +100,3 @@ class Asker:
         if question is not None and question.request == request:
             question.text, question.is_end = text, is_end
             question.answered.set()
-
-
-def _shorten(prompt: str) -> str:
-    """Shorten the prompt of an ``input()`` to its end, which contains the question."""
-    if len(prompt) <= _MAX_PROMPT:
-        return prompt
-    return f"({len(prompt):,} characters) …{prompt[-_MAX_PROMPT:]}"

@@ -18,7 +18,6 @@ from cellmesh.workers.agent.supervisor import (
     MAX_STARTS_LOST,
     RESPAWN_S,
     Action,
-    AskToLeave,
     Fork,
     KillRanks,
     ToRanks,
@@ -62,7 +61,7 @@ def test_ranks_fork_into_empty_places_and_the_mesh_ends_once(events: Sequence[An
                         carry_out(
                             supervisor.forked({rank: 100 * num_forks + rank for rank in ranks})
                         )
-                case KillRanks(ranks) | AskToLeave(ranks):
+                case KillRanks(ranks) | ToRanks(ranks, "control"):
                     assert set(ranks) <= living
                     dying.update(ranks)
                 case ToRanks(ranks):
@@ -164,7 +163,7 @@ class Host:
             match action:
                 case Fork():
                     self.fork(action)
-                case KillRanks(ranks) | AskToLeave(ranks):
+                case KillRanks(ranks) | ToRanks(ranks, "control"):
                     for rank in ranks:
                         self.kill(f"rank {rank}")
 
