@@ -304,7 +304,6 @@ class Agent:
             mesh_shape=order.mesh_shape,
         )
         self._processes.resize(self._ticket)
-        self._controller.resize(self._ticket)
         self._act(self._supervisor.resize(self._ticket.ranks, time.monotonic()))
         with contextlib.suppress(HostError):  # the disk is full; the file only informs others
             write_ticket(self._ticket)

@@ -142,10 +142,6 @@ class ControllerPort:
         else:
             self._transmit(parcels)
 
-    def resize(self, ticket: Ticket) -> None:
-        """Take the ranks of this host from a new ticket."""
-        self._ticket = ticket
-
     def tick(self, now: float) -> None:
         """Act on time-outs (lease, acknowledgement) that have passed."""
         if self._identity is not None and self._reliable.owes_ack(now):

@@ -57,9 +57,7 @@ class ControlThread:
         self._groups = self._context.groups
         self._interrupts = self._context.interrupts
         self._device = self._context.device
-        self._faults = Faults(
-            "a rank's control thread", lambda text: write_stderr(f"cellmesh: {text}\n")
-        )
+        self._faults = Faults("a rank's control thread", _say)
         self._last_stop: tuple[int, StopPoint | None] = (-1, None)
         self._seen: tuple[int, Activity, float] | None = None
         self._seen_since = 0.0

@@ -92,13 +92,12 @@ class RankPdb(Pdb):
 
 def break_here(*args: Any, **kwargs: Any) -> None:
     """Open the debugger for ``breakpoint()`` on a rank (`sys.breakpointhook`)."""
-    if os.environ.get("PYTHONBREAKPOINT"):
-        sys.__breakpointhook__(*args, **kwargs)
-    else:
-        frame: types.FrameType | None = sys._getframe()
-        while frame is not None and is_machinery(frame):
-            frame = frame.f_back
-        RankPdb().set_trace(frame)
+    if os.environ.get("PYTHONBREAKPOINT") == "0":
+        return
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None and is_machinery(frame):
+        frame = frame.f_back
+    RankPdb().set_trace(frame)
 
 
 def post_mortem() -> None:

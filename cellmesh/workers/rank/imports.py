@@ -3,8 +3,7 @@ when user code imports certain modules.
 
 Features depend on libraries, and on parts of Python, that change between versions. The zygote
 imports the features for all ranks, but nothing that a rank needs to start or to run a cell imports
-them: if the import of a module fails, the error is raised where its feature is used, with the
-module's name.
+them: if the import of a feature fails, the error is raised where it is used, with its name.
 """
 
 from __future__ import annotations
@@ -43,17 +42,11 @@ def preimport() -> None:
 
 
 def load(module: str) -> Any:
-    """Import a feature's module; raise a CellmeshError with the name of the module that fails."""
+    """Import a feature's module; raise a CellmeshError with its name if that fails."""
     name = f"cellmesh.workers.{module}"
     try:
         return importlib.import_module(name)
     except Exception as error:
-        # The failing module may be one that this module imports.
-        for frame, _ in traceback.walk_tb(error.__traceback__):
-            if frame.f_code.co_name == "<module>" and frame.f_globals["__name__"].startswith(
-                "cellmesh."
-            ):
-                name = frame.f_globals["__name__"]
         raise CellmeshError(
             f"{name} cannot be imported ({type(error).__name__}: {error}), so what needs it does "
             "not work: `python -m pip check` shows which packages are too old"

@@ -152,8 +152,7 @@ class Pump:
         text = describe()
         if num_bytes > _MIN_DISPLAY_BYTES:
             text = text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
-            where = "; on the rank it is `_`" if verb.kind == "result" else ""
-            text += f" ({num_bytes:,} bytes, not shown: {DISPLAY_BOUND}{where})"
+            text += f" ({num_bytes:,} bytes, not shown: {DISPLAY_BOUND})"
         self.write(verb.run, "stdout", text + "\n")
 
     def _flush(self, and_post: bool = True) -> None:
