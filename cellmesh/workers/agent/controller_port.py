@@ -161,8 +161,8 @@ class ControllerPort:
 
     def is_awaiting_first(self, now: float) -> bool:
         """Return whether the process that starts the mesh may still attach for the first time."""
-        is_expected = self._file.holder.is_attached and self._identity is None
-        return is_expected and now - self._since < _HELLO_S
+        is_absent = self._identity is None and now - self._since < _HELLO_S
+        return is_absent and self._file.holder.is_attached
 
     def close(self) -> None:
         """Send the controller's queued messages, and close the socket."""
@@ -240,8 +240,7 @@ class ControllerPort:
         return describe_hold(holder.controller_pid, host, time.monotonic() - self._since)
 
     def _accept(self, identity: bytes, hello: Hello) -> None:
-        before = self._file.holder
-        away_s = 0.0 if before.is_attached else time.monotonic() - self._since
+        away_s = 0.0 if self._file.holder.is_attached else time.monotonic() - self._since
         state, deaths, dims = self._greet()
         self._identity, self._link = identity, hello.link
         self._reliable = self._new_reliable()

@@ -203,7 +203,11 @@ class RankShell(InteractiveShell):
             error = self._run_plainly(source, transformed)
         self._shown = None
         if shown:
-            error = self._with_shown(error, shown)
+            if error is None or (issubclass(type(error), SystemExit) and status_of(error) == 0):
+                error = shown[0]
+            for each in shown:
+                if each is not error:
+                    self._print_traceback(each)
         if error is not None:
             if issubclass(type(error), SystemExit) and status_of(error) == 0:
                 return None
@@ -215,17 +219,6 @@ class RankShell(InteractiveShell):
                     load("rank.debugger").post_mortem()
                 except BaseException as instead:
                     return instead
-        return error
-
-    def _with_shown(
-        self, error: BaseException | None, shown: list[BaseException]
-    ) -> BaseException | None:
-        """Return the error with which a cell fails, and print its other errors."""
-        if error is None or (issubclass(type(error), SystemExit) and status_of(error) == 0):
-            error = shown[0]
-        for each in shown:
-            if each is not error:
-                self._print_traceback(each)
         return error
 
     def _is_plain(self) -> bool:
