@@ -26,12 +26,12 @@ from ..stdlib import time
 from ..wire import payload
 from ..wire.codec import Frame, Parcel, encode
 from ..wire.messages import Channel, Done, Pickled, Relay, Work, WorkVerb
-from ..wire.ranks import describe_ranks, group_ranks
+from ..wire.ranks import describe_ranks
 from ..wire.segments import SegmentFrame
 from ..wire.status import RankState
 from ..wire.user_code import InputCancelled, InputRequest, Timing
 from .core.runs import ESCALATE_S, STOP_S
-from .failure_summary import describe_live, describe_state, exception_of, failure_of
+from .failure_summary import describe_live, exception_of, failure_of
 from .kernel import is_leaving
 from .news import LOOK_UP_S, News
 from .output.printer import Printer
@@ -402,19 +402,6 @@ class Run(Generic[T]):
             if self._is_live:
                 self._is_live = False
                 self.printer.status("")
-
-    def report_waiting(self, states: dict[int, RankState]) -> None:
-        """Show which ranks have ended the run, and the activity of those that have not."""
-        spots = group_ranks({rank: describe_state(state) for rank, state in states.items()})
-        waits = "; ".join(
-            f"{describe_ranks(ranks)} {spot}" for spot, ranks in sorted(spots.items())
-        )
-        gone = [rank for rank in self.ranks if rank in self._outcomes and rank not in states]
-        verb = "has" if len(gone) == 1 else "have"
-        self.printer.note(
-            f"{describe_ranks(gone)} {verb} ended; {waits}. The stop button (or %dist_interrupt) "
-            "gets them out."
-        )
 
     def finish(self, now: float) -> None:
         """Note that every rank has ended the run; wake waiting threads and call the callbacks."""

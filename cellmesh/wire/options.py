@@ -51,8 +51,6 @@ class StartOptions(TypedDict, total=False):
             generated one.
         settle_s: time that the other ranks of a cell have to finish after one has failed, in
             seconds (1).
-        on_error: treatment of ranks that still wait then: ``release`` (the default) raises
-            `Released` in them, ``wait`` leaves them to the user.
         hosts: hosts to run on, ``"a:4,b:4"``; ranks are numbered host by host. By default this
             machine.
         nproc_per_host: number of ranks on each host that is given without a number.
@@ -105,10 +103,6 @@ class StartOptions(TypedDict, total=False):
             "After a rank fails, how long the others may take before they are released (1).",
             "SECONDS",
         ),
-    ]
-    on_error: Annotated[
-        Literal["release", "wait"],
-        Flag("What then happens: release them, or wait for the stop button."),
     ]
     hosts: Annotated[
         Iterable[str] | str,
@@ -197,7 +191,6 @@ class MeshOptions(msgspec.Struct, frozen=True, kw_only=True):
     lease_s: float = 0.0
     is_lease_chosen: bool = False
     settle_s: float = 1.0
-    on_error: Literal["release", "wait"] = "release"
     auto_heal: bool = False
     fold_numbers: bool = True
     launch: str = ""

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from cellmesh.controller.core.core import ANSWER_S
-from cellmesh.controller.core.runs import REPORT_AFTER_S
 from cellmesh.controller.run import Run
 from cellmesh.errors import RankDied, RankFailure
 from cellmesh.wire.messages import MeshReady, StartFailed, Stopped
@@ -72,20 +70,6 @@ def test_output_belongs_to_its_run_also_after_its_end() -> None:
 
 
 # ---- failures and deaths
-
-
-@pytest.mark.parametrize(("silent", "after_s"), [(None, 0.0), (0, ANSWER_S)])
-def test_waiting_ranks_are_shown_with_place_and_remedy(silent: int | None, after_s: float) -> None:
-    world, run = running(4, on_error="wait")
-    for rank in (0, 1, 2):
-        world.ranks[rank].collective = "all_reduce"
-        world.ranks[rank].answers_probes = rank != silent
-    world.ranks[3].fail(ValueError("nan"))
-    world.wait(REPORT_AFTER_S * 0.9 + after_s)
-    assert "all_reduce" not in world.text_of(run)
-    world.wait(REPORT_AFTER_S * 0.2)
-    ranks = "0-2" if silent is None else "1-2"
-    assert f"; ranks {ranks} in all_reduce at line 5. The stop button" in world.text_of(run)
 
 
 def test_death_in_a_run_is_reported_within_half_a_second_and_ends_its_part() -> None:

@@ -25,7 +25,6 @@ from cellmesh.controller.core.core import (
     Judge,
     Note,
     Send,
-    Waiting,
     Watch,
 )
 from cellmesh.controller.core.mesh_state import FIRST_HEAL, HostLost, Returned
@@ -123,9 +122,8 @@ def describe(effects: Iterable[Effect], heard: Any = None) -> list[str]:
                 found.append(f"end {run} on {format_ranks(ranks)}{begun}: {why}")
             case Finish(run):
                 found.append(f"finish {run}")
-            case Waiting(run, states) | Watch(run, states):
-                name = type(effect).__name__.lower()
-                found.append(f"{name} {run}: {format_ranks(states)}")
+            case Watch(run, states):
+                found.append(f"watch {run}: {format_ranks(states)}")
             case Judge(run, text) | Note(run, text):
                 found.append(f"{type(effect).__name__.lower()} {run}: {text}")
             case Answer(_, HealReport() as report):

@@ -24,7 +24,6 @@ from cellmesh.controller.core.core import (
     Finish,
     Note,
     Send,
-    Waiting,
     Watch,
 )
 from cellmesh.controller.output.console import ConsoleSink
@@ -369,9 +368,6 @@ class BothSides(Generic[RankKind]):
                     self.in_flight.remove(number)
                     self.finished[number] += 1
                     self.runs[number].finish(self.now)
-                case Waiting(number, states):
-                    assert number in self.in_flight
-                    self.runs[number].report_waiting(states)
                 case Watch(number, states):
                     assert number in self.in_flight
                     self.runs[number].show_live(states, self.now)

@@ -54,7 +54,6 @@ from .effects import Judge as Judge
 from .effects import Note as Note
 from .effects import Send as Send
 from .effects import State as State
-from .effects import Waiting as Waiting
 from .effects import Watch as Watch
 from .effects import tell_busy
 from .mesh_state import FIRST_HEAL, HostLost, MeshState, Pending, Returned
@@ -62,7 +61,6 @@ from .recovery import Recovery
 from .requests import ANSWER_S as ANSWER_S
 from .requests import Questions, control
 from .runs import Runs
-from .sweeps import OnError
 
 
 class Core:
@@ -74,7 +72,6 @@ class Core:
         dims: dims of the DeviceMesh, name -> size.
         settle_s: how long the other ranks of a run may take to end after one has failed, in
             seconds.
-        on_error: treatment of ranks that take longer: ``release`` them, or ``wait`` for the user.
         auto_heal: whether dead ranks are replaced without a request of the user.
         new_generation: returns a number that no earlier heal of the mesh has used.
         last_request: numbers of requests begin above this one.
@@ -92,7 +89,6 @@ class Core:
         *,
         dims: Mapping[str, int] | None = None,
         settle_s: float = 1.0,
-        on_error: OnError = "release",
         auto_heal: bool = False,
         new_generation: Callable[[], int] = lambda: secrets.randbits(48),
         last_request: int = 0,
@@ -104,7 +100,7 @@ class Core:
         )
         self._questions = Questions(last_request)
         self._recovery = Recovery(self.mesh, self._questions, new_generation, auto_heal)
-        self.runs = Runs(self.mesh, self._questions, self._recovery, settle_s, on_error)
+        self.runs = Runs(self.mesh, self._questions, self._recovery, settle_s)
         self._now = 0.0
         self._is_attached = True  # to a mesh that an earlier controller has started
 

@@ -34,13 +34,6 @@ class Deliver(msgspec.Struct, frozen=True):
     has_begun: bool = True
 
 
-class Waiting(msgspec.Struct, frozen=True):
-    """Effect: show a run's user where the other ranks are after one has failed."""
-
-    run: int
-    states: dict[int, RankState]
-
-
 class Watch(msgspec.Struct, frozen=True):
     """Effect: show a run's user where its ranks are; ranks that do not answer are left out."""
 
@@ -191,4 +184,4 @@ def describe_healing(report: HealReport) -> str:
     return "\n".join(lines)
 
 
-Effect = Send | Deliver | Waiting | Watch | Judge | Note | Finish | Answer | Change
+Effect = Send | Deliver | Watch | Judge | Note | Finish | Answer | Change

@@ -34,8 +34,7 @@ class Pending:
         has_failed: whether a rank has raised in it or died.
         failing: ranks on which it has raised, and that are describing the exception.
         first_end_at: when the first rank ended it.
-        settle_at: when the remaining ranks are released or, if none is to be released, shown to
-            the user.
+        settle_at: when the remaining ranks are released.
         released: ranks that have been released.
         interrupted_at: when the user interrupted it.
         kill_at: when ranks that have not stopped are killed, after a second interrupt.

@@ -25,16 +25,14 @@ from ...wire.messages import (
 )
 from ...wire.status import Probe, RankState
 from .alignment import Alignment, Told
-from .effects import Deliver, Effect, Finish, Note, Send, Waiting
+from .effects import Deliver, Effect, Finish, Note, Send
 from .mesh_state import FIRST_HEAL, MeshState, Pending
 from .recovery import Recovery
 from .requests import Questions, control
 from .stopping import Verdict
-from .sweeps import SWEEP_S, OnError, Sweeps
+from .sweeps import SWEEP_S, Sweeps
 from .transitions import RUN, RunEvent, RunPhase
 
-# With `on_error="wait"`: how long after a rank's failure the user is shown where the others are.
-REPORT_AFTER_S = 0.3
 # A second interrupt within `ESCALATE_S` of the first kills the ranks that have not stopped within
 # `STOP_S` of the first.
 ESCALATE_S = 5.0
@@ -55,7 +53,6 @@ class Runs:
         recovery: examines the mesh after a run has ended.
         settle_s: how long the other ranks of a run may take to end after one has failed, in
             seconds.
-        on_error: treatment of ranks that take longer: ``release`` them, or ``wait`` for the user.
     """
 
     def __init__(
@@ -64,15 +61,13 @@ class Runs:
         questions: Questions,
         recovery: Recovery,
         settle_s: float,
-        on_error: OnError,
     ) -> None:
         self._mesh = mesh
         self._questions = questions
         self._recovery = recovery
         self._settle_s = settle_s
-        self._on_error = on_error
         self._settling: set[int] = set()  # runs with a deadline of their own
-        self._sweeps = Sweeps(mesh, questions, settle_s, on_error, self._on)
+        self._sweeps = Sweeps(mesh, questions, settle_s, self._on)
         self.alignment = Alignment(mesh, self._on)
         recovery.send_deferred = self.send_deferred
 
@@ -351,8 +346,7 @@ class Runs:
         return []
 
     def _give_time(self, run: int, pending: Pending, now: float) -> list[Effect]:
-        wait_s = self._settle_s if self._on_error == "release" else REPORT_AFTER_S
-        pending.settle_at = now + wait_s
+        pending.settle_at = now + self._settle_s
         self._settling.add(run)
         return []
 
@@ -376,16 +370,12 @@ class Runs:
         if pending.kill_at is not None and now >= pending.kill_at:
             effects += self._on("still there", run, pending, now)
         if pending.settle_at is not None and now >= pending.settle_at:
-            effects += self._on(self._time_over(pending), run, pending, now)
+            is_asking = pending.ranks & self._mesh.asking.keys()  # in the debugger
+            event: RunEvent = "a rank asks the user" if is_asking else "time is over"
+            effects += self._on(event, run, pending, now)
         if pending.kill_at is None and pending.settle_at is None:
             self._settling.discard(run)
         return effects
-
-    def _time_over(self, pending: Pending) -> RunEvent:
-        if self._on_error == "wait":
-            return "time is over, nobody is released"
-        is_asking = pending.ranks & self._mesh.asking.keys()  # in the debugger
-        return "a rank asks the user" if is_asking else "time is over"
 
     def _kill(self, run: int, pending: Pending, now: float) -> list[Effect]:
         pending.kill_at = None
@@ -413,15 +403,3 @@ class Runs:
         new = set(ranks) - pending.released
         pending.released |= new
         return [control(new, Release(run))] if new else []
-
-    def _report(self, run: int, pending: Pending, now: float) -> list[Effect]:
-        pending.settle_at = None
-
-        def report(states: dict[int, RankState], now: float) -> list[Effect]:
-            pending = self._mesh.pending.get(run)
-            ranks = pending.ranks if pending is not None else ()
-            left = {r: state for r, state in states.items() if r in ranks and state.run == run}
-            return [Waiting(run, left)] if left else []
-
-        ranks = self._mesh.among_living(pending.ranks - pending.failing)
-        return self._questions.ask(ranks, Probe, now, report)

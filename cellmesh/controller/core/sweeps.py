@@ -5,7 +5,6 @@ and finds ranks that can never go on. Pure, as `core.Core`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal, TypeAlias
 
 from ...wire.status import Probe, RankState
 from .deadlock import find_stuck
@@ -22,8 +21,6 @@ MAX_WATCHED = 16
 # How often the runs that have not ended are examined.
 SWEEP_S = 0.5
 
-OnError: TypeAlias = Literal["release", "wait"]
-
 
 class Sweeps:
     """Periodic questions to the ranks of one mesh: where they are in their runs.
@@ -32,7 +29,6 @@ class Sweeps:
         mesh: state of the mesh and of its runs.
         questions: sends requests to ranks.
         settle_s: how long ranks must have waited to count as stuck, in seconds.
-        on_error: ``release`` to release ranks that are stuck, else ``wait``.
         on: handler of run events, called with ``stuck``, a run's number, the run, the time and its
             ranks that are stuck.
 
@@ -48,13 +44,11 @@ class Sweeps:
         mesh: MeshState,
         questions: Questions,
         settle_s: float,
-        on_error: OnError,
         on: Callable[..., list[Effect]],
     ) -> None:
         self._mesh = mesh
         self._questions = questions
         self._settle_s = settle_s
-        self._on_error = on_error
         self._on = on
         self.at: float | None = None
         self.is_under_way = False
@@ -105,7 +99,7 @@ class Sweeps:
         return pending.ranks <= pending.released or bool(pending.ranks & self._mesh.asking.keys())
 
     def _may_be_stuck(self, pending: Pending, now: float) -> bool:
-        if self._on_error == "wait" or self._is_left_alone(pending):
+        if self._is_left_alone(pending):
             return False
         since = pending.first_end_at
         if since is None and pending.is_waited_for and len(pending.members) < self._mesh.num_ranks:
@@ -151,7 +145,6 @@ class Sweeps:
             effects.append(Judge(run, text))
         if may_be_stuck:
             stuck |= set(find_stuck(own, pending.ranks, absent, dead, num_ranks, self._settle_s))
-        is_kept = self._on_error == "wait" or pending.ranks & self._mesh.asking.keys()
-        if stuck - pending.released and not is_kept:
+        if stuck - pending.released and not pending.ranks & self._mesh.asking.keys():
             effects += self._on("stuck", run, pending, now, stuck)
         return effects

@@ -19,13 +19,12 @@ RecoveryEvent = Literal[
     "respawn failed", "failed", "given up", "healed", "reset",
 ]  # fmt: skip
 RunPhase = Literal[
-    "waiting", "running", "failing", "reported", "releasing", "aligning", "interrupted", "killing"
+    "waiting", "running", "failing", "releasing", "aligning", "interrupted", "killing"
 ]
 # None of these occurs in a run that is sent and ends without a failure.
 RunEvent = Literal[
-    "a rank failed", "time is over", "time is over, nobody is released", "a rank asks the user",
-    "stuck", "interrupted", "interrupted at once", "all ranks stand", "interrupted again",
-    "still there",
+    "a rank failed", "time is over", "a rank asks the user", "stuck", "interrupted",
+    "interrupted at once", "all ranks stand", "interrupted again", "still there",
 ]  # fmt: skip
 
 
@@ -62,9 +61,8 @@ RECOVERY: Mapping[tuple[RecoveryPhase, RecoveryEvent], tuple[RecoveryPhase | Non
     ("calm examining respawning describing healing", "reset", "calm", "forget"),
 )
 RUN: Mapping[tuple[RunPhase, RunEvent], tuple[RunPhase | None, str]] = _table(
-    ("waiting running reported", "a rank failed", "failing", "give_time"),
+    ("waiting running", "a rank failed", "failing", "give_time"),
     ("failing", "time is over", "releasing", "release_rest"),
-    ("failing", "time is over, nobody is released", "reported", "report"),
     ("releasing", "a rank failed", "", "give_time"),
     ("releasing", "time is over", "", "release_rest"),
     ("running", "stuck", "releasing", "release_stuck"),
@@ -73,7 +71,7 @@ RUN: Mapping[tuple[RunPhase, RunEvent], tuple[RunPhase | None, str]] = _table(
     ("waiting", "interrupted", "", "pass_over"),
     ("running", "interrupted", "aligning", "align"),
     ("running", "interrupted at once", "interrupted", "interrupt"),
-    ("failing reported releasing", "interrupted", "interrupted", "interrupt"),
+    ("failing releasing", "interrupted", "interrupted", "interrupt"),
     ("interrupted killing", "interrupted", "", "interrupt"),
     # Ranks are interrupted together, each before the same operation: `stopping`.
     ("aligning", "all ranks stand", "interrupted", "strike"),
@@ -82,7 +80,6 @@ RUN: Mapping[tuple[RunPhase, RunEvent], tuple[RunPhase | None, str]] = _table(
     # Interrupted ranks may take long to end, e.g. to save results, and are not released for that.
     ("interrupted killing", "a rank failed", "", "give_time"),
     ("interrupted killing", "time is over", "", "leave"),
-    ("interrupted killing", "time is over, nobody is released", "", "report"),
     ("interrupted killing", "interrupted again", "killing", "condemn"),
     ("killing", "still there", "interrupted", "kill"),
 )

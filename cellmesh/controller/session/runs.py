@@ -23,7 +23,7 @@ from ...wire.status import RankState
 from ...wire.user_code import InputCancelled, InputRequest, Logged, RunCall, RunCell
 from ...wire.values import Freed, PullNames
 from ..code_files.sync import CodeSync
-from ..core.core import Core, Deliver, Effect, Finish, Judge, Note, Waiting, Watch
+from ..core.core import Core, Deliver, Effect, Finish, Judge, Note, Watch
 from ..failure_summary import refuse_dead
 from ..metrics import Metrics
 from ..news import News, Reply
@@ -389,10 +389,6 @@ class Runs:
                 if len(ended) > _MAX_ENDED:
                     self._printers.pop(ended.popleft(), None)
                 run.finish(now)
-            case Waiting(number, states):
-                run = self.living[number]
-                run.printer.show(now)
-                run.report_waiting(states)
             case Watch(number, states):
                 if number in self.living:
                     self.living[number].show_live(states, now)

@@ -111,7 +111,6 @@ class Session:
             ticket.num_ranks,
             dims=self.dims,
             settle_s=ticket.settle_s,
-            on_error=ticket.on_error,
             auto_heal=ticket.auto_heal,
             last_request=secrets.randbits(40),
             num_resizes=ticket.num_resizes,

@@ -276,7 +276,6 @@ def differences(options: Options, ticket: Ticket) -> list[str]:
         "--preload": (",".join(ticket.preload), ",".join(options.preload)),
         "--name": (ticket.name, options.name or ticket.name),
         "--settle": (ticket.settle_s, options.settle_s),
-        "--on-error": (ticket.on_error, options.on_error),
         "--auto-heal": (ticket.auto_heal, options.auto_heal),
         "--lease": (f"{ticket.lease_s:g}s", f"{options.lease_s:g}s"),
         "--hosts": (",".join(agents), ",".join(hosts)),

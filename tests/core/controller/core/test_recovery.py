@@ -65,7 +65,7 @@ CASES = {
         0-1 done heal; 2 done 1 -> finish 1; probe 0-2
         all answer -> heal 0-2
         0-2 done heal; calm""",
-    "takes part: a holding rank once the failed run has ended": """4 ranks on_error='wait'
+    "takes part: a holding rank once the failed run has ended": """4 ranks settle_s=60.0
         run 1 on 0-1; run 2 on 0; run 3 on 2-3; 0 fail 1; 2-3 fail 3; 0,2,3 answer broken
         1 answers in 1 -> heal 2-3
         2-3 done heal -> note 3: process groups rebuilt...
@@ -103,9 +103,6 @@ CASES = {
         1 dies; @1 heal -> -
         @2 tick -> probe 0
         drive -> healed: new 1, healed; report new 1, healed""",
-    "a heal: does not wait for ranks that are not released": """2 ranks on_error='wait'
-        run 1 on 0-1; 1 dies; @1 tick; @1.1 heal -> report failure: rank 0 must be idle...
-        @1.2 interrupt 1; @1.3 heal -> -""",
     "a heal: can be abandoned while it waits": """2 ranks
         run 1 on 0-1; 1 dies; @0.1 heal -> -
         abandon -> report failure: ...must be idle...

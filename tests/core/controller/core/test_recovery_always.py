@@ -52,12 +52,11 @@ class Mesh(RuleBasedStateMachine):
         num_ranks=st.integers(2, 5),
         seed=SEEDS,
         hangs=st.booleans(),
-        on_error=st.sampled_from(["release", "release", "release", "wait"]),
         auto_heal=st.booleans(),
     )
-    def start(self, num_ranks: int, seed: int, hangs: bool, on_error: Any, auto_heal: bool) -> None:
-        self.sim = Simulation(num_ranks, seed, hangs, on_error=on_error, auto_heal=auto_heal)
-        self.needs_user = on_error == "wait"
+    def start(self, num_ranks: int, seed: int, hangs: bool, auto_heal: bool) -> None:
+        self.sim = Simulation(num_ranks, seed, hangs, auto_heal=auto_heal)
+        self.needs_user = False
 
     # ---- the user
 

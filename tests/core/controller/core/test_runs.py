@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from cellmesh.controller.core.core import Deliver
-from cellmesh.controller.core.runs import ESCALATE_S, REPORT_AFTER_S, STOP_S
+from cellmesh.controller.core.runs import ESCALATE_S, STOP_S
 from cellmesh.controller.core.sweeps import SWEEP_S, WATCH_AFTER_S
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.messages import Died
@@ -16,7 +16,7 @@ from ....support.core_decisions import of
 from ....support.core_script import Script, describe
 
 # The times of the scenarios.
-assert (ESCALATE_S, REPORT_AFTER_S, STOP_S, SWEEP_S, WATCH_AFTER_S) == (5, 0.3, 2, 0.5, 5)
+assert (ESCALATE_S, STOP_S, SWEEP_S, WATCH_AFTER_S) == (5, 2, 0.5, 5)
 
 CASES = {
     "release: the others when they have had time to settle": """4 ranks settle_s=2.0
@@ -33,10 +33,6 @@ CASES = {
         releases until 30 -> -
         @40 0-1 fail 1 -> finish 1...
         0 raising 1 -> -""",
-    "release: with on_error=wait none, nor is a raising rank asked": """4 ranks on_error='wait'
-        run 1 on 0-2; 0 fail 1; 2 raising 1; @0.3 tick -> probe 1
-        1 answers in 1 #1 waits all_reduce -> waiting 1: 1
-        releases until 30 -> -""",
     "release: none while a rank asks": """4 ranks
         run 1 on 0-2; @0.5 1 asks in 1; @1 0 fail 1; releases until 20 -> -
         reply to 1: q -> reply to 1: q
@@ -86,11 +82,6 @@ CASES = {
     "waiting: not while one asks": """3 ranks
         run 1 on 0-2; sweep; 2 asks in 1; 2 answers in 1 #0; 0 answers in 1 cannot all_reduce
         1 answers in 1 cannot barrier -> -""",
-    "waiting: nobody is released, it is said once, and taken back": """2 ranks on_error='wait'
-        run 1 on 0-1; sweep; 0 answers in 1 cannot all_reduce
-        1 answers in 1 cannot barrier -> judge 1: these cannot meet: ...
-        sweep; 0 answers in 1 cannot all_reduce; 1 answers in 1 cannot barrier -> -
-        sweep; 0 answers in 1 cannot all_reduce; 1 answers in 1 cannot all_reduce -> judge 1: """,
     "waiting: no rank is looked at, as a later run may join": """3 ranks
         run 1 on 0-1; until 4.9 -> -""",
     "waiting: a rank without an answer is missing in the status line": """2 ranks settle_s=5.0
@@ -108,7 +99,7 @@ CASES = {
     "interrupt: a run that waits for calm ends at once": """2 ranks
         run 1 on 0-1; 0-1 fail 1; run 2 on 0-1 -> -
         interrupt 2 -> end 2 on 0-1 unbegun: KeyboardInterrupt; finish 2""",
-    "interrupt: or where it is held back": """2 ranks on_error='wait'
+    "interrupt: or where it is held back": """2 ranks settle_s=60.0
         run 1 on 0-1; run 2 on 0; 0 fail 1
         interrupt 2 -> interrupt 0 in 2; end 2 on 0 unbegun: KeyboardInterrupt; finish 2; ...""",
 }
