@@ -207,16 +207,13 @@ def describe_state(state: RankState) -> str:
     return f"running{where}{line}"
 
 
-def describe_live(
-    run: int, ranks: Iterable[int], states: Mapping[int, RankState], verdict: str = ""
-) -> str:
+def describe_live(run: int, ranks: Iterable[int], states: Mapping[int, RankState]) -> str:
     """Describe the activity of the ranks that have not ended a run; waiting ranks are named first.
 
     Args:
         run: number of the run.
         ranks: ranks that have not ended it.
         states: rank -> its state, for ranks that answered.
-        verdict: the reason for which ranks can never finish, placed first; "" if they can.
     """
     doing = group_ranks({rank: _doing(run, states.get(rank)) for rank in ranks})
     parts, groups = [], []
@@ -225,8 +222,7 @@ def describe_live(
         waited_s = max((states[rank].waited_s for rank in alike if rank in states), default=0.0)
         for_s = f" {waited_s:.0f} s" if verb == "wait" and waited_s >= 1 else ""
         parts.append(f"{describe_ranks(alike)} {_conjugate(verb, len(alike))}{rest}{for_s}")
-    parts = _shorten(groups, parts, "at other places", _MAX_LIVE)
-    return "; ".join([verdict, *parts] if verdict else parts)
+    return "; ".join(_shorten(groups, parts, "at other places", _MAX_LIVE))
 
 
 def explain_waits(states: Mapping[int, RankState], dead: Iterable[int], num_ranks: int) -> str:

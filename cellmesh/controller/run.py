@@ -388,12 +388,10 @@ class Run(Generic[T]):
         waiting = self.waiting_ranks()
         if waiting and not (self._questions is not None and self._questions.open):
             self._is_live = True
-            self.printer.status(describe_live(self.number, waiting, states, self._verdict), now)
+            self.printer.status(describe_live(self.number, waiting, states), now)
 
     def note_verdict(self, verdict: str) -> None:
-        """Set the reason for which ranks can never finish, for the status line and the failure; ""
-        if they can.
-        """
+        """Set the reason for which ranks can never finish, for the failure."""
         self._verdict = verdict
 
     def clear_live(self) -> None:

@@ -14,7 +14,7 @@ BEGIN = "import torch, torch.distributed as dist\nx = torch.ones(4)\n"
 CELLS = {
     "kinds": (
         "dist.all_reduce(x) if rank % 2 else dist.all_gather([torch.ones(4) for _ in range(4)], x)",
-        "operation is all_gather on ranks 0,2 and all_reduce on ranks 1,3",
+        "is all_gather of 4 float32 on ranks 0,2 and all_reduce of 4 float32 on ranks 1,3",
     ),
     "left out": (
         "if rank != 3: dist.all_reduce(x)\ndist.all_reduce(x, group=mesh.get_group('tp'))",
@@ -24,7 +24,7 @@ CELLS = {
     "one more batch": (
         "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))\n"
         "for _ in range(2 if rank == 3 else 3): model(x).sum().backward()",
-        "operation on the default group (all_reduce), and rank 3 has ended after",
+        "operation on the default group (all_reduce), which rank 3 has ended without",
     ),
     "a group of some": (
         "if rank == 2: dist.new_group([0, 1, 2, 3])\ndist.all_reduce(x)",
@@ -66,7 +66,7 @@ def test_ranks_that_cannot_meet_stay_as_long_as_they_have_time() -> None:
         mesh.interrupt()
         with pytest.raises(RanksInterrupted):
             run.result()
-    assert reason.endswith("operation is all_reduce on rank 0 and barrier on rank 1")
+    assert reason.endswith("operation is all_reduce of 4 float32 on rank 0 and barrier on rank 1")
 
 
 def test_a_rank_that_gloo_ends_is_reported_with_the_cause(mesh: cm.Mesh) -> None:

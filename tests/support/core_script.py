@@ -261,7 +261,8 @@ class Script:
         if where and where[1] == "cannot":
             begun = (Begun(3, collective, 4, "float32"),)
             counts = (GroupCount("world", (), 3, recent=begun),)
-            more["in_flight"] = (InFlight("world", collective, 3),)
+        if where:
+            more["in_flight"] = (InFlight(name, collective, counts[0].num_collectives),)
         number_of_run, waited_s = int(run[1]) if run else -1, 9.0 if where else 0.0
         place = (probe.request, number_of_run, 1, 5, "f", collective, "cpu", 0, group, waited_s)
         state = RankState(*place, counts=counts, **more)

@@ -18,7 +18,7 @@ from typing import Any
 from cellmesh.controller.core.core import Effect, Finish, Send
 from cellmesh.wire.attach import Welcome
 from cellmesh.wire.codec import Parcel, at_rank_for_control, at_rank_for_work
-from cellmesh.wire.groups import Blueprint, Describe, GroupCount, Heal
+from cellmesh.wire.groups import Blueprint, Describe, GroupCount, Heal, InFlight
 from cellmesh.wire.messages import Done, Failed, Interrupt, RankReady, Relay, Release, Resume
 from cellmesh.wire.status import Probe, RankState
 from cellmesh.wire.stopping import QUIET_MAX_S, Pause, StopState
@@ -320,6 +320,7 @@ class Simulation(BothSides[SimulatedRank]):
             waited_s=self.now - rank.since if group else 0.0,
             is_broken=self._is_broken(rank),
             counts=_counts_of(rank, rank.groups),
+            in_flight=(InFlight(group, "all_reduce", rank.waits_in[2]),) if rank.waits_in else (),
         )
 
     def _is_broken(self, rank: SimulatedRank) -> bool:

@@ -42,7 +42,7 @@ class Watch(msgspec.Struct, frozen=True):
 
 
 class Judge(msgspec.Struct, frozen=True):
-    """Effect: show a run's user why some of its ranks can never go on; "" if they can again."""
+    """Effect: tell a run why some of its ranks can never go on, for the report of its failure."""
 
     run: int
     verdict: str

@@ -41,7 +41,6 @@ class Pending:
         phase: phase of the run since it was sent.
         watched_at: when its user was last shown where its ranks are.
         judged_at: when its ranks were last examined for a deadlock.
-        verdict: why some of its ranks can never go on, "" if that is not known of any.
         was_in_step: whether an optimizer's step was interrupted.
         is_waited_for: whether the user waits for it and submits nothing else before it ends.
         fills: whether it may put objects into the user's namespace on its ranks.
@@ -63,7 +62,6 @@ class Pending:
     interrupted_at: float | None = None
     kill_at: float | None = None
     phase: RunPhase = "running"
-    verdict: str = ""
     was_in_step: bool = False
     is_waited_for: bool = False
     fills: bool = False

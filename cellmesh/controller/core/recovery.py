@@ -15,7 +15,6 @@ from ...wire.groups import Blueprint, Describe, Heal
 from ...wire.messages import Control, Died, Done, Interrupt, Release, Respawn, Resume
 from ...wire.ranks import describe_ranks
 from ...wire.status import Probe, RankInfo, RankState
-from .deadlock import Tally, must_be_healed
 from .effects import (
     Answer,
     Change,
@@ -26,6 +25,7 @@ from .effects import (
     describe_heal,
     describe_reset,
 )
+from .group_progress import Tally, must_be_healed
 from .mesh_state import FIRST_HEAL, MeshState, Pending
 from .recovery_state import Attempt, HealRequests
 from .requests import OnAnswers, Questions, control, work

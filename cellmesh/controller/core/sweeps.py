@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ...wire.status import Probe, RankState
-from .deadlock import find_stuck
 from .effects import Effect, Judge, Watch
 from .mesh_state import FIRST_HEAL, MeshState, Pending
 from .requests import Questions
@@ -73,11 +72,7 @@ class Sweeps:
             if pending.is_work
             and pending.is_sent
             and run < FIRST_HEAL
-            and (
-                self._is_to_be_watched(pending, now)
-                or self._may_be_stuck(pending, now)
-                or self._is_to_be_judged(pending, now)
-            )
+            and (self._is_to_be_watched(pending, now) or self._is_to_be_judged(pending, now))
         ]
 
     def _is_to_be_watched(self, pending: Pending, now: float) -> bool:
@@ -85,26 +80,17 @@ class Sweeps:
         return is_long and now - pending.watched_at >= WATCH_EVERY_S - SWEEP_S / 2
 
     def _is_to_be_judged(self, pending: Pending, now: float) -> bool:
-        """Return whether to examine a run for ranks that wait for each other."""
-        if self._is_left_alone(pending):
+        """Return whether to examine a run for ranks that can never go on, unless all of its ranks
+        are released, or one waits for the user's input.
+        """
+        if pending.ranks <= pending.released or pending.ranks & self._mesh.asking.keys():
             return False
         is_whole = pending.is_waited_for or len(pending.members) == self._mesh.num_ranks
-        after_s = self._settle_s if is_whole else WATCH_AFTER_S  # others may follow
+        since, after_s = pending.started_at, self._settle_s if is_whole else WATCH_AFTER_S
+        if pending.first_end_at is not None:
+            since, after_s = pending.first_end_at, self._settle_s
         is_due = now - pending.judged_at >= WATCH_EVERY_S - SWEEP_S / 2
-        since = pending.started_at if pending.first_end_at is None else pending.first_end_at
         return is_due and now - since >= after_s
-
-    def _is_left_alone(self, pending: Pending) -> bool:
-        """Return whether all ranks of a run are released, or one waits for the user's input."""
-        return pending.ranks <= pending.released or bool(pending.ranks & self._mesh.asking.keys())
-
-    def _may_be_stuck(self, pending: Pending, now: float) -> bool:
-        if self._is_left_alone(pending):
-            return False
-        since = pending.first_end_at
-        if since is None and pending.is_waited_for and len(pending.members) < self._mesh.num_ranks:
-            since = pending.started_at
-        return since is not None and now - since >= self._settle_s
 
     def _swept(self, states: dict[int, RankState], now: float) -> list[Effect]:
         self.is_under_way = False
@@ -128,23 +114,19 @@ class Sweeps:
     ) -> list[Effect]:
         """Find ranks that can never go on, report why they cannot, and release them."""
         pending = self._mesh.pending[run]
-        may_be_stuck = self._may_be_stuck(pending, now)
-        if not may_be_stuck and not self._is_to_be_judged(pending, now):
+        if not self._is_to_be_judged(pending, now):
             return []
         pending.judged_at = now
         own = {r: s for r, s in states.items() if r not in pending.ranks or s.run == run}
         absent = self._mesh.find_absent(pending, with_work) - self.came
-        dead, num_ranks = self._mesh.dead, self._mesh.num_ranks
         patience_s = max(self._settle_s, SWEEP_S)  # ranks answer at different moments
-        verdict = find_verdict(own, absent, num_ranks, patience_s, dead)
-        stuck = set(verdict.stuck) & pending.ranks if verdict is not None else set()
+        verdict = find_verdict(own, absent, self._mesh.num_ranks, patience_s, self._mesh.dead)
+        stuck = pending.ranks.intersection(verdict.stuck) if verdict is not None else set()
+        if verdict is None or not stuck:
+            return []
         effects: list[Effect] = []
-        text = verdict.text if verdict is not None and stuck else ""
-        if text != pending.verdict and not pending.released:
-            pending.verdict = text
-            effects.append(Judge(run, text))
-        if may_be_stuck:
-            stuck |= set(find_stuck(own, pending.ranks, absent, dead, num_ranks, self._settle_s))
-        if stuck - pending.released and not pending.ranks & self._mesh.asking.keys():
+        if not pending.released:
+            effects.append(Judge(run, verdict.text))
+        if stuck - pending.released:
             effects += self._on("stuck", run, pending, now, stuck)
         return effects

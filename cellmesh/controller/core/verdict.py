@@ -9,10 +9,12 @@ example, its data may be on their way.
 
 from __future__ import annotations
 
-import heapq
-from collections import defaultdict, deque
+import math
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from ...wire.groups import Begun, InFlight
 from ...wire.status import RankState
@@ -21,6 +23,9 @@ from .verdict_text import Waits, describe_verdict
 
 # Collectives that some ranks may end before others have begun them.
 _FROM_ROOT, _TO_ROOT = frozenset({"broadcast", "scatter"}), frozenset({"reduce", "gather"})
+_MESSAGE_CALLS = MESSAGES | {"isend", "irecv", "batch_isend_irecv"}
+# Ranks that wait for each other in longer chains are not looked at, as the first may go on.
+_MAX_ROUNDS = 16
 
 
 @dataclass(frozen=True)
@@ -48,28 +53,34 @@ def find_verdict(
 
     Args:
         states: state of each rank that answered, with the counts of all its groups.
-        absent: ranks that will begin no more operations.
+        absent: ranks that will begin no more operations. Living ranks that did not answer are not
+            counted, as they may have begun any.
         num_ranks: number of ranks of the mesh.
         patience_s: how long a rank must have waited to count as stuck, in seconds.
         dead: dead ranks, which count as absent.
     """
-    groups, lacking = progress_of(states, num_ranks), find_lacking(states)
+    lacking = find_lacking(states)
     blocked = {
         rank: state
         for rank, state in sorted(states.items())
         if state.collective and state.waited_s >= patience_s and rank not in absent
-        # If all others have made the group that it is making, it will go on.
-        if not state.making or lacking[state.group, state.making] != {rank}
+        if _is_blocked(rank, state, lacking)
     }
-    never = (set(absent) | set(dead)) - blocked.keys()
+    never = {rank for rank in absent if rank in states}.union(dead) - blocked.keys()
+    groups = progress_of(states, num_ranks)
     _find_mismatches(groups, blocked)
-    search = _Search(groups, blocked, never, num_ranks)
-    stuck = search.find()
+    stuck = _find_stuck(groups, blocked, never, lacking, num_ranks)
     if not stuck:
         return None
-    waits = Waits(groups, blocked, sorted(stuck), frozenset(never), frozenset(dead))
+    waits = Waits(groups, stuck, never, dead)
     text = "; ".join(describe_verdict(waits))
-    return Verdict(tuple(sorted(stuck)), f"these cannot meet: {text}")
+    return Verdict(tuple(stuck), f"these cannot meet: {text}")
+
+
+def _is_blocked(rank: int, state: RankState, lacking: Mapping[Key, set[int]]) -> bool:
+    if state.making:  # it goes on if all others have made the group
+        return lacking[state.group, state.making] != {rank}
+    return bool(state.in_flight) or not state.group  # the operation may just have ended
 
 
 def _find_mismatches(groups: Mapping[Key, GroupProgress], blocked: Mapping[int, RankState]) -> None:
@@ -84,145 +95,116 @@ def _find_mismatches(groups: Mapping[Key, GroupProgress], blocked: Mapping[int, 
     for group in groups.values():
         numbers = awaited.get(group.first.name, set())
         seen: dict[int, Begun] = {}
-        differ: set[int] = set()
         for count in group.counts.values() if numbers else ():
             for begun in count.recent:
                 if begun.number in numbers and seen.setdefault(begun.number, begun) != begun:
-                    differ.add(begun.number)
-        group.mismatch_at = min(differ, default=0)
+                    group.mismatch_at = min(begun.number, group.mismatch_at or begun.number)
 
 
-class _Search:
-    """Search for the largest set of blocked ranks in which each waits for others of the set, or for
-    absent ranks.
+def _find_stuck(
+    groups: Mapping[Key, GroupProgress],
+    blocked: Mapping[int, RankState],
+    never: set[int],
+    lacking: Mapping[Key, set[int]],
+    num_ranks: int,
+) -> dict[int, RankState]:
+    """Return the largest set of blocked ranks in which each waits for others of the set, or for
+    ranks that will begin no more operations (`never`), with only those of their operations in
+    flight that cannot end.
 
-    All blocked ranks count as stuck at first. Then each rank that may go on is taken out, and each
-    that has waited only for such ranks.
+    All blocked ranks count as stuck at first. Each round takes out those that may go on although
+    all stuck ranks stand: one of their operations in flight may end, and it is not known which of
+    them a rank waits for. A rank stays that waits for one of `never`.
     """
+    by_name = {
+        (rank, count.name): group
+        for group in groups.values()
+        for rank, count in group.counts.items()
+    }
 
-    def __init__(
-        self,
-        groups: Mapping[Key, GroupProgress],
-        blocked: Mapping[int, RankState],
-        never: Collection[int],
-        num_ranks: int,
-    ) -> None:
-        self._groups = groups
-        self._by_name: dict[int, dict[str, GroupProgress]] = defaultdict(dict)
+    def cannot_end(rank: int) -> tuple[InFlight, ...]:
+        """Return the operations of a rank that cannot end while all of `halted` stand."""
+        flights = ((one, by_name.get((rank, one.group))) for one in blocked[rank].in_flight)
+        return tuple(one for one, group in flights if not _may_end(rank, one, group, halted))
+
+    def halt(ranks: set[int]) -> set[int]:
         for group in groups.values():
-            for rank, count in group.counts.items():
-                self._by_name[rank][count.name] = group
-        self._num_ranks = num_ranks
-        self._never = set(never)
-        # A rank that makes a group, or waits for a store, is in no operation.
-        self._apart = {rank for rank, state in blocked.items() if not state.in_flight}
-        self._blocked = blocked
-        self._stuck = set(blocked)
-        self._free: deque[int] = deque()
-        self._on_rank: dict[int, list[int]] = defaultdict(list)  # rank -> ranks that wait for it
+            group.reached = group.least_of(ranks)
+            group.num_free = sum(rank not in ranks for rank in group.members)
+        return ranks
 
-    def find(self) -> set[int]:
-        halted = self._stuck | self._never
-        for group in self._groups.values():
-            group.halted = [
-                (group.number_of(rank), rank) for rank in group.members if rank in halted
-            ]
-            heapq.heapify(group.halted)
-        for rank in self._blocked:
-            if rank not in self._apart and not self._enter(rank):
-                self._release(rank)
-        for group in self._groups.values():
-            heapq.heapify(group.needs_all)
-            if len(group.halted) < len(group.members):
-                self._free_any(group)
-            self._settle(group)
-        if self._stuck == self._apart or self._runs_elsewhere():
-            self._free_apart()
-        while self._free:
-            rank = self._free.popleft()
-            for waiting in self._on_rank.pop(rank, ()):
-                self._release(waiting)
-            for group in self._by_name[rank].values():
-                self._free_any(group)
-                self._settle(group)
-            if rank not in self._apart:
-                self._free_apart()
-        return self._stuck if self._stuck - self._apart else set()
+    for group in groups.values():
+        group.lost_from = min(group.least_of(never) + 1, group.mismatch_at or math.inf)
+    # A rank that makes a group, or waits for a store, is in no operation. It waits for any other.
+    apart = {rank for rank, state in blocked.items() if state.making or not state.in_flight}
+    halted = halt(never)
+    lost = {
+        rank
+        for rank, state in blocked.items()
+        if (
+            never.intersection(lacking.get((state.group, state.making), never))
+            if rank in apart
+            else _waits_for(never, rank, state, by_name.get((rank, state.group)))
+        )
+    }
+    stuck = set(blocked)
+    for _ in range(_MAX_ROUNDS):
+        halted = halt(stuck | never)
+        free = {
+            rank for rank in stuck - apart if len(cannot_end(rank)) < len(blocked[rank].in_flight)
+        }
+        if len(halted) < num_ranks or stuck <= apart:
+            free |= stuck & apart
+        free -= lost
+        if not free:
+            break
+        stuck -= free
+    else:
+        stuck = lost
+    return {
+        rank: replace(blocked[rank], in_flight=() if rank in apart else cannot_end(rank))
+        for rank in sorted(stuck)
+    }
 
-    def _runs_elsewhere(self) -> bool:
-        return len(self._stuck | self._never) < self._num_ranks
 
-    def _free_apart(self) -> None:
-        for rank in self._apart & self._stuck:
-            self._release(rank)
+def _waits_for(never: set[int], rank: int, state: RankState, group: GroupProgress | None) -> bool:
+    """Return whether the call in which a rank waits needs one of `never`.
 
-    def _enter(self, rank: int) -> bool:
-        """Record the ranks that a rank waits for; return False if one of its operations can
-        complete already.
-        """
-        for one in self._blocked[rank].in_flight:
-            group = self._by_name[rank].get(one.group)
-            if group is None or one.gives_up:
-                return False
-            if one.name in MESSAGES:
-                if not self._enter_message(rank, group, one):
-                    return False
-            elif group.mismatch_at and one.number >= group.mismatch_at:
-                continue  # nothing ends it
-            elif not self._enter_collective(rank, group, one):
-                return False
-        return True
-
-    def _enter_message(self, rank: int, group: GroupProgress, one: InFlight) -> bool:
-        if one.name == "recv_anysource":
-            group.needs_any.append(rank)
-            received = sum(number for _, number in group.counts[rank].num_received)
-            return received > group.sent_to[rank]
-        peer = one.peer
-        if one.name == "send":  # the peer may receive it in a receive from any source
-            begun = group.received.get((rank, peer), 0) + group.received.get((-1, peer), 0)
-        else:
-            begun = group.sent.get((peer, rank), 0)
-        if begun >= one.number or not self._is_halted(peer):
-            return False
-        self._on_rank[peer].append(rank)
-        return True
-
-    def _enter_collective(self, rank: int, group: GroupProgress, one: InFlight) -> bool:
-        root = _root_of(group, rank, one.number)
-        if one.name in _FROM_ROOT and root not in (rank, -1):
-            if group.number_of(root) >= one.number or not self._is_halted(root):
-                return False
-            self._on_rank[root].append(rank)
+    The last message with a peer counts, as gloo keeps those in flight that are not waited for.
+    """
+    is_in_message = state.collective in _MESSAGE_CALLS
+    for one in state.in_flight:
+        if group is None or one.group != state.group or (one.name in MESSAGES) != is_in_message:
+            continue
+        number = one.number
+        if one.name == "send":
+            number = group.sent.get((rank, one.peer), number)
+        elif one.name == "recv":
+            number = group.received.get((one.peer, rank), number)
+        if not _may_end(rank, replace(one, number=number), group, never):
             return True
-        if one.name in _FROM_ROOT or (one.name in _TO_ROOT and root != rank):
-            group.needs_any.append(rank)
-            return group.most_beside(rank) < one.number
-        heapq.heappush(group.needs_all, (one.number, rank))
+    return False
+
+
+def _may_end(rank: int, one: InFlight, group: GroupProgress | None, halted: set[int]) -> bool:
+    """Return whether an operation of a rank may end although no rank of `halted` goes on."""
+    if group is None or one.gives_up:
         return True
-
-    def _is_halted(self, rank: int) -> bool:
-        return rank in self._stuck or rank in self._never
-
-    def _release(self, rank: int) -> None:
-        if rank in self._stuck:
-            self._stuck.discard(rank)
-            self._free.append(rank)
-
-    def _free_any(self, group: GroupProgress) -> None:
-        waiting, group.needs_any = group.needs_any, []
-        for rank in waiting:
-            self._release(rank)
-
-    def _settle(self, group: GroupProgress) -> None:
-        """Release ranks whose collective may be joined by all members that have not begun it."""
-        while group.halted and not self._is_halted(group.halted[0][1]):
-            heapq.heappop(group.halted)
-        lowest = group.halted[0][0] if group.halted else None
-        while group.needs_all and (lowest is None or group.needs_all[0][0] <= lowest):
-            self._release(heapq.heappop(group.needs_all)[1])
-
-
-def _root_of(group: GroupProgress, rank: int, number: int) -> int:
+    any_other = group.num_free > (rank not in halted)
+    if one.name == "recv_anysource":
+        received = sum(number for _, number in group.counts[rank].num_received)
+        return any_other or received <= group.sent_to[rank]
+    if one.name == "send":  # the peer may receive it in a receive from any source
+        begun = group.received.get((rank, one.peer), 0) + group.received.get((-1, one.peer), 0)
+        return begun >= one.number or one.peer not in halted
+    if one.name == "recv":
+        return group.sent.get((one.peer, rank), 0) >= one.number or one.peer not in halted
+    if one.number >= group.lost_from:
+        return False
     recent = group.counts[rank].recent
-    return next((begun.root for begun in recent if begun.number == number), -1)
+    root = next((begun.root for begun in recent if begun.number == one.number), -1)
+    if one.name in _FROM_ROOT and root not in (rank, -1):
+        return group.number_of(root) >= one.number or root not in halted
+    if one.name in _FROM_ROOT or (one.name in _TO_ROOT and root != rank):
+        return any_other or group.most_beside(rank) >= one.number
+    return one.number <= group.reached

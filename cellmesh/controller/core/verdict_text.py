@@ -20,17 +20,15 @@ class Waits:
 
     Attributes:
         groups: all groups, with the operations that their members have begun.
-        states: rank -> where it waits.
-        ranks: the ranks to describe, in ascending order.
+        states: rank -> where it waits, for the ranks to describe, in ascending order.
         never: ranks that will begin no more operations.
         dead: ranks that are dead.
     """
 
     groups: Mapping[Key, GroupProgress]
     states: Mapping[int, RankState]
-    ranks: Sequence[int]
-    never: frozenset[int]
-    dead: frozenset[int]
+    never: Collection[int]
+    dead: Collection[int]
 
 
 def describe_waits(
@@ -62,30 +60,8 @@ def describe_waits(
         for rank in group.members
         if group.number_of(rank) < numbers[group.first.name]
     }
-    parts = _describe_waits(Waits(groups, waiting, list(waiting), frozenset(idle), frozenset(dead)))
+    parts = _describe_waits(Waits(groups, waiting, idle, dead))
     return parts, (missing | peers) - waiting.keys() - set(dead) - {-1}
-
-
-def describe_mismatch(by_rank: Mapping[int, Begun], place: str, number: int) -> str:
-    """Return a clause on one collective that ranks have begun differently.
-
-    Args:
-        by_rank: rank -> the collective as it has begun it.
-        place: the group, as ``on dp``.
-        number: number of the operation on the group.
-    """
-    of_rank = sorted(by_rank.items())
-    name = of_rank[0][1].name
-    facts = {
-        " is": {rank: begun.name for rank, begun in of_rank},
-        f", {name}, has": {rank: _amount(begun) for rank, begun in of_rank},
-        f", {name}, has as its root": {rank: f"rank {begun.root}" for rank, begun in of_rank},
-    }
-    verb, kinds = next(
-        (verb, kinds) for verb, each in facts.items() if len(kinds := group_ranks(each)) > 1
-    )
-    parts = [f"{kind} on {describe_ranks(ranks)}" for kind, ranks in kinds.items()]
-    return f"{place} the {ordinal(number)} operation{verb} {_join(parts)}"
 
 
 def _label(group: GroupProgress) -> str:
@@ -93,14 +69,10 @@ def _label(group: GroupProgress) -> str:
 
 
 def describe_begun(begun: Begun) -> str:
-    """Return a collective's kind and size, as ``all_reduce of 8 float32``."""
-    return f"{begun.name} of {_amount(begun)}"
-
-
-def _amount(begun: Begun) -> str:
-    if begun.num_elements < 0:
-        return begun.dtype or "no tensor"
-    return f"{begun.num_elements:,} {begun.dtype}"
+    """Return a collective's kind, size and root, as ``all_reduce of 8 float32``."""
+    size = f" of {begun.num_elements:,}" if begun.num_elements >= 0 else ""
+    dtype = f" {begun.dtype}" if begun.dtype else ""
+    return f"{begun.name}{size}{dtype}" + (f" with root {begun.root}" if begun.root >= 0 else "")
 
 
 def describe_verdict(waits: Waits) -> list[str]:
@@ -109,8 +81,8 @@ def describe_verdict(waits: Waits) -> list[str]:
     """
     concerned = {
         (one.group, rank)
-        for rank in waits.ranks
-        for one in waits.states[rank].in_flight
+        for rank, state in waits.states.items()
+        for one in state.in_flight
         if one.peer < 0
     }
     parts = []
@@ -118,14 +90,17 @@ def describe_verdict(waits: Waits) -> list[str]:
         number = group.mismatch_at
         if number and any((group.first.name, rank) in concerned for rank in group.counts):
             each = ((rank, begun) for rank, count in group.counts.items() for begun in count.recent)
-            by_rank = {rank: begun for rank, begun in each if begun.number == number}
-            parts.append(describe_mismatch(by_rank, f"on {_label(group)}", number))
+            kinds = {rank: describe_begun(one) for rank, one in each if one.number == number}
+            alike = group_ranks(dict(sorted(kinds.items())))
+            found = _cut([f"{kind} on {describe_ranks(ranks)}" for kind, ranks in alike.items()])
+            place = f"on {_label(group)} the {ordinal(number)} operation"
+            parts.append(f"{place} is {' and '.join(found)}")
     return _cut(parts) if parts else _describe_waits(waits)
 
 
 def _cut(parts: Sequence[str], num: int | None = None) -> list[str]:
     left = (len(parts) if num is None else num) - _MAX_PARTS
-    return [*parts[:_MAX_PARTS], *([f"and {left} more such waits"] if left > 0 else [])]
+    return [*parts[:_MAX_PARTS], *([f"{left} more"] if left > 0 else [])]
 
 
 def _describe_waits(waits: Waits) -> list[str]:
@@ -137,10 +112,10 @@ def _describe_waits(waits: Waits) -> list[str]:
         for rank, count in group.counts.items()
         if rank in waits.states
     }
-    for rank in waits.ranks:
-        if not waits.states[rank].in_flight:
+    for rank, state in waits.states.items():
+        if not state.in_flight:
             apart.append(rank)
-        for one in waits.states[rank].in_flight:
+        for one in state.in_flight:
             by_wait.setdefault((of_rank[rank, one.group], one), []).append(rank)
     parts = []
     for (key, one), ranks in list(by_wait.items())[:_MAX_PARTS]:
@@ -150,26 +125,24 @@ def _describe_waits(waits: Waits) -> list[str]:
         else:
             missing = [rank for rank in group.members if group.number_of(rank) < one.number]
             place = f"in the {ordinal(one.number)} operation on {_label(group)} ({one.name}), "
-            place += _missing(missing, group, waits)
+            place += _missing(missing, waits)
         parts.append(f"{with_verb(ranks, 'waits', 'wait')} {place}")
     by_name = group_ranks({rank: waits.states[rank].collective for rank in apart})
     parts += [f"{with_verb(ranks, 'waits', 'wait')} in {name}" for name, ranks in by_name.items()]
     return _cut(parts, len(by_wait) + len(by_name))
 
 
-def _missing(missing: Sequence[int], group: GroupProgress, waits: Waits) -> str:
-    if not missing:
-        return "which all have begun"
-    dead = [rank for rank in missing if rank in waits.dead]
-    ended = [rank for rank in missing if rank in waits.never and rank not in waits.dead]
-    left = [rank for rank in missing if rank not in waits.never and rank not in waits.dead]
-    parts = [f"which {with_verb(left, 'has', 'have')} not begun"] if left else []
-    parts += [
-        f"and {with_verb(ranks, 'has', 'have')} ended after {number or 'none'}"
-        for number, ranks in group_ranks({rank: group.number_of(rank) for rank in ended}).items()
-    ]
-    parts += [f"and {with_verb(dead, 'is', 'are')} dead"] if dead else []
-    return ", ".join(parts[:_MAX_PARTS])
+def _missing(missing: Sequence[int], waits: Waits) -> str:
+    kinds = {
+        rank: "died without"
+        if rank in waits.dead
+        else "ended without"
+        if rank in waits.never
+        else "not begun"
+        for rank in missing
+    }
+    parts = [f"{with_verb(rs, 'has', 'have')} {kind}" for kind, rs in group_ranks(kinds).items()]
+    return f"which {' and '.join(parts)}" if parts else "which all have begun"
 
 
 def _message(one: InFlight) -> str:
@@ -178,12 +151,6 @@ def _message(one: InFlight) -> str:
     if one.name == "send":
         return f"to send to rank {one.peer}, which does not receive"
     return f"to receive from rank {one.peer}, which has not sent"
-
-
-def _join(parts: Sequence[str]) -> str:
-    if len(parts) > _MAX_PARTS:
-        parts = [*parts[:_MAX_PARTS], f"{len(parts) - _MAX_PARTS} others"]
-    return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else parts[0]
 
 
 def ordinal(number: int) -> str:

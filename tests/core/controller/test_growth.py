@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from cellmesh.controller.core.deadlock import find_disagreements, find_stuck
+from cellmesh.controller.core.group_progress import find_disagreements
 from cellmesh.controller.core.stopping import LIMIT_S, LOOK_S
 from cellmesh.controller.core.verdict import find_verdict
 from cellmesh.controller.core.verdict_text import describe_waits
@@ -83,7 +83,6 @@ WAITS: dict[str, Callable[[int, int], RankState]] = {
 Judge = Callable[[dict[int, RankState], Sequence[int], int], Any]
 JUDGES: dict[str, Judge] = {
     "verdict": lambda states, gone, num: find_verdict(states, gone, num, 1.0, gone),
-    "stuck": lambda states, gone, num: find_stuck(states, states, gone, gone, num, 1.0),
     "waits": lambda states, gone, num: describe_waits(states, gone, gone, num),
     "why": lambda states, gone, num: explain_waits(states, gone, num),
     "live line": lambda states, gone, num: describe_live(1, range(num), states),

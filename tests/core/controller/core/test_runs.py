@@ -52,7 +52,7 @@ CASES = {
     "waiting: a rank that ended well is waited for": """2 ranks
         run 1 on 0-1; @0.1 1 done 1 #2; probes until 1 -> -
         sweep -> probe 0-1
-        1 answers #2; 0 answers in 1 #3 waits all_reduce -> release 0 in 1""",
+        1 answers #2; 0 answers in 1 #3 waits all_reduce -> judge 1: ...; release 0 in 1""",
     "waiting: a state that is older than the rank's end": """3 ranks
         run 1 on 0-2; @0.1 2 done 1 #3; sweep; 2 answers #3; 1 answers in 1 #2; 1 done 1 #3
         0 answers in 1 #3 waits all_reduce -> -""",
@@ -65,7 +65,8 @@ CASES = {
         1 answers in 1 #1 waits all_reduce -> -""",
     "waiting: a rank that holds back its work will not": """3 ranks
         run 1 on 0-2; run 2 on 0-1; interrupt 1; @0.1 1 fail 1; sweep
-        1 answers #2; 2 answers in 1 #2; 0 answers in 1 #3 waits all_reduce -> release 0 in 1""",
+        1 answers #2; 2 answers in 1 #2
+        0 answers in 1 #3 waits all_reduce -> judge 1: ...; release 0 in 1""",
     "waiting: one that has not begun the run will": """4 ranks
         run 1 on 0-1; run 2 on 0,2; wait for 2; 0 fail 1; 1 asks in 1; sweep
         0 answers #0; 1 answers #0; 3 answers #0 -> -
@@ -73,7 +74,7 @@ CASES = {
     "waiting: an awaited rank needs idle ranks": """3 ranks
         run 1 on 0-1; wait for 1; sweep -> probe 0-2
         2 answers #0; 0 answers in 1 #1 waits all_reduce
-        1 answers in 1 #1 waits all_reduce -> release 0-1 in 1""",
+        1 answers in 1 #1 waits all_reduce -> judge 1: ...; release 0-1 in 1""",
     "waiting: operations that cannot meet": """2 ranks
         run 1 on 0-1; probes until 0.9 -> -
         sweep -> probe 0-1

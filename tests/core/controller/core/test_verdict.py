@@ -33,8 +33,9 @@ def state(
     waited_s: float = 5.0,
     making: tuple[str, tuple[int, ...]] = ("", ()),
 ) -> RankState:
-    in_ = in_ or (waits[0].name if waits else "")
-    where = (1, 7, 1, 1, "f", in_, "cpu", 0, making[0], waited_s if in_ else 0.0)
+    in_ = in_ or (waits[-1].name if waits else "")
+    group = making[0] or (waits[-1].group if waits else "")
+    where = (1, 7, 1, 1, "f", in_, "cpu", 0, group, waited_s if in_ else 0.0)
     return RankState(*where, counts=counts, in_flight=waits, making=making[1])
 
 
@@ -67,19 +68,23 @@ def in_one(rank_ops: Mapping[int, Begun]) -> dict[int, RankState]:
 DIFFER = [
     (
         [begun("all_reduce" if rank % 2 else "all_gather", 12, 4 << rank % 2) for rank in range(8)],
-        "12th operation is all_gather on ranks 0,2,4,6 and all_reduce on ranks 1,3,5,7",
+        "12th operation is all_gather of 4 float32 on ranks 0,2,4,6 and all_reduce of 8 float32 on "
+        "ranks 1,3,5,7",
     ),
     (
         [begun(), begun(), begun(), begun(size=8)],
-        "1st operation, all_reduce, has 4 float32 on ranks 0-2 and 8 float32 on rank 3",
+        "1st operation is all_reduce of 4 float32 on ranks 0-2 and all_reduce of 8 float32 on "
+        "rank 3",
     ),
     (
         [begun(), begun(), begun(), begun(dtype="float64")],
-        "1st operation, all_reduce, has 4 float32 on ranks 0-2 and 4 float64 on rank 3",
+        "1st operation is all_reduce of 4 float32 on ranks 0-2 and all_reduce of 4 float64 on "
+        "rank 3",
     ),
     (
         [begun("broadcast", 2, root=rank % 2) for rank in range(4)],
-        "2nd operation, broadcast, has as its root rank 0 on ranks 0,2 and rank 1 on ranks 1,3",
+        "2nd operation is broadcast of 4 float32 with root 0 on ranks 0,2 and broadcast of 4 "
+        "float32 with root 1 on ranks 1,3",
     ),
 ]
 
@@ -192,7 +197,85 @@ def test_rank_that_makes_a_group_which_all_others_have_made_goes_on() -> None:
 # ---- ranks that will not come
 
 
-def test_a_dead_rank_is_named_as_dead_and_a_living_one_without_an_answer_may_come() -> None:
-    states = {0: state(group("0", 1), waits=waits("all_reduce", 1))}
-    assert stuck(states, num=2, dead={1}).text.endswith("(all_reduce), and rank 1 is dead")
-    assert verdict(states, num=2) is None
+def reducing(number: int = 3, on: str = "0", members: tuple[int, ...] = ()) -> RankState:
+    return state(group(on, number, members), waits=waits("all_reduce", number, on))
+
+
+def idle(number: int = 3, **messages: Any) -> RankState:
+    return state(group("0", number, **messages))
+
+
+def receiving(peer: int, number: int, name: str = "recv") -> RankState:
+    count = group("0", 0, num_received=((peer, number),))
+    return state(count, waits=waits(name, number, peer=peer))
+
+
+AT_STORE = state(group("0", 1), in_="init_process_group")
+MAKES = state(group("0", 1), in_="new_group", making=("b", (0, 1, 2)))
+MADE, OTHER = (state(group("0", 1), group("b", 0, members)) for members in ((0, 1, 2), (1, 3)))
+SENDS = state(group("0", 0, num_sent=((1, 2),)), waits=waits("send", 2, peer=1))
+FROM_ANY = receiving(-1, 2, "recv_anysource")
+SENT, SILENT = idle(0, num_sent=((0, 1),)), idle(0)
+HAS_SENT = state(
+    group("0", 1, num_sent=((1, 1),)), waits=(*waits("send", 1, peer=1), *waits("all_reduce", 1))
+)
+HAS_RECEIVED = idle(0, num_received=((0, 1),))
+MAKES_LATER = msgspec.structs.replace(MAKES, in_flight=waits("all_reduce", 1))
+ENDS = msgspec.structs.replace(reducing(), in_flight=())
+AS_ROOT = state(group("0", 3, recent=(begun("broadcast", 3, root=0),)), waits=waits("broadcast", 3))
+
+# The states of ranks, which of them have ended, and which are stuck; there are four ranks.
+ABSENT: dict[str, tuple[dict[int, RankState], set[int], tuple[int, ...]]] = {
+    "a rank ended without the collective": ({0: reducing(), 1: idle(2)}, {1}, (0,)),
+    "a rank took part": ({0: reducing(), 1: idle()}, {1}, ()),
+    "a rank still runs": ({0: reducing(), 1: idle(2)}, set(), ()),
+    "one that a rank has not begun": ({0: reducing(), 1: idle(), 2: idle(2)}, {1, 2}, (0,)),
+    "a broadcast that others have begun": ({0: AS_ROOT, 1: idle(), 2: idle(2)}, {2}, (0,)),
+    "no member of the group": ({0: reducing(3, "a", (0, 1)), 2: SILENT}, {2}, ()),
+    "a member of the group": ({0: reducing(3, "a", (0, 1)), 1: SILENT}, {1}, (0,)),
+    "all are needed at a store": ({0: AT_STORE, 1: idle(1)}, {1}, (0,)),
+    "a group that a member has not made": ({0: MAKES, 1: MADE, 2: idle(1)}, {1, 2}, (0,)),
+    "a group of the same name": ({0: MAKES, 1: OTHER, 2: MADE}, {1, 2}, (0,)),
+    "no member": ({0: MAKES, 1: MADE, 2: idle(1), 3: idle(1)}, {1, 3}, ()),
+    "no answer of a living rank": ({0: reducing()}, {1}, ()),
+    "a sender ended without sending": ({0: receiving(1, 2), 1: SENT}, {1}, (0,)),
+    "a sender has sent": ({0: receiving(1, 1), 1: SENT}, {1}, ()),
+    "a receiver ended": ({0: SENDS, 1: idle(0, num_received=((0, 1),))}, {1}, (0,)),
+    "a message that was received is not waited for": ({0: HAS_SENT, 1: HAS_RECEIVED}, {1}, (0,)),
+    "a group is made beside a collective": ({0: MAKES_LATER, 1: MADE, 2: idle(1)}, {1, 2}, (0,)),
+    "its operation has just ended": ({0: ENDS, 1: MADE, 2: idle(1)}, {1, 2}, ()),
+    "a sender is left": ({0: FROM_ANY, 1: SENT, 2: SILENT, 3: SILENT}, {1, 2}, ()),
+    "no sender is left": ({0: FROM_ANY, 1: SENT, 2: SILENT, 3: SILENT}, {1, 2, 3}, (0,)),
+}
+
+
+@pytest.mark.parametrize(("states", "ended", "found"), ABSENT.values(), ids=ABSENT)
+def test_ranks_that_wait_for_one_that_has_ended_are_stuck(
+    states: Any, ended: set[int], found: tuple[int, ...]
+) -> None:
+    judged = verdict(states, absent=ended, num=4)
+    assert (judged.stuck if judged is not None else ()) == found
+
+
+def test_a_long_chain_of_ranks_hides_no_wait_for_one_that_has_ended() -> None:
+    chain = {
+        rank: receiving(rank + 1, 1) if rank < 60 else state(group("0", 0)) for rank in range(2, 61)
+    }
+    assert stuck({0: receiving(1, 1), 1: idle(0), **chain}, absent={1}).stuck == (0,)
+
+
+def test_the_text_has_only_operations_that_cannot_end() -> None:
+    text = stuck({0: HAS_SENT, 1: HAS_RECEIVED}, absent={1}).text
+    assert text.endswith(
+        ": rank 0 waits in the 1st operation on the default group (all_reduce), which rank 1 has "
+        "ended without"
+    )
+
+
+def test_the_text_names_ranks_that_have_ended_or_died() -> None:
+    text = stuck({0: reducing(), 1: idle(2)}, num=4, absent={1}, dead={2, 3}).text
+    assert text.endswith(
+        "(all_reduce), which rank 1 has ended without and ranks 2-3 have died without"
+    )
+    assert stuck({0: MAKES, 1: MADE}, num=4, absent={1}, dead={2}).stuck == (0,)
+    assert verdict({0: reducing()}, num=2) is None, "it may have begun the operation"
