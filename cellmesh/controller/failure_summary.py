@@ -9,21 +9,19 @@ from typing import Any
 from ..errors import RankDied, RankFailure, RanksInterrupted, RemoteError
 from ..wire import payload
 from ..wire.codec import Parcel
-from ..wire.messages import ENDED_BY_GLOO, Died, Done, Failed, describe_place
+from ..wire.messages import Died, Done, Failed, describe_place
 from ..wire.ranks import describe_ranks, group_ranks
 from ..wire.status import RankState
 from .core.mesh_state import FIRST_HEAL
 from .core.sweeps import SWEEP_S
 from .core.verdict import find_verdict
-from .core.verdict_text import describe_begun, describe_waits, ordinal
+from .core.verdict_text import describe_waits
 
 _MAX_LINE = 300
 # Maximum length of a run's summary, in characters: one or two kilobytes in UTF-8.
 MAX_SUMMARY = 1900
 # Maximum length of the line on the activity of running ranks.
 _MAX_LIVE = 600
-# Maximum number of kinds of operations listed in a sentence.
-_MAX_KINDS = 4
 
 Outcomes = Mapping[int, Parcel[Any]]
 
@@ -102,11 +100,6 @@ def summarize(
     }
     released = {rank: _place(verb) for rank, verb in verbs.items() if is_released(verb)}
     is_stopped = all(isinstance(exceptions[rank], KeyboardInterrupt) for rank in failed)
-    place = _find_mismatch(verbs)
-    failed = {
-        rank: f"{text}{place}" if ENDED_BY_GLOO in text and type(verbs[rank]) is Died else text
-        for rank, text in failed.items()
-    }
     groups = group_ranks(failed)
     parts = [describe_end(ranks, text) for text, ranks in groups.items()]
     if sum(map(len, parts)) > MAX_SUMMARY / 2:
@@ -142,24 +135,6 @@ def _shorten(
         kept.append(part)
     rest = [rank for group in groups[len(kept) :] for rank in group]
     return [*kept, f"{describe_ranks(rest)} {otherwise}"] if rest else kept
-
-
-def _find_mismatch(verbs: Mapping[int, Any]) -> str:
-    """Name the operation in which released ranks were, as the rank that gloo has ended cannot
-    report it; "" if they were in different operations.
-    """
-    begun = {
-        rank: (verb.group, verb.begun)
-        for rank, verb in verbs.items()
-        if type(verb) is Failed and verb.begun is not None
-    }
-    places = {(group, one.number) for group, one in begun.values()}
-    if len(places) != 1:
-        return ""
-    (group, number) = places.pop()
-    kinds = group_ranks({rank: describe_begun(one) for rank, (_, one) in begun.items()})
-    parts = [f"{kind} on {describe_ranks(ranks)}" for kind, ranks in kinds.items()]
-    return f", in the {ordinal(number)} operation on {group} ({', '.join(parts[:_MAX_KINDS])})"
 
 
 def is_released(verb: Any) -> bool:

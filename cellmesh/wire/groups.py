@@ -25,6 +25,12 @@ class Begun(msgspec.Struct, frozen=True, array_like=True):
     dtype: str = ""
     root: int = -1
 
+    def describe(self) -> str:
+        """Return the collective's kind, size and root, as ``all_reduce of 8 float32``."""
+        size = "" if self.num_elements < 0 else f"{self.num_elements:,} "
+        root = f" with rank {self.root} as its root" if self.root >= 0 else ""
+        return f"{self.name} of {size}{self.dtype}{root}" if self.dtype else f"{self.name}{root}"
+
 
 class InFlight(msgspec.Struct, frozen=True, array_like=True):
     """An operation that a rank has begun and that has not ended.

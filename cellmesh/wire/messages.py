@@ -23,7 +23,7 @@ from typing import Literal
 from . import inspect, replicas, trace, values
 from .attach import Detach, Detached, Hello, Inquire, Refused, SetAgents, Standing, Welcome
 from .environment import Surroundings
-from .groups import Begun, Blueprint, Describe, GroupCount, Heal, SetMesh
+from .groups import Blueprint, Describe, GroupCount, Heal, SetMesh
 from .hosts import ClockReading, FilesAnswer, PlaceFiles, ReadClock
 from .status import HostReport, Probe, RankInfo, RankState, ReadHost, Stacks, StackText
 from .stopping import Pause, StopState
@@ -253,9 +253,7 @@ class Failed(Verb, frozen=True):
     `Heal` or `Resume`. `released`: the rank was released from `collective` ("" for plain Python),
     which other ranks would not join, after `waited_s` seconds. `whole_traceback` has the frames of
     libraries that `traceback` leaves out, "" if there are none. `in_step`: the exception left an
-    optimizer's step, which may have changed only some parameters. `begun` is the last collective
-    that a released rank has begun, None after a message; `group` is the user's name of its process
-    group.
+    optimizer's step, which may have changed only some parameters.
     """
 
     run: int
@@ -272,12 +270,6 @@ class Failed(Verb, frozen=True):
     timing: Timing | None = None
     inner: str = ""
     whole_traceback: str = ""
-    begun: Begun | None = None
-    group: str = ""
-
-
-# Part of the reason (`Died`) of a rank's death that another rank's operation has caused.
-ENDED_BY_GLOO = "gloo ended it"
 
 
 def describe_place(line: int, inner: str) -> str:

@@ -77,9 +77,7 @@ def test_a_rank_that_gloo_ends_is_reported_with_the_cause(mesh: cm.Mesh) -> None
             f"{BEGIN}x = torch.ones(4 if rank else 1 << 20)\n"
             "dist.all_gather([torch.ones_like(x) for _ in range(4)], x)"
         ).result()
-    words = str(caught.value)
-    assert "these ranks have begun operations of different sizes or kinds, in the " in words
-    assert "operation on the default group (all_gather of " in words
+    assert "these ranks have begun operations of different sizes or kinds" in str(caught.value)
     mesh.heal()
 
 

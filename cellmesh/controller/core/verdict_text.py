@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from ...wire.groups import Begun, InFlight, label_of
+from ...wire.groups import InFlight, label_of
 from ...wire.ranks import describe_ranks, group_ranks, with_verb
 from ...wire.status import RankState
 from .group_progress import MESSAGES, GroupProgress, Key, progress_of
@@ -68,13 +68,6 @@ def _label(group: GroupProgress) -> str:
     return label_of(group.first.description, group.first.ranks)
 
 
-def describe_begun(begun: Begun) -> str:
-    """Return a collective's kind, size and root, as ``all_reduce of 8 float32``."""
-    size = f" of {begun.num_elements:,}" if begun.num_elements >= 0 else ""
-    dtype = f" {begun.dtype}" if begun.dtype else ""
-    return f"{begun.name}{size}{dtype}" + (f" with root {begun.root}" if begun.root >= 0 else "")
-
-
 def describe_verdict(waits: Waits) -> list[str]:
     """Return clauses on collectives that ranks have begun differently or, without such ones, on
     ranks that wait for others.
@@ -90,7 +83,7 @@ def describe_verdict(waits: Waits) -> list[str]:
         number = group.mismatch_at
         if number and any((group.first.name, rank) in concerned for rank in group.counts):
             each = ((rank, begun) for rank, count in group.counts.items() for begun in count.recent)
-            kinds = {rank: describe_begun(one) for rank, one in each if one.number == number}
+            kinds = {rank: one.describe() for rank, one in each if one.number == number}
             alike = group_ranks(dict(sorted(kinds.items())))
             found = _cut([f"{kind} on {describe_ranks(ranks)}" for kind, ranks in alike.items()])
             place = f"on {_label(group)} the {ordinal(number)} operation"

@@ -242,17 +242,6 @@ class Ledger:
         candidates = ([last] if last is not None else []) + _copied(self.earlier)
         return next((one for one in candidates if one.is_under_way), None)
 
-    def last_collective(self) -> tuple[Begun | None, str]:
-        """Return the last collective that this rank has begun, ended or not, and its group's name
-        for users; None and "" if a message was begun later.
-        """
-        last = self.last
-        if last is None or last.name in MESSAGES:
-            return None, ""
-        recent = last.record.count(with_recent=True).recent
-        begun = next((one for one in recent if one.number == last.number), None)
-        return begun, last.record.label if begun is not None else ""
-
     def in_flight(self) -> tuple[InFlight, ...]:
         """Return the oldest collective in flight on each group, and the oldest message in flight in
         each direction with each peer. Any thread.
@@ -345,7 +334,7 @@ def compare_first(store: Store, key: str, mine: Begun, place: str) -> None:
         mine: this rank's collective.
         place: text that names the group, as ``on dp``.
     """
-    text = f"{mine.name}{_amount(mine)}"
+    text = mine.describe()
     try:
         theirs = bytes(store.compare_set(key, "", text)).decode()
     except Exception:
@@ -356,12 +345,6 @@ def compare_first(store: Store, key: str, mine: Begun, place: str) -> None:
             "cannot meet, so this rank has not begun it (after a stop or a failure, ranks may have "
             "gone on from different places)"
         )
-
-
-def _amount(begun: Begun) -> str:
-    size = "" if begun.num_elements < 0 else f"{begun.num_elements:,} "
-    root = f" with rank {begun.root} as its root" if begun.root >= 0 else ""
-    return f" of {size}{begun.dtype}{root}" if begun.dtype else root
 
 
 def as_begun(

@@ -153,7 +153,6 @@ class Failures:
         text += _describe_handled(error)
         traceback = f"Released: {text}{_at(place)}"
         pickled, buffers = payload.dumps(Released(text), "Released")
-        begun, group = self._groups.ledger.last_collective()
         verb = Failed(
             run,
             "Released",
@@ -167,8 +166,6 @@ class Failures:
             waited.waited_s,
             interrupted_step(traceback_of(error)),
             inner=place.inner,
-            begun=begun,
-            group=group,
         )
         return Parcel(verb, tuple(buffers))
 

@@ -18,8 +18,8 @@ from cellmesh.controller.failure_summary import (
 from cellmesh.controller.status import activity_of, show_stacks
 from cellmesh.errors import Released
 from cellmesh.wire.codec import Parcel
-from cellmesh.wire.groups import Begun, GroupCount, InFlight
-from cellmesh.wire.messages import ENDED_BY_GLOO, Died, Done, Failed
+from cellmesh.wire.groups import GroupCount, InFlight
+from cellmesh.wire.messages import Died, Done, Failed
 from cellmesh.wire.status import RankInfo, RankState, StackText
 
 
@@ -130,26 +130,6 @@ LIVE: list[tuple[dict[int, RankState], str]] = [
 @pytest.mark.parametrize(("states", "words"), LIVE)
 def test_the_live_line(states: dict[int, RankState], words: str) -> None:
     assert describe_live(7, range(max(states) + 1), states) == words
-
-
-ABORTED = Died(0, f"was killed by SIGABRT: {ENDED_BY_GLOO}, as sizes differ", "")
-
-
-def in_collective(number: int, size: int, group: str = "dp") -> Failed:
-    begun = Begun(number, "all_reduce", size, "float32")
-    return msgspec.structs.replace(released("all_reduce"), begun=begun, group=group)
-
-
-def test_an_abort_by_gloo_names_the_operation_that_the_others_are_in() -> None:
-    words = summary({0: ABORTED, 1: in_collective(40, 8), 2: in_collective(40, 8), 3: Done(1)})
-    assert words.startswith(
-        "rank 0 was killed by SIGABRT: gloo ended it, as sizes differ, in the 40th operation on dp "
-        "(all_reduce of 8 float32 on ranks 1-2); "
-    )
-    two = summary({0: ABORTED, 1: in_collective(40, 8), 2: in_collective(40, 4)})
-    assert "(all_reduce of 8 float32 on rank 1, all_reduce of 4 float32 on rank 2); " in two
-    unclear = summary({0: ABORTED, 1: in_collective(40, 8), 2: in_collective(41, 8)})
-    assert unclear.startswith("rank 0 was killed by SIGABRT: gloo ended it, as sizes differ; ")
 
 
 # ---- many ranks

@@ -83,8 +83,8 @@ DIFFER = [
     ),
     (
         [begun("broadcast", 2, root=rank % 2) for rank in range(4)],
-        "2nd operation is broadcast of 4 float32 with root 0 on ranks 0,2 and broadcast of 4 "
-        "float32 with root 1 on ranks 1,3",
+        "2nd operation is broadcast of 4 float32 with rank 0 as its root on ranks 0,2 and "
+        "broadcast of 4 float32 with rank 1 as its root on ranks 1,3",
     ),
 ]
 
