@@ -11,7 +11,6 @@ import threading
 from collections.abc import (
     AsyncIterator,
     Callable,
-    Collection,
     Generator,
     Iterator,
     Mapping,
@@ -122,9 +121,6 @@ class RunControl(Protocol):
             text: the input.
             is_end: whether the user has ended the input.
         """
-
-    def condemned(self) -> Collection[int]:
-        """Return the ranks that the agent will kill unless they react to an interrupt in time."""
 
 
 class Run(Generic[T]):
@@ -516,7 +512,10 @@ class Run(Generic[T]):
                 )
             except KeyboardInterrupt:
                 if has_escalated:
-                    raise RanksInterrupted(self._describe_rest()) from None
+                    raise RanksInterrupted(
+                        f"{describe_ranks(self.waiting_ranks())} did not stop: those that still "
+                        f"run {self.title} are killed and replaced"
+                    ) from None
                 if is_leaving():
                     raise RanksInterrupted(
                         f"the kernel ends; {self.title} runs on, and `%dist_attach` finds it"
@@ -617,24 +616,6 @@ class Run(Generic[T]):
                 f"{prompt.labelled.rstrip()} (asked by {self.title}, and nobody waits for it: call "
                 "`.result()` on the run to answer)"
             )
-
-    def _describe_rest(self) -> str:
-        """Describe what will happen to the ranks that did not stop, after the user has ended the
-        wait.
-        """
-        running, condemned = self.waiting_ranks(), set(self._control.condemned())
-        parts = [
-            f"{describe_ranks(ranks)} did not stop, and {what}"
-            for ranks, what in (
-                ([rank for rank in running if rank in condemned], "will be killed and replaced"),
-                (
-                    [rank for rank in running if rank not in condemned],
-                    "nobody waits for it any longer",
-                ),
-            )
-            if ranks
-        ]
-        return "; ".join(parts) or f"{self.title} was interrupted"
 
 
 def _make_waker() -> tuple[asyncio.Future[None], Callable[[], None]]:

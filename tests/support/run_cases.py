@@ -45,7 +45,7 @@ class Case:
         self.interrupted = threading.Event()
         ranks = range(ranks) if isinstance(ranks, int) else ranks
         self.num_interrupts = 0
-        self.control = FakeControl(self._interrupt, set(ranks))
+        self.control = FakeControl(self._interrupt)
         item = work_item(ranks, title, single)
         self.run: Run[Any] = Run(1, item, Printer(ranks, self.sink), self.control)
         self._left = set(ranks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cellmesh.controller.run import WorkItem
@@ -31,17 +31,11 @@ class FakeControl:
     """What a run calls of its session: notes what it was asked.
 
     Attributes:
-        condemned_ranks: the answer of `condemned`.
         replies: the replies to ranks, as (requests, text, is_end).
         on_reply: called after each.
     """
 
-    def __init__(
-        self,
-        on_interrupt: Callable[[], object] = lambda: None,
-        condemned_ranks: Collection[int] = (),
-    ) -> None:
-        self.condemned_ranks = condemned_ranks
+    def __init__(self, on_interrupt: Callable[[], object] = lambda: None) -> None:
         self.replies: list[tuple[dict[int, int], str, bool]] = []
         self.on_reply: Callable[[], object] = lambda: None
         self._on_interrupt = on_interrupt
@@ -58,6 +52,3 @@ class FakeControl:
     def reply(self, requests: Mapping[int, int], text: str, is_end: bool = False) -> None:
         self.replies.append((dict(requests), text, is_end))
         self.on_reply()
-
-    def condemned(self) -> Collection[int]:
-        return self.condemned_ranks

@@ -26,7 +26,7 @@ from ..code_files.sync import CodeSync
 from ..core.core import Core, Deliver, Effect, Finish, Judge, Note, Watch
 from ..failure_summary import refuse_dead
 from ..metrics import Metrics
-from ..news import News, Reply
+from ..news import News
 from ..output.console import Sink, Unremarked
 from ..output.fold import Block
 from ..output.printer import Printer
@@ -38,7 +38,6 @@ Command = Callable[[Core, float], Sequence[Effect]]
 
 # How often a thread that waits to submit a run asks ranks whether they wait for idle ones.
 _LOOK_UP_S = 0.5
-_ANSWER_S = 5.0
 
 
 # Threads of user code may print long after the end of their run: the printers of this many ended
@@ -266,22 +265,6 @@ class Runs:
     def reply(self, requests: Mapping[int, int], text: str, is_end: bool = False) -> None:
         """Send the user's input to ranks that asked for it (rank -> request)."""
         self.post_if_open(lambda core, now: core.reply(requests, text, is_end))
-
-    def condemned(self) -> set[int]:
-        """Return the ranks that will be killed unless they end their interrupted run in time; waits
-        until earlier commands have been executed.
-        """
-        found: Reply[set[int]] = Reply()
-
-        def look(core: Core, now: float) -> Sequence[Effect]:
-            found.give(core.runs.condemned())
-            return ()
-
-        try:
-            self._link.post(look)
-            return found.result(_ANSWER_S)
-        except (NoMeshError, TimeoutError):
-            return set()
 
     # ---- in flight
 

@@ -207,13 +207,8 @@ def test_giving_up_an_await_or_an_iteration_interrupts_the_ranks() -> None:
 # ---- the stop button
 
 
-@pytest.mark.parametrize(
-    ("condemned", "told"),
-    [({0, 1}, "and will be killed and replaced$"), ({0}, "and nobody waits for it any longer$")],
-)
-def test_a_second_stop_interrupts_and_a_third_gives_up(condemned: set[int], told: str) -> None:
+def test_a_second_stop_interrupts_and_a_third_gives_up() -> None:
     case = Case(2)
-    case.control.condemned_ranks = condemned
     case.settle((0,), Done(1))
 
     def press() -> None:
@@ -221,7 +216,7 @@ def test_a_second_stop_interrupts_and_a_third_gives_up(condemned: set[int], told
         press_stop_once_main_waits_in("result", lambda: case.num_interrupts == 1)
         press_stop_once_main_waits_in("result", lambda: case.num_interrupts == 2)
 
-    with beside(press), pytest.raises(RanksInterrupted, match=f"^rank 1 did not stop, {told}"):
+    with beside(press), pytest.raises(RanksInterrupted, match=r"^rank 1 did not stop: .* killed"):
         case.run.result()
     assert case.num_interrupts == 2
 
