@@ -10,7 +10,7 @@ from ..errors import RankDied, RankFailure, RanksInterrupted, RemoteError
 from ..wire import payload
 from ..wire.codec import Parcel
 from ..wire.messages import Died, Done, Failed, describe_place
-from ..wire.ranks import describe_ranks, group_ranks
+from ..wire.ranks import describe_ranks, group_ranks, with_verb
 from ..wire.status import RankState
 from .core.mesh_state import FIRST_HEAL
 from .core.sweeps import SWEEP_S
@@ -152,7 +152,7 @@ def _at(verb: Failed | RankState) -> str:
     return f" at {place}" if place else ""
 
 
-def _in_brackets(verb: Failed | RankState) -> str:
+def _in_brackets(verb: Failed) -> str:
     place = describe_place(verb.line, verb.inner)
     return f" ({place})" if place else ""
 
@@ -192,12 +192,19 @@ def describe_live(run: int, ranks: Iterable[int], states: Mapping[int, RankState
     """
     doing = group_ranks({rank: _doing(run, states.get(rank)) for rank in ranks})
     parts, groups = [], []
-    for (_, verb, rest), alike in sorted(doing.items(), key=lambda pair: (pair[0][0], pair[1])):
+    for text, alike in sorted(doing.items()):
         groups.append(alike)
-        waited_s = max((states[rank].waited_s for rank in alike if rank in states), default=0.0)
-        for_s = f" {waited_s:.0f} s" if verb == "wait" and waited_s >= 1 else ""
-        parts.append(f"{describe_ranks(alike)} {_conjugate(verb, len(alike))}{rest}{for_s}")
+        own = (states[rank] for rank in alike if rank in states and states[rank].run == run)
+        waited_s = max((state.waited_s for state in own), default=0.0)
+        for_s = f" for {waited_s:.0f} s" if waited_s >= 1 else ""
+        parts.append(f"{describe_ranks(alike)} {text}{for_s}")
     return "; ".join(_shorten(groups, parts, "at other places", _MAX_LIVE))
+
+
+def _doing(run: int, state: RankState | None) -> str:
+    if state is None:
+        return "without an answer"
+    return describe_state(state) if state.run in (run, -1) else "still in an earlier run"
 
 
 def explain_waits(states: Mapping[int, RankState], dead: Iterable[int], num_ranks: int) -> str:
@@ -216,38 +223,11 @@ def explain_waits(states: Mapping[int, RankState], dead: Iterable[int], num_rank
     idle = {rank for rank, state in states.items() if state.run < 0}
     parts, awaited = describe_waits(states, idle, gone, num_ranks)
     doing = group_ranks({rank: describe_state(states[rank]) for rank in awaited if rank in states})
-    others = [
-        f"{describe_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} {text}"
-        for text, ranks in doing.items()
-    ]
+    others = [f"{with_verb(ranks, 'is', 'are')} {text}" for text, ranks in doing.items()]
     parts += _shorten(list(doing.values()), others, "at other places", _MAX_LIVE)
     if silent := [rank for rank in awaited if rank not in states]:
-        parts.append(f"{describe_ranks(silent)} {_conjugate('do', len(silent))} not answer")
+        parts.append(f"{with_verb(silent, 'does', 'do')} not answer")
     return "; ".join(parts) or "no rank waits for another"
-
-
-def _doing(run: int, state: RankState | None) -> tuple[int, str, str]:
-    """Return a phrase for a rank's state in a list: sort key, verb in the plural, and the rest of
-    the phrase.
-    """
-    if state is None:
-        return 4, "do", " not answer"
-    if state.run != run:
-        return 3, "have", " not begun it" if state.run < 0 else " something else to end first"
-    line = _in_brackets(state)
-    if state.asks:
-        return 0, "ask", f" you{line}"
-    if state.collective:
-        return 1, "wait", f" in {state.collective}{line}"
-    place = describe_place(state.line, state.inner)
-    where = f" {place}" if place else ""
-    if state.where:
-        where += f": {state.where}" if where else f" {state.where}"
-    return 2, "run", where
-
-
-def _conjugate(verb: str, count: int) -> str:
-    return verb if count > 1 else {"do": "does", "have": "has"}.get(verb, f"{verb}s")
 
 
 def exception_of(rank: int, outcome: Parcel[Any]) -> BaseException:

@@ -270,7 +270,7 @@ def test_hanging_cell_shows_where_and_the_stop_button_ends_it(notebook: Notebook
     cell = notebook.start("%%dist\nimport time\nif rank == 0:\n    time.sleep(600)\ndist.barrier()")
     expect(cell.outputs.last).to_have_text(
         re.compile(
-            r"ranks 1-3 wait in barrier \(line 5\) \d+ s; rank 0 runs line 4: time\.sleep\s*"
+            r"ranks 1-3 in barrier at line 5 for \d+ s; rank 0 running time\.sleep at line 4\s*"
         ),
         timeout=20_000,
     )

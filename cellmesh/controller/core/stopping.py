@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from ...wire.groups import GroupCount
-from ...wire.ranks import describe_ranks, group_ranks, with_verb
+from ...wire.ranks import describe_ranks, group_ranks
 from ...wire.stopping import Owed, Steps, StopState
 from .group_progress import Key
 
@@ -357,18 +357,9 @@ def describe_steps(steps: Mapping[int, Steps]) -> str:
 
 def _describe_difference(numbers: Mapping[int, int], name: str, model: str) -> str:
     by_number = group_ranks(numbers)
-    groups = sorted(by_number.items(), key=lambda pair: (-len(pair[1]), pair[1]))
-    (usual, most), others = groups[0], groups[1:]
-    if len(others) == 1:
-        number, ranks = others[0]
-        more = number - usual
-        times = "one step" if abs(more) == 1 else f"{abs(more)} steps"
-        kind = "more" if more > 0 else "less" if abs(more) == 1 else "fewer"
-        text = f"{with_verb(ranks, 'has', 'have')} made {times} {kind} than {describe_ranks(most)}"
-    else:
-        each = ", ".join(f"{number} on {describe_ranks(ranks)}" for number, ranks in groups)
-        text = f"ranks have made different numbers of steps: {each}"
+    each = ", ".join(f"{number} on {describe_ranks(ranks)}" for number, ranks in by_number.items())
+    most = max(by_number.values(), key=len)
     remedy = "%dist_check shows whether replicas still agree"
     if model:
         remedy = f"`%dist_sync {model} --from {most[0]}` makes replicas equal"
-    return f"{text} ({name}): {remedy}"
+    return f"ranks have made different numbers of steps: {each} ({name}): {remedy}"

@@ -106,24 +106,24 @@ LIVE: list[tuple[dict[int, RankState], str]] = [
     (
         {rank: state(collective="all_reduce", waited_s=12.2) for rank in (0, 1, 2, 4, 5, 7)}
         | {3: state(2, "time.sleep")},
-        "ranks 0-2,4-5,7 wait in all_reduce (line 5) 12 s; rank 3 runs line 2: time.sleep; "
-        "rank 6 does not answer",
+        "ranks 0-2,4-5,7 in all_reduce at line 5 for 12 s; rank 3 running time.sleep at line 2; "
+        "rank 6 without an answer",
     ),
-    ({0: state(), 1: state()}, "ranks 0-1 run line 5"),
-    ({0: state(0), 1: state(0, "f")}, "rank 0 runs; rank 1 runs f"),
+    ({0: state(), 1: state()}, "ranks 0-1 running at line 5"),
+    ({0: state(0), 1: state(0, "f")}, "rank 0 running; rank 1 running f"),
     (
         {0: state(asks=True), 1: state(collective="recv")},
-        "rank 0 asks you (line 5); rank 1 waits in recv (line 5)",
+        "rank 0 asking you at line 5; rank 1 in recv at line 5",
     ),
     (
         {0: state(run=6), 1: state(run=-1)},
-        "rank 0 has something else to end first; rank 1 has not begun it",
+        "rank 1 idle; rank 0 still in an earlier run",
     ),
     (
         dict(enumerate(FROM_CELL)),
-        "rank 0 waits in barrier (In[8] line 12, called at line 5); rank 1 runs In[8] line 9: f",
+        "rank 0 in barrier at In[8] line 12, called at line 5; rank 1 running f at In[8] line 9",
     ),
-    (IN_BARRIER, "ranks 0-1 wait in barrier (line 5) 9 s"),
+    (IN_BARRIER, "ranks 0-1 in barrier at line 5 for 9 s"),
 ]
 
 
@@ -155,8 +155,8 @@ def test_the_live_line_is_short(num_ranks: int) -> None:
     states = {rank: state(where=f"f{rank}") for rank in range(1, num_ranks)}
     states[0] = state(collective="all_reduce")
     words = describe_live(7, range(num_ranks), states)
-    assert words.startswith("rank 0 waits in all_reduce")
-    assert words.endswith(" at other places" if num_ranks > 8 else "f7")
+    assert words.startswith("rank 0 in all_reduce")
+    assert words.endswith(" at other places" if num_ranks > 8 else "f7 at line 5")
     assert len(words) <= 700
 
 

@@ -319,5 +319,5 @@ def test_the_live_line_replaces_itself_and_goes_at_the_end() -> None:
     run.settle((1,), Parcel(Done(4)), 7.0)
     run.finish(7.0)
     run.show_live(states, 7.5)
-    both, one = "ranks 0-1 run line 3: time.sleep", "rank 1 runs line 3: time.sleep"
+    both, one = "ranks 0-1 running time.sleep at line 3", "rank 1 running time.sleep at line 3"
     assert sink.shown == [(both, False), (one, False), ("", True)]

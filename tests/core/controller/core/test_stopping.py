@@ -288,17 +288,16 @@ def test_a_second_press_or_a_rank_that_fails_ends_the_alignment() -> None:
 @pytest.mark.parametrize(
     ("numbers", "text"),
     [
-        ((4, 4, 4, 5), "rank 3 has made one step more than ranks 0-2 (o): `%dist_sync m --from 0`"),
-        ((4, 4, 1), "rank 2 has made 3 steps fewer than ranks 0-1 (o)"),
-        ((4, 4, 3), "rank 2 has made one step less than ranks 0-1 (o)"),
-        ((1, 2, 3), "ranks have made different numbers of steps: 1 on rank 0, 2 on rank 1, 3 on"),
+        ((4, 4, 4, 5), "4 on ranks 0-2, 5 on rank 3 (o): `%dist_sync m --from 0`"),
+        ((1, 2, 2), "1 on rank 0, 2 on ranks 1-2 (o): `%dist_sync m --from 1`"),
+        ((1, 2, 3), "1 on rank 0, 2 on rank 1, 3 on rank 2 (o): `%dist_sync m --from 0`"),
         ((2, 2, 2), ""),
     ],
 )
 def test_differences_are_said_in_words(numbers: Sequence[int], text: str) -> None:
     found = describe_steps({rank: steps(number) for rank, number in enumerate(numbers)})
-    assert found[: len(text)] == text
-    assert bool(found) == bool(text)
+    words = "ranks have made different numbers of steps: "
+    assert found.startswith(f"{words}{text}") if text else not found
 
 
 def test_a_rank_without_the_optimizer_counts_in_a_first_step_only() -> None:
