@@ -102,21 +102,17 @@ def summarize(
     is_stopped = all(isinstance(exceptions[rank], KeyboardInterrupt) for rank in failed)
     groups = group_ranks(failed)
     parts = [describe_end(ranks, text) for text, ranks in groups.items()]
-    if sum(map(len, parts)) > MAX_SUMMARY / 2:
-        parts = _shorten(list(groups.values()), parts, "failed in other ways", MAX_SUMMARY // 2)
+    parts = _shorten(list(groups.values()), parts, "failed in other ways", MAX_SUMMARY // 2)
     if verdict and is_stopped:
         parts.insert(0, verdict)
-    num_failed = len(parts)
-    for (where, place), ranks in group_ranks(released).items():
+    places, left = group_ranks(released), []
+    for (where, place), ranks in places.items():
         were = "was" if len(ranks) == 1 else "were"
         waited_s = max(outcomes[rank].verb.waited_s for rank in ranks)
         for_s = f" for {waited_s:.1f} s" if waited_s else ""
         comma = "," if for_s and ", " in place else ""
-        parts.append(f"{describe_ranks(ranks)} {where}{place}{comma}{for_s} and {were} released")
-    if sum(map(len, parts[num_failed:])) > MAX_SUMMARY / 4:
-        groups_released = list(group_ranks(released).values())
-        less = _shorten(groups_released, parts[num_failed:], "were released", MAX_SUMMARY // 4)
-        parts = [*parts[:num_failed], *less]
+        left.append(f"{describe_ranks(ranks)} {where}{place}{comma}{for_s} and {were} released")
+    parts += _shorten(list(places.values()), left, "were released", MAX_SUMMARY // 4)
     rest = sorted(rank for rank, outcome in outcomes.items() if type(outcome.verb) is Done)
     if rest:
         parts.append(f"{describe_ranks(rest)} finished")

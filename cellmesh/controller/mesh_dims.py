@@ -20,15 +20,28 @@ def parse_mesh(text: str) -> dict[str, int]:
     Raises:
         MeshUsageError: the text does not have that form.
     """
-    dims: dict[str, int] = {}
+    return _parse(text, "mesh dim: write them like dp=2,tp=4", least=1)
+
+
+def parse_coordinate(text: str) -> dict[str, int]:
+    """Parse a mesh coordinate such as ``tp=0`` or ``dp=1,tp=0``.
+
+    Raises:
+        MeshUsageError: the text does not have that form.
+    """
+    return _parse(text, "mesh coordinate: write it like tp=0 or dp=1,tp=0", least=0)
+
+
+def _parse(text: str, what: str, least: int) -> dict[str, int]:
+    numbers: dict[str, int] = {}
     for part in re.split(r"[,\s]+", text.strip()):
-        name, equals, size = part.partition("=")
-        if not (name.isidentifier() and equals and size.isdecimal() and int(size) > 0):
-            raise MeshUsageError(f"{part!r} is no mesh dim: write them like dp=2,tp=4")
-        if name in dims:
-            raise MeshUsageError(f"mesh dim {name!r} is given twice")
-        dims[name] = int(size)
-    return dims
+        name, _, number = part.partition("=")
+        if not (name.isidentifier() and number.isdecimal() and int(number) >= least):
+            raise MeshUsageError(f"{part!r} is no {what}")
+        if name in numbers:
+            raise MeshUsageError(f"{text!r} gives {name!r} twice")
+        numbers[name] = int(number)
+    return numbers
 
 
 def check_mesh(dims: Mapping[str, int], num_ranks: int | None) -> dict[str, int]:
@@ -86,22 +99,3 @@ def ranks_at(dims: Mapping[str, int], coordinate: Mapping[str, int]) -> tuple[in
         if all(place[name] == index for name, index in coordinate.items()):
             ranks.append(rank)
     return tuple(ranks)
-
-
-def parse_coordinate(text: str) -> dict[str, int]:
-    """Parse a mesh coordinate such as ``tp=0`` or ``dp=1,tp=0``.
-
-    Raises:
-        MeshUsageError: the text does not have that form.
-    """
-    coordinate = {}
-    for part in text.split(","):
-        name, equals, index = part.strip().partition("=")
-        if not (name.isidentifier() and equals and index.isdecimal()):
-            raise MeshUsageError(f"{part!r} is no mesh coordinate: write it like tp=0 or dp=1,tp=0")
-        if name in coordinate:
-            raise MeshUsageError(
-                f"{text!r} gives {name!r} twice: write each dim once, like dp=1,tp=0"
-            )
-        coordinate[name] = int(index)
-    return coordinate

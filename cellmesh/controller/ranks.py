@@ -62,21 +62,14 @@ class Ranks:
                 return self._part((self.ranks[index],), is_single=True)
             except IndexError:
                 raise IndexError(f"there is no rank {index}: the mesh has {len(self)}") from None
-        if isinstance(index, str) or (
-            isinstance(index, tuple) and index and isinstance(index[0], str)
-        ):
-            dim = index if isinstance(index, str) else index[0]
-            raise MeshUsageError(
-                f"mesh[{index!r}] chooses no ranks: it is a submesh, of which each rank has its "
-                f"own in its cells. Here `mesh.at({dim}=0)` chooses ranks by their coordinate"
-            )
         try:
             positions = range(len(self))[index] if isinstance(index, slice) else list(index)
             chosen = tuple(dict.fromkeys(self.ranks[position] for position in positions))
         except (IndexError, TypeError):
             raise MeshUsageError(
                 f"{index!r} chooses no ranks: index a mesh of {len(self)} with numbers "
-                f"0-{len(self) - 1}, a slice or a list of them"
+                f"0-{len(self) - 1}, a slice or a list of them; `mesh.at(tp=0)` chooses by "
+                "coordinate"
             ) from None
         if not chosen:
             raise MeshUsageError(f"{index!r} chooses none of {len(self)} ranks")
@@ -416,20 +409,17 @@ class Ranks:
         raise TypeError(f"this is {_STAYS_HERE}")
 
 
-def seed_ranks(ranks: Ranks, seed: int, per_rank: bool = False) -> list[str]:
+def seed_ranks(ranks: Ranks, seed: int, per_rank: bool = False) -> None:
     """Seed the random generators of Python, torch (on all devices) and, if imported, numpy. Blocks.
 
     Args:
         ranks: ranks to seed.
         seed: the seed.
         per_rank: whether to add its rank number to each rank's seed.
-
-    Returns:
-        The modules whose generators were seeded.
     """
 
     # A nested function is pickled by value, so that ranks do not import the controller.
-    def seed_all(seed: int, per_rank: bool) -> list[str]:
+    def seed_all(seed: int, per_rank: bool) -> None:
         import os
         import random
         import sys
@@ -438,15 +428,9 @@ def seed_ranks(ranks: Ranks, seed: int, per_rank: bool = False) -> list[str]:
 
         number = seed + int(os.environ["RANK"]) if per_rank else seed
         random.seed(number)
-        seeded = ["random"]
+        torch.manual_seed(number)
         numpy: Any = sys.modules.get("numpy")
         if numpy is not None:
             numpy.random.seed(number % 2**32)
-            seeded.append("numpy")
-        torch.manual_seed(number)
-        seeded.append("torch")
-        return seeded
 
-    results = ranks.submit(seed_all, seed, per_rank).result()
-    seeded: list[str] = results if isinstance(results, list) else max(results.values(), key=len)
-    return seeded
+    ranks.run(seed_all, seed, per_rank)

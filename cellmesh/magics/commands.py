@@ -208,8 +208,8 @@ class Commands:
 
     def dist_seed(self, options: Given) -> None:
         seed, per_rank = options["seed"], options["per_rank"]
-        seeded = seed_ranks(self._need_mesh(), seed, per_rank)
-        print(f"seeded {', '.join(seeded)} with {seed}{' + rank' if per_rank else ''}")
+        seed_ranks(self._need_mesh(), seed, per_rank)
+        print(f"seeded random, numpy, torch with {seed}{' + rank' if per_rank else ''}")
 
     def dist_reload(self, options: Given) -> None:
         names = self._need_mesh().reload()

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...wire.codec import Parcel
 from ...wire.groups import Blueprint, Describe, Heal
-from ...wire.messages import Control, Died, Done, Interrupt, Release, Respawn, Resume
+from ...wire.messages import Control, Died, Done, Release, Respawn, Resume
 from ...wire.ranks import describe_ranks
 from ...wire.status import Probe, RankInfo, RankState
 from .effects import (
@@ -34,8 +34,6 @@ from .transitions import RECOVERY, RecoveryEvent, RecoveryPhase, Transition, add
 # Time limits of the phases of a recovery. The agent gives up a fork after a minute.
 RESPAWN_S, HEAL_S, ABANDON_S = 70.0, 60.0, 5.0
 MAX_ATTEMPTS = 3
-# How often a rank that has returned is interrupted in a run that is over.
-_INTERRUPT_S = 1.0
 _LIMITS_S: Mapping[RecoveryPhase, float] = {"respawning": RESPAWN_S, "healing": HEAL_S}
 
 
@@ -78,7 +76,6 @@ class Recovery:
         self._outsiders: set[int] = set()  # living ranks that took no part in the last heal
         self._must_heal = self._is_new_here = self._is_resizing = False
         self._resumable, self._quiet = set[int](), set[int]()
-        self._returned, self._interrupt_at = set[int](), 0.0
         self._heal_run, self._keeps_groups = -1, False
         self._attempt = Attempt()
         return []
@@ -176,8 +173,6 @@ class Recovery:
         """Handle the return of a host that counted as lost: these ranks live, with their state."""
         found = self._mesh.revive(ranks)
         self._mesh.held |= dict.fromkeys(found, -1)
-        self._returned |= found
-        self._interrupt_at = now + _INTERRUPT_S  # they have just been interrupted
         self._mesh.spare(found)
         self._must_heal = True
         return self.begin(now)
@@ -313,8 +308,7 @@ class Recovery:
         # A rank may answer between the end of a run, which it has sent, and its next wait for work.
         settled = {r for r, s in states.items() if s.run < 0 or s.run in self._mesh.pending}
         if self._requests.can_ask_again(living - settled, now):
-            return [*self._interrupt_returned(states, now), *self.on("no answer", now)]
-        self._returned &= living - settled
+            return self.on("no answer", now)
         idle = {rank for rank, state in states.items() if state.run < 0} & living
         for rank in idle:
             if states[rank].steps.run == self._attempt.note_to:
@@ -342,17 +336,6 @@ class Recovery:
         if any(state.is_half_done for state in quiet.values()):
             return self.on("models half done", now, b"", True)
         return self._finish(now)
-
-    def _interrupt_returned(self, states: Mapping[int, RankState], now: float) -> list[Effect]:
-        """Interrupt, at intervals, ranks of a returned host that are in a run that is over."""
-        if now < self._interrupt_at:
-            return []
-        self._interrupt_at = now + _INTERRUPT_S
-        return [
-            control([rank], Interrupt(states[rank].run))
-            for rank in sorted(self._returned & states.keys())
-            if states[rank].run >= 0
-        ]
 
     def _respawn(self, now: float) -> list[Effect]:
         self._attempt.num_respawns += 1

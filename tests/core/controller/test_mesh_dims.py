@@ -51,8 +51,8 @@ DIMS_OF_8 = {"dp": 2, "tp": 4}
     ("read", "texts", "error"),
     [
         (parse_mesh, ["", "dp", "=2", "dp=0", "dp=2.0", "2=dp", "dp:2", "dp=2,", "d p=2"], NO_DIM),
-        (parse_mesh, ["dp=2,dp=4"], "mesh dim 'dp' is given twice"),
-        (parse_coordinate, ["", "tp", "tp=-1", "tp=x", "=0", "tp=0,,dp=1"], NO_COORDINATE),
+        (parse_mesh, ["dp=2,dp=4"], "'dp=2,dp=4' gives 'dp' twice"),
+        (parse_coordinate, ["", "tp", "tp=-1", "tp=x", "=0"], NO_COORDINATE),
         (parse_coordinate, ["tp=0,tp=1"], "'tp=0,tp=1' gives 'tp' twice"),
     ],
 )
