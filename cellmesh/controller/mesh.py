@@ -255,14 +255,8 @@ class Mesh(Ranks):
     def _check_source(self, source: int) -> None:
         if source not in self.ranks:
             raise MeshUsageError(f"there is no rank {source}: the mesh has 0-{len(self) - 1}")
-        if source in self.rank_set.session.dead_ranks:
-            raise MeshUsageError(
-                f"rank {source} is dead, so nothing can be copied from it: choose a living rank"
-            )
-        if source in self._empty_ranks():
-            raise MeshUsageError(
-                f"rank {source} is new itself and holds nothing: choose another rank"
-            )
+        if source in self.rank_set.session.dead_ranks | self._empty_ranks():
+            raise MeshUsageError(f"rank {source} is dead or new, and holds nothing: choose another")
 
     def restart(
         self, timeout_s: float = 60.0, on_progress: Callable[[StartProgress], None] | None = None

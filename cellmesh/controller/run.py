@@ -38,9 +38,6 @@ from .stdin import Prompt, Questions
 
 T = TypeVar("T")
 
-# Time after which a note is shown if a rank requests input and no thread waits for the run.
-_UNATTENDED_S = 1.0
-
 
 class WorkItem(msgspec.Struct, frozen=True):
     """The work of one run, its ranks, and its name.
@@ -373,16 +370,13 @@ class Run(Generic[T]):
             # Earlier output must be shown above the prompt.
             show = functools.partial(self.printer.show, now, everything=True)
             self._questions.add(ranks, verb, now, self.waiting_ranks(), show)
-            if not self._num_attending:
-                timer = threading.Timer(_UNATTENDED_S, self._note_unattended)
-                timer.daemon = True
-                timer.start()
         self._news.report()
 
     def show_live(self, states: Mapping[int, RankState], now: float) -> None:
         """Show the activity of the ranks in a status line."""
         waiting = self.waiting_ranks()
-        if waiting and not (self._questions is not None and self._questions.open):
+        is_asked = self._questions is not None and self._questions.open and self._num_attending
+        if waiting and not is_asked:
             self._is_live = True
             self.printer.status(describe_live(self.number, waiting, states), now)
 
@@ -607,15 +601,6 @@ class Run(Generic[T]):
             self._questions.withdraw(self.waiting_ranks())
         if not self._has_ended:
             self.interrupt()
-
-    def _note_unattended(self) -> None:
-        assert self._questions is not None
-        prompt = self._questions.first()
-        if prompt is not None and not self._num_attending:
-            self.printer.note(
-                f"{prompt.labelled.rstrip()} (asked by {self.title}, and nobody waits for it: call "
-                "`.result()` on the run to answer)"
-            )
 
 
 def _make_waker() -> tuple[asyncio.Future[None], Callable[[], None]]:

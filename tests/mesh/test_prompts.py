@@ -98,19 +98,23 @@ def test_end_of_input_and_ctrl_c_reach_the_ranks(mesh: cm.Mesh, sit_down: Keyboa
         mesh.cell("input()")
 
 
-def test_unattended_question_is_shown_and_can_be_answered_later_or_interrupted(
+def wait_until_asked(mesh: cm.Mesh) -> None:
+    for _ in range(2000):
+        if {state.asks for state in mesh.states().values()} == {True}:
+            return
+    raise AssertionError(mesh.states())
+
+
+def test_unattended_question_can_be_answered_later_or_interrupted(
     mesh: cm.Mesh, recorder: Recorder, sit_down: Keyboard
 ) -> None:
     run = mesh.submit_cell("print(input('late? '))", sink=recorder)
-    note = recorder.wait_for_note("late?")
-    assert "[0-3] late?" in note
-    assert ".result()" in note
-    assert {state.asks for state in mesh.states().values()} == {True}
+    wait_until_asked(mesh)
     sit_down("yes")
     run.result()
     assert recorder.lines() == [((0, 1, 2, 3), "yes")]
     run = mesh.submit_cell("input('never? ')", sink=recorder)
-    recorder.wait_for_note("never?")
+    wait_until_asked(mesh)
     assert run.cancel()
     assert run.wait(10.0)
     with pytest.raises(RanksInterrupted):

@@ -178,7 +178,7 @@ def test_heal_reports_what_was_healed_and_what_was_not(notebook: Notebook) -> No
     assert "rank 1 is new and empty" in notebook.run("%dist_heal").text()
     copies = "rank 1 is new and empty (`%dist_heal --from 0` copies from a rank)"
     assert notebook.run("%dist_heal").text().strip() == f"{nothing}; {copies}"
-    assert "rank 1 is new itself and holds nothing" in refusal(notebook, "%dist_heal --from 1")
+    assert "rank 1 is dead or new, and holds nothing" in refusal(notebook, "%dist_heal --from 1")
     assert "copied: " in notebook.run("%dist_heal --from 2").text()
     assert notebook.run("%%dist\nvalue").text() == "[0] 0\n[1-2] 2\n"
 

@@ -145,10 +145,10 @@ class Core:
             ranks, set(ranks), now, now, now, is_work, fills=relay.fills, title=relay.title
         )
         effects += self.runs.add(run, pending)
-        dead, awaited, left = self.mesh.dead, self.runs.condemned(), ranks
-        gone: set[int] = set()
+        dead, left = self.mesh.dead, ranks
+        gone, awaited = set[int](), set[int]()
         if dead:
-            gone, awaited = self.lost if is_work else set(dead), awaited | self.mesh.missing()
+            gone, awaited = self.lost if is_work else set(dead), self.mesh.missing()
         if gone:
             left = tuple([rank for rank in ranks if rank not in gone])
             parcel = Parcel(msgspec.structs.replace(relay, ranks=left), parcel.buffers)

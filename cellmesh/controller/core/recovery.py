@@ -7,7 +7,7 @@ during a recovery, or that ranks hold back, waits for its end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Any
 
 from ...wire.codec import Parcel
@@ -31,10 +31,9 @@ from .recovery_state import Attempt, HealRequests
 from .requests import OnAnswers, Questions, control, work
 from .transitions import RECOVERY, RecoveryEvent, RecoveryPhase, Transition, add_transition
 
-# Time limits of the phases of a recovery. The agent gives up a fork after a minute.
-RESPAWN_S, HEAL_S, ABANDON_S = 70.0, 60.0, 5.0
+# Time limits of a heal, and of its end once its ranks were released. The agent limits forks.
+HEAL_S, ABANDON_S = 60.0, 5.0
 MAX_ATTEMPTS = 3
-_LIMITS_S: Mapping[RecoveryPhase, float] = {"respawning": RESPAWN_S, "healing": HEAL_S}
 
 
 class Recovery:
@@ -264,7 +263,7 @@ class Recovery:
         phase, action = RECOVERY[before, event]
         if phase is not None:
             self.phase = phase
-            self._deadline = now + _LIMITS_S[phase] if phase in _LIMITS_S else None
+            self._deadline = now + HEAL_S if phase == "healing" else None
             self._step += 1
         new = Transition(now, "recovery", before, event, self.phase)
         add_transition(self._mesh.transitions, new)
@@ -340,9 +339,6 @@ class Recovery:
     def _respawn(self, now: float) -> list[Effect]:
         self._attempt.num_respawns += 1
         return [Send(Parcel(Respawn(tuple(sorted(self._mesh.missing())))))]
-
-    def _give_up_respawn(self, now: float) -> list[Effect]:
-        return self.respawn_failed(tuple(sorted(self._mesh.missing())), "it took too long", now)
 
     def _describe(self, now: float) -> list[Effect]:
         """Ask a living rank for its groups, from which new ranks make the same (`Blueprint`)."""

@@ -214,13 +214,6 @@ class Runs:
             effects += self._settle_unbegun(run, tuple(sorted(queued)), now)
         return effects
 
-    def condemned(self) -> set[int]:
-        """Return the ranks that will be killed unless they end their interrupted run in time."""
-        if not self._settling:
-            return set()
-        runs = [run for run in self._settling if self._mesh.pending[run].kill_at is not None]
-        return {rank for run in runs for rank in self._mesh.runs_first(run)}
-
     def abandon(self, reason: str, now: float) -> list[Effect]:
         """End all runs, as no rank will report their end any more.
 

@@ -52,7 +52,6 @@ RECOVERY: Mapping[tuple[RecoveryPhase, RecoveryEvent], tuple[RecoveryPhase | Non
     ("examining describing healing", "looked too early", "examining", "examine"),
     ("respawning", "respawned", "examining", "examine"),
     ("respawning", "respawn failed", "examining", "examine"),
-    ("respawning", "timed out", "", "give_up_respawn"),
     ("describing healing", "failed", "examining", "examine"),
     ("describing healing", "given up", "calm", "calm_down"),
     ("healing", "abandoned", "", "call_off"),

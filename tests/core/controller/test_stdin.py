@@ -153,15 +153,3 @@ def test_input_box_is_closed_by_the_end_of_the_ranks_and_by_the_stop_button(
         case.run.result(WAIT_S)
     assert case.control.replies == []
     assert case.num_interrupts == is_pressed
-
-
-def test_question_without_a_waiting_caller_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    case, noted = Case(2, title="cell 3"), threading.Event()
-    note = case.sink.note
-    monkeypatch.setattr(case.sink, "note", lambda text: (note(text), noted.set()))
-    case.run.ask((0, 1), ask(5), 0.0)
-    assert noted.wait(WAIT_S)
-    assert case.sink.text.endswith(
-        "[0-1] name? (asked by cell 3, and nobody waits for it: call `.result()` on the run to "
-        "answer)\n"
-    )

@@ -7,7 +7,7 @@ import pytest
 from cellmesh.controller.core.core import Effect, Note
 from cellmesh.controller.core.effects import HealReport, describe_heal
 from cellmesh.controller.core.mesh_state import FIRST_HEAL
-from cellmesh.controller.core.recovery import ABANDON_S, HEAL_S, MAX_ATTEMPTS, RESPAWN_S
+from cellmesh.controller.core.recovery import ABANDON_S, HEAL_S, MAX_ATTEMPTS
 from cellmesh.controller.core.recovery_state import PATIENCE_S
 from cellmesh.controller.core.requests import ANSWER_S
 from cellmesh.controller.core.runs import STOP_S
@@ -21,7 +21,7 @@ from ....support.core_script import Script
 from ....support.recovery_scenarios import SCENARIOS, check
 
 # The times of the scenarios.
-assert (ANSWER_S, RESPAWN_S, HEAL_S, ABANDON_S, PATIENCE_S, STOP_S) == (1, 70, 60, 5, 5, 2)
+assert (ANSWER_S, HEAL_S, ABANDON_S, PATIENCE_S, STOP_S) == (1, 60, 5, 5, 2)
 assert MAX_ATTEMPTS == 3
 
 HEALING = """
@@ -122,10 +122,10 @@ CASES = {
         run 1 on 0,2 -> -
         1 not respawned: no memory
         drive -> healed: ...; report dead 1, failure: ...no memory; run 1 on 0,2""",
-    "a fork: one that is slow is given up and may come later": f"""3 ranks
+    "a fork: one that is given up may come later": f"""3 ranks
         {RESPAWNING}
-        @70 tick -> probe 0,2
-        all answer -> healed: ...; report dead 1, failure: ...too long
+        1 not respawned: too slow
+        drive -> healed: ...; report dead 1, failure: ...too slow
         calm; @200 1 respawned; drive -> healed: new 1, healed
         calm""",
     "a fork: a rank that dies at each fork is not replaced for ever": """2 ranks auto_heal=True

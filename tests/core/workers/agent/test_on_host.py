@@ -107,7 +107,7 @@ def test_announcement_fits_a_line_of_srun(capsys: pytest.CaptureFixture[str]) ->
     """It breaks lines of more than 1,024 bytes, and other hosts' lines may be between."""
     name, number = "n" * 64, "9" * 20
     address = Host(name, f"tcp://255.255.255.255:{number}", "k" * 40, 1023, 1023)
-    place, versions = Place(name, "b" * 36, number), Versions(*["2.13.0+cu130.dev20261126"] * 4)
+    place, versions = Place(name, "b" * 36, number), Versions(*["2.13.0+cu130.dev20261126"] * 3)
     lines = Lines(None)
     lines.say(Announcement("", address, place, 4_000_000, versions, job=number))
     lines.say(Announcement("begin" + "x" * 5000 + "end"))

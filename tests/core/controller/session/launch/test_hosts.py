@@ -27,11 +27,11 @@ from cellmesh.wire.ticket import Ticket, read_ticket
 from .....support.tickets import make_ticket
 
 
-def announced(name: str, address: str, nccl: str = "", boot: str = "") -> Announcement:
+def announced(name: str, address: str, torch: str = "2.13.0", boot: str = "") -> Announcement:
     return Announcement(
         host=Host(name, f"tcp://{address}:5", "key", 0, 1),
         place=Place(boot or name, "boot", "pids"),
-        versions=Versions("1", "3.11.1", "2.13.0", nccl),
+        versions=Versions("1", "3.11.1", torch),
     )
 
 
@@ -43,7 +43,7 @@ A = Host("a", "tcp://127.0.0.1:5", "", 0, 1)
 
 
 def test_hosts_that_fit_pass() -> None:
-    check_hosts([announced("a", "10.0.0.1"), announced("b", "10.0.0.2", "2.27.3")], is_ssh=True)
+    check_hosts([announced("a", "10.0.0.1"), announced("b", "10.0.0.2", "2.13.0+cpu")], is_ssh=True)
     check_hosts([announced("a", "127.0.0.1"), announced("b", "127.0.0.1")], is_ssh=True)
     same = [announced("a", "10.0.0.1", boot="x"), announced("b", "10.0.0.1", boot="x")]
     check_hosts(same, is_ssh=False)
@@ -52,9 +52,9 @@ def test_hosts_that_fit_pass() -> None:
 @pytest.mark.parametrize(
     ("a", "b", "error"),
     [
-        (("a", "10.0.0.1", "", "x"), ("b", "10.0.0.1", "", "x"), "a and b are one host"),
+        (("a", "10.0.0.1", "2", "x"), ("b", "10.0.0.1", "2", "x"), "a and b are one host"),
         (("a", "127.0.0.1"), ("b", "10.0.0.2"), "a is reached by the loopback"),
-        (("a", "10.0.0.1", "2.26.1"), ("b", "10.0.0.2", "2.27.3"), "a has 2.26.1, b has 2.27.3"),
+        (("a", "10.0.0.1", "2.12.1"), ("b", "10.0.0.2"), "a has 2.12.1, b has 2.13.0"),
     ],
     ids=["one host twice", "loopback", "versions"],
 )
