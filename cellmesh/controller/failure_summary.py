@@ -205,7 +205,7 @@ def _doing(run: int, state: RankState | None) -> str:
 
 def explain_waits(states: Mapping[int, RankState], dead: Iterable[int], num_ranks: int) -> str:
     """Describe why ranks can never finish, or else which ranks wait for which other ranks, and the
-    activity of those.
+    activity of those that do not wait.
 
     Args:
         states: rank -> its state, for ranks that answered.
@@ -217,13 +217,17 @@ def explain_waits(states: Mapping[int, RankState], dead: Iterable[int], num_rank
     if verdict is not None:
         return verdict.text
     idle = {rank for rank, state in states.items() if state.run < 0}
-    parts, awaited = describe_waits(states, idle, gone, num_ranks)
-    doing = group_ranks({rank: describe_state(states[rank]) for rank in awaited if rank in states})
+    parts = describe_waits(states, idle, gone, num_ranks)
+    if not parts:
+        return "no rank waits for another"
+    doing = group_ranks(
+        {r: describe_state(state) for r, state in sorted(states.items()) if not state.collective}
+    )
     others = [f"{with_verb(ranks, 'is', 'are')} {text}" for text, ranks in doing.items()]
     parts += _shorten(list(doing.values()), others, "at other places", _MAX_LIVE)
-    if silent := [rank for rank in awaited if rank not in states]:
+    if silent := set(range(num_ranks)) - states.keys() - gone:
         parts.append(f"{with_verb(silent, 'does', 'do')} not answer")
-    return "; ".join(parts) or "no rank waits for another"
+    return "; ".join(parts)
 
 
 def exception_of(rank: int, outcome: Parcel[Any]) -> BaseException:

@@ -147,9 +147,7 @@ def tell_busy(running: Mapping[int, str], then: str = "heal") -> str:
     """
     by_title = group_ranks(dict(sorted(running.items())))
     parts = [
-        with_verb(ranks, "runs", "run") + f" {title}"
-        if title
-        else f"{describe_ranks(ranks)} did not say so"
+        f"{with_verb(ranks, 'runs', 'run')} {title or 'something'}"
         for title, ranks in sorted(by_title.items())
     ]
     return (

@@ -78,17 +78,17 @@ class GroupProgress:
 
 
 def read_progress(
-    counts: Iterable[tuple[int, Iterable[GroupCount]]], num_ranks: int
+    counts: Mapping[int, Iterable[GroupCount]], num_ranks: int
 ) -> dict[Key, GroupProgress]:
     """Return the operations that the members of each process group have begun on it.
 
     Args:
-        counts: pairs of a rank and the counts of its groups.
+        counts: rank -> counts of its groups.
         num_ranks: number of ranks of the mesh.
     """
     groups: dict[Key, GroupProgress] = {}
     everybody = range(num_ranks)
-    for rank, own in counts:
+    for rank, own in counts.items():
         for count in own:
             key = count.name, count.ranks[:1]  # split groups may share a name
             if key not in groups:
@@ -99,7 +99,7 @@ def read_progress(
 
 def progress_of(states: Mapping[int, RankState], num_ranks: int) -> dict[Key, GroupProgress]:
     """Return the operations begun on each process group, from the states of ranks."""
-    return read_progress(((rank, state.counts) for rank, state in states.items()), num_ranks)
+    return read_progress({rank: state.counts for rank, state in states.items()}, num_ranks)
 
 
 def find_lacking(states: Mapping[int, RankState]) -> dict[Key, set[int]]:
@@ -132,7 +132,7 @@ def find_disagreements(
     """
     return [
         tuple(group.members)
-        for group in read_progress(counts.items(), num_ranks).values()
+        for group in read_progress(counts, num_ranks).values()
         if counts.keys() >= set(group.members)
         and (
             len({group.number_of(rank) for rank in group.members}) > 1

@@ -33,35 +33,18 @@ class Waits:
 
 def describe_waits(
     states: Mapping[int, RankState], idle: Collection[int], dead: Collection[int], num_ranks: int
-) -> tuple[list[str], set[int]]:
-    """Describe which ranks wait for which others, whether or not these may still join.
+) -> list[str]:
+    """Return a clause for each wait of ranks, with the ranks that they wait for, whether or not
+    these may still join.
 
     Args:
         states: state of each rank that answered, with the counts of all its groups.
         idle: ranks that execute no run.
         dead: ranks that are dead.
         num_ranks: number of ranks of the mesh.
-
-    Returns:
-        A clause for each wait, and the ranks that are waited for and live.
     """
-    groups = progress_of(states, num_ranks)
     waiting = {rank: state for rank, state in sorted(states.items()) if state.collective}
-    flights = [one for state in waiting.values() for one in state.in_flight]
-    peers = {one.peer for one in flights if one.name in MESSAGES}
-    numbers: dict[str, int] = {}
-    for one in flights:
-        if one.name not in MESSAGES:
-            numbers[one.group] = max(numbers.get(one.group, 0), one.number)
-    missing = {
-        rank
-        for group in groups.values()
-        if group.first.name in numbers
-        for rank in group.members
-        if group.number_of(rank) < numbers[group.first.name]
-    }
-    parts = _describe_waits(Waits(groups, waiting, idle, dead))
-    return parts, (missing | peers) - waiting.keys() - set(dead) - {-1}
+    return _describe_waits(Waits(progress_of(states, num_ranks), waiting, idle, dead))
 
 
 def _label(group: GroupProgress) -> str:

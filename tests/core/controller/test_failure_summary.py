@@ -178,7 +178,11 @@ THIRD: list[tuple[RankState | None, tuple[int, ...], str]] = [
     (COMPUTES, (), f"{WAITS}which rank 2 has not begun; rank 2 is running time.sleep(9) at line 3"),
     (ENDED, (), f"{WAITS}which rank 2 has ended without; rank 2 is idle"),
     (None, (), f"{WAITS}which rank 2 has not begun; rank 2 does not answer"),
-    (in_operation(0, 7, "", 3), (), f"{WAITS}which all have begun"),
+    (
+        in_operation(0, 7, "", 3),
+        (),
+        f"{WAITS}which all have begun; rank 2 is running time.sleep(9) at line 3",
+    ),
     (None, (2,), f"these cannot meet: {WAITS}which rank 2 has died without"),
 ]
 
