@@ -7,7 +7,9 @@ during a recovery, or that ranks hold back, waits for its end.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...wire.codec import Parcel
@@ -15,6 +17,7 @@ from ...wire.groups import Blueprint, Describe, Heal
 from ...wire.messages import Control, Died, Done, Release, Respawn, Resume
 from ...wire.ranks import describe_ranks
 from ...wire.status import Probe, RankInfo, RankState
+from ...wire.stopping import Steps
 from .effects import (
     Answer,
     Change,
@@ -24,16 +27,69 @@ from .effects import (
     Send,
     describe_heal,
     describe_reset,
+    tell_busy,
 )
 from .group_progress import Tally, must_be_healed
 from .mesh_state import FIRST_HEAL, MeshState, Pending
-from .recovery_state import Attempt, HealRequests
 from .requests import OnAnswers, Questions, control, work
+from .stopping import describe_steps
 from .transitions import RECOVERY, RecoveryEvent, RecoveryPhase, Transition, add_transition
 
 # Time limits of a heal, and of its end once its ranks were released. The agent limits forks.
 HEAL_S, ABANDON_S = 60.0, 5.0
+# How long a heal waits for a failed run after the release of its ranks, and for ranks' answers.
+PATIENCE_S = 5.0
 MAX_ATTEMPTS = 3
+
+
+@dataclass
+class Attempt:
+    """The record of one recovery: what was tried, what failed, which ranks were replaced.
+
+    Attributes:
+        began_at: when it began, in seconds.
+        num_failures: how often healing has failed.
+        failures: rank -> why the heal in progress has failed on it.
+        num_respawns: how often dead ranks were to be replaced.
+        note_to: the failed run whose output gets the note on the recovery; -1 for none.
+        is_healed: whether process groups were rebuilt.
+        respawned: the ranks that were replaced.
+        problems: failures, as texts for users.
+        notes: reports of ranks on their models.
+        steps: rank -> the steps of its optimizers in the run of `note_to`.
+    """
+
+    began_at: float = 0.0
+    num_failures: int = 0
+    failures: dict[int, str] = field(default_factory=dict)
+    num_respawns: int = 0
+    note_to: int = -1
+    is_healed: bool = False
+    respawned: set[int] = field(default_factory=set)
+    problems: list[str] = field(default_factory=list)
+    notes: dict[str, None] = field(default_factory=dict)
+    steps: dict[int, Steps] = field(default_factory=dict)
+
+    def report(self, dead: dict[int, Died], apart: int, now: float) -> HealReport:
+        """Return the report on the recovery for users.
+
+        Args:
+            dead: ranks that are dead now, and how each died.
+            apart: the last run whose ranks were stopped at different points; -1 for none.
+            now: current time in seconds.
+        """
+        new = sorted(self.respawned)
+        died = [f"rank {rank}, which was new, {dead[rank].reason}" for rank in new if rank in dead]
+        return HealReport(
+            tuple(rank for rank in new if rank not in dead),
+            self.is_healed,
+            "; ".join([*self.problems, *died]),
+            now - self.began_at,
+            tuple(sorted(dead)),
+            notes=tuple(self.notes),
+            steps=describe_steps(self.steps),
+            is_apart=self.note_to >= 0 and self.note_to == apart,
+        )
 
 
 class Recovery:
@@ -58,7 +114,8 @@ class Recovery:
         self._questions = questions
         self._new_generation = new_generation
         self._auto_heal = auto_heal
-        self._requests = HealRequests(mesh)
+        self._waiting: list[int] = []  # the user's requests for a heal
+        self._patience_ends = 0.0  # until then a heal waits for ranks
         self._awaiting: list[int] = []  # requests to answer at its end
         self.tally = Tally()
         self.phase: RecoveryPhase = "calm"
@@ -86,7 +143,7 @@ class Recovery:
         for run in [run for run in self._mesh.pending if run >= FIRST_HEAL]:
             del self._mesh.pending[run]
         self.on("reset", now)
-        return [*self._requests.answer(HealReport(failure=reason)), *self._tell_calm("")]
+        return [*self._answer(HealReport(failure=reason)), *self._tell_calm("")]
 
     def before_run(self, ranks: Collection[int], now: float) -> list[Effect]:
         """Heal before a run if its ranks' next collectives would not match."""
@@ -131,7 +188,7 @@ class Recovery:
         self._outsiders.discard(rank)
         if self._auto_heal:
             self._mesh.to_replace.add(rank)
-        elif self._requests.waiting:  # the user may know of the death before this message
+        elif self._waiting:  # the user may know of the death before this message
             self._mesh.asked.add(rank)
         self._again = self.phase != "calm"
 
@@ -189,11 +246,11 @@ class Recovery:
             request: number of the user's request.
             now: current time in seconds.
         """
-        self._requests.add(request, now)
-        busy = self._requests.busy()
-        must_wait = self._requests.can_wait_for(busy, now)
+        self._add_request(request, now)
+        busy = self._mesh.living() & self._mesh.busy(with_heals=False)
+        must_wait = self._can_wait_for(busy, now)
         if busy and self.phase == "calm" and not must_wait:
-            return self._requests.refuse()
+            return self._answer(HealReport(failure=tell_busy(self._mesh.running(busy))))
         self._mesh.news.clear()  # the answer has them
         self._mesh.asked.update(self._mesh.dead)
         return [] if must_wait else self.begin(now)
@@ -206,7 +263,7 @@ class Recovery:
             new: ranks to fork.
             now: current time in seconds.
         """
-        self._requests.add(request, now)
+        self._add_request(request, now)
         self.tally.clear()
         self._outsiders.clear()
         self._must_heal = self._is_resizing = True
@@ -230,7 +287,7 @@ class Recovery:
     @property
     def is_at_rest(self) -> bool:
         """Whether no recovery is in progress or requested, so that `tick` has nothing to do."""
-        return self.phase == "calm" and not self._requests.waiting
+        return self.phase == "calm" and not self._waiting
 
     def tick(self, now: float) -> list[Effect]:
         """Give up a phase of the recovery that takes too long."""
@@ -241,7 +298,7 @@ class Recovery:
         """Return when to call `tick` at the latest, in seconds; None if no deadline is set."""
         if self.phase != "calm":
             return self._deadline
-        return self._requests.patience_ends if self._requests.waiting else None
+        return self._patience_ends if self._waiting else None
 
     # ---- the phases
 
@@ -292,7 +349,8 @@ class Recovery:
     def _refuse(self, now: float) -> list[Effect]:
         """Stop waiting for ranks to leave a run that has failed, and report that they are busy."""
         self._mesh.asked.clear()
-        effects = self._requests.refuse()
+        busy = self._mesh.living() & self._mesh.busy(with_heals=False)
+        effects = self._answer(HealReport(failure=tell_busy(self._mesh.running(busy))))
         return effects if self._mesh.missing() else [*effects, *self.send_deferred(now)]
 
     def _examine(self, now: float, problem: str = "") -> list[Effect]:
@@ -306,7 +364,8 @@ class Recovery:
         living = self._mesh.living()
         # A rank may answer between the end of a run, which it has sent, and its next wait for work.
         settled = {r for r, s in states.items() if s.run < 0 or s.run in self._mesh.pending}
-        if self._requests.can_ask_again(living - settled, now):
+        # On a busy machine ranks may be late to answer.
+        if self._waiting and living - settled and now < self._patience_ends:
             return self.on("no answer", now)
         idle = {rank for rank, state in states.items() if state.run < 0} & living
         for rank in idle:
@@ -379,7 +438,7 @@ class Recovery:
         return self._give_up(f"{describe_ranks(pending.ranks)} took too long", now)
 
     def _stop_asking(self, now: float) -> list[Effect]:
-        self._requests.patience_ends = 0.0
+        self._patience_ends = 0.0
         return []
 
     def _call_off(self, now: float) -> list[Effect]:
@@ -437,11 +496,34 @@ class Recovery:
         if is_change:
             effects.append(Change(self._mesh.state, report))
         # The user may miss a note after its cell's end, but not the answer to a request.
-        if not self._requests.waiting:
+        if not self._waiting:
             self._mesh.add_news(one for one in self._mesh.ranks if one.rank in report.respawned)
         without = self._mesh.living() - self._quiet
-        effects += self._requests.answer_without(without, report, now)
+        if not self._can_wait_for(without, now):
+            if without and not report.failure:  # of no interest without a request
+                failure = tell_busy(self._mesh.running(without))
+                report = dataclasses.replace(report, failure=failure)
+            effects += self._answer(report)
         return [*effects, *self._tell_calm(text), *self.send_deferred(now)]
+
+    # ---- requests of the user for a heal
+
+    def _add_request(self, request: int, now: float) -> None:
+        due = [run.settle_at for run in self._mesh.pending.values() if run.settle_at is not None]
+        self._patience_ends = max([now, *due]) + PATIENCE_S
+        self._waiting.append(request)
+
+    def _can_wait_for(self, ranks: set[int], now: float) -> bool:
+        """Return whether a heal can wait for these ranks: they are about to leave a run that has
+        failed.
+        """
+        held, pending = self._mesh.held, self._mesh.pending
+        left = {rank for rank in ranks if held.get(rank) in pending}  # the rest have not left it
+        return bool(ranks) and now < self._patience_ends and self._mesh.in_failed_runs(ranks - left)
+
+    def _answer(self, report: HealReport) -> list[Effect]:
+        requests, self._waiting = self._waiting, []
+        return [Answer(request, report) for request in requests]
 
     def _tell_calm(self, text: str) -> list[Effect]:
         requests, self._awaiting = self._awaiting, []

@@ -7,8 +7,7 @@ import pytest
 from cellmesh.controller.core.core import Effect, Note
 from cellmesh.controller.core.effects import HealReport, describe_heal
 from cellmesh.controller.core.mesh_state import FIRST_HEAL
-from cellmesh.controller.core.recovery import ABANDON_S, HEAL_S, MAX_ATTEMPTS
-from cellmesh.controller.core.recovery_state import PATIENCE_S
+from cellmesh.controller.core.recovery import ABANDON_S, HEAL_S, MAX_ATTEMPTS, PATIENCE_S
 from cellmesh.controller.core.requests import ANSWER_S
 from cellmesh.controller.core.runs import STOP_S
 from cellmesh.wire.groups import Heal
