@@ -67,11 +67,6 @@ class Pending:
     fills: bool = False
     title: str = ""
 
-    @property
-    def is_called_off(self) -> bool:
-        """Whether ranks have been released or interrupted in the run, or will be."""
-        return self.settle_at is not None or bool(self.released) or self.interrupted_at is not None
-
     def begin(self, now: float) -> None:
         """Start the clocks of a run that was held back and is sent now."""
         waited_s = now - self.started_at
@@ -254,13 +249,11 @@ class MeshState:
         return any(ranks & set(run.members) for run in runs)
 
     def in_failed_runs(self, ranks: set[int]) -> bool:
-        """Return whether each of these ranks is in a run that has failed, and is or will be
-        released from it.
-        """
+        """Return whether each of these ranks is in a run that has failed, and so will leave it."""
         return ranks <= {
             rank
             for run in self.pending.values()
-            if run.has_failed and run.is_work and run.is_sent and run.is_called_off
+            if run.has_failed and run.is_work and run.is_sent
             for rank in run.ranks
         }
 

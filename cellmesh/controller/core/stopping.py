@@ -343,9 +343,8 @@ def describe_steps(steps: Mapping[int, Steps]) -> str:
     for rank, of_rank in steps.items():
         for count in of_rank.counts:
             by_optimizer.setdefault(count.optimizer, {})[rank] = count.num_steps
-            name, model = names.get(count.optimizer, ("", ""))
             kind = count.optimizer.partition(" ")[0]
-            names[count.optimizer] = (name or count.name or kind, model or count.model)
+            names.setdefault(count.optimizer, (count.name or kind, count.model))
     found = []
     for optimizer, numbers in by_optimizer.items():
         if max(numbers.values()) <= 1:
