@@ -53,7 +53,7 @@ FEATURES = (
     ),
     Feature(
         "messages between processes",
-        1155,
+        1138,
         "wire/",
     ),
     Feature(
@@ -69,17 +69,17 @@ FEATURES = (
     ),
     Feature(
         "mesh, ranks and runs",
-        1190,
+        1083,
         "controller/",
     ),
     Feature(
         "decisions (core)",
-        2230,
+        2027,
         "controller/core/",
     ),
     Feature(
         "session",
-        1008,
+        989,
         "controller/session/",
     ),
     Feature(
@@ -89,7 +89,7 @@ FEATURES = (
     ),
     Feature(
         "start and its options",
-        916,
+        910,
         "controller/options.py wire/options.py controller/host_list.py "
         "controller/session/start.py controller/session/surroundings.py "
         "wire/environment.py wire/ticket.py",
@@ -211,7 +211,7 @@ FEATURES = (
     ),
     Feature(
         "process groups",
-        2198,
+        2191,
         "wire/groups.py workers/groups/",
     ),
     Feature(
