@@ -53,7 +53,7 @@ FEATURES = (
     ),
     Feature(
         "messages between processes",
-        1138,
+        1153,
         "wire/",
     ),
     Feature(
@@ -79,12 +79,12 @@ FEATURES = (
     ),
     Feature(
         "session",
-        989,
+        1006,
         "controller/session/",
     ),
     Feature(
         "attach",
-        313,
+        312,
         "wire/attach.py controller/session/attach.py controller/session/living.py",
     ),
     Feature(
@@ -138,7 +138,7 @@ FEATURES = (
     ),
     Feature(
         "input and debugger",
-        243,
+        225,
         "controller/stdin.py workers/rank/stdin.py workers/rank/debugger.py",
     ),
     Feature(
@@ -196,7 +196,7 @@ FEATURES = (
     ),
     Feature(
         "agent",
-        2259,
+        2098,
         "workers/agent/ workers/linux_process.py",
     ),
     Feature(
@@ -206,7 +206,7 @@ FEATURES = (
     ),
     Feature(
         "ranks' processes",
-        2115,
+        1995,
         "workers/",
     ),
     Feature(
