@@ -168,6 +168,9 @@ class CellSink:
         displays: displays of the mesh; None to keep only those of the cell.
         has_tabs: whether to show a switch between ranks at the end if their output differs, unless
             `displays` has switches turned off.
+
+    Attributes:
+        redrawn_bytes: amount of output that was last redrawn because ranks had cleared theirs.
     """
 
     def __init__(
@@ -184,6 +187,7 @@ class CellSink:
         self._placed: set[str] = set()  # ids of displays that are in the area
         self._clearing: set[int] = set()  # ranks whose next output clears their earlier output
         self._is_cleared = False
+        self.redrawn_bytes = 0
         self._status = self._tabs = ""
 
     def show(self, blocks: Sequence[Block]) -> None:
@@ -289,6 +293,7 @@ class CellSink:
         if self._is_cleared:
             self._publish("clear_output", {"wait": bool(entries or self._status)})
             self._is_cleared, self._tabs, drawn = False, "", entries
+            self.redrawn_bytes = self._record.num_bytes
             self._placed.clear()
             if self._record.dropped:
                 ranks = tuple(sorted(self._record.dropped))

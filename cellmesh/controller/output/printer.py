@@ -18,8 +18,10 @@ from .fold import HOLD_S, Block, Folder, Ranks, Rich
 # ...
 _LATE_S = 1.0
 _MAX_LATE_S = 60.0
-# Cleared and updated displays are shown at most ten times a second.
+# Cleared and updated displays are shown at most ten times a second, less often if each time much
+# output is redrawn.
 FRAME_S = 0.1
+_REDRAWN_BYTES_S = 1_000_000
 MAX_HELD_BYTES = 8_000_000
 
 
@@ -194,7 +196,8 @@ class Printer:
         if not everything and now < self._frame_at and self._held_bytes < MAX_HELD_BYTES:
             return []
         held, self._held, self._held_bytes = self._held, [], 0
-        self._frame_at = now + FRAME_S
+        redrawn = self._sink.redrawn_bytes if isinstance(self._sink, CellSink) else 0
+        self._frame_at = now + max(FRAME_S, redrawn / _REDRAWN_BYTES_S)
         return held
 
     def _need_folder(self, now: float) -> Folder:

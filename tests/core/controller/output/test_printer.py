@@ -180,3 +180,17 @@ def test_the_bar_of_a_rank_that_died_has_ended(out: io.StringIO) -> None:
     feed(printer, (1, bar(3)), (1, DIED))
     printer.show(1.0)
     assert "3/10  5 it/s, in 1.0 s" in out.getvalue()
+
+
+def test_beside_much_output_frames_are_drawn_once_a_second() -> None:
+    printer, shown = printer_in_cell(2)
+    feed(printer, (1, "x" * 1_000_000 + "\n"))
+    drawn_at = []
+    for tenths in range(30):
+        feed(printer, (0, Display(1, "clear", b"wait")), (0, "frame\n"), now=tenths / 10)
+        before = len(shown)
+        printer.show(tenths / 10 + 0.05)
+        if len(shown) > before:
+            drawn_at.append(tenths)
+    _, *later = drawn_at  # the first frame redraws nothing
+    assert len(later) == 3
