@@ -15,14 +15,21 @@ from click.shell_completion import CompletionItem
 
 from .. import __version__
 from ..controller.options import MAX_RANKS
-from ..controller.session.living import memory_bytes
+from ..controller.session.living import (
+    PATIENCE_S,
+    FoundMesh,
+    end,
+    find_meshes,
+    find_waiting,
+    memory_bytes,
+    processes_of,
+)
 from ..errors import CellmeshError, did_you_mean
 from ..wire.marks import end_dead_meshes
 from ..wire.own_file import read_own_file
 from ..wire.segments import held_bytes
 from ..wire.ticket import find_strange, runtime_root
-from .meshes import PATIENCE_S, Found, end, find_meshes, find_waiting, sweep
-from .rendering import as_json, echo_meshes, echo_progress, format_bytes, plural, printable
+from .rendering import Row, as_json, echo_meshes, echo_progress, format_bytes, plural, printable
 
 TICKET_VARIABLE = "CELLMESH_TICKET"
 
@@ -83,9 +90,9 @@ def ps(wants_json: bool) -> None:
     the part of it that segments take: large values sent to ranks, and memory kept for the next
     ones.
 
-    A zygote that a notebook keeps for its next mesh is listed as waiting, without ranks. The state
-    of a mesh on many hosts comes from its agents. Remarks below the table count the peers that a
-    mesh's sockets have refused because they had no key of the mesh.
+    Lines below the table name the processes that notebooks keep for their next meshes, and count
+    the peers that a mesh's sockets have refused because they had no key of the mesh. The state of a
+    mesh on many hosts comes from its agents.
 
     If a mesh is dead after a crash, the command ends its remaining processes, removes its files,
     and reports this.
@@ -95,40 +102,52 @@ def ps(wants_json: bool) -> None:
       cellmesh ps
       cellmesh ps --json | jq -r '.[].name'
     """
-    found = [*find_meshes(runtime_root()), *find_waiting(runtime_root())]
-    swept = {mesh.ticket.name for mesh in found if sweep(mesh)}
-    rows = [(mesh, memory_bytes(mesh.pids), _segments_bytes(mesh)) for mesh in found]
+    found = find_meshes(runtime_root())
+    problems = [why for _, why in find_strange(runtime_root())]
+    for mesh in found:
+        if mesh.state == "dead":
+            try:
+                end(mesh)
+            except CellmeshError as error:
+                problems.append(str(error))
+    rows = [_row_of(mesh) for mesh in found]
     if wants_json:
-        click.echo(as_json([_describe(mesh, memory, held, swept) for mesh, memory, held in rows]))
+        click.echo(as_json([_describe(row) for row in rows]))
     else:
-        echo_meshes(rows, swept, [why for _, why in find_strange(runtime_root())])
+        echo_meshes(rows, problems)
+        for process in find_waiting(runtime_root()):
+            memory = format_bytes(memory_bytes([process]))
+            click.echo(f"process {process.pid} waits for the next mesh of its notebook: {memory}")
 
 
-def _segments_bytes(mesh: Found) -> int:
-    pid = mesh.holder.controller_pid if mesh.holder is not None else mesh.ticket.controller_pid
-    return sum(held_bytes(pid, mesh.ticket.name))
-
-
-def _describe(mesh: Found, memory: int, held: int, swept: set[str]) -> dict[str, Any]:
+def _row_of(mesh: FoundMesh) -> Row:
     ticket, holder = mesh.ticket, mesh.holder
+    processes = processes_of(ticket) if mesh.is_living else []
+    pid = holder.controller_pid if holder is not None else ticket.controller_pid
+    pids = tuple(process.pid for process in processes)
+    return Row(mesh, pids, memory_bytes(processes), sum(held_bytes(pid, ticket.name)))
+
+
+def _describe(row: Row) -> dict[str, Any]:
+    ticket, holder = row.mesh.ticket, row.mesh.holder
+    now = time.time()
     return {
         "name": ticket.name,
-        "state": mesh.state,
-        "swept": ticket.name in swept,
+        "state": row.mesh.state,
         "num_ranks": ticket.num_ranks,
         "mesh": dict(zip(ticket.mesh_dim_names, ticket.mesh_shape, strict=False)),
         "backend": ticket.backend,
         "agent_pid": ticket.agent_pid,
         "controller_pid": holder.controller_pid if holder is not None else ticket.controller_pid,
-        "attached": mesh.state == "running",
+        "attached": row.mesh.state == "running",
         "lease_s": ticket.lease_s,
-        "lease_left_s": mesh.lease_left_s(time.time()),
-        "pids": mesh.pids,
-        "age_s": round(mesh.age_s, 3),
-        "memory_bytes": memory,
-        "segments_bytes": held,
+        "lease_left_s": row.mesh.lease_left_s(now),
+        "pids": row.pids,
+        "age_s": round(max(0.0, now - ticket.created_at), 3),
+        "memory_bytes": row.memory,
+        "segments_bytes": row.held,
         "hosts": [agent.name for agent in ticket.agents],
-        "unheard": mesh.unheard,
+        "unheard": row.mesh.unheard,
         "num_refused": holder.num_refused if holder is not None else 0,
         "cwd": ticket.cwd,
         "directory": ticket.directory,
@@ -138,7 +157,7 @@ def _describe(mesh: Found, memory: int, held: int, swept: set[str]) -> dict[str,
 def _complete_names(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    names = [mesh.ticket.name for mesh in find_meshes(runtime_root()) if mesh.living]
+    names = [mesh.ticket.name for mesh in find_meshes(runtime_root()) if mesh.is_living]
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
@@ -172,12 +191,13 @@ def stop(names: tuple[str, ...], wants_all: bool, timeout_s: float) -> None:
     """
     if wants_all == bool(names):
         raise click.UsageError("name the meshes to stop, or say --all (`cellmesh ps` lists them)")
-    found = [
-        mesh for mesh in find_meshes(runtime_root()) if mesh.state not in ("elsewhere", "broken")
-    ]
-    found += find_waiting(runtime_root())
-    if wants_all and not found:
+    found = [mesh for mesh in find_meshes(runtime_root()) if mesh.state != "elsewhere"]
+    waiting = find_waiting(runtime_root()) if wants_all else []
+    if wants_all and not (found or waiting):
         click.echo("no mesh is running")
+    for process in waiting:
+        process.terminate()
+        click.echo(f"stopped process {process.pid}, which waited for the next mesh")
     failures = []
     for mesh in found if wants_all else _choose(names, found):
         try:
@@ -190,8 +210,8 @@ def stop(names: tuple[str, ...], wants_all: bool, timeout_s: float) -> None:
         raise click.ClickException("\n".join(failures))
 
 
-def _choose(names: tuple[str, ...], found: list[Found]) -> list[Found]:
-    by_name: dict[str, list[Found]] = {}
+def _choose(names: tuple[str, ...], found: list[FoundMesh]) -> list[FoundMesh]:
+    by_name: dict[str, list[FoundMesh]] = {}
     for mesh in found:  # this host may run several agents of one mesh
         by_name.setdefault(mesh.ticket.name, []).append(mesh)
     for name in names:
@@ -203,20 +223,19 @@ def _choose(names: tuple[str, ...], found: list[Found]) -> list[Found]:
     return [mesh for name in dict.fromkeys(names) for mesh in by_name[name]]
 
 
-def _stop(mesh: Found, timeout_s: float) -> None:
-    name = mesh.ticket.name
-    if sweep(mesh):
-        click.echo(f"removed what was left of {printable(name)}; nothing of it was running")
-        return
-    what = f"{plural(mesh.ticket.num_ranks, 'rank')}, {plural(len(mesh.pids), 'process')}"
-    if mesh.state == "waiting":
-        what = "it waited for the next mesh"
-    if mesh.ticket.spans_hosts:
-        hosts = ", ".join(agent.name for agent in mesh.ticket.agents)
-        what = f"{plural(mesh.ticket.num_ranks, 'rank')} on {hosts}"
-    memory = format_bytes(memory_bytes(mesh.pids))
+def _stop(mesh: FoundMesh, timeout_s: float) -> None:
+    ticket, name = mesh.ticket, printable(mesh.name)
+    processes = processes_of(ticket) if mesh.is_living else []
+    where = plural(len(processes), "process")
+    if ticket.spans_hosts:
+        where = f"on {', '.join(agent.name for agent in ticket.agents)}"
+    memory = format_bytes(memory_bytes(processes))
     how = "stopped" if end(mesh, timeout_s) else "killed"
-    click.echo(printable(f"{how} {name}: {what}, {memory}"))
+    if mesh.state == "dead":
+        click.echo(f"removed what was left of {name}; nothing of it was running")
+    else:
+        ranks = plural(ticket.num_ranks, "rank")
+        click.echo(printable(f"{how} {name}: {ranks}, {where}, {memory}"))
 
 
 def read_given(

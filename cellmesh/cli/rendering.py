@@ -5,18 +5,34 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
-from ..controller.session.launch.hosts import describe_detours
-from .meshes import Found
+from ..controller.session.living import FoundMesh
 
 _HEADERS = "NAME STATE RANKS MESH AGENT CONTROLLER AGE MEMORY SEGMENTS"
-_NOT_LISTED = ("elsewhere", "broken")  # mentioned in a remark below the table
+
+
+@dataclass(frozen=True)
+class Row:
+    """A mesh in the table of `cellmesh ps`.
+
+    Attributes:
+        mesh: the mesh.
+        pids: its processes on this machine, the agent's first.
+        memory: memory of these, in bytes.
+        held: memory of the segments that its controller holds, in bytes.
+    """
+
+    mesh: FoundMesh
+    pids: tuple[int, ...] = ()
+    memory: int = 0
+    held: int = 0
 
 
 def as_json(value: Any) -> str:
@@ -32,22 +48,14 @@ def printable(text: str) -> str:
     )
 
 
-def echo_meshes(
-    rows: Sequence[tuple[Found, int, int]], swept: Collection[str], strange: Sequence[str] = ()
-) -> None:
+def echo_meshes(rows: Sequence[Row], problems: Sequence[str] = ()) -> None:
     """Write a table of meshes, and remarks on those that are not running.
 
     Args:
-        rows: each mesh, the memory of its processes, and the memory of the segments that its
-            controller holds, in bytes.
-        swept: names of the meshes whose directories were removed.
-        strange: problems of the tickets that cannot be used here.
+        rows: the meshes.
+        problems: further remarks, such as on tickets that cannot be used here.
     """
-    lines = [
-        _row(mesh, *sizes)
-        for mesh, *sizes in rows
-        if mesh.ticket.name not in swept and mesh.state not in _NOT_LISTED
-    ]
+    lines = [_cells(row) for row in rows if row.mesh.state not in ("dead", "elsewhere")]
     if lines:
         table = [(*_HEADERS.split(), "STARTED IN"), *lines]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
@@ -57,13 +65,12 @@ def echo_meshes(
             click.secho(text, bold=True if number == 0 else None)
     else:
         click.echo("no mesh is running")
-    remarks = [each for mesh, *_ in rows for each in _remarks(mesh, mesh.ticket.name in swept)]
-    for text in (*remarks, *strange):
+    for text in (*(each for row in rows for each in _remarks(row.mesh)), *problems):
         click.secho(printable(text), fg="yellow", err=True)
 
 
-def _row(mesh: Found, memory: int, held: int) -> tuple[str, ...]:
-    ticket = mesh.ticket
+def _cells(row: Row) -> tuple[str, ...]:
+    mesh, ticket = row.mesh, row.mesh.ticket
     dims = zip(ticket.mesh_dim_names, ticket.mesh_shape, strict=False)
     return (
         ticket.name,
@@ -72,14 +79,14 @@ def _row(mesh: Found, memory: int, held: int) -> tuple[str, ...]:
         ",".join(f"{name}={size}" for name, size in dims),
         str(ticket.agent_pid or "-"),
         _holder(mesh),
-        format_seconds(mesh.age_s),
-        format_bytes(memory),
-        format_bytes(held) if held else "-",
+        format_seconds(max(0.0, time.time() - ticket.created_at)),
+        format_bytes(row.memory),
+        format_bytes(row.held) if row.held else "-",
         _short(ticket.cwd),
     )
 
 
-def _holder(mesh: Found) -> str:
+def _holder(mesh: FoundMesh) -> str:
     """Return the process of a mesh's controller or, without a controller, the remaining lease."""
     left_s = mesh.lease_left_s(time.time())
     if left_s is not None:
@@ -90,47 +97,33 @@ def _holder(mesh: Found) -> str:
     return f"{mesh.holder.controller_pid}{where}"
 
 
-def _remarks(mesh: Found, swept: bool) -> Iterator[str]:
-    """Yield remarks on a mesh: why it is not running, how to end it, how its hosts are reached."""
+def _remarks(mesh: FoundMesh) -> Iterator[str]:
+    """Yield remarks on a mesh: why it is not running, and which of its hosts do not answer."""
     ticket, holder = mesh.ticket, mesh.holder
-    name, directory, pids = ticket.name, ticket.directory, ", ".join(map(str, mesh.pids))
-    unheard = ", ".join(mesh.unheard)
-    if swept:
+    name, unheard = ticket.name, ", ".join(mesh.unheard)
+    if mesh.state == "dead":
         why = f"its agent, process {ticket.agent_pid}, has gone"
         if ticket.spans_hosts:
             why = f"nothing of it listens on {unheard}"
-        ended = f" and ended processes {pids}" if pids else ""
-        yield f"{name} is dead ({why}): removed {directory}{ended}"
-    elif mesh.state == "stale":
-        yield f"{name} is dead, and {directory} could not be removed"
-    elif mesh.state == "leftover":
-        yield (
-            f"{name}: its agent has gone, but not processes {pids}: `cellmesh stop {name}` ends "
-            "them"
-        )
+        yield f"{name} is dead ({why}): removed {ticket.directory}"
     elif mesh.state == "unheard":
         yield (
             f"{name}: none of its hosts answers ({unheard}); it may live on there until its lease "
             f"ends. `rm {ticket.path}` forgets it here"
         )
-    elif mesh.state == "broken":
-        yield f"{name}: {ticket.path} is no ticket of a mesh: {mesh.problem}"
     elif mesh.state == "elsewhere":
         yield (
             f"{name} is not seen from here; it may run on another host or in a container. If not: "
             f"`rm {ticket.path}`"
         )
+    elif unheard:
+        yield f"{name}: {unheard} does not answer"
     if holder is not None and holder.num_refused:
         ago = format_seconds(max(0.0, time.time() - holder.refused_at))
         yield (
             f"{name} has refused {plural(holder.num_refused, 'peer')} without a key of it, the "
             f"last one {ago} ago"
         )
-    if mesh.living and unheard:
-        yield f"{name}: {unheard} does not answer"
-    # How the notebook reaches hosts without a direct connection.
-    if mesh.living and (ways := describe_detours(ticket.agents)):
-        yield f"{name}: {'; '.join(ways)}"
 
 
 def _short(path: str) -> str:

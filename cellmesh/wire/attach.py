@@ -80,14 +80,11 @@ class Welcome(Verb, frozen=True):
 
 
 class Standing(Verb, frozen=True):
-    """Answer of an agent to `Inquire`: its controller, the last `SetAgents` that it received, and
-    the runs in flight.
-    """
+    """Answer of an agent to `Inquire`: its controller, and the last `SetAgents` it received."""
 
     agent_pid: int
     holder: Holder
     agents: SetAgents | None = None
-    runs: tuple[RunInfo, ...] = ()
 
 
 class SetAgents(Verb, frozen=True):

@@ -25,6 +25,8 @@ from .ticket import Ticket, find_tickets, remove_own_directory
 VARIABLE = "CELLMESH_MESH"
 # A killed process may have forked in between.
 _MAX_ROUNDS = 20
+# An agent writes its number into the ticket within a second; a loaded machine may need longer.
+_STARTING_S = 60.0
 
 
 def value_of(mark: str, owner: int | None = None) -> str:
@@ -72,14 +74,22 @@ def end_carriers(value: str, timeout_s: float = 2.0) -> None:
 
 
 def is_dead(ticket: Ticket) -> bool:
-    """Return whether a mesh's agent ran in this PID namespace and has certainly ended; for a mesh
-    on many hosts, whether the notebook's process here has ended during the mesh's start.
+    """Return whether a mesh's agent on this host has certainly ended: it ran in this PID namespace,
+    or before a restart of the host; or the process has ended that was to start the mesh. Of a mesh
+    on many hosts that has started, only its agents know.
     """
-    if ticket.place != this_place():
+    here, place = this_place(), ticket.place
+    if ticket.spans_hosts and ticket.agents:
         return False
-    if ticket.spans_hosts:
-        return not ticket.agents and not started_ticks(ticket.controller_pid)
-    return ticket.agent_pid > 0 and not is_process(ticket.agent_pid, ticket.agent_ticks)
+    if place.host == here.host and place.boot != here.boot:
+        return True
+    if place != here:
+        return False
+    if ticket.agent_pid:
+        return not is_process(ticket.agent_pid, ticket.agent_ticks)
+    # The agent of a notebook that was killed may not have signed the ticket yet.
+    may_sign = not ticket.spans_hosts and time.time() < ticket.created_at + _STARTING_S
+    return not may_sign and not started_ticks(ticket.controller_pid)
 
 
 def end_dead_meshes(root: Path) -> None:

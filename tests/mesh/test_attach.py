@@ -197,8 +197,8 @@ def test_tickets_that_do_not_fit_or_that_others_may_read_are_refused(leased: cm.
     for changes, error, words in (
         ({"python": "2.7.18"}, HostError, r"runs Python 2\.7\.18, and this is 3"),
         ({"version": "9.9.9"}, HostError, r"cellmesh 9\.9\.9, and this is"),
-        ({"agent_ticks": 1}, NoMeshError, "has ended: its agent"),
-        ({"boot": "another"}, NoMeshError, "ended when this host was restarted"),
+        ({"agent_ticks": 1}, NoMeshError, "has ended: `cellmesh ps`"),
+        ({"boot": "another"}, NoMeshError, "has ended: `cellmesh ps`"),
         ({"pid_namespace": "pid:[1]"}, HostError, "another container"),
         ({"boot": "another", "host": "b"}, HostError, r"another host \(b; this is"),
     ):

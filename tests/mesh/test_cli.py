@@ -67,7 +67,7 @@ def test_ps_lists_a_mesh_and_stop_ends_it(
 ) -> None:
     ticket = read_ticket(runtime_root() / "train" / "ticket.json")
     [mesh] = listed()
-    assert (mesh["name"], mesh["state"], mesh["swept"]) == ("train", "running", False)
+    assert (mesh["name"], mesh["state"]) == ("train", "running")
     assert (mesh["num_ranks"], mesh["mesh"]) == (2, {"dp": 2, "tp": 1})
     assert (mesh["agent_pid"], mesh["controller_pid"]) == (ticket.agent_pid, os.getpid())
     assert mesh["pids"][0] == ticket.agent_pid

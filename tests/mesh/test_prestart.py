@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 import cellmesh as cm
-from cellmesh.cli.meshes import find_waiting
+from cellmesh.controller.session.living import find_waiting
 from cellmesh.wire.ticket import runtime_root
 from tests.conftest import check_nothing_left, process_named, processes_of, write_ipython_profile
 
@@ -41,7 +41,7 @@ def prestarting(folder: Path, keep_s: float = 600.0) -> Iterator[Notebook]:
 def waiting() -> psutil.Process:
     """The zygote that waits."""
     (found,) = find_waiting(runtime_root())
-    return psutil.Process(found.pids[0])
+    return found
 
 
 def origin(directory: Path) -> psutil.Process:
@@ -103,8 +103,8 @@ def test_mesh_of_a_prestarted_zygote_has_the_directory_and_path_of_its_start(
             notebook.run("other.stop()")
             stop(notebook)
             assert processes_of(runtime_dir) == [zygote]
-        assert f"zygote-of-{zygote.ppid()}  waiting" in command("ps")
-        assert f"stopped zygote-of-{zygote.ppid()}: it waited" in command("stop", "--all")
+        assert f"process {zygote.pid} waits for the next mesh" in command("ps")
+        assert f"stopped process {zygote.pid}, which waited" in command("stop", "--all")
         wait_for_end(zygote)
         assert command("ps") == "no mesh is running\n"
         start(notebook)  # from another one

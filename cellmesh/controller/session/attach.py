@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 
 from ...errors import HostError, MeshUsageError, NoMeshError, did_you_mean
-from ...wire.host import fits, is_process, own_python, this_place
+from ...wire.host import fits, own_python, this_place
+from ...wire.marks import is_dead
 from ...wire.modules import loaded
 from ...wire.ticket import Ticket, find_strange, read_ticket, runtime_root
 from ..mesh import Mesh
@@ -18,7 +19,7 @@ from .launch.local import (
     LocalAgent,
     found,
 )
-from .living import choose, end_left, find_living, table_of
+from .living import choose, describe, end_left, find_living, look_at
 from .session import Session
 from .standing import find_agents, keep_ticket
 
@@ -83,13 +84,12 @@ def stop_mesh(name: str) -> None:
     """
     ticket = _find_ticket(name, False)
     _check_ticket(ticket)
-    for mesh in find_living(asks=True):
-        if mesh.ticket.mark == ticket.mark:
-            end_left(mesh)
-            return
-    raise NoMeshError(
-        f"no host of {name} answers: `cellmesh stop {name}` says more, and ends it once they do"
-    )
+    mesh = look_at(ticket, runtime_root())
+    if mesh.state == "unheard":
+        raise NoMeshError(
+            f"no host of {name} answers: `cellmesh stop {name}` says more, and ends it once they do"
+        )
+    end_left(mesh)
 
 
 def _find_ticket(name: str | None, steal: bool) -> Ticket:
@@ -111,9 +111,10 @@ def _find_ticket(name: str | None, steal: bool) -> Ticket:
     if name is None:
         free = [mesh.name for mesh in living if mesh.is_free]
         example = free[-1] if free else f"--steal {living[-1].name}"
+        lines = "\n".join(describe(mesh, time.time()) for mesh in living)
         raise MeshUsageError(
             f"there are {len(living)} meshes: say which one, as in `%dist_attach {example}`\n"
-            f"{table_of(living, time.time())}"
+            f"{lines}"
         )
     raise NoMeshError(
         f"there is no mesh {name!r} (there is {names})"
@@ -131,10 +132,10 @@ def _check_ticket(ticket: Ticket) -> None:
     if ticket.spans_hosts:
         return
     place = ticket.place
-    if place.boot != here.boot and place.host == here.host:
+    if is_dead(ticket):
         raise NoMeshError(
-            f"{ticket.name} ended when this host was restarted: `cellmesh ps` removes what is "
-            "left of it"
+            f"{ticket.name} has ended: `cellmesh ps` removes what is left of it; `%dist_start` "
+            "starts another"
         )
     if (place.boot, place.pid_namespace) != (here.boot, here.pid_namespace):  # names may change
         where = "another container of this host" if place.boot == here.boot else "another host"
@@ -145,11 +146,6 @@ def _check_ticket(ticket: Ticket) -> None:
         raise HostError(
             f"{ticket.name} runs Python {ticket.python}, and this is {own_python()}: use that "
             f"one, or end the mesh with `cellmesh stop {ticket.name}`"
-        )
-    if not is_process(ticket.agent_pid, ticket.agent_ticks):
-        raise NoMeshError(
-            f"{ticket.name} has ended: its agent (process {ticket.agent_pid}) is gone. "
-            "`cellmesh ps` removes what is left of it; `%dist_start` starts another"
         )
 
 

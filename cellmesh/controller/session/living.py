@@ -1,21 +1,25 @@
-"""Living meshes of this user, which a notebook can list, attach to or end."""
+"""Finds the meshes of this user by their tickets, and ends them: for `cellmesh ps` and `stop`, and
+for notebooks, which list meshes, attach to one, or name those that they have left.
+
+A process belongs to a mesh if it is the agent, the agent's guardian, a descendant of the agent, or
+carries the mesh's mark (`wire.marks`); its process number alone is no proof.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
-import signal
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-import msgspec
 import psutil
 
-from ...errors import MeshUsageError
-from ...wire.attach import RunInfo
+from ...errors import HostError, MeshUsageError
+from ...wire import marks
 from ...wire.host import format_span, is_process, this_place
-from ...wire.ranks import describe_ranks
 from ...wire.ticket import (
     Holder,
     Ticket,
@@ -25,31 +29,43 @@ from ...wire.ticket import (
     runtime_root,
 )
 from ..kernel import own_notebook
-from .launch.local import LocalAgent, found
-from .standing import HostStanding, ask_agents, end_on_hosts, summarize
+from .standing import ask_agents, end_on_hosts, summarize
 
-_STOP_S = 5.0
-_MAX_RUNS = 2  # most runs of a mesh that are named
+# The agent waits a second for ranks to exit, then kills them.
+PATIENCE_S = 5.0
+_KILL_S = 2.0
+
+State = Literal["running", "detached", "starting", "dead", "elsewhere", "unheard"]
 
 
 @dataclass(frozen=True)
-class LivingMesh:
-    """A mesh that lives, or may live on hosts that were not asked.
+class FoundMesh:
+    """A mesh whose ticket is on this machine.
 
     Attributes:
         ticket: its ticket.
+        state: ``running``; ``detached``: it runs without a controller; ``starting``: its agent has
+            not signed the ticket yet; ``dead``: its agents have ended, and it can be removed;
+            ``elsewhere``: its agent is not visible here, and may run on another host or in a
+            container; ``unheard``: none of its agents on other hosts has answered, or was asked.
         holder: the process that holds it, or held it last; None if that is not known.
-        runs: its runs in flight; () if its agents were not asked.
+        unheard: names of the hosts whose agents have not answered, for a mesh on many hosts.
     """
 
     ticket: Ticket
-    holder: Holder | None
-    runs: tuple[RunInfo, ...] = ()
+    state: State
+    holder: Holder | None = None
+    unheard: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         """The name of the mesh."""
         return self.ticket.name
+
+    @property
+    def is_living(self) -> bool:
+        """Whether processes of the mesh run, or are about to start."""
+        return self.state in ("running", "detached", "starting")
 
     @property
     def is_free(self) -> bool:
@@ -71,29 +87,75 @@ class LivingMesh:
         """Return whether a notebook holds the mesh, or held it last."""
         return bool(notebook) and self.notebook == notebook
 
+    def lease_left_s(self, now: float) -> float | None:
+        """Remaining lease of a mesh without a controller, in seconds; None if one is attached."""
+        if self.state != "detached" or self.holder is None:
+            return None
+        return max(0.0, self.holder.since + self.ticket.lease_s - now)
 
-def find_living(asks: bool) -> list[LivingMesh]:
-    """Return the living meshes of this user, oldest first.
+
+def find_meshes(root: Path, asks: bool = True) -> list[FoundMesh]:
+    """Return the meshes under a runtime directory, oldest first.
 
     Args:
-        asks: whether to ask agents for their runs, and agents on other hosts whether they live;
-            else only files are read.
+        root: directory of all meshes, as `runtime_root` returns it.
+        asks: whether to ask agents on other hosts; else only files are read.
     """
-    living = []
-    for ticket in find_tickets(runtime_root()):
-        if not _may_live(ticket):
-            continue
-        standings = ask_agents(ticket) if asks else []
-        holder = summarize(standings)
-        if ticket.spans_hosts and asks and holder is None:
-            continue
-        if holder is None and not ticket.spans_hosts:
-            holder = read_holder(ticket)
-        living.append(LivingMesh(ticket, holder, _runs_of(standings)))
-    return living
+    return [look_at(ticket, root, asks) for ticket in find_tickets(root)]
 
 
-def left_meshes(asks: bool) -> list[LivingMesh]:
+def look_at(ticket: Ticket, root: Path, asks: bool = True) -> FoundMesh:
+    """Return a mesh in its present state.
+
+    Args:
+        ticket: its ticket, as found under the root.
+        root, asks: as for `find_meshes`.
+    """
+    if os.path.realpath(root) != os.path.realpath(Path(ticket.directory).parent):
+        return FoundMesh(ticket, "elsewhere")  # a container mounts the directory elsewhere
+    if ticket.spans_hosts and ticket.agents:
+        return _look_through_agents(ticket) if asks else FoundMesh(ticket, "unheard")
+    if marks.is_dead(ticket):
+        return FoundMesh(ticket, "dead")
+    if ticket.place != this_place():
+        return FoundMesh(ticket, "elsewhere")
+    holder = read_holder(ticket)
+    if not ticket.agent_pid:
+        return FoundMesh(ticket, "starting", holder)
+    return FoundMesh(ticket, _state_of(holder), holder)
+
+
+def _look_through_agents(ticket: Ticket) -> FoundMesh:
+    own = read_holder(ticket)  # counts the peers that the notebook's listener has refused
+    try:
+        standings = ask_agents(ticket)
+    except Exception:  # the ticket has impossible values, such as a key or a port
+        return FoundMesh(ticket, "unheard", own, tuple(agent.name for agent in ticket.agents))
+    unheard = tuple(each.agent.name for each in standings if each.standing is None)
+    if (holder := summarize(standings, own)) is not None:
+        return FoundMesh(ticket, _state_of(holder), holder, unheard)
+    # A firewall that was closed since refuses connections like a host without a listener.
+    is_held = psutil.pid_exists(ticket.controller_pid) and ticket.place == this_place()
+    is_dead = all(each.has_ended for each in standings) and not is_held
+    return FoundMesh(ticket, "dead" if is_dead else "unheard", own if is_held else None, unheard)
+
+
+def _state_of(holder: Holder | None) -> State:
+    return "running" if holder is None or holder.is_attached else "detached"
+
+
+def find_living(asks: bool) -> list[FoundMesh]:
+    """Return the meshes of this user that can be attached to, oldest first.
+
+    Args:
+        asks: whether to ask agents on other hosts; else their meshes count as living.
+    """
+    states = ("running", "detached") if asks else ("running", "detached", "unheard")
+    found = find_meshes(runtime_root(), asks)
+    return [mesh for mesh in found if mesh.state in states and mesh.ticket.host is None]
+
+
+def left_meshes(asks: bool) -> list[FoundMesh]:
     """Return the meshes without a controller that this notebook may have left: its own, and those
     that were started in its folder, unless they are another notebook's.
 
@@ -108,7 +170,7 @@ def left_meshes(asks: bool) -> list[LivingMesh]:
     return left
 
 
-def describe_left(mesh: LivingMesh) -> str:
+def describe_left(mesh: FoundMesh) -> str:
     """Return a clause for users on a mesh that lives on without a controller."""
     ticket, now = mesh.ticket, time.time()
     whose = "of this notebook" if mesh.is_of(own_notebook()) else "started in this folder"
@@ -117,13 +179,13 @@ def describe_left(mesh: LivingMesh) -> str:
     if ticket.spans_hosts:
         hosts = ", ".join(agent.name for agent in ticket.agents)
         return f"{mesh.name}, {whose}, may live on: {ranks} on {hosts}, {age}"
-    memory = memory_bytes([ticket.agent_pid, *children_of(ticket.agent_pid)])
+    memory = memory_bytes(processes_of(ticket))
     since = now if mesh.holder is None else mesh.holder.since
     left = format_span(max(0.0, since + ticket.lease_s - now))
     return f"{mesh.name}, {whose}, lives on for {left}: {ranks}, {memory / 1e6:,.0f} MB, {age}"
 
 
-def advise_left(mesh: LivingMesh) -> str:
+def advise_left(mesh: FoundMesh) -> str:
     """Return a line for users on a mesh that lives on, with commands to attach to it or end it."""
     return (
         f"{describe_left(mesh)}; `%dist_attach {mesh.name}` has it again, `%dist_stop "
@@ -131,7 +193,7 @@ def advise_left(mesh: LivingMesh) -> str:
     )
 
 
-def choose(living: Sequence[LivingMesh], steal: bool) -> LivingMesh | None:
+def choose(living: Sequence[FoundMesh], steal: bool) -> FoundMesh | None:
     """Return the mesh for an attach without a name: the only one, else the only free one of this
     notebook, else the only free one; None if there is no such mesh.
 
@@ -149,66 +211,112 @@ def choose(living: Sequence[LivingMesh], steal: bool) -> LivingMesh | None:
     return None
 
 
-def table_of(living: Sequence[LivingMesh], now: float) -> str:
-    """Return a table of meshes as text: name, ranks, age, notebook, holder, runs."""
-    rows = [("NAME", "RANKS", "AGE", "NOTEBOOK", "HELD BY", "RUNS")]
-    for mesh in living:
-        ticket = mesh.ticket
-        age = format_span(max(0.0, now - ticket.created_at))
-        rows.append(
-            (mesh.name, str(ticket.num_ranks), age, _place(mesh), _hold(mesh, now), _running(mesh))
-        )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
+def describe(mesh: FoundMesh, now: float) -> str:
+    """Return a line for users on a mesh: its ranks, age, notebook and holder."""
+    ticket = mesh.ticket
+    place = mesh.notebook if _is_named(mesh.notebook) else ticket.cwd
+    age = format_span(max(0.0, now - ticket.created_at))
+    return (
+        f"{mesh.name}: {ticket.num_ranks} ranks, started {age} ago in {place}, held by "
+        f"{_hold(mesh, now)}"
     )
 
 
-def end_left(mesh: LivingMesh) -> None:
+def end_left(mesh: FoundMesh) -> None:
     """End a mesh that no process holds. Blocks.
 
     Raises:
         MeshUsageError: another process holds it.
-        HostError: some of its hosts did not answer.
+        HostError: some of its hosts did not answer, or a process or its directory still exists.
     """
-    name, ticket = mesh.name, mesh.ticket
+    name = mesh.name
     if mesh.holder is not None and mesh.holder.is_attached:
         raise MeshUsageError(
             f"{name} is held by {_hold(mesh, time.time())}: `%dist_attach --steal {name}` takes "
             f"it, `cellmesh stop {name}` in a terminal ends it all the same"
         )
-    if ticket.spans_hosts:
-        end_on_hosts(ticket, _STOP_S)
-        return
-    agent = LocalAgent(ticket, found)
-    os.close(agent.start())
-    agent.signal(signal.SIGTERM)
-    if not agent.wait(_STOP_S):
-        agent.signal(signal.SIGKILL)
-        agent.wait(None)
-    remove_own_directory(ticket)
+    end(mesh)
 
 
-def _may_live(ticket: Ticket) -> bool:
-    if ticket.spans_hosts:
-        return bool(ticket.agents)
-    is_here = ticket.host is None and ticket.place == this_place()
-    return is_here and is_process(ticket.agent_pid, ticket.agent_ticks)
+def end(mesh: FoundMesh, patience_s: float = PATIENCE_S) -> bool:
+    """End a mesh, and remove its directory. Blocks.
+
+    On this machine, sends SIGTERM to the mesh's agent and SIGKILL to processes that do not end.
+
+    Args:
+        mesh: the mesh.
+        patience_s: time until processes are killed, in seconds.
+
+    Returns:
+        Whether no process had to be killed.
+
+    Raises:
+        HostError: some of its hosts did not answer, or a process or the directory still exists.
+    """
+    ticket = mesh.ticket
+    if ticket.spans_hosts and mesh.state != "dead":
+        end_on_hosts(ticket, patience_s)
+        return True
+    processes = processes_of(ticket)
+    for process in processes:
+        if process.pid == ticket.agent_pid:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.terminate()
+    _, left = psutil.wait_procs(processes, patience_s)  # the others end after the agent
+    for process in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(left, _KILL_S)
+    marks.end_carriers(marks.value_of(ticket.mark))  # a killed process may have forked in between
+    if remaining := ", ".join(str(process.pid) for process in processes_of(ticket)):
+        raise HostError(
+            f"processes of {ticket.name} do not end even when killed: {remaining}. A driver or a "
+            "file system hangs: try again later, else the host must be restarted"
+        )
+    if not remove_own_directory(ticket) and os.path.lexists(ticket.directory):
+        raise HostError(
+            f"{ticket.directory} has other files than this mesh's, or cannot be removed: look at it"
+        )
+    return not left
 
 
-def _runs_of(standings: Sequence[HostStanding]) -> tuple[RunInfo, ...]:
-    """Return the runs in flight, each with its ranks on all hosts."""
-    runs: dict[int, RunInfo] = {}
-    for each in standings:
-        for info in each.standing.runs if each.standing is not None else ():
-            before = runs[info.run].ranks if info.run in runs else ()
-            ranks = tuple(sorted({*before, *info.ranks}))
-            runs[info.run] = msgspec.structs.replace(info, ranks=ranks)
-    return tuple(runs.values())
+def processes_of(ticket: Ticket) -> list[psutil.Process]:
+    """Return the processes of a mesh on this host, the agent first if it runs."""
+    pids: list[int] = []
+    if is_process(ticket.agent_pid, ticket.agent_ticks):
+        with contextlib.suppress(psutil.Error):
+            agent = psutil.Process(ticket.agent_pid)
+            pids = [agent.pid, *(child.pid for child in agent.children(recursive=True))]
+            guardian = agent.parent()
+            if guardian is not None and str(ticket.path) in guardian.cmdline():
+                pids.append(guardian.pid)
+    found = []
+    for pid in dict.fromkeys([*pids, *marks.carriers(marks.value_of(ticket.mark))]):
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
 
 
-def _is_near(mesh: LivingMesh, own: str) -> bool:
+def find_waiting(root: Path) -> list[psutil.Process]:
+    """Return the zygotes that wait for the next mesh of a notebook.
+
+    Args:
+        root: directory of all meshes, as `runtime_root` returns it.
+    """
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            is_own = process.uids().real == os.getuid()
+            kernel_pid = marks.kernel_of(root, process.cmdline()) if is_own else 0
+            # A guardian that has just been forked has its parent's arguments for some milliseconds.
+            if kernel_pid and process.ppid() == kernel_pid:
+                found.append(process)
+    return found
+
+
+def _is_near(mesh: FoundMesh, own: str) -> bool:
     if mesh.is_of(own):
         return True
     if _is_named(own) and _is_named(mesh.notebook):
@@ -224,17 +332,7 @@ def _is_named(notebook: str) -> bool:
     return bool(notebook) and not notebook.endswith(".json")
 
 
-def _place(mesh: LivingMesh) -> str:
-    is_named = _is_named(mesh.notebook)
-    path = Path(mesh.notebook if is_named else mesh.ticket.cwd)
-    try:
-        path = "~" / path.relative_to(Path.home())
-    except (ValueError, RuntimeError):  # it is elsewhere, or there is no home
-        pass
-    return str(path) if is_named else f"in {path}"
-
-
-def _hold(mesh: LivingMesh, now: float) -> str:
+def _hold(mesh: FoundMesh, now: float) -> str:
     holder = mesh.holder
     if holder is None:
         return f"process {mesh.ticket.controller_pid}"
@@ -246,43 +344,13 @@ def _hold(mesh: LivingMesh, now: float) -> str:
     return f"process {holder.controller_pid}{where}"
 
 
-def _running(mesh: LivingMesh) -> str:
-    runs = [f"{info.title or 'a call'} on {describe_ranks(info.ranks)}" for info in mesh.runs]
-    more = f", {len(runs) - _MAX_RUNS} more" if len(runs) > _MAX_RUNS else ""
-    return ", ".join(runs[:_MAX_RUNS]) + more or "nothing"
-
-
-def memory_bytes(pids: Iterable[int]) -> int:
+def memory_bytes(processes: Iterable[psutil.Process]) -> int:
     """Return the memory of processes, shared pages counted once (PSS); RSS where PSS cannot be
-    read.
-
-    Args:
-        pids: process ids; processes that have ended do not count.
+    read. Processes that have ended do not count.
     """
     total = 0
-    for pid in pids:
-        try:
-            total += _pss_bytes(pid)
-        except (OSError, ValueError):
-            try:
-                total += psutil.Process(pid).memory_info().rss
-            except psutil.Error:
-                continue
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            memory = process.memory_full_info()
+            total += getattr(memory, "pss", memory.rss)
     return total
-
-
-def children_of(pid: int) -> list[int]:
-    """Return the process ids of all descendants of a process; none if it has ended."""
-    try:
-        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
-    except psutil.Error:
-        return []
-
-
-def _pss_bytes(pid: int) -> int:
-    with open(f"/proc/{pid}/smaps_rollup") as file:
-        for line in file:
-            name, _, rest = line.partition(":")
-            if name == "Pss":
-                return int(rest.split()[0]) * 1024
-    raise ValueError("no Pss in smaps_rollup")

@@ -36,7 +36,7 @@ from .launch.local import (
 )
 from .launch.prestart import own_prestart
 from .life import StartProgress
-from .living import LivingMesh, advise_left, describe_left, end_left, left_meshes
+from .living import FoundMesh, advise_left, describe_left, end_left, left_meshes
 from .session import Session
 from .standing import forget_if_ended
 
@@ -218,7 +218,7 @@ def settle_left(given: Mapping[str, Any], is_fresh: bool, show: Callable[[str], 
         show(f"{mesh.name} has ended" if mesh in same else advise_left(mesh))
 
 
-def find_same(given: Mapping[str, Any], left: Sequence[LivingMesh]) -> list[LivingMesh]:
+def find_same(given: Mapping[str, Any], left: Sequence[FoundMesh]) -> list[FoundMesh]:
     """Return the meshes of this notebook that are like the one that a start would make.
 
     Args:
@@ -233,7 +233,7 @@ def find_same(given: Mapping[str, Any], left: Sequence[LivingMesh]) -> list[Livi
     return [mesh for mesh in own if _is_same(options, mesh.ticket)]
 
 
-def offer_left(same: Sequence[LivingMesh]) -> MeshUsageError:
+def offer_left(same: Sequence[FoundMesh]) -> MeshUsageError:
     """Return the error to raise in place of a start, with the commands to use instead.
 
     Args:

@@ -221,9 +221,7 @@ class ControllerPort:
 
     def _answer(self, identity: bytes, inquiry: Inquire) -> None:
         """Answer a process that has the ticket, but does not ask to control the mesh."""
-        self._say_aside(
-            identity, Standing(os.getpid(), self._file.holder, self.agents, self.spool.runs())
-        )
+        self._say_aside(identity, Standing(os.getpid(), self._file.holder, self.agents))
         if inquiry.ends:
             self._abandon("stopped from outside")
 

@@ -298,10 +298,7 @@ def _remove_dead(directory: Path) -> None:
         old = read_ticket(directory / "ticket.json")
     except HostError:  # none, or unreadable, which is reported where the new one is made
         return
-    here = this_place()
     end_mesh_if_dead(old)
-    if old.host is not None and old.place.host == here.host and old.place.boot != here.boot:
-        remove_own_directory(old)
     if directory.exists():
         raise HostError(
             f"{directory} is in the way: the agent of another mesh of this name may live on "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import tempfile
 import time
@@ -21,7 +20,7 @@ from cellmesh.cli.main import TICKET_VARIABLE, main, read_given
 from cellmesh.errors import HostError
 from cellmesh.wire.host import Place
 from cellmesh.wire.own_file import to_json
-from tests.core.cli.test_meshes import put
+from tests.core.cli.test_rendering import put
 
 
 def test_version_and_help() -> None:
@@ -84,18 +83,6 @@ def test_a_mesh_that_is_starting_is_left_alone_by_ps(root: Path) -> None:
     assert ghost.path.exists()
     assert run("stop ghost").exit_code == 0
     assert not Path(ghost.directory).exists()
-
-
-def test_a_mesh_whose_socket_answers_is_left_alone(root: Path) -> None:
-    ghost = put(root, "ghost", agent_pid=1)  # from a container it has another number
-    with socket.socket(socket.AF_UNIX) as agent:
-        agent.bind(ghost.agent_endpoint.removeprefix("ipc://"))
-        agent.listen(1)
-        done = run("ps")
-        assert done.stdout == "no mesh is running\n"
-        assert "ghost is not seen from here" in done.stderr
-        assert "there is no mesh 'ghost'" in run("stop ghost").stderr
-        assert ghost.path.exists()
 
 
 def test_tickets_of_other_places_and_versions_remove_nothing(root: Path, tmp_path: Path) -> None:

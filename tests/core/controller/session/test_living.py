@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,15 @@ import pytest
 
 from cellmesh.controller.session import living, start
 from cellmesh.controller.session.living import (
-    LivingMesh,
+    FoundMesh,
     choose,
+    describe,
     describe_left,
+    end,
     end_left,
+    find_waiting,
     left_meshes,
-    table_of,
+    look_at,
 )
 from cellmesh.controller.session.standing import (
     HostStanding,
@@ -30,8 +34,9 @@ from cellmesh.controller.session.standing import (
     with_newest_agents,
 )
 from cellmesh.controller.session.start import find_same, offer_left
-from cellmesh.errors import MeshUsageError
-from cellmesh.wire.attach import RunInfo, SetAgents, Standing
+from cellmesh.errors import HostError, MeshUsageError
+from cellmesh.wire.attach import SetAgents, Standing
+from cellmesh.wire.host import started_ticks, this_place
 from cellmesh.wire.hosts import Host
 from cellmesh.wire.own_file import Secret
 from cellmesh.wire.ticket import Holder
@@ -41,14 +46,14 @@ from ....support.tickets import address, make_ticket
 OWN, OTHER, UNNAMED = "/home/a/own.ipynb", "/home/a/other.ipynb", "/run/kernel-1.json"
 
 
-def mesh(name: str, held: bool = False, notebook: str = OWN, **fields: Any) -> LivingMesh:
+def mesh(name: str, held: bool = False, notebook: str = OWN, **fields: Any) -> FoundMesh:
     usual = {"cwd": os.getcwd(), "backend": "auto", "controller_pid": 1, "created_at": 100.0}
     ticket = make_ticket(name=name, directory=f"/run/{name}", notebook=notebook, **usual | fields)
     holder = Holder(controller_pid=77, is_attached=held, since=160.0, notebook=notebook)
-    return LivingMesh(ticket, holder, (RunInfo(5, (0, 1), "cell 5"),) if held else ())
+    return FoundMesh(ticket, "running" if held else "detached", holder)
 
 
-def this_notebook(monkeypatch: pytest.MonkeyPatch, name: str, *meshes: LivingMesh) -> None:
+def this_notebook(monkeypatch: pytest.MonkeyPatch, name: str, *meshes: FoundMesh) -> None:
     """Let this process be that of a notebook, and these meshes live."""
     for module in (living, start):
         monkeypatch.setattr(module, "own_notebook", lambda: name)
@@ -68,24 +73,63 @@ def this_notebook(monkeypatch: pytest.MonkeyPatch, name: str, *meshes: LivingMes
     ],
 )
 def test_an_attach_without_a_name_takes_the_only_free_mesh(
-    meshes: list[LivingMesh], steal: bool, chosen: str | None, monkeypatch: pytest.MonkeyPatch
+    meshes: list[FoundMesh], steal: bool, chosen: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     this_notebook(monkeypatch, OWN)
     found = choose(meshes, steal)
     assert (found.name if found is not None else None) == chosen
 
 
-def test_the_table_names_notebook_holder_and_runs() -> None:
-    home = Path.home()
-    meshes = [
-        mesh("a", held=True, notebook=str(home / "x.ipynb")),
-        mesh("long-name", notebook=UNNAMED, cwd="/data"),
+def test_a_mesh_is_described_by_its_notebook_and_holder() -> None:
+    lines = [
+        describe(mesh("a", held=True), 400.0),
+        describe(mesh("b", notebook=UNNAMED, cwd="/data"), 400.0),
     ]
-    assert table_of(meshes, 400.0).splitlines() == [
-        "NAME       RANKS  AGE    NOTEBOOK   HELD BY           RUNS",
-        "a          2      5 min  ~/x.ipynb  process 77        cell 5 on ranks 0-1",
-        "long-name  2      5 min  in /data   nobody for 4 min  nothing",
+    assert lines == [
+        f"a: 2 ranks, started 5 min ago in {OWN}, held by process 77",
+        "b: 2 ranks, started 5 min ago in /data, held by nobody for 4 min",
     ]
+
+
+HERE = this_place()
+REBOOTED = msgspec.structs.replace(HERE, boot="another")
+CONTAINER = msgspec.structs.replace(HERE, pid_namespace="pid:[1]")
+NOW, NO_PROCESS = time.time(), 2**30
+OWN_PROCESS = {"agent_pid": os.getpid(), "agent_ticks": started_ticks(os.getpid())}
+
+
+@pytest.mark.parametrize(
+    ("fields", "state"),
+    [
+        (OWN_PROCESS, "running"),
+        ({"agent_pid": os.getpid(), "agent_ticks": 1}, "dead"),
+        (OWN_PROCESS | {"place": REBOOTED}, "dead"),
+        (OWN_PROCESS | {"place": CONTAINER}, "elsewhere"),
+        (OWN_PROCESS | {"directory": "/moved/found"}, "elsewhere"),
+        ({}, "starting"),
+        ({"controller_pid": NO_PROCESS, "created_at": NOW}, "starting"),
+        ({"controller_pid": NO_PROCESS}, "dead"),
+        ({"controller_pid": NO_PROCESS, "curve_secret": Secret("s")}, "dead"),
+        ({"agents": (address("a"),), "curve_secret": Secret("s")}, "unheard"),
+    ],
+)
+def test_the_state_of_a_mesh_follows_from_its_ticket_and_processes(
+    fields: dict[str, Any], state: str
+) -> None:
+    ticket = make_ticket(**{"directory": "/nowhere/found"} | fields)
+    assert look_at(ticket, Path("/nowhere"), asks=False).state == state
+
+
+def test_a_folder_that_a_ticket_names_is_not_removed_unless_the_ticket_lies_in_it(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious/thesis").write_text("...")
+    wrong = make_ticket(agent_pid=0, directory=str(tmp_path / "precious"))
+    with pytest.raises(HostError, match="has other files") as caught:
+        end(FoundMesh(wrong, "dead"))
+    assert "rm -r" not in str(caught.value)
+    assert (tmp_path / "precious/thesis").exists()
 
 
 @pytest.mark.parametrize(
@@ -101,7 +145,7 @@ def test_the_table_names_notebook_holder_and_runs() -> None:
     ],
 )
 def test_a_notebook_has_left_its_own_meshes_and_those_of_its_folder(
-    notebook: str, there: LivingMesh, is_left: bool, monkeypatch: pytest.MonkeyPatch
+    notebook: str, there: FoundMesh, is_left: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     this_notebook(monkeypatch, notebook, there)
     assert left_meshes(asks=True) == ([there] if is_left else [])
@@ -118,7 +162,7 @@ def test_a_notebook_has_left_its_own_meshes_and_those_of_its_folder(
     ],
 )
 def test_a_start_with_the_options_of_an_own_mesh_is_offered_that(
-    given: dict[str, Any], there: LivingMesh, is_same: bool, monkeypatch: pytest.MonkeyPatch
+    given: dict[str, Any], there: FoundMesh, is_same: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     this_notebook(monkeypatch, OWN)
     assert find_same(given, [there]) == ([there] if is_same else [])
@@ -138,7 +182,7 @@ def test_a_mesh_on_many_hosts_that_were_not_asked_may_live_on(
     this_notebook(monkeypatch, OWN)
     agents = (address("a"), address("b", 1))
     left = mesh("a", agents=agents, curve_secret=Secret("s"), controller_pid=2**30)
-    unasked = LivingMesh(left.ticket, None)
+    unasked = FoundMesh(left.ticket, "unheard")
     assert unasked.is_free
     assert "may live on: 2 ranks on a, b" in describe_left(unasked)
 
@@ -146,6 +190,10 @@ def test_a_mesh_on_many_hosts_that_were_not_asked_may_live_on(
 def test_a_mesh_that_is_held_is_not_ended() -> None:
     with pytest.raises(MeshUsageError, match=r"a is held by process 77.*cellmesh stop a"):
         end_left(mesh("a", held=True))
+
+
+def test_no_other_process_counts_as_a_zygote_that_waits(tmp_path: Path) -> None:
+    assert find_waiting(tmp_path) == []
 
 
 # ---- what the agents of a mesh know
