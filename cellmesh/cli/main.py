@@ -240,7 +240,7 @@ def _stop(mesh: FoundMesh, timeout_s: float) -> None:
 
 def read_given(
     option: str | None, environment: MutableMapping[str, str], stdin: IO[bytes]
-) -> tuple[bytes, bool]:
+) -> bytes:
     """Read the ticket that this process was given.
 
     Args:
@@ -251,7 +251,7 @@ def read_given(
         stdin: standard input; on a terminal, the user is asked for the ticket, without an echo.
 
     Returns:
-        The ticket's text, and whether orders follow on standard input.
+        The ticket's text.
 
     Raises:
         HostError: the file cannot be read, or others may read it.
@@ -259,22 +259,22 @@ def read_given(
     """
     given = environment.pop(TICKET_VARIABLE, "").strip()
     if option is None and given.startswith("{"):
-        return given.encode(), False
+        return given.encode()
     if option is None and given:
         option = given
     if option not in (None, "-"):
         assert option is not None
-        return read_own_file(Path(option).expanduser()), False
+        return read_own_file(Path(option).expanduser())
     if option is None and stdin.isatty():
         text = click.prompt("Paste the ticket (it is not shown)", hide_input=True, err=True)
-        return str(text).strip().encode(), False
+        return str(text).strip().encode()
     text_ = stdin.readline()
     if not text_.strip():
         raise click.UsageError(
             f"there is no ticket: name its file (--ticket FILE), set ${TICKET_VARIABLE} to its "
             "text or file, or write it to standard input"
         )
-    return text_, True
+    return text_
 
 
 @main.command()
@@ -287,13 +287,10 @@ def read_given(
     "$CELLMESH_TICKET, which has its text or names its file, then standard input; a terminal is "
     "asked.",
 )
-@click.option("--remove", is_flag=True, help="Remove the ticket's file once it has been read.")
 @click.option("--address", default="", help="This host's address for the notebook and other hosts.")
 @click.option("--interface", default="", help="The network interface, in place of an address.")
 @click.pass_context
-def agent(
-    ctx: click.Context, ticket: str | None, remove: bool, address: str, interface: str
-) -> None:
+def agent(ctx: click.Context, ticket: str | None, address: str, interface: str) -> None:
     """Run this host's part of a mesh on many hosts, until the mesh ends.
 
     An engine (ssh, srun, torchrun, kubectl exec), or you, run this command once on each host. The
@@ -307,10 +304,8 @@ def agent(
     from ..workers.agent.on_host import run
 
     with open(0, "rb", buffering=0, closefd=False) as stdin:
-        text, has_orders = read_given(ticket, os.environ, stdin)
-        if remove and ticket not in (None, "-"):
-            Path(str(ticket)).expanduser().unlink(missing_ok=True)
-        ctx.exit(run(text, stdin if has_orders else None, address, interface))
+        text = read_given(ticket, os.environ, stdin)
+        ctx.exit(run(text, stdin, address, interface))
 
 
 @main.command()

@@ -1,4 +1,4 @@
-"""Command lines that start agents on the nodes of Slurm or Ray (an engine). Pure.
+"""Command lines that start agents on the nodes of Slurm or Ray (an engine).
 
 One command requests the nodes, starts an agent on each, and frees the nodes at its end. A new
 engine is an entry of `ENGINES`.
@@ -7,36 +7,14 @@ engine is an entry of `ENGINES`.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import MeshUsageError
-
-
-@dataclass(frozen=True)
-class NodeRequest:
-    """A request to an engine for nodes.
-
-    Attributes:
-        nodes: number of nodes.
-        ranks_per_node: number of ranks on each node.
-        time_limit: time limit as Slurm takes it, ``2:00:00``; "" for the partition's default.
-        partition: partition of Slurm; "" for the cluster's default.
-        arguments: further arguments of the engine: options of srun, or Ray resources.
-        queue_timeout_s: how long to wait for the nodes, in seconds; None for no limit.
-        may_use_gpus: whether ranks get GPUs on nodes that have some.
-    """
-
-    nodes: int
-    ranks_per_node: int
-    time_limit: str = ""
-    partition: str = ""
-    arguments: tuple[str, ...] = ()
-    queue_timeout_s: float | None = None
-    may_use_gpus: bool = True
 
 
 @dataclass(frozen=True)
@@ -44,70 +22,48 @@ class Engine:
     """The command lines of an engine, as templates for `command_for`.
 
     Attributes:
-        start: returns the command that starts the agents of a request, given the environment of
-            this process.
+        start: returns the command that requests nodes and starts an agent on each, given the number
+            of nodes, the number of ranks on each, and the words of ``--launch-args``.
         again: command that starts an agent on ``{host}``, a node of the job ``{job}``.
-        default_nodes: returns the number of nodes if the user gives none, given the environment;
-            0 if there is no default.
+        default_nodes: returns the number of nodes if the user gives none, given the environment of
+            this process; None if there is no default.
         queue: command that prints id, state and reason for waiting of the job of ``{mesh}``; () if
             the command of `start` reports the state (`WAITING`).
     """
 
-    start: Callable[[NodeRequest, Mapping[str, str]], list[str]]
+    start: Callable[[int, int, Sequence[str]], list[str]]
     again: list[str]
-    default_nodes: Callable[[Mapping[str, str]], int] = lambda environment: 0
+    default_nodes: Callable[[Mapping[str, str]], int | None] = lambda environment: None
     queue: tuple[str, ...] = ()
 
 
-def _start_by_srun(request: NodeRequest, environment: Mapping[str, str]) -> list[str]:
+def _start_by_srun(nodes: int, ranks_per_node: int, arguments: Sequence[str]) -> list[str]:
     """Return srun's command line: a step if this process is in an allocation, else a new job.
 
     There is one task per node, whose agent starts all ranks of the node, so the task gets the CPUs
     for all of them. Like the mesh, the job outlives the loss of a node or an agent.
     """
-    _check_slurm(request)
-    patience_s = request.queue_timeout_s
-    own = [
-        "--job-name={mesh}",
-        f"--cpus-per-task={request.ranks_per_node}",
-        *([f"--immediate={max(1, round(patience_s))}"] if patience_s is not None else []),
-    ]
+    if arguments and not arguments[0].startswith("-"):
+        raise MeshUsageError(
+            f"--launch-args {shlex.join(arguments)!r} are no options of srun's: write them like "
+            "'--time=2:00:00 --gres=gpu:4'"
+        )
+    own = ["--job-name={mesh}", f"--cpus-per-task={ranks_per_node}"]
     return [
-        *("srun", f"--nodes={request.nodes}", f"--ntasks={request.nodes}", "--ntasks-per-node=1"),
+        *("srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"),
         *("--mpi=none", "--cpu-bind=none", "--no-kill", "--kill-on-bad-exit=0", "--wait=0"),
-        *(["--overlap"] if "SLURM_JOB_ID" in environment else own),
-        *([f"--time={request.time_limit}"] if request.time_limit else []),
-        *([f"--partition={request.partition}"] if request.partition else []),
-        *request.arguments,
+        *(["--overlap"] if "SLURM_JOB_ID" in os.environ else own),
+        *arguments,
         "{command}",
     ]
 
 
-def _check_slurm(request: NodeRequest) -> None:
-    if request.time_limit and not re.fullmatch(r"[0-9]+([-:][0-9]+)*", request.time_limit):
-        raise MeshUsageError(
-            f"--time {request.time_limit!r} is no time of Slurm's: write it like 2:00:00 or "
-            "1-12:00:00"
-        )
-    if request.partition and not re.fullmatch(r"[\w.,-]+", request.partition):
-        raise MeshUsageError(f"--partition {request.partition!r} is no name of a partition")
-    if request.arguments and not request.arguments[0].startswith("-"):
-        raise MeshUsageError(
-            f"--launch-args {shlex.join(request.arguments)!r} are no options of srun's: write "
-            "them like '--gres=gpu:4 --account=name'"
-        )
-
-
-def _start_by_ray(request: NodeRequest, environment: Mapping[str, str]) -> list[str]:
-    if request.time_limit or request.partition:
-        raise MeshUsageError("--time and --partition are Slurm's: leave them out with --launch ray")
+def _start_by_ray(nodes: int, ranks_per_node: int, arguments: Sequence[str]) -> list[str]:
     asked = {
         "mesh": "{mesh}",
-        "nodes": request.nodes,
-        "ranks_per_node": request.ranks_per_node,
-        "resources": resources_of(request.arguments),
-        "may_use_gpus": request.may_use_gpus,
-        "timeout_s": request.queue_timeout_s,
+        "nodes": nodes,
+        "ranks_per_node": ranks_per_node,
+        "resources": resources_of(arguments),
     }
     return [*_RAY, "start", json.dumps(asked), "{command}"]
 
@@ -156,7 +112,7 @@ def parse_arguments(text: str) -> tuple[str, ...]:
         raise MeshUsageError(f"--launch-args {text!r} cannot be read: {error}") from error
 
 
-def resources_of(arguments: tuple[str, ...]) -> dict[str, float]:
+def resources_of(arguments: Sequence[str]) -> dict[str, float]:
     """Parse Ray resources of a node, such as ``CPU=8 GPU=4 fast_disk=1``.
 
     Raises:

@@ -7,14 +7,13 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
 from ..errors import MeshUsageError
 from ..wire.hosts import Host
 from ..wire.options import StartOptions
-from .engines import ENGINES, NodeRequest, parse_arguments
+from .engines import ENGINES, parse_arguments
 
 # OpenSSH's client with the user's configuration; it asks for nothing, as there is no terminal.
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10 {host} {command}"
@@ -100,16 +99,7 @@ def parse_hosts(
     return entries
 
 
-def has_stdin(template: str) -> bool:
-    """Return whether the command of a template reads the ticket (the mesh's options and key) from
-    standard input; otherwise the template names the ticket's file.
-    """
-    return "{ticket}" not in template
-
-
-def command_for(
-    template: str, host: str, command: Sequence[str], ticket: str = "", mesh: str = ""
-) -> list[str]:
+def command_for(template: str, host: str, command: Sequence[str], mesh: str = "") -> list[str]:
     """Return the command line that starts the agent of a host, or the agents of all hosts.
 
     Args:
@@ -118,7 +108,6 @@ def command_for(
             for a shell.
         host: replaces ``{host}``: name of the host.
         command: the agent's command, to be run on the host.
-        ticket: replaces ``{ticket}``: path of the ticket's file.
         mesh: replaces ``{mesh}``: name of the mesh.
 
     Raises:
@@ -139,96 +128,59 @@ def command_for(
         if word == "{command}" and template:
             argv += command
         else:
-            for mark, value in (("host", host), ("ticket", ticket), ("mesh", mesh)):
-                word = word.replace(f"{{{mark}}}", value)
+            word = word.replace("{host}", host).replace("{mesh}", mesh)
             argv.append(word.replace("{command}", text))
     return argv
 
 
-# Options for engines with nodes of their own only.
-_OF_ENGINES = ("time_limit", "partition", "launch_args", "queue_timeout_s")
-
-
-@dataclass(frozen=True)
-class HostChoice:
-    """The hosts of a mesh, as the options choose them.
-
-    Attributes:
-        num_ranks: number of ranks of the mesh; not checked if `entries` is empty.
-        entries: hosts with their numbers of ranks; () for this host only.
-        command: command line that starts the agents of all hosts; "" if each host has its own.
-    """
-
-    num_ranks: Any
-    entries: tuple[Host, ...] = ()
-    command: str = ""
-
-
-def choose_hosts(given: StartOptions, num_ranks: Any) -> HostChoice:
-    """Check the user's options for the hosts of a mesh, and return the hosts.
+def choose_hosts(given: StartOptions, num_ranks: Any) -> tuple[tuple[Host, ...], str]:
+    """Check the user's options for the hosts of a mesh.
 
     Args:
         given: options that the user has given, with simple values checked already.
         num_ranks: number of ranks that the user has given; None if the hosts determine it.
 
+    Returns:
+        The hosts with their numbers of ranks, () for this host only; and the command line that
+        starts the agents of all hosts, "" if each host has its own.
+
     Raises:
         MeshUsageError: the options are invalid or exclude each other.
     """
     launch, nodes = given.get("launch", ""), given.get("nodes")
-    asks_for_nodes = any(given.get(name, "") not in ("", None) for name in _OF_ENGINES)
-    if launch in ENGINES:
-        return _choose_nodes(given, num_ranks)
-    if launch in INVITING:
-        if given.get("hosts") or asks_for_nodes:
-            raise MeshUsageError(
-                f"--launch {launch} takes --nodes and --nproc-per-host only: the hosts announce "
-                "themselves"
-            )
-        entries = awaited_hosts(launch, nodes, num_ranks, given.get("nproc_per_host"))
-        return HostChoice(_sum(entries), entries)
-    is_for_all = "{command}" in launch and "{host}" not in launch and not given.get("hosts")
-    if nodes is not None and is_for_all:
-        entries = awaited_hosts(launch, nodes, num_ranks, given.get("nproc_per_host"))
-        return HostChoice(_sum(entries), entries, launch)
-    if nodes is not None or asks_for_nodes:
+    is_engine, is_inviting = launch in ENGINES, launch in INVITING
+    arguments = parse_arguments(given.get("launch_args", ""))
+    if given.get("hosts") and (is_engine or is_inviting):
         raise MeshUsageError(
-            "--nodes, --time, --partition, --launch-args and --queue-timeout are for engines with "
-            "nodes of their own: add --launch slurm or --launch ray. --nodes is for a command line "
-            "without {host}, too, which starts the agents of all hosts"
+            f"--launch {launch} has hosts of its own: leave --hosts out, and say --nodes and "
+            "--nproc-per-host"
+        )
+    if arguments and not is_engine:
+        raise MeshUsageError(
+            "--launch-args are for engines with nodes of their own: add --launch slurm or --launch "
+            "ray"
+        )
+    if is_engine and nodes is None:
+        nodes = ENGINES[launch].default_nodes(os.environ)
+    is_for_all = "{command}" in launch and "{host}" not in launch and not given.get("hosts")
+    if is_engine or is_inviting or (is_for_all and nodes is not None):
+        entries = awaited_hosts(launch, nodes, num_ranks, given.get("nproc_per_host"))
+        if is_engine:
+            launch = shlex.join(
+                ENGINES[launch].start(len(entries), entries[0].num_ranks, arguments)
+            )
+        return entries, "" if is_inviting else launch
+    if nodes is not None:
+        raise MeshUsageError(
+            "--nodes is for --launch slurm, ray, hand or torchrun, and for a command line without "
+            "{host}, which starts the agents of all hosts"
         )
     if given.get("address"):
         raise MeshUsageError(
             "--address is where hosts find this one that announce themselves (--launch hand or "
             "torchrun): --interface chooses the network of all hosts"
         )
-    entries = _choose_named(given, num_ranks)
-    return HostChoice(_sum(entries) if entries else num_ranks, entries)
-
-
-def _sum(entries: Iterable[Host]) -> int:
-    return sum(entry.num_ranks for entry in entries)
-
-
-def _choose_nodes(given: StartOptions, num_ranks: Any) -> HostChoice:
-    """Return the hosts to request from an engine with nodes of its own."""
-    launch, nodes = given["launch"], given.get("nodes")
-    if given.get("hosts"):
-        raise MeshUsageError(
-            f"--launch {launch} takes its hosts from {launch.title()}: leave --hosts out"
-        )
-    nodes = ENGINES[launch].default_nodes(os.environ) if nodes is None else nodes
-    entries = awaited_hosts(launch, nodes, num_ranks, given.get("nproc_per_host"))
-    request = NodeRequest(
-        len(entries),
-        entries[0].num_ranks,
-        given.get("time_limit", ""),
-        given.get("partition", ""),
-        parse_arguments(given.get("launch_args", "")),
-        cast(float | None, given.get("queue_timeout_s")),
-        may_use_gpus=given.get("backend") != "gloo",
-    )
-    command = shlex.join(ENGINES[launch].start(request, os.environ))
-    return HostChoice(_sum(entries), entries, command)
+    return _choose_named(given, num_ranks), ""
 
 
 def _choose_named(given: StartOptions, num_ranks: Any) -> tuple[Host, ...]:

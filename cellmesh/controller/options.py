@@ -100,8 +100,9 @@ def make_options(num_ranks: Any = None, **given: Unpack[StartOptions]) -> Option
     dims = _read_dims(given.get("mesh"))
     if num_ranks is None and dims:
         num_ranks = math.prod(check_mesh(dims, None).values())
-    chosen = choose_hosts(checked, num_ranks)
-    num_ranks = check_num_ranks(chosen.num_ranks, "say how many, like 8")
+    hosts, command = choose_hosts(checked, num_ranks)
+    num_ranks = sum(host.num_ranks for host in hosts) if hosts else num_ranks
+    num_ranks = check_num_ranks(num_ranks, "say how many, like 8")
     fields: dict[str, Any] = {
         key: value for key, value in checked.items() if key in Options.__struct_fields__
     }
@@ -115,9 +116,9 @@ def make_options(num_ranks: Any = None, **given: Unpack[StartOptions]) -> Option
             "is_lease_chosen": "lease_s" in given,
             "host_lease_s": _check_host_lease(given.get("host_lease_s", HOST_LEASE_S)),
             "env": read_environment(given.get("env", ()), os.environ),
-            "hosts": chosen.entries,
+            "hosts": hosts,
             "gpus": read_gpus(given["gpus"]) if "gpus" in given else None,
-            "command": chosen.command,
+            "command": command,
         }
     )
 

@@ -17,7 +17,7 @@ from ..wire.options import Flag, StartOptions, Switch
 
 
 def _start_option(name: str, kind: Any, flag: Flag) -> click.Option:
-    declared = flag.name or "--" + name.removesuffix("_s").replace("_", "-")
+    declared = "--" + name.removesuffix("_s").replace("_", "-")
     kinds: dict[Any, Any] = {int: int, Switch: click.Choice(["on", "off"])}
     is_choice = get_origin(kind) is Literal
     return click.Option(

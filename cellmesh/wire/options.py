@@ -22,13 +22,11 @@ class Flag:
     Attributes:
         help: line for the magic's help.
         metavar: placeholder of the value in the help; "" for the name of its type.
-        name: name of the flag; "" for the option's name with dashes, without the unit.
         is_repeated: whether the flag may be given several times.
     """
 
     help: str
     metavar: str = ""
-    name: str = ""
     is_repeated: bool = False
 
 
@@ -60,13 +58,9 @@ class StartOptions(TypedDict, total=False):
             ``torchrun``, people, or torchrun, start the command that is shown, and each host
             announces itself.
         nodes: number of nodes to request from Slurm or Ray, or of hosts that announce themselves.
-        time_limit: time limit of the allocation, in srun's format.
-        partition: partition of Slurm.
-        launch_args: further options of srun (``"--gres=gpu:4 --account=x"``), or the resources of
-            each node of Ray (``"CPU=8 GPU=4"``; by default a CPU and, if the cluster has GPUs, a
+        launch_args: further options of srun (``"--time=2:00:00 --gres=gpu:4"``), or the resources
+            of each node of Ray (``"CPU=8 GPU=4"``; by default a CPU and, if the cluster has GPUs, a
             GPU for each rank).
-        queue_timeout_s: time limit for the wait for nodes, in seconds or like ``1h``; by default
-            unlimited.
         host_lease_s: time that a host may be without a connection before its ranks count as lost:
             seconds, or text like ``30s`` (10).
         interface: network interface of the hosts for cellmesh, gloo, NCCL and the c10d store; by
@@ -120,18 +114,13 @@ class StartOptions(TypedDict, total=False):
     nodes: Annotated[
         int, Flag("Nodes to ask Slurm or Ray for, or hosts that announce themselves.", "N")
     ]
-    time_limit: Annotated[str, Flag("Of Slurm's allocation: 2:00:00.", "TIME", "--time")]
-    partition: Annotated[str, Flag("Slurm's partition.", "NAME")]
     launch_args: Annotated[
         str,
         Flag(
-            "Further options of srun, in quotes, like '--gres=gpu:4 --account=x'; of Ray what "
+            "Further options of srun, in quotes, like '--time=2:00:00 --gres=gpu:4'; of Ray what "
             "each node gives: 'CPU=8 GPU=4'.",
             "ARGUMENTS",
         ),
-    ]
-    queue_timeout_s: Annotated[
-        Duration, Flag("How long to wait for nodes of Slurm or Ray: 10m (no limit).", "TIME")
     ]
     host_lease_s: Annotated[
         Duration,

@@ -105,15 +105,8 @@ def test_nodes_in_use_are_waited_for_until_an_interrupt(cluster: RayCluster) -> 
             mesh.resize(hosts="other:1")
         with pytest.raises(KeyboardInterrupt):
             cm.start(launch="ray", nodes=2, nproc_per_host=1, on_progress=show)
-        assert stages[-1] == "2 nodes of Ray with CPU=1 each; CPU=2 are free in all"
-        with pytest.raises(HostError, match="did not give the nodes within 1 s: 2 nodes of Ray"):
-            cm.start(launch="ray", nodes=2, nproc_per_host=1, queue_timeout_s=1.0)
-
-
-def test_cluster_that_is_too_small_is_named(cluster: RayCluster) -> None:
-    match = "3 nodes with CPU=1 each .* 2 of the Ray cluster's 2 nodes"
-    with pytest.raises(HostError, match=match):
-        cm.start(launch="ray", nodes=3, nproc_per_host=1)
+        wanted = "2 nodes of Ray with CPU=1 each; CPU=2 are free in all (`ray status`)"
+        assert stages[-1] == wanted
 
 
 def test_start_without_a_cluster_says_how_to_start_one(monkeypatch: pytest.MonkeyPatch) -> None:

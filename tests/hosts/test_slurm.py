@@ -54,9 +54,8 @@ def test_mesh_asks_for_nodes_and_gives_them_back(monkeypatch: pytest.MonkeyPatch
         launch="slurm",
         nodes=2,
         nproc_per_host=2,
-        time_limit="5",
         mesh="host=2,gpu=2",
-        launch_args="--comment='two words'",
+        launch_args="--time=5 --comment='two words'",
     ) as mesh:
         variables = ("SLURMD_NODENAME", "SSH_CONNECTION")
         found = mesh.run(lambda: [os.environ.get(name) for name in variables]).list
@@ -152,9 +151,8 @@ ENDS = {
 
 @pytest.mark.parametrize("why", ENDS)
 def test_allocation_that_ends_in_a_cell_says_why(why: str) -> None:
-    mesh = cm.start(
-        launch="slurm", nodes=2, nproc_per_host=1, lease_s=60, time_limit="5", name="ending"
-    )
+    asked = {"launch": "slurm", "nodes": 2, "nproc_per_host": 1, "launch_args": "--time=5"}
+    mesh = cm.start(**asked, lease_s=60, name="ending")  # type: ignore[arg-type]
     busy = mesh.submit_cell("while True: dist.all_reduce(torch.ones(1))")
     ENDS[why]()
     why = rf"Slurm: \*\*\* STEP .* {why}.* \(`scontrol show job "
@@ -196,11 +194,15 @@ def test_killed_agent_of_the_first_node_takes_no_other_along() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"partition": "nosuch"}, HostError, "Slurm refuses the job.*invalid partition"),
         (
-            {"nodes": 9, "queue_timeout_s": 3.0},
+            {"launch_args": "--partition=nosuch"},
             HostError,
-            "Slurm has not given the nodes in time.*--queue-timeout",
+            "Slurm refuses the job.*invalid partition",
+        ),
+        (
+            {"nodes": 9, "launch_args": "--immediate=3"},
+            HostError,
+            "Slurm has not given the nodes in time.*--immediate",
         ),
         ({"nodes": 1, "preload": "no_such_module"}, CellmeshError, "no_such_module"),
     ],
@@ -213,7 +215,7 @@ def test_start_that_fails_gives_back_what_it_got(
 
 
 def test_node_of_another_job_cannot_join() -> None:
-    with cm.start(launch="slurm", nodes=1, nproc_per_host=1, time_limit="5") as mesh:
+    with cm.start(launch="slurm", nodes=1, nproc_per_host=1, launch_args="--time=5") as mesh:
         with pytest.raises(HostError, match=r"(?s)n2: the node is not in Slurm's job.*scontrol"):
             mesh.resize(hosts="n2:1")
         assert mesh.pull("rank").list == [0]

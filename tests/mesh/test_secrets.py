@@ -26,7 +26,7 @@ STANDING = "cellmesh.controller.session.standing."
 FAILING_STARTS = [
     ("cellmesh.wire.ticket.write_whole", "cm.start(2)"),
     (LAUNCH + "commands.to_json", "cm.start(**HERE)"),
-    (LAUNCH + "commands._write_file", "cm.start(**{**HERE, 'launch': f'{ENGINE} {{ticket}}'})"),
+    (LAUNCH + "commands._write", "cm.start(**HERE)"),
     (LAUNCH + "hosts.public_of", "cm.start(**HERE)"),
     (STANDING + "transport.connect_dealer", "cm.start(**HERE)"),
     (LAUNCH + "invited_hosts.choose_guests", "cm.start(**HAND)"),

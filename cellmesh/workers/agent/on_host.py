@@ -94,10 +94,10 @@ class Lines:
     output, until the launcher lets the agent go.
 
     Args:
-        stdin: stream of the launcher's orders; None if the launcher sends none.
+        stdin: stream of the launcher's orders.
     """
 
-    stdin: IO[bytes] | None
+    stdin: IO[bytes]
 
     def say(self, announcement: Announcement) -> None:
         """Send the launcher an announcement, in one line of at most 1,024 bytes: srun splits longer
@@ -116,8 +116,6 @@ class Lines:
         Args:
             agent: a descriptor that is readable once the agent has ended.
         """
-        if self.stdin is None:
-            return GO
         ready = wait_readable([self.stdin.fileno(), agent])
         return b"" if agent in ready else self.stdin.readline()
 
@@ -126,13 +124,12 @@ class Lines:
 _END_S, _LOOK_S = 5.0, 0.02
 
 
-def run(text: bytes, stdin: IO[bytes] | None, address: str = "", interface: str = "") -> int:
+def run(text: bytes, stdin: IO[bytes], address: str = "", interface: str = "") -> int:
     """Start the agent of a ticket or an invitation, and wait for its end.
 
     Args:
         text: content of the ticket or of the invitation.
-        stdin: stream on which the launcher reports that every host has started; None if it sends
-            nothing.
+        stdin: stream on which the launcher reports that every host has started.
         address: address to bind and to give to other ranks; "" for that of the interface.
         interface: network interface; "" for that of the route to the notebook's host.
 

@@ -108,7 +108,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def read(option: str | None, environment: dict[str, str], stdin: bytes = b"") -> tuple[bytes, bool]:
+def read(option: str | None, environment: dict[str, str], stdin: bytes = b"") -> bytes:
     read_end, write_end = os.pipe()
     os.write(write_end, stdin)
     os.close(write_end)
@@ -117,13 +117,13 @@ def read(option: str | None, environment: dict[str, str], stdin: bytes = b"") ->
 
 
 def test_ticket_is_taken_from_where_it_is_given(file: Path) -> None:
-    assert read(str(file), {}) == (b"in a file", False)
-    assert read(None, {TICKET_VARIABLE: str(file)}) == (b"in a file", False)
-    assert read(None, {TICKET_VARIABLE: ' {"in": "it"}\n'}) == (b'{"in": "it"}', False)
-    assert read("-", {}, b"a line\nan order\n") == (b"a line\n", True)
-    assert read(None, {}, b"a line\n") == (b"a line\n", True)
+    assert read(str(file), {}) == b"in a file"
+    assert read(None, {TICKET_VARIABLE: str(file)}) == b"in a file"
+    assert read(None, {TICKET_VARIABLE: ' {"in": "it"}\n'}) == b'{"in": "it"}'
+    assert read("-", {}, b"a line\nan order\n") == b"a line\n"
+    assert read(None, {}, b"a line\n") == b"a line\n"
     environment = {TICKET_VARIABLE: '{"secret": 1}', "HOME": "/"}
-    assert read(str(file), environment)[0] == b"in a file"
+    assert read(str(file), environment) == b"in a file"
     assert environment == {"HOME": "/"}, "the environment keeps no ticket"
     file.chmod(0o640)
     with pytest.raises(HostError, match="not yours alone"):

@@ -100,7 +100,6 @@ def bring_back(
     lost = hosts.lost
     before = launcher.ticket.agents
     places = choose_places(new_hosts, lost, before)
-    launcher.check_may_join(places.values())
     names: dict[int, str] = {}  # hosts on which agents are started
     for index in lost:
         if not call_in_loop(post, functools.partial(hosts.take_back, index)):

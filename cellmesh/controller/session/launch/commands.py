@@ -14,7 +14,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -30,7 +29,7 @@ from ....wire.own_file import Secret, SecretBytes, to_json
 from ....wire.process import FILES_A_HOST, limit_child, make_room
 from ....wire.ticket import Ticket
 from ...engines import ENGINES, template_for
-from ...host_list import command_for, has_stdin
+from ...host_list import command_for
 
 # How long commands and their agents may take to end before the next signal is sent.
 _KILL_S = 15.0
@@ -49,7 +48,6 @@ class _Command:
         launch: template of its command line.
         name: name of the host; of the engine, if the command starts the agents of all hosts.
         log: file of its error output.
-        ticket: file that it reads the ticket from; None for its standard input.
         queue: command that prints the state of its job; () for none.
         process: its process.
         problem: why its agents do not start; "" while they may.
@@ -62,7 +60,6 @@ class _Command:
     launch: str
     name: str
     log: Path
-    ticket: Path | None
     queue: tuple[str, ...]
     process: subprocess.Popen[bytes]
     problem: str = ""
@@ -166,14 +163,9 @@ class HostCommands:
         sent = msgspec.structs.replace(ticket, agents=(), replaced=(), curve_secret=Secret(""))
         soft = make_room(FILES_A_HOST * len(parts))
         self._starting = []
-        try:
-            for own in [[part] for part in parts] if is_named else [parts]:
-                self._run(sent, own, template, soft)
-            self._hear(timeout_s, needs_all)
-        finally:
-            for command in self._starting:
-                if command.ticket is not None:  # it has the mesh's key
-                    command.ticket.unlink(missing_ok=True)
+        for own in [[part] for part in parts] if is_named else [parts]:
+            self._run(sent, own, template, soft)
+        self._hear(timeout_s, needs_all)
         return [each for command in self._starting for each in command.results()]
 
     def _run(self, ticket: Ticket, parts: Sequence[HostPart], template: str, soft: int) -> None:
@@ -187,28 +179,22 @@ class HostCommands:
             if ticket.launch in ENGINES:
                 name, words = ticket.launch, ENGINES[ticket.launch].queue
                 queue = tuple(word.replace("{mesh}", ticket.name) for word in words)
-        text = SecretBytes(to_json(own) + b"\n")
-        path = None if has_stdin(template) else _write_file(text)
+        argv = command_for(template, name, _agent_command(own), ticket.name)
         log_path = ticket.logs / log
         try:
-            argv = command_for(template, name, _agent_command(own, path), str(path), ticket.name)
             with open(log_path, "wb") as errors:
                 process = subprocess.Popen(
                     argv,
-                    stdin=subprocess.PIPE if path is None else subprocess.DEVNULL,
+                    stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=errors,
                     start_new_session=True,
                 )
-            self._starting.append(_Command(parts, template, name, log_path, path, queue, process))
-        except BaseException as error:
-            if path is not None:  # it has the mesh's key
-                path.unlink(missing_ok=True)
-            if isinstance(error, OSError):
-                raise HostError(f"{name}: cannot run {argv[0]}: {error.strerror}") from error
-            raise
+        except OSError as error:
+            raise HostError(f"{name}: cannot run {argv[0]}: {error.strerror}") from error
+        self._starting.append(_Command(parts, template, name, log_path, queue, process))
         limit_child(process.pid, soft)
-        _write(process, text)
+        _write(process, SecretBytes(to_json(own) + b"\n"))
 
     def _hear(self, timeout_s: float, needs_all: bool) -> None:
         """Read the commands' output until all are complete, or the time is over."""
@@ -300,22 +286,13 @@ def describe_job_end(ticket: Ticket, host: str) -> str:
     return f"Slurm: {said[-1]} (`scontrol show job {ticket.job}`)" if said else ""
 
 
-def _agent_command(ticket: Ticket, path: Path | None) -> list[str]:
-    given = ["-"] if path is None else [str(path), "--remove"]
+def _agent_command(ticket: Ticket) -> list[str]:
     interface = ["--interface", ticket.interface] if ticket.interface else []
-    return [sys.executable, "-m", "cellmesh", "agent", "--ticket", *given, *interface]
-
-
-def _write_file(text: SecretBytes) -> Path:
-    descriptor, path = tempfile.mkstemp(prefix="cellmesh-", suffix=".json")  # mode 0600
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(text)
-    return Path(path)
+    return [sys.executable, "-m", "cellmesh", "agent", "--ticket", "-", *interface]
 
 
 def _write(process: subprocess.Popen[bytes], line: bytes) -> None:
-    if process.stdin is None:  # it reads its ticket from a file, and waits for no order
-        return
+    assert process.stdin is not None
     with contextlib.suppress(OSError):  # it has ended: its output has the reason
         process.stdin.write(line)
         process.stdin.flush()
@@ -324,7 +301,7 @@ def _write(process: subprocess.Popen[bytes], line: bytes) -> None:
 def _end(commands: Sequence[_Command]) -> None:
     for command in commands:
         _close(command.process.stdin)  # an agent that waits for `GO` then ends
-        if command.process.stdin is None or command.ask_queue():
+        if command.ask_queue():
             _signal([command], signal.SIGTERM)
     for number in (signal.SIGTERM, signal.SIGKILL):
         if _await(commands, _KILL_S):
@@ -370,8 +347,6 @@ def _close(file: IO[bytes] | None) -> None:
             file.close()
 
 
-# Path in place of a ticket's file in a command for users.
-_ANY_FILE = "/tmp/cellmesh-try"
 # Error messages of ssh, engines' commands, shells and Python (patterns), each with its meaning and
 # remedy. A pattern is specific enough to match without the program's name, as behind sudo or a
 # script.
@@ -391,24 +366,8 @@ open failed: connect failed: Connection refused
 ssh: connect to host .*(?:timed out|No route to host|Network is unreachable)
 timed out during banner exchange
     the host is not reached. Next: see that it runs, and that no firewall is between; {ssh}
-[Nn]o such container|no container with name
-    there is no such container. Next: `{program} ps` lists those that run: use one of these
-    names in --hosts
-[Cc]ontainer \S+ is not running|container state improper
-    the container does not run. Next: `{program} start {name}`
-connect to the [Dd]ocker (?:daemon|API)
-    Docker's daemon is not reached. Next: `docker info` must work for your user
-pods? "[^"]*" not found
-    there is no such pod. Next: `kubectl get pods -A` lists them; name another namespace in
-    --launch, like `kubectl -n NAMESPACE exec -i {{host}} -- {{command}}`
-container not found|does not have a host assigned|in a completed pod|is not valid for pod
-    the pod does not run, or has no such container. Next: `kubectl describe pod {name}` says why
-Error from server \(Forbidden\)|must be logged in to the server
-    the cluster refuses you. Next: `kubectl auth can-i create pods/exec` must say yes
-connection to the server \S+ was refused|Unable to connect to the server
-    the cluster's API server is not reached. Next: `kubectl cluster-info` must work
 Unable to allocate resources: Requested nodes are busy
-    Slurm has not given the nodes in time. Next: ask for less, or wait longer (--queue-timeout);
+    Slurm has not given the nodes in time. Next: ask for less, or wait longer (srun's --immediate);
     `squeue` shows who has them
 error: (?:Unable to allocate resources|Job submit/allocate failed)
     Slurm refuses the job. Next: `sinfo` lists partitions, limits and nodes
@@ -453,15 +412,12 @@ def explain(name: str, launch: str, python: str, status: int, said: str) -> str:
 
 def _find_cause(name: str, launch: str, python: str, status: int, said: str) -> tuple[str, str]:
     """Return the cause of a failed start, "" if it is unknown, and a remedy."""
-    program = command_for(launch, name, ())[0]
     for pattern, text, remedy in _CAUSES:
         found = re.search(pattern, said)
         if found is not None:
             word = next((group for group in found.groups() if group), "")
-            words = {"name": name, "program": program, "python": python, "found": word}
-            return text, remedy.format(
-                ssh=f"`ssh {name} true` must work without a question", **words
-            )
+            ssh = f"`ssh {name} true` must work without a question"
+            return text, remedy.format(name=name, python=python, found=word, ssh=ssh)
     if status == 127 or python in said:
         return (
             "the notebook's Python is not there",
@@ -477,6 +433,4 @@ def command_to_try(name: str, launch: str, python: str) -> str:
     if "ray_driver" in launch:  # the reservation that it runs in has been given back
         return "ray status"
     outside = re.sub(r"^srun --jobid=\d+ ", "srun ", launch)  # of a job that may have ended
-    command = command_for(outside, name, [python, "-m", "cellmesh", "--version"], _ANY_FILE)
-    text = shlex.join(command)
-    return f"touch {_ANY_FILE} && {text}" if "{ticket}" in launch else text
+    return shlex.join(command_for(outside, name, [python, "-m", "cellmesh", "--version"]))

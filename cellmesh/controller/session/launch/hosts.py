@@ -130,6 +130,7 @@ class HostAgents(Launcher):
         self, names: Mapping[int, str], given_up: Collection[int] = ()
     ) -> dict[int, HostError]:
         """Start agents in place of lost ones; see `Launcher.start_again`."""
+        self._check_may_join(names[index] for index in given_up if index in names)
         parts, started, failures = [], dict[int, Host](), dict[int, HostError]()
         for index, name in names.items():
             host = msgspec.structs.replace(self.ticket.agents[index], name=name)
@@ -172,8 +173,7 @@ class HostAgents(Launcher):
         )
         write_ticket(self.ticket)
 
-    def check_may_join(self, names: Iterable[str]) -> None:
-        """Check that hosts can join the mesh; see `Launcher.check_may_join`."""
+    def _check_may_join(self, names: Iterable[str]) -> None:
         if self.ticket.launch == "ray" and (named := ", ".join(names)):
             raise MeshUsageError(
                 f"{named}: no node joins a mesh on Ray, whose reservation keeps its size. Without "
@@ -182,7 +182,7 @@ class HostAgents(Launcher):
 
     def start_more(self, layout: Sequence[int], hosts: Sequence[Host]) -> list[Host]:
         """Start agents on more hosts; see `Launcher.start_more`."""
-        self.check_may_join(host.name for host in hosts)
+        self._check_may_join(host.name for host in hosts)
         parts = []
         for index, host in enumerate(hosts, len(layout) - len(hosts)):
             host = msgspec.structs.replace(host, first_rank=sum(layout[:index]))

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -120,16 +120,6 @@ class Launcher:
             Index of a lost host -> error, for the agents that could not be started.
         """
         return {}
-
-    def check_may_join(self, names: Iterable[str]) -> None:
-        """Check that hosts can join a mesh that was started in this way.
-
-        Args:
-            names: names of the hosts.
-
-        Raises:
-            MeshUsageError: they cannot join.
-        """
 
     def start_more(self, layout: Sequence[int], hosts: Sequence[Host]) -> list[Host]:
         """Start agents on more hosts, and return the hosts with the agents' addresses. Blocks.

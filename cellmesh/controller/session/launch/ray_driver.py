@@ -143,37 +143,25 @@ def _connect(address: str) -> None:
 
 
 def _reserve(
-    mesh: str,
-    nodes: int,
-    ranks_per_node: int,
-    resources: Mapping[str, float],
-    may_use_gpus: bool,
-    timeout_s: float | None,
+    mesh: str, nodes: int, ranks_per_node: int, resources: Mapping[str, float]
 ) -> PlacementGroup:
     """Return a placement group once Ray has reserved its nodes.
 
     Raises:
-        HostError: the cluster does not have such nodes, or they are not free in time.
         SystemExit: the notebook has stopped waiting.
     """
-    bundle = choose_bundle(ray.nodes(), ranks_per_node, resources, may_use_gpus)
-    shortage = explain_shortage(ray.nodes(), nodes, bundle)
-    if shortage and timeout_s is None:
-        raise HostError(shortage)
+    bundle = choose_bundle(ray.nodes(), ranks_per_node, resources)
     name = f"{mesh}-{os.urandom(4).hex()}"
     group = placement_group([bundle] * nodes, strategy="STRICT_SPREAD", name=name)
-    began, reported_at = time.monotonic(), -_REPORT_S
+    reported_at = -_REPORT_S
     while not group.wait(_ASK_S):
         now = time.monotonic()
         if _has_ended():
             sys.exit("the notebook waits no longer")
-        free = describe(ray.available_resources(), bundle)
-        text = f"{nodes} nodes of Ray with {describe(bundle, bundle)} each; {free} are free in all"
-        if timeout_s is not None and now > began + timeout_s:
-            why = explain_shortage(ray.nodes(), nodes, bundle) or text
-            raise HostError(f"Ray did not give the nodes within {timeout_s:.0f} s: {why}")
         if now > reported_at + _REPORT_S:
             reported_at = now
+            each, free = describe(bundle, bundle), describe(ray.available_resources(), bundle)
+            text = f"{nodes} nodes of Ray with {each} each; {free} are free in all (`ray status`)"
             print(f"{WAITING}{text}", flush=True)
     return group
 
@@ -236,10 +224,7 @@ def _actor_in(group: PlacementGroup, bundle: int) -> Any:
 
 
 def choose_bundle(
-    nodes: Sequence[Mapping[str, Any]],
-    ranks_per_node: int,
-    resources: Mapping[str, float],
-    may_use_gpus: bool,
+    nodes: Sequence[Mapping[str, Any]], ranks_per_node: int, resources: Mapping[str, float]
 ) -> dict[str, float]:
     """Choose the resources to reserve on each node: by default a CPU and, if the cluster has GPUs,
     a GPU for each rank.
@@ -248,35 +233,10 @@ def choose_bundle(
         nodes: descriptions of the nodes, from ``ray.nodes()``.
         ranks_per_node: number of ranks on each node.
         resources: resources that the user has chosen, name -> amount; empty for the default.
-        may_use_gpus: whether GPUs may be reserved.
     """
-    if resources:
-        return dict(resources)
     has_gpus = any(node["Resources"].get("GPU", 0) for node in nodes if node["Alive"])
-    chosen = {"CPU": float(ranks_per_node)}
-    return chosen | ({"GPU": float(ranks_per_node)} if has_gpus and may_use_gpus else {})
-
-
-def explain_shortage(
-    nodes: Sequence[Mapping[str, Any]], num_nodes: int, bundle: Mapping[str, float]
-) -> str:
-    """Return an error text on the nodes that the cluster lacks; "" if enough are large enough."""
-    alive = [node for node in nodes if node["Alive"]]
-    fitting = [
-        node
-        for node in alive
-        if all(node["Resources"].get(name, 0.0) >= amount for name, amount in bundle.items())
-    ]
-    if len(fitting) >= num_nodes:
-        return ""
-    there = "; ".join(
-        f"{node['NodeManagerHostname']}: {describe(node['Resources'], bundle)}" for node in alive
-    )
-    return (
-        f"{num_nodes} nodes with {describe(bundle, bundle)} each are asked for, and "
-        f"{len(fitting)} of the Ray cluster's {len(alive)} nodes have that ({there}): ask for "
-        "fewer --nodes or --nproc-per-host, or say what a node gives, like --launch-args 'CPU=1'"
-    )
+    kinds = ("CPU", "GPU") if has_gpus else ("CPU",)
+    return dict(resources) or dict.fromkeys(kinds, float(ranks_per_node))
 
 
 def describe(resources: Mapping[str, float], names: Mapping[str, float]) -> str:

@@ -4,7 +4,7 @@ loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, cast
 
 import msgspec
@@ -46,9 +46,6 @@ class World:
 
     def take_back(self, index: int) -> bool:
         return index in self.returned
-
-    def check_may_join(self, names: Iterable[str]) -> None:
-        assert "ray" not in names
 
     def start_again(
         self, names: Mapping[int, str], given_up: Collection[int]

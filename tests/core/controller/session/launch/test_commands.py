@@ -18,7 +18,7 @@ from cellmesh.controller.session.launch.commands import (
     describe_job_end,
     explain,
 )
-from cellmesh.controller.session.launch.ray_driver import choose_bundle, explain_shortage
+from cellmesh.controller.session.launch.ray_driver import choose_bundle
 from cellmesh.wire.host import Place
 from cellmesh.wire.hosts import ANNOUNCEMENT, Announcement, Host, HostPart
 from cellmesh.wire.ticket import Ticket
@@ -173,11 +173,10 @@ def test_end_of_a_job_is_described_as_srun_prints_it(
 
 PYTHON = "/opt/env/bin/python"
 SSH, NEXT = "ssh: connect to host b port 22: Connection", "Python is not there"
-DOCKER, PODMAN = "docker exec -i {host} {command}", "podman exec -i {host} {command}"
-KUBECTL, IN = "kubectl exec -i {host} -- {command}", "kubectl -n NAMESPACE exec -i {host} -- {comm"
+DOCKER = "docker exec -i {host} {command}"
 SRUN = "srun --jobid=5 --overlap --nodes=1 --nodelist={host} {command}"
 RAY = f"{PYTHON} -m cellmesh.controller.session.launch.ray_driver run GROUP {{host}} {{command}}"
-STEP, API = "srun: error: Unable to", "API server is not reached"
+STEP = "srun: error: Unable to"
 
 
 @pytest.mark.parametrize(
@@ -198,15 +197,8 @@ STEP, API = "srun: error: Unable to", "API server is not reached"
         ("", "OSError: [Errno 28] No space left on device", "disk is full", "free some space on b"),
         ("", f"sh: 1: exec: {PYTHON}: not found", NEXT, "installed on b"),
         ("", "refused by somebody", "ssh exited with 1", f"b '{PYTHON} -m cellmesh --version'`"),
-        (DOCKER, "Error response from daemon: No such container: b", "no such", "`docker ps`"),
-        (PODMAN, 'Error: no container with name or ID "b" found', "no such", "`podman ps`"),
-        (DOCKER, "Error response from daemon: container 5f2 is not running", "not run", "start b`"),
-        (DOCKER, "Cannot connect to the Docker daemon at unix", "daemon is not", "`docker info`"),
+        (DOCKER, "No such container: b", "docker exited with 1", f"`docker exec -i b {PYTHON} -m"),
         (DOCKER, f"OCI exec failed: stat {PYTHON}: no such file or directory", NEXT, "on b"),
-        (KUBECTL, 'Error from server (NotFound): pods "b" not found', "no such pod", f"`{IN}"),
-        (KUBECTL, "error: cannot exec into a container in a completed pod", "not run", "be pod b`"),
-        (KUBECTL, 'Error from server (Forbidden): pods "b" is forbidden', "refuses you", "can-i"),
-        (KUBECTL, "Unable to connect to the server: dial tcp: Connection refused", API, "-info`"),
         (SRUN, "srun: error: Slurm job 5 has expired", "job has ended", "`sacct -j 5`"),
         (
             SRUN,
@@ -239,14 +231,9 @@ def test_a_shell_that_finds_no_python_need_not_say_so() -> None:
 def test_command_to_try_can_be_typed() -> None:
     run = f"{PYTHON} -m cellmesh --version"
     assert command_to_try("b", SRUN, PYTHON) == f"srun --overlap --nodes=1 --nodelist=b {run}"
-    copies = "sh -c 'docker cp {ticket} {host}:{ticket} && docker exec {host} {command}'"
-    file = "/tmp/cellmesh-try"
-    assert command_to_try("b", copies, PYTHON) == (
-        f"touch {file} && sh -c 'docker cp {file} b:{file} && docker exec b {run}'"
-    )
 
 
-# ---- the resources that the Ray driver asks for, and its text where the cluster is too small
+# ---- the resources that the Ray driver asks for
 
 
 def node(name: str, is_alive: bool = True, **resources: float) -> dict[str, Any]:
@@ -257,21 +244,14 @@ NODES = [node("a", CPU=8.0), node("b", CPU=2.0, GPU=2.0), node("c", False, CPU=6
 
 
 @pytest.mark.parametrize(
-    ("nodes", "resources", "may_use_gpus", "bundle"),
+    ("nodes", "resources", "bundle"),
     [
-        (NODES, {}, True, {"CPU": 2.0, "GPU": 2.0}),
-        (NODES, {}, False, {"CPU": 2.0}),
-        (NODES, {"fast": 1.0}, True, {"fast": 1.0}),
+        (NODES, {}, {"CPU": 2.0, "GPU": 2.0}),
+        (NODES[:1], {}, {"CPU": 2.0}),
+        (NODES, {"fast": 1.0}, {"fast": 1.0}),
     ],
 )
 def test_each_rank_gets_a_cpu_and_a_gpu_where_there_are_some(
-    nodes: Any, resources: dict[str, float], may_use_gpus: bool, bundle: dict[str, float]
+    nodes: Any, resources: dict[str, float], bundle: dict[str, float]
 ) -> None:
-    assert choose_bundle(nodes, 2, resources, may_use_gpus) == bundle
-
-
-def test_shortage_is_explained_by_what_is_there() -> None:
-    assert explain_shortage(NODES, 2, {"CPU": 2.0}) == ""
-    said = explain_shortage(NODES, 2, {"CPU": 2.0, "GPU": 1.0})
-    assert said.startswith("2 nodes with CPU=2, GPU=1 each are asked for, and 1 of the Ray")
-    assert "cluster's 2 nodes have that (a: CPU=8, GPU=0; b: CPU=2, GPU=2)" in said
+    assert choose_bundle(nodes, 2, resources) == bundle
