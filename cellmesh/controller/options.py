@@ -231,8 +231,6 @@ def _check_host_lease(value: Any) -> float:
     return lease_s
 
 
-# Maximum size of all environment variables, as a ticket, which contains them, has at most 1 MB.
-_MAX_BYTES = 256 << 10
 _GPU = re.compile(r"\d+|(GPU|MIG)-[0-9a-fA-F-]+")
 NO_GPUS = "none"
 
@@ -251,7 +249,7 @@ def read_environment(
 
     Raises:
         MeshUsageError: a name is invalid, is not set in the notebook, or is set by the mesh itself;
-            or the values are invalid or too large.
+            or the values are invalid.
     """
     if isinstance(given, str):
         given = [given]
@@ -279,12 +277,6 @@ def read_environment(
         if not isinstance(value, str) or "\0" in value:  # not shown, as it may be a secret
             raise MeshUsageError(f"--env {name}: the value of {name} must be text without NULs")
         chosen[name] = Secret(value)
-    num_bytes = sum(len(name) + len(value) for name, value in chosen.items())
-    if num_bytes > _MAX_BYTES:
-        raise MeshUsageError(
-            f"--env: {len(chosen)} variables have {num_bytes >> 10} kB, and at most "
-            f"{_MAX_BYTES >> 10} kB can be passed on: put large values into a file"
-        )
     return chosen
 
 
@@ -302,7 +294,7 @@ def read_gpus(given: Any) -> tuple[str, ...]:
         given: ``0,2`` or ``none``; or a list, or one number.
 
     Raises:
-        MeshUsageError: the value does not have that form, or names a GPU twice.
+        MeshUsageError: the value does not have that form.
     """
     if isinstance(given, int) and not isinstance(given, bool):
         given = [given]
@@ -319,6 +311,4 @@ def read_gpus(given: Any) -> tuple[str, ...]:
                 f"--gpus: {gpu!r} is no GPU: number them from 0 like 0,2, or name UUIDs like "
                 f"GPU-8932f937-..., or say `{NO_GPUS}`"
             )
-    if len(set(gpus)) < len(gpus):
-        raise MeshUsageError(f"--gpus {','.join(gpus)} names a GPU twice")
     return gpus

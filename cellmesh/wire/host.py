@@ -12,9 +12,12 @@ import platform
 import socket
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+
+from .process import wait_readable
 
 
 class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -75,6 +78,43 @@ def started_ticks(pid: int) -> int:
 def is_process(pid: int, ticks: int) -> bool:
     """Return whether the process with this number and start time still runs."""
     return pid > 0 and started_ticks(pid) == ticks != 0
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process of this machine, a child of this process or not.
+
+    Attributes:
+        pid: process id.
+        ticks: start time in clock ticks (`started_ticks`); 0 if it had ended already.
+    """
+
+    pid: int
+    ticks: int
+
+    def open(self) -> int:
+        """Open a pidfd of the process.
+
+        Raises:
+            ProcessLookupError: it has ended.
+        """
+        if self.ticks:
+            pidfd = os.pidfd_open(self.pid)
+            if is_process(self.pid, self.ticks):
+                return pidfd
+            os.close(pidfd)  # another process has its number
+        raise ProcessLookupError(f"process {self.pid} has ended")
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Wait for the process's end; False if it has not ended in time."""
+        try:
+            pidfd = self.open()
+        except ProcessLookupError:
+            return True
+        try:
+            return bool(wait_readable([pidfd], timeout_s))
+        finally:
+            os.close(pidfd)
 
 
 def own_version() -> str:

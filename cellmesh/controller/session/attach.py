@@ -19,7 +19,7 @@ from .launch.local import (
     LocalAgent,
     found,
 )
-from .living import choose, describe, end_left, find_living, look_at
+from .living import choose, describe, end_left, find_living, forget_if_dead, look_at
 from .session import Session
 from .standing import find_agents, keep_ticket
 
@@ -50,6 +50,8 @@ def attach(name: str | None = None, *, steal: bool = False, sink: Sink | None = 
     """
     ticket = _find_ticket(name, steal)
     _check_ticket(ticket)
+    if ticket.spans_hosts:
+        forget_if_dead(ticket.name)
     ticket, lost = find_agents(ticket) if ticket.spans_hosts else (ticket, ())
     launcher: Launcher = (
         HostAgents(ticket, report=_show) if ticket.spans_hosts else LocalAgent(ticket, found)

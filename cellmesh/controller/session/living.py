@@ -25,6 +25,7 @@ from ...wire.ticket import (
     Ticket,
     find_tickets,
     read_holder,
+    read_ticket,
     remove_own_directory,
     runtime_root,
 )
@@ -278,6 +279,15 @@ def end(mesh: FoundMesh, patience_s: float = PATIENCE_S) -> bool:
             f"{ticket.directory} has other files than this mesh's, or cannot be removed: look at it"
         )
     return not left
+
+
+def forget_if_dead(name: str) -> None:
+    """Remove what is left of a mesh of this name if it is dead. Blocks."""
+    root = runtime_root()
+    with contextlib.suppress(HostError):  # there is none
+        mesh = look_at(read_ticket(root / name / "ticket.json"), root)
+        if mesh.state == "dead":
+            end(mesh)
 
 
 def processes_of(ticket: Ticket) -> list[psutil.Process]:

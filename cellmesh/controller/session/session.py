@@ -40,7 +40,7 @@ from .launch.local import Launcher, describe_full_disk, read_agent_log
 from .life import Life, StartProgress
 from .link import Link, warn
 from .runs import Runs
-from .surroundings import OwnSurroundings, fixed_names
+from .surroundings import OwnSurroundings, describe_changes, fixed_names
 
 # The agent gives ranks a second to leave; then everything is killed.
 _STOP_S = 5.0
@@ -343,7 +343,7 @@ class Session:
         self._surroundings = now
         self._link.post(lambda core, _: core.restart(self.dims, changes))
         self.wait_until_ready(timeout_s)
-        return before.describe(changes)
+        return describe_changes(changes)
 
     def stop(self) -> None:
         """End the mesh: ask its agent to end, wait for its end, and kill it if that is slow."""

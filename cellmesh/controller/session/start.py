@@ -36,9 +36,15 @@ from .launch.local import (
 )
 from .launch.prestart import own_prestart
 from .life import StartProgress
-from .living import FoundMesh, advise_left, describe_left, end_left, left_meshes
+from .living import (
+    FoundMesh,
+    advise_left,
+    describe_left,
+    end_left,
+    forget_if_dead,
+    left_meshes,
+)
 from .session import Session
-from .standing import forget_if_ended
 
 # Ranks outlive a restart of their notebook for this time; a script has no lease.
 NOTEBOOK_LEASE_S = 1800.0
@@ -75,7 +81,7 @@ def start(
     end_dead_meshes(runtime_root())
     started_at = time.monotonic()
     if checked.name:
-        forget_if_ended(runtime_root() / checked.name)
+        forget_if_dead(checked.name)
     limit_s = _START_S if timeout_s is None else timeout_s
     patience_s = math.inf if timeout_s is None and checked.launch in INVITING else limit_s
     ticket, launcher, end = _launch(checked, patience_s, on_progress)

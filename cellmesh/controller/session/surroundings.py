@@ -15,7 +15,6 @@ from ...wire.ticket import Ticket
 
 # Limit of one variable: no process can be started with a larger one (Linux's MAX_ARG_STRLEN).
 _MAX_BYTES = 128 << 10
-_MAX_NAMES = 8
 
 
 @dataclass(frozen=True)
@@ -66,25 +65,21 @@ class OwnSurroundings:
         moved = now.cwd if now.cwd != self.cwd and not ticket.spans_hosts else b""
         return Surroundings(changed, moved)
 
-    def describe(self, changes: Surroundings) -> str:
-        """Return a sentence on the changes that new ranks take over, "" for none.
 
-        It has names but no values, which may be secret.
-        """
-        parts = []
-        for name, value in changes.environment.items():
-            text = os.fsdecode(name)
-            how = "removed" if value is None else "changed" if name in self.environment else "new"
-            parts.append(f"{_shown(text)} ({how})")
-        parts = _shortened(parts)
-        if changes.cwd:
-            parts.append(f"the working directory {_shown(os.fsdecode(changes.cwd))}")
-        if not parts:
-            return ""
-        text = f"the new ranks take from this notebook: {', '.join(parts)}"
-        if changes.environment:
-            text += ". A variable that is read while torch is imported needs `%dist_start --fresh`"
-        return text
+def describe_changes(changes: Surroundings) -> str:
+    """Return a sentence on the changes that new ranks take over, "" for none.
+
+    It has names but no values, which may be secret.
+    """
+    names = [ascii(os.fsdecode(name))[1:-1] for name in changes.environment]
+    if changes.cwd:
+        names.append(f"the working directory {ascii(os.fsdecode(changes.cwd))[1:-1]}")
+    if not names:
+        return ""
+    text = f"the new ranks take from this notebook: {', '.join(names)}"
+    if changes.environment:
+        text += ". A variable that is read while torch is imported needs `%dist_start --fresh`"
+    return text
 
 
 def fixed_names(ticket: Ticket, environment: Mapping[bytes, bytes]) -> frozenset[bytes]:
@@ -96,13 +91,3 @@ def fixed_names(ticket: Ticket, environment: Mapping[bytes, bytes]) -> frozenset
     given = {os.fsencode(name): os.fsencode(value) for name, value in ticket.env.items()}
     own = {os.fsencode(name) for name in (*SET_BY_MESH, VISIBLE)}
     return frozenset(own | {n for n, value in given.items() if environment.get(n) != value})
-
-
-def _shortened(names: list[str]) -> list[str]:
-    if len(names) <= _MAX_NAMES:
-        return names
-    return [*names[: _MAX_NAMES - 1], f"{len(names) - _MAX_NAMES + 1} more"]
-
-
-def _shown(text: str) -> str:
-    return text.encode(errors="backslashreplace").decode() if text.isprintable() else repr(text)

@@ -30,6 +30,7 @@ from ...wire import transport
 from ...wire.curve import new_keys
 from ...wire.environment import SOCKET_INTERFACES, choose_gpus
 from ...wire.host import (
+    Process,
     Versions,
     describe_mismatch,
     is_process,
@@ -162,7 +163,7 @@ def _join(invitation: Invitation, address: str, interface: str) -> int:
         living = _find_agent(invitation)
         if living is not None:
             _print(f"the agent of {living.name} on this host lives (process {living.agent_pid})")
-            _await_end(living)
+            Process(living.agent_pid, living.agent_ticks).wait(None)
         else:
             visit = Visit(invitation, facts)
             try:
@@ -197,18 +198,6 @@ def _find_agent(invitation: Invitation) -> Ticket | None:
         ):
             return ticket
     return None
-
-
-def _await_end(ticket: Ticket) -> None:
-    try:
-        pidfd = os.pidfd_open(ticket.agent_pid)
-    except ProcessLookupError:
-        return
-    try:
-        if is_process(ticket.agent_pid, ticket.agent_ticks):
-            wait_readable([pidfd])
-    finally:
-        os.close(pidfd)
 
 
 def _decode(text: bytes) -> Ticket:

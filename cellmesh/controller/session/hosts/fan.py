@@ -18,7 +18,6 @@ from ....wire.messages import (
     Died,
     Interrupt,
     Kill,
-    LogText,
     MakeStore,
     MeshReady,
     Progress,
@@ -119,13 +118,8 @@ class Fan:
                 return self._split_by_ranks(parcel)
             case Respawn():
                 return self._respawn(parcel)
-            case ReadLog(request, rank):
-                index = self.host_of(rank)
-                if index in self.hosts - self._reports.silent:
-                    return self._to([index], parcel)
-                name = self.name_of(index)
-                said = f"it cannot be read: {name} is not heard"
-                return Routed(up=[Parcel(LogText(request, said, 0, f"its log on {name}"))])
+            case ReadLog(_, rank):
+                return self._to([self.host_of(rank)], parcel)
             case ReadHost():
                 self._reports.begin(verb.request, self.hosts)
                 return self._add(self._to(self.hosts, parcel), Routed(self._joined_reports()))
@@ -264,8 +258,8 @@ class Fan:
         match verb:
             case Progress():
                 self._progress[index] = verb
-                said = [self._progress.get(each) for each in self.hosts]
-                return Routed(up=[Parcel(join_progress(said))])
+                num_ready = sum(each.num_ready for each in self._progress.values())
+                return Routed(up=[Parcel(Progress(verb.stage, num_ready))])
             case MeshReady():
                 self._ready[index] = verb
                 self._reports.note_ranks(index, verb.ranks)
@@ -370,10 +364,7 @@ class Fan:
         living = tuple(info for info in ready.ranks if info.phase != "dead")
         self._dead.difference_update(info.rank for info in living)
         routed = Routed(up=[Parcel(Returned(living))])
-        host, port = self._store
-        if port:
-            order = UseStore(self._agents[host].address, port, ready.incarnation)
-            routed.down.append((index, Parcel(order)))
+        routed.down += self._store_orders([index], ready.incarnation)
         for info in welcome.runs:
             ranks = tuple(rank for rank in info.ranks if rank not in self._dead)
             stop = control(ranks, Interrupt(info.run))
@@ -388,19 +379,25 @@ class Fan:
         self.hosts.add(index)
         self.joining.add(index)
         self._ready.setdefault(index, MeshReady(()))
-        host, port = self._store
-        incarnation = max((ready.incarnation for ready in self._ready.values()), default=1)
-        order = UseStore(self._agents[host].address, port, incarnation)
-        return Routed(down=[(index, Parcel(order))] if port else [])
+        incarnation = max(ready.incarnation for ready in self._ready.values())
+        return Routed(down=self._store_orders([index], incarnation))
 
     # ---- joined
 
+    def _store_orders(
+        self, hosts: Iterable[int], incarnation: int
+    ) -> list[tuple[int, Parcel[Any]]]:
+        """Return orders to use the store at its present address; [] while there is none."""
+        host, port = self._store
+        order = Parcel(UseStore(self._agents[host].address, port, incarnation))
+        return [(index, order) for index in sorted(hosts)] if port else []
+
     def _tell_store(self, index: int, port: int) -> Routed:
-        if port:
-            self._store = index, port
+        if not port:
+            return Routed()
+        self._store = index, port
         incarnation = max((ready.incarnation for ready in self._ready.values()), default=0)
-        order = Parcel(UseStore(self._agents[index].address, port, incarnation))
-        return self._to(self.hosts - {index}, order) if port else Routed()
+        return Routed(down=self._store_orders(self.hosts - {index}, incarnation))
 
     def _make_store(self) -> tuple[int, Parcel[Any]]:
         """Return the order to start a new c10d store, as the store's host is lost, for a host that
@@ -568,22 +565,3 @@ def join_reports(
     infos = [*(info for report in reports for info in report.ranks), *others]
     ranks = sorted(infos, key=lambda info: info.rank)
     return HostReport(request, tuple(ranks), max((report.at_s for report in reports), default=0.0))
-
-
-# The stages of a start, in their order.
-_STAGES = ("importing torch", "forking ranks", "process group")
-
-
-def join_progress(said: Sequence[Progress | None]) -> Progress:
-    """Return the progress of a start on all hosts: the stage of the slowest host.
-
-    Args:
-        said: last report of each host; None for a host without one.
-    """
-    stages = [progress.stage if progress else _STAGES[0] for progress in said]
-    num_ready = sum(progress.num_ready for progress in said if progress is not None)
-    return Progress(min(stages, key=_order_of), num_ready)
-
-
-def _order_of(stage: str) -> int:
-    return _STAGES.index(stage) if stage in _STAGES else len(_STAGES)

@@ -253,17 +253,12 @@ def choose_address(wanted: str, by_interface: Mapping[str, Sequence[str]], route
                 f"--address {wanted}: this host has no such address or interface ({there})"
             )
         return found[0]
-    if routed:
-        return routed
-    others = [
-        address for name, addresses in by_interface.items() if name != "lo" for address in addresses
-    ]
-    if len(others) != 1:
+    if not routed:
         raise MeshUsageError(
             "at which address do the other hosts find this one? Say it, like --address eth0 "
             f"({there})"
         )
-    return others[0]
+    return routed
 
 
 # A waiting host that is silent for this long counts as lost; while it starts its agent, it may be

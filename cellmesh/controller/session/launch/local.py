@@ -19,10 +19,10 @@ import msgspec
 
 from ....errors import HostError
 from ....wire.environment import choose_gpus
-from ....wire.host import is_process, started_ticks
+from ....wire.host import Process, is_process, started_ticks
 from ....wire.hosts import Host
 from ....wire.options import MeshOptions
-from ....wire.process import isolated_command, wait_readable
+from ....wire.process import isolated_command
 from ....wire.ticket import (
     Ticket,
     make_directory,
@@ -202,43 +202,6 @@ def make_ticket(options: Options) -> Ticket:
 _LITTLE_BYTES = 64 << 10
 # Time limit for a guardian to end the processes that its agent has left.
 _GUARDIAN_S = 5.0
-
-
-@dataclass(frozen=True)
-class Process:
-    """A process of this machine, a child of this process or not.
-
-    Attributes:
-        pid: process id.
-        ticks: start time in clock ticks (`wire.host.started_ticks`); 0 if it had ended already.
-    """
-
-    pid: int
-    ticks: int
-
-    def open(self) -> int:
-        """Open a pidfd of the process.
-
-        Raises:
-            ProcessLookupError: it has ended.
-        """
-        if self.ticks:
-            pidfd = os.pidfd_open(self.pid)
-            if is_process(self.pid, self.ticks):
-                return pidfd
-            os.close(pidfd)  # another process has its number
-        raise ProcessLookupError(f"process {self.pid} has ended")
-
-    def wait(self, timeout_s: float | None) -> bool:
-        """Wait for the process's end; False if it has not ended in time."""
-        try:
-            pidfd = self.open()
-        except ProcessLookupError:
-            return True
-        try:
-            return bool(wait_readable([pidfd], timeout_s))
-        finally:
-            os.close(pidfd)
 
 
 @dataclass(frozen=True)

@@ -37,14 +37,12 @@ from ...options import read_project_options
 KEEP_S = 600.0
 # Forks take milliseconds; a waiting zygote that needs longer than this hangs.
 _FORK_S = 20.0
-# Time limit from the close of a process's socket to its end.
-_END_S = 5.0
 # Variables for which a zygote has values of its own.
 _OVERRIDDEN = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 # Variables that torch sets in a notebook that uses it, and reads only when it needs them.
 _SET_BY_TORCH = ("CUDA_MODULE_LOADING", "TORCHINDUCTOR_CACHE_DIR")
 Conditions = Mapping[str, Any]
-State = Literal["none", "importing", "ready", "failed", "ended"]
+State = Literal["none", "importing", "ready"]
 
 
 def conditions(environment: Mapping[str, str], sys_path: Iterable[str]) -> Conditions:
@@ -67,22 +65,6 @@ def conditions(environment: Mapping[str, str], sys_path: Iterable[str]) -> Condi
         "nice": os.getpriority(os.PRIO_PROCESS, 0),
         "umask": [line for line in status if line.startswith("Umask")],
     }
-
-
-def decide(
-    state: State, made_in: Conditions, now: Conditions
-) -> Literal["use", "make", "start cold"]:
-    """Decide whether a mesh is started from the waiting zygote, from a new one, or without any.
-
-    Args:
-        state: state of the waiting zygote.
-        made_in: the conditions in which it was made.
-        now: the present conditions.
-    """
-    if made_in != now or state in ("none", "ended"):
-        return "make"
-    # The zygote could not import torch: a cold start shows the error.
-    return "start cold" if state == "failed" else "use"
 
 
 class Prestart:
@@ -126,8 +108,7 @@ class Prestart:
         with self._lock, contextlib.suppress(OSError):
             now = conditions(os.environ, sys.path)
             self._look(0)
-            decision = decide(self._state, self._made_in, now)
-            if decision == "make":
+            if self._made_in != now or self._state == "none":
                 self._make(now)
             if self._state == "importing":
                 on_wait()
@@ -166,7 +147,7 @@ class Prestart:
                 if self._socket is not None:
                     socket.send_fds(self._socket, [b"m"], [request, write_end, log])
             except OSError:  # it has ended
-                self._state = "ended"
+                self._state = "none"
             finally:
                 os.close(request)
                 os.close(write_end)
@@ -239,15 +220,7 @@ class Prestart:
                 self._state = "ready"
                 self._look(0)
             else:
-                self._state = "failed" if self._exit_code() > 0 else "ended"
-
-    def _exit_code(self) -> int:
-        """Return the exit code of the zygote, which has closed its socket; negative if it was
-        killed.
-        """
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return self._child.wait(_END_S) if self._child is not None else 0
-        return 0
+                self._state = "none"  # if it cannot import torch, a cold start shows the error
 
     def _end(self) -> None:
         if self._socket is not None:

@@ -20,7 +20,7 @@ from cellmesh.controller.session.launch.local import (
     describe_full_disk,
     make_ticket,
 )
-from cellmesh.controller.session.launch.prestart import State, conditions, decide
+from cellmesh.controller.session.launch.prestart import conditions
 from cellmesh.errors import HostError
 from cellmesh.wire.host import started_ticks
 from cellmesh.wire.marks import argument, kernel_of
@@ -95,24 +95,6 @@ def test_a_start_says_that_the_working_directory_was_removed(
 
 
 # ---- the zygote that waits for a notebook's next mesh
-
-
-@pytest.mark.parametrize(
-    ("state", "has_changed", "expected"),
-    [
-        ("none", False, "make"),
-        ("importing", False, "use"),
-        ("ready", False, "use"),
-        ("ready", True, "make"),
-        ("failed", False, "start cold"),
-        ("failed", True, "make"),
-        ("ended", False, "make"),
-    ],
-)
-def test_a_mesh_starts_from_a_zygote_that_fits(
-    state: State, has_changed: bool, expected: str
-) -> None:
-    assert decide(state, {"TZ": "A"}, {"TZ": "B" if has_changed else "A"}) == expected
 
 
 def test_another_torch_matters_and_another_directory_on_the_path_does_not(tmp_path: Path) -> None:
