@@ -197,7 +197,7 @@ def resize(
         try:
             if why := core.why_not_resize(size):  # the mesh may be busy by now
                 raise MeshUsageError(f"the mesh cannot be resized now: {why}")
-            hosts.check_candidates()
+            hosts.check_invited()
             note(plan, new)
         except BaseException:
             has_begun.give(False)

@@ -277,7 +277,6 @@ class Session:
         size, dims = sum(plan.layout), plan.dims
         self._launcher.note_resized(plan.layout, dims, new)
         self.ticket = self._launcher.ticket
-        self._hosts.admit()
         self._hosts.tell_agents(self.ticket)
         self.num_ranks = self.life.num_ranks = self.runs.num_ranks = size
         self.dims = dict(dims)

@@ -114,7 +114,7 @@ class World:
     def invite(self, agents: Sequence[Host]) -> None:
         self.step("invite")
 
-    def check_candidates(self) -> None:
+    def check_invited(self) -> None:
         self.step("check")
 
     def turn_away(self) -> None:

@@ -7,12 +7,11 @@ import secrets
 import select
 import time as clock
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from ....errors import HostError
 from ....wire import transport
-from ....wire.attach import Detached, Refused, SetAgents, Welcome
+from ....wire.attach import Refused, SetAgents, Welcome
 from ....wire.codec import Parcel
 from ....wire.hosts import SILENT_S, ClockReading, FilesAnswer, Host, ReadClock
 from ....wire.messages import AgentFault, Ranked, Relay, Resize, Stop, Stopped
@@ -24,42 +23,6 @@ from ...news import Reply
 from ..connection import Connection, Message
 from ..launch.commands import describe_job_end
 from .fan import Fan, Gathering, Routed
-
-
-@dataclass(eq=False)
-class Candidate:
-    """The agent of a host that may join the mesh.
-
-    Attributes:
-        agent: the agent's host and address.
-        said: its messages so far, which are handled once the host has joined.
-        ending: why the host cannot join; "" while it can.
-    """
-
-    agent: Host
-    said: list[Parcel[Any]] = field(default_factory=list)
-    ending: str = ""
-
-    def hear(
-        self, parcels: Iterable[Parcel[Any]], lost_at: float | None, lease_s: float, now: float
-    ) -> Iterator[FilesAnswer]:
-        """Record the agent's messages, and yield its answers about files.
-
-        Args:
-            parcels: messages that have arrived.
-            lost_at: time at which the connection was lost, in seconds; None while there is one.
-            lease_s: how long the host may be without a connection, in seconds.
-            now: current time in seconds.
-        """
-        for parcel in parcels:
-            if isinstance(parcel.verb, FilesAnswer):
-                yield parcel.verb
-            elif isinstance(parcel.verb, Stopped | Refused | Detached):
-                self.ending = self.ending or f"its agent has ended: {parcel.verb.reason}"
-            else:
-                self.said.append(parcel)
-        if lost_at is not None and now >= lost_at + lease_s:
-            self.ending = self.ending or f"its agent is not heard for {lease_s:.0f} s"
 
 
 class Connections:
@@ -79,10 +42,9 @@ class Connections:
         self._ticket, self._steal = ticket, steal
         self._lease_s = ticket.host_lease_s
         self._fan = Fan(ticket.all_agents, lost)
-        self._heard_at = 0.0
         self._of: dict[int, Connection] = {}
-        self._each: list[Connection] = []  # of `_all`, `_candidates` and `_replaced`
-        self._candidates: dict[Connection, Candidate] = {}  # on hosts that may join, in their order
+        self._each: list[Connection] = []  # of `_all` and `_replaced`
+        self._num_invited = 0  # the last of `_all`, on hosts that have no ranks yet
         self._replaced: dict[Connection, float] = {}  # when to give up reaching them
         self._up: list[Parcel[Any]] = []
         self._reported: set[int] = set()
@@ -150,10 +112,8 @@ class Connections:
             for index, part in routed.down:
                 by_host.setdefault(index, []).append(part)
             if isinstance(parcel.verb, Resize):
-                while len(self._all) > len(parcel.verb.layout):
-                    self._dismiss(self._all.pop())
-                    self._clocks.pop()
-                    self._reported.discard(len(self._all))
+                self._num_invited = 0
+                self._keep(len(parcel.verb.layout))
         for index, parts in by_host.items():
             self._all[index].send(parts)
 
@@ -190,9 +150,6 @@ class Connections:
                 yield from self._route(self._fan.join(index, parcel))
         for connection in list(self._replaced):
             self._end_replaced(connection, now)
-        if self._candidates:
-            self._hear_candidates(now)
-        self._heard_at = now
         is_missing = bool(self._reported)
         for connection in self._all:
             is_missing |= connection.lost_at is not None
@@ -200,12 +157,6 @@ class Connections:
             yield from self._watch(now)
         if self._replies:
             self._give_replies()
-
-    def _hear_candidates(self, now: float) -> None:
-        for index, (connection, candidate) in enumerate(self._candidates.items(), len(self._all)):
-            said, lost_at = connection.hear(now), connection.lost_at
-            for answer in candidate.hear(said, lost_at, self._lease_s, now):
-                self._files.add(answer.request, index, answer)
 
     def _watch(self, now: float) -> Iterator[Parcel[Any]]:
         """Yield reports for users on hosts that are out of reach, or are reached again."""
@@ -239,17 +190,16 @@ class Connections:
         link's loop.
         """
         self._last_request += 1
-        messages = make(self._last_request, self._with_candidates())
+        messages = make(self._last_request, frozenset(self._fan.hosts))
         self._files.begin(self._last_request, messages)
         self._replies[self._last_request] = reply
-        connections = [*self._all, *self._candidates]
         for index, parcels in messages.items():
             for parcel in parcels:
-                connections[index].send([parcel])
+                self._all[index].send([parcel])
         self._give_replies()
 
     def _give_replies(self) -> None:
-        for request, answers in self._files.take(self._with_candidates()):
+        for request, answers in self._files.take(self._fan.hosts):
             self._replies.pop(request).give(answers)
 
     def _explain(self, index: int, reason: str) -> str:
@@ -266,10 +216,8 @@ class Connections:
         return [*self._fan.unended, *(replaced if self._replaced else ())]
 
     def name_of(self, index: int) -> str:
-        """Return the name of a host of the mesh, or of one that may join."""
-        candidates = [candidate.agent.name for candidate in self._candidates.values()]
-        num_hosts = len(self._all)
-        return self._fan.name_of(index) if index < num_hosts else candidates[index - num_hosts]
+        """Return the name of a host."""
+        return self._fan.name_of(index)
 
     def unanswered(self, reply: Reply[Answers]) -> list[str]:
         """Return the names of the hosts whose answers about files are awaited; on any thread."""
@@ -340,48 +288,36 @@ class Connections:
         self.send([Parcel(order)])
 
     def invite(self, agents: Sequence[Host]) -> None:
-        """Connect to the agents of hosts that may join, so that they receive files like the others;
-        in the link's loop.
-        """
+        """Add hosts to the mesh, which get ranks when it is resized; in the link's loop."""
         for agent in agents:
-            self._candidates[self._connect_to(agent, True)] = Candidate(agent)
+            self._all.append(self._connect_to(agent, True))
+            self._clocks.append(ClockComparison())
+            self._up += list(self._route(self._fan.add(agent)))
+        self._num_invited = len(agents)
 
-    def check_candidates(self) -> None:
-        """Check that the invited hosts can join; in the link's loop.
+    def check_invited(self) -> None:
+        """Check that the invited hosts can be used; in the link's loop.
 
         Raises:
             HostError: the agent of an invited host has ended, or cannot be reached.
         """
-        for candidate in self._candidates.values():
-            if candidate.ending:
-                raise HostError(f"{candidate.agent.name} cannot be used: {candidate.ending}")
-
-    def admit(self) -> None:
-        """Add the invited hosts to the mesh; in the link's loop. `Resize` and `Respawn` then fork
-        their ranks.
-        """
-        for connection, candidate in self._candidates.items():
-            index = len(self._all)
-            self._all.append(connection)
-            self._clocks.append(ClockComparison())
-            self._clocks[index].begin(self._heard_at)
-            self._up += list(self._route(self._fan.add(candidate.agent)))
-            for parcel in candidate.said:
-                self._up += list(self._route(self._fan.join(index, parcel)))
-        self._candidates = {}
+        for index in self.lost:
+            if index >= len(self._all) - self._num_invited:
+                why = self._fan.why_lost(index)
+                raise HostError(f"{self.name_of(index)} cannot be used: {why}")
 
     def turn_away(self) -> None:
-        """End the agents of the invited hosts; in the link's loop."""
-        candidates, self._candidates = self._candidates, {}
-        for connection in candidates:
-            self._dismiss(connection)
+        """End the agents of the invited hosts, which leave the mesh; in the link's loop."""
+        num_kept, self._num_invited = len(self._all) - self._num_invited, 0
+        self._fan.keep(num_kept)
+        self._keep(num_kept)
 
-    def _with_candidates(self) -> frozenset[int]:
-        """Return the indices of the hosts that receive files, also of hosts that may join."""
-        numbered = enumerate(self._candidates.values(), len(self._all))
-        return frozenset(self._fan.hosts).union(
-            index for index, each in numbered if not each.ending
-        )
+    def _keep(self, num_hosts: int) -> None:
+        """End the agents of the hosts beyond this number."""
+        while len(self._all) > num_hosts:
+            self._dismiss(self._all.pop())
+            self._clocks.pop()
+            self._reported.discard(len(self._all))
 
     def clocks(self, ranks: Iterable[int]) -> dict[int, ClockOffset]:
         """Return the clock offset of each rank's host; on any thread."""
@@ -451,9 +387,6 @@ class Connections:
             if lost_at is not None:  # at once, if it is not reported yet
                 due = min(due, lost_at + (self._lease_s if index in self._reported else 0.0))
             due = min(due, self._clocks[index].due_s)
-        for connection, candidate in self._candidates.items():
-            if connection.lost_at is not None and not candidate.ending:
-                due = min(due, connection.lost_at + self._lease_s)
         return None if due == math.inf else due
 
     def close(self) -> None:

@@ -121,8 +121,9 @@ class Fan:
             case ReadLog(_, rank):
                 return self._to([self.host_of(rank)], parcel)
             case ReadHost():
-                self._reports.begin(verb.request, self.hosts)
-                return self._add(self._to(self.hosts, parcel), Routed(self._joined_reports()))
+                hosts = {index for index in self.hosts if self._agents[index].num_ranks}
+                self._reports.begin(verb.request, hosts)
+                return self._add(self._to(hosts, parcel), Routed(self._joined_reports()))
             case Restart():
                 self._ready.clear()
                 self._progress.clear()
@@ -157,10 +158,17 @@ class Fan:
         self._dead = {rank for rank in self._dead if rank < sum(layout)}
 
     def add(self, agent: Host) -> Routed:
-        """Add a host to the mesh; its ranks are dead until they are forked."""
-        index = len(self._agents)
+        """Add a host to the mesh, which has no ranks until the mesh is resized."""
         self._agents.append(agent)
-        return self.replace(index, agent)
+        return self.replace(len(self._agents) - 1, msgspec.structs.replace(agent, num_ranks=0))
+
+    def keep(self, num_hosts: int) -> None:
+        """Let the hosts beyond this number leave the mesh."""
+        self._resize([agent.num_ranks for agent in self._agents[:num_hosts]])
+
+    def why_lost(self, index: int) -> str:
+        """Return why a lost host is lost."""
+        return self._reports.why_lost[index]
 
     def _respawn(self, parcel: Parcel[Respawn]) -> Routed:
         routed = self._split_by_ranks(parcel)
@@ -223,6 +231,8 @@ class Fan:
                 self._welcomes[index] = parcel.verb
             if isinstance(parcel.verb, Welcome | MeshReady | Progress):
                 return Routed()
+            if isinstance(parcel.verb, Refused | Detached):
+                return self.lose(index, parcel.verb.reason)
         if isinstance(parcel.verb, Welcome):
             self._welcomes[index] = parcel.verb
             return self._all_welcomed() if self.hosts <= self._welcomes.keys() else Routed()
@@ -456,7 +466,8 @@ class Fan:
     def describe(self, index: int) -> str:
         """Return a host's name and ranks, as text."""
         agent = self._agents[index]
-        return f"{agent.name} ({describe_ranks(agent.ranks)})"
+        ranks = describe_ranks(agent.ranks) if agent.ranks else "no ranks yet"
+        return f"{agent.name} ({ranks})"
 
 
 class Gathering(Generic[_T]):
@@ -495,13 +506,14 @@ class HostReports:
 
     Attributes:
         silent: hosts that are out of reach at the moment, whose answers are not awaited.
+        why_lost: index of a lost host -> why it is lost.
     """
 
     def __init__(self) -> None:
         self._questions: Gathering[HostReport] = Gathering()
         self.begin = self._questions.begin
         self._last: dict[int, tuple[RankInfo, ...]] = {}
-        self._why_lost: dict[int, str] = {}
+        self.why_lost: dict[int, str] = {}
         self.silent: set[int] = set()
 
     def note(self, index: int, report: HostReport) -> None:
@@ -516,13 +528,13 @@ class HostReports:
     def note_lost(self, index: int, why: str) -> None:
         """Record the loss of a host, and its reason."""
         self.silent.discard(index)
-        self._why_lost[index] = why
+        self.why_lost[index] = why
 
     def forget(self, index: int) -> None:
         """Forget a host that leaves the mesh, as another host may have its place later."""
         self.silent.discard(index)
         self._last.pop(index, None)
-        self._why_lost.pop(index, None)
+        self.why_lost.pop(index, None)
 
     def take(self, agents: Sequence[Host], hosts: Collection[int]) -> Iterator[HostReport]:
         """Yield the joined reports for each request that needs no more answers.
@@ -540,7 +552,7 @@ class HostReports:
     def lost_ranks(self, agents: Sequence[Host], lost: Iterable[int]) -> Iterator[RankInfo]:
         """Yield the ranks of lost hosts, which count as dead."""
         for index in lost:
-            host, why = agents[index].name, self._why_lost.get(index, "")
+            host, why = agents[index].name, self.why_lost.get(index, "")
             ending = f"was on {host}, which is lost" + (f": {why}" if why else "")
             for rank in agents[index].ranks:
                 yield RankInfo(rank, 0, host, "dead", ending=ending)

@@ -260,6 +260,19 @@ def test_host_that_joins_holds_back_nothing_of_the_others(ready: Fan) -> None:
     assert split(ready, Respawn((5,))) == [(3, Respawn((5,)))]
 
 
+@pytest.mark.parametrize("last", [Stopped("killed"), Refused("killed"), None])
+def test_host_that_ends_before_it_has_ranks_loses_none_and_leaves(ready: Fan, last: Any) -> None:
+    ready.add(Host("d", "tcp://10.0.0.4:7", "key-d", 5, 1))
+    assert split(ready, ReadHost(4)) == [(index, ReadHost(4)) for index in range(3)]
+    assert "d (no ranks yet)" in ready.describe(3)
+    said = verbs(ready.lose(3, "killed")) if last is None else join(ready, 3, last)
+    assert said == []
+    assert (ready.lost, ready.why_lost(3)) == ((3,), "killed")
+    ready.keep(3)
+    assert ready.lost == ()
+    assert ready.unended == AGENTS
+
+
 def test_host_that_is_lost_before_an_attach_is_not_waited_for() -> None:
     """The first host, which had the store."""
     fan = Fan(AGENTS, [0])

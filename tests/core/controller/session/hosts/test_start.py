@@ -13,7 +13,7 @@ import pytest
 from cellmesh.controller.code_files.sync import CodeSync
 from cellmesh.controller.core.core import Core
 from cellmesh.controller.session.hosts import start
-from cellmesh.controller.session.hosts.connections import Candidate, Connections
+from cellmesh.controller.session.hosts.connections import Connections
 from cellmesh.controller.session.hosts.start import (
     bring_back,
     call_in_loop,
@@ -21,10 +21,7 @@ from cellmesh.controller.session.hosts.start import (
 )
 from cellmesh.controller.session.launch.hosts import HostAgents
 from cellmesh.errors import HostError, MeshUsageError
-from cellmesh.wire.attach import Refused
-from cellmesh.wire.codec import Parcel
-from cellmesh.wire.hosts import FilesAnswer, Host
-from cellmesh.wire.messages import MeshReady, Stopped
+from cellmesh.wire.hosts import Host
 
 from .....support.tickets import make_ticket
 
@@ -153,23 +150,3 @@ def test_call_that_is_given_up_is_not_made_later(monkeypatch: pytest.MonkeyPatch
         call_in_loop(posted.append, lambda: calls.append(1))
     posted[0](cast(Core, None), 0.0)
     assert not calls
-
-
-@pytest.mark.parametrize(
-    ("said", "now", "ending"),
-    [
-        ([Parcel(Stopped("killed"))], 6.0, "its agent has ended: killed"),
-        ([Parcel(Refused("no such key"))], 6.0, "its agent has ended: no such key"),
-        ([], 14.9, ""),
-        ([], 15.0, "not heard for 10 s"),
-    ],
-)
-def test_agent_that_has_ended_or_is_not_heard_for_the_lease_cannot_join(
-    said: list[Parcel[Any]], now: float, ending: str
-) -> None:
-    candidate = Candidate(AGENTS[1])
-    ready, answer = Parcel(MeshReady(())), Parcel(FilesAnswer(3))
-    assert list(candidate.hear([ready, answer, *said], 5.0, 10.0, now)) == [answer.verb]
-    assert candidate.said == [ready], "it waits until the host has joined"
-    assert ending in candidate.ending
-    assert bool(candidate.ending) == bool(ending)
