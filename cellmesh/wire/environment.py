@@ -12,9 +12,6 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 # Variables by which gloo, TensorPipe and NCCL choose their interface. An interface that the user
 # chose overrides a site's profile; one that was found by the route does not.
 SOCKET_INTERFACES = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-# Variables with the numbers of the host's GPUs that Slurm has given to a step or a job. Slurm sets
-# `VISIBLE` as well, unless a site has turned that off.
-_GIVEN_BY_SLURM = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
 # Variables that users cannot pass on: each rank has its own value, or the mesh depends on it.
 # (OMP_NUM_THREADS, which the mesh sets as well, may be passed on.)
 SET_BY_MESH = frozenset(
@@ -71,18 +68,17 @@ def choose_gpus(asked: Sequence[str] | None, environment: Mapping[str, str]) -> 
     Raises:
         HostError: an index exceeds the number of given GPUs.
     """
-    source = next((name for name in (VISIBLE, *_GIVEN_BY_SLURM) if name in environment), "")
-    text = environment.get(source, "")
-    given = [each.strip() for each in text.split(",") if each.strip()]
     if asked is None:
-        return {VISIBLE: ",".join(given)} if source in _GIVEN_BY_SLURM else {}
+        return {}
+    text = environment.get(VISIBLE, "")
+    given = [each.strip() for each in text.split(",") if each.strip()]
     chosen = []
     for each in asked:
-        if each.isdecimal() and source:
+        if each.isdecimal() and VISIBLE in environment:
             if int(each) >= len(given):
                 raise HostError(
                     f"--gpus {','.join(asked)}: there is no GPU {each} among the {len(given)} that "
-                    f"this host was given ({source}={text}), which are counted from 0"
+                    f"this host was given ({VISIBLE}={text}), which are counted from 0"
                 )
             each = given[int(each)]
         chosen.append(each)

@@ -195,7 +195,6 @@ def test_tickets_that_do_not_fit_or_that_others_may_read_are_refused(leased: cm.
     path = runtime_root() / "leased" / "ticket.json"
     ticket = read_ticket(path)
     for changes, error, words in (
-        ({"python": "2.7.18"}, HostError, r"runs Python 2\.7\.18, and this is 3"),
         ({"version": "9.9.9"}, HostError, r"cellmesh 9\.9\.9, and this is"),
         ({"agent_ticks": 1}, NoMeshError, "has ended: `cellmesh ps`"),
         ({"boot": "another"}, NoMeshError, "has ended: `cellmesh ps`"),

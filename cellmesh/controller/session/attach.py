@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from ...errors import HostError, MeshUsageError, NoMeshError, did_you_mean
-from ...wire.host import fits, own_python, this_place
+from ...wire.host import this_place
 from ...wire.marks import is_dead
 from ...wire.modules import loaded
 from ...wire.ticket import Ticket, find_strange, read_ticket, runtime_root
@@ -143,11 +143,6 @@ def _check_ticket(ticket: Ticket) -> None:
         where = "another container of this host" if place.boot == here.boot else "another host"
         raise HostError(
             f"{ticket.name} runs in {where} ({place.host}; this is {here.host}): attach to it there"
-        )
-    if not fits(ticket.python, own_python()):
-        raise HostError(
-            f"{ticket.name} runs Python {ticket.python}, and this is {own_python()}: use that "
-            f"one, or end the mesh with `cellmesh stop {ticket.name}`"
         )
 
 

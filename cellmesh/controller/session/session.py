@@ -34,7 +34,7 @@ from ..output.console import ConsoleSink, Sink
 from ..resizing import ONE_HOST, Resizing, resize
 from ..values.pool import SegmentPool
 from .hosts.connections import Connections
-from .hosts.start import bring_back, describe_replaced, end_unheard, sync_through
+from .hosts.start import bring_back, end_unheard, sync_through
 from .launch.hosts import describe_detours
 from .launch.local import Launcher, describe_full_disk, read_agent_log
 from .life import Life, StartProgress
@@ -228,7 +228,6 @@ class Session:
             HostError: no lost host could be brought back.
         """
         self.runs.check_usable(())
-        why_not, before = "", self.host_names  # why_not: why some hosts are still lost
         if new_hosts and not self.has_hosts:
             raise MeshUsageError(ONE_HOST)
         post, code = self._link.post, self.code
@@ -242,8 +241,8 @@ class Session:
             self.runs.post_if_open(lambda core, now: core.abandon_heal())
             raise
         report = report or HealReport(failure="the mesh has ended")
-        notes = (*report.notes, *describe_replaced(before, self.host_names))
-        return dataclasses.replace(report, failure=why_not or report.failure, notes=notes)
+        # Some hosts may still be lost.
+        return dataclasses.replace(report, failure=why_not or report.failure)
 
     @property
     def host_names(self) -> tuple[str, ...]:

@@ -205,7 +205,9 @@ def _decode(text: bytes) -> Ticket:
         content = json.loads(text)
         theirs = Versions(*(str(content.get(name, "")) for name in ("version", "python", "torch")))
     except (ValueError, AttributeError) as error:
-        raise HostError(f"what was given is no ticket: {error}") from error
+        raise HostError(
+            f"what was given is no ticket ({error}): copy all of its file, which is one line"
+        ) from error
     by_host = {"the notebook": theirs, socket.gethostname(): own_versions()}
     if problem := describe_mismatch(by_host):
         raise HostError(f"{problem} ({sys.executable})")

@@ -238,11 +238,9 @@ class Connections:
             f"{self.name_of(index)} is {'lost' if index in lost else 'not heard'}"
             for index in missing
         )
-        num_ranks = self._fan.first_rank_of(missing[0])
-        without = f", or `%dist_resize {num_ranks}` to go on without" if num_ranks else ""
         raise HostError(
             f"{said}: a restart needs all hosts, and has changed nothing. First `%dist_heal`, "
-            f"which takes a host back or starts it again{without}"
+            "which takes a host back or starts it again, or `%dist_resize` to go on without"
         )
 
     @property

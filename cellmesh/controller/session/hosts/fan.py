@@ -66,6 +66,7 @@ class Fan:
     Attributes:
         hosts: indices of the hosts that are not lost.
         joining: hosts among these that have taken the place of lost ones and are not ready yet.
+        is_stopping: whether the controller has ended the mesh.
         is_welcome: whether every agent has accepted this controller; from then on, messages of
             ranks are passed on unchanged, except from hosts that are joining.
     """
@@ -83,7 +84,7 @@ class Fan:
         self._ready: dict[int, MeshReady] = {}
         self._reports = HostReports()
         self._dead: set[int] = set()
-        self._has_failed = self._is_stopping = self._is_leaving = False
+        self._has_failed = self.is_stopping = self._is_leaving = False
         self._ended: set[int] = set()  # hosts whose agents have reported their end
         # Of the last order to fork ranks again: the hosts' answers, the ranks by host, and the
         # ranks that no host can fork.
@@ -99,10 +100,6 @@ class Fan:
     def name_of(self, index: int) -> str:
         """Return the name of the host of an index."""
         return self._agents[index].name
-
-    def first_rank_of(self, index: int) -> int:
-        """Return the first rank of the host of an index."""
-        return self._agents[index].first_rank
 
     def host_of(self, rank: int) -> int:
         """Return the index of a rank's host."""
@@ -135,7 +132,7 @@ class Fan:
                     orders.down.append(self._make_store())
                 return orders
             case Stop():
-                self._is_stopping = True
+                self.is_stopping = True
                 returned = [(index, parcel) for index in sorted(self._returned)]
                 return Routed(down=[*self._to(self.hosts, parcel).down, *returned])
             case Detach():
@@ -317,11 +314,11 @@ class Fan:
         self._reports.note_lost(index, reason)
         if self._is_leaving:
             return Routed(up=[] if self.hosts else [Parcel(Detached(reason))])
-        if not self.hosts or (self._has_failed and not self._is_stopping):
+        if not self.hosts or (self._has_failed and not self.is_stopping):
             others = self._to(self.hosts, Parcel(Stop()))  # these have not failed
             self.hosts.clear()
             return Routed([Parcel(Stopped(reason))], others.down)
-        if self._is_stopping:
+        if self.is_stopping:
             return Routed()
         agent = self._agents[index]
         living = [rank for rank in agent.ranks if rank not in self._dead]
@@ -452,11 +449,6 @@ class Fan:
         routed.up += more.up
         routed.down += more.down
         return routed
-
-    @property
-    def is_stopping(self) -> bool:
-        """Whether the controller has ended the mesh."""
-        return self._is_stopping
 
     def _name(self, index: int, text: str) -> str:
         """Prefix a text of an agent with its host, unless the mesh is on this machine alone."""

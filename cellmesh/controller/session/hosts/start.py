@@ -174,20 +174,6 @@ def describe_failures(errors: Mapping[str, HostError]) -> str:
     return "\n".join(lines)
 
 
-def describe_replaced(before: Sequence[str], now: Sequence[str]) -> list[str]:
-    """Return a line for each host of a mesh that has taken the place of another. Pure.
-
-    Args:
-        before: names of the hosts before a heal, in the order of their ranks.
-        now: names of the hosts after it.
-    """
-    return [
-        f"{name} has taken the place of {old}"
-        for old, name in zip(before, now, strict=True)
-        if name != old
-    ]
-
-
 _END_S = 5.0
 
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import sys
@@ -54,7 +55,7 @@ class InvitedHosts:
     """
 
     def __init__(self, report: Callable[[str, bool], None]) -> None:
-        self._report, self._num_refused = report, 0
+        self._report = report
         self._starting: dict[int, Guest] = {}  # by the index of the host
         self._listener: Listener | None = None
 
@@ -79,7 +80,7 @@ class InvitedHosts:
             )
         key = public_of(invitation.secret)
         self._listener = Listener(
-            invitation.endpoint, secret, key, lambda number: self._note_refused(ticket, number)
+            invitation.endpoint, secret, key, functools.partial(add_refused, ticket)
         )
         invitation = msgspec.structs.replace(invitation, endpoint=self._listener.endpoint)
         if ticket.invitation is None:
@@ -134,11 +135,6 @@ class InvitedHosts:
                 return announced
         missing = f"no host has announced itself in its place: start its agent again ({line})"
         return announced + [Announcement(missing)] * (len(parts) - len(guests))
-
-    def _note_refused(self, ticket: Ticket, number: int) -> None:
-        """Write the number of peers that the listener has refused to a file, for `cellmesh ps`."""
-        more, self._num_refused = number - self._num_refused, number
-        add_refused(ticket, more)
 
     def _show(self, found: Sequence[Guest], num_hosts: int) -> None:
         names = ", ".join(guest.describe() for guest in found)
@@ -308,7 +304,8 @@ class Listener:
         endpoint: ``tcp://address:port``, or ``tcp://address:*``.
         secret: CURVE's secret key of the listener.
         allowed: public key of the hosts that may announce themselves.
-        refused: called on the thread, at most once a second, with the number of refused peers.
+        refused: called on the thread, at most once a second, with the number of peers that were
+            refused since.
 
     Raises:
         HostError: the endpoint cannot be bound.
@@ -427,8 +424,8 @@ class Listener:
         self._monitor.hear()
         number, now = self._monitor.num_refused, time.monotonic()
         if number != self._num_refused and now - self._said_at >= AGAIN_S:
-            self._num_refused, self._said_at = number, now
-            self._refused(number)
+            more, self._num_refused, self._said_at = number - self._num_refused, number, now
+            self._refused(more)
 
     def _say(self, guest: Guest, word: bytes, text: bytes) -> None:
         with self._changed:

@@ -95,6 +95,16 @@ def test_agent_takes_the_part_of_its_hosts_number(
     assert ticket.parts == ()
 
 
+@pytest.mark.parametrize(("old", "new"), [(b'"key":', b'"key"'), (b'"cwd":', b'"cxd":')])
+def test_damaged_ticket_is_refused_without_its_secret(
+    old: bytes, new: bytes, runtime_dir: Path
+) -> None:
+    given = given_ticket()
+    with pytest.raises(HostError, match="what was given is no ticket") as raised:
+        on_host._decode(to_json(given).replace(old, new))
+    assert given.key not in str(raised.value)
+
+
 def test_host_without_a_part_is_refused(monkeypatch: pytest.MonkeyPatch, runtime_dir: Path) -> None:
     given = ticket_for_all()
     for number, said in (("3", "3, of 3"), ("x", "-1, of 3")):
