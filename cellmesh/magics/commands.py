@@ -243,9 +243,7 @@ class Commands:
             from .widgets.dashboard.dashboard import show_dashboard
 
             return show_dashboard(mesh)
-        table = status_table(
-            repr(mesh), mesh.report(), mesh.states(), mesh.rank_set.session.describe_ways()
-        )
+        table = status_table(repr(mesh), mesh.report(), mesh.states())
         if not options["debug"]:
             return table
         notes = [*table.notes, *mesh.rank_set.session.describe_transitions()]

@@ -48,10 +48,6 @@ def test_ssh_forwards_where_the_ports_of_hosts_are_closed(
     with cm.start(hosts="cm1:2,cm2:2", lease_s=60) as mesh:
         assert are_forwarded(mesh) == [True, True]
         assert "cm2 is reached through ssh's forwarding" in capfd.readouterr().err
-        assert [line.split("'s")[0] for line in mesh.rank_set.session.describe_ways()] == [
-            f"{name} is reached through ssh" for name in ("cm1", "cm2")
-        ]
-        assert "cm2 is reached through ssh's forwarding" in here("ps").stderr
         mesh.cell("kept = rank + 5")
         check(mesh)
         broken = tunnels()

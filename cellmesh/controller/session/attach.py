@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from ...errors import HostError, MeshUsageError, NoMeshError, did_you_mean
-from ...wire.host import this_place
+from ...wire.host import Process, this_place
 from ...wire.marks import is_dead
 from ...wire.modules import loaded
 from ...wire.ticket import Ticket, find_strange, read_ticket, runtime_root
@@ -17,7 +17,6 @@ from .launch.hosts import HostAgents
 from .launch.local import (
     Launcher,
     LocalAgent,
-    found,
 )
 from .living import choose, describe, end_left, find_living, forget_if_dead, look_at
 from .session import Session
@@ -54,7 +53,9 @@ def attach(name: str | None = None, *, steal: bool = False, sink: Sink | None = 
         forget_if_dead(ticket.name)
     ticket, lost = find_agents(ticket) if ticket.spans_hosts else (ticket, ())
     launcher: Launcher = (
-        HostAgents(ticket, report=_show) if ticket.spans_hosts else LocalAgent(ticket, found)
+        HostAgents(ticket, report=_show)
+        if ticket.spans_hosts
+        else LocalAgent(ticket, Process(ticket.agent_pid, ticket.agent_ticks))
     )
     try:
         end = launcher.start()

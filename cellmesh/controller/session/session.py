@@ -35,7 +35,6 @@ from ..resizing import ONE_HOST, Resizing, resize
 from ..values.pool import SegmentPool
 from .hosts.connections import Connections
 from .hosts.start import bring_back, end_unheard, sync_through
-from .launch.hosts import describe_detours
 from .launch.local import Launcher, describe_full_disk, read_agent_log
 from .life import Life, StartProgress
 from .link import Link, warn
@@ -155,10 +154,6 @@ class Session:
             f"agent: {agent}",
             *describe_transitions(tuple(self.core.mesh.transitions), time.monotonic()),
         ]
-
-    def describe_ways(self) -> list[str]:
-        """Return a line for each host whose agent is reached through a forwarding of ssh."""
-        return describe_detours(self.ticket.agents)
 
     # ---- requests
 

@@ -296,13 +296,8 @@ def keep_ticket(ticket: Ticket) -> None:
 
 def _no_answer(ticket: Ticket, standings: Sequence[HostStanding]) -> NoMeshError:
     where = ", ".join(f"{each.agent.name} ({each.agent.endpoint})" for each in standings)
-    if all(each.has_ended for each in standings):
-        return NoMeshError(
-            f"{ticket.name} has ended: nothing listens any longer at {where}. If its hosts have "
-            f"been replaced since this ticket was copied, take the one of {ticket.place.host}; "
-            "else `cellmesh ps` removes what is left, and `%dist_start` starts another"
-        )
     return NoMeshError(
-        f"no host of {ticket.name} answers: {where}. Are they up, and does a firewall let "
-        f"{this_place().host} reach these ports?"
+        f"no host of {ticket.name} answers: {where}. The mesh has ended, or {this_place().host} "
+        "does not reach these ports; or its hosts have been replaced since this ticket was copied "
+        f"from {ticket.place.host}: copy it again"
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import os
 import time
@@ -28,7 +27,6 @@ from ..output.calling_cell import current_sink
 from .launch.hosts import HostAgents
 from .launch.local import (
     Launcher,
-    LocalAgent,
     forked,
     make_ticket,
     ranks_environment,
@@ -162,11 +160,11 @@ def _launch(
     prestart = own_prestart() if options.prestart and is_fitting else None
     if prestart is not None and prestart.prepare(timeout_s, report):
         ticket = make_ticket(options)
-        launcher = LocalAgent(ticket, functools.partial(forked, prestart=prestart))
         with contextlib.suppress(HostError):  # otherwise start without it
+            launcher = forked(ticket, prestart)
             return ticket, launcher, launcher.start()
     ticket = make_ticket(options)
-    launcher = LocalAgent(ticket, spawned)
+    launcher = spawned(ticket)
     return ticket, launcher, launcher.start()
 
 

@@ -207,12 +207,7 @@ def _range(
     return first if first == last else f"{first} … {last} (rank {rank})"
 
 
-def status_table(
-    title: str,
-    infos: Sequence[RankInfo],
-    states: Mapping[int, RankState],
-    ways: Sequence[str] = (),
-) -> Table:
+def status_table(title: str, infos: Sequence[RankInfo], states: Mapping[int, RankState]) -> Table:
     """Return the table of ``%dist_status``: a row per rank or, if there are many ranks, per group
     of equal ranks.
 
@@ -220,7 +215,6 @@ def status_table(
         title: description of the mesh in a sentence.
         infos: all ranks, as their agents know them.
         states: rank -> its state; ranks that do not answer are missing.
-        ways: sentences on hosts that are not reached by a direct connection.
     """
     is_short = len(infos) <= MAX_ROWS
     rows = []
@@ -233,8 +227,7 @@ def status_table(
         kind = doing(info, state)
         rows.append(RankRow(info.rank, words, kind, (memory, gpu), has_trouble=state is None))
     headers = ("host", *(("pid",) if is_short else ()), "device", "state", "memory", "GPU memory")
-    notes = [*ways, *last_lines(infos)]
-    return ranks_table(headers, rows, [format_bytes, format_bytes], title, notes)
+    return ranks_table(headers, rows, [format_bytes, format_bytes], title, last_lines(infos))
 
 
 def last_lines(infos: Sequence[RankInfo]) -> list[str]:

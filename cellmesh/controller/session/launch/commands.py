@@ -217,14 +217,10 @@ class HostCommands:
                     deadline = time.monotonic() + timeout_s
                     self.report([text for text in waits if text][-1])
                 elif not ready and time.monotonic() >= deadline:
-                    late = sorted(left, key=lambda command: command.parts[0].index)
-                    for together in [late] if needs_all else [[command] for command in late]:
-                        names = ", ".join(command.name for command in together)
-                        said = _end_of(together[0].log) or f"{together[0].name} has printed nothing"
-                        for command in together:
-                            command.problem = (
-                                f"{names} did not answer within {timeout_s:.0f} s: {said}"
-                            )
+                    names = ", ".join(command.name for command in left)
+                    for command in left:
+                        said = _end_of(command.log) or f"{command.name} has printed nothing"
+                        command.problem = f"{names} did not answer within {timeout_s:.0f} s: {said}"
                     return
 
     def drop(self, index: int) -> None:

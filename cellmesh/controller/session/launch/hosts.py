@@ -433,11 +433,6 @@ class Reach:
                 tunnel.close()
 
 
-def describe_detours(agents: Sequence[Host]) -> list[str]:
-    """Return a line for each agent that is reached through a forwarding by ssh."""
-    return [describe_way(agent) for agent in agents if agent.via]
-
-
 def unreached(agent: Host, problem: str) -> HostError:
     """Return the error to raise for an agent that runs but cannot be reached."""
     port = agent.endpoint.rpartition(":")[2]

@@ -10,8 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -204,44 +203,25 @@ _LITTLE_BYTES = 64 << 10
 _GUARDIAN_S = 5.0
 
 
-@dataclass(frozen=True)
-class Started:
-    """The agent of a mesh that was started on this machine, and how to wait for its parent, the
-    guardian.
-
-    Attributes:
-        agent: its process.
-        wait_for_guardian: waits for the guardian's end, with a time limit in seconds.
-    """
-
-    agent: Process
-    wait_for_guardian: Callable[[float], object] = lambda timeout_s: None
-
-
 class LocalAgent(Launcher):
     """The launcher of an agent on this machine.
 
     Args:
         ticket: ticket of the mesh.
-        begin: starts or finds the agent's process: `spawned`, `forked` or `found`.
+        agent: the agent's process.
+        guardian: its parent, which ends after it; None if that is not known.
     """
 
-    def __init__(self, ticket: Ticket, begin: Callable[[Ticket], Started]) -> None:
+    def __init__(self, ticket: Ticket, agent: Process, guardian: Process | None = None) -> None:
         super().__init__(ticket)
-        self._begin = begin
-        self._started: Started | None = None
-
-    @property
-    def _agent(self) -> Process:
-        return self._started.agent if self._started is not None else Process(0, 0)
+        self._agent, self._guardian = agent, guardian
 
     def start(self) -> int:
-        """Start or find the agent; see `Launcher.start`.
+        """Return the descriptor of the agent's end; see `Launcher.start`.
 
         Raises:
-            HostError: the agent could not be started, or has ended.
+            HostError: the agent has ended.
         """
-        self._started = self._begin(self.ticket)
         try:
             return self._agent.open()
         except ProcessLookupError as error:
@@ -254,8 +234,8 @@ class LocalAgent(Launcher):
     def wait(self, timeout_s: float | None) -> bool:
         """Wait for the end of the agent and its guardian; False if it has not ended in time."""
         has_ended = self._agent.wait(timeout_s)
-        if has_ended and self._started is not None:
-            self._started.wait_for_guardian(_GUARDIAN_S)  # or something hangs in the kernel
+        if has_ended and self._guardian is not None:
+            self._guardian.wait(_GUARDIAN_S)  # or something hangs in the kernel
         return has_ended
 
     def signal(self, number: int) -> None:
@@ -280,17 +260,12 @@ class LocalAgent(Launcher):
         return f"process {self._agent.pid} on this machine"
 
 
-def found(ticket: Ticket) -> Started:
-    """Return the agent of a running mesh."""
-    return Started(Process(ticket.agent_pid, ticket.agent_ticks))
-
-
 def command_of(ticket: Ticket) -> list[str]:
     """Return the command line of a mesh's guardian, which forks the agent."""
     return isolated_command("cellmesh.workers.agent.guardian", str(ticket.path))
 
 
-def spawned(ticket: Ticket) -> Started:
+def spawned(ticket: Ticket) -> LocalAgent:
     """Start an agent with a new interpreter in a new session, because Jupyter signals the
     kernel's process group.
 
@@ -308,11 +283,12 @@ def spawned(ticket: Ticket) -> Started:
                 start_new_session=True,
             )
         with guardian.stdout:  # type: ignore[union-attr]
-            agent = _living(int(guardian.stdout.readline().split()[1]))  # type: ignore[union-attr]
+            pids = guardian.stdout.readline().split()  # type: ignore[union-attr]
+        launcher = LocalAgent(ticket, _living(int(pids[1])), _living(guardian.pid))
         # The mesh may outlive its use by this process: a thread reaps the guardian at its end.
         reaper = threading.Thread(target=guardian.wait, name="cellmesh-reaper", daemon=True)
         reaper.start()
-        return Started(agent, reaper.join)
+        return launcher
     except BaseException as e:
         log_text = read_agent_log(ticket)
         if guardian is not None:
@@ -325,7 +301,7 @@ def spawned(ticket: Ticket) -> Started:
         raise
 
 
-def forked(ticket: Ticket, prestart: Prestart) -> Started:
+def forked(ticket: Ticket, prestart: Prestart) -> LocalAgent:
     """Fork an agent from the zygote that waits in the background.
 
     Raises:
@@ -334,7 +310,7 @@ def forked(ticket: Ticket, prestart: Prestart) -> Started:
     try:
         with _agent_log(ticket) as log:
             guardian, agent = map(_living, prestart.start(ticket, log.fileno()))
-        return Started(agent, guardian.wait)
+        return LocalAgent(ticket, agent, guardian)
     except BaseException as error:
         remove_directory(Path(ticket.directory))
         if isinstance(error, OSError):  # no descriptor is free, or the agent has ended at once

@@ -56,10 +56,11 @@ def conditions(environment: Mapping[str, str], sys_path: Iterable[str]) -> Condi
     path = absolute(entry for entry in sys_path if isinstance(entry, str))
     torch = PathFinder.find_spec("torch", path)
     limits = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
-    status = _read("/proc/self/status").splitlines()
+    status = Path("/proc/self/status").read_text(errors="replace").splitlines()
+    origin = None if torch is None else torch.origin
     return {
         "environment": {n: v for n, v in environment.items() if n not in _SET_BY_TORCH},
-        "torch": None if torch is None else _stamp(torch.origin),
+        "torch": (origin, os.stat(origin).st_mtime_ns) if origin else None,
         "limits": [resource.getrlimit(limit) for limit in limits],
         "cores": os.sched_getaffinity(0),
         "nice": os.getpriority(os.PRIO_PROCESS, 0),
@@ -261,14 +262,3 @@ def own_prestart() -> Prestart | None:
     """Return the waiting zygote of this process; None if no extension has started one."""
     prestart: Prestart | None = getattr(own_shell(), "cellmesh_prestart", None)
     return prestart
-
-
-def _stamp(path: str | None) -> tuple[str, int] | None:
-    return (path, os.stat(path).st_mtime_ns) if path is not None and os.path.exists(path) else None
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(errors="replace")
-    except OSError:
-        return ""

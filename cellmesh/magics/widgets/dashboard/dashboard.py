@@ -209,7 +209,7 @@ def show_dashboard(mesh: Mesh) -> LiveView | Table:
     """
     session = mesh.rank_set.session
     if cell_publisher() is None or session.state == "ended":
-        return status_table(repr(mesh), mesh.report(), mesh.states(), session.describe_ways())
+        return status_table(repr(mesh), mesh.report(), mesh.states())
     widget = DashboardWidget()
     dashboard = Dashboard(mesh, lambda: take_snapshot(session), widget)
     widget.on_msg(lambda _, content, buffers: dashboard.handle(content))

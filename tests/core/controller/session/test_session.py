@@ -17,7 +17,7 @@ import zmq
 
 from cellmesh.controller.core.core import Change, Core
 from cellmesh.controller.session.connection import Connection
-from cellmesh.controller.session.launch.local import LocalAgent, found
+from cellmesh.controller.session.launch.local import LocalAgent
 from cellmesh.controller.session.link import Link
 from cellmesh.controller.session.runs import Runs
 from cellmesh.controller.session.session import Session
@@ -26,6 +26,7 @@ from cellmesh.wire import transport
 from cellmesh.wire.attach import Hello, RunInfo, Welcome
 from cellmesh.wire.codec import at_agent_from_controller
 from cellmesh.wire.curve import KeyPair, new_keys
+from cellmesh.wire.host import Process
 from cellmesh.wire.hosts import Host
 from cellmesh.wire.status import ReadHost
 from cellmesh.wire.ticket import new_key
@@ -34,7 +35,7 @@ from ....support.tickets import make_ticket
 
 WAIT_S = 20.0
 WELCOME = Welcome(1, os.getpid(), "host", next_run=8, runs=(RunInfo(7, (0, 1), "cell 2"),))
-TICKET = make_ticket()
+TICKET, NO_AGENT = make_ticket(), Process(0, 0)
 
 
 def hear_welcome(link: Link) -> None:
@@ -49,7 +50,9 @@ def hear_welcome(link: Link) -> None:
 def test_an_agent_may_answer_as_soon_as_the_link_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Link, "_serve", hear_welcome)
     monkeypatch.setattr(threading.Thread, "start", threading.Thread.run)
-    session = Session(TICKET, LocalAgent(TICKET, found), os.pidfd_open(os.getpid()), is_found=True)
+    session = Session(
+        TICKET, LocalAgent(TICKET, NO_AGENT), os.pidfd_open(os.getpid()), is_found=True
+    )
     session._at_exit.forget()
     (run,) = session.runs.all()
     assert (run.number, run.title) == (7, "cell 2")
@@ -60,7 +63,9 @@ def test_connection_that_cannot_be_made_ends_the_mesh_with_the_cause(tmp_path: P
     agents = [Host(at, at, new_keys().public, rank, 1) for rank, at in enumerate(endpoints)]
     known: dict[str, Any] = {"curve_secret": new_keys().secret, "directory": str(tmp_path)}
     ticket = make_ticket(agents=tuple(agents), **known)
-    session = Session(ticket, LocalAgent(TICKET, found), os.pidfd_open(os.getpid()), is_found=True)
+    session = Session(
+        ticket, LocalAgent(TICKET, NO_AGENT), os.pidfd_open(os.getpid()), is_found=True
+    )
     with pytest.raises(NoMeshError, match="cannot use tcp://no-port: Invalid argument"):
         session.wait_until_attached(60.0)
 

@@ -16,7 +16,6 @@ from cellmesh.controller.session.launch.local import (
     Launcher,
     LocalAgent,
     Process,
-    Started,
     describe_full_disk,
     make_ticket,
 )
@@ -36,7 +35,7 @@ TICKET = tickets.make_ticket()
 def agent_of(child: subprocess.Popen[bytes]) -> Iterator[Launcher]:
     """A launcher whose agent is a child of this process."""
     agent = Process(child.pid, started_ticks(child.pid))
-    launcher = LocalAgent(TICKET, lambda ticket: Started(agent, child.wait))
+    launcher = LocalAgent(TICKET, agent)
     end = launcher.start()
     try:
         yield launcher
@@ -54,13 +53,13 @@ def test_an_agent_is_waited_for_signalled_and_described() -> None:
         launcher.signal(signal.SIGKILL)
         assert launcher.wait(None)
         assert not launcher.poll()
-        assert child.returncode == -signal.SIGKILL
+        assert child.wait() == -signal.SIGKILL
         launcher.signal(signal.SIGKILL)  # there is none any more
 
 
 @pytest.mark.parametrize("ticks", [0, 1])
 def test_a_process_with_the_number_of_an_agent_that_has_ended_is_left_alone(ticks: int) -> None:
-    launcher = LocalAgent(TICKET, lambda ticket: Started(Process(os.getpid(), ticks)))
+    launcher = LocalAgent(TICKET, Process(os.getpid(), ticks))
     with pytest.raises(HostError, match="the agent has ended"):
         launcher.start()
     assert not launcher.poll()
