@@ -11,14 +11,13 @@ from typing import Any, Literal, Unpack, cast, get_args, get_origin, get_type_hi
 
 from ..errors import MeshUsageError, did_you_mean
 from ..wire.environment import SET_BY_MESH, VISIBLE
-from ..wire.hosts import HOST_LEASE_S, Host
+from ..wire.hosts import Host
 from ..wire.options import Duration, MeshOptions, StartOptions, Switch
 from ..wire.own_file import Secret
 from .host_list import choose_hosts
 from .mesh_dims import DEFAULT_DIM, check_mesh, parse_mesh
 
 MAX_RANKS = 1024
-_HOST_LEASES_S = 1.0, 3600.0
 _MAX_SPAN_S = 365 * 86400.0
 _UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -114,7 +113,6 @@ def make_options(num_ranks: Any = None, **given: Unpack[StartOptions]) -> Option
             "preload": _read_modules(given.get("preload", ())),
             "name": _check_name(given.get("name", "")),
             "is_lease_chosen": "lease_s" in given,
-            "host_lease_s": _check_host_lease(given.get("host_lease_s", HOST_LEASE_S)),
             "env": read_environment(given.get("env", ()), os.environ),
             "hosts": hosts,
             "gpus": read_gpus(given["gpus"]) if "gpus" in given else None,
@@ -219,16 +217,6 @@ def _check_name(name: str) -> str:
             f"{name!r} is no name: letters, digits, _ and -, which is not the first, at most 40"
         )
     return name
-
-
-def _check_host_lease(value: Any) -> float:
-    least_s, most_s = _HOST_LEASES_S
-    if not least_s <= (lease_s := _check_duration("host_lease_s", value)) <= most_s:
-        raise MeshUsageError(
-            f"--host-lease must be {least_s:.0f} s to {most_s:.0f} s, not {value!r}: a host that "
-            "is not heard for so long counts as lost"
-        )
-    return lease_s
 
 
 _GPU = re.compile(r"\d+|(GPU|MIG)-[0-9a-fA-F-]+")

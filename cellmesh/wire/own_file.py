@@ -55,8 +55,13 @@ def is_others(facts: os.stat_result) -> bool:
     return facts.st_uid != os.getuid() or bool(stat.S_IMODE(facts.st_mode) & 0o077)
 
 
-def write_whole(path: Path, value: msgspec.Struct) -> None:
+def write_whole(path: Path, value: msgspec.Struct, indent: int | None = 2) -> None:
     """Write a struct to its file as JSON, mode 0600, whole or not at all.
+
+    Args:
+        path: the file.
+        value: the struct.
+        indent: indentation of its lines; None for one line.
 
     Raises:
         HostError: the file cannot be written.
@@ -65,7 +70,7 @@ def write_whole(path: Path, value: msgspec.Struct) -> None:
     try:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
-            file.write(to_json(value, indent=2))
+            file.write(to_json(value, indent))
         draft.replace(path)
     except OSError as e:
         raise cannot_write(path, e) from e

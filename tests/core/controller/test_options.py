@@ -31,7 +31,7 @@ def refuses(match: str, num_ranks: Any = 2, **options: Any) -> None:
     ("option", "values", "message"),
     [
         ("lease_s", (-1, True, None, [], "soon", math.inf, math.nan), "lease_s must|is no span"),
-        ("host_lease_s", (0, 0.5, "2h", -1, True), r"host.lease"),
+        ("host_lease_s", (-1, True), r"host.lease"),
         ("settle_s", (-0.5, "x"), "settle_s must be|is no span"),
         ("auto_heal", ("yes", 1, None), "auto_heal must be"),
         ("fold_numbers", ("yes", 1, None), "fold_numbers must be"),

@@ -31,6 +31,7 @@ from ....wire.ticket import Ticket
 from ...engines import ENGINES, template_for
 from ...host_list import command_for
 
+_AGENT = (sys.executable, "-m", "cellmesh", "agent", "--ticket", "-")
 # How long commands and their agents may take to end before the next signal is sent.
 _KILL_S = 15.0
 # The error output of a command that starts the agents of all hosts, among a mesh's logs.
@@ -91,7 +92,7 @@ class _Command:
             else:
                 self.text += line.decode(errors="replace") + "\n"
         if not data and not self.is_complete:
-            said = _end_of(self.log) or self.text[-2000:].strip()
+            said = end_of(self.log) or self.text[-2000:].strip()
             status = self.process.wait()
             self.problem = explain(self.name, self.launch, sys.executable, status, said)
         return waits
@@ -179,7 +180,7 @@ class HostCommands:
             if ticket.launch in ENGINES:
                 name, words = ticket.launch, ENGINES[ticket.launch].queue
                 queue = tuple(word.replace("{mesh}", ticket.name) for word in words)
-        argv = command_for(template, name, _agent_command(own), ticket.name)
+        argv = command_for(template, name, _AGENT, ticket.name)
         log_path = ticket.logs / log
         try:
             with open(log_path, "wb") as errors:
@@ -219,7 +220,7 @@ class HostCommands:
                 elif not ready and time.monotonic() >= deadline:
                     names = ", ".join(command.name for command in left)
                     for command in left:
-                        said = _end_of(command.log) or f"{command.name} has printed nothing"
+                        said = end_of(command.log) or f"{command.name} has printed nothing"
                         command.problem = f"{names} did not answer within {timeout_s:.0f} s: {said}"
                     return
 
@@ -278,13 +279,8 @@ def describe_job_end(ticket: Ticket, host: str) -> str:
     if ticket.launch != "slurm":
         return ""
     ends = rf"error: (\*\*\* .* \*\*\*|Node failure on {host})$"
-    said = re.findall(ends, _end_of(ticket.logs / ALL_LOG), re.MULTILINE)
+    said = re.findall(ends, end_of(ticket.logs / ALL_LOG), re.MULTILINE)
     return f"Slurm: {said[-1]} (`scontrol show job {ticket.job}`)" if said else ""
-
-
-def _agent_command(ticket: Ticket) -> list[str]:
-    interface = ["--interface", ticket.interface] if ticket.interface else []
-    return [sys.executable, "-m", "cellmesh", "agent", "--ticket", "-", *interface]
 
 
 def _write(process: subprocess.Popen[bytes], line: bytes) -> None:
@@ -330,7 +326,8 @@ def _await(commands: Sequence[_Command], timeout_s: float | None) -> bool:
     return True
 
 
-def _end_of(path: Path) -> str:
+def end_of(path: Path) -> str:
+    """Return the end of a log; "" if there is none."""
     try:
         return path.read_text(errors="replace")[-2000:].strip()
     except OSError:

@@ -36,7 +36,7 @@ from ....wire.hosts import (
     address_towards,
     addresses_by_interface,
 )
-from ....wire.own_file import Secret, SecretBytes, to_json
+from ....wire.own_file import Secret, SecretBytes, to_json, write_whole
 from ....wire.process import wait_readable
 from ....wire.ticket import Ticket, add_refused
 
@@ -85,7 +85,7 @@ class InvitedHosts:
         invitation = msgspec.structs.replace(invitation, endpoint=self._listener.endpoint)
         if ticket.invitation is None:
             try:
-                write_invitation(Path(ticket.directory) / _FILE, invitation)
+                write_whole(Path(ticket.directory) / _FILE, invitation, indent=None)
             except BaseException:
                 self.leave()
                 raise
@@ -213,20 +213,6 @@ def describe_start(launch: str, num_hosts: int, path: Path, joins: bool = False)
     if launch != "torchrun":
         lines.append("Without --ticket, the agent asks for the file's text, which is pasted there.")
     return "\n".join(lines)
-
-
-def write_invitation(path: Path, invitation: Invitation) -> None:
-    """Write the file with the invitation that is copied to hosts, with mode 0600.
-
-    Raises:
-        HostError: the file cannot be written.
-    """
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(to_json(invitation) + b"\n")
-    except OSError as error:
-        raise HostError(f"cannot write {path}: {error.strerror}") from error
 
 
 def choose_address(wanted: str, by_interface: Mapping[str, Sequence[str]], routed: str) -> str:

@@ -33,6 +33,7 @@ from ....wire.ticket import (
 from ...code_files.scan import user_roots
 from ...kernel import own_notebook
 from ...options import Options
+from .commands import end_of
 from .prestart import Prestart
 
 
@@ -320,10 +321,7 @@ def forked(ticket: Ticket, prestart: Prestart) -> LocalAgent:
 
 def read_agent_log(ticket: Ticket) -> str:
     """Return the end of the agent's error log; "" if it has no log."""
-    try:
-        return (ticket.logs / "agent.log").read_text(errors="replace")[-2000:].strip()
-    except OSError:
-        return ""
+    return end_of(ticket.logs / "agent.log")
 
 
 def describe_full_disk(ticket: Ticket) -> str:

@@ -16,12 +16,12 @@ from cellmesh.controller.session.launch.invited_hosts import (
     Listener,
     choose_address,
     describe_start,
-    write_invitation,
 )
 from cellmesh.errors import HostError, MeshUsageError
 from cellmesh.wire.curve import new_keys, public_of
 from cellmesh.wire.host import Place
 from cellmesh.wire.hosts import GO, Announcement, HostFacts, HostPart, Invitation, parse_invitation
+from cellmesh.wire.own_file import write_whole
 from cellmesh.workers.agent.on_host import Visit
 
 from .....support.tickets import make_ticket
@@ -29,13 +29,12 @@ from .....support.tickets import make_ticket
 INVITATION = Invitation("train", "tcp://10.0.0.1:4711", "p" * 40, "s" * 40)
 
 
-def test_ticket_is_a_file_of_its_owner_alone(tmp_path: Path) -> None:
+def test_ticket_is_a_line_in_a_file_of_its_owner_alone(tmp_path: Path) -> None:
     path = tmp_path / "join.json"
-    write_invitation(path, INVITATION)
+    write_whole(path, INVITATION, indent=None)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert parse_invitation(path.read_bytes()) == INVITATION
-    with pytest.raises(HostError, match="cannot write"):
-        write_invitation(path, INVITATION)
+    (line,) = path.read_bytes().splitlines()
+    assert parse_invitation(line) == INVITATION
 
 
 def test_line_to_run_on_each_host_names_the_file() -> None:
