@@ -19,7 +19,6 @@ are sent as bytes: nothing is unpickled.
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 from collections.abc import Iterable, Mapping
 
@@ -136,7 +135,6 @@ class Announcement(msgspec.Struct, frozen=True):
         problem: reason why the agent cannot start; "" if it runs.
         host: host and endpoint of the agent; with a problem, only the host's name.
         place: host, boot and PID namespace of the agent.
-        pid: process id of the agent.
         versions: versions that the host has installed.
         job: job of the engine that has started the agent; "" without a job.
     """
@@ -144,7 +142,6 @@ class Announcement(msgspec.Struct, frozen=True):
     problem: str = ""
     host: Host = Host("")
     place: Place | None = None
-    pid: int = 0
     versions: Versions | None = None
     job: str = ""
 
@@ -257,14 +254,12 @@ class HostFacts(msgspec.Struct, frozen=True):
     Attributes:
         name: name of the host.
         place: host, boot and PID namespace of the process that announces the host.
-        pid: process id of that process.
         addresses: IPv4 addresses of the host's interfaces.
         number: index of the host in the mesh, if its engine numbers hosts; -1 if not.
     """
 
     name: str
     place: Place
-    pid: int
     addresses: tuple[str, ...]
     number: int = -1
 
@@ -286,7 +281,6 @@ def own_facts(environment: Mapping[str, str]) -> HostFacts:
     return HostFacts(
         host_name(),
         this_place(),
-        os.getpid(),
         tuple(own_addresses()),
         number_of_host(environment),
     )

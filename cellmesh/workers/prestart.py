@@ -19,7 +19,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -68,8 +68,8 @@ def _serve_kernel(descriptor: int, kernel_pid: int, keep_ms: int) -> None:
         return
     name_process("cellmesh-waits")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with _in_the_background():
-        shell = import_all()
+    _set_policy(os.SCHED_BATCH)  # while the kernel runs cells; ranks could not undo a nice value
+    shell = import_all()
     live_on()
     os.chdir("/")
     sys.stdout.flush()  # else each fork would write the buffer
@@ -79,19 +79,9 @@ def _serve_kernel(descriptor: int, kernel_pid: int, keep_ms: int) -> None:
     os._exit(0)  # an interpreter with torch takes long to shut down
 
 
-@contextlib.contextmanager
-def _in_the_background() -> Iterator[None]:
-    """Enter a context in which this thread has a lower priority, for imports while the kernel runs
-    cells. (Ranks could not undo a nice value.)
-    """
-    is_usual = os.sched_getscheduler(0) == os.SCHED_OTHER
-    if is_usual:
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    try:
-        yield
-    finally:
-        if is_usual:
-            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+def _set_policy(policy: int) -> None:
+    with contextlib.suppress(PermissionError):  # the kernel's policy is SCHED_IDLE
+        os.sched_setscheduler(0, policy, os.sched_param(0))
 
 
 def _serve(kernel: socket.socket, pidfd: int, keep_s: float, shell: RankShell) -> None:
@@ -127,10 +117,9 @@ def _serve(kernel: socket.socket, pidfd: int, keep_s: float, shell: RankShell) -
 
 
 def _import_when_idle() -> None:
-    with _in_the_background():
-        for name in _IMPORTED_WHEN_IDLE:
-            with contextlib.suppress(Exception):  # a rank that imports it raises the error again
-                importlib.import_module(name)
+    for name in _IMPORTED_WHEN_IDLE:
+        with contextlib.suppress(Exception):  # a rank that imports it raises the error again
+            importlib.import_module(name)
     gc.collect()
     gc.freeze()
 
@@ -158,6 +147,7 @@ def _fork_guardian(
 
 def _become_guardian(descriptors: Sequence[int], shell: RankShell) -> int:
     os.setsid()
+    _set_policy(os.SCHED_OTHER)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     null = os.open(os.devnull, os.O_RDONLY)
     request, pipe, log = descriptors

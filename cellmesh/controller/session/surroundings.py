@@ -9,12 +9,8 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from ...errors import MeshUsageError
 from ...wire.environment import SET_BY_MESH, VISIBLE, Surroundings
 from ...wire.ticket import Ticket
-
-# Limit of one variable: no process can be started with a larger one (Linux's MAX_ARG_STRLEN).
-_MAX_BYTES = 128 << 10
 
 
 @dataclass(frozen=True)
@@ -45,23 +41,15 @@ class OwnSurroundings:
             now: the present environment and working directory.
             ticket: ticket of the mesh.
             fixed: variables for which the mesh has values of its own (`fixed_names`).
-
-        Raises:
-            MeshUsageError: a variable is too large.
         """
         given = {os.fsencode(name) for name in ticket.env}
-        changed: dict[bytes, bytes | None] = {}
-        for name in sorted(self.environment.keys() | now.environment.keys()):
-            before, value = self.environment.get(name), now.environment.get(name)
-            if before == value or name in fixed or (ticket.spans_hosts and name not in given):
-                continue
-            text = os.fsdecode(name)
-            if len(name) + len(value or b"") >= _MAX_BYTES:
-                raise MeshUsageError(
-                    f"the environment variable {text} has {len(value or b'') >> 10} kB, and at "
-                    f"most {_MAX_BYTES >> 10} kB can be passed on: put its value into a file"
-                )
-            changed[name] = value
+        before, after = self.environment, now.environment
+        changed = {
+            name: after.get(name)
+            for name in sorted(before.keys() | after.keys())
+            if before.get(name) != after.get(name) and name not in fixed
+            if name in given or not ticket.spans_hosts
+        }
         moved = now.cwd if now.cwd != self.cwd and not ticket.spans_hosts else b""
         return Surroundings(changed, moved)
 

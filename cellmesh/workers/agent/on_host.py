@@ -348,7 +348,6 @@ def _start(
         Announcement(
             host=ticket.agents[0],
             place=ticket.place,
-            pid=ticket.agent_pid,
             versions=own_versions(),
             job=job_of_host(os.environ),
         )

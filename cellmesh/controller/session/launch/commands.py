@@ -364,13 +364,6 @@ Unable to allocate resources: Requested nodes are busy
     `squeue` shows who has them
 error: (?:Unable to allocate resources|Job submit/allocate failed)
     Slurm refuses the job. Next: `sinfo` lists partitions, limits and nodes
-Slurm job (\d+) has expired|allocation for job (\d+): Invalid job id
-    Slurm's job has ended. Next: `sacct -j {found}` says why; start the mesh again
-Unable to create step for job (\d+): Requested node|Invalid node name specified
-    the node is not in Slurm's job, or is busy. Next: `scontrol show node {name}`, and `squeue
-    --jobs={found}` for the job's nodes
-Unable to contact slurm controller
-    slurmctld does not answer. Next: `scontrol ping` must say UP
 No module named '?cellmesh\b
     its Python has no cellmesh. Next: is cellmesh installed on {name}? There: `{python} -m pip
     install cellmesh`

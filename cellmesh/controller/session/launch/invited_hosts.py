@@ -437,7 +437,7 @@ class Listener:
                 return
             for other in list(self._guests.values()):
                 if other.facts.place == facts.place:  # it was started once more there
-                    reason = f"process {facts.pid} has announced {facts.name} once more"
+                    reason = f"another process has announced {facts.name} once more"
                     frames = [other.identity, REFUSED, reason.encode()]
                     transport.send(self._socket, list(frames))
                     del self._guests[other.identity]

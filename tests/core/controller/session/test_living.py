@@ -26,6 +26,7 @@ from cellmesh.controller.session.living import (
     find_waiting,
     left_meshes,
     look_at,
+    processes_of,
 )
 from cellmesh.controller.session.standing import (
     HostStanding,
@@ -35,11 +36,12 @@ from cellmesh.controller.session.standing import (
 )
 from cellmesh.controller.session.start import find_same, offer_left
 from cellmesh.errors import HostError, MeshUsageError
+from cellmesh.wire import marks
 from cellmesh.wire.attach import SetAgents, Standing
 from cellmesh.wire.host import started_ticks, this_place
 from cellmesh.wire.hosts import Host
 from cellmesh.wire.own_file import Secret
-from cellmesh.wire.ticket import Holder
+from cellmesh.wire.ticket import Holder, make_directory, runtime_root, write_ticket
 
 from ....support.tickets import address, make_ticket
 
@@ -185,6 +187,31 @@ def test_a_mesh_on_many_hosts_that_were_not_asked_may_live_on(
     unasked = FoundMesh(left.ticket, "unheard")
     assert unasked.is_free
     assert "may live on: 2 ranks on a, b" in describe_left(unasked)
+
+
+ORDERLY = "sleep 1000"
+DEAF = "trap '' TERM; setsid sleep 1000 & until false; do sleep 0.01; done"
+
+
+@pytest.mark.parametrize(("agent", "is_orderly"), [(ORDERLY, True), (DEAF, False)])
+def test_an_end_leaves_no_process_and_no_directory(
+    agent: str, is_orderly: bool, runtime_dir: Path
+) -> None:
+    directory = make_directory(runtime_root(), "ending")
+    mark = "a-mark-of-a-test"
+    environment = {**os.environ, marks.VARIABLE: marks.value_of(mark, 0)}
+    with subprocess.Popen(["bash", "-c", agent], env=environment) as child:
+        fields = {"agent_pid": child.pid, "agent_ticks": started_ticks(child.pid), "mark": mark}
+        ticket = make_ticket(name="ending", directory=str(directory), **fields)
+        write_ticket(ticket)
+        num_processes = 1 if is_orderly else 2
+        while len(processes_of(ticket)) < num_processes:
+            pass
+        assert processes_of(ticket)[0].pid == child.pid
+        assert end(look_at(ticket, runtime_root()), 0.2 if not is_orderly else 20.0) == is_orderly
+        assert processes_of(ticket) == []
+        assert not marks.carriers(marks.value_of(mark))
+    assert not directory.exists()
 
 
 def test_a_mesh_that_is_held_is_not_ended() -> None:

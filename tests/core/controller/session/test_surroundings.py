@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
 from cellmesh.controller.session.surroundings import OwnSurroundings, describe_changes, fixed_names
-from cellmesh.errors import MeshUsageError
 from cellmesh.wire.environment import Surroundings
 
 from ....support.tickets import address, make_ticket
@@ -49,9 +46,3 @@ def test_odd_names_are_no_control_characters() -> None:
     _, text = taken(OwnSurroundings({**BEFORE.environment, **odd}, b"/old"))
     assert "X\\x1b[2J" in text
     text.encode()
-
-
-def test_a_variable_with_which_no_process_can_be_started_is_refused_by_name() -> None:
-    now = OwnSurroundings({**BEFORE.environment, b"HUGE": b"x" * (200 << 10)}, b"/old")
-    with pytest.raises(MeshUsageError, match="HUGE has 200 kB"):
-        taken(now)

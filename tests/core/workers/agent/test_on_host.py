@@ -119,7 +119,7 @@ def test_announcement_fits_a_line_of_srun(capsys: pytest.CaptureFixture[str]) ->
     address = Host(name, f"tcp://255.255.255.255:{number}", "k" * 40, 1023, 1023)
     place, versions = Place(name, "b" * 36, number), Versions(*["2.13.0+cu130.dev20261126"] * 3)
     lines = Lines(None)
-    lines.say(Announcement("", address, place, 4_000_000, versions, job=number))
+    lines.say(Announcement("", address, place, versions, job=number))
     lines.say(Announcement("begin" + "x" * 5000 + "end"))
     announced, problem = capsys.readouterr().out.splitlines()
     assert len(announced) < 1024
