@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
 import time
 from collections.abc import MutableMapping
@@ -23,6 +24,7 @@ from ..controller.session.living import (
     find_waiting,
     memory_bytes,
     processes_of,
+    signal_all,
 )
 from ..errors import CellmeshError, did_you_mean
 from ..wire.marks import end_dead_meshes
@@ -195,8 +197,8 @@ def stop(names: tuple[str, ...], wants_all: bool, timeout_s: float) -> None:
     waiting = find_waiting(runtime_root()) if wants_all else []
     if wants_all and not (found or waiting):
         click.echo("no mesh is running")
+    signal_all(waiting, signal.SIGTERM)
     for process in waiting:
-        process.terminate()
         click.echo(f"stopped process {process.pid}, which waited for the next mesh")
     failures = []
     for mesh in found if wants_all else _choose(names, found):

@@ -81,8 +81,9 @@ def is_dead(ticket: Ticket) -> bool:
     here, place = this_place(), ticket.place
     if ticket.spans_hosts and ticket.agents:
         return False
-    if place.host == here.host and place.boot != here.boot:
-        return True
+    began_at = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    if place.host == here.host and place.boot != here.boot and ticket.created_at < began_at:
+        return True  # else another host has this one's name
     if place != here:
         return False
     if ticket.agent_pid:

@@ -197,7 +197,7 @@ def test_tickets_that_do_not_fit_or_that_others_may_read_are_refused(leased: cm.
     for changes, error, words in (
         ({"version": "9.9.9"}, HostError, r"cellmesh 9\.9\.9, and this is"),
         ({"agent_ticks": 1}, NoMeshError, "has ended: `cellmesh ps`"),
-        ({"boot": "another"}, NoMeshError, "has ended: `cellmesh ps`"),
+        ({"boot": "another"}, HostError, "another host"),  # which has this one's name
         ({"pid_namespace": "pid:[1]"}, HostError, "another container"),
         ({"boot": "another", "host": "b"}, HostError, r"another host \(b; this is"),
     ):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -259,14 +260,10 @@ def end(mesh: FoundMesh, patience_s: float = PATIENCE_S) -> bool:
         end_on_hosts(ticket, patience_s)
         return True
     processes = processes_of(ticket)
-    for process in processes:
-        if process.pid == ticket.agent_pid:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.terminate()
-    _, left = psutil.wait_procs(processes, patience_s)  # the others end after the agent
-    for process in left:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
+    agent = [process for process in processes if process.pid == ticket.agent_pid]
+    signal_all(agent, signal.SIGTERM)
+    _, left = psutil.wait_procs(processes, patience_s if agent else 0)  # others end after the agent
+    signal_all(left, signal.SIGKILL)
     psutil.wait_procs(left, _KILL_S)
     marks.end_carriers(marks.value_of(ticket.mark))  # a killed process may have forked in between
     if remaining := ", ".join(str(process.pid) for process in processes_of(ticket)):
@@ -288,6 +285,13 @@ def forget_if_dead(name: str) -> None:
         mesh = look_at(read_ticket(root / name / "ticket.json"), root)
         if mesh.state == "dead":
             end(mesh)
+
+
+def signal_all(processes: Iterable[psutil.Process], number: int) -> None:
+    """Send a signal to processes, except those that have ended."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
 
 
 def processes_of(ticket: Ticket) -> list[psutil.Process]:

@@ -106,6 +106,7 @@ OWN_PROCESS = {"agent_pid": os.getpid(), "agent_ticks": started_ticks(os.getpid(
         (OWN_PROCESS, "running"),
         ({"agent_pid": os.getpid(), "agent_ticks": 1}, "dead"),
         (OWN_PROCESS | {"place": REBOOTED}, "dead"),
+        (OWN_PROCESS | {"place": REBOOTED, "created_at": NOW}, "elsewhere"),
         (OWN_PROCESS | {"place": CONTAINER}, "elsewhere"),
         (OWN_PROCESS | {"directory": "/moved/found"}, "elsewhere"),
         ({}, "starting"),

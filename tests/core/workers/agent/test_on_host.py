@@ -43,6 +43,7 @@ def leave(given: Ticket, place: Place, agent_pid: int) -> Ticket:
         agent_pid=agent_pid,
         agent_ticks=started_ticks(os.getpid()),
         mark="other",
+        created_at=0.0,
         key=Secret("11"),
     )
     write_ticket(old)
