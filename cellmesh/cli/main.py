@@ -234,7 +234,7 @@ def _stop(mesh: FoundMesh, timeout_s: float) -> None:
     memory = format_bytes(memory_bytes(processes))
     how = "stopped" if end(mesh, timeout_s) else "killed"
     if mesh.state == "dead":
-        click.echo(f"removed what was left of {name}; nothing of it was running")
+        click.echo(f"removed what was left of {name}, which was dead")
     else:
         ranks = plural(ticket.num_ranks, "rank")
         click.echo(printable(f"{how} {name}: {ranks}, {where}, {memory}"))

@@ -105,7 +105,8 @@ def _remarks(mesh: FoundMesh) -> Iterator[str]:
         why = f"its agent, process {ticket.agent_pid}, has gone"
         if ticket.spans_hosts:
             why = f"nothing of it listens on {unheard}"
-        yield f"{name} is dead ({why}): removed {ticket.directory}"
+        done = "" if ticket.path.exists() else f": removed {ticket.directory}"
+        yield f"{name} is dead ({why}){done}"
     elif mesh.state == "unheard":
         yield (
             f"{name}: none of its hosts answers ({unheard}); it may live on there until its lease "

@@ -50,7 +50,7 @@ def attach(name: str | None = None, *, steal: bool = False, sink: Sink | None = 
     ticket = _find_ticket(name, steal)
     _check_ticket(ticket)
     if ticket.spans_hosts:
-        forget_if_dead(ticket.name)
+        forget_if_dead(ticket.name, but=ticket.mark)
     ticket, lost = find_agents(ticket) if ticket.spans_hosts else (ticket, ())
     launcher: Launcher = (
         HostAgents(ticket, report=_show)
@@ -87,7 +87,7 @@ def stop_mesh(name: str) -> None:
     """
     ticket = _find_ticket(name, False)
     _check_ticket(ticket)
-    mesh = look_at(ticket, runtime_root())
+    mesh = look_at(ticket, Path(ticket.directory).parent)
     if mesh.state == "unheard":
         raise NoMeshError(
             f"no host of {name} answers: `cellmesh stop {name}` says more, and ends it once they do"

@@ -278,12 +278,17 @@ def end(mesh: FoundMesh, patience_s: float = PATIENCE_S) -> bool:
     return not left
 
 
-def forget_if_dead(name: str) -> None:
-    """Remove what is left of a mesh of this name if it is dead. Blocks."""
+def forget_if_dead(name: str, but: str = "") -> None:
+    """Remove what is left of a mesh of this name if it is dead. Blocks.
+
+    Args:
+        name: name of the mesh.
+        but: mark of a mesh to leave alone; "" for none.
+    """
     root = runtime_root()
     with contextlib.suppress(HostError):  # there is none
-        mesh = look_at(read_ticket(root / name / "ticket.json"), root)
-        if mesh.state == "dead":
+        ticket = read_ticket(root / name / "ticket.json")
+        if ticket.mark != but and (mesh := look_at(ticket, root)).state == "dead":
             end(mesh)
 
 
@@ -359,12 +364,9 @@ def _hold(mesh: FoundMesh, now: float) -> str:
 
 
 def memory_bytes(processes: Iterable[psutil.Process]) -> int:
-    """Return the memory of processes, shared pages counted once (PSS); RSS where PSS cannot be
-    read. Processes that have ended do not count.
-    """
+    """Return the memory of processes that have not ended, shared pages counted once (PSS)."""
     total = 0
     for process in processes:
         with contextlib.suppress(psutil.Error):
-            memory = process.memory_full_info()
-            total += getattr(memory, "pss", memory.rss)
+            total += process.memory_full_info().pss
     return total

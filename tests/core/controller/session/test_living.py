@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 from cellmesh.controller.session import living, start
+from cellmesh.controller.session.attach import stop_mesh
 from cellmesh.controller.session.living import (
     FoundMesh,
     choose,
@@ -24,6 +25,7 @@ from cellmesh.controller.session.living import (
     end,
     end_left,
     find_waiting,
+    forget_if_dead,
     left_meshes,
     look_at,
     processes_of,
@@ -38,10 +40,18 @@ from cellmesh.controller.session.start import find_same, offer_left
 from cellmesh.errors import HostError, MeshUsageError
 from cellmesh.wire import marks
 from cellmesh.wire.attach import SetAgents, Standing
+from cellmesh.wire.curve import new_keys
 from cellmesh.wire.host import started_ticks, this_place
 from cellmesh.wire.hosts import Host
 from cellmesh.wire.own_file import Secret
-from cellmesh.wire.ticket import Holder, make_directory, runtime_root, write_ticket
+from cellmesh.wire.ticket import (
+    Holder,
+    make_directory,
+    new_key,
+    runtime_root,
+    write_holder,
+    write_ticket,
+)
 
 from ....support.tickets import address, make_ticket
 
@@ -213,6 +223,35 @@ def test_an_end_leaves_no_process_and_no_directory(
         assert processes_of(ticket) == []
         assert not marks.carriers(marks.value_of(mark))
     assert not directory.exists()
+
+
+def test_a_mesh_whose_ports_are_closed_is_forgotten_for_another_of_its_name(
+    runtime_dir: Path,
+) -> None:
+    agent = Host("a", f"tcp://127.0.0.1:{closed_port()}", new_keys().public, 0, 1)
+    secrets: dict[str, Any] = {"key": new_key(), "curve_secret": new_keys().secret}
+    directory = make_directory(runtime_root(), "closed")
+    known = {"name": "closed", "directory": str(directory), "controller_pid": NO_PROCESS}
+    ticket = make_ticket(agents=(agent,), **known, **secrets)
+    write_ticket(ticket)
+    forget_if_dead("closed", but=ticket.mark)  # its firewall may refuse connections
+    assert directory.exists()
+    forget_if_dead("closed")
+    assert not directory.exists()
+
+
+def test_a_mesh_that_is_held_is_not_ended_by_the_path_of_its_ticket(tmp_path: Path) -> None:
+    directory = make_directory(tmp_path / "another-root", "held")
+    with subprocess.Popen(["sleep", "1000"]) as agent:
+        fields = {"agent_pid": agent.pid, "agent_ticks": started_ticks(agent.pid)}
+        ticket = make_ticket(name="held", directory=str(directory), **fields)
+        write_holder(ticket, Holder(controller_pid=77, is_attached=True, since=160.0))
+        try:
+            with pytest.raises(MeshUsageError, match="held is held by process 77"):
+                stop_mesh(str(write_ticket(ticket)))
+            assert agent.poll() is None
+        finally:
+            agent.kill()
 
 
 def test_a_mesh_that_is_held_is_not_ended() -> None:
