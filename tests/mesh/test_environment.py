@@ -27,11 +27,11 @@ def test_variables_are_passed_on_and_written_to_no_log(
     runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CM_SET", SECRET)
-    monkeypatch.setenv("SLURM_JOB_GPUS", "2,3")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     with cm.start(
-        2, env=["CM_GIVEN=1", "CM_SET", "OMP_NUM_THREADS=3", "TORCH_LOGS=+dynamo"]
+        2, env=["CM_GIVEN=1", "CM_SET", "OMP_NUM_THREADS=3", "TORCH_LOGS=+dynamo"], gpus="1"
     ) as mesh:
-        expected = dict(zip(NAMES, ("1", SECRET, "3", "2,3"), strict=True))
+        expected = dict(zip(NAMES, ("1", SECRET, "3", "3"), strict=True))
         assert environment_of(mesh) == expected
         assert mesh[1].run(lambda: __import__("torch").get_num_threads()) == 3
         # What torch reads at its import is there then.
