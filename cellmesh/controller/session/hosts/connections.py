@@ -240,7 +240,7 @@ class Connections:
         )
         raise HostError(
             f"{said}: a restart needs all hosts, and has changed nothing. First `%dist_heal`, "
-            "which takes a host back or starts it again, or `%dist_resize` to go on without"
+            "which takes a host back or starts it again, or `%dist_resize N` to go on without"
         )
 
     @property
