@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import click
 import msgspec
@@ -41,11 +41,6 @@ _FREE_BYTES, _NO_FREE_BYTES, _SHM_BYTES = 500 * _MB, 5 * _MB, 1000 * _MB
 Status = Literal["ok", "warning", "problem"]
 # Status, the finding and its meaning, and the remedy.
 Answer = tuple[Status, str, str]
-_STYLES: dict[Status, dict[str, Any]] = {
-    "ok": {"fg": "green"},
-    "warning": {"fg": "yellow"},
-    "problem": {"fg": "red", "bold": True},
-}
 
 
 class Torch(msgspec.Struct, frozen=True):
@@ -116,22 +111,17 @@ class Host:
     probe: Probe
 
 
-def examine(
-    num_ranks: int | None, wants_trial: bool, report: Callable[[str], None]
-) -> Iterator[Finding]:
+def examine(num_ranks: int | None, wants_trial: bool) -> Iterator[Finding]:
     """Run all checks and yield their findings; a check that does not apply here yields none.
 
     Args:
         num_ranks: number of ranks that are to run here; None for one per GPU, or one per core.
         wants_trial: whether to start a mesh, if torch can be imported.
-        report: called with the name of each step before the step.
     """
-    report("importing torch in a process of its own")
     probe = run_probe()
     num_gpus = probe.torch.num_gpus if probe.torch is not None else 0
     host = Host(num_ranks or max(2, num_gpus or len(os.sched_getaffinity(0))), probe)
     for title, check in CHECKS.items():
-        report(f"looking at: {title}")
         answer = check(host) if wants_trial or check is not check_trial else None
         if answer is not None:
             yield Finding(title, *answer)
@@ -350,14 +340,12 @@ def echo_findings(findings: Sequence[Finding]) -> None:
     """Write findings, one a paragraph, and a summary."""
     width = max(len(finding.title) for finding in findings)
     for each in findings:
-        status = click.style(f"{each.status:<7}", **_STYLES[each.status])
-        click.echo(f"{status}  {each.title:<{width}}  {each.text}")
+        click.echo(f"{each.status:<7}  {each.title:<{width}}  {each.text}")
         if each.remedy:
             click.echo(f"{'':<{width + 11}}mend: {each.remedy}")
     found = [each.status for each in findings]
-    worst: Status = next((each for each in ("problem", "warning") if each in found), "ok")
     counts = [plural(found.count(each), each) for each in ("problem", "warning") if each in found]
-    click.secho(f"\n{', '.join(counts) or 'all is well'}", **_STYLES[worst])
+    click.echo(f"\n{', '.join(counts) or 'all is well'}")
 
 
 def run_probe(command: Sequence[str] = _PROBE, timeout_s: float = _PROBE_S) -> Probe:

@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import IO, Any
 
 import click
-from click.shell_completion import CompletionItem
 
 from .. import __version__
 from ..controller.options import MAX_RANKS
 from ..controller.session.living import (
-    PATIENCE_S,
     FoundMesh,
     end,
     find_meshes,
@@ -29,9 +27,8 @@ from ..controller.session.living import (
 from ..errors import CellmeshError, did_you_mean
 from ..wire.marks import end_dead_meshes
 from ..wire.own_file import read_own_file
-from ..wire.segments import held_bytes
 from ..wire.ticket import find_strange, runtime_root
-from .rendering import Row, as_json, echo_meshes, echo_progress, format_bytes, plural, printable
+from .rendering import Row, as_json, echo_meshes, format_bytes, plural, printable
 
 TICKET_VARIABLE = "CELLMESH_TICKET"
 
@@ -45,25 +42,13 @@ class _Commands(click.Group):
         except CellmeshError as error:
             raise click.ClickException(str(error)) from error
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
-            known = self.list_commands(ctx)
-            ctx.fail(
-                f"there is no command {args[0]!r} "
-                f"({', '.join(known)}){did_you_mean(args[0], known)}"
-            )
-        return super().resolve_command(ctx, args)
-
 
 @click.group(
     cls=_Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, message="cellmesh %(version)s")
-@click.pass_context
-def main(ctx: click.Context) -> None:
+def main() -> None:
     """Interactive distributed PyTorch in a notebook: see, end and check meshes from a terminal.
 
     A mesh is started in a notebook (%load_ext cellmesh, then %dist_start 4) or in a script
@@ -75,8 +60,6 @@ def main(ctx: click.Context) -> None:
       cellmesh ps             the meshes that are running
       cellmesh stop train     end one of them
     """
-    if os.environ.get("NO_COLOR"):
-        ctx.color = False
     if isinstance(sys.stdout, io.TextIOWrapper):  # names of files and hosts need not be UTF-8
         sys.stdout.reconfigure(errors="backslashreplace")
 
@@ -88,9 +71,7 @@ def ps(wants_json: bool) -> None:
 
     Each row shows the mesh's ranks, its mesh dims, the processes of its agent and of its controller
     (the notebook's kernel or the script that holds it; without a controller, the remaining time of
-    the lease), its age, the memory of all its processes together, shared pages counted once, and
-    the part of it that segments take: large values sent to ranks, and memory kept for the next
-    ones.
+    the lease), its age, and the memory of all its processes together, shared pages counted once.
 
     Lines below the table name the processes that notebooks keep for their next meshes, and count
     the peers that a mesh's sockets have refused because they had no key of the mesh. The state of a
@@ -123,11 +104,9 @@ def ps(wants_json: bool) -> None:
 
 
 def _row_of(mesh: FoundMesh) -> Row:
-    ticket, holder = mesh.ticket, mesh.holder
-    processes = processes_of(ticket) if mesh.is_living else []
-    pid = holder.controller_pid if holder is not None else ticket.controller_pid
+    processes = processes_of(mesh.ticket) if mesh.is_living else []
     pids = tuple(process.pid for process in processes)
-    return Row(mesh, pids, memory_bytes(processes), sum(held_bytes(pid, ticket.name)))
+    return Row(mesh, pids, memory_bytes(processes))
 
 
 def _describe(row: Row) -> dict[str, Any]:
@@ -147,7 +126,6 @@ def _describe(row: Row) -> dict[str, Any]:
         "pids": row.pids,
         "age_s": round(max(0.0, now - ticket.created_at), 3),
         "memory_bytes": row.memory,
-        "segments_bytes": row.held,
         "hosts": [agent.name for agent in ticket.agents],
         "unheard": row.mesh.unheard,
         "num_refused": holder.num_refused if holder is not None else 0,
@@ -156,31 +134,15 @@ def _describe(row: Row) -> dict[str, Any]:
     }
 
 
-def _complete_names(
-    ctx: click.Context, param: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    names = [mesh.ticket.name for mesh in find_meshes(runtime_root()) if mesh.is_living]
-    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
-
-
 @main.command()
-@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=_complete_names)
+@click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option(
     "--all",
     "wants_all",
     is_flag=True,
     help="Stop all your meshes on this machine, and what waits for more.",
 )
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=click.FloatRange(min=0),
-    default=PATIENCE_S,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long a mesh may take to end by itself before it is killed.",
-)
-def stop(names: tuple[str, ...], wants_all: bool, timeout_s: float) -> None:
+def stop(names: tuple[str, ...], wants_all: bool) -> None:
     """Stop meshes: end all their processes and remove their files.
 
     All values in the ranks' memory are lost. The notebook keeps running and may start another mesh.
@@ -203,7 +165,7 @@ def stop(names: tuple[str, ...], wants_all: bool, timeout_s: float) -> None:
     failures = []
     for mesh in found if wants_all else _choose(names, found):
         try:
-            _stop(mesh, timeout_s)
+            _stop(mesh)
         except CellmeshError as error:  # the others are stopped all the same
             failures.append(printable(str(error)))
         except Exception as error:  # of a ticket's values
@@ -225,14 +187,14 @@ def _choose(names: tuple[str, ...], found: list[FoundMesh]) -> list[FoundMesh]:
     return [mesh for name in dict.fromkeys(names) for mesh in by_name[name]]
 
 
-def _stop(mesh: FoundMesh, timeout_s: float) -> None:
+def _stop(mesh: FoundMesh) -> None:
     ticket, name = mesh.ticket, printable(mesh.name)
     processes = processes_of(ticket) if mesh.is_living else []
     where = plural(len(processes), "process")
     if ticket.spans_hosts:
         where = f"on {', '.join(agent.name for agent in ticket.agents)}"
     memory = format_bytes(memory_bytes(processes))
-    how = "stopped" if end(mesh, timeout_s) else "killed"
+    how = "stopped" if end(mesh) else "killed"
     if mesh.state == "dead":
         click.echo(f"removed what was left of {name}, which was dead")
     else:
@@ -346,10 +308,7 @@ def doctor(
     from .doctor import echo_findings, examine
 
     end_dead_meshes(runtime_root())
-    try:
-        findings = [*examine(num_ranks, not no_start, echo_progress)]
-    finally:
-        echo_progress("")
+    findings = [*examine(num_ranks, not no_start)]
     if wants_json:
         click.echo(as_json({"version": __version__, "findings": findings}))
     else:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import click
@@ -15,7 +13,7 @@ import msgspec
 
 from ..controller.session.living import FoundMesh
 
-_HEADERS = "NAME STATE RANKS MESH AGENT CONTROLLER AGE MEMORY SEGMENTS"
+_HEADERS = "NAME STATE RANKS MESH AGENT CONTROLLER AGE MEMORY"
 
 
 @dataclass(frozen=True)
@@ -26,13 +24,11 @@ class Row:
         mesh: the mesh.
         pids: its processes on this machine, the agent's first.
         memory: memory of these, in bytes.
-        held: memory of the segments that its controller holds, in bytes.
     """
 
     mesh: FoundMesh
     pids: tuple[int, ...] = ()
     memory: int = 0
-    held: int = 0
 
 
 def as_json(value: Any) -> str:
@@ -59,14 +55,13 @@ def echo_meshes(rows: Sequence[Row], problems: Sequence[str] = ()) -> None:
     if lines:
         table = [(*_HEADERS.split(), "STARTED IN"), *lines]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        for number, line in enumerate(table):
+        for line in table:
             cells = zip(map(printable, line), widths, strict=True)
-            text = "  ".join(cell.ljust(width) for cell, width in cells).rstrip()
-            click.secho(text, bold=True if number == 0 else None)
+            click.echo("  ".join(cell.ljust(width) for cell, width in cells).rstrip())
     else:
         click.echo("no mesh is running")
     for text in (*(each for row in rows for each in _remarks(row.mesh)), *problems):
-        click.secho(printable(text), fg="yellow", err=True)
+        click.echo(printable(text), err=True)
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -81,8 +76,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         _holder(mesh),
         format_seconds(max(0.0, time.time() - ticket.created_at)),
         format_bytes(row.memory),
-        format_bytes(row.held) if row.held else "-",
-        _short(ticket.cwd),
+        ticket.cwd,
     )
 
 
@@ -125,23 +119,6 @@ def _remarks(mesh: FoundMesh) -> Iterator[str]:
             f"{name} has refused {plural(holder.num_refused, 'peer')} without a key of it, the "
             f"last one {ago} ago"
         )
-
-
-def _short(path: str) -> str:
-    try:
-        return str("~" / Path(path).relative_to(Path.home()))
-    except (ValueError, RuntimeError):
-        return path
-
-
-def echo_progress(text: str) -> None:
-    """Show the current step on a terminal, in a line that the next call replaces.
-
-    Args:
-        text: name of the step; "" when all steps are done.
-    """
-    if sys.stderr.isatty():
-        click.echo(f"\r\x1b[K{text}" + (" ..." if text else ""), nl=False, err=True)
 
 
 def format_bytes(number: float) -> str:

@@ -9,14 +9,12 @@ copy-on-write. A memfd has no path: it exists as long as some process has it ope
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import mmap
 import os
 import weakref
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -322,27 +320,6 @@ def _tell(pid: int, on_unmapped: Callable[[], object]) -> None:
 def memfd_name(mesh: str) -> str:
     """Return the name under which ``/proc`` shows the segments of a mesh's controller."""
     return f"cellmesh {mesh}"
-
-
-def held_bytes(pid: int, mesh: str) -> list[int]:
-    """Return the memory of each segment that a mesh's controller has open, in bytes, read from
-    ``/proc`` by any process.
-
-    Args:
-        pid: process id of the controller.
-        mesh: name of the mesh.
-    """
-    found: dict[int, int] = {}
-    directory = Path(f"/proc/{pid}/fd")
-    try:
-        for link in directory.iterdir():
-            with contextlib.suppress(OSError):  # closed since
-                if os.readlink(link) == f"/memfd:{memfd_name(mesh)} (deleted)":
-                    status = link.stat()
-                    found[status.st_ino] = status.st_blocks * 512
-    except OSError:  # it has ended
-        return []
-    return list(found.values())
 
 
 def describe_bytes(num_bytes: int) -> str:

@@ -74,9 +74,6 @@ def test_ps_lists_a_mesh_and_stop_ends_it(
     assert {info.pid for info in train.report()} < set(mesh["pids"])
     assert 50e6 < mesh["memory_bytes"] < 2e9
     assert 0 < mesh["age_s"] < 120
-    assert mesh["segments_bytes"] == 0
-    train.push(x=bytearray(64 << 20))
-    assert listed()[0]["segments_bytes"] >= 64 << 20
 
     shown = cellmesh("ps").stdout
     row = ["train", "running", "2", "dp=2,tp=1", str(ticket.agent_pid), str(os.getpid())]
@@ -105,7 +102,7 @@ def test_an_agent_that_hangs_is_killed_with_all_below_it(train: cm.Mesh, runtime
     watched = [os.pidfd_open(pid) for pid in mesh["pids"]]
     try:
         stop_process(mesh["agent_pid"])
-        done = cellmesh("stop", "train", "--timeout", "0.2")
+        done = cellmesh("stop", "train")
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.startswith("killed train: 2 ranks")
         assert ended(watched, timeout_s=0)

@@ -34,7 +34,7 @@ from ..kernel import own_notebook
 from .standing import ask_agents, end_on_hosts, summarize
 
 # The agent waits a second for ranks to exit, then kills them.
-PATIENCE_S = 5.0
+_PATIENCE_S = 5.0
 _KILL_S = 2.0
 
 State = Literal["running", "detached", "starting", "dead", "elsewhere", "unheard"]
@@ -240,14 +240,13 @@ def end_left(mesh: FoundMesh) -> None:
     end(mesh)
 
 
-def end(mesh: FoundMesh, patience_s: float = PATIENCE_S) -> bool:
+def end(mesh: FoundMesh) -> bool:
     """End a mesh, and remove its directory. Blocks.
 
     On this machine, sends SIGTERM to the mesh's agent and SIGKILL to processes that do not end.
 
     Args:
         mesh: the mesh.
-        patience_s: time until processes are killed, in seconds.
 
     Returns:
         Whether no process had to be killed.
@@ -257,12 +256,13 @@ def end(mesh: FoundMesh, patience_s: float = PATIENCE_S) -> bool:
     """
     ticket = mesh.ticket
     if ticket.spans_hosts and mesh.state != "dead":
-        end_on_hosts(ticket, patience_s)
+        end_on_hosts(ticket, _PATIENCE_S)
         return True
     processes = processes_of(ticket)
     agent = [process for process in processes if process.pid == ticket.agent_pid]
     signal_all(agent, signal.SIGTERM)
-    _, left = psutil.wait_procs(processes, patience_s if agent else 0)  # others end after the agent
+    # Others end after the agent.
+    _, left = psutil.wait_procs(processes, _PATIENCE_S if agent else 0)
     signal_all(left, signal.SIGKILL)
     psutil.wait_procs(left, _KILL_S)
     marks.end_carriers(marks.value_of(ticket.mark))  # a killed process may have forked in between

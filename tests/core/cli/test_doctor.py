@@ -70,7 +70,7 @@ def examine(
     }.items():
         monkeypatch.setattr(f"cellmesh.cli.doctor.{name}", returns(value))
     monkeypatch.setattr("cellmesh.cli.doctor.shutil.disk_usage", usage)
-    found = list(doctor.examine(num_ranks, True, lambda _: None))
+    found = list(doctor.examine(num_ranks, True))
     monkeypatch.undo()
     return {each.title: each for each in found}
 

@@ -33,7 +33,7 @@ def test_version_and_help() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("stpo", "there is no command 'stpo' (agent, doctor, ps, stop); did you mean 'stop'?"),
+        ("stpo", "No such command 'stpo'."),
         ("stop", "name the meshes to stop, or say --all"),
         ("doctor -n 0", "0 is not in the range 1<=x<=1024"),
     ],

@@ -206,8 +206,9 @@ DEAF = "trap '' TERM; setsid sleep 1000 & until false; do sleep 0.01; done"
 
 @pytest.mark.parametrize(("agent", "is_orderly"), [(ORDERLY, True), (DEAF, False)])
 def test_an_end_leaves_no_process_and_no_directory(
-    agent: str, is_orderly: bool, runtime_dir: Path
+    agent: str, is_orderly: bool, runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(living, "_PATIENCE_S", 20.0 if is_orderly else 0.2)
     directory = make_directory(runtime_root(), "ending")
     mark = "a-mark-of-a-test"
     environment = {**os.environ, marks.VARIABLE: marks.value_of(mark, 0)}
@@ -219,7 +220,7 @@ def test_an_end_leaves_no_process_and_no_directory(
         while len(processes_of(ticket)) < num_processes:
             pass
         assert processes_of(ticket)[0].pid == child.pid
-        assert end(look_at(ticket, runtime_root()), 0.2 if not is_orderly else 20.0) == is_orderly
+        assert end(look_at(ticket, runtime_root())) == is_orderly
         assert processes_of(ticket) == []
         assert not marks.carriers(marks.value_of(mark))
     assert not directory.exists()
