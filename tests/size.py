@@ -58,7 +58,7 @@ FEATURES = (
     ),
     Feature(
         "pickling and large values",
-        1463,
+        1427,
         "wire/payload.py wire/segments.py wire/bulk.py wire/values.py controller/values/ "
         "workers/rank/value_transfer.py",
     ),
@@ -84,7 +84,7 @@ FEATURES = (
     ),
     Feature(
         "attach",
-        312,
+        333,
         "wire/attach.py controller/session/attach.py controller/session/living.py",
     ),
     Feature(
@@ -231,12 +231,12 @@ FEATURES = (
     ),
     Feature(
         "command line",
-        569,
+        270,
         "cli/",
     ),
     Feature(
         "doctor",
-        286,
+        275,
         "cli/doctor.py",
     ),
 )
