@@ -48,12 +48,12 @@ class Feature:
 FEATURES = (
     Feature(
         "package",
-        111,
+        113,
         "__init__.py __main__.py errors.py stdlib.py",
     ),
     Feature(
         "messages between processes",
-        1153,
+        1166,
         "wire/",
     ),
     Feature(
@@ -79,7 +79,7 @@ FEATURES = (
     ),
     Feature(
         "session",
-        1006,
+        984,
         "controller/session/",
     ),
     Feature(
@@ -89,36 +89,36 @@ FEATURES = (
     ),
     Feature(
         "start and its options",
-        910,
+        836,
         "controller/options.py wire/options.py controller/host_list.py "
         "controller/session/start.py controller/session/surroundings.py "
         "wire/environment.py wire/ticket.py",
     ),
     Feature(
         "hosts",
-        2515,
+        2329,
         "controller/session/hosts/ controller/session/launch/ controller/session/standing.py "
         "workers/agent/on_host.py "
         "workers/agent/port.py wire/hosts.py wire/curve.py",
     ),
     Feature(
         "this host",
-        194,
+        160,
         "controller/session/launch/local.py",
     ),
     Feature(
         "Slurm and Ray",
-        91,
+        62,
         "controller/engines.py",
     ),
     Feature(
         "Ray's driver",
-        189,
+        154,
         "controller/session/launch/ray_driver.py",
     ),
     Feature(
         "prestart",
-        278,
+        253,
         "controller/session/launch/prestart.py workers/prestart.py",
     ),
     Feature(
@@ -176,7 +176,7 @@ FEATURES = (
     ),
     Feature(
         "widgets and tables",
-        558,
+        552,
         "controller/live_views.py magics/widgets/ magics/render/",
     ),
     Feature(
@@ -196,7 +196,7 @@ FEATURES = (
     ),
     Feature(
         "agent",
-        2098,
+        2096,
         "workers/agent/ workers/linux_process.py",
     ),
     Feature(
@@ -206,7 +206,7 @@ FEATURES = (
     ),
     Feature(
         "ranks' processes",
-        1995,
+        1992,
         "workers/",
     ),
     Feature(
@@ -221,7 +221,7 @@ FEATURES = (
     ),
     Feature(
         "magics",
-        799,
+        797,
         "magics/",
     ),
     Feature(
