@@ -24,6 +24,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from ..errors import HostError
 from .host import Place, Versions, host_name, this_place
 from .own_file import Secret, from_json
 from .verb import Verb
@@ -265,11 +266,18 @@ class HostFacts(msgspec.Struct, frozen=True):
 
 
 def parse_invitation(text: bytes) -> Invitation | None:
-    """Read an invitation; None if the text is another kind of ticket, or damaged."""
+    """Read an invitation; None if the text is another kind of ticket.
+
+    Raises:
+        HostError: a key is cut or has more characters.
+    """
     try:
-        return from_json(text, Invitation)
+        invitation = from_json(text, Invitation)
     except ValueError:
         return None
+    if {len(invitation.public_key), len(invitation.secret)} != {40}:
+        raise HostError("the ticket is damaged: copy all of its file, which is one line")
+    return invitation
 
 
 def own_facts(environment: Mapping[str, str]) -> HostFacts:

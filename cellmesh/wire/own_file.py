@@ -71,6 +71,7 @@ def write_whole(path: Path, value: msgspec.Struct, indent: int | None = 2) -> No
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(to_json(value, indent))
+            file.write(b"\n")  # as one line it may be written to a command's standard input
         draft.replace(path)
     except OSError as e:
         raise cannot_write(path, e) from e

@@ -81,6 +81,12 @@ def test_invitation_is_read_back_and_other_texts_are_none() -> None:
         assert parse_invitation(text) is None
 
 
+def test_damaged_invitation_is_refused_without_its_secret() -> None:
+    with pytest.raises(HostError, match="the ticket is damaged") as raised:
+        parse_invitation(TEXT.replace(b"sss", b"s", 1))
+    assert "s" * 30 not in str(raised.value)
+
+
 @pytest.mark.parametrize(
     ("environment", "number"),
     [

@@ -33,7 +33,8 @@ def test_ticket_is_a_line_in_a_file_of_its_owner_alone(tmp_path: Path) -> None:
     path = tmp_path / "join.json"
     write_whole(path, INVITATION, indent=None)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    (line,) = path.read_bytes().splitlines()
+    (line,) = path.read_bytes().splitlines(keepends=True)
+    assert line.endswith(b"\n")
     assert parse_invitation(line) == INVITATION
 
 
