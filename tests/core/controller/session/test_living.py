@@ -127,8 +127,9 @@ OWN_PROCESS = {"agent_pid": os.getpid(), "agent_ticks": started_ticks(os.getpid(
     ],
 )
 def test_the_state_of_a_mesh_follows_from_its_ticket_and_processes(
-    fields: dict[str, Any], state: str
+    fields: dict[str, Any], state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(marks.time, "time", lambda: NOW)
     ticket = make_ticket(**{"directory": "/nowhere/found"} | fields)
     assert look_at(ticket, Path("/nowhere"), asks=False).state == state
 
