@@ -14,7 +14,6 @@ from ...controller.arguments import CellSyntaxError, read_argv
 from ...controller.mesh import Mesh
 from ...controller.mesh_dims import parse_mesh
 from ...controller.run import Run
-from ...errors import CellmeshError
 from ...wire.ranks import parse_ranks
 from ..auto import read_cell
 from ..options import unquote
@@ -102,28 +101,11 @@ class Seed:
 
 
 @dataclass(frozen=True)
-class Held:
-    """Record of a variable in a checkpoint, with the kind of its value.
-
-    Attributes:
-        name: name of the variable on the ranks.
-        kind: kind of the value.
-        model: name of an optimizer's model; "" for other kinds.
-        by_rank: whether the value differs between ranks.
-    """
-
-    name: str
-    kind: Literal["model", "optimizer", "stateful", "tensor", "value"]
-    model: str = ""
-    by_rank: bool = False
-
-
-@dataclass(frozen=True)
 class Checkpoint:
-    """Record of a save or load of variables."""
+    """Record of a save or load of variables; without names, of all in the checkpoint."""
 
     action: Literal["save", "load"]
-    items: tuple[Held, ...]
+    names: tuple[str, ...]
     path: str
 
 
@@ -248,70 +230,6 @@ def describe(value: Any) -> str:
         return name
 
 
-def look_at_checkpoint(mesh: Mesh, action: str, words: Sequence[str]) -> Checkpoint:
-    """Return a record of a save or load that has ended; asks the ranks about its names.
-
-    Args:
-        mesh: mesh of the save or load.
-        action: "save" or "load".
-        words: arguments of the magic: names, and the path.
-    """
-
-    # Nested, so that it is pickled by value: ranks cannot import it.
-    def look(names: list[str], path: str) -> list[tuple[str, str, str, str]]:
-        """Return, on a rank, the name and kind of each value, the model of an optimizer, and the
-        digest of a value that may differ between ranks.
-        """
-        import hashlib
-        import pickle
-        import sys
-
-        import torch
-        from torch.distributed.checkpoint.filesystem import FileSystemReader
-
-        namespace: dict[str, Any] = vars(sys.modules["__main__"])
-        if not names:
-            keys = FileSystemReader(path).read_metadata().state_dict_metadata
-            names = list(dict.fromkeys(key.partition(".")[0].partition("@")[0] for key in keys))
-        modules = {
-            key: value for key, value in namespace.items() if isinstance(value, torch.nn.Module)
-        }
-        found = []
-        for name in names:
-            value = namespace[name]
-            kind, model, digest = "value", "", ""
-            if name in modules:
-                kind = "model"
-            elif isinstance(value, torch.optim.Optimizer):
-                kind = "optimizer"
-                wanted = {
-                    id(parameter) for group in value.param_groups for parameter in group["params"]
-                }
-                sizes = {
-                    key: len(held)
-                    for key, module in modules.items()
-                    if wanted <= (held := {id(parameter) for parameter in module.parameters()})
-                }
-                model = min(sizes, key=lambda key: (key not in names, sizes[key]))
-            elif hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
-                kind = "stateful"
-            else:
-                kind = "tensor" if isinstance(value, torch.Tensor) else "value"
-                if not hasattr(value, "device_mesh"):  # a DTensor's placements describe its parts
-                    digest = hashlib.blake2b(pickle.dumps(value)).hexdigest()
-            found.append((name, kind, model, digest))
-        return found
-
-    *names, path = words
-    told = mesh.run(look, names, unquote(path))
-    items = []
-    for rows in zip(*told.values(), strict=True):
-        name, kind, model, _ = rows[0]
-        items.append(Held(name, kind, model, by_rank=len({digest for *_, digest in rows}) > 1))
-    done: Literal["save", "load"] = "save" if action == "save" else "load"
-    return Checkpoint(done, tuple(items), unquote(path))
-
-
 class Recorder:
     """Records the cells and magics of one notebook in a `PageHistory`.
 
@@ -375,14 +293,12 @@ class Recorder:
                 return Reshape(parse_mesh(" ".join(options["dims"]))) if options["dims"] else None
             case "dist_seed":
                 return Seed(options["seed"], options["per_rank"])
-            case "dist_save" | "dist_load" if options.get("ranks") is None:
-                try:
-                    return look_at_checkpoint(mesh, name.removeprefix("dist_"), options["names"])
-                except (
-                    CellmeshError,
-                    KeyboardInterrupt,
-                ):  # the magic has succeeded, and only the script lacks it
-                    return Aside(f"%{name} {line}", changes=True)
+            case "dist_save":
+                *names, path = options["names"]
+                return Checkpoint("save", tuple(names), unquote(path))
+            case "dist_load" if options["ranks"] is None:
+                *names, path = options["names"]
+                return Checkpoint("load", tuple(names), unquote(path))
         return Aside(f"%{name} {line}".strip(), name in _CHANGES)
 
 

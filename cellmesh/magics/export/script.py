@@ -158,6 +158,7 @@ class Draft:
         left_out: numbers n of the cells ``In [n]`` that are left out.
         num_cells: number of the ranks' cells in the script.
         shows: whether a cell shows its last value.
+        has_checkpoints: whether the notebook saved or loaded a checkpoint.
     """
 
     sources: list[str]
@@ -169,6 +170,7 @@ class Draft:
     left_out: list[int] = field(default_factory=list)
     num_cells: int = 0
     shows: bool = False
+    has_checkpoints: bool = False
 
     def __post_init__(self) -> None:
         text = "\n".join(self.sources)
@@ -178,6 +180,7 @@ class Draft:
         self.names_a_store = _NAMES_A_STORE.search(text) is not None
         self.spawns = _SPAWNS.search(text) is not None
         self.show = free_name("show", self.names)
+        self.checkpoint = free_name("checkpoint", self.names)
         # A function that may exit adds its own name to the names by which a cell may exit.
         self.exits = set(_EXITS)
         for source in self.sources:
@@ -335,9 +338,12 @@ def _write_magic(
             draft.imports |= {f"import {each.partition('.')[0]}" for each in generators}
             text = "".join(f"{each}({value})\n" for each in generators)
             return f"seed {seed}{' --per-rank' if per_rank else ''}", text
-        case Checkpoint(action, items, path):
-            names = " ".join(held.name for held in items)
-            return f"{action} {names} {path}", _write_checkpoint(entry, draft)
+        case Checkpoint(action, names, path):
+            draft.imports |= {"import functools", "import torch.distributed.checkpoint as dcp"}
+            draft.imports.add("import torch.distributed.checkpoint.state_dict as dcp_state")
+            draft.has_checkpoints = True
+            words = " ".join([action, *names, path])
+            return words, f"{draft.checkpoint}({action!r}, {[*names]!r}, {path!r})\n"
 
 
 def _write_push(count: int, push: Push, draft: Draft) -> str:
@@ -351,35 +357,6 @@ def _write_push(count: int, push: Push, draft: Draft) -> str:
             continue
         lines += f"{name} = {value.literal}\n"
     return missing + (draft.on_ranks(push.ranks, lines) if lines else "")
-
-
-# Code that reads an object of each kind for a checkpoint, and code that restores it from a loaded
-# one. A tensor is restored in place.
-_KINDS = {
-    "model": ("dcp_state.get_model_state_dict({0})", "dcp_state.set_model_state_dict({0}, {1})\n"),
-    "optimizer": (
-        "dcp_state.get_optimizer_state_dict({2}, {0})",
-        "dcp_state.set_optimizer_state_dict({2}, {0}, {1})\n",
-    ),
-    "stateful": ("{0}.state_dict()", "{0}.load_state_dict({1})\n"),
-    "tensor": ("{0}", ""),
-    "value": ("{0}", "{0} = {1}\n"),
-}
-
-
-def _write_checkpoint(checkpoint: Checkpoint, draft: Draft) -> str:
-    """Write a save or a load with `torch.distributed.checkpoint`."""
-    draft.imports.add("import torch.distributed.checkpoint as dcp")
-    draft.imports.add("import torch.distributed.checkpoint.state_dict as dcp_state")
-    states, restored = "", ""
-    for held in checkpoint.items:
-        key = f'f"{held.name}@{{{draft.own("rank")}}}"' if held.by_rank else f'"{held.name}"'
-        read, restore = _KINDS[held.kind]
-        states += f"    {key}: {read.format(held.name, '', held.model)},\n"
-        restored += restore.format(held.name, f"checkpoint[{key}]", held.model)
-    call = f"dcp.{checkpoint.action}(checkpoint, checkpoint_id={checkpoint.path!r})\n"
-    text = f"checkpoint = {{\n{states}}}\n{call}"
-    return text if checkpoint.action == "save" else text + restored
 
 
 # The code before and after the cells.
@@ -427,6 +404,9 @@ def _write_head(beginning: Beginning, filename: str, draft: Draft) -> str:
         draft.guard(groups),
         *(f"{draft.own(name)} = {name}\n" for name in copied),
         _SHOW.format(show=draft.show, rank=draft.own("rank")) if draft.shows else "",
+        _CHECKPOINT.format(checkpoint=draft.checkpoint, rank=draft.own("rank"))
+        if draft.has_checkpoints
+        else "",
     ]
     return "".join(parts)
 
@@ -459,6 +439,44 @@ def {show}(value: object) -> None:
     """Print the value of a cell's last expression, as a notebook shows it."""
     if value is not None:
         print(f"[{{{rank}}}] {{value!r}}")
+
+'''
+# Objects with a state have one key. Other values may differ between ranks: each rank has a key.
+_CHECKPOINT = '''
+
+def {checkpoint}(action: str, names: list[str], path: str) -> None:
+    """Save or load variables (all that were saved, if none is named) as a checkpoint."""
+    saved, states, restores = set(), {{}}, {{}}
+    if action == "load":
+        keys = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+        saved = {{key.partition(".")[0] for key in keys}}
+        names = names or sorted({{key.partition("@")[0] for key in saved}})
+    modules = {{k: v for k, v in globals().items() if isinstance(v, torch.nn.Module)}}
+    for key in names:
+        value = globals()[key]
+        if key in modules:
+            states[key] = dcp_state.get_model_state_dict(value)
+            restores[key] = functools.partial(dcp_state.set_model_state_dict, value)
+        elif isinstance(value, torch.optim.Optimizer):
+            updated = {{p for group in value.param_groups for p in group["params"]}}
+            held = {{k: {{*v.parameters()}} for k, v in modules.items()}}
+            sizes = {{k: len(each) for k, each in held.items() if updated <= each}}
+            model = modules[min(sizes, key=lambda k: (k not in names, sizes[k]))]
+            states[key] = dcp_state.get_optimizer_state_dict(model, value)
+            restores[key] = functools.partial(dcp_state.set_optimizer_state_dict, model, value)
+        elif hasattr(value, "load_state_dict"):
+            states[key], restores[key] = value.state_dict(), value.load_state_dict
+        else:
+            own = key if key in saved or hasattr(value, "device_mesh") else f"{{key}}@{{{rank}}}"
+            states[own] = value
+            if not isinstance(value, torch.Tensor):
+                restores[own] = functools.partial(globals().__setitem__, key)
+    if action == "save":
+        dcp.save(states, checkpoint_id=path)
+        return
+    dcp.load(states, checkpoint_id=path)
+    for key, restore in restores.items():
+        restore(states[key])
 
 '''
 _GROUPS = """\

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import device_mesh
+from torch.distributed.checkpoint import FileSystemReader
 
 from cellmesh.errors import MeshUsageError
 from cellmesh.magics.export.recording import (
@@ -22,7 +23,6 @@ from cellmesh.magics.export.recording import (
     Beginning,
     Checkpoint,
     Entry,
-    Held,
     PageHistory,
     Push,
     RankCell,
@@ -235,24 +235,33 @@ def test_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning")
-def test_checkpoints(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("given", [("opt", "model", "losses", "ones", "schedule"), ()])
+def test_checkpoints(
+    given: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(dist, "is_initialized", lambda: False)  # DCP asks as well
-    losses = Held("losses", "value", by_rank=True)
-    items = (Held("model", "model"), Held("opt", "optimizer", "model"), losses)
+    names = ("model", "opt", "schedule", "losses", "ones")
     path = str(tmp_path / "latest")
     script = script_of(
         ran("model, losses = torch.nn.Linear(2, 2), [0.5]\n"),
         ran("opt = torch.optim.Adam(model.parameters())\n"),
-        ran("model(torch.ones(2)).sum().backward()\nopt.step()\nopt.zero_grad()\n"),
+        ran("schedule = torch.optim.lr_scheduler.StepLR(opt, 1)\nones = torch.ones(2)\n"),
+        ran("wrapped = torch.nn.Sequential(model)\n"),
+        ran("model(ones).sum().backward()\nopt.step()\nopt.zero_grad()\n"),
         ran("before = model.weight.tolist()\n"),
-        Checkpoint("save", items, path),
-        ran("torch.nn.init.zeros_(model.weight)\nlosses = []\n"),
-        Checkpoint("load", items, path),
-        ran("after = model.weight.tolist()\n"),
+        Checkpoint("save", names, path),
+        ran("torch.nn.init.zeros_(model.weight)\nlosses, same = [], ones.zero_()\n"),
+        ran("schedule.step()\nfor state in opt.state.values(): state['step'].zero_()\n"),
+        Checkpoint("load", given, path),
+        ran("after, steps = model.weight.tolist(), [s['step'].item() for s in opt.state.values()]"),
     )
-    names, _ = run(script, monkeypatch)
-    assert names["after"] == names["before"]
-    assert names["losses"] == [0.5]
+    bound, _ = run(script, monkeypatch, rank=1)
+    assert bound["after"] == bound["before"]
+    assert (bound["losses"], bound["steps"]) == ([0.5], [1, 1])
+    assert bound["same"].tolist() == [1, 1]
+    assert bound["schedule"].last_epoch == 0
+    keys = FileSystemReader(path).read_metadata().state_dict_metadata
+    assert {"model.weight", "opt.state.weight.step", "losses@1", "ones@1"} <= keys.keys()
 
 
 def test_the_notebooks_own_cells_are_comments() -> None:
