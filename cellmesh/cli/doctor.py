@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import resource
 import shutil
 import signal
 import subprocess
@@ -33,9 +32,6 @@ _MB = 10**6
 # PSS of the whole tree with torch imported and nothing else: measured (233 MB with 1 rank, 628 MB
 # with 32), and rounded up. That a CUDA context takes 600 MB more is an estimate.
 _BASE_BYTES, _BYTES_A_RANK, _BYTES_A_CUDA_RANK = 250 * _MB, 15 * _MB, 600 * _MB
-# The agent has 5 descriptors a rank and 4 more while it forks; a rank has one for each of the
-# others.
-_BASE_FILES, _FILES_A_RANK = 64, 10
 _FREE_BYTES, _NO_FREE_BYTES, _SHM_BYTES = 500 * _MB, 5 * _MB, 1000 * _MB
 
 Status = Literal["ok", "warning", "problem"]
@@ -244,23 +240,6 @@ def check_shm(host: Host) -> Answer:
     )
 
 
-def check_open_files(host: Host) -> Answer:
-    """Check RLIMIT_NOFILE against the pipes and sockets between agent and ranks."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if limit == resource.RLIM_INFINITY:
-        return _ok("no limit")
-    needed = _BASE_FILES + _FILES_A_RANK * host.num_ranks
-    fitting = max(0, (limit - _BASE_FILES) // _FILES_A_RANK)
-    text = f"{limit} a process: enough for about {plural(fitting, 'rank')}"
-    if limit >= needed:
-        return _ok(text)
-    return _problem(
-        f"{text}, and {host.num_ranks} are wanted",
-        f"`ulimit -n {max(4096, needed)}` before Jupyter is started; if that is refused, let the "
-        "administrator raise `nofile` in /etc/security/limits.conf",
-    )
-
-
 def check_runtime(host: Host) -> Answer:
     """Check the directory in which every mesh has its ticket, socket and logs."""
     root = runtime_root()
@@ -326,7 +305,6 @@ CHECKS: Mapping[str, Callable[[Host], Answer | None]] = {
     "GPUs": check_gpus,
     "memory": check_memory,
     "/dev/shm": check_shm,
-    "open files": check_open_files,
     "runtime directory": check_runtime,
     "a real mesh": check_trial,
 }

@@ -294,8 +294,8 @@ def doctor(
 ) -> None:
     """Check whether meshes can run on this machine, and show how to fix problems.
 
-    Checks the causes of failed starts: torch and its backends, GPUs, memory, open files and
-    directories; then starts a mesh of 2 ranks.
+    Checks the causes of failed starts: torch and its backends, GPUs, memory and directories; then
+    starts a mesh of 2 ranks.
     Nothing is changed, except that remaining processes of a mesh whose agent was killed are ended.
     The exit code is 1 if there is a problem, else 0; a warning is no problem.
 

@@ -37,7 +37,6 @@ def examine(
     available: int = 16 * GB,
     shm: Any = 16 * GB,
     runtime: Any = 50 * GB,
-    open_files: int = 1024,
     trial: Any = "2 ranks with gloo",
     num_ranks: int = 4,
 ) -> dict[str, Finding]:
@@ -66,7 +65,6 @@ def examine(
         "remove_directory": None,
         "runtime_root": Path("/run/cellmesh"),
         "_try_mesh": trial,
-        "resource.getrlimit": (open_files, open_files),
     }.items():
         monkeypatch.setattr(f"cellmesh.cli.doctor.{name}", returns(value))
     monkeypatch.setattr("cellmesh.cli.doctor.shutil.disk_usage", usage)
@@ -104,7 +102,6 @@ W, P = "warning", "problem"
         ({"available": 280_000_000}, "memory", P, "280 MB available", "at most 2,"),
         ({"shm": 64_000_000}, "/dev/shm", W, "64 MB of 16.0 GB", "--shm-size"),
         ({"shm": OSError(2, "No such file")}, "/dev/shm", W, "No such file", "mount"),
-        ({"open_files": 100}, "open files", P, "3 ranks, and 4 are wanted", "`ulimit -n 4096`"),
         ({"runtime": HostError("chmod 700")}, "runtime directory", P, "chmod", "JUPYTER_RUNTIME"),
         ({"runtime": 10**6}, "runtime directory", P, "1 MB free", "free some space"),
         ({"trial": HostError("no")}, "a real mesh", P, "HostError: no", "doctor --json"),
