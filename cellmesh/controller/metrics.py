@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from ..errors import MeshUsageError, did_you_mean
 from ..wire.codec import Parcel
-from ..wire.ranks import describe_ranks, group_ranks
+from ..wire.ranks import describe_ranks
 from ..wire.user_code import Logged
 from .live_views import LiveViews
 
@@ -20,8 +20,6 @@ MAX_DRAWN = 600
 # Called with the names that have new points, and with None once a cell has ended and all of its
 # points have arrived.
 Watcher = Callable[[frozenset[str] | None], None]
-# Maximum number of groups of ranks named for their first NaN.
-_MAX_NANS = 3
 
 
 @dataclass(frozen=True)
@@ -145,25 +143,19 @@ class Plot:
         return "\n".join(lines)
 
 
-def first_nan(series: Series) -> int | None:
-    """Return the index of the first NaN in a line, if any."""
-    return next((index for index, value in enumerate(series.values) if value != value), None)
-
-
 def describe_nans(series: Mapping[int, Series]) -> str:
-    """Describe the ranks whose line has NaN, with their first such step; "" without NaN."""
-    found: dict[int, tuple[str, float]] = {}
+    """Describe the ranks whose line has NaN, with the first such step; "" without NaN."""
+    found: dict[int, float] = {}
     for rank, one in series.items():
-        first = first_nan(one)
-        if first is not None:
-            is_for_good = all(value != value for value in one.values[first:])
-            found[rank] = ("from" if is_for_good else "at"), one.steps[first]
-    parts = [
-        f"NaN on {describe_ranks(ranks)} {word} step {step:.6g}"
-        for (word, step), ranks in sorted(group_ranks(found).items(), key=lambda one: one[0][1])
-    ]
-    more = [f"and later on {len(parts) - _MAX_NANS} more"] if len(parts) > _MAX_NANS else []
-    return ", ".join([*parts[:_MAX_NANS], *more])
+        steps = (step for step, value in zip(one.steps, one.values, strict=True) if value != value)
+        if (first := next(steps, None)) is not None:
+            found[rank] = first
+    if not found:
+        return ""
+    at = min(found.values())
+    later = [rank for rank, step in found.items() if step > at]
+    more = f", later on {describe_ranks(later)}" if later else ""
+    return f"first NaN on {describe_ranks(found.keys() - later)} at step {at:.6g}{more}"
 
 
 def plot(
