@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import html
-import math
 from collections.abc import Mapping
 
 from ...controller.metrics import MAX_DRAWN, Plot, Series, describe_nans, how_to, thin
 from ...wire.ranks import format_ranks
-from .svg import colour_of, drawing, element, image
+from .svg import colour_of, drawing, element, image, ticks
 
 _WIDTH, _HEIGHT = 560, 180
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 22, 26
@@ -112,14 +111,3 @@ def _widen(numbers: list[float], share: float) -> tuple[float, float]:
         half = size / 2 if size > _LEAST_SPAN else 0.5
         return low - half, high + half
     return low - (high - low) * share, high + (high - low) * share
-
-
-def ticks(low: float, high: float, count: int) -> list[float]:
-    """Return about `count` round numbers from `low` to `high`, for an axis."""
-    step = 10 ** math.floor(math.log10((high - low) / count))
-    step = next(
-        (step * factor for factor in (1, 2, 5) if (high - low) / (step * factor) <= count),
-        step * 10,
-    )
-    first = math.ceil(low / step)
-    return [number * step for number in range(first, math.floor(high / step) + 1)]

@@ -1,10 +1,11 @@
-"""Writes SVG and ``<img>`` elements as text, and chooses colours."""
+"""Writes SVG and ``<img>`` elements as text, and chooses colours and round numbers of axes."""
 
 from __future__ import annotations
 
 import base64
 import colorsys
 import html
+import math
 
 # Colours for up to eight ranks that colour-blind people can distinguish, from Paul Tol's "bright"
 # scheme and from Okabe & Ito's.
@@ -62,6 +63,17 @@ def image(
         'style="display:block;max-width:100%;height:auto" '
         f'src="data:image/svg+xml;base64,{encoded}">'
     )
+
+
+def ticks(low: float, high: float, count: int) -> list[float]:
+    """Return about `count` round numbers from `low` to `high`, for an axis."""
+    step = 10 ** math.floor(math.log10((high - low) / count))
+    step = next(
+        (step * factor for factor in (1, 2, 5) if (high - low) / (step * factor) <= count),
+        step * 10,
+    )
+    first = math.ceil(low / step)
+    return [number * step for number in range(first, math.floor(high / step) + 1)]
 
 
 def _number(value: object) -> object:

@@ -12,15 +12,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from statistics import median
 
 from ...controller.trace.history import History
 from ...controller.trace.operations import Operation
 from ...wire.ranks import format_ranks
+from .svg import ticks
 from .tables import format_time
 
-# With more ranks, only those that differ most from the others are drawn.
-_MAX_RANKS, _NUM_DIFFERENT = 64, 16
+_MAX_RANKS = 64
 _TEXT_COLUMNS = 72
 # Colours of collectives, in order of their total time.
 _COLOURS = ("#4c8fd0", "#f08c2e", "#58a55c", "#d9534f", "#a779c9", "#3fb5ad", "#c9a227", "#b07a5e")
@@ -73,13 +72,13 @@ class Timeline:
         rows: rows of the ranks.
         length_ns: time from the first rank's begin to the last one's end, in nanoseconds.
         marks: begin and title of each cell.
-        num_left_out: number of ranks that are not drawn, as they are similar to others.
+        left_out: a sentence on the ranks that are not drawn; "" if all are drawn.
     """
 
     rows: Sequence[Row]
     length_ns: int
     marks: Sequence[tuple[int, str]] = ()
-    num_left_out: int = 0
+    left_out: str = ""
 
     @cached_property
     def names(self) -> list[str]:
@@ -89,14 +88,6 @@ class Timeline:
             for bar in row.bars:
                 totals[bar.name] += bar.duration_ns
         return [name for name, _ in totals.most_common()]
-
-    @property
-    def left_out(self) -> str:
-        """A sentence on the ranks that are not drawn; "" if all are drawn."""
-        if not self.num_left_out:
-            return ""
-        num, num_all = len(self.rows), len(self.rows) + self.num_left_out
-        return f"{num} of {num_all} ranks are drawn: those that differ most from the others"
 
 
 def timeline_of(history: History) -> Timeline:
@@ -116,21 +107,9 @@ def timeline_of(history: History) -> Timeline:
         ]
         rows.append(Row(rank, busy, bars, "straggler" if rank == straggler else ""))
     marks = [(cell.begin_ns - cell.shift_ns, cell.title) for cell in history.cells]
-    kept = rows if len(rows) <= _MAX_RANKS else _most_different(rows)
-    return Timeline(kept, max(1, history.length_ns), marks, len(rows) - len(kept))
-
-
-def _most_different(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows that differ most from the others in their busy or waiting time."""
-    busy = [sum(end - begin for begin, end in row.busy) for row in rows]
-    waited = [sum(bar.waited_ns for bar in row.bars) for row in rows]
-    usual = median(busy), median(waited)
-    apart = [
-        abs(busy_ns - usual[0]) + abs(waited_ns - usual[1])
-        for busy_ns, waited_ns in zip(busy, waited, strict=True)
-    ]
-    order = sorted(range(len(rows)), key=lambda index: -apart[index])
-    return [rows[index] for index in sorted(order[:_NUM_DIFFERENT])]
+    left = format_ranks(history.ranks[_MAX_RANKS:])
+    left_out = f"%dist_timeline --ranks {left} draws the others" if left else ""
+    return Timeline(rows[:_MAX_RANKS], max(1, history.length_ns), marks, left_out)
 
 
 def fill(
@@ -259,7 +238,7 @@ class _Layout:
         """Return the y coordinate of the top of a row."""
         return self._top + index * _ROW * self.scale
 
-    def x(self, at_ns: int) -> float:
+    def x(self, at_ns: float) -> float:
         """Return the x coordinate of a time."""
         inside = min(max(at_ns, 0), self._timeline.length_ns) / self._timeline.length_ns
         return _LEFT + inside * _INSIDE
@@ -277,7 +256,7 @@ class _Layout:
     def draw_axis(self) -> Iterator[str]:
         """Yield lines at round times and at the begins of cells, with their texts."""
         foot = self.height - 18
-        for at_ns in ticks(self._timeline.length_ns):
+        for at_ns in ticks(0, self._timeline.length_ns, _TICKS):
             x = self.x(at_ns)
             yield (
                 f'<path d="M{x:.1f} {self._top}V{foot:g}" stroke="#dddddd"/><text x="{x:.1f}" '
@@ -355,10 +334,3 @@ def _describe(row: Row, bar: Operation) -> str:
     late = f"rank {bar.last}" if bar.last >= 0 else "another rank"
     waits = f", {format_time(bar.waited_ns)} of it waiting for {late}" if bar.waited_ns else ""
     return f"rank {row.rank}: {bar.name}{members}, {took}{waits}"
-
-
-def ticks(length_ns: int) -> list[int]:
-    """Return about six round times from 0 on, for the axis."""
-    steps = (factor * 10**power for power in itertools.count() for factor in (1, 2, 5))
-    step = next(step for step in steps if length_ns / step <= _TICKS)
-    return list(range(0, length_ns + 1, step))
