@@ -8,15 +8,15 @@ answers to requests of the front end (see `Inspector.answer`).
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import traitlets
 
 from ....controller.inspect import Inspection, InspectionSource, compare
+from ....controller.live_views import do_apart
 from ....controller.output.calling_cell import cell_publisher
 from ....controller.rank_set import RankSet
 from ....errors import CellmeshError
@@ -56,48 +56,11 @@ class InspectorWidget(Widget):
     outdated = traitlets.Bool(False).tag(sync=True)
 
 
-class Worker:
-    """Calls functions one after the other, on a thread that exists only while functions wait."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._jobs: dict[object, Callable[[], None]] = {}
-        self._is_running = False
-
-    def do(self, job: Callable[[], None], key: object = None) -> None:
-        """Call a function on the thread; it replaces a waiting function with the same key."""
-        with self._lock:
-            self._jobs[key if key is not None else object()] = job
-            if self._is_running:
-                return
-            self._is_running = True
-        self._start()
-
-    def _start(self) -> None:
-        threading.Thread(target=self._run, name="cellmesh-widget", daemon=True).start()
-
-    def _run(self) -> None:
-        try:
-            while (job := self._next()) is not None:
-                job()
-        except BaseException:
-            self._start()  # the waiting functions are called all the same
-            raise
-
-    def _next(self) -> Callable[[], None] | None:
-        with self._lock:
-            if not self._jobs:
-                self._is_running = False
-                return None
-            return self._jobs.pop(next(iter(self._jobs)))
-
-
 class Inspector:
     """Inspects one value on all ranks for a widget, and answers the widget's requests.
 
     Args:
         source: sends queries about the value to ranks.
-        coordinates: rank -> its coordinate in the mesh.
         inspection: first inspection, if it was made already.
         watch: whether to inspect again after each cell.
     """
@@ -105,20 +68,18 @@ class Inspector:
     def __init__(
         self,
         source: InspectionSource,
-        coordinates: dict[int, str] | None = None,
         *,
         inspection: Inspection | None = None,
         watch: bool = False,
     ) -> None:
         self._source = source
-        self._coordinates = coordinates or {}
         self._path = ""
         self._stamp = 0
         self._rows: list[dict[str, Any]] = []
         self._inspection = Inspection(source.expression, {})
         self._is_new = True  # until the cell that shows it has ended
         self._lock = threading.Lock()
-        self._quick, self._slow = Worker(), Worker()
+        self._is_due = False  # whether a refresh waits for the lock
         self.widget = InspectorWidget(watch=watch)
         self.view = LiveView(self.widget, self.static, at_cells_ends(self.note_cell_end))
         if inspection is None:
@@ -132,6 +93,7 @@ class Inspector:
     def refresh(self) -> None:
         """Inspect the value again, and show the result; blocks, callable on any thread."""
         with self._lock, contextlib.suppress(CellmeshError):  # of a mesh that ends, the view stays
+            self._is_due = False
             if self.widget.ended:
                 return
             self._stamp += 1
@@ -181,12 +143,15 @@ class Inspector:
         # Called on any thread: slow requests are handled on another one.
         view, kind = str(content.get("view", "")), content.get("ask")
         if kind in ("hello", "picture", "items"):
-            self._quick.do(lambda: self._reply(content, view))
+            do_apart([lambda: self._reply(content, view)])
         elif kind == "choose":
-            self._slow.do(lambda: self._choose(str(content["path"])), "choose")
+            self._path = str(content["path"])  # of several choices, each thread shows the last
+            do_apart([self._show_chosen])
         elif kind == "refresh" or (kind == "seen" and self.widget.outdated):
             self.widget.outdated = False  # other pages need not ask
-            self._slow.do(self.refresh, "refresh")
+            if not self._is_due:
+                self._is_due = True
+                do_apart([self.refresh])
         elif kind == "watch":
             self.widget.watch = bool(content["watch"])
 
@@ -197,9 +162,8 @@ class Inspector:
             answer, buffers = {"error": f"{type(error).__name__}: {error}"}, []
         self.widget.send({**answer, "id": content.get("id"), "view": view}, buffers)
 
-    def _choose(self, path: str) -> None:
+    def _show_chosen(self) -> None:
         with self._lock:
-            self._path = path
             self._stamp += 1
             self._show_detail()
 
@@ -230,9 +194,7 @@ class Inspector:
         comparison = inspection.comparisons.get(path) or compare(facts)
         spread = inspection.spreads.get(path) or source.spread(path, facts)
         refusals = {**absent, **inspection.refusals}
-        shown = detail(
-            source.expression, path, facts, refusals, self._coordinates, comparison, spread
-        )
+        shown = detail(source.expression, path, facts, refusals, comparison, spread)
         self.widget.detail = {**shown, "stamp": self._stamp}
 
 
@@ -247,14 +209,16 @@ def ask_picture(answers: InspectionSource, content: Mapping[str, Any]) -> Pixels
         content: ``path``, ``rank``, ``dims``, ``index`` (a number for each dim, ignored for those
             of ``dims``), ``rows``, ``cols``, ``height``, ``width``, ``reduction``.
     """
-    dims = (int(content["dims"][0]), int(content["dims"][1]))
+    dims, rows, cols = (
+        (int(content[name][0]), int(content[name][1])) for name in ("dims", "rows", "cols")
+    )
     subject = Picture(
         answers.expression,
         str(content["path"]),
         index=tuple(int(at) for dim, at in enumerate(content["index"]) if dim not in dims),
         dims=dims,
-        rows=(int(content["rows"][0]), int(content["rows"][1])),
-        cols=(int(content["cols"][0]), int(content["cols"][1])),
+        rows=rows,
+        cols=cols,
         height=min(int(content["height"]), MAX_PIXELS),
         width=min(int(content["width"]), MAX_PIXELS),
         reduction=content["reduction"],
@@ -298,19 +262,8 @@ def show_inspection(
         return
     inspector = Inspector(
         InspectionSource(ranks, inspection.expression, inspection.token, grads=inspection.grads),
-        coordinates_of(ranks.session.dims, ranks.ranks),
         inspection=inspection,
         watch=watch,
     )
     ranks.session.shown.add("inspectors", inspector.view)
     inspector.view._ipython_display_()
-
-
-def coordinates_of(dims: Mapping[str, int], ranks: Sequence[int]) -> dict[int, str]:
-    """Return each rank's mesh coordinate, in the form of ``--at``; empty for a mesh of one dim."""
-    if len(dims) < 2:
-        return {}
-    places = itertools.product(
-        *([f"{name}={index}" for index in range(size)] for name, size in dims.items())
-    )
-    return {rank: ",".join(place) for rank, place in enumerate(places) if rank in ranks}

@@ -58,7 +58,6 @@ def detail(
     path: str,
     facts: Mapping[int, TensorSummary],
     refusals: Mapping[int, Refusal],
-    coordinates: Mapping[int, str],
     comparison: Comparison,
     spread: Spread | None = None,
 ) -> dict[str, Any]:
@@ -68,7 +67,6 @@ def detail(
         expression, path: inspected expression, and path of the tensor in its value.
         facts: rank -> summary of its tensor.
         refusals: rank -> why it has no such tensor.
-        coordinates: rank -> its coordinate in the mesh.
         comparison: result of comparing replicas.
         spread: histograms of the ranks.
     """
@@ -86,7 +84,7 @@ def detail(
             str(rank): {
                 "shape": fact.local_shape,
                 "offset": fact.offset or None,
-                "coordinate": coordinate_of(fact) or coordinates.get(rank, ""),
+                "coordinate": coordinate_of(fact),
                 "is_drawable": is_drawable(fact),
             }
             for rank, fact in sorted(facts.items())

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import queue
-import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,8 @@ import torch
 from cellmesh.controller.inspect import Inspection
 from cellmesh.errors import NoMeshError
 from cellmesh.magics.render.inspections import list_items
-from cellmesh.magics.widgets.inspector.inspector import (
-    Inspector,
-    Worker,
-    ask_picture,
-    coordinates_of,
-)
+from cellmesh.magics.widgets.inspector import inspector as inspector_module
+from cellmesh.magics.widgets.inspector.inspector import Inspector, ask_picture
 from cellmesh.magics.widgets.inspector.view_model import (
     shards,
 )
@@ -93,7 +88,6 @@ def test_blocks_are_in_their_places_uneven_and_empty_ones_too() -> None:
     drawn = shards((8, 4, 2), deep)  # ranks that differ in dim 2 lie below each other
     assert len({one["place"][0] for one in drawn["blocks"]}) == 4
     assert "drawn: dim 0 downwards, dim 1 across" in drawn["said"]
-    assert coordinates_of({"dp": 2, "tp": 2}, (0, 3)) == {0: "dp=0,tp=0", 3: "dp=1,tp=1"}
 
 
 def test_a_picture_of_one_rank() -> None:
@@ -111,7 +105,8 @@ def test_a_nest_is_looked_at_closer_by_path() -> None:
     nest = {"a": torch.ones(2), "b": torch.zeros(3, 3)}
     inspector = Inspector(answers := LocalAnswers("nest", {0: {"nest": nest}}))
     assert inspector.widget.detail["label"] == "nest['a']"
-    inspector._choose(inspector._rows[1]["path"])
+    inspector._path = inspector._rows[1]["path"]
+    inspector._show_chosen()
     assert inspector.widget.detail["label"] == "nest['b']"
     assert inspector.widget.detail["parts"]["0"]["shape"] == (3, 3)
     del nest["b"]
@@ -135,35 +130,35 @@ def test_a_question_that_cannot_be_understood_is_answered() -> None:
     assert [("error" in content) for content in told] == [True, True, True, False]
 
 
-def wait_for_refresh(inspector: Inspector) -> None:
-    """Wait until the inspector has done all that pages have asked for."""
-    done = threading.Event()
-    inspector._slow.do(done.set)
-    assert done.wait(10)
-
-
-def test_the_first_page_that_sees_a_watching_inspector_after_a_cell_refreshes_it() -> None:
+def test_the_first_page_that_sees_a_watching_inspector_after_a_cell_refreshes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waiting: list[Callable[[], None]] = []
+    monkeypatch.setattr(inspector_module, "do_apart", waiting.extend)
     names = {"w": torch.zeros(2)}
     inspector = Inspector(answers := LocalAnswers("w + 1", {0: names}), watch=True)
     widget = inspector.widget
     inspector.note_cell_end()  # of the cell that shows it
     assert not widget.outdated
     inspector._hear(widget, {"ask": "seen"}, [])
-    wait_for_refresh(inspector)
+    do_all(waiting)
     assert shown_max(inspector) == "1"
 
     names["w"] = torch.full((2,), 3.0)
     inspector.note_cell_end()
     assert widget.outdated
     inspector._hear(widget, {"ask": "seen"}, [])
-    wait_for_refresh(inspector)
+    do_all(waiting)
     assert not widget.outdated
     assert shown_max(inspector) == "4"
     num_asked = len(answers.asked)
     inspector._hear(widget, {"ask": "seen"}, [])  # of another page
-    wait_for_refresh(inspector)
+    do_all(waiting)
     assert len(answers.asked) == num_asked
 
+    for _ in range(2):
+        inspector._hear(widget, {"ask": "refresh"}, [])
+    assert len(waiting) == 1
     inspector._hear(widget, {"ask": "watch", "watch": False}, [])
     inspector.note_cell_end()
     assert not widget.outdated
@@ -193,30 +188,11 @@ def test_values_stay_shown_where_a_refresh_cannot_have_newer_ones() -> None:
     assert shown_max(inspector) == "4"
 
 
+def do_all(waiting: list[Callable[[], None]]) -> None:
+    while waiting:
+        waiting.pop(0)()
+
+
 def shown_max(inspector: Inspector) -> str:
     detail = inspector.widget.detail
     return str(detail["rows"][0][detail["headers"].index("max")])
-
-
-def test_worker_goes_on_after_a_failed_task_with_the_newest_of_those_that_wait(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    failed: queue.SimpleQueue[type[BaseException]] = queue.SimpleQueue()
-    monkeypatch.setattr(threading, "excepthook", lambda args: failed.put(args.exc_type))
-    worker, begun, go, done = Worker(), threading.Event(), threading.Event(), threading.Event()
-
-    def fail() -> None:
-        begun.set()
-        assert go.wait(10)
-        raise KeyError("rank")
-
-    did: list[str] = []
-    worker.do(fail)
-    assert begun.wait(10)
-    worker.do(lambda: did.append("second"), "key")
-    worker.do(lambda: did.append("third"), "key")  # in the place of the second
-    worker.do(done.set)
-    go.set()
-    assert done.wait(10)
-    assert failed.get(timeout=10) is KeyError
-    assert did == ["third"]
