@@ -315,15 +315,13 @@ def facts_table(
         comparison: result of comparing replicas; None to compare their digests.
         spread: histograms of the ranks.
     """
-    is_plain = all(fact.is_scalar or not fact.dtype for fact in facts.values())
-    row_of, headers = (_value_row, _VALUE_HEADERS) if is_plain else (_tensor_row, _TENSOR_HEADERS)
     counts = {} if spread is None else spread.counts
     rows = group_ranks(
-        {rank: (draw_bars(counts.get(rank, ())), *row_of(fact)) for rank, fact in facts.items()}
+        {rank: (draw_bars(counts.get(rank, ())), *_value_row(fact)) for rank, fact in facts.items()}
     )
     scale = [] if spread is None else [f"histograms from {spread.low:.4g} to {spread.high:.4g}"]
     return compact_table(
-        ("ranks", "histogram", *headers),
+        ("ranks", "histogram", *_VALUE_HEADERS),
         [(format_ranks(ranks), *row) for row, ranks in rows.items()],
         f"{expression}: {sentence_of(facts, comparison)}",
         [*scale, *describe_groups({rank: fact.note for rank, fact in facts.items()})],
@@ -345,48 +343,31 @@ def sentence_of(facts: Mapping[int, TensorSummary], comparison: Comparison | Non
 
 
 _LEVELS = " ▁▂▃▄▅▆▇█"
-_VALUE_HEADERS = ("type", "value", "dtype", "device", "placements", "grad")
-
-
-def _value_row(fact: TensorSummary) -> tuple[str, ...]:
-    kind = fact.kind.rpartition(".")[2] if fact.dtype else fact.kind
-    grad = "yes" if fact.requires_grad else ""
-    return (kind, fact.text, fact.dtype, fact.device, fact.placements, grad)
-
-
-_TENSOR_HEADERS = (
-    "type", "shape", "here", "at", "strides", "dtype", "device", "placements", "grad",
+_VALUE_HEADERS = (
+    "type", "value", "shape", "here", "at", "dtype", "device", "placements", "grad",
     "memory a rank",
     "min", "max", "mean", "std", "norm", "NaN", "Inf", "zeros",
 )  # fmt: skip
 
 
-def _tensor_row(fact: TensorSummary) -> tuple[str, ...]:
-    if fact.shape is None and not fact.dtype:
-        return (fact.kind, fact.text, *[""] * (len(_TENSOR_HEADERS) - 2))
+def _value_row(fact: TensorSummary) -> tuple[str, ...]:
+    kind = fact.kind.rpartition(".")[2] if fact.dtype else fact.kind
+    layout = (fact.dtype, fact.device, fact.placements, "yes" if fact.requires_grad else "")
+    if fact.is_scalar or not fact.dtype:
+        return (kind, fact.text, "", "", "", *layout, *[""] * 9)
     numbers = (fact.min, fact.max, fact.mean, fact.std, fact.norm)
     is_part = fact.local_shape != fact.shape
     return (
-        fact.kind.rpartition(".")[2],
-        "" if fact.shape is None else str(tuple(fact.shape)),
+        kind,
+        "",
+        str(tuple(fact.shape or ())),
         str(tuple(fact.local_shape or ())) if is_part else "",
         str(fact.offset) if is_part and fact.offset else "",
-        "" if fact.strides in (None, _usual_strides(fact.local_shape or ())) else str(fact.strides),
-        fact.dtype,
-        fact.device,
-        fact.placements,
-        "yes" if fact.requires_grad else "",
+        *layout,
         format_bytes(fact.num_bytes),
         *("" if number is None else f"{number:.4g}" for number in numbers),
-        str(fact.num_nan),
-        str(fact.num_inf),
-        str(fact.num_zeros),
+        *map(str, (fact.num_nan, fact.num_inf, fact.num_zeros)),
     )
-
-
-def _usual_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of a contiguous row-major tensor of this shape."""
-    return tuple(math.prod(max(size, 1) for size in shape[dim + 1 :]) for dim in range(len(shape)))
 
 
 def format_bytes(number: float) -> str:

@@ -251,21 +251,13 @@ def digest_of(data: torch.Tensor, read: SafeReader = DIRECT) -> str:
     Raises:
         Exception: torch cannot view it as bytes.
     """
-    if data.numel() > _MANY and _is_repeated(data):
+    num_bytes, remark = data.numel() * data.element_size(), ""
+    if data.numel() > _MANY and num_bytes > data.untyped_storage().nbytes():
         data, repeated = unordered(data)
-        return _digest(map(read.take, pieces(data)), data, data.numel(), f"{repeated} times")
-    return _digest(map(read.take, pieces(data)), data, data.numel())
-
-
-def _is_repeated(data: torch.Tensor) -> bool:
-    return data.numel() * data.element_size() > data.untyped_storage().nbytes()
-
-
-def _digest(
-    parts: Iterator[torch.Tensor], data: torch.Tensor, num_elements: int, remark: str = ""
-) -> str:
+        remark = f"{repeated} times"
     digest = hashlib.blake2b(remark.encode(), digest_size=12)
-    num_words = num_elements * max(1, data.element_size() // 4)
+    parts = map(read.take, pieces(data))
+    num_words = data.numel() * max(1, data.element_size() // 4)
     if num_words < _LARGE:
         for piece in parts:
             digest.update(bytes_of(_flat(piece).cpu()))

@@ -6,7 +6,6 @@ A huge slice is reduced some pixels at a time, so that it needs little additiona
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -41,7 +40,8 @@ def picture(value: Any, subject: Picture, read: SafeReader) -> Pixels:
     limited = pixels.clamp(-_MAX_FLOAT32, _MAX_FLOAT32)  # finite numbers stay finite in float32
     pixels = torch.where(torch.isfinite(pixels), limited, pixels).float()
     values = pixels.contiguous().cpu().clone().numpy()  # a copy, as numpy keeps the memory
-    low, high = range_of(values)
+    finite = values[np.isfinite(values)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
     return Pixels(values, low, high, is_exact, read.is_beside, is_sampled)
 
 
@@ -55,34 +55,22 @@ def _dense(value: Any, path: str, read: SafeReader) -> torch.Tensor:
     return readable(local, read.is_beside)[0]
 
 
-def _check_index(index: Sequence[int], shape: Sequence[int]) -> None:
-    if len(index) != len(shape) or not all(
-        0 <= i < size for i, size in zip(index, shape, strict=True)
-    ):
-        raise ValueError(
-            f"there is no element {tuple(index)} in a tensor of the shape {tuple(shape)}"
-        )
-
-
 def _part(data: torch.Tensor, subject: Picture) -> torch.Tensor:
     """Return the rows and columns of a tensor that a `Picture` asks for, as a 2-D view."""
     chosen = [dim for dim in subject.dims if dim != -1]
     others = [dim for dim in range(data.ndim) if dim not in chosen]
-    if len(set(chosen)) != len(chosen) or any(not 0 <= dim < data.ndim for dim in chosen):
-        raise ValueError(f"a tensor with {data.ndim} dims has no slice of dims {subject.dims}")
-    if subject.height < 1 or subject.width < 1:
-        raise ValueError("a picture has at least one pixel")
-    _check_index(subject.index, [data.shape[dim] for dim in others])
-    data = data.permute([*others, *chosen])[subject.index]
-    for axis, dim in enumerate(subject.dims):
-        if dim == -1:
-            data = data.unsqueeze(axis)
-    for axis, (begin, end) in enumerate((subject.rows, subject.cols)):
-        if not 0 <= begin <= end <= data.shape[axis]:
-            raise ValueError(
-                f"there are {data.shape[axis]} {('rows', 'columns')[axis]}, not [{begin}, {end})"
-            )
-        data = data.narrow(axis, begin, end - begin)
+    no_part = ValueError(f"a tensor of the shape {tuple(data.shape)} has no such slice: refresh")
+    if len(subject.index) != len(others):
+        raise no_part
+    try:
+        data = data.permute([*others, *chosen])[subject.index]
+        for axis, dim in enumerate(subject.dims):
+            if dim == -1:
+                data = data.unsqueeze(axis)
+        for axis, (begin, end) in enumerate((subject.rows, subject.cols)):
+            data = data.narrow(axis, begin, end - begin)
+    except (IndexError, RuntimeError):
+        raise no_part from None
     return data
 
 
@@ -134,9 +122,3 @@ def _join(block: torch.Tensor, sizes: torch.Tensor, reduction: str) -> torch.Ten
         unsafe=True,
     )
     return joined
-
-
-def range_of(values: Any) -> tuple[float, float]:
-    """Return the smallest and largest finite number of an array; 0 and 0 if it has none."""
-    finite = values[np.isfinite(values)]
-    return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)

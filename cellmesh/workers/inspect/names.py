@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-import os
-import sys
 import types
 from itertools import islice
 from typing import Any
@@ -22,19 +20,13 @@ from ..rank.shell import RankShell
 from ..static_lookup import held_by
 from .chunks import digest_of_bytes, digest_of_tensor, readable
 from .safe_read import DIRECT, SafeReader, UnreadableError
-from .safe_repr import full_name_of, shorten
+from .safe_repr import KNOWN, full_name_of, shorten
 from .summary import describe_tensor, num_bytes_of, own_part, text_of_number
 from .tree import as_known, tensors_of, walk
 
-# Names that a rank binds itself; bound to other values, they are the user's.
-_OWN = ("rank", "local_rank", "world_size", "device", "mesh", "torch", "dist")
-_OWN_MODULES = {"torch": "torch", "dist": "torch.distributed"}
 # Largest tensor that is digested for comparison between ranks: well below a millisecond.
 _MAX_DIGEST_BYTES = 1 << 20
 _MAX_ITEMS = 10_000
-_PLAIN = (
-    int, float, complex, bool, str, bytes, range, type(None), list, tuple, dict, set, frozenset,
-)  # fmt: skip
 
 
 def names(shell: RankShell, subject: Names, read: SafeReader) -> tuple[TensorSummary, ...]:
@@ -55,21 +47,7 @@ def users_names(shell: RankShell) -> dict[str, Any]:
         if type(name) is str
         and not name.startswith("_")
         and not (name in hidden and hidden[name] is value)
-        and not _is_own(name, value)
     }
-
-
-def _is_own(name: str, value: Any) -> bool:
-    if name not in _OWN:
-        return False
-    if name in _OWN_MODULES:
-        return value is sys.modules.get(_OWN_MODULES[name])
-    kind = type(value)
-    if name == "device":
-        return kind is torch.device
-    if name == "mesh":
-        return kind.__module__ == "torch.distributed.device_mesh"
-    return kind is int and value.bit_length() < 64 and os.environ.get(name.upper()) == str(value)
 
 
 def describe_shortly(value: Any, read: SafeReader = DIRECT) -> TensorSummary:
@@ -95,7 +73,7 @@ def describe_shortly(value: Any, read: SafeReader = DIRECT) -> TensorSummary:
 
 
 def _tensor(kind: str, value: torch.Tensor, read: SafeReader) -> TensorSummary:
-    summary = describe_tensor(kind, value, is_read=False, has_digest=False, read=read)
+    summary = describe_tensor(kind, value, is_read=False, read=read)
     is_cheap = (
         type(value) in (torch.Tensor, torch.nn.Parameter)
         and summary.num_bytes <= _MAX_DIGEST_BYTES
@@ -118,15 +96,9 @@ def _text(value: Any) -> tuple[str, bool]:
     if kind is types.ModuleType:
         name = held_by(value).get("__name__", "")
         return name if type(name) is str else "", False
-    if kind is types.FunctionType:
-        code = value.__code__
-        arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        return f"({', '.join(arguments)})", False
     if issubclass(kind, torch.nn.Module):
         return f"{sum(each.numel() for _, each in tensors_of(value)):,} parameters", False
-    if kind in (torch.device, torch.dtype, torch.Size):
-        return str(value), False
-    return shorten(value) if kind in _PLAIN else ("", False)
+    return shorten(value) if kind in KNOWN else ("", False)
 
 
 def _bytes_of(path: str, part: Any) -> int:

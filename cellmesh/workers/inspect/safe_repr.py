@@ -21,6 +21,7 @@ _BRACKETS: Mapping[type, tuple[str, str]] = {
     list: ("[", "]"), tuple: ("(", ")"), dict: ("{", "}"), set: ("{", "}"),
     frozenset: ("frozenset({", "})"), collections.deque: ("deque([", "])"),
 }  # fmt: skip
+KNOWN = (*_SCALARS, *_BRACKETS)  # types whose values have a text of their own
 _EMPTY: Mapping[type, str] = {set: "set()", frozenset: "frozenset()"}
 # Texts of containers with more items than this include the number of items.
 FEW = 100

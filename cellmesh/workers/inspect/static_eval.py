@@ -111,9 +111,6 @@ def boxes(value: Any) -> Iterator[Mapping[str, Any]]:
         for wrapped in WRAPPED:
             if wrapped in modules:
                 yield from boxes(modules[wrapped])
-    elif issubclass(kind, dict) and kind is not dict and has(kind, "__getattr__"):
-        items = list(dict.items(value))
-        yield {key: item for key, item in items if type(key) is str and key.isidentifier()}
 
 
 def keeps_grad(tensor: torch.Tensor) -> bool:
@@ -165,9 +162,7 @@ def attribute(owner: Any, name: str) -> Any:
     if _comes_first(found):
         raise NeedsCode(_about(found, name, kind))
     for number, box in enumerate(boxes(owner)):
-        # Class attributes take precedence over a module's parts; items of a dict are attributes
-        # only through code of its class.
-        if number and (found is not _NOTHING or issubclass(kind, dict)):
+        if number and found is not _NOTHING:  # these precede a module's parts
             break
         if name in box:
             return box[name]

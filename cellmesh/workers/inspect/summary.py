@@ -98,12 +98,7 @@ def _text_of(value: Any, num_items: int) -> str:
     return type(value).__name__ if issubclass(type(value), Optimizer) else quiet_text(value)
 
 
-def describe(
-    value: Any,
-    is_read: bool = True,
-    has_digest: bool = True,
-    read: SafeReader = DIRECT,
-) -> TensorSummary:
+def describe(value: Any, is_read: bool = True, read: SafeReader = DIRECT) -> TensorSummary:
     """Return a summary of one value: shape and statistics of a tensor, else type and repr.
 
     Runs no user code, such as a ``__repr__``: a value that is not Python's own is described by its
@@ -112,7 +107,6 @@ def describe(
     Args:
         value: any value; tensors, parameters, DTensors and arrays are described by their numbers.
         is_read: whether to read a tensor's elements, for statistics and digest.
-        has_digest: whether to compute a digest of a tensor.
         read: reader of tensors; beside the main thread, tensors with code of their own are not
             read.
 
@@ -124,7 +118,7 @@ def describe(
         return TensorSummary(kind=kind, note=_NO_CODE)
     if tensor is not None:
         with torch.no_grad():
-            return describe_tensor(kind, tensor, is_read, has_digest, read)
+            return describe_tensor(kind, tensor, is_read, read)
     whole = whole_text(value)
     digest = digest_of_bytes(whole.encode(errors="replace")) if whole else ""
     return TensorSummary(kind=kind, text=quiet_text(value), digest=digest)
@@ -154,7 +148,7 @@ def _num_elements(part: Any) -> int:
 
 
 def describe_tensor(
-    kind: str, value: torch.Tensor, is_read: bool, has_digest: bool, read: SafeReader
+    kind: str, value: torch.Tensor, is_read: bool, read: SafeReader
 ) -> TensorSummary:
     """Return a summary of a tensor; see `describe`."""
     local, place = own_part(value), place_of(value) if is_dtensor(value) else {}
@@ -167,7 +161,7 @@ def describe_tensor(
         if is_read:
             numbers = statistics(data, read)
             text = text_of_number(data, read) if data.dim() == 0 else ""
-            if has_digest and local.layout in (torch.strided, torch.jagged):
+            if local.layout in (torch.strided, torch.jagged):
                 digest = digest_of(data, read)
     except UnreadableError as error:
         notes.append(str(error))

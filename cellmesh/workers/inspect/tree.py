@@ -225,17 +225,13 @@ def _is_long_and_plain(value: Any) -> bool:
 
 
 def _is_plain(value: Any, depth: int) -> bool:
-    kind = type(value)
-    if issubclass(kind, _PLAIN):
+    if issubclass(type(value), _PLAIN):
         return True
-    if not depth or as_known(value):
+    base = next((each for each in (dict, *_SERIES) if issubclass(type(value), each)), None)
+    if base is None or not depth:
         return False
-    base = next((each for each in _SERIES if issubclass(kind, each)), None)
-    if base is None and not issubclass(kind, dict) and not held_by(value):
-        return False
-    held = dict.values(value if issubclass(kind, dict) else held_by(value))
-    items = islice(base.__iter__(value) if base else held, FEW)
-    return all(_is_plain(each, depth - 1) for each in list(items))
+    items = dict.values(value) if base is dict else base.__iter__(value)
+    return all(_is_plain(each, depth - 1) for each in list(islice(items, FEW)))
 
 
 def as_known(value: Any) -> bool:

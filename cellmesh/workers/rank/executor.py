@@ -75,7 +75,7 @@ class Executor:
         self._ledger = self._context.groups.ledger
         self._interrupts = self._context.interrupts
         self._steps = self._context.steps
-        self._given = GivenNames(self._namespace)
+        self._given = GivenNames(self._namespace, self._shell.user_ns_hidden)
         self._segments = self._context.segments
         self._pid = os.getpid()
         self._end_child: Callable[[BaseException | None], NoReturn] | None = None

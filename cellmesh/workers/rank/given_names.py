@@ -27,19 +27,23 @@ class GivenNames:
 
     Args:
         namespace: namespace of the rank, with these values.
+        hidden: names that lists of the user's names leave out, with the values that are not the
+            user's.
 
     Attributes:
         values: given values by name, without names that have been reported.
     """
 
-    def __init__(self, namespace: Mapping[str, Any]) -> None:
-        self._namespace = namespace
+    def __init__(self, namespace: Mapping[str, Any], hidden: dict[str, Any]) -> None:
+        self._namespace, self._hidden = namespace, hidden
         self.values: dict[str, Any] = {}
         self.renew(_NAMES)
 
     def renew(self, names: Iterable[str]) -> None:
         """Record the values of these names, which the rank has just been given."""
-        self.values.update({n: self._namespace[n] for n in names if n in self._namespace})
+        given = {n: self._namespace[n] for n in names if n in self._namespace}
+        self.values.update(given)
+        self._hidden.update(given)
 
     def forget(self, names: Iterable[str]) -> None:
         """Stop watching names that the notebook itself has bound, by a push."""

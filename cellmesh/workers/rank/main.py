@@ -151,14 +151,15 @@ def run_rank(
     context.steps.install()
     control_thread = ControlThread(Channel(control), context, asker, meter)
     control_thread.start()
-    shell.user_ns.update(
-        rank=options.rank,
-        local_rank=options.local_rank,
-        world_size=options.world_size,
-        device=placement.device,
-        torch=torch,
-        dist=dist,
-    )
+    names = {
+        "rank": options.rank,
+        "local_rank": options.local_rank,
+        "world_size": options.world_size,
+        "device": placement.device,
+        "torch": torch,
+        "dist": dist,
+    }
+    shell.push(names, interactive=False)  # type: ignore[no-untyped-call]
     NotebookClasses(shell.user_ns)
     if not options.rejoin:  # else a `Heal` follows, and makes the groups
         try:

@@ -124,12 +124,11 @@ def test_elements_of_all_types_are_drawn(value: Any, reduction: str, half: float
 @pytest.mark.parametrize(
     ("value", "changes", "words"),
     [
-        (torch.ones(4), {"index": ()}, "with 1 dims has no slice"),
-        (torch.ones(4, 4), {"dims": (0, 0)}, "no slice of dims"),
+        (torch.ones(4), {"index": ()}, "no such slice: refresh"),
+        (torch.ones(4, 4), {"dims": (0, 0)}, "no such slice"),
         (torch.eye(4).to_sparse(), {}, r"inspect its `.to_dense\(\)`"),
-        (torch.ones(4, 4, 4), {"index": (4,)}, "no element"),
-        (torch.ones(4, 4), {"rows": (0, 5)}, "4 rows"),
-        (torch.ones(4, 4), {"height": 0}, "at least one pixel"),
+        (torch.ones(4, 4, 4), {"index": (4,)}, "no such slice"),
+        (torch.ones(4, 4), {"rows": (0, 5)}, "no such slice"),
         (torch.ones(4, 4, device="meta"), {}, "meta"),
     ],
 )

@@ -15,6 +15,7 @@ from cellmesh.magics.render.inspections import fold_names
 from cellmesh.wire.inspect import Names, TensorSummary
 from cellmesh.workers.inspect.names import describe_shortly, names
 from cellmesh.workers.inspect.safe_read import DIRECT
+from cellmesh.workers.rank.given_names import GivenNames
 from tests.support.loud_values import RAN, Loud, LoudTensor, noting
 
 
@@ -80,16 +81,19 @@ def test_sizes(value: Any, num_bytes: int) -> None:
     assert describe_shortly(value).num_bytes == num_bytes
 
 
-def test_only_names_of_the_user_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "3")
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    hidden = {"exit": object(), "quit": object()}
-    namespace = {
-        **hidden, "quit": 1, "rank": 3, "world_size": 5, "torch": torch, "dist": 7,
-        "device": torch.device("cpu"), "_private": 1, "b": 1, "A": 2, "c": 3,
-    }  # fmt: skip
-    told = [named.path for named in ask(namespace, Names(), hidden)]
-    assert sorted(told) == ["A", "b", "c", "dist", "quit", "world_size"]
+def test_only_names_of_the_user_are_listed() -> None:
+    hidden = {"exit": object(), "quit": object(), "rank": 300, "torch": torch}
+    namespace = {**hidden, "quit": 1, "_private": 1, "b": 1, "A": 2, "torch": torch}
+    given = GivenNames(namespace, hidden)
+    namespace["world_size"] = 4
+    given.renew(("world_size",))
+    namespace["c"] = 3
+    listed = [named.path for named in ask(namespace, Names(), hidden)]
+    assert listed == ["quit", "b", "A", "c"]
+    namespace["world_size"] = 5
+    assert "world_size" in [named.path for named in ask(namespace, Names(), hidden)]
+    given.renew(("world_size",))
+    assert "world_size" not in [named.path for named in ask(namespace, Names(), hidden)]
 
 
 class Named_(type):

@@ -22,7 +22,7 @@ def namespace() -> dict[str, Any]:
 
 
 def test_another_value_is_said_once_with_the_line_that_undoes_it(namespace: dict[str, Any]) -> None:
-    given = GivenNames(namespace)
+    given = GivenNames(namespace, {})
     namespace.update(rank=1, step=2)
     text = given.say()
     assert "`rank = dist.get_rank()`" in text
@@ -41,7 +41,7 @@ def test_another_value_is_said_once_with_the_line_that_undoes_it(namespace: dict
 )
 def test_an_equal_value_is_not_said(namespace: dict[str, Any], values: dict[str, Any]) -> None:
     namespace["device"] = torch.device("cpu", 0)
-    given = GivenNames(namespace)
+    given = GivenNames(namespace, {})
     namespace.update(values)
     assert not given.say()
 
@@ -60,13 +60,13 @@ class Hostile:
 def test_another_kind_of_value_is_said_without_asking_it(
     namespace: dict[str, Any], name: str, value: object
 ) -> None:
-    given = GivenNames(namespace)
+    given = GivenNames(namespace, {})
     namespace[name] = value
     assert given.say().count("restores it") == 1
 
 
 def test_names_that_are_pushed_or_deleted_are_not_said(namespace: dict[str, Any]) -> None:
-    given = GivenNames(namespace)
+    given = GivenNames(namespace, {})
     namespace["rank"] = 1
     given.forget(["rank", "x"])
     del namespace["device"]
