@@ -168,11 +168,6 @@ class Replicas:
         """All ranks that should hold equal values."""
         return tuple(sorted(rank for ranks in self.alike for rank in ranks))
 
-    @property
-    def is_equal(self) -> bool:
-        """Whether all ranks hold equal values."""
-        return len(self.alike) == 1
-
     def __str__(self) -> str:
         return " ≠ ".join(format_ranks(ranks) for ranks in self.alike)
 
@@ -192,7 +187,7 @@ class Comparison:
     @property
     def unequal(self) -> tuple[Replicas, ...]:
         """The sets of ranks that should hold equal values but do not."""
-        return tuple(each for each in self.replicas if not each.is_equal)
+        return tuple(each for each in self.replicas if len(each.alike) > 1)
 
     def __str__(self) -> str:
         if len(self.unread) + sum(len(each.ranks) for each in self.replicas) == 1:

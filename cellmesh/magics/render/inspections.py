@@ -24,7 +24,6 @@ _FLAG_TEXTS = {"nan": "NaN", "inf": "Inf"}
 ITEM_HEADERS = (
     "shape or value", "dtype", "placements", "memory of all ranks", "mean", "std", "norm",
 )  # fmt: skip
-_MAX_NAMES = 1000
 # Maximum number of different texts for one name; the others are counted.
 _MAX_VARIANTS = 3
 
@@ -177,10 +176,7 @@ def fold_names(
     for rank, summaries in sorted(told.items()):
         for named in summaries:
             by_name.setdefault(named.path, {})[rank] = named
-    if len(by_name) > _MAX_NAMES:
-        cut = f"the first {_MAX_NAMES:,} of {len(by_name):,} names are shown"
-        notes = [*notes, f"{cut}; a pattern, as `x*`, chooses others"]
-    names = sorted(by_name, key=lambda name: (name.lower(), name))[:_MAX_NAMES]
+    names = sorted(by_name, key=lambda name: (name.lower(), name))
     rows = [_row(name, by_name[name], list(told)) for name in names]
     headers = ["name", "type", "shape", "size", "value", "between ranks"]
     what = "names" if pattern == "*" else f"names like {pattern!r}"

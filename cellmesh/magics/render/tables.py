@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +15,6 @@ from ...wire.status import RankInfo, RankState
 
 # With more ranks, equal ranks share a row: in tables of status and memory; in the dashboard.
 MAX_ROWS, MAX_GRID = 16, 64
-# With more kinds of ranks, those with a problem and the most common ones are shown.
-_MAX_KINDS = 8
 # JupyterLab styles table cells, which therefore do not inherit the style of their table.
 _CELL = "padding:2px 10px 2px 0;text-align:left;white-space:pre"
 _WRAPPING_CELL = _CELL.replace("pre", "pre-wrap") + ";vertical-align:top"
@@ -135,14 +132,12 @@ class RankRow:
         words: cells that are shown if all ranks of a row have the same text, else counted.
         kind: activity of the rank; ranks of equal kind share a row.
         numbers: cells of which a row shows the range; None for an empty cell.
-        has_trouble: whether its kind is shown before others.
     """
 
     rank: int
     words: tuple[str, ...]
     kind: str
     numbers: tuple[float | None, ...] = ()
-    has_trouble: bool = False
 
 
 def ranks_table(
@@ -166,18 +161,13 @@ def ranks_table(
     by_rank = {row.rank: row for row in rows}
     groups = group_ranks({row.rank: row.kind for row in rows})
     kinds = sorted(groups.items(), key=lambda pair: (-len(pair[1]), pair[1]))
-    by_need = sorted(kinds, key=lambda pair: not by_rank[pair[1][0]].has_trouble)
-    kept = dict(by_need[:_MAX_KINDS])
-    shown = [(kind, ranks) for kind, ranks in kinds if kind in kept]
-    if others := [ranks for kind, ranks in kinds if kind not in kept]:
-        shown.append((f"{len(others)} other states", tuple(sorted(itertools.chain(*others)))))
     cells = [
         (
             count_ranks(ranks),
             f"{len(ranks):,}",
             *_cells([by_rank[rank] for rank in ranks], kind, formats),
         )
-        for kind, ranks in shown
+        for kind, ranks in kinds
     ]
     return compact_table(("ranks", "number", *headers), cells, title, notes)
 
@@ -225,7 +215,7 @@ def status_table(title: str, infos: Sequence[RankInfo], states: Mapping[int, Ran
         pid = (str(info.pid or "-"),) if is_short else ()
         words = (info.host, *pid, info.device or "-")
         kind = doing(info, state)
-        rows.append(RankRow(info.rank, words, kind, (memory, gpu), has_trouble=state is None))
+        rows.append(RankRow(info.rank, words, kind, (memory, gpu)))
     headers = ("host", *(("pid",) if is_short else ()), "device", "state", "memory", "GPU memory")
     return ranks_table(headers, rows, [format_bytes, format_bytes], title, last_lines(infos))
 
@@ -267,7 +257,7 @@ def memory_table(title: str, infos: Sequence[RankInfo], states: Mapping[int, Ran
 def _memory_row(info: RankInfo, state: RankState | None) -> RankRow:
     if state is None:
         kind = f"dead: {info.ending}" if info.phase == "dead" else "does not answer"
-        return RankRow(info.rank, (), kind, (None,) * 8, has_trouble=True)
+        return RankRow(info.rank, (), kind, (None,) * 8)
     use = state.memory
     runs = state.run >= 0 and use.execution_count == state.execution_count
     kind = f"In[{use.execution_count}]{' (runs)' if runs else ''}" if use.execution_count else "-"

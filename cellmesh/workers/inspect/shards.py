@@ -5,7 +5,7 @@ collective.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -39,20 +39,15 @@ def place_of(value: DTensor) -> dict[str, Any]:
         for placement, index in zip(value.placements, coordinate, strict=True)
     )
     offset = tuple(dim[0][0] if dim else size for dim, size in zip(runs, value.shape, strict=True))
-    note = "; ".join(_oddities(value, runs))
-    return {
-        **place, "coordinate": tuple(coordinate), "shard": shard, "offset": offset, "note": note,
-    }  # fmt: skip
-
-
-def _oddities(value: DTensor, runs: Sequence[Runs]) -> Iterator[str]:
+    notes = []
     if any(len(dim) > 1 for dim in runs):
-        yield "its part is no single block of the whole: the offset is its first element's"
-    sizes = tuple(sum(end - begin for begin, end in dim) for dim in runs)
-    if sizes != tuple(value._local_tensor.shape):
-        yield f"its part has not the shape {sizes} that its placements say"
+        notes.append("its part is no single block of the whole: the offset is its first element's")
     if any(placement.is_partial() for placement in value.placements):
-        yield "partial: each rank holds a term of the value"
+        notes.append("partial: each rank holds a term of the value")
+    return {
+        **place, "coordinate": tuple(coordinate), "shard": shard, "offset": offset,
+        "note": "; ".join(notes),
+    }  # fmt: skip
 
 
 def runs_in_whole(

@@ -163,8 +163,6 @@ def shards(shape: Sequence[int] | None, facts: Mapping[int, TensorSummary]) -> d
         said.append(f"drawn: dim {row_dims[0]} downwards, dim {col_dim} across")
     if empty := [format_ranks(ranks) for ranks, _, part in blocks if not all(part)]:
         said.append(f"empty on ranks {', '.join(empty)}")
-    if any("Partial" in fact.placements for fact in facts.values()):
-        said.append("partial: the ranks' values are still to be summed")
     titles = {block[0]: name_block(*block) for block in drawn}
     return {
         "blocks": [

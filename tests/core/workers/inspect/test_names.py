@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from cellmesh.magics.render import inspections
 from cellmesh.magics.render.inspections import fold_names
 from cellmesh.wire.inspect import Names, TensorSummary
 from cellmesh.workers.inspect.names import describe_shortly, names
@@ -129,10 +128,8 @@ def test_no_code_of_the_users_runs_and_no_value_costs_the_others_their_rows() ->
 # ---- folding
 
 
-def test_many_names_are_cut_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspections, "_MAX_NAMES", 2)
-    told = {0: ask({"c": 1, "B": 1, "a": 1}, Names()), 1: ask({"B": 1, "c": 1, "d": 1}, Names())}
+def test_names_are_folded_over_the_ranks() -> None:
+    told = {0: ask({"B": 1, "a": 1}, Names()), 1: ask({"B": 1, "d": 1}, Names())}
     assert [(row["name"], row["between ranks"]) for row in rows(told)] == [
-        ("a", "not on rank 1"), ("B", "alike")
+        ("a", "not on rank 1"), ("B", "alike"), ("d", "not on rank 0")
     ]  # fmt: skip
-    assert "the first 2 of 4 names" in repr(fold_names(told, "*", []))
