@@ -14,6 +14,8 @@ from .verb import FeatureRequest
 
 # A recorded operation: sequence, peer, run, and begin, end and wait in seconds.
 RECORD = struct.Struct("=qqqddd")
+# A longer trace of one rank is not sent, and stays where the rank has written it.
+MAX_TRACE_BYTES = 64 << 20
 # Time in nanoseconds (int), or in seconds (float).
 _Time = TypeVar("_Time", int, float)
 
@@ -87,12 +89,11 @@ class BeginProfile(FeatureRequest, frozen=True):
 class EndProfile(FeatureRequest, frozen=True):
     """Ask a rank for the profile of its last cell (`RankProfile`; None if none was recorded).
 
-    With a `trace_path`, the trace in Chrome's format is sent too, if it is at most
-    `max_trace_bytes` long; a longer one stays in that file on the rank's host.
+    With a `trace_path`, the trace in Chrome's format is sent too, unless it is longer than
+    `MAX_TRACE_BYTES`; a longer one stays in that file on the rank's host.
     """
 
     trace_path: str
-    max_trace_bytes: int
 
 
 AnyRequest = BeginProfile | EndProfile

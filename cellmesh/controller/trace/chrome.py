@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -35,7 +34,7 @@ def trace_of(history: History) -> bytes:
                     events += _span(rank, "compute", "compute", begin_ns, end_ns, cell=cell.title)
         for one in history.operations.get(rank, ()):
             events += _of_operation(rank, one, titles[one.run])
-    return _encode(events, history.clocks)
+    return _encode(events)
 
 
 def _of_operation(rank: int, one: Operation, cell: str) -> Iterator[dict[str, Any]]:
@@ -106,7 +105,7 @@ def merge_traces(
     origin_ns = min((event["ts"] for event in timed), default=0)
     for event in timed:
         event["ts"] = (event["ts"] - origin_ns) / 1000
-    return _encode(merged, clocks)
+    return _encode(merged)
 
 
 def _of_rank(rank: int, data: Any, ahead_ns: int) -> Iterator[dict[str, Any]]:
@@ -136,9 +135,5 @@ def _name(rank: int) -> Iterator[dict[str, Any]]:
         yield {"ph": "M", "name": name, "pid": rank, "tid": 0, "ts": 0, "args": args}
 
 
-def _encode(events: Iterable[dict[str, Any]], clocks: Mapping[int, ClockOffset]) -> bytes:
-    header: dict[str, Any] = {"schemaVersion": 1, "displayTimeUnit": "ms"}
-    if clocks:
-        by_rank = {f"rank {rank}": asdict(clock) for rank, clock in sorted(clocks.items())}
-        header["otherData"] = {"clocks": by_rank}
-    return msgspec.json.encode({**header, "traceEvents": [*events]})
+def _encode(events: Sequence[dict[str, Any]]) -> bytes:
+    return msgspec.json.encode({"schemaVersion": 1, "displayTimeUnit": "ms", "traceEvents": events})

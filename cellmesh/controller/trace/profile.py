@@ -11,7 +11,13 @@ from typing import Protocol
 from ...errors import HostError, MeshUsageError, RankFailure, RanksInterrupted
 from ...wire.inspect import HistoryQuery
 from ...wire.ranks import describe_groups, format_ranks
-from ...wire.trace import BeginProfile, EndProfile, OperatorKind, RankProfile
+from ...wire.trace import (
+    MAX_TRACE_BYTES,
+    BeginProfile,
+    EndProfile,
+    OperatorKind,
+    RankProfile,
+)
 from ..core.clocks import ClockOffset
 from ..inspect import ANSWER_S, look
 from ..rank_set import RankSet
@@ -20,8 +26,6 @@ from .chrome import merge_traces, trace_of
 from .history import NO_CLOCKS, History, merge
 from .operations import Lateness
 
-# A larger trace of one rank is not sent, and stays where the rank has written it.
-MAX_TRACE_BYTES = 64 << 20
 # Bound for all ranks together, and the least that one rank may send.
 _MAX_OPERATIONS, _MIN_OPERATIONS = 30_000, 300
 NO_REASONS: Mapping[int, str] = MappingProxyType({})
@@ -237,7 +241,7 @@ class Profiling:
 
     def _ask(self, rank: int, path: str) -> Run[RankProfile | None]:
         one = self._ranks.part((rank,), is_single=True)
-        return one.start(EndProfile(path, MAX_TRACE_BYTES), "the profile")
+        return one.start(EndProfile(path), "the profile")
 
     def _write(self, by_rank: dict[int, RankProfile], missing: dict[int, str]) -> Profile:
         traces = {rank: one.trace for rank, one in by_rank.items() if one.trace}

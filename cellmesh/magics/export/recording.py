@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
@@ -26,16 +26,6 @@ _CHANGES = ("dist_sync", "dist_heal", "dist_debug", "dist_interrupt", "dist_load
 _PASSED_OVER = ("dist_stop", "dist_detach", "dist_auto", "dist_export")
 
 
-class Outcome(Protocol):
-    """The part of a run that the history needs: whether it has ended, and on which ranks it failed
-    (`controller.run.Run` has both).
-    """
-
-    def done(self) -> bool: ...
-
-    def failed_ranks(self) -> list[int]: ...
-
-
 @dataclass
 class RankCell:
     """Record of a cell that ran on ranks.
@@ -52,7 +42,7 @@ class RankCell:
     source: str
     ranks: tuple[int, ...] | None = None
     quiet: bool = False
-    run: Outcome | None = None
+    run: Run[Any] | None = None
     failed: tuple[int, ...] = ()
     argv: tuple[str, ...] | None = None
 

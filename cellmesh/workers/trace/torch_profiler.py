@@ -21,6 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 from ...wire.codec import Frame
 from ...wire.inspect import HistoryQuery
 from ...wire.trace import (
+    MAX_TRACE_BYTES,
     RECORD,
     AnyRequest,
     BeginProfile,
@@ -138,12 +139,12 @@ class CellProfiler:
         except RuntimeError as error:
             self._problem, self._profile = f"torch.profiler did not stop: {error}", None
 
-    def collect(self, trace_path: str, max_trace_bytes: int) -> RankProfile | None:
+    def collect(self, trace_path: str) -> RankProfile | None:
         """Return the profile of the cell; None if no cell has run.
 
         Args:
-            trace_path: file for the trace; "" for no trace.
-            max_trace_bytes: size up to which the trace is returned; a larger one stays in the file.
+            trace_path: file for the trace; "" for no trace. A trace longer than `MAX_TRACE_BYTES`
+                stays in the file.
         """
         if not self._has_begun:
             return None
@@ -157,17 +158,17 @@ class CellProfiler:
             epoch_ns=self._epoch_ns,
             operators=add_up(events),
             busy=find_busy(events, self._epoch_ns) if len(self._activities) > 1 else None,
-            **self._export(trace_path, max_trace_bytes),
+            **self._export(trace_path),
         )
 
-    def _export(self, trace_path: str, max_trace_bytes: int) -> dict[str, Any]:
+    def _export(self, trace_path: str) -> dict[str, Any]:
         if not trace_path:
             return {}
         path = Path(trace_path)
         try:
             self._profile.export_chrome_trace(trace_path)
             size = path.stat().st_size
-            if size > max_trace_bytes:
+            if size > MAX_TRACE_BYTES:
                 return {"trace_path": trace_path, "num_trace_bytes": size}
             trace = path.read_bytes()
             path.unlink()
@@ -334,7 +335,7 @@ class ProfileHandler:
         self._context.observer = self._profiler
         if profiler is None or isinstance(request, BeginProfile):
             return None
-        return profiler.collect(request.trace_path, request.max_trace_bytes)
+        return profiler.collect(request.trace_path)
 
     def handle_beside(self, request: AnyRequest) -> Any:
         """Raise NotImplementedError: profiles start and end on the main thread only."""

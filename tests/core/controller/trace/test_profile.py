@@ -163,7 +163,6 @@ def test_merged_trace_is_on_one_clock() -> None:
     merged = json.loads(merge_traces(traces, clocks, {0: 900 * S, 1: 100 * S}))
     begins = {event["pid"]: event["ts"] for event in merged["traceEvents"] if event["ph"] == "X"}
     assert begins == {0: 0, 1: 2e6}
-    assert merged["otherData"]["clocks"]["rank 1"]["offset_s"] == 200.0
 
 
 @pytest.mark.parametrize("trace", [b"", b"{}", b"[1]", b'{"traceEvents": 1}'])

@@ -203,7 +203,6 @@ def test_no_cell_has_run() -> None:
 def test_a_trace_has_a_process_a_rank_with_cells_computing_and_waits() -> None:
     trace = json.loads(trace_of(one_late()))
     events = trace["traceEvents"]
-    assert "otherData" not in trace, "clocks of one host are not mentioned"
     names = {event["args"]["name"] for event in events if event["name"] == "process_name"}
     assert names == {"rank 0", "rank 1", "rank 2"}
     begins = [e for e in events if e["pid"] == 0 and e["ph"] == "b"]
@@ -244,8 +243,6 @@ def test_late_rank_of_another_host_is_late_by_our_clock() -> None:
         "clocks of hosts, against the notebook's: a: +0.0000 s ± 0.1 ms, b: +182,034.2500 s ± 0.2 "
         "ms",
     )
-    clocks = json.loads(trace_of(history))["otherData"]["clocks"]
-    assert clocks["rank 2"] == {"host": "b", "offset_s": AHEAD_S, "error_s": 2e-4}
 
 
 def test_a_profiled_gpus_work_is_on_our_clock() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cellmesh.controller.trace.history import History, TimelineCell
 from cellmesh.controller.trace.operations import Operation
-from cellmesh.controller.trace.profile import MAX_TRACE_BYTES, Profile
+from cellmesh.controller.trace.profile import Profile
 from cellmesh.magics.render.profiles import (
     describe_timings,
     draw,
@@ -29,7 +29,7 @@ from cellmesh.magics.render.timeline import (
     timeline_of,
 )
 from cellmesh.wire.status import MemoryUse, RankInfo, RankState
-from cellmesh.wire.trace import OperatorTime, Past, RankProfile
+from cellmesh.wire.trace import MAX_TRACE_BYTES, OperatorTime, Past, RankProfile
 from cellmesh.wire.user_code import Timing
 
 MS = 1_000_000
