@@ -89,6 +89,7 @@ class History:
         cells: oldest first.
         operations: rank -> its collectives and messages, in the order of their start.
         notes: sentences on missing data, with the reasons.
+        clocks: rank -> the offset of its host's clock, on many hosts; times are on one clock.
         busy: rank -> intervals in which its GPU computed, in nanoseconds; only of profiled ranks.
     """
 
@@ -96,6 +97,7 @@ class History:
     cells: tuple[TimelineCell, ...] = ()
     operations: Mapping[int, Sequence[Operation]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    clocks: Mapping[int, ClockOffset] = field(default_factory=dict)
     busy: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
 
     @property
@@ -219,6 +221,7 @@ def merge(
             *_notes(pasts, refusals, cells),
             *filter(None, [describe_clocks(clocks.values())]),
         ),
+        clocks,
         {rank: [(at(rank, b), at(rank, e)) for b, e in spans] for rank, spans in busy.items()},
     )
 
