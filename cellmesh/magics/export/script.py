@@ -61,23 +61,6 @@ _TRACELESS = (
 )
 
 
-@dataclass(frozen=True)
-class Script:
-    """The text of an exported script, and remarks on it for the user.
-
-    Attributes:
-        text: the script.
-        num_cells: number of the ranks' cells in the script.
-        left_out: numbers n of the cells ``In [n]`` that are left out.
-        warnings: limitations of the script, and data that the user must supply.
-    """
-
-    text: str
-    num_cells: int
-    left_out: tuple[int, ...]
-    warnings: tuple[str, ...]
-
-
 def export(history: PageHistory, path: Path, overwrite: bool) -> str:
     """Write the script for torchrun into a file.
 
@@ -148,7 +131,7 @@ class PagePart:
 
 @dataclass
 class Draft:
-    """The data of an exported script, collected while its parts are written.
+    """An exported script, with remarks and data that are collected while its parts are written.
 
     Attributes:
         sources: sources of the ranks' cells, as Python.
@@ -157,6 +140,7 @@ class Draft:
         warnings: limitations of the script, and data that the user must supply.
         left_out: numbers n of the cells ``In [n]`` that are left out.
         num_cells: number of the ranks' cells in the script.
+        text: the whole script, once it is written.
         shows: whether a cell shows its last value.
         has_checkpoints: whether the notebook saved or loaded a checkpoint.
     """
@@ -169,6 +153,7 @@ class Draft:
     warnings: list[str] = field(default_factory=list)
     left_out: list[int] = field(default_factory=list)
     num_cells: int = 0
+    text: str = ""
     shows: bool = False
     has_checkpoints: bool = False
 
@@ -213,8 +198,8 @@ class Draft:
         return under(f"if {self.own('rank')} {among}", text)
 
 
-def write_script(history: PageHistory, filename: str) -> Script:
-    """Return the script for torchrun as text, with remarks.
+def write_script(history: PageHistory, filename: str) -> Draft:
+    """Write the script for torchrun, with remarks.
 
     Args:
         history: history of a notebook that has, or had, a mesh.
@@ -227,8 +212,9 @@ def write_script(history: PageHistory, filename: str) -> Script:
     ran = [entry for entry in entries if isinstance(entry, RankCell)]
     draft = Draft([at_top_level(to_python(entry.source).source)[1] for entry in ran])
     parts = [part.render() for part in _fold(_write_cells(cells, draft), draft)]
-    text = "\n".join([_write_head(beginning, filename, draft), *parts, _write_tail(draft)])
-    return Script(text, draft.num_cells, tuple(draft.left_out), tuple(draft.warnings))
+    head = _write_head(beginning, filename, draft)
+    draft.text = "\n".join([head, *parts, _write_tail(draft)])
+    return draft
 
 
 def _write_cells(cells: Iterable[NotebookCell], draft: Draft) -> Iterator[PagePart]:
@@ -374,7 +360,6 @@ def _make_mesh(dims: Mapping[str, int], draft: Draft | None = None) -> str:
 def _write_head(beginning: Beginning, filename: str, draft: Draft) -> str:
     """Write everything in the script that precedes the first cell."""
     num_ranks = math.prod(beginning.dims.values())
-    attached = "\nThe ranks were attached to: what others ran on them before is not here.\n"
     # A mesh without GPUs used gloo.
     backend = "cpu:gloo,cuda:nccl" if beginning.backend == "gloo" else beginning.backend
     index = "local_rank" if "nccl" in backend else "local_rank % torch.cuda.device_count()"
@@ -394,7 +379,7 @@ def _write_head(beginning: Beginning, filename: str, draft: Draft) -> str:
     copied = [name for name in ("rank", "world_size", "device") if name in draft.bound]
     parts = [
         f'"""{Path(filename).stem}: the cells that a notebook ran on {num_ranks} ranks, in their '
-        f"order.\n{attached if beginning.attached else ''}\n    torchrun --nproc-per-node "
+        f"order.\n\n    torchrun --nproc-per-node "
         f'{num_ranks} {filename}\n"""\n\n',
         "".join(f"from __future__ import {name}\n" for name in dict.fromkeys(draft.futures)),
         _sort_imports(imports),
