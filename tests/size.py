@@ -154,13 +154,13 @@ FEATURES = (
     ),
     Feature(
         "timeline and profile",
-        1295,
+        1267,
         "wire/trace.py controller/trace/ workers/trace/ magics/render/profiles.py "
         "magics/render/timeline.py",
     ),
     Feature(
         "plots",
-        642,
+        621,
         "controller/metrics.py workers/metrics.py magics/render/plots.py magics/widgets/plot/",
     ),
     Feature(
@@ -226,7 +226,7 @@ FEATURES = (
     ),
     Feature(
         "export",
-        763,
+        728,
         "magics/export/",
     ),
     Feature(
@@ -236,7 +236,7 @@ FEATURES = (
     ),
     Feature(
         "doctor",
-        275,
+        259,
         "cli/doctor.py",
     ),
 )

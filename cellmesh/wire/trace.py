@@ -20,14 +20,6 @@ MAX_TRACE_BYTES = 64 << 20
 _Time = TypeVar("_Time", int, float)
 
 
-def covered(intervals: Iterable[tuple[_Time, _Time]]) -> _Time:
-    """Return the total time that intervals cover; overlaps count once."""
-    total: _Time = 0
-    for begin, end in join(intervals):
-        total += end - begin
-    return total
-
-
 def in_operations(operations: Iterable[tuple[_Time, _Time]], begin: _Time, end: _Time) -> _Time:
     """Return the time of a cell during which its operations were in flight; an operation without an
     end (NaN) lasts until the end of the cell.
@@ -39,10 +31,11 @@ def in_operations(operations: Iterable[tuple[_Time, _Time]], begin: _Time, end: 
         operations: begin and end of each operation that the cell began.
         begin, end: begin and end of the cell.
     """
-    return covered(
+    inside = (
         (max(begin, since), end if until != until else min(end, until))
         for since, until in operations
     )
+    return sum(last - first for first, last in join(inside))
 
 
 def join(intervals: Iterable[tuple[_Time, _Time]], max_gap: _Time = 0) -> list[tuple[_Time, _Time]]:

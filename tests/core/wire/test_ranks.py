@@ -17,7 +17,7 @@ from cellmesh.wire.ranks import (
     parse_ranks,
     with_verb,
 )
-from cellmesh.wire.trace import covered, cut_out, join
+from cellmesh.wire.trace import cut_out, in_operations, join
 
 SETS = st.sets(st.integers(0, 40), min_size=1)
 
@@ -97,7 +97,7 @@ def test_intervals_without_holes_are_what_a_clock_would_see(
 ) -> None:
     left = ticks(cut_out(intervals, holes))
     assert left == sorted(set(ticks(intervals)) - set(ticks(holes)))
-    assert covered(intervals) == len(set(ticks(intervals)))
+    assert in_operations(intervals, -1000, 1000) == len(set(ticks(intervals)))
 
 
 @given(intervals=_INTERVALS, max_gap=st.integers(0, 10))
