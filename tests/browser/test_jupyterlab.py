@@ -313,7 +313,7 @@ def test_restart_leaves_the_mesh_and_shut_down_ends_it(page: Page, server: Serve
         notebook.command("kernelmenu:restart")
         notebook.page.locator(".jp-Dialog .jp-mod-accept").click()
         notebook.wait_for_kernel()
-        lives_on = "of this notebook, lives on for 30 min: 4 ranks,"
+        lives_on = "held by nobody, and lives on for 30 min"
         assert lives_on in "\n".join(notebook.run("%load_ext cellmesh", timeout_s=60).texts())
         attached = notebook.run("%dist_attach", timeout_s=60)
         assert "4 ranks (dp=4), ready" in "\n".join(attached.texts())

@@ -76,7 +76,7 @@ def test_a_failure_of_ranks_is_shown_right_whatever_shows_tracebacks(notebook: N
 def test_a_mesh_that_a_restarted_kernel_has_left_is_named_attached_and_ended(
     runtime_dir: Path,
 ) -> None:
-    lives_on = "left, of this notebook, lives on for 30 min: 2 ranks,"
+    lives_on = "held by nobody, and lives on for 30 min"
     with open_notebook() as opened:
         opened.run("%load_ext cellmesh\n%dist_start 2 --name left")
         opened.run("%%dist\nheld = rank + 40")

@@ -172,25 +172,10 @@ def left_meshes(asks: bool) -> list[FoundMesh]:
     return left
 
 
-def describe_left(mesh: FoundMesh) -> str:
-    """Return a clause for users on a mesh that lives on without a controller."""
-    ticket, now = mesh.ticket, time.time()
-    whose = "of this notebook" if mesh.is_of(own_notebook()) else "started in this folder"
-    ranks = "1 rank" if ticket.num_ranks == 1 else f"{ticket.num_ranks} ranks"
-    age = f"started {format_span(now - ticket.created_at)} ago"
-    if ticket.spans_hosts:
-        hosts = ", ".join(agent.name for agent in ticket.agents)
-        return f"{mesh.name}, {whose}, may live on: {ranks} on {hosts}, {age}"
-    memory = memory_bytes(processes_of(ticket))
-    since = now if mesh.holder is None else mesh.holder.since
-    left = format_span(max(0.0, since + ticket.lease_s - now))
-    return f"{mesh.name}, {whose}, lives on for {left}: {ranks}, {memory / 1e6:,.0f} MB, {age}"
-
-
 def advise_left(mesh: FoundMesh) -> str:
     """Return a line for users on a mesh that lives on, with commands to attach to it or end it."""
     return (
-        f"{describe_left(mesh)}; `%dist_attach {mesh.name}` has it again, `%dist_stop "
+        f"{describe(mesh, time.time())}; `%dist_attach {mesh.name}` has it again, `%dist_stop "
         f"{mesh.name}` ends it"
     )
 
@@ -354,9 +339,9 @@ def _is_named(notebook: str) -> bool:
 def _hold(mesh: FoundMesh, now: float) -> str:
     holder = mesh.holder
     if holder is None:
-        return f"process {mesh.ticket.controller_pid}"
+        return "nobody, if it lives" if mesh.is_free else f"process {mesh.ticket.controller_pid}"
     if not holder.is_attached:
-        return f"nobody for {format_span(max(0.0, now - holder.since))}"
+        return f"nobody, and lives on for {format_span(mesh.lease_left_s(now) or 0.0)}"
     if holder.controller_pid == os.getpid():
         return "this process"
     where = f" on {holder.host}" if mesh.ticket.spans_hosts and holder.host else ""

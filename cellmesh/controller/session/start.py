@@ -37,7 +37,7 @@ from .life import StartProgress
 from .living import (
     FoundMesh,
     advise_left,
-    describe_left,
+    describe,
     end_left,
     forget_if_dead,
     left_meshes,
@@ -244,7 +244,7 @@ def offer_left(same: Sequence[FoundMesh]) -> MeshUsageError:
         same: meshes like the one to start (`find_same`).
     """
     it, name = "it" if len(same) == 1 else "them", same[-1].name
-    lives = "\n".join(map(describe_left, same))
+    lives = "\n".join(describe(mesh, time.time()) for mesh in same)
     return MeshUsageError(
         f"{lives}.\n`%dist_attach {name}` has it again with what its ranks hold, `%dist_start ... "
         f"--fresh` ends {it} and starts another, `%dist_start ... --name NAME` starts another "

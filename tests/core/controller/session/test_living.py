@@ -21,7 +21,6 @@ from cellmesh.controller.session.living import (
     FoundMesh,
     choose,
     describe,
-    describe_left,
     end,
     end_left,
     find_waiting,
@@ -95,11 +94,11 @@ def test_an_attach_without_a_name_takes_the_only_free_mesh(
 def test_a_mesh_is_described_by_its_notebook_and_holder() -> None:
     lines = [
         describe(mesh("a", held=True), 400.0),
-        describe(mesh("b", notebook=UNNAMED, cwd="/data"), 400.0),
+        describe(mesh("b", notebook=UNNAMED, cwd="/data", lease_s=1800.0), 400.0),
     ]
     assert lines == [
         f"a: 2 ranks, started 5 min ago in {OWN}, held by process 77",
-        "b: 2 ranks, started 5 min ago in /data, held by nobody for 4 min",
+        "b: 2 ranks, started 5 min ago in /data, held by nobody, and lives on for 26 min",
     ]
 
 
@@ -186,7 +185,7 @@ def test_the_offer_names_each_mesh_and_the_commands(monkeypatch: pytest.MonkeyPa
     this_notebook(monkeypatch, OWN)
     assert "--fresh` ends it" in str(offer_left([mesh("a")]))
     text = str(offer_left([mesh("a"), mesh("b")]))
-    parts = ("a, of this notebook, lives on", "b, of this notebook, lives on")
+    parts = ("a: 2 ranks, started", "b: 2 ranks, started")
     assert all(each in text for each in (*parts, "`%dist_attach b`", "--fresh` ends them"))
 
 
@@ -198,7 +197,7 @@ def test_a_mesh_on_many_hosts_that_were_not_asked_may_live_on(
     left = mesh("a", agents=agents, curve_secret=Secret("s"), controller_pid=2**30)
     unasked = FoundMesh(left.ticket, "unheard")
     assert unasked.is_free
-    assert "may live on: 2 ranks on a, b" in describe_left(unasked)
+    assert "held by nobody, if it lives" in describe(unasked, 400.0)
 
 
 ORDERLY = "sleep 1000"
