@@ -231,5 +231,4 @@ def _end_new(new: Sequence[Host], launcher: Launcher, hosts: Connections, post: 
     if new:
         with contextlib.suppress(NoMeshError):
             call_in_loop(post, hosts.turn_away)
-        if not end_agents(msgspec.structs.replace(launcher.ticket, agents=tuple(new)), _END_S):
-            launcher.forget(new)
+        end_agents(msgspec.structs.replace(launcher.ticket, agents=tuple(new)), _END_S)

@@ -51,7 +51,7 @@ def attach(name: str | None = None, *, steal: bool = False, sink: Sink | None = 
     _check_ticket(ticket)
     if ticket.spans_hosts:
         forget_if_dead(ticket.name, but=ticket.mark)
-    ticket, lost = find_agents(ticket) if ticket.spans_hosts else (ticket, ())
+        ticket = find_agents(ticket)
     launcher: Launcher = (
         HostAgents(ticket, report=_show)
         if ticket.spans_hosts
@@ -62,9 +62,14 @@ def attach(name: str | None = None, *, steal: bool = False, sink: Sink | None = 
     except HostError as error:
         raise NoMeshError(f"{ticket.name} cannot be attached: {error}") from error
     ticket = launcher.ticket  # with the routes from here to the agents
-    lost = tuple(index for index in lost if index in launcher.unheard)
     session = Session(
-        ticket, launcher, end, steal=steal, sink=sink or current_sink(), is_found=True, lost=lost
+        ticket,
+        launcher,
+        end,
+        steal=steal,
+        sink=sink or current_sink(),
+        is_found=True,
+        lost=launcher.unheard,
     )
     loaded.record()
     session.wait_until_attached(_ATTACH_S)

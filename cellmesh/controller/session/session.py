@@ -149,9 +149,8 @@ class Session:
 
     def describe_transitions(self) -> list[str]:
         """Return lines on the agent's process and on the latest transitions of runs and heals."""
-        agent = f"{self._launcher.describe()}, {'alive' if self._launcher.poll() else 'ended'}"
         return [
-            f"agent: {agent}",
+            f"agent: {self._launcher.describe()}",
             *describe_transitions(tuple(self.core.mesh.transitions), time.monotonic()),
         ]
 

@@ -87,15 +87,12 @@ def end_agents(ticket: Ticket, timeout_s: float) -> list[Host]:
     ticket = msgspec.structs.replace(ticket, agents=(*ticket.agents, *ticket.replaced))
     asked = ask_agents(ticket, ends=True)
     silent = [each.agent for each in asked if each.standing is None and not each.has_ended]
-    left = [each.agent for each in asked if each.standing is not None]
+    # An agent behind ssh, whose end is not seen, has got the order.
+    left = [each.agent for each in asked if each.standing is not None and not each.agent.via]
     while left and time.monotonic() < deadline:
         # An agent closes its socket last, after the end of its processes and files.
         ended = _find_ended(left, ANSWER_S)
-        indirect = [agent for agent in left if agent.via]
-        answering = ask_at(ticket, _ways_to(indirect), ANSWER_S)
-        left = [
-            agent for agent in left if agent not in ended and (not agent.via or agent in answering)
-        ]
+        left = [agent for agent in left if agent not in ended]
         if left:
             time.sleep(_PAUSE_S)
     return [*silent, *left]
@@ -235,7 +232,7 @@ def _find_ended(agents: Sequence[Host], timeout_s: float) -> set[Host]:
 _ANSWER_S = 10.0
 
 
-def find_agents(ticket: Ticket) -> tuple[Ticket, tuple[int, ...]]:
+def find_agents(ticket: Ticket) -> Ticket:
     """Ask a mesh's agents for the present agents of all hosts, as some may have been replaced since
     the ticket was copied. Blocks.
 
@@ -243,8 +240,7 @@ def find_agents(ticket: Ticket) -> tuple[Ticket, tuple[int, ...]]:
         ticket: ticket of the mesh, as read; its directory may be on another host.
 
     Returns:
-        The ticket with the present agents and a directory of this host, which need not exist, and
-        the indices of the hosts whose agents do not answer, maybe only at their known endpoints.
+        The ticket with the present agents and a directory of this host, which need not exist.
 
     Raises:
         NoMeshError: no agent answers.
@@ -257,14 +253,11 @@ def find_agents(ticket: Ticket) -> tuple[Ticket, tuple[int, ...]]:
             f"{ticket.name}` ends that one"
         )
     standings = ask_agents(ticket, timeout_s=_ANSWER_S)
-    ticket = with_newest_agents(ticket, standings)
-    ticket = msgspec.structs.replace(ticket, directory=str(directory))
-    if ticket.agents != tuple(each.agent for each in standings):
-        standings = ask_agents(ticket, timeout_s=_ANSWER_S)
-    lost = tuple(index for index, each in enumerate(standings) if each.standing is None)
-    if len(lost) == len(standings) and not any(agent.via for agent in ticket.agents):
+    is_silent = not any(each.standing for each in standings)
+    if is_silent and not any(agent.via for agent in ticket.agents):
         raise _no_answer(ticket, standings)
-    return ticket, lost
+    ticket = with_newest_agents(ticket, standings)
+    return msgspec.structs.replace(ticket, directory=str(directory))
 
 
 def with_newest_agents(ticket: Ticket, standings: Sequence[HostStanding]) -> Ticket:

@@ -79,7 +79,6 @@ class World:
         self.launcher = object.__new__(HostAgents)
         self.launcher.ticket = TICKET
         self.launcher.start_more = lambda layout, entries: self.step("start", [NEW])  # type: ignore
-        self.launcher.forget = lambda agents: self.step("forget")  # type: ignore[method-assign]
 
     def step(self, name: str, result: Any = None) -> Any:
         self.done.append(name)
@@ -143,7 +142,7 @@ def do(world: World, plan: Resizing = PLAN) -> HealReport:
     return resize(plan, *parts, lambda plan, new: world.step("note"), cast(CodeSync, world))
 
 
-ENDED = ["turn away", "end b", "forget"]
+ENDED = ["turn away", "end b"]
 
 
 def test_new_host_has_the_modules_before_the_core_is_asked(world: World) -> None:
@@ -153,7 +152,7 @@ def test_new_host_has_the_modules_before_the_core_is_asked(world: World) -> None
     world.bring = lambda timeout_s: setattr(world, "why_not", "rank 0 runs cell 3")  # type: ignore
     with pytest.raises(MeshUsageError, match="rank 0 runs cell 3\nb did not join"):
         do(world)
-    assert world.done[-3:] == ENDED
+    assert world.done[-2:] == ENDED
 
 
 HOST_ERROR = HostError("b: disk full")
@@ -171,7 +170,7 @@ def test_fault_before_the_resize_ends_new_agents(step: str, error: Any, world: W
     with pytest.raises(type(error)) as raised:
         do(world)
     assert "resize" not in world.done
-    assert world.done[-3:] == ENDED
+    assert world.done[-2:] == ENDED
     if error is HOST_ERROR:
         assert str(raised.value) == "b: disk full\nb did not join: the mesh is as it was"
 
@@ -190,7 +189,7 @@ def test_interrupt_ends_the_new_agents_until_the_core_resizes(is_late: bool, wor
     with pytest.raises(KeyboardInterrupt):
         do(world)
     if not is_late:
-        assert world.done[-3:] == ENDED
+        assert world.done[-2:] == ENDED
         questions[0](cast(Core, world), 0.0)  # was withdrawn
     assert ("resize" in world.done) == (world.done[-1] == "resize") == is_late
 
@@ -198,4 +197,4 @@ def test_interrupt_ends_the_new_agents_until_the_core_resizes(is_late: bool, wor
 def test_end_of_the_mesh_ends_the_new_agents(world: World) -> None:
     world.bring = lambda timeout_s: setattr(world, "has_ended", True)  # type: ignore
     assert do(world).failure == "the mesh has ended"
-    assert world.done[-2:] == ["end b", "forget"]
+    assert world.done[-1:] == ["end b"]

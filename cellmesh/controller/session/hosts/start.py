@@ -25,8 +25,6 @@ from .connections import Connections
 
 _T = TypeVar("_T")
 Post = Callable[[Callable[[Core, float], Sequence[Effect]]], None]
-# The loop executes a command within milliseconds, unless callbacks block it.
-_ORDER_S = 30.0
 
 
 class Claim:
@@ -53,22 +51,17 @@ def call_in_loop(post: Post, action: Callable[[], _T]) -> _T:
 
     Raises:
         NoMeshError: the mesh has ended, and its loop with it.
-        HostError: the loop does not call the function in time, and will not call it later.
     """
     reply: Reply[_T] = Reply()
-    claim = Claim()
 
     def act(core: Core, now: float) -> Sequence[Effect]:
-        if claim.take():
-            try:
-                reply.give(action())
-            except BaseException as error:
-                reply.fail(error)
+        try:
+            reply.give(action())
+        except BaseException as error:
+            reply.fail(error)
         return ()
 
     post(act)
-    if not reply.wait(_ORDER_S) and claim.take():
-        raise HostError(f"the notebook's link to the mesh is busy for {_ORDER_S:.0f} s: try again")
     return reply.result()
 
 

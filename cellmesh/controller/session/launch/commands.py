@@ -256,10 +256,6 @@ class HostCommands:
     def _all(self) -> list[_Command]:
         return [*self._starting, *self._released]
 
-    def poll(self) -> bool:
-        """Return whether a command that has started agents runs, as it does while they live."""
-        return any(command.process.poll() is None for command in self._all)
-
     def wait(self, timeout_s: float | None) -> bool:
         """Wait for the end of the commands that have started agents; False if one goes on."""
         return _await(self._all, timeout_s)

@@ -122,7 +122,6 @@ class HostAgents(Launcher):
         """Return hosts with the routes to their agents, all of which must be reached."""
         found, problems = self._reach.find(self.ticket, hosts)
         for index in problems:
-            self._reach.forget(found)
             raise unreached(found[index], problems[index])
         return found
 
@@ -190,21 +189,12 @@ class HostAgents(Launcher):
             parts.append(msgspec.structs.replace(part, joins=True))
         try:
             announced = self._start(parts, _ATTACHED_START_S)
-            taken = {agent.address: agent.name for agent in self.ticket.agents}
-            for part, each in zip(parts, announced, strict=True):
-                if each.host.address in taken and not self.ticket.launch:
-                    name = taken[each.host.address]
-                    raise MeshUsageError(f"{part.name} is {name}, which has ranks of the mesh")
             found = self._find([each.host for each in announced])
             self._starter.let_go()
         except BaseException:
             self._starter.end()
             raise
         return found
-
-    def forget(self, agents: Sequence[Host]) -> None:
-        """End the forwardings to agents that have ended."""
-        self._reach.forget(agents)
 
     def note_resized(
         self, layout: Sequence[int], dims: Mapping[str, int], new: Sequence[Host]
@@ -243,10 +233,6 @@ class HostAgents(Launcher):
     def let_go(self) -> None:
         """Let the agents run on, even if this process ends."""
         self._starter.let_go()
-
-    def poll(self) -> bool:
-        """Return whether a command that has started agents runs, as it does while they live."""
-        return self._starter.poll()
 
     def wait(self, timeout_s: float | None) -> bool:
         """Wait for the end of the commands that have started agents; False if one goes on."""
@@ -302,7 +288,7 @@ def check_hosts(announced: Sequence[Announcement], is_ssh: bool) -> None:
 
 
 # Time limit of an agent's answer; a firewall that drops packets sends none.
-_PROBE_S = 2.0
+_PROBE_S = 4.0
 _TUNNEL_S = 10.0
 # Pause before a broken forwarding is made again.
 _PAUSE_S = 1.0
@@ -416,11 +402,6 @@ class Reach:
                     f"; ssh does not forward to it (no answer within {_TUNNEL_S:.0f} s)"
                 )
         return found, problems
-
-    def forget(self, agents: Sequence[Host]) -> None:
-        """End the forwardings to these agents."""
-        ways = {agent.via for agent in agents}
-        self._end([each for each in self._tunnels if each.endpoint in ways])
 
     def close(self) -> None:
         """End all forwardings."""

@@ -162,10 +162,6 @@ class InvitedHosts:
         self._refuse(self._starting.values(), "the mesh was not started: the notebook says why")
         self._starting = {}
 
-    def poll(self) -> bool:
-        """Return False, as no command of this process has started the agents."""
-        return False
-
     def wait(self, timeout_s: float | None) -> bool:
         """Return True, as there is no command to wait for."""
         return True

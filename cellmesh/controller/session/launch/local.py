@@ -18,7 +18,7 @@ import msgspec
 
 from ....errors import HostError
 from ....wire.environment import choose_gpus
-from ....wire.host import Process, is_process, started_ticks
+from ....wire.host import Process, started_ticks
 from ....wire.hosts import Host
 from ....wire.options import MeshOptions
 from ....wire.process import isolated_command
@@ -64,10 +64,6 @@ class Launcher:
         """
         raise NotImplementedError
 
-    def poll(self) -> bool:
-        """Return whether the agent, or a command that has started agents, runs on this machine."""
-        raise NotImplementedError
-
     def wait(self, timeout_s: float | None) -> bool:
         """Wait for the end of the agents and the commands that have started them; False if they go
         on.
@@ -78,7 +74,7 @@ class Launcher:
         raise NotImplementedError
 
     def signal(self, number: int) -> None:
-        """Send a signal to the processes that `poll` asks for, unless they have ended."""
+        """Send a signal to the processes that `wait` waits for, unless they have ended."""
         raise NotImplementedError
 
     def describe(self) -> str:
@@ -133,9 +129,6 @@ class Launcher:
             MeshUsageError: no host can join this mesh, or one is in the mesh already.
         """
         return []
-
-    def forget(self, agents: Sequence[Host]) -> None:
-        """Close the routes to agents of `start_more` that have ended."""
 
 
 def ranks_environment(options: Options) -> dict[str, str]:
@@ -227,10 +220,6 @@ class LocalAgent(Launcher):
             return self._agent.open()
         except ProcessLookupError as error:
             raise HostError(f"the agent has ended: {error}") from None
-
-    def poll(self) -> bool:
-        """Return whether the agent runs."""
-        return is_process(self._agent.pid, self._agent.ticks)
 
     def wait(self, timeout_s: float | None) -> bool:
         """Wait for the end of the agent and its guardian; False if it has not ended in time."""

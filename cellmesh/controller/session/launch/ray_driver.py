@@ -19,7 +19,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
@@ -39,7 +38,6 @@ from ....wire.process import wait_readable
 
 _NAMESPACE = "cellmesh"
 _ASK_S = 0.5
-_REPORT_S = 2.0
 _CONNECT_S = 10.0
 
 
@@ -153,16 +151,12 @@ def _reserve(
     bundle = choose_bundle(ray.nodes(), ranks_per_node, resources)
     name = f"{mesh}-{os.urandom(4).hex()}"
     group = placement_group([bundle] * nodes, strategy="STRICT_SPREAD", name=name)
-    reported_at = -_REPORT_S
     while not group.wait(_ASK_S):
-        now = time.monotonic()
         if _has_ended():
             sys.exit("the notebook waits no longer")
-        if now > reported_at + _REPORT_S:
-            reported_at = now
-            each, free = describe(bundle, bundle), describe(ray.available_resources(), bundle)
-            text = f"{nodes} nodes of Ray with {each} each; {free} are free in all (`ray status`)"
-            print(f"{WAITING}{text}", flush=True)
+        each, free = describe(bundle, bundle), describe(ray.available_resources(), bundle)
+        text = f"{nodes} nodes of Ray with {each} each; {free} are free in all (`ray status`)"
+        print(f"{WAITING}{text}", flush=True)
     return group
 
 

@@ -12,13 +12,8 @@ import pytest
 
 from cellmesh.controller.code_files.sync import CodeSync
 from cellmesh.controller.core.core import Core
-from cellmesh.controller.session.hosts import start
 from cellmesh.controller.session.hosts.connections import Connections
-from cellmesh.controller.session.hosts.start import (
-    bring_back,
-    call_in_loop,
-    choose_places,
-)
+from cellmesh.controller.session.hosts.start import bring_back, choose_places
 from cellmesh.controller.session.launch.hosts import HostAgents
 from cellmesh.errors import HostError, MeshUsageError
 from cellmesh.wire.hosts import Host
@@ -140,13 +135,3 @@ def test_hosts_that_all_do_not_start_are_an_error(world: World) -> None:
     with pytest.raises(HostError, match=r"(?s)b is lost.*no route\nc is lost.*no torch"):
         world.bring_back()
     assert world.done == [{1: "b", 2: "c"}]
-
-
-def test_call_that_is_given_up_is_not_made_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start, "_ORDER_S", 0.0)
-    posted: list[Callable[[Core, float], Any]] = []
-    calls: list[int] = []
-    with pytest.raises(HostError, match="is busy"):
-        call_in_loop(posted.append, lambda: calls.append(1))
-    posted[0](cast(Core, None), 0.0)
-    assert not calls

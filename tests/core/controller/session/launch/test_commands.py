@@ -81,7 +81,7 @@ def test_host_that_is_needed_fails_the_start(commands: HostCommands, ticket: Tic
     started = commands.start(ticket, parts("silent", "full"), WAIT_S)
     assert [each.problem for each in started] == ["full: the disk is full"]
     commands.end()
-    assert not commands.poll()
+    assert commands.wait(0)
 
 
 # Starts the agents of all hosts, of which each says its number.
@@ -110,7 +110,7 @@ def test_one_command_starts_all_hosts_and_is_let_go(
     announced = all_hosts.start(ticket, parts("", ""), WAIT_S)
     assert [each.host.name for each in announced] == ["n0", "n1"]
     assert reports == ["1 of 2 nodes"]
-    assert all_hosts.poll()
+    assert not all_hosts.wait(0)
     all_hosts.let_go()
     assert all_hosts.wait(WAIT_S)
     assert (tmp_path / "let_go").read_text() == "go\n"
@@ -121,7 +121,7 @@ def test_end_of_a_notebook_ends_the_command_that_was_not_let_go(
 ) -> None:
     all_hosts.start(ticket, parts("", ""), WAIT_S)
     all_hosts.end()
-    assert not all_hosts.poll()
+    assert all_hosts.wait(0)
     assert (tmp_path / "let_go").read_text() == "\n"
 
 

@@ -48,11 +48,9 @@ def agent_of(child: subprocess.Popen[bytes]) -> Iterator[Launcher]:
 def test_an_agent_is_waited_for_signalled_and_described() -> None:
     with subprocess.Popen(["sleep", "100"]) as child, agent_of(child) as launcher:
         assert launcher.describe() == f"process {child.pid} on this machine"
-        assert launcher.poll()
         assert not launcher.wait(0)
         launcher.signal(signal.SIGKILL)
         assert launcher.wait(None)
-        assert not launcher.poll()
         assert child.wait() == -signal.SIGKILL
         launcher.signal(signal.SIGKILL)  # there is none any more
 
@@ -62,7 +60,6 @@ def test_a_process_with_the_number_of_an_agent_that_has_ended_is_left_alone(tick
     launcher = LocalAgent(TICKET, Process(os.getpid(), ticks))
     with pytest.raises(HostError, match="the agent has ended"):
         launcher.start()
-    assert not launcher.poll()
     assert launcher.wait(None)
     launcher.signal(signal.SIGKILL)
 
