@@ -1,4 +1,6 @@
-"""Saves and loads variables of ranks, after a check on all ranks: all of them save, or none."""
+"""Saves variables of ranks as a checkpoint, and loads them, after a check on all ranks: either all
+ranks save, or none does.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def _check(ranks: RankSet, request: CheckSave | CheckLoad) -> None:
 
 
 def tell(problems: Mapping[int, str]) -> str:
-    """Join the ranks' problems into one text, in which equal problems appear once; "" if none."""
+    """Join the reasons for which ranks cannot save or load into one text, in which equal reasons
+    appear once; "" if there are none.
+    """
     texts = set(problems.values())
     return texts.pop() if len(texts) == 1 else "; ".join(describe_groups(problems))
 

@@ -83,8 +83,8 @@ def failure_of(
 def summarize(
     exceptions: Mapping[int, BaseException], outcomes: Outcomes, verdict: str = ""
 ) -> str:
-    """Describe in one line which ranks failed, how and where, and how the other ranks ended; at
-    most `MAX_SUMMARY` characters in addition to the verdict.
+    """Describe in one line which ranks failed, how and where, and how the other ranks ended, in at
+    most `MAX_SUMMARY` characters without the verdict.
 
     Args:
         exceptions: rank -> its exception, for ranks that did not finish.
@@ -122,7 +122,9 @@ def summarize(
 def _shorten(
     groups: Sequence[Sequence[int]], parts: Sequence[str], otherwise: str, limit: int
 ) -> list[str]:
-    """Return the parts that fit into `limit` characters, and one that names the other ranks."""
+    """Return the descriptions (`parts`) of groups of ranks that fit into `limit` characters, and a
+    description of the ranks of all other groups.
+    """
     kept: list[str] = []
     for part in parts:
         limit -= len(part)
@@ -134,7 +136,9 @@ def _shorten(
 
 
 def is_released(verb: Any) -> bool:
-    """Return whether a rank ended a run only because others would never join its collective."""
+    """Return whether a rank ended a run only because cellmesh ended its collective, which other
+    ranks would never join.
+    """
     return type(verb) is Failed and verb.released
 
 
@@ -231,7 +235,9 @@ def explain_waits(states: Mapping[int, RankState], dead: Iterable[int], num_rank
 
 
 def exception_of(rank: int, outcome: Parcel[Any]) -> BaseException:
-    """Return the exception that ended a run on a rank, or a `RemoteError` in its place."""
+    """Return the exception that ended a run on a rank, or a `RemoteError` if the exception cannot
+    be unpickled.
+    """
     verb = outcome.verb
     if type(verb) is Died:
         return RankDied(rank, verb.reason, verb.last_output)

@@ -24,8 +24,8 @@ INVITING = ("hand", "torchrun")
 def awaited_hosts(
     launch: str, nodes: int | None, num_ranks: int | None, nproc_per_host: int | None
 ) -> tuple[Host, ...]:
-    """Return hosts whose names are not known yet, as they announce themselves or one command
-    requests them.
+    """Return hosts without names, for launches in which hosts announce their names themselves or
+    one command requests all hosts.
 
     Args:
         launch: one of `INVITING`, or the name or the command line of an engine.

@@ -46,7 +46,7 @@ ANSWER_S = 20.0
 
 @dataclass(frozen=True)
 class QueryResult:
-    """The ranks' answers to a query, and their refusals.
+    """The answers of ranks to a query, and the reasons for which other ranks have refused it.
 
     Attributes:
         answers: rank -> its answer, of a type that depends on the query.
@@ -66,7 +66,8 @@ def look(
     takes_turn: bool = False,
     timeout_s: float | None = None,
 ) -> QueryResult:
-    """Send a query to ranks. Blocks until each rank has answered, or counts as refusing.
+    """Send a query to ranks. Blocks until each rank has answered or refused; dead and silent ranks
+    count as refusing.
 
     By default an idle rank answers on its main thread, in turn with its runs, and a busy rank on
     its control thread.
@@ -473,9 +474,9 @@ class InspectionSource:
 
 
 def _find(ranks: RankSet, subject: Overview, timeout_s: float | None) -> tuple[QueryResult, str]:
-    """Query ranks for a summary of an expression's value, and return it with the token of a value
-    that the ranks have evaluated. A path of names is looked up; any other
-    expression is evaluated on all ranks or none, as it may contain a collective.
+    """Query ranks for a summary of an expression's value; return it with the token under which
+    ranks keep an evaluated value. A path of names is looked up; any other expression is evaluated
+    on all ranks or none, as it may contain a collective.
     """
     session, expression = ranks.session, subject.expression
     result = look(ranks, subject, timeout_s=timeout_s)

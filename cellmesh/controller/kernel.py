@@ -1,4 +1,6 @@
-"""Finds whether this process is a Jupyter kernel or IPython in a terminal, and handles its end."""
+"""Finds whether this process is a Jupyter kernel or IPython in a terminal, and handles the end of
+this process.
+"""
 
 from __future__ import annotations
 

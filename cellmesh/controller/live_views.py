@@ -1,4 +1,5 @@
-"""The live views of a mesh in a notebook (dashboard, plots), a bounded number of them updated.
+"""The live views of a mesh in a notebook (dashboard, plots), of which only a limited number is kept
+up to date.
 
 A view is frozen once its mesh has ended, or once there are too many newer views of its kind.
 """

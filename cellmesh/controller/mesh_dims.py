@@ -45,7 +45,8 @@ def _parse(text: str, what: str, least: int) -> dict[str, int]:
 
 
 def check_mesh(dims: Mapping[str, int], num_ranks: int | None) -> dict[str, int]:
-    """Check that the product of the dims' sizes is the number of ranks; None for any number.
+    """Check that the product of the dims' sizes is `num_ranks`; any product is right if that is
+    None.
 
     Raises:
         MeshUsageError: the product differs from the number of ranks.

@@ -60,7 +60,9 @@ class Metrics:
         self._watchers: list[Watcher] = []
 
     def take(self, run: int, ranks: tuple[int, ...], parcel: Parcel[Logged]) -> None:
-        """Add points that these ranks have logged; called in the link's loop."""
+        """Add points that these ranks have logged; called in the event loop of the connection to
+        the agent.
+        """
         verb = parcel.verb
         with self._lock:
             for name, values in zip(verb.names, verb.values, strict=True):
@@ -85,7 +87,9 @@ class Metrics:
             }
 
     def watch(self, watcher: Watcher) -> Callable[[], None]:
-        """Register a function, called in the link's loop; return a function that removes it."""
+        """Register a function to call, in the event loop of the connection to the agent, when
+        points are logged or a cell ends; return a function that unregisters it.
+        """
         with self._lock:
             self._watchers.append(watcher)
 
@@ -97,7 +101,9 @@ class Metrics:
         return end
 
     def settle(self) -> None:
-        """Notify the watchers that a cell has ended; called in the link's loop after its points."""
+        """Notify the watchers that a cell has ended; called after all points that the cell has
+        logged.
+        """
         with self._lock:
             watchers = tuple(self._watchers)
         for watcher in watchers:

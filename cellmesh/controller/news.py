@@ -42,13 +42,15 @@ class News:
             return
 
     def add(self, wake: Callable[[], object]) -> None:
-        """Register a function that the next report calls once; compare `last` after this call, as
-        a report may have preceded it.
+        """Register a function that the next report calls once; compare `last` after this call to
+        notice a report that was made before it.
         """
         self._wakers.append(wake)
 
     def wait(self, seen: object, timeout_s: float) -> None:
-        """Wait until `last` is no longer the object `seen`, at most `timeout_s` seconds."""
+        """Wait until a report has replaced the object `seen` in `last`, for at most `timeout_s`
+        seconds.
+        """
         bell = threading.Lock()
         bell.acquire()
         self._wakers.append(bell.release)
@@ -85,7 +87,7 @@ class Reply(Generic[_T]):
         self._is_given = False
 
     def give(self, value: _T) -> None:
-        """Set the value."""
+        """Set the value that `result` returns."""
         self._value = value
         self._note_given()
 

@@ -101,8 +101,8 @@ class RankSet:
     def lend(
         self, pickled: Pickled, buffers: Sequence[Frame]
     ) -> tuple[Pickled, Sequence[Frame], int]:
-        """Wait until there is room for more work, and write large arguments into a shared-memory
-        segment.
+        """Wait until the ranks' queues have room for a call's arguments, and write large arguments
+        into a shared-memory segment.
 
         Returns:
             The pickle and the buffers to send, and their size in bytes for the queue's limit.

@@ -169,7 +169,9 @@ class CheckReport:
 
 @dataclass(frozen=True)
 class SyncSummary:
-    """The result of ``%dist_sync``: the number of tensors made equal, and the names of others."""
+    """The result of ``%dist_sync``: the number of tensors made equal, and the names of tensors that
+    were left as they were.
+    """
 
     expression: str
     source: int
@@ -241,8 +243,8 @@ def sync(ranks: RankSet, expression: str, source: int) -> SyncSummary:
 
 
 def _measure(ranks: RankSet, expression: str, difference: Difference) -> Difference:
-    """Return the difference with the distance of each group of ranks from the first, if it can be
-    measured.
+    """Return a difference with the distances of the groups' values from that of its first group, if
+    they can be measured.
     """
     if difference.what != "elements":
         return difference
@@ -256,7 +258,8 @@ def _measure(ranks: RankSet, expression: str, difference: Difference) -> Differe
 
 
 def bring_together(expression: str, by_rank: Mapping[int, Sequence[Entry]]) -> CheckReport:
-    """Compare the ranks' answers to a `Check`, and return a report of the differences.
+    """Compare the answers that ranks gave to a `Check` of replicas, and return a report of the
+    differences.
 
     Args:
         expression: the checked expression.

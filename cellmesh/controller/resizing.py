@@ -132,7 +132,9 @@ def _choose_dims(
 
 
 def _cut(layout: Sequence[int], num_ranks: int) -> list[int]:
-    """Return the number of ranks that each host keeps, without hosts that keep none."""
+    """Return the number of ranks that each host keeps if only `num_ranks` are kept in all, without
+    hosts that keep none.
+    """
     kept: list[int] = []
     for size in layout:
         if sum(kept) < num_ranks:

@@ -102,13 +102,15 @@ class RunControl(Protocol):
     """Protocol of the session's operations that each run uses."""
 
     def check_may_wait(self) -> None:
-        """Raise an error if the caller must not wait, in the link's loop or a forked process."""
+        """Raise an error if the caller must not wait, because it is in the event loop of the
+        connection to the agent or in a forked process.
+        """
 
     def interrupt_run(self, number: int, ranks: Sequence[int]) -> None:
         """Interrupt a run on its ranks; a second call soon after kills ranks that do not stop."""
 
     def begin_wait(self, number: int, ranks: Sequence[int]) -> None:
-        """Note that the user waits for a run's end on these ranks, and submits no other run."""
+        """Record that the user waits for a run's end on these ranks, and submits no other run."""
 
     def reply(self, requests: Mapping[int, int], text: str, is_end: bool = False) -> None:
         """Send the user's input, or end of file, to the ranks that requested it.
@@ -187,8 +189,8 @@ class Run(Generic[T]):
         return {rank: timing for rank, timing in sorted(times.items()) if timing is not None}
 
     def on_end(self, callback: Callable[[], None]) -> None:
-        """Call a function in the link's loop once every rank has ended the run, or now if all have
-        ended it.
+        """Register a function to call once every rank has ended the run, in the event loop of the
+        connection to the agent; if all have ended it, call the function now.
         """
         with self._lock:
             if not self._has_ended:
@@ -247,7 +249,7 @@ class Run(Generic[T]):
         self._control.interrupt_run(self.number, self.ranks)
 
     def note_interrupted(self) -> None:
-        """Note that the user has interrupted the run."""
+        """Record that the user has interrupted the run."""
         self._interrupted = True
 
     def cancel(self) -> bool:
@@ -339,7 +341,7 @@ class Run(Generic[T]):
     def settle(
         self, ranks: tuple[int, ...], parcel: Parcel[Any], now: float, has_begun: bool = True
     ) -> None:
-        """Note that these ranks have ended the run or died.
+        """Record that these ranks have ended the run or died.
 
         Args:
             ranks: the ranks.
@@ -358,7 +360,7 @@ class Run(Generic[T]):
         self.printer.settle(ranks, parcel.verb, now, has_begun or self.is_cell)
 
     def ask(self, ranks: tuple[int, ...], verb: InputRequest | InputCancelled, now: float) -> None:
-        """Note that these ranks wait for the user's input, or no longer wait for it."""
+        """Record that these ranks wait for the user's input, or no longer wait for it."""
         if type(verb) is InputCancelled:
             if self._questions is not None:
                 self._questions.withdraw(ranks, verb.request)
@@ -381,18 +383,20 @@ class Run(Generic[T]):
             self.printer.status(describe_live(self.number, waiting, states), now)
 
     def note_verdict(self, verdict: str) -> None:
-        """Set the reason for which ranks can never finish, for the failure."""
+        """Record the reason for which ranks can never finish the run, for the report of its
+        failure.
+        """
         self._verdict = verdict
 
     def clear_live(self) -> None:
-        """Remove the status line of `show_live`."""
+        """Remove the status line that `show_live` has shown."""
         with self._lock:
             if self._is_live:
                 self._is_live = False
                 self.printer.status("")
 
     def finish(self, now: float) -> None:
-        """Note that every rank has ended the run; wake waiting threads and call the callbacks."""
+        """Record that every rank has ended the run; wake waiting threads and call the callbacks."""
         try:
             if self._is_live:
                 self.clear_live()

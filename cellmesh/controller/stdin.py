@@ -76,8 +76,8 @@ class Questions:
                 before()
 
     def withdraw(self, ranks: Collection[int], request: int | None = None) -> None:
-        """Drop the requests for input of these ranks, only of number `request` if given; close the
-        input box if no rank waits for it any longer.
+        """Drop these ranks' requests for input, or only those with the number `request` if it is
+        given; close the input box if no rank waits for it any longer.
         """
         with self._lock:
             for rank in ranks:

@@ -331,13 +331,15 @@ class Commands:
         self._drop()
 
     def tell_left(self) -> None:
-        """Print which meshes this notebook has left running, if it holds none now."""
+        """Print which meshes this notebook has left running, unless a mesh is running in it now."""
         if self.mesh is None or not self.mesh.alive:
             for mesh in left_meshes(asks=False):
                 current_sink().status(advise_left(mesh), True)
 
     def keep(self) -> None:
-        """Print that the running mesh is kept, and bind its name again if that was deleted."""
+        """Print that the running mesh is kept as it is, and assign it to its variable if the user
+        has deleted that.
+        """
         mesh = self._need_mesh()
         self._adopt(mesh)
         current_sink().status(describe_kept(mesh), True)
@@ -426,7 +428,9 @@ class Commands:
 
 
 def _head(name: str, line: str) -> str:
-    """Return a comment for a magic's line, which counts as line 1 of its cell in the notebook."""
+    """Return the magic's line as a comment, so that line numbers of a cell for ranks are those of
+    the notebook's cell.
+    """
     return f"# %%{name} {line}".strip() + "\n"
 
 

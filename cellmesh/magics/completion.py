@@ -203,7 +203,9 @@ class CellCompletion:
 
 
 def _give_back(owner: Any, name: str, ours: Callable[..., Any]) -> None:
-    """Restore an object's own method, unless other code has replaced it since."""
+    """Remove a replacement from an object, so that its class's own method is back, unless other
+    code has replaced the method again.
+    """
     if owner is not None and vars(owner).get(name) == ours:
         delattr(owner, name)
 

@@ -255,7 +255,8 @@ CompleteWord = Callable[[str, Meaning], Choices]
 
 
 class Named(click.ParamType):  # type: ignore[type-arg]
-    """The click type of a text whose words name values, and are completed.
+    """The click type of an argument whose words name values on ranks or in the notebook, so that
+    Tab completes them.
 
     Args:
         meaning: meaning of each word.

@@ -50,7 +50,7 @@ class FileState:
 
 @dataclass(frozen=True)
 class Found:
-    """The result of a scan.
+    """The user's files that a scan has found, and sentences on those that it has left out.
 
     Attributes:
         files: the files, by root and path.
@@ -93,7 +93,7 @@ class Scanner:
     _last: dict[Key, FileState] = field(default_factory=dict)
 
     def scan(self) -> Found:
-        """Scan all files, breadth first."""
+        """Scan the user's directories, breadth first, for files that an import can reach."""
         files: dict[Key, FileState] = {}
         unseen: list[str] = []
         problems: dict[str, None] = {}
@@ -185,7 +185,9 @@ class Scanner:
 
 
 def _describe(path: str, error: OSError) -> dict[str, None]:
-    """Return a sentence on an entry that cannot be read; nothing if it was removed."""
+    """Return the text for users on a file or directory that cannot be read; an empty dict if it was
+    removed.
+    """
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return {}
     return {f"{path}: {error.strerror}": None}
@@ -256,7 +258,9 @@ class Ignore:
         return False
 
     def below(self, directory: str) -> Ignore:
-        """Return the rules for the entries of a subdirectory; an unreadable file has none."""
+        """Return the rules for the entries of a subdirectory, with those of its own ``.gitignore``
+        if that can be read.
+        """
         path = os.path.join(directory, _NAME)
         try:
             text = read_regular(path, _MAX_BYTES).decode(errors="replace")
@@ -267,7 +271,9 @@ class Ignore:
 
 @functools.lru_cache(maxsize=256)
 def _compile(text: str) -> GitIgnoreSpec:
-    """Return the rules of a file, without lines that are no patterns, which git ignores, too."""
+    """Parse the rules in the text of a ``.gitignore``; lines that are not valid patterns are
+    skipped, as by git.
+    """
     from pathspec import GitIgnoreSpec  # only if there is a .gitignore
 
     good = []

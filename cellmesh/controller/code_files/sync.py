@@ -38,7 +38,7 @@ Make = Callable[[int, Collection[int]], Mapping[int, Sequence[Parcel[Any]]]]
 
 @dataclass(frozen=True, eq=False)
 class _Copy:
-    """A file as last read; `problem` is the reason for which it could not be read."""
+    """A user's file as it was last read; `problem` is the reason for which it could not be read."""
 
     state: FileState
     content: bytes = b""
@@ -76,7 +76,9 @@ class CodeSync:
         self._scanner = Scanner(self.roots)
 
     def forget(self) -> None:
-        """Note that a host is new or was disconnected, so that `bring` checks all hosts."""
+        """Record that a host is new or was disconnected, so that `bring` checks the files of all
+        hosts.
+        """
         self._is_sure = False
 
     def bring(self, is_hurried: bool = False, timeout_s: float | None = None) -> None:
@@ -129,7 +131,9 @@ class CodeSync:
         return _Copy(state, content, digest=digest_of(content))
 
     def _place(self, files: Mapping[Key, _Copy], timeout_s: float | None) -> None:
-        """Send the changed files to all hosts, and all files to hosts that lack the others."""
+        """Send the changed files to all hosts, and all files to each host that lacks the unchanged
+        ones.
+        """
         described = [
             (_wire_path(key), copy.state.mtime_ns, copy.digest) for key, copy in files.items()
         ]
@@ -159,7 +163,8 @@ class CodeSync:
         self._placed, self._name, self._is_sure = files, name, True
 
     def _find_lacking(self, answers: Answers, name: str) -> set[int]:
-        """Return the hosts that lack the set of files with this name.
+        """Return the hosts whose answers show that they do not have the set of files with this
+        name.
 
         Raises:
             HostError: a host reports a problem.
@@ -181,7 +186,9 @@ class CodeSync:
         return f"{self.roots[key[0]]}/{key[1]}"
 
     def _tell(self, found: Found) -> None:
-        """Show the user which files are left out, if that has changed."""
+        """Show the user which files are not copied to the hosts, if that has changed since the last
+        time.
+        """
         unreadable = [
             f"{self._path(key)}: {copy.problem}"
             for key, copy in sorted(self._copies.items())
@@ -194,7 +201,9 @@ class CodeSync:
 
 
 def cut(sentences: Sequence[str]) -> list[str]:
-    """Return the first few sentences, and one on the number of the others."""
+    """Return the first few of these sentences and, if others are left out, a sentence with their
+    number.
+    """
     more = len(sentences) - _MAX_NAMED
     return [*sentences[:_MAX_NAMED], *([f"{more} more such entries"] if more > 0 else [])]
 

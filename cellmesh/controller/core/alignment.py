@@ -52,8 +52,9 @@ class Alignment:
         self.stopping: Stopping | None = None
 
     def is_out_of_reach(self, run: int, pending: Pending) -> bool:
-        """Return whether a run that was sent cannot be aligned: no main thread executes it, or one
-        of its ranks waits for the user's input, which may take forever.
+        """Return whether the ranks of a run that was sent cannot be brought to a common point: no
+        main thread executes the run, or one of its ranks waits for the user's input, which may take
+        forever.
         """
         if not pending.is_sent or pending.phase != "running":
             return False
@@ -73,7 +74,7 @@ class Alignment:
         return first
 
     def report(self, ranks: Sequence[int], state: StopState, now: float) -> list[Effect]:
-        """Handle reports of ranks on where they are in a run that is being stopped."""
+        """Handle reports in which ranks state where they are in a run that is being stopped."""
         pending = self._mesh.pending.get(state.run)
         if self.stopping is None or pending is None:
             return []
@@ -81,13 +82,17 @@ class Alignment:
         return [*self.send_on(owing), *self.end_if_aligned(now)]
 
     def send_on(self, owing: Mapping[int, Owed]) -> list[Effect]:
-        """Let paused ranks go on until they have executed the operations that they owe."""
+        """Let each of these paused ranks go on until it has executed the operations that other
+        ranks have begun and it has not.
+        """
         assert self.stopping is not None
         alike = group_ranks({rank: (self.stopping.run_of(rank), owing[rank]) for rank in owing})
         return [control(ranks, Pause(run, owed)) for (run, owed), ranks in alike.items()]
 
     def end_if_aligned(self, now: float) -> list[Effect]:
-        """Interrupt the runs that are being stopped, once their ranks have paused or time is up."""
+        """Interrupt the runs that are being stopped, once all of their ranks have paused or the
+        time limit has passed.
+        """
         if self.stopping is None or (verdict := self.stopping.decide(now)) is None:
             return []
         effects: list[Effect] = []
@@ -118,8 +123,8 @@ class Alignment:
         return self.end_if_aligned(now)
 
     def tick(self, now: float) -> list[Effect]:
-        """Interrupt the runs if their ranks have paused or time is up; else ask the others where
-        they are.
+        """Interrupt the runs that are being stopped if all of their ranks have paused or the time
+        limit has passed; otherwise ask ranks that have not paused where they are.
         """
         if self.stopping is None:
             return []

@@ -48,11 +48,15 @@ class ClockComparison:
         self.due_s = math.inf
 
     def begin(self, now: float) -> None:
-        """Start a burst of clock readings from an agent that has connected; keep earlier ones."""
+        """Start a burst of clock readings from an agent that has connected, and keep its earlier
+        readings.
+        """
         self._num_sent, self.due_s = 0, now
 
     def note_sent(self, now: float) -> None:
-        """Record a request for a clock reading, sent or not; set when the next is due (`due_s`)."""
+        """Set the time of the next clock reading (`due_s`), after one was due and was requested or
+        skipped.
+        """
         self._num_sent += 1
         self.due_s = now + (FIRST_INTERVAL_S if self._num_sent < NUM_FIRST else INTERVAL_S)
 

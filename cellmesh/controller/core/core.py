@@ -162,8 +162,8 @@ class Core:
         return effects
 
     def wait_for(self, run: int) -> list[Effect]:
-        """Note that the user waits for this run and will submit nothing else, so that ranks without
-        work cannot join its collectives.
+        """Record that the user waits for this run and will submit nothing else, so that ranks
+        without work cannot join its collectives.
         """
         if run in self.mesh.pending:
             self.mesh.pending[run].is_waited_for = True
@@ -250,8 +250,8 @@ class Core:
         return request, [order, *self._recovery.resize(request, new, self._see(now))]
 
     def await_calm(self) -> tuple[int, list[Effect]]:
-        """Return the number of a request that is answered once no recovery is in progress, with the
-        text of the note on it.
+        """Return the number of a request whose `Answer`, a note on the recovery, follows once no
+        recovery is in progress.
         """
         request = self._questions.new_request()
         return request, self._recovery.await_calm(request)
@@ -283,8 +283,8 @@ class Core:
         return [*effects, Send(Parcel(order)), Change(self.state, None)]
 
     def detach(self) -> list[Effect]:
-        """Return the message by which this controller leaves the mesh; ranks live on for the time
-        of its lease.
+        """Return the message by which this controller leaves the mesh; the ranks keep running until
+        the lease of the mesh ends.
         """
         return [] if self.state == "ended" else [Send(Parcel(Detach()))]
 

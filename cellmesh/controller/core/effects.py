@@ -22,7 +22,8 @@ class Send(msgspec.Struct, frozen=True):
 
 
 class Deliver(msgspec.Struct, frozen=True):
-    """Effect: give a run a message of some of its ranks, or `Died` as the end of these ranks.
+    """Effect: pass to a run a message that some of its ranks have sent, or `Died` if these ranks
+    have died.
 
     `has_begun` is False if the ranks end a run that they have not begun; thousands of ranks may do
     so at once.
@@ -35,14 +36,18 @@ class Deliver(msgspec.Struct, frozen=True):
 
 
 class Watch(msgspec.Struct, frozen=True):
-    """Effect: show a run's user where its ranks are; ranks that do not answer are left out."""
+    """Effect: show the user of a run where its ranks are; ranks that have not answered are left
+    out.
+    """
 
     run: int
     states: Mapping[int, RankState]
 
 
 class Judge(msgspec.Struct, frozen=True):
-    """Effect: tell a run why some of its ranks can never go on, for the report of its failure."""
+    """Effect: give a run the reason for which some of its ranks can never go on, for the report of
+    its failure.
+    """
 
     run: int
     verdict: str
@@ -157,7 +162,8 @@ def tell_busy(running: Mapping[int, str], then: str = "heal") -> str:
 
 
 def tell_empty(ranks: Iterable[int], subject: str = "") -> str:
-    """Return a clause on replaced ranks: their namespaces are empty, and which command fills them.
+    """Return a clause which says that the namespaces of replaced ranks are empty, and which command
+    fills them.
 
     Args:
         ranks: the replaced ranks.

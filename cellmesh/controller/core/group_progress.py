@@ -1,5 +1,5 @@
-"""Operations that the members of each process group have begun on it, and groups whose members
-disagree. Pure.
+"""Counts the operations that the members of each process group have begun on it, and finds groups
+whose members have begun different numbers of them. Pure.
 
 Ranks of a group pair up their collectives by order: a rank that has begun fewer than another has
 not reached the rest yet.
@@ -80,7 +80,7 @@ class GroupProgress:
 def read_progress(
     counts: Mapping[int, Iterable[GroupCount]], num_ranks: int
 ) -> dict[Key, GroupProgress]:
-    """Return the operations that the members of each process group have begun on it.
+    """Group the ranks' operation counts by process group.
 
     Args:
         counts: rank -> counts of its groups.
@@ -98,13 +98,13 @@ def read_progress(
 
 
 def progress_of(states: Mapping[int, RankState], num_ranks: int) -> dict[Key, GroupProgress]:
-    """Return the operations begun on each process group, from the states of ranks."""
+    """Group the operation counts in the states of ranks by process group."""
     return read_progress({rank: state.counts for rank, state in states.items()}, num_ranks)
 
 
 def find_lacking(states: Mapping[int, RankState]) -> dict[Key, set[int]]:
-    """Return the members that are not known to have made a group, for each group that a rank is
-    making.
+    """Return, for each process group that a rank is making, the members that are not known to have
+    made it.
     """
     lacking: dict[Key, set[int]] = {}
     for state in states.values():
@@ -197,8 +197,9 @@ class Tally:
         self.is_new = False
 
     def find_new_disagreements(self, ranks: Iterable[int], num_ranks: int) -> list[tuple[int, ...]]:
-        """Return the groups of idle ranks that disagree (`find_disagreements`); cheap if no count
-        was added since the last call.
+        """Return the groups of idle ranks whose members have begun different numbers of
+        collectives; return none at once if no count was recorded since the last call that found
+        none.
         """
         if not self.is_new:
             return []

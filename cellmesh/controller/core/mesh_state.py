@@ -1,5 +1,5 @@
-"""The state of a mesh as the core knows it: which ranks live, which runs they have, and which hold
-back new runs until a failed run has ended on all ranks.
+"""The state of a mesh as the core knows it: which ranks are alive, which runs they have not ended,
+and which ranks hold back new runs until a failed run has ended on all ranks.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Pending:
     title: str = ""
 
     def begin(self, now: float) -> None:
-        """Start the clocks of a run that was held back and is sent now."""
+        """Record that a run that was held back is sent now, and count its times from now."""
         waited_s = now - self.started_at
         self.is_sent, self.started_at, self.watched_at, self.judged_at = True, now, now, now
         if self.first_end_at is not None:
@@ -78,16 +78,16 @@ class Pending:
 
 
 class Returned(msgspec.Struct, frozen=True):
-    """Message of the connections to many hosts: a host that counted as lost is reached again, and
-    these ranks of it have kept their state.
+    """Message of the connections to many hosts: a host that counted as lost is connected again, and
+    these ranks on it have kept their state.
     """
 
     ranks: tuple[RankInfo, ...]
 
 
 class HostLost(msgspec.Struct, frozen=True):
-    """Message of the connections to many hosts: a host counts as lost, and its living ranks with
-    it.
+    """Message of the connections to many hosts: a host cannot be reached and counts as lost, and so
+    do its living ranks.
     """
 
     host: str
@@ -213,7 +213,8 @@ class MeshState:
         return idle - self.busy() - unsure - (self.held.keys() - resumable)
 
     def find_absent(self, pending: Pending, with_work: set[int]) -> set[int]:
-        """Return the ranks that have nothing to execute, and so cannot join a collective of a run.
+        """Return the ranks that have nothing to execute, and so cannot join the collectives of a
+        run.
 
         A rank that has ended the run may join from another run, unless it holds that one back until
         this one has ended.
@@ -225,8 +226,8 @@ class MeshState:
         return (set(pending.members) - may_come) | (others - with_work)
 
     def forget_asking(self, requests: Mapping[int, int]) -> list[int]:
-        """Note that these requests (rank -> number) for the user's input are settled; return the
-        ranks that waited on them.
+        """Forget requests (rank -> number) for the user's input that are answered or withdrawn;
+        return the ranks that waited for these inputs.
         """
         asking = [rank for rank, request in requests.items() if self.asking.get(rank) == request]
         for rank in asking:
@@ -234,7 +235,9 @@ class MeshState:
         return asking
 
     def runs_first(self, run: int) -> set[int]:
-        """Return the ranks that execute a run now: they have no older run and hold back no work."""
+        """Return the ranks that execute this run now, as they have ended all older runs and hold
+        back no work.
+        """
         left = self.pending[run].ranks - self.held.keys()
         for number, pending in self.pending.items():
             if not left:  # true early if many runs wait
@@ -314,12 +317,16 @@ class MeshState:
         return (self.to_replace | self.asked) & self.dead.keys()
 
     def spare(self, ranks: Iterable[int]) -> None:
-        """Drop ranks from those that are to be replaced: they are new, or cannot be replaced."""
+        """Remove ranks from those that a recovery is to replace, as they are new or cannot be
+        replaced.
+        """
         self.to_replace.difference_update(ranks)
         self.asked.difference_update(ranks)
 
     def add_news(self, infos: Iterable[RankInfo]) -> None:
-        """Add replaced ranks that are still empty to `news`, which the user is to be shown."""
+        """Add ranks that replaced dead ones to `news`, so that the user is informed that they are
+        empty.
+        """
         self.news |= {one.rank: one.predecessor_ending for one in infos if one.predecessor_ending}
 
     def forget_news(self, ranks: Iterable[int]) -> None:
@@ -328,8 +335,8 @@ class MeshState:
             self.news.pop(rank, None)
 
     def tell_news(self, run: int, ranks: Iterable[int]) -> list[Effect]:
-        """Return the note on replaced ranks for the beginning of a run's output, and drop these
-        ranks from `news`.
+        """Return a note that some of these ranks replaced dead ones and are empty, for the
+        beginning of a run's output, and drop them from `news`.
         """
         endings = {rank: self.news.pop(rank) for rank in sorted(self.news.keys() & set(ranks))}
         if not endings:

@@ -146,7 +146,9 @@ class Recovery:
         return [*self._answer(HealReport(failure=reason)), *self._tell_calm("")]
 
     def before_run(self, ranks: Collection[int], now: float) -> list[Effect]:
-        """Heal before a run if its ranks' next collectives would not match."""
+        """Begin a recovery before a run if some of its ranks must be replaced, or if their next
+        collectives would not match.
+        """
         if self.phase != "calm":
             return []
         missing = self._mesh.missing().intersection(ranks) if self._mesh.dead else set()
@@ -180,7 +182,9 @@ class Recovery:
         return []
 
     def rank_died(self, rank: int) -> None:
-        """Note that a rank's process has ended; its runs end next, then `after_deaths` follows."""
+        """Record that a rank's process has ended; `after_deaths` is called once its runs have ended
+        on it.
+        """
         self._must_heal = True
         self.tally.forget([rank])
         self._mesh.forget_news([rank])
@@ -226,7 +230,9 @@ class Recovery:
         return self.on("respawned", now) if self.phase == "respawning" else self.begin(now)
 
     def returned(self, ranks: tuple[RankInfo, ...], now: float) -> list[Effect]:
-        """Handle the return of a host that counted as lost: these ranks live, with their state."""
+        """Handle the return of a host that counted as lost: these ranks on it are alive and have
+        kept their state.
+        """
         found = self._mesh.revive(ranks)
         self._mesh.held |= dict.fromkeys(found, -1)
         self._mesh.spare(found)
@@ -240,7 +246,8 @@ class Recovery:
         return self.on("respawn failed", now, problem)
 
     def heal(self, request: int, now: float) -> list[Effect]:
-        """Replace dead ranks and rebuild groups, once ranks that are being released are idle.
+        """Replace dead ranks and rebuild process groups for the user, once the ranks that are about
+        to leave a failed run have left it.
 
         Args:
             request: number of the user's request.
@@ -276,8 +283,8 @@ class Recovery:
         return self._tell_calm("") if self.phase == "calm" else []
 
     def resume_all(self, now: float) -> list[Effect]:
-        """Let all ranks go on, as a controller that has attached does not know which hold back
-        work.
+        """Let all ranks execute their queued runs after an attach, as the new controller does not
+        know which ranks hold back runs.
         """
         self._mesh.held = dict.fromkeys(self._mesh.living(), -1)
         self._must_heal, self._is_new_here = bool(self._mesh.dead), True
@@ -290,7 +297,7 @@ class Recovery:
         return self.phase == "calm" and not self._waiting
 
     def tick(self, now: float) -> list[Effect]:
-        """Give up a phase of the recovery that takes too long."""
+        """Give up a phase of the recovery whose time limit has passed."""
         due = self.deadline()
         return [] if due is None or now < due else self.on("timed out", now)
 
@@ -330,7 +337,9 @@ class Recovery:
     def _ask(
         self, ranks: Collection[int], verb: Callable[[int], Control], now: float, then: OnAnswers
     ) -> list[Effect]:
-        """Send a request to ranks; answers in a later phase are ignored."""
+        """Send a request to ranks, and call `then` with the answers unless the recovery is in
+        another phase by then.
+        """
         step = self._step
 
         def answered(answers: dict[int, Any], now: float) -> list[Effect]:
@@ -347,7 +356,9 @@ class Recovery:
         return []
 
     def _refuse(self, now: float) -> list[Effect]:
-        """Stop waiting for ranks to leave a run that has failed, and report that they are busy."""
+        """Stop waiting for ranks to leave a failed run, and answer the user's requests to heal with
+        the error that these ranks are busy.
+        """
         self._mesh.asked.clear()
         busy = self._mesh.living() & self._mesh.busy(with_heals=False)
         effects = self._answer(HealReport(failure=tell_busy(self._mesh.running(busy))))
@@ -428,7 +439,9 @@ class Recovery:
         return [work(ranks, heal, run)]
 
     def _heal_timed_out(self, now: float) -> list[Effect]:
-        """Release ranks that take too long to heal; the second time, give up the heal."""
+        """Release ranks that take too long to heal from the collectives in which they wait; at the
+        second timeout, give up the heal.
+        """
         pending = self._mesh.pending[self._heal_run]
         if not pending.released:
             self._deadline = now + ABANDON_S
@@ -442,7 +455,9 @@ class Recovery:
         return []
 
     def _call_off(self, now: float) -> list[Effect]:
-        """Release the ranks of the heal in progress, and start no further heal."""
+        """Release the ranks of the heal in progress from the collectives in which they wait, and
+        start no further heal.
+        """
         self._stop_asking(now)
         self._attempt.num_failures = MAX_ATTEMPTS
         self._deadline = now + ABANDON_S

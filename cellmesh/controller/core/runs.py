@@ -1,5 +1,5 @@
-"""The state machine of runs in flight: decides which ranks to release, interrupt or kill, and when
-a run has ended.
+"""The state machine of runs in flight: decides which ranks to release from collectives that can
+never end, which to interrupt or kill, and when a run has ended.
 
 Pure, as `core.Core`. The table `transitions.RUN` has the action for each event of a run.
 """
@@ -188,7 +188,9 @@ class Runs:
         return self.alignment.strike(run, pending, verdict)
 
     def _strike_failing(self, run: int, pending: Pending, now: float) -> list[Effect]:
-        """Interrupt the ranks where they are, as they may wait for the one that has failed."""
+        """Interrupt a failing run on its ranks wherever they are, as they may wait for the rank
+        that has failed.
+        """
         effects = self.alignment.strike(run, pending, Verdict(False))
         return [*effects, *self._give_time(run, pending, now)]
 
@@ -205,8 +207,8 @@ class Runs:
     def _settle_queued(
         self, unclear: Mapping[int, set[int]], states: dict[int, RankState], now: float
     ) -> list[Effect]:
-        """End interrupted runs on ranks that still execute an older run, and so have not begun
-        them; ranks that have begun a run report its end themselves.
+        """End interrupted runs on ranks that have not begun them because they still execute an
+        older run; ranks that have begun a run report its end themselves.
         """
         effects: list[Effect] = []
         for run, ranks in unclear.items():
@@ -327,8 +329,8 @@ class Runs:
         return effects if stopping is None else [*effects, *self.alignment.end_if_aligned(now)]
 
     def fails_on(self, run: int, ranks: tuple[int, ...], now: float) -> list[Effect]:
-        """Note that a run has raised on ranks, which will report the exception; the time for the
-        other ranks to end begins.
+        """Record that a run has raised on ranks, which will report the exception, and start the
+        time limit by which the other ranks must end it.
         """
         pending = self._mesh.pending.get(run)
         if pending is None or not pending.is_work or run >= FIRST_HEAL:

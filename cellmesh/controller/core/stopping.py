@@ -69,8 +69,9 @@ Book: TypeAlias = dict[tuple[Key, int], dict[int, int]]
 
 
 class Begun:
-    """Numbers of operations that ranks have begun on their groups and of optimizer steps that they
-    have completed, from which follows how many each rank owes.
+    """Numbers of operations that ranks have begun on their process groups and of optimizer steps
+    that they have completed, from which follow the operations and steps that each rank has to catch
+    up on.
     """
 
     def __init__(self, num_ranks: int) -> None:
@@ -85,7 +86,9 @@ class Begun:
         self._peers: dict[tuple[Key, int], set[int]] = {}
 
     def note(self, rank: int, counts: Iterable[GroupCount]) -> set[int]:
-        """Record a rank's numbers of operations; return the ranks that may owe more than before."""
+        """Record the operations that a rank has begun; return the ranks that may now have more
+        operations to catch up on.
+        """
         concerned: set[int] = {rank}
         for count in counts:
             key = (count.name, count.ranks)
@@ -109,7 +112,9 @@ class Begun:
         return count.ranks or range(self._num_ranks)
 
     def note_steps(self, rank: int, steps: Steps) -> bool:
-        """Record a rank's optimizer steps; return whether another may owe more than before."""
+        """Record the optimizer steps that a rank has completed; return whether another rank may now
+        have more steps to catch up on.
+        """
         is_more = False
         for count in steps.counts:
             self._steps.setdefault(count.optimizer, {})[rank] = count.num_steps
@@ -119,8 +124,8 @@ class Begun:
         return is_more
 
     def owed_by(self, rank: int) -> Owed:
-        """Return the operations that other members of a rank's groups have begun and the steps that
-        other ranks have completed, and the rank has not.
+        """Return the operations and optimizer steps that a rank has to catch up on: other members
+        of its groups have begun the operations, or other ranks have completed the steps.
         """
         owed = []
         for key in self._keys.get(rank, ()):
@@ -145,7 +150,9 @@ class Begun:
         own_book: Book,
         their_book: Book,
     ) -> tuple[tuple[int, int], ...]:
-        """Return (peer, number) for peers that have begun more messages with a rank than it has."""
+        """Return (peer, number of messages it has begun) for each peer that has begun more messages
+        with a rank than the rank has begun with it.
+        """
         own = own_book.get((key, rank), {})
         peers = sorted(self._peers.get((key, rank), ()))
         numbers = [(peer, their_book.get((key, peer), {}).get(rank, 0)) for peer in peers]
@@ -163,7 +170,8 @@ class _Rank:
     steps: Steps = field(default_factory=Steps)
 
     def quiet_from(self, has_met: bool) -> float:
-        """Return the time in seconds at which the rank has run Python for `QUIET_S`.
+        """Return the time, in seconds, from which the rank counts as quiet: it has run Python
+        without an operation for `QUIET_S`.
 
         Args:
             has_met: whether a rank has begun an operation in its run: this one may then be on its
@@ -175,7 +183,8 @@ class _Rank:
 
 @dataclass
 class Stopping:
-    """The ranks of the runs that are being stopped together, and where each is.
+    """The runs that are being stopped together, and the place in the program that each of their
+    ranks has reached.
 
     Attributes:
         num_ranks: number of ranks of the mesh.
@@ -225,7 +234,8 @@ class Stopping:
         return group_ranks({rank: self._ranks[rank].run for rank in sorted(self._left)})
 
     def report(self, ranks: Sequence[int], state: StopState, now: float) -> dict[int, Owed]:
-        """Record the reports of ranks; return the paused ranks that owe operations, and which.
+        """Record reports of ranks; return the paused ranks that are behind other ranks, with the
+        operations that each has to catch up on.
 
         Args:
             ranks: ranks that have sent the same report.
@@ -257,7 +267,8 @@ class Stopping:
         return owing
 
     def end(self, run: int, ranks: Iterable[int], counts: Iterable[GroupCount]) -> dict[int, Owed]:
-        """Record the end of a run on ranks, and their numbers of operations.
+        """Record that ranks have ended their run, and the numbers of operations that they have
+        begun.
 
         Returns:
             The paused ranks that owe operations, and which.
@@ -286,7 +297,7 @@ class Stopping:
             ranks.add(rank) if is_in else ranks.discard(rank)
 
     def to_look_at(self, now: float) -> dict[int, tuple[int, ...]]:
-        """Return, by run, the ranks that are not paused and are to be asked where they are."""
+        """Return run -> ranks that have not paused and are to be asked where they are."""
         self.look_at = now + LOOK_S
         return group_ranks({rank: self._ranks[rank].run for rank in sorted(self._moving)})
 
@@ -296,7 +307,7 @@ class Stopping:
         return not self._left
 
     def decide(self, now: float) -> Verdict | None:
-        """Return the decision to interrupt all ranks, once it can be made; None before."""
+        """Return the decision to interrupt all ranks; None while ranks must be waited for."""
         if not self._moving:
             return Verdict(True) if self._left else None
         if now >= self.limit_at:

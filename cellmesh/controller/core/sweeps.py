@@ -80,8 +80,8 @@ class Sweeps:
         return is_long and now - pending.watched_at >= WATCH_EVERY_S - SWEEP_S / 2
 
     def _is_to_be_judged(self, pending: Pending, now: float) -> bool:
-        """Return whether to examine a run for ranks that can never go on, unless all of its ranks
-        are released, or one waits for the user's input.
+        """Return whether to examine a run now for ranks that can never go on; false if all of its
+        ranks are released from their collectives, or one waits for the user's input.
         """
         if pending.ranks <= pending.released or pending.ranks & self._mesh.asking.keys():
             return False
@@ -112,7 +112,9 @@ class Sweeps:
     def _judge(
         self, run: int, states: Mapping[int, RankState], with_work: set[int], now: float
     ) -> list[Effect]:
-        """Find ranks that can never go on, report why they cannot, and release them."""
+        """Find ranks of a run that can never go on, report the reason, and release them from their
+        collectives.
+        """
         pending = self._mesh.pending[run]
         if not self._is_to_be_judged(pending, now):
             return []

@@ -84,8 +84,8 @@ def _is_blocked(rank: int, state: RankState, lacking: Mapping[Key, set[int]]) ->
 
 
 def _find_mismatches(groups: Mapping[Key, GroupProgress], blocked: Mapping[int, RankState]) -> None:
-    """Set `mismatch_at` of each group: the number of the first collective that a rank waits in and
-    that members have begun differently.
+    """Set `mismatch_at` of each process group to the number of the first awaited collective that
+    its members have begun with different kinds, sizes or dtypes.
     """
     awaited: dict[str, set[int]] = defaultdict(set)
     for state in blocked.values():
@@ -108,9 +108,9 @@ def _find_stuck(
     lacking: Mapping[Key, set[int]],
     num_ranks: int,
 ) -> dict[int, RankState]:
-    """Return the largest set of blocked ranks in which each waits for others of the set, or for
-    ranks that will begin no more operations (`never`), with only those of their operations in
-    flight that cannot end.
+    """Return the blocked ranks that can never go on, as each waits for another of them or for a
+    rank that will begin no more operations (`never`); keep only their operations in flight that
+    cannot end.
 
     All blocked ranks count as stuck at first. Each round takes out those that may go on although
     all stuck ranks stand: one of their operations in flight may end, and it is not known which of
@@ -123,7 +123,7 @@ def _find_stuck(
     }
 
     def cannot_end(rank: int) -> tuple[InFlight, ...]:
-        """Return the operations of a rank that cannot end while all of `halted` stand."""
+        """Return the operations of a rank that cannot end unless a rank of `halted` goes on."""
         flights = ((one, by_name.get((rank, one.group))) for one in blocked[rank].in_flight)
         return tuple(one for one, group in flights if not _may_end(rank, one, group, halted))
 
@@ -168,7 +168,7 @@ def _find_stuck(
 
 
 def _waits_for(never: set[int], rank: int, state: RankState, group: GroupProgress | None) -> bool:
-    """Return whether the call in which a rank waits needs one of `never`.
+    """Return whether a rank waits in a call that cannot end unless a rank of `never` goes on.
 
     The last message with a peer counts, as gloo keeps those in flight that are not waited for.
     """
@@ -187,7 +187,9 @@ def _waits_for(never: set[int], rank: int, state: RankState, group: GroupProgres
 
 
 def _may_end(rank: int, one: InFlight, group: GroupProgress | None, halted: set[int]) -> bool:
-    """Return whether an operation of a rank may end although no rank of `halted` goes on."""
+    """Return whether an operation that a rank has begun may end even if no rank of `halted` goes
+    on.
+    """
     if group is None or one.gives_up:
         return True
     any_other = group.num_free > (rank not in halted)

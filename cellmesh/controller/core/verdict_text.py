@@ -34,8 +34,8 @@ class Waits:
 def describe_waits(
     states: Mapping[int, RankState], idle: Collection[int], dead: Collection[int], num_ranks: int
 ) -> list[str]:
-    """Return a clause for each wait of ranks, with the ranks that they wait for, whether or not
-    these may still join.
+    """Return a clause for each group of waiting ranks, with the ranks that they wait for, even if
+    those may still join.
 
     Args:
         states: state of each rank that answered, with the counts of all its groups.

@@ -112,13 +112,13 @@ class BarBoard:
         return True
 
     def bury(self) -> None:
-        """Note that other output was shown below all blocks of bars, so that new bars need a new
+        """Record that other output was shown below all blocks of bars, so that new bars need a new
         block.
         """
         self._is_buried = True
 
     def lose(self, ranks: Iterable[int]) -> None:
-        """Note that these ranks have died, which has ended their bars."""
+        """Record that these ranks have died, which has ended their progress bars."""
         for group in self._groups.values():
             for rank in group.bars.keys() & set(ranks):
                 group.bars[rank] = msgspec.structs.replace(group.bars[rank], state="done")
@@ -127,7 +127,8 @@ class BarBoard:
     # ---- drawing
 
     def draw(self, now: float, at_once: bool = False, is_over: bool = False) -> list[Bars]:
-        """Return the blocks to draw now.
+        """Draw the blocks of progress bars that have changed, if their next drawing is due; return
+        the drawings.
 
         Args:
             now: current time, in seconds.
@@ -325,7 +326,9 @@ def _fraction(bar: Bar) -> float | None:
 
 
 def _mark(bars: Mapping[int, Bar], slow: int, fast: int) -> str:
-    """Name the slowest ranks if they are behind; "" if they are not."""
+    """Return a remark that names the slowest ranks of a progress bar; "" if they are not clearly
+    behind the fastest.
+    """
     if bars[slow].state != "open" or not _is_behind(bars[slow], bars[fast]):
         return ""
     last = tuple(sorted(rank for rank in bars if _place(bars[rank]) == _place(bars[slow])))

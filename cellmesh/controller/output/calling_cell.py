@@ -43,7 +43,9 @@ class CellPublisher:
         kernel.session.send(kernel.iopub_socket, kind, content, parent=self._parent, ident=topic)
 
     def display(self, content: dict[str, Any]) -> None:
-        """Display a bundle of the notebook itself, or pass it to the capture of displays."""
+        """Display a MIME bundle made in the notebook's own process, or pass it to the object that
+        captures displays.
+        """
         shell = self._kernel.shell
         if holds_displays(shell):
             data, metadata = content["data"], content["metadata"]
@@ -63,19 +65,23 @@ def current_sink(displays: Displays | None = None, has_tabs: bool = False) -> Si
 
 
 def holds(stream: str) -> bool:
-    """Return whether an object in place of a kernel's own stream captures text."""
+    """Return whether the stream of `sys` with this name is an object that captures text, not the
+    kernel's own.
+    """
     file, own = getattr(sys, stream), sys.modules["ipykernel.iostream"].OutStream
     return not (file is None or isinstance(file, own) or getattr(file, "closed", False))
 
 
 def holds_displays(shell: Any) -> bool:
-    """Return whether an object in place of a kernel's own publisher captures displays."""
+    """Return whether the shell's display publisher is replaced by an object that captures
+    displays.
+    """
     return type(shell.display_pub) is not shell.display_pub_class
 
 
 class CapturedSink:
-    """Passes output to the objects that capture it at the moment, and the rest to the cell:
-    tracebacks (which the kernel shows as well), and what is not captured.
+    """Passes output to the objects that capture the calling cell's output at the moment; passes
+    output that none captures, and tracebacks, to the cell itself.
 
     Args:
         shell: the kernel's IPython shell.

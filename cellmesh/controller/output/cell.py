@@ -61,7 +61,7 @@ class Record:
 
     def clear(self, gone: Collection[int]) -> bool:
         """Remove these ranks' output, and the remarks as well once no output is left; return
-        whether there was any.
+        whether the record had output of these ranks.
         """
         if not any(not set(gone).isdisjoint(ranks) for ranks in (self.dropped, *self._ranks())):
             return False
@@ -75,7 +75,7 @@ class Record:
         return True
 
     def trim(self) -> None:
-        """Drop the oldest output if there is too much."""
+        """Drop the oldest output from the record if the record is too large."""
         if self.num_bytes <= 2 * self._budget:
             return
         for key, block in list(self.entries.items()):
@@ -85,7 +85,7 @@ class Record:
             self.dropped.update(block.ranks)
 
     def switch_off(self) -> None:
-        """Drop all output, and later output as soon as it is shown."""
+        """Drop all output from the record, and do not keep later output either."""
         self._budget = 0
         self.trim()
 
@@ -123,7 +123,9 @@ def size_of(block: Block) -> int:
 
 @dataclass(frozen=True)
 class DisplayPlace:
-    """The notebook's id of a display that ranks share, and the lowest rank, whose updates count."""
+    """The notebook's display id of a display that several ranks share, and the lowest of these
+    ranks, the only one whose updates are shown.
+    """
 
     display_id: str
     leader: int
@@ -146,7 +148,7 @@ class Displays:
     records: collections.deque[Record] = field(default_factory=collections.deque)
 
     def put(self, rank: int, theirs: str, place: DisplayPlace) -> None:
-        """Note where the notebook shows a rank's display, so that it can be updated."""
+        """Record where the notebook shows a rank's display, so that it can be updated."""
         self.places.pop((rank, theirs), None)
         self.places[rank, theirs] = place  # last
         if len(self.places) > _MAX_PLACES:
@@ -254,7 +256,9 @@ class CellSink:
         return ours
 
     def _id_of(self, name: object) -> str:
-        """Return the display id of a part that is redrawn in place."""
+        """Return the display id of the part of the cell's output with this name, which is redrawn
+        in place.
+        """
         if name not in self._display_ids:
             self._display_ids[name] = uuid.uuid4().hex
         return self._display_ids[name]
@@ -346,7 +350,7 @@ class CellSink:
             self._publish("display_data", content)
 
     def _put(self, display_id: str, data: Any, metadata: Any = None, **more: Any) -> None:
-        """Display a bundle, or update the display that has its id."""
+        """Display a MIME bundle, or update the display that was shown with this id."""
         kind = "update_display_data" if display_id in self._placed else "display_data"
         self._placed.add(display_id)
         content = {**more, "data": data, "metadata": metadata or {}}

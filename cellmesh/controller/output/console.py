@@ -22,7 +22,9 @@ _MAX_GOING = 2
 
 
 class Sink(Protocol):
-    """Protocol of a destination of a run's output; called from the link's loop, in order."""
+    """Protocol of a destination of a run's output; called in order, in the event loop of the
+    connection to the agent.
+    """
 
     def show(self, blocks: Sequence[Block]) -> None:
         """Show blocks of output now."""
@@ -37,8 +39,8 @@ class Sink(Protocol):
 
 
 class ConsoleSink:
-    """Writes output as plain text to these files; None for the current ``sys.stdout`` and
-    ``sys.stderr`` at the time of writing.
+    """Writes output as plain text to two files, by default to ``sys.stdout`` and ``sys.stderr`` as
+    they are at the time of writing.
     """
 
     def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:

@@ -193,7 +193,9 @@ class Folder:
         self._queue((rank,), mark, now)
 
     def leave(self, ranks: Iterable[int], now: float) -> None:
-        """Note that these ranks have ended the run, so that no output waits for them."""
+        """Record that these ranks have ended the run, so that output of other ranks does not wait
+        for theirs.
+        """
         for rank in ranks:
             self._finish_partials(rank, now)
             self._running.discard(rank)
@@ -223,8 +225,8 @@ class Folder:
         return ready
 
     def deadline(self) -> float | None:
-        """Return the time from which `take` has more to return without new output; None if no
-        output is queued.
+        """Return the time from which `take` returns queued output even if no further output
+        arrives; None if no output is queued.
         """
         if self._ready:
             return 0.0
@@ -315,7 +317,9 @@ class Folder:
             self._end_line(key, text, now)
 
     def _may_open(self, key: tuple[int, StreamName]) -> bool:
-        """Return whether an unfinished line may be shown, as all earlier output of its rank was."""
+        """Return whether an unfinished line may be shown, because all earlier output of its rank
+        has been shown.
+        """
         return key[0] not in self._queues
 
     def _update_live(self, now: float, everything: bool) -> None:
@@ -367,7 +371,7 @@ class Folder:
 
     def _passed(self) -> list[tuple[int, StreamName]]:
         """Return the finished lines in the block of unfinished lines whose ranks have printed
-        more since.
+        further output.
         """
         if not self._queues or len(self._live) == len(self._open):
             return []
@@ -401,8 +405,8 @@ class Folder:
             self._queues.append(rank, Queued(item, now, show_by, display_id, keys))
 
     def _choose(self, now: float, everything: bool) -> Ranks:
-        """Return the ranks whose first items are to be shown next, equal or joined; () if none
-        is due.
+        """Return the ranks whose first items are equal or can be joined, and are to be shown next;
+        () if no item is due.
         """
         if not self._queues:
             return ()
@@ -421,7 +425,9 @@ def _is_trace(item: Item) -> bool:
 
 
 def _hold_s(item: Item, hold_s: float) -> float:
-    """Return how long an item waits for equal items, given the time for a line, in seconds."""
+    """Return how many seconds an item of output is kept back in case other ranks print an equal
+    one; `hold_s` for an item that is a line.
+    """
     if isinstance(item, Rich) and item.kind == "result":
         return HOLD_RESULT_S
     if isinstance(item, Trace):

@@ -23,7 +23,7 @@ def label(ranks: Ranks) -> str:
 
 
 def heading(ranks: Ranks) -> dict[str, Any]:
-    """Return the label of ranks as a display of its own, above one of theirs."""
+    """Return a label that names ranks, as a display to be shown above a display of these ranks."""
     style = "font:11px monospace;opacity:.65;margin:2px 0"
     line = f'<div style="{style}">{html.escape(label(ranks))}</div>'
     return {"data": {"text/plain": label(ranks), "text/html": line}, "metadata": {}}
@@ -44,7 +44,9 @@ def picture(content: Mapping[str, Any], kind: str) -> str:
 
 
 def still(content: Mapping[str, Any]) -> str:
-    """Convert a bundle to static HTML without HTML of the ranks: its picture, or else its text."""
+    """Convert a MIME bundle to static HTML, without its ``text/html``: its picture, or else its
+    text.
+    """
     data = content["data"]
     for kind in PICTURES:
         if isinstance(data.get(kind), str):

@@ -73,7 +73,9 @@ class Printer:
         self._need_folder(now).feed(ranks, verb, now)
 
     def settle(self, ranks: Ranks, verb: Any, now: float, is_shown: bool = True) -> None:
-        """Note how these ranks ended the run; `Run.result` raises exceptions that are not shown."""
+        """Record how these ranks ended the run, and show their exception or death; exceptions that
+        are not shown are raised by `Run.result`.
+        """
         if type(verb) is Failed and self._shows_traces and is_shown:
             if verb.released:  # the exception raised at the end has it
                 self._released.append((ranks, verb))
@@ -112,8 +114,8 @@ class Printer:
         self._sink.status(text, not text)
 
     def advise(self, text: str) -> None:
-        """Show a remark above the status line until that is removed; a sink that cannot remove text
-        shows a permanent remark.
+        """Show a remark above the status line, until that line is removed; a sink that cannot
+        remove text shows a permanent remark.
         """
         if isinstance(self._sink, CellSink):
             self._advice = text
@@ -137,7 +139,7 @@ class Printer:
             self._show_switch()
 
     def finish(self, now: float, is_raised: bool = False) -> None:
-        """Note that all ranks have ended the run; their threads may still print.
+        """Record that all ranks have ended the run; their threads may still print.
 
         Args:
             now: current time, in seconds.
@@ -159,7 +161,9 @@ class Printer:
             self._sink.end(self._ranks)
 
     def deadline(self) -> float | None:
-        """Return the time from which `show` has more to show; None until more output arrives."""
+        """Return the time from which `show` has more to show even if no further output arrives;
+        None if there is no such time.
+        """
         if self._folder is None:
             return None
         bars = self._bars.deadline() if self._bars is not None else None
@@ -186,8 +190,8 @@ class Printer:
         return [*shown, *(Block(ranks, drawing) for drawing in bars.draw(now, has_new, everything))]
 
     def _pace(self, blocks: Sequence[Block], now: float, everything: bool) -> Sequence[Block]:
-        """Return the output to show now: all of it, unless displays are cleared or updated; in that
-        case, once a frame is due, the output since the last frame.
+        """Return the blocks of output to show now: all of them, unless some clear or update
+        displays; these are collected, and returned at most once per frame.
         """
         if not self._held and not any(map(_is_change, blocks)):
             return blocks

@@ -40,7 +40,7 @@ class Queued(Generic[T]):
 
 @dataclass(slots=True)
 class _Heads:
-    """The ranks whose queues begin with one item."""
+    """The ranks whose queues begin with the same item."""
 
     ranks: dict[int, None] = field(default_factory=dict)
     lowest_known: int | None = None
@@ -99,8 +99,8 @@ class RankQueues(Generic[T]):
             self._lead(rank, queued)
 
     def prepend(self, rank: int, item: T, now: float, hold_s: float) -> None:
-        """Add an item at the front of a rank's queue, as if it had arrived with the item behind it;
-        it may wait `hold_s` seconds from then.
+        """Add an item at the front of a rank's queue, as if it had arrived together with the item
+        behind it; it may wait `hold_s` seconds from that time.
         """
         queue = self._queues.setdefault(rank, collections.deque())
         arrived_at = queue[0].arrived_at if queue else now
@@ -137,7 +137,7 @@ class RankQueues(Generic[T]):
         return taken
 
     def due_at(self) -> float:
-        """Return the time by which the next of the first items must be shown; infinite without
+        """Return the time by which one of the queues' first items must be shown; infinite without
         items.
         """
         while self._due:
@@ -149,15 +149,18 @@ class RankQueues(Generic[T]):
         return float("inf")
 
     def agree(self, ranks: set[int]) -> bool:
-        """Return whether all queues begin with equal or joinable items, and `ranks` have items."""
+        """Return whether the first items of all queues are equal or can be joined, and each of
+        `ranks` has a queue.
+        """
         queue = next(iter(self._queues.values()))
         num_alike = max((len(self._alike[key]) for key in queue[0].keys), default=0)
         is_one = len(self._heads) == 1 or num_alike == len(self._queues)
         return is_one and ranks <= self._queues.keys()
 
     def choose(self) -> Ranks:
-        """Return the ranks whose queues begin with the item to show next: the item that the fewest
-        other ranks have further back, and among these the item of the lowest rank.
+        """Return the ranks whose queues begin with the item to show next: the item that is behind
+        the first place in the fewest other queues, and of several such items that of the lowest
+        rank.
         """
         while True:
             *key, _, item = self._order[0]
@@ -170,8 +173,8 @@ class RankQueues(Generic[T]):
                 heapq.heapreplace(self._order, self._entry(item))
 
     def alike(self, rank: int) -> Ranks:
-        """Return the ranks whose first items can be joined with that of `rank`, except items that
-        other ranks have further back.
+        """Return the ranks whose first items can be joined with the first item of `rank`, without
+        items that are also further back in the queue of another rank.
         """
         groups = [self._alike[key] for key in self._queues[rank][0].keys]
         most = max(groups, key=len, default=())
@@ -187,7 +190,9 @@ class RankQueues(Generic[T]):
         return *self._key(item), self._num_pushed, item
 
     def _num_coming(self, item: T) -> int:
-        """Return the number of ranks that have a first item further back."""
+        """Return the number of ranks in whose queues an item, the first of another queue, is
+        further back.
+        """
         return self._num_ahead[item] - len(self._heads[item].ranks)
 
     def _enter(self, rank: int, item: T) -> None:
@@ -211,7 +216,7 @@ class RankQueues(Generic[T]):
             self._push(item)
 
     def _lead(self, rank: int, queued: Queued[T]) -> None:
-        """Note that an item has become a rank's first."""
+        """Record that an item has become the first in a rank's queue."""
         self._heads.setdefault(queued.item, _Heads()).add(rank)
         for key in queued.keys:
             self._alike.setdefault(key, {})[rank] = None
@@ -220,7 +225,7 @@ class RankQueues(Generic[T]):
         heapq.heappush(self._due, (queued.show_by, self._num_pushed, rank, queued))
 
     def _follow(self, rank: int, queued: Queued[T]) -> None:
-        """Note that an item is no longer a rank's first."""
+        """Record that an item is no longer the first in a rank's queue."""
         heads = self._heads[queued.item]
         heads.remove(rank)
         if not heads.ranks:

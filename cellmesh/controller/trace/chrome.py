@@ -60,8 +60,8 @@ _ids = itertools.count(1)
 def _span(
     rank: int, name: str, category: str, begin_ns: int, end_ns: int, **args: Any
 ) -> Iterator[dict[str, Any]]:
-    """Yield the begin and the end of an asynchronous event, as overlapping events of this type are
-    drawn in separate rows.
+    """Yield two events, the begin and the end of an operation, in Chrome's asynchronous type: the
+    viewer draws overlapping events of this type in separate rows.
     """
     event = {"name": name, "cat": category, "pid": rank, "tid": 0, "id": next(_ids)}
     yield {**event, "ph": "b", "ts": begin_ns / 1000, "args": args}

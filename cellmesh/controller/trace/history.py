@@ -150,7 +150,9 @@ class History:
         )
 
     def took_s(self, *cells: TimelineCell) -> float:
-        """Return how long cells took in all, in seconds; all cells if none is given."""
+        """Return the total time that these cells took, in seconds; that of all cells of the history
+        if none is given.
+        """
         return sum(cell.end_ns - cell.begin_ns for cell in cells or self.cells) / 1e9
 
     @property
@@ -247,7 +249,7 @@ def _close_gaps(cells: Iterable[TimelineCell]) -> tuple[TimelineCell, ...]:
 def _read(
     past: Past, rank: int, cells: Mapping[int, TimelineCell], at: Callable[[float], int]
 ) -> list[Operation]:
-    """Return a rank's operations in the order of their start.
+    """Decode a rank's operations from its record, in the order of their start.
 
     Args:
         past: the rank's record.

@@ -71,7 +71,7 @@ class Operation:
 
 def with_waits(operations: Mapping[int, Sequence[Operation]]) -> dict[int, list[Operation]]:
     """Return the operations with their waits: how long each waited for the last of its ranks, and
-    for which rank. Nothing is known of an operation that one of its ranks has no record of.
+    for which rank. An operation that one of its ranks has no record of has no waits.
 
     Operations of different ranks are matched by process group and sequence number. If the process
     group is not known, its members are the ranks that have begun the operation.
@@ -99,7 +99,9 @@ def with_waits(operations: Mapping[int, Sequence[Operation]]) -> dict[int, list[
 def _alike(
     operations: Mapping[int, Sequence[Operation]],
 ) -> dict[tuple[object, ...], dict[int, int]]:
-    """Return, for each operation, the ranks that have begun it: rank -> index in its list."""
+    """Match equal operations across ranks: return, for each, the ranks that have begun it, with its
+    index in each rank's list.
+    """
     found: dict[tuple[object, ...], dict[int, int]] = {}
     for rank, ours in operations.items():
         seen: Counter[tuple[object, ...]] = Counter()

@@ -66,7 +66,7 @@ def check_target(path: Path) -> Path:
 
 
 def write_trace(path: Path, trace: bytes) -> None:
-    """Write a Chrome trace.
+    """Write a Chrome trace to a file.
 
     Raises:
         HostError: it could not be written.

@@ -161,14 +161,14 @@ class SegmentPool:
         return mapped, [frame]
 
     def keep(self, frame: SegmentFrame, ranks: Sequence[int]) -> None:
-        """Note that a run whose arguments are in a segment is about to be sent to these ranks."""
+        """Record that a run whose arguments are in a segment is about to be sent to these ranks."""
         assert isinstance(frame, _LentFrame)
         with self._lock:
             if len(self._loans) + len(self._free) < MAX_SEGMENTS:
                 self._loans[frame.ref.loan] = _Loan(frame.segment, set(ranks))
 
     def follow(self, run: Run[object], frame: SegmentFrame) -> None:
-        """Note that a run whose arguments are in a segment was sent, and watch for its end."""
+        """Record that a run whose arguments are in a segment was sent, and watch for its end."""
         run.on_end(lambda: self._run_ended(frame.ref.loan, not run.failed_ranks()))
 
     def forget(self, frame: SegmentFrame) -> None:
@@ -177,7 +177,7 @@ class SegmentPool:
             self._loans.pop(frame.ref.loan, None)
 
     def freed(self, ranks: Sequence[int], news: Freed) -> None:
-        """Note that these ranks hold no reference to the memory of a segment any more."""
+        """Record that these ranks hold no reference to the memory of a segment any more."""
         with self._lock:
             loan = self._loans.get(news.loan)
             if loan is None:

@@ -136,7 +136,9 @@ def _shape_along(name: str, value: Any, dim: int | None) -> tuple[int, ...]:
 
 
 def reduce_to_cpu(value: Any) -> Any:
-    """Reduce a tensor for pickle as a CPU tensor: each rank moves only its part to its device."""
+    """Reduce a tensor on a device for pickle as a CPU tensor, so that each rank moves only its
+    shard to its device.
+    """
     torch = sys.modules.get("torch")
     if (
         torch is not None

@@ -47,7 +47,7 @@ class RankCell:
     argv: tuple[str, ...] | None = None
 
     def settle(self) -> None:
-        """Note the ranks on which the cell's run has failed, if the run has ended."""
+        """Record the ranks on which the cell's run has failed, if the run has ended."""
         run = self.run
         if run is not None and run.done():
             self.failed = tuple(run.failed_ranks())
@@ -56,7 +56,7 @@ class RankCell:
 
 @dataclass(frozen=True)
 class PageValue:
-    """Record of a value of the notebook's own process that was sent to ranks.
+    """Record of a value that was sent from the notebook's own process to ranks.
 
     Attributes:
         literal: Python literal of the value; "" if it has none.
@@ -176,7 +176,7 @@ class PageHistory:
         self._open.entries.append(entry)
 
     def close(self, count: int, source: str, failed: bool) -> None:
-        """Note the end of the running cell, its source, and whether it failed."""
+        """Record the end of the running cell, its source, and whether it failed."""
         cell = self._open or NotebookCell(count)
         self._open = None
         cell.count, cell.source, cell.failed = count, source, failed
@@ -257,7 +257,7 @@ class Recorder:
                 self.history.add(count, entry)
 
     def close_cell(self, result: ExecutionResult | None) -> None:
-        """Note the end of a cell of the notebook; handles IPython's event."""
+        """Record the end of a cell of the notebook; handles IPython's event."""
         info = result.info if result is not None else None
         if (
             result is None

@@ -179,8 +179,8 @@ class Draft:
         return bool(self.exits.intersection(re.findall(r"[^\W\d]\w*", source)))
 
     def own(self, name: str) -> str:
-        """Return the name of a variable of the script itself (`rank`, `device`), or of a copy of it
-        if cells bind that name.
+        """Return the name of a variable that the script itself defines (`rank`, `device`), or the
+        name of a copy of it if a cell binds that name.
         """
         return free_name(f"own_{name}", self.names) if name in self.bound else name
 

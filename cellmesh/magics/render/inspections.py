@@ -76,8 +76,8 @@ def torn_note(ranks: Collection[int]) -> str:
 
 def list_items(inspection: Inspection) -> list[dict[str, Any]]:
     """Return the tensors in an inspected value as JSON, one row each: path, label, flags, and cells
-    under `ITEM_HEADERS`. Mean and std are those of the first rank that has it, the norm is that of
-    all parts.
+    under `ITEM_HEADERS`. Mean and std are those of the first rank that has the tensor, the norm is
+    that of all parts.
     """
     num_ranks = len(inspection.found) + len(inspection.refusals)
     return [

@@ -43,8 +43,8 @@ _COMPUTES: Mark = ("", False)
 
 @dataclass(frozen=True)
 class Row:
-    """One rank's row of the drawing, in nanoseconds from its begin; the note is drawn below the
-    rank's name.
+    """One rank's row of the drawing, with times in nanoseconds from the begin of the drawing; the
+    note is drawn below the rank's name.
     """
 
     rank: int
@@ -115,8 +115,8 @@ def timeline_of(history: History) -> Timeline:
 def fill(
     spans: Iterable[Span], length_ns: int, num_columns: int, share: float = 0.25
 ) -> list[Mark | None]:
-    """Return the mark that takes most of each of the equal columns of an axis; None if all marks
-    together take less than a share of the column.
+    """Divide an axis into equal columns, and return the mark that takes most of each; None for a
+    column of which all marks together take less than `share`.
 
     Args:
         spans: begin, end and mark of each span.

@@ -165,7 +165,9 @@ class Dashboard:
                     return
 
     def _pass_time(self, seconds: float) -> None:
-        """Add to the page's silence on the loop of its messages, as a cell may delay these."""
+        """Add to the time for which the page has sent nothing, in the event loop that reads its
+        messages, as a running cell may delay these.
+        """
         if self._loop is None or self._loop.is_closed():  # closed with its subshell
             self._count(seconds)
         else:

@@ -202,7 +202,8 @@ class Inspector:
 
 
 def ask_picture(answers: InspectionSource, content: Mapping[str, Any]) -> Pixels | str:
-    """Return the picture of a tensor that the front end requests, or the reason why not.
+    """Return the picture of a tensor that the front end requests, or a text with the reason if
+    there is none.
 
     Args:
         answers: sends the query to ranks.
