@@ -1,4 +1,5 @@
-"""Process groups that are cut and rebuilt in place, and a check of the parts of torch they need.
+"""Process groups that are disconnected and reconnected in place, and a check that the installed
+torch has the private functions and attributes that this needs.
 
 These parts are not public in torch. The zygote checks them at its start, so that a torch version
 without one of them is refused with the part's name, instead of failing later, during a heal.
@@ -48,7 +49,9 @@ def find_missing(expected: Mapping[str, str]) -> Iterator[str]:
 
 
 def check_torch(expected: Mapping[str, str] = EXPECTED) -> None:
-    """Raise ImportError with the names of parts that ranks need, if this torch lacks any."""
+    """Raise ImportError with the names of the functions, attributes and parameters of torch that
+    ranks need, if the installed torch lacks any.
+    """
     if missing := ", ".join(find_missing(expected)):
         raise ImportError(
             f"torch {torch.__version__} has no {missing}, which rebuilding process groups takes: "

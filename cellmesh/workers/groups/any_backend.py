@@ -1,5 +1,5 @@
-"""Ends the waits of process groups with third-party backends, and of gloo groups that a program
-constructs itself.
+"""Makes blocked operations of third-party backends, and of gloo groups that a program constructs
+itself, raise once other ranks no longer take part.
 
 For gloo and NCCL, `connections` can end an operation. A backend that a program has registered
 (``Backend.register_backend``, in Python or C++) may block anywhere: in the operation, in the
@@ -38,8 +38,8 @@ def is_foreign(group: Any) -> bool:
 
 
 class ForeignGroup:
-    """Wraps a plain ``ProcessGroup`` whose backend is neither gloo nor NCCL, so that `Waits.end`
-    ends its operations on CPU tensors, and the waits for them.
+    """Wraps a ``ProcessGroup`` whose backend is neither gloo nor NCCL, so that `Waits.end` makes
+    its blocked operations on CPU tensors, and waits for them, raise.
 
     Operations on other devices return at once: the device waits, not the rank.
     """
@@ -63,7 +63,8 @@ class ForeignGroup:
 
 
 class ForeignWork(PatientWork):
-    """The Work of a backend that is neither gloo nor NCCL; a release ends its `wait`.
+    """The Work of a backend that is neither gloo nor NCCL; `Waits.end` makes its blocked `wait`
+    raise.
 
     The backend's own `wait` is called in another thread, as some backends do all their work there,
     and are not completed before.
@@ -91,7 +92,9 @@ def _is_on_cpu(args: Any) -> bool:
 
 
 def _as_here(function: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a function that calls `function` under this thread's grad mode, in another thread."""
+    """Return a function that, called on another thread, calls `function` in this thread's grad
+    mode.
+    """
     has_grad, is_inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
 
     def call() -> Any:
@@ -102,12 +105,16 @@ def _as_here(function: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def abort_foreign(group: Any) -> None:
-    """Call `abort` of a plain group's third-party backends, in a thread, as it may never return."""
+    """Call `abort` of a ``ProcessGroup``'s third-party backends on another thread, as it may never
+    return.
+    """
     start_thread(_call_each, group, "abort")
 
 
 def shut_down_foreign(group: Any) -> None:
-    """Call `shutdown` of a plain group's third-party backends, and wait `_SHUTDOWN_S` at most."""
+    """Call `shutdown` of a ``ProcessGroup``'s third-party backends on another thread, and wait for
+    `_SHUTDOWN_S` at most until it returns.
+    """
     has_ended = _thread.allocate_lock()
     has_ended.acquire()
 
@@ -128,8 +135,8 @@ def _call_each(group: Any, method: str) -> None:
 
 @contextlib.contextmanager
 def patient_constructors(waits: Waits, limit_s: float | None) -> Iterator[None]:
-    """Enter a context in which torch calls the constructors of registered backends in a thread, so
-    that a release ends the call.
+    """Enter a context in which torch calls the constructors of registered backends on another
+    thread, so that `Waits.end` makes a blocked call raise.
     """
     plugins: dict[str, Any] = c10d.Backend._plugins
     before = dict(plugins)
@@ -146,7 +153,9 @@ def patient_constructors(waits: Waits, limit_s: float | None) -> Iterator[None]:
 
 
 def constructor_of(backend: str) -> str:
-    """Return the name of the function that constructs a registered backend; "" if none is."""
+    """Return the name of the function that constructs the first third-party backend in a backend
+    string; "" if the string contains none.
+    """
     for name in _names_in(backend):
         if (plugin := c10d.Backend._plugins.get(name.upper())) is not None:
             return str(getattr(plugin.creator_fn, "__qualname__", type(plugin.creator_fn).__name__))
@@ -166,8 +175,8 @@ def _names_in(backend: str) -> list[str]:
 
 
 class GlooGroups:
-    """The gloo groups constructed in this process: by torch, within `noting`, or by a program, as
-    ``ProcessGroupGloo(store, rank, size)``.
+    """Records each ``ProcessGroupGloo`` constructed in this process: by torch, within `noting`, or
+    by a user's program, as ``ProcessGroupGloo(store, rank, size)``.
     """
 
     def __init__(self, waits: Waits) -> None:
@@ -180,7 +189,9 @@ class GlooGroups:
         self._cut: list[str] = []
 
     def install(self) -> None:
-        """From now on, construct gloo groups in a thread, interruptibly, and record them."""
+        """Patch ``ProcessGroupGloo`` to record each new gloo group, and to construct it on another
+        thread, so that `Waits.end` makes a blocked construction raise.
+        """
         construct, pid = ProcessGroupGloo.__init__, os.getpid()
         register = ProcessGroup._register_backend
 
@@ -220,7 +231,9 @@ class GlooGroups:
             self._noted = self._limit_s = None
 
     def cut(self, kept: connections.KeptConnections) -> int:
-        """Close the connections of the program's own gloo groups; return their number."""
+        """Close the connections of the gloo groups that a user's program has constructed itself;
+        return the number of connections.
+        """
         num_cut = 0
         for find, sockets in list(self._own):
             if (group := find()) is None:
@@ -233,7 +246,9 @@ class GlooGroups:
         return num_cut
 
     def take_notes(self) -> tuple[str, ...]:
-        """Return a note on each own gloo group of the program cut since the last call."""
+        """Return a note for the user on each gloo group of a program that `cut` has disconnected
+        since the last call of this method.
+        """
         cut, self._cut = self._cut, []
         return tuple(
             f"a ProcessGroupGloo that code constructed itself ({each}) was cut: construct it again"

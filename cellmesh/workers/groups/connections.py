@@ -1,4 +1,5 @@
-"""Ends this process's collectives whose peers will not join, by cutting connections.
+"""Closes connections of process groups, so that a collective raises if it waits for ranks that will
+not take part.
 
 ``ProcessGroupGloo.abort()`` ends no wait in torch 2.13. But when a receive times out, gloo closes
 all connections of the group and fails all operations on it, with one exception: an operation that
@@ -82,12 +83,14 @@ def new_sockets(before: Sockets) -> dict[int, int]:
 
 
 def connected(sockets: Sockets) -> dict[int, int]:
-    """Return the sockets among these that are connected; listening ones are not."""
+    """Return those of the given sockets that are connected; listening sockets are not."""
     return {fd: inode for fd, inode in sockets.items() if _is_connected(fd, inode)}
 
 
 def shut_down(sockets: Sockets) -> int:
-    """Shut down these sockets' connections, so that operations on them raise; return how many."""
+    """Shut down the connections of the given sockets, so that operations that use them raise;
+    return the number of connections.
+    """
     return _on_each(sockets, lambda connection: connection.shutdown(socket.SHUT_RDWR))
 
 
@@ -103,7 +106,9 @@ def cut_gloo(groups: Iterable[Any], sockets: Sockets, kept: KeptConnections) -> 
 
 
 def _on_each(sockets: Sockets, act: Callable[[socket.socket], object]) -> int:
-    """Call `act` with each of these sockets that does not listen; return their number."""
+    """Call `act` with each of the given sockets that is open and does not listen; return the number
+    of these sockets.
+    """
     num_found = 0
     for descriptor, inode in sockets.items():
         with _opened(descriptor, inode) as connection:
@@ -115,7 +120,7 @@ def _on_each(sockets: Sockets, act: Callable[[socket.socket], object]) -> int:
 
 
 def await_quiet(sockets: Sockets) -> None:
-    """Wait, for a short time, until these connections have no data in flight."""
+    """Wait until no data is in flight on the given connections, for `_LONGEST_S` at most."""
     start = last_change = time.monotonic()
     before: list[tuple[int, bytes]] = []
     while (now := time.monotonic()) - start < _LONGEST_S:
@@ -138,7 +143,9 @@ def _traffic(descriptor: int) -> tuple[int, bytes]:
 
 
 def _time_out(groups: Iterable[Any]) -> None:
-    """Time out a receive of gloo, so that gloo closes all connections and fails all operations."""
+    """Begin a gloo receive that times out at once, so that gloo closes all connections of the given
+    groups and fails all operations on them.
+    """
     nothing = torch.zeros(1, device="cpu")  # whatever the default device
     for group in groups:
         for peer in set(range(group.size())) - {group.rank()}:
@@ -147,8 +154,8 @@ def _time_out(groups: Iterable[Any]) -> None:
 
 
 class KeptConnections:
-    """Duplicates of connections that gloo has closed, kept open and read until the peers close
-    theirs, as unread data would reset the connections.
+    """Keeps duplicates of connections that gloo has closed, and reads them until the peers close
+    theirs: closing a connection with unread data would reset it.
 
     Its thread starts at once, as there may be no thread left when one is needed.
     """
@@ -163,13 +170,15 @@ class KeptConnections:
         return len(self._descriptors)
 
     def keep(self, descriptor: int) -> None:
-        """Take over an open connection; keep it for `_HOLD_S`, until `let_go`, or until it ends."""
+        """Take over a connection's descriptor; close it after `_HOLD_S`, upon `let_go`, or once the
+        peer has closed the connection.
+        """
         with self._lock:
             self._descriptors[descriptor] = time.monotonic() + _HOLD_S
             self._holds.set()
 
     def let_go(self) -> None:
-        """Close all kept connections, because their peers have closed them."""
+        """Close all kept connections; called once the peers have closed theirs."""
         with self._lock:
             self._close(list(self._descriptors))
 
@@ -214,7 +223,9 @@ def all_stand(sockets: Sockets) -> bool:
 
 
 def abort_nccl(group: Any) -> bool:
-    """Abort a ``ProcessGroup``'s NCCL communicators and operations; return whether it had any."""
+    """Abort a ``ProcessGroup``'s NCCL communicators and operations; return whether the group uses
+    NCCL.
+    """
     backends = [one for one in backends_of(group) if name_of_backend(one) == "nccl"]
     for backend in backends:
         backend.abort()
@@ -222,8 +233,8 @@ def abort_nccl(group: Any) -> bool:
 
 
 def backends_of(group: Any) -> list[Any]:
-    """Return the distinct backends of a ``ProcessGroup``; none for a subclass that a program has
-    written.
+    """Return the distinct backends of a ``ProcessGroup``; an empty list for a Python subclass that
+    a user's program defines.
 
     With ``TORCH_DISTRIBUTED_DEBUG=DETAIL`` torch wraps each backend; the wrapped ones are returned.
     """
@@ -288,7 +299,9 @@ def _is_connected(descriptor: int, inode: int) -> bool:
 
 
 def lost_its_peers(error: BaseException) -> bool:
-    """Return whether a torch operation failed only because a connection was closed."""
+    """Return whether an error says that a torch operation failed only because a connection was
+    closed.
+    """
     if not issubclass(type(error), RuntimeError):
         return False
     # Not by the error's `__str__`, which may run user code.
@@ -298,7 +311,7 @@ def lost_its_peers(error: BaseException) -> bool:
 
 def raise_as_stops(kind: Callable[[], type[KeyboardInterrupt] | None]) -> None:
     """Patch torch so that a collective that fails on the main thread because a connection was
-    closed raises the interrupt or release that `kind` returns, if any.
+    closed raises the kind of KeyboardInterrupt that `kind` returns, unless that is None.
 
     gloo and NCCL raise a RuntimeError, which ``except Exception`` in a training loop would take for
     an error of the step. When Python waits for a collective, torch passes each error through one

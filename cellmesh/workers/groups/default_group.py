@@ -1,4 +1,4 @@
-"""Replaces ``init_process_group`` and ``destroy_process_group`` for programs on a rank.
+"""Replaces ``init_process_group`` and ``destroy_process_group`` for the user's programs on a rank.
 
 A rank has the mesh's default group from the start, and a program that asks for a group of the whole
 mesh gets that one. A program that asks for another size or rank gets a default group of its own,
@@ -42,7 +42,7 @@ _TorchsWorld: Any = c10d._World
 
 
 class World(_TorchsWorld):  # type: ignore[misc]
-    """Additional registries of process groups; after `use`, torch works with them.
+    """A set of torch's registries of process groups; `use` makes torch work with it.
 
     Args:
         default: the default process group.
@@ -61,13 +61,15 @@ class World(_TorchsWorld):  # type: ignore[misc]
 
 
 def use(world: Any) -> None:
-    """Make torch look up process groups in the registries of a world; C++ names do not change."""
+    """Make torch look up process groups in the registries of `world`; C++ names do not change."""
     c10d._world = world
     c10d._update_default_pg(world.default_pg)
 
 
 def _register_names(world: Any) -> None:
-    """Register a world's group names in C++ again, after torch has dropped all names there."""
+    """Register the names of the groups in `world` in C++ again, after torch has dropped all names
+    there.
+    """
     for group, name in world.pg_names.items():
         _register_process_group(name, group)
 
@@ -105,7 +107,9 @@ destroy_process_group.__doc__ = torch_destroy_process_group.__doc__
 
 
 def _of_this_process() -> DefaultGroup | None:
-    """Return the rank's `DefaultGroup`; None in a fork, where torch drops the parent's groups."""
+    """Return the rank's `DefaultGroup`; None in a process that user code has forked, where the
+    parent's groups are removed from torch's registries first.
+    """
     global _of_rank
     if _of_rank is not None and _of_rank.pid != os.getpid():
         _inherited.append((_of_rank, c10d._world))
@@ -116,7 +120,8 @@ def _of_this_process() -> DefaultGroup | None:
 
 
 class DefaultGroup:
-    """The default process group of a rank: the mesh's, a program's, or none.
+    """Switches a rank's default process group between the mesh's, one that a user's program makes,
+    and none.
 
     Args:
         calls: finds the other ranks that take part in a program's call.
@@ -136,8 +141,8 @@ class DefaultGroup:
         self.own: set[str] = set()
 
     def take_over(self) -> None:
-        """Direct this process's ``init_process_group`` and ``destroy_process_group`` to this
-        object, and replace torch's rendezvous handlers.
+        """Make this process's ``init_process_group`` and ``destroy_process_group`` call this
+        `DefaultGroup`, and replace torch's rendezvous handlers.
         """
         global _of_rank
         install()
@@ -151,12 +156,14 @@ class DefaultGroup:
 
     @property
     def program(self) -> str:
-        """Name of the program's default group; "" if the mesh's group or none is in use."""
+        """Name of the default group that a user's program has made; "" if torch uses the mesh's
+        group or none.
+        """
         has_own = not self.is_the_meshs and dist.is_initialized()
         return str(c10d._get_default_group().group_name) if has_own else ""
 
     def world_of(self, group: Any) -> Any:
-        """Return the registries that contain a group."""
+        """Return the set of torch's registries (`World`) in which a process group is registered."""
         return self.mesh_world if group in self.mesh_world.pg_names else c10d._world
 
     def init(self, asked: dict[str, Any]) -> None:
@@ -219,15 +226,15 @@ class DefaultGroup:
         use(World())
 
     def restore(self) -> None:
-        """Make torch use the mesh's groups again, in place of a program's."""
+        """Make torch use the mesh's groups again, after destroying those of a user's program."""
         if not self.is_the_meshs:
             if dist.is_initialized():
                 self.destroy(None)
             use(self.mesh_world)
 
     def retire(self) -> None:
-        """Remove the mesh's groups from use, but keep the descriptions of those that a program
-        still holds.
+        """Unset the mesh's default group in torch before the mesh is resized, but keep torch's
+        entries for the old groups, to which user code may still refer.
         """
         self.own |= set(self.mesh_world.pg_names.values())
         self.mesh_world.tags_to_pg.clear()
@@ -261,8 +268,8 @@ def replace(old: Any, new: Any) -> None:
 
 
 def enter(group: Any, backend: str, store: Any, tag: str | None) -> None:
-    """Add a group that torch has not made to torch's registries, as ``_new_process_group_helper``
-    would.
+    """Register a process group that torch has not made itself in torch's registries, as
+    ``_new_process_group_helper`` would.
     """
     world = c10d._world
     world.pg_map[group] = (c10d.Backend(backend), store)
@@ -280,7 +287,8 @@ def enter(group: Any, backend: str, store: Any, tag: str | None) -> None:
 
 @contextlib.contextmanager
 def lending_name(world: Any, group: Any) -> Iterator[None]:
-    """Enter a context in which torch can make another group under the name of a group of `world`.
+    """Enter a context in which torch can make a second group with the name of `group`, which is
+    registered in `world`.
 
     torch then sees no other groups.
     """

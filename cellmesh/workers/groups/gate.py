@@ -1,4 +1,4 @@
-"""Pauses a rank before operations on process groups while its run is being stopped.
+"""Pauses a rank before operations on process groups while the cell that it runs is being stopped.
 
 All ranks of the run pause there, so that they end before the same operation, and operations that
 one of them has begun are completed by the others (`controller.core.stopping` decides which ranks
@@ -24,7 +24,8 @@ _IN_STEP_S = 0.5
 
 
 class Gate:
-    """Pauses the main thread of a rank, and the autograd engine's threads, before operations.
+    """Pauses the main thread of a rank, and the autograd engine's threads, before operations on
+    process groups while a cell is being stopped.
 
     Attributes:
         is_closed: whether operations have to pass `enter`. Read before each operation.
@@ -59,7 +60,9 @@ class Gate:
     # On the control thread.
 
     def close(self, run: int, owed: Owed) -> None:
-        """Pause operations of a run once it has begun those owed to other ranks (`Pause`)."""
+        """Pause a run before each operation, except those in `owed`, for which other ranks already
+        wait.
+        """
         if run != self._run or not self.is_closed:
             self._kind, self._is_struck, self._owed = None, False, Owed()
             self._closed_at = time.monotonic()
@@ -71,7 +74,7 @@ class Gate:
             self._wake()
 
     def strike(self, run: int, kind: type[KeyboardInterrupt]) -> bool:
-        """End a run at the gate: raise `kind` in the thread that is paused.
+        """End a run: raise `kind` in the thread that this `Gate` has paused before an operation.
 
         Returns:
             Whether a thread is paused. If not, the caller signals the main thread, and an operation
@@ -87,7 +90,7 @@ class Gate:
         return False
 
     def open(self) -> None:
-        """Let all operations pass."""
+        """Stop pausing threads: let them begin all operations on process groups."""
         self.is_closed, self._kind, self._is_struck = False, None, False
         self._owed = Owed()
         self._wake()
@@ -99,7 +102,9 @@ class Gate:
     # On threads that begin operations.
 
     def enter(self, size: int) -> None:
-        """Pause before an operation on a group of `size` ranks; raise if the run is ended here."""
+        """While the gate is closed, pause this thread before an operation on a group of `size`
+        ranks; raise if `strike` ends the run.
+        """
         if size < 2 or not self._is_main():
             return
         try:
@@ -141,7 +146,7 @@ class Gate:
         return self.is_in_step() and time.monotonic() - self._closed_at < _IN_STEP_S
 
     def note_begun(self) -> None:
-        """Report that the rank has begun an operation while the gate was closed."""
+        """Report that this rank has begun an operation while the gate is closed."""
         if self._is_main() and self.running() == self._run:
             self.report(self._run)
 

@@ -1,4 +1,4 @@
-"""Makes process groups by torch, and records their connections and the data to make them again."""
+"""Lets torch make process groups, and records their connections and the data to make them again."""
 
 from __future__ import annotations
 
@@ -112,7 +112,8 @@ class BlueprintData(msgspec.Struct, frozen=True):
 
 
 class Maker:
-    """Makes process groups by torch's ``_new_process_group_helper``, interruptibly.
+    """Makes process groups by torch's ``_new_process_group_helper``, in such a way that signals and
+    `Waits.end` end the wait for other ranks.
 
     The mesh's store is connected first, so that its connection is not taken for the group's.
     """
@@ -137,7 +138,9 @@ class Maker:
         c10d._new_process_group_helper = make_watched
 
     def make(self, asked: Asked, limit_s: float | None = None) -> Made:
-        """Make a group (or ``NON_GROUP_MEMBER``), and return it with its store and transport."""
+        """Make a process group (``NON_GROUP_MEMBER`` if this rank is not in it), and return it with
+        its c10d store and its connections.
+        """
         # gloo's messages keep the time-out that gloo connects with.
         arguments = asked | {"timeout": _timeout_for(asked)}
         fill_standard_descriptors()
@@ -165,7 +168,9 @@ class Maker:
 
 
 def _timeout_for(asked: Asked) -> timedelta:
-    """Return the time-out that the user chose for a group; torch's default counts as no choice."""
+    """Return the time-out that the user chose for a process group; `TIMEOUT` if it is torch's
+    default.
+    """
     timeout: timedelta | None = asked["timeout"]
     if asked["backend_options"] is not None and timeout is not None:
         return timeout  # torch compares it with the options' time-out
@@ -174,7 +179,7 @@ def _timeout_for(asked: Asked) -> timedelta:
 
 
 def plan_of(asked: Asked, ranks: tuple[int, ...]) -> GroupPlan:
-    """Return the plan of a group from its ``_new_process_group_helper`` call."""
+    """Return the `GroupPlan` of the group that a call of ``_new_process_group_helper`` makes."""
     return GroupPlan(
         str(asked["group_name"]),
         ranks,
@@ -186,7 +191,9 @@ def plan_of(asked: Asked, ranks: tuple[int, ...]) -> GroupPlan:
 
 
 def call_for(plan: GroupPlan, rank: int, store: Any) -> Asked:
-    """Return the arguments of ``_new_process_group_helper`` that make a plan's group on `rank`."""
+    """Return the arguments of ``_new_process_group_helper`` that make the group of a `GroupPlan` on
+    `rank`.
+    """
     return {
         "group_size": len(plan.ranks),
         "group_rank": plan.ranks.index(rank) if rank in plan.ranks else None,

@@ -1,5 +1,5 @@
-"""The process groups of a rank: made, arranged as a DeviceMesh, cut after a failure, and rebuilt in
-place.
+"""Makes the process groups of a rank and its DeviceMesh, closes the groups' connections after a
+failure, and reconnects the groups in place.
 
 torch makes every group through ``_new_process_group_helper``, which is wrapped here: torch makes
 its group as usual, and a `HealableGroup` takes the group's place in torch's registries, so that all
@@ -76,7 +76,7 @@ class Making:
 
 
 class Groups:
-    """The process groups of this rank, with the c10d store on MASTER_ADDR.
+    """The process groups of this rank, and its client of the c10d store on MASTER_ADDR.
 
     The store's keys are separate for each incarnation (start or restart) of the mesh.
     """
@@ -138,7 +138,9 @@ class Groups:
         return mesh
 
     def _compare_first(self, record: GroupRecord, signed: Signed, size: int) -> None:
-        """Compare a run's first collective on a group with those of other members (`Ledger`)."""
+        """Raise if this rank's first collective on a group after a stop or a heal does not match
+        that of the group's other members (see `compare_first`).
+        """
         # Members with different runs or numbers use different keys; they wait, and the controller's
         # verdict describes the difference.
         run, number = self.ledger.gate.running(), signed[0]
@@ -204,14 +206,14 @@ class Groups:
         return group, store
 
     def _agreement(self) -> Agreement | None:
-        """Return the agreement of ranks on the program's default group; None without one, or while
-        the mesh's groups are in use.
+        """Return the `Agreement` by which ranks have made the program's default process group; None
+        if there is no such group, or while the mesh's groups are in use.
         """
         return None if self._default.is_the_meshs else self.calls.of_group
 
     def _members(self, asked: dict[str, Any]) -> tuple[int, ...]:
-        """Return the mesh's ranks that are members of a group in a program's call; () for the
-        mesh's own default group.
+        """Return the mesh ranks of the members of the group that a call of
+        ``_new_process_group_helper`` makes; () for the mesh's own default group.
         """
         ranks = tuple(asked["global_ranks_in_group"])
         agreed = self._agreement()
@@ -234,17 +236,23 @@ class Groups:
 
     @property
     def is_broken(self) -> bool:
-        """Whether the groups must be healed: some were cut, or have lost a connection."""
+        """Whether the process groups must be healed (reconnected), as connections of some were
+        closed or lost.
+        """
         if self._is_broken or self._waits.has_left:
             return True
         return not all(connections.all_stand(group.sockets) for group in self._living())
 
     def mark_broken(self) -> None:
-        """Mark the groups as broken, so that they are healed before the next run."""
+        """Mark the process groups as broken, so that they are healed (reconnected) before the next
+        run.
+        """
         self._is_broken = True
 
     def release(self) -> int:
-        """Make every blocked wait of this process raise, from any thread; return their number."""
+        """Make every wait for other ranks in this process raise; return the number of waits ended
+        and connections closed. Any thread may call it.
+        """
         # Set first: an operation that is cut raises at once, on another thread.
         was_broken, self._is_broken = self._is_broken, True
         num_cut = self._waits.end()
@@ -281,7 +289,8 @@ class Groups:
     def resize(
         self, num_resizes: int, size: int, names: Sequence[str], shape: Sequence[int]
     ) -> DeviceMesh:
-        """Drop all groups, and make those of a mesh of another size, without connections.
+        """Drop all process groups, and make those of a mesh of another size, which a later `heal`
+        connects.
 
         Args:
             num_resizes: how often the mesh has been resized. Names of groups are not reused: an
@@ -311,12 +320,14 @@ class Groups:
             return self.build_mesh(names, shape)
 
     def _begin_names(self) -> None:
-        """Give the groups of each size of the mesh a separate range of names."""
+        """Set torch's counter of groups, from which it names them, to a range that belongs to the
+        current size of the mesh.
+        """
         c10d._world.group_count = self.num_resizes * _GROUPS_A_SIZE
 
     def rejoin(self, blueprint: bytes, names: Sequence[str], shape: Sequence[int]) -> DeviceMesh:
-        """Make the groups of a living rank's `blueprint` in a new rank, without connections; return
-        the rank's DeviceMesh.
+        """Make the process groups that another rank's `blueprint` describes in this new rank, for a
+        later `heal` to connect; return the new rank's DeviceMesh.
         """
         data = BlueprintData((), 0)
         if blueprint:
@@ -354,7 +365,9 @@ class Groups:
                 os.environ["TORCH_DIST_INIT_BARRIER"] = barrier
 
     def _replay_group(self, asked: dict[str, Any]) -> Any:
-        """Make a group without connections in place of ``_new_process_group_helper``."""
+        """Make a group without connections for a call of ``_new_process_group_helper`` with
+        arguments `asked`.
+        """
         name, ranks = asked["group_name"], asked["global_ranks_in_group"]
         for group in self._living():
             if group.group_name == name:
@@ -378,7 +391,8 @@ class Groups:
         store_port: int | None = None,
         store_address: str = "",
     ) -> tuple[str, ...]:
-        """Reconnect every group whose members all take part; a collective of the participants.
+        """Reconnect every process group whose members all take part in the heal; a collective of
+        these participants.
 
         After an error (`GroupDown` if a rank does not take part), every group is down.
 
@@ -431,9 +445,11 @@ class Groups:
         return (*made, *self._part(healing, models, keeps_groups=False))
 
     def reset_models(self, generation: int, participants: frozenset[int]) -> tuple[str, ...]:
-        """Reset the models that an unfinished step has left half done on any participant, once all
-        operations in progress have ended; the groups stay connected. A collective of the
-        participants; arguments and result as for `heal`.
+        """Reset the models that an unfinished training step has left half done on any participant;
+        a collective of the participants.
+
+        Operations in progress are waited for, and groups stay connected. Arguments and result are
+        as for `heal`.
         """
         try:
             self.ledger.await_operations(_CONNECT_S)
@@ -472,7 +488,9 @@ class Groups:
         return healing
 
     def _part(self, healing: Healing, models: Survey, keeps_groups: bool) -> tuple[str, ...]:
-        """Reset models, and wait until all ranks have done so; return notes for the user."""
+        """Complete a heal: reset models, and wait until all participants have done so; return notes
+        for the user.
+        """
         notes = healing.reset(models)
         self._half_done = ()
         healing.exchange("healed", b"")
@@ -483,8 +501,8 @@ class Groups:
         return notes
 
     def _agree(self, states: Sequence[StateAtHeal]) -> None:
-        """Set torch's group counters to their maximum over all ranks; return to the mesh's
-        groups if another rank uses them and no program's group is in use here.
+        """Set torch's counters of groups to their maximum over all ranks; make torch use the mesh's
+        groups again if another rank uses them and no program's group is in use here.
         """
         program = self._default.program
         if not program and any(other.uses_meshs for other in states):
@@ -494,8 +512,11 @@ class Groups:
             c10d._world.group_count = max(other.program.get(program, 0) for other in states)
 
     def _rebuild(self, group: HealableGroup, healing: Healing) -> tuple[str, ...]:
-        """Make a group's inner group again by torch. An error of a constructor that a program has
-        registered does not fail the heal; a note for the user then describes the result.
+        """Let torch make a new inner ``ProcessGroup`` for a `HealableGroup`, and connect it; return
+        notes for the user.
+
+        An error of a backend's constructor that a program has registered does not fail the heal; a
+        note then describes the result.
         """
         plan, creator = group.plan, constructor_of(group.plan.backend)
         store = PrefixStore(f"groups/{','.join(map(str, plan.ranks))}", healing.store)

@@ -145,7 +145,9 @@ class HealableGroup(ProcessGroup):
         return self._transport.sockets if has_gloo else {}
 
     def take_down(self, why: str, remedy: str = "%dist_heal connects it again") -> None:
-        """Disconnect: operations raise `GroupDown` until the next `connect`."""
+        """Drop the inner ``ProcessGroup``: operations on this group raise `GroupDown` until the
+        next `connect`.
+        """
         ranks = self.plan.ranks
         members = f"of ranks {', '.join(map(str, ranks))}" if ranks else "of all ranks"
         text = f"the process group {self.record.name!r} {members} is down: {why}. {remedy}"
@@ -162,7 +164,9 @@ class HealableGroup(ProcessGroup):
         self.record.restart()
 
     def cut(self) -> int:
-        """Make blocked operations raise until a heal; return their number. Any thread."""
+        """Close or abort the group's connections, so that blocked operations on the group raise;
+        return the number of connections. Any thread may call it.
+        """
         sockets, transport = self.sockets, self._transport
         self._transport = emptied = Transport(gloo=transport.gloo)
         inner = self.inner
@@ -188,7 +192,7 @@ class HealableGroup(ProcessGroup):
         return None if type(inner) is _Down else inner
 
     def _gives_up_soon(self) -> bool:
-        """Return whether a time-out that the program has chosen for the group ends waits soon."""
+        """Return whether the group's own time-out, chosen by the program, is `_SOON_S` at most."""
         try:
             backends = connections.backends_of(self._inner)
             limits = [backend.options._timeout for backend in backends]
@@ -198,7 +202,9 @@ class HealableGroup(ProcessGroup):
 
     @property
     def has_failed_in_backward(self) -> bool:
-        """Whether the last operation of DDP's backward pass failed to reduce gradients."""
+        """Whether the last collective of DDP's backward pass on this group has not succeeded, so
+        that gradients are not reduced.
+        """
         return self.record.has_failed_in_backward
 
     # ---- members that are not simply forwarded
@@ -247,8 +253,8 @@ def _begin(
     sequence: int,
     peer: int = -1,
 ) -> Any:
-    """Call a method of the inner ``ProcessGroup`` for a `HealableGroup`, and record the
-    operation as the ledger's last one.
+    """Call a method of the inner ``ProcessGroup`` for a `HealableGroup`, and record the operation
+    in the rank's `Ledger`.
     """
     ledger, record = group._ledger, group.record
     ident = threading.get_ident()
@@ -311,7 +317,9 @@ def _begin(
 
 
 def _is_of_join(method: types.FrameType) -> bool:
-    """Return whether ``Join`` begins an operation for DDP, which keeps only the C++ Work."""
+    """Return whether torch's ``Join`` context has begun an operation for DDP, whose C++ code keeps
+    only the C++ Work.
+    """
     function = method.f_back  # dist.all_reduce; its caller is the wrapper that logs errors
     wrapper = function and function.f_back
     caller = wrapper and wrapper.f_back
@@ -390,13 +398,15 @@ def _passed_on_property(name: str) -> property:
 
 @functools.cache
 def is_operation(name: str) -> bool:
-    """Return whether a method of ``ProcessGroup`` begins a collective or a message."""
+    """Return whether a method of ``ProcessGroup`` begins a collective, a send or a receive."""
     found = _RETURNS_WORK.search(getattr(ProcessGroup, name, object).__doc__ or "")
     return name == "monitored_barrier" or bool(found and not name.endswith("_coalescing"))
 
 
 def _pass_on_everything() -> None:
-    """Add to `HealableGroup` the members of ``ProcessGroup`` that it lacks, as forwards."""
+    """Add each member of ``ProcessGroup`` that `HealableGroup` does not define to `HealableGroup`,
+    forwarding to the inner group.
+    """
     skip = eval_frame._FrameAction.SKIP
     left_alone = eval_frame._FrameExecStrategy(skip, skip)
     for name in dir(ProcessGroup):

@@ -1,4 +1,4 @@
-"""The exchange between ranks at a heal of their process groups."""
+"""Exchanges the ranks' states during a heal, in which ranks reconnect their process groups."""
 
 from __future__ import annotations
 
@@ -104,7 +104,9 @@ class Healing:
         return f"{_ranks(without)} without it" if without else ""
 
     def reset(self, models: Survey) -> tuple[str, ...]:
-        """Reset models to the same state between two steps on all ranks; return user notes."""
+        """Reset this rank's models, so that all ranks' models are in the same state, as between two
+        training steps; return notes for the user.
+        """
         progress: dict[str, set[Progress]] = {}
         for other in self.states.values():
             for signature, found in other.progress.items():

@@ -58,7 +58,7 @@ class GroupRecord:
         self.restart()
 
     def restart(self) -> None:
-        """Reset all counts, as the group is connected or taken down."""
+        """Reset all counts of operations, when the group has been connected or disconnected."""
         self.num_collectives = 0
         self.recent: deque[Signed] = deque(maxlen=NUM_RECENT)
         self.whats: dict[str, What] = {}
@@ -74,12 +74,14 @@ class GroupRecord:
         return label_of(self.description, self.ranks)
 
     def global_rank(self, rank: int) -> int:
-        """Return the rank in the mesh of the member with this number in the group."""
+        """Return the mesh rank of the group's member with the group rank `rank`."""
         return self.ranks[rank] if self.ranks else rank
 
     @property
     def has_failed_in_backward(self) -> bool:
-        """Whether the last operation of DDP's backward pass failed to reduce gradients."""
+        """Whether the last collective of DDP's backward pass on this group has not succeeded, so
+        that gradients are not reduced.
+        """
         work = self.backward_work
         try:  # `wait` of an ended Work returns at once, or raises its error
             return work is not None and not (work.is_completed() and work.wait())
@@ -103,7 +105,9 @@ class GroupRecord:
         )
 
     def settle_from_anyone(self) -> None:
-        """Count finished receives from any rank for the ranks whose messages they received."""
+        """Count each finished receive from any source (``recv_anysource``) as one from the rank
+        that sent the message.
+        """
         pending, self.from_anyone = self.from_anyone, []
         for work in pending:
             if not work.is_completed():
@@ -114,7 +118,7 @@ class GroupRecord:
 
 
 class Operation:
-    """An operation that this rank has begun.
+    """A collective, send or receive that this rank has begun.
 
     Attributes:
         name: its name in ``torch.distributed``.
@@ -137,12 +141,12 @@ class Operation:
 
     @property
     def group(self) -> str:
-        """torch's name of its process group."""
+        """torch's name of the process group on which the operation was begun."""
         return self.record.name
 
     @property
     def is_under_way(self) -> bool:
-        """Whether it has not ended yet."""
+        """Whether the operation has not ended yet."""
         if self.find_work is None:
             return True
         work = self.find_work()
@@ -189,7 +193,9 @@ class Ledger:
             self.earlier.append(last)
 
     def drop_ended(self) -> None:
-        """Drop the oldest operations that have ended, as a Work keeps tensors alive."""
+        """Drop the records of the oldest operations if these have ended, as their Work objects keep
+        tensors alive.
+        """
         earlier = self.earlier
         while earlier and not earlier[0].is_under_way:
             earlier.popleft()
@@ -204,7 +210,9 @@ class Ledger:
         self.earlier = deque(kept, _MAX_EARLIER)
 
     def mark(self) -> None:
-        """Start a new period for `counts_since_mark`. Main thread."""
+        """Begin a new period for which `counts_since_mark` counts collectives. Called on the main
+        thread.
+        """
         if self.touched:
             for record in self.touched:
                 record.is_touched = False
@@ -214,17 +222,19 @@ class Ledger:
             self.drop_ended()
 
     def counts_since_mark(self) -> tuple[GroupCount, ...]:
-        """Return the number of collectives begun on each group since `mark`. Main thread."""
+        """Return the number of collectives begun on each group since the last call of `mark`.
+        Called on the main thread.
+        """
         return tuple([record.count(with_messages=False) for record in self.touched])
 
     def forget_operations(self) -> None:
-        """Drop all records of operations: they have ended or will not be waited for."""
+        """Drop the records of all operations, as each has ended or will not be waited for."""
         self.last = None
         self.earlier.clear()
 
     def await_operations(self, timeout_s: float) -> None:
         """Wait until the collectives in flight have ended or failed; raise TimeoutError after
-        `timeout_s` seconds. Main thread.
+        `timeout_s` seconds. Called on the main thread.
 
         Messages are not waited for: gloo reports their end only after a ``wait``, and their tensors
         are used by nothing else.
@@ -237,14 +247,16 @@ class Ledger:
                 time.sleep(_LOOK_S)
 
     def current(self) -> Operation | None:
-        """Return the last operation begun if it is in flight, else the oldest one in flight."""
+        """Return the last operation begun if it is in flight, else the oldest one in flight; None
+        if no operation is in flight.
+        """
         last = self.last
         candidates = ([last] if last is not None else []) + _copied(self.earlier)
         return next((one for one in candidates if one.is_under_way), None)
 
     def in_flight(self) -> tuple[InFlight, ...]:
         """Return the oldest collective in flight on each group, and the oldest message in flight in
-        each direction with each peer. Any thread.
+        each direction with each peer. Any thread may call it.
         """
         oldest: dict[tuple[str, str, int], InFlight] = {}
         for one in self._oldest_first():
@@ -273,8 +285,8 @@ def _copied(records: Iterable[Any]) -> list[Any]:
 
 
 def signer(method: str) -> Callable[[Any, Any], Signature]:
-    """Return the function that derives a signature from the arguments of a method of
-    ``ProcessGroup``.
+    """Return the function that computes the `Signature` (size, dtype, root) of a collective from
+    the arguments of a method of ``ProcessGroup``.
     """
     if method in _WITHOUT_TENSORS:
         return lambda args, kwargs: _NOTHING
@@ -325,8 +337,8 @@ def _split(args: Any, kwargs: Any) -> Signature:
 
 
 def compare_first(store: Store, key: str, mine: Begun, place: str) -> None:
-    """Compare a collective that this rank is about to begin with that of the first member to get
-    there; raise RuntimeError if they do not match, as gloo would end the process.
+    """Raise RuntimeError if a collective that this rank is about to begin differs from the one that
+    the first member of its group has stored; gloo would end the process.
 
     Args:
         store: store of all members; if it cannot be reached, nothing is compared.
@@ -350,7 +362,8 @@ def compare_first(store: Store, key: str, mine: Begun, place: str) -> None:
 def as_begun(
     number: int, name: str, num_elements: int, dtype: Any, root: int, ranks: tuple[int, ...] = ()
 ) -> Begun:
-    """Return the description of a collective that is sent to other processes.
+    """Return a collective's description in the form (`Begun`) in which it is sent to other
+    processes.
 
     Args:
         number, name, num_elements, dtype, root: as in `Signed`.

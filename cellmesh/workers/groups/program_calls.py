@@ -1,4 +1,5 @@
-"""Lets ranks meet in programs' calls of ``init_process_group`` and ``init_rpc``.
+"""Lets ranks find each other when user programs call ``init_process_group`` or ``init_rpc`` on
+them.
 
 Under torchrun every process is a client of one store, and no process serves an address that a
 program names itself; in a plain script, rank 0 of the call serves it. Here an address (``env://``
@@ -65,7 +66,9 @@ class _Join(msgspec.Struct, frozen=True):
 
 
 class _Go(msgspec.Struct, frozen=True):
-    """The entry in the mesh's store that shows ranks that every rank of a call has called."""
+    """The entry in the mesh's store from which a rank learns that every rank of its call has
+    called.
+    """
 
     number: int
     members: tuple[int, ...]
@@ -73,7 +76,9 @@ class _Go(msgspec.Struct, frozen=True):
 
 
 def read_call(url: str, rank: int = -1, size: int = -1) -> Call:
-    """Read a call from its ``init_method``, its arguments and, for ``env://``, the environment."""
+    """Return the `Call` that an ``init_method``, the arguments `rank` and `size` and, for
+    ``env://``, the environment specify.
+    """
     parts = urlparse(url)
     query = dict(pair.split("=", 1) for pair in parts.query.split("&") if "=" in pair)
     address: str | None = None
@@ -102,7 +107,8 @@ def _number(argument: int, text: str | None) -> int | None:
 
 
 class ProgramCalls:
-    """Finds the other ranks of a program's call, through the mesh's store.
+    """Finds the ranks that make the same ``init_process_group`` or ``init_rpc`` call as this rank,
+    through the mesh's store.
 
     Args:
         store: store of the mesh.
@@ -124,8 +130,8 @@ class ProgramCalls:
         self.of_group: Agreement | None = None
 
     def begin_generation(self, generation: int) -> None:
-        """Use other keys in the store from now on, so that no rank reads entries from before a
-        heal.
+        """Use other keys in the mesh's store from now on, so that no rank reads entries from before
+        a heal.
         """
         self._generation = generation
 
@@ -161,7 +167,9 @@ class ProgramCalls:
         return handle
 
     def meet(self, call: Call, timeout: timedelta) -> Agreement:
-        """Wait until every rank has made this call, whose address, rank and size are known."""
+        """Wait until every rank of `call` has made the call, and return their `Agreement`; `call`
+        has an address, a rank and a size.
+        """
         rank, size = call.rank or 0, call.size or 0
         place = f"{self._prefix}/{self._generation:x}/{call.address}/{size}"
         if not 0 <= rank < size:
@@ -226,7 +234,9 @@ class ProgramCalls:
             self._store.set(f"{place}/{join.token}", msgspec.msgpack.encode(go))
 
     def forget_group(self) -> None:
-        """Note that the program's process group, on which ranks had agreed, was destroyed."""
+        """Record that the program's default process group was destroyed, and delete the keys of its
+        store.
+        """
         agreed, self.of_group = self.of_group, None
         if agreed is not None:
             agreed.store.forget_keys()

@@ -26,7 +26,9 @@ _BARRIER = re.compile(r"(.*/shutdown/[A-Z_]+)_ID_([0-9]+)")
 
 
 class RemoteCallsStore(InterruptibleStore):
-    """The store of one ``init_rpc``; renumbers the barriers from zero."""
+    """The c10d store of one ``init_rpc`` call, which numbers RPC's barriers from zero in the keys
+    of the store.
+    """
 
     def __init__(self, store: Any, waits: Waits) -> None:
         super().__init__(store, waits)
@@ -53,7 +55,9 @@ class RemoteCallsStore(InterruptibleStore):
 
 
 def refuse_if_running() -> None:
-    """Raise the error of a repeated ``init_rpc`` before waiting for other ranks."""
+    """Raise RuntimeError if RPC is already initialized on this rank, before ``init_rpc`` waits for
+    other ranks.
+    """
     if rpc.api._is_current_rpc_agent_set():  # type: ignore[attr-defined]
         raise RuntimeError("RPC is already initialized")
 
@@ -65,7 +69,7 @@ def begin(number: int) -> None:
 
 
 def forget_gatherings() -> None:
-    """Reset the counters of RPC's all-gathers, as on a new rank, and drop unfinished ones."""
+    """Reset the counters of RPC's all-gathers, as on a new rank, and drop those in progress."""
     if rpc.is_available():
         with rpc.api._all_gather_dict_lock:
             rpc.api._all_gather_sequence_id.clear()

@@ -1,4 +1,4 @@
-"""Clients of c10d stores whose waits can be ended, and which reconnect.
+"""Clients of c10d stores that reconnect, and whose waits signals and other threads can end.
 
 torch's ``TCPStore`` blocks in C++ until its time-out, whatever signals arrive or other threads do.
 Here Python polls the store in short steps, so that a signal ends the wait of the main thread, and
@@ -31,7 +31,7 @@ def _forwarded(method: str) -> Any:
 
 
 class InterruptibleStore(Store):
-    """A c10d store that forwards to another one, with waits that `waits` can end.
+    """A c10d store that forwards to another store, and whose waits signals and `Waits.end` can end.
 
     Keep a Python reference for as long as a process group uses it: references of C++ do not keep
     the Python object alive.
@@ -157,7 +157,9 @@ class MeshStore(InterruptibleStore):
 
 
 class ProgramsTCPStore(TCPStore):
-    """``dist.TCPStore`` for programs on a rank: its waits can be ended."""
+    """Replaces ``dist.TCPStore`` for user programs on a rank; signals and `Waits.end` can end its
+    waits.
+    """
 
     waits: Waits  # the waits of the rank
 

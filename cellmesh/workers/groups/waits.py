@@ -1,5 +1,5 @@
 """Waits for other ranks (in C++ calls, for gloo's operations, for keys of c10d stores) that signals
-and releases can end.
+and other threads can end.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Waits:
         self.has_left = False  # whether a collective was abandoned before it ended
 
     def end(self) -> int:
-        """End every `run` and `until`, and complete the futures of `guard` that were already
-        pending at the previous call of `end`; return the number of waits ended.
+        """End every wait in `run` and `until`, and complete the futures of `guard` that were
+        already pending at the previous call of `end`; return the number of waits ended.
         """
         num_waiting = self._num_waiting  # all of them have read the old `_num_ends`
         self._num_ends += 1
@@ -79,7 +79,9 @@ class Waits:
             self._num_waiting -= 1
 
     def keep_types(self) -> None:
-        """Make `guard` return futures unchanged: DDP's C++ hooks refuse Python futures."""
+        """Make `guard` return futures as they are from now on, as DDP's C++ hooks refuse Python
+        futures.
+        """
         self._keeps_types = True
 
     def guard(self, future: Any) -> Any:
@@ -192,7 +194,7 @@ class _Helper:
 
 
 class PatientWork(Work):
-    """A Work that forwards to another one, except for `wait`, which subclasses can interrupt."""
+    """A Work that forwards to another Work, except for `wait`, which subclasses can interrupt."""
 
     def __init__(self, work: Work, waits: Waits) -> None:
         super().__init__()

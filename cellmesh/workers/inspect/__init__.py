@@ -1,1 +1,1 @@
-"""Answers the notebook's queries about a rank's values, names and history."""
+"""Answers the notebook's queries about a rank's values, names and past collectives."""

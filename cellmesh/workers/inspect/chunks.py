@@ -21,8 +21,8 @@ _DEVICE_PIECE = 1 << 21
 
 
 def readable(local: torch.Tensor, is_beside: bool = False) -> tuple[torch.Tensor, str]:
-    """Return a dense tensor of the elements that a rank's tensor stores, and a note on what it
-    omits.
+    """Return the elements that a rank's tensor stores as a dense tensor, and a note for the user on
+    what that tensor omits.
 
     Args:
         local: a tensor of this rank, not a DTensor.
@@ -109,8 +109,8 @@ def pieces(data: torch.Tensor, size: int = 0) -> Iterator[torch.Tensor]:
 
 
 def unordered(data: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Return a tensor's elements in the order of its memory, which is fast to read, and the number
-    of times that each element counts.
+    """Return the elements of a tensor without repetitions, in the order of its memory, which is
+    fast to read, and how often an expanded tensor repeats each.
     """
     repeated = 1
     for dim in reversed(range(data.ndim)):
@@ -121,7 +121,9 @@ def unordered(data: torch.Tensor) -> tuple[torch.Tensor, int]:
 
 
 def numbers_of(piece: torch.Tensor) -> torch.Tensor:
-    """Return a piece as a flat float64 tensor; complex numbers as real and imaginary parts."""
+    """Return a piece of a tensor as a flat float64 tensor; complex numbers as real and imaginary
+    parts.
+    """
     if piece.is_complex():
         piece = torch.view_as_real(piece.resolve_conj())
     return piece.to(torch.float64).reshape(-1)
@@ -307,8 +309,8 @@ def _sums(parts: Iterator[torch.Tensor], num_words: int, device: torch.device) -
 
 
 def _mix(words: torch.Tensor, out: torch.Tensor, beside: torch.Tensor) -> None:
-    """Mix words into `out` reversibly, so that each bit affects all others. `beside` is scratch
-    memory.
+    """Write a reversible hash of each 32-bit word in `words`, in which each bit affects all others,
+    to `out`. `beside` is scratch memory.
     """
     torch.bitwise_right_shift(words, 16, out=beside)
     beside.bitwise_and_(

@@ -86,7 +86,7 @@ def _thin(part: torch.Tensor, height: int, width: int, max_elements: int) -> tor
 def _reduce(
     part: torch.Tensor, height: int, width: int, subject: Picture, read: SafeReader
 ) -> torch.Tensor:
-    """Return the mean or the largest magnitude of the elements of each pixel."""
+    """Return, for each pixel, the mean or the largest magnitude of the tensor's elements in it."""
     rows, cols = (
         torch.arange(side + 1, device="cpu") * size // max(side, 1)
         for side, size in zip((height, width), part.shape, strict=True)
@@ -112,7 +112,9 @@ def _reduce(
 
 
 def _join(block: torch.Tensor, sizes: torch.Tensor, reduction: str) -> torch.Tensor:
-    """Reduce consecutive groups of rows, of these sizes, to one row each."""
+    """Reduce consecutive groups of a block's rows to one row each; `sizes`: number of rows in each
+    group.
+    """
     is_mean = reduction == "mean"
     joined: torch.Tensor = torch.segment_reduce(
         (block if is_mean else block.abs()).contiguous(),

@@ -54,7 +54,9 @@ class InspectHandler:
         return answer
 
     def handle_beside(self, request: AnyRequest) -> Any:
-        """Answer a query on another thread; the main thread may start a run at any moment."""
+        """Answer a query on another thread than the main thread, which may begin to run a cell at
+        any moment.
+        """
         interrupts = self._context.interrupts
         num_begun, was_idle = interrupts.num_begun, interrupts.running < 0
         answer = self.answer(request, is_beside=True)

@@ -58,7 +58,7 @@ class UnreadableError(ValueError):
 
 
 class SafeReader:
-    """Reads tensors in place, if no other thread can free them."""
+    """Reads tensors in place; used when no other thread can free their memory."""
 
     is_beside = False
 
@@ -71,7 +71,7 @@ DIRECT = SafeReader()
 
 
 class Copier(SafeReader):
-    """Copies tensors that another thread may free at any moment.
+    """Reads copies of tensors whose memory another thread may free at any moment.
 
     The copied values may be torn, half old and half new. If the memory has been freed, the copy
     raises an `UnreadableError`.
@@ -205,7 +205,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def check_beside(view: torch.Tensor) -> None:
-    """Check that a tensor can be copied while a cell that may free it runs.
+    """Check that a tensor can be copied while a cell runs that may free the tensor's memory.
 
     Raises:
         UnreadableError: it cannot.

@@ -39,12 +39,12 @@ _SORTABLE = (int, float, str, bytes)
 
 
 def name_of(kind: type) -> str:
-    """Return a class's name, whatever its metaclass defines."""
+    """Return a class's name, without running code of its metaclass."""
     return str(type.__dict__["__name__"].__get__(kind))
 
 
 def full_name_of(kind: type) -> str:
-    """Return a class's name with its module, whatever its metaclass defines."""
+    """Return a class's name with its module, without running code of its metaclass."""
     module = _module_of(kind)
     name = str(type.__dict__["__qualname__"].__get__(kind))
     return name if type(module) is not str or module == "builtins" else f"{module}.{name}"

@@ -84,7 +84,9 @@ def runs_in_whole(
 
 
 def _chunk(runs: Runs, num_chunks: int, index: int) -> Runs:
-    """Return the ranges of indices in one chunk of these ranges, as by `torch.chunk`."""
+    """Split ranges of indices into `num_chunks` chunks, as `torch.chunk` does; return the ranges in
+    the chunk `index`.
+    """
     total = sum(end - begin for begin, end in runs)
     size = -(-total // num_chunks)
     low, high = min(index * size, total), min((index + 1) * size, total)

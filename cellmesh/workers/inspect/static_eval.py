@@ -114,7 +114,9 @@ def boxes(value: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def keeps_grad(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor keeps its gradient; torch warns when code reads others' ``grad``."""
+    """Return whether a tensor is a leaf or retains its gradient; torch warns when code reads
+    ``grad`` of other tensors.
+    """
     with torch._C.DisableTorchFunctionSubclass():
         return any(
             in_classes(torch.Tensor, name).__get__(tensor) for name in ("is_leaf", "retains_grad")
@@ -174,7 +176,9 @@ def attribute(owner: Any, name: str) -> Any:
 
 
 def _is_torchs(kind: type, name: str) -> bool:
-    """Return whether a class has torch's definition of an attribute of every tensor."""
+    """Return whether a class of tensors inherits the attribute `name` of ``torch.Tensor``
+    unchanged.
+    """
     return in_classes(kind, name) is in_classes(torch.Tensor, name)
 
 
@@ -198,7 +202,9 @@ def _about(found: Any, name: str, kind: type) -> str:
 
 
 def _comes_first(found: Any) -> bool:
-    """Return whether a class attribute takes precedence over instances', as a property does."""
+    """Return whether a class attribute takes precedence over an instance's of the same name, as a
+    property does.
+    """
     return has(type(found), "__set__") or has(type(found), "__delete__")
 
 

@@ -30,7 +30,8 @@ _NOT_READ = "not read: there is much in this value; choose it to have its number
 
 
 def overview(value: Any, subject: Overview, read: SafeReader) -> ValueSummary:
-    """Describe the tensors in a value, and the plain values beside them; or the tensors' gradients.
+    """Describe the tensors, numbers and texts in a value; if `subject` asks for gradients, those of
+    the tensors instead.
 
     Raises:
         TypeError: gradients are asked for, and the value has no parameters.
@@ -138,7 +139,9 @@ def has_own_code(tensor: torch.Tensor) -> bool:
 
 
 def own_part(value: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part of a tensor, without waiting for collectives that compute it."""
+    """Return a DTensor's local tensor on this rank, without waiting for a collective that computes
+    it; any other tensor unchanged.
+    """
     return value._local_tensor if is_dtensor(value) else value
 
 

@@ -217,8 +217,8 @@ def _names_of(groups: list[dict[str, Any]]) -> dict[int, str]:
 
 
 def _is_long_and_plain(value: Any) -> bool:
-    """Return whether a container is shown as one item; decided by its first items, as it may have
-    millions.
+    """Return whether a container is long and has only plain items, and so is shown as one item;
+    only its first items are looked at, as it may have millions.
     """
     base = next((each for each in (dict, *_SERIES) if issubclass(type(value), each)), None)
     return base is not None and base.__len__(value) > FEW and _is_plain(value, 3)

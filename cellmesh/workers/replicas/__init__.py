@@ -1,1 +1,1 @@
-"""Replicas, values that should be equal on several ranks: found, compared, synced, copied."""
+"""Finds, compares, syncs and copies replicas: values that should be equal on several ranks."""

@@ -66,7 +66,7 @@ def survey(namespace: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
 
 
 def gather(namespace: Mapping[str, Any], names: Sequence[str]) -> tuple[Pickled, list[Frame]]:
-    """Pickle the values of these names as one dict, for another rank.
+    """Pickle the values of the variables `names` as one dict, for another rank.
 
     Loading the pickle first sets `sys.path` and the working directory to this rank's, as the user's
     modules are copied by reference.
@@ -100,7 +100,7 @@ def _why_not(namespace: Mapping[str, Any], name: str) -> str:
 
 
 class _Values:
-    """A dict of names and values, pickled so that the new rank loads the values after `move_in`."""
+    """A dict of names and values; loading its pickle on the new rank calls `move_in` first."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self.values = values
@@ -162,7 +162,9 @@ class _Reducer:
         return make_storage, (data, is_on_cpu)
 
     def _reduce_function(self, function: types.FunctionType) -> Any:
-        """Return the reduction of a cell's function, with the new rank's namespace as globals."""
+        """Return how pickle reduces a function defined in a cell; its globals are the new rank's
+        namespace.
+        """
         if function.__globals__ is not self._namespace:
             return NotImplemented
         cells = function.__closure__ or ()
@@ -172,7 +174,9 @@ class _Reducer:
         return make_function, made_from, state, None, None, finish_function
 
     def _dims_of(self, mesh: DeviceMesh) -> tuple[str, ...]:
-        """Return the dims of the rank's ``mesh`` that a DeviceMesh consists of; () for all."""
+        """Return the names of the dims of the rank's ``mesh`` that a submesh of it consists of; ()
+        for ``mesh`` itself.
+        """
         root = self._namespace.get("mesh")
         if isinstance(root, DeviceMesh) and mesh is root:
             return ()
@@ -230,8 +234,8 @@ def _refuse_fsdp(module: torch.nn.Module) -> Any:
 
 
 def _reduce_ddp(module: DistributedDataParallel) -> Any:
-    """Return the reduction of a DDP module with its group, which need not be the default one; the
-    new rank makes the reducer without a collective.
+    """Return how pickle reduces a DDP module with its process group, which need not be the default
+    one; the new rank makes the reducer without a collective.
     """
     if module.mixed_precision is not None:
         raise UnpicklableError(
@@ -244,7 +248,9 @@ def _reduce_ddp(module: DistributedDataParallel) -> Any:
 
 
 def _reduce_sampler(sampler: DistributedSampler[Any]) -> Any:
-    """Return the reduction of a sampler over all ranks, for the new rank's number."""
+    """Return how pickle reduces a DistributedSampler over all ranks, which takes the new rank's
+    number there.
+    """
     if (sampler.num_replicas, sampler.rank) != (dist.get_world_size(), dist.get_rank()):
         raise UnpicklableError(
             f"a DistributedSampler for part {sampler.rank} of {sampler.num_replicas}: make it "

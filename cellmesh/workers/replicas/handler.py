@@ -190,7 +190,9 @@ def _widened(values: torch.Tensor) -> torch.Tensor:
 
 
 def _largest_gap(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> float:
-    """Return the largest distance of two tensors that `_widened` has converted from `dtype`."""
+    """Return the largest absolute difference between two tensors that `_widened` has converted from
+    `dtype`.
+    """
     if a.is_complex() or a.is_floating_point():
         return float((a - b).abs().max().item())
     # float64 has too few bits for 64-bit integers. Their difference may wrap around, but read as

@@ -1,5 +1,5 @@
 """Finds tensors and plain values inside models, optimizers and containers, and the ranks that
-should hold equal ones.
+should hold equal tensors and values.
 
 These ranks are derived from local information: DistributedDataParallel's group, a DTensor's mesh
 and placements. No collective is run, as groups may be broken at that time.
@@ -39,7 +39,8 @@ _MAX_DEPTH = 8
 
 @dataclass(frozen=True)
 class Holders:
-    """The ranks that should hold equal values of one tensor, by its mesh or the model's wrapper.
+    """The ranks that should hold equal values of one tensor, as its DeviceMesh or the model's
+    wrapper (DDP, FSDP) implies.
 
     Args:
         ranks: global ranks, in corresponding order for all sets of replicas. () for all ranks.
@@ -89,7 +90,9 @@ class ModelPart:
 
 @dataclass(frozen=True)
 class StateSlot:
-    """The place of an optimizer's state of one parameter."""
+    """An optimizer and one of its parameters, for which the optimizer may hold state, with the
+    state's path.
+    """
 
     path: str
     optimizer: Optimizer
@@ -98,7 +101,9 @@ class StateSlot:
 
 
 def is_wrapped(module: nn.Module) -> bool:
-    """Return whether a module defines which ranks are replicas: DDP, FSDP, tensor parallel."""
+    """Return whether a module contains DDP, FSDP or DTensors (tensor parallel), which define the
+    ranks that hold replicas.
+    """
     return any(
         isinstance(m, DistributedDataParallel) or _is_fsdp1(m) for m in module.modules()
     ) or any(is_dtensor(p) for p in module.parameters())
@@ -126,7 +131,9 @@ class Walk:
             self._learn(name, module)
 
     def knows(self, parameter: torch.Tensor) -> bool:
-        """Return whether a parameter is a DTensor or belongs to a wrapped model."""
+        """Return whether a parameter is a DTensor or belongs to a DDP, FSDP or tensor-parallel
+        model.
+        """
         known = self._known.get(id(parameter))
         return is_dtensor(parameter) or (known is not None and known.holders is not EVERYONE)
 
@@ -311,7 +318,9 @@ def _of_submodule(
 
 
 def _holders_of(tensor: torch.Tensor, holders: Holders) -> Holders:
-    """Return a DTensor's holders by its placements; for other tensors, the given ones."""
+    """Return the ranks that should hold the same part of a DTensor, by its placements; for any
+    other tensor, return `holders`.
+    """
     if not is_dtensor(tensor):
         return holders
     mesh = tensor.device_mesh
@@ -322,8 +331,8 @@ def _holders_of(tensor: torch.Tensor, holders: Holders) -> Holders:
 
 
 def _on_mesh(mesh: Any, dims: list[int] | None = None) -> Holders:
-    """Return the ranks whose coordinates on a mesh equal this rank's in all dims but these (None:
-    all ranks of the mesh).
+    """Return the ranks of a DeviceMesh whose coordinates equal this rank's in all dims except
+    `dims` (None: all ranks of the mesh).
     """
     wanted = list(range(mesh.ndim)) if dims is None else dims
     coordinate = mesh.get_coordinate()
@@ -356,8 +365,8 @@ def _setter(container: Any, key: Any) -> Callable[[Any], None]:
 def find_parts(
     namespace: Mapping[str, Any], expression: str
 ) -> tuple[list[ModelPart], list[Entry], list[StateSlot]]:
-    """Return the tensors and values in an expression's value, the objects left out, and the slots
-    of optimizer state.
+    """Return the tensors and plain values in an expression's value, the objects that were left out,
+    and the places of optimizer state.
 
     Args:
         namespace: namespace of the rank.
@@ -389,8 +398,8 @@ def find_parts(
 
 
 def _find_wrapped(walk: Walk, namespace: Mapping[str, Any]) -> tuple[list[ModelPart], list[Entry]]:
-    """Return the parts of the models at top level that define which ranks are replicas, such as DDP
-    models, and of their optimizers; and entries for the other models and optimizers.
+    """Return the parts of the user's DDP, FSDP and tensor-parallel models and of their optimizers,
+    and an `Entry` for each of the other models and optimizers.
     """
     visible = [(name, value) for name, value in namespace.items() if not name.startswith("_")]
     models = [(name, value) for name, value in visible if isinstance(value, nn.Module)]

@@ -1,5 +1,5 @@
-"""Makes replicas equal again: ranks exchange descriptions of their parts, then the source
-broadcasts.
+"""Makes replicas equal again: ranks exchange descriptions of their tensors and values, then the
+source rank broadcasts its own.
 
 Every rank derives the same decisions from the descriptions of all ranks, so that no rank waits in a
 collective which others do not begin.
@@ -36,7 +36,7 @@ class _Spec:
 
 @dataclass(frozen=True)
 class _View:
-    """A description for other ranks of a part of one rank, or of its optimizer's state of a
+    """One rank's description, for the other ranks, of a `ModelPart` or of an optimizer's state of a
     parameter.
 
     Attributes:
@@ -115,7 +115,7 @@ def sync(namespace: Mapping[str, Any], expression: str, source: int) -> SyncRepo
 
 
 def agree(step: Callable[[], Any], refusal: str) -> list[Any]:
-    """Run a step on every rank, and return the results of all ranks; a collective.
+    """Call `step` on every rank, and return the results of all ranks; a collective.
 
     Raises:
         MeshUsageError: on all ranks, if the step has failed on some; the text begins with
@@ -144,15 +144,15 @@ def _expand(ranks: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _leader(ranks: tuple[int, ...], ranks_of_source: tuple[int, ...], source: int) -> int:
-    """Return the rank that broadcasts to these ranks: the one at the position that `source` has
-    among its own.
+    """Return the rank that broadcasts to `ranks`: the one at the position in them that `source` has
+    in `ranks_of_source`.
     """
     return _expand(ranks)[_expand(ranks_of_source).index(source)]
 
 
 def _match_state(slot: StateSlot, views: Sequence[Mapping[str, _View]], source: int) -> bool:
-    """Make an optimizer's state of a parameter have the source rank's layout; return whether it has
-    changed.
+    """Give the state that an optimizer holds for a parameter the layout that it has on the source
+    rank; return whether the state was changed.
     """
     theirs, mine = (views[rank].get(slot.path) for rank in (source, dist.get_rank()))
     if theirs is None or mine is None or len(_expand(slot.holders.ranks)) == 1:
@@ -172,8 +172,8 @@ def _match_state(slot: StateSlot, views: Sequence[Mapping[str, _View]], source: 
 
 
 def _layout(slot: StateSlot) -> Any:
-    """Return an optimizer's state of a parameter with shapes and dtypes in place of tensors; None
-    without a state.
+    """Return the state that an optimizer holds for a parameter, with shapes and dtypes in place of
+    tensors; None if it holds none.
     """
 
     def spec_of(leaf: Any) -> Any:
@@ -217,7 +217,9 @@ def _differences(views: Sequence[Mapping[str, _View]]) -> Iterator[str]:
 def _kinds(
     path: str, ranks: Sequence[int], views: Sequence[Mapping[str, _View]]
 ) -> dict[str, tuple[int, ...]]:
-    """Group ranks by the kind of their part at a path."""
+    """Group `ranks` by the kind of their part at `path`: shape and dtype, a plain value, or
+    missing.
+    """
     return group_ranks({rank: views[rank].get(path, _MISSING).kind for rank in ranks})
 
 

@@ -1,4 +1,4 @@
-"""Finds and resets the models of a rank that a failed step has left half done.
+"""Finds the models of a rank that a failed training step has left half done, and resets them.
 
 A step that stops half way leaves DDP's reducer waiting for gradients, FSDP's parameters gathered,
 or a pipeline's microbatches in flight; the next step on the same objects would raise or, worse,
@@ -28,8 +28,8 @@ from .kinds import Progress as Progress
 
 
 def look_after_failure() -> bool:
-    """Examine the models after a failed cell; return whether it may have left any half done, on
-    this rank or in comparison with other ranks.
+    """Examine this rank's models after a failed cell; return whether the cell may have left any
+    half done, or in another state than on other ranks.
     """
     survey = Survey()
     survey.arm()
@@ -37,8 +37,11 @@ def look_after_failure() -> bool:
 
 
 class Survey:
-    """The live models of this process, and the signatures of those that a failed step has left
-    half done, including signatures that an earlier survey found.
+    """Finds the live models of this process, and the signatures of those that a failed training
+    step has left half done.
+
+    Args:
+        half_done: signatures that an earlier survey has found, which are included.
     """
 
     def __init__(self, half_done: Collection[str] = ()) -> None:
@@ -66,7 +69,9 @@ class Survey:
         }
 
     def arm(self) -> None:
-        """Make the next step of each model drop the failed step's state first (`Kind.arm`)."""
+        """Make each model drop the failed step's state at the beginning of its next step
+        (`Kind.arm`).
+        """
         for signature, kind, one in self._found:
             if signature not in self.half_done:
                 kind.arm(one)

@@ -38,8 +38,8 @@ _register_builtin = _c10d._register_builtin_comm_hook
 
 
 class NotedHook:
-    """Wraps a communication hook of DDP, and keeps the futures of the last backward pass: DDP's
-    reducer waits for these last, and considers the backward pass finished even if one fails.
+    """Wraps a communication hook of DDP, and keeps the hook's futures of the last backward pass, as
+    DDP's reducer considers that pass finished even if a future fails.
     """
 
     def __init__(self, hook: Hook) -> None:
@@ -54,7 +54,9 @@ class NotedHook:
 
     @property
     def has_failed(self) -> bool:
-        """Whether a future of the hook failed, so that not all gradients are reduced."""
+        """Whether a future of the last backward pass has not succeeded, so that not all gradients
+        are reduced.
+        """
         return not all(future.done() and _has_succeeded(future) for future in self._futures)
 
     def forget(self) -> None:
@@ -72,7 +74,9 @@ def _has_succeeded(future: Any) -> bool:
 
 class CountingReducer(_c10d.Reducer):
     """DDP's reducer, with a count of the forward passes whose backward pass has to reduce
-    gradients: until that pass has run, the next one reduces, also within ``no_sync``.
+    gradients.
+
+    Until that backward pass has run, the next one reduces gradients, also within ``no_sync``.
     """
 
     num_prepared = 0
@@ -212,8 +216,8 @@ class Ddp(Kind):
 
 
 def restart_buckets(found: Any, buckets: Buckets | None = None) -> None:
-    """Give a DDP model a new reducer, as before its first step, or with these gradient buckets; run
-    no collective.
+    """Give a DDP model a new reducer: as before the model's first step, or with the gradient
+    buckets `buckets`; run no collective.
     """
     parameters, sparse = found._build_params_for_reducer()
     builtin_hook = _builtin_hooks.get(found.reducer)
@@ -237,8 +241,10 @@ def restart_buckets(found: Any, buckets: Buckets | None = None) -> None:
 
 @contextlib.contextmanager
 def use_buckets(buckets: Buckets | None, num_bytes: int) -> Iterator[None]:
-    """Enter a context in which a new DDP reducer gets these gradient buckets, or torch's own for
-    None: another layout would add gradients in another order.
+    """Enter a context in which new DDP reducers get the gradient buckets `buckets`; torch's own if
+    None.
+
+    Another layout of buckets would add gradients in another order.
     """
     internals: Any = dist
     compute = internals._compute_bucket_assignment_by_size
@@ -267,7 +273,9 @@ def buckets_of(found: Any) -> Buckets | None:
 
 
 def _buckets_in(positions: Sequence[int]) -> Buckets:
-    """Return the gradient buckets in the flat list of positions that `Ddp.progress` makes."""
+    """Return the gradient buckets that a flat list of parameter positions, made by `Ddp.progress`,
+    encodes.
+    """
     buckets: Buckets = [[]]
     for position in positions:
         if position == _END:
@@ -284,8 +292,8 @@ def _restart_static_graph(found: Any) -> None:
 
 
 def _num_ahead(found: Any) -> int:
-    """Return the number of forward passes since ranks were last aligned whose backward pass reduces
-    gradients.
+    """Return a DDP model's number of forward passes whose backward pass reduces gradients, since
+    `Ddp.align` last made ranks equal.
     """
     reducer = found.reducer
     if not isinstance(reducer, CountingReducer):
@@ -294,7 +302,7 @@ def _num_ahead(found: Any) -> int:
 
 
 def _counting(found: Any) -> list[Any]:
-    """Return the communication hooks' states, of a DDP model, that count the model's steps."""
+    """Return those states of a DDP model's communication hooks that count the model's steps."""
     return [state for _, state in found._comm_hooks if type(getattr(state, "iter", None)) is int]
 
 

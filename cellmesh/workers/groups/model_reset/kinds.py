@@ -1,4 +1,6 @@
-"""Finds and resets objects with state across steps: pipelines, optimizers, gradient scalers, ..."""
+"""Finds and resets objects that a failed training step may leave half done: pipelines, optimizers,
+gradient scalers, ...
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ class Kind:
         raise NotImplementedError
 
     def names(self, found: Any) -> Iterable[str]:
-        """Return names of the object's parts that identify it on all ranks."""
+        """Return names of the object's parts, equal on all ranks, by which the object is
+        identified.
+        """
         return ()
 
     def is_dirty(self, found: Any) -> bool:
@@ -59,7 +63,9 @@ class Kind:
         return ()
 
     def align(self, found: Any, progress: Sequence[Progress]) -> None:
-        """Bring the object to the same state on all ranks, which differ in their `progress`."""
+        """Bring the object, whose `progress` differs between ranks, to the same state on all of
+        them.
+        """
 
     def arm(self, found: Any) -> None:
         """After a failed cell, make the object's next step drop the failed step's state first; not
@@ -112,21 +118,25 @@ def drop_unsharded_grads(group: Any) -> None:
 
 
 def clear(owner: Any, *names: str) -> None:
-    """Empty an object's containers with these names, as far as this torch has them."""
+    """Empty those containers of an object that exist, in this version of torch, under the given
+    attribute names.
+    """
     for name in names:
         if (container := getattr(owner, name, None)) is not None:
             container.clear()
 
 
 def set_all(owner: Any, value: Any, *names: str) -> None:
-    """Set an object's attributes with these names, as far as this torch has them."""
+    """Set those attributes of an object to `value` that exist, in this version of torch, under the
+    given names.
+    """
     for name in names:
         if hasattr(owner, name):
             setattr(owner, name, value)
 
 
 def before_next(owner: Any, method: str, action: Callable[[], None]) -> None:
-    """Call `action` right before the next call of a method of an object."""
+    """Patch an object so that the next call of one of its methods calls `action` first."""
     if method not in held_by(owner):
         object.__setattr__(owner, method, functools.partial(_act_and_call, owner, method, action))
 
@@ -148,7 +158,9 @@ def may_update_in_backward(module: Any) -> bool:
 
 
 def leave_join(joinable: Any) -> None:
-    """Remove an object from its `Join` context; a later context can include it again."""
+    """Mark a DDP model or ZeRO optimizer as outside of torch's ``Join`` context; a later context
+    can include it again.
+    """
     joinable._join_config = joinable._join_config._replace(enable=False)
 
 
@@ -228,7 +240,9 @@ def _forget_shapes(schedule: Any) -> None:
 
 
 def _receives(stage: Any) -> Iterator[Any]:
-    """Yield a pipeline stage's pending receives; before torch 2.15 their buffers are reused."""
+    """Yield the records of a pipeline stage's receives whose buffers must be dropped; none before
+    torch 2.15, which reuses the buffers.
+    """
     if hasattr(stage, "_forward_chunk_states"):
         for infos in (*stage.args_recv_info.values(), *stage.grad_recv_info.values()):
             yield from (info for info in infos if not info.is_root_arg)
@@ -239,8 +253,10 @@ def _stages(schedule: Any) -> list[Any]:
 
 
 class Zero(Kind):
-    """Has ZeroRedundancyOptimizer instances leave their `Join` context. Only one that is overlapped
-    with DDP can be left half done by a step; it is reported, not reset.
+    """Takes ZeroRedundancyOptimizer instances out of their ``Join`` context.
+
+    Only an instance that is overlapped with DDP can be left half done by a step; it is reported,
+    not reset.
     """
 
     where = "torch.distributed.optim.zero_redundancy_optimizer", "ZeroRedundancyOptimizer"
@@ -295,7 +311,9 @@ Reset = Callable[[], object]
 
 
 class BackwardPasses:
-    """The functions of a program's own code that take part in backward passes, and those cut."""
+    """Records a program's own hooks and callbacks that take part in backward passes, and those that
+    a failure or an interrupt has stopped there.
+    """
 
     def __init__(self) -> None:
         # Name -> number of queued end-of-pass callbacks that have not been called yet.
@@ -303,12 +321,16 @@ class BackwardPasses:
         self.cut: dict[str, str] = {}  # name -> kind of function
 
     def install(self) -> None:
-        """Record calls of ``queue_callback`` from now on."""
+        """Patch torch to record the callbacks that a program queues for the end of a backward pass
+        (``queue_callback``).
+        """
         engine: Any = Variable
         engine._execution_engine = _NotingEngine(self)
 
     def note(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Return a callback that counts as queued until it is called."""
+        """Wrap a callback that a program queues for the end of a backward pass, so that it counts
+        as queued until it is called.
+        """
         name = _name_of_own(callback)
         if not name:
             return callback
@@ -321,7 +343,9 @@ class BackwardPasses:
         return call
 
     def look(self, tb: types.TracebackType | None) -> None:
-        """Record the functions that a failure with this traceback has cut in a backward pass."""
+        """Record the program's functions that a failure with the traceback `tb` has stopped in a
+        backward pass.
+        """
         queued, self._queued = self._queued, {}
         for name, number in queued.items():
             if number > 0:
@@ -329,8 +353,8 @@ class BackwardPasses:
         self._note_hooks(frame for frame, _ in walk_tb(tb))
 
     def look_around(self) -> None:
-        """Record the functions that an interrupt raised by the caller cuts, as user code may catch
-        the interrupt.
+        """Record the program's functions that an interrupt, which the caller is about to raise,
+        will stop in a backward pass, as user code may catch the interrupt.
         """
         self._note_hooks(reversed([frame for frame, _ in walk_stack(sys._getframe())]))
 
@@ -357,7 +381,9 @@ def _is_own(module: str) -> bool:
 
 
 def _name_of_own(function: Any) -> str:
-    """Return module and name of a function; "" if it is torch's or cellmesh's."""
+    """Return module and name of a function of the user's program; "" for a function of torch or
+    cellmesh.
+    """
     while type(function) is functools.partial:
         function = function.func
     named = function if hasattr(function, "__qualname__") else type(function)
@@ -376,7 +402,9 @@ def _find_hooks() -> Iterator[str]:
 
 
 class OwnCode(Kind):
-    """Reports a program's own code that was cut in a backward pass, as cellmesh cannot reset it."""
+    """Reports a program's own functions that were stopped in a backward pass, as cellmesh cannot
+    reset their state.
+    """
 
     where = __name__, "BackwardPasses"
     label = "own data-parallel code"
@@ -399,14 +427,18 @@ class OwnCode(Kind):
 
 
 class HealCallbacks:
-    """The resets that user code has registered; each heal calls them in order."""
+    """The functions that user code has registered by `cellmesh.on_heal` to reset its own state;
+    each heal calls them in order.
+    """
 
     def __init__(self) -> None:
         self._callbacks: dict[Any, Callable[[], Reset | None]] = {}
 
     def add(self, callback: Reset) -> None:
-        """Register a reset. A function replaces an earlier one of the same name, as when a cell
-        runs again; a method is dropped with its object.
+        """Register a function for later heals to call; it replaces an earlier one of the same name,
+        as when a cell runs again.
+
+        A method is dropped with its object.
         """
         if isinstance(callback, types.MethodType):
             key: Any = (id(callback.__self__), callback.__func__)
@@ -416,7 +448,7 @@ class HealCallbacks:
         self._callbacks[callback if "<" in name else name] = lambda: callback
 
     def call(self) -> tuple[str, ...]:
-        """Call each reset; return a note for the user on each that raised."""
+        """Call each registered function; return a note for the user on each that raised."""
         notes = []
         for key, find in list(self._callbacks.items()):
             if (callback := find()) is None:
