@@ -411,7 +411,9 @@ class Recovery:
         return [Send(Parcel(Respawn(tuple(sorted(self._mesh.missing())))))]
 
     def _describe(self, now: float) -> list[Effect]:
-        """Ask a living rank for its groups, from which new ranks make the same (`Blueprint`)."""
+        """Ask a living rank for its process groups (`Blueprint`), so that new ranks can make the
+        same groups.
+        """
         old = sorted(self._quiet - self._newcomers)
         rank = old[self._attempt.num_failures % len(old)]
         return self._ask([rank], Describe, now, self._described)

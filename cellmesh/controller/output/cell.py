@@ -209,7 +209,9 @@ class CellSink:
             del self._display_ids["status"]
 
     def end(self, ranks: Sequence[int]) -> None:
-        """Show or update the switch to each rank's output, after the run's end or later output."""
+        """Show or update the tabs that switch between the ranks' output, after the run's end or
+        after later output.
+        """
         record = self._record
         self._displays.keep(record)
         if not (self._has_tabs and self._displays.has_tabs and len(ranks) > 1):
