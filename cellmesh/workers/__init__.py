@@ -1,1 +1,3 @@
-"""The processes on a mesh's hosts: agent, zygote and ranks. Imports nothing of the controller."""
+"""Code of the processes on a mesh's hosts: agents, ranks, and zygotes, which fork ranks. It imports
+nothing from the controller.
+"""

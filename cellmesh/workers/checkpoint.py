@@ -94,7 +94,8 @@ make_handler = CheckpointHandler
 
 
 class _Writer(FileSystemWriter):
-    """A DCP writer that replaces the old checkpoint by the new one when the new one is complete.
+    """A DCP writer that writes beside the old checkpoint, and replaces that only when the new
+    checkpoint is complete.
 
     Args:
         directory: directory of the checkpoint.
@@ -105,8 +106,8 @@ class _Writer(FileSystemWriter):
         self._directory = directory
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write the metadata and exchange the directories; DCP calls this on rank 0 when all ranks
-        have written their files.
+        """Write the metadata, and put the new checkpoint in the place of the old one; DCP calls
+        this on rank 0 when all ranks have written their files.
         """
         super().finish(metadata, results)
         parts = [written.storage_data for each in results for written in each]
@@ -165,7 +166,8 @@ def save(namespace: dict[str, Any], names: Sequence[str], path: Path) -> None:
 
 
 class CheckpointDirectory:
-    """The directory of a checkpoint.
+    """The directory of a checkpoint, and the directories beside it that a save uses until it is
+    complete.
 
     Args:
         target: path of the directory. If it is a link, the directory that it points to is replaced.
@@ -181,8 +183,8 @@ class CheckpointDirectory:
         self._aside = self.target.with_name(f".{self.target.name}.before")
 
     def why_not(self) -> str:
-        """Return why a save must not replace the target; "" if it does not exist, or has only files
-        of a checkpoint.
+        """Return why a save must not replace the target directory; "" if it does not exist, or has
+        only a checkpoint's files.
         """
         self._recover()
         if not self.target.exists():
@@ -202,7 +204,7 @@ class CheckpointDirectory:
         return ""
 
     def why_no_checkpoint(self) -> str:
-        """Return why there is no checkpoint to load at the target; "" if there is one."""
+        """Return why no checkpoint can be loaded from the target directory; "" if it has one."""
         self._recover()
         if not self.target.exists():
             return f"there is nothing at {self.target}"
@@ -214,24 +216,28 @@ class CheckpointDirectory:
         return ""
 
     def describe_target(self) -> str:
-        """Return text on the state of the target after a failed save."""
+        """Return text on the state of the target directory after a failed save."""
         is_there = (self.target / METADATA).is_file()
         return f"{self.target} is as it was" if is_there else f"there is nothing at {self.target}"
 
     def remove_left(self) -> None:
-        """Remove what saves that have died have left beside the target."""
+        """Remove directories that earlier saves left beside the target when a process died."""
         for left in self.target.parent.glob(f".{glob.escape(self.target.name)}.*.saving"):
             shutil.rmtree(left, ignore_errors=True)
         self.clear()
 
     def clear(self) -> None:
-        """Remove the directory beside the target, and the old checkpoint once it is replaced."""
+        """Remove the directory to which this save has written; if the target directory exists,
+        remove the old checkpoint, too.
+        """
         shutil.rmtree(self.beside, ignore_errors=True)
         if self.target.exists():
             shutil.rmtree(self._aside, ignore_errors=True)
 
     def put(self) -> None:
-        """Replace the target by the directory beside, in one step if the file system can."""
+        """Replace the target by the directory that the save has written, atomically if the file
+        system can.
+        """
         _sync(self.beside)
         if not self.target.exists():
             self.beside.rename(self.target)
@@ -244,7 +250,7 @@ class CheckpointDirectory:
         _sync(self.target.parent)
 
     def _recover(self) -> None:
-        """Rename the old checkpoint back, if a save has died between its two renames."""
+        """Move the old checkpoint back to the target if a save has died after moving it away."""
         if not self.target.exists():
             with contextlib.suppress(OSError):
                 self._aside.rename(self.target)
@@ -300,9 +306,9 @@ def find_save_problem(namespace: Mapping[str, Any], names: Sequence[str]) -> str
 
 
 def read_state(namespace: Mapping[str, Any], names: Sequence[str]) -> dict[str, tuple[Any, bool]]:
-    """Return the tree that is saved for each variable (a tensor, a value, or nested dicts and lists
-    of them, not copied), and whether ranks may hold different ones: it has no DTensors, and is not
-    of a DDP, FSDP or tensor-parallel model or its optimizer.
+    """Return, for each variable, the tree to be saved (a tensor, a value, or nested dicts and lists
+    of them, not copied), and whether its values may differ between ranks: not if it has DTensors,
+    or is a DDP, FSDP or tensor-parallel model or its optimizer.
     """
     if problem := find_save_problem(namespace, names):
         raise MeshUsageError(problem)
@@ -323,8 +329,8 @@ def _state_of(
 
 
 def read_optimizer(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    """Return an optimizer's state by its model's parameter names; before its first step, an empty
-    state.
+    """Return an optimizer's state under the names of its model's parameters; the state is empty
+    before the optimizer's first step.
     """
     with fresh_state(optimizer) as was_fresh:
         tree: dict[str, Any] = dict(get_optimizer_state_dict(model, optimizer))
@@ -335,8 +341,8 @@ def read_optimizer(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def fresh_state(optimizer: Optimizer) -> Iterator[bool]:
-    """Enter a context in which an optimizer without state has no gradients, so that torch can
-    create its state by a step without effect; at the end, clear that state and restore the
+    """Enter a context in which an optimizer without state has no gradients, so that a step by which
+    torch creates its state changes no parameter; on exit, clear that state and restore the
     gradients.
 
     Yields:
@@ -359,8 +365,8 @@ def fresh_state(optimizer: Optimizer) -> Iterator[bool]:
 def owner_of(
     optimizer: Optimizer, name: str, namespace: Mapping[str, Any], names: Sequence[str]
 ) -> nn.Module:
-    """Return the model whose parameters an optimizer updates: the smallest among `names`, else the
-    smallest at top level of the namespace.
+    """Return the model whose parameters an optimizer updates: the smallest such model among
+    `names`, else among all variables of the namespace.
 
     Raises:
         MeshUsageError: no model has all of the optimizer's parameters.
@@ -385,18 +391,18 @@ def owner_of(
 
 
 def leaves(tree: Any, path: str) -> dict[str, Any]:
-    """Return the leaves of a tree by their paths, as DCP flattens and joins them."""
+    """Return the leaves of a nested state dict by their paths, joined as DCP joins them."""
     return flatten_state_dict({path: tree})[0]
 
 
 def digests_of(tree: Any) -> dict[str, str]:
-    """Return digests of a variable's leaves by their paths; "" for DTensors."""
+    """Return a hash of each leaf of a variable's state, by the leaf's path; "" for DTensors."""
     return {path: _digest(leaf) for path, leaf in leaves(tree, "").items()}
 
 
 def differ(digests: Iterable[Mapping[str, str]]) -> bool:
-    """Return whether ranks, whose `digests_of` a variable these are, hold different values under
-    one path.
+    """Return whether ranks hold different values of a variable under one path, given each rank's
+    `digests_of` the variable.
     """
     seen: dict[str, str] = {}
     return any(
@@ -438,7 +444,7 @@ def _missing(name: str, namespace: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class _Target:
-    """The tensors and values of one variable that a load fills or replaces.
+    """The tensors and values of one variable that loading a checkpoint fills or replaces.
 
     Attributes:
         key: key of the variable in the checkpoint.
@@ -469,7 +475,9 @@ class _Contents:
         self.names = list(dict.fromkeys(key.partition("@")[0] for key in self.keys))
 
     def key_of(self, name: str) -> str:
-        """Return the key of a variable in the checkpoint; this rank's key, if each rank has one."""
+        """Return the key of a variable in the checkpoint; if each rank has saved its own value, the
+        key of this rank's.
+        """
         if name in self.keys:
             return name
         if name not in self.names:
@@ -488,12 +496,12 @@ class _Contents:
         return key
 
     def below(self, *path: str) -> dict[str, KeyPath]:
-        """Return the flat keys of the checkpoint at or below a path, with their key paths."""
+        """Return the checkpoint's entries at or below a path: flat key -> path of nested keys."""
         return {fqn: at for fqn, at in self.paths.items() if at[: len(path)] == path}
 
     def skeleton(self, *path: str) -> Any:
-        """Return the tree below a path of the checkpoint, with uninitialized tensors and None as
-        values.
+        """Return the tree at a path of the checkpoint, with uninitialized tensors, and None for
+        other values.
         """
         root: dict[str, Any] = {}
         for fqn, at in self.below(*path).items():
@@ -507,7 +515,9 @@ class _Contents:
         return None
 
     def compare(self, key: str, tree: Any) -> str:
-        """Return how a tree differs from the checkpoint's tree at a key; "" if it does not."""
+        """Return how a tree differs from the one saved under a key of the checkpoint; "" if keys
+        and shapes agree.
+        """
         mine = leaves(tree, key)
         theirs = self.below(key)
         told = []
@@ -526,7 +536,8 @@ class _Contents:
 
 
 def find_cut_file(path: Path, parts: Iterable[Any]) -> str:
-    """Return the name of a checkpoint's file that is missing or too short; "" if there is none.
+    """Return the name of a file of a checkpoint that is missing or shorter than its metadata
+    requires; "" if all files are complete.
 
     Args:
         path: path of the checkpoint.
@@ -605,7 +616,9 @@ def _target(
 
 
 def _new_target(contents: _Contents, name: str, key: str, namespace: dict[str, Any]) -> _Target:
-    """Return the target for a saved value whose name is not bound yet; it cannot be a model."""
+    """Return the load target for a variable that does not exist on this rank yet; raise a
+    MeshUsageError if it was a model or another nested state.
+    """
     if any(len(at) > 1 for at in contents.below(key).values()):
         raise MeshUsageError(
             f"there is no name {name!r} to load into: make it as it was made when it was saved, "
@@ -643,7 +656,9 @@ def _optimizer_target(
 
 
 def _set_value(namespace: dict[str, Any], name: str, value: Any) -> None:
-    """Bind a name to a loaded value; fill a list or dict in place, as other objects may hold it."""
+    """Bind a variable to a loaded value; if both old and new value are lists or dicts, fill the old
+    one in place, as other objects may refer to it.
+    """
     before = namespace[name]
     if type(before) is list and type(value) is list:
         before[:] = value

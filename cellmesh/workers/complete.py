@@ -51,7 +51,9 @@ class CompletionHandler:
         return self._answer(request, is_idle=True)
 
     def handle_beside(self, request: CompletionRequest) -> Completions | str:
-        """Answer a request on another thread; while the rank is busy, from names only."""
+        """Answer a request for completions or help on another thread; while the main thread is
+        busy, complete only from names.
+        """
         # Completion may run an object's code, which may never return: let no second thread wait for
         # it.
         is_idle = self.context.interrupts.running < 0 and self._in_use.acquire(blocking=False)
@@ -87,7 +89,9 @@ class NameCompleter(IPCompleter):
 
     @property
     def matchers(self) -> list[Any]:
-        """IPython's matchers of names, attributes, dict keys and keyword arguments."""
+        """The IPython matchers that are used: for names, attributes, dict keys and keyword
+        arguments.
+        """
         return [each for each in super().matchers if getattr(each, "__name__", "") in _MATCHERS]
 
     def _evaluate_expr(self, expr: str) -> Any:
@@ -102,7 +106,7 @@ class NameCompleter(IPCompleter):
 
 
 def complete(shell: RankShell, request: Complete, is_idle: bool) -> Completions:
-    """Return the texts that could stand at the cursor of a `Complete` request.
+    """Return the possible completions at the cursor of a `Complete` request.
 
     Args:
         shell: shell of the rank.
@@ -187,7 +191,9 @@ def explain(shell: RankShell, request: Explain, is_idle: bool) -> str:
 
 
 def _find(name: str, shell: RankShell) -> Any:
-    """Return the object of a dotted name; a property itself, as reading its value runs code."""
+    """Return the object of a dotted name; for a property, the property object, as reading its value
+    would run code.
+    """
     try:
         return follow(name, shell.user_ns)
     except NeedsCode:

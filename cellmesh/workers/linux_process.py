@@ -1,4 +1,4 @@
-"""Functions for supervising Linux processes that Python lacks: prctl, facts from /proc, and threads
+"""Functions that Python lacks for supervising Linux processes: prctl, facts from /proc, and threads
 that start even if user code has patched `threading`.
 """
 
@@ -89,7 +89,7 @@ def die_with(parent_pid: int, patience_s: float = 60.0) -> None:
 
 
 def live_on() -> None:
-    """Undo `die_with`, so that this process outlives its parent."""
+    """Undo `die_with`: the kernel no longer kills this process when its parent ends."""
     _prctl(_PR_SET_PDEATHSIG, 0)
 
 
@@ -214,8 +214,8 @@ def allow_many_descriptors() -> None:
 
 
 def num_threads_for(num_local_ranks: int, environment: Mapping[str, str]) -> int:
-    """Return a rank's OMP_NUM_THREADS: the user's, else 1, or the number of cores for a single
-    rank.
+    """Return OMP_NUM_THREADS for a rank: the user's value if set, else the number of cores if the
+    host has one rank only, else 1.
     """
     told = environment.get("OMP_NUM_THREADS", "")
     default = 1 if num_local_ranks > 1 else len(os.sched_getaffinity(0))
@@ -238,7 +238,7 @@ def run_and_exit(function: Callable[[], int | None]) -> NoReturn:
 def receive_descriptors(
     connection: socket.socket, max_bytes: int, max_descriptors: int
 ) -> tuple[bytes, list[int]]:
-    """Receive a packet and its descriptors, which new programs do not inherit."""
+    """Receive a packet and the file descriptors sent with it, which are closed on exec."""
     numbers = array.array("i")
     space = socket.CMSG_LEN(max_descriptors * numbers.itemsize)
     # `socket.recv_fds` ignores its flags.

@@ -37,7 +37,7 @@ class Reporter:
         self._timer: threading.Timer | None = None
 
     def log(self, step: float | None, values: Mapping[str, Any]) -> None:
-        """Queue a number for each name at one step, to be sent together with others.
+        """Queue one number for each name at one step; queued numbers are sent together.
 
         Args:
             step: the step; None for one more than the name's last step.
@@ -87,7 +87,9 @@ class Reporter:
 
 
 def _as_messages(waiting: Mapping[tuple[int, str], list[tuple[float, float]]]) -> list[Logged]:
-    """Return queued numbers as messages: one for all names of a run with the same steps."""
+    """Return queued numbers as messages: one message for all names that a run has reported at the
+    same steps.
+    """
     grouped: dict[tuple[int, tuple[float, ...]], dict[str, tuple[float, ...]]] = {}
     for (run, name), points in waiting.items():
         if points:  # empty if an interrupt came before the first point

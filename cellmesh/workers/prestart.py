@@ -1,4 +1,4 @@
-"""A background process of a notebook that has torch imported before a mesh is started.
+"""A background process of a notebook's kernel that imports torch before a mesh is started.
 
 It has imported everything that ranks need, and has one thread. For each mesh it forks a guardian,
 which forks the agent, which forks the mesh's own zygote, all with torch imported; the background
@@ -49,14 +49,16 @@ _IDLE_S = 0.5
 
 
 def main(descriptor: str, kernel_pid: str, keep_ms: str, *_: str) -> None:
-    """Run the background process: import torch, then fork meshes for the kernel (started by
-    `wire.process`).
+    """Run the background process, which `wire.process` has started: import torch, then fork meshes
+    when the kernel requests them.
     """
     _serve_kernel(int(descriptor), int(kernel_pid), int(keep_ms))
 
 
 def _serve_kernel(descriptor: int, kernel_pid: int, keep_ms: int) -> None:
-    """Serve a kernel until it ends, or sends no request for `keep_ms` while no mesh lives."""
+    """Fork meshes for a kernel until the kernel ends, or until it has sent no request for `keep_ms`
+    and none of the meshes is running.
+    """
     kernel = socket.socket(fileno=descriptor)
     kernel.set_inheritable(False)
     try:
@@ -127,8 +129,8 @@ def _import_when_idle() -> None:
 def _fork_guardian(
     kernel: socket.socket, descriptors: Sequence[int], pidfds: Sequence[int], shell: RankShell
 ) -> int:
-    """Fork a mesh's guardian for the kernel; return 0 if that fails, upon which the kernel finds
-    its pipe closed.
+    """Fork a mesh's guardian for the kernel, and return its pid; return 0 if the fork fails, which
+    the kernel notices as its pipe is closed.
     """
     try:
         pid = os.fork()

@@ -33,7 +33,9 @@ _MAX_TEXT = 200
 
 @dataclass(eq=False)
 class _Reported:
-    """A bar of this rank, by weak reference, with its thread and its last numbers."""
+    """A tqdm bar of this rank that was reported: a weak reference to it, its thread, and its last
+    numbers.
+    """
 
     bar: weakref.ref[Any]
     thread: int
@@ -41,7 +43,7 @@ class _Reported:
 
 
 class TqdmBars:
-    """The tqdm bars of one rank; usable on any thread.
+    """The tqdm bars on one rank, whose numbers it sends to the notebook; usable on any thread.
 
     Args:
         send: sends a message, after the output printed before it.
@@ -63,7 +65,7 @@ class TqdmBars:
         self._open: dict[int, _Reported] = {}
 
     def watch(self) -> None:
-        """Make bars of tqdm report to this object, from the import of tqdm on."""
+        """Make tqdm's bars report to this object, once user code has imported tqdm."""
         hooks = {"tqdm.std": self._patch, "tqdm.notebook": _make_text_bars}
         for name in hooks.keys() & sys.modules.keys():  # preloaded modules
             hooks.pop(name)(sys.modules[name])
@@ -71,12 +73,12 @@ class TqdmBars:
 
     @property
     def has_news(self) -> bool:
-        """Whether a bar is open."""
+        """Whether a tqdm bar is open on this rank, so that it may have numbers to send."""
         return bool(self._open)
 
     def end_run(self, run: int, error: BaseException | None) -> None:
-        """Send the last numbers of a run's bars; `error`, if any, has ended those of this thread.
-        Main thread.
+        """Send the last numbers of the bars of a run that ends; if it ends by an exception, mark
+        the bars of this thread, the main one, as ended.
         """
         for number, reported in list(self._open.items()):
             if reported.last.run != run:

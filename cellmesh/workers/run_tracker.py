@@ -1,4 +1,5 @@
-"""Determines the run that a rank's code belongs to; keeps a record of each cell or call.
+"""Determines the run (cell or call) in which code of a rank executes, also on other threads; keeps
+a record of each run.
 
 The current run is set once, when it begins. Output, spans, progress bars and questions read it, and
 are not notified of begins and ends: ten notified objects would make a call ten times as expensive.
@@ -34,7 +35,7 @@ class RunRecord(msgspec.Struct):
 
 
 class RunTracker:
-    """Determines the run that the calling code belongs to."""
+    """Determines the run (cell or call) in which the calling code executes, on any thread."""
 
     def __init__(self) -> None:
         self.main_run = -1  # run of the main thread: a cell, a call, or other work
@@ -43,12 +44,14 @@ class RunTracker:
         self._main_thread = threading.main_thread().ident
 
     def enter(self, run: int) -> None:
-        """Note that the main thread begins a run; it ends the run by setting `main_run` to -1."""
+        """Record that the main thread begins a run; the caller ends it by `main_run` = -1."""
         self.main_run = run
         _run_of_context.set(run)
 
     def current(self) -> int:
-        """Return the run that the calling thread or task belongs to, -1 if it is unknown."""
+        """Return the number of the run to which the calling thread or asyncio task belongs; -1 if
+        unknown.
+        """
         run = _run_of_context.get(None)
         if run is None:
             run = getattr(threading.current_thread(), "_cellmesh_run", None)
@@ -57,7 +60,7 @@ class RunTracker:
         return self.main_run if run is None else run
 
     def follow_threads(self) -> None:
-        """Patch `threading` so that a thread belongs to the run that starts it."""
+        """Patch `threading` so that a new thread belongs to the run in which it is started."""
         start = threading.Thread.start
 
         def start_in_run(thread: threading.Thread) -> None:
@@ -68,8 +71,8 @@ class RunTracker:
 
 
 def name_of(function: Any) -> str:
-    """Return the name of a called function for users; "" for a function of this package's notebook
-    side, such as that of `%dist_seed`, which no user has called.
+    """Return a called function's name to show to users; "" for cellmesh's own functions that a
+    magic such as `%dist_seed` calls.
     """
     module = getattr(function, "__module__", None)
     if isinstance(module, str) and module.startswith(_OURS):

@@ -41,7 +41,9 @@ def has(kind: type, name: str) -> bool:
 
 
 def module_of(frame: types.FrameType | None) -> str:
-    """Return the module name in a frame's globals, "" if none; runs no code of a dict subclass."""
+    """Return the module name in a frame's globals, "" if it has none; a dict subclass's methods are
+    not run.
+    """
     name = None if frame is None else dict.get(frame.f_globals, "__name__")
     return name if type(name) is str else ""
 
@@ -50,7 +52,9 @@ MAX_TEXT = 10_000
 
 
 def _slot(owner: type, name: str) -> Any:
-    """Return the getter of an attribute of Python's own classes, which subclasses may hide."""
+    """Return a function that reads an attribute as Python's own class defines it, even if a
+    subclass overrides it.
+    """
     return owner.__dict__[name].__get__
 
 
@@ -86,13 +90,17 @@ def traceback_of(error: BaseException) -> types.TracebackType | None:
 
 
 def handled_by(error: BaseException) -> BaseException | None:
-    """Return the exception that was being handled when another one was raised."""
+    """Return the exception that was being handled when this one was raised (its `__context__`), or
+    None.
+    """
     found: BaseException | None = _context(error)
     return found
 
 
 def chain_of(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception, its cause or context, that one's, and so on, each once."""
+    """Yield an exception, then its cause or context, then the cause or context of that, and so on;
+    each once.
+    """
     seen: set[int] = set()  # user code can make causes circular
     each: BaseException | None = error
     while each is not None and id(each) not in seen:
@@ -103,8 +111,8 @@ def chain_of(error: BaseException) -> Iterator[BaseException]:
 
 
 def plain_traceback(error: BaseException, tb: types.TracebackType | None) -> str:
-    """Return a traceback without causes, for an exception that other renderers cannot render, or
-    not in time.
+    """Return a traceback without causes, for an exception that IPython and Python cannot render, or
+    take too long to render.
     """
     frames = "".join(traceback.format_tb(tb, limit=-20))
     notes = held_by(error).get("__notes__")  # may include advice of cellmesh

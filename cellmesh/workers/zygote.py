@@ -1,4 +1,5 @@
-"""The zygote: a process with torch imported, from which ranks are forked.
+"""The zygote: a process that has imported torch, and from which ranks are forked so that they start
+quickly.
 
 It has one thread, never uses CUDA, and communicates with its agent over a socketpair, as neither
 threads nor a ZeroMQ context may cross a fork. It forks twice, so that a rank is an orphan that its
@@ -60,15 +61,17 @@ _AGENT_END_S = 5.0
 
 
 class ForkRanks(msgspec.Struct, frozen=True, tag=True):
-    """A request to fork ranks (msgpack of RankOptions for each), with DESCRIPTORS_A_RANK
-    descriptors for each.
+    """The agent's request to the zygote to fork ranks: the msgpack of each rank's RankOptions;
+    DESCRIPTORS_A_RANK descriptors for each rank are sent with it.
     """
 
     options: list[msgspec.Raw]
 
 
 class ForkStore(msgspec.Struct, frozen=True, tag=True):
-    """A request to fork the c10d store's process, with the store's listening socket."""
+    """The agent's request to the zygote to fork the c10d store's process; the store's listening
+    socket is sent with it.
+    """
 
     address: str
     port: int
@@ -76,13 +79,15 @@ class ForkStore(msgspec.Struct, frozen=True, tag=True):
 
 
 class ChangeSurroundings(msgspec.Struct, frozen=True, tag=True):
-    """Gives ranks that are forked from now on another environment or working directory."""
+    """The agent's request to the zygote to fork later ranks with another environment or working
+    directory.
+    """
 
     changes: Surroundings
 
 
 class ImportFrom(msgspec.Struct, frozen=True, tag=True):
-    """The `sys.path` of ranks; the first message to the zygote."""
+    """The agent's first message to the zygote: the `sys.path` of the ranks."""
 
     path: list[str]
 
@@ -101,7 +106,9 @@ class ZygoteFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Forked(msgspec.Struct, frozen=True, tag=True):
-    """The zygote's answer: the forked processes, in order; `problem`: why some are missing."""
+    """The zygote's answer to a request to fork: the pids in the order of the request; `problem`:
+    why some are missing.
+    """
 
     pids: list[int]
     problem: str = ""
@@ -112,12 +119,14 @@ Reply = ZygoteReady | ZygoteFailed | Forked
 
 
 def main(descriptor: str, ticket_path: str) -> None:
-    """Serve an agent as its zygote, in a process that `wire.process` has started."""
+    """Serve an agent as its zygote, in a process of its own that the agent has started."""
     serve_agent(int(descriptor), ticket_path)
 
 
 def serve_agent(descriptor: int, ticket_path: str, shell: RankShell | None = None) -> None:
-    """Serve an agent as its zygote until the agent ends; without a shell, import torch first."""
+    """Serve an agent as its zygote until the agent ends; import torch first, unless an IPython
+    shell is given by a process that has imported it.
+    """
     ticket = read_ticket(Path(ticket_path))
     agent = socket.socket(fileno=descriptor)
     agent.set_inheritable(False)
@@ -151,7 +160,9 @@ def _tell(agent: socket.socket, reply: Reply) -> None:
 
 
 def import_all() -> RankShell:
-    """Import the modules that ranks need, and freeze all objects, so that forks share pages."""
+    """Import the modules that ranks need, and exempt all objects from garbage collection
+    (`gc.freeze`), so that forked ranks share their memory.
+    """
     gc.disable()
     # Else every rank would import these itself: numpy.random alone takes 6 MB and 20 ms per rank.
     import torch.utils._device  # noqa: F401
@@ -178,7 +189,9 @@ def import_all() -> RankShell:
 
 
 def _hear_path(agent: socket.socket) -> Sequence[str] | None:
-    """Wait until the user's modules are in place; return `sys.path`, or None if the agent ends."""
+    """Wait until the agent reports that the user's modules are in place; return the `sys.path` that
+    it sends, or None if the agent ends.
+    """
     data = agent.recv(_MAX_MESSAGE_BYTES)
     return msgspec.msgpack.decode(data, type=ImportFrom).path if data else None
 
@@ -271,8 +284,8 @@ def _change_surroundings(changes: Surroundings) -> None:
 
 
 def _fork_orphans(starts: Sequence[Callable[[], None]], agent: socket.socket) -> Forked:
-    """Run each function in a process forked twice, so that the zygote need not wait for it, and
-    without the connection to the agent.
+    """Run each function in a process of its own, without the connection to the agent; each is
+    forked twice, so that the zygote need not wait for its end.
     """
     read_end, write_end = os.pipe()
     middle = os.fork()
@@ -346,8 +359,8 @@ def _start_store(order: ForkStore, listener: int) -> None:
 
 
 def _tidy_up(ticket: Ticket) -> None:
-    """Wait for the agent's death, then end processes that carry the mesh's mark, and remove its
-    directory. The guardian does the same, unless it was killed, too.
+    """Wait for the agent's death, then end the mesh's remaining processes and remove its directory.
+    The guardian does the same, unless it was killed, too.
     """
     # Another process has removed the directory, or the agent has not completed the ticket yet.
     with contextlib.suppress(HostError, OSError):

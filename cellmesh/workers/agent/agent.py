@@ -64,7 +64,9 @@ _PAUSE_S = 0.1
 
 
 class Agent:
-    """The agent of one host: starts the processes that its ticket names, and supervises them."""
+    """The agent of one host: starts the mesh's processes on that host, which its ticket (a file of
+    the mesh's options) describes, and supervises them.
+    """
 
     def __init__(self, ticket: Ticket, zygote: ZygoteClient) -> None:
         self._ticket, part = ticket, ticket.part
@@ -204,8 +206,9 @@ class Agent:
         self._act(_join_relays(actions))
 
     def _admit(self, parcel: Parcel[Relay]) -> Sequence[Parcel[Relay]]:
-        """Return the relay orders of a remote controller that can proceed: the given one unless its
-        segment is incomplete, and any that waited behind it.
+        """Return those orders of a controller on another host that can be sent to ranks now; an
+        order waits while its value, or that of an earlier order to the same ranks, is still
+        arriving.
         """
         arrivals, (order, frames) = self._processes.lending.arrivals, parcel
         if order.channel == "control":
@@ -220,7 +223,9 @@ class Agent:
         self._act(self._processes.relay(orders or ()))
 
     def _abandon_arrivals(self) -> None:
-        """Have ranks fail the runs whose values were still in transit when the controller left."""
+        """Make ranks fail the runs whose values had not fully arrived from another host when the
+        controller disconnected.
+        """
         why = "the notebook left before the value had arrived: send it again"
         self._act(self._processes.relay(self._processes.lending.arrivals.abandon(why)))
 
@@ -313,7 +318,7 @@ class Agent:
 
 
 def _join_relays(actions: Sequence[Action]) -> list[Action]:
-    """Join consecutive `ToRanks` to the same ranks into one message."""
+    """Join consecutive `ToRanks` actions for the same ranks and channel into one action."""
     if len(actions) < 2:
         return list(actions)
     joined: list[Action] = []

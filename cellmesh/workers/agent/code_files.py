@@ -29,7 +29,7 @@ _CLOSE_S = 5.0
 
 
 class CodeStore:
-    """The copies of the user's files on one host.
+    """The copies of the user's Python files on one host, from which its ranks import.
 
     Args:
         num_roots: number of the notebook's import roots.
@@ -43,12 +43,14 @@ class CodeStore:
         self._has_ended = False
 
     def end(self) -> None:
-        """Stop a `place` that runs on another thread, and any later one, before its next file."""
+        """Make a running call of `CodeStore.place`, on another thread, and all later calls fail
+        before they write the next file.
+        """
         self._has_ended = True
 
     def place(self, order: PlaceFiles, archive: bytes) -> None:
-        """Make a version of the files current; do nothing if it is current already, or if it is
-        based on a version that is not.
+        """Switch ranks' imports to a new version of the user's files; do nothing if it is already
+        in place, or if it consists of changes to a version that is not in place.
 
         Raises:
             ValueError: a path leads outside the directory; nothing has changed.
@@ -129,7 +131,9 @@ class CodeFiles:
             self._thread.join(_CLOSE_S)
 
     def handle(self, order: PlaceFiles, buffers: Sequence[Frame]) -> None:
-        """Take one part of an archive; after the last part, start to place the files."""
+        """Add one part of an archive of the user's files; after the last part, start to write the
+        files.
+        """
         if self._news < 0:
             self._news = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             self._events.add(self._news, Order.SOCKET, lambda event: self._report())

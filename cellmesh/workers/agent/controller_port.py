@@ -1,4 +1,5 @@
-"""The agent's connection to its controller: at most one at a time; the lease runs without one.
+"""The agent's connection to its controller (the notebook's process): only one controller is
+attached at a time; while none is, a time limit (the lease) runs, after which the mesh ends.
 
 Adds input and output to `Spool` and `Reliable`: the agent's socket for controllers, greetings, and
 the lease.
@@ -56,8 +57,8 @@ Dims = tuple[tuple[str, ...], tuple[int, ...]]
 
 @dataclass(eq=False)
 class ControllerPort:
-    """The agent's end of the connection to controllers: the attached controller, and the messages
-    that it has not acknowledged.
+    """The agent's end of the connection to its controller; keeps each message until the controller
+    has acknowledged it.
     """
 
     _ticket: Ticket
@@ -119,7 +120,9 @@ class ControllerPort:
         self.sender.acked(parcels, time.monotonic())
 
     def serve(self) -> None:
-        """Handle messages of controllers; call it while the socket `may_be_readable`."""
+        """Handle the messages that wait in the controllers' socket; the agent calls this while
+        `may_be_readable` is set.
+        """
         self.may_be_readable = False
         for _ in range(_MAX_MESSAGES):
             if not transport.readable(self._socket):
@@ -134,7 +137,9 @@ class ControllerPort:
         self.may_be_readable = True
 
     def send(self, parcels: Message) -> None:
-        """Send messages to the controller, or queue them until a controller can take them."""
+        """Send messages to the attached controller; queue them while no controller is attached, or
+        while the attached one is behind with acknowledgements.
+        """
         if self._identity is None or self.spool or self._reliable.kept_bytes > WINDOW_BYTES:
             self.spool.add(parcels)
             self._flush()
@@ -143,7 +148,9 @@ class ControllerPort:
             self._transmit(parcels)
 
     def tick(self, now: float) -> None:
-        """Act on time-outs (lease, acknowledgement) that have passed."""
+        """Act on the time-outs that have passed: end the mesh after the lease, or send a due
+        acknowledgement.
+        """
         if self._identity is not None and self._reliable.owes_ack(now):
             self._send([self._identity, self._reliable.wrap_aside()])
         self.port.tick(now)
@@ -154,18 +161,22 @@ class ControllerPort:
             self._abandon(self._why_left)
 
     def deadline(self) -> float | None:
-        """Return the time at which `tick` must be called; None if no time-out runs."""
+        """Return when `ControllerPort.tick` must be called next; None if no time-out runs."""
         due = self._lease_ends if self._identity is None else self._reliable.ack_at
         others = (due, self.port.deadline(), self._file.write_at)
         return min((at for at in others if at is not None), default=None)
 
     def is_awaiting_first(self, now: float) -> bool:
-        """Return whether the process that starts the mesh may still attach for the first time."""
+        """Return whether the process that is starting the mesh may still connect to the agent for
+        the first time.
+        """
         is_absent = self._identity is None and now - self._since < _HELLO_S
         return is_absent and self._file.holder.is_attached
 
     def close(self) -> None:
-        """Send the controller's queued messages, and close the socket."""
+        """Send the messages queued for the controller, then close the agent's socket for
+        controllers.
+        """
         self._flush(everything=True)
         self.port.close()
         self._socket.close(linger=500)
@@ -220,7 +231,9 @@ class ControllerPort:
         self._accept(identity, hello)
 
     def _answer(self, identity: bytes, inquiry: Inquire) -> None:
-        """Answer a process that has the ticket, but does not ask to control the mesh."""
+        """Answer a process that has the mesh's key and asks about the mesh's state, or for its end,
+        without becoming its controller.
+        """
         self._say_aside(identity, Standing(os.getpid(), self._file.holder, self.agents))
         if inquiry.ends:
             self._abandon("stopped from outside")
@@ -309,7 +322,7 @@ class ControllerPort:
         return transport.reaches(self._socket, [self._identity, self._reliable.wrap_aside()])
 
     def _count_refused(self, number: int = 0) -> None:
-        """Count refused peers, including those that the TCP port refused."""
+        """Record the number of refused connections, including those that the TCP port refused."""
         self.may_be_readable = True  # as in `_send`
         self._num_strangers += number
         self._file.count(self._num_strangers + self.port.num_refused)
@@ -336,7 +349,7 @@ class ControllerPort:
             self._transmit(self.spool.take())
 
     def _bound_ranks(self) -> None:
-        """Stop reading the ranks of which too many bytes wait for the controller."""
+        """Stop reading messages of ranks that have too many bytes queued for the controller."""
         unheard: Collection[int] = ()
         if self._identity is not None:
             unheard = frozenset(self.spool.ahead)
@@ -359,7 +372,9 @@ class ControllerPort:
             self._follow(parcels)
 
     def _follow(self, parcels: Message) -> None:
-        """Send the segments that messages refer to, in chunks, to a controller on another host."""
+        """Send a controller on another host, in chunks, the contents of the shared-memory segments
+        to which messages refer.
+        """
         for verb, buffers in parcels:
             if buffers and isinstance(buffers[-1], SegmentFrame):
                 self.sender.add(buffers[-1], verb.ranks)
@@ -377,7 +392,9 @@ class ControllerPort:
             self._send([self._identity, preamble, *frames])
 
     def note_new(self, ranks: Collection[int]) -> None:
-        """Note that ranks are replaced: read the new ones, whatever waits from the old ones."""
+        """Record that new processes replace these ranks: read their messages, even if many bytes of
+        the previous processes are still queued.
+        """
         if self.sender:
             self.sender.disown(ranks)
             self._bound_ranks()
@@ -419,7 +436,8 @@ def find_mismatch(hello: Hello, torch: str, is_local: bool) -> str:
 
 
 def describe_hold(pid: int, host: str, held_s: float) -> str:
-    """Return a text that names the process that holds the mesh, and the ways to get the mesh.
+    """Return an error message that names the process which controls the mesh, and says how another
+    process can take control.
 
     Args:
         pid: process number of the controller.
@@ -438,7 +456,7 @@ _COUNT_S = 1.0
 
 
 class HolderFile:
-    """A mesh's `Holder`, in memory and in its file.
+    """The `Holder` of a mesh (which process controls it, and since when), in memory and in a file.
 
     Args:
         ticket: ticket of the mesh.
@@ -460,12 +478,14 @@ class HolderFile:
         self.write_at: float | None = None
 
     def note(self, **changes: Any) -> None:
-        """Note a controller that has attached or left, and write the file."""
+        """Record that a controller has attached or left, and write the `Holder` to its file."""
         self.holder = msgspec.structs.replace(self.holder, since=time.time(), **changes)
         self.write()
 
     def count(self, num_refused: int) -> None:
-        """Note how many peers the agent has refused; the file is written soon."""
+        """Record how many connections the agent has refused; the file is written within about a
+        second.
+        """
         if num_refused > self.holder.num_refused and self.write_at is None:
             self.write_at = time.monotonic() + _COUNT_S
         if num_refused != self.holder.num_refused:
@@ -474,7 +494,7 @@ class HolderFile:
             )
 
     def write(self) -> None:
-        """Write the file now."""
+        """Write the `Holder` to its file now."""
         self.write_at = None
         with contextlib.suppress(HostError):  # a full disk does not concern the attached controller
             write_holder(self._ticket, self.holder)

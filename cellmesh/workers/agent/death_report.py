@@ -36,8 +36,8 @@ class OomWatch:
         self._struck_at = -math.inf
 
     def has_struck(self, now: float) -> bool:
-        """Return whether the kernel has killed a process since the last call, or just before it,
-        as it may have killed several ranks; `now`: monotonic time in seconds.
+        """Return whether the kernel's OOM killer has killed a process since the last call, or less
+        than a moment before (it may kill several ranks at once); `now`: monotonic time in seconds.
         """
         num_kills = self._count()
         if num_kills > self._num_kills:
@@ -53,14 +53,14 @@ class OomWatch:
 
 
 def explain_kill(held_bytes: int) -> str:
-    """Return an explanation, for the report of a rank's death, that the kernel's OOM killer ended
-    it.
-    """
+    """Return text for the report of a rank's death: the kernel's OOM killer killed it."""
     return f": out of memory (it held {_format(held_bytes)}; {_ADVICE})"
 
 
 def explain_refusal(last_output: str, held_bytes: int) -> str:
-    """Return an explanation of a rank's death after a failed allocation; "" for other causes."""
+    """Return text for the report of a rank's death: an allocation of memory failed; "" if the
+    rank's last output shows no such failure.
+    """
     if not any(refusal in last_output for refusal in _REFUSALS):
         return ""
     return (
@@ -70,8 +70,8 @@ def explain_refusal(last_output: str, held_bytes: int) -> str:
 
 
 def explain_mismatch(last_output: str) -> str:
-    """Return an explanation of a rank's death by gloo's SIGABRT, raised because another rank sent
-    more bytes than this one expected; "" for other causes.
+    """Return text for the report of a rank's death: gloo aborted it, as another rank sent more
+    bytes than it expected; "" if the rank's last output does not show this.
     """
     found = _MISMATCH.search(last_output)
     if found is None:
@@ -95,7 +95,8 @@ _OWN_FRAME = re.compile(rf'  File "({_PACKAGE}/.*|<string>|.*/threading\.py)", l
 
 
 def without_own_frames(lines: Sequence[str]) -> list[str]:
-    """Return lines of output without the threads and frames of cellmesh in faulthandler's stacks.
+    """Return a rank's lines of output, with the threads and frames of cellmesh removed from the
+    stacks that faulthandler has printed.
 
     This leaves room for the user's output before the crash; the rank's log keeps the full stacks.
     """

@@ -28,8 +28,9 @@ class _Slot:
 
 @dataclass
 class Merger:
-    """Collects ranks' messages, merges equal ones, and keeps each rank's order; releases them when
-    the last expected answer of a run or a failure arrives, else after a short delay.
+    """Collects messages of ranks, merges equal ones, and keeps the order of each rank's messages;
+    returns them for sending when a run's last answer or a failure arrives, else after a short
+    delay.
     """
 
     _slots: list[_Slot] = field(default_factory=list)
@@ -43,11 +44,13 @@ class Merger:
     _urgent: bool = False
 
     def expect(self, run: int, num_ranks: int) -> None:
-        """Expect this number of ranks to answer a run."""
+        """Record how many ranks will answer a run (a cell or call)."""
         self._expected[run] = num_ranks
 
     def forget(self, run: int) -> None:
-        """Expect one answer less to a run, as a rank has answered or died."""
+        """Reduce by one the number of ranks that will still answer a run, as one has answered or
+        died.
+        """
         left = self._expected.get(run, 0)
         if left > 1:
             self._expected[run] = left - 1
@@ -56,7 +59,9 @@ class Merger:
             self._urgent = True
 
     def add(self, rank: int, parcel: Parcel[Any], now: float) -> None:
-        """Collect a rank's message, merged with an equal one of other ranks if possible."""
+        """Add a rank's message; merge it with an equal message of other ranks, unless that would
+        change the order of the rank's messages.
+        """
         verb, buffers = parcel
         kind = type(verb)
         if kind is Bar:
@@ -93,20 +98,22 @@ class Merger:
             self._bars_due = now + HOLD_BARS_S
 
     def rank_ended(self, rank: int, now: float) -> None:
-        """Let states of bars wait no longer, as a rank that has some has ended."""
+        """End the delay for progress bars' states if this rank, whose process has ended, has sent
+        any.
+        """
         if rank in self._bars:
             self._bars_due = now
 
     def deadline(self) -> float | None:
-        """Return the time at which `take` must be called; None if no message waits."""
+        """Return when `Merger.take` must be called next; None if no message waits."""
         if self._oldest is None:
             return self._bars_due
         due = self._oldest + HOLD_S
         return due if self._bars_due is None else min(due, self._bars_due)
 
     def take(self, now: float) -> list[Parcel[Ranked]]:
-        """Remove and return the collected messages if one is urgent or has waited long enough, else
-        an empty list; progress bars may wait longer.
+        """Remove and return all collected messages if one of them is urgent or has waited long
+        enough (progress bars may wait longer), else return an empty list.
         """
         if not self._urgent and ((due := self.deadline()) is None or now < due):
             return []

@@ -91,8 +91,8 @@ _ENGINES = {
 
 @dataclass(frozen=True)
 class Lines:
-    """The connection of this process to the launcher in the notebook, over standard input and
-    output, until the launcher lets the agent go.
+    """The connection from ``cellmesh agent``, over its standard input and output, to the launcher
+    in the notebook, which uses it until all hosts have started.
 
     Args:
         stdin: stream of the launcher's orders.
@@ -101,8 +101,8 @@ class Lines:
     stdin: IO[bytes]
 
     def say(self, announcement: Announcement) -> None:
-        """Send the launcher an announcement, in one line of at most 1,024 bytes: srun splits longer
-        ones, and may put parts of other hosts' lines in between.
+        """Send the launcher an announcement on one line of at most 1,024 bytes: srun splits longer
+        lines, and may put parts of other hosts' lines in between.
         """
         if text := announcement.problem:
             if len(text) > _MAX_PROBLEM:
@@ -126,7 +126,8 @@ _END_S, _LOOK_S = 5.0, 0.02
 
 
 def run(text: bytes, stdin: IO[bytes], address: str = "", interface: str = "") -> int:
-    """Start the agent of a ticket or an invitation, and wait for its end.
+    """Start this host's agent from a ticket (a mesh's options) or an invitation (the address of a
+    notebook that will send a ticket), and wait for the agent's end.
 
     Args:
         text: content of the ticket or of the invitation.
@@ -149,7 +150,8 @@ def run(text: bytes, stdin: IO[bytes], address: str = "", interface: str = "") -
 
 
 def _join(invitation: Invitation, address: str, interface: str) -> int:
-    """Announce this host until the mesh ends, except while an agent of the mesh lives on the host.
+    """Offer this host to a mesh until the mesh ends; if an agent of the mesh already runs on the
+    host, wait for that agent's end first.
 
     When one host is lost, TorchElastic restarts its processes on every host. Agents outlive that,
     so the restarted process waits for the end of the living agent.
@@ -182,7 +184,9 @@ def _join(invitation: Invitation, address: str, interface: str) -> int:
 
 
 def is_engines(name: str) -> bool:
-    """Return whether torchrun sets an environment variable for its processes."""
+    """Return whether an environment variable is one that torchrun sets for the processes that it
+    starts.
+    """
     return name in _ENGINES or name.startswith("TORCHELASTIC_")
 
 
@@ -233,7 +237,9 @@ def _decode(text: bytes) -> Ticket:
 
 
 def _own_ticket(given: Ticket, address: str, interface: str) -> Ticket:
-    """Make a directory for the mesh on this host, and write the agent's own ticket there."""
+    """Make a directory for the mesh on this host, and write the ticket (the options) of this host's
+    agent to a file in it.
+    """
     assert given.host is not None
     is_chosen = bool(interface or given.interface)
     address, interface = choose_address(
@@ -277,7 +283,8 @@ def _own_ticket(given: Ticket, address: str, interface: str) -> Ticket:
 
 
 def _remove_dead(directory: Path) -> None:
-    """Remove the directory that a dead agent left on this host (killed, or the host restarted).
+    """Remove the directory that an earlier agent of this mesh has left on this host because it was
+    killed, or the host restarted.
 
     Raises:
         HostError: the agent may be alive.
@@ -296,8 +303,8 @@ def _remove_dead(directory: Path) -> None:
 
 
 def _make_way(given: Ticket, path: Path, part: HostPart) -> bool:
-    """Remove the remains of the mesh's previous agent on this host; return False if the ticket at
-    the path belongs to another agent.
+    """Remove the directory and the processes of the mesh's previous agent on this host; return
+    False if the ticket file at this path belongs to another mesh's agent or is not readable.
 
     Raises:
         HostError: the previous agent is alive, and is not to be replaced.
@@ -328,7 +335,8 @@ def _make_way(given: Ticket, path: Path, part: HostPart) -> bool:
 def _start(
     text: bytes, notebook: Lines | Visit, address: str, interface: str, outlives_this: bool = False
 ) -> int:
-    """Start an agent and wait for its end; announce the problem if it cannot start.
+    """Start an agent and wait for its end; report the problem to the notebook if the agent cannot
+    start.
 
     Args:
         text: content of its ticket.
@@ -361,7 +369,9 @@ def _start(
 
 
 def _spawn(ticket: Ticket) -> tuple[subprocess.Popen[bytes], Ticket]:
-    """Start the agent's guardian; return it, and the ticket as the agent has completed it."""
+    """Start the guardian, which forks the agent; return the guardian's process, and the ticket with
+    the values that the agent has added to it.
+    """
     # Read the log by descriptor: an agent that does not start removes its directory.
     with open(ticket.logs / "agent.log", "a+b") as log:
         guardian = subprocess.Popen(
@@ -384,7 +394,9 @@ def _spawn(ticket: Ticket) -> tuple[subprocess.Popen[bytes], Ticket]:
 
 
 def _is_let_go(notebook: Lines | Visit, guardian: subprocess.Popen[bytes]) -> bool:
-    """Wait until the notebook lets the agent outlive this command; False: the agent must end."""
+    """Wait for the notebook's permission for the agent to outlive this command; return False if the
+    agent must end instead.
+    """
     pidfd = os.pidfd_open(guardian.pid)
     try:
         if notebook.hear(pidfd) == GO:
@@ -395,7 +407,9 @@ def _is_let_go(notebook: Lines | Visit, guardian: subprocess.Popen[bytes]) -> bo
 
 
 def _end(guardian: subprocess.Popen[bytes]) -> None:
-    """Send SIGTERM to the agent; its guardian ignores the signal, and exits after the agent."""
+    """Send SIGTERM to the agent and its guardian; the guardian ignores the signal, and exits after
+    the agent.
+    """
     with contextlib.suppress(ProcessLookupError):
         os.killpg(guardian.pid, signal.SIGTERM)
 
@@ -544,14 +558,16 @@ class Visit:
                 return b""
 
     def close(self) -> None:
-        """Close the connection; the last message may still be on its way for a moment."""
+        """Close the connection to the notebook, after a short time for sending the last message."""
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=_LINGER_MS)
         self._context.term()
 
     def _next(self, *watched: int) -> tuple[bytes, bytes] | None:
-        """Report this host to the notebook; return its next message within a second, if any."""
+        """Announce this host to the notebook, and wait about a second for its next message; return
+        the message, or None.
+        """
         self._hear_connection()
         if self._is_connected:
             self._send(ARRIVED, self._facts)

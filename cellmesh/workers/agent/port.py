@@ -83,11 +83,13 @@ class Port:
             self._refused()
 
     def welcomed(self) -> None:
-        """Note that a controller has a connection."""
+        """Record that a controller has connected, which ends the wait for one."""
         self._gone_at = None
 
     def tick(self, now: float) -> None:
-        """Act on time-outs that have passed."""
+        """Act on time-outs that have passed: check whether the controller is still connected, or
+        give it up.
+        """
         if self._look_at is not None and now >= self._look_at:
             self._look_at = None
             if self._gone_at is None and not self._is_reached():
@@ -98,7 +100,7 @@ class Port:
                 self._gone()
 
     def deadline(self) -> float | None:
-        """Return the time at which `tick` must be called; None if no time-out runs."""
+        """Return when `Port.tick` must be called next; None if no time-out runs."""
         due = (self._look_at, self._gone_at)
         return min((at for at in due if at is not None), default=None)
 

@@ -167,7 +167,9 @@ class Processes:
             self._act(self._supervisor.fail(text))
 
     def change_surroundings(self, changes: Surroundings) -> None:
-        """Give ranks that are forked from now on another environment or working directory."""
+        """Change the environment variables or the working directory with which ranks are forked
+        from now on.
+        """
         environment = {**self._changes.environment, **changes.environment}
         self._changes = Surroundings(environment, changes.cwd or self._changes.cwd)
         if self._zygote is not None and self._zygote_is_ready:
@@ -195,7 +197,9 @@ class Processes:
                 link.send(channel, packed)
 
     def relay(self, orders: Iterable[Parcel[Relay]]) -> list[Action]:
-        """Relay orders of a controller to ranks; all their segments are on this host."""
+        """Pass a controller's orders on to ranks; the shared memory to which the orders refer must
+        be on this host.
+        """
         actions: list[Action] = []
         for order, frames in orders:
             if order.lends:
@@ -204,13 +208,15 @@ class Processes:
         return actions
 
     def hear(self, unheard: Collection[int]) -> None:
-        """Read messages from all ranks but these, of which too many messages wait in the agent."""
+        """Read messages of all ranks except these, as too many of theirs wait in the agent."""
         self._unheard = unheard
         for rank, link in self._links.items():
             link.hear(rank not in unheard)
 
     def resize(self, ticket: Ticket) -> None:
-        """Take the mesh's number of ranks, and the ranks of this host, from a new ticket."""
+        """Take over a resized mesh's shape, and the list of its ranks on this host, from a new
+        ticket.
+        """
         self._ticket, self.dims = ticket, (ticket.mesh_dim_names, ticket.mesh_shape)
         for rank in ticket.ranks:
             self._logs.setdefault(rank, Log(self.log_path(rank)))
@@ -220,7 +226,7 @@ class Processes:
         return self._ticket.logs / f"rank{rank}.log"
 
     def reap_orphans(self) -> None:
-        """Reap orphaned processes that ranks which have ended had started."""
+        """Reap ended processes that user code had started on ranks that have ended since."""
         linux_process.reap_children_except(self._children)
 
     # ---- messages and ends of ranks
@@ -254,7 +260,9 @@ class Processes:
                 self._faults.take(error)
 
     def _rank_broke(self, rank: int, error: Exception | None) -> None:
-        """Kill a rank whose sockets user code has corrupted (`error`) or closed."""
+        """Kill a rank because user code has closed its sockets to the agent, or has written invalid
+        data to them (`error`).
+        """
         pid = self._supervisor.pids().get(rank, 0)
         if error is not None:
             why = f"wrote into its connection to the agent what is no message ({error})"
@@ -266,7 +274,9 @@ class Processes:
         self._act(self._supervisor.kill((rank,), f"{why}: killed"))
 
     def _is_start_lost(self) -> bool:
-        """Return whether a process that starting ranks need has begun to end."""
+        """Return whether, while ranks start, a process that they need (a rank, the zygote or the
+        c10d store) has begun to end.
+        """
         needed = [self._store_pid, *self._supervisor.pids().values()]
         if self._zygote is not None and self._supervisor.unforked:
             needed.append(self._zygote.pid)
@@ -298,7 +308,7 @@ class Processes:
             marks.end_carriers(marks.value_of(self._ticket.mark, pid))
 
     def _bury(self, rank: int, pid: int) -> tuple[str, str]:
-        """Read a dead rank's last messages and reap it.
+        """Read the last messages of a dead rank, kill its process group, and reap its process.
 
         Returns:
             How the rank ended, and its last lines of output since it last ended a run.
@@ -323,7 +333,9 @@ class Processes:
         return reason, "\n".join(last_lines(lines))
 
     def _reap_rank(self, pid: int, output: str) -> str:
-        """Reap a rank's process; return how it ended, and whether for lack of memory, as text."""
+        """Reap a rank's process; return text on how it ended, and on a lack of memory if that was
+        the cause.
+        """
         self._children.discard(pid)
         end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         was_killed = end is not None and (end.si_code, end.si_status) == (
@@ -351,7 +363,9 @@ class Processes:
     # ---- the zygote and the store
 
     def _may_replace(self, name: str) -> bool:
-        """Note that the zygote or the store has ended; return whether to replace it at once."""
+        """Record that the zygote or the c10d store has ended; return whether to replace it at once,
+        which is not done if it ends too often.
+        """
         ends = self._ends.setdefault(name, collections.deque(maxlen=_MAX_ENDS))
         now = time.monotonic()
         is_often = len(ends) == _MAX_ENDS and now - ends[0] < _ENDS_S
@@ -366,7 +380,7 @@ class Processes:
             zygote.import_from(self._sys_path)
 
     def import_from(self, places: Sequence[str]) -> None:
-        """Set the directories of the user's modules, from which ranks of a mesh on many hosts
+        """Set the directories of the user's modules from which ranks of a mesh on many hosts
         import.
         """
         if self._sys_path is None:
@@ -417,7 +431,9 @@ class Processes:
             print(f"the zygote could not be replaced: {error}", file=sys.stderr)
 
     def make_store(self) -> None:
-        """Fork the c10d store of a lost host on this host, now or once the zygote is ready."""
+        """Fork on this host, now or once the zygote is ready, a c10d store that replaces the one of
+        a lost host.
+        """
         self.store_address, self._supervisor.owns_store = self._ticket.part.address, True
         if self._zygote is not None and self._zygote_is_ready:
             self._fork_store(self._zygote)
@@ -448,5 +464,5 @@ class Processes:
 
 
 def _new_process(rank: int, pid: int) -> str:
-    """Return the line that separates the output of a rank's successive processes in its log."""
+    """Return the line that starts the output of a new process of a rank in the rank's log."""
     return f"cellmesh: rank {rank} is process {pid} from here"

@@ -66,7 +66,9 @@ class RankLink:
         self.theirs = (out[1], err[1], *(pair[1].detach() for pair in (work, control, segments)))
 
     def close_theirs(self) -> None:
-        """Close the rank's ends in this process, once the zygote has received them."""
+        """Close the agent's copies of the rank's ends of the pipes and sockets, once the zygote has
+        received these.
+        """
         for number in self.theirs:
             os.close(number)
         self.theirs = ()
@@ -102,7 +104,9 @@ class RankLink:
             self._events.want(self._segments.fileno(), is_heard, False)
 
     def take_given(self, run: int) -> Memfd | None:
-        """Remove and return the segment that holds the value of a run; None if the run has none."""
+        """Remove and return the shared-memory segment in which the rank has passed a run's result;
+        None if there is none.
+        """
         if run not in self._given:
             self._hear_segments(select.EPOLLIN)
         return self._given.pop(run, None)
@@ -119,7 +123,7 @@ class RankLink:
         self.close()
 
     def close(self) -> None:
-        """Close all sockets and pipes without reading them."""
+        """Close the rank's sockets and pipes without reading them."""
         for stream in list(self._reads):
             self._close_pipe(stream)
         for channel in self._channels.values():
@@ -185,16 +189,16 @@ class RankLink:
             self._on_broken(None)
 
     def _want(self, channel: QueuedChannel, write: bool) -> None:
-        """Watch a socket for reading, unless reading the rank is paused, and for writing if
-        `write`.
+        """Watch a socket for writing if `write`, and for reading unless reading of the rank is
+        paused.
         """
         is_heard = self._is_heard or channel is not self._channels.get("work")
         self._events.want(channel.connection.fileno(), is_heard, write)
 
 
 class Lending:
-    """The shared-memory segments of values on their way to or from ranks: the agent keeps each
-    open, so that a value is not lost when its writer dies.
+    """The shared-memory segments of values that travel to or from ranks; the agent keeps each open,
+    so that a value is not lost when the process that wrote it dies.
 
     A segment that a controller lends to ranks stays open until the run has ended on all of them; a
     segment that a rank gives to the controller, until the controller has acknowledged the message.
@@ -211,9 +215,9 @@ class Lending:
     def lend(
         self, order: Relay, frames: Sequence[Frame], living: Container[int]
     ) -> tuple[Frame, ...]:
-        """Open the shared-memory segment that a work message's last frame names, and return the
-        frames with that one replaced; return them unchanged if it cannot be opened, or has not
-        arrived, for which the rank fails the run.
+        """Open the shared-memory segment named by the last frame of a work message, and return the
+        frames with the open segment in its place; if the value is missing, return the frames
+        unchanged, and the ranks will fail the run.
         """
         try:
             if not isinstance(frames[-1], SegmentFrame) and read_ref(frames[-1]).why_missing:
@@ -227,8 +231,8 @@ class Lending:
         return (*frames[:-1], frame)
 
     def note(self, rank: int, parcel: Parcel[Any], link: RankLink | None) -> Parcel[Any]:
-        """Drop a rank's use of a lent segment when it answers a run, and replace the frame of a
-        result in shared memory by the segment that the agent has received.
+        """Process a rank's answer to a run: drop the rank's use of the segment that it was lent,
+        and put the segment of a large result into the message.
         """
         verb = parcel.verb
         if type(verb) not in (Done, Failed):
@@ -251,8 +255,8 @@ class Lending:
         return Parcel(msgspec.structs.replace(verb, payload=lost))
 
     def forget(self, rank: int) -> list[Parcel[Relay]]:
-        """Drop all segments of a rank whose process has ended; return the orders to other ranks
-        that had waited for one of its segments.
+        """Drop a dead rank's use of all segments; return orders to other ranks that no longer have
+        to wait behind the dead rank's orders.
         """
         for run in list(self.lent):
             self._end(run, rank)

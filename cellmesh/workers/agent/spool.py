@@ -1,4 +1,5 @@
-"""The agent's queue of messages that no controller has acknowledged yet. Pure.
+"""The agent's queue of messages that no controller has acknowledged yet. It does no input or output
+itself.
 
 While an attached controller keeps up, messages of ranks are passed on at once. Otherwise they wait
 here. Output is bounded, and the oldest is dropped first; answers are kept, as runs wait for them.
@@ -52,7 +53,9 @@ _LASTING = (
 
 @dataclass
 class _Flight:
-    """A run in flight, and the answers to it that a controller has acknowledged."""
+    """A run that has not ended on all ranks, and those answers to it that a controller has
+    acknowledged.
+    """
 
     info: RunInfo
     waiting: set[int]
@@ -60,8 +63,8 @@ class _Flight:
 
 
 class Spool:
-    """The queue of ranks' messages that cannot be sent to a controller yet, and the answers to
-    unfinished runs, which the next controller receives again.
+    """The agent's queue of ranks' messages that cannot be sent to a controller yet, and of the
+    answers to unfinished runs, which the next controller receives again.
 
     Attributes:
         ahead: ranks that must not be read, as too many of their bytes wait.
@@ -89,7 +92,7 @@ class Spool:
     # ---- runs
 
     def begin(self, order: Relay) -> None:
-        """Note a run that the controller sends to ranks."""
+        """Record a run that the controller sends to ranks, until it has ended on all of them."""
         if order.run < 0 or order.run >= _FIRST_OWN_RUN:
             return
         self.next_run = max(self.next_run, order.run + 1)
@@ -98,15 +101,17 @@ class Spool:
             self._flights[order.run] = _Flight(info, set(order.ranks))
 
     def forget_runs(self) -> None:
-        """Forget all runs, as their ranks are being replaced."""
+        """Drop the records of all runs, as all ranks are being restarted."""
         self._flights.clear()
 
     def runs(self) -> tuple[RunInfo, ...]:
-        """Return the runs that are not acknowledged as ended on all ranks, oldest first."""
+        """Return the runs whose end on all ranks is not acknowledged yet, oldest first."""
         return tuple(flight.info for _, flight in sorted(self._flights.items()))
 
     def acked(self, parcels: Iterable[Parcel[Any]]) -> None:
-        """Note that a controller has acknowledged these messages."""
+        """Record that a controller has acknowledged these messages; runs that they end on all ranks
+        are dropped.
+        """
         for parcel in parcels:
             match parcel.verb:
                 case Ranked(ranks, Done(run=run) | Failed(run=run)):
@@ -162,8 +167,8 @@ class Spool:
     # ---- attaching and leaving controllers
 
     def leave(self, unacked: Iterable[Sequence[Parcel[Any]]]) -> None:
-        """Note that the controller has left: queue its unacknowledged messages again, within the
-        memory limits that apply without a controller.
+        """Record that the controller has left: queue the messages that it has not acknowledged
+        again, within the memory limits that apply without a controller.
         """
         waiting = [*(parcel for message in unacked for parcel in message), *self._entries.values()]
         self._clear_entries()
@@ -171,7 +176,9 @@ class Spool:
         self.add(waiting)
 
     def attend(self, state: Parcel[Any], deaths: Sequence[Died]) -> None:
-        """Queue the mesh's state, deaths and kept answers for a controller that attaches."""
+        """Queue, for a controller that attaches, the mesh's state, the deaths of ranks, and the
+        answers kept for it.
+        """
         dead = {died.rank for died in deaths}
         # The mesh's state includes ranks that died and have been replaced since.
         waiting = [
@@ -194,7 +201,9 @@ class Spool:
     # ---- internal
 
     def _count(self, parcel: Parcel[Any], num_bytes: int) -> None:
-        """Add to the number of waiting bytes of a message's ranks; a negative number subtracts."""
+        """Add a number of bytes, which may be negative, to the count of queued bytes of each rank
+        that a message is from.
+        """
         for rank in _givers(parcel):
             self._waiting[rank] += num_bytes
             if self._waiting[rank] > self._max_answer_bytes:
@@ -213,7 +222,9 @@ class Spool:
             del self._flights[run]
 
     def _fit_for_others(self, parcel: Parcel[Any]) -> Parcel[Any] | None:
-        """Return the part of a message to keep while no controller is attached, if any."""
+        """Return the part of a message that is kept for the next controller while none is attached;
+        None to drop the message.
+        """
         verb: Any = parcel.verb.verb if type(parcel.verb) is Ranked else parcel.verb
         if type(verb) not in _LASTING:
             return None
@@ -269,12 +280,14 @@ def _num_bytes(frame: Frame) -> int:
 
 
 def _givers(parcel: Parcel[Any]) -> tuple[int, ...]:
-    """Return the ranks that have sent a message; () for a message of the agent itself."""
+    """Return the ranks that a message is from; () for a message of the agent itself."""
     return parcel.verb.ranks if type(parcel.verb) is Ranked else ()
 
 
 def _lighten(parcel: Parcel[Any], max_bytes: int) -> Parcel[Any]:
-    """Replace the value in a run's answer by one that raises when loaded, if it is too large."""
+    """Replace the value in a run's answer, if the answer is too large, by a stand-in that raises an
+    error when it is loaded.
+    """
     size = size_of(parcel)
     if size <= max_bytes or type(parcel.verb) is Died or parcel.verb.verb.payload is None:
         return parcel

@@ -77,14 +77,16 @@ class RankRecord:
         return self.pid > 0
 
     def take(self, run: int, fills: bool) -> None:
-        """Note a run that is sent to the rank; `fills`: as in `Relay`."""
+        """Record that a run was sent to the rank; `fills`: whether the run may bind the user's
+        variables.
+        """
         self.runs.append(run)
         self.phase = "running"
         if fills:
             self.filling.add(run)
 
     def answer(self, run: int, went_well: bool) -> None:
-        """Note that the rank has ended a run, successfully or not."""
+        """Record that the rank has ended a run, successfully or not."""
         if self.runs and self.runs[0] == run:
             self.last_run = self.runs.popleft()
             self.phase = "running" if self.runs else "idle"
@@ -93,13 +95,17 @@ class RankRecord:
         self.filling.discard(run)
 
     def end(self, reason: str, last_output: str) -> None:
-        """Note that the rank's process has ended, the reason, and its last lines of output."""
+        """Record that the rank's process has ended, for this reason, with these last lines of
+        output.
+        """
         self.pid, self.phase, self.ending, self.last_output = 0, "dead", reason, last_output
         self.runs.clear()
         self.filling.clear()
 
     def renew(self, alone: bool = False) -> None:
-        """Reset the record for a new process of the rank; `alone`: other ranks keep theirs."""
+        """Reset the record for a new process of the rank; `alone`: other ranks keep their
+        processes.
+        """
         self.predecessor_ending = self.ending if alone else ""
         self.last_output = self.last_output if alone else ""
         self.phase, self.ending, self.last_run, self.why_killed = "starting", "", -1, ""
@@ -107,7 +113,7 @@ class RankRecord:
         self.filling.clear()
 
     def info(self, rank: int, host: str, rss_bytes: int) -> RankInfo:
-        """Return the record in the form that is sent to controllers."""
+        """Return the record as the `RankInfo` that is sent to controllers."""
         return RankInfo(
             rank=rank,
             pid=self.pid,
@@ -123,7 +129,9 @@ class RankRecord:
 
 
 class Fork(msgspec.Struct, frozen=True):
-    """Action: the agent forks these ranks; without a zygote, it starts one first."""
+    """Action: the agent forks these ranks from the zygote; if the zygote has ended, it starts a new
+    one first.
+    """
 
     ranks: tuple[int, ...]
     incarnation: int  # number of times that all ranks have been forked
@@ -241,7 +249,7 @@ class Supervisor:
         return [Up([Parcel(Progress("forking ranks", 0))]), fork]
 
     def use_store(self, port: int, incarnation: int = 0) -> list[Action]:
-        """Use another host's c10d store, and fork the ranks that waited for it.
+        """Set the port of the c10d store on another host, and fork the ranks that waited for it.
 
         Args:
             port: port of the store.
@@ -252,7 +260,7 @@ class Supervisor:
         return self.zygote_ready(self._num_gpus) if was_waiting else []
 
     def store_started(self, port: int) -> list[Action]:
-        """Note the port of this host's c10d store; announce it for the ranks of other hosts."""
+        """Record the port of this host's c10d store, and announce it to other hosts' ranks."""
         self.store_port = port
         return [] if self._is_whole else [Up([Parcel(StoreUp(port))])]
 
@@ -271,17 +279,21 @@ class Supervisor:
         return self.fail(text)
 
     def fail(self, text: str, fault: Literal["user", "host"] = "host") -> list[Action]:
-        """Give up forking ranks: fail the respawn if the mesh is ready, else the mesh's start."""
+        """Give up forking ranks: report that replacing dead ranks has failed if the mesh is ready,
+        else that the mesh's start has failed.
+        """
         return self._fail_respawn(text) if self.state == "ready" else self._fail_start(fault, text)
 
     def store_ended(self, reason: str) -> list[Action]:
-        """Handle the death of the c10d store; `store_port` is its successor's, 0 without one."""
+        """Handle the death of the c10d store; `store_port` is then the port of its replacement, or
+        0.
+        """
         if self.state == "starting" and self._living():
             return self._start_over(f"the store {reason} while ranks started")
         return [Up([Parcel(StoreDied(reason, self.store_port))])] if self.state == "ready" else []
 
     def forked(self, pids: dict[int, int]) -> list[Action]:
-        """Note the process numbers of newly forked ranks (rank -> pid)."""
+        """Record the process numbers of newly forked ranks (rank -> pid)."""
         for rank, pid in pids.items():
             self._ranks[rank].pid = pid
         self.unforked.difference_update(pids)
@@ -343,7 +355,7 @@ class Supervisor:
     # ---- orders of the controller
 
     def relay(self, order: Relay, frames: Sequence[Frame]) -> list[Action]:
-        """Send the frames of a controller's message to its living ranks on this host."""
+        """Pass a controller's message on to those of its ranks that are alive on this host."""
         is_work, ranks = order.run >= 0 and order.channel == "work", []
         for rank in order.ranks:
             state = self._ranks.get(rank)
@@ -367,7 +379,7 @@ class Supervisor:
         return [KillRanks(living)] if living else [self._fork_all()]
 
     def respawn(self, ranks: Sequence[int], now: float) -> list[Action]:
-        """Fork the dead ranks among these again."""
+        """Fork a new process for each of these ranks that is dead."""
         if self.state != "ready":
             return [Up([Parcel(RespawnFailed(tuple(ranks), f"the mesh is {self.state}"))])]
         wanted = {rank for rank, state in self._ranks.items() if state.phase == "dead"}
@@ -392,8 +404,8 @@ class Supervisor:
         return [*([Up([*map(Parcel, told)])] if told else []), self._fork_missing()]
 
     def resize(self, ranks: Sequence[int], now: float) -> list[Action]:
-        """Supervise these ranks of a ready mesh from now on: kill the others, and record new ones
-        as dead.
+        """Make these the ranks of this host in a ready mesh: kill its other ranks, and record added
+        ranks as dead until they are forked.
         """
         for rank in ranks:
             if rank not in self._ranks:
@@ -436,7 +448,9 @@ class Supervisor:
         return [ToRanks(living, "control", encode([Parcel(Leave())]))]
 
     def tick(self, now: float) -> list[Action]:
-        """Act on time-outs that have passed."""
+        """Act on time-outs that have passed: send delayed messages, kill ranks that do not exit, or
+        give up starting new processes for dead ranks.
+        """
         actions: list[Action] = []
         merged: list[Parcel[Any]] = [*self._merger.take(now)]
         if self._endings:
@@ -455,7 +469,7 @@ class Supervisor:
         return actions
 
     def deadline(self) -> float | None:
-        """Return the time at which `tick` must be called; None if no time-out runs."""
+        """Return when `Supervisor.tick` must be called next; None if no time-out runs."""
         due = self._merger.deadline()
         due = self._respawn_until if due is None else min(due, self._respawn_until)
         if self._endings:
@@ -465,18 +479,22 @@ class Supervisor:
         return due if due < math.inf else None
 
     def progress(self) -> Parcel[Any]:
-        """Return the progress of the start, for a controller that attaches."""
+        """Return a message on how far the mesh's start is, for a controller that attaches."""
         if self.state == "ready":
             return Parcel(MeshReady(self.report({}), self.store_port, self._incarnation))
         return Parcel(Progress("process group" if self._incarnation else "importing torch", 0))
 
     def deaths(self) -> list[Died]:
-        """Return the deaths that were reported to the controller, of ranks that are still dead."""
+        """Return the reports of deaths that were sent to the controller, for ranks that are still
+        dead.
+        """
         to_come = {died.rank for _, died in self._endings}
         return [died for rank, died in sorted(self._deaths.items()) if rank not in to_come]
 
     def report(self, rss_bytes: Mapping[int, int]) -> tuple[RankInfo, ...]:
-        """Return the records of all ranks, with memory in bytes from a mapping by pid."""
+        """Return the records of all ranks of this host; their memory is taken from `rss_bytes` (pid
+        -> bytes).
+        """
         return tuple(
             state.info(rank, self._host, rss_bytes.get(state.pid, 0))
             for rank, state in self._ranks.items()
@@ -502,7 +520,7 @@ class Supervisor:
         return self._fork_missing()
 
     def _start_over(self, text: str) -> list[Action]:
-        """Restart all ranks after a process that starting ranks need has died.
+        """Kill and fork all ranks again, as a process that they need has died during their start.
 
         Fail the start instead if it is the mesh's first, if too many in a row ended so, or if only
         controllers restart all ranks.
@@ -524,7 +542,9 @@ class Supervisor:
         return [Up([Parcel(Respawned(infos))])]
 
     def _fail_respawn(self, text: str, is_last: bool = False) -> list[Action]:
-        """Give up a respawn: kill its ranks, and report the failure once they have ended."""
+        """Give up replacing dead ranks: kill their new processes, and report the failure once these
+        have ended.
+        """
         if not self._respawning:
             return []
         actions: list[Action] = []

@@ -67,7 +67,9 @@ class ZygoteClient:
         return self._socket.fileno()
 
     def receive(self) -> Reply | None:
-        """Receive an unsolicited message of the zygote; None when the zygote has ended."""
+        """Receive a message that the zygote has sent of its own accord; None when the zygote has
+        ended.
+        """
         try:
             data = self._socket.recv(_MAX_MESSAGE_BYTES)
         except OSError:  # it ended without reading all messages
@@ -75,12 +77,14 @@ class ZygoteClient:
         return msgspec.msgpack.decode(data, type=Reply) if data else None
 
     def import_from(self, path: Sequence[str]) -> None:
-        """Send the zygote the `sys.path` of ranks, for which it waits."""
+        """Send the zygote the `sys.path` of the ranks, without which it does not get ready."""
         with contextlib.suppress(OSError):  # if it has ended, its pidfd reports that
             self._socket.send(msgspec.msgpack.encode(ImportFrom(list(path))))
 
     def change_surroundings(self, changes: Surroundings) -> None:
-        """Give ranks that are forked from now on another environment or working directory."""
+        """Change the environment variables or the working directory with which the zygote forks
+        ranks from now on.
+        """
         # One message per variable, as all variables may exceed the size of a message.
         parts = [Surroundings({name: value}) for name, value in changes.environment.items()]
         if changes.cwd:
@@ -90,7 +94,9 @@ class ZygoteClient:
                 self._socket.send(msgspec.msgpack.encode(ChangeSurroundings(part)))
 
     def fork_store(self, address: str, port: int, listener: int) -> list[int]:
-        """Ask the zygote to fork the c10d store with its listener; return its pid, if any."""
+        """Ask the zygote to fork a c10d store that listens on this socket; return a list of its
+        pid, empty if that failed.
+        """
         return self._ask(ForkStore(address, port, os.getpid()), [listener])
 
     def fork_ranks(
@@ -109,7 +115,9 @@ class ZygoteClient:
         self._socket.close()
 
     def _ask(self, message: Any, descriptors: Sequence[int]) -> list[int]:
-        """Send the zygote a request to fork and wait for the answer, which the agent depends on."""
+        """Send the zygote a request to fork processes, and wait for their pids; kill a zygote that
+        does not answer in time.
+        """
         try:
             socket.send_fds(self._socket, [msgspec.msgpack.encode(message)], list(descriptors))
             self._socket.settimeout(_FORK_S)

@@ -1,1 +1,3 @@
-"""A rank: the process that runs user code, with a control thread that answers beside it."""
+"""A rank: the process that runs user code on its main thread, with a control thread that answers
+the controller at the same time.
+"""

@@ -1,5 +1,5 @@
-"""Processes that user code starts by multiprocessing or forks: sends them functions of cells, and
-ends them with their run.
+"""Processes that user code starts by multiprocessing or ``os.fork``: gives them access to functions
+defined in cells, and ends them when their cell is stopped.
 
 A spawned process imports the main module to find the functions and classes that it is given. On a
 rank the main module is not a file but the namespace of its cells: definitions of cells are pickled
@@ -46,7 +46,8 @@ _CONSTANTS = (bool, int, float, complex, str, bytes, type(None))
 
 
 class _Call:
-    """An object that is pickled as a call of a function, and loaded as the result of the call.
+    """An object whose pickle is a function call: loading the pickle calls the function and returns
+    its result.
 
     The functions are Python's own, as the child may lack cellmesh.
     """
@@ -59,8 +60,9 @@ class _Call:
 
 
 class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
-    """A pickler for a process that is to be spawned. It pickles definitions of cells by value, with
-    one namespace, and queues, locks and shared tensors as multiprocessing does.
+    """A pickler for a process that multiprocessing spawns: pickles functions and classes of cells
+    by value, with one shared namespace, and queues, locks and shared tensors as multiprocessing
+    does.
 
     Definitions that the process is not given are pickled without the large values that they use.
     """
@@ -96,7 +98,9 @@ class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _is_light(value: Any) -> bool:
-    """Return whether a global is a definition, a module or a constant."""
+    """Return whether a global's value is a function, class, module or small constant, and so is
+    cheap to pickle.
+    """
     if isinstance(value, types.FunctionType | types.ModuleType | type):
         return True
     if type(value) in (list, tuple, set, frozenset):
@@ -107,8 +111,8 @@ def _is_light(value: Any) -> bool:
 
 
 def _dump(process: BaseProcess | None, names: dict[str, Any]) -> bytes:
-    """Return the pickle of a process and of cells' definitions, which loading binds in the child's
-    main module.
+    """Return a pickle of a process object, which on loading also binds the cells' functions and
+    classes in the child's main module.
     """
     file, main = io.BytesIO(), _Call(vars, sys.modules["__main__"])
     definitions = _Call(dict.update, main, names)
@@ -126,7 +130,7 @@ def _can_be_sent(name: str, value: Any) -> bool:
 
 
 def _dump_for_child(obj: Any, file: Any, protocol: int | None = None) -> None:
-    """Pickle a spawned process's arguments and the definitions of cells, in place of
+    """Pickle a spawned process's arguments with the functions and classes of cells; replaces
     `multiprocessing.reduction.dump`.
     """
     if not isinstance(obj, BaseProcess):
@@ -150,8 +154,8 @@ def _dump_for_child(obj: Any, file: Any, protocol: int | None = None) -> None:
 
 
 def follow_children(current_run: Callable[[], int]) -> None:
-    """Patch multiprocessing so that spawned processes can load cells' functions and belong to their
-    run.
+    """Patch multiprocessing so that spawned processes can load functions of cells, and are recorded
+    with the run (cell or call) that started them.
     """
     reduction.dump = _dump_for_child
     start = BaseProcess.start
@@ -164,7 +168,9 @@ def follow_children(current_run: Callable[[], int]) -> None:
 
 
 def end_children(run: int) -> None:
-    """Wait for processes that an interrupted run has started, and kill those that do not end."""
+    """Wait for the processes that an interrupted run has started, and end those that do not exit by
+    themselves.
+    """
     children = [child for child in active_children() if vars(child).get("_cellmesh_run") == run]
     children = [child for child in children if not child.daemon]
     for number in (signal.SIGTERM, signal.SIGKILL):
@@ -195,8 +201,8 @@ def guard_forks(
     in_child: Callable[[End], None],
     render: Callable[[BaseException], str],
 ) -> None:
-    """From now on, make each process that user code forks close the rank's connections, and end
-    when its code returns.
+    """Register a fork hook: each process that user code forks from now on closes its copies of the
+    rank's connections, and ends when its code returns.
 
     Args:
         rank: this rank.

@@ -44,7 +44,9 @@ _NO_THREAD = (
 
 @dataclass(eq=False)
 class ControlThread:
-    """Answers control messages and stops runs, whatever the rank's main thread does."""
+    """Answers a rank's control messages and stops its runs, even while its main thread is busy or
+    blocked.
+    """
 
     _channel: Channel
     _context: RankContext
@@ -73,7 +75,9 @@ class ControlThread:
         )
 
     def start(self) -> None:
-        """Start the threads for messages and for stops, before user code may exhaust threads."""
+        """Start the rank's threads for control messages and for stopping runs, before user code can
+        exhaust the number of threads.
+        """
         gate = self._groups.ledger.gate
         gate.running = lambda: self._interrupts.running
         gate.is_pending = self._interrupts.is_pending
@@ -114,12 +118,14 @@ class ControlThread:
             self._faults.take(error)
 
     def stop_of(self, run: int) -> StopPoint | None:
-        """Return how a run was interrupted or released; None if it was not. Any thread."""
+        """Return how a run was stopped (interrupted, or released from waiting); None if it was not.
+        Usable on any thread.
+        """
         stopped, stop = self._last_stop
         return stop if stopped == run else None
 
     def kind_of_stop(self, run: int) -> type[KeyboardInterrupt] | None:
-        """Return the exception class that a stopped run ends with; None if it was not stopped."""
+        """Return the exception class by which a run was stopped; None if it was not stopped."""
         stop = self.stop_of(run)
         return stop.kind if stop is not None else None
 
@@ -160,8 +166,8 @@ class ControlThread:
             self._take(error)
 
     def _report_stop(self, run: int) -> None:
-        """Send the rank's position in a run that has to pause; from the control thread, and from
-        threads that begin operations.
+        """Send the controller the point that a rank has reached in a run that is to pause; called
+        on the control thread, and on threads that begin a collective.
         """
         with self._interrupts, self._lock:
             gate, ledger = self._groups.ledger.gate, self._groups.ledger
@@ -210,9 +216,9 @@ class ControlThread:
             self._stops.put((run, kind, None))
 
     def _see_to_stops(self) -> None:
-        """Signal the main thread if a stopped run continues after its collective has raised, or if
-        describing a failed run's exception takes too long; free a main thread that does not handle
-        the signal.
+        """Enforce stops of runs: signal the main thread if a run continues after its collective was
+        aborted, or if rendering its exception takes too long; abort the collective of a main thread
+        that does not handle the signal.
         """
         while True:
             try:
@@ -237,7 +243,8 @@ class ControlThread:
         return self._interrupts.running != run
 
     def _free_if_stuck(self, run: int, describe_s: float = _DESCRIBE_S) -> None:
-        """Cut the collective of a main thread that waits in C++ and does not handle its signal.
+        """Abort the collective in which the main thread waits in C++, if it does not handle its
+        signal.
 
         Code that handles a received interrupt (an ``except`` that saves a checkpoint) is left to
         run, unless it waits in a collective again; C++ code that computes is waited for. If user
@@ -269,7 +276,7 @@ class ControlThread:
         return waited is not None and waited.waited_s >= may_wait_s
 
     def _waits(self, seen: Activity) -> Waited | None:
-        """Return the collective that the main thread waits in; None if it does not wait."""
+        """Return the collective in which the main thread waits; None if it does not wait in one."""
         making = self._groups.making
         if making is not None and seen.collective:
             waited_s = time.monotonic() - making.since
@@ -283,7 +290,8 @@ class ControlThread:
         return None
 
     def _since_seen(self, seen: Activity) -> float:
-        """Return for how long the main thread has been at this line without beginning an operation.
+        """Return for how many seconds the main thread has been seen at its current line without
+        beginning a collective.
 
         Between two operations of a loop, it is in the same call without having waited.
         """
@@ -324,7 +332,9 @@ class ControlThread:
         )
 
     def _query(self, verb: Request) -> Parcel[Done]:
-        """Return the answer to a query; a `Refusal` with the error if its handler raised."""
+        """Return the answer to a query of the controller; if its handler raised an exception, the
+        exception as a `Refusal`.
+        """
         try:
             answer = self._context.find_handler(verb.body).handle_beside(verb.body)
             pickled, buffers = payload.dumps(answer, "the answer")

@@ -38,8 +38,8 @@ class RankPdb(Pdb):
         return bool(super().stop_here(frame)) and self._is_of_user(frame)  # type: ignore[no-untyped-call]
 
     def _is_of_user(self, frame: types.FrameType | None) -> bool:
-        """Return whether a frame is, or was called by, user code without cellmesh or IPython in
-        between.
+        """Return whether a frame belongs to user code or was called from it without frames of
+        cellmesh or IPython in between.
         """
         while frame is not None:
             if frame is self._bottom or self._is_cell(frame):

@@ -96,7 +96,7 @@ class Executor:
         self._notes: tuple[str, ...] = ()  # notes on names for the next heal's answer
 
     def execute(self, parcel: Parcel[Any], more_follows: bool) -> bool:
-        """Run one piece of work and send its answer; return whether the work succeeded."""
+        """Execute a cell, call or request and send its answer; return whether it succeeded."""
         work, buffers = parcel
         self._timing = None
         if sys.getrecursionlimit() < _TOO_LITTLE_RECURSION:
@@ -159,7 +159,9 @@ class Executor:
         return answer
 
     def _note_end(self, run: int, error: BaseException | None) -> None:
-        """End the progress bars of a run and, if this is a forked process, the process."""
+        """Close the progress bars of a run that has ended; if this process was forked by user code,
+        end it.
+        """
         if self._end_child is not None:
             self._end_child(error)
         if self._bars is not None:
@@ -187,14 +189,18 @@ class Executor:
         return False
 
     def pass_over(self, run: int, more_follows: bool) -> bool:
-        """Send the answer of a run that was interrupted before it began; return whether it was."""
+        """If the user has interrupted a run before it began, send its answer without running it;
+        return whether this was the case.
+        """
         if not self._interrupts.takes_back(run):
             return False
         self._pump.answer(Parcel(interrupted_unbegun(run)), more_follows)
         return True
 
     def end_as_child(self, end: Callable[[BaseException | None], NoReturn]) -> None:
-        """Note that this process was forked from the rank, and has to end after its current run."""
+        """Record that this process was forked from the rank by user code, and has to end after its
+        current run.
+        """
         self._end_child = end
         for callbacks in self._shell.events.callbacks.values():
             callbacks.clear()  # they show and send data of the rank

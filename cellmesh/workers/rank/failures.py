@@ -1,4 +1,4 @@
-"""Describes a failed run for the user: the error as the user should see it, and its traceback."""
+"""Describes a failed run (cell or call) for the user: the exception shown, and its traceback."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _HINTS = {
 
 @dataclass(eq=False)
 class Failures:
-    """Describes a rank's failed runs for the user."""
+    """Describes the failed runs (cells and calls) of a rank for the user."""
 
     _shell: RankShell
     _groups: Groups
@@ -67,7 +67,9 @@ class Failures:
     _stop_of: Callable[[int], StopPoint | None]
 
     def describe(self, run: int, error: BaseException) -> Parcel[Failed]:
-        """Return the answer `Failed` for an exception, even if the exception's methods raise."""
+        """Return the `Failed` answer for a run that raised an exception, even if the exception's
+        methods raise.
+        """
         try:
             return self._failure(run, error)
         except BaseException as why:
@@ -76,7 +78,9 @@ class Failures:
             return Parcel(Failed(run, kind, text, f"{kind} {text}", 0))
 
     def as_seen(self, run: int, error: BaseException) -> BaseException:
-        """Return the error that the user should see: the interrupt or release behind it, if any."""
+        """Return the exception to show to the user: if an interrupt, or a release from a
+        collective, has caused this one, that one instead.
+        """
         seen = _as_interrupt(error)
         # None if others have cut the connections before this rank was stopped.
         stop = self._stop_of(run)
@@ -139,7 +143,9 @@ class Failures:
         return Parcel(msgspec.structs.replace(verb, payload=pickled), tuple(buffers))
 
     def _release(self, run: int, error: Released, place: Place) -> Parcel[Failed]:
-        """Describe the failure of a rank that was released, as others skip its collective."""
+        """Return the failure of a run whose rank was released from waiting in a collective that
+        other ranks will not join.
+        """
         stop = self._stop_of(run)
         waited = stop.waited if stop is not None else Waited()
         operation = self._groups.ledger.last
@@ -182,14 +188,17 @@ def _at(place: Place) -> str:
 
 
 def _as_interrupt(error: BaseException) -> BaseException:
-    """Return the KeyboardInterrupt that caused an error of a library; else the error."""
+    """Return the KeyboardInterrupt in an exception's chain of causes; if there is none, the
+    exception itself.
+    """
     return next(
         (each for each in chain_of(error) if issubclass(type(each), KeyboardInterrupt)), error
     )
 
 
 def _has_wrapped_stop(error: BaseException) -> bool:
-    """Return whether C++ code has replaced the interrupt that stopped a run by another error.
+    """Return whether C++ code has replaced the interrupt that stopped a run by an exception of its
+    own.
 
     Python code that C++ calls (hooks, callbacks of futures, ``__torch_function__``, pickling) can
     be interrupted, too; the resulting C++ error contains only the interrupt's text.
@@ -201,7 +210,9 @@ def _has_wrapped_stop(error: BaseException) -> bool:
 
 
 def _describe_handled(error: BaseException) -> str:
-    """Return text on the user's exception that was being handled when this one was raised."""
+    """Return text on the user's exception that was being handled when an interrupt was raised; ""
+    if there was none.
+    """
     for each in chain_of(error):
         is_users = issubclass(type(each), Exception) and not issubclass(type(each), GroupDown)
         if is_users and not lost_its_peers(each):
@@ -210,7 +221,9 @@ def _describe_handled(error: BaseException) -> str:
 
 
 def interrupted_step(tb: types.TracebackType | None) -> bool:
-    """Return whether an optimizer's ``step`` was cut, so that some parameters may have changed."""
+    """Return whether an exception was raised inside an optimizer's ``step``, so that only some of
+    the parameters may have changed.
+    """
     return any(
         frame.f_code.co_name == "step" and issubclass(type(frame.f_locals.get("self")), Optimizer)
         for frame, _ in walk_tb(tb)
@@ -236,7 +249,9 @@ def find_lost_context() -> str:
 
 
 def report_lost_context(rank: int, error: str) -> None:
-    """Write to descriptor 2 why the rank ends; the report of its death includes these lines."""
+    """Write to descriptor 2 that the rank ends because its CUDA context is lost; the report of its
+    death includes these lines.
+    """
     write_stderr(
         f"cellmesh: rank {rank} ends: its CUDA context is lost ({error}), and this process can "
         "never use the GPU again.\n%dist_heal starts the rank again. To see the line that failed, "

@@ -1,5 +1,5 @@
 """The request handlers of a rank's optional features (inspector, checkpoints, traces), and the
-parts of a rank that they may use.
+objects of the rank that they may use.
 """
 
 from __future__ import annotations
@@ -48,17 +48,21 @@ class Packed(NamedTuple):
 
 
 class Handler(Protocol):
-    """Answers the requests of one feature on a rank; made by the feature's `make_handler`."""
+    """Protocol of an object that answers the requests of one optional feature on a rank; each
+    feature's module has a `make_handler` for it.
+    """
 
     def handle(self, request: Any, buffers: tuple[Frame, ...]) -> Any:
-        """Answer a request on the main thread, by a value that can be pickled or by `Packed`."""
+        """Answer a request on the main thread; the answer is a value that can be pickled, or a
+        `Packed`.
+        """
 
     def handle_beside(self, request: Any) -> Any:
         """Answer a query on another thread, while the main thread may run user code."""
 
 
 class CellObserver(Protocol):
-    """Observes a cell from its first statement to its last, for a feature."""
+    """Protocol of a feature's object that is called when a cell starts and when it ends."""
 
     def start(self) -> None:
         """Start to observe the cell, which is about to begin."""
@@ -69,7 +73,7 @@ class CellObserver(Protocol):
 
 @dataclass
 class RankContext:
-    """The parts of a rank that handlers may use, and the handlers made so far."""
+    """The objects of a rank that features' handlers may use, and the handlers made so far."""
 
     shell: RankShell
     groups: Groups
@@ -82,7 +86,9 @@ class RankContext:
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def find_handler(self, request: FeatureRequest) -> Handler:
-        """Return the handler of a request; CellmeshError if its import fails. Any thread."""
+        """Return the handler of a feature's request; raise a CellmeshError if its module cannot be
+        imported. Usable on any thread.
+        """
         module = _MODULES[type(request)]
         with self._lock:
             if module not in self._handlers:
@@ -90,7 +96,9 @@ class RankContext:
             return self._handlers[module]
 
     def look_after_failure(self, tb: types.TracebackType | None = None) -> None:
-        """Mark models for a reset if user code raised in the middle of a training step."""
+        """Record that models may be half updated if an exception in user code has interrupted their
+        training step.
+        """
         try:
             self.groups.backward_passes.look(tb)
             is_dirty = model_reset.look_after_failure()

@@ -1,4 +1,4 @@
-"""The names that a rank is given (`rank`, `world_size`, `device`, `mesh`).
+"""The variables that cellmesh defines on each rank (`rank`, `world_size`, `device`, `mesh`).
 
 Detects that a cell has bound one to another value, which later cells would use, often on some ranks
 only; updates the names for a mesh of another size, and finds variables that are bound to the
@@ -22,8 +22,8 @@ _NAMES = ("rank", "world_size", "device", "mesh")
 
 
 class GivenNames:
-    """The values of a rank's own names as the rank was given them, to report each rebound name
-    once.
+    """The values that cellmesh gave to a rank's variables `rank`, `world_size`, `device` and
+    `mesh`, to report once if user code rebinds one.
 
     Args:
         namespace: namespace of the rank, with these values.
@@ -40,18 +40,22 @@ class GivenNames:
         self.renew(_NAMES)
 
     def renew(self, names: Iterable[str]) -> None:
-        """Record the values of these names, which the rank has just been given."""
+        """Record the current values of these variables as those that cellmesh has given to the
+        rank.
+        """
         given = {n: self._namespace[n] for n in names if n in self._namespace}
         self.values.update(given)
         self._hidden.update(given)
 
     def forget(self, names: Iterable[str]) -> None:
-        """Stop watching names that the notebook itself has bound, by a push."""
+        """Stop watching variables that the notebook itself has rebound, by a push."""
         for name in names:
             self.values.pop(name, None)
 
     def say(self) -> str:
-        """Return a report of newly rebound names, and of ways to restore them; "" for none."""
+        """Return a text on variables that user code has newly rebound, and on ways to restore them;
+        "" if there are none.
+        """
         texts = []
         for name, given in list(self.values.items()):
             value = self._namespace.get(name, given)
@@ -66,7 +70,9 @@ class GivenNames:
 
 
 def _is_alike(value: Any, given: Any) -> bool:
-    """Return whether a value is equivalent to the given one; runs no user code."""
+    """Return whether a variable's value is equivalent to the one that cellmesh gave it; runs no
+    user code.
+    """
     kind = type(given)
     with contextlib.suppress(Exception):  # an incomplete mesh may raise
         if kind.__name__ == "device" and type(value) in (str, int, kind):
@@ -89,7 +95,8 @@ def _how_to_restore(name: str, given: Any) -> str:
 
 
 def resize(work: Heal, groups: Groups, namespace: dict[str, Any]) -> tuple[str, ...]:
-    """Give this rank the groups of a mesh of another size, without connections.
+    """Replace this rank's process groups and `mesh` by those of another mesh size; their
+    connections are made later.
 
     Args:
         work: order with the new size.
@@ -119,8 +126,8 @@ def resize(work: Heal, groups: Groups, namespace: dict[str, Any]) -> tuple[str, 
 
 
 def find_bound(namespace: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the names of variables that hold process groups: DTensors, groups, the user's own
-    meshes, and models and optimizers that contain them.
+    """Yield the names of variables that refer to process groups: DTensors, groups, DeviceMeshes of
+    the user, and models and optimizers that contain such objects.
     """
     kinds = _kinds()
     for name, value in list(namespace.items()):
@@ -131,7 +138,9 @@ def find_bound(namespace: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _kinds() -> tuple[type, ...]:
-    """Return the types that hold process groups, as far as their modules have been imported."""
+    """Return the types whose objects refer to process groups, as far as their modules have been
+    imported.
+    """
     names = (
         ("torch.distributed.tensor", "DTensor"),
         ("torch.distributed.device_mesh", "DeviceMesh"),
@@ -145,7 +154,9 @@ def _kinds() -> tuple[type, ...]:
 
 
 def _parts(value: Any) -> Iterable[Any]:
-    """Return a model with its parts, an optimizer's parameters, or another value itself."""
+    """Return a model with its submodules, parameters and buffers, an optimizer's parameters, or any
+    other value itself.
+    """
     if issubclass(type(value), torch.nn.Module):
         return [value, *value.modules(), *value.parameters(), *value.buffers()]
     if issubclass(type(value), torch.optim.Optimizer):

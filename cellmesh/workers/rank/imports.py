@@ -71,7 +71,9 @@ class AfterImport(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Find a module by the other finders; its loader then calls the hook."""
+        """Find a module by Python's other finders, and make its loader call the module's hook
+        afterwards.
+        """
         hook = self._hooks.get(fullname)
         if hook is None:
             return None

@@ -1,4 +1,5 @@
-"""Interrupts one run, and only that run, by a KeyboardInterrupt (or `Released`) in the main thread.
+"""Interrupts one given run of a rank, and no other, by raising a KeyboardInterrupt (or its subclass
+`Released`) in the main thread.
 
 SIGINT alone does not identify a run, as it may arrive between two runs. So the control thread
 records the run first, then sends the signal; the handler raises only while that run executes. A run
@@ -36,7 +37,9 @@ class DescriptionTimeout(KeyboardInterrupt):
 
 
 class Interrupts:
-    """Records the running run and the run to interrupt, and handles SIGINT on the main thread."""
+    """Records which run the main thread executes and which run to interrupt, and handles SIGINT on
+    the main thread.
+    """
 
     def __init__(self) -> None:
         self.running = -1  # number of the run that executes
@@ -65,7 +68,9 @@ class Interrupts:
         sys.unraisablehook = self._on_unraisable
 
     def begin(self, run: int) -> None:
-        """Note that the main thread starts a run; raise its interrupt if one arrived earlier."""
+        """Record that the main thread starts a run; raise a KeyboardInterrupt if the run was
+        interrupted before it began.
+        """
         if _getsignal(_SIGINT) is not self._handler:
             self._handle_signals()  # code of an earlier run has replaced the handler
         self._held_back, self._imports_since = False, None
@@ -79,13 +84,15 @@ class Interrupts:
             raise kind
 
     def takes_back(self, run: int) -> bool:
-        """Return whether the user has interrupted a run that has not begun, and forget it."""
+        """Return whether the user has interrupted a run before it began, and drop the interrupt."""
         if self._cancelled.get(run) is not KeyboardInterrupt:
             return False
         return self._cancelled.pop(run, None) is not None
 
     def end(self) -> None:
-        """Note that the main thread has ended its run; after success, `running` = -1 suffices."""
+        """Record that the main thread has ended its run; after a success, setting `running` to -1
+        suffices.
+        """
         self.running = self._wanted = -1
         self._held_back = self.is_describing = False
 
@@ -94,13 +101,15 @@ class Interrupts:
             signal.signal(number, self._handler)
 
     def describe(self, run: int) -> None:
-        """Note that a failed run's exception is being described; only `insist` interrupts that."""
+        """Record that the exception of a failed run is being rendered; during that, only
+        `Interrupts.insist` interrupts the main thread.
+        """
         self.running, self.is_describing = run, True
         self.on_failure(run)
 
     def limit_description(self, run: int) -> bool:
-        """Let `insist` interrupt the description of a run's exception; return whether it still
-        runs.
+        """Let `Interrupts.insist` interrupt the rendering of a run's exception; return whether the
+        rendering still goes on.
         """
         if self.running != run or not self.is_describing:
             return False
@@ -109,7 +118,8 @@ class Interrupts:
 
     def request(self, run: int, kind: type[KeyboardInterrupt] = KeyboardInterrupt) -> bool:
         """Interrupt a run, from another thread, by a KeyboardInterrupt, or by `Released` if the
-        user did not ask for it; return whether the run executes now. If not, it will not start.
+        user did not ask for it; return whether the run is executing. If it has not begun, it will
+        not start.
         """
         if self.running != run:
             self._cancelled[run] = kind
@@ -130,7 +140,9 @@ class Interrupts:
         return True
 
     def insist(self, run: int) -> None:
-        """Interrupt a run that did not react to `request`, whatever user code does with SIGINT."""
+        """Interrupt a run that has not reacted to `Interrupts.request`, however user code handles
+        or blocks SIGINT.
+        """
         if self.is_pending(run) and self._main is not None:
             signal.pthread_kill(self._main, _OWN_SIGNAL)
             signal.raise_signal(_OWN_SIGNAL)  # here: the main thread may block signals
@@ -141,7 +153,9 @@ class Interrupts:
         return callable(handler) and handler not in (self._handler, signal.default_int_handler)
 
     def is_pending(self, run: int) -> bool:
-        """Return whether a run was interrupted and the main thread has not handled that yet."""
+        """Return whether an interrupt of this run was requested that the main thread has not
+        handled yet.
+        """
         return self._wanted == run == self.running
 
     def _on_signal(self, signum: int, frame: types.FrameType | None) -> None:
@@ -173,14 +187,16 @@ class Interrupts:
         raise self._kind
 
     def _may_import(self) -> bool:
-        """Return whether a library's import may continue before it is interrupted."""
+        """Return whether the import of a library, during which an interrupt arrived, may go on for
+        now.
+        """
         now = time.monotonic()
         self._imports_since = since = self._imports_since or now
         return now - since < _IMPORT_S
 
     def _on_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
-        """Repeat an interrupt that Python has dropped because it was raised in a finalizer or fork
-        hook.
+        """Repeat an interrupt that Python has discarded because it was raised in a finalizer or
+        fork hook.
 
         Another thread repeats it a moment later, as Python also drops exceptions of this hook.
         """
@@ -206,7 +222,7 @@ class Interrupts:
 
 
 def _imports_library(frame: types.FrameType) -> bool:
-    """Return whether a frame executes a library's module for its import.
+    """Return whether a frame executes the top level of a library's module, as part of an import.
 
     When an import is cut, Python drops the package but not its submodules: a second ``import
     torch._dynamo``, as in DDP, raises AttributeErrors for the rest of the process.

@@ -1,4 +1,5 @@
-"""A rank's process: the main thread executes work, a control thread answers while main is busy.
+"""A rank's process: the main thread executes cells and calls, and a control thread answers the
+controller at the same time.
 
 Three sockets connect it to the agent: ``work`` (read by the main thread, written by the pump under
 its lock), ``control`` (used by the control thread), and that of `value_transfer.SegmentLink`, which
@@ -91,7 +92,9 @@ def run_rank(
     control: socket.socket,
     segments: socket.socket,
 ) -> None:
-    """Run a rank, from the fork to the end of the process; the sockets are the rank's ends."""
+    """Run a rank from its fork to the end of its process; the sockets are the rank's ends of its
+    connections to the agent.
+    """
     try:
         die_with(options.agent_pid)
     except ProcessLookupError:
@@ -193,8 +196,8 @@ def _work(
     rank: int,
     render: Callable[[BaseException], str],
 ) -> None:
-    """Execute work in order; after a failed run, hold back work until the process groups have been
-    checked or healed.
+    """Execute cells, calls and requests in order; after a failed run, hold back queued ones until
+    the process groups have been checked or rebuilt.
 
     Otherwise the collectives of queued work would meet other ranks' collectives of the failed run.
     """

@@ -13,14 +13,16 @@ from ...wire.status import MemoryUse
 
 
 class _Reading(NamedTuple):
-    """Memory at one moment as the system reports it; parsed only when a user asks for it."""
+    """A rank's memory use at one moment, as raw text of the system; parsed only when a user asks
+    for it.
+    """
 
     statm: bytes = b"0 0"
     usage: Any = None
     gpu: Any = None
 
     def parse(self) -> dict[str, int]:
-        """Return the fields of `MemoryUse` for this moment, in bytes."""
+        """Return the memory use at this moment as the fields of `MemoryUse`, in bytes."""
         rss = int(self.statm.split()[1]) * mmap.PAGESIZE
         peak_rss = max(rss, self.usage.ru_maxrss * 1024) if self.usage is not None else rss
         gpu = self.gpu or {}
@@ -57,7 +59,9 @@ class MemoryMeter:
         self._after = self._read()
 
     def use(self) -> MemoryUse:
-        """Return the memory now, and its change during the last cell. Any thread."""
+        """Return the rank's current memory use, and its change during the last cell. Usable on any
+        thread.
+        """
         now, before = self._read().parse(), self._before.parse()
         after = self._after.parse() if self._after is not None else now
         return MemoryUse(

@@ -26,7 +26,8 @@ from ..static_lookup import held_by
 
 
 class OptimizerSteps:
-    """The completed steps of each optimizer in the rank's current or last run.
+    """The number of completed steps of each optimizer in the rank's current or last run (cell or
+    call).
 
     Attributes:
         run: number of the run, -1 before the first.
@@ -58,11 +59,13 @@ class OptimizerSteps:
 
     @property
     def is_inside(self) -> bool:
-        """Whether the main thread is inside a step."""
+        """Whether the main thread is executing an optimizer's step."""
         return bool(self._inside)
 
     def note_operation(self) -> bool:
-        """Note that an operation is about to begin; return whether this is inside a step."""
+        """Record that a collective or message is about to begin; return whether that is inside an
+        optimizer's step.
+        """
         if self._inside:
             self._reducing.add(id(self._inside[0]))
         return self.is_inside
@@ -87,7 +90,9 @@ class OptimizerSteps:
         self._counts[id(optimizer)] = (optimizer, self._counts.get(id(optimizer), (None, 0))[1] + 1)
 
     def num_steps(self, optimizer: str) -> int:
-        """Return the number of steps of an optimizer, named as in `StepCount`."""
+        """Return the number of completed steps of an optimizer, given its key in `StepCount`, such
+        as "Adam 1".
+        """
         return next((number for name, _, number in self._named() if name == optimizer), 0)
 
     def _named(self) -> list[tuple[str, Optimizer, int]]:
@@ -100,8 +105,8 @@ class OptimizerSteps:
         return found
 
     def describe(self, namespace: Mapping[str, Any]) -> Steps:
-        """Return the counts, with the names of optimizers and models in the user's namespace. Any
-        thread.
+        """Return the numbers of steps with the names of optimizers and models in the user's
+        namespace. Usable on any thread.
         """
         if not self.is_used:
             return Steps(self.run)
@@ -113,7 +118,9 @@ class OptimizerSteps:
 
 
 def _depth() -> int:
-    """Return the number of steps in progress around the step that begins."""
+    """Return how many optimizers' steps are already in progress, in the callers of the step that
+    begins.
+    """
     frames = walk_stack(sys._getframe())
     codes = [frame.f_code.co_qualname for frame, _ in frames]
     return codes.count("Optimizer.profile_hook_step.<locals>.wrapper") - 1
@@ -126,8 +133,8 @@ def _public(namespace: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
 
 
 def _model_of(optimizer: Optimizer, namespace: Mapping[str, Any]) -> str:
-    """Return the name of a model that has the first parameter of an optimizer, without running user
-    code.
+    """Return the name of a variable that holds a model with the optimizer's first parameter; "" if
+    there is none. Runs no user code.
     """
     groups = held_by(optimizer).get("param_groups") or [{}]
     first = next(iter(groups[0].get("params", ())), None)

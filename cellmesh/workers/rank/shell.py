@@ -82,7 +82,7 @@ class RankShell(InteractiveShell):
         self.display_trap.__enter__()
 
     def system(self, cmd: str) -> None:
-        """Run ``!command``; the stop button ends it together with its cell.
+        """Run ``!command``; interrupting it ends not only the command but also its cell.
 
         In IPython an interrupt ends only the command, and the next line runs.
         """
@@ -90,7 +90,9 @@ class RankShell(InteractiveShell):
         self._stop_here()
 
     def getoutput(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the command of ``lines = !command`` and return its output; see `system`."""
+        """Run the command of ``lines = !command`` and return its output; interrupting it ends the
+        cell, too.
+        """
         output = super().getoutput(*args, **kwargs)  # type: ignore[no-untyped-call]
         self._stop_here()
         return output
@@ -115,7 +117,9 @@ class RankShell(InteractiveShell):
             load("rank.debugger").post_mortem()
 
     def safe_execfile(self, fname: Any, *where: Any, exit_ignore: bool = False, **_: Any) -> None:
-        """Run a file for ``%run``; its exceptions end the cell, like a called function's."""
+        """Run a file for ``%run``; an exception in it fails the cell, like one in a called
+        function.
+        """
         try:
             super().safe_execfile(fname, *where, raise_exceptions=True)  # type: ignore[no-untyped-call]
         except SystemExit:
@@ -123,7 +127,9 @@ class RankShell(InteractiveShell):
                 raise
 
     def safe_run_module(self, mod_name: Any, where: dict[str, Any]) -> None:
-        """Run a module for ``%run -m``; its exceptions end the cell, like a called function's."""
+        """Run a module for ``%run -m``; an exception in it fails the cell, like one in a called
+        function.
+        """
         try:
             where.update(runpy.run_module(str(mod_name), run_name="__main__", alter_sys=True))
         except SystemExit as error:
@@ -131,7 +137,8 @@ class RankShell(InteractiveShell):
                 raise
 
     def run_cell(self, *args: Any, **kwargs: Any) -> ExecutionResult:
-        """Run a cell within a cell, for ``%%capture`` and the user's ``get_ipython().run_cell``.
+        """Run source code as a cell inside the current cell, for ``%%capture`` and
+        ``get_ipython().run_cell``.
 
         The caller gets the result and continues, but an interrupt or exit ends the outer cell, too.
         """
@@ -160,7 +167,9 @@ class RankShell(InteractiveShell):
             self._note_shown(value)
 
     def _note_shown(self, error: BaseException) -> None:
-        """Keep an error for the end of the cell; between cells, print it."""
+        """Record an error that IPython shows, so that the running cell fails with it at its end;
+        print it if no cell runs.
+        """
         if self._shown is None:
             self._print_traceback(error)
         elif not any(error is each for each in self._shown):
@@ -222,7 +231,9 @@ class RankShell(InteractiveShell):
         return error
 
     def _is_plain(self) -> bool:
-        """Return whether no extension observes or changes cells (as ``%autoreload`` does)."""
+        """Return whether IPython has no callbacks or settings that observe or change cells (as
+        ``%autoreload`` does).
+        """
         callbacks = self.events.callbacks
         return not (
             callbacks["pre_run_cell"]
@@ -232,8 +243,8 @@ class RankShell(InteractiveShell):
         )
 
     def _run_plainly(self, source: str, transformed: str) -> BaseException | None:
-        """Run a plain cell like IPython's `run_cell_async`, without the steps that only other cells
-        need.
+        """Run a cell as IPython's `run_cell_async` does, without steps that are needed only if
+        callbacks observe or change cells.
 
         Between two cells a rank's CPU caches go cold, and IPython's way then costs six times as
         much.
@@ -264,7 +275,8 @@ class RankShell(InteractiveShell):
         self.InteractiveTB = make_renderer(self.InteractiveTB)
 
     def render_traceback(self, error: BaseException) -> tuple[str, str]:
-        """Render a traceback as a notebook does, with ANSI colours and without frames of cellmesh.
+        """Render an exception's traceback as a notebook does, with ANSI colours and without frames
+        of cellmesh.
 
         Returns:
             The traceback with one line for each run of frames of libraries (with all frames under
@@ -275,7 +287,9 @@ class RankShell(InteractiveShell):
         return (whole if self.InteractiveTB.mode == "Verbose" else with_few_frames(text)), whole
 
     def show_traceback(self, error: BaseException) -> str:
-        """Return a traceback with few frames of libraries, or as ``%xmode`` requires."""
+        """Return an exception's traceback with libraries' frames shortened, or in the form set by
+        ``%xmode``.
+        """
         return self.render_traceback(error)[0]
 
     def _render(self, error: BaseException) -> str:
@@ -310,7 +324,9 @@ class RankShell(InteractiveShell):
             return plain_traceback(error, tb)
 
     def place_of(self, tb: types.TracebackType | None) -> Place:
-        """Return the place in cells at which a traceback's exception was raised."""
+        """Return the position in the notebook's cells at which an exception was raised, from its
+        traceback.
+        """
         return place_of(lines_of(tb), self)
 
     def cell_of(self, filename: str) -> int:
@@ -323,7 +339,9 @@ _MAX_TREES = 300
 
 
 def remember_error(error: BaseException | None) -> None:
-    """Keep the exception of a cell or call, for `post_mortem`; None drops it."""
+    """Store the exception that a cell or call has raised in `sys.last_exc`, for `post_mortem`; None
+    clears it.
+    """
     if issubclass(type(error), BdbQuit):
         return
     sys.last_type = None if error is None else type(error)
@@ -332,8 +350,8 @@ def remember_error(error: BaseException | None) -> None:
 
 
 def _forget_syntax_trees() -> None:
-    """Bound the syntax trees (11 kB a cell) that IPython's traceback rendering (`stack_data`, based
-    on `executing`) would keep forever.
+    """Clear caches of syntax trees (11 kB a cell) that the libraries with which IPython renders
+    tracebacks would keep forever.
     """
     for module in ("executing.executing", "stack_data.core"):
         kind: Any = getattr(sys.modules.get(module), "Source", type)

@@ -1,4 +1,5 @@
-"""Derives the activity of a rank's threads from their stacks, without running user code.
+"""Finds out, from the stacks of a rank's threads, which code they are executing, without running
+user code.
 
 Stacks of other threads are read with the garbage collector off. Python makes a frame's object when
 code asks for it. This allocates, and in CPython 3.11 an allocation may start the collector, whose
@@ -44,8 +45,8 @@ class Cells(Protocol):
 
 @contextlib.contextmanager
 def collector_off() -> Iterator[None]:
-    """Enter a context without garbage collection, for moments only, as changes by other threads to
-    the collector's state may be lost.
+    """Enter a context without garbage collection; for a moment only, as other threads'
+    ``gc.enable`` and ``gc.disable`` may be undone.
 
     For less than the interpreter's switch interval after a thread has got the interpreter's lock,
     no other thread can make such changes.
@@ -61,7 +62,9 @@ def collector_off() -> Iterator[None]:
 
 
 def stack_of(frame: types.FrameType | None) -> list[types.FrameType]:
-    """Return a frame and its callers, innermost first; of this thread, or in `collector_off`."""
+    """Return a frame and its callers, innermost first; for another thread's frame, call this in
+    `collector_off`.
+    """
     stack: list[types.FrameType] = []
     while frame is not None:
         stack.append(frame)
@@ -134,8 +137,8 @@ def is_own_code(frame: types.FrameType) -> bool:
 
 
 def call_of(code: types.CodeType, instruction: int) -> str:
-    """Return the source text of the function that an instruction calls, as ``time.sleep``, or of
-    its expression in a ``with`` or ``for``; "" for other instructions.
+    """Return the source text of the function that an instruction calls, such as ``time.sleep``; for
+    a ``with`` or ``for``, that of its expression; "" for other instructions.
     """
     node = _node_at(code, instruction)
     # Python versions differ in whether the position is the statement's or its expression's.
@@ -170,7 +173,7 @@ _NUM_TRIES = 5
 
 
 def parse_again(parse: Callable[[], _T]) -> _T:
-    """Call a function that makes an AST; retry if another thread's parse has disturbed it.
+    """Call a function that builds an AST; repeat it if a parse on another thread made it fail.
 
     CPython 3.11 keeps the recursion depth of an AST in one place for all threads (Python-ast.c,
     ``ast_state.recursion_depth``). So while the control thread looks up the main thread's current
@@ -213,7 +216,9 @@ def _node_at(code: types.CodeType, instruction: int) -> ast.expr | ast.stmt | No
 
 
 def _value_of(node: ast.expr, frame: types.FrameType) -> Any:
-    """Return the value of a name, attribute or list item, if looking it up runs no user code."""
+    """Return the value of a name, attribute or list item in a frame; None if reading it would run
+    user code.
+    """
     match node:
         case ast.Name(name):
             return local_value(frame, name)
@@ -249,7 +254,7 @@ _WRAPPERS = frozenset({"wrapper", "_wrapper", "make_watched"})
 
 @dataclass(frozen=True)
 class Waited:
-    """The operation in which a rank's main thread waited; "" for unknown facts."""
+    """The collective or other operation that a rank's main thread waited in; "" if unknown."""
 
     collective: str = ""  # the ``torch.distributed`` call
     group: str = ""  # torch's name of its process group
@@ -259,7 +264,9 @@ class Waited:
 
 @dataclass(frozen=True)
 class StopPoint:
-    """A run's interrupt or release: the exception that ends it, and the operation waited in."""
+    """How a run was stopped: the class of the exception that ends it, and the operation in which
+    its rank waited.
+    """
 
     kind: type[KeyboardInterrupt]
     waited: Waited
@@ -267,7 +274,7 @@ class StopPoint:
 
 @dataclass(frozen=True)
 class Activity:
-    """The position of a rank's main thread in its code; 0 or "" for unknown facts."""
+    """The code that a rank's main thread is executing; 0 or "" for unknown facts."""
 
     execution_count: int  # ``In[n]`` of the cell that runs
     line: int  # line of that cell
@@ -289,7 +296,7 @@ class Place:
 
 
 def place_of(frames: Iterable[tuple[types.CodeType, int]], shell: Cells) -> Place:
-    """Return the place in cells of a stack.
+    """Return the position in the notebook's cells to which the frames of a stack belong.
 
     Args:
         frames: code and line of each frame, outermost first.
@@ -325,7 +332,8 @@ def lines_of(tb: types.TracebackType | None) -> Iterator[tuple[types.CodeType, i
 
 
 def line_before(code: types.CodeType, offset: int) -> int:
-    """Return the line of the last instruction up to `offset` that has a line, 0 if none has.
+    """Return the line of an instruction; if it has no line, that of the nearest earlier instruction
+    that has one; 0 if none has.
 
     An interrupt may hit an instruction without a line, added by Python's compiler (for the end of a
     ``with``).
@@ -339,20 +347,23 @@ def line_before(code: types.CodeType, offset: int) -> int:
 
 
 def _runs_file(code: types.CodeType) -> bool:
-    """Return whether a code object is that of a whole file of the user."""
+    """Return whether a code object is the top-level code of a file of the user."""
     name = code.co_filename
     return code.co_name == "<module>" and name.startswith("/") and not is_of_library(name)
 
 
 def look_at_main_thread(shell: Cells) -> Activity:
-    """Return the main thread's position, from its stack; it may have moved on since."""
+    """Return the code that the main thread is executing; the thread may have moved on before the
+    caller uses it.
+    """
     return _read(stack_of_main_thread(), shell)
 
 
 def describe_interruption(
     tb: types.TracebackType | None, handled: BaseException | None = None
 ) -> str:
-    """Return text on where a KeyboardInterrupt was raised: a collective, or a call of user code.
+    """Return text on the collective or the call in user code in which a KeyboardInterrupt was
+    raised.
 
     Args:
         tb: traceback of the interrupt.
@@ -366,15 +377,17 @@ def describe_interruption(
 
 
 def describe_release(tb: types.TracebackType | None, handled: BaseException | None = None) -> str:
-    """Return text on the activity of a rank that was released outside of a collective."""
+    """Return text on what a rank was executing when it was released while not in a collective: a
+    wait for RPC workers, or other user code.
+    """
     files = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(tb))
     verb = "waited in" if any(each.endswith(_WAITS_FOR_WORKERS) for each in files) else "ran"
     return describe_interruption(tb, handled).replace("interrupted in", verb)
 
 
 def _places(tb: types.TracebackType | None) -> tuple[str, str]:
-    """Return the collective that a traceback passes through, and the call in the innermost frame of
-    user code.
+    """Return the name of the collective in a traceback ("" without one), and the call in its
+    innermost frame of user code.
     """
     collective = where = ""
     while tb is not None:
@@ -423,7 +436,9 @@ _OWN_THREADS = "cellmesh-"
 
 
 def format_stacks(shell: Cells, all_threads: bool = False) -> str:
-    """Return as text the stack of the main thread, or of all threads except cellmesh's."""
+    """Return text with the stack of the main thread; if `all_threads`, also those of all threads
+    that cellmesh has not started.
+    """
     stacks = stacks_of_threads()
     main = threading.main_thread()
     parts = [_format_stack(stacks.get(main.ident or 0, ()), shell)]
@@ -435,7 +450,9 @@ def format_stacks(shell: Cells, all_threads: bool = False) -> str:
 
 
 def shorten_path(name: str) -> str:
-    """Return a library's file relative to the import path, as ``torch/nn/modules/module.py``."""
+    """Return the path of a library's file relative to its import directory, such as
+    ``torch/nn/modules/module.py``.
+    """
     places = {sysconfig.get_path(key) for key in ("purelib", "platlib", "stdlib")}
     for place in sorted(places, key=len, reverse=True):
         if name.startswith(f"{place}/"):

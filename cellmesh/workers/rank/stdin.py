@@ -22,7 +22,9 @@ _MAX_PROMPT = 10_000
 
 
 class _Question:
-    """One request to the user for input; `answered` is set after `text` and `is_end`."""
+    """One request to the user for a line of input; `answered` is set once `text` and `is_end` have
+    been set.
+    """
 
     def __init__(self, request: int) -> None:
         self.request = request
@@ -48,7 +50,9 @@ class Asker:
         return self._question is not None
 
     def install(self, shell: RankShell) -> None:
-        """Replace ``input()``, ``getpass()`` and IPython's own prompts by this object's."""
+        """Replace ``input()``, ``getpass()`` and IPython's prompts on this rank by requests to the
+        notebook's user.
+        """
 
         def ask(prompt: object = "", /) -> str:
             return self.ask(str(prompt))

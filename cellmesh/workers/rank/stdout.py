@@ -1,4 +1,4 @@
-"""Writes printed text to the rank's log, and a bounded part of it to the notebook.
+"""Writes a rank's printed text to its log, and limits the text that is sent to the notebook.
 
 `Gate` chooses, without clocks or files of its own, the part of a stream that is shown; `Log` is the
 file with the complete text. The rank uses both for text that Python prints, the agent for text of
@@ -26,7 +26,9 @@ LOG_BYTES = 64 << 20
 
 @dataclass
 class _Hidden:
-    """Printed text that exceeded the bound and was not sent: its count and last lines."""
+    """Printed text that exceeded the limit and was not sent to the notebook: its size and last
+    lines.
+    """
 
     num_lines: int = 0
     num_bytes: int = 0
@@ -36,8 +38,8 @@ class _Hidden:
 
 
 class Gate:
-    """Limits the printed text that a rank sends, by a token bucket for each stream; excess text is
-    counted, and its last lines are kept.
+    """Limits the printed text that a rank sends to the notebook, by a token bucket for each stream;
+    of the excess text, only its size and last lines are kept.
 
     A line costs its length plus `LINE_BYTES`, as many short lines burden a front end as much as few
     long ones. Each stream has its own bucket, so that a flood on stdout does not hide a traceback
@@ -57,7 +59,9 @@ class Gate:
         self.hides: dict[tuple[int, StreamName], _Hidden] = {}
 
     def admit(self, run: int, stream: StreamName, text: str, now: float) -> list[Output | Skipped]:
-        """Return the part of a run's printed text that may be sent now."""
+        """Return messages with the part of a run's newly printed text that the limit allows to send
+        now.
+        """
         earned = (now - self._filled_at) * self._rate
         self._tokens = {
             name: min(self._burst, tokens + earned) for name, tokens in self._tokens.items()
@@ -79,7 +83,9 @@ class Gate:
         return shown
 
     def close(self) -> list[Output | Skipped]:
-        """Return counts and last lines of text that was not sent; to be called when a run ends."""
+        """Return messages with the size and the last lines of text that the limit held back; to be
+        called when a run ends.
+        """
         return [verb for key in list(self.hides) for verb in self._show_hidden(*key)]
 
     def _hide(self, run: int, stream: StreamName, text: str) -> None:
@@ -102,7 +108,9 @@ class Gate:
 
 
 def _affordable(text: str, left: int) -> int:
-    """Return how many characters of a text fit the remaining tokens; whole lines, if any fit."""
+    """Return how many characters of a text the remaining tokens allow: whole lines, if at least one
+    fits.
+    """
     at = 0
     while (end := text.find("\n", at, at + left + 1)) >= 0:
         line_cost = _cost(text[at : end + 1])
@@ -122,7 +130,9 @@ def _cost(text: str) -> int:
 
 
 class Log:
-    """A rank's log file, appended to by rank and agent; keeps at least the newest `limit_bytes`."""
+    """A rank's log file, to which rank and agent append; it is rotated, and keeps at least the
+    newest `limit_bytes`.
+    """
 
     def __init__(self, path: Path, limit_bytes: int = LOG_BYTES) -> None:
         self._path = path
@@ -140,7 +150,7 @@ class Log:
             return
 
     def position(self) -> tuple[int, int]:
-        """Return the current end of the log, for `num_bytes_since`."""
+        """Return the current end of the log file, for a later call of `Log.num_bytes_since`."""
         try:
             facts = os.stat(self._path)
         except OSError:
@@ -148,8 +158,8 @@ class Log:
         return facts.st_ino, facts.st_size
 
     def num_bytes_since(self, position: tuple[int, int]) -> int:
-        """Return the number of bytes appended since a position; if the log was rotated since, those
-        in the newest file.
+        """Return how many bytes were appended to the log since a position; if the log was rotated
+        since, only those in the new file.
         """
         inode, size = self.position()
         return size - position[1] if inode == position[0] else size

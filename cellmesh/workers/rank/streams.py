@@ -1,4 +1,5 @@
-"""A rank's `sys.stdout`, `sys.stderr` and displays, with the run that their output belongs to.
+"""A rank's `sys.stdout`, `sys.stderr` and displays: sends output to the notebook, with the number
+of the run (cell or call) that it belongs to.
 
 A line belongs to the run that caused it: the run that the main thread executes, or, for a thread or
 an asyncio task, the run that started it, however late it prints. In a process that user code forked
@@ -49,7 +50,9 @@ Post = Callable[[Sequence[Parcel[Any]]], None]
 
 
 class Pump:
-    """Collects printed text of a rank, writes it to the log, and sends the bounded part."""
+    """Collects the text that a rank prints, writes all of it to the log, and sends it to the
+    notebook up to a limit.
+    """
 
     def __init__(
         self, post: Post, log: Log, shield: AbstractContextManager[Any, Any] | None = None
@@ -78,7 +81,7 @@ class Pump:
         threading.Thread(target=self._post_gathered, name="cellmesh-output", daemon=True).start()
 
     def write(self, run: int, stream: StreamName, text: str) -> None:
-        """Queue text that a run has printed to a stream."""
+        """Add text that a run has printed to a stream, to be sent soon."""
         if os.getpid() != self._pid:
             os.write(1 if stream == "stdout" else 2, text.encode(errors="replace"))
             return
@@ -96,7 +99,7 @@ class Pump:
                 self._due.set()
 
     def send(self, parcel: Parcel[Any]) -> None:
-        """Send a message of the rank after all text printed before it."""
+        """Send a message of the rank, after all text that was printed before it."""
         if os.getpid() != self._pid:
             return
         with self._shield, self._lock:
@@ -106,7 +109,8 @@ class Pump:
             self._flush()
 
     def answer(self, parcel: Parcel[Any], more_follows: bool = False) -> None:
-        """Send a run's answer after all its text, perhaps together with the next run's answer.
+        """Send a run's answer after all text of the run; if another run follows at once, perhaps
+        together with its answer.
 
         Only the rank calls it, not its forked children (`Executor.execute`).
         """
@@ -129,14 +133,16 @@ class Pump:
         return any(type(verb) in (Done, Failed) and verb.run == run for verb, _ in self._deferred)
 
     def flush(self) -> None:
-        """Send all collected text and deferred messages."""
+        """Send all collected text and queued messages now."""
         if os.getpid() != self._pid or not (self._pieces or self._deferred):
             return
         with self._shield, self._lock:
             self._flush()
 
     def display(self, parcel: Parcel[Display], describe: Callable[[], str]) -> None:
-        """Send a display; if it exceeds the bound, print the text that `describe` returns."""
+        """Send a rich display to the notebook; if it exceeds the limit, print the text that
+        `describe` returns instead.
+        """
         verb = parcel.verb
         num_bytes = len(verb.bundle)
         cost = max(num_bytes, _MIN_DISPLAY_BYTES) if verb.kind == "display" else num_bytes
@@ -195,7 +201,7 @@ def _join(pieces: Iterable[tuple[int, StreamName, str]]) -> list[tuple[int, Stre
 
 
 class RankStream(io.TextIOBase):
-    """A text stream, as `sys.stdout`, whose text is shown below the cell that printed it."""
+    """A rank's `sys.stdout` or `sys.stderr`, whose text appears below the cell that printed it."""
 
     def __init__(self, name: StreamName, pump: Pump, tracker: RunTracker) -> None:
         self._name: StreamName = name
@@ -224,7 +230,9 @@ class RankStream(io.TextIOBase):
         return True
 
     def fileno(self) -> int:
-        """Return the stream's descriptor, for subprocesses; the agent reads its other end."""
+        """Return the rank's descriptor 1 or 2, to which subprocesses may write; it is a pipe that
+        the agent reads.
+        """
         return 1 if self._name == "stdout" else 2
 
     def write(self, text: str) -> int:
@@ -235,7 +243,9 @@ class RankStream(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Make printed text survive a crash, as ``print(..., flush=True)`` has to."""
+        """Write the text printed so far to the log, so that it survives a crash, as ``print(...,
+        flush=True)`` requires.
+        """
         self._pump.flush()
 
 

@@ -1,5 +1,5 @@
-"""Renders tracebacks by IPython so that the user's frames stand out: without frames of cellmesh,
-and with one line for each run of frames of libraries. Keeps the sources of cells, and names cells.
+"""Renders tracebacks by IPython so that frames of user code stand out: omits frames of cellmesh,
+and shortens consecutive frames of libraries to one line. Also keeps the sources and names of cells.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _OWN = str(Path(__file__).parents[2]) + "/"
 
 
 class _Renderer(AutoFormattedTB):
-    """Marks the frames of libraries in a rendered traceback, and omits frames of cellmesh."""
+    """IPython's traceback renderer, which here marks the frames of libraries in its text and omits
+    frames of cellmesh.
+    """
 
     def format_record(self, frame_info: Any) -> str:
         text = super().format_record(frame_info)
@@ -45,20 +47,26 @@ def _marked(place: str, text: str) -> str:
 
 
 def make_renderer(like: AutoFormattedTB) -> AutoFormattedTB:
-    """Return a traceback renderer with the settings of IPython's renderer."""
+    """Return a traceback renderer that marks libraries' frames, with the settings of IPython's own
+    renderer.
+    """
     renderer: AutoFormattedTB = _Renderer.__new__(_Renderer)
     vars(renderer).update(vars(like))
     return renderer
 
 
 def with_all_frames(text: str) -> str:
-    """Return a traceback that `make_renderer` has rendered as IPython would show it."""
+    """Return a traceback rendered by `make_renderer` in the form that IPython would show, with all
+    frames of libraries.
+    """
     text = text.replace(f"{_LEFT_OUT}\n", "")
     return _ONE.sub(lambda found: found["text"], text) if "\x00" in text else text
 
 
 def with_few_frames(text: str) -> str:
-    """Return a traceback of `make_renderer` with one line for each run of frames of libraries."""
+    """Return a traceback rendered by `make_renderer`, with consecutive frames of libraries
+    shortened to one line.
+    """
     text = text.replace(f"{_LEFT_OUT}\n", "")
     return _RUN.sub(_describe_run, text) if "\x00" in text else text
 
@@ -77,14 +85,18 @@ _MAX_CELLS = 3_000
 
 
 class RankCompiler(CachingCompiler):
-    """Names cells in tracebacks (``In[3]``), also cells whose functions were sent to the rank."""
+    """IPython's compiler on a rank: names cells in tracebacks (``In[3]``), also cells whose
+    functions were pickled and sent to the rank.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._names: dict[str, None] = {}  # code files of cells, oldest first
 
     def cache(self, transformed_code: str, number: int = 0, raw_code: str | None = None) -> str:
-        """Keep a cell's source under a file name, for tracebacks; drop the oldest over a limit."""
+        """Store a cell's source under a file name, for tracebacks; drop the oldest cell beyond a
+        maximum number.
+        """
         name = super().cache(transformed_code, number, raw_code)
         self._names.pop(name, None)
         self._names[name] = None  # as the newest

@@ -1,5 +1,5 @@
-"""Sends a rank's values to the notebook, large ones in shared memory; splits and collects parts of
-tensors; and binds names for functions and classes that the notebook has sent.
+"""Sends a rank's values to the notebook, large ones in shared memory; splits tensors between ranks
+and returns their parts; and binds global names of functions and classes that the notebook has sent.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 
 def reduce_for_notebook(value: Any) -> Any:
-    """Return the reduction of a value that a process without GPUs and process groups can load."""
+    """Return a pickle reduction of a value that a process without GPUs and process groups can load,
+    or NotImplemented for pickle's own reduction.
+    """
     if type(value) in (types.GeneratorType, types.AsyncGeneratorType):
         raise UnpicklableError(
             "a generator stays where its code runs: return `list(...)` of what it yields"
@@ -70,8 +72,8 @@ _BUFFER_BYTES, _GIVEN_BYTES = 32 << 10, 7 << 10
 
 
 class SegmentLink:
-    """A rank's connection to the agent for large values: it passes shared-memory segments, and
-    reports segments that are no longer used.
+    """A rank's socket to the agent for large values: passes shared-memory segments, and reports
+    segments that the rank no longer uses.
 
     Each report is one packet of the socket, sent by one system call without a lock, as memory is
     freed on any thread and between any two instructions, also by the garbage collector in the
@@ -91,8 +93,8 @@ class SegmentLink:
     def give(
         self, run: int, pickled: Pickled, buffers: Sequence[Frame]
     ) -> tuple[Pickled, list[Frame]]:
-        """Write a pickle's buffers to a segment, if they are large, and pass it to the agent, which
-        drops it if the run fails after all; return the pickle and buffers to send instead.
+        """If a pickle's buffers are large, write them to a shared-memory segment and pass that to
+        the agent; return the pickle and the buffers to put into the message.
         """
         if (
             segments.num_bytes_of(pickled, buffers) < segments.MIN_BYTES
@@ -113,7 +115,9 @@ class SegmentLink:
         return mapped, [bytes(frame)]
 
     def hold(self, loan: int) -> Callable[[], object]:
-        """Return a function that reports a segment as freed (see `payload.BufferHolder`)."""
+        """Return a function that reports to the agent that this rank has freed a shared-memory
+        segment (see `payload.BufferHolder`).
+        """
         (freed,), (shared,) = (
             encode([Parcel(Freed(loan, is_shared))]) for is_shared in (False, True)
         )
@@ -131,7 +135,8 @@ class SegmentLink:
 
 
 class NotebookClasses:
-    """Binds classes of the notebook that a rank loads to their names, if these are free.
+    """Binds each class of the notebook that a rank unpickles to the class's name in the rank's
+    namespace, if the name is not taken.
 
     pickle finds a class by its name in ``__main__``: without the name, its instances could not be
     saved or sent to other ranks.
@@ -146,7 +151,9 @@ class NotebookClasses:
         payload.listeners[:] = [self.bind]
 
     def bind(self, loaded: type) -> None:
-        """Bind a loaded class to its name, unless the rank has bound the name to another object."""
+        """Bind an unpickled class to its name in the namespace, unless user code has bound the name
+        to another object.
+        """
         name = loaded.__qualname__
         is_free = name not in self._namespace and not hasattr(builtins, name)
         if name.isidentifier() and (is_free or self._is_earlier(name)):
@@ -161,8 +168,8 @@ _CONTAINERS = (tuple, list, set, frozenset)
 
 
 def bind_missing_names(value: Any, namespace: Mapping[str, Any]) -> None:
-    """Bind the missing global names of each function in a value (in globals, closures, methods,
-    partials, containers) to the rank's current values.
+    """Bind the global names that functions inside a value use but lack to the rank's variables of
+    these names; finds functions in globals, closures, methods, partials and containers.
     """
     seen: set[int] = set()
     todo = [value]
@@ -189,7 +196,9 @@ def bind_missing_names(value: Any, namespace: Mapping[str, Any]) -> None:
 
 
 def _bind(function: types.FunctionType, namespace: Mapping[str, Any]) -> list[Any]:
-    """Bind a function's missing global names to values; return the objects that it refers to."""
+    """Bind the global names that a function uses but lacks to variables of the rank; return the
+    objects to which the function refers.
+    """
     known, names = function.__globals__, _names_of(function.__code__)
     parts = []
     for name in names:
@@ -224,7 +233,7 @@ def _names_of(code: types.CodeType) -> tuple[str, ...]:
 def own_parts(
     names: Mapping[str, Any], work: PushParts, rank: int, device: torch.device, mesh: Any
 ) -> dict[str, Any]:
-    """Return a rank's parts of the tensors that the controller has pushed to several ranks.
+    """Return this rank's parts of the tensors that the controller splits among several ranks.
 
     Args:
         names: name -> a tensor or an array, or nested containers of them.
@@ -255,7 +264,9 @@ def own_parts(
 def _distribute(
     whole: Any, placements: Sequence[int | None], mesh: Any, device: torch.device
 ) -> Any:
-    """Return the DTensor that `distribute_tensor` would make, without communication."""
+    """Return the DTensor that `distribute_tensor` would make of a whole tensor that each rank has,
+    without communication.
+    """
     from torch.distributed.tensor import DTensor, Replicate, Shard
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -277,8 +288,8 @@ def _distribute(
 
 
 def _own(part: Any, whole: Any, device: torch.device) -> Any:
-    """Return a part of a tensor as a contiguous tensor whose storage is not larger than the part;
-    as a view of mapped memory if possible.
+    """Return a part of a tensor as a contiguous tensor on this device whose storage is not larger
+    than the part; if possible without a copy.
     """
     part = _settle(part)
     if not part.numel():
@@ -296,7 +307,7 @@ def _own(part: Any, whole: Any, device: torch.device) -> Any:
 
 
 def give_part(value: Any) -> Part:
-    """Return this rank's part of a value that the controller gathers from several ranks.
+    """Return this rank's part of a tensor that the controller gathers from several ranks.
 
     Raises:
         MeshUsageError: it is a DTensor whose local tensors are no parts of the whole.
@@ -341,7 +352,9 @@ def give_part(value: Any) -> Part:
 
 
 def _settle(value: Any) -> Any:
-    """Detach a tensor, and resolve its lazy conjugation and negation."""
+    """Detach a tensor from autograd, and carry out its lazy conjugation and negation; return other
+    values unchanged.
+    """
     if isinstance(value, torch.Tensor) and value.layout is torch.strided:
         return value.detach().resolve_conj().resolve_neg()
     return value

@@ -34,8 +34,8 @@ _write, _write_time, _read_time = RECORD.pack_into, _TIME.pack_into, _TIME.unpac
 
 
 class Spans:
-    """Ring buffers of a rank's last cells and collectives; the main thread writes begins, any
-    thread writes ends and reads.
+    """Ring buffers with the times of a rank's last cells and collectives; the main thread records
+    begins, any thread may record ends and read.
 
     One thread at a time begins operations: the main thread, or autograd's while the main one waits.
 
@@ -58,13 +58,15 @@ class Spans:
 
     @property
     def num_begun(self) -> int:
-        """Number of operations that have begun, which is also the number of the next one."""
+        """Number of collectives and messages that have begun, which is also the number of the next
+        one.
+        """
         return self._num_begun
 
     # ---- writing
 
     def begin(self, what: What, sequence: int, peer: int, at_s: float, is_waited_for: bool) -> int:
-        """Record that a collective or message begins.
+        """Record that a collective or a point-to-point message begins.
 
         Args:
             what, sequence, peer: as in `Operations`.
@@ -89,11 +91,15 @@ class Spans:
         return number
 
     def wait(self, number: int, since_s: float | None = None) -> None:
-        """Record that the main thread waits for an operation, from now on or since this time."""
+        """Record that the main thread waits for a collective or message, from now on or since a
+        given time.
+        """
         self._note(number, _WAIT, monotonic() if since_s is None else since_s)
 
     def end(self, number: int) -> None:
-        """Record that an operation has ended; only the first call counts. Any thread."""
+        """Record that a collective or message has ended; further calls for it have no effect.
+        Usable on any thread.
+        """
         self._note(number, _END, monotonic())
 
     def _note(self, number: int, offset: int, at_s: float) -> None:
@@ -104,7 +110,9 @@ class Spans:
                 _write_time(self._numbers, at, at_s)
 
     def end_with(self, work: Any, number: int) -> None:
-        """Record an operation's end when its Work ends, even if no thread waits for it."""
+        """Arrange for a collective's end to be recorded when its Work completes, even if no thread
+        waits for it.
+        """
         try:
             future = work.get_future()
         except Exception:  # the backend has no futures: the wait's end is recorded instead
@@ -112,7 +120,7 @@ class Spans:
         future.add_done_callback(lambda _: self.end(number))
 
     def end_all(self) -> None:
-        """Record that all operations have ended."""
+        """Record that all collectives and messages in the ring buffer have ended."""
         for number in range(max(0, self._num_begun - CAPACITY), self._num_begun):
             self.end(number)
 
@@ -124,7 +132,8 @@ class Spans:
     # ---- reading
 
     def begun_since(self, first: int) -> list[tuple[What, float, float]]:
-        """Return the operations in the ring from a number on: kind, begin and end (NaN: not ended).
+        """Return the collectives and messages from a number on that are still in the ring buffer:
+        kind, begin and end (NaN if it has not ended).
 
         To be called by the thread that begins operations.
         """
@@ -138,7 +147,7 @@ class Spans:
         return found
 
     def past(self, subject: HistoryQuery) -> Past:
-        """Return a rank's last cells and the operations in them (the answer to `HistoryQuery`)."""
+        """Return a rank's last cells and the collectives in them, in answer to a `HistoryQuery`."""
         now_s = time.monotonic()
         cells = [
             CellSpan(cell.run, cell.name, cell.execution_count, cell.begin_s, cell.end_s)
@@ -193,19 +202,23 @@ class Stopwatch:
         self._in_collectives_s = 0.0
 
     def start(self) -> None:
-        """Note that the cell begins, and start to add up the time of its collectives."""
+        """Record that a cell begins, and start to add up the time of its collectives."""
         self._first = self._recorder.num_begun
         self._recorder.before_overwriting = self._add_up
         self._began_at = self._added_until = time.monotonic()
 
     def stop(self) -> Timing:
-        """Note that the cell has ended or failed; return its timing."""
+        """Record the end of the cell, successful or not; return its duration and its time in
+        collectives.
+        """
         self._recorder.before_overwriting = None
         self._add_up()
         return Timing(self._added_until - self._began_at, self._in_collectives_s)
 
     def _add_up(self) -> None:
-        """Add the time of the collectives so far, before the ring buffer overwrites them."""
+        """Add the time of the cell's collectives so far to the sum, before the ring buffer
+        overwrites them.
+        """
         since, now = self._added_until, time.monotonic()
         spans = ((begin, end) for _, begin, end in self._recorder.begun_since(self._first))
         self._in_collectives_s += in_operations(spans, since, now)

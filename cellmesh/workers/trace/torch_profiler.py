@@ -110,7 +110,7 @@ class CellProfiler:
                 pass
 
     def start(self) -> None:
-        """Start the profile when a cell begins; only the first cell is profiled."""
+        """Start torch.profiler when a cell begins; of several cells, only the first is profiled."""
         if self._has_begun:
             return
         self._has_begun = True
@@ -197,8 +197,8 @@ def read_events(profiled: Any) -> list[Event]:
 
 
 def at_kernels(past: Past, events: Iterable[Event], epoch_ns: int) -> Past:
-    """Return a rank's record with the times of NCCL's kernels for GPU operations, which were
-    recorded at their launch.
+    """Return a rank's recorded operations, with the times of GPU collectives' launches replaced by
+    those of their NCCL kernels.
 
     Args:
         past: the record.
@@ -224,8 +224,8 @@ def at_kernels(past: Past, events: Iterable[Event], epoch_ns: int) -> Past:
 
 
 def _is_kernel_of(called: str, kernel: str) -> bool:
-    """Return whether a collective may run in an NCCL kernel of this name: the kernel of
-    ``all_gather_into_tensor`` is named ``all_gather``.
+    """Return whether a collective may have run in an NCCL kernel of this name; their names differ,
+    as ``all_gather_into_tensor`` runs in ``all_gather``.
     """
     called = _VARIANTS.sub("", called)
     return kernel in (called, _KERNELS.get(called))
@@ -236,7 +236,9 @@ def _from_camel_case(name: str) -> str:
 
 
 def find_busy(events: Iterable[Event], epoch_ns: int) -> tuple[tuple[float, float], ...]:
-    """Return the intervals in which a GPU computed, by the clock that is `epoch_ns` behind."""
+    """Return the intervals in which a GPU computed, in seconds on the clock that is `epoch_ns`
+    behind the profiler's.
+    """
     computed = [
         (event.start_ns, event.end_ns)
         for event in events
@@ -262,7 +264,9 @@ def _kind_of(event: Event) -> OperatorKind:
 
 
 def add_up(events: Sequence[Event]) -> tuple[OperatorTime, ...]:
-    """Return a profile's operators with the longest self time, of each kind, longest first."""
+    """Return a profile's operators with the longest self time, longest first; a limited number for
+    each kind of operator.
+    """
     totals: dict[tuple[OperatorKind, str], list[int]] = {}
     for event, self_ns in self_times(events):
         total = totals.setdefault((_kind_of(event), event.name), [0, 0])
