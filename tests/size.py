@@ -226,7 +226,7 @@ FEATURES = (
     ),
     Feature(
         "export",
-        728,
+        732,
         "magics/export/",
     ),
     Feature(

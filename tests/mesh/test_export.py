@@ -67,12 +67,15 @@ def test_a_script_does_what_the_cells_did(notebook: Notebook, tmp_path: Path) ->
         "%%dist\nmodel = torch.nn.Linear(3, 1)\nopt = torch.optim.SGD(model.parameters(), lr=lr)",
         "%%dist\nloss = model(torch.rand(4, 3)).sum()\nloss.backward()\nopt.step()",
         "%%dist\ndist.all_reduce(loss.detach_())",
-        f"%dist_save model opt {state}",
-        "%dist_sync model",
+        "%%dist\nkept = rank + 7",
+        f"%dist_save model opt kept {state}",
+        "%%dist\nkept = None",
+        f"%dist_load {state}",
         "%%dist --ranks 1\nextra = '''a\n  b'''",
         "%dist_auto on",
-        "loss.item().hex()",
+        "f'{loss.item().hex()} {kept} {model.bias.item().hex()}'",
         "%dist_auto off",
+        "%dist_sync model",
         "x = 1",
         "%dist_status",
     ):
@@ -82,7 +85,7 @@ def test_a_script_does_what_the_cells_did(notebook: Notebook, tmp_path: Path) ->
             by_cell = outcome.text()
     assert notebook.run("%%dist\nif rank == 0:\n    raise ValueError").status == "error"
     said = notebook.run(f"%dist_export {path}").text()
-    assert said.startswith(f"{path}: 5 cells, 1 left out (In [")
+    assert said.startswith(f"{path}: 7 cells, 1 left out (In [")
     assert "a script has nothing like `%dist_sync model`" in said
     assert "--force" in plain(notebook.run(f"%dist_export {path}").errors()[0]["evalue"])
     shutil.rmtree(state)

@@ -327,6 +327,7 @@ def _write_magic(
         case Checkpoint(action, names, path):
             draft.imports |= {"import functools", "import torch.distributed.checkpoint as dcp"}
             draft.imports.add("import torch.distributed.checkpoint.state_dict as dcp_state")
+            draft.imports.add("from torch.distributed.tensor import DTensor")
             draft.has_checkpoints = True
             words = " ".join([action, *names, path])
             return words, f"{draft.checkpoint}({action!r}, {[*names]!r}, {path!r})\n"
@@ -426,7 +427,7 @@ def {show}(value: object) -> None:
         print(f"[{{{rank}}}] {{value!r}}")
 
 '''
-# Objects with a state have one key. Other values may differ between ranks: each rank has a key.
+# Ranks may hold different values under one name, except for parts of one model or tensor.
 _CHECKPOINT = '''
 
 def {checkpoint}(action: str, names: list[str], path: str) -> None:
@@ -437,25 +438,28 @@ def {checkpoint}(action: str, names: list[str], path: str) -> None:
         saved = {{key.partition(".")[0] for key in keys}}
         names = names or sorted({{key.partition("@")[0] for key in saved}})
     modules = {{k: v for k, v in globals().items() if isinstance(v, torch.nn.Module)}}
-    for key in names:
-        value = globals()[key]
-        if key in modules:
-            states[key] = dcp_state.get_model_state_dict(value)
-            restores[key] = functools.partial(dcp_state.set_model_state_dict, value)
+    for name in names:
+        value = owner = globals()[name]
+        if name in modules:
+            state = dcp_state.get_model_state_dict(value)
+            restore = functools.partial(dcp_state.set_model_state_dict, value)
         elif isinstance(value, torch.optim.Optimizer):
             updated = {{p for group in value.param_groups for p in group["params"]}}
             held = {{k: {{*v.parameters()}} for k, v in modules.items()}}
             sizes = {{k: len(each) for k, each in held.items() if updated <= each}}
-            model = modules[min(sizes, key=lambda k: (k not in names, sizes[k]))]
-            states[key] = dcp_state.get_optimizer_state_dict(model, value)
-            restores[key] = functools.partial(dcp_state.set_optimizer_state_dict, model, value)
+            owner = modules[min(sizes, key=lambda k: (k not in names, sizes[k]))]
+            state = dcp_state.get_optimizer_state_dict(owner, value)
+            restore = functools.partial(dcp_state.set_optimizer_state_dict, owner, value)
         elif hasattr(value, "load_state_dict"):
-            states[key], restores[key] = value.state_dict(), value.load_state_dict
+            state, restore = value.state_dict(), value.load_state_dict
         else:
-            own = key if key in saved or hasattr(value, "device_mesh") else f"{{key}}@{{{rank}}}"
-            states[own] = value
-            if not isinstance(value, torch.Tensor):
-                restores[own] = functools.partial(globals().__setitem__, key)
+            state, restore = value, functools.partial(globals().__setitem__, name)
+        is_module = isinstance(owner, torch.nn.Module)
+        parts = [*owner.modules(), *owner.parameters()] if is_module else [owner]
+        is_shared = any(isinstance(p, DTensor) or "DataParallel" in type(p).__name__ for p in parts)
+        is_one = name in saved if action == "load" else is_shared
+        key = name if is_one else f"{{name}}@{{{rank}}}"
+        states[key], restores[key] = state, restore
     if action == "save":
         dcp.save(states, checkpoint_id=path)
         return

@@ -261,7 +261,7 @@ def test_checkpoints(
     assert bound["same"].tolist() == [1, 1]
     assert bound["schedule"].last_epoch == 0
     keys = FileSystemReader(path).read_metadata().state_dict_metadata
-    assert {"model.weight", "opt.state.weight.step", "losses@1", "ones@1"} <= keys.keys()
+    assert {"model@1.weight", "opt@1.state.weight.step", "losses@1", "ones@1"} <= keys.keys()
 
 
 def test_the_notebooks_own_cells_are_comments() -> None:
