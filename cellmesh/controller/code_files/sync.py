@@ -196,16 +196,9 @@ class CodeSync:
         ]
         left_out = (*filter(None, (found.left_out,)), *found.problems, *unreadable)
         if left_out and left_out != self._said:
-            self.say(f"not on the ranks' hosts: {'; '.join(cut(left_out))}. {_EXCLUDE}")
+            named = "; ".join(left_out[:_MAX_NAMED]) + "; ..." * (len(left_out) > _MAX_NAMED)
+            self.say(f"not on the ranks' hosts: {named}. {_EXCLUDE}")
         self._said = left_out
-
-
-def cut(sentences: Sequence[str]) -> list[str]:
-    """Return the first few of these sentences and, if others are left out, a sentence with their
-    number.
-    """
-    more = len(sentences) - _MAX_NAMED
-    return [*sentences[:_MAX_NAMED], *([f"{more} more such entries"] if more > 0 else [])]
 
 
 def _wire_path(key: Key) -> str:

@@ -117,12 +117,10 @@ def _find_ticket(name: str | None, steal: bool) -> Ticket:
         which = f"there is no mesh {name!r}" if name else "no mesh is running here"
         raise NoMeshError(f"{which}: start one with `%dist_start` or cellmesh.start(){strange}")
     if name is None:
-        free = [mesh.name for mesh in living if mesh.is_free]
-        example = free[-1] if free else f"--steal {living[-1].name}"
         lines = "\n".join(describe(mesh, time.time()) for mesh in living)
         raise MeshUsageError(
-            f"there are {len(living)} meshes: say which one, as in `%dist_attach {example}`\n"
-            f"{lines}"
+            f"there are {len(living)} meshes: say which one, as in `%dist_attach "
+            f"{living[-1].name}`\n{lines}"
         )
     raise NoMeshError(
         f"there is no mesh {name!r} (there is {names})"

@@ -31,7 +31,7 @@ from ...wire.ticket import (
     runtime_root,
 )
 from ..kernel import own_notebook
-from .standing import ask_agents, end_on_hosts, summarize
+from .standing import ask_agents, describe_left, end_agents, summarize
 
 # The agent waits a second for ranks to exit, then kills them.
 _PATIENCE_S = 5.0
@@ -241,7 +241,9 @@ def end(mesh: FoundMesh) -> bool:
     """
     ticket = mesh.ticket
     if ticket.spans_hosts and mesh.state != "dead":
-        end_on_hosts(ticket, _PATIENCE_S)
+        if left_there := end_agents(ticket, _PATIENCE_S):
+            raise HostError(describe_left(ticket, left_there))
+        remove_own_directory(ticket)
         return True
     processes = processes_of(ticket)
     agent = [process for process in processes if process.pid == ticket.agent_pid]

@@ -30,7 +30,6 @@ from ...wire.ticket import (
     Ticket,
     make_directory,
     read_ticket,
-    remove_own_directory,
     runtime_root,
     write_ticket,
 )
@@ -96,21 +95,6 @@ def end_agents(ticket: Ticket, timeout_s: float) -> list[Host]:
         if left:
             time.sleep(_PAUSE_S)
     return [*silent, *left]
-
-
-def end_on_hosts(ticket: Ticket, timeout_s: float) -> None:
-    """End a mesh on many hosts through its agents, and remove its directory here. Blocks.
-
-    Args:
-        ticket: ticket of the mesh on the notebook's host.
-        timeout_s: time limit of the agents' end, in seconds.
-
-    Raises:
-        HostError: some agents are not known to have ended.
-    """
-    if left := end_agents(ticket, timeout_s):
-        raise HostError(describe_left(ticket, left))
-    remove_own_directory(ticket)
 
 
 def describe_left(ticket: Ticket, left: Sequence[Host]) -> str:
@@ -255,7 +239,12 @@ def find_agents(ticket: Ticket) -> Ticket:
     standings = ask_agents(ticket, timeout_s=_ANSWER_S)
     is_silent = not any(each.standing for each in standings)
     if is_silent and not any(agent.via for agent in ticket.agents):
-        raise _no_answer(ticket, standings)
+        where = ", ".join(f"{each.agent.name} ({each.agent.endpoint})" for each in standings)
+        raise NoMeshError(
+            f"no host of {ticket.name} answers: {where}. The mesh has ended, or "
+            f"{this_place().host} does not reach these ports; or its hosts have been replaced "
+            f"since this ticket was copied from {ticket.place.host}: copy it again"
+        )
     ticket = with_newest_agents(ticket, standings)
     return msgspec.structs.replace(ticket, directory=str(directory))
 
@@ -285,12 +274,3 @@ def keep_ticket(ticket: Ticket) -> None:
     if not os.path.lexists(ticket.directory):
         make_directory(Path(ticket.directory).parent, ticket.name)
     write_ticket(ticket)
-
-
-def _no_answer(ticket: Ticket, standings: Sequence[HostStanding]) -> NoMeshError:
-    where = ", ".join(f"{each.agent.name} ({each.agent.endpoint})" for each in standings)
-    return NoMeshError(
-        f"no host of {ticket.name} answers: {where}. The mesh has ended, or {this_place().host} "
-        "does not reach these ports; or its hosts have been replaced since this ticket was copied "
-        f"from {ticket.place.host}: copy it again"
-    )

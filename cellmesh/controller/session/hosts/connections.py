@@ -230,18 +230,13 @@ class Connections:
         Raises:
             HostError: a host is lost, or out of reach at the moment.
         """
-        lost = self.lost
-        missing = sorted({*lost, *self._reported})
-        if not missing:
-            return
-        said = ", ".join(
-            f"{self.name_of(index)} is {'lost' if index in lost else 'not heard'}"
-            for index in missing
-        )
-        raise HostError(
-            f"{said}: a restart needs all hosts, and has changed nothing. First `%dist_heal`, "
-            "which takes a host back or starts it again, or `%dist_resize N` to go on without"
-        )
+        missing = sorted({*self.lost, *self._reported})
+        if names := ", ".join(map(self.name_of, missing)):
+            raise HostError(
+                f"lost or not heard: {names}. A restart needs all hosts, and has changed nothing. "
+                "First `%dist_heal`, which takes a host back or starts it again, or `%dist_resize "
+                "N` to go on without"
+            )
 
     @property
     def lost(self) -> tuple[int, ...]:

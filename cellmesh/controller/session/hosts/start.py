@@ -5,7 +5,7 @@ the end of a mesh, ends the agents that did not receive that order.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -102,8 +102,13 @@ def bring_back(
     for index in sorted(names.keys() - failed.keys()):
         is_gone = ticket.agents[index].name == before[index].name
         call_in_loop(post, functools.partial(hosts.replace, index, ticket, is_gone))
-    lines = {before[index].name: error for index, error in sorted(failed.items())}
-    text = describe_failures(lines)
+    lines = [
+        f"{before[index].name} is lost, and no agent could be started: {error}"
+        for index, error in sorted(failed.items())
+    ]
+    if lines:
+        lines.append("`%dist_heal --hosts NAME` puts another host in a lost one's place")
+    text = "\n".join(lines)
     if failed and len(failed) == len(lost):
         raise HostError(text)
     if code is not None:
@@ -151,20 +156,6 @@ def choose_places(
         left.remove(place)
         places[agents.index(place)] = entry.name
     return places
-
-
-def describe_failures(errors: Mapping[str, HostError]) -> str:
-    """Return an error text on lost hosts that could not be brought back; "" if all were. Pure.
-
-    Args:
-        errors: name of the host -> error.
-    """
-    lines = [
-        f"{host} is lost, and no agent could be started: {error}" for host, error in errors.items()
-    ]
-    if lines:
-        lines.append("`%dist_heal --hosts NAME` puts another host in a lost one's place")
-    return "\n".join(lines)
 
 
 _END_S = 5.0

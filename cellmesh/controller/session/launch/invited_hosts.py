@@ -84,11 +84,7 @@ class InvitedHosts:
         )
         invitation = msgspec.structs.replace(invitation, endpoint=self._listener.endpoint)
         if ticket.invitation is None:
-            try:
-                write_whole(Path(ticket.directory) / _FILE, invitation, indent=None)
-            except BaseException:
-                self.leave()
-                raise
+            write_whole(Path(ticket.directory) / _FILE, invitation, indent=None)
         return msgspec.structs.replace(ticket, invitation=invitation, invitation_secret=secret)
 
     def start(
