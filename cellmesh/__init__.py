@@ -91,7 +91,9 @@ def on_heal(callback: _Callback) -> _Callback:
 
 
 def _of_rank(name: str) -> Callable[..., Any] | None:
-    """Return a function of this rank's shell; outside a rank, None."""
+    """Return a function of a rank's IPython shell by its name; None in a process that is no
+    rank.
+    """
     interactive = sys.modules.get("IPython")
     shell = interactive.get_ipython() if interactive is not None else None
     return getattr(shell, name, None)

@@ -1,4 +1,5 @@
-"""Exceptions of cellmesh; the type of an exception shows which side caused it.
+"""Exceptions of cellmesh; an exception's type shows its cause: the caller, the host, another
+process of the mesh, or code on a rank.
 
 ::
 

@@ -75,7 +75,9 @@ class Driver(msgspec.Struct, frozen=True):
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """Result of the probe process: torch, or the error of its import, and the driver."""
+    """The result of the probe process: properties of torch, or the error of its import, and of
+    NVIDIA's driver.
+    """
 
     torch: Torch | None = None
     error: str = ""
@@ -83,7 +85,7 @@ class Probe(msgspec.Struct, frozen=True):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """The result of one check.
+    """The result of one check of `cellmesh doctor`.
 
     Attributes:
         title: subject of the check.
@@ -101,14 +103,17 @@ class Finding(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Host:
-    """This machine as the checks see it, and the number of ranks that it is to run."""
+    """The machine that `cellmesh doctor` checks: its torch and GPU driver, and the number of ranks
+    that are to run on it.
+    """
 
     num_ranks: int
     probe: Probe
 
 
 def examine(num_ranks: int | None, wants_trial: bool) -> Iterator[Finding]:
-    """Run all checks and yield their findings; a check that does not apply here yields none.
+    """Run all checks of `cellmesh doctor`, and yield a finding for each check that applies to this
+    machine.
 
     Args:
         num_ranks: number of ranks that are to run here; None for one per GPU, or one per core.
@@ -203,7 +208,7 @@ def check_gpus(host: Host) -> Answer:
 
 
 def check_memory(host: Host) -> Answer:
-    """Check that free memory suffices for the ranks before they hold any data."""
+    """Check that free memory suffices for the ranks, which hold no data yet."""
     free = free_bytes()
     on_gpus = host.probe.torch is not None and host.probe.torch.num_gpus > 0
     each = _BYTES_A_CUDA_RANK if on_gpus else _BYTES_A_RANK
@@ -315,7 +320,7 @@ def _format_version(version: tuple[int, ...]) -> str:
 
 
 def echo_findings(findings: Sequence[Finding]) -> None:
-    """Write findings, one a paragraph, and a summary."""
+    """Print the findings of `cellmesh doctor`, one a paragraph, and a summary."""
     width = max(len(finding.title) for finding in findings)
     for each in findings:
         click.echo(f"{each.status:<7}  {each.title:<{width}}  {each.text}")
@@ -327,7 +332,7 @@ def echo_findings(findings: Sequence[Finding]) -> None:
 
 
 def run_probe(command: Sequence[str] = _PROBE, timeout_s: float = _PROBE_S) -> Probe:
-    """Probe torch and the driver in a separate process.
+    """Run a separate process that examines torch and NVIDIA's driver, and return its `Probe`.
 
     Args:
         command: command line of that process.
@@ -356,7 +361,9 @@ def run_probe(command: Sequence[str] = _PROBE, timeout_s: float = _PROBE_S) -> P
 
 
 def print_probe() -> None:
-    """Print the `Probe` of this process as JSON, in the last line."""
+    """Examine torch and NVIDIA's driver in this process, and print the `Probe` as JSON on the last
+    line.
+    """
     torch, error = None, ""
     try:
         torch = _probe_torch()
@@ -385,7 +392,9 @@ def _probe_torch() -> Torch:
 
 
 def probe_driver() -> Driver:
-    """Return the properties of the driver that NVML reports, without CUDA."""
+    """Return the versions and GPUs of NVIDIA's driver, which NVML reports without initializing
+    CUDA.
+    """
     try:
         import pynvml
     except ImportError:

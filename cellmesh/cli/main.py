@@ -205,7 +205,8 @@ def _stop(mesh: FoundMesh) -> None:
 def read_given(
     option: str | None, environment: MutableMapping[str, str], stdin: IO[bytes]
 ) -> bytes:
-    """Read the ticket that this process was given.
+    """Read the mesh's ticket from the file, environment variable or standard input that this
+    process was given.
 
     Args:
         option: path of the ticket's file, or ``-`` for standard input; None to use the environment

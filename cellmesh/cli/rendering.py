@@ -1,4 +1,4 @@
-"""Writes the tables, progress and JSON of the commands; colours only to terminals."""
+"""Formats the tables, remarks and JSON that the `cellmesh` commands print."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ def as_json(value: Any) -> str:
 
 
 def printable(text: str) -> str:
-    """Escape control characters, which terminals execute: a ticket's texts are not trusted."""
+    """Escape a text's control characters, which a terminal would execute: texts from tickets are
+    not trusted.
+    """
     return "".join(
         each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode()
         for each in text
@@ -45,7 +47,7 @@ def printable(text: str) -> str:
 
 
 def echo_meshes(rows: Sequence[Row], problems: Sequence[str] = ()) -> None:
-    """Write a table of meshes, and remarks on those that are not running.
+    """Print the table of `cellmesh ps`, and remarks on meshes that are not running.
 
     Args:
         rows: the meshes.
@@ -81,7 +83,9 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def _holder(mesh: FoundMesh) -> str:
-    """Return the process of a mesh's controller or, without a controller, the remaining lease."""
+    """Return, as text, the process id of a mesh's controller or, without a controller, the time
+    left of the mesh's lease.
+    """
     left_s = mesh.lease_left_s(time.time())
     if left_s is not None:
         return f"none, {format_seconds(left_s)} left"
@@ -122,7 +126,7 @@ def _remarks(mesh: FoundMesh) -> Iterator[str]:
 
 
 def format_bytes(number: float) -> str:
-    """Format bytes: ``1.5 GB``."""
+    """Format a number of bytes for users, like ``1.5 GB``."""
     for unit in ("B", "kB", "MB", "GB"):
         if number < 1000:
             return f"{number:.0f} {unit}" if unit in ("B", "kB", "MB") else f"{number:.1f} {unit}"

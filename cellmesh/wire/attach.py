@@ -52,7 +52,7 @@ class Detach(Verb, frozen=True):
 
 
 class RunInfo(msgspec.Struct, frozen=True, array_like=True):
-    """A run in flight, as the agent describes it to a controller that attaches."""
+    """A run (a cell or call) in flight, as the agent describes it to a controller that attaches."""
 
     run: int
     ranks: tuple[int, ...]
@@ -80,7 +80,9 @@ class Welcome(Verb, frozen=True):
 
 
 class Standing(Verb, frozen=True):
-    """Answer of an agent to `Inquire`: its controller, and the last `SetAgents` it received."""
+    """An agent's answer to `Inquire`: the mesh's controller, and the last list of all agents
+    (`SetAgents`) that this agent has received.
+    """
 
     agent_pid: int
     holder: Holder
@@ -88,7 +90,8 @@ class Standing(Verb, frozen=True):
 
 
 class SetAgents(Verb, frozen=True):
-    """Give an agent the addresses of all agents, for controllers with an older copy of the ticket.
+    """Give an agent the addresses of all agents of the mesh, for controllers whose copy of the
+    ticket is outdated.
 
     `revision`: number of changes of the agents so far; `num_resizes`: as in the ticket.
     """

@@ -31,8 +31,8 @@ _LATE_S, _LATER_S = 0.1, 0.2
 
 
 class Window:
-    """Bounds the bytes of chunks in flight so that messages behind them are delayed by a tenth of a
-    second.
+    """The bound on the bytes of chunks in flight, adapted so that they delay messages behind them
+    by about a tenth of a second.
 
     Attributes:
         num_bytes: the bound, in bytes.
@@ -42,12 +42,14 @@ class Window:
         self.begin()
 
     def begin(self) -> None:
-        """Start over after a reconnect: no bytes are in flight, and the link may have changed."""
+        """Reset the bound to its minimum, as no bytes are in flight and the connection may have
+        changed.
+        """
         self.num_bytes = MIN_WINDOW_BYTES
         self._least_s = math.inf
 
     def note(self, num_bytes: int, took_s: float) -> None:
-        """Adapt the bound to the time that passed until these bytes were acknowledged."""
+        """Adapt the bound to the time that the receiver took to acknowledge these bytes."""
         self._least_s = min(self._least_s, took_s)
         late_s = took_s - self._least_s
         if late_s > _LATER_S:
@@ -64,7 +66,8 @@ class _Transfer:
 
 
 class Sender:
-    """Cuts segments into chunks and sends one chunk of each segment in turn.
+    """Cuts shared-memory segments into chunks for another host, and sends one chunk of each segment
+    in turn.
 
     Each chunk is a message of a `Reliable`, which sends it again after a broken connection and
     reports its acknowledgement.
@@ -86,7 +89,7 @@ class Sender:
 
     @property
     def givers(self) -> frozenset[int]:
-        """The ranks whose segments are still to be sent."""
+        """The ranks that send, or will read, the segments that are not sent in full yet."""
         return frozenset(rank for each in self._transfers.values() for rank in each.ranks)
 
     def add(self, frame: SegmentFrame, ranks: tuple[int, ...]) -> None:
@@ -118,7 +121,7 @@ class Sender:
         return Parcel(Chunk(loan, at, transfer.num_left), (data,))
 
     def acked(self, parcels: Sequence[Parcel[Any]], now: float) -> None:
-        """Note that the other side has received these messages, some of which may be chunks."""
+        """Record that the receiver has acknowledged these messages, some of which may be chunks."""
         for verb, _ in parcels:
             if type(verb) is Chunk and (verb.loan, verb.at) in self._under_way:
                 num_bytes, sent_at = self._under_way.pop((verb.loan, verb.at))
@@ -152,8 +155,8 @@ class _Arriving:
 
 
 class Arrivals:
-    """Joins the chunks of segments from another host, and holds back messages until the segments
-    before them are complete.
+    """Joins chunks from another host into segments, and holds back each message until its segment
+    and those of earlier messages of its ranks are complete.
 
     Args:
         why_interrupted: text of the error for a segment whose run was interrupted.
@@ -172,7 +175,8 @@ class Arrivals:
     def admit(
         self, parcel: Parcel[Any], ranks: Collection[int], run: int = -1, has_segment: bool = False
     ) -> list[Parcel[Any]]:
-        """Add a message; hold it back until its segment and those of earlier messages are complete.
+        """Take in a message; hold it back until its segment and those of earlier messages of its
+        ranks are complete.
 
         Args:
             parcel: the message.
@@ -198,7 +202,9 @@ class Arrivals:
         return self._pop()
 
     def take(self, verb: Chunk, data: Frame) -> list[Parcel[Any]] | None:
-        """Add a chunk; return the messages that it completes, or None if no message needs it."""
+        """Add a chunk to its segment; return the messages that this completes, or None if no
+        message needs the segment.
+        """
         if verb.loan not in self._arriving:
             return None
         arriving = self._arriving[verb.loan]
@@ -218,7 +224,7 @@ class Arrivals:
         return self._pop()
 
     def interrupt(self, frames: Sequence[Frame]) -> list[Parcel[Any]]:
-        """Give up waiting for segments of the runs that a control message interrupts or releases;
+        """Stop waiting for segments of the runs that a control message interrupts or releases;
         return the messages that are no longer held back.
         """
         verbs = [verb for verb, _ in self._control.decode(frames)]
@@ -226,7 +232,9 @@ class Arrivals:
         return self._abandon([item for item in self._items if item.run in runs], "")
 
     def abandon(self, why: str) -> list[Parcel[Any]]:
-        """Give up waiting for all segments, which will not arrive; return the held messages."""
+        """Give up waiting for all segments, which will not arrive; return the messages that were
+        held back.
+        """
         return self._abandon(list(self._items), why)
 
     def forget(self, rank: int) -> list[Parcel[Any]]:
@@ -272,7 +280,9 @@ def _finish(item: _Item, frame: Frame) -> None:
 
 
 def _why_not(num_bytes: int) -> str:
-    """Return why a value of this size, in bytes, is not accepted; "" if it is."""
+    """Return why a value of this many bytes is not accepted for lack of memory; "" if it is
+    accepted.
+    """
     if num_bytes < limits.CHECKED_BYTES or num_bytes <= (free := limits.free_bytes()):
         return ""
     return (

@@ -85,7 +85,7 @@ def _without_surrogates(verb: Any) -> Any:
 
 
 def num_buffers(verb: Any) -> int:
-    """Return the number of frames that follow the header for this verb."""
+    """Return the number of frames that follow the header frame with the buffers of this message."""
     if type(verb) is Ranked:
         verb = verb.verb
     if type(verb) is Relay:

@@ -35,13 +35,13 @@ class KeyPair:
 
 
 def new_keys() -> KeyPair:
-    """Make a key pair."""
+    """Make a new pair of CURVE keys."""
     public, secret = map(SecretBytes, zmq.curve_keypair())
     return KeyPair(public.decode(), Secret(secret.decode()))
 
 
 def public_of(secret: Secret) -> str:
-    """Return the public key that belongs to a secret key."""
+    """Return the public CURVE key that belongs to a secret key."""
     return str(zmq.curve_public(secret.encode()).decode())
 
 
@@ -63,7 +63,8 @@ def use_curve(socket: zmq.Socket[bytes], own_secret: Secret, server_public: str)
 
 
 class AllowList:
-    """Answers ZeroMQ's requests to admit a client; has to be created before the server binds.
+    """Accepts or refuses clients of a CURVE server by their public keys; must be created before the
+    server's socket is bound.
 
     Args:
         context: ZeroMQ context of the server's socket.
@@ -76,11 +77,13 @@ class AllowList:
         self._socket.bind(_ZAP)
 
     def fileno(self) -> int:
-        """Return the descriptor to poll; it reports only changes: call `serve` after each."""
+        """Return the file descriptor to poll; it reports only changes, so `serve` must be called
+        after each report.
+        """
         return int(self._socket.getsockopt(zmq.FD))
 
     def serve(self) -> None:
-        """Answer all requests that have arrived."""
+        """Answer ZeroMQ's pending questions on whether to accept a client."""
         while int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             version, request, _, _, _, mechanism, *credentials = self._socket.recv_multipart()
             is_allowed = mechanism == b"CURVE" and credentials[0] in self._allowed
@@ -88,7 +91,7 @@ class AllowList:
             self._socket.send_multipart([version, request, *status, b"", b""])
 
     def close(self) -> None:
-        """Close the socket."""
+        """Close the socket on which ZeroMQ asks whether to accept clients."""
         self._socket.close(linger=0)
 
 
@@ -98,7 +101,7 @@ WATCHED = zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONN
 
 @dataclass
 class Handshakes:
-    """Counts the connections of one socket that fail the handshake; does no I/O.
+    """Counts the connections of one socket that fail CURVE's handshake; does no I/O.
 
     Attributes:
         num_refused: number of connections that ended without a handshake.
@@ -110,16 +113,18 @@ class Handshakes:
     _num_passed: int = 0  # of the pending ones
 
     def accepted(self, descriptor: int) -> None:
-        """Note a new connection."""
+        """Record that the socket has accepted a connection, whose handshake is still open."""
         self._pending.add(descriptor)
 
     def passed(self) -> None:
-        """Note that one of the connections has passed the handshake."""
+        """Record that one of the accepted connections, an unknown one, has passed the handshake."""
         self._num_passed += 1
         self._settle()
 
     def ended(self, descriptor: int) -> None:
-        """Note the end of a connection."""
+        """Record that a connection has ended, and count it as refused unless it had passed the
+        handshake.
+        """
         if descriptor in self._open:
             self._open.discard(descriptor)
         else:
@@ -138,7 +143,7 @@ class Handshakes:
 
 
 class PeerMonitor:
-    """Follows the connections of a bound socket and counts refused peers.
+    """Reads the connection events of a bound ZeroMQ socket, and counts refused peers.
 
     Args:
         socket: the socket.
@@ -153,15 +158,19 @@ class PeerMonitor:
 
     @property
     def num_refused(self) -> int:
-        """Number of refused peers: without a key, with a wrong one, or with one not on the list."""
+        """Number of refused peers: those without a key, with a wrong key, or with a key not on the
+        `AllowList`.
+        """
         return self._handshakes.num_refused
 
     def fileno(self) -> int:
-        """Return the descriptor to poll; if it is readable, `hear` must be called."""
+        """Return the file descriptor to poll for connection events; once it is readable, `hear`
+        must be called.
+        """
         return int(self._monitor.getsockopt(zmq.FD))
 
     def hear(self) -> bool:
-        """Read all events; return whether a connection has ended."""
+        """Read all connection events that have arrived; return whether a connection has ended."""
         have_ended = False
         while int(self._monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             event, _ = self._monitor.recv_multipart()
@@ -177,6 +186,6 @@ class PeerMonitor:
         return have_ended
 
     def close(self) -> None:
-        """Stop following the socket, before it is closed."""
+        """Stop reading the socket's connection events; to be called before the socket is closed."""
         self._socket.disable_monitor()
         self._monitor.close(linger=0)

@@ -38,7 +38,8 @@ SET_BY_MESH = frozenset(
 
 
 class Surroundings(msgspec.Struct, frozen=True, array_like=True):
-    """Differences in environment and working directory between new ranks and their zygote.
+    """Differences in environment and working directory between new ranks and the zygote, the
+    process from which they are forked.
 
     Attributes:
         environment: variable -> its value; None to remove the variable.
@@ -56,7 +57,8 @@ class Surroundings(msgspec.Struct, frozen=True, array_like=True):
 
 
 def choose_gpus(asked: Sequence[str] | None, environment: Mapping[str, str]) -> dict[str, str]:
-    """Choose which GPUs the ranks of this host see, among those that an engine has given to it.
+    """Choose which GPUs the ranks of this host see, among those that the job scheduler has given to
+    the host.
 
     Args:
         asked: indices into the given GPUs, or UUIDs; None for all given GPUs.

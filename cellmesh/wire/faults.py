@@ -50,7 +50,9 @@ class Faults:
             self.take(error)
 
     def take(self, error: BaseException) -> None:
-        """Report an exception, unless enough exceptions of the same line have been reported."""
+        """Count an exception, and report it unless exceptions with the same traceback were reported
+        often enough.
+        """
         path = tuple(
             (frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)
         )

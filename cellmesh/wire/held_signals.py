@@ -19,8 +19,8 @@ _SIGNALS = tuple(number for number in range(1, 32) if number != int(_signal.SIGI
 
 
 class HeldSignals:
-    """Context manager, for one use, that delays signals other than SIGINT with a Python handler on
-    the main thread; does nothing on other threads.
+    """Context manager, for one use, that delays calls of Python signal handlers, except SIGINT's,
+    until its end; does nothing on other threads than the main thread.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class HeldSignals:
             self._handle(self._noted.copy(), dict(handlers))
 
     def _handle(self, noted: list[int], handlers: dict[int, Any]) -> None:
-        """Call the handlers of these signals, all of them even if one raises."""
+        """Call the handlers of the signals that were delayed, all of them even if one raises."""
         try:
             while noted:
                 number = noted.pop(0)

@@ -82,7 +82,7 @@ def is_process(pid: int, ticks: int) -> bool:
 
 @dataclass(frozen=True)
 class Process:
-    """A process of this machine, a child of this process or not.
+    """A process on this machine, whether a child of this process or not.
 
     Attributes:
         pid: process id.
@@ -106,7 +106,7 @@ class Process:
         raise ProcessLookupError(f"process {self.pid} has ended")
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait for the process's end; False if it has not ended in time."""
+        """Wait until the process ends; return False if it has not ended in time."""
         try:
             pidfd = self.open()
         except ProcessLookupError:
@@ -188,7 +188,8 @@ def own_versions() -> Versions:
 
 
 def describe_mismatch(by_host: Mapping[str, Versions]) -> str:
-    """Describe the versions that do not match, with the hosts that have them; "" if all match.
+    """Return an error text on packages of which hosts have different versions; "" if all versions
+    match.
 
     Args:
         by_host: name of a host -> its versions.

@@ -58,7 +58,7 @@ class ClockReading(Verb, frozen=True):
 
 
 class HostPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The part of a mesh on many hosts that one agent runs.
+    """The part of a mesh on many hosts that one agent runs: the ranks and addresses of its host.
 
     Attributes:
         index: index of the host among the hosts of the mesh.
@@ -120,7 +120,7 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def address(self) -> str:
-        """The agent's address, without the port."""
+        """The IP address of the agent, without its port."""
         return self.endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
 
     @property
@@ -152,7 +152,7 @@ DIGEST_BYTES = 16
 
 
 class CodeFile(msgspec.Struct, frozen=True, array_like=True):
-    """One file of an archive.
+    """One file of the user's modules, in an archive that is sent to other hosts.
 
     Attributes:
         path: index of its directory in `Ticket.roots`, and its path in that directory:
@@ -167,7 +167,8 @@ class CodeFile(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PlaceFiles(Verb, frozen=True):
-    """Ask an agent to write files; the buffer that follows is a part of their archive.
+    """Ask an agent to write files of the user's modules; the frame that follows is a part of their
+    archive.
 
     Attributes:
         request: number of the request, which is answered (`FilesAnswer`) after the last part.
@@ -187,7 +188,7 @@ class PlaceFiles(Verb, frozen=True):
 
 
 class FilesAnswer(Verb, frozen=True):
-    """Answer of an agent to `PlaceFiles`.
+    """An agent's answer to `PlaceFiles`: the set of files that its host has, or the problem.
 
     Attributes:
         request: number of the answered request.
@@ -208,12 +209,14 @@ def digest_of(content: bytes | bytearray | memoryview) -> bytes:
 
 
 def name_of(files: Iterable[tuple[str, int, bytes]]) -> str:
-    """Return the name of a set of files, given the path, modification time and digest of each."""
+    """Return the name of a set of files: a hash of each file's path, modification time and
+    digest.
+    """
     return digest_of(msgspec.msgpack.encode(sorted(files))).hex()
 
 
 def is_inside(path: str) -> bool:
-    """Whether a relative path stays inside the directory that it is relative to."""
+    """Return whether a relative path stays inside the directory that it is relative to."""
     parts = path.split("/")
     return bool(path) and "\0" not in path and not {"", ".", ".."} & set(parts)
 
@@ -266,7 +269,7 @@ class HostFacts(msgspec.Struct, frozen=True):
 
 
 def parse_invitation(text: bytes) -> Invitation | None:
-    """Read an invitation; None if the text is another kind of ticket.
+    """Parse the text of an `Invitation`; return None if the text is another kind of ticket.
 
     Raises:
         HostError: a key is cut or has more characters.
@@ -281,7 +284,7 @@ def parse_invitation(text: bytes) -> Invitation | None:
 
 
 def own_facts(environment: Mapping[str, str]) -> HostFacts:
-    """Return the facts that this host reports of itself.
+    """Return the name, addresses and index that this host reports when it joins a mesh.
 
     Args:
         environment: environment variables of this process.
@@ -295,18 +298,20 @@ def own_facts(environment: Mapping[str, str]) -> HostFacts:
 
 
 def number_of_host(environment: Mapping[str, str]) -> int:
-    """Return this host's index in the mesh, if its engine numbers hosts; -1 if not."""
+    """Return this host's index in the mesh, if its launcher (such as torchrun or Slurm) numbers
+    hosts; -1 if not.
+    """
     numbers = (environment[name] for name in _NUMBERS if environment.get(name, "").isdecimal())
     return int(next(numbers, -1))
 
 
 def name_of_host(environment: Mapping[str, str]) -> str:
-    """Return the name that an engine has for this host, or its own."""
+    """Return the name that a job scheduler (Slurm, Ray) has for this host, else its host name."""
     return next((environment[name] for name in _NAMES if environment.get(name)), host_name())
 
 
 def job_of_host(environment: Mapping[str, str]) -> str:
-    """Return the engine's job that starts this host's agent; "" without a job."""
+    """Return the job, of Slurm or Ray, that starts this host's agent; "" without a job."""
     return next((environment[name] for name in _JOBS if environment.get(name)), "")
 
 

@@ -48,8 +48,8 @@ class ValueQuery(Query, frozen=True):
 
 
 class Overview(ValueQuery, frozen=True, kw_only=True):
-    """Ask for the tensors in a value: itself, or those of a module, an optimizer or a container.
-    Answer: `ValueSummary`.
+    """Ask a rank for the tensors in a value: the value itself, or those of a module, an optimizer
+    or a container. Answer: `ValueSummary`.
 
     With a `path`, only the tensor there. For several tensors, statistics and digests are computed
     until `max_elements` elements have been read; the `note` of the others mentions this: ask for
@@ -69,7 +69,8 @@ class Overview(ValueQuery, frozen=True, kw_only=True):
 
 
 class Histogram(ValueQuery, frozen=True, kw_only=True):
-    """Ask for a tensor's histogram: the number of finite elements in equal bins of [low, high].
+    """Ask a rank for a tensor's histogram: the number of finite elements in equal bins of [low,
+    high].
 
     Answer: tuple of a count per bin.
 
@@ -82,7 +83,7 @@ class Histogram(ValueQuery, frozen=True, kw_only=True):
 
 
 class Picture(ValueQuery, frozen=True, kw_only=True):
-    """Ask for a part of a 2-D slice of one tensor, reduced to pixels. Answer: `Pixels`.
+    """Ask a rank for a part of a 2-D slice of one tensor, reduced to pixels. Answer: `Pixels`.
 
     For a DTensor, it is a slice of the rank's local part. `dims` are the dims of the rows and of
     the columns, in either order; -1 is a dim of size one that the tensor does not have (for a 1-D
@@ -171,7 +172,9 @@ class TensorSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_scalar(self) -> bool:
-        """Whether it is shown as one value: a value that is not a tensor, or one without dims."""
+        """Whether users see one value: that of a value which is not a tensor, or of a tensor
+        without dims.
+        """
         return bool(self.text) and not self.shape
 
     def at(self, path: str) -> TensorSummary:
@@ -224,7 +227,7 @@ class Pixels:
 
 
 class Names(Query, frozen=True):
-    """Ask for the user's names on the rank that match a pattern (``*``, ``?``).
+    """Ask a rank for the user's variables on it whose names match a pattern (``*``, ``?``).
 
     Answer: tuple of a `TensorSummary` per name, whose path is the name.
     """
@@ -236,7 +239,7 @@ class Names(Query, frozen=True):
 
 
 class Complete(Query, frozen=True):
-    """Ask for completions at `cursor` (in characters) in `code`. Answer: `Completions`.
+    """Ask a rank for completions at `cursor` (in characters) in `code`. Answer: `Completions`.
 
     `users_only`: complete only names that the user has bound, no builtins or keywords.
     """
@@ -247,8 +250,8 @@ class Complete(Query, frozen=True):
 
 
 class Explain(Query, frozen=True):
-    """Ask for the help of ``obj?`` (`detail` 0) or ``obj??`` (1) on a path of names, attributes and
-    indices.
+    """Ask a rank for the help of ``obj?`` (`detail` 0) or ``obj??`` (1) on a path of names,
+    attributes and indices.
 
     Answer: str, with ANSI colours; "" if the path does not exist or only code could resolve it.
     """
@@ -276,8 +279,7 @@ class Completions:
 
 
 class HistoryQuery(Query, frozen=True):
-    """Ask for the last cells that ran on the rank, and the collectives in them. Answer:
-    `trace.Past`.
+    """Ask a rank for the last cells that it ran, and the collectives in them. Answer: `trace.Past`.
 
     At most `max_operations` are sent, the newest ones.
     """

@@ -1,5 +1,5 @@
-"""Bounds on runs and bytes in flight (docs/architecture.md lists the queues), and the limits of
-this process's control group and free memory.
+"""Bounds on runs and bytes in flight (docs/architecture.md lists the queues), and the free memory,
+also within the limits of this process's control group (cgroup).
 """
 
 from __future__ import annotations
@@ -45,8 +45,10 @@ _NO_LIMIT_BYTES = 1 << 62
 
 
 def free_in_group(root: Path, membership: Path) -> int | None:
-    """Return the memory that is left to this process's control group and those above it, of version
-    1 or 2, in bytes; pages of files that can be dropped count as free. None without a limit.
+    """Return the bytes of memory that the limits of this process's control group (cgroup, version 1
+    or 2) and its parents leave; None without a limit.
+
+    Pages of files that can be dropped count as free.
 
     Args:
         root: ``/sys/fs/cgroup``.

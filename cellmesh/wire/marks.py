@@ -30,15 +30,16 @@ _STARTING_S = 60.0
 
 
 def value_of(mark: str, owner: int | None = None) -> str:
-    """Return the beginning of `VARIABLE`'s value in a mesh's processes or, with an owner, in the
-    owner's descendants.
+    """Return the beginning of the value that the environment variable `VARIABLE` has in a mesh's
+    processes or, with an owner, in the owner's descendants.
     """
     return f"{mark}:" if owner is None else f"{mark}:{owner:07}"
 
 
 def claim(mark: str = "", owner: int | None = None) -> None:
-    """Set `VARIABLE` so that processes started from now on count as descendants of this one, also
-    in this process's ``/proc/PID/environ`` if the variable is still there.
+    """Set the environment variable `VARIABLE` so that processes started from now on count as
+    descendants of this one, also in this process's ``/proc/PID/environ`` if the variable is still
+    there.
 
     Args:
         mark: mark of the mesh; "" if `VARIABLE` has it already.
@@ -57,13 +58,17 @@ def claim(mark: str = "", owner: int | None = None) -> None:
 
 
 def carriers(value: str) -> list[int]:
-    """Return the other processes whose `VARIABLE` begins with this value."""
+    """Return the ids of the other processes whose environment variable `VARIABLE` begins with this
+    value.
+    """
     pids = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
     return [pid for pid in pids if pid != os.getpid() and _carries(pid, value)]
 
 
 def end_carriers(value: str, timeout_s: float = 2.0) -> None:
-    """Kill the other processes that carry this mark (`carriers`), and wait for their end."""
+    """Kill the other processes whose environment variable `VARIABLE` begins with this value, and
+    wait for their end.
+    """
     deadline = time.monotonic() + timeout_s
     for _ in range(_MAX_ROUNDS):
         pids = carriers(value)
@@ -74,9 +79,11 @@ def end_carriers(value: str, timeout_s: float = 2.0) -> None:
 
 
 def is_dead(ticket: Ticket) -> bool:
-    """Return whether a mesh's agent on this host has certainly ended: it ran in this PID namespace,
-    or before a restart of the host; or the process has ended that was to start the mesh. Of a mesh
-    on many hosts that has started, only its agents know.
+    """Return whether a mesh's agent on this host has certainly ended, or will never start, as the
+    process that was to start the mesh has ended.
+
+    The end is certain for an agent that ran in this PID namespace, or before a restart of the host.
+    Of a mesh on many hosts that has started, only its agents know.
     """
     here, place = this_place(), ticket.place
     if ticket.spans_hosts and ticket.agents:
@@ -94,7 +101,8 @@ def is_dead(ticket: Ticket) -> bool:
 
 
 def end_dead_meshes(root: Path) -> None:
-    """End the processes, and remove the directories, of meshes whose agent ended without doing so.
+    """End the remaining processes of meshes whose agent has died, and remove the meshes'
+    directories.
 
     Args:
         root: directory of all meshes, as `ticket.runtime_root` returns it.
@@ -107,7 +115,7 @@ def end_dead_meshes(root: Path) -> None:
 
 
 def end_mesh_if_dead(ticket: Ticket) -> None:
-    """End the processes, and remove the directory, of a mesh whose agent ended without doing so."""
+    """If a mesh's agent has died, end the mesh's remaining processes and remove its directory."""
     if is_dead(ticket):
         end_carriers(value_of(ticket.mark))
         remove_own_directory(ticket)
@@ -164,7 +172,9 @@ def argument(root: Path, kernel_pid: int) -> str:
 
 
 def kernel_of(root: Path, arguments: list[str]) -> int:
-    """Return the process id of the kernel whose waiting zygote has these arguments; 0 if none."""
+    """Return the process id of the kernel whose waiting zygote has these command line arguments; 0
+    if they are no zygote's.
+    """
     for word in arguments:
         pid = word.removeprefix(f"{root}/{_NAME}")
         if pid != word and pid.isdecimal():

@@ -105,7 +105,7 @@ class Kill(Verb, frozen=True):
 
 
 class SetDims(Verb, frozen=True):
-    """Ask the agent to note new dims of the DeviceMesh, for ranks that start later."""
+    """Ask the agent to record new dims of the DeviceMesh, for ranks that start later."""
 
     mesh_dim_names: tuple[str, ...]
     mesh_shape: tuple[int, ...]
@@ -149,7 +149,9 @@ class UseStore(Verb, frozen=True):
 
 
 class MakeStore(Verb, frozen=True):
-    """Ask the agent to start a new c10d store on its host, as the last one is lost (`StoreUp`)."""
+    """Ask the agent to start a new c10d store on its host, as the last store is lost; answered by
+    `StoreUp`.
+    """
 
 
 ToAgent = (
@@ -163,7 +165,9 @@ ToAgent = (
 
 
 class Resume(Verb, frozen=True):
-    """Ask a rank to execute the runs that it held back after a failed run; has no answer."""
+    """Ask a rank to execute the runs that it has held back since a run failed; the rank does not
+    answer.
+    """
 
 
 class Interrupt(Verb, frozen=True):
@@ -179,16 +183,16 @@ class Interrupt(Verb, frozen=True):
 
 
 class Release(Verb, frozen=True):
-    """Like `Interrupt`, but the rank raises `Released`: the other ranks will not join the
-    collective in which it waits.
+    """Ask a rank to raise `Released` in `run`, as the other ranks will not join the collective in
+    which it waits; else like `Interrupt`.
     """
 
     run: int
 
 
 class Request(WorkVerb, frozen=True):
-    """Carries a feature's request to its handler on a rank; the control thread may serve
-    queries.
+    """Ask a rank to have a feature's request handled by its handler; queries may be handled on the
+    control thread.
     """
 
     run: int
@@ -211,7 +215,9 @@ Control = Interrupt | Pause | Release | Probe | Request | Stacks | Describe | In
 
 
 class RankReady(Verb, frozen=True):
-    """Report of a rank that it waits for work; it has process groups, unless it was respawned."""
+    """Report of a rank that it waits for work; it has process groups, unless it replaces a dead
+    rank.
+    """
 
     device: str
     backend: str
@@ -273,7 +279,9 @@ class Failed(Verb, frozen=True):
 
 
 def describe_place(line: int, inner: str) -> str:
-    """Return `line` and `inner` of a `Failed` in words; "" if the place is unknown."""
+    """Return, in words, the line of a cell at which a run has failed (`Failed`); "" if it is
+    unknown.
+    """
     if not inner:
         return f"line {line}" if line else ""
     return f"{inner}, called at line {line}" if line else inner
@@ -314,13 +322,17 @@ class MeshReady(Verb, frozen=True):
 
 
 class StoreUp(Verb, frozen=True):
-    """Report of the agent that it has started the c10d store on this port (many hosts)."""
+    """Report of the agent that it has started the c10d store on this port; for meshes on many
+    hosts.
+    """
 
     port: int
 
 
 class StartFailed(Verb, frozen=True):
-    """Report of the agent that the mesh's start failed; `fault` is the side that caused it."""
+    """Report of the agent that the mesh's start failed; `fault` says whether the user or the host
+    has caused it.
+    """
 
     fault: Literal["user", "host"]
     text: str

@@ -36,7 +36,9 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 
 class _Table(msgspec.Struct, array_like=True):
-    """The notebook's modules with the versions of their files, and its import path."""
+    """The table that the notebook sends to ranks: the versions of its loaded modules' files, and
+    its import path.
+    """
 
     stamps: dict[str, Stamp]
     path: list[str]
@@ -86,7 +88,9 @@ class LoadedModules:
     # ---- in the notebook
 
     def reducer(self) -> Callable[[Any], Any]:
-        """Return the `payload.Reducer` for functions, classes and modules of the user."""
+        """Return a reducer for pickling that refers to the user's functions, classes and modules by
+        name where ranks can import them.
+        """
         is_fresh = False
 
         def reduce(value: Any) -> Any:
@@ -118,8 +122,8 @@ class LoadedModules:
         return reduce
 
     def _by_name(self, value: Any, name: str, names: str) -> Any:
-        """Return a reduction of a function or class to module and name; None if it must be pickled
-        by value.
+        """Return a pickle reduction of a function or class to its module and name; None if it must
+        be pickled by value.
         """
         module = sys.modules.get(name)
         if module is None or _follow(module, names) is not value:
@@ -132,7 +136,9 @@ class LoadedModules:
         return None
 
     def _refresh(self) -> None:
-        """Update the table of modules, if modules were loaded since the last time."""
+        """Update the table of the notebook's modules if modules were loaded since the last
+        update.
+        """
         state = (
             self.num_loads,
             len(sys.modules),
@@ -178,7 +184,8 @@ class LoadedModules:
     # ---- on a rank
 
     def find(self, name: str, names: str, table: bytes) -> Any:
-        """Return an object of a module here, in the version that the notebook has.
+        """Return an object of a module in this process, which is reloaded first if the notebook has
+        another version of it.
 
         Args:
             name: name of the module.
@@ -267,7 +274,9 @@ loaded = LoadedModules()
 
 
 def find(name: str, names: str, table: bytes) -> Any:
-    """Find an object of a user's module when it is unpickled (`LoadedModules.find`)."""
+    """Return an object of a user's module, for a pickle that refers to it by name
+    (`LoadedModules.find`).
+    """
     return loaded.find(name, names, table)
 
 

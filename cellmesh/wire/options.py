@@ -17,7 +17,8 @@ from .hosts import HOST_LEASE_S
 
 @dataclass(frozen=True)
 class Flag:
-    """The flag of an option of ``%dist_start``, which does not have options without a flag.
+    """The command-line flag by which ``%dist_start`` takes an option of a start; it does not take
+    options without a `Flag`.
 
     Attributes:
         help: line for the magic's help.

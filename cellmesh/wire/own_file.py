@@ -25,7 +25,9 @@ _MAX_BYTES = 1 << 20
 
 
 def read_own_file(path: Path) -> SecretBytes:
-    """Read a small regular file that only its owner may read; never blocks on a pipe."""
+    """Read a small file, and refuse one that is not regular or that other users may read; never
+    blocks, as on a pipe.
+    """
     try:
         descriptor = os.open(
             path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
@@ -51,12 +53,12 @@ def read_own_file(path: Path) -> SecretBytes:
 
 
 def is_others(facts: os.stat_result) -> bool:
-    """Return whether a file belongs to another user, or others may read it."""
+    """Return whether a file belongs to another user, or other users may access it."""
     return facts.st_uid != os.getuid() or bool(stat.S_IMODE(facts.st_mode) & 0o077)
 
 
 def write_whole(path: Path, value: msgspec.Struct, indent: int | None = 2) -> None:
-    """Write a struct to its file as JSON, mode 0600, whole or not at all.
+    """Write a struct to a file as JSON, atomically and with mode 0600.
 
     Args:
         path: the file.
@@ -78,7 +80,7 @@ def write_whole(path: Path, value: msgspec.Struct, indent: int | None = 2) -> No
 
 
 def cannot_write(path: Path, error: OSError) -> HostError:
-    """Return the error for a file or directory of a mesh that cannot be written."""
+    """Return the error to raise if a file or directory of a mesh cannot be written."""
     return HostError(
         f"cannot write {path}: {error.strerror or error}. Free some space or make it writable, or "
         "set JUPYTER_RUNTIME_DIR to another directory"
@@ -138,7 +140,8 @@ def to_json(value: msgspec.Struct, indent: int | None = None) -> SecretBytes:
 
 
 def from_json(text: bytes, type: type[S]) -> S:
-    """Read a struct that `to_json` has written; no traceback contains its text.
+    """Parse a struct from JSON that `to_json` has written; the text may be secret, and no traceback
+    contains it.
 
     Raises:
         ValueError: the text is damaged.

@@ -46,7 +46,7 @@ class _Lines(tuple[Any, ...]):
 
 
 class Sources:
-    """The source texts that a pickle already contains, so that it contains each text once."""
+    """The source texts that one pickle already contains, so that no text is added twice."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[str, int] | None] = {}
@@ -132,7 +132,9 @@ class BufferHolder(Protocol):
     """Keeps track of the shared-memory segments that this process uses."""
 
     def hold(self, loan: int) -> Callable[[], object]:
-        """Note that a segment is in use; return a function to call on any thread after that use."""
+        """Record that a shared-memory segment is in use; return the function to call, on any
+        thread, once it no longer is.
+        """
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -174,8 +176,8 @@ class _Nowhere(io.RawIOBase):
 
 
 class _CheckedStream(io.BytesIO):
-    """A stream that accepts large writes only if they, and their copies where ranks map them, fit
-    into memory.
+    """A stream for a pickle that refuses large writes which, together with a copy on the ranks, do
+    not fit into memory.
     """
 
     def write(self, data: Any) -> int:
@@ -397,7 +399,8 @@ def _rebuild_tensor(storage: Any, *args: Any) -> Any:
 
 
 def make_storage(num_bytes: int, dtype: Any, device: str) -> Any:
-    """Make a torch storage that has no contents to send: an empty one, or one on ``meta``.
+    """Make, in the receiving process, a torch storage that was sent without contents: an empty one,
+    or one on ``meta``.
 
     Args:
         num_bytes: size of the storage, in bytes.
@@ -467,13 +470,17 @@ def _reduce_storage(storage: Any, dtype: Any) -> Any:
 
 
 def _check_fits(num_bytes: int) -> None:
-    """Check that the copy of a value for its pickle fits into memory, if the value is large."""
+    """Raise an error if a value is large and the copy of it for its pickle does not fit into
+    memory.
+    """
     if num_bytes >= limits.CHECKED_BYTES:
         limits.check_fits(num_bytes)
 
 
 def _is_part(tensor: Any, torch: Any) -> bool:
-    """Return whether a tensor is less than half of a large storage, which would be sent whole."""
+    """Return whether a tensor is less than half of a large storage, all of which its pickle would
+    contain.
+    """
     if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
         return False
     num_bytes = tensor.untyped_storage().nbytes()
@@ -526,7 +533,7 @@ def keep_qualname(kind: type, reduced: Any) -> bool:
 
 
 def _reduce_class(kind: type, reduced: Any) -> Any:
-    """Return the pickle reduction of a class, given cloudpickle's."""
+    """Return the pickle reduction of a class, made from cloudpickle's reduction of it."""
     if not keep_qualname(kind, reduced):
         return reduced
     outer: Any = None
@@ -582,7 +589,7 @@ def digest(kind: type) -> str:
 
 
 class _Parts:
-    """The parts of a class's definition, as texts."""
+    """Lists the parts of a class's definition as texts, from which its digest is computed."""
 
     def __init__(self) -> None:
         self._seen: dict[int, int] = {}

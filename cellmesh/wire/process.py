@@ -25,7 +25,7 @@ FILES_A_HOST = 16
 
 
 def isolated_command(module: str, *arguments: str) -> list[str]:
-    """Return the command line of an interpreter like this one that imports this copy of cellmesh.
+    """Return the command line of a Python interpreter that runs a module of this copy of cellmesh.
 
     Args:
         module: name of the module whose `main` is called with the arguments and returns the exit
@@ -45,12 +45,15 @@ def take_import_path(ticket_path: str) -> None:
 
 
 def absolute(sys_path: Iterable[str]) -> list[str]:
-    """Return the directories of an import path that do not depend on the working directory."""
+    """Return the absolute directories of an import path, which do not depend on the working
+    directory.
+    """
     return [directory for directory in sys_path if os.path.isabs(directory)]
 
 
 def wait_readable(descriptors: Iterable[int], timeout_s: float | None = None) -> list[int]:
-    """Wait until a descriptor is readable or has hung up; return all such descriptors.
+    """Wait until one of these file descriptors is readable or has hung up; return all that are or
+    have.
 
     Uses ``poll(2)``, as ``select(2)`` takes no descriptor from 1,024 on.
 
@@ -87,7 +90,9 @@ def make_room(num_more: int) -> int:
 
 
 def limit_child(pid: int, soft: int) -> None:
-    """Set a new process's soft limit of open files to the one that `make_room` has returned."""
+    """Set a child process's soft limit of open files back to the limit before `make_room`, which
+    has returned it.
+    """
     with contextlib.suppress(OSError):  # it has ended
         hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)[1]
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))

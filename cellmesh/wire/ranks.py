@@ -94,7 +94,7 @@ def describe_ranks(ranks: Collection[int]) -> str:
 
 
 def with_verb(ranks: Collection[int], singular: str, plural: str) -> str:
-    """Return the beginning of a sentence, as ``rank 3 is`` or ``ranks 0-2,4 are``."""
+    """Return ranks and a verb in singular or plural, like ``rank 3 is`` or ``ranks 0-2,4 are``."""
     return f"{describe_ranks(ranks)} {singular if len(ranks) == 1 else plural}"
 
 

@@ -50,7 +50,9 @@ class Reliable(Generic[M]):
         self._unacked_bytes = 0
 
     def wrap(self, message: M, num_bytes: int) -> bytes:
-        """Number a message and keep it until it is acknowledged; return its preamble."""
+        """Number a message and keep it until it is acknowledged; return the preamble to send before
+        it.
+        """
         self._num_sent += 1
         self._kept.append((self._num_sent, message, num_bytes))
         self.kept_bytes += num_bytes
@@ -63,7 +65,8 @@ class Reliable(Generic[M]):
         return self._preamble(0)
 
     def unwrap(self, preamble: bytes, num_bytes: int, now: float) -> bool:
-        """Note a received message, and decide whether the receiver is to handle it.
+        """Record a received message by its preamble, and return whether the receiver is to handle
+        it.
 
         Args:
             preamble: the message's preamble.
@@ -100,7 +103,9 @@ class Reliable(Generic[M]):
             self.ack_at = now
 
     def resume(self, num_received: int) -> list[tuple[bytes, M]]:
-        """Return the messages to send again to a side that received this many, with preambles."""
+        """Return the messages, with preambles, to send again after a reconnect to a side that has
+        received `num_received` messages.
+        """
         self._note_acked(num_received)
         return [(self._preamble(number), message) for number, message, _ in self._kept]
 
@@ -114,14 +119,14 @@ class Reliable(Generic[M]):
         return read_preamble(preamble)[0] == 0
 
     def take_kept(self) -> list[M]:
-        """Remove and return the messages that were not acknowledged, oldest first."""
+        """Remove and return the messages that the other side has not acknowledged, oldest first."""
         kept = [message for _, message, _ in self._kept]
         self._kept.clear()
         self.kept_bytes = 0
         return kept
 
     def owes_ack(self, now: float) -> bool:
-        """Return whether an acknowledgement must be sent now."""
+        """Return whether the received messages must be acknowledged now."""
         return self.ack_at is not None and now >= self.ack_at
 
     def _preamble(self, number: int) -> bytes:

@@ -20,8 +20,8 @@ class Check(FeatureRequest, frozen=True):
 
 
 class Compare(FeatureRequest, frozen=True):
-    """Ask a rank for the distance between its tensor that `Check` found at `path` and the one in
-    the payload.
+    """Ask a rank for the distance between its tensor that `Check` found at `path` and another
+    rank's tensor in the payload.
     """
 
     expression: str
@@ -37,7 +37,9 @@ class GatherTensor(FeatureRequest, frozen=True):
 
 
 class Sync(FeatureRequest, frozen=True):
-    """Ask ranks to make an expression's replicas equal to those of rank `source`; a collective."""
+    """Ask ranks to make their replicas of an expression's tensors equal to those of rank `source`;
+    a collective.
+    """
 
     expression: str
     source: int
@@ -104,7 +106,8 @@ class Distance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SyncReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's report on a `Sync`: the numbers of tensors that are equal now or were left alone.
+    """One rank's report on a `Sync`: how many tensors are equal to the source's now, and how many
+    were left unchanged.
 
     Attributes:
         num_equal: number of tensors and values that are equal to those of the source now.

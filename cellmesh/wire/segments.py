@@ -41,7 +41,8 @@ _WHY_NOT_OPEN = {
 
 
 class Ref(msgspec.Struct, frozen=True, array_like=True):
-    """Address of a shared-memory segment: a process that has it open, and the segment's content.
+    """Address of a shared-memory segment: a process that has it open, its descriptor there, and the
+    sizes of its buffers.
 
     Attributes:
         pid, descriptor: the process that has the memfd open, and its descriptor there.
@@ -73,7 +74,9 @@ class Memfd:
 
 
 class SegmentFrame(bytes):
-    """The message frame that names a shared-memory segment, and keeps it open while it exists."""
+    """The message frame that names a shared-memory segment; its memfd stays open as long as the
+    frame exists.
+    """
 
     memfd: Memfd
     ref: Ref
@@ -145,7 +148,9 @@ def open_segment(frame: Frame) -> SegmentFrame:
 
 @functools.cache
 def are_possible() -> bool:
-    """Return whether this system has memfds that other processes can open; sandboxes may not."""
+    """Return whether processes on this system can open each other's memfds, which a sandbox may
+    forbid.
+    """
     try:
         memfd = create(1, "cellmesh-probe")
         os.close(os.open(f"/proc/{os.getpid()}/fd/{memfd.descriptor}", os.O_RDONLY | os.O_CLOEXEC))
@@ -155,7 +160,9 @@ def are_possible() -> bool:
 
 
 def new_loan() -> int:
-    """Return a number for one use of a segment, which no process of the mesh has used before."""
+    """Return a random number for one use of a segment, which no process of the mesh has used
+    before.
+    """
     return int.from_bytes(os.urandom(8), "big") >> 2
 
 
@@ -211,8 +218,8 @@ def span(sizes: Sequence[int]) -> int:
 
 
 def fold_in(pickled: Pickled, buffers: Sequence[Frame]) -> tuple[Pickled, list[Frame]]:
-    """If a pickle stream is long, move it to a buffer of the segment; return the pickle to send,
-    and the buffers.
+    """Return a pickle and its buffers as they are sent in a segment, where a long pickle stream
+    becomes the last buffer.
     """
     if len(pickled.stream) < MIN_BYTES:
         return Pickled(pickled.stream, 1, True), list(buffers)

@@ -124,7 +124,9 @@ class ReadHost(Verb, frozen=True):
 
 
 class HostReport(Verb, frozen=True):
-    """The agent's answer to `ReadHost`, measured at `at_s` of the host's monotonic clock."""
+    """The agent's answer to `ReadHost`: its ranks' processes and memory, measured at `at_s` of the
+    host's monotonic clock.
+    """
 
     request: int
     ranks: tuple[RankInfo, ...]

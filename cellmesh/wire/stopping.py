@@ -35,7 +35,9 @@ class StepCount(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Steps(msgspec.Struct, frozen=True, array_like=True):
-    """The optimizer steps that a rank has completed in a run, by each optimizer's first step."""
+    """The optimizer steps that a rank has completed in a run: a count for each optimizer, in the
+    order of their first steps.
+    """
 
     run: int = -1
     counts: tuple[StepCount, ...] = ()
@@ -58,7 +60,8 @@ class Owed(msgspec.Struct, frozen=True, array_like=True):
 
 class Pause(Verb, frozen=True):
     """Ask a rank to pause in `run` before its next operation on a process group of several ranks,
-    once it owes nothing, and to report with `StopState` each time it pauses or begins an operation.
+    once it has caught up with the other ranks (`owed`), and to report with `StopState` each time it
+    pauses or begins an operation.
     """
 
     run: int
@@ -66,7 +69,7 @@ class Pause(Verb, frozen=True):
 
 
 class StopState(Verb, frozen=True):
-    """A rank's report after `Pause`.
+    """A rank's report on its position in the run that a `Pause` is to stop.
 
     Attributes:
         run: the run that is to pause.

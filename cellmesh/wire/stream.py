@@ -34,7 +34,9 @@ _MAX_PARTS = 512
 
 
 def pack(frames: Sequence[Frame]) -> list[Frame]:
-    """Return a message as buffers to send, small ones joined: sizes of the frames, then frames."""
+    """Convert a message's frames into the buffers to send: first the sizes of the frames, then the
+    frames; small buffers are joined.
+    """
     if len(frames) == 1 and len(frames[0]) < _JOIN_BYTES:
         return [_HEAD_OF_ONE.pack(_MAGIC, 1, len(frames[0])) + frames[0]]
     sizes = struct.pack(f"<II{len(frames)}Q", _MAGIC, len(frames), *map(len, frames))
@@ -199,8 +201,8 @@ class QueuedChannel:
         return self.send_packed(pack(frames))
 
     def send_packed(self, parts: Sequence[Frame]) -> bool:
-        """Send a message that `pack` has packed, like `send`, so that a message to many ranks is
-        packed once.
+        """Send a message that `pack` has packed already, so that a message to many ranks is packed
+        only once; else like `send`.
         """
         if len(parts) == 1 and not self._unsent:  # the usual case, without the queue
             try:
@@ -229,7 +231,8 @@ class QueuedChannel:
         return True
 
     def read(self) -> list[list[Frame]]:
-        """Receive once, and return the messages that this completes; none at the stream's end.
+        """Receive from the rank's socket once, and return the messages that this completes; [] at
+        the end of the stream.
 
         Raises:
             ProtocolError: the received bytes are no message.

@@ -110,7 +110,9 @@ class Ticket(MeshOptions, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def agent_endpoint(self) -> str:
-        """The endpoint on which a mesh's only agent serves controllers."""
+        """The ZeroMQ endpoint (a socket file) on which the agent of a mesh on one host serves
+        controllers.
+        """
         return f"ipc://{self.directory}/agent.sock"
 
     @property
@@ -133,12 +135,14 @@ class Ticket(MeshOptions, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def ranks(self) -> range:
-        """The ranks that the ticket's agent runs."""
+        """The ranks that run under the agent with this ticket."""
         return range(self.part.first_rank, self.part.first_rank + self.part.num_ranks)
 
     @property
     def part(self) -> HostPart:
-        """The part of the ticket's agent: one host's part, or the whole mesh on this machine."""
+        """The part of the mesh that the agent with this ticket runs: one host's ranks, or all ranks
+        of a mesh on this machine.
+        """
         return self.host or HostPart(0, 1, "", 0, self.num_ranks, "")
 
     @property
@@ -153,7 +157,7 @@ class Ticket(MeshOptions, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def logs(self) -> Path:
-        """The directory of the logs."""
+        """The directory with the logs of the mesh's agent and ranks."""
         return Path(self.directory) / "logs"
 
 
@@ -200,7 +204,7 @@ def runtime_root() -> Path:
 
 
 def make_directory(root: Path, name: str) -> Path:
-    """Make a mesh's directory.
+    """Make a mesh's directory, for its ticket, socket and logs.
 
     Args:
         root: directory of all meshes, as `runtime_root` returns it.
@@ -245,7 +249,7 @@ def make_directory(root: Path, name: str) -> Path:
 
 
 def write_ticket(ticket: Ticket) -> Path:
-    """Write a ticket to its file, mode 0600, whole or not at all; return the file's path.
+    """Write a ticket to its file, atomically and with mode 0600; return the file's path.
 
     Raises:
         HostError: the file cannot be written.
@@ -255,7 +259,7 @@ def write_ticket(ticket: Ticket) -> Path:
 
 
 def read_ticket(path: Path) -> Ticket:
-    """Read a ticket.
+    """Read a mesh's ticket from its file.
 
     Raises:
         HostError: the file cannot be read, is no ticket or one of another version, or others may
@@ -276,7 +280,8 @@ def read_ticket(path: Path) -> Ticket:
 
 
 def find_strange(root: Path) -> list[tuple[Path, str]]:
-    """Return the directories without a usable ticket, each with a description of its problem.
+    """Return the directories under a root that have no usable ticket, each with a description of
+    the problem.
 
     Args:
         root: directory of all meshes, as `runtime_root` returns it.
@@ -297,7 +302,9 @@ def find_strange(root: Path) -> list[tuple[Path, str]]:
 
 
 def find_tickets(root: Path) -> list[Ticket]:
-    """Return the usable tickets under a root, oldest first (others: `find_strange`)."""
+    """Return the tickets of meshes under a root directory that can be used, oldest first (others:
+    `find_strange`).
+    """
     by_mark = {}  # a mesh may be found twice, by a link
     for path in root.glob(f"*/{_FILE}"):
         try:
@@ -348,7 +355,7 @@ def remove_own_directory(ticket: Ticket) -> bool:
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
-    """The controller that holds a mesh, as written to a file by the agent.
+    """The present or last controller of a mesh, as the agent writes it to a file.
 
     Attributes:
         controller_pid: process id of the controller that is attached, or was last.
@@ -379,7 +386,9 @@ def write_holder(ticket: Ticket, holder: Holder) -> None:
 
 
 def read_holder(ticket: Ticket) -> Holder | None:
-    """Read which controller holds a mesh; None if the agent has not written it yet."""
+    """Read from its file which controller a mesh has, or had last; None if the agent has not
+    written it yet.
+    """
     try:
         return msgspec.json.decode(read_own_file(ticket.holder_path), type=Holder)
     except (HostError, msgspec.MsgspecError, UnicodeDecodeError):
@@ -387,8 +396,8 @@ def read_holder(ticket: Ticket) -> Holder | None:
 
 
 def add_refused(ticket: Ticket, number: int) -> None:
-    """Raise the count of peers that the notebook's process has refused, in the file that `cellmesh
-    ps` reads; leave the file as it is if the disk is full.
+    """Add to the number of refused peers in the file that `cellmesh ps` reads; leave the file as it
+    is if the disk is full.
 
     Args:
         ticket: ticket of a mesh on many hosts.

@@ -135,8 +135,8 @@ def connect_dealer(
 
 
 def connect_again(dealer: Socket, endpoint: str, identity: bytes) -> None:
-    """Connect a DEALER, whose connection broke, under another identity; messages that it has not
-    received or sent are dropped.
+    """Reconnect a DEALER whose connection broke, under another identity; messages that it has not
+    sent or received yet are dropped.
 
     Under the same identity ZeroMQ's ROUTER (4.3.5) at times closes its end of the new connection
     together with that of the old one, while the connection itself stays open: it then receives no
@@ -164,7 +164,7 @@ def send(socket: Socket, frames: list[Frame]) -> None:
 
 
 def reaches(router: Socket, frames: list[Frame]) -> bool:
-    """Send one message on a ROUTER; return whether there is a connection to the peer."""
+    """Send one message to a peer on a ROUTER socket; return False if the peer has no connection."""
     router.setsockopt(zmq.ROUTER_MANDATORY, 1)
     try:
         readable(router)  # makes ZeroMQ process the end of connections
@@ -179,7 +179,8 @@ def reaches(router: Socket, frames: list[Frame]) -> bool:
 
 
 def readable(socket: Socket) -> bool:
-    """Return whether a message has arrived at a socket, whose descriptor reports only changes.
+    """Return whether a ZeroMQ socket has a message to read; poll does not show this, as the
+    socket's descriptor reports only changes.
 
     Reading the option `EVENTS` costs more, as pyzmq converts its number and value to enums.
     """

@@ -99,7 +99,9 @@ BarState = Literal["open", "done", "removed"]
 
 
 class Output(Verb, frozen=True):
-    """Text that a run printed since the last such message; `run` is -1 if it belongs to none."""
+    """Text that a rank has printed since its last such message; `run` is -1 if the text belongs to
+    no run.
+    """
 
     run: int
     stream: StreamName
@@ -117,7 +119,9 @@ class Skipped(Verb, frozen=True):
 
 
 class Display(Verb, frozen=True):
-    """A rich display of a rank; `bundle` is JSON ``{"data", "metadata"}``; no `display_id`: ""."""
+    """A rich display of a rank; `bundle` is JSON ``{"data", "metadata"}``, and `display_id` is ""
+    if it has none.
+    """
 
     run: int
     kind: DisplayKind

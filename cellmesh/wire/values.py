@@ -47,13 +47,13 @@ class Part:
 
 
 def part_along(length: int, num_parts: int, index: int) -> tuple[int, int]:
-    """Return start and length of a part of a split like ``torch.tensor_split``'s."""
+    """Return start and length of one part of a dim that is split as by ``torch.tensor_split``."""
     size, num_longer = divmod(length, num_parts)
     return index * size + min(index, num_longer), size + (index < num_longer)
 
 
 class PushNames(WorkVerb, frozen=True):
-    """Ask a rank to bind the names of a pickled dict in its namespace."""
+    """Ask a rank to bind the names of a pickled dict to its values in the user's namespace."""
 
     fills: ClassVar[bool] = True
 
@@ -62,9 +62,11 @@ class PushNames(WorkVerb, frozen=True):
 
 
 class PushParts(WorkVerb, frozen=True):
-    """Ask a rank to bind, to names of a pickled dict, its parts of the tensors and arrays in it:
-    split along `dim` among `ranks`, in that order, or as DTensors with `placements`, which are a
-    dim to shard, or None to replicate, for each dim of the mesh.
+    """Ask a rank to bind the names of a pickled dict to its own parts of the tensors and arrays in
+    it, split along `dim` among `ranks`, or to DTensors with `placements`.
+
+    Parts are in the order of `ranks`. A placement is a dim to shard, or None to replicate, for each
+    dim of the mesh.
     """
 
     fills: ClassVar[bool] = True
@@ -123,7 +125,9 @@ class Unwanted(Verb, frozen=True):
 
 
 class CheckSave(FeatureRequest, frozen=True):
-    """Ask a rank why it cannot save these variables to a path; "" if it can. No collective."""
+    """Ask a rank whether it can save these variables to a path; it answers why not, or "". No
+    collective.
+    """
 
     names: tuple[str, ...]
     path: str
@@ -137,7 +141,9 @@ class SaveNames(FeatureRequest, frozen=True):
 
 
 class CheckLoad(FeatureRequest, frozen=True):
-    """Ask a rank why it cannot load these variables from a path; "" if it can. No collective."""
+    """Ask a rank whether it can load these variables from a path; it answers why not, or "". No
+    collective.
+    """
 
     names: tuple[str, ...]
     path: str

@@ -24,7 +24,8 @@ class Pickled(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WorkVerb(Verb, frozen=True):
-    """Base class of messages that give ranks work in a run; class variables define its kind.
+    """Base class of messages that give ranks work in a run; class variables describe the kind of
+    work.
 
     Class attributes:
         is_cell: whether it is a notebook's cell.

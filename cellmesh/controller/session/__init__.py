@@ -1,1 +1,3 @@
-"""The session of a process with one mesh, from its start or attach to its end."""
+"""The session of a process with one mesh: from the start of the mesh, or an attach to it, to its
+end.
+"""

@@ -1,4 +1,4 @@
-"""Attaches this process to a running mesh, and ends meshes that no process holds."""
+"""Attaches this process to a running mesh as controller, and ends meshes without a controller."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def attach(name: str | None = None, *, steal: bool = False, sink: Sink | None = 
 
 
 def stop_mesh(name: str) -> None:
-    """End a mesh that no process holds, and with it the state of its ranks. Blocks.
+    """End a mesh that no process controls, and with it the state of its ranks. Blocks.
 
     Args:
         name: name of the mesh.

@@ -1,5 +1,5 @@
-"""The controller's connection to an agent: authenticates itself, numbers messages, and sends those
-again that a broken connection has lost.
+"""The controller's ZeroMQ connection to an agent: authenticates the controller, numbers messages,
+and sends messages again that a broken connection has lost.
 
 It is created and used on one thread, like its ZeroMQ context.
 """
@@ -119,14 +119,14 @@ class Connection:
         self._reliable: Reliable[Message] = Reliable(self._note_acked if self.is_remote else None)
 
     def descriptors(self) -> tuple[int, int]:
-        """Return the descriptors to poll for messages and for connection events.
+        """Return the file descriptors to poll for the agent's messages and for connection events.
 
         They report arrivals only while nothing is readable (`is_readable`).
         """
         return self._numbers
 
     def note_ready(self, number: int) -> None:
-        """Note that poll has reported one of `descriptors`."""
+        """Record that poll has reported this file descriptor, one of `descriptors`, as readable."""
         self._may_have_news[number == self._numbers[1]] = True
 
     def has_news(self) -> bool:
@@ -134,8 +134,8 @@ class Connection:
         return True in self._may_have_news or bool(self._ready)
 
     def is_readable(self) -> bool:
-        """Return whether a message has arrived; to be called after each send, as a send can hide an
-        arrival from poll.
+        """Return whether a message of the agent can be read; to be called after each send, as poll
+        may not report a message that arrives during a send.
         """
         if self._may_have_news[0]:
             self._may_have_news[0] = transport.readable(self._socket)
@@ -151,7 +151,9 @@ class Connection:
             self._follow(parcels)
 
     def _follow(self, parcels: Message) -> None:
-        """Send the segments that messages refer to; stop waiting for those of interrupted runs."""
+        """Send the shared-memory segments that sent messages refer to, and stop waiting for
+        segments of the runs that these messages interrupt.
+        """
         for verb, buffers in parcels:
             if type(verb) is Relay and verb.lends:
                 assert isinstance(buffers[-1], SegmentFrame)
@@ -201,8 +203,8 @@ class Connection:
                 self._send_chunks()
 
     def _admit(self, parcel: Parcel[Any], now: float) -> Iterator[Parcel[Any]]:
-        """Take in a message of an agent on another host; yield the messages that are complete, as
-        all their segments have arrived.
+        """Take in a message of an agent on another host; yield each message that is complete, since
+        all its shared-memory segments have arrived.
         """
         verb, buffers = parcel
         if type(verb) is Chunk:
@@ -252,7 +254,9 @@ class Connection:
             self._send([self._reliable.wrap_aside(), *frames])
 
     def _connect_again(self) -> None:
-        """Connect under a new name, once all messages of the broken connection have been read."""
+        """Reconnect under a new ZeroMQ identity, once all messages of the broken connection have
+        been read.
+        """
         self._is_broken = False
         transport.connect_again(self._socket, self._endpoint, _new_name())
         self._may_have_news = [True, True]
@@ -262,8 +266,8 @@ class Connection:
         self._may_have_news[0] = True
 
     def tick(self, now: float) -> None:
-        """Acknowledge received messages once they have waited long enough, and give up a
-        connection that has not opened, or a greeting that was not answered, in time.
+        """Send an acknowledgement that is due, and count the agent as out of reach if the
+        connection has not opened, or the agent has not answered the greeting, in time.
         """
         if self._open_by is not None and now >= self._open_by:
             self._open_by, self.lost_at = None, now
@@ -272,11 +276,13 @@ class Connection:
             self._acknowledge()
 
     def deadline(self) -> float | None:
-        """Return when to call `tick` at the latest, in seconds; None if no deadline is set."""
+        """Return the latest time at which `tick` must be called, in seconds; None without a
+        deadline.
+        """
         return self._reliable.ack_at if self._is_open else self._open_by
 
     def close(self) -> None:
-        """Close the sockets; the last messages may still be sent for a moment."""
+        """Close the connection's sockets, which may still send the last messages for a moment."""
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=_LINGER_MS)
@@ -284,7 +290,9 @@ class Connection:
             self._context.term()
 
     def renew(self) -> None:
-        """Greet the agent as a new controller, since it may have given up this one."""
+        """Begin a new session with the agent, as a new controller, since the agent may have dropped
+        this one.
+        """
         self._hello = msgspec.structs.replace(self._hello, link=os.urandom(16), steal=True)
         self._begin()
         self._is_open = self._was_welcomed = False

@@ -1,5 +1,5 @@
-"""The state of a mesh as its agent reports it, waits for a state, and errors for users of a mesh
-that has ended.
+"""Records the state of a mesh as its agent reports it, lets threads wait for a state, and makes the
+errors on a mesh that has ended.
 """
 
 from __future__ import annotations
@@ -70,14 +70,16 @@ class Life:
         self._news = News()
 
     def restart(self, on_progress: Callable[[StartProgress], None] | None) -> None:
-        """Begin a restart of all ranks, and set the function that is called with its progress."""
+        """Record that a restart of all ranks begins, and set the function to call with its
+        progress.
+        """
         self._on_progress = on_progress
         self.state = "restarting"
         self._started_at = time.monotonic()
 
     def note(self, change: Change) -> None:
-        """Record a new state of the mesh, and wake the threads that wait for it; called in the
-        link's loop.
+        """Record a new state of the mesh, and wake the threads that wait for it; called on the
+        link's thread.
         """
         cause = change.cause
         elapsed_s = time.monotonic() - self._started_at
@@ -116,7 +118,7 @@ class Life:
     # ---- the end
 
     def is_over(self) -> bool:
-        """Return whether the mesh has ended or the session has left it."""
+        """Return whether the mesh has ended or this process has left it."""
         return self.end is not None or self.has_left
 
     @property

@@ -1,5 +1,5 @@
-"""The link to a mesh's agents: a thread that receives their messages, passes them to `Core`, and
-carries out the core's effects.
+"""The link to a mesh's agents: a thread that receives their messages, passes them to the
+controller's state machine (`Core`), and carries out the effects that it returns.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Owner(Protocol):
     """Protocol of the session that owns the link; its methods are called on the link's thread."""
 
     def connect(self) -> Connections:
-        """Connect to the agents."""
+        """Connect to the agents of the mesh."""
 
     def note(self, change: Change) -> None:
         """Handle a change of the mesh's state."""
@@ -35,7 +35,8 @@ class Owner(Protocol):
 
 
 class Link:
-    """The thread that receives the messages of a mesh's agents, and carries out the core's effects.
+    """The thread that passes messages of a mesh's agents to the controller's state machine
+    (`Core`), and carries out the effects that it returns.
 
     Args:
         owner: the session that owns the link.
@@ -61,14 +62,16 @@ class Link:
         self._thread = threading.Thread(target=self._serve, name="cellmesh-link", daemon=True)
 
     def start(self, runs: Runs) -> None:
-        """Start the link's thread, which may call the owner and use these runs from now on."""
+        """Start the link's thread, which from then on calls the owner and passes messages on to
+        `runs`.
+        """
         self._runs = runs
         self._thread.start()
 
     # ---- from any thread
 
     def post(self, command: Command) -> None:
-        """Queue a command to the core for the link's loop; returns at once.
+        """Queue a command to the `Core`, which the link's thread executes; returns at once.
 
         Raises:
             NoMeshError: the link has been closed.
@@ -87,8 +90,8 @@ class Link:
                 self._is_roused = True
 
     def ask(self, question: Callable[[Core, float], tuple[int, Sequence[Effect]]]) -> Reply[Any]:
-        """Queue a request to ranks or the agent; return its pending reply, which is None if the
-        mesh ends.
+        """Queue a request to ranks or the agent; return the reply to wait for, whose value is None
+        if the mesh ends.
         """
         reply: Reply[Any] = Reply()
 
@@ -108,11 +111,12 @@ class Link:
         return reply
 
     def is_in_loop(self) -> bool:
-        """Return whether the calling thread is in a callback of the link's loop."""
+        """Return whether the caller runs on the link's thread, as callbacks do."""
         return threading.current_thread() is self._thread
 
     def check_may_wait(self) -> None:
-        """Raise an error if the caller would wait for the loop forever.
+        """Raise an error if the caller would wait forever, as a callback on the link's thread or a
+        forked process does.
 
         Raises:
             MeshUsageError: the caller is a callback in the loop, or in a forked process.
@@ -134,7 +138,7 @@ class Link:
         )
 
     def close(self) -> None:
-        """End the link's thread, which closes its sockets, as at the end of the mesh; waits for it.
+        """End the link's thread, which closes its sockets, and wait for its end.
 
         Must not be called on the link's thread itself.
         """
@@ -147,7 +151,7 @@ class Link:
     # ---- the loop
 
     def _serve(self) -> None:
-        """Run the loop on the link's thread until the end of the mesh."""
+        """Run the event loop of the link's thread until the mesh ends or the link is closed."""
         connection, problem = None, ""
         try:
             connection = self._owner.connect()
@@ -169,8 +173,8 @@ class Link:
         self._faults.guard(self._owner.note_closed)
 
     def _turn(self, poll: Any, connection: Connections) -> None:
-        """Wait for an event, and handle it. No exception of a callback, not even `SystemExit`, ends
-        the loop, as all other threads would wait forever.
+        """Wait for an event, and handle it; an exception of a callback, even `SystemExit`, does not
+        end the loop, as all other threads would wait forever.
         """
         try:
             left_s = self._due - time.monotonic()
@@ -190,7 +194,7 @@ class Link:
             self._due = time.monotonic() + _PAUSE_S
 
     def _step(self, connection: Connections) -> None:
-        """Execute commands, read messages and carry out effects until none are left."""
+        """Execute queued commands, read messages and carry out effects until none are left."""
         while True:
             now = time.monotonic()
             effects: list[Effect] = self._obey(now) if self._commands else []
@@ -208,7 +212,7 @@ class Link:
                 return
 
     def _hear(self, connection: Connections, effects: list[Effect], now: float) -> int:
-        """Pass each message that has arrived to the core; return their number."""
+        """Pass each message that has arrived to the `Core`, and return the number of messages."""
         num_heard = 0
         try:
             for parcel in connection.hear(now):
@@ -224,7 +228,8 @@ class Link:
         return num_heard
 
     def _serve_rest(self, connection: Connections | None, problem: str) -> None:
-        """Execute the commands posted before the end, and show the last output.
+        """Execute the commands that were queued before the loop ended, and show the runs' last
+        output.
 
         Args:
             connection: the connections to the agents; None if they could not be opened.

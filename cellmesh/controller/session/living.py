@@ -1,5 +1,5 @@
-"""Finds the meshes of this user by their tickets, and ends them: for `cellmesh ps` and `stop`, and
-for notebooks, which list meshes, attach to one, or name those that they have left.
+"""Finds the meshes of this user by their ticket files, and ends them: for `cellmesh ps` and `stop`,
+and for notebooks, which list meshes and attach to them.
 
 A process belongs to a mesh if it is the agent, the agent's guardian, a descendant of the agent, or
 carries the mesh's mark (`wire.marks`); its process number alone is no proof.
@@ -42,7 +42,7 @@ State = Literal["running", "detached", "starting", "dead", "elsewhere", "unheard
 
 @dataclass(frozen=True)
 class FoundMesh:
-    """A mesh whose ticket is on this machine.
+    """A mesh whose ticket file is on this machine, with its state.
 
     Attributes:
         ticket: its ticket.
@@ -71,8 +71,8 @@ class FoundMesh:
 
     @property
     def is_free(self) -> bool:
-        """Whether no process holds the mesh; without an answer of its agents, whether the process
-        that started it has ended.
+        """Whether no process controls the mesh; if its agents do not answer, whether the process
+        that started the mesh has ended.
         """
         if self.holder is not None:
             return not self.holder.is_attached
@@ -82,22 +82,26 @@ class FoundMesh:
 
     @property
     def notebook(self) -> str:
-        """The path of the notebook that holds the mesh, or held it last (`kernel.own_notebook`)."""
+        """The path of the notebook that controls the mesh, or controlled it last
+        (`kernel.own_notebook`).
+        """
         return self.ticket.notebook if self.holder is None else self.holder.notebook
 
     def is_of(self, notebook: str) -> bool:
-        """Return whether a notebook holds the mesh, or held it last."""
+        """Return whether the notebook of this path controls the mesh, or controlled it last."""
         return bool(notebook) and self.notebook == notebook
 
     def lease_left_s(self, now: float) -> float | None:
-        """Remaining lease of a mesh without a controller, in seconds; None if one is attached."""
+        """Return the seconds that a mesh without a controller still runs (its lease); None if it
+        has a controller.
+        """
         if self.state != "detached" or self.holder is None:
             return None
         return max(0.0, self.holder.since + self.ticket.lease_s - now)
 
 
 def find_meshes(root: Path, asks: bool = True) -> list[FoundMesh]:
-    """Return the meshes under a runtime directory, oldest first.
+    """Return the meshes whose tickets are under a runtime directory, oldest first.
 
     Args:
         root: directory of all meshes, as `runtime_root` returns it.
@@ -107,7 +111,7 @@ def find_meshes(root: Path, asks: bool = True) -> list[FoundMesh]:
 
 
 def look_at(ticket: Ticket, root: Path, asks: bool = True) -> FoundMesh:
-    """Return a mesh in its present state.
+    """Look up the present state of the mesh that a ticket is of.
 
     Args:
         ticket: its ticket, as found under the root.
@@ -158,8 +162,8 @@ def find_living(asks: bool) -> list[FoundMesh]:
 
 
 def left_meshes(asks: bool) -> list[FoundMesh]:
-    """Return the meshes without a controller that this notebook may have left: its own, and those
-    that were started in its folder, unless they are another notebook's.
+    """Return the meshes without a controller that this notebook may have left running: its own, and
+    those that were started in its folder, unless they are another notebook's.
 
     Args:
         asks: whether to ask the agents of a mesh on many hosts; for one host, files suffice.
@@ -173,7 +177,9 @@ def left_meshes(asks: bool) -> list[FoundMesh]:
 
 
 def advise_left(mesh: FoundMesh) -> str:
-    """Return a line for users on a mesh that lives on, with commands to attach to it or end it."""
+    """Return a line for users on a mesh that runs on without a controller, with the commands to
+    attach to it or end it.
+    """
     return (
         f"{describe(mesh, time.time())}; `%dist_attach {mesh.name}` has it again, `%dist_stop "
         f"{mesh.name}` ends it"
@@ -181,8 +187,9 @@ def advise_left(mesh: FoundMesh) -> str:
 
 
 def choose(living: Sequence[FoundMesh], steal: bool) -> FoundMesh | None:
-    """Return the mesh for an attach without a name: the only one, else the only free one of this
-    notebook, else the only free one; None if there is no such mesh.
+    """Return the mesh to attach to if the user has named none: the only mesh, else the only one of
+    this notebook without a controller, else the only one without a controller; None if there is no
+    such mesh.
 
     Args:
         living: the meshes.
@@ -199,7 +206,7 @@ def choose(living: Sequence[FoundMesh], steal: bool) -> FoundMesh | None:
 
 
 def describe(mesh: FoundMesh, now: float) -> str:
-    """Return a line for users on a mesh: its ranks, age, notebook and holder."""
+    """Return a line for users on a mesh: its ranks, age, notebook and controller."""
     ticket = mesh.ticket
     place = mesh.notebook if _is_named(mesh.notebook) else ticket.cwd
     age = format_span(max(0.0, now - ticket.created_at))
@@ -210,7 +217,7 @@ def describe(mesh: FoundMesh, now: float) -> str:
 
 
 def end_left(mesh: FoundMesh) -> None:
-    """End a mesh that no process holds. Blocks.
+    """End a mesh, or raise an error if a process controls it. Blocks.
 
     Raises:
         MeshUsageError: another process holds it.
@@ -266,7 +273,8 @@ def end(mesh: FoundMesh) -> bool:
 
 
 def forget_if_dead(name: str, but: str = "") -> None:
-    """Remove what is left of a mesh of this name if it is dead. Blocks.
+    """Remove the remaining processes and files of the mesh of this name if its agents have ended.
+    Blocks.
 
     Args:
         name: name of the mesh.

@@ -1,5 +1,5 @@
-"""The runs of one session: submits and numbers them, bounds how many are in flight, passes them the
-messages of their ranks, and takes over the runs of an earlier controller.
+"""The runs (cells and calls) of one session: submits and numbers them, bounds how many are in
+flight, passes them the messages of their ranks, and takes over the runs of an earlier controller.
 """
 
 from __future__ import annotations
@@ -55,24 +55,26 @@ class Owner(Protocol):
     segments: SegmentPool
 
     def states(self, ranks: Sequence[int]) -> Mapping[int, RankState]:
-        """Ask ranks for their states."""
+        """Ask ranks for the states of their main threads, and return the answers."""
 
 
 class Poster(Protocol):
-    """Protocol of the link to the agents, as runs use it."""
+    """Protocol of the operations of `Link` that `Runs` uses."""
 
     def post(self, command: Command) -> None:
-        """Queue a command to the core for the link's loop; returns at once."""
+        """Queue a command to the `Core`, which the link's thread executes; returns at once."""
 
     def is_in_loop(self) -> bool:
-        """Return whether the calling thread is in a callback of the link's loop."""
+        """Return whether the caller runs on the link's thread, as callbacks do."""
 
     def check_may_wait(self) -> None:
-        """Raise an error if the caller would wait for the loop forever."""
+        """Raise an error if the caller would wait forever, as a callback on the link's thread or a
+        forked process does.
+        """
 
 
 class HeadedSink(Unremarked):
-    """A sink of output that shows a heading before its first output.
+    """A receiver of output that shows a heading before the first output.
 
     Args:
         sink: receives the heading and all output.
@@ -104,7 +106,8 @@ def heading_for(welcome: Welcome) -> str:
 
 
 class Runs:
-    """The runs of one session; each uses it as its `RunControl`. Usable on any thread.
+    """The runs (cells and calls) of one session, usable on any thread; each `Run` uses it as its
+    `RunControl`.
 
     Args:
         session: the session of the mesh.
@@ -195,8 +198,8 @@ class Runs:
         return run
 
     def make_room(self, ranks: Sequence[int], num_bytes: int) -> None:
-        """Wait until a run with this many bytes of arguments may be sent (`has_room`), unless a
-        rank waits for idle ranks, which may need this very run to go on.
+        """Wait until a run with this many bytes of arguments may be sent (`has_room`); stop waiting
+        if a rank waits for idle ranks, which may need this very run to go on.
 
         Ctrl-C ends the wait. A callback in the link's loop does not wait, as only that loop
         receives the answers that make room.
@@ -223,7 +226,9 @@ class Runs:
                     return
 
     def _forget_unsent(self, number: int) -> Sequence[Effect]:
-        """Forget a run that was not sent, as it would keep its ranks busy forever."""
+        """Remove a run that was never sent from the runs in flight, as it would keep its ranks busy
+        forever.
+        """
         if number not in self._printers:
             self.forget(number)
         return ()
@@ -231,28 +236,32 @@ class Runs:
     # ---- commands
 
     def post_if_open(self, command: Command) -> None:
-        """Have the core execute a command, unless the link is closed."""
+        """Queue a command to the `Core`, unless the link to the agents is closed."""
         with contextlib.suppress(NoMeshError):
             self._link.post(command)
 
     def wait_for(self, number: int) -> None:
-        """Note that the caller waits for a run on some ranks, and submits nothing else."""
+        """Inform the `Core` that the caller waits for a run on some ranks, and submits nothing else
+        until it ends.
+        """
         self.post_if_open(lambda core, now: core.wait_for(number))
 
     def begin_wait(self, number: int, ranks: Sequence[int]) -> None:
-        """Note that the user waits for a run's end on these ranks, and submits nothing else."""
+        """Inform the `Core` that the user waits for a run on these ranks, and submits nothing else
+        until it ends.
+        """
         if len(ranks) < self.num_ranks:  # otherwise no other rank could be needed
             self.wait_for(number)
 
     def interrupt(self, runs: Sequence[Run[Any]]) -> None:
-        """Interrupt runs in flight, given oldest first; does not wait for their ends."""
+        """Interrupt these runs, which are ordered oldest first, without waiting for their ends."""
         for run in runs:
             run.note_interrupted()
         numbers = [run.number for run in reversed(runs)]
         self.post_if_open(lambda core, now: core.interrupt(numbers, now))
 
     def interrupt_run(self, number: int, ranks: Sequence[int]) -> None:
-        """Interrupt a run, and the older queries on its ranks that it may wait for."""
+        """Interrupt a run, and the older queries in flight on its ranks, for which it may wait."""
         self.give_up(number)
         for run in self.on(ranks):
             if run.is_query and run.number < number:
@@ -263,7 +272,9 @@ class Runs:
         self.post_if_open(lambda core, now: core.interrupt([number]))
 
     def reply(self, requests: Mapping[int, int], text: str, is_end: bool = False) -> None:
-        """Send the user's input to ranks that asked for it (rank -> request)."""
+        """Send the user's input to the ranks that requested it; `requests` maps rank to request
+        number.
+        """
         self.post_if_open(lambda core, now: core.reply(requests, text, is_end))
 
     # ---- in flight
@@ -296,13 +307,13 @@ class Runs:
         )
 
     def count_cell(self) -> int:
-        """Return the next execution count, for a cell without one of a notebook."""
+        """Count a cell that no notebook has numbered, and return its execution count."""
         self._num_cells += 1
         return self._num_cells
 
     def all(self) -> tuple[Run[Any], ...]:
         """Return the runs in flight, oldest first; after an attach, also the runs that were in
-        flight at that time.
+        flight at the attach.
         """
         runs = {run.number: run for run in (*self._adopted, *self._in_flight())}
         return tuple(run for _, run in sorted(runs.items()))
@@ -348,7 +359,7 @@ class Runs:
         return run
 
     def forget(self, number: int) -> None:
-        """Drop a run that is not in flight any more."""
+        """Remove a run, which has ended, from the runs in flight."""
         self.living.pop(number, None)
         if self._num_bytes:
             self._num_bytes.pop(number, None)
@@ -360,7 +371,9 @@ class Runs:
     # ---- for the link, on its thread
 
     def apply(self, effect: Effect, now: float) -> None:
-        """Carry out an effect that concerns a run."""
+        """Carry out an effect of the `Core` that concerns a run, such as the delivery of a rank's
+        message.
+        """
         match effect:
             case Deliver(number, ranks, parcel, has_begun):
                 self._deliver(number, ranks, parcel, now, has_begun)
@@ -406,7 +419,9 @@ class Runs:
             self.showing[number] = self._printers[number]
 
     def show_due(self, now: float, faults: Faults) -> None:
-        """Show output that must not be held back any longer, and set when the next is due."""
+        """Show the held-back output of runs that is due, and set the time when further output is
+        due.
+        """
         self.show_at = None
         for number, printer in list(self.showing.items()):
             due = printer.deadline()

@@ -1,5 +1,5 @@
-"""Controls one mesh from this process: queries its ranks and agents, heals, resizes, restarts,
-leaves and stops it.
+"""Controls one mesh from this process: queries its ranks and agents, heals, resizes, restarts and
+stops it, and detaches from it.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _ANSWER_S = 5.0
 
 
 class Session:
-    """The connection of this process to one mesh, which it has started or found: sends requests to
-    ranks and agents, and changes or ends the mesh.
+    """The connection of this process to one mesh, which it has started or attached to: sends
+    requests to ranks and agents, and changes or ends the mesh.
 
     Args:
         ticket: ticket of the mesh.
@@ -144,11 +144,13 @@ class Session:
 
     @property
     def ending(self) -> str:
-        """Why the mesh cannot be used any more; "" while it can."""
+        """A sentence on why the mesh cannot be used any more; "" while it can be used."""
         return self.life.describe_end()
 
     def describe_transitions(self) -> list[str]:
-        """Return lines on the agent's process and on the latest transitions of runs and heals."""
+        """Return lines on the agent's process and on the latest state transitions of runs and of
+        recoveries from failures.
+        """
         return [
             f"agent: {self._launcher.describe()}",
             *describe_transitions(tuple(self.core.mesh.transitions), time.monotonic()),
@@ -181,7 +183,9 @@ class Session:
             ) from None
 
     def states(self, ranks: Sequence[int]) -> dict[int, RankState]:
-        """Ask ranks for their states; waits about a second at most."""
+        """Ask ranks for the states of their main threads, and return the answers; waits about a
+        second at most.
+        """
         return self.ask(lambda core, now: core.ask(ranks, Probe, now)) or {}
 
     def ask_host(self) -> HostReport | None:
@@ -190,8 +194,8 @@ class Session:
         return report
 
     def recovery(self) -> Reply[str | None] | None:
-        """Return the pending note on the recovery in progress, which may be ""; None if no recovery
-        is in progress.
+        """Return a reply that will hold the note on the mesh's recovery from a failure, or ""; None
+        if the mesh does not recover from one now.
         """
         if not self.core.is_recovering:
             return None
@@ -199,7 +203,9 @@ class Session:
         return self._link.ask(lambda core, now: core.await_calm())
 
     def clocks(self, ranks: Iterable[int]) -> dict[int, ClockOffset]:
-        """Return the clock offset of each rank's host; empty for a mesh on one host."""
+        """Return the offset of the clock of each rank's host from this host's; empty for a mesh on
+        one host.
+        """
         return self._hosts.clocks(ranks)
 
     def ask_log(self, rank: int, num_bytes: int) -> LogText | None:
@@ -240,7 +246,7 @@ class Session:
 
     @property
     def host_names(self) -> tuple[str, ...]:
-        """The names of the mesh's hosts; () for this machine alone."""
+        """The names of the mesh's hosts; () for a mesh on this machine alone."""
         return tuple(agent.name for agent in self.ticket.agents)
 
     def resize(self, plan: Resizing) -> HealReport:
@@ -363,7 +369,7 @@ class Session:
             remove_directory(Path(self.ticket.directory))
 
     def detach(self) -> None:
-        """Leave the mesh: its ranks live on without a controller for the time of its lease.
+        """Detach from the mesh: its ranks run on without a controller for the time of its lease.
 
         Raises:
             NoMeshError: the mesh has ended.
@@ -420,14 +426,16 @@ class Session:
             self._end_views()
 
     def note_closed(self) -> None:
-        """Handle the link's end: drop the exit handler if this process has detached."""
+        """After the end of the link's thread, remove the exit handler if this process has detached
+        from the mesh.
+        """
         if isinstance(self.life.end, Detached):
             self._at_exit.forget()
 
     # ---- inside
 
     def _leave(self) -> None:
-        """Close the link and all live views."""
+        """Close the link to the agents, and all live views of the mesh."""
         self._at_exit.forget()
         if not self.life.has_left:
             self.life.has_left = True
@@ -441,7 +449,9 @@ class Session:
         self.shown.end(self.ending)
 
     def _give_up(self) -> None:
-        """End a mesh that did not become ready in time, or leave it if it existed before."""
+        """End a mesh that was not ready in time; detach instead if this process had attached to the
+        mesh.
+        """
         is_left = self._is_found and self.life.end is None
         return self._leave_alive() if is_left else self.stop()
 
@@ -452,7 +462,9 @@ class Session:
         self.runs.post_if_open(lambda core, now: core.stop())
 
     def _leave_alive(self) -> None:
-        """Leave the mesh to live on for the time of its lease; end a mesh without a lease."""
+        """Detach from the mesh, whose ranks run on for the time of its lease; end a mesh without a
+        lease.
+        """
         if self.ticket.lease_s > 0 and self.life.end is None:
             with contextlib.suppress(CellmeshError):
                 self.detach()

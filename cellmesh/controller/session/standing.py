@@ -41,7 +41,8 @@ _PAUSE_S = 0.05
 
 @dataclass(frozen=True)
 class HostStanding:
-    """The answer of the agent of one host, and whether that agent has ended.
+    """The answer of one host's agent to a question about the mesh's state, and whether the agent
+    has ended.
 
     Attributes:
         agent: the agent's host.
@@ -98,7 +99,7 @@ def end_agents(ticket: Ticket, timeout_s: float) -> list[Host]:
 
 
 def describe_left(ticket: Ticket, left: Sequence[Host]) -> str:
-    """Return a text for users on the hosts where a mesh may live on: for how long, and how to end
+    """Return a text for users on the hosts where a mesh may still run: for how long, and how to end
     it there.
 
     Args:
@@ -116,8 +117,8 @@ def describe_left(ticket: Ticket, left: Sequence[Host]) -> str:
 
 
 def summarize(standings: Sequence[HostStanding], own: Holder | None = None) -> Holder | None:
-    """Return the process that holds a mesh, from the answers of its agents; None if no agent has
-    answered.
+    """Return the present or last controller of a mesh, from the answers of its agents; None if no
+    agent has answered.
 
     Args:
         standings: answers of the agents.
@@ -137,7 +138,9 @@ def summarize(standings: Sequence[HostStanding], own: Holder | None = None) -> H
 
 
 def _ways_to(agents: Sequence[Host]) -> list[tuple[Host, str]]:
-    """Return (agent, endpoint) for each agent's own port, and for forwardings to closed ports."""
+    """Return pairs of an agent and an endpoint: each agent's own port and, if there is one, its
+    port forwarding by ssh.
+    """
     return [(agent, way) for agent in agents for way in {agent.endpoint, agent.reached_at}]
 
 
@@ -217,8 +220,8 @@ _ANSWER_S = 10.0
 
 
 def find_agents(ticket: Ticket) -> Ticket:
-    """Ask a mesh's agents for the present agents of all hosts, as some may have been replaced since
-    the ticket was copied. Blocks.
+    """Ask a mesh's agents which agents its hosts have now, as some may have been replaced since the
+    ticket was copied. Blocks.
 
     Args:
         ticket: ticket of the mesh, as read; its directory may be on another host.
@@ -250,7 +253,9 @@ def find_agents(ticket: Ticket) -> Ticket:
 
 
 def with_newest_agents(ticket: Ticket, standings: Sequence[HostStanding]) -> Ticket:
-    """Return the ticket with the mesh's present agents, from the answer of the latest revision."""
+    """Return the ticket with the mesh's present agents, taken from the agent whose list is the
+    newest.
+    """
     for each in standings:
         known = each.standing.agents if each.standing is not None else None
         if known is not None and known.revision > ticket.agents_revision:

@@ -96,7 +96,8 @@ def start(
 
 
 def read_options(given: Mapping[str, Any]) -> Options:
-    """Return the checked options of a start, completed by the project's options.
+    """Return the checked options of a start, completed by the project's options
+    (``pyproject.toml``).
 
     Args:
         given: the caller's options; None for an option that is not given.
@@ -117,7 +118,9 @@ def read_options(given: Mapping[str, Any]) -> Options:
 
 
 def _bring_code(session: Session, timeout_s: float) -> None:
-    """Send the user's modules to the hosts of a mesh that starts, while these import torch."""
+    """Send the user's modules to the hosts of a mesh that starts, while its processes there import
+    torch.
+    """
     try:
         if session.code is not None:
             session.code.bring(timeout_s=timeout_s)
@@ -130,7 +133,8 @@ def _launch(
     timeout_s: float,
     on_progress: Callable[[StartProgress], None] | None,
 ) -> tuple[Ticket, Launcher, int]:
-    """Start the agents of a mesh; on this host, from the waiting zygote if there is one.
+    """Start the agents of a mesh; fork an agent on this host from the waiting zygote, if there is
+    one.
 
     Returns:
         The mesh's ticket, its launcher, and the file descriptor for the end of the agents
@@ -169,7 +173,7 @@ def _launch(
 
 
 def check_same(session: Session, given: Mapping[str, Any]) -> Options:
-    """Check that a start with these options would make a mesh like the one that runs.
+    """Raise an error unless a start with these options would make a mesh like the running one.
 
     Args:
         session: session of the running mesh.
@@ -201,7 +205,8 @@ def check_same(session: Session, given: Mapping[str, Any]) -> Options:
 
 
 def settle_left(given: Mapping[str, Any], is_fresh: bool, show: Callable[[str], None]) -> None:
-    """Show the user the meshes that this notebook has left, before it starts another. Blocks.
+    """Before a start, show the user the meshes that this notebook has left running, or end those
+    that are like the new one. Blocks.
 
     Args:
         given: the options of the start, as `start` takes them.
@@ -238,7 +243,8 @@ def find_same(given: Mapping[str, Any], left: Sequence[FoundMesh]) -> list[Found
 
 
 def offer_left(same: Sequence[FoundMesh]) -> MeshUsageError:
-    """Return the error to raise in place of a start, with the commands to use instead.
+    """Return the error of a start that is refused as a mesh like the new one still runs; it has the
+    commands to use instead.
 
     Args:
         same: meshes like the one to start (`find_same`).
@@ -265,7 +271,8 @@ def _asks_other_dims(options: Options, dims: Mapping[str, int]) -> bool:
 
 
 def differences(options: Options, ticket: Ticket) -> list[str]:
-    """Return a clause for each option of a start in which a mesh differs from it, except its size.
+    """Return a clause for each option, except the number of ranks, in which a mesh differs from the
+    options of a start.
 
     Args:
         options: options of the start.

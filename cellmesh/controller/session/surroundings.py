@@ -33,7 +33,8 @@ class OwnSurroundings:
     def changes(
         self, now: OwnSurroundings, ticket: Ticket, fixed: Collection[bytes]
     ) -> Surroundings:
-        """Return the changes since this moment that new ranks take over.
+        """Return the changes of environment and working directory since this moment, as far as new
+        ranks take them over.
 
         Ranks on other hosts take over variables of ``--env`` only, and no directory.
 
@@ -55,7 +56,8 @@ class OwnSurroundings:
 
 
 def describe_changes(changes: Surroundings) -> str:
-    """Return a sentence on the changes that new ranks take over, "" for none.
+    """Return a sentence on the changes of environment and directory that new ranks take over; ""
+    without any.
 
     It has names but no values, which may be secret.
     """
@@ -71,7 +73,7 @@ def describe_changes(changes: Surroundings) -> str:
 
 
 def fixed_names(ticket: Ticket, environment: Mapping[bytes, bytes]) -> frozenset[bytes]:
-    """Return the variables whose values ranks never take over from this process.
+    """Return the environment variables whose values new ranks never take over from this process.
 
     They are the mesh's own, the list of visible GPUs (which are counted at a start), and variables
     for which ``--env`` has given another value than the one here.

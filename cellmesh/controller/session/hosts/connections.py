@@ -26,7 +26,8 @@ from .fan import Fan, Gathering, Routed
 
 
 class Connections:
-    """The controller's connections to a mesh's agents. Created on any thread, used on one.
+    """The controller's connections to a mesh's agents; created on any thread, used on the link's
+    thread.
 
     A host without a connection is reported to the user; after the ticket's `host_lease_s` without
     one it counts as lost, with its ranks. An agent that was replaced is ended as soon as it is
@@ -56,7 +57,7 @@ class Connections:
         self._all: list[Connection] = []
 
     def open(self) -> None:
-        """Connect to all agents; to be called on the thread that uses the connections.
+        """Connect to all agents; to be called on the link's thread, which uses the connections.
 
         Raises:
             HostError: this process cannot open more sockets.
@@ -77,13 +78,15 @@ class Connections:
             raise
 
     def descriptors(self) -> tuple[int, ...]:
-        """Return the descriptors to poll for arrivals, which they report while nothing is readable:
-        those of the only connection to this machine, or an epoll descriptor for all hosts.
+        """Return the file descriptors to poll for messages: those of the only connection, to this
+        machine's agent, or one epoll descriptor for all hosts.
+
+        They report arrivals only while nothing is readable (`is_readable`).
         """
         return (self._poll.fileno(),) if self._ticket.agents else tuple(self._of)
 
     def note_ready(self, number: int) -> None:
-        """Note that poll has reported one of `descriptors`."""
+        """Record that poll has reported this file descriptor, one of `descriptors`, as readable."""
         if number in self._of:
             self._of[number].note_ready(number)
             return
@@ -91,7 +94,7 @@ class Connections:
             self._of[ready].note_ready(ready)
 
     def is_readable(self) -> bool:
-        """Return whether a message has arrived on a connection; to be called after each send."""
+        """Return whether a message of any agent can be read; to be called after each send."""
         if self._up:
             return True
         for each in self._each:  # noqa: SIM110 - on the path of each call
@@ -159,7 +162,9 @@ class Connections:
             self._give_replies()
 
     def _watch(self, now: float) -> Iterator[Parcel[Any]]:
-        """Yield reports for users on hosts that are out of reach, or are reached again."""
+        """Yield reports for users on hosts whose connection is lost or made again; count a host as
+        lost once it has been without a connection for `host_lease_s`.
+        """
         for index in sorted(self._fan.hosts):
             lost_at = self._all[index].lost_at
             if lost_at is None:
@@ -186,8 +191,8 @@ class Connections:
                 )
 
     def ask_files(self, make: Make, reply: Reply[Answers]) -> None:
-        """Send requests about files to agents, and complete `reply` with their answers; in the
-        link's loop.
+        """Send agents requests about the user's module files, and set `reply` to their answers;
+        called on the link's thread.
         """
         self._last_request += 1
         messages = make(self._last_request, frozenset(self._fan.hosts))
@@ -203,12 +208,14 @@ class Connections:
             self._replies.pop(request).give(answers)
 
     def _explain(self, index: int, reason: str) -> str:
-        """Return why a host's agent has ended, with the message of its engine, if any."""
+        """Return why a host's agent has ended, with the message of the job scheduler, if there is
+        one.
+        """
         said = describe_job_end(self._ticket, self._fan.name_of(index))
         return f"{reason}; {said}" if said and not self._fan.is_stopping else reason
 
     def unended(self, replaced: Sequence[Host]) -> list[Host]:
-        """Return the agents that have not reported their end; on any thread.
+        """Return the agents that have not reported that they have ended; callable on any thread.
 
         Args:
             replaced: agents that others have replaced, which may not have been reached since.
@@ -216,16 +223,19 @@ class Connections:
         return [*self._fan.unended, *(replaced if self._replaced else ())]
 
     def name_of(self, index: int) -> str:
-        """Return the name of a host."""
+        """Return the name of the host with this index."""
         return self._fan.name_of(index)
 
     def unanswered(self, reply: Reply[Answers]) -> list[str]:
-        """Return the names of the hosts whose answers about files are awaited; on any thread."""
+        """Return the names of the hosts that have not answered a request of `ask_files`; callable
+        on any thread.
+        """
         requests = [number for number, each in list(self._replies.items()) if each is reply]
         return [self.name_of(index) for each in requests for index in self._files.awaited(each)]
 
     def check_all_heard(self) -> None:
-        """Check that every host can be reached, as a restart needs; on any thread.
+        """Raise an error unless every host can be reached, as a restart requires; callable on any
+        thread.
 
         Raises:
             HostError: a host is lost, or out of reach at the moment.
@@ -240,17 +250,19 @@ class Connections:
 
     @property
     def lost(self) -> tuple[int, ...]:
-        """The indices of the lost hosts."""
+        """Indices of the hosts that count as lost: their agents have ended, or had no connection
+        for too long.
+        """
         return self._fan.lost
 
     @property
     def returned(self) -> frozenset[int]:
-        """The lost hosts that are reached again."""
+        """Indices of the lost hosts that can be reached again."""
         return self._fan.returned
 
     def take_back(self, index: int) -> bool:
-        """Take back a lost host if it is reached again, and return whether it is; in the link's
-        loop.
+        """Take a lost host back into the mesh if it can be reached again, and return whether it
+        can; called on the link's thread.
         """
         if index not in self._fan.returned:
             return False
@@ -258,7 +270,7 @@ class Connections:
         return True
 
     def replace(self, index: int, ticket: Ticket, is_gone: bool) -> None:
-        """Put a new agent in the place of a lost one; in the link's loop.
+        """Replace the agent of a lost host by a new agent; called on the link's thread.
 
         Args:
             index: index of the lost host.
@@ -276,12 +288,14 @@ class Connections:
         self.tell_agents(ticket)
 
     def tell_agents(self, ticket: Ticket) -> None:
-        """Send the addresses of the mesh's present agents to all agents; in the link's loop."""
+        """Send the addresses of the mesh's present agents to all agents; called on the link's
+        thread.
+        """
         order = SetAgents(ticket.agents, ticket.agents_revision, ticket.num_resizes)
         self.send([Parcel(order)])
 
     def invite(self, agents: Sequence[Host]) -> None:
-        """Add hosts to the mesh, which get ranks when it is resized; in the link's loop."""
+        """Add hosts, which get ranks when the mesh is resized; called on the link's thread."""
         for agent in agents:
             self._all.append(self._connect_to(agent, True))
             self._clocks.append(ClockComparison())
@@ -289,7 +303,8 @@ class Connections:
         self._num_invited = len(agents)
 
     def check_invited(self) -> None:
-        """Check that the invited hosts can be used; in the link's loop.
+        """Raise an error unless the hosts that `invite` has added can be used; called on the link's
+        thread.
 
         Raises:
             HostError: the agent of an invited host has ended, or cannot be reached.
@@ -300,20 +315,24 @@ class Connections:
                 raise HostError(f"{self.name_of(index)} cannot be used: {why}")
 
     def turn_away(self) -> None:
-        """End the agents of the invited hosts, which leave the mesh; in the link's loop."""
+        """Remove the hosts that `invite` has added from the mesh, and end their agents; called on
+        the link's thread.
+        """
         num_kept, self._num_invited = len(self._all) - self._num_invited, 0
         self._fan.keep(num_kept)
         self._keep(num_kept)
 
     def _keep(self, num_hosts: int) -> None:
-        """End the agents of the hosts beyond this number."""
+        """Keep the first `num_hosts` hosts, and end the agents of all other hosts."""
         while len(self._all) > num_hosts:
             self._dismiss(self._all.pop())
             self._clocks.pop()
             self._reported.discard(len(self._all))
 
     def clocks(self, ranks: Iterable[int]) -> dict[int, ClockOffset]:
-        """Return the clock offset of each rank's host; on any thread."""
+        """Return the offset of the clock of each rank's host from the notebook's clock; callable on
+        any thread.
+        """
         found = {}
         for rank in ranks:
             index = self._fan.host_of(rank)
@@ -332,7 +351,9 @@ class Connections:
         return connection
 
     def _dismiss(self, connection: Connection) -> None:
-        """End a replaced agent once it is reached; keep connecting as long as it may live."""
+        """Order a replaced agent to end once it can be reached; keep its connection until it has
+        ended or its lease is over.
+        """
         connection.send([Parcel(Stop())])
         self._replaced[connection] = (
             clock.monotonic() + self._ticket.lease_s + 2 * self._ticket.host_lease_s
@@ -359,7 +380,9 @@ class Connections:
         yield from routed.up
 
     def tick(self, now: float) -> None:
-        """Act on the deadlines of all connections, and request clock readings at their times."""
+        """Let each connection act on its deadline, and request the readings of hosts' clocks that
+        are due.
+        """
         for connection in self._each:
             connection.tick(now)
         for index in self._fan.hosts:
@@ -369,7 +392,9 @@ class Connections:
                     self._all[index].send([Parcel(ReadClock(clock.monotonic()))])
 
     def deadline(self) -> float | None:
-        """Return when to call `tick` and `hear` at the latest; None if no deadline is set."""
+        """Return the latest time at which `tick` and `hear` must be called; None without a
+        deadline.
+        """
         due = min(self._replaced.values(), default=math.inf)
         for connection in self._each:
             at = connection.deadline()

@@ -45,7 +45,8 @@ _T = TypeVar("_T")
 
 @dataclass
 class Routed:
-    """The messages to pass on after one message or event.
+    """The messages that a `Fan` passes on to the controller and to agents after one message or
+    event.
 
     Attributes:
         up: messages for the controller.
@@ -94,11 +95,11 @@ class Fan:
 
     @property
     def unended(self) -> list[Host]:
-        """The agents that have not reported their end."""
+        """The agents that have not reported that they have ended."""
         return [each for index, each in enumerate(self._agents) if index not in self._ended]
 
     def name_of(self, index: int) -> str:
-        """Return the name of the host of an index."""
+        """Return the name of the host with this index."""
         return self._agents[index].name
 
     def host_of(self, rank: int) -> int:
@@ -108,7 +109,9 @@ class Fan:
     # ---- to the agents
 
     def split(self, parcel: Parcel[Any]) -> Routed:
-        """Return the messages for agents that carry out a message of the controller."""
+        """Convert a message of the controller into messages for the agents that have to carry it
+        out.
+        """
         verb = parcel.verb
         match verb:
             case Relay() | Kill():
@@ -140,7 +143,9 @@ class Fan:
         return self._to(self.hosts, parcel)
 
     def _resize(self, layout: Sequence[int]) -> None:
-        """Set the number of ranks of each host; hosts beyond `layout` leave the mesh."""
+        """Set the number of ranks of each host to that in `layout`, and remove the hosts beyond its
+        end from the mesh.
+        """
         self._agents = [
             msgspec.structs.replace(agent, num_ranks=num_ranks)
             for agent, num_ranks in zip(self._agents, layout, strict=False)
@@ -155,16 +160,16 @@ class Fan:
         self._dead = {rank for rank in self._dead if rank < sum(layout)}
 
     def add(self, agent: Host) -> Routed:
-        """Add a host to the mesh, which has no ranks until the mesh is resized."""
+        """Add a host to the mesh; it has no ranks until the mesh is resized."""
         self._agents.append(agent)
         return self.replace(len(self._agents) - 1, msgspec.structs.replace(agent, num_ranks=0))
 
     def keep(self, num_hosts: int) -> None:
-        """Let the hosts beyond this number leave the mesh."""
+        """Keep the first `num_hosts` hosts in the mesh, and remove all other hosts from it."""
         self._resize([agent.num_ranks for agent in self._agents[:num_hosts]])
 
     def why_lost(self, index: int) -> str:
-        """Return why a lost host is lost."""
+        """Return the reason for which a host counts as lost."""
         return self._reports.why_lost[index]
 
     def _respawn(self, parcel: Parcel[Respawn]) -> Routed:
@@ -178,7 +183,9 @@ class Fan:
         return routed
 
     def _respawned(self) -> list[Parcel[Any]]:
-        """Return the joined answers to the order to fork ranks, once all hosts have answered."""
+        """Join the hosts' answers to the last order to fork ranks; return [] until all hosts have
+        answered.
+        """
         up: list[Parcel[Any]] = []
         for _, answers in self._respawns.take(self.hosts):
             lost = [
@@ -218,7 +225,9 @@ class Fan:
     # ---- from the agents
 
     def join(self, index: int, parcel: Parcel[Any]) -> Routed:
-        """Handle a message of an agent; return the messages for the controller and other agents."""
+        """Handle a message of one agent; return the messages to pass on to the controller and to
+        other agents.
+        """
         if index not in self.hosts:
             return self._note_return(index, parcel.verb)
         if index in self.joining:
@@ -338,17 +347,21 @@ class Fan:
 
     @property
     def lost(self) -> tuple[int, ...]:
-        """The indices of the lost hosts."""
+        """Indices of the hosts that count as lost: their agents have ended, or had no connection
+        for too long.
+        """
         return tuple(sorted(set(range(len(self._agents))) - self.hosts))
 
     @property
     def returned(self) -> frozenset[int]:
-        """The lost hosts that are reached again, with their ranks."""
+        """Indices of the lost hosts whose agents can be reached again and have reported their
+        ranks.
+        """
         ready = (index for index, (_, ready) in self._returned.items() if ready is not None)
         return frozenset(ready)
 
     def _note_return(self, index: int, verb: Any) -> Routed:
-        """Record a message of a lost host's agent, which is reached again."""
+        """Record a message of a lost host's agent, which can be reached again."""
         if isinstance(verb, Welcome):
             self._returned[index] = verb, None
         elif isinstance(verb, MeshReady) and index in self._returned:
@@ -361,8 +374,9 @@ class Fan:
         return Routed()
 
     def take_back(self, index: int) -> Routed:
-        """Take back a lost host that is reached again: its ranks keep their state, and are
-        interrupted in their runs, which are over.
+        """Take a lost host that can be reached again back into the mesh: its ranks keep their
+        state, and the runs that they still execute, which have ended for the controller, are
+        interrupted.
         """
         welcome, ready = self._returned.pop(index)
         assert ready is not None
@@ -379,7 +393,9 @@ class Fan:
         return routed
 
     def replace(self, index: int, agent: Host) -> Routed:
-        """Put a new agent in the place of a lost one; its ranks are dead until they are forked."""
+        """Replace the agent of a lost host by a new agent, whose ranks are dead until they are
+        forked.
+        """
         self._agents[index] = agent
         self._ended.discard(index)
         self._returned.pop(index, None)
@@ -394,7 +410,9 @@ class Fan:
     def _store_orders(
         self, hosts: Iterable[int], incarnation: int
     ) -> list[tuple[int, Parcel[Any]]]:
-        """Return orders to use the store at its present address; [] while there is none."""
+        """Return orders by which these hosts use the c10d store at its present address; [] without
+        a store.
+        """
         host, port = self._store
         order = Parcel(UseStore(self._agents[host].address, port, incarnation))
         return [(index, order) for index in sorted(hosts)] if port else []
@@ -407,8 +425,8 @@ class Fan:
         return Routed(down=self._store_orders(self.hosts - {index}, incarnation))
 
     def _make_store(self) -> tuple[int, Parcel[Any]]:
-        """Return the order to start a new c10d store, as the store's host is lost, for a host that
-        can be reached.
+        """Choose a host that can be reached, and return the order to start a new c10d store on it,
+        as the host of the last store is lost.
         """
         heard = self.hosts - self._reports.silent
         self._store = min(heard or self.hosts), 0  # until it reports the port
@@ -438,7 +456,7 @@ class Fan:
         return [Parcel(report) for report in self._reports.take(self._agents, self.hosts)]
 
     def note_heard(self, index: int, is_heard: bool) -> Routed:
-        """Record whether a host can be reached; requests do not wait for one that cannot."""
+        """Record whether a host can be reached; requests do not wait for a host that cannot."""
         if is_heard:
             self._reports.silent.discard(index)
             return Routed()
@@ -451,7 +469,9 @@ class Fan:
         return routed
 
     def _name(self, index: int, text: str) -> str:
-        """Prefix a text of an agent with its host, unless the mesh is on this machine alone."""
+        """Prefix a text of an agent with its host's name, unless the mesh runs on this machine
+        alone.
+        """
         host = self._agents[index].name
         return f"on {host}: {text}" if host else text
 
@@ -469,11 +489,11 @@ class Gathering(Generic[_T]):
         self._open: dict[int, tuple[set[int], dict[int, _T]]] = {}
 
     def begin(self, number: int, hosts: Iterable[int]) -> None:
-        """Register a request to these hosts."""
+        """Register a numbered request, which these hosts have to answer."""
         self._open[number] = set(hosts), {}
 
     def add(self, number: int, host: int, answer: _T) -> bool:
-        """Record a host's answer; return whether the request is open."""
+        """Record a host's answer to a request; return whether the request is still open."""
         if number in self._open:
             self._open[number][1][host] = answer
         return number in self._open
@@ -484,8 +504,8 @@ class Gathering(Generic[_T]):
         return sorted(hosts - answers.keys())
 
     def take(self, hosts: Collection[int]) -> Iterator[tuple[int, dict[int, _T]]]:
-        """Yield (number, answers) of each request that all of these hosts have answered, and close
-        it.
+        """Close each request that no host in `hosts` still has to answer, and yield its number and
+        answers.
         """
         for number, (asked, answers) in list(self._open.items()):
             if asked & set(hosts) <= answers.keys():
@@ -509,27 +529,32 @@ class HostReports:
         self.silent: set[int] = set()
 
     def note(self, index: int, report: HostReport) -> None:
-        """Record a host's report."""
+        """Record a host's report: its answer to a request, and the latest state of its ranks."""
         self._questions.add(report.request, index, report)
         self.note_ranks(index, report.ranks)
 
     def note_ranks(self, index: int, ranks: Sequence[RankInfo]) -> None:
-        """Record a host's ranks, as it has reported them with or without a request."""
+        """Record the latest state of a host's ranks, which the host has reported with or without a
+        request.
+        """
         self._last[index] = tuple(ranks)
 
     def note_lost(self, index: int, why: str) -> None:
-        """Record the loss of a host, and its reason."""
+        """Record that a host is lost, and why."""
         self.silent.discard(index)
         self.why_lost[index] = why
 
     def forget(self, index: int) -> None:
-        """Forget a host that leaves the mesh, as another host may have its place later."""
+        """Forget the reports of a host that leaves the mesh, as another host may get its index
+        later.
+        """
         self.silent.discard(index)
         self._last.pop(index, None)
         self.why_lost.pop(index, None)
 
     def take(self, agents: Sequence[Host], hosts: Collection[int]) -> Iterator[HostReport]:
-        """Yield the joined reports for each request that needs no more answers.
+        """Yield, for each request that waits for no more answers, the hosts' reports joined into
+        one.
 
         Args:
             agents: the agents, one a host.
@@ -542,7 +567,7 @@ class HostReports:
             yield join_reports(request, answers.values(), ranks)
 
     def lost_ranks(self, agents: Sequence[Host], lost: Iterable[int]) -> Iterator[RankInfo]:
-        """Yield the ranks of lost hosts, which count as dead."""
+        """Yield the state of each rank of the lost hosts, as a dead rank."""
         for index in lost:
             host, why = agents[index].name, self.why_lost.get(index, "")
             ending = f"was on {host}, which is lost" + (f": {why}" if why else "")

@@ -1,5 +1,5 @@
-"""Starts agents in place of those of lost hosts, or takes back hosts that are reached again; after
-the end of a mesh, ends the agents that did not receive that order.
+"""Starts new agents in place of those of lost hosts, or takes back lost hosts that can be reached
+again; ends agents that have not received the order to end their mesh.
 """
 
 from __future__ import annotations
@@ -28,13 +28,17 @@ Post = Callable[[Callable[[Core, float], Sequence[Effect]]], None]
 
 
 class Claim:
-    """A call that the link's loop executes or the requesting thread withdraws: the first wins."""
+    """The right to execute or withdraw a queued function call, which either the link's thread or
+    the requesting thread gets.
+    """
 
     def __init__(self) -> None:
         self._left = [None]
 
     def take(self) -> bool:
-        """Claim the call; return False if the other side has claimed it before."""
+        """Take the right to execute or withdraw the call; return False if the other thread has
+        taken it.
+        """
         try:
             self._left.pop()  # in one step, whatever the other thread does
         except IndexError:
@@ -43,7 +47,7 @@ class Claim:
 
 
 def call_in_loop(post: Post, action: Callable[[], _T]) -> _T:
-    """Have the link's loop call a function; return the function's result, or raise its exception.
+    """Have the link's thread call a function; return the function's result, or raise its exception.
 
     Args:
         post: queues a command for the link's loop.
@@ -72,8 +76,8 @@ def bring_back(
     new_hosts: str | Iterable[str],
     code: CodeSync | None,
 ) -> str:
-    """Take lost hosts back or replace them, so that a heal can reach an agent for each rank. Blocks
-    while agents start.
+    """Before a heal, take back each lost host that can be reached again, and start new agents in
+    place of the others. Blocks while agents start.
 
     Args:
         hosts: the connections to all hosts.
@@ -121,8 +125,8 @@ def bring_back(
 def choose_places(
     new_hosts: str | Iterable[str], lost: Sequence[int], agents: Sequence[Host]
 ) -> dict[int, str]:
-    """Assign the place of a lost host to each new host: the lost host of the same name, else the
-    first with as many ranks. Pure.
+    """Choose for each new host the lost host that it replaces: the one of the same name, else the
+    first one with as many ranks. Pure.
 
     Args:
         new_hosts: names and numbers of ranks, e.g. ``c:4,d:4``; ``c`` for any number.
@@ -162,8 +166,8 @@ _END_S = 5.0
 
 
 def end_unheard(hosts: Connections, ticket: Ticket) -> str:
-    """End the agents that have not reported their end, and return a text on those that do not
-    answer; "" if none is left. Blocks.
+    """End the agents that have not reported their end; return a text on the agents that do not
+    answer, "" without such agents. Blocks.
 
     Args:
         hosts: the connections to the agents, which are closed already.

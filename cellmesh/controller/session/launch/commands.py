@@ -1,5 +1,5 @@
 """Starts agents on hosts by commands on this machine: ssh, srun, or any command that runs another
-one on a host.
+command on a host.
 
 A command starts the agent of one host or, if an engine chooses the hosts, the agents of all.
 """
@@ -74,8 +74,10 @@ class _Command:
         return not self.parts[0].name
 
     def read(self) -> str:
-        """Read the announcements in new output; return the resources that the command waits for, ""
-        for none. Output of login scripts is skipped.
+        """Read new output of the command with announcements of its agents; return the resources
+        that the command waits for, "" for none.
+
+        Output of login scripts is skipped.
         """
         assert self.process.stdout is not None
         data, waits = os.read(self.process.stdout.fileno(), 65536), ""
@@ -109,7 +111,9 @@ class _Command:
         return sorted(self.announced, key=lambda each: each.host.first_rank)
 
     def ask_queue(self) -> str:
-        """Return the state of the command's job if the job waits for nodes; else ""."""
+        """Ask the scheduler's queue for the state of the command's job; return it if the job waits
+        for nodes, else "".
+        """
         if not self.queue or self.announced:
             return ""
         with contextlib.suppress(OSError, subprocess.SubprocessError):
@@ -170,7 +174,7 @@ class HostCommands:
         return [each for command in self._starting for each in command.results()]
 
     def _run(self, ticket: Ticket, parts: Sequence[HostPart], template: str, soft: int) -> None:
-        """Run the command that starts the agents of these parts."""
+        """Run the command that starts the agents of these hosts (`HostPart`)."""
         name, queue = parts[0].name, tuple[str, ...]()
         if name:
             own, log = msgspec.structs.replace(ticket, host=parts[0]), f"agent{parts[0].index}.log"
@@ -198,7 +202,9 @@ class HostCommands:
         _write(process, SecretBytes(to_json(own) + b"\n"))
 
     def _hear(self, timeout_s: float, needs_all: bool) -> None:
-        """Read the commands' output until all are complete, or the time is over."""
+        """Read the commands' output until all agents have announced themselves, or the time is
+        over.
+        """
         deadline = time.monotonic() + timeout_s
         with selectors.DefaultSelector() as selector:
             for command in self._starting:
@@ -225,7 +231,7 @@ class HostCommands:
                     return
 
     def drop(self, index: int) -> None:
-        """End an agent of the last start.
+        """End the agent of one host, which the last `start` has started.
 
         Args:
             index: index of its host.
@@ -235,7 +241,9 @@ class HostCommands:
         _end(dropped)
 
     def let_go(self) -> None:
-        """Let the agents of the last start run on, even if this process or their commands end."""
+        """Let the agents that the last `start` has started run on, even if this process or their
+        commands end.
+        """
         for command in self._starting:
             process = command.process
             _write(process, GO)
@@ -248,7 +256,7 @@ class HostCommands:
         self._starting = []
 
     def end(self) -> None:
-        """End the agents of the last start, which were not let go."""
+        """End the agents that the last `start` has started, unless `let_go` was called for them."""
         starting, self._starting = self._starting, []
         _end(starting)
 
@@ -257,7 +265,9 @@ class HostCommands:
         return [*self._starting, *self._released]
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait for the end of the commands that have started agents; False if one goes on."""
+        """Wait until the commands that have started agents end; return False if one exceeds the
+        time limit.
+        """
         return _await(self._all, timeout_s)
 
     def signal(self, number: int) -> None:
@@ -265,12 +275,12 @@ class HostCommands:
         _signal(self._all, number)
 
     def leave(self) -> None:
-        """Close no resources: those of the commands are closed at their end."""
+        """Do nothing, as the pipes to commands are closed when the commands end."""
 
 
 def describe_job_end(ticket: Ticket, host: str) -> str:
-    """Return an engine's message on the end of its job or the loss of a host; "" for none, or on
-    another machine than the one that has started the mesh.
+    """Return Slurm's message on the end of the mesh's job or the loss of a host; "" without a
+    message, and on a machine that has not started the mesh.
     """
     if ticket.launch != "slurm":
         return ""
@@ -307,7 +317,7 @@ def _signal(commands: Sequence[_Command], number: int) -> None:
 
 
 def _await(commands: Sequence[_Command], timeout_s: float | None) -> bool:
-    """Wait for the end of commands, and close their pipes; False if one goes on."""
+    """Wait until commands end, and close their pipes; return False at the time limit."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     for command in commands:
         try:
@@ -323,7 +333,7 @@ def _await(commands: Sequence[_Command], timeout_s: float | None) -> bool:
 
 
 def end_of(path: Path) -> str:
-    """Return the end of a log; "" if there is none."""
+    """Return the last 2,000 characters of a log file; "" without such a file."""
     try:
         return path.read_text(errors="replace")[-2000:].strip()
     except OSError:
@@ -393,7 +403,7 @@ def explain(name: str, launch: str, python: str, status: int, said: str) -> str:
 
 
 def _find_cause(name: str, launch: str, python: str, status: int, said: str) -> tuple[str, str]:
-    """Return the cause of a failed start, "" if it is unknown, and a remedy."""
+    """Return the cause of an agent's failed start, or "" if it is unknown, and a remedy."""
     for pattern, text, remedy in _CAUSES:
         found = re.search(pattern, said)
         if found is not None:

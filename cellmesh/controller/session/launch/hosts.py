@@ -33,7 +33,7 @@ _ATTACHED_START_S = 120.0
 
 
 class HostAgents(Launcher):
-    """The launcher of one agent on each host.
+    """The launcher of a mesh on many hosts, which starts one agent on each host.
 
     Args:
         ticket: ticket of the mesh, in the notebook's runtime directory; it gets the agents'
@@ -109,7 +109,7 @@ class HostAgents(Launcher):
             raise
 
     def _start(self, parts: Sequence[HostPart], timeout_s: float) -> list[Announcement]:
-        """Start agents, all of which are needed, and check their announcements."""
+        """Start agents and check their announcements; raise an error if any agent cannot start."""
         self.ticket = self._starter.prepare(self.ticket)
         announced = self._starter.start(self.ticket, parts, timeout_s)
         for each in announced:
@@ -119,7 +119,9 @@ class HostAgents(Launcher):
         return announced
 
     def _find(self, hosts: Sequence[Host]) -> list[Host]:
-        """Return hosts with the routes to their agents, all of which must be reached."""
+        """Return hosts with the network routes to their agents; raise an error if any agent cannot
+        be reached.
+        """
         found, problems = self._reach.find(self.ticket, hosts)
         for index in problems:
             raise unreached(found[index], problems[index])
@@ -158,7 +160,7 @@ class HostAgents(Launcher):
         return failures
 
     def _note_started(self, started: Mapping[int, Host]) -> None:
-        """Write the agents that were started in place of lost ones to the ticket."""
+        """Write to the ticket the agents that were started in place of lost ones."""
         agents, replaced = list(self.ticket.agents), list(self.ticket.replaced)
         for index, agent in started.items():
             if agent.name != agents[index].name:  # the lost agent may still run
@@ -235,7 +237,9 @@ class HostAgents(Launcher):
         self._starter.let_go()
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait for the end of the commands that have started agents; False if one goes on."""
+        """Wait until the commands that have started agents end; return False if one exceeds the
+        time limit.
+        """
         return self._starter.wait(timeout_s)
 
     def signal(self, number: int) -> None:
@@ -243,12 +247,14 @@ class HostAgents(Launcher):
         self._starter.signal(number)
 
     def leave(self) -> None:
-        """Close the routes to the agents, and the listener for hosts, if any."""
+        """Close the port forwardings to the agents, and the listener to which hosts announce
+        themselves, if any.
+        """
         self._reach.close()
         self._starter.leave()
 
     def describe(self) -> str:
-        """Return a line for users on the route to each agent."""
+        """Return a line for users on how this process reaches each agent."""
         return "agents: " + "; ".join(describe_way(agent) for agent in self.ticket.agents)
 
 
@@ -333,7 +339,7 @@ class Tunnel:
             self._is_closed.wait(_PAUSE_S)
 
     def close(self) -> None:
-        """End the forwarding."""
+        """End ssh's port forwarding to the agent."""
         self._is_closed.set()
         with self._lock:
             if self._process is not None:
@@ -369,7 +375,7 @@ class Reach:
         self._tunnels: list[Tunnel] = []
 
     def find(self, ticket: Ticket, agents: Sequence[Host]) -> tuple[list[Host], dict[int, str]]:
-        """Find the present route to each agent. Blocks.
+        """Find out how each agent can be reached now: at its own port, or through ssh. Blocks.
 
         Args:
             ticket: ticket of the mesh.
@@ -404,7 +410,7 @@ class Reach:
         return found, problems
 
     def close(self) -> None:
-        """End all forwardings."""
+        """End all port forwardings by ssh."""
         self._end(list(self._tunnels))
 
     def _end(self, tunnels: Sequence[Tunnel]) -> None:
@@ -425,7 +431,7 @@ def unreached(agent: Host, problem: str) -> HostError:
 
 
 def describe_way(agent: Host) -> str:
-    """Return a line on the route to an agent."""
+    """Return a line for users on how an agent is reached: at its own port, or through ssh."""
     if agent.via:
         return f"{agent.name} is reached through ssh's forwarding: its own port is closed from here"
     return f"{agent.name} is reached at {agent.endpoint}"

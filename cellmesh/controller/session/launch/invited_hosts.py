@@ -60,7 +60,8 @@ class InvitedHosts:
         self._listener: Listener | None = None
 
     def prepare(self, ticket: Ticket) -> Ticket:
-        """Listen for hosts, unless this process does already; return the ticket with an invitation.
+        """Start the listener to which hosts announce themselves, unless it runs already; return the
+        ticket with an invitation for hosts.
 
         Args:
             ticket: ticket of controllers; if it has an invitation, the listener uses its endpoint.
@@ -142,19 +143,21 @@ class InvitedHosts:
                 self._listener.refuse(guest, reason)
 
     def drop(self, index: int) -> None:
-        """Send away a host of the last start; see `HostCommands.drop`."""
+        """Refuse a host of the last `start`, which ends its agent; see `HostCommands.drop`."""
         if index in self._starting:
             self._refuse([self._starting.pop(index)], "the notebook says why")
 
     def let_go(self) -> None:
-        """Let the agents of the last start run on, even if this process ends."""
+        """Let the agents that the last `start` has started run on, even if this process ends."""
         for guest in self._starting.values():
             if self._listener is not None:
                 self._listener.order(guest, GO)
         self._starting = {}
 
     def end(self) -> None:
-        """Send away the hosts of the last start, whose agents were not let go."""
+        """Refuse the hosts of the last `start`, which ends their agents, unless `let_go` was called
+        for them.
+        """
         self._refuse(self._starting.values(), "the mesh was not started: the notebook says why")
         self._starting = {}
 
@@ -166,13 +169,15 @@ class InvitedHosts:
         """Send no signal, as there is no command to signal."""
 
     def leave(self) -> None:
-        """Close the listener, which sends away the waiting hosts."""
+        """Close the listener to which hosts announce themselves, and refuse the hosts that wait for
+        a ticket.
+        """
         if self._listener is not None:
             self._listener.close("the mesh has ended, or its notebook has left it")
 
 
 def agent_line(launch: str, num_hosts: int, path: Path) -> str:
-    """Return the command line that starts an agent on a host."""
+    """Return the command line by which a user starts an agent on a host."""
     copied = f"~/cellmesh-{path.parent.name}.json"
     if launch == "torchrun":
         # With a shared store, TorchElastic (2.13) waits forever when a host returns.
@@ -243,7 +248,7 @@ _STARTING_S = 60.0
 
 @dataclass(eq=False)
 class Guest:
-    """A host that has announced itself.
+    """A host that has announced itself to the notebook's `Listener`.
 
     Attributes:
         identity: ZeroMQ identity of its connection.
@@ -265,7 +270,8 @@ class Guest:
 
 
 def choose_guests(guests: Sequence[Guest], now: float) -> list[Guest]:
-    """Return the hosts that wait for a ticket, by their engine's numbers or in order of arrival.
+    """Return the hosts that wait for a ticket, in the order of the numbers that their launcher
+    (such as torchrun) gave them, or of arrival.
 
     Args:
         guests: all hosts in the order of arrival.
@@ -314,7 +320,7 @@ class Listener:
     def gather(
         self, num_hosts: int, until: float, report: Callable[[Sequence[Guest]], None]
     ) -> list[Guest]:
-        """Wait until this many hosts wait for a ticket or the time is over; return the waiting
+        """Wait until `num_hosts` hosts wait for a ticket or the time is over; return the waiting
         hosts in order.
 
         Args:
@@ -345,14 +351,14 @@ class Listener:
         self._say(guest, ORDER, line)
 
     def refuse(self, guest: Guest, reason: str) -> None:
-        """Send a host away; the process that announced it ends with the reason as its error."""
+        """Refuse a host: the process that has announced it ends with the reason as its error."""
         self._say(guest, REFUSED, reason.encode())
         with self._changed:
             self._guests.pop(guest.identity, None)
 
     def hear(self, guest: Guest, until: float) -> Announcement:
-        """Wait for the announcement of a host's agent; return one with a problem if it is late or
-        the host is lost.
+        """Wait for the announcement of a host's agent; return an announcement with a problem if the
+        agent is late or the host is lost.
         """
         name, problem = guest.facts.name, ""
         with self._changed:
@@ -369,7 +375,7 @@ class Listener:
         return Announcement(f"{name} {problem}" if problem else f"{name}: {announced.problem}")
 
     def close(self, reason: str) -> None:
-        """Send away the waiting hosts, and close the socket."""
+        """Refuse the hosts that wait for a ticket, and close the listener's socket."""
         with self._changed:
             if self._is_closing:
                 return

@@ -38,8 +38,8 @@ from .prestart import Prestart
 
 
 class Launcher:
-    """Base class of launchers, which start the agents of a mesh, one a host, and watch and signal
-    the processes of this machine that the agents depend on.
+    """Base class of launchers, which start the agents of a mesh, one a host, and wait for and
+    signal the processes of this machine that the agents depend on.
 
     Args:
         ticket: ticket of the mesh, with the present addresses of its agents.
@@ -54,7 +54,7 @@ class Launcher:
         self.unheard: tuple[int, ...] = ()
 
     def start(self) -> int:
-        """Start the agents.
+        """Start the agents of the mesh.
 
         Returns:
             A file descriptor that becomes readable at the end of the agent; the caller closes it.
@@ -65,8 +65,8 @@ class Launcher:
         raise NotImplementedError
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait for the end of the agents and the commands that have started them; False if they go
-        on.
+        """Wait until the agents and the commands that have started them end; return False if one
+        exceeds the time limit.
 
         Args:
             timeout_s: time limit in seconds; None for none.
@@ -74,7 +74,9 @@ class Launcher:
         raise NotImplementedError
 
     def signal(self, number: int) -> None:
-        """Send a signal to the processes that `wait` waits for, unless they have ended."""
+        """Send a signal to the agents and commands that `wait` waits for, unless they have
+        ended.
+        """
         raise NotImplementedError
 
     def describe(self) -> str:
@@ -97,10 +99,12 @@ class Launcher:
         raise NotImplementedError
 
     def let_go(self) -> None:
-        """Let the agents run on, even if this process ends, as the mesh is ready."""
+        """Let the agents run on even if this process ends; called once the mesh is ready."""
 
     def leave(self) -> None:
-        """Close this process's resources for the agents, which run on or have ended."""
+        """Close this launcher's resources, such as port forwardings by ssh; the agents run on or
+        have ended.
+        """
 
     def start_again(
         self, names: Mapping[int, str], given_up: Collection[int] = ()
@@ -211,7 +215,7 @@ class LocalAgent(Launcher):
         self._agent, self._guardian = agent, guardian
 
     def start(self) -> int:
-        """Return the descriptor of the agent's end; see `Launcher.start`.
+        """Return a file descriptor that becomes readable when the agent ends; see `Launcher.start`.
 
         Raises:
             HostError: the agent has ended.
@@ -222,7 +226,9 @@ class LocalAgent(Launcher):
             raise HostError(f"the agent has ended: {error}") from None
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait for the end of the agent and its guardian; False if it has not ended in time."""
+        """Wait until the agent and its guardian process end; return False if the agent exceeds the
+        time limit.
+        """
         has_ended = self._agent.wait(timeout_s)
         if has_ended and self._guardian is not None:
             self._guardian.wait(_GUARDIAN_S)  # or something hangs in the kernel
@@ -292,7 +298,7 @@ def spawned(ticket: Ticket) -> LocalAgent:
 
 
 def forked(ticket: Ticket, prestart: Prestart) -> LocalAgent:
-    """Fork an agent from the zygote that waits in the background.
+    """Fork an agent from the waiting zygote, a background process that has imported torch.
 
     Raises:
         HostError: the agent could not be forked; the ticket's directory is removed.

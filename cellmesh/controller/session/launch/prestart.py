@@ -46,8 +46,8 @@ State = Literal["none", "importing", "ready"]
 
 
 def conditions(environment: Mapping[str, str], sys_path: Iterable[str]) -> Conditions:
-    """Return the properties that a zygote inherits from the notebook when it is made; it serves a
-    mesh only if they have not changed since.
+    """Return the properties that a zygote inherits from the notebook when it is made; a mesh starts
+    from the zygote only if they have not changed since.
 
     Args:
         environment: environment variables of the notebook.
@@ -69,7 +69,8 @@ def conditions(environment: Mapping[str, str], sys_path: Iterable[str]) -> Condi
 
 
 class Prestart:
-    """The waiting zygote of this process.
+    """The waiting zygote of this process: a background process with torch imported, from which the
+    next mesh is forked.
 
     Args:
         keep_s: how long it waits while none of its meshes lives, in seconds.
@@ -85,14 +86,15 @@ class Prestart:
         self._child: subprocess.Popen[bytes] | None = None
 
     def begin(self) -> None:
-        """Start a zygote, which imports torch in the background; the next start of a mesh reports a
-        failure.
+        """Start a zygote, which imports torch in the background; a failure of it is reported by the
+        next start of a mesh.
         """
         with self._lock, contextlib.suppress(Exception):
             self._make(conditions(os.environ, sys.path))
 
     def prepare(self, timeout_s: float, on_wait: Callable[[], object] = lambda: None) -> bool:
-        """Wait until the waiting zygote, or a new one, can start a mesh.
+        """Wait until the waiting zygote, or a new one, has imported torch, so that a mesh can be
+        forked from it.
 
         Args:
             timeout_s: time limit in seconds.
@@ -170,7 +172,7 @@ class Prestart:
         return int(pids[0]), int(pids[1])
 
     def end(self) -> None:
-        """End the waiting zygote; meshes that it started live on."""
+        """End the waiting zygote; meshes that were forked from it run on."""
         if os.getpid() == self._owner_pid:
             with self._lock:
                 self._end()
@@ -208,7 +210,7 @@ class Prestart:
         threading.Thread(target=self._child.wait, name="cellmesh-reaper", daemon=True).start()
 
     def _look(self, timeout_s: float) -> None:
-        """Read the messages of the zygote; wait for them up to this time while it imports."""
+        """Read the zygote's messages; while it imports torch, wait up to `timeout_s` for one."""
         if self._socket is None or self._state not in ("importing", "ready"):
             return
         wait_s = timeout_s if self._state == "importing" else 0
@@ -259,6 +261,6 @@ def end_prestart(shell: Any) -> None:
 
 
 def own_prestart() -> Prestart | None:
-    """Return the waiting zygote of this process; None if no extension has started one."""
+    """Return this notebook's waiting zygote; None if ``%load_ext cellmesh`` has started none."""
     prestart: Prestart | None = getattr(own_shell(), "cellmesh_prestart", None)
     return prestart

@@ -53,7 +53,8 @@ class AgentActor:
     def start(
         self, command: Sequence[str], ticket: bytes, variables: Mapping[str, str]
     ) -> tuple[bytes, int | None]:
-        """Run the command until it has announced its agent, or has ended.
+        """Run the agent's command on this node until the agent has announced itself or the command
+        has ended.
 
         Returns:
             Its output, and its exit status if it has ended.
@@ -143,7 +144,7 @@ def _connect(address: str) -> None:
 def _reserve(
     mesh: str, nodes: int, ranks_per_node: int, resources: Mapping[str, float]
 ) -> PlacementGroup:
-    """Return a placement group once Ray has reserved its nodes.
+    """Request a placement group from Ray, and return it once Ray has reserved its nodes.
 
     Raises:
         SystemExit: the notebook has stopped waiting.
@@ -234,7 +235,7 @@ def choose_bundle(
 
 
 def describe(resources: Mapping[str, float], names: Mapping[str, float]) -> str:
-    """Return the amounts of some resources, like ``CPU=4, GPU=1``."""
+    """Return the amounts of the named resources as text, like ``CPU=4, GPU=1``."""
     return ", ".join(f"{name}={resources.get(name, 0.0):g}" for name in names)
 
 
