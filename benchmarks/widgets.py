@@ -19,7 +19,7 @@ from typing import Any
 import cellmesh as cm
 from benchmarks.machine import describe_machine
 from cellmesh.controller.inspect import look
-from cellmesh.magics.widgets.inspector.inspector import MAX_PIXELS
+from cellmesh.magics.views.inspector.inspector import MAX_PIXELS
 from cellmesh.wire.inspect import AnyRequest, Overview, Picture, Reduction
 
 SIDES = (32, 4096, 32768)

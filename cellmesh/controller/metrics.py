@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from ..errors import MeshUsageError, did_you_mean
 from ..wire.codec import Parcel
 from ..wire.ranks import describe_ranks
-from ..wire.user_code import Logged
+from ..wire.verbs import Logged
 from .live_views import LiveViews
 
 # Points per name and rank; beyond that, every second point is dropped.

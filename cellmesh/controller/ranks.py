@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import MeshUsageError
 from ..wire.status import RankState
-from ..wire.user_code import PostMortem, RunCall, RunCell
 from ..wire.values import PullNames
+from ..wire.verbs import PostMortem, RunCall, RunCell
 from .arguments import check_expression, read_argv, read_cell
 from .mesh_dims import ranks_at
 from .output.calling_cell import current_sink

@@ -22,8 +22,8 @@ from ..wire.replicas import (
     Sync,
     SyncReport,
 )
-from ..wire.user_code import RunCell
 from ..wire.values import PushNames
+from ..wire.verbs import RunCell
 from .rank_set import RankSet
 
 NUM_MEASURED = 3

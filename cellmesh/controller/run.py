@@ -28,7 +28,7 @@ from ..wire.messages import Channel, Done, Pickled, Relay, Work, WorkVerb
 from ..wire.ranks import describe_ranks
 from ..wire.segments import SegmentFrame
 from ..wire.status import RankState
-from ..wire.user_code import InputCancelled, InputRequest, Timing
+from ..wire.verbs import InputCancelled, InputRequest, Timing
 from .core.runs import ESCALATE_S, STOP_S
 from .failure_summary import describe_live, exception_of, failure_of
 from .kernel import is_leaving

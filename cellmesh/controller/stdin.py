@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from ..stdlib import time
-from ..wire.user_code import InputRequest
+from ..wire.verbs import InputRequest
 from .output.mime_bundle import label
 
 # How long to wait for more ranks to send an equal request.

@@ -220,7 +220,7 @@ class Commands:
         print(export(self.recorder.history, path, options["force"]))
 
     def dist_inspect(self, options: Given) -> None:
-        from .widgets.inspector.inspector import show_inspection
+        from .views.inspector.inspector import show_inspection
 
         ranks = self._choose(options)
         found = ranks.inspect(" ".join(options["expression"]), grads=options["grads"])
@@ -240,7 +240,7 @@ class Commands:
     def dist_status(self, options: Given) -> Any:
         mesh = self._need_mesh()
         if options["live"]:
-            from .widgets.dashboard.dashboard import show_dashboard
+            from .views.dashboard.dashboard import show_dashboard
 
             return show_dashboard(mesh)
         table = status_table(repr(mesh), mesh.report(), mesh.states())

@@ -33,14 +33,14 @@ def _register_displays(formatter: DisplayFormatter) -> None:
 
 
 def _show_plot(plot: Any) -> None:
-    from .widgets.plot.plot import LivePlot
+    from .views.plot.plot import LivePlot
 
     LivePlot(plot).view._ipython_display_()
 
 
 def _show_inspection(inspection: Any) -> None:
     if inspection.ranks is not None:
-        from .widgets.inspector.inspector import show_inspection
+        from .views.inspector.inspector import show_inspection
 
         show_inspection(inspection.ranks, inspection)
         return

@@ -6,7 +6,7 @@ import msgspec
 
 from .hosts import Host
 from .ticket import Holder
-from .verb import Verb
+from .verbs import Verb
 
 
 class Hello(Verb, frozen=True):

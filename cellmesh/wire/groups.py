@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from .ranks import describe_ranks
-from .verb import Verb, WorkVerb
+from .verbs import Verb, WorkVerb
 
 
 class Begun(msgspec.Struct, frozen=True, array_like=True):

@@ -27,7 +27,7 @@ import msgspec
 from ..errors import HostError
 from .host import Place, Versions, host_name, this_place
 from .own_file import Secret, from_json
-from .verb import Verb
+from .verbs import Verb
 
 # Prefix of the output line with an agent's announcement; output of login scripts precedes the line.
 ANNOUNCEMENT = "cellmesh-agent: "

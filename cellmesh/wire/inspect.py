@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 import msgspec
 
-from .verb import FeatureRequest
+from .verbs import FeatureRequest
 
 Reduction = Literal["mean", "absmax"]
 

@@ -27,7 +27,8 @@ from .groups import Blueprint, Describe, GroupCount, Heal, SetMesh
 from .hosts import ClockReading, FilesAnswer, PlaceFiles, ReadClock
 from .status import HostReport, Probe, RankInfo, RankState, ReadHost, Stacks, StackText
 from .stopping import Pause, StopState
-from .user_code import (
+from .values import Chunk, Freed, GatherParts, PullNames, PushNames, PushParts, Unwanted
+from .verbs import (
     Bar,
     Display,
     InputCancelled,
@@ -41,11 +42,10 @@ from .user_code import (
     Skipped,
     Timing,
 )
-from .values import Chunk, Freed, GatherParts, PullNames, PushNames, PushParts, Unwanted
-from .verb import FeatureRequest as FeatureRequest
-from .verb import Pickled as Pickled
-from .verb import Verb as Verb
-from .verb import WorkVerb as WorkVerb
+from .verbs import FeatureRequest as FeatureRequest
+from .verbs import Pickled as Pickled
+from .verbs import Verb as Verb
+from .verbs import WorkVerb as WorkVerb
 
 # Requests of all features: a feature adds its union here, and its handler to those of the ranks.
 AnyRequest = (

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from .verb import FeatureRequest, Pickled
+from .verbs import FeatureRequest, Pickled
 
 Kind = Literal["parameter", "buffer", "optimizer state", "tensor", "number", "rng", "not wrapped"]
 

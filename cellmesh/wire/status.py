@@ -8,7 +8,7 @@ import msgspec
 
 from .groups import GroupCount, InFlight
 from .stopping import Steps
-from .verb import Verb
+from .verbs import Verb
 
 Phase = Literal["starting", "idle", "running", "dead"]
 

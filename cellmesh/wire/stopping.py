@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import msgspec
 
 from .groups import GroupCount
-from .verb import Verb
+from .verbs import Verb
 
 # Maximum of `StopState.quiet_s`, also its value if there was no operation at all.
 QUIET_MAX_S = 3600.0

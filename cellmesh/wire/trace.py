@@ -10,7 +10,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from .verb import FeatureRequest
+from .verbs import FeatureRequest
 
 # A recorded operation: sequence, peer, run, and begin, end and wait in seconds.
 RECORD = struct.Struct("=qqqddd")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from .verb import FeatureRequest, Pickled, Verb, WorkVerb
+from .verbs import FeatureRequest, Pickled, Verb, WorkVerb
 
 Box = tuple[tuple[int, int], ...]
 

@@ -10,7 +10,7 @@ import torch
 from ..errors import MeshUsageError
 from ..stdlib import threading, time
 from ..wire.codec import Parcel
-from ..wire.user_code import Logged
+from ..wire.verbs import Logged
 from .rank.value_transfer import is_dtensor
 
 # How long points are collected, so that a fast loop sends few messages.

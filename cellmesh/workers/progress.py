@@ -24,7 +24,7 @@ import msgspec
 
 from ..stdlib import os, threading
 from ..wire.codec import Parcel
-from ..wire.user_code import Bar
+from ..wire.verbs import Bar
 from .rank.imports import AfterImport
 from .rank.streams import RankStream
 

@@ -14,7 +14,7 @@ from typing import Any
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from cellmesh.controller.inspect import InspectionSource
-from cellmesh.magics.widgets.inspector.inspector import Inspector
+from cellmesh.magics.views.inspector.inspector import Inspector
 from tests.browser.lab import PICTURES
 
 _TRAITS = ("summary", "detail", "watch", "outdated", "ended")

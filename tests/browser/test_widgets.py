@@ -114,7 +114,7 @@ def test_a_rank_that_was_killed_is_healed_and_restart_is_pressed_twice(
 
 FAKE = """
 from cellmesh.controller.status import Snapshot
-from cellmesh.magics.widgets.dashboard.dashboard import DashboardWidget, draw_mesh
+from cellmesh.magics.views.dashboard.dashboard import DashboardWidget, draw_mesh
 from cellmesh.wire.messages import RankInfo, RankState
 infos = [RankInfo(rank, 100 + rank, "node", "running", "cuda:0", "nccl", 3 << 30)
          for rank in range(64)]

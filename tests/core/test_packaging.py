@@ -14,7 +14,7 @@ import pytest
 import cellmesh
 
 ROOT = Path(__file__).parents[2]
-UPLOT = Path("magics/widgets/vendor/uplot")
+UPLOT = Path("magics/views/vendor/uplot")
 
 USE = """
 import importlib.metadata, pathlib, sys
@@ -27,7 +27,7 @@ shell = InteractiveShell.instance()
 shell.run_line_magic("load_ext", "cellmesh")
 assert "dist_start" in shell.magics_manager.magics["line"]
 shell.run_line_magic("unload_ext", "cellmesh")
-import cellmesh.magics.widgets.plot.plot
+import cellmesh.magics.views.plot.plot
 """
 
 

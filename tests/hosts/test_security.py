@@ -37,7 +37,7 @@ from cellmesh.wire.messages import PROTOCOL, Relay, Stop
 from cellmesh.wire.own_file import to_json
 from cellmesh.wire.reliable import Reliable
 from cellmesh.wire.ticket import Ticket, new_key, read_ticket, runtime_root
-from cellmesh.wire.user_code import RunCell
+from cellmesh.wire.verbs import RunCell
 from tests.conftest import LEFTOVER_S, own_runtime_dir
 from tests.faults.watching import wait_until
 from tests.mesh.test_hostile import malformed

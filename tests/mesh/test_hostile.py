@@ -22,7 +22,7 @@ from cellmesh.wire.host import own_package, own_python, own_torch, own_version
 from cellmesh.wire.messages import PROTOCOL, Relay, Stop
 from cellmesh.wire.reliable import Reliable
 from cellmesh.wire.ticket import find_tickets, runtime_root
-from cellmesh.wire.user_code import RunCell
+from cellmesh.wire.verbs import RunCell
 
 pytestmark = pytest.mark.usefixtures("mesh")
 

@@ -49,7 +49,7 @@ from cellmesh.wire.messages import (
 from cellmesh.wire.ranks import format_ranks, parse_ranks
 from cellmesh.wire.status import Probe, RankInfo, RankState
 from cellmesh.wire.stopping import QUIET_MAX_S, Pause, StopState
-from cellmesh.wire.user_code import InputCancelled, InputReply, InputRequest
+from cellmesh.wire.verbs import InputCancelled, InputReply, InputRequest
 
 from .core_decisions import counted, infos, ready_core
 from .runs import relay

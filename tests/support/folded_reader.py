@@ -8,7 +8,7 @@ from typing import Any
 from cellmesh.controller.output.fold import HOLD_S, Block, Folder, Item, Line, Live, Ranks
 from cellmesh.wire.messages import Failed
 from cellmesh.wire.ranks import format_ranks
-from cellmesh.wire.user_code import Display, Output, StreamName
+from cellmesh.wire.verbs import Display, Output, StreamName
 
 ALL = (0, 1, 2, 3)
 SHORT_S = HOLD_S / 10

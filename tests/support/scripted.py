@@ -32,8 +32,8 @@ from cellmesh.wire.messages import (
 )
 from cellmesh.wire.status import Probe, RankState
 from cellmesh.wire.stopping import Pause, StopState
-from cellmesh.wire.user_code import Output
 from cellmesh.wire.values import PullNames, PushNames
+from cellmesh.wire.verbs import Output
 from cellmesh.workers.agent.supervisor import Fork
 
 from .world import BothSides

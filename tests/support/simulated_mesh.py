@@ -22,7 +22,7 @@ from cellmesh.wire.groups import Blueprint, Describe, GroupCount, Heal, InFlight
 from cellmesh.wire.messages import Done, Failed, Interrupt, RankReady, Relay, Release, Resume
 from cellmesh.wire.status import Probe, RankState
 from cellmesh.wire.stopping import QUIET_MAX_S, Pause, StopState
-from cellmesh.wire.user_code import RunCell
+from cellmesh.wire.verbs import RunCell
 from cellmesh.workers.agent.supervisor import Fork
 
 from .world import BothSides, Frames

@@ -43,7 +43,7 @@ from ...wire.messages import (
 from ...wire.ranks import describe_ranks
 from ...wire.status import HostReport, RankState, ReadHost, StackText
 from ...wire.stopping import StopState
-from ...wire.user_code import InputCancelled, InputReply, InputRequest
+from ...wire.verbs import InputCancelled, InputReply, InputRequest
 from .effects import Answer as Answer
 from .effects import Change as Change
 from .effects import Deliver as Deliver

@@ -23,7 +23,7 @@ from typing import Literal, get_args
 import msgspec
 
 from ...wire.ranks import count_ranks, describe_ranks
-from ...wire.user_code import Bar
+from ...wire.verbs import Bar
 from .number_folding import join_lines, replace_numbers
 
 REDRAW_S = 0.1

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...wire.messages import Failed
-from ...wire.user_code import Display, DisplayKind, InputRequest, Output, Skipped, StreamName
+from ...wire.verbs import Display, DisplayKind, InputRequest, Output, Skipped, StreamName
 from .bars import Bars, Mark
 from .mime_bundle import unpack_bundle
 from .number_folding import MIN_LINES, alike_keys

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...errors import RankDied
 from ...wire.messages import Died, Failed
-from ...wire.user_code import Bar
+from ...wire.verbs import Bar
 from ..failure_summary import describe_end
 from .bars import BarBoard, Mark
 from .cell import CellSink, size_of

@@ -20,8 +20,8 @@ from ...wire.limits import COUNTED_BYTES, MAX_RUN_BYTES, MAX_RUNS, may_wait_for
 from ...wire.messages import Died, Done, Failed
 from ...wire.ranks import describe_ranks
 from ...wire.status import RankState
-from ...wire.user_code import InputCancelled, InputRequest, Logged, RunCall, RunCell
 from ...wire.values import Freed, PullNames
+from ...wire.verbs import InputCancelled, InputRequest, Logged, RunCall, RunCell
 from ..code_files.sync import CodeSync
 from ..core.core import Core, Deliver, Effect, Finish, Judge, Note, Watch
 from ..failure_summary import refuse_dead

@@ -15,7 +15,7 @@ from ...controller.trace.history import History
 from ...controller.trace.operations import find_straggler as find_late
 from ...controller.trace.profile import OperatorByRank, Profile
 from ...wire.ranks import format_ranks, group_ranks
-from ...wire.user_code import Timing
+from ...wire.verbs import Timing
 from .tables import Static, Table, format_time
 from .timeline import draw_html, draw_text, timeline_of
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...wire.codec import Frame, Parcel
 from ...wire.messages import Done, Failed, FromRank, Ranked
-from ...wire.user_code import Bar
+from ...wire.verbs import Bar
 
 # How long an answer waits for equal ones of other ranks.
 HOLD_S = 0.005

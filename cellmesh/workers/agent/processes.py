@@ -24,7 +24,7 @@ from ...wire.faults import Faults
 from ...wire.messages import Channel, Done, Failed, RankUnready, Relay
 from ...wire.stream import pack
 from ...wire.ticket import Ticket, path_of_ranks
-from ...wire.user_code import Output, StreamName
+from ...wire.verbs import Output, StreamName
 from .. import linux_process
 from ..rank.stdout import Log, read_log
 from ..zygote import ZygoteFailed, ZygoteReady

@@ -20,7 +20,7 @@ from ...wire.messages import Channel, Done, Failed, Relay
 from ...wire.payload import stand_in
 from ...wire.segments import INTERRUPTED, Memfd, SegmentFrame, open_segment, read_ref
 from ...wire.stream import QueuedChannel
-from ...wire.user_code import StreamName
+from ...wire.verbs import StreamName
 from ..linux_process import receive_descriptors
 from .events import Events, Order
 

@@ -35,7 +35,7 @@ from ...wire.messages import (
 )
 from ...wire.payload import stand_in
 from ...wire.segments import SegmentFrame
-from ...wire.user_code import Bar, Display, InputCancelled, InputRequest, Logged, Output, Skipped
+from ...wire.verbs import Bar, Display, InputCancelled, InputRequest, Logged, Output, Skipped
 
 MAX_OUTPUT_BYTES = 64 << 20
 # Size limit of one message that joins waiting ones.

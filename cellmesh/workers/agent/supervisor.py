@@ -44,7 +44,7 @@ from ...wire.messages import (
     StoreUp,
 )
 from ...wire.status import Phase, RankInfo
-from ...wire.user_code import StreamName
+from ...wire.verbs import StreamName
 from ..rank.stdout import Gate
 from .merger import Merger
 

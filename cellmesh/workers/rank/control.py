@@ -20,7 +20,7 @@ from ...wire.messages import Done, Interrupt, Leave, Release, Request
 from ...wire.status import Probe, RankState, Stacks, StackText
 from ...wire.stopping import QUIET_MAX_S, Pause, Steps, StopState
 from ...wire.stream import Channel
-from ...wire.user_code import InputReply
+from ...wire.verbs import InputReply
 from ..linux_process import main_thread_sleeps, signal_own_group, start_thread, write_stderr
 from .features import RankContext
 from .interrupts import DescriptionTimeout

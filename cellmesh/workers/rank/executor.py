@@ -16,8 +16,8 @@ from ...wire.codec import Frame, Parcel, make_parcel
 from ...wire.groups import Heal, SetMesh
 from ...wire.messages import Done, Failing, Request, Work, interrupted_unbegun
 from ...wire.segments import MIN_BYTES
-from ...wire.user_code import PostMortem, RunCall, RunCell, Timing
 from ...wire.values import GatherParts, PullNames, PushNames, PushParts
+from ...wire.verbs import PostMortem, RunCall, RunCell, Timing
 from ..linux_process import PROGRAM, flush_c_stdio
 from ..run_tracker import RunRecord, RunTracker, name_of
 from ..static_lookup import traceback_of

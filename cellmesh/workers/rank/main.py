@@ -31,7 +31,7 @@ from ...wire.groups import Heal
 from ...wire.held_signals import hold_back
 from ...wire.messages import RankReady, RankUnready, Resume, ToMainThread
 from ...wire.stream import Channel
-from ...wire.user_code import Display, DisplayKind
+from ...wire.verbs import Display, DisplayKind
 from ..groups.connections import raise_as_stops
 from ..groups.group_factory import choose_placement
 from ..groups.groups import Groups

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...stdlib import os, threading
 from ...wire.codec import Parcel
-from ...wire.user_code import InputCancelled, InputRequest
+from ...wire.verbs import InputCancelled, InputRequest
 from ..run_tracker import RunTracker
 from .shell import RankShell
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...stdlib import open, os
-from ...wire.user_code import Output, Skipped, StreamName
+from ...wire.verbs import Output, Skipped, StreamName
 
 BURST_BYTES = 256 * 1024
 BYTES_PER_S = 32 * 1024

@@ -25,7 +25,7 @@ from IPython.core.displaypub import DisplayPublisher
 from ...stdlib import os, threading, time
 from ...wire.codec import Parcel
 from ...wire.messages import Done, Failed
-from ...wire.user_code import Display, DisplayKind, StreamName
+from ...wire.verbs import Display, DisplayKind, StreamName
 from ..run_tracker import RunTracker
 from .stdout import Gate, Log
 

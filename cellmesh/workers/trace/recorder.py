@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ...stdlib import time
 from ...wire.inspect import HistoryQuery
 from ...wire.trace import RECORD, CellSpan, Past, What, in_operations
-from ...wire.user_code import Timing
+from ...wire.verbs import Timing
 
 if TYPE_CHECKING:
     from ..run_tracker import RunRecord

@@ -24,7 +24,7 @@ from cellmesh.wire.groups import Begun, GroupCount, InFlight
 from cellmesh.wire.messages import Failed
 from cellmesh.wire.status import RankState
 from cellmesh.wire.stopping import StepCount, Steps, StopState
-from cellmesh.wire.user_code import Output
+from cellmesh.wire.verbs import Output
 from cellmesh.workers.agent.merger import Merger
 
 from ...support.core_decisions import failed, hear, running_core

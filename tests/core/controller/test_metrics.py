@@ -21,7 +21,7 @@ from cellmesh.controller.metrics import (
 from cellmesh.errors import MeshUsageError
 from cellmesh.magics.render.plots import draw_html
 from cellmesh.wire.codec import Parcel
-from cellmesh.wire.user_code import Logged
+from cellmesh.wire.verbs import Logged
 from cellmesh.workers import metrics as reporting
 from cellmesh.workers.metrics import Reporter
 

@@ -18,7 +18,7 @@ from cellmesh.wire import payload
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.messages import Done, Failed, Pickled
 from cellmesh.wire.status import RankState
-from cellmesh.wire.user_code import Output
+from cellmesh.wire.verbs import Output
 
 from ...support.run_cases import WAIT_S, Case, Sink, beside, press_stop_once_main_waits_in
 from ...support.runs import FakeControl, work_item

@@ -13,7 +13,7 @@ import pytest
 
 from cellmesh.controller.stdin import GATHER_S, Prompt, Questions
 from cellmesh.wire.messages import Done
-from cellmesh.wire.user_code import InputRequest
+from cellmesh.wire.verbs import InputRequest
 
 from ...support.run_cases import WAIT_S, Case, beside
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tqdm import notebook, std
 
-from cellmesh.wire.user_code import Bar
+from cellmesh.wire.verbs import Bar
 from cellmesh.workers.progress import TqdmBars
 from cellmesh.workers.rank.streams import RankStream
 

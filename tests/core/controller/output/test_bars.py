@@ -21,7 +21,7 @@ from cellmesh.controller.output.bars import (
     make_row,
 )
 from cellmesh.controller.output.console import ConsoleBars
-from cellmesh.wire.user_code import Bar
+from cellmesh.wire.verbs import Bar
 
 
 def bar(done: float = 0.0, number: int = 1, **facts: Any) -> Bar:

@@ -21,7 +21,7 @@ from cellmesh.controller.output.fold import (
     Trace,
 )
 from cellmesh.wire.messages import Failed
-from cellmesh.wire.user_code import Output, Skipped
+from cellmesh.wire.verbs import Output, Skipped
 
 from ....support.examples import examples
 from ....support.folded_reader import (

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cellmesh.controller.output.console import as_text
 from cellmesh.controller.output.fold import HOLD_S, AlikeLines, Folder, Line
 from cellmesh.controller.output.number_folding import compact
-from cellmesh.wire.user_code import Output
+from cellmesh.wire.verbs import Output
 
 
 def folder_of(*texts: str) -> Folder:

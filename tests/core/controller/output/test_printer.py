@@ -13,7 +13,7 @@ from cellmesh.controller.output.console import ConsoleSink, SilentSink
 from cellmesh.controller.output.fold import HOLD_S
 from cellmesh.controller.output.printer import Printer
 from cellmesh.wire.messages import Died, Done, Failed
-from cellmesh.wire.user_code import Bar, BarState, Display, Output
+from cellmesh.wire.verbs import Bar, BarState, Display, Output
 
 FAILED = Failed(1, "ValueError", "no", "Traceback: no", 3)
 DIED = Died(1, "killed by SIGKILL", "last\nwords")

@@ -15,10 +15,10 @@ from cellmesh.controller.inspect import Inspection, Spread
 from cellmesh.controller.metrics import Metrics, Plot
 from cellmesh.magics.render.inspections import list_items, static_of
 from cellmesh.magics.render.plots import draw_html
-from cellmesh.magics.widgets.inspector.view_model import summarise
+from cellmesh.magics.views.inspector.view_model import summarise
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.inspect import TensorSummary, ValueSummary
-from cellmesh.wire.user_code import Logged
+from cellmesh.wire.verbs import Logged
 
 MAX_BYTES = 60_000
 NAMES = [f"module.layers.{index}.attention.query.weight" for index in range(400)]

@@ -30,7 +30,7 @@ from cellmesh.magics.render.timeline import (
 )
 from cellmesh.wire.status import MemoryUse, RankInfo, RankState
 from cellmesh.wire.trace import MAX_TRACE_BYTES, OperatorTime, Past, RankProfile
-from cellmesh.wire.user_code import Timing
+from cellmesh.wire.verbs import Timing
 
 MS = 1_000_000
 NOTHING = Past((), (), array("i"), b"", 0, 0)

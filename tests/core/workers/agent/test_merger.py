@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.messages import Done, Failed, Pickled
-from cellmesh.wire.user_code import Bar, Output, Skipped
+from cellmesh.wire.verbs import Bar, Output, Skipped
 from cellmesh.workers.agent.merger import HOLD_BARS_S, HOLD_S, Merger
 
 LATER = 1e6

@@ -23,7 +23,7 @@ from cellmesh.wire.messages import (
     StoreUp,
 )
 from cellmesh.wire.status import HostReport, RankState
-from cellmesh.wire.user_code import Bar, Output, Skipped
+from cellmesh.wire.verbs import Bar, Output, Skipped
 from cellmesh.workers.agent.spool import Spool
 
 STATE = Parcel(MeshReady(()))

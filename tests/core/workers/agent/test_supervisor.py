@@ -22,7 +22,7 @@ from cellmesh.wire.messages import (
     Stopped,
     StoreDied,
 )
-from cellmesh.wire.user_code import Output, Skipped
+from cellmesh.wire.verbs import Output, Skipped
 from cellmesh.workers.agent.supervisor import (
     KILLED,
     LAST_WORDS_S,

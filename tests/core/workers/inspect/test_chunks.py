@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.nn.parameter import UninitializedParameter
 
-from cellmesh.magics.widgets.inspector.view_model import is_drawable
+from cellmesh.magics.views.inspector.view_model import is_drawable
 from cellmesh.wire.inspect import Overview, Picture, Refusal
 from cellmesh.workers.inspect.chunks import (
     digest_of,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellmesh.wire.user_code import Output, Skipped
+from cellmesh.wire.verbs import Output, Skipped
 from cellmesh.workers.rank.stdout import (
     BURST_BYTES,
     BYTES_PER_S,

@@ -13,7 +13,7 @@ import pytest
 from cellmesh.controller.ranks import seed_ranks
 from cellmesh.wire.codec import Parcel, at_agent_from_rank, encode
 from cellmesh.wire.messages import Done
-from cellmesh.wire.user_code import Display, DisplayKind, Output, Skipped
+from cellmesh.wire.verbs import Display, DisplayKind, Output, Skipped
 from cellmesh.workers.rank.stdout import Log
 from cellmesh.workers.rank.streams import DISPLAY_BYTES, Pump, RankStream
 from cellmesh.workers.run_tracker import RunTracker, name_of

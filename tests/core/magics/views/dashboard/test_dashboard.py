@@ -17,8 +17,8 @@ import pytest
 
 from cellmesh.controller.status import Snapshot
 from cellmesh.errors import HostError
-from cellmesh.magics.widgets.dashboard import dashboard as dashboards
-from cellmesh.magics.widgets.dashboard.dashboard import Dashboard, DashboardWidget, draw_mesh
+from cellmesh.magics.views.dashboard import dashboard as dashboards
+from cellmesh.magics.views.dashboard.dashboard import Dashboard, DashboardWidget, draw_mesh
 from cellmesh.wire.status import RankInfo, RankState
 
 PATIENCE_S = 20.0

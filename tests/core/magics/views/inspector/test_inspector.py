@@ -13,9 +13,9 @@ import torch
 from cellmesh.controller.inspect import Inspection
 from cellmesh.errors import NoMeshError
 from cellmesh.magics.render.inspections import list_items
-from cellmesh.magics.widgets.inspector import inspector as inspector_module
-from cellmesh.magics.widgets.inspector.inspector import Inspector, ask_picture
-from cellmesh.magics.widgets.inspector.view_model import (
+from cellmesh.magics.views.inspector import inspector as inspector_module
+from cellmesh.magics.views.inspector.inspector import Inspector, ask_picture
+from cellmesh.magics.views.inspector.view_model import (
     shards,
 )
 from cellmesh.wire.inspect import Pixels, TensorSummary, ValueSummary

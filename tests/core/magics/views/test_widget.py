@@ -14,12 +14,12 @@ import pytest
 
 from cellmesh.controller.metrics import Metrics, Plot
 from cellmesh.magics.render.tables import Static
-from cellmesh.magics.widgets import widget as base
-from cellmesh.magics.widgets.plot import plot as plots
-from cellmesh.magics.widgets.plot.plot import REFRESH_S, LivePlot
-from cellmesh.magics.widgets.widget import LiveView, Widget
+from cellmesh.magics.views import widget as base
+from cellmesh.magics.views.plot import plot as plots
+from cellmesh.magics.views.plot.plot import REFRESH_S, LivePlot
+from cellmesh.magics.views.widget import LiveView, Widget
 from cellmesh.wire.codec import Parcel
-from cellmesh.wire.user_code import Logged
+from cellmesh.wire.verbs import Logged
 
 
 class Cell:

@@ -35,7 +35,7 @@ def load_css(*names: str) -> str:
     """Return the style sheets of a widget, after the one that all widgets share.
 
     Args:
-        names: paths of the files below `widgets/`, without the suffix, as in ``"plot/plot"``.
+        names: paths of the files below `views/`, without the suffix, as in ``"plot/plot"``.
     """
     return "\n".join((FOLDER / f"{file}.css").read_text() for file in ("base", *names))
 
@@ -44,7 +44,7 @@ def load_js(*names: str) -> str:
     """Join a widget's JavaScript files to one ES module with one scope; the last file exports.
 
     Args:
-        names: paths of the files below `widgets/`, without the suffix.
+        names: paths of the files below `views/`, without the suffix.
     """
     return "\n".join((FOLDER / f"{name}.js").read_text() for name in names)
 
