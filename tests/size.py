@@ -53,7 +53,7 @@ FEATURES = (
     ),
     Feature(
         "messages between processes",
-        1166,
+        1167,
         "wire/",
     ),
     Feature(
@@ -79,12 +79,12 @@ FEATURES = (
     ),
     Feature(
         "session",
-        984,
+        983,
         "controller/session/",
     ),
     Feature(
         "attach",
-        333,
+        326,
         "wire/attach.py controller/session/attach.py controller/session/living.py",
     ),
     Feature(
@@ -96,14 +96,14 @@ FEATURES = (
     ),
     Feature(
         "hosts",
-        2329,
+        2286,
         "controller/session/hosts/ controller/session/launch/ controller/session/standing.py "
         "workers/agent/on_host.py "
         "workers/agent/port.py wire/hosts.py wire/curve.py",
     ),
     Feature(
         "this host",
-        160,
+        155,
         "controller/session/launch/local.py",
     ),
     Feature(
@@ -113,7 +113,7 @@ FEATURES = (
     ),
     Feature(
         "Ray's driver",
-        154,
+        149,
         "controller/session/launch/ray_driver.py",
     ),
     Feature(
@@ -123,17 +123,17 @@ FEATURES = (
     ),
     Feature(
         "resize",
-        144,
+        143,
         "controller/resizing.py",
     ),
     Feature(
         "code sync",
-        464,
+        426,
         "controller/code_files/ workers/agent/code_files.py",
     ),
     Feature(
         "output",
-        1593,
+        1397,
         "controller/output/",
     ),
     Feature(
@@ -143,14 +143,14 @@ FEATURES = (
     ),
     Feature(
         "bars",
-        490,
+        431,
         "controller/output/bars.py workers/progress.py",
     ),
     Feature(
         "inspector",
-        2908,
+        2811,
         "wire/inspect.py controller/inspect.py workers/inspect/ workers/static_lookup.py "
-        "magics/widgets/inspector/ magics/render/inspections.py",
+        "magics/views/inspector/ magics/render/inspections.py",
     ),
     Feature(
         "timeline and profile",
@@ -161,7 +161,7 @@ FEATURES = (
     Feature(
         "plots",
         621,
-        "controller/metrics.py workers/metrics.py magics/render/plots.py magics/widgets/plot/",
+        "controller/metrics.py workers/metrics.py magics/render/plots.py magics/views/plot/",
     ),
     Feature(
         "status",
@@ -172,12 +172,12 @@ FEATURES = (
     Feature(
         "dashboard",
         318,
-        "magics/widgets/dashboard/",
+        "magics/views/dashboard/",
     ),
     Feature(
         "widgets and tables",
-        552,
-        "controller/live_views.py magics/widgets/ magics/render/",
+        541,
+        "controller/live_views.py magics/views/ magics/render/",
     ),
     Feature(
         "replicas",
@@ -206,7 +206,7 @@ FEATURES = (
     ),
     Feature(
         "ranks' processes",
-        1992,
+        1995,
         "workers/",
     ),
     Feature(
