@@ -282,7 +282,8 @@ class Ranks:
         return check(self.rank_set, expression)
 
     def sync(self, expression: str, source: int = 0) -> SyncSummary:
-        """Make replicas equal to those of one rank, in place. Blocks.
+        """Copy tensors of models and optimizers from one rank to their replicas on other ranks, in
+        place. Blocks.
 
         This is a collective, in which all ranks of the mesh take part.
 

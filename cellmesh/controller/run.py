@@ -94,7 +94,7 @@ class Results(dict[int, T], Generic[T]):
 
     @property
     def list(self) -> list[T]:
-        """The values alone, in the order of ranks."""
+        """The values of the results as a list, in the order of ranks, without the rank numbers."""
         return [*self.values()]
 
 

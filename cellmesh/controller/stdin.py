@@ -129,8 +129,8 @@ class Questions:
         return (waiting, text, is_end) if waiting else None
 
     def close(self, prompt: Prompt, now: float) -> Mapping[int, int]:
-        """Close an answered prompt; return the requests (rank -> request) that still wait for the
-        answer.
+        """Close a prompt that the user has answered; return the requests (rank -> request) to
+        which the answer must be sent.
         """
         with self._lock:
             waiting = self._waiting(prompt)

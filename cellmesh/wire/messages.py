@@ -384,7 +384,7 @@ class Ranked(Verb, frozen=True):
 
 class LogText(Verb, frozen=True):
     """Answer to `ReadLog`; `num_dropped_bytes` of the log precede the text or were rotated away.
-    `place` is the path of the log, with the host's name before it on many hosts.
+    `place` is the path of the log, with the host's name before it if the mesh spans several hosts.
     """
 
     request: int

@@ -190,8 +190,8 @@ class Printer:
         return [*shown, *(Block(ranks, drawing) for drawing in bars.draw(now, has_new, everything))]
 
     def _pace(self, blocks: Sequence[Block], now: float, everything: bool) -> Sequence[Block]:
-        """Return the blocks of output to show now: all of them, unless some clear or update
-        displays; these are collected, and returned at most once per frame.
+        """Return the blocks of output to show now: all of them or, once a block clears or updates a
+        display, all that were collected since the last frame, at most once per frame.
         """
         if not self._held and not any(map(_is_change, blocks)):
             return blocks

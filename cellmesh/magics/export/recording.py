@@ -92,7 +92,8 @@ class Seed:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Record of a save or load of variables; without names, of all in the checkpoint."""
+    """Record of a save or load of named variables; with no names, of all variables of the
+    checkpoint."""
 
     action: Literal["save", "load"]
     names: tuple[str, ...]

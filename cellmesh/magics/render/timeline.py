@@ -254,7 +254,7 @@ class _Layout:
             yield f'<text x="{_LEFT - 12}" y="{17 + _LINE * number}">{"".join(entries)}</text>'
 
     def draw_axis(self) -> Iterator[str]:
-        """Yield lines at round times and at the begins of cells, with their texts."""
+        """Yield lines at round times and at the starts of cells, with their texts."""
         foot = self.height - 18
         for at_ns in ticks(0, self._timeline.length_ns, _TICKS):
             x = self.x(at_ns)

@@ -49,7 +49,7 @@ class Kind:
         return ()
 
     def is_dirty(self, found: Any) -> bool:
-        """Return whether a training step stopped inside the object."""
+        """Return whether an interrupted training step has left a wrapper or model half done."""
         return False
 
     def may_differ(self, found: Any) -> bool:
