@@ -250,6 +250,7 @@ FAILS = [
     ("%run {}/exits.py", "SystemExit: 7"),
     ("%%capture out\nprint('seen')\n1 / 0", "ZeroDivisionError"),
     ("get_ipython().run_cell('%run {}/fails.py')", "ValueError: no"),
+    ("%cd {}/nowhere", "FileNotFoundError"),
     ("class Odd:\n    def _repr_html_(self): raise ValueError('no html')\nOdd()", "no html"),
 ]
 
@@ -264,6 +265,11 @@ def test_a_traceback_of_ipython_and_a_status_fail_the_cell(
     with pytest.raises(cm.RankFailure, match=error):
         run_cell(mesh, source.replace("{}", str(tmp_path)), recorder)
     assert not [line for _, line in recorder.lines() if "Traceback" in line]
+
+
+def test_a_warning_names_its_cell(mesh: cm.Mesh, recorder: Recorder) -> None:
+    run_cell(mesh, "import warnings\nwarnings.warn('old')", recorder, execution_count=7)
+    assert "In[7]:2: UserWarning: old" in [line for _, line in recorder.lines()]
 
 
 def test_the_peers_of_a_script_that_fails_are_released_and_show_nothing(

@@ -149,6 +149,13 @@ def test_a_failure_in_a_programs_own_group_costs_neither_it_nor_the_mesh(
         run(mesh, SUM)
 
 
+def test_an_error_without_a_default_group_names_the_line_that_destroyed_it(mesh: cm.Mesh) -> None:
+    with pytest.raises(cm.RankFailure) as caught:
+        run(mesh, f"number += 1\n{DESTROY}dist.barrier()")
+    (note,) = caught.value.exceptions_by_rank[0].__notes__
+    assert re.search(r"on this rank by In\[\d+\] line 2: `dist.init_process_group", note)
+
+
 @pytest.mark.parametrize("name", ["tcp", "server", "store"])
 def test_a_wait_for_ranks_that_do_not_call_ends_with_the_first_stop(
     mesh: cm.Mesh, name: str

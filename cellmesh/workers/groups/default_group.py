@@ -15,7 +15,10 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
-from collections.abc import Iterator
+import sys
+import traceback
+import types
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -132,6 +135,8 @@ class DefaultGroup:
         mesh_world: torch's registries with the mesh's groups; others are in use while a program
             has other groups, or none.
         own: names of the mesh's groups; ``destroy_process_group`` destroys all others.
+        destroyed_by: code and line of the frames that destroyed the default group last, outermost
+            first.
     """
 
     def __init__(self, calls: ProgramCalls, backend: str, rank: int) -> None:
@@ -139,6 +144,7 @@ class DefaultGroup:
         self.pid = os.getpid()
         self.mesh_world: Any = c10d._world
         self.own: set[str] = set()
+        self.destroyed_by: Sequence[tuple[types.CodeType, int]] = ()
 
     def take_over(self) -> None:
         """Make this process's ``init_process_group`` and ``destroy_process_group`` call this
@@ -215,6 +221,8 @@ class DefaultGroup:
         if group not in (None, dist.group.WORLD) or not dist.is_initialized():
             torch_destroy_process_group(group)  # raises if there is no default group
             return
+        frames = traceback.walk_stack(sys._getframe())
+        self.destroyed_by = [(frame.f_code, line) for frame, line in frames][::-1]
         if not self.is_the_meshs:
             torch_destroy_process_group()
             _register_names(self.mesh_world)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import types
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -152,6 +153,11 @@ class Groups:
         if len(self._firsts) > _MAX_FIRSTS:
             with contextlib.suppress(Exception):  # the store and its keys are lost
                 self._store.delete_key(self._firsts.popleft())
+
+    @property
+    def destroyed_by(self) -> Sequence[tuple[types.CodeType, int]]:
+        """Code and line of the frames that destroyed the default group last, outermost first."""
+        return self._default.destroyed_by
 
     def _take_over(self) -> None:
         """Redirect torch's construction of process groups in this process to this object."""

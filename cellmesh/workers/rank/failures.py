@@ -31,6 +31,7 @@ from .stack_inspection import (
     Waited,
     describe_interruption,
     describe_release,
+    place_of,
 )
 from .value_transfer import reduce_for_notebook
 
@@ -42,7 +43,7 @@ _WAITS = f"<its str() raised {DescriptionTimeout.__name__}>"
 # ends; and advice for each.
 _HINTS = {
     "Default process group has not been initialized": (
-        "dist.destroy_process_group() was called on this rank: `dist.init_process_group()` "
+        "dist.destroy_process_group() was called on this rank{where}: `dist.init_process_group()` "
         "in a cell on all ranks brings the mesh's groups back, and `mesh` with them"
     ),
     "Can't pickle <class '__main__.": (
@@ -102,6 +103,9 @@ class Failures:
         text, tb = text_of(error), traceback_of(error)
         place = self._shell.place_of(tb)
         hint = next((hint for begin, hint in _HINTS.items() if text.startswith(begin)), None)
+        if hint is not None:
+            by = place_of(self._groups.destroyed_by, self._shell)
+            hint = hint.format(where=f" by In[{by.execution_count}] line {by.line}" * bool(by.line))
         with contextlib.suppress(BaseException):  # the exception's own code may raise
             if hint is not None and hint not in getattr(error, "__notes__", ()):
                 error.add_note(hint)

@@ -19,6 +19,7 @@ from typing import Any
 from IPython.core.autocall import ExitAutocall
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
+from IPython.core.magics import osm
 from traitlets import Any as AnyTrait
 from traitlets import Type
 from traitlets.config import Config
@@ -32,7 +33,9 @@ from .stack_inspection import Place, is_machinery, lines_of, parse_again, place_
 from .streams import RankDisplayHook, RankDisplayPublisher, Show
 from .tracebacks import (
     RankCompiler,
+    format_without_own_frames,
     make_renderer,
+    name_cells_in_warnings,
     with_all_frames,
     with_few_frames,
 )
@@ -319,7 +322,7 @@ class RankShell(InteractiveShell):
         finally:
             _forget_syntax_trees()
         try:
-            return "".join(traceback.TracebackException(kind, error, tb).format())
+            return format_without_own_frames(traceback.TracebackException(kind, error, tb))
         except BaseException:  # or a group is nested too deeply
             return plain_traceback(error, tb)
 
@@ -377,6 +380,13 @@ def _error_of(result: ExecutionResult) -> BaseException | None:
     return result.error_before_exec or result.error_in_exec
 
 
+def _print_or_raise(*values: Any, **options: Any) -> None:
+    """Print for IPython's directory magics, but raise an error: ``%cd`` would only print it."""
+    if values and issubclass(type(values[0]), OSError):
+        raise values[0]
+    print(*values, **options)
+
+
 def make_shell() -> RankShell:
     """Make the IPython shell of this process, without starting threads or opening files."""
     config = Config()
@@ -385,6 +395,8 @@ def make_shell() -> RankShell:
     user_module = types.ModuleType("__main__", doc="The namespace of a rank.")
     shell = RankShell.instance(config=config, user_module=user_module)
     shell.connect(lambda kind, bundle, display_id: None)
+    name_cells_in_warnings(shell.cell_of)
+    vars(osm)["print"] = _print_or_raise
     for prompt in (
         "ps1",
         "ps2",

@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import linecache
 import re
+import traceback
 import types
+import warnings
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +43,28 @@ class _Renderer(AutoFormattedTB):
         code = frame.f_code
         place = f"{shorten_path(code.co_filename)}:{frame_info.lineno} in {code.co_name}"
         return _marked(place, text)
+
+    def _format_list(self, extracted_list: list[Any]) -> list[str]:
+        """Format the frames of a traceback for ``%xmode Plain``."""
+        return super()._format_list(without_own(extracted_list))
+
+
+def without_own(frames: Iterable[Any]) -> list[Any]:
+    """Return the frame summaries of a traceback that are not of cellmesh."""
+    return [frame for frame in frames if not frame.filename.startswith(_OWN)]
+
+
+def format_without_own_frames(error: traceback.TracebackException) -> str:
+    """Return a traceback in Python's format, without frames of cellmesh."""
+    left, seen = [error], set[int]()
+    while left:
+        each = left.pop()
+        if id(each) not in seen:
+            seen.add(id(each))
+            each.stack[:] = without_own(each.stack)
+            others = (each.__cause__, each.__context__, *(each.exceptions or ()))
+            left += [other for other in others if other is not None]
+    return "".join(error.format())
 
 
 def _marked(place: str, text: str) -> str:
@@ -76,6 +101,25 @@ def _describe_run(run: re.Match[str]) -> str:
     end = "\n\n" if run[0].endswith("\n") else "\n"  # blank lines separate IPython's frames
     number = f"{len(places)} frames, to " if len(places) > 1 else ""
     return f"    [... {number}{places[-1]}]{end}"
+
+
+def name_cells_in_warnings(cell_of: Callable[[str], int]) -> None:
+    """Make warnings name cells as tracebacks do (``In[27]:3``), not by their code files.
+
+    Args:
+        cell_of: returns n of the cell ``In[n]`` with a code file name, 0 if none has it.
+    """
+    plain: Callable[..., str] = warnings.formatwarning
+
+    def format_warning(
+        message: Any, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        if cell := cell_of(filename):
+            line = line or linecache.getline(filename, lineno).strip() or None
+            filename = f"In[{cell}]"
+        return plain(message, category, filename, lineno, line)
+
+    warnings.formatwarning = format_warning
 
 
 # ---------------------------------------------------------------- cells

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import linecache
 import textwrap
+import traceback
 import types
+import warnings
 
 import pytest
 from IPython.core.ultratb import AutoFormattedTB
 
 from cellmesh.wire.codec import encode
 from cellmesh.workers.rank.tracebacks import (
+    format_without_own_frames,
     make_renderer,
+    name_cells_in_warnings,
     with_all_frames,
     with_few_frames,
 )
@@ -59,6 +63,22 @@ def test_own_frames_are_left_out() -> None:
     assert "encode([object()])" in with_few_frames(text)
     assert "\n\n\n" not in with_all_frames(text) + with_few_frames(text)
     assert "\x00" not in with_all_frames(text) + with_few_frames(text)
+    group = ExceptionGroup("several", [error])
+    for plain in (
+        format_without_own_frames(traceback.TracebackException.from_exception(group)),
+        render(error, "Plain"),
+    ):
+        assert "wire/codec" not in plain
+        assert "encode([object()])" in plain
+
+
+def test_warnings_name_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    name_cells_in_warnings(lambda name: 27 if "-27-" in name else 0)
+    linecache.cache["<ipython-input-27-abc>"] = (6, None, ["one\n", "two()\n"], "")
+    text = warnings.formatwarning("old", UserWarning, "<ipython-input-27-abc>", 2)
+    assert text == "In[27]:2: UserWarning: old\n  two()\n"
+    assert warnings.formatwarning("old", UserWarning, "/a.py", 1).startswith("/a.py:1: ")
 
 
 def test_a_traceback_that_is_not_rendered_has_the_notes_that_are_text() -> None:
