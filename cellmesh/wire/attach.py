@@ -80,13 +80,14 @@ class Welcome(Verb, frozen=True):
 
 
 class Standing(Verb, frozen=True):
-    """An agent's answer to `Inquire`: the mesh's controller, and the last list of all agents
-    (`SetAgents`) that this agent has received.
+    """An agent's answer to `Inquire`: the mesh's controller, the last list of all agents
+    (`SetAgents`) that this agent has received, and the runs in flight.
     """
 
     agent_pid: int
     holder: Holder
     agents: SetAgents | None = None
+    runs: tuple[RunInfo, ...] = ()
 
 
 class SetAgents(Verb, frozen=True):

@@ -20,7 +20,7 @@ from .launch.local import (
 )
 from .living import choose, describe, end_left, find_living, forget_if_dead, look_at
 from .session import Session
-from .standing import find_agents, keep_ticket
+from .standing import describe_runs, find_agents, keep_ticket
 
 _ATTACH_S = 10.0
 _READY_S = 120.0
@@ -117,10 +117,14 @@ def _find_ticket(name: str | None, steal: bool) -> Ticket:
         which = f"there is no mesh {name!r}" if name else "no mesh is running here"
         raise NoMeshError(f"{which}: start one with `%dist_start` or cellmesh.start(){strange}")
     if name is None:
-        lines = "\n".join(describe(mesh, time.time()) for mesh in living)
+        free = [mesh.name for mesh in living if mesh.is_free]
+        example = free[-1] if free else f"--steal {living[-1].name}"
+        lines = "\n".join(
+            f"{describe(mesh, time.time())}; runs {describe_runs(mesh.ticket)}" for mesh in living
+        )
         raise MeshUsageError(
-            f"there are {len(living)} meshes: say which one, as in `%dist_attach "
-            f"{living[-1].name}`\n{lines}"
+            f"there are {len(living)} meshes: say which one, as in `%dist_attach {example}`\n"
+            f"{lines}"
         )
     raise NoMeshError(
         f"there is no mesh {name!r} (there is {names})"

@@ -24,6 +24,7 @@ from ...wire.host import format_span, this_place
 from ...wire.hosts import Host
 from ...wire.own_file import SecretBytes
 from ...wire.process import FILES_A_HOST, make_room
+from ...wire.ranks import describe_ranks
 from ...wire.reliable import Reliable
 from ...wire.ticket import (
     Holder,
@@ -37,6 +38,7 @@ from ...wire.ticket import (
 # Time limit of an agent's answer; a handshake takes three round trips.
 ANSWER_S = 2.0
 _PAUSE_S = 0.05
+_MAX_RUNS = 2  # most runs of a mesh that are named
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,19 @@ def summarize(standings: Sequence[HostStanding], own: Holder | None = None) -> H
         num_refused=sum(each.num_refused for each in counted),
         refused_at=max(each.refused_at for each in counted),
     )
+
+
+def describe_runs(ticket: Ticket) -> str:
+    """Ask the agents of a mesh for the runs in flight; return these and their ranks, as text.
+    Blocks.
+    """
+    runs: dict[str, set[int]] = {}
+    for each in ask_agents(ticket):
+        for info in each.standing.runs if each.standing is not None else ():
+            runs.setdefault(info.title or "a call", set()).update(info.ranks)
+    parts = [f"{title} on {describe_ranks(ranks)}" for title, ranks in runs.items()]
+    more = [f"{len(parts) - _MAX_RUNS} more"] if len(parts) > _MAX_RUNS else []
+    return ", ".join([*parts[:_MAX_RUNS], *more]) or "nothing"
 
 
 def _ways_to(agents: Sequence[Host]) -> list[tuple[Host, str]]:

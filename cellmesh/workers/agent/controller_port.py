@@ -234,7 +234,8 @@ class ControllerPort:
         """Answer a process that has the mesh's key and asks about the mesh's state, or for its end,
         without becoming its controller.
         """
-        self._say_aside(identity, Standing(os.getpid(), self._file.holder, self.agents))
+        runs = self.spool.runs()
+        self._say_aside(identity, Standing(os.getpid(), self._file.holder, self.agents, runs))
         if inquiry.ends:
             self._abandon("stopped from outside")
 

@@ -32,13 +32,14 @@ from cellmesh.controller.session.living import (
 from cellmesh.controller.session.standing import (
     HostStanding,
     _find_ended,
+    describe_runs,
     summarize,
     with_newest_agents,
 )
 from cellmesh.controller.session.start import find_same, offer_left
 from cellmesh.errors import HostError, MeshUsageError
 from cellmesh.wire import marks
-from cellmesh.wire.attach import SetAgents, Standing
+from cellmesh.wire.attach import RunInfo, SetAgents, Standing
 from cellmesh.wire.curve import new_keys
 from cellmesh.wire.host import started_ticks, this_place
 from cellmesh.wire.hosts import Host
@@ -265,6 +266,17 @@ def test_no_other_process_counts_as_a_zygote_that_waits(tmp_path: Path) -> None:
 
 
 # ---- what the agents of a mesh know
+
+
+def test_runs_are_named_with_their_ranks_on_all_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = Holder(controller_pid=77, is_attached=True, since=160.0)
+    on_a = Standing(1, held, runs=(RunInfo(5, (0, 1), "cell 5"),))
+    on_b = Standing(1, held, runs=(RunInfo(5, (2, 3), "cell 5"), RunInfo(6, (2,), "")))
+    asked = [HostStanding(address("a"), on_a), HostStanding(address("b", 1), on_b)]
+    monkeypatch.setattr("cellmesh.controller.session.standing.ask_agents", lambda ticket: asked)
+    assert describe_runs(make_ticket()) == "cell 5 on ranks 0-3, a call on rank 2"
+    asked[:] = [HostStanding(address("a"), None)]
+    assert describe_runs(make_ticket()) == "nothing"
 
 
 def agent_at(port: int) -> Host:
