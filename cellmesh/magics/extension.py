@@ -4,13 +4,16 @@ cellmesh's objects as widgets.
 
 from __future__ import annotations
 
+import difflib
 import functools
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
 
+from IPython.core.error import UsageError
 from IPython.core.formatters import DisplayFormatter
-from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 from IPython.display import display
 
 from ..controller.arguments import CellSyntaxError
@@ -77,6 +80,7 @@ class Extension:
         self._shell.input_transformers_cleanup.append(self._transformer)
         self._shell.events.register("post_run_cell", self.commands.recorder.close_cell)
         self._shell.events.register("post_run_cell", self.commands.await_recovery)
+        self._shell.events.register("post_run_cell", propose_magic)
         self._completion.install()
         if self._shell.display_formatter is not None:
             _register_displays(self._shell.display_formatter)
@@ -95,6 +99,7 @@ class Extension:
         self._shell.input_transformers_cleanup.remove(self._transformer)
         self._shell.events.unregister("post_run_cell", self.commands.recorder.close_cell)
         self._shell.events.unregister("post_run_cell", self.commands.await_recovery)
+        self._shell.events.unregister("post_run_cell", propose_magic)
         for kind in self._shell.magics_manager.magics.values():
             for name in [
                 name for name, function in kind.items() if getattr(function, "cellmesh", False)
@@ -171,6 +176,19 @@ class FailureDisplay:
         else:
             lines = error._render_traceback_()
         type(self._shell)._showtraceback(self._shell, kind, error, lines)
+
+
+_NO_MAGIC = re.compile(r"agic (?:function )?`(%+)(\w+)` not found")
+
+
+def propose_magic(result: ExecutionResult) -> None:
+    """Print the most similar magic of cellmesh below IPython's error for an unknown magic."""
+    error = result.error_in_exec
+    found = _NO_MAGIC.search(str(error)) if isinstance(error, UsageError) else None
+    near = difflib.get_close_matches(found[2], COMMANDS, 1, 0.75) if found is not None else []
+    if found is not None and near:
+        mark = "%%" if near[0] in CELL_MAGICS else found[1]
+        print(f"did you mean `{mark}{near[0]}`?", file=sys.stderr)
 
 
 def load(shell: InteractiveShell) -> None:

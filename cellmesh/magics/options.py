@@ -53,7 +53,7 @@ CELL_MAGICS = ("dist", "dist_profile", "local")
 # A magic and its summary; an example; its arguments and options. The name of an argument or option,
 # if it differs from its flag, precedes it or is in parentheses.
 _TABLE = """
-dist_start: Start a mesh of persistent ranks, on this machine or on hosts.
+dist_start: Start a mesh of persistent ranks on this machine.
     %dist_start 8 --mesh dp=2,tp=4
 
 dist: Run this cell on the ranks.

@@ -9,9 +9,12 @@ import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
 
 from cellmesh.errors import MeshUsageError
 from cellmesh.magics.completion import complete_line
+from cellmesh.magics.extension import propose_magic
 from cellmesh.magics.options import (
     CELL_MAGICS,
     COMMANDS,
@@ -204,3 +207,22 @@ def test_any_line_is_completed_or_left_alone(name: str, rest: str) -> None:
     line = f"%{name} {rest}"
     found = complete_line(line, complete_word)
     assert found is None or (found.texts and line.endswith(found.typed))
+
+
+@pytest.mark.parametrize(
+    ("cell", "proposed"),
+    [
+        ("%dist_chek m", "did you mean `%dist_check`?\n"),
+        ("%%dst\nx", "did you mean `%%dist`?\n"),
+        ("%nothing_like_it", ""),
+        ("1 / 0", ""),
+    ],
+)
+def test_the_nearest_magic_is_proposed(
+    cell: str, proposed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = Config(HistoryManager={"enabled": False})
+    result = InteractiveShell(config=config).run_cell(cell)
+    capsys.readouterr()
+    propose_magic(result)
+    assert capsys.readouterr().err == proposed
