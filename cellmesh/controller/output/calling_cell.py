@@ -80,8 +80,8 @@ def holds_displays(shell: Any) -> bool:
 
 
 class CapturedSink:
-    """Passes output to the objects that capture the calling cell's output at the moment; passes
-    output that none captures, and tracebacks, to the cell itself.
+    """Passes output to the objects that capture the calling cell's output, as long as they do;
+    passes output that none of them captures, and tracebacks, to the cell itself.
 
     Args:
         shell: the kernel's IPython shell.
@@ -90,6 +90,8 @@ class CapturedSink:
 
     def __init__(self, shell: Any, cell: CellSink) -> None:
         self._shell, self._cell, self._console = shell, cell, ConsoleSink()
+        self._files = {"stdout": sys.stdout, "stderr": sys.stderr}
+        self._publisher = shell.display_pub
         # A file that passes text on to the kernel's stream finds the cell in the context.
         self._context = contextvars.copy_context()
 
@@ -113,8 +115,10 @@ class CapturedSink:
         if isinstance(block.item, Trace):
             return False
         if isinstance(block.item, Rich) and not is_textual(block):
-            return holds_displays(self._shell)
-        return holds("stderr" if isinstance(block.item, Bars) else as_text(block)[0])
+            is_same = self._shell.display_pub is self._publisher
+            return is_same and holds_displays(self._shell)
+        stream = "stderr" if isinstance(block.item, Bars) else as_text(block)[0]
+        return getattr(sys, stream) is self._files[stream] and holds(stream)
 
     def _capture(self, block: Block) -> None:
         item, publisher = block.item, self._shell.display_pub

@@ -183,5 +183,11 @@ def test_only_what_is_still_captured_is_not_shown_in_the_cell(
     monkeypatch.setattr("sys.stdout", File())
     captured.sink.show([line(0)])
     assert captured.front.kinds[2:] == ["stream"]
+    of_a_later_cell = io.StringIO()
+    monkeypatch.setattr("sys.stdout", of_a_later_cell)
+    captured.sink.show([line(0)])
+    assert captured.front.kinds[2:] == ["stream", "stream"]
+    assert of_a_later_cell.getvalue() == ""
+    monkeypatch.setattr("sys.stdout", File())
     monkeypatch.setattr("sys.stderr", None)
     assert isinstance(calling_cell.current_sink(), CellSink)
