@@ -21,7 +21,7 @@ from tests.browser.lab import Server, browse, open_notebook, serve
 from tests.browser.test_widgets import open_heatmap, opened
 
 SIDES = {"4096 x 4096, reduced": 4096, "496 x 496, as it is": 496}
-REDUCTIONS = ("mean", "absmax")
+REDUCTIONS = ("mean", "absmax", "stride")
 # Changes the reduction as a person would, and tells the milliseconds until the canvas has been
 # painted.
 _CHANGE = """

@@ -245,7 +245,7 @@ class Ranks:
 
         A path of names, attributes and constant indices is looked up without running code, by busy
         ranks from their control threads. Any other expression is evaluated once on each rank, if
-        no rank is busy; ranks keep its value until they evaluate another one for an inspection.
+        no rank is busy, and its value is kept there as long as the inspection lives.
 
         Args:
             expression: a tensor, a module, an optimizer or a container of them.

@@ -72,6 +72,7 @@ class _Listing:
     is_package: bool
     files: tuple[str, ...]
     directories: tuple[str, ...]
+    problems: tuple[str, ...] = ()
 
 
 @dataclass(eq=False)
@@ -124,6 +125,7 @@ class Scanner:
             except OSError as error:
                 problems |= _describe(path, error)
                 continue
+            problems |= dict.fromkeys(listing.problems)
             for name in listing.files:
                 try:
                     state = _state(f"{path}/{name}")
@@ -163,6 +165,7 @@ class Scanner:
         listed_ns = time.time_ns()
         files: list[str] = []
         directories: list[str] = []
+        problems: dict[str, None] = {}
         with os.scandir(path) as entries:
             every = sorted(entries, key=lambda entry: entry.name)
         names = {entry.name for entry in every}
@@ -172,15 +175,18 @@ class Scanner:
             name = entry.name
             try:
                 is_directory = entry.is_dir()
-            except OSError:  # a circular link, or one to a path without permission
+            except OSError as error:  # a circular link, or one to a path without permission
+                if any(_is_reachable(name, either, is_package) for either in (True, False)):
+                    problems |= _describe(entry.path, error)
                 continue
             if not _is_reachable(name, is_directory, is_package) or entry.path == _OWN_PACKAGE:
                 continue
             if not ignore.hides(entry.path, is_directory):
                 (directories if is_directory else files).append(name)
-        listing = self._listings[path] = _Listing(
-            mtime_ns, listed_ns, ignore, is_package, tuple(files), tuple(directories)
-        )
+        entered = tuple(files), tuple(directories), tuple(problems)
+        listing = _Listing(mtime_ns, listed_ns, ignore, is_package, *entered)
+        if not problems:  # these may end without a change of the directory's time
+            self._listings[path] = listing
         return listing
 
 

@@ -94,7 +94,8 @@ class HealReport:
         copied: the copied names.
         not_copied: names that could not be copied -> reason.
         empty: replaced ranks whose namespaces are still empty.
-        notes: remarks on models that were or could not be reset after an interrupted step.
+        notes: remarks on models that were or could not be reset after an interrupted step, and on
+            hosts that were replaced.
         steps: differences between the ranks' numbers of optimizer steps, "" if there are none.
         is_apart: whether ranks were stopped at different points, so that replicas may differ.
     """

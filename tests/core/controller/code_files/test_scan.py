@@ -124,12 +124,18 @@ def test_roots_are_the_users_directories(tmp_path: Path) -> None:
     assert not [name for _, name in own if name.startswith("cellmesh/")]
 
 
-def test_entry_that_cannot_be_looked_at_is_left_out(tmp_path: Path) -> None:
+def test_entry_that_cannot_be_looked_at_is_named_and_the_rest_is_found(tmp_path: Path) -> None:
     names = ["module.py", "package/__init__.py", "package/inner/x.py"]
     write(tmp_path, *names)
     for link in ("circle", "package/circle.json", "not-reachable"):
         (tmp_path / link).symlink_to(Path(link).name)
-    assert found(Scanner((str(tmp_path),))) == names
+    os.utime(tmp_path, ns=(OLD_NS, OLD_NS))
+    scanner, why = Scanner((str(tmp_path),)), "Too many levels of symbolic links"
+    circles = (f"{tmp_path}/circle", f"{tmp_path}/package/circle.json")
+    for _ in range(2):
+        scan = scanner.scan()
+        assert paths_of(scan) == names
+        assert scan.problems == tuple(f"{circle}: {why}" for circle in circles)
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
