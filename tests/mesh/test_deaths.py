@@ -85,7 +85,7 @@ def test_zygote_and_store_that_die_are_replaced_serve_a_heal_and_tidy_up(
     mesh[0].cell("import subprocess; child = subprocess.Popen(['sleep', '1000']).pid")
     child = psutil.Process(mesh[0].pull("child"))
     agent = process_named(runtime_dir, "cellmesh-agent")
-    for name in ("cellmesh-zygote", "cellmesh-zygote", "cellmesh-store"):
+    for name in ("cellmesh-zygote", "cellmesh-zygote", *["cellmesh-store"] * 7):
         old = process_named(runtime_dir, name)
         old.kill()
         wait_for_process(runtime_dir, name, old.pid)

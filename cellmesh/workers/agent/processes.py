@@ -51,7 +51,7 @@ _NO_HOSTNAME = "The hostname of the client socket cannot be retrieved"
 # A store or zygote that ends is replaced at once, so that a heal finds it. After this many ends in
 # this many seconds, it is replaced only when ranks are forked. A store that cannot live ends ten
 # times a second, a zygote once in some seconds.
-_MAX_ENDS, _ENDS_S = 5, 60.0
+_MAX_ENDS = {"store": (10, 10.0), "zygote": (3, 60.0)}
 
 
 @dataclass(eq=False)
@@ -366,9 +366,9 @@ class Processes:
         """Record that the zygote or the c10d store has ended; return whether to replace it at once,
         which is not done if it ends too often.
         """
-        ends = self._ends.setdefault(name, collections.deque(maxlen=_MAX_ENDS))
-        now = time.monotonic()
-        is_often = len(ends) == _MAX_ENDS and now - ends[0] < _ENDS_S
+        (most, within_s), now = _MAX_ENDS[name], time.monotonic()
+        ends = self._ends.setdefault(name, collections.deque(maxlen=most))
+        is_often = len(ends) == most and now - ends[0] < within_s
         ends.append(now)
         return not is_often
 
