@@ -17,6 +17,8 @@ from .rank.value_transfer import is_dtensor
 GATHER_S = 0.1
 # Maximum number of points for each name in a message; others are left out.
 MAX_POINTS = 500
+_MAX_NAMES = 1000
+_MAX_NAME = 200
 
 
 class Reporter:
@@ -44,8 +46,15 @@ class Reporter:
             values: name -> a number, or a tensor with one element.
 
         Raises:
-            MeshUsageError: a value is no number.
+            MeshUsageError: a value is no number, or names are too many or too long.
         """
+        long = [name for name in values if len(name) > _MAX_NAME]
+        if long or len(values) > _MAX_NAMES:
+            what = f"a name of {len(long[0]):,} characters" if long else f"{len(values):,} names"
+            raise MeshUsageError(
+                f"cellmesh.log: {what}; log at most {_MAX_NAMES:,} names of {_MAX_NAME} "
+                "characters at once"
+            )
         numbers = {name: number_of(name, value) for name, value in values.items()}
         at = None if step is None else number_of("step", step)
         run = self._current_run()

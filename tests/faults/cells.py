@@ -193,7 +193,7 @@ class _Trial:
             try:
                 self._wait_until_in_place()
                 if self.fault.name == "infinite loop":
-                    self.shown.wait_for(f"rank {self.victim} runs", self.fault.within_s)
+                    self.shown.wait_for(f"rank {self.victim} running", self.fault.within_s)
                 wait_until(
                     lambda: runs_in(main, cm.Run.result.__code__), ARRIVAL_S, "somebody who waits"
                 )
@@ -219,7 +219,7 @@ class _Trial:
         """`%dist_interrupt`: nobody waits for the run."""
         self._wait_until_in_place()
         if self.fault.name == "infinite loop":
-            self.shown.wait_for(f"rank {self.victim} runs", self.fault.within_s)
+            self.shown.wait_for(f"rank {self.victim} running", self.fault.within_s)
         self.struck_at = time.time()
         self.rig.mesh.interrupt()
         if self.outcome == "killed":

@@ -7,6 +7,7 @@ connects it to the rank's own output.
 from __future__ import annotations
 
 import ast
+import linecache
 import runpy
 import sys
 import traceback
@@ -338,7 +339,6 @@ class RankShell(InteractiveShell):
 
 
 _MAX_RENDERED_FRAMES = 100
-_MAX_TREES = 300
 
 
 def remember_error(error: BaseException | None) -> None:
@@ -353,15 +353,20 @@ def remember_error(error: BaseException | None) -> None:
 
 
 def _forget_syntax_trees() -> None:
-    """Clear caches of syntax trees (11 kB a cell) that the libraries with which IPython renders
+    """Drop the syntax trees of a cell (11 kB), which the libraries with which IPython renders
     tracebacks would keep forever.
+
+    Their entries for files are kept: they are few, and parsing a file of torch takes long.
     """
     for module in ("executing.executing", "stack_data.core"):
         kind: Any = getattr(sys.modules.get(module), "Source", type)
         for name in ("__source_cache_with_lines", "__executing_cache"):
             cache = vars(kind).get(name, {})
-            if len(cache) > _MAX_TREES:
-                cache.clear()
+            for key in list(cache):
+                lines = linecache.cache.get(getattr(key[0], "co_filename", key[0]))
+                # Entries whose source is in no file.
+                if lines is not None and (len(lines) == 1 or lines[1] is None):
+                    del cache[key]
         for owner, name in (
             (kind, "statements_at_line"),
             (sys.modules.get(module), "statement_containing_node"),
