@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import RankDied, RankFailure, RanksInterrupted, RemoteError
 from ..wire import payload
 from ..wire.codec import Parcel
-from ..wire.messages import Died, Done, Failed, describe_place
+from ..wire.messages import ENDED_BY_GLOO, Died, Done, Failed, describe_place
 from ..wire.ranks import describe_ranks, group_ranks, with_verb
 from ..wire.status import RankState
 from .core.mesh_state import FIRST_HEAL
@@ -100,6 +100,11 @@ def summarize(
     }
     released = {rank: _place(verb) for rank, verb in verbs.items() if is_released(verb)}
     is_stopped = all(isinstance(exceptions[rank], KeyboardInterrupt) for rank in failed)
+    # A rank that gloo has ended cannot report its operation; if the others are in many, none fits.
+    begun = sorted({verb.begun for verb in verbs.values() if type(verb) is Failed and verb.begun})
+    if 0 < len(begun) <= 2:
+        place = f"{ENDED_BY_GLOO} in {' or '.join(begun)}"
+        failed = {rank: text.replace(ENDED_BY_GLOO, place) for rank, text in failed.items()}
     groups = group_ranks(failed)
     parts = [describe_end(ranks, text) for text, ranks in groups.items()]
     parts = _shorten(list(groups.values()), parts, "failed in other ways", MAX_SUMMARY // 2)

@@ -259,7 +259,8 @@ class Failed(Verb, frozen=True):
     `Heal` or `Resume`. `released`: the rank was released from `collective` ("" for plain Python),
     which other ranks would not join, after `waited_s` seconds. `whole_traceback` has the frames of
     libraries that `traceback` leaves out, "" if there are none. `in_step`: the exception left an
-    optimizer's step, which may have changed only some parameters.
+    optimizer's step, which may have changed only some parameters. `begun`: the last collective that
+    a released rank has begun, with its number and group; "" after a message.
     """
 
     run: int
@@ -276,6 +277,11 @@ class Failed(Verb, frozen=True):
     timing: Timing | None = None
     inner: str = ""
     whole_traceback: str = ""
+    begun: str = ""
+
+
+# Part of the reason (`Died`) for which gloo has ended a rank's process.
+ENDED_BY_GLOO = "gloo ended it"
 
 
 def describe_place(line: int, inner: str) -> str:

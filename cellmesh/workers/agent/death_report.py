@@ -7,6 +7,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from ...wire.messages import ENDED_BY_GLOO
+
 # How long after a kill for want of memory the end of another rank by SIGKILL counts as one, too:
 # the kernel may have killed both, and takes seconds to free the memory of a large process.
 _TOGETHER_S = 10.0
@@ -77,7 +79,7 @@ def explain_mismatch(last_output: str) -> str:
     if found is None:
         return ""
     return (
-        f": gloo ended it, as another rank sent it {int(found[1]):,} bytes where it expected "
+        f": {ENDED_BY_GLOO}, as another rank sent it {int(found[1]):,} bytes where it expected "
         f"{int(found[2]):,}: these ranks have begun operations of different sizes or kinds"
     )
 

@@ -254,6 +254,16 @@ class Ledger:
         candidates = ([last] if last is not None else []) + _copied(self.earlier)
         return next((one for one in candidates if one.is_under_way), None)
 
+    def describe_last(self) -> str:
+        """Return the last collective that this rank has begun, ended or not, with its number and
+        its group's name for users; "" if a message was begun later.
+        """
+        last = self.last
+        recent = last.record.count(with_recent=True).recent if last is not None else ()
+        if last is None or last.name in MESSAGES or not recent:
+            return ""
+        return f"operation {last.number} on {last.record.label} ({recent[-1].describe()})"
+
     def in_flight(self) -> tuple[InFlight, ...]:
         """Return the oldest collective in flight on each group, and the oldest message in flight in
         each direction with each peer. Any thread may call it.

@@ -176,6 +176,7 @@ class Failures:
             waited.waited_s,
             interrupted_step(traceback_of(error)),
             inner=place.inner,
+            begun=self._groups.ledger.describe_last(),
         )
         return Parcel(verb, tuple(buffers))
 

@@ -19,7 +19,7 @@ from cellmesh.controller.status import activity_of, show_stacks
 from cellmesh.errors import Released
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.groups import GroupCount, InFlight
-from cellmesh.wire.messages import Died, Done, Failed
+from cellmesh.wire.messages import ENDED_BY_GLOO, Died, Done, Failed
 from cellmesh.wire.status import RankInfo, RankState, StackText
 
 
@@ -130,6 +130,20 @@ LIVE: list[tuple[dict[int, RankState], str]] = [
 @pytest.mark.parametrize(("states", "words"), LIVE)
 def test_the_live_line(states: dict[int, RankState], words: str) -> None:
     assert describe_live(7, range(max(states) + 1), states) == words
+
+
+def test_an_abort_by_gloo_names_the_operation_that_the_others_are_in() -> None:
+    aborted = Died(0, f"was killed by SIGABRT: {ENDED_BY_GLOO}, as sizes differ", "")
+
+    def others(*begun: str) -> str:
+        verbs = [msgspec.structs.replace(released("all_reduce"), begun=one) for one in begun]
+        return summary({0: aborted, **dict(enumerate(verbs, 1)), 4: Done(1)})
+
+    start = "rank 0 was killed by SIGABRT: gloo ended it"
+    assert others("a", "a").startswith(f"{start} in a, as sizes differ; ")
+    assert others("a", "b").startswith(f"{start} in a or b, as sizes differ; ")
+    assert others("a", "b", "c").startswith(f"{start}, as sizes differ; ")
+    assert others("", "").startswith(f"{start}, as sizes differ; ")
 
 
 # ---- many ranks

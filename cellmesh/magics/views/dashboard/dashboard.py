@@ -110,12 +110,6 @@ class Dashboard:
             self._is_over = True
             self._wake.notify_all()
 
-    @property
-    def is_looking(self) -> bool:
-        """Whether the thread that takes snapshots runs."""
-        with self._lock:
-            return self._thread is not None
-
     def static(self) -> Static:
         """Return the table of ``%dist_status`` at the last snapshot.
 

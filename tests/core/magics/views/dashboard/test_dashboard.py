@@ -89,7 +89,7 @@ class Rig:
         for thread in threading.enumerate():
             if thread.name == "cellmesh-dashboard":
                 thread.join(PATIENCE_S)
-        assert not self.dashboard.is_looking
+        assert not self.dashboard._thread
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_dashboard_goes_on_while_a_cell_keeps_the_page_unheard(
         rig.see()  # received on this loop, which is busy from here
         while rig.looks < 20:  # 0.2 s
             rig.wait_for_look()
-        assert rig.dashboard.is_looking
+        assert rig.dashboard._thread
 
     asyncio.run(run_a_cell())
     rig.wait_for_end()
@@ -192,7 +192,7 @@ def test_dashboard_ends_with_its_mesh(rig: Rig) -> None:
     rig.take = lambda: None
     rig.wait_for_end()
     rig.see()
-    assert not rig.dashboard.is_looking
+    assert not rig.dashboard._thread
     assert 'data-rank="1"' in rig.widget.table
 
 
