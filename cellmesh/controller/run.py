@@ -258,7 +258,7 @@ class Run(Generic[T]):
         Returns:
             Whether the run had not ended before.
         """
-        if self.done():
+        if self._has_ended:
             return False
         self.interrupt()
         return True
@@ -402,19 +402,14 @@ class Run(Generic[T]):
                 self.clear_live()
             self.printer.finish(now, is_raised=bool(self._callers))
         finally:
-            self._call_back()
-
-    def _call_back(self) -> None:
-        with self._lock:
-            self._has_ended = True
-            callbacks, self._callbacks = self._callbacks, []
-        self._news.report()
-        if len(callbacks) == 1:
-            callbacks[0]()
-            return
-        with contextlib.ExitStack() as stack:  # calls all callbacks even if one raises
-            for callback in reversed(callbacks):
-                stack.callback(callback)
+            with self._lock:
+                self._has_ended = True
+                callbacks, self._callbacks = self._callbacks, []
+            self._news.report()
+            if callbacks:
+                with contextlib.ExitStack() as stack:  # calls all callbacks even if one raises
+                    for callback in reversed(callbacks):
+                        stack.callback(callback)
 
     # ---- inside
 

@@ -5,6 +5,7 @@ In a terminal, each finished progress bar has its own line; running bars share o
 
 from __future__ import annotations
 
+import functools
 import io
 import shutil
 import sys
@@ -46,7 +47,10 @@ class ConsoleSink:
     def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
         self._out, self._err = out, err
         self._has_status = False
-        self._bars = ConsoleBars()
+
+    @functools.cached_property
+    def _bars(self) -> ConsoleBars:
+        return ConsoleBars()  # few runs have output
 
     def show(self, blocks: Sequence[Block]) -> None:
         pieces: list[tuple[str, str]] = []

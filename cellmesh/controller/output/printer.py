@@ -146,7 +146,8 @@ class Printer:
             is_raised: whether a caller gets the failures as one exception; otherwise the exceptions
                 of released ranks are shown.
         """
-        self.show(now, everything=True)
+        if self._folder is not None:
+            self.show(now, everything=True)
         if self._released and not is_raised:
             for ranks, verb in self._released:
                 self.feed(ranks, verb, now)

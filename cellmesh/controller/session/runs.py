@@ -156,7 +156,7 @@ class Runs:
                 f"there is no {describe_ranks(beyond)} any more: the mesh has {self.num_ranks} "
                 "ranks since its last `%dist_resize`"
             )
-        if core.dead and (dead := [rank for rank in ranks if rank in core.lost]):
+        if core.mesh.dead and (dead := [rank for rank in ranks if rank in core.lost]):
             raise refuse_dead(dead, core.dead[dead[0]])
 
     def start_run(self, item: WorkItem, printer: Printer) -> Run[Any]:

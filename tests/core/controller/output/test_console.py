@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+import types
 from types import SimpleNamespace
 from typing import Any
 
@@ -126,7 +127,9 @@ def capture(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr("sys.stderr", err)
     monkeypatch.setitem(sys.modules, "ipykernel.iostream", SimpleNamespace(OutStream=File))
     monkeypatch.setattr(calling_cell, "own_shell", lambda: shell)
-    monkeypatch.setattr(calling_cell, "cell_publisher", lambda: front)
+    kernel = types.SimpleNamespace(iopub_socket=None)
+    monkeypatch.setattr(calling_cell, "own_kernel", lambda: kernel)
+    monkeypatch.setattr(calling_cell, "CellPublisher", lambda kernel: front)
     return SimpleNamespace(
         out=out, err=err, front=front, shell=shell, sink=calling_cell.current_sink()
     )
