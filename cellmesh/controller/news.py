@@ -101,7 +101,7 @@ class Reply(Generic[_T]):
         return self._is_given
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until a value or an error is set; return whether one is in time."""
+        """Wait until a value or an error is set; return whether one was set in time."""
         return self._news.wait_for(self.is_given, timeout_s)
 
     def result(self, timeout_s: float | None = None) -> _T:

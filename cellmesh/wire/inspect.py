@@ -30,6 +30,7 @@ Reduction = Literal["mean", "absmax"]
 class Query(FeatureRequest, frozen=True):
     """Base class of the requests that ask a rank about its values and names."""
 
+    handler: ClassVar[str] = "inspect.handler"
     is_query: ClassVar[bool] = True
     needs_room: ClassVar[bool] = False
 
@@ -244,6 +245,8 @@ class Complete(Query, frozen=True):
     `users_only`: complete only names that the user has bound, no builtins or keywords.
     """
 
+    handler: ClassVar[str] = "complete"
+
     code: str
     cursor: int
     users_only: bool = False
@@ -255,6 +258,8 @@ class Explain(Query, frozen=True):
 
     Answer: str, with ANSI colours; "" if the path does not exist or only code could resolve it.
     """
+
+    handler: ClassVar[str] = "complete"
 
     name: str
     detail: int = 0

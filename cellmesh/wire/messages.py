@@ -47,7 +47,7 @@ from .verbs import Pickled as Pickled
 from .verbs import Verb as Verb
 from .verbs import WorkVerb as WorkVerb
 
-# Requests of all features: a feature adds its union here, and its handler to those of the ranks.
+# Requests of all features: a feature adds its union here.
 AnyRequest = (
     inspect.AnyRequest | inspect.CompletionRequest | replicas.AnyRequest | values.CheckpointRequest
     | trace.AnyRequest

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -11,7 +11,11 @@ from .verbs import FeatureRequest, Pickled
 Kind = Literal["parameter", "buffer", "optimizer state", "tensor", "number", "rng", "not wrapped"]
 
 
-class Check(FeatureRequest, frozen=True):
+class _Request(FeatureRequest, frozen=True):
+    handler: ClassVar[str] = "replicas.handler"
+
+
+class Check(_Request, frozen=True):
     """Ask ranks for digests of the tensors in an expression's value ("": in all models and
     optimizers).
     """
@@ -19,7 +23,7 @@ class Check(FeatureRequest, frozen=True):
     expression: str
 
 
-class Compare(FeatureRequest, frozen=True):
+class Compare(_Request, frozen=True):
     """Ask a rank for the distance between its tensor that `Check` found at `path` and another
     rank's tensor in the payload.
     """
@@ -29,14 +33,14 @@ class Compare(FeatureRequest, frozen=True):
     payload: Pickled
 
 
-class GatherTensor(FeatureRequest, frozen=True):
+class GatherTensor(_Request, frozen=True):
     """Ask a rank for its tensor that `Check` found at `path`, for `Compare` on other ranks."""
 
     expression: str
     path: str
 
 
-class Sync(FeatureRequest, frozen=True):
+class Sync(_Request, frozen=True):
     """Ask ranks to make their replicas of an expression's tensors equal to those of rank `source`;
     a collective.
     """
@@ -45,11 +49,11 @@ class Sync(FeatureRequest, frozen=True):
     source: int
 
 
-class SurveyNames(FeatureRequest, frozen=True):
+class SurveyNames(_Request, frozen=True):
     """Ask a rank which of its variables can be copied to another rank, and why others cannot."""
 
 
-class GatherNames(FeatureRequest, frozen=True):
+class GatherNames(_Request, frozen=True):
     """Ask a rank for the values of its variables as one pickle, for `PushNames` on another rank."""
 
     names: tuple[str, ...]

@@ -6,7 +6,7 @@ import struct
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 import msgspec
 
@@ -75,11 +75,15 @@ def cut_out(
 OperatorKind = Literal["computation", "communication", "device"]
 
 
-class BeginProfile(FeatureRequest, frozen=True):
+class _Request(FeatureRequest, frozen=True):
+    handler: ClassVar[str] = "trace.torch_profiler"
+
+
+class BeginProfile(_Request, frozen=True):
     """Ask a rank to profile its next cell, from the cell's begin to its end."""
 
 
-class EndProfile(FeatureRequest, frozen=True):
+class EndProfile(_Request, frozen=True):
     """Ask a rank for the profile of its last cell (`RankProfile`; None if none was recorded).
 
     With a `trace_path`, the trace in Chrome's format is sent too, unless it is longer than

@@ -124,7 +124,11 @@ class Unwanted(Verb, frozen=True):
     loan: int
 
 
-class CheckSave(FeatureRequest, frozen=True):
+class _CheckpointRequest(FeatureRequest, frozen=True):
+    handler: ClassVar[str] = "checkpoint"
+
+
+class CheckSave(_CheckpointRequest, frozen=True):
     """Ask a rank whether it can save these variables to a path; it answers why not, or "". No
     collective.
     """
@@ -133,14 +137,14 @@ class CheckSave(FeatureRequest, frozen=True):
     path: str
 
 
-class SaveNames(FeatureRequest, frozen=True):
+class SaveNames(_CheckpointRequest, frozen=True):
     """Ask ranks to save these variables to a path; a collective."""
 
     names: tuple[str, ...]
     path: str
 
 
-class CheckLoad(FeatureRequest, frozen=True):
+class CheckLoad(_CheckpointRequest, frozen=True):
     """Ask a rank whether it can load these variables from a path; it answers why not, or "". No
     collective.
     """
@@ -149,7 +153,7 @@ class CheckLoad(FeatureRequest, frozen=True):
     path: str
 
 
-class LoadNames(FeatureRequest, frozen=True):
+class LoadNames(_CheckpointRequest, frozen=True):
     """Ask ranks to load these variables (none given: all saved ones) in place, and to answer with
     the names of those loaded; a collective.
     """

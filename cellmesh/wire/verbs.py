@@ -48,7 +48,12 @@ class WorkVerb(Verb, frozen=True):
 class FeatureRequest(WorkVerb, frozen=True):
     """Base class of the requests that a feature of the controller sends to its handler on a rank
     (see `Request`).
+
+    Class attributes:
+        handler: module of the feature's handler, in `cellmesh.workers`.
     """
+
+    handler: ClassVar[str]
 
 
 class RunCell(WorkVerb, frozen=True):

@@ -76,8 +76,8 @@ class CodeSync:
         self._scanner = Scanner(self.roots)
 
     def forget(self) -> None:
-        """Record that a host is new or was disconnected, so that `bring` checks the files of all
-        hosts.
+        """Forget what hosts have, as a host is new or was disconnected: `bring` checks the files of
+        all hosts.
         """
         self._is_sure = False
 

@@ -349,7 +349,7 @@ class Core:
         return [*effects, Change("ended", cause or Stopped(reason))]
 
     def tick(self, now: float) -> list[Effect]:
-        """Act on the deadlines of runs, requests and the recovery that have passed."""
+        """Act on deadlines that have passed: those of runs, of requests and of the recovery."""
         now = self._now = max(self._now, now)
         effects = self.runs.tick(now)
         if self._questions.open:

@@ -36,8 +36,8 @@ class Deliver(msgspec.Struct, frozen=True):
 
 
 class Watch(msgspec.Struct, frozen=True):
-    """Effect: show the user of a run where its ranks are; ranks that have not answered are left
-    out.
+    """Effect: show in a run's status line which code each rank executes or waits in; ranks that
+    have not answered the request for their states are left out.
     """
 
     run: int

@@ -129,7 +129,7 @@ class Profile:
 
     @property
     def operators(self) -> list[OperatorByRank]:
-        """All operators of the profile, by falling mean time."""
+        """All operators of the profile, in descending order of mean time."""
         return compare_operators(self.by_rank)
 
     @property
@@ -270,7 +270,7 @@ def _beside(path: Path, rank: int) -> Path:
 
 
 def compare_operators(by_rank: Mapping[int, RankProfile]) -> list[OperatorByRank]:
-    """Return every operator's self time on the ranks, by falling mean time."""
+    """Return every operator's self time on the ranks, in descending order of mean time."""
     found: dict[tuple[OperatorKind, str], dict[int, tuple[int, int]]] = {}
     for rank, one in by_rank.items():
         for operator in one.operators:

@@ -244,7 +244,7 @@ class _Layout:
         return _LEFT + inside * _INSIDE
 
     def draw_legend(self) -> Iterator[str]:
-        """Yield a line of text for every few names."""
+        """Yield the SVG text lines of the legend, which pairs colours with names of operations."""
         for number, line in enumerate(self._legend):
             entries = (
                 f'<tspan dx="12" fill="{colour}" fill-opacity="{opacity}">■</tspan> '

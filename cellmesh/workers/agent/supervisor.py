@@ -492,8 +492,8 @@ class Supervisor:
         return [died for rank, died in sorted(self._deaths.items()) if rank not in to_come]
 
     def report(self, rss_bytes: Mapping[int, int]) -> tuple[RankInfo, ...]:
-        """Return the records of all ranks of this host; their memory is taken from `rss_bytes` (pid
-        -> bytes).
+        """Return the process, state and memory of each rank of this host; `rss_bytes` maps pids to
+        memory.
         """
         return tuple(
             state.info(rank, self._host, rss_bytes.get(state.pid, 0))

@@ -6,11 +6,9 @@ from __future__ import annotations
 
 import threading
 import types
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from ...wire import inspect, replicas, trace, values
 from ...wire.codec import Frame
 from ...wire.messages import FeatureRequest, Pickled
 from ..groups import model_reset
@@ -24,20 +22,6 @@ if TYPE_CHECKING:
     from .interrupts import Interrupts
     from .shell import RankShell
     from .value_transfer import SegmentLink
-
-
-# Modules of the handlers in `cellmesh.workers`, imported on first use.
-_MODULES: Mapping[type, str] = {
-    request: module
-    for union, module in (
-        (inspect.AnyRequest, "inspect.handler"),
-        (inspect.CompletionRequest, "complete"),
-        (replicas.AnyRequest, "replicas.handler"),
-        (values.CheckpointRequest, "checkpoint"),
-        (trace.AnyRequest, "trace.torch_profiler"),
-    )
-    for request in get_args(union) or (union,)
-}
 
 
 class Packed(NamedTuple):
@@ -89,7 +73,7 @@ class RankContext:
         """Return the handler of a feature's request; raise a CellmeshError if its module cannot be
         imported. Usable on any thread.
         """
-        module = _MODULES[type(request)]
+        module = request.handler
         with self._lock:
             if module not in self._handlers:
                 self._handlers[module] = load(module).make_handler(self)

@@ -48,7 +48,7 @@ class GivenNames:
         self._hidden.update(given)
 
     def forget(self, names: Iterable[str]) -> None:
-        """Stop watching variables that the notebook itself has rebound, by a push."""
+        """Stop reporting changes of variables to which the notebook itself has pushed values."""
         for name in names:
             self.values.pop(name, None)
 
