@@ -136,7 +136,7 @@ class Canvas:
         return over
 
     def ends(self, text: str, now: float) -> bool:
-        """Return whether a text is ordinary output that belongs below the canvas."""
+        """Return whether a text ends the redrawing of lines, as ordinary output below them."""
         is_below = self._row == len(self._rows) - 1 and self._rows[-1].strip() == ""
         return is_below and now - self.moved_at > QUIET_S and not moves_up(text)
 

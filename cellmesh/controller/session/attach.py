@@ -1,4 +1,4 @@
-"""Attaches this process to a running mesh as controller, and ends meshes without a controller."""
+"""Attaches this process to a running mesh as its controller; ends meshes that have none."""
 
 from __future__ import annotations
 
