@@ -53,12 +53,12 @@ FEATURES = (
     ),
     Feature(
         "messages between processes",
-        1167,
+        1170,
         "wire/",
     ),
     Feature(
         "pickling and large values",
-        1427,
+        1429,
         "wire/payload.py wire/segments.py wire/bulk.py wire/values.py controller/values/ "
         "workers/rank/value_transfer.py",
     ),
@@ -84,7 +84,7 @@ FEATURES = (
     ),
     Feature(
         "attach",
-        326,
+        331,
         "wire/attach.py controller/session/attach.py controller/session/living.py",
     ),
     Feature(
@@ -96,7 +96,7 @@ FEATURES = (
     ),
     Feature(
         "hosts",
-        2286,
+        2295,
         "controller/session/hosts/ controller/session/launch/ controller/session/standing.py "
         "workers/agent/on_host.py "
         "workers/agent/port.py wire/hosts.py wire/curve.py",
@@ -128,12 +128,12 @@ FEATURES = (
     ),
     Feature(
         "code sync",
-        426,
+        432,
         "controller/code_files/ workers/agent/code_files.py",
     ),
     Feature(
         "output",
-        1397,
+        1404,
         "controller/output/",
     ),
     Feature(
@@ -148,19 +148,19 @@ FEATURES = (
     ),
     Feature(
         "inspector",
-        2811,
+        2814,
         "wire/inspect.py controller/inspect.py workers/inspect/ workers/static_lookup.py "
         "magics/views/inspector/ magics/render/inspections.py",
     ),
     Feature(
         "timeline and profile",
-        1267,
+        1269,
         "wire/trace.py controller/trace/ workers/trace/ magics/render/profiles.py "
         "magics/render/timeline.py",
     ),
     Feature(
         "plots",
-        621,
+        630,
         "controller/metrics.py workers/metrics.py magics/render/plots.py magics/views/plot/",
     ),
     Feature(
@@ -171,7 +171,7 @@ FEATURES = (
     ),
     Feature(
         "dashboard",
-        318,
+        314,
         "magics/views/dashboard/",
     ),
     Feature(
@@ -181,7 +181,7 @@ FEATURES = (
     ),
     Feature(
         "replicas",
-        1013,
+        1015,
         "wire/replicas.py controller/replicas.py workers/replicas/",
     ),
     Feature(
@@ -196,7 +196,7 @@ FEATURES = (
     ),
     Feature(
         "agent",
-        2096,
+        2097,
         "workers/agent/ workers/linux_process.py",
     ),
     Feature(
@@ -206,12 +206,12 @@ FEATURES = (
     ),
     Feature(
         "ranks' processes",
-        1995,
+        2019,
         "workers/",
     ),
     Feature(
         "process groups",
-        2191,
+        2203,
         "wire/groups.py workers/groups/",
     ),
     Feature(
@@ -221,7 +221,7 @@ FEATURES = (
     ),
     Feature(
         "magics",
-        797,
+        807,
         "magics/",
     ),
     Feature(

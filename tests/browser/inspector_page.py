@@ -152,7 +152,9 @@ def element_at(canvas: Locator, x: float, y: float) -> tuple[int, int]:
 
 
 def value_at(page: Page, canvas: Locator, x: float, y: float) -> tuple[tuple[int, ...], str]:
-    """What is told of the element at a place, once its pixel is there: its index, and its value."""
+    """Return the index and the value that the page shows for the element at a place of a heatmap,
+    once the pixel has been drawn.
+    """
     box = canvas.bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + x * box["width"], box["y"] + y * box["height"], steps=2)
