@@ -122,6 +122,11 @@ FEATURES = (
         "controller/session/launch/prestart.py workers/prestart.py",
     ),
     Feature(
+        "modules imported once",
+        428,
+        "wire/preload.py controller/preload.py workers/preload.py",
+    ),
+    Feature(
         "resize",
         143,
         "controller/resizing.py",

@@ -30,6 +30,7 @@ class Options(MeshOptions, frozen=True, kw_only=True):
         mesh: DeviceMesh dims, name -> size; their product is `num_ranks`.
         prestart: whether the ranks may be forked from the notebook's waiting zygote.
         hosts: hosts of the mesh, with their numbers of ranks; () for this host only.
+        learns: whether a zygote imports what the project's ranks have imported.
         command: command line that starts the agents of all hosts; "" if each host has its own.
         sync: whether to copy the user's modules to all hosts.
     """
@@ -40,6 +41,7 @@ class Options(MeshOptions, frozen=True, kw_only=True):
     hosts: tuple[Host, ...] = ()
     command: str = ""
     sync: bool = True
+    learns: bool = True
 
 
 def read_project_options(start: Path) -> dict[str, Any]:
@@ -111,6 +113,7 @@ def make_options(num_ranks: Any = None, **given: Unpack[StartOptions]) -> Option
             "num_ranks": num_ranks,
             "mesh": check_mesh(dims or {DEFAULT_DIM: num_ranks}, num_ranks),
             "preload": _read_modules(given.get("preload", ())),
+            "learns": "preload" not in given or bool(given["preload"]),
             "name": _check_name(given.get("name", "")),
             "is_lease_chosen": "lease_s" in given,
             "env": read_environment(given.get("env", ()), os.environ),

@@ -117,7 +117,7 @@ dist_who: Show the ranks' names: types, shapes, sizes, and where they differ bet
 dist_status: Show each rank: process, device, what it is doing, memory.
     %dist_status --live
     --live: A dashboard that goes on, with buttons.
-    --debug: Below, the last hundred steps of recoveries, and of runs that failed or were stopped.
+    --debug: Below, modules imported before the fork, and the last steps of failed runs and heals.
 
 dist_timeline: Show when each rank computed, and when it waited in which collective, in the last
 cells.

@@ -31,6 +31,7 @@ from .values import Chunk, Freed, GatherParts, PullNames, PushNames, PushParts, 
 from .verbs import (
     Bar,
     Display,
+    Imports,
     InputCancelled,
     InputReply,
     InputRequest,
@@ -302,7 +303,8 @@ def interrupted_unbegun(run: int) -> Failed:
 
 FromRank = (
     RankReady | RankUnready | Output | Skipped | Display | Done | Failing | Failed | RankState
-    | StopState | StackText | Blueprint | InputRequest | InputCancelled | Logged | Freed | Bar
+    | StopState | StackText | Blueprint | InputRequest | InputCancelled | Logged | Imports
+    | Freed | Bar
 )  # fmt: skip
 
 

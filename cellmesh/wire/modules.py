@@ -296,11 +296,16 @@ def _spec(module: Any) -> ModuleSpec | None:
 
 
 @functools.cache
-def _is_users(file: str) -> bool:
-    own = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"))
+def _not_users() -> tuple[str, str]:
+    return str(Path(__file__).parents[1]), sysconfig.get_path("stdlib")
+
+
+@functools.cache
+def is_users(file: str) -> bool:
+    """Return whether a module's file is the user's, not a package's, Python's or cellmesh's."""
     return (
         file.endswith(".py")
-        and not file.startswith(own)
+        and not file.startswith(_not_users())
         and not any(f"/{each}/" in file for each in _INSTALLED)
     )
 
@@ -308,7 +313,7 @@ def _is_users(file: str) -> bool:
 def _users_file(spec: ModuleSpec | None) -> str:
     """Return the source file of a module if the module is the user's; "" for other modules."""
     file = getattr(spec, "origin", None)
-    return file if type(file) is str and _is_users(file) else ""
+    return file if type(file) is str and is_users(file) else ""
 
 
 def _stamp(file: str) -> Stamp | None:

@@ -44,8 +44,9 @@ class StartOptions(TypedDict, total=False):
             ``dp``.
         backend: ``auto`` (the default: NCCL if each rank has its own GPU, else gloo), ``gloo`` or
             ``nccl``.
-        preload: modules to import once, before the ranks are forked; a list, or names joined by
-            commas.
+        preload: modules to import once, before the ranks are forked, besides those that the
+            project's ranks have imported before; a list, or names joined by commas. An empty list
+            leaves all imports but torch to the ranks.
         name: name of the mesh, for ``cellmesh ps``: letters, digits, ``_`` and ``-``; by default a
             generated one.
         settle_s: time that the other ranks of a cell have to finish after one has failed, in

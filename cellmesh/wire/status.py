@@ -125,9 +125,11 @@ class ReadHost(Verb, frozen=True):
 
 class HostReport(Verb, frozen=True):
     """The agent's answer to `ReadHost`: its ranks' processes and memory, measured at `at_s` of the
-    host's monotonic clock.
+    host's monotonic clock. `preloaded`: a sentence for users on modules that were imported before
+    ranks were forked.
     """
 
     request: int
     ranks: tuple[RankInfo, ...]
     at_s: float = 0.0
+    preloaded: str = ""

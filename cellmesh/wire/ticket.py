@@ -71,6 +71,8 @@ class Ticket(MeshOptions, frozen=True, kw_only=True, forbid_unknown_fields=True)
         curve_secret: CURVE's secret key of this ticket's owner (Z85): an agent, or controllers.
         invitation: invitation for hosts that announce themselves; None without such hosts.
         invitation_secret: CURVE's secret key of the listener that they connect to (Z85).
+        learned: modules that the project's ranks import, for a zygote that is started anew.
+        learned_list: path of the list that they are from (`preload`); "" if none is kept.
         notebook: notebook that started the mesh (`kernel.own_notebook`); "" for a script.
     """
 
@@ -104,6 +106,8 @@ class Ticket(MeshOptions, frozen=True, kw_only=True, forbid_unknown_fields=True)
     invitation: Invitation | None = None
     invitation_secret: Secret = Secret("")
     notebook: str = ""
+    learned: tuple[str, ...] = ()
+    learned_list: str = ""
 
     def __repr__(self) -> str:
         return f"<Ticket of {self.name}>"  # its variables may be secret

@@ -96,10 +96,29 @@ class PostMortem(WorkVerb, frozen=True):
 
 
 class Timing(msgspec.Struct, frozen=True, array_like=True):
-    """Duration of a cell on a rank, and the part of it in collectives or messages, in seconds."""
+    """Duration of a cell on a rank, and the parts of it in collectives or messages, and in imports
+    of modules, in seconds.
+    """
 
     elapsed_s: float
     in_collectives_s: float
+    in_imports_s: float = 0.0
+
+
+class Imports(Verb, frozen=True):
+    """The installed modules that user code of a run has imported on a rank.
+
+    Attributes:
+        run: the run.
+        names: names of the modules.
+        took_s: duration of each module's import with all that it imports, in seconds.
+        total_s: duration of all imports of the run, in seconds.
+    """
+
+    run: int
+    names: tuple[str, ...]
+    took_s: tuple[float, ...]
+    total_s: float
 
 
 class Logged(Verb, frozen=True):

@@ -10,21 +10,21 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
-import importlib
+import json
 import mmap
 import os
-import select
 import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from ..wire.marks import READY, StartMesh
+from ..wire.process import wait_readable
 from .agent import (
     agent,  # noqa: F401  (imports the agent's modules before the agent is forked)
     guardian,
@@ -37,25 +37,24 @@ from .linux_process import (
     receive_descriptors,
     run_and_exit,
 )
-from .zygote import import_all
+from .preload import BUILT_IN, Loading, Stage
+from .zygote import Imported, import_all
 
 if TYPE_CHECKING:
     from .rank.shell import RankShell
 
 _NUM_DESCRIPTORS = 3
-# Imports of most of a second on each rank that uses DTensor or FSDP2; forked ranks inherit them.
-_IMPORTED_WHEN_IDLE = ("torch.distributed.tensor", "torch.distributed.fsdp")
 _IDLE_S = 0.5
 
 
-def main(descriptor: str, kernel_pid: str, keep_ms: str, *_: str) -> None:
+def main(descriptor: str, kernel_pid: str, keep_ms: str, argument: str, *_: str) -> None:
     """Run the background process, which `wire.process` has started: import torch, then fork meshes
     when the kernel requests them.
     """
-    _serve_kernel(int(descriptor), int(kernel_pid), int(keep_ms))
+    _serve_kernel(int(descriptor), int(kernel_pid), int(keep_ms), f"{argument}.copy")
 
 
-def _serve_kernel(descriptor: int, kernel_pid: int, keep_ms: int) -> None:
+def _serve_kernel(descriptor: int, kernel_pid: int, keep_ms: int, argument: str) -> None:
     """Fork meshes for a kernel until the kernel ends, or until it has sent no request for `keep_ms`
     and none of the meshes is running.
     """
@@ -77,7 +76,7 @@ def _serve_kernel(descriptor: int, kernel_pid: int, keep_ms: int) -> None:
     sys.stdout.flush()  # else each fork would write the buffer
     with contextlib.suppress(OSError):  # the kernel has ended, as its pidfd shows
         kernel.send(READY)
-    _serve(kernel, pidfd, keep_ms / 1000, shell)
+    _Waiting(kernel, pidfd, keep_ms / 1000, shell, _plan(argument)).serve()
     os._exit(0)  # an interpreter with torch takes long to shut down
 
 
@@ -86,48 +85,66 @@ def _set_policy(policy: int) -> None:
         os.sched_setscheduler(0, policy, os.sched_param(0))
 
 
-def _serve(kernel: socket.socket, pidfd: int, keep_s: float, shell: RankShell) -> None:
-    guardians: dict[int, int] = {}  # of living meshes: pidfd -> pid
-    ends = time.monotonic() + keep_s
-    poll = select.poll()
-    for number in (kernel.fileno(), pidfd):
-        poll.register(number, select.POLLIN)
-    has_idled = False
-    while guardians or time.monotonic() < ends:
-        left_s = None if guardians else max(0.0, ends - time.monotonic())
-        wait_s = left_s if has_idled else _IDLE_S
-        ready = poll.poll(None if wait_s is None else wait_s * 1000)
-        if not (ready or has_idled):
-            has_idled = True
-            _import_when_idle()
-        for number, _ in ready:
-            if number in guardians:
-                poll.unregister(number)
-                os.close(number)
-                os.waitpid(guardians.pop(number), 0)
-                ends = time.monotonic() + keep_s
-            elif number == pidfd:
+def _plan(argument: str) -> Loading:
+    """Return the modules to load, as the kernel has written them to descriptor 0."""
+    plan = json.loads(Path("/proc/self/fd/0").read_bytes())
+    stages = [Stage(BUILT_IN, False), Stage(tuple(plan["learned"]), True)]
+    return Loading(stages if plan["is_preloaded"] else [], plan["list_path"], argument)
+
+
+class _Waiting:
+    """The waiting zygote, once it has imported torch: forks a mesh's guardian on each request, and
+    loads more modules between requests (`preload`).
+    """
+
+    def __init__(
+        self, kernel: socket.socket, pidfd: int, keep_s: float, shell: RankShell, loading: Loading
+    ) -> None:
+        self._kernel, self._pidfd, self._keep_s = kernel, pidfd, keep_s
+        self._shell, self._loading = shell, loading
+        self._guardians: dict[int, int] = {}  # of living meshes: pidfd -> pid
+
+    def serve(self) -> None:
+        """Serve the kernel until it ends, or sends no request for `keep_s` while no mesh lives."""
+        ends, pause_s = time.monotonic() + self._keep_s, _IDLE_S
+        while self._guardians or time.monotonic() < ends:
+            limits = [] if self._guardians else [max(0.0, ends - time.monotonic())]
+            limits += self._loading.limits(pause_s)
+            own = (self._kernel.fileno(), self._pidfd, *self._guardians)
+            numbers = (*own, *self._loading.descriptors())
+            ready = set(wait_readable(numbers, min(limits) if limits else None))
+            if self._pidfd in ready:
                 return
-            else:
-                data, descriptors = receive_descriptors(kernel, 1, _NUM_DESCRIPTORS)
+            for number in self._guardians.keys() & ready:
+                os.close(number)
+                with contextlib.suppress(ChildProcessError):  # another process has forked it
+                    os.waitpid(self._guardians.pop(number), 0)
+                ends = time.monotonic() + self._keep_s
+            if self._kernel.fileno() in ready:
+                data, descriptors = receive_descriptors(self._kernel, 1, _NUM_DESCRIPTORS)
                 if not data:
                     return
-                if pid := _fork_guardian(kernel, descriptors, (pidfd, *guardians), shell):
-                    guardian_fd = os.pidfd_open(pid)
-                    guardians[guardian_fd] = pid
-                    poll.register(guardian_fd, select.POLLIN)
+                imported = Imported(self._shell, self._loading.has)
+                pid = _fork_guardian(self._kernel, descriptors, numbers[1:], imported)
+                self._watch([pid] if pid else [])
+            elif not ready.intersection(own):
+                outcome = self._loading.go_on(self._guardians.values())
+                if isinstance(outcome, int):
+                    if os.WIFEXITED(outcome):
+                        return
+                elif outcome is not None:  # this is the copy
+                    pause_s = 0.0
+                    self._guardians.clear()
+                    self._watch(outcome)
 
-
-def _import_when_idle() -> None:
-    for name in _IMPORTED_WHEN_IDLE:
-        with contextlib.suppress(Exception):  # a rank that imports it raises the error again
-            importlib.import_module(name)
-    gc.collect()
-    gc.freeze()
+    def _watch(self, pids: Iterable[int]) -> None:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                self._guardians[os.pidfd_open(pid)] = pid
 
 
 def _fork_guardian(
-    kernel: socket.socket, descriptors: Sequence[int], pidfds: Sequence[int], shell: RankShell
+    kernel: socket.socket, descriptors: Sequence[int], pidfds: Sequence[int], imported: Imported
 ) -> int:
     """Fork a mesh's guardian for the kernel, and return its pid; return 0 if the fork fails, which
     the kernel notices as its pipe is closed.
@@ -138,7 +155,7 @@ def _fork_guardian(
             kernel.close()
             for number in pidfds:
                 os.close(number)
-            run_and_exit(functools.partial(_become_guardian, descriptors, shell))
+            run_and_exit(functools.partial(_become_guardian, descriptors, imported))
         return pid
     except OSError:
         return 0
@@ -147,7 +164,7 @@ def _fork_guardian(
             os.close(number)
 
 
-def _become_guardian(descriptors: Sequence[int], shell: RankShell) -> int:
+def _become_guardian(descriptors: Sequence[int], imported: Imported) -> int:
     os.setsid()
     _set_policy(os.SCHED_OTHER)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -163,4 +180,4 @@ def _become_guardian(descriptors: Sequence[int], shell: RankShell) -> int:
     os.environb.update(order.environment)
     os.chdir(order.cwd)
     name_arguments([__package__ or "", order.ticket_path])
-    return guardian.main(order.ticket_path, shell)
+    return guardian.main(order.ticket_path, imported)

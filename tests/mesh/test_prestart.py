@@ -50,6 +50,9 @@ def origin(directory: Path) -> psutil.Process:
     assert guardian is not None
     forked_from = guardian.parent()
     assert forked_from is not None
+    if "preload" in forked_from.cmdline()[0]:  # a copy, which serves in place of its parent
+        forked_from = forked_from.parent()
+        assert forked_from is not None
     return forked_from
 
 
@@ -102,7 +105,7 @@ def test_mesh_of_a_prestarted_zygote_has_the_directory_and_path_of_its_start(
             assert command("ps").count("running") == 2
             notebook.run("other.stop()")
             stop(notebook)
-            assert processes_of(runtime_dir) == [zygote]
+            assert set(processes_of(runtime_dir)) - set(zygote.children()) == {zygote}
         assert f"process {zygote.pid} waits for the next mesh" in command("ps")
         assert f"stopped process {zygote.pid}, which waited" in command("stop", "--all")
         wait_for_end(zygote)
@@ -189,4 +192,4 @@ def test_the_next_start_works_whichever_was_killed(runtime_dir: Path, tmp_path: 
             assert origin(runtime_dir) == waiting() != first
             assert notebook.run("%%dist\nprint(rank >= 0)").text() == "[0-1] True\n"
             stop(notebook)
-            assert processes_of(runtime_dir) == [waiting()]
+            assert set(processes_of(runtime_dir)) - set(waiting().children()) == {waiting()}

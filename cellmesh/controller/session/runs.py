@@ -21,7 +21,7 @@ from ...wire.messages import Died, Done, Failed
 from ...wire.ranks import describe_ranks
 from ...wire.status import RankState
 from ...wire.values import Freed, PullNames
-from ...wire.verbs import InputCancelled, InputRequest, Logged, RunCall, RunCell
+from ...wire.verbs import Imports, InputCancelled, InputRequest, Logged, RunCall, RunCell
 from ..code_files.sync import CodeSync
 from ..core.core import Core, Deliver, Effect, Finish, Judge, Note, Watch
 from ..failure_summary import refuse_dead
@@ -30,6 +30,7 @@ from ..news import News
 from ..output.console import Sink, Unremarked
 from ..output.fold import Block
 from ..output.printer import Printer
+from ..preload import Preloading
 from ..run import Run, WorkItem
 from ..values.pool import SegmentPool
 from .life import Life
@@ -52,6 +53,7 @@ class Owner(Protocol):
     core: Core
     code: CodeSync | None
     metrics: Metrics
+    preloading: Preloading
     segments: SegmentPool
 
     def states(self, ranks: Sequence[int]) -> Mapping[int, RankState]:
@@ -405,6 +407,11 @@ class Runs:
                 return
         elif kind is Logged:
             self._session.metrics.take(number, ranks, parcel)
+            return
+        elif kind is Imports:
+            note = self._session.preloading.take(ranks, parcel.verb)
+            if note and number in self._printers:
+                self._printers[number].note(note, now)
             return
         elif kind is Freed:
             self._session.segments.freed(ranks, parcel.verb)

@@ -31,6 +31,7 @@ from ..metrics import Metrics
 from ..news import Reply
 from ..output.cell import Displays
 from ..output.console import ConsoleSink, Sink
+from ..preload import Preloading, describe_left_out
 from ..resizing import ONE_HOST, Resizing, resize
 from ..values.pool import SegmentPool
 from .hosts.connections import Connections
@@ -100,6 +101,7 @@ class Session:
             zip(ticket.mesh_dim_names, ticket.mesh_shape, strict=True)
         )
         self.life = Life(ticket.name, self.num_ranks, started_at, on_progress)
+        self.preloading = Preloading(ticket.learned_list, ticket.num_ranks)
         self.metrics, self.shown = Metrics(), LiveViews()
         self.displays = Displays(folds_numbers=ticket.fold_numbers)
         self.segments = SegmentPool(ticket.name)
@@ -153,7 +155,17 @@ class Session:
         """
         return [
             f"agent: {self._launcher.describe()}",
+            *self._describe_preloaded(),
             *describe_transitions(tuple(self.core.mesh.transitions), time.monotonic()),
+        ]
+
+    def _describe_preloaded(self) -> list[str]:
+        report, path = self.ask_host(), self.ticket.learned_list
+        text = report.preloaded if report is not None else ""
+        kept = f"; learned in {path}" if path else ""
+        return [
+            (text or "nothing was imported before the fork but torch") + kept,
+            *describe_left_out(path),
         ]
 
     # ---- requests

@@ -162,11 +162,12 @@ def _launch(
     # Variables that only ranks get may be read while torch is imported.
     is_fitting = ranks_environment(options).items() <= os.environ.items()
     prestart = own_prestart() if options.prestart and is_fitting else None
-    if prestart is not None and prestart.prepare(timeout_s, report):
-        ticket = make_ticket(options)
-        with contextlib.suppress(HostError):  # otherwise start without it
-            launcher = forked(ticket, prestart)
-            return ticket, launcher, launcher.start()
+    for _ in range(2):  # it may end at this moment
+        if prestart is not None and prestart.prepare(timeout_s, report, options.learns):
+            ticket = make_ticket(options)
+            with contextlib.suppress(HostError):  # otherwise start without it
+                launcher = forked(ticket, prestart)
+                return ticket, launcher, launcher.start()
     ticket = make_ticket(options)
     launcher = spawned(ticket)
     return ticket, launcher, launcher.start()

@@ -30,6 +30,8 @@ _TITLES = {
 _MAX_NAME = 64
 # Least delay with which a rank is reported as slow: in seconds, and as a share of the others' time.
 _LATE_S, _LATE_SHARE = 0.005, 0.1
+# Least time in imports that is shown, in seconds.
+_SHOWN_S = 0.01
 
 
 def describe_timings(timings: Mapping[int, Timing]) -> str:
@@ -72,6 +74,8 @@ def _describe(timing: Timing) -> str:
     text = _seconds(timing.elapsed_s)
     if timing.in_collectives_s:
         text += f", {_seconds(timing.in_collectives_s)} of it in collectives"
+    if timing.in_imports_s >= _SHOWN_S:
+        text += f", {_seconds(timing.in_imports_s)} in imports"
     return text
 
 

@@ -273,7 +273,8 @@ class Agent:
                 at_s, pids = time.monotonic(), self._supervisor.pids().values()
                 rss_bytes = {pid: linux_process.rss_bytes(pid) for pid in pids}
                 report = self._supervisor.report(rss_bytes)
-                self._controller.send([Parcel(HostReport(request, report, at_s))])
+                preloaded = self._processes.preloaded
+                self._controller.send([Parcel(HostReport(request, report, at_s, preloaded))])
 
     @functools.cached_property
     def _code_files(self) -> CodeFiles:

@@ -21,13 +21,13 @@ from .. import linux_process
 from .zygote_client import ZygoteClient
 
 if TYPE_CHECKING:
-    from ..rank.shell import RankShell
+    from ..zygote import Imported
 
 # Line written to descriptor 1 once controllers on other hosts can reach the agent.
 READY = b"ready\n"
 
 
-def main(ticket_path: str, shell: RankShell | None = None) -> int:
+def main(ticket_path: str, imported: Imported | None = None) -> int:
     """Fork the agent, write both process numbers to descriptor 1, and wait for the agent's end.
 
     Returns:
@@ -43,7 +43,7 @@ def main(ticket_path: str, shell: RankShell | None = None) -> int:
         try:
             # Start the zygote first: it imports torch while the agent imports its own modules. And
             # a forked zygote must not inherit the agent's descriptors and ZeroMQ's threads.
-            zygote = ZygoteClient(ticket, shell)
+            zygote = ZygoteClient(ticket, imported)
         except OSError as error:
             print(error, file=sys.stderr)
             return 1

@@ -68,6 +68,7 @@ class Processes:
     _zygote: ZygoteClient | None  # initially the first one
 
     def __post_init__(self) -> None:
+        self.preloaded = ""  # sentence for users on modules that the zygote has imported
         self._decode = at_agent_from_rank().decode
         # Header and content of the last message without buffers, as other ranks mostly send equal
         # answers.
@@ -390,7 +391,8 @@ class Processes:
 
     def _hear_zygote(self, zygote: ZygoteClient) -> None:
         match zygote.receive():
-            case ZygoteReady(num_gpus, num_threads):
+            case ZygoteReady(num_gpus, num_threads, preloaded):
+                self.preloaded = preloaded
                 if num_threads > 1 and self._ticket.preload:
                     self._act(
                         self._supervisor.fail(

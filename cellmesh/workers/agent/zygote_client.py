@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -24,13 +24,11 @@ from ..zygote import (
     Forked,
     ForkRanks,
     ForkStore,
+    Imported,
     ImportFrom,
     Reply,
     serve_agent,
 )
-
-if TYPE_CHECKING:
-    from ..rank.shell import RankShell
 
 # A fork takes milliseconds; a zygote that needs longer than this is taken to hang.
 _FORK_S = 20.0
@@ -44,16 +42,16 @@ class ZygoteClient:
     it forks the zygote; otherwise it starts it as a new process.
     """
 
-    def __init__(self, ticket: Ticket, shell: RankShell | None = None) -> None:
+    def __init__(self, ticket: Ticket, imported: Imported | None = None) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         os.set_inheritable(theirs.fileno(), True)
         log = os.open(ticket.logs / "zygote.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        if shell is None:
+        if imported is None:
             self.pid = _spawn(ticket, theirs.fileno(), log)
         elif (pid := os.fork()) == 0:
             ours.close()
             linux_process.run_and_exit(
-                functools.partial(_become_zygote, ticket, theirs.detach(), log, shell)
+                functools.partial(_become_zygote, ticket, theirs.detach(), log, imported)
             )
         else:
             self.pid = pid
@@ -143,10 +141,10 @@ def _spawn(ticket: Ticket, connection: int, log: int) -> int:
     )
 
 
-def _become_zygote(ticket: Ticket, connection: int, log: int, shell: RankShell) -> None:
+def _become_zygote(ticket: Ticket, connection: int, log: int, imported: Imported) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
     os.environ.update({**ticket.env, **ONE_THREAD})
     marks.claim(ticket.mark, 0)
-    serve_agent(connection, str(ticket.path), shell)
+    serve_agent(connection, str(ticket.path), imported)

@@ -17,8 +17,9 @@ from ...wire.groups import Heal, SetMesh
 from ...wire.messages import Done, Failing, Request, Work, interrupted_unbegun
 from ...wire.segments import MIN_BYTES
 from ...wire.values import GatherParts, PullNames, PushNames, PushParts
-from ...wire.verbs import PostMortem, RunCall, RunCell, Timing
+from ...wire.verbs import Imports, PostMortem, RunCall, RunCell, Timing
 from ..linux_process import PROGRAM, flush_c_stdio
+from ..preload import ImportTimes
 from ..run_tracker import RunRecord, RunTracker, name_of
 from ..static_lookup import traceback_of
 from ..trace.recorder import Stopwatch
@@ -66,6 +67,7 @@ class Executor:
     _failures: Failures
     _meter: MemoryMeter
     _needs_groups: bool  # whether the rank replaces a dead one: no groups before the first `Heal`
+    _imports: ImportTimes
     _bars: TqdmBars | None = None  # the progress bars of user code
 
     def __post_init__(self) -> None:
@@ -131,6 +133,8 @@ class Executor:
             if self._ledger.touched:
                 counts = self._groups.ledger.counts_since_mark()
                 answer = Parcel(msgspec.structs.replace(answer.verb, counts=counts), answer.buffers)
+        if self._imports.total_s:
+            self._report_imports(work.run)
         if self._timing is not None:
             answer = Parcel(
                 msgspec.structs.replace(answer.verb, timing=self._timing), answer.buffers
@@ -140,6 +144,13 @@ class Executor:
         self._tracker.main_run = -1
         self._pump.answer(answer, more_follows)
         return type(answer.verb) is Done
+
+    def _report_imports(self, run: int) -> None:
+        total_s, took_s = self._imports.take()
+        if self._timing is not None:
+            self._timing = msgspec.structs.replace(self._timing, in_imports_s=total_s)
+        if took_s:
+            self._pump.send(Parcel(Imports(run, tuple(took_s), tuple(took_s.values()), total_s)))
 
     def _describe_failure(self, work: Work, error: BaseException) -> Parcel[Any]:
         try:

@@ -38,6 +38,7 @@ from ..groups.groups import Groups
 from ..groups.rpc import let_waits_be_interrupted
 from ..linux_process import LOOPBACK, die_with, name_command, name_process, write_stderr
 from ..metrics import Reporter
+from ..preload import ImportTimes
 from ..run_tracker import RunTracker
 from ..trace.recorder import Spans
 from .child_processes import follow_children, guard_forks
@@ -172,6 +173,8 @@ def run_rank(
             pump.send(Parcel(RankUnready(f"{type(error).__name__}: {error}")))
             threading.Event().wait()  # until the agent ends the process
     pump.send(Parcel(RankReady(str(placement.device), placement.backend)))
+    import_times = ImportTimes()
+    import_times.install()
     shell.stopped_by = lambda: control_thread.kind_of_stop(interrupts.running)
     raise_as_stops(shell.stopped_by)
     executor = Executor(
@@ -181,6 +184,7 @@ def run_rank(
         Failures(shell, groups, control_thread.stop_of),
         meter,
         options.rejoin,
+        import_times,
         bars,
     )
     guard_forks(

@@ -593,4 +593,6 @@ def join_reports(
     reports = list(reports)
     infos = [*(info for report in reports for info in report.ranks), *others]
     ranks = sorted(infos, key=lambda info: info.rank)
-    return HostReport(request, tuple(ranks), max((report.at_s for report in reports), default=0.0))
+    at_s = max((report.at_s for report in reports), default=0.0)
+    preloaded = "; ".join(dict.fromkeys(each.preloaded for each in reports if each.preloaded))
+    return HostReport(request, tuple(ranks), at_s, preloaded)

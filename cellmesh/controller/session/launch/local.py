@@ -33,6 +33,7 @@ from ....wire.ticket import (
 from ...code_files.scan import user_roots
 from ...kernel import own_notebook
 from ...options import Options
+from ...preload import learned_modules, own_list
 from .commands import end_of
 from .prestart import Prestart
 
@@ -170,6 +171,7 @@ def make_ticket(options: Options) -> Ticket:
         ) from error
     if options.hosts:
         sys_path = [path or cwd for path in sys_path]
+    learned_list = own_list() if options.learns else None
     name = options.name or f"mesh-{os.getpid()}-{secrets.token_hex(2)}"
     directory = make_directory(runtime_root(), name)
     carried = {field: getattr(options, field) for field in MeshOptions.__struct_fields__}
@@ -186,6 +188,8 @@ def make_ticket(options: Options) -> Ticket:
         created_at=time.time(),
         roots=user_roots(sys_path) if options.hosts and options.sync else (),
         notebook=own_notebook(),
+        learned=learned_modules(learned_list) if learned_list is not None else (),
+        learned_list=str(learned_list or ""),
     )
     try:
         write_ticket(ticket)

@@ -32,6 +32,7 @@ from ....wire.process import absolute, isolated_command, wait_readable
 from ....wire.ticket import Ticket, runtime_root
 from ...kernel import own_shell
 from ...options import read_project_options
+from ...preload import learned_modules, own_list
 
 # How long a zygote waits while none of its meshes lives.
 KEEP_S = 600.0
@@ -45,13 +46,16 @@ Conditions = Mapping[str, Any]
 State = Literal["none", "importing", "ready"]
 
 
-def conditions(environment: Mapping[str, str], sys_path: Iterable[str]) -> Conditions:
+def conditions(
+    environment: Mapping[str, str], sys_path: Iterable[str], is_preloaded: bool = True
+) -> Conditions:
     """Return the properties that a zygote inherits from the notebook when it is made; a mesh starts
     from the zygote only if they have not changed since.
 
     Args:
         environment: environment variables of the notebook.
         sys_path: the notebook's search path of modules, in which torch is found.
+        is_preloaded: whether it imports more than torch.
     """
     path = absolute(entry for entry in sys_path if isinstance(entry, str))
     torch = PathFinder.find_spec("torch", path)
@@ -61,11 +65,17 @@ def conditions(environment: Mapping[str, str], sys_path: Iterable[str]) -> Condi
     return {
         "environment": {n: v for n, v in environment.items() if n not in _SET_BY_TORCH},
         "torch": (origin, os.stat(origin).st_mtime_ns) if origin else None,
+        "installed": {place: os.stat(place).st_mtime_ns for place in path if _is_packages(place)},
+        "is_preloaded": is_preloaded,
         "limits": [resource.getrlimit(limit) for limit in limits],
         "cores": os.sched_getaffinity(0),
         "nice": os.getpriority(os.PRIO_PROCESS, 0),
         "umask": [line for line in status if line.startswith("Umask")],
     }
+
+
+def _is_packages(place: str) -> bool:
+    return place.endswith(("site-packages", "dist-packages")) and os.path.isdir(place)
 
 
 class Prestart:
@@ -85,20 +95,29 @@ class Prestart:
         self._socket: socket.socket | None = None
         self._child: subprocess.Popen[bytes] | None = None
 
-    def begin(self) -> None:
+    def begin(self, is_preloaded: bool = True) -> None:
         """Start a zygote, which imports torch in the background; a failure of it is reported by the
         next start of a mesh.
+
+        Args:
+            is_preloaded: whether it imports more than torch.
         """
         with self._lock, contextlib.suppress(Exception):
-            self._make(conditions(os.environ, sys.path))
+            self._make(conditions(os.environ, sys.path, is_preloaded))
 
-    def prepare(self, timeout_s: float, on_wait: Callable[[], object] = lambda: None) -> bool:
+    def prepare(
+        self,
+        timeout_s: float,
+        on_wait: Callable[[], object] = lambda: None,
+        is_preloaded: bool = True,
+    ) -> bool:
         """Wait until the waiting zygote, or a new one, has imported torch, so that a mesh can be
         forked from it.
 
         Args:
             timeout_s: time limit in seconds.
             on_wait: called before a wait for a zygote that has not imported torch yet.
+            is_preloaded: whether it imports more than torch.
 
         Returns:
             Whether a zygote is ready.
@@ -109,7 +128,7 @@ class Prestart:
         if os.getpid() != self._owner_pid:  # a child that user code forked
             return False
         with self._lock, contextlib.suppress(OSError):
-            now = conditions(os.environ, sys.path)
+            now = conditions(os.environ, sys.path, is_preloaded)
             self._look(0)
             if self._made_in != now or self._state == "none":
                 self._make(now)
@@ -167,8 +186,9 @@ class Prestart:
                 self._end()
                 raise HostError(f"the waiting zygote has forked nothing in {_FORK_S} s")
             pids = pipe.readline().split()
-        if len(pids) != 2:
-            raise HostError("the waiting zygote has ended")
+            if len(pids) != 2:
+                self._end()
+                raise HostError("the waiting zygote has ended")
         return int(pids[0]), int(pids[1])
 
     def end(self) -> None:
@@ -183,7 +203,14 @@ class Prestart:
         own_path = os.memfd_create("cellmesh-sys-path")
         try:
             with open(own_path, "w", closefd=False) as file:
-                json.dump({"sys_path": [path for path in sys.path if isinstance(path, str)]}, file)
+                learned_list = own_list()
+                plan = {
+                    "sys_path": [path for path in sys.path if isinstance(path, str)],
+                    "is_preloaded": now["is_preloaded"],
+                    "learned": learned_modules(learned_list),
+                    "list_path": str(learned_list),
+                }
+                json.dump(plan, file)
             mark = marks.value_of(
                 secrets.token_hex(8), 0
             )  # each mesh's zygote writes its own in its place
@@ -244,13 +271,13 @@ def begin_prestart(shell: Any, keep_s: float) -> None:
     if getattr(shell, "cellmesh_prestart", None) is not None:
         return
     try:
-        is_wanted = read_project_options(Path.cwd()).get("prestart", True)
+        options = read_project_options(Path.cwd())
     except (MeshUsageError, OSError):  # %dist_start reports the error
         return
     # A marked process belongs to a rank, and its children must keep the mark.
-    if is_wanted is True and keep_s > 0 and marks.VARIABLE not in os.environ:
+    if options.get("prestart", True) is True and keep_s > 0 and marks.VARIABLE not in os.environ:
         shell.cellmesh_prestart = Prestart(keep_s)
-        shell.cellmesh_prestart.begin()
+        shell.cellmesh_prestart.begin("preload" not in options or bool(options["preload"]))
 
 
 def end_prestart(shell: Any) -> None:
