@@ -118,12 +118,12 @@ FEATURES = (
     ),
     Feature(
         "prestart",
-        253,
+        281,
         "controller/session/launch/prestart.py workers/prestart.py",
     ),
     Feature(
         "modules imported once",
-        428,
+        346,
         "wire/preload.py controller/preload.py workers/preload.py",
     ),
     Feature(
@@ -206,7 +206,7 @@ FEATURES = (
     ),
     Feature(
         "zygote",
-        199,
+        209,
         "workers/zygote.py",
     ),
     Feature(
