@@ -58,9 +58,9 @@ FEATURES = (
     ),
     Feature(
         "pickling and large values",
-        1429,
-        "wire/payload.py wire/segments.py wire/bulk.py wire/values.py controller/values/ "
-        "workers/rank/value_transfer.py",
+        1492,
+        "wire/payload.py wire/plain_functions.py wire/segments.py wire/bulk.py wire/values.py "
+        "controller/values/ workers/rank/value_transfer.py",
     ),
     Feature(
         "edited modules",

@@ -4,16 +4,18 @@ them.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MeshUsageError
-from ..wire import payload
+from ..wire import payload, plain_functions
 from ..wire.codec import Frame
 from ..wire.limits import SEGMENT_BYTES
 from ..wire.messages import Channel, FeatureRequest, Pickled, Request, Work
 from ..wire.modules import loaded
 from ..wire.segments import MIN_BYTES, SegmentFrame, num_bytes_of
+from ..wire.verbs import RunCall
 from .output.calling_cell import current_sink
 from .output.console import Sink, Unremarked
 from .output.fold import HOLD_HOSTS_S, HOLD_S
@@ -115,6 +117,19 @@ class RankSet:
             num_bytes = max(num_bytes, SEGMENT_BYTES)
             self.session.runs.make_room(self.ranks, num_bytes)
         return *self.session.segments.lend(pickled, buffers), num_bytes
+
+
+def pack_call(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> RunCall | None:
+    """Return the message for a call of a function that needs nothing but its code, with numbers and
+    short texts; None for other calls, which need `dump_call`.
+    """
+    for value in (*args, *kwargs, *kwargs.values()):
+        if not payload.is_short(value):
+            return None
+    packed = plain_functions.pack(function)
+    return RunCall(0, Pickled(pickle.dumps((args, kwargs), 5)), packed) if packed else None
 
 
 def dump_call(

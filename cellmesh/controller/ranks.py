@@ -19,7 +19,7 @@ from .arguments import check_expression, read_argv, read_cell
 from .mesh_dims import ranks_at
 from .output.calling_cell import current_sink
 from .output.console import SilentSink, Sink
-from .rank_set import RankSet, dump_call
+from .rank_set import RankSet, dump_call, pack_call
 from .run import Run
 from .status import show_stacks
 
@@ -120,6 +120,9 @@ class Ranks:
             The run; call ``.result()``, ``await`` it, or iterate over ``(rank, value)``.
         """
         name = getattr(function, "__qualname__", type(function).__name__)
+        if (call := pack_call(function, args, kwargs)) is not None:
+            num_bytes = len(call.function) + len(call.payload.stream)
+            return self.rank_set.start(call, name, num_bytes=num_bytes)
         pickled, buffers, num_bytes = self.rank_set.lend(*dump_call(name, function, args, kwargs))
         verb = RunCall(0, pickled)
         return self.rank_set.start(verb, name, buffers, num_bytes=num_bytes)

@@ -120,6 +120,9 @@ def stand_in(text: str) -> Pickled:
 
 # Smaller buffers are copied into the stream, which costs less than a frame.
 OUT_OF_BAND_BYTES = 64 * 1024
+# Texts up to this length are pickled without cloudpickle, as numbers are.
+_MAX_SHORT = 4096
+_SCALARS = frozenset((bool, int, float, type(None), str, bytes))
 _MAX_DEPTH = 6
 # Modules whose objects `_reduce_array` reduces.
 _ARRAY_MODULES = frozenset(("numpy", "torch", "torch.storage", "torch._subclasses.fake_tensor"))
@@ -202,6 +205,8 @@ def dumps(value: Any, name: str, reducer: Reducer | None = None) -> tuple[Pickle
     Raises:
         UnpicklableError: the value cannot be pickled; the message names the responsible part.
     """
+    if is_short(value):
+        return Pickled(pickle.dumps(value, protocol=5)), []
     buffers: list[Frame] = []
 
     def keep_in_band(buffer: pickle.PickleBuffer) -> bool:
@@ -217,6 +222,12 @@ def dumps(value: Any, name: str, reducer: Reducer | None = None) -> tuple[Pickle
     stream = _CheckedStream()
     _dump(value, name, reducer, _Pickler(stream, reducer, protocol=5, buffer_callback=keep_in_band))
     return Pickled(stream.getvalue(), len(buffers)), buffers
+
+
+def is_short(value: Any) -> bool:
+    """Return whether a value is a number, a short text or None, which need no cloudpickle."""
+    kind = type(value)
+    return kind in _SCALARS and not (kind in (str, bytes) and len(value) > _MAX_SHORT)
 
 
 def check_dumps(value: Any, name: str, reducer: Reducer | None = None) -> None:

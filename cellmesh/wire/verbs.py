@@ -80,13 +80,17 @@ class RunCell(WorkVerb, frozen=True):
 
 
 class RunCall(WorkVerb, frozen=True):
-    """Ask ranks to call a pickled ``(function, args, kwargs)`` and to answer with its value."""
+    """Ask ranks to call a pickled ``(function, args, kwargs)`` and to answer with its value.
+
+    `function`: packed function (`plain_functions.pack`); the payload is then ``(args, kwargs)``.
+    """
 
     is_user_code: ClassVar[bool] = True
     fills: ClassVar[bool] = True
 
     run: int
     payload: Pickled
+    function: bytes = b""
 
 
 class PostMortem(WorkVerb, frozen=True):

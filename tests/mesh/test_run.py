@@ -24,6 +24,19 @@ def test_names_a_function_does_not_bring_are_the_ranks_own(mesh: cm.Mesh) -> Non
     assert mesh.run(lambda: weights[rank] + world_size).list == [14, 24, 34, 44]  # type: ignore[name-defined]  # noqa: F821
 
 
+def test_calls_of_one_function_share_its_code_and_no_globals(mesh: cm.Mesh) -> None:
+    def count(step: int) -> tuple[int, int]:
+        global seen
+        seen = globals().get("seen", 0) + step
+        codes = vars(__import__("sys")).setdefault("codes_of_count", set())
+        codes.add(__import__("sys")._getframe().f_code)
+        return seen, len({id(code) for code in codes})
+
+    count.__module__ = "__main__"
+    for _ in range(3):
+        assert mesh.run(count, 1).list == [(1, 1)] * 4
+
+
 def test_closures_classes_and_functions_travel(mesh: cm.Mesh) -> None:
     base = 5
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 
 from ...stdlib import os, time
-from ...wire import payload
+from ...wire import payload, plain_functions
 from ...wire.codec import Frame, Parcel, make_parcel
 from ...wire.groups import Heal, SetMesh
 from ...wire.messages import Done, Failing, Request, Work, interrupted_unbegun
@@ -217,7 +217,11 @@ class Executor:
             callbacks.clear()  # they show and send data of the rank
 
     def _call(self, work: RunCall, buffers: tuple[Frame, ...]) -> Parcel[Done] | None:
-        function, args, kwargs = payload.loads(work.payload, buffers, self._segments)
+        if work.function:
+            function = plain_functions.unpack(work.function)
+            args, kwargs = payload.loads(work.payload, buffers)
+        else:
+            function, args, kwargs = payload.loads(work.payload, buffers, self._segments)
         bind_missing_names((function, args, kwargs), self._namespace)
         record = RunRecord(work.run, name_of(function), 0, time.monotonic())
         if record.name:
