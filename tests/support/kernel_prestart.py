@@ -55,7 +55,12 @@ class LentPrestart(prestart.Prestart):
         self._directory = directory
         self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
-    def prepare(self, timeout_s: float, on_wait: Callable[[], object] = lambda: None) -> bool:
+    def prepare(
+        self,
+        timeout_s: float,
+        on_wait: Callable[[], object] = lambda: None,
+        is_preloaded: bool = True,
+    ) -> bool:
         """Wait until the tests' process lends its zygote; it may refuse."""
         try:
             conditions = pickle.loads((self._directory / CONDITIONS).read_bytes())
