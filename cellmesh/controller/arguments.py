@@ -73,6 +73,21 @@ def _transformer() -> TransformerManager:
     return TransformerManager()  # type: ignore[no-untyped-call]
 
 
+# What IPython might transform in a cell. IPython tokenizes each cell in Python, which takes longer
+# than the compiler.
+_MAY_BE_SPECIAL = re.compile(
+    r"\A\s|^[ \t]+$|^[ \t]*(?:>>>|\.\.\.|[%!?,;/])|=\s*[%!]|\?|In \["
+    r"|[\r\v\f\x1c-\x1e\x85\u2028\u2029]",
+    re.MULTILINE,
+)
+
+
+def _transform(source: str) -> str:
+    """Return a cell with IPython's magics and prompts turned into Python."""
+    text = source if source.endswith("\n") else f"{source}\n"
+    return _transformer().transform_cell(source) if _MAY_BE_SPECIAL.search(text) else text
+
+
 def read_cell(source: str, execution_count: int = 0) -> Cell:
     """Parse the source of a cell for the ranks.
 
@@ -85,7 +100,7 @@ def read_cell(source: str, execution_count: int = 0) -> Cell:
     """
     name = f"In[{execution_count}]" if execution_count else "cell"
     try:
-        transformed = _transformer().transform_cell(source)
+        transformed = _transform(source)
         if _may_be_automagic(transformed):
             return Cell(source, "", False)
         code = compile(transformed, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)

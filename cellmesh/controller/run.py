@@ -406,10 +406,7 @@ class Run(Generic[T]):
                 self._has_ended = True
                 callbacks, self._callbacks = self._callbacks, []
             self._news.report()
-            if callbacks:
-                with contextlib.ExitStack() as stack:  # calls all callbacks even if one raises
-                    for callback in reversed(callbacks):
-                        stack.callback(callback)
+            _call_all(callbacks)
 
     # ---- inside
 
@@ -600,6 +597,16 @@ class Run(Generic[T]):
             self._questions.withdraw(self.waiting_ranks())
         if not self._has_ended:
             self.interrupt()
+
+
+def _call_all(calls: list[Callable[[], None]]) -> None:
+    """Call functions in their order, all of them even if one raises."""
+    try:
+        while calls:
+            calls.pop(0)()
+    finally:
+        if calls:
+            _call_all(calls)
 
 
 def _make_waker() -> tuple[asyncio.Future[None], Callable[[], None]]:

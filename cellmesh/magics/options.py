@@ -5,6 +5,7 @@ magic's line.
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
@@ -382,6 +383,13 @@ def wants_help(line: str) -> bool:
     return line.split() in (["--help"], ["-h"])
 
 
+@functools.lru_cache(64)
+def _values(name: str, line: str) -> dict[str, Any]:
+    """Return the values that click reads, in hundreds of calls, from a magic's line."""
+    with COMMANDS[name].make_context(name, split(line)) as context:
+        return context.params
+
+
 def parse(name: str, line: str) -> dict[str, Any]:
     """Read the options and arguments in a magic's line.
 
@@ -395,14 +403,11 @@ def parse(name: str, line: str) -> dict[str, Any]:
     Raises:
         MeshUsageError: an option is unknown, or its value is of the wrong kind.
     """
-    command = COMMANDS[name]
-    words = split(line)
     try:
-        with command.make_context(name, words) as context:
-            return dict(context.params)
+        return dict(_values(name, line))
     except click.UsageError as e:
         if isinstance(e, click.NoSuchOption):  # click proposes several, in alphabetical order
-            known = [option for each in command.params for option in each.opts]
+            known = [option for each in COMMANDS[name].params for option in each.opts]
             near = difflib.get_close_matches(e.option_name, known, n=1)
             e = click.NoSuchOption(e.option_name, possibilities=near)
         mark = mark_of(name)

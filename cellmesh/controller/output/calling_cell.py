@@ -56,10 +56,11 @@ class CellPublisher:
 
 def current_sink(displays: Displays | None = None, has_tabs: bool = False) -> Sink:
     """Return the sink for the caller's output: its cell in a Jupyter kernel, else the console."""
-    kernel = own_kernel()
+    shell = own_shell()
+    kernel = getattr(shell, "kernel", None)
     if not hasattr(kernel, "iopub_socket"):  # as `_kernel`, in fewer calls
         return ConsoleSink()
-    sink, shell = CellSink(CellPublisher(kernel), displays, has_tabs), own_shell()
+    sink = CellSink(CellPublisher(kernel), displays, has_tabs)
     is_captured = holds_displays(shell) or holds("stdout") or holds("stderr")
     return CapturedSink(shell, sink) if is_captured else sink
 

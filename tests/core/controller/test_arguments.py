@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from IPython.core.inputtransformer2 import TransformerManager
 
+from cellmesh.controller import arguments
 from cellmesh.controller.arguments import Cell, CellSyntaxError, read_cell
 
 GOOD = [
@@ -33,6 +38,29 @@ def test_cells_that_a_notebook_accepts_are_accepted(source: str) -> None:
 )
 def test_magics_become_calls(source: str, transformed: str) -> None:
     assert read_cell(source).transformed == transformed
+
+
+PIECES = st.sampled_from([
+    *("x", " ", "    ", "\n", "\n", "\n    ", "\r\n", "\t", "\f", "\u2028", "\\\n", "# "),
+    *("%", "%%", "!", "!!", "?", "??", "/", ",", ";", "=", "==", "!=", "%time ", "ls", "a = "),
+    *(">>> ", "... ", "...", "...: ", "In [1]: ", "[nav] In [2]: ", "(", ")"),
+    *("'''", '"""', "'", "if x:", "def f():", "return 1"),
+])  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:`make_tokens_by_line`")
+@given(st.lists(PIECES, max_size=8).map("".join))
+def test_a_cell_is_transformed_as_by_ipython(source: str) -> None:
+    expected = None
+    with contextlib.suppress(SyntaxError, IndexError):  # IPython's own, at "a = %"
+        expected = TransformerManager().transform_cell(source)  # type: ignore[no-untyped-call]
+    if expected is not None:
+        assert arguments._transform(source) == expected
+
+
+def test_most_cells_skip_ipythons_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(arguments, "_transformer")
+    read_cell("for x in range(3):\n    y = x % 2 != 1\n\nprint(f'{y:.3f}', 5 / y)")
 
 
 def test_awaiting_at_top_level_is_noticed() -> None:

@@ -121,14 +121,14 @@ def capture(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A cell whose output is captured as by ``%%capture``."""
     out, err, front = io.StringIO(), io.StringIO(), Recorder()
     shell = SimpleNamespace(
-        display_pub=CapturingDisplayPublisher(), display_pub_class=DisplayPublisher
+        display_pub=CapturingDisplayPublisher(),
+        display_pub_class=DisplayPublisher,
+        kernel=types.SimpleNamespace(iopub_socket=None),
     )
     monkeypatch.setattr("sys.stdout", out)
     monkeypatch.setattr("sys.stderr", err)
     monkeypatch.setitem(sys.modules, "ipykernel.iostream", SimpleNamespace(OutStream=File))
     monkeypatch.setattr(calling_cell, "own_shell", lambda: shell)
-    kernel = types.SimpleNamespace(iopub_socket=None)
-    monkeypatch.setattr(calling_cell, "own_kernel", lambda: kernel)
     monkeypatch.setattr(calling_cell, "CellPublisher", lambda kernel: front)
     return SimpleNamespace(
         out=out, err=err, front=front, shell=shell, sink=calling_cell.current_sink()
