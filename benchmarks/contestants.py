@@ -50,6 +50,7 @@ IPYPARALLEL = Peer("ipyparallel", ("ipyparallel==9.2.0", TORCH, "numpy"))
 RAY = Peer("ray", ("ray==2.60.0", TORCH, "numpy"))
 
 _OURS = "torch, zmq, msgspec, cloudpickle, ipykernel"
+_STEP = "torch.distributed.fsdp, torch._dynamo"
 
 CONTESTANTS = (
     Contestant("torch-import", "one `import torch`", "torch_import"),
@@ -60,6 +61,25 @@ CONTESTANTS = (
     Contestant("cellmesh-starts", "cellmesh, started in a kernel", "cellmesh_starts", _OURS),
     Contestant("cellmesh-cells", "cellmesh, cells in a kernel", "cellmesh_cells", _OURS),
     Contestant("cellmesh-64", "cellmesh, 64 ranks", "cellmesh_mesh", _OURS, num_ranks=64),
+    Contestant("cellmesh-256", "cellmesh, 256 ranks", "cellmesh_start", _OURS, num_ranks=256),
+    Contestant("cellmesh-step", "cellmesh, first step", "cellmesh_first_step", f"{_OURS}, {_STEP}"),
+    Contestant(
+        "torchrun-step", "torchrun", "torchrun_first_step", f"torch.distributed.run, {_STEP}"
+    ),
+    Contestant(
+        "monarch-step",
+        "Monarch 0.7.0, first step",
+        "monarch_first_step",
+        f"monarch.actor, {_STEP}",
+        peer=MONARCH,
+    ),
+    Contestant(
+        "ipyparallel-step",
+        "ipyparallel 9.2.0, first step",
+        "ipyparallel_first_step",
+        f"ipyparallel, ipykernel, {_STEP}",
+        peer=IPYPARALLEL,
+    ),
     Contestant("cellmesh-bulk", "cellmesh, bulk data", "cellmesh_bulk", _OURS),
     Contestant("monarch", "Monarch 0.7.0", "monarch_mesh", "torch, monarch.actor", peer=MONARCH),
     Contestant(

@@ -58,11 +58,40 @@ def _bulk(title: str, measure: str, floor: str) -> Row:
     return Row(title, measure, MILLISECONDS, "cellmesh-bulk", beside)
 
 
+def _step(title: str, measure: str, **beside: str) -> Row:
+    others = {name.replace("_", "-"): other for name, other in beside.items()}
+    return Row(title, measure, SECONDS, "cellmesh-step", others)
+
+
 _BY_IMPORT = {"torch-import": "start_s"}
 _LEAN = {"lean-call": "call_s", "ipyparallel": "cell_s"}
 _LEAN_P99 = {"lean-call": "call_p99_s", "ipyparallel": "cell_p99_s"}
 
 GROUPS = (
+    Group(
+        "The first step",
+        ("torch-import", "torchrun-step", "monarch-step", "ipyparallel-step"),
+        (
+            _step(
+                "`%dist_start 8` and the step, 10 s after `%load_ext`",
+                "kernel_s",
+                torch_import="start_s",
+            ),
+            _step("a script, from its call: first run", "script_first_s", torchrun_step="script_s"),
+            _step("a script, from its call: later runs", "script_s", torchrun_step="script_s"),
+            _step(
+                "later runs, from the call that starts the ranks",
+                "step_s",
+                monarch_step="step_s",
+                ipyparallel_step="step_s",
+            ),
+            _step("imports of transformers, a project's first notebook", "imports_first_s"),
+            _step("imports of transformers, its second notebook", "imports_s"),
+        ),
+        "Eight ranks with one thread each build an MLP, shard it by FSDP2 and take a step, until "
+        "its loss is there: the same source for all. Modules that a script's first run imports on "
+        "each rank are imported once in later runs. The last two are the first cell of a kernel.",
+    ),
     Group(
         "Starts and memory",
         ("torch-import", "monarch", "ipyparallel"),
@@ -88,6 +117,8 @@ GROUPS = (
             Row("restart of 64 ranks", "restart_s", SECONDS, "cellmesh-64", {}),
             Row("memory of the tree, 8 ranks (PSS)", "pss_bytes", MEGABYTES),
             Row("memory of the tree, 64 ranks (PSS)", "pss_bytes", MEGABYTES, "cellmesh-64", {}),
+            Row("start of 256 ranks", "start_s", SECONDS, "cellmesh-256", _BY_IMPORT),
+            Row("memory of the tree, 256 ranks (PSS)", "pss_bytes", MEGABYTES, "cellmesh-256", {}),
         ),
         "A start is from the call that starts, the package already imported, until every rank has "
         "answered with torch imported; for cellmesh the process group and the DeviceMesh are up "
@@ -99,6 +130,7 @@ GROUPS = (
         (
             Row("no-op call on 8, median", "call_s", MILLISECONDS),
             Row("no-op call on 8, p99", "call_p99_s", MILLISECONDS),
+            Row("no-op call on 8, CPU time of all processes", "call_cpu_s", MILLISECONDS),
             Row(
                 "cell `pass` on 8 in a kernel, median",
                 "cell_s",

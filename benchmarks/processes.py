@@ -72,9 +72,22 @@ def pss_bytes(pid: int) -> int:
         return 0
 
 
+def cpu_s(pid: int) -> float:
+    """CPU time that a process has used so far, in seconds, by its clock; 0 if it is gone."""
+    try:
+        return time.clock_gettime(~pid << 3 | 2)  # as clock_getcpuclockid(3) has it on Linux
+    except OSError:
+        return 0.0
+
+
+def own_tree() -> set[int]:
+    """This process and all that it has started, directly or not."""
+    return {os.getpid(), *find_marked(os.environ[MARK])}
+
+
 def own_tree_pss_bytes() -> int:
-    """Memory of this process and of all that it has started, directly or not."""
-    return sum(map(pss_bytes, {os.getpid(), *find_marked(os.environ[MARK])}))
+    """Memory of this process and of all that it has started."""
+    return sum(map(pss_bytes, own_tree()))
 
 
 def wait_for_end(pids: Iterable[int], timeout_s: float) -> list[int]:

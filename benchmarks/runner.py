@@ -60,6 +60,7 @@ def run_driver(
             **os.environ,
             MARK: mark,
             "IPYTHONDIR": f"{scratch}/ipython",
+            "JUPYTER_RUNTIME_DIR": f"{scratch}/jupyter",
             "TMPDIR": scratch,
         }
         with out.open("wb") as stdout, err.open("wb") as stderr:

@@ -28,9 +28,10 @@ from .drivers.protocol import Sample, elapsed_s
 from .drivers.torchrun_rank import TIMED_LOOP
 from .figures import Figures
 from .machine import describe_machine
+from .processes import cpu_s
 from .report import table, targets_table
 from .targets import TRAINING_TARGETS
-from .units import MILLISECONDS, SECONDS, TIMES
+from .units import MICROSECONDS, MILLISECONDS, SECONDS, TIMES
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = ("ddp", "fsdp2", "tp")
@@ -48,6 +49,8 @@ _TORCHRUN = (
     "--local-addr",
     "127.0.0.1",
 )
+_WAYS = {"torchrun": "torchrun", "loop": "loop in a cell", "cell": "one step a cell"}
+Taken = tuple[float, float]  # by a batch on a rank: on the clock, and CPU time
 _LEAVE_S = 30.0
 _CONNECT_S = 120.0
 
@@ -93,37 +96,41 @@ def _measure_steps(name: str, num_batches: int) -> list[Sample]:
     program = ROOT / "benchmarks" / "programs" / f"{name}.py"
     with _under_torchrun(program) as peers, cellmesh.start(NUM_RANKS) as mesh:
         mesh.cell(program.read_text())
+        pids = mesh.pull("__import__('os').getpid()").list
 
-        def under_torchrun(num_steps: int) -> float:
+        def under_torchrun(num_steps: int) -> list[Taken]:
             for peer in peers:
                 peer.send(num_steps)
-            taken_s = [float(peer.recv()) for peer in peers]
-            return taken_s[0]
+            return [peer.recv() for peer in peers]
 
-        def loop_in_a_cell(num_steps: int) -> float:
+        def loop_in_a_cell(num_steps: int) -> list[Taken]:
             mesh.cell(TIMED_LOOP.format(num_steps=num_steps))
-            return float(mesh[0].pull("elapsed_s"))
+            return mesh.pull("taken").list
 
-        def one_step_a_cell(num_steps: int) -> float:
-            return elapsed_s(lambda: [mesh.cell("step()") for _ in range(num_steps)])
+        def one_step_a_cell(num_steps: int) -> list[Taken]:
+            before_s = [*map(cpu_s, pids)]
+            taken_s = elapsed_s(lambda: [mesh.cell("step()") for _ in range(num_steps)])
+            return [
+                (taken_s, cpu_s(pid) - used_s) for pid, used_s in zip(pids, before_s, strict=True)
+            ]
 
-        ways = {"torchrun_s": under_torchrun, "loop_s": loop_in_a_cell, "cell_s": one_step_a_cell}
+        ways = {"torchrun": under_torchrun, "loop": loop_in_a_cell, "cell": one_step_a_cell}
         for way in ways.values():
             way(NUM_WARMUPS)
         # Batches of about a third of a second.
-        num_steps = max(5, round(0.3 * NUM_WARMUPS / under_torchrun(NUM_WARMUPS)))
+        num_steps = max(5, round(0.3 * NUM_WARMUPS / under_torchrun(NUM_WARMUPS)[0][0]))
         samples = []
         for number in range(num_batches):
             first = number % len(ways)
             order = [*ways][first:] + [*ways][:first]
-            taken = {way: ways[way](num_steps) / num_steps for way in order}
-            samples.append(
-                taken
-                | {
-                    "loop_ratio": taken["torchrun_s"] / taken["loop_s"],
-                    "cell_extra_s": taken["cell_s"] - taken["torchrun_s"],
-                }
-            )
+            sample = {}
+            for way in order:
+                taken_s, cpus_s = zip(*ways[way](num_steps), strict=True)
+                sample[f"{way}_s"] = taken_s[0] / num_steps
+                sample[f"{way}_cpu_s"] = sum(cpus_s) / NUM_RANKS / num_steps
+            sample["loop_ratio"] = sample["loop_cpu_s"] / sample["torchrun_cpu_s"]
+            sample["cell_extra_s"] = sample["cell_cpu_s"] - sample["loop_cpu_s"]
+            samples.append(sample)
         return samples
 
 
@@ -234,18 +241,18 @@ def _first_step_from_scratch_s() -> float:
 
 def steps_table(figures: Figures) -> str:
     """Medians of a step, and what a mesh adds."""
-    lines = [
-        ["program", "torchrun", "loop in a cell", "its speed", "one step a cell", "more a step"]
-    ]
+    lines = [["program", "", *_WAYS.values(), "loop / torchrun", "a cell more"]]
     for name in PROGRAMS:
         if figures.get(name, "torchrun_s") is None:
             continue
-        shown = [
-            MILLISECONDS.show(figures.get(name, way)) for way in ("torchrun_s", "loop_s", "cell_s")
-        ]
+        shown = {
+            kind: [MILLISECONDS.show(figures.get(name, f"{way}{kind}")) for way in _WAYS]
+            for kind in ("_s", "_cpu_s")
+        }
         ratio = TIMES.show(figures.get(name, "loop_ratio"))
-        extra = MILLISECONDS.show(figures.get(name, "cell_extra_s"))
-        lines.append([name, shown[0], shown[1], ratio, shown[2], extra])
+        extra = MICROSECONDS.show(figures.get(name, "cell_extra_s"))
+        lines.append([name, "on the clock", *shown["_s"], "", ""])
+        lines.append(["", "CPU time a rank", *shown["_cpu_s"], ratio, extra])
     return table(lines)
 
 

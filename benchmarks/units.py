@@ -28,6 +28,7 @@ class Unit:
 
 SECONDS = Unit("s", 1, 2)
 MILLISECONDS = Unit("ms", 1e-3, 2)
+MICROSECONDS = Unit("us", 1e-6, 0)
 MEGABYTES = Unit("MB", 1e6, 0)
 PER_SECOND = Unit("/s", 1, 0)
 TIMES = Unit("x", 1, 2)

@@ -13,8 +13,7 @@ from .protocol import (
     calls_per_s,
     elapsed_s,
     main,
-    summarize,
-    time_calls,
+    measure_calls,
 )
 
 _NUM_RESTARTS = 3
@@ -43,7 +42,7 @@ def measure(num_ranks: int, counts: Counts) -> Sample:
         return {
             "import_s": import_s,
             "start_s": start_s,
-            **summarize("call", time_calls(lambda: mesh.run(noop), counts)),
+            **measure_calls(lambda: mesh.run(noop), counts),
             "pss_bytes": own_tree_pss_bytes(),
             "calls_per_s": calls_per_s(lambda: mesh.submit(noop), lambda run: run.result(), counts),
             "calls_1kb_per_s": calls_per_s(

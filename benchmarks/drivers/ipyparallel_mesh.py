@@ -10,7 +10,7 @@ from typing import Any
 from ..processes import own_tree_pss_bytes
 from .bulk import Seen, time_push
 from .kernel import time_cells
-from .protocol import SMALL_ARGUMENT, Counts, Sample, calls_per_s, main, summarize, time_calls
+from .protocol import SMALL_ARGUMENT, Counts, Sample, calls_per_s, main, measure_calls
 
 _began = time.perf_counter()
 import ipyparallel  # type: ignore[import-not-found]  # noqa: E402
@@ -49,7 +49,7 @@ def measure(num_ranks: int, counts: Counts) -> Sample:
     sample = {
         "import_s": _IMPORT_S,
         "start_s": start_s,
-        **summarize("call", time_calls(lambda: view.apply_sync(noop), counts)),
+        **measure_calls(lambda: view.apply_sync(noop), counts),
         "pss_bytes": own_tree_pss_bytes(),
         "calls_per_s": calls_per_s(
             lambda: view.apply_async(noop), lambda answer: answer.get(), counts

@@ -23,7 +23,7 @@ import cloudpickle
 import msgspec
 import zmq
 
-from .protocol import Counts, Sample, calls_per_s, main, summarize, time_calls
+from .protocol import Counts, Sample, calls_per_s, main, measure_calls
 
 _LENGTH = struct.Struct("<I")
 _BUFFER_BYTES = 1 << 16
@@ -85,10 +85,7 @@ def measure(num_ranks: int, counts: Counts) -> Sample:
             try:
                 controller = _Controller(dealer, num_ranks)
                 sample = {
-                    **summarize(
-                        "call",
-                        time_calls(lambda: controller.result(controller.submit(noop)), counts),
-                    ),
+                    **measure_calls(lambda: controller.result(controller.submit(noop)), counts),
                     "calls_per_s": calls_per_s(
                         lambda: controller.submit(noop), controller.result, counts
                     ),

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..processes import own_tree_pss_bytes
 from .bulk import Seen, time_push
-from .protocol import SMALL_ARGUMENT, Counts, Sample, calls_per_s, main, summarize, time_calls
+from .protocol import SMALL_ARGUMENT, Counts, Sample, calls_per_s, main, measure_calls
 
 _began = time.perf_counter()
 from monarch.actor import Actor, endpoint, this_host  # type: ignore[import-not-found]  # noqa: E402
@@ -49,7 +49,7 @@ def measure(num_ranks: int, counts: Counts) -> Sample:
     sample = {
         "import_s": _IMPORT_S,
         "start_s": start_s,
-        **summarize("call", time_calls(lambda: workers.noop.call().get(), counts)),
+        **measure_calls(lambda: workers.noop.call().get(), counts),
         "pss_bytes": own_tree_pss_bytes(),
         "calls_per_s": calls_per_s(workers.noop.call, lambda future: future.get(), counts),
         "calls_1kb_per_s": calls_per_s(

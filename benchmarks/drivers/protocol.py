@@ -10,10 +10,10 @@ import secrets
 import statistics
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from ..processes import MARK
+from ..processes import MARK, cpu_s, own_tree
 
 Handle = TypeVar("Handle")
 Sample = dict[str, float]
@@ -48,6 +48,18 @@ def time_calls(call: Callable[[], object], counts: Counts) -> list[float]:
     for _ in range(counts.num_warmups):
         call()
     return [elapsed_s(call) for _ in range(counts.num_calls)]
+
+
+def measure_calls(call: Callable[[], object], counts: Counts) -> Sample:
+    """Summarize the durations of `time_calls` as `call`, and give the CPU time of a call, of all
+    processes of this driver, as `call_cpu_s`.
+    """
+    time_calls(call, replace(counts, num_calls=0))
+    pids = own_tree()
+    before_s = sum(map(cpu_s, pids))
+    durations_s = time_calls(call, replace(counts, num_warmups=0))
+    used_s = sum(map(cpu_s, pids)) - before_s
+    return {**summarize("call", durations_s), "call_cpu_s": used_s / counts.num_calls}
 
 
 def summarize(name: str, durations_s: Iterable[float]) -> Sample:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import zmq
 
-from .protocol import Counts, Sample, calls_per_s, main, summarize, time_calls
+from .protocol import Counts, Sample, calls_per_s, main, measure_calls
 
 _WORK = b"w"
 _END = b"e"
@@ -35,7 +35,7 @@ def measure(num_ranks: int, counts: Counts) -> Sample:
             socket.recv()
 
         sample = {
-            **summarize("call", time_calls(call, counts)),
+            **measure_calls(call, counts),
             "calls_per_s": calls_per_s(lambda: socket.send(_WORK), lambda _: socket.recv(), counts),
         }
         socket.send(_END)

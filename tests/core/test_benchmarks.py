@@ -68,13 +68,18 @@ def test_a_target_reads_what_the_tables_show(target: Target) -> None:
     [
         (
             "no-op call on 8 / lean call",
-            figures_of(cellmesh__call_s=[9.0, 1.5, 0.1], lean_call__call_s=[1.0] * 3),
-            figures_of(cellmesh__call_s=[1.6], lean_call__call_s=[1.0]),
+            figures_of(cellmesh__call_s=[9.0, 1.4, 0.1], lean_call__call_s=[1.0] * 3),
+            figures_of(cellmesh__call_s=[1.5], lean_call__call_s=[1.0]),
         ),
         (
-            "pipelined calls with 1 KB / without",
-            figures_of(cellmesh__calls_1kb_per_s=[800.0], cellmesh__calls_per_s=[1000.0]),
-            figures_of(cellmesh__calls_1kb_per_s=[700.0], cellmesh__calls_per_s=[1000.0]),
+            "pipelined no-op calls: cellmesh / Monarch",
+            figures_of(cellmesh__calls_per_s=[600.0], monarch__calls_per_s=[100.0]),
+            figures_of(cellmesh__calls_per_s=[590.0], monarch__calls_per_s=[100.0]),
+        ),
+        (
+            "a rank more: (call on 64 - call on 8) / 56",
+            figures_of(cellmesh__call_s=[1e-3], cellmesh_64__call_s=[2.1e-3]),
+            figures_of(cellmesh__call_s=[1e-3], cellmesh_64__call_s=[2.2e-3]),
         ),
     ],
 )
@@ -87,7 +92,7 @@ def test_a_target_is_judged_by_the_medians(what: str, met: Figures, missed: Figu
 
 def test_tables_have_what_was_measured_and_how_many_times_better_it_is() -> None:
     figures = figures_of(
-        cellmesh_bulk__push_warm_s=[0.02], memory__memcpy_128mb_s=[0.01], ray__push_warm_s=[0.05]
+        cellmesh_bulk__gather_warm_s=[0.02], memory__memcpy_1gb_s=[0.01], ray__gather_warm_s=[0.05]
     )
     text = report.document(
         figures, {"cellmesh": "0.1.0, commit abc"}, "today", "run", "method", "", ["late"]
@@ -97,9 +102,9 @@ def test_tables_have_what_was_measured_and_how_many_times_better_it_is() -> None
     assert [line for line in lines if line.startswith("##")] == [
         *("##Bulkdata", "##Targets", "##Trouble", "##Everyround")
     ]
-    assert "|128MBarraytoall8,warm|20.00ms|10.00ms(0.50x)|50.00ms(2.50x)|-|-|" in lines
-    assert "|128MBtoall8,warm/onememcpyofit|atmost2.00x|2.00x|met|" in lines
-    assert "|memory|memcpy_128mb_s|10.00ms|" in lines
+    assert "|8x128MBgathered,again|20.00ms|10.00ms(0.50x)|50.00ms(2.50x)|-|-|" in lines
+    assert "|8x128MBgathered,again/onememcpy|atmost2.00x|2.00x|met|" in lines
+    assert "|memory|memcpy_1gb_s|10.00ms|" in lines
     assert f"1met,0missed,{len(TARGETS) - 1}notmeasured." in lines
 
 
