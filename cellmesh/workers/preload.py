@@ -273,7 +273,9 @@ def _surface(printed: int, forks: Counter[str]) -> Iterator[tuple[str, object]]:
     yield "prints", os.fstat(printed).st_size
     yield "opens files", len(os.listdir("/proc/self/fd"))
     yield "changes sys.path", tuple(sys.path)
-    yield "changes the environment", dict(os.environb)
+    # Variables of torch itself are set by parts of torch, and by what is made for it.
+    others = {n: v for n, v in os.environb.items() if not n.startswith((b"TORCH", b"PYTORCH"))}
+    yield "changes the environment", others
     yield "changes the working directory", os.getcwd()
     yield "handles signals", [signal.getsignal(number) for number in signal.valid_signals()]
     yield "replaces streams", (sys.stdout, sys.stderr, sys.stdin, sys.excepthook)

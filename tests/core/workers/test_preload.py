@@ -78,6 +78,7 @@ def packages(tmp_path: Path) -> Path:
     for name, (source, _) in BAD.items():
         (folder / f"{name}.py").write_text(source)
     (folder / "good.py").write_text("import torch\nx = torch.rand(3)")
+    (folder / "for_torch.py").write_text("import os; os.environ['PYTORCH_X'] = '1'")
     (folder / "better.py").write_text("import good")
     return folder
 
@@ -90,6 +91,10 @@ def test_modules_that_must_not_be_preloaded_are_left_out(packages: Path) -> None
         name: left.reason for name, left in read_preloads(packages / "list.json").left_out.items()
     }
     assert reasons == {name: reason for name, (_, reason) in BAD.items()}
+
+
+def test_modules_may_set_variables_of_torch(packages: Path) -> None:
+    assert load(packages, "torch._dynamo", "for_torch")[0] == ["torch._dynamo", "for_torch"]
 
 
 def test_a_module_of_the_users_own_is_not_preloaded(packages: Path, tmp_path: Path) -> None:
