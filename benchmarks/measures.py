@@ -163,7 +163,9 @@ GROUPS = (
             _bulk("128 MB array to all 8, warm", "push_warm_s", "memcpy_128mb_s"),
             _bulk("1 GB tensor sharded 8 ways, first", "shard_first_s", "memfd_write_1gb_s"),
             _bulk("1 GB tensor sharded 8 ways, warm", "shard_warm_s", "memcpy_1gb_s"),
-            _bulk("8 x 128 MB gathered, first", "gather_first_s", "memfd_write_1gb_s"),
+            _bulk(
+                "8 x 128 MB gathered, first (torch imported)", "gather_first_s", "memfd_write_1gb_s"
+            ),
             _bulk("8 x 128 MB gathered, again", "gather_warm_s", "memcpy_1gb_s"),
         ),
         "Memory: one copy of as many bytes into warm pages; for what is 1 GB and first, one "

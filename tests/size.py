@@ -58,8 +58,9 @@ FEATURES = (
     ),
     Feature(
         "pickling and large values",
-        1492,
-        "wire/payload.py wire/plain_functions.py wire/segments.py wire/bulk.py wire/values.py "
+        1437,
+        "wire/payload.py wire/plain_functions.py wire/segments.py wire/segment_pool.py "
+        "wire/bulk.py wire/values.py "
         "controller/values/ workers/rank/value_transfer.py",
     ),
     Feature(

@@ -56,7 +56,12 @@ def _time_shard(mesh: cellmesh.Mesh, counts: Counts) -> Sample:
 
 
 def _time_gather(mesh: cellmesh.Mesh, counts: Counts) -> Sample:
-    """A float tensor of 128 MiB of each rank, as one tensor here."""
+    """A float tensor of 128 MiB of each rank, as one tensor here.
+
+    The notebook has imported torch before, which its first tensor would make it do.
+    """
+    import torch  # noqa: F401
+
     num_ranks = len(mesh)
     mesh.cell(f"x = torch.rand({ARRAY_BYTES // 4})")
 

@@ -21,6 +21,7 @@ from .output.console import Sink, Unremarked
 from .output.fold import HOLD_HOSTS_S, HOLD_S
 from .output.printer import Printer
 from .run import Run, WorkItem
+from .values.segments import lend
 
 if TYPE_CHECKING:
     from .session.session import Session
@@ -88,17 +89,10 @@ class RankSet:
         hold_s = HOLD_HOSTS_S if session.has_hosts else HOLD_S
         folds_numbers = session.displays.folds_numbers
         printer = Printer(self.ranks, sink, kind.is_user_code, hold_s, folds_numbers)
-        segment = buffers[0] if buffers and isinstance(buffers[0], SegmentFrame) else None
-        if segment is None:
-            return session.runs.start_run(item, printer)
-        try:
-            session.segments.keep(segment, self.ranks)
-            run = session.runs.start_run(item, printer)
-            session.segments.follow(run, segment)
-            return run
-        except BaseException:
-            session.segments.forget(segment)
-            raise
+        run = session.runs.start_run(item, printer)
+        if buffers and isinstance(buffers[0], SegmentFrame):
+            run.on_end([*buffers].clear)  # the segment is not reused before
+        return run
 
     def lend(
         self, pickled: Pickled, buffers: Sequence[Frame]
@@ -116,7 +110,7 @@ class RankSet:
         if num_bytes >= MIN_BYTES:
             num_bytes = max(num_bytes, SEGMENT_BYTES)
             self.session.runs.make_room(self.ranks, num_bytes)
-        return *self.session.segments.lend(pickled, buffers), num_bytes
+        return *lend(self.session.segments, pickled, buffers), num_bytes
 
 
 def pack_call(

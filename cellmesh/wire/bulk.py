@@ -19,7 +19,8 @@ import msgspec
 from . import limits, segments
 from .codec import Frame, Parcel, at_rank_for_control
 from .messages import Interrupt, Release
-from .segments import Memfd, SegmentFrame, describe_bytes
+from .segment_pool import Segment, SegmentPool
+from .segments import SegmentFrame, describe_bytes
 from .values import Chunk
 
 # Least and largest size of the window: bytes that may be in flight.
@@ -148,7 +149,7 @@ class _Item:
 
 @dataclass
 class _Arriving:
-    memfd: Memfd
+    segment: Segment
     sizes: tuple[int, ...]
     item: _Item
     has_begun: bool = False
@@ -160,11 +161,11 @@ class Arrivals:
 
     Args:
         why_interrupted: text of the error for a segment whose run was interrupted.
-        name: name of the segments in ``/proc``.
+        pool: makes the segments.
     """
 
-    def __init__(self, why_interrupted: str, name: str) -> None:
-        self._why_interrupted, self._name = why_interrupted, name
+    def __init__(self, why_interrupted: str, pool: SegmentPool) -> None:
+        self._why_interrupted, self._pool = why_interrupted, pool
         self._control = at_rank_for_control()
         self._items: list[_Item] = []
         self._arriving: dict[int, _Arriving] = {}
@@ -195,8 +196,8 @@ class Arrivals:
             ref = segments.read_ref(parcel.buffers[-1])
             item.loan = ref.loan
             try:
-                memfd = segments.create(segments.span(ref.sizes), self._name)
-                self._arriving[ref.loan] = _Arriving(memfd, ref.sizes, item)
+                segment = self._pool.take(segments.span(ref.sizes))
+                self._arriving[ref.loan] = _Arriving(segment, ref.sizes, item)
             except OSError as error:
                 self._fail(item, f"a value cannot be received: {error.strerror}")
         return self._pop()
@@ -208,19 +209,21 @@ class Arrivals:
         if verb.loan not in self._arriving:
             return None
         arriving = self._arriving[verb.loan]
-        if not arriving.has_begun and (why := _why_not(verb.num_left + len(data))):
+        is_first, arriving.has_begun = not arriving.has_begun, True
+        needs_memory = is_first and arriving.segment.is_new
+        if needs_memory and (why := _why_not(verb.num_left + len(data))):
             self._fail(arriving.item, why)
             return self._pop()
-        arriving.has_begun = True
         try:
-            segments.write_at(arriving.memfd, data, verb.at)
+            arriving.segment.write_at(data, verb.at)
+            if verb.num_left:
+                return []
+            frame = self._pool.lend(arriving.segment, verb.loan, arriving.sizes)
         except OSError as error:
             self._fail(arriving.item, f"a value cannot be received: {error.strerror}")
             return self._pop()
-        if verb.num_left:
-            return []
         del self._arriving[verb.loan]
-        _finish(arriving.item, SegmentFrame.of(arriving.memfd, verb.loan, arriving.sizes))
+        _finish(arriving.item, frame)
         return self._pop()
 
     def interrupt(self, frames: Sequence[Frame]) -> list[Parcel[Any]]:

@@ -27,7 +27,7 @@ from .groups import Blueprint, Describe, GroupCount, Heal, SetMesh
 from .hosts import ClockReading, FilesAnswer, PlaceFiles, ReadClock
 from .status import HostReport, Probe, RankInfo, RankState, ReadHost, Stacks, StackText
 from .stopping import Pause, StopState
-from .values import Chunk, Freed, GatherParts, PullNames, PushNames, PushParts, Unwanted
+from .values import Chunk, GatherParts, PullNames, PushNames, PushParts, Unwanted
 from .verbs import (
     Bar,
     Display,
@@ -304,7 +304,7 @@ def interrupted_unbegun(run: int) -> Failed:
 FromRank = (
     RankReady | RankUnready | Output | Skipped | Display | Done | Failing | Failed | RankState
     | StopState | StackText | Blueprint | InputRequest | InputCancelled | Logged | Imports
-    | Freed | Bar
+    | Bar
 )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ import pickle
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from cloudpickle import cloudpickle
 
@@ -129,15 +129,6 @@ _ARRAY_MODULES = frozenset(("numpy", "torch", "torch.storage", "torch._subclasse
 _TORCH_REBUILDS = "torch._utils"  # `_reduce_array` reduces its functions, too
 
 Reducer = Callable[[Any], Any]
-
-
-class BufferHolder(Protocol):
-    """Keeps track of the shared-memory segments that this process uses."""
-
-    def hold(self, loan: int) -> Callable[[], object]:
-        """Record that a shared-memory segment is in use; return the function to call, on any
-        thread, once it no longer is.
-        """
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -264,13 +255,12 @@ def _pickler_to_nowhere(reducer: Reducer | None) -> _Pickler:
     return _Pickler(_Nowhere(), reducer, protocol=5, buffer_callback=lambda buffer: None)
 
 
-def loads(payload: Pickled, buffers: Sequence[Frame], holder: BufferHolder | None = None) -> Any:
+def loads(payload: Pickled, buffers: Sequence[Frame]) -> Any:
     """Unpickle the result of `dumps`.
 
     Args:
         payload: the pickle.
         buffers: its out-of-band buffers, in order. They become the memory of the arrays inside.
-        holder: keeps track of the segment that contains the value.
 
     Returns:
         The value.
@@ -279,10 +269,7 @@ def loads(payload: Pickled, buffers: Sequence[Frame], holder: BufferHolder | Non
         HostError: the pickle is in a segment that cannot be opened or mapped.
     """
     if payload.is_mapped:
-        frame = segments.open_segment(buffers[0])
-        mapped = segments.map_private(
-            frame, None if holder is None else holder.hold(frame.ref.loan)
-        )
+        mapped = segments.map_private(segments.open_segment(buffers[0]))
         if payload.stream:
             return pickle.loads(payload.stream, buffers=mapped)
         return pickle.loads(mapped[-1], buffers=mapped[:-1])

@@ -13,8 +13,7 @@ import errno
 import functools
 import mmap
 import os
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -231,21 +230,17 @@ def num_bytes_of(pickled: Pickled, buffers: Sequence[Frame]) -> int:
     return len(pickled.stream) + sum(map(len, buffers))
 
 
-def map_private(
-    frame: SegmentFrame, on_unmapped: Callable[[], object] | None = None
-) -> tuple[memoryview, ...]:
+def map_private(frame: SegmentFrame) -> tuple[memoryview, ...]:
     """Map a segment copy-on-write, and return its buffers; writes to them stay in this process.
 
     Args:
         frame: frame of a segment that is open in this process.
-        on_unmapped: called when nothing in this process refers to the buffers any more, on any
-            thread and between any two instructions.
 
     Raises:
         HostError: the process's address space or number of mappings is used up.
     """
     num_bytes = frame.num_bytes
-    view = _map(num_bytes, [(frame.memfd.descriptor, 0, num_bytes)], on_unmapped)
+    view = _map(num_bytes, [(frame.memfd.descriptor, 0, num_bytes)])
     sizes = frame.ref.sizes
     return tuple(view[at : at + size] for at, size in zip(offsets(sizes), sizes, strict=True))
 
@@ -283,18 +278,13 @@ def map_joined(frames: Sequence[SegmentFrame]) -> memoryview | None:
     return _map(sum(sizes), parts)
 
 
-def _map(
-    num_bytes: int,
-    parts: Sequence[tuple[int, int, int]],
-    on_unmapped: Callable[[], object] | None = None,
-) -> memoryview:
+def _map(num_bytes: int, parts: Sequence[tuple[int, int, int]]) -> memoryview:
     """Map parts of files, copy-on-write, into one contiguous range of memory, which is unmapped
     once nothing refers to it.
 
     Args:
         num_bytes: size of all parts, in bytes.
         parts: descriptor, offset and number of bytes of each part.
-        on_unmapped: called after the memory is unmapped.
     """
     import ctypes  # takes 2 ms, and only processes that map segments need it
 
@@ -314,14 +304,7 @@ def _map(
             f"a value of {describe_bytes(num_bytes)} cannot be mapped: {getattr(e, 'strerror', e)} "
             "(`ulimit -v` shows the limit of its address space)"
         ) from e
-    if on_unmapped is not None:
-        weakref.finalize(memory, _tell, os.getpid(), on_unmapped).atexit = False
     return memoryview(memory)
-
-
-def _tell(pid: int, on_unmapped: Callable[[], object]) -> None:
-    if os.getpid() == pid:  # in a forked child, the parent may still use it
-        on_unmapped()
 
 
 def memfd_name(mesh: str) -> str:

@@ -92,18 +92,6 @@ class PullNames(WorkVerb, frozen=True):
     expression: str
 
 
-class Freed(Verb, frozen=True):
-    """Report of a rank that it has released its last reference to a segment's memory (`loan`: see
-    `wire.segments.Ref`).
-
-    `is_shared`: the rank has forked in between, so another process may still read the segment.
-    """
-
-    loan: int
-    is_shared: bool = False
-    run: int = -1
-
-
 class Chunk(Verb, frozen=True):
     """A part of a segment's bytes, sent to a process on another host, which joins the parts.
 

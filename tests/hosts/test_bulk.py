@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -46,13 +47,16 @@ def _nothing_is_left(mesh: cm.Mesh, machines: list[Host]) -> Iterator[None]:
 
 
 def _segments(machines: list[Host]) -> list[str]:
+    """Those that are open to be read; their writers keep some to write them again."""
     found = []
     for host in machines[:2]:
         for process in host.meshes():
             with contextlib.suppress(OSError):  # it has ended since
                 for link in Path(f"/proc/{process.pid}/fd").iterdir():
                     with contextlib.suppress(OSError):  # it has been closed since
-                        if "memfd:cellmesh-" in (target := str(link.readlink())):
+                        info = Path(f"/proc/{process.pid}/fdinfo/{link.name}").read_text()
+                        is_read = not int(info.split()[3], 8) & os.O_RDWR  # of its flags
+                        if is_read and "memfd:cellmesh-" in (target := str(link.readlink())):
                             found.append(f"{process.name()}: {target}")
     return found
 

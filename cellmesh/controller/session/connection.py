@@ -23,12 +23,13 @@ from ...wire.host import host_name, own_package, own_python, own_torch, own_vers
 from ...wire.messages import PROTOCOL, Died, Done, MeshReady, Ranked, Relay
 from ...wire.own_file import Secret, SecretBytes
 from ...wire.reliable import Reliable
+from ...wire.segment_pool import SegmentPool
 from ...wire.segments import SegmentFrame
 from ...wire.status import RankState, StackText
 from ...wire.stopping import StopState
 from ...wire.values import Chunk, Unwanted
 from ..kernel import own_notebook
-from ..values.pool import open_value
+from ..values.segments import open_value
 
 _LINGER_MS = 200
 # Time limits of the first connection to another host, after which the host counts as out of reach,
@@ -58,6 +59,7 @@ class Connection:
         keys: for an endpoint on TCP: this side's secret CURVE key and the agent's public key.
             Segments of shared memory then travel in chunks.
         context: ZeroMQ context, which its owner closes; None to create one.
+        pool: makes the segments of values from another host; None to create one.
 
     Raises:
         HostError: this process cannot open more sockets.
@@ -76,6 +78,7 @@ class Connection:
         steal: bool,
         keys: tuple[Secret, str] | None = None,
         context: zmq.Context[transport.Socket] | None = None,
+        pool: SegmentPool | None = None,
     ) -> None:
         link, name = os.urandom(16), _new_name()
         self._hello = Hello(
@@ -91,6 +94,7 @@ class Connection:
             host=host_name(),
             notebook=own_notebook(),
         )
+        self._pool = pool or SegmentPool("cellmesh-result")
         self._owns_context = context is None
         self._context = context or transport.make_context(1)
         try:
@@ -115,7 +119,7 @@ class Connection:
 
     def _begin(self) -> None:
         self._sender, self._ready = Sender(), list[Parcel[Any]]()  # had waited for segments
-        self._arrivals = Arrivals(_WHY_INTERRUPTED, "cellmesh-result")
+        self._arrivals = Arrivals(_WHY_INTERRUPTED, self._pool)
         self._reliable: Reliable[Message] = Reliable(self._note_acked if self.is_remote else None)
 
     def descriptors(self) -> tuple[int, int]:
@@ -192,11 +196,12 @@ class Connection:
             frames = transport.receive(self._socket)
             preamble, rest = bytes(frames[0]), frames[1:]
             if self._reliable.unwrap(preamble, sum(map(len, rest)), now):
-                for parcel in self._codec.decode(rest):
-                    if self.is_remote:
+                parcels = self._codec.decode(rest)
+                if self.is_remote:
+                    for parcel in parcels:
                         yield from self._admit(parcel, now)
-                    else:
-                        yield self._open_value(parcel, now) if parcel.buffers else parcel
+                else:  # all are opened before any message that acknowledges them can be sent
+                    yield from [self._open_value(p, now) if p.buffers else p for p in parcels]
             elif rest and Reliable.is_aside(preamble):
                 yield from self._hear_aside(rest)
             if self.is_remote and self._sender:

@@ -20,7 +20,7 @@ from ...wire.limits import COUNTED_BYTES, MAX_RUN_BYTES, MAX_RUNS, may_wait_for
 from ...wire.messages import Died, Done, Failed
 from ...wire.ranks import describe_ranks
 from ...wire.status import RankState
-from ...wire.values import Freed, PullNames
+from ...wire.values import PullNames
 from ...wire.verbs import Imports, InputCancelled, InputRequest, Logged, RunCall, RunCell
 from ..code_files.sync import CodeSync
 from ..core.core import Core, Deliver, Effect, Finish, Judge, Note, Watch
@@ -32,7 +32,6 @@ from ..output.fold import Block
 from ..output.printer import Printer
 from ..preload import Preloading
 from ..run import Run, WorkItem
-from ..values.pool import SegmentPool
 from .life import Life
 
 Command = Callable[[Core, float], Sequence[Effect]]
@@ -54,7 +53,6 @@ class Owner(Protocol):
     code: CodeSync | None
     metrics: Metrics
     preloading: Preloading
-    segments: SegmentPool
 
     def states(self, ranks: Sequence[int]) -> Mapping[int, RankState]:
         """Ask ranks for the states of their main threads, and return the answers."""
@@ -412,9 +410,6 @@ class Runs:
             note = self._session.preloading.take(ranks, parcel.verb)
             if note and number in self._printers:
                 self._printers[number].note(note, now)
-            return
-        elif kind is Freed:
-            self._session.segments.freed(ranks, parcel.verb)
             return
         elif kind in (InputRequest, InputCancelled):
             if number in self.living:

@@ -17,7 +17,9 @@ from ...errors import CellmeshError, HostError, MeshUsageError, NoMeshError
 from ...stdlib import time
 from ...wire.attach import Detached, Refused, Welcome
 from ...wire.hosts import Host
-from ...wire.messages import AgentFault, Died, LogText, ReadLog
+from ...wire.messages import AgentFault, LogText, ReadLog
+from ...wire.segment_pool import SegmentPool
+from ...wire.segments import memfd_name
 from ...wire.status import HostReport, Probe, RankState, ReadHost
 from ...wire.ticket import Ticket, remove_directory
 from ..code_files.sync import CodeSync
@@ -33,7 +35,6 @@ from ..output.cell import Displays
 from ..output.console import ConsoleSink, Sink
 from ..preload import Preloading, describe_left_out
 from ..resizing import ONE_HOST, Resizing, resize
-from ..values.pool import SegmentPool
 from .hosts.connections import Connections
 from .hosts.start import bring_back, end_unheard, sync_through
 from .launch.local import Launcher, describe_full_disk, read_agent_log
@@ -104,9 +105,9 @@ class Session:
         self.preloading = Preloading(ticket.learned_list, ticket.num_ranks)
         self.metrics, self.shown = Metrics(), LiveViews()
         self.displays = Displays(folds_numbers=ticket.fold_numbers)
-        self.segments = SegmentPool(ticket.name)
+        self.segments = SegmentPool(memfd_name(ticket.name))
         self._sink = sink
-        self._hosts = Connections(ticket, steal, lost)  # opened by the link's thread
+        self._hosts = Connections(ticket, steal, lost, self.segments)  # opened by the link
         self._owner_pid = os.getpid()
         self.core = Core(
             ticket.num_ranks,
@@ -425,8 +426,6 @@ class Session:
                 if cause.mesh_dim_names:
                     self.dims = dict(zip(cause.mesh_dim_names, cause.mesh_shape, strict=True))
                 self.runs.adopt(cause, self._sink or ConsoleSink())
-            case Died():
-                self.segments.rank_ended(cause.rank)
             case AgentFault():
                 warn(cause.text)
             case HostLost():

@@ -228,6 +228,7 @@ class Agent:
         """
         why = "the notebook left before the value had arrived: send it again"
         self._act(self._processes.relay(self._processes.lending.arrivals.abandon(why)))
+        self._processes.lending.pool.clear()
 
     def _obey(self, verb: Any, buffers: Sequence[Frame]) -> None:
         match verb:
@@ -245,6 +246,7 @@ class Agent:
                 self._set_dims(names, shape)
                 self._processes.change_surroundings(changes)
                 self._controller.spool.forget_runs()
+                self._processes.lending.pool.clear()
                 self._act(self._supervisor.restart())
             case Respawn(ranks):
                 self._act(self._supervisor.respawn(ranks, time.monotonic()))

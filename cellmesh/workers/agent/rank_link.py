@@ -18,6 +18,7 @@ from ...wire.bulk import Arrivals
 from ...wire.codec import Frame, Parcel
 from ...wire.messages import Channel, Done, Failed, Relay
 from ...wire.payload import stand_in
+from ...wire.segment_pool import SegmentPool
 from ...wire.segments import INTERRUPTED, Memfd, SegmentFrame, open_segment, read_ref
 from ...wire.stream import QueuedChannel
 from ...wire.verbs import StreamName
@@ -168,10 +169,8 @@ class RankLink:
             if not data:  # closed by the rank or its end, which the other sockets report
                 self._events.remove(self._segments.fileno())
                 return
-            if descriptors:
+            if descriptors:  # none if this process has as many files open as it may
                 self._given[int.from_bytes(data, "little", signed=True)] = Memfd(descriptors[0])
-            else:
-                self._on_message([data])
 
     def _serve(self, channel: QueuedChannel, event: int) -> None:
         number = channel.connection.fileno()
@@ -204,12 +203,14 @@ class Lending:
     segment that a rank gives to the controller, until the controller has acknowledged the message.
 
     Attributes:
+        pool: segments that are used again for values from another host.
         arrivals: segments that a controller on another host is sending.
         lent: run -> its segment, and the ranks that use it.
     """
 
     def __init__(self) -> None:
-        self.arrivals = Arrivals(INTERRUPTED, "cellmesh-value")
+        self.pool = SegmentPool("cellmesh-value")
+        self.arrivals = Arrivals(INTERRUPTED, self.pool)
         self.lent: dict[int, tuple[SegmentFrame, set[int]]] = {}
 
     def lend(

@@ -221,7 +221,7 @@ class Executor:
             function = plain_functions.unpack(work.function)
             args, kwargs = payload.loads(work.payload, buffers)
         else:
-            function, args, kwargs = payload.loads(work.payload, buffers, self._segments)
+            function, args, kwargs = payload.loads(work.payload, buffers)
         bind_missing_names((function, args, kwargs), self._namespace)
         record = RunRecord(work.run, name_of(function), 0, time.monotonic())
         if record.name:
@@ -236,13 +236,13 @@ class Executor:
         return None if result is None else self._value(work.run, result, "the result")
 
     def _push(self, work: PushNames, buffers: tuple[Frame, ...]) -> None:
-        names = payload.loads(work.payload, buffers, self._segments)
+        names = payload.loads(work.payload, buffers)
         self._namespace.update(names)
         self._given.forget(names)
         bind_missing_names(names, self._namespace)
 
     def _push_parts(self, work: PushParts, buffers: tuple[Frame, ...]) -> None:
-        names = payload.loads(work.payload, buffers, self._segments)
+        names = payload.loads(work.payload, buffers)
         parts = own_parts(names, work, self._groups.rank, self._context.device, self._groups.mesh)
         self._namespace.update(parts)
         self._given.forget(parts)
@@ -313,6 +313,7 @@ class Executor:
                 print(text, file=sys.stderr)
 
     def _heal(self, work: Heal, buffers: tuple[Frame, ...]) -> Parcel[Done]:
+        self._segments.pool.clear()
         dims, groups = (work.mesh_dim_names, work.mesh_shape), self._groups
         if self._needs_groups:
             self._needs_groups = False

@@ -151,7 +151,8 @@ def run_rank(
     )
     meter = MemoryMeter(placement.device)
     shell.call_at_heal = groups.heal_callbacks.add
-    context = RankContext(shell, groups, interrupts, SegmentLink(segments), placement.device)
+    link = SegmentLink(segments, options.local_world_size)
+    context = RankContext(shell, groups, interrupts, link, placement.device)
     context.steps.install()
     control_thread = ControlThread(Channel(control), context, asker, meter)
     control_thread.start()

@@ -10,19 +10,19 @@ import socket
 import sys
 import types
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ...errors import MeshUsageError, UnpicklableError
-from ...stdlib import os
 from ...wire import payload, segments
-from ...wire.codec import Frame, Parcel, encode
+from ...wire.codec import Frame
 from ...wire.inspect import Refusal
 from ...wire.messages import Pickled
-from ...wire.values import Freed, Part, PushParts, part_along
+from ...wire.segment_pool import SegmentPool
+from ...wire.values import Part, PushParts, part_along
 from ..static_lookup import name_of, text_of
 from .imports import load
 
@@ -65,30 +65,26 @@ def refusal(error: BaseException) -> Refusal:
     return Refusal(name_of(error), text_of(error).encode("utf-8", "replace").decode())
 
 
-# Size of the socket's send buffer, which bounds the values that a rank gives while the agent does
-# not read: some values. Reports of freed segments are small; the buffer has room for those of all
-# segments of a controller.
+# Size of the socket's send buffer, and of a packet, which bound the values that a rank gives while
+# the agent does not read: some values.
 _BUFFER_BYTES, _GIVEN_BYTES = 32 << 10, 7 << 10
 
 
 class SegmentLink:
-    """A rank's socket to the agent for large values: passes shared-memory segments, and reports
-    segments that the rank no longer uses.
-
-    Each report is one packet of the socket, sent by one system call without a lock, as memory is
-    freed on any thread and between any two instructions, also by the garbage collector in the
-    middle of a send.
+    """A rank's socket to the agent, by which it passes large values in shared-memory segments.
 
     Args:
         connection: a ``SOCK_SEQPACKET`` socket to the agent.
+        num_ranks: number of ranks on this host.
+
+    Attributes:
+        pool: segments that are used again.
     """
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, num_ranks: int = 1) -> None:
         self._connection = connection
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
-        self._num_forks = 0
-        # Before and after the fork, as another thread may map a segment in between.
-        os.register_at_fork(before=self._note_fork, after_in_parent=self._note_fork)
+        self.pool = SegmentPool("cellmesh-result", num_ranks)
 
     def give(
         self, run: int, pickled: Pickled, buffers: Sequence[Frame]
@@ -103,35 +99,15 @@ class SegmentLink:
             return pickled, list(buffers)
         mapped, parts = segments.fold_in(pickled, buffers)
         sizes = [len(part) for part in parts]
-        loan = segments.new_loan()
         try:
-            memfd = segments.create(segments.span(sizes), "cellmesh-result")
-            segments.write(memfd, parts)
-            frame = segments.SegmentFrame.of(memfd, loan, sizes)
+            segment = self.pool.take(segments.span(sizes))
+            segment.fill(parts)
+            frame = self.pool.lend(segment, segments.new_loan(), sizes)
             token = run.to_bytes(_GIVEN_BYTES, "little", signed=True)
-            socket.send_fds(self._connection, [token], [memfd.descriptor])
+            socket.send_fds(self._connection, [token], [frame.memfd.descriptor])
         except OSError:  # user code has closed the socket, or has set limits
             return pickled, list(buffers)
         return mapped, [bytes(frame)]
-
-    def hold(self, loan: int) -> Callable[[], object]:
-        """Return a function that reports to the agent that this rank has freed a shared-memory
-        segment (see `payload.BufferHolder`).
-        """
-        (freed,), (shared,) = (
-            encode([Parcel(Freed(loan, is_shared))]) for is_shared in (False, True)
-        )
-        return functools.partial(self._tell_freed, freed, shared, self._num_forks)
-
-    def _tell_freed(self, freed: Frame, shared: Frame, num_forks: int) -> None:
-        news = freed if num_forks == self._num_forks else shared
-        try:
-            self._connection.send(news, socket.MSG_DONTWAIT)
-        except OSError:  # not reported: the segment is not reused
-            return
-
-    def _note_fork(self) -> None:
-        self._num_forks += 1
 
 
 class NotebookClasses:

@@ -46,7 +46,6 @@ class ReplicaHandler:
 
     def __init__(self, context: RankContext) -> None:
         self._namespace = context.shell.user_ns
-        self._segments = context.segments
 
     def handle(self, request: AnyRequest, buffers: tuple[Frame, ...]) -> Any:
         """Answer a request on the main thread; see `rank.features.Handler`."""
@@ -55,7 +54,7 @@ class ReplicaHandler:
             case Check():
                 return check(namespace, request.expression)
             case Compare():
-                theirs = payload.loads(request.payload, buffers, self._segments)
+                theirs = payload.loads(request.payload, buffers)
                 return compare(namespace, request.expression, request.path, theirs)
             case GatherTensor():
                 return find_tensor(namespace, request.expression, request.path)

@@ -16,6 +16,7 @@ from cellmesh.wire.bulk import MAX_WINDOW_BYTES, MIN_WINDOW_BYTES, Arrivals, Sen
 from cellmesh.wire.codec import Parcel, encode
 from cellmesh.wire.messages import Interrupt, Relay, Release
 from cellmesh.wire.reliable import Reliable
+from cellmesh.wire.segment_pool import SegmentPool
 from cellmesh.wire.segments import INTERRUPTED, SegmentFrame, map_private, open_segment
 from cellmesh.wire.values import Chunk
 from cellmesh.workers.agent.rank_link import Lending
@@ -42,7 +43,7 @@ class Host:
     """The agent's side: what has arrived, and what goes on to ranks."""
 
     def __init__(self) -> None:
-        self.arrivals = Arrivals(INTERRUPTED, "cellmesh-test")
+        self.arrivals = Arrivals(INTERRUPTED, SegmentPool("cellmesh-test"))
         self.passed: list[Parcel[Any]] = []
 
     def hear(self, parcel: Parcel[Any]) -> bool:

@@ -16,6 +16,7 @@ from ....wire.codec import Parcel
 from ....wire.hosts import SILENT_S, ClockReading, FilesAnswer, Host, ReadClock
 from ....wire.messages import AgentFault, Ranked, Relay, Resize, Stop, Stopped
 from ....wire.process import FILES_A_HOST, make_room
+from ....wire.segment_pool import SegmentPool
 from ....wire.ticket import Ticket
 from ...code_files.sync import Answers, Make
 from ...core.clocks import ClockComparison, ClockOffset
@@ -37,10 +38,17 @@ class Connections:
         ticket: ticket of the mesh, with the agents' addresses.
         steal: whether to take the mesh from a controller that holds it.
         lost: indices of the hosts that are lost already.
+        pool: see `Connection`.
     """
 
-    def __init__(self, ticket: Ticket, steal: bool, lost: Collection[int] = ()) -> None:
-        self._ticket, self._steal = ticket, steal
+    def __init__(
+        self,
+        ticket: Ticket,
+        steal: bool,
+        lost: Collection[int] = (),
+        pool: SegmentPool | None = None,
+    ) -> None:
+        self._ticket, self._steal, self._pool = ticket, steal, pool
         self._lease_s = ticket.host_lease_s
         self._fan = Fan(ticket.all_agents, lost)
         self._of: dict[int, Connection] = {}
@@ -343,7 +351,9 @@ class Connections:
     def _connect_to(self, agent: Host, steal: bool) -> Connection:
         # An agent of this machine listens on a socket file, where the kernel identifies its peers.
         keys = (self._ticket.curve_secret, agent.public_key) if agent.public_key else None
-        connection = Connection(agent.reached_at, self._ticket.key, steal, keys, self._context)
+        connection = Connection(
+            agent.reached_at, self._ticket.key, steal, keys, self._context, self._pool
+        )
         self._each.append(connection)
         for number in connection.descriptors():
             self._of[number] = connection
