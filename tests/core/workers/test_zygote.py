@@ -48,3 +48,30 @@ os.write(2, str(left[:-1]).encode())
 def test_descriptors_get_their_places_under_a_low_limit() -> None:
     process = subprocess.run([sys.executable, "-c", _PLACE], capture_output=True, text=True)
     assert process.stdout + process.stderr == "[0, 1, 2, 3]"
+
+
+_WAIT = """
+import os, time
+from cellmesh.workers import linux_process
+linux_process.become_subreaper()
+agent, (go, ready) = os.getpid(), os.pipe()
+if (middle := os.fork()) == 0:
+    if os.fork() == 0:
+        looks = []
+        def parent(getppid=os.getppid):
+            looks.append(getppid())
+            os.write(ready, b".")  # the intermediate process exits 0.1 s after the first look
+            return looks[-1]
+        linux_process.os.getppid = parent
+        linux_process.die_with(agent)
+        os._exit(looks[0] == agent or len(looks) > 3)
+    os.read(go, 1)
+    time.sleep(0.1)
+    os._exit(0)
+os.waitpid(middle, 0)
+os._exit(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+def test_a_process_that_was_forked_twice_sleeps_until_its_agent_is_its_parent() -> None:
+    assert subprocess.run([sys.executable, "-c", _WAIT], timeout=30, check=False).returncode == 0
