@@ -63,27 +63,23 @@ _STOP_LOOK_S = 0.02
 
 
 def open_sockets() -> dict[int, int]:
-    """Return the TCP sockets of this process: descriptor -> inode."""
+    """Return the sockets of this process: descriptor -> inode."""
     found = {}
     for entry in os.listdir("/proc/self/fd"):
-        try:
-            if os.readlink(f"/proc/self/fd/{entry}").startswith("socket:"):
-                descriptor = int(entry)
-                with socket.socket(fileno=os.dup(descriptor)) as candidate:
-                    if candidate.family in (socket.AF_INET, socket.AF_INET6):
-                        found[descriptor] = os.fstat(descriptor).st_ino
-        except OSError:
-            continue
+        with contextlib.suppress(OSError):
+            kind, _, inode = os.readlink(f"/proc/self/fd/{entry}").partition(":")
+            if kind == "socket":
+                found[int(entry)] = int(inode[1:-1])
     return found
 
 
 def new_sockets(before: Sockets) -> dict[int, int]:
-    """Return the TCP sockets of this process that were opened after `before` was recorded."""
+    """Return the sockets of this process that were opened after `before` was recorded."""
     return {fd: inode for fd, inode in open_sockets().items() if before.get(fd) != inode}
 
 
 def connected(sockets: Sockets) -> dict[int, int]:
-    """Return those of the given sockets that are connected; listening sockets are not."""
+    """Return those of the given sockets that are connected TCP sockets."""
     return {fd: inode for fd, inode in sockets.items() if _is_connected(fd, inode)}
 
 
@@ -106,13 +102,15 @@ def cut_gloo(groups: Iterable[Any], sockets: Sockets, kept: KeptConnections) -> 
 
 
 def _on_each(sockets: Sockets, act: Callable[[socket.socket], object]) -> int:
-    """Call `act` with each of the given sockets that is open and does not listen; return the number
-    of these sockets.
+    """Call `act` with each of the given sockets that is open, of TCP, and does not listen; return
+    the number of these sockets.
     """
     num_found = 0
     for descriptor, inode in sockets.items():
         with _opened(descriptor, inode) as connection:
-            if connection is not None and not connection.getsockopt(*_LISTENS):
+            if connection is None or connection.proto != socket.IPPROTO_TCP:
+                continue
+            if not connection.getsockopt(*_LISTENS):
                 num_found += 1
                 with contextlib.suppress(OSError):  # not connected yet, or no longer
                     act(connection)
@@ -293,7 +291,7 @@ def _opened(descriptor: int, inode: int) -> Iterator[socket.socket | None]:
 
 def _is_connected(descriptor: int, inode: int) -> bool:
     with _opened(descriptor, inode) as connection:
-        if connection is None:
+        if connection is None or connection.proto != socket.IPPROTO_TCP:
             return False
         return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_ESTABLISHED
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch._C._distributed_c10d as _c10d
-from torch._C._distributed_c10d import FakeWork, ProcessGroup
+from torch._C._distributed_c10d import FakeWork, ProcessGroup, TCPStore
 from torch.distributed import DistStoreError
 from torch.futures import Future
 
@@ -161,6 +161,18 @@ def test_listening_sockets_and_numbers_used_again_are_left_alone(connection: Thr
     assert not connections.all_stand(_named(served))
 
 
+def test_sockets_of_other_kinds_are_no_connections() -> None:
+    before = connections.open_sockets()
+    one, other = socket.socketpair()
+    with one, other, socket.socket(type=socket.SOCK_DGRAM) as datagrams:
+        sockets = connections.new_sockets(before)
+        assert sockets == _named(one, other, datagrams)
+        assert connections.connected(sockets) == {}
+        assert connections.shut_down(sockets) == 0
+        one.send(b"open")
+        assert other.recv(4) == b"open"
+
+
 def test_a_connection_that_is_given_up_is_read_until_it_is_let_go(connection: Three) -> None:
     client, served, _ = connection
     kept = connections.KeptConnections()
@@ -217,6 +229,23 @@ def test_a_wait_for_a_key_that_is_cut_is_no_error_of_the_user(
 def test_a_store_that_cannot_be_reached_is_named(store: MeshStore) -> None:
     with pytest.raises(RuntimeError, match=r"store at 127\.0\.0\.1:1 cannot be reached"):
         store.wait(["key"], timedelta(seconds=1))
+
+
+def test_ranks_that_gather_do_not_poll_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    stores = [MeshStore("127.0.0.1", server.port) for _ in range(3)]
+    monkeypatch.setattr(MeshStore, "check", None)
+    monkeypatch.setattr(MeshStore, "get", None)
+    threads = [threading.Thread(target=store.gather, args=("all", 3)) for store in stores]
+    for thread in threads[:2]:
+        thread.start()
+    while server.add("all", 0) < 2:
+        pass
+    assert not server.check(["all/all"])
+    threads[2].start()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
 
 
 def _work_of(future: Future[Any]) -> Any:
