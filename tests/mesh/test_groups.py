@@ -7,15 +7,19 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.utils.data import DataLoader, Dataset
 
 from cellmesh.errors import GroupDown
+from cellmesh.workers.groups.group_factory import GLOO_SWITCHES, TIMEOUT
+from cellmesh.workers.groups.store import MeshStore
 from tests.mesh.forked import Rank, World, released_after
 from tests.mesh.models import KINDS, Models
 
@@ -135,6 +139,53 @@ def test_a_signal_gets_the_main_thread_out_of_the_making_of_a_group() -> None:
 
     with World(2) as world:
         world.run(interrupt)
+
+
+def test_the_requests_for_the_connections_of_a_group_do_not_grow_with_its_members() -> None:
+    def count(rank: Rank) -> int:
+        requests = []
+        for name in ("get", "multi_get"):
+            asks = getattr(MeshStore, name)
+            setattr(MeshStore, name, lambda *args, asks=asks: (requests.append(1), asks(*args))[1])
+        dist.new_group(timeout=TIMEOUT)
+        return len(requests)
+
+    for world_size in (2, 8):
+        with World(world_size) as world:
+            assert world.run(count) == [1] * world_size
+
+
+def test_the_time_out_of_a_group_ends_the_wait_for_its_members() -> None:
+    def make(rank: Rank) -> None:
+        if rank.rank == 0:
+            with pytest.raises(RuntimeError, match=r"wait timeout after 0\.1 s, keys: .*/1"):
+                dist.new_group(timeout=timedelta(seconds=0.1))
+            rank.tell("ended")
+        rank.listen()
+
+    with World(2) as world:
+        world.start(make)
+        assert world.hear(0) == "ended"
+        world.tell("end")
+        world.results()
+
+
+def test_a_gloo_group_of_a_program_connects_to_processes_outside_the_mesh() -> None:
+    def make(rank: Rank) -> None:
+        group = rank.rank // 2
+        if rank.rank % 2:  # a process that gloo's variables of the mesh do not reach
+            for switch in GLOO_SWITCHES:
+                os.putenv(switch, "0")
+        dist.barrier()
+        own = dist.ProcessGroupGloo(
+            PrefixStore(f"own{group}", rank.groups._store), rank.rank % 2, 2
+        )
+        total = torch.ones(1)
+        own.allreduce([total]).wait()
+        assert total.item() == 2
+
+    with World(4) as world:
+        world.run(make)
 
 
 # ---- heals

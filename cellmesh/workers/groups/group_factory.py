@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import resource
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -31,6 +32,13 @@ TIMEOUT = timedelta(days=365)
 A_GROUP = 8
 # Descriptors for Python itself, and for files that user threads open while groups connect.
 _SPARE = 16
+# Variables of gloo that are "1" while ranks connect a group: it numbers connections by ranks, so
+# that a member's address holds no number for each other member, and reads addresses from the store
+# in requests of 128 keys (256 ranks would send 200,000 requests). Processes outside the mesh, with
+# which a program may make gloo groups itself, number connections in gloo's usual way. Ranks have
+# both variables from the start: C code may read the environment while one gets another value, but
+# not while one is added.
+GLOO_SWITCHES = "GLOO_ENABLE_RANK_AS_SEQUENCE_NUMBER", "GLOO_ENABLE_STORE_V2_API"
 # How long to wait for free descriptors: retired groups are closed in the background.
 _PATIENCE_S, _LOOK_S = 1.0, 0.02
 
@@ -155,6 +163,7 @@ class Maker:
             with (
                 self.own_gloo.noting(limit_s) as gloo,
                 patient_constructors(self._waits, limit_s),
+                _few_requests(arguments["timeout"]),
             ):
                 made, store = self._helper(**arguments)
             return (
@@ -165,6 +174,20 @@ class Maker:
         except BaseException:
             connections.shut_down(connections.new_sockets(before))
             raise
+
+
+@contextlib.contextmanager
+def _few_requests(timeout: timedelta) -> Iterator[None]:
+    """Enter a context in which gloo connects a group with few requests to the store."""
+    # Requests of many keys ignore the group's time-out.
+    names = GLOO_SWITCHES if timeout == TIMEOUT else GLOO_SWITCHES[:1]
+    for name in names:
+        os.putenv(name, "1")
+    try:
+        yield
+    finally:
+        for name in names:
+            os.putenv(name, os.environ.get(name, "0"))
 
 
 def _timeout_for(asked: Asked) -> timedelta:

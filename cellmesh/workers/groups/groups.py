@@ -124,6 +124,7 @@ class Groups:
         """Make the default process group; a collective of all ranks."""
         self._take_over()
         self._begin_names()
+        self._store.gather(f"{self._prefix}/start", self.world_size)
         self._init_process_group()
 
     def build_mesh(self, names: Sequence[str], shape: Sequence[int]) -> DeviceMesh:

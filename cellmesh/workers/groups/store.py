@@ -20,8 +20,9 @@ from ..linux_process import renew_resolver
 from .waits import Waits
 
 _CONNECT_S = 10.0
-# Time-out of waits without one of their own.
-_DEFAULT_TIMEOUT = timedelta(minutes=30)
+# Time-out of waits without one of their own. A rank may be late by any time, as while its user sits
+# in a debugger, and signals and `Waits.end` end the wait.
+_DEFAULT_TIMEOUT = timedelta(days=365)
 _WORKERS = "init/"  # torch's key of the number of connected clients
 
 
@@ -128,6 +129,17 @@ class MeshStore(InterruptibleStore):
 
     def has_extended_api(self) -> bool:
         return True
+
+    def gather(self, key: str, number: int) -> None:
+        """Wait until `number` ranks have called this method with this key, or the store is lost;
+        nothing else ends the wait.
+
+        The store wakes the ranks. If each polled it, they would slow the start of the last ones.
+        """
+        with contextlib.suppress(DistNetworkError):
+            if self.add(key, 1) == number:
+                self.set(f"{key}/all", b"")
+            self._ask(lambda client: client.wait([f"{key}/all"], _DEFAULT_TIMEOUT))
 
     def _ask(self, question: Callable[[Any], Any]) -> Any:
         """Send the store a request, over a new connection if the old one was lost."""

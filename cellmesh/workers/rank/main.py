@@ -33,7 +33,7 @@ from ...wire.messages import RankReady, RankUnready, Resume, ToMainThread
 from ...wire.stream import Channel
 from ...wire.verbs import Display, DisplayKind
 from ..groups.connections import raise_as_stops
-from ..groups.group_factory import choose_placement
+from ..groups.group_factory import GLOO_SWITCHES, choose_placement
 from ..groups.groups import Groups
 from ..groups.rpc import let_waits_be_interrupted
 from ..linux_process import LOOPBACK, die_with, name_command, name_process, write_stderr
@@ -301,6 +301,8 @@ def _set_environment(options: RankOptions) -> None:
     # As plotly chooses in a kernel. On a rank, it would choose to send 5 MB of JavaScript.
     os.environ.setdefault("PLOTLY_RENDERER", "plotly_mimetype")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", options.interface)
+    for switch in GLOO_SWITCHES:
+        os.environ.setdefault(switch, "0")
     # For TensorPipe, the transport of torch.distributed.rpc.
     os.environ.setdefault("TP_SOCKET_IFNAME", options.interface)
     if options.group_world_size > 1:

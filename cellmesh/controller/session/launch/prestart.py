@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import resource
+import secrets
 import signal
 import socket
 import subprocess
@@ -210,7 +211,9 @@ class Prestart:
                     "list_path": str(learned_list),
                 }
                 json.dump(plan, file)
-            mark = marks.free_value()  # each mesh's zygote writes its own in its place
+            mark = marks.value_of(
+                secrets.token_hex(8), 0
+            )  # each mesh's zygote writes its own in its place
             self._child = subprocess.Popen(
                 isolated_command(
                     "cellmesh.workers.prestart",
