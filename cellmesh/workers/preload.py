@@ -185,8 +185,10 @@ class Loading:
                 pids: list[int] = json.loads(theirs.recv(_MAX_MESSAGE_BYTES))
         except BaseException:
             os._exit(1)
-        name_arguments(["cellmesh-has-preloaded", self._argument])
         self._stages, self._num_failed = self._stages[1:], 0
+        # A copy of this process has its name until it takes another one.
+        is_last = not self._stages
+        name_arguments([f"cellmesh-preloaded{'-all' if is_last else ''}", self._argument])
         return pids
 
     def _hand_over(self, pids: Iterable[int]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -44,24 +45,22 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def wait_until_loaded(num_stages: int) -> psutil.Process:
-    """Wait until the waiting process, or its copies in its place, has all of its modules."""
+def wait_until_loaded() -> psutil.Process:
+    """Wait until the waiting process, or a copy in its place, has all of its modules."""
     (process,) = find_waiting(runtime_root())
     deadline = time.monotonic() + WAIT_S
-    for _ in range(num_stages):
-        copies: list[psutil.Process] = []
-        while not copies:
-            assert time.monotonic() < deadline, "the modules were not loaded"
-            children = process.children()
-            copies = [each for each in children if "has-preloaded" in each.cmdline()[0]]
-            psutil.wait_procs(children, timeout=0.05)
-        (process,) = copies
-    return process
+    while True:
+        assert time.monotonic() < deadline, "the modules were not loaded"
+        for copy in process.children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if copy.cmdline()[:1] == ["cellmesh-preloaded-all"]:
+                    return copy
+        psutil.wait_procs(process.children(), timeout=0.05)
 
 
 def test_first_cells_import_nothing_that_torch_has(runtime_dir: Path, tmp_path: Path) -> None:
     with prestarting(tmp_path / "notebook") as notebook:
-        copy = wait_until_loaded(1)
+        copy = wait_until_loaded()
         start(notebook)
         assert notebook.run(FIRST_STEP).text() == "[0-1] []\n"
         stop(notebook)
@@ -96,7 +95,7 @@ def test_modules_that_all_ranks_import_are_there_in_the_next_kernel(
     assert [each.name for each in read_preloads(path).modules] == ["of_all", "prints_once"]
     (packages / "prints_once.py").write_text("print('hello')")
     with prestarting(own / "second") as notebook:
-        wait_until_loaded(2)
+        wait_until_loaded()
         start(notebook)
         assert notebook.run(have).text() == "[0-1] ['of_all']\n"
         shown = str(notebook.run("%dist_status --debug").messages)
