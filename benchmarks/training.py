@@ -1,5 +1,4 @@
-"""Steps of DDP, FSDP2 and tensor parallel programs on a mesh and under torchrun, and the step after
-an edit.
+"""Steps of DDP, FSDP2 and tensor parallel programs on a mesh and under torchrun.
 
 ``python -m benchmarks.training``: both have four ranks that are there at once, with one thread
 each, and run the same source; they are measured in turn, a batch of steps each, while the others
@@ -11,11 +10,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
-import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -24,6 +20,7 @@ from pathlib import Path
 
 import cellmesh
 
+from .drivers.first_step import ONE_THREAD, TORCHRUN
 from .drivers.protocol import Sample, elapsed_s
 from .drivers.torchrun_rank import TIMED_LOOP
 from .figures import Figures
@@ -31,24 +28,12 @@ from .machine import describe_machine
 from .processes import cpu_s
 from .report import table, targets_table
 from .targets import TRAINING_TARGETS
-from .units import MICROSECONDS, MILLISECONDS, SECONDS, TIMES
+from .units import MICROSECONDS, MILLISECONDS, TIMES
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = ("ddp", "fsdp2", "tp")
-NOTEBOOK = ROOT / "notebooks" / "11_language_model.ipynb"
-SCRIPT = ROOT / "tests" / "exactness" / "scripts" / "11_language_model.py"
-LAST_CELL = "first"  # of the notebook's, before the first step after an edit
-EDIT = ("max_norm, norm)", "0.5 * max_norm, norm)")  # a line of its training step
-NUM_RANKS, NUM_MODEL_RANKS = 4, 8
-NUM_WARMUPS, NUM_EDITS = 10, 5
-_TORCHRUN = (
-    sys.executable,
-    "-m",
-    "torch.distributed.run",
-    "--standalone",
-    "--local-addr",
-    "127.0.0.1",
-)
+NUM_RANKS = 4
+NUM_WARMUPS = 10
 _WAYS = {"torchrun": "torchrun", "loop": "loop in a cell", "cell": "one step a cell"}
 Taken = tuple[float, float]  # by a batch on a rank: on the clock, and CPU time
 _LEAVE_S = 30.0
@@ -58,37 +43,27 @@ _CONNECT_S = 120.0
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.training", description=__doc__)
-    parser.add_argument(
-        "--quick", action="store_true", help="a tenth of the batches; one round of edits"
-    )
-    parser.add_argument("--only", choices=(*PROGRAMS, "edit"), action="append", help="repeatable")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the batches")
+    parser.add_argument("--only", choices=PROGRAMS, action="append", help="repeatable")
     parser.add_argument("--out", type=Path, help="write the tables here as well, as Markdown")
     arguments = parser.parse_args(argv)
-    chosen = arguments.only or (*PROGRAMS, "edit")
     machine = describe_machine()
-    num_batches, num_rounds = (4, 1) if arguments.quick else (40, 3)
-    # The same for both: a rank's number of threads, and the interface that gloo uses.
-    os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
+    os.environ.update(ONE_THREAD)
     samples: dict[str, list[Sample]] = {}
-    for name in chosen:
+    for name in arguments.only or PROGRAMS:
         print(f"{name} ... ", end="", flush=True)
         began = time.monotonic()
-        samples[name] = (
-            _measure_edits(num_rounds) if name == "edit" else _measure_steps(name, num_batches)
-        )
+        samples[name] = _measure_steps(name, 4 if arguments.quick else 40)
         print(f"{time.monotonic() - began:.0f} s")
     figures = Figures(samples)
     facts = "\n".join(f"- {name}: {fact}" for name, fact in machine.items())
-    tables = [steps_table(figures), edits_table(figures), targets_table(figures, TRAINING_TARGETS)]
+    tables = [steps_table(figures), targets_table(figures, TRAINING_TARGETS)]
     text = "\n\n".join([facts, *(each.strip() for each in tables)]) + "\n"
     print("\n" + text)
     if arguments.out is not None:
         arguments.out.write_text(
             f"# Training\n\nWritten by `python -m benchmarks.training`.\n\n{text}"
         )
-
-
-# ---- steps
 
 
 def _measure_steps(name: str, num_batches: int) -> list[Sample]:
@@ -144,7 +119,7 @@ def _under_torchrun(program: Path) -> Iterator[list[Connection]]:
     ):
         # A rank that fails to start never connects: accepting must not wait for ever.
         listener._listener._socket.settimeout(_CONNECT_S)  # type: ignore[attr-defined]
-        command = [*_TORCHRUN, "--nproc-per-node", str(NUM_RANKS), str(rank_file), str(program)]
+        command = [*TORCHRUN, str(NUM_RANKS), str(rank_file), str(program)]
         process = subprocess.Popen([*command, f"{folder}/socket"])
         try:
             peers: dict[int, Connection] = {}
@@ -159,7 +134,7 @@ def _under_torchrun(program: Path) -> Iterator[list[Connection]]:
             _end(process)
 
 
-def _end(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes]) -> None:
     """torchrun ends its ranks when it is told to end."""
     process.terminate()
     try:
@@ -167,76 +142,6 @@ def _end(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-# ---- edits
-
-
-def _measure_edits(num_rounds: int) -> list[Sample]:
-    """The language model: a changed line and the step after it, against the script started
-    again.
-    """
-    cells = _cells_of_the_model()
-    edits = [cells["step"].replace(*EDIT), cells["step"]]
-    assert edits[0] != edits[1], "the notebook's step has no such line any more"
-    here = os.getcwd()
-    os.chdir(NOTEBOOK.parent)  # where its ranks look for the book
-    try:
-        with cellmesh.start(NUM_MODEL_RANKS, mesh={"pp": 2, "dp": 2, "tp": 2}) as mesh:
-            for source in cells.values():
-                mesh.submit_cell(source, quiet=True).result()
-
-            def edit_and_step_s(step: int) -> float:
-                began = time.perf_counter()
-                mesh.cell(edits[step % 2])
-                mesh.cell(f"loss, norm = train_step({step})")
-                return time.perf_counter() - began
-
-            samples = []
-            for number in range(num_rounds):
-                scratch_s = _first_step_from_scratch_s()
-                first = 1 + number * NUM_EDITS
-                edit_s = statistics.median(map(edit_and_step_s, range(first, first + NUM_EDITS)))
-                samples.append(
-                    {"scratch_s": scratch_s, "edit_s": edit_s, "edit_ratio": scratch_s / edit_s}
-                )
-            return samples
-    finally:
-        os.chdir(here)
-
-
-def _cells_of_the_model() -> dict[str, str]:
-    """The notebook's cells for the ranks, by id, up to its first step."""
-    cells: dict[str, str] = {}
-    for cell in json.loads(NOTEBOOK.read_text())["cells"]:
-        first_line, _, source = "".join(cell["source"]).partition("\n")
-        if cell["cell_type"] == "code" and first_line.startswith("%%dist"):
-            cells[cell["id"]] = source
-        if cell["id"] == LAST_CELL:
-            break
-    return cells
-
-
-def _first_step_from_scratch_s() -> float:
-    """From the call of torchrun until rank 0 says that the first step is done."""
-    began = time.perf_counter()
-    process = subprocess.Popen(
-        [*_TORCHRUN, "--nproc-per-node", str(NUM_MODEL_RANKS), str(SCRIPT)],
-        env={**os.environ, "NOTEBOOK_STEPS": "1"},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith("step 0"):
-                return time.perf_counter() - began
-        raise RuntimeError(f"{SCRIPT.name} took no step: exit status {process.wait()}")
-    finally:
-        _end(process)
-
-
-# ---- tables
 
 
 def steps_table(figures: Figures) -> str:
@@ -254,15 +159,6 @@ def steps_table(figures: Figures) -> str:
         lines.append([name, "on the clock", *shown["_s"], "", ""])
         lines.append(["", "CPU time a rank", *shown["_cpu_s"], ratio, extra])
     return table(lines)
-
-
-def edits_table(figures: Figures) -> str:
-    """The first step after an edit."""
-    lines = [["", "torchrun from scratch", "cell again, and a step", "times faster"]]
-    shown = [SECONDS.show(figures.get("edit", measure)) for measure in ("scratch_s", "edit_s")]
-    return table(
-        [*lines, ["language model", *shown, TIMES.show(figures.get("edit", "edit_ratio"))]]
-    )
 
 
 if __name__ == "__main__":

@@ -8,11 +8,16 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "first_step.py"
+TORCHRUN = (
+    *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+    *("--local-addr", "127.0.0.1", "--nproc-per-node"),
+)
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
