@@ -58,7 +58,7 @@ FEATURES = (
     ),
     Feature(
         "pickling and large values",
-        1437,
+        1444,
         "wire/payload.py wire/plain_functions.py wire/segments.py wire/segment_pool.py "
         "wire/bulk.py wire/values.py "
         "controller/values/ workers/rank/value_transfer.py",

@@ -8,6 +8,7 @@ message; messages of other ranks and control messages do not.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Collection, Sequence
@@ -16,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from ..errors import HostError
 from . import limits, segments
 from .codec import Frame, Parcel, at_rank_for_control
 from .messages import Interrupt, Release
@@ -62,6 +64,7 @@ class Window:
 @dataclass
 class _Transfer:
     frame: SegmentFrame
+    memory: memoryview | None  # None if this process has no address space left for it
     ranks: tuple[int, ...]
     num_left: int
 
@@ -100,7 +103,10 @@ class Sender:
             frame: frame that names the segment and keeps it open.
             ranks: the rank that sends the segment, or the ranks that will read it.
         """
-        self._transfers[frame.ref.loan] = _Transfer(frame, ranks, frame.num_bytes)
+        memory = None
+        with contextlib.suppress(HostError):
+            memory = segments.map_whole(frame)
+        self._transfers[frame.ref.loan] = _Transfer(frame, memory, ranks, frame.num_bytes)
 
     def next(self, now: float) -> Parcel[Chunk] | None:
         """Return the next chunk to send; None if enough bytes are in flight, or none is left."""
@@ -118,7 +124,10 @@ class Sender:
             self._transfers[loan] = transfer  # behind the others
         self._under_way[loan, at] = end - at, now
         self._num_under_way += end - at
-        data = os.pread(transfer.frame.memfd.descriptor, end - at, at)
+        if transfer.memory is not None:
+            data: Frame = transfer.memory[at:end]
+        else:
+            data = os.pread(transfer.frame.memfd.descriptor, end - at, at)
         return Parcel(Chunk(loan, at, transfer.num_left), (data,))
 
     def acked(self, parcels: Sequence[Parcel[Any]], now: float) -> None:

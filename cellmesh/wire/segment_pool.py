@@ -65,23 +65,23 @@ class Segment:
         return True
 
     def fill(self, buffers: Sequence[Frame]) -> None:
-        """Write all buffers into the segment.
+        """Write all buffers into the segment, one after the other; raises like `write_at`."""
+        for at, buffer in zip(segments.offsets([len(b) for b in buffers]), buffers, strict=True):
+            self.write_at(buffer, at)
+
+    def write_at(self, data: Frame, at: int) -> None:
+        """Write a part of the value at an offset, in bytes.
 
         Raises:
             OSError: the memory cannot be allocated.
         """
         if self.is_new:
-            segments.write(self._memfd, buffers)
+            segments.write_at(self._memfd, data, at)
             return
         if self._memory is None:
             flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
             self._memory = memoryview(mmap.mmap(self._memfd.descriptor, self.num_bytes, flags))
-        for start, buffer in zip(segments.offsets([len(b) for b in buffers]), buffers, strict=True):
-            _copy(self._memory[start : start + len(buffer)], buffer)
-
-    def write_at(self, data: Frame, at: int) -> None:
-        """Write a part of the value at an offset, in bytes; raises like `fill`."""
-        segments.write_at(self._memfd, data, at)
+        _copy(self._memory[at : at + len(data)], data)
 
     def open_frame(self, loan: int, sizes: Sequence[int]) -> SegmentFrame:
         """Open the segment for readers, and return the message frame that names it.

@@ -239,10 +239,13 @@ def map_private(frame: SegmentFrame) -> tuple[memoryview, ...]:
     Raises:
         HostError: the process's address space or number of mappings is used up.
     """
-    num_bytes = frame.num_bytes
-    view = _map(num_bytes, [(frame.memfd.descriptor, 0, num_bytes)])
-    sizes = frame.ref.sizes
+    view, sizes = map_whole(frame), frame.ref.sizes
     return tuple(view[at : at + size] for at, size in zip(offsets(sizes), sizes, strict=True))
+
+
+def map_whole(frame: SegmentFrame) -> memoryview:
+    """Map a segment copy-on-write, and return all its bytes; raises like `map_private`."""
+    return _map(frame.num_bytes, [(frame.memfd.descriptor, 0, frame.num_bytes)])
 
 
 def inlined(value: Pickled, frame: SegmentFrame) -> tuple[Pickled, Sequence[Frame]]:

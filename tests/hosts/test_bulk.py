@@ -109,6 +109,24 @@ def test_value_crosses_each_link_once_and_ranks_share_it(
     assert mesh.pull("float(x[0])").list == [-1.0] + [float(value[0])] * 3
 
 
+def test_values_arrive_where_earlier_ones_were_and_overwrite_none(
+    mesh: cm.Mesh, machines: list[Host]
+) -> None:
+    kept = []
+    for number in range(6):
+        mesh.push(x=np.full(MB, float(number)))
+        if number == 1:
+            mesh[1, 2].cell("y = x[5:]")
+            kept = mesh.pull("x").list
+    assert mesh.pull("float(x[-1])").list == [5.0] * 4
+    assert mesh[1, 2].pull("float(y[-1])").list == [1.0] * 2
+    assert [float(value[-1]) for value in kept] == [1.0] * 4
+    for host in machines[:2]:
+        agent = next(process for process in host.meshes() if process.name() == "cellmesh-agent")
+        links = [os.stat(link.path) for link in os.scandir(f"/proc/{agent.pid}/fd")]
+        assert len({link.st_ino for link in links if link.st_size == 8 * MB}) == 3
+
+
 @pytest.mark.parametrize("back", [False, True])
 def test_interrupt_is_not_behind_a_value(back: bool, mesh: cm.Mesh, machines: list[Host]) -> None:
     """1 GB over 100 Mbit/s would take 80 s."""

@@ -69,10 +69,19 @@ def host() -> Host:
     return Host()
 
 
-def test_segment_arrives_whole_before_its_run_goes_on(host: Host) -> None:
+@pytest.mark.parametrize("has_room", [True, False], ids=["mapped", "no address space is left"])
+def test_segment_arrives_whole_before_its_run_goes_on(
+    has_room: bool, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(frame: SegmentFrame) -> memoryview:
+        raise HostError("a value cannot be mapped")
+
     sender, frame = Sender(), make_segment()
+    with monkeypatch.context() as patch:
+        if not has_room:
+            patch.setattr(segments, "map_whole", refuse)
+        sender.add(frame, (0, 1))
     host.hear(push(1, (0, 1), frame))
-    sender.add(frame, (0, 1))
     while (chunk := sender.next(0.0)) is not None:
         assert host.runs == []
         host.hear(chunk)
@@ -133,6 +142,19 @@ def test_rank_that_has_ended_leaves_nothing_behind(host: Host) -> None:
     host.passed += host.arrivals.forget(0)
     assert host.runs == [2]
     assert not host.hear(Parcel(Chunk(7, 0, 0), (DATA,)))
+
+
+def test_segment_is_not_written_while_its_chunks_are_under_way() -> None:
+    pool, sender = SegmentPool("cellmesh-test"), Sender()
+    segment = pool.take(len(DATA))
+    segment.fill([DATA])
+    sender.add(pool.lend(segment, 7, [len(DATA)]), (0,))
+    chunk = sender.next(0.0)
+    sender.drop(7)
+    assert pool.take(len(DATA)) is not segment
+    sender.acked([chunk], 0.0)
+    del chunk
+    assert pool.take(len(DATA)) is segment
 
 
 def test_dropped_segment_is_sent_no_further() -> None:
