@@ -124,7 +124,7 @@ FEATURES = (
     ),
     Feature(
         "modules imported once",
-        346,
+        391,
         "wire/preload.py controller/preload.py workers/preload.py",
     ),
     Feature(

@@ -2,41 +2,59 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..wire.preload import change_preloads, learn, list_path, names_to_import, read_preloads
+from ..wire.preload import (
+    change_preloads,
+    learn,
+    list_path,
+    names_to_import,
+    read_preloads,
+    still_left_out,
+)
 from ..wire.verbs import Imports
 from .kernel import own_kernel
 
-# Imports that take this long on each rank are worth a line.
+# Imports that take this long on each rank are worth a line; and the least time of a module in it.
 _LONG_S = 1.0
+_NAMED_S = 0.1
 
 
 def own_list() -> Path:
-    """Return the path of this process's list: that of its script, or of a notebook's project, which
-    is the nearest directory with a ``pyproject.toml``, or else the working directory.
+    """Return the path of this process's list, for the torch that it would import now."""
+    return list_path(_own_project())
+
+
+@functools.cache  # the user may change the working directory
+def _own_project() -> str:
+    """Return this process's script, or a notebook's project: the nearest directory with a
+    ``pyproject.toml``, or else the directory that the notebook begins in.
     """
-    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    script: str | None = getattr(sys.modules.get("__main__"), "__file__", None)
     if own_kernel() is None and script is not None:
-        return list_path(os.path.abspath(script))
+        return os.path.abspath(script)
     here = Path.cwd()
     places = (place for place in (here, *here.parents) if (place / "pyproject.toml").is_file())
-    return list_path(str(next(places, here)))
+    return str(next(places, here))
 
 
 def learned_modules(path: Path) -> tuple[str, ...]:
     """Return the modules that a zygote is to import, from a list."""
-    return names_to_import(read_preloads(path), time.time())
+    found = read_preloads(path)
+    return names_to_import(found, found.modules)
 
 
 def describe_left_out(path: str) -> list[str]:
     """Return a line for users on each module of a list that is not preloaded."""
-    left_out = read_preloads(Path(path)).left_out if path else {}
-    return [f"not preloaded: {name}, which {left.reason}" for name, left in left_out.items()]
+    found = read_preloads(Path(path))
+    return [
+        f"not preloaded: {name}, which {found.left_out[name].reason}"
+        for name in sorted(still_left_out(found))
+    ]
 
 
 class Preloading:
@@ -44,35 +62,49 @@ class Preloading:
 
     Args:
         path: list of the project, as text; "" if nothing is learned.
-        num_ranks: number of ranks of the mesh.
+        num_hosts: number of the mesh's hosts.
     """
 
-    def __init__(self, path: str, num_ranks: int) -> None:
-        self._path, self._num_ranks = path, num_ranks
-        self._took_s: dict[str, dict[int, float]] = {}
-        self._has_advised = False
+    def __init__(self, path: str, num_hosts: int) -> None:
+        self._path, self._num_hosts = path, num_hosts
+        # By module and rank, the run that imported it, and the duration in seconds.
+        self._seen: dict[str, dict[int, tuple[int, float]]] = {}
+        self._complete: set[str] = set()
 
-    def take(self, ranks: Sequence[int], imports: Imports) -> str:
+    def take(self, ranks: Sequence[int], imports: Imports, num_ranks: int) -> str:
         """Add the imports of a run on some ranks, and write to the list what all ranks imported.
 
+        Args:
+            ranks: the ranks.
+            imports: their imports.
+            num_ranks: number of ranks of the mesh now.
+
         Returns:
-            A line for users, once, if that took long; else "".
+            A line for users, once for a module, if the imports of modules that user code has named
+            took long on each rank, in one run; else "".
         """
-        shared: dict[str, float] = {}
+        complete: dict[str, float] = {}
+        at_once: dict[str, float] = {}
         for name, took_s in zip(imports.names, imports.took_s, strict=True):
-            by_rank = self._took_s.setdefault(name, {})
-            by_rank |= dict.fromkeys(ranks, took_s)
-            if len(by_rank) == self._num_ranks:
-                shared[name] = min(by_rank.values())
-        if shared and self._path:
+            seen = self._seen.setdefault(name, {})
+            seen |= dict.fromkeys(ranks, (imports.run, took_s))
+            if len(seen) >= num_ranks and name not in self._complete:
+                self._complete.add(name)
+                complete[name] = min(each_s for _, each_s in seen.values())
+                if name in imports.asked and {run for run, _ in seen.values()} == {imports.run}:
+                    at_once[name] = complete[name]
+        if complete and self._path:
             path = Path(self._path)
-            change_preloads(path, lambda found: learn(found, str(Path.cwd()), shared, time.time()))
-        total_s = sum(shared.values())
-        if total_s < _LONG_S or self._num_ranks == 1 or self._has_advised:
+            change_preloads(path, lambda found: learn(found, _own_project(), complete))
+        return self._advise(at_once) if num_ranks > self._num_hosts else ""
+
+    def _advise(self, took_s: dict[str, float]) -> str:
+        slow = [name for name, each_s in took_s.items() if each_s >= _NAMED_S]
+        names = names_to_import(read_preloads(Path(self._path)), slow) if slow else ()
+        total_s = sum(took_s[name] for name in names)
+        if total_s < _LONG_S:
             return ""
-        self._has_advised = True
-        names = ",".join(sorted(shared, key=lambda name: -shared[name])[:3])
-        next_one = "; ranks of the next kernel have it imported" if self._path else ""
-        return (
-            f"each rank took {total_s:.1f} s to import this: `--preload {names}` saves it{next_one}"
+        next_one = "the next kernel has it" if own_kernel() is not None else "the next run has it"
+        return f"`--preload {','.join(names)}` would save {total_s:.1f} s on each rank" + (
+            f"; {next_one} without being asked" if self._path else ""
         )

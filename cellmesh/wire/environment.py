@@ -35,6 +35,8 @@ SET_BY_MESH = frozenset(
         "CELLMESH_MESH",
     }
 )
+# Variables that torch sets in a process that uses it, and reads only when it needs them.
+SET_BY_TORCH = ("CUDA_MODULE_LOADING", "TORCHINDUCTOR_CACHE_DIR")
 
 
 class Surroundings(msgspec.Struct, frozen=True, array_like=True):

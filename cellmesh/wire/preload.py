@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import itertools
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -26,17 +27,6 @@ from .ticket import runtime_root
 # Modules of a list, those whose imports take longest; and the least time of an import in it.
 MAX_MODULES = 300
 LEAST_S = 0.001
-# A rank does not import what its zygote has imported, so nothing shows that a project has ceased to
-# use a module: it is learned again after this time.
-_KEPT_S = 30 * 86400.0
-
-
-class LearnedModule(msgspec.Struct, frozen=True):
-    """A module that all ranks of a mesh have imported; times in seconds, and since the epoch."""
-
-    name: str
-    took_s: float
-    learned_at: float
 
 
 class LeftOut(msgspec.Struct, frozen=True):
@@ -47,10 +37,17 @@ class LeftOut(msgspec.Struct, frozen=True):
 
 
 class Preloads(msgspec.Struct, frozen=True, kw_only=True):
-    """The contents of a list: modules in the order of their first imports, and those left out."""
+    """The contents of a list.
+
+    Attributes:
+        project: the project, for readers of the file.
+        modules: modules that all ranks of a mesh have imported, in the order in which their imports
+            ended, each with the duration, in seconds.
+        left_out: modules that are not preloaded, nor what is in them.
+    """
 
     project: str = ""
-    modules: tuple[LearnedModule, ...] = ()
+    modules: dict[str, float] = {}
     left_out: dict[str, LeftOut] = {}
 
 
@@ -76,37 +73,33 @@ def read_preloads(path: Path) -> Preloads:
 
 
 def change_preloads(path: Path, change: Callable[[Preloads], Preloads]) -> None:
-    """Change a list; several processes may do so at once. Nothing changes where the directory
-    cannot be written.
+    """Change a list. Nothing changes where the directory cannot be written, or while another
+    process changes a list: what is lost is noted when ranks import the modules the next time.
     """
-    with contextlib.suppress(OSError, HostError):
+    with contextlib.suppress(OSError, HostError), contextlib.ExitStack() as stack:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with open(path.with_suffix(".lock"), "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            before = read_preloads(path)
-            after = change(before)
-            if after != before:
-                write_whole(path, after)
+        directory = os.open(path.parent, os.O_RDONLY)
+        stack.callback(os.close, directory)
+        # Without waiting, as the caller may be the thread that serves all meshes of a notebook.
+        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        before = read_preloads(path)
+        after = change(before)
+        if after != before:
+            write_whole(path, after)
 
 
-def learn(preloads: Preloads, project: str, seen: Mapping[str, float], now: float) -> Preloads:
+def learn(preloads: Preloads, project: str, seen: Mapping[str, float]) -> Preloads:
     """Add modules that all ranks of a mesh have imported.
 
     Args:
         preloads: the list.
         project: the project, for readers of the file.
         seen: name of a module -> duration of its import, in seconds.
-        now: seconds since the epoch.
     """
-    kept = {each.name: each for each in preloads.modules if now < each.learned_at + _KEPT_S}
-    kept |= {name: LearnedModule(name, took_s, now) for name, took_s in seen.items()}
-    slowest = sorted(kept.values(), key=lambda each: -each.took_s)[:MAX_MODULES]
-    names = {each.name for each in slowest}
-    return msgspec.structs.replace(
-        preloads,
-        project=project,
-        modules=tuple(each for each in kept.values() if each.name in names),
-    )
+    known = {**preloads.modules, **seen}
+    slowest = set(sorted(known, key=lambda name: -known[name])[:MAX_MODULES])
+    modules = {name: took_s for name, took_s in known.items() if name in slowest}
+    return msgspec.structs.replace(preloads, project=project, modules=modules)
 
 
 def leave_out(preloads: Preloads, name: str, reason: str) -> Preloads:
@@ -115,23 +108,22 @@ def leave_out(preloads: Preloads, name: str, reason: str) -> Preloads:
     return msgspec.structs.replace(preloads, left_out=left_out)
 
 
-def names_to_import(preloads: Preloads, now: float) -> tuple[str, ...]:
-    """Return the names of the modules to preload, in order.
+def names_to_import(preloads: Preloads, names: Iterable[str]) -> tuple[str, ...]:
+    """Return those of some modules that a zygote is to import, in order."""
+    left_out = still_left_out(preloads)
+    return tuple(name for name in names if left_out.isdisjoint(with_packages(name)))
 
-    Args:
-        preloads: the list.
-        now: seconds since the epoch.
-    """
-    return tuple(
-        each.name
-        for each in preloads.modules
-        if now < each.learned_at + _KEPT_S and not _is_left_out(preloads, each.name)
+
+def still_left_out(preloads: Preloads) -> frozenset[str]:
+    """Return the modules that are not preloaded, as their packages were not installed again."""
+    return frozenset(
+        name for name, left in preloads.left_out.items() if left.stamp == stamp_of(name)
     )
 
 
-def _is_left_out(preloads: Preloads, name: str) -> bool:
-    left_out = preloads.left_out.get(name)
-    return left_out is not None and left_out.stamp == stamp_of(name)
+def with_packages(name: str) -> list[str]:
+    """Return the names of the packages that a module is in, the outermost first, and its own."""
+    return list(itertools.accumulate(name.split("."), "{}.{}".format))
 
 
 def stamp_of(name: str) -> int:

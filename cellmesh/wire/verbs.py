@@ -110,19 +110,19 @@ class Timing(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Imports(Verb, frozen=True):
-    """The installed modules that user code of a run has imported on a rank.
+    """The installed modules that a rank has imported in a run.
 
     Attributes:
         run: the run.
-        names: names of the modules.
+        names: names of the modules, in the order in which their imports ended.
         took_s: duration of each module's import with all that it imports, in seconds.
-        total_s: duration of all imports of the run, in seconds.
+        asked: those that user code has imported; the others were imported by them.
     """
 
     run: int
     names: tuple[str, ...]
     took_s: tuple[float, ...]
-    total_s: float
+    asked: tuple[str, ...]
 
 
 class Logged(Verb, frozen=True):

@@ -8,25 +8,36 @@ fork or another process must not inherit, only the copy is lost.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import importlib
-import importlib.util
 import json
+import locale
 import logging
 import os
+import random
+import resource
 import signal
 import socket
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType
-from typing import Any
+from typing import Any, ClassVar
 
 from ..stdlib import threading, time
+from ..wire import marks
+from ..wire.environment import SET_BY_MESH, SET_BY_TORCH
 from ..wire.modules import is_users
-from ..wire.preload import LEAST_S, change_preloads, is_found_installed, is_installed, leave_out
+from ..wire.preload import (
+    LEAST_S,
+    change_preloads,
+    is_found_installed,
+    is_installed,
+    leave_out,
+    with_packages,
+)
 from ..wire.process import wait_readable
 from .linux_process import die_with, name_arguments
 
@@ -49,6 +60,8 @@ _NEVER = ("starts threads", "forks", "uses CUDA")
 # Copies of a zygote that may fail; then it goes on without the stage.
 _MAX_COPIES = 6
 _MAX_MESSAGE_BYTES = 1 << 16
+# Variables that differ between ranks, or between them and the zygote.
+_OWN = SET_BY_MESH - {marks.VARIABLE, "OPENBLAS_NUM_THREADS"} | {"OMP_NUM_THREADS"}
 
 
 @dataclass(frozen=True)
@@ -56,49 +69,34 @@ class Preloaded:
     """The modules that a zygote has imported besides torch.
 
     Attributes:
-        built_in: number of modules of `BUILT_IN` that it has.
-        learned: names of the project's modules that it has.
+        names: names of the modules, without those that they import.
         num_bytes: memory that all of them take, once for all ranks.
         took_s: duration of the imports, in seconds.
     """
 
-    built_in: int = 0
-    learned: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
     num_bytes: int = 0
     took_s: float = 0.0
 
     def describe(self) -> str:
         """Return a sentence for users; "" without any modules."""
-        if not (self.built_in or self.learned):
+        if not self.names:
             return ""
-        parts = ["parts of torch"] if self.built_in else []
-        if self.learned:
-            shown = ", ".join(self.learned[:8]) + (", ..." if len(self.learned) > 8 else "")
-            parts.append(f"{len(self.learned)} modules that this project's ranks import ({shown})")
+        packages = dict.fromkeys(name.partition(".")[0] for name in self.names)
+        parts = ["parts of torch"] if packages.pop("torch", "") is None else []
+        if packages:
+            parts.append(f"modules that this project's ranks import, of {', '.join(packages)}")
         return (
             f"imported before the fork: {' and '.join(parts)}, in {self.took_s:.1f} s and "
             f"{self.num_bytes >> 20} MB, once for all ranks"
         )
 
 
-@dataclass(frozen=True)
-class Stage:
-    """Modules that a zygote imports together.
-
-    Attributes:
-        names: the modules, in order.
-        is_learned: whether they are the project's; those of torch may set variables.
-    """
-
-    names: tuple[str, ...]
-    is_learned: bool
-
-
 class Loading:
     """Imports stages of modules, each in a copy of this process that takes its place.
 
     Args:
-        stages: the modules, in order.
+        stages: names of modules, in order; of each stage together.
         list_path: list of the project, in which modules that cannot be preloaded are noted.
         argument: argument in the copies' command lines that shows whose they are.
         hangs_s: time limit of one module's import, in seconds.
@@ -108,10 +106,14 @@ class Loading:
     """
 
     def __init__(
-        self, stages: Sequence[Stage], list_path: str, argument: str, hangs_s: float = _HANGS_S
+        self,
+        stages: Sequence[Sequence[str]],
+        list_path: str,
+        argument: str,
+        hangs_s: float = _HANGS_S,
     ) -> None:
         self.has = Preloaded()
-        self._stages = [stage for stage in stages if stage.names]
+        self._stages = [stage for stage in stages if stage]
         self._list_path, self._argument, self._hangs_s = list_path, argument, hangs_s
         self._num_failed = 0
         self._copy = 0  # process id; 0 without a copy
@@ -211,53 +213,74 @@ class Loading:
     def _leave_out(self, name: str, reason: str) -> None:
         stage, *rest = self._stages
         self._num_failed += 1
-        left = tuple(each for each in stage.names if each != name)
-        may_go_on = self._num_failed < _MAX_COPIES and len(left) < len(stage.names)
-        self._stages = [replace(stage, names=left), *rest] if left and may_go_on else rest
+        left = [each for each in stage if name not in with_packages(each)]
+        may_go_on = self._num_failed < _MAX_COPIES and len(left) < len(stage)
+        self._stages = [left, *rest] if left and may_go_on else rest
         if name:
             change_preloads(Path(self._list_path), lambda found: leave_out(found, name, reason))
 
 
-def _import_all(stage: Stage, before: Preloaded, parent: socket.socket) -> Preloaded:
+class _Watched(os._Environ[str]):
+    """The environment without the variables of which each rank has its own value; counts how often
+    one of them was looked up.
+    """
+
+    num_asked: ClassVar[int] = 0
+
+    def __getitem__(self, name: str) -> str:
+        try:
+            return super().__getitem__(name)
+        except KeyError:
+            _Watched.num_asked += name in _OWN
+            raise
+
+
+def _import_all(names: Sequence[str], before: Preloaded, parent: socket.socket) -> Preloaded:
     """Import modules; end this process at the first that must not be imported here."""
     began_at, held_bytes = time.monotonic(), _held_bytes()
     standard = [os.dup(number) for number in (1, 2)]
     printed = os.memfd_create("cellmesh-printed")
     for number in (1, 2):
         os.dup2(printed, number)
-    forks = Counter[str]()
-    os.register_at_fork(before=lambda: forks.update("f"))
-    torch = sys.modules["torch"]
-    generator = torch.get_rng_state()
-    now = dict(_surface(printed, forks))
-    names = []
-    for name in stage.names:
-        is_found = is_found_installed if stage.is_learned else importlib.util.find_spec
-        if not is_found(name):
+    variables: Any = os.environ
+    plain, variables.__class__ = type(variables), _Watched
+    values = variables._data
+    hidden = {name: values.pop(name) for name in map(os.fsencode, _OWN) if name in values}
+    _draw()
+    functions = _functions()
+    now, done = dict(_surface(printed, functions)), []
+    for name in names:
+        package = next((each for each in with_packages(name) if each not in sys.modules), "")
+        is_of_torch = name.startswith("torch.")
+        if not is_of_torch and not is_found_installed(name):
             continue
-        parent.send(json.dumps(("begins", name, "")).encode())
+        done.append(name)
+        if not package:
+            continue
+        parent.send(json.dumps(("begins", package, "")).encode())
+        num_modules = len(sys.modules)
         try:
             importlib.import_module(name)
         except BaseException as error:
-            _give_up(parent, name, f"raises {type(error).__name__}: {error}"[:300])
+            _give_up(parent, package, f"raises {type(error).__name__}: {error}"[:300])
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        last, now = now, dict(_surface(printed, forks))
+        last, now = now, dict(_surface(printed, functions))
         changed = [what for what in now if now[what] != last[what]]
-        if changed and (stage.is_learned or changed[0] in _NEVER):
-            _give_up(parent, name, changed[0])
-        names.append(name)
-    torch.set_rng_state(generator)
+        if not is_of_torch and any(map(_is_users, list(sys.modules)[num_modules:])):
+            changed.append("imports modules of your own")
+        if changed and (not is_of_torch or changed[0] in _NEVER):
+            _give_up(parent, package, changed[0])
+    variables.__class__ = plain
+    values.update(hidden)
     for number, own in zip((1, 2), standard, strict=True):
         os.dup2(own, number)
         os.close(own)
     os.close(printed)
-    return replace(
-        before,
-        built_in=before.built_in if stage.is_learned else len(names),
-        learned=(*before.learned, *names) if stage.is_learned else before.learned,
-        num_bytes=before.num_bytes + max(0, _held_bytes() - held_bytes),
-        took_s=before.took_s + time.monotonic() - began_at,
+    return Preloaded(
+        (*before.names, *done),
+        before.num_bytes + max(0, _held_bytes() - held_bytes),
+        before.took_s + time.monotonic() - began_at,
     )
 
 
@@ -266,23 +289,54 @@ def _give_up(parent: socket.socket, name: str, reason: str) -> None:
     os._exit(1)
 
 
-def _surface(printed: int, forks: Counter[str]) -> Iterator[tuple[str, object]]:
-    """Yield what an import must leave as it is, each with a clause for users on its change."""
+def _draw() -> None:
+    """Bring the generators into a state in which a few draws leave all words as they are, but for
+    an index, as opposed to a seed. Ranks seed those of Python and NumPy (`rank.main`).
+    """
+    random.random()
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].random()
+
+
+def _functions() -> list[tuple[Mapping[str, Any], str]]:
+    """Return the functions that an import must not replace: namespace and name of each."""
     torch = sys.modules["torch"]
+    owners = (torch, torch.Tensor, torch.nn.Module, torch.nn.functional, torch.distributed)
+    spaces = [vars(owner) for owner in (builtins, *owners)]
+    return [(space, name) for space in spaces for name in space if callable(space[name])]
+
+
+def _surface(
+    printed: int, functions: list[tuple[Mapping[str, Any], str]]
+) -> Iterator[tuple[str, object]]:
+    """Yield what an import must leave as it is, each with a clause for users on its change."""
+    torch, numpy = sys.modules["torch"], sys.modules.get("numpy.random") and sys.modules["numpy"]
     yield "starts threads", len(os.listdir("/proc/self/task"))
-    yield "forks", (forks["f"], _has_children())
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)  # those that have ended
+    yield "forks", (children.ru_minflt, _has_children())
     yield "uses CUDA", torch.cuda.is_initialized()
+    yield "reads variables of which each rank has its own, as RANK", _Watched.num_asked
     yield "prints", os.fstat(printed).st_size
     yield "opens files", len(os.listdir("/proc/self/fd"))
     yield "changes sys.path", tuple(sys.path)
-    # Variables of torch itself are set by parts of torch, and by what is made for it.
-    others = {n: v for n, v in os.environb.items() if not n.startswith((b"TORCH", b"PYTORCH"))}
-    yield "changes the environment", others
+    torchs = tuple(map(os.fsencode, SET_BY_TORCH))
+    yield "changes the environment", [each for each in os.environb.items() if each[0] not in torchs]
     yield "changes the working directory", os.getcwd()
+    yield "changes the locale", locale.setlocale(locale.LC_ALL)
     yield "handles signals", [signal.getsignal(number) for number in signal.valid_signals()]
-    yield "replaces streams", (sys.stdout, sys.stderr, sys.stdin, sys.excepthook)
-    yield "configures logging", tuple(logging.getLogger().handlers)
-    yield "configures torch", (torch.get_default_dtype(), torch.get_num_threads())
+    hooks = (sys.excepthook, sys.displayhook, sys.breakpointhook, sys.unraisablehook)
+    yield "replaces streams or hooks", (sys.stdout, sys.stderr, sys.stdin, *hooks)
+    root = logging.getLogger()
+    yield "configures logging", (tuple(root.handlers), root.level, root.manager.disable)
+    yield "draws random numbers", torch.get_rng_state().tolist()
+    words = numpy and numpy.random.get_state()[1].tolist()
+    yield "seeds random numbers", (random.getstate()[1][:-1], words)
+    defaults = (torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled())
+    modes = (torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled())
+    speeds = (torch.get_num_threads(), torch.backends.cudnn.benchmark, sys.getrecursionlimit())
+    settings = (*defaults, *modes, *speeds, numpy and numpy.geterr())
+    yield "configures torch, NumPy or Python", settings
+    yield "replaces functions of torch", [space.get(name) for space, name in functions]
 
 
 def _has_children() -> bool:
@@ -301,17 +355,6 @@ def _held_bytes() -> int:
 # ---------------------------------------------------------------- on ranks
 
 
-@dataclass(frozen=True)
-class _Begun:
-    """An import: its depth in other imports, and the state that it must not change, if user code
-    asked for it.
-    """
-
-    depth: int
-    state: tuple[int, bool] | None
-    at_s: float
-
-
 def _state() -> tuple[int, bool]:
     return len(os.listdir("/proc/self/task")), sys.modules["torch"].cuda.is_initialized()
 
@@ -326,6 +369,7 @@ class ImportTimes:
     def __init__(self) -> None:
         self.total_s = 0.0
         self._seen: dict[str, float] = {}
+        self._asked: list[str] = []  # by user code
         self._stacks: dict[int, list[str]] = {}
 
     def install(self) -> None:
@@ -338,26 +382,30 @@ class ImportTimes:
         plain: FunctionType = bootstrap._find_and_load
         bootstrap._find_and_load = timed(plain, self._begin, self._end)
 
-    def take(self) -> tuple[float, dict[str, float]]:
-        """Return the time of all imports since the last call, and the installed modules that user
-        code has imported, with the time of each, in seconds.
+    def take(self) -> tuple[float, dict[str, float], tuple[str, ...]]:
+        """Return the time of all imports since the last call; the installed modules among them,
+        with the time of each, in seconds; and those of them that user code has imported.
         """
-        total_s, seen = self.total_s, self._seen
-        self.total_s, self._seen, self._stacks = 0.0, {}, {}
-        return total_s, {name: took_s for name, took_s in seen.items() if _is_installed(name)}
+        total_s, asked = self.total_s, self._asked
+        seen = {name: took_s for name, took_s in self._seen.items() if _is_installed(name)}
+        self.total_s, self._seen, self._asked, self._stacks = 0.0, {}, [], {}
+        return total_s, seen, tuple(name for name in asked if name in seen)
 
-    def _begin(self, name: str) -> _Begun:
+    def _begin(self, name: str) -> tuple[int, tuple[int, bool], float]:
+        """Return the depth of an import in others, the state that it must leave, and the time."""
         stack = self._stacks.setdefault(threading.get_ident(), [])
         stack.append(name)
-        is_outer = len(stack) == 1 or _is_users(stack[-2])
-        return _Begun(len(stack), _state() if is_outer else None, time.monotonic())
+        if len(stack) == 1 or _is_users(stack[-2]):
+            self._asked.append(name)
+        return len(stack), _state(), time.monotonic()
 
-    def _end(self, name: str, begun: _Begun, is_whole: bool) -> None:
-        took_s = time.monotonic() - begun.at_s
-        del self._stacks.get(threading.get_ident(), [])[begun.depth - 1 :]
-        if begun.depth == 1:
+    def _end(self, name: str, begun: tuple[int, tuple[int, bool], float], is_whole: bool) -> None:
+        depth, state, at_s = begun
+        took_s = time.monotonic() - at_s
+        del self._stacks.get(threading.get_ident(), [])[depth - 1 :]
+        if depth == 1:
             self.total_s += took_s
-        if is_whole and took_s >= LEAST_S and begun.state == _state():
+        if is_whole and took_s >= LEAST_S and state == _state():
             self._seen[name] = took_s
 
 

@@ -37,7 +37,7 @@ from .linux_process import (
     receive_descriptors,
     run_and_exit,
 )
-from .preload import BUILT_IN, Loading, Stage
+from .preload import BUILT_IN, Loading
 from .zygote import Imported, import_all
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ def _serve_kernel(descriptor: int, kernel_pid: int, keep_ms: int, argument: str)
     _set_policy(os.SCHED_BATCH)  # while the kernel runs cells; ranks could not undo a nice value
     shell = import_all()
     live_on()
+    sys.modules[f"{__package__}.rank.main"].choose_displays()
     os.chdir("/")
     sys.stdout.flush()  # else each fork would write the buffer
     with contextlib.suppress(OSError):  # the kernel has ended, as its pidfd shows
@@ -88,8 +89,8 @@ def _set_policy(policy: int) -> None:
 def _plan(argument: str) -> Loading:
     """Return the modules to load, as the kernel has written them to descriptor 0."""
     plan = json.loads(Path("/proc/self/fd/0").read_bytes())
-    stages = [Stage(BUILT_IN, False), Stage(tuple(plan["learned"]), True)]
-    return Loading(stages if plan["is_preloaded"] else [], plan["list_path"], argument)
+    stages = [BUILT_IN, plan["learned"]] if plan["is_preloaded"] else []
+    return Loading(stages, plan["list_path"], argument)
 
 
 class _Waiting:

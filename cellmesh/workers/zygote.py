@@ -42,7 +42,7 @@ from .linux_process import (
     receive_descriptors,
     run_and_exit,
 )
-from .preload import Loading, Preloaded, Stage
+from .preload import Loading, Preloaded
 
 if TYPE_CHECKING:
     from .rank.main import RankOptions
@@ -60,6 +60,8 @@ MAX_RANKS_A_MESSAGE = 50
 
 # From the end of the agent's connection to the end of its process.
 _AGENT_END_S = 5.0
+# Time limit of the import of a learned module while the start of a mesh waits for it.
+_HANGS_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -225,8 +227,9 @@ def _make_like_notebook(
         )
     # Modules of the user are found as in the notebook, such as those beside it.
     sys.path[:] = path
+    sys.modules[f"{__package__}.rank.main"].choose_displays()
     if is_cold and ticket.learned:
-        loading = Loading([Stage(ticket.learned, True)], ticket.learned_list, str(ticket.path))
+        loading = Loading([ticket.learned], ticket.learned_list, str(ticket.path), _HANGS_S)
         loading.finish()
         has = loading.has
     for name in ticket.preload:

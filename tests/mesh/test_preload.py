@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -36,13 +37,180 @@ print(sorted(set(sys.modules) - before))
 SLOW = "import time\ntime.sleep(0.05)\n"
 
 
+# Modules that must not be preloaded, with the reason that users read.
+BAD = {
+    "raises": ("1 / 0", "raises ZeroDivisionError: division by zero"),
+    "exits": ("import os; os._exit(0)", "ends the process"),
+    "is_killed": ("import os; os.kill(os.getpid(), 9)", "ends the process"),
+    "hangs": ("import time; time.sleep(1000)", "takes more than 5 s"),
+    "starts": (
+        "import threading; e = threading.Event()\n"
+        "threading.Thread(target=e.wait, daemon=True).start()",
+        "starts threads",
+    ),
+    "forks": ("import os\npid = os.fork()\nos._exit(0) if pid == 0 else os.wait()", "forks"),
+    "leaves": ("import subprocess, sys; p = subprocess.Popen(['sleep', '1000'])", "forks"),
+    "prints": ("print('hello')", "prints"),
+    "writes": ("import os; os.write(2, b'hello')", "prints"),
+    "changes": ("import sys; sys.path.append('/x')", "changes sys.path"),
+    "sets": ("import os; os.environ['X_Y'] = '1'", "changes the environment"),
+    "moves": ("import os; os.chdir('/')", "changes the working directory"),
+    "handles": ("import signal; signal.signal(10, lambda *_: None)", "handles signals"),
+    "opens": ("import os; f = os.open('/dev/null', 0)", "opens files"),
+    "logs": ("import logging; logging.basicConfig()", "configures logging"),
+    "replaces": ("import sys; sys.excepthook = print", "replaces streams or hooks"),
+    "draws": ("import torch; torch.rand(3)", "draws random numbers"),
+    "seeds": ("import random; random.seed(1)", "seeds random numbers"),
+    "runs": ("import subprocess; subprocess.run('true')", "forks"),
+    "patches": ("import torch; torch.rand = print", "replaces functions of torch"),
+    "has_own": ("import written", "imports modules of your own"),
+    "asks": (
+        "import os; os.getenv('RANK')",
+        "reads variables of which each rank has its own, as RANK",
+    ),
+    "configures": (
+        "import torch; torch.set_default_dtype(torch.float64)",
+        "configures torch, NumPy or Python",
+    ),
+}
+
+_LOAD = """
+import json, os, sys
+sys.path.insert(0, sys.argv[1])
+import torch
+from cellmesh.workers import preload
+preload._MAX_COPIES = 100
+loading = preload.Loading(
+    [sys.argv[3:]], sys.argv[2], "argument", hangs_s=5.0
+)
+loading.finish()
+print(json.dumps([loading.has.names, sorted(sys.modules.keys() & set(sys.argv[3:]))]))
+"""
+
+
+def load(folder: Path, *names: str) -> list[str]:
+    """Load modules of a folder of installed packages; return those that are there."""
+    done = subprocess.run(
+        [sys.executable, "-c", _LOAD, str(folder), str(folder / "list.json"), *names],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    reported, found = json.loads(done.stdout)
+    assert sorted(reported) == found
+    return found
+
+
 @pytest.fixture
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of installed packages, from which this test's processes import."""
     folder = tmp_path / "site-packages"
     folder.mkdir()
+    (folder / "good.py").write_text("import random; random.random()")
     monkeypatch.setenv("PYTHONPATH", f"{folder}:{Path(__file__).parents[2]}")
     return folder
+
+
+def reasons_of(folder: Path) -> dict[str, str]:
+    left_out = read_preloads(folder / "list.json").left_out
+    return {name: left.reason for name, left in left_out.items()}
+
+
+def test_modules_that_must_not_be_preloaded_are_left_out(packages: Path) -> None:
+    for name, (source, _) in BAD.items():
+        (packages / f"{name}.py").write_text(source)
+    (packages / "better.py").write_text("import good")
+    (packages.parent / "written.py").touch()
+    names = ("good", *BAD, "better", "not_there")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RANK", "3")  # of the process that started the notebook
+        patch.setenv("PYTHONPATH", f"{os.environ['PYTHONPATH']}:{packages.parent}")
+        assert load(packages, *names) == ["better", "good"]
+    assert reasons_of(packages) == {name: reason for name, (_, reason) in BAD.items()}
+
+
+def test_a_package_is_left_out_once_with_all_that_is_in_it(packages: Path) -> None:
+    for name, source in {"bad": "import os; os.getenv('RANK')", "lazy": ""}.items():
+        (packages / name).mkdir()
+        (packages / name / "__init__.py").write_text(source)
+        for number in range(7):
+            (packages / name / f"part{number}.py").touch()
+    (packages / "lazy" / "prints.py").write_text("print()")
+    parts = [f"bad.part{number}" for number in range(7)]
+    found = load(packages, "good", *parts, "bad", "lazy", "lazy.part1", "lazy.prints")
+    assert found == ["good", "lazy", "lazy.part1"]
+    assert sorted(reasons_of(packages)) == ["bad", "lazy.prints"]
+
+
+def test_parts_of_torch_may_set_variables(packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "_LOAD", _LOAD.replace("hangs_s=5.0", "hangs_s=60.0"))
+    assert load(packages, "torch._dynamo", "good") == ["good", "torch._dynamo"]
+
+
+def test_a_module_of_the_users_own_is_not_preloaded(packages: Path, tmp_path: Path) -> None:
+    (packages / "own").symlink_to(tmp_path / "own")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "__init__.py").write_text("1 / 0")
+    assert load(packages, "own", "good") == ["good"]
+    assert not (packages / "list.json").exists()
+
+
+def test_many_failing_modules_cost_the_stage_only(
+    packages: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(7):
+        (packages / f"bad{number}.py").write_text("1 / 0")
+    monkeypatch.setitem(globals(), "_LOAD", _LOAD.replace("preload._MAX_COPIES = 100\n", ""))
+    assert load(packages, *(f"bad{number}" for number in range(7)), "good") == []
+
+
+_TIMES = """
+import json, sys, traceback
+import torch
+from cellmesh.workers.preload import ImportTimes
+times = ImportTimes()
+times.install()
+sys.path[:0] = sys.argv[1:]
+import mine
+import slow, slow
+total_s, took_s, asked = times.take()
+import slow
+again = times.take()
+try:
+    import raises_here
+except ZeroDivisionError:
+    text = traceback.format_exc()
+shown = [text.count("File"), "preload" in text]
+print(json.dumps([list(took_s), asked, total_s > 0.09, again, *shown]))
+"""
+
+
+def test_ranks_report_installed_modules_and_those_that_user_code_names(tmp_path: Path) -> None:
+    installed, own = tmp_path / "site-packages", tmp_path / "own"
+    installed.mkdir()
+    own.mkdir()
+    wait = "import time; time.sleep(0.03)\n"
+    (own / "mine.py").write_text(f"{wait}import dependency, mine_too")
+    (own / "mine_too.py").write_text(f"{wait}import of_mine_too")
+    (own / "raises_here.py").write_text("1 / 0")
+    for name, source in {
+        "dependency": f"import nested\n{wait}",
+        "nested": wait,
+        "of_mine_too": wait,
+        "slow": wait,
+    }.items():
+        (installed / f"{name}.py").write_text(source)
+    done = subprocess.run(
+        [sys.executable, "-c", _TIMES, str(own), str(installed)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    names, asked, is_long, again, num_frames, is_shown = json.loads(done.stdout)
+    assert names == ["nested", "dependency", "of_mine_too", "slow"]
+    assert asked == ["dependency", "of_mine_too", "slow"]
+    assert is_long
+    assert again == [0.0, {}, []]
+    assert (num_frames, is_shown) == (2, False), "tracebacks show no frame of the clock"
 
 
 def wait_until_loaded() -> psutil.Process:
@@ -92,14 +260,14 @@ def test_modules_that_all_ranks_import_are_there_in_the_next_kernel(
         assert " ms in imports" in notebook.run(first).text()
         stop(notebook)
     (path,) = (runtime_dir / "cellmesh-preload").glob("*.json")
-    assert [each.name for each in read_preloads(path).modules] == ["of_all", "prints_once"]
+    assert [*read_preloads(path).modules] == ["of_all", "prints_once"]
     (packages / "prints_once.py").write_text("print('hello')")
     with prestarting(own / "second") as notebook:
         wait_until_loaded()
         start(notebook)
         assert notebook.run(have).text() == "[0-1] ['of_all']\n"
         shown = str(notebook.run("%dist_status --debug").messages)
-        assert "parts of torch and 1 modules that this project's ranks import (of_all)" in shown
+        assert "parts of torch and modules that this project's ranks import, of of_all, in" in shown
         assert "not preloaded: prints_once, which prints" in shown
         stop(notebook)
 

@@ -407,7 +407,7 @@ class Runs:
             self._session.metrics.take(number, ranks, parcel)
             return
         elif kind is Imports:
-            note = self._session.preloading.take(ranks, parcel.verb)
+            note = self._session.preloading.take(ranks, parcel.verb, self.num_ranks)
             if note and number in self._printers:
                 self._printers[number].note(note, now)
             return

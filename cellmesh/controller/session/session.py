@@ -102,7 +102,7 @@ class Session:
             zip(ticket.mesh_dim_names, ticket.mesh_shape, strict=True)
         )
         self.life = Life(ticket.name, self.num_ranks, started_at, on_progress)
-        self.preloading = Preloading(ticket.learned_list, ticket.num_ranks)
+        self.preloading = Preloading(ticket.learned_list, max(1, len(ticket.agents)))
         self.metrics, self.shown = Metrics(), LiveViews()
         self.displays = Displays(folds_numbers=ticket.fold_numbers)
         self.segments = SegmentPool(memfd_name(ticket.name))

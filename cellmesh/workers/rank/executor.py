@@ -146,11 +146,11 @@ class Executor:
         return type(answer.verb) is Done
 
     def _report_imports(self, run: int) -> None:
-        total_s, took_s = self._imports.take()
+        total_s, took_s, asked = self._imports.take()
         if self._timing is not None:
             self._timing = msgspec.structs.replace(self._timing, in_imports_s=total_s)
         if took_s:
-            self._pump.send(Parcel(Imports(run, tuple(took_s), tuple(took_s.values()), total_s)))
+            self._pump.send(Parcel(Imports(run, tuple(took_s), tuple(took_s.values()), asked)))
 
     def _describe_failure(self, work: Work, error: BaseException) -> Parcel[Any]:
         try:

@@ -297,9 +297,7 @@ def _set_environment(options: RankOptions) -> None:
         TORCHELASTIC_RUN_ID=options.mesh_name,
         OMP_NUM_THREADS=str(options.num_threads),
     )
-    os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
-    # As plotly chooses in a kernel. On a rank, it would choose to send 5 MB of JavaScript.
-    os.environ.setdefault("PLOTLY_RENDERER", "plotly_mimetype")
+    choose_displays()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", options.interface)
     for switch in GLOO_SWITCHES:
         os.environ.setdefault(switch, "0")
@@ -307,6 +305,13 @@ def _set_environment(options: RankOptions) -> None:
     os.environ.setdefault("TP_SOCKET_IFNAME", options.interface)
     if options.group_world_size > 1:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", options.interface)
+
+
+def choose_displays() -> None:
+    """Set the variables that matplotlib and plotly read when they are imported."""
+    os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
+    # As plotly chooses in a kernel. On a rank, it would choose to send 5 MB of JavaScript.
+    os.environ.setdefault("PLOTLY_RENDERER", "plotly_mimetype")
 
 
 def _reseed() -> None:

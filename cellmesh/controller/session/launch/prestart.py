@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +26,7 @@ import msgspec
 
 from ....errors import HostError, MeshUsageError
 from ....wire import marks
+from ....wire.environment import SET_BY_TORCH
 from ....wire.marks import READY, StartMesh, argument
 from ....wire.own_file import SecretBytes
 from ....wire.process import absolute, isolated_command, wait_readable
@@ -40,14 +41,12 @@ KEEP_S = 600.0
 _FORK_S = 20.0
 # Variables for which a zygote has values of its own.
 _OVERRIDDEN = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-# Variables that torch sets in a notebook that uses it, and reads only when it needs them.
-_SET_BY_TORCH = ("CUDA_MODULE_LOADING", "TORCHINDUCTOR_CACHE_DIR")
 Conditions = Mapping[str, Any]
 State = Literal["none", "importing", "ready"]
 
 
 def conditions(
-    environment: Mapping[str, str], sys_path: Iterable[str], is_preloaded: bool = True
+    environment: Mapping[str, str], sys_path: Iterable[str], learned: Sequence[str] | None = ()
 ) -> Conditions:
     """Return the properties that a zygote inherits from the notebook when it is made; a mesh starts
     from the zygote only if they have not changed since.
@@ -55,18 +54,22 @@ def conditions(
     Args:
         environment: environment variables of the notebook.
         sys_path: the notebook's search path of modules, in which torch is found.
-        is_preloaded: whether it imports more than torch.
+        learned: modules of the project that it imports; None if it imports torch only.
     """
-    path = absolute(entry for entry in sys_path if isinstance(entry, str))
+    entries = [entry for entry in sys_path if isinstance(entry, str)]
+    path, here = absolute(entries), [os.path.abspath(entry) for entry in entries]
     torch = PathFinder.find_spec("torch", path)
+    packages = {name.partition(".")[0] for name in learned or ()}
+    found = {name: PathFinder.find_spec(name, here) for name in packages}
     limits = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
     status = Path("/proc/self/status").read_text(errors="replace").splitlines()
     origin = None if torch is None else torch.origin
     return {
-        "environment": {n: v for n, v in environment.items() if n not in _SET_BY_TORCH},
+        "environment": {n: v for n, v in environment.items() if n not in SET_BY_TORCH},
         "torch": (origin, os.stat(origin).st_mtime_ns) if origin else None,
         "installed": {place: os.stat(place).st_mtime_ns for place in path if _is_packages(place)},
-        "is_preloaded": is_preloaded,
+        "learned": learned,
+        "found": {name: spec and spec.origin for name, spec in found.items()},
         "limits": [resource.getrlimit(limit) for limit in limits],
         "cores": os.sched_getaffinity(0),
         "nice": os.getpriority(os.PRIO_PROCESS, 0),
@@ -92,6 +95,7 @@ class Prestart:
         self._lock = threading.Lock()
         self._state: State = "none"
         self._made_in: Conditions = {}
+        self._learned: Sequence[str] = ()  # what the zygote is to import of the project's modules
         self._socket: socket.socket | None = None
         self._child: subprocess.Popen[bytes] | None = None
 
@@ -103,7 +107,7 @@ class Prestart:
             is_preloaded: whether it imports more than torch.
         """
         with self._lock, contextlib.suppress(Exception):
-            self._make(conditions(os.environ, sys.path, is_preloaded))
+            self._make(is_preloaded)
 
     def prepare(
         self,
@@ -128,10 +132,10 @@ class Prestart:
         if os.getpid() != self._owner_pid:  # a child that user code forked
             return False
         with self._lock, contextlib.suppress(OSError):
-            now = conditions(os.environ, sys.path, is_preloaded)
+            now = conditions(os.environ, sys.path, self._learned if is_preloaded else None)
             self._look(0)
             if self._made_in != now or self._state == "none":
-                self._make(now)
+                self._make(is_preloaded)
             if self._state == "importing":
                 on_wait()
                 self._look(timeout_s)
@@ -197,17 +201,19 @@ class Prestart:
             with self._lock:
                 self._end()
 
-    def _make(self, now: Conditions) -> None:
+    def _make(self, is_preloaded: bool) -> None:
         self._end()
+        learned_list = own_list()
+        self._learned = learned_modules(learned_list)
+        now = conditions(os.environ, sys.path, self._learned if is_preloaded else None)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         own_path = os.memfd_create("cellmesh-sys-path")
         try:
             with open(own_path, "w", closefd=False) as file:
-                learned_list = own_list()
                 plan = {
                     "sys_path": [path for path in sys.path if isinstance(path, str)],
-                    "is_preloaded": now["is_preloaded"],
-                    "learned": learned_modules(learned_list),
+                    "is_preloaded": is_preloaded,
+                    "learned": self._learned,
                     "list_path": str(learned_list),
                 }
                 json.dump(plan, file)

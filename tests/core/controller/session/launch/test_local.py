@@ -105,6 +105,17 @@ def test_another_torch_matters_and_another_directory_on_the_path_does_not(tmp_pa
     assert conditions({}, [str(tmp_path), *sys.path]) not in (before, other)
 
 
+def test_a_learned_package_that_is_found_elsewhere_matters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path, learned = ["", *sys.path], ("msgspec.json", "no_such_one")
+    before = conditions({}, path, learned)
+    assert before == conditions({}, path, learned) != conditions({}, path, None)
+    (tmp_path / "msgspec.py").touch()  # beside the notebook
+    assert conditions({}, path, learned) != before
+
+
 def test_a_waiting_zygote_is_known_by_its_argument_under_one_root() -> None:
     root = Path("/run/user/me/cellmesh")
     words = ["python", "-c", "...", argument(root, 4711), "/proc/self/fd/0"]
