@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import inspect
 import keyword
@@ -10,9 +11,10 @@ import re
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import MeshUsageError
+from ..wire.verbs import CellForm
 
 if TYPE_CHECKING:
     from IPython.core.inputtransformer2 import TransformerManager
@@ -58,12 +60,12 @@ class Cell:
         source: source as typed.
         transformed: Python source, with IPython's magics as calls; "" if only a rank can transform
             it (a single line may be a magic without %, if the rank has no variable of that name).
-        is_async: whether it has an ``await`` at top level.
+        form: the compiler's mode for `transformed`.
     """
 
     source: str
     transformed: str
-    is_async: bool
+    form: CellForm
 
 
 @functools.cache
@@ -102,13 +104,35 @@ def read_cell(source: str, execution_count: int = 0) -> Cell:
     try:
         transformed = _transform(source)
         if _may_be_automagic(transformed):
-            return Cell(source, "", False)
-        code = compile(transformed, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+            return Cell(source, "", "")
+        form = _form_of(transformed, name)
     except SyntaxError as e:
         raise CellSyntaxError(*e.args) from None
     except (ValueError, OverflowError) as e:  # null bytes, absurd literals, lone surrogates
         raise CellSyntaxError(str(e)) from None
-    return Cell(source, transformed, bool(code.co_flags & inspect.CO_COROUTINE))
+    return Cell(source, transformed, form)
+
+
+def _form_of(transformed: str, name: str) -> CellForm:
+    """Return the compiler's mode for a cell, with which each rank compiles it at once: otherwise it
+    first parses the cell, to find its last expression.
+
+    Raises:
+        SyntaxError: the source does not compile.
+    """
+    flags, body = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, None
+    parsed: Any = transformed
+    # CPython 3.11 raises the former while another thread parses.
+    with contextlib.suppress(SystemError, RecursionError):
+        parsed = compile(transformed, name, "exec", flags | ast.PyCF_ONLY_AST, dont_inherit=True)
+        body = parsed.body
+    if compile(parsed, name, "exec", flags, dont_inherit=True).co_flags & inspect.CO_COROUTINE:
+        return "await"
+    if body is None:
+        return ""
+    if not (body and isinstance(body[-1], ast.Expr)):
+        return "exec"
+    return "single" if len(body) == 1 else ""
 
 
 # One line, after comments, that begins with a word.

@@ -168,7 +168,7 @@ class Ranks:
         session = self.rank_set.session
         count = execution_count or session.runs.count_cell()
         sink = sink or current_sink(session.displays, has_tabs)
-        code = cell.source, cell.transformed, cell.is_async
+        code = cell.source, cell.transformed, cell.form
         verb = RunCell(0, *code, count, quiet, timed, words)
         sink = SilentSink(sink) if quiet else sink
         return self.rank_set.start(verb, f"cell {count}", num_bytes=len(cell.source), sink=sink)

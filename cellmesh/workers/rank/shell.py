@@ -27,6 +27,7 @@ from traitlets.config import Config
 
 from ...errors import CellmeshError
 from ...wire import payload
+from ...wire.verbs import CellForm
 from ..static_lookup import plain_traceback, text_of, traceback_of
 from .child_processes import status_of
 from .imports import load
@@ -192,7 +193,7 @@ class RankShell(InteractiveShell):
         self,
         source: str,
         transformed: str = "",
-        is_async: bool = False,
+        form: CellForm = "",
         execution_count: int = 0,
         quiet: bool = False,
     ) -> BaseException | None:
@@ -201,7 +202,7 @@ class RankShell(InteractiveShell):
         Args:
             source: source as typed, including magics.
             transformed: source as Python; "" to transform it here.
-            is_async: whether it awaits at top level; used only with `transformed`.
+            form: the compiler's mode for `transformed`; used only with that.
             execution_count: the notebook's ``In[n]``.
             quiet: whether to drop the value of a last expression.
         """
@@ -209,11 +210,11 @@ class RankShell(InteractiveShell):
         self.cell_source, self.quiet_cell = source, quiet
         shown: list[BaseException] = []
         self._shown = shown
-        if not transformed or is_async or not self._is_plain():
+        if not transformed or form == "await" or not self._is_plain():
             error = _error_of(super().run_cell(transformed or source, store_history=False))  # type: ignore[no-untyped-call]
             sys.settrace(None)
         else:
-            error = self._run_plainly(source, transformed)
+            error = self._run_plainly(source, transformed, form)
         self._shown = None
         if shown:
             if error is None or (issubclass(type(error), SystemExit) and status_of(error) == 0):
@@ -246,7 +247,7 @@ class RankShell(InteractiveShell):
             or self.ast_node_interactivity != "last_expr"
         )
 
-    def _run_plainly(self, source: str, transformed: str) -> BaseException | None:
+    def _run_plainly(self, source: str, transformed: str, form: CellForm) -> BaseException | None:
         """Run a cell as IPython's `run_cell_async` does, without steps that are needed only if
         callbacks observe or change cells.
 
@@ -256,17 +257,16 @@ class RankShell(InteractiveShell):
         name = self.compile.cache(transformed, self.execution_count, raw_code=source)
         self.events.trigger("pre_execute")
         try:
-            flags = self.compile.flags | ast.PyCF_ONLY_AST
-            try:
-                body = compile(transformed, name, "exec", flags, True).body
-            except SystemError:
-                again = parse_again(lambda: compile(transformed, name, "exec", flags, True))
-                body = again.body
-            last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
-            if body:
-                exec(self.compile(ast.Module(body, []), name, "exec"), self.user_ns)  # type: ignore[arg-type]
-            if last is not None:
-                exec(self.compile(ast.Interactive([last]), name, "single"), self.user_ns)  # type: ignore[arg-type]
+            if form:
+                exec(self.compile(transformed, name, form), self.user_ns)
+            else:
+                flags = self.compile.flags | ast.PyCF_ONLY_AST
+                body = parse_again(lambda: compile(transformed, name, "exec", flags, True)).body
+                last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
+                if body:
+                    exec(self.compile(ast.Module(body, []), name, "exec"), self.user_ns)  # type: ignore[arg-type]
+                if last is not None:
+                    exec(self.compile(ast.Interactive([last]), name, "single"), self.user_ns)  # type: ignore[arg-type]
         except BaseException as error:
             return error
         finally:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import types
 from typing import Any
 
 import pytest
@@ -63,14 +65,53 @@ def test_most_cells_skip_ipythons_tokenizer(monkeypatch: pytest.MonkeyPatch) -> 
     read_cell("for x in range(3):\n    y = x % 2 != 1\n\nprint(f'{y:.3f}', 5 / y)")
 
 
-def test_awaiting_at_top_level_is_noticed() -> None:
-    cells = "await x", "async for x in y: pass", "async def f(): await x", "x = 1"
-    assert [read_cell(source).is_async for source in cells] == [True, True, False, False]
+FORMS = {
+    "await x": "await",
+    "async for x in y: pass": "await",
+    "async def f(): await x": "exec",
+    "x = 1": "exec",
+    "'doc'\nx = 1": "exec",
+    "x = f(\n1)\nfor y in x:\n    y": "exec",
+    "# nothing": "exec",
+    "# %%dist\nf(x)  # it\n\n# end": "single",
+    "'doc'": "single",
+    "x = 1\nx": "",
+    "x; y": "",
+}
+
+
+@pytest.mark.parametrize(("source", "form"), FORMS.items())
+def test_ranks_compile_a_cell_at_once_as_in_parts(source: str, form: str) -> None:
+    cell = read_cell(source)
+    assert cell.form == form
+    if form in ("exec", "single"):
+        body = ast.parse(cell.transformed).body
+        tree = ast.Interactive(body) if form == "single" else ast.Module(body, [])
+        assert facts(compile(cell.transformed, "cell", form)) == facts(compile(tree, "cell", form))
+
+
+def facts(code: Any) -> Any:
+    """All of a code object that equality may leave out."""
+    inner = [facts(each) for each in code.co_consts if isinstance(each, types.CodeType)]
+    return code, code.co_flags, [*code.co_positions()], inner
+
+
+@pytest.mark.parametrize("error", [SystemError, RecursionError])
+def test_a_cell_without_a_syntax_tree_is_left_to_the_ranks(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def disturbed(source: Any, name: str, mode: str, flags: int, **options: Any) -> Any:
+        if flags & ast.PyCF_ONLY_AST:
+            raise error
+        return compile(source, name, mode, flags, **options)
+
+    monkeypatch.setattr(arguments, "compile", disturbed, raising=False)
+    assert [read_cell(source).form for source in ("x = 1", "await x")] == ["", "await"]
 
 
 @pytest.mark.parametrize("source", ["pwd", "ls -l", "# where?\npwd", "hello world", "x", "x + 1"])
 def test_possible_automagics_are_left_to_the_ranks(source: str) -> None:
-    assert read_cell(source) == Cell(source, "", False)
+    assert read_cell(source) == Cell(source, "", "")
 
 
 BAD = {
