@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib
 import math
+import os
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from benchmarks.drivers.bulk import first_and_warm
 from benchmarks.drivers.protocol import Counts
 from benchmarks.figures import Figures
 from benchmarks.measures import GROUPS
+from benchmarks.processes import cpu_s
 from benchmarks.targets import TARGETS, Target
 
 MEASURED = {
@@ -112,3 +116,12 @@ def test_the_first_transfer_stands_alone_and_those_that_warm_up_are_left_out() -
     taken = [9.0, 8.0, 7.0, 1.0, 3.0, 2.0, math.inf]
     sample = first_and_warm("push", taken.__getitem__, Counts(0, 0, 0, num_transfers=3))
     assert sample == {"push_first_s": 9.0, "push_warm_s": 2.0}
+
+
+def test_the_cpu_time_of_a_process_is_that_of_its_clock() -> None:
+    before_s = time.process_time()
+    used_s = cpu_s(os.getpid())
+    assert before_s <= used_s <= time.process_time()
+    with subprocess.Popen("true") as process:
+        process.wait()
+        assert cpu_s(process.pid) == 0
