@@ -207,7 +207,7 @@ FEATURES = (
     ),
     Feature(
         "zygote",
-        209,
+        230,
         "workers/zygote.py",
     ),
     Feature(

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 from ..stdlib import open, os, time
 from ..wire.host import process_stat
+from ..wire.process import wait_readable
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -79,16 +80,14 @@ def die_with(parent_pid: int, patience_s: float = 60.0) -> None:
         ProcessLookupError: `parent_pid` has ended, or is not the parent within `patience_s`.
     """
     deadline = time.monotonic() + patience_s
-    # By default SIGURG is ignored, but not while it is blocked. Fifty ranks that looked for their
-    # parent in short steps would slow the forks of the last ones.
-    exits = {signal.SIGURG}
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, exits)
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGURG)
-    while os.getppid() != parent_pid:
+    while (parent := os.getppid()) != parent_pid:
         if (left_s := deadline - time.monotonic()) <= 0:
             raise ProcessLookupError(f"process {parent_pid} is not the parent")
-        signal.sigtimedwait(exits, left_s)
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            pidfd = os.pidfd_open(parent)
+            if os.getppid() == parent:  # else its number may be another process's
+                wait_readable([pidfd], left_s)
+            os.close(pidfd)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:  # it ended before the prctl
         raise ProcessLookupError(f"process {parent_pid} ended")

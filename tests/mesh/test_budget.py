@@ -54,6 +54,11 @@ if any("cellmesh.workers.agent.guardian" in word for word in sys.orig_argv):
     file = os.open(COUNTS, os.O_RDWR)
     sys.setprofile(Counter("Supervisor.relay", mmap.mmap(file, 8)))
 """
+# A rank notes the modules that the zygote has.
+NOTE_AT_FORK = """
+import os, sys
+os.register_at_fork(after_in_child=lambda: setattr(sys, "at_fork", set(sys.modules)))
+"""
 
 
 class Counter:
@@ -191,6 +196,18 @@ def test_modules(what: str, plain: tuple[cm.Mesh, Path]) -> None:
                 fewest = passed.copy()
     assert fewest is not None
     assert len(fewest) <= MODULES[what], sorted(fewest)
+
+
+@pytest.mark.usefixtures("starts_cold")
+def test_a_rank_that_starts_imports_nothing(
+    runtime_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(NOTE_AT_FORK)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with cm.start(1) as mesh:
+        new = "sorted({*__import__('sys').modules} - __import__('sys').at_fork)"
+        assert mesh[0].pull(new) == []
+    check_nothing_left(runtime_dir)
 
 
 @contextlib.contextmanager

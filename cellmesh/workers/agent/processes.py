@@ -150,19 +150,21 @@ class Processes:
         )
         for link in links:
             link.close_theirs()
-        for rank, pid, link in zip(order.ranks, pids, links, strict=False):
+        forked = {rank: pid for rank, pid in zip(order.ranks, pids, strict=False) if pid}
+        for rank, link in zip(order.ranks, links, strict=True):
+            if (pid := forked.get(rank)) is None:
+                link.close()
+                continue
             link.start()
             link.hear(rank not in self._unheard)
             self._links[rank] = link
             if order.rejoin or order.incarnation > 1:
                 self._logs[rank].append(f"{_new_process(rank, pid)}\n")
             self._watch_child(pid, functools.partial(self._rank_ended, rank, pid))
-        for link in links[len(pids) :]:
-            link.close()
-        self._act(self._supervisor.forked(dict(zip(order.ranks, pids, strict=False))))
+        self._act(self._supervisor.forked(forked))
         if self._zygote.problem:
             text = (
-                f"only {len(pids)} of {len(order.ranks)} ranks could "
+                f"only {len(forked)} of {len(order.ranks)} ranks could "
                 f"be forked: {self._zygote.problem}"
             )
             self._act(self._supervisor.fail(text))

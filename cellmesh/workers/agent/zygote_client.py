@@ -95,17 +95,22 @@ class ZygoteClient:
         """Ask the zygote to fork a c10d store that listens on this socket; return a list of its
         pid, empty if that failed.
         """
-        return self._ask(ForkStore(address, port, os.getpid()), [listener])
+        return [pid for pid in self._ask(ForkStore(address, port, os.getpid()), [listener]) if pid]
 
     def fork_ranks(
         self, options: Sequence[dict[str, Any]], ends: Sequence[Sequence[int]]
     ) -> list[int]:
-        """Ask the zygote to fork ranks with these options and descriptors; return their pids."""
+        """Ask the zygote to fork ranks with these options and descriptors; return their pids, 0 for
+        a rank that could not be forked, and fewer if the zygote ends.
+        """
         pids: list[int] = []
         for start in range(0, len(options), MAX_RANKS_A_MESSAGE):
             part = slice(start, start + MAX_RANKS_A_MESSAGE)
             raw = [msgspec.Raw(msgspec.msgpack.encode(each)) for each in options[part]]
-            pids += self._ask(ForkRanks(raw), [number for own in ends[part] for number in own])
+            forked = self._ask(ForkRanks(raw), [number for own in ends[part] for number in own])
+            pids += forked
+            if len(forked) < len(raw) or self.problem:
+                break
         return pids
 
     def close(self) -> None:

@@ -96,10 +96,6 @@ def run_rank(
     """Run a rank from its fork to the end of its process; the sockets are the rank's ends of its
     connections to the agent.
     """
-    try:
-        die_with(options.agent_pid)
-    except ProcessLookupError:
-        os._exit(1)
     name_process(f"cellmesh-r{options.rank}")
     name_command(f"cellmesh-r{options.rank} {options.mesh_name}")
     marks.claim()
@@ -166,6 +162,10 @@ def run_rank(
     }
     shell.push(names, interactive=False)  # type: ignore[no-untyped-call]
     NotebookClasses(shell.user_ns)
+    try:  # only now, as it waits until all forks of its part are done
+        die_with(options.agent_pid)
+    except ProcessLookupError:
+        os._exit(1)
     if not options.rejoin:  # else a `Heal` follows, and makes the groups
         try:
             groups.initialize()

@@ -3,29 +3,64 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import NoReturn
 
 import pytest
 
 from cellmesh.workers import zygote
 
+pytestmark = pytest.mark.filterwarnings("ignore:This process")  # pytest's may have threads
 
-@pytest.mark.filterwarnings("ignore:This process")  # pytest's may have threads
-@pytest.mark.parametrize("num_forks", [1, 2])
-def test_a_fork_that_fails_is_reported(num_forks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+
+@pytest.fixture
+def agent() -> Iterator[socket.socket]:
+    """The zygote's end of its connection to its agent."""
+    own, other = socket.socketpair()
+    with own, other:
+        yield own
+
+
+@pytest.mark.parametrize("num_forks", [0, 1, 2])
+def test_a_fork_that_fails_is_reported(
+    num_forks: int, agent: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails() -> NoReturn:
         raise BlockingIOError(11, "no process left")
 
+    monkeypatch.setattr(zygote.os, "sched_getaffinity", lambda pid: {0, 1})
     forks = iter([*[os.fork] * num_forks, fails])
     monkeypatch.setattr(zygote.os, "fork", lambda: next(forks)())
-    agent, other = socket.socketpair()
-    with agent, other:
-        forked = zygote._fork_orphans([lambda: None, lambda: None], agent)
-    assert len(forked.pids) == num_forks - 1
+    forked = zygote._fork_orphans([lambda: None, lambda: None], agent)
+    assert list(map(bool, forked.pids)) == [num_forks == 2, False]
     assert forked.problem == "[Errno 11] no process left"
+
+
+@pytest.mark.parametrize(("killed", "expected"), [(None, "111111"), (0, "100111"), (1, "111100")])
+def test_several_processes_fork_and_one_that_is_killed_loses_its_part_only(
+    killed: int | None, expected: str, agent: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zygote.os, "sched_getaffinity", lambda pid: set(range(8)))
+    plain_fork, depth, num = os.fork, 0, [0, 0]  # of forks, here and in a forking process
+
+    def fork() -> int:
+        nonlocal depth
+        num[depth] += 1
+        if depth == 1 and num == [(killed or 0) + 1, 2] and killed is not None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if (pid := plain_fork()) == 0:
+            depth += 1
+        return pid
+
+    monkeypatch.setattr(zygote.os, "fork", fork)
+    forked = zygote._fork_orphans([lambda: None] * 6, agent)
+    assert "".join(str(int(pid > 0)) for pid in forked.pids) == expected
+    assert forked.problem == ("" if killed is None else "the process that forks them was killed")
+    assert len(set(forked.pids) - {0}) == expected.count("1")
 
 
 _PLACE = """
@@ -64,7 +99,7 @@ if (middle := os.fork()) == 0:
             return looks[-1]
         linux_process.os.getppid = parent
         linux_process.die_with(agent)
-        os._exit(looks[0] == agent or len(looks) > 3)
+        os._exit(looks[0] == agent or len(looks) > 4)
     os.read(go, 1)
     time.sleep(0.1)
     os._exit(0)
