@@ -12,12 +12,12 @@ magic number reveals data that is no message.
 from __future__ import annotations
 
 import collections
-import itertools
 import socket
 import struct
 from collections.abc import Sequence
 
 from ..errors import ProtocolError
+from ..stdlib import select
 from .codec import MAX_FRAME_BYTES, Frame
 from .process import wait_readable
 
@@ -26,8 +26,7 @@ _HEAD_OF_ONE = struct.Struct("<IIQ")  # of a message of one frame, as most are
 _MAGIC = 0x68736D63  # "cmsh"
 _MAX_FRAMES = 1 << 16
 _CHUNK_BYTES = 64 * 1024
-# Practically unlimited; poll(2) counts milliseconds in 31 bits.
-_PATIENCE_S = 1e6
+# Smaller buffers are copied into one: that costs less than to send each as a part of its own.
 _JOIN_BYTES = 16 * 1024
 # Parts of one sendmsg; the system's own limit (IOV_MAX) is 1024.
 _MAX_PARTS = 512
@@ -40,17 +39,21 @@ def pack(frames: Sequence[Frame]) -> list[Frame]:
     if len(frames) == 1 and len(frames[0]) < _JOIN_BYTES:
         return [_HEAD_OF_ONE.pack(_MAGIC, 1, len(frames[0])) + frames[0]]
     sizes = struct.pack(f"<II{len(frames)}Q", _MAGIC, len(frames), *map(len, frames))
-    if sum(map(len, frames)) < _JOIN_BYTES:
-        return [b"".join((sizes, *frames))]
-    return [sizes, *frames]
+    parts: list[Frame] = []
+    small: list[Frame] = [sizes]
+    for frame in frames:
+        if len(frame) < _JOIN_BYTES:
+            small.append(frame)
+        else:
+            parts += [b"".join(small), frame]
+            small = []
+    return [*parts, b"".join(small)] if small else parts
 
 
 class StreamReader:
     """Cuts the bytes that a stream socket delivers into messages."""
 
     def __init__(self) -> None:
-        # Reused for each receive: a new buffer costs more than copying out of this one.
-        self._chunk = memoryview(bytearray(_CHUNK_BYTES))
         self._buffer = bytearray()
         self._sizes: tuple[int, ...] | None = None
         self._frames: list[Frame] = []
@@ -71,26 +74,26 @@ class StreamReader:
             BlockingIOError: there is nothing to read.
             ProtocolError: the received bytes are no message.
         """
-        if self._large is not None:
-            view = memoryview(self._large)[self._num_large :]
-            count = connection.recv_into(view)
-            view.release()
-            if not count:
+        if self._large is None:
+            data = connection.recv(_CHUNK_BYTES)
+            if not data:
                 return None
-            self._num_large += count
-            if self._num_large < len(self._large):
-                return []
-            self._frames.append(self._large)
-            self._large = None
-        else:
-            count = connection.recv_into(self._chunk)
-            if not count:
-                return None
-            if count >= _HEAD_OF_ONE.size and not self._buffer and self._sizes is None:
-                magic, num_frames, size = _HEAD_OF_ONE.unpack_from(self._chunk)
-                if magic == _MAGIC and num_frames == 1 and count == _HEAD_OF_ONE.size + size:
-                    return [[bytearray(self._chunk[_HEAD_OF_ONE.size : count])]]
-            self._buffer += self._chunk[:count]
+            if len(data) >= _HEAD_OF_ONE.size and not self._buffer and self._sizes is None:
+                magic, num_frames, size = _HEAD_OF_ONE.unpack_from(data)
+                if magic == _MAGIC and num_frames == 1 and len(data) == _HEAD_OF_ONE.size + size:
+                    return [[data[_HEAD_OF_ONE.size :]]]
+            self._buffer += data
+            return self._cut()
+        view = memoryview(self._large)[self._num_large :]
+        count = connection.recv_into(view)
+        view.release()
+        if not count:
+            return None
+        self._num_large += count
+        if self._num_large < len(self._large):
+            return []
+        self._frames.append(self._large)
+        self._large = None
         return self._cut()
 
     def _cut(self) -> list[list[Frame]]:
@@ -129,32 +132,37 @@ class StreamReader:
 
 
 class Channel:
-    """A rank's end of a blocking socketpair; one thread may send while another receives.
+    """A rank's end of a socketpair; one thread may send while another receives, and each waits.
 
     Args:
         connection: the socket.
     """
 
     def __init__(self, connection: socket.socket) -> None:
-        # With a time-out Python polls before it receives. A thread that is blocked in recv(2)
-        # itself is also woken when the peer reads sent data: twice per call instead of once.
-        connection.settimeout(_PATIENCE_S)
+        # A thread that is blocked in recv(2) itself is also woken when the peer reads sent data:
+        # twice per call instead of once. A socket with a time-out polls before each send, too.
+        connection.setblocking(False)
         self._connection = connection
+        self._readable, self._writable = select.poll(), select.poll()
+        self._readable.register(connection, select.POLLIN)
+        self._writable.register(connection, select.POLLOUT)
         self._reader = StreamReader()
         self._received: collections.deque[list[Frame]] = collections.deque()
 
     def send(self, frames: Sequence[Frame]) -> None:
         """Send a message; blocks while the other side is slow to read."""
-        if len(frames) == 1 and len(frames[0]) < _JOIN_BYTES:
-            self._connection.sendall(_HEAD_OF_ONE.pack(_MAGIC, 1, len(frames[0])) + frames[0])
-            return
-        packed = pack(frames)
-        if len(packed) == 1:
-            self._connection.sendall(packed[0])
-            return
-        parts = [memoryview(part) for part in packed]
+        if len(frames) == 1 and len(frames[0]) < _JOIN_BYTES:  # as most are: without further calls
+            parts: list[Frame] = [_HEAD_OF_ONE.pack(_MAGIC, 1, len(frames[0])) + frames[0]]
+        else:
+            parts = pack(frames)
         while parts:
-            parts = _advance(parts, self._connection.sendmsg(parts[:_MAX_PARTS]))
+            try:
+                count = self._connection.sendmsg(parts[:_MAX_PARTS])
+            except BlockingIOError:
+                self._writable.poll()
+            else:
+                is_whole = len(parts) == 1 and count == len(parts[0])
+                parts = [] if is_whole else _advance(parts, count)
 
     def receive(self) -> list[Frame]:
         """Return the next message; blocks until one has arrived.
@@ -163,9 +171,10 @@ class Channel:
             EOFError: the other side has closed the connection.
         """
         while not self._received:
+            self._readable.poll()
             try:
                 messages = self._reader.read_from(self._connection)
-            except TimeoutError:
+            except BlockingIOError:
                 continue
             except ConnectionError:
                 messages = None
@@ -190,7 +199,7 @@ class QueuedChannel:
         self.has_ended = False
         self.connection = connection
         self._reader = StreamReader()
-        self._unsent: list[memoryview] = []
+        self._unsent: list[Frame] = []
 
     def send(self, frames: Sequence[Frame]) -> bool:
         """Send a message; queue the part that the socket does not take at once.
@@ -213,8 +222,8 @@ class QueuedChannel:
                 return True
             if sent == len(parts[0]):
                 return True
-            parts = [memoryview(parts[0])[sent:]]
-        self._unsent += [memoryview(part) for part in parts]
+            parts = _advance(parts, sent)
+        self._unsent += parts
         return self.flush()
 
     def flush(self) -> bool:
@@ -254,10 +263,10 @@ class QueuedChannel:
         return messages
 
 
-def _advance(parts: list[memoryview], count: int) -> list[memoryview]:
+def _advance(parts: Sequence[Frame], count: int) -> list[Frame]:
     """Drop the first `count` bytes, which have been sent, from a list of buffers."""
     for index, part in enumerate(parts):
         if count < len(part):
-            return [part[count:], *itertools.islice(parts, index + 1, None)]
+            return [memoryview(part)[count:], *parts[index + 1 :]]
         count -= len(part)
     return []
